@@ -1,0 +1,155 @@
+#include "conformance/cli/cli.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+
+#include "conformance/ranks/interrupt.hpp"
+#include "engine/config.hpp"
+#include "equigrad_build_info.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+void add_selection(CLI::App& app, RunCommand& command) {
+  app.add_option("FILTER", command.selection.filters,
+                 "Part of a case's id, or a glob; several mean one of them");
+  app.add_flag("--full", command.full, "All 9,216 cases instead of the default 512");
+  app.add_option("--stages", command.selection.stages, "ZeRO stages, such as 2,3 (default: all)")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 3));
+  app.add_option("--dtypes", command.selection.dtypes, "fp32, bf16 (default: both)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--world", command.selection.worlds, "Numbers of ranks, such as 2,4 (default: all)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4));
+}
+
+void add_run(CLI::App& app, RunCommand& command) {
+  add_selection(app, command);
+  app.add_option("--seed", command.seed, "Of weights and data");
+  app.add_option("--json", command.json, "Also write the record here; - is stdout");
+  app.add_option("--junit", command.junit, "Also write JUnit XML here; - is stdout");
+  app.add_option("--report", command.report, "Folder for index.html, run.json, junit.xml");
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lanes", command.lanes, "Cases at the same time (0: one a core)")
+      ->check(CLI::Range(0, 64));
+  app.add_option("--fault", command.fault, "Plant this fault into every case, to see it fail");
+  app.add_flag("--list", command.list, "Print the ids only");
+  app.add_flag("-q,--quiet", command.quiet, "No progress");
+  app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
+  app.add_option("--color", command.color, "auto, always or never")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
+}
+
+void add_train(CLI::App& app, TrainCommand& command) {
+  app.add_option("--data", command.data, "text or images")
+      ->check(CLI::IsMember({"text", "images"}));
+  app.add_option("--steps", command.steps, "Optimizer steps")->check(CLI::PositiveNumber);
+  auto* stage = app.add_option("--stage", command.stage, "ZeRO stage");
+  stage->check(CLI::Range(0, 3));
+  app.add_option("--world", command.world, "Ranks")->check(CLI::Range(1, 64));
+  auto* dtype = app.add_option("--dtype", command.dtype, "fp32 or bf16");
+  dtype->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--config", command.config, "A DeepSpeed JSON file instead of stage and dtype")
+      ->check(CLI::ExistingFile)
+      ->excludes(stage)
+      ->excludes(dtype);
+  app.add_option("--accumulate", command.accumulate, "Micro-batches a step")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--micro-batch", command.micro_batch, "Sequences a micro-batch")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--layers", command.layers, "Of the text model")->check(CLI::PositiveNumber);
+  app.add_option("--dim", command.dim, "Of the text model")->check(CLI::PositiveNumber);
+  app.add_option("--heads", command.heads, "Of the text model")->check(CLI::PositiveNumber);
+  app.add_option("--context", command.context, "Bytes the text model sees")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--seed", command.seed, "Of weights and data");
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+}
+
+// Quotes what a shell would not read back as one word.
+std::string shell_word(const std::string& word) {
+  const bool plain = !word.empty() && word.find_first_not_of(
+                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789-_./=,:+@%") == std::string::npos;
+  if (plain) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+int guarded(const std::function<int()>& command) {
+  try {
+    const int code = command();
+    const int signal = ranks::interrupted();
+    return signal != 0 ? 128 + signal : code;
+  } catch (const ConfigError& error) {
+    std::cerr << "equigrad: " << error.what() << "\n";
+    return kUsage;
+  } catch (const std::exception& error) {
+    std::cerr << "equigrad: " << error.what() << "\n";
+    return kInfrastructure;
+  }
+}
+
+}  // namespace
+
+int run_cli(int argc, const char* const* argv) {
+  CLI::App app("Proves that a ZeRO engine's gradients are those of one device, bit for bit.");
+  app.name("equigrad");
+  app.set_version_flag("--version", version_text());
+  app.option_defaults()->always_capture_default();  // help shows them
+  app.require_subcommand(1);
+  RunCommand run, list;
+  TrainCommand train;
+  std::string config_file, data_dir;
+  int config_world = 1;
+  auto* run_app = app.add_subcommand("run", "Run the conformance matrix");
+  add_run(*run_app, run);
+  auto* list_app = app.add_subcommand("list", "Print the ids of cases");
+  add_selection(*list_app, list);
+  auto* train_app = app.add_subcommand("train", "Train with the engine and its twin side by side");
+  add_train(*train_app, train);
+  auto* config_app = app.add_subcommand("config", "About configurations");
+  config_app->require_subcommand(1);
+  auto* check_app = config_app->add_subcommand("check", "Print what a DeepSpeed JSON file means");
+  check_app->add_option("FILE", config_file)->required()->check(CLI::ExistingFile);
+  check_app->add_option("--world", config_world, "Ranks")->check(CLI::PositiveNumber);
+  auto* doctor_app = app.add_subcommand("doctor", "Look at this machine");
+  doctor_app->add_option("--data-dir", data_dir, "Folder with plays.txt and Fashion-MNIST");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, std::cout, std::cerr) == 0 ? kHeld : kUsage;
+  }
+  run.program = shell_word(argv[0]);
+  for (int i = 0; i < argc; ++i) run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
+  ranks::watch_interrupts();
+  return guarded([&] {
+    if (*run_app) return run.list ? list_command(run) : run_command(run);
+    if (*list_app) return list_command(list);
+    if (*train_app) return train_command(train);
+    if (*doctor_app) return doctor_command(data_dir);
+    return config_check_command(config_file, config_world);
+  });
+}
+
+std::string version_text() {
+  using namespace build_info;  // NOLINT: a list of its functions
+  return std::string("equigrad ") + version() + "\ncommit   " + commit() + "\ntorch    " +
+         torch_version() + " (c10d with Gloo and NCCL)\ncompiler " + compiler() + ", " +
+         build_type();
+}
+
+int config_check_command(const std::string& file, int world) {
+  std::cout << describe(explain_config(file, world));
+  return kHeld;
+}
+
+}  // namespace equigrad::conformance::cli

@@ -1,0 +1,70 @@
+// Cli: the `equigrad` command.
+//
+//   equigrad run [FILTER...]      the conformance matrix         equigrad list [FILTER...]
+//   equigrad train                engine and twin side by side   equigrad doctor
+//   equigrad config check FILE    what a configuration means     equigrad --version
+//
+// Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
+// with what to do next.
+// Units: exit codes: 0 held, 1 a gate failed, 2 usage or configuration, 3 infrastructure,
+// 4 inconclusive, 130 or 143 interrupted.
+// Errors: none leave; they become exit codes.
+// Depends on: runner.hpp, reports, engine/config.hpp, CLI11 (sources only). No torch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "conformance/matrix.hpp"
+
+namespace equigrad::conformance::cli {
+
+enum ExitCode { kHeld = 0, kFailed = 1, kUsage = 2, kInfrastructure = 3, kInconclusive = 4 };
+
+struct RunCommand {
+  Selection selection;
+  bool full = false;
+  bool list = false;
+  uint64_t seed = 1234;
+  std::string json, junit;  // files, or "-" for stdout
+  std::string report = "equigrad-report";
+  std::string data_dir;
+  double timeout_scale = 1;
+  int lanes = 0;
+  std::string fault;
+  bool quiet = false;
+  bool verbose = false;
+  std::string color = "auto";
+  std::string program = "equigrad";  // as it was called, for lines to paste
+  std::string line;                  // the whole command
+};
+int run_command(const RunCommand& command);
+int list_command(const RunCommand& command);
+
+struct TrainCommand {
+  std::string data = "text";
+  int steps = 200;
+  int stage = 2;
+  int world = 2;
+  std::string dtype = "fp32";
+  std::string config;  // a file; stage and dtype come from it
+  int accumulate = 1;
+  int micro_batch = 4;
+  int layers = 3, dim = 96, heads = 4, context = 64;
+  uint64_t seed = 1234;
+  std::string data_dir;
+  double timeout_scale = 1;
+};
+int train_command(const TrainCommand& command);
+// The DeepSpeed configuration that the options stand for.
+std::string train_config(const TrainCommand& command);
+
+int config_check_command(const std::string& file, int world);
+int doctor_command(const std::string& data_dir);
+std::string version_text();
+
+// Parses and runs; returns the exit code.
+int run_cli(int argc, const char* const* argv);
+
+}  // namespace equigrad::conformance::cli

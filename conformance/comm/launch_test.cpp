@@ -1,0 +1,118 @@
+// The launchers we can tell apart, and what happens when they disagree.
+#include "engine/comm/launch.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "engine/error.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+using Variables = std::map<std::string, std::string>;
+
+LaunchEnvironment read(const Variables& variables) {
+  return read_launch_environment([&variables](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string error_of(const Variables& variables) {
+  try {
+    read(variables);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+Variables operator+(Variables a, const Variables& b) {
+  for (const auto& [name, value] : b) a[name] = value;
+  return a;
+}
+
+const Variables kMaster{{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}};
+const Variables kTorchrun{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}};
+const Variables kMpirun{{"OMPI_COMM_WORLD_RANK", "3"},
+                        {"OMPI_COMM_WORLD_SIZE", "4"},
+                        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}};
+const Variables kSlurm{{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"}};
+const Variables kPmi{{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}};
+
+TEST(Launch, AnEmptyEnvironmentIsOneRank) {
+  EXPECT_EQ(read({}), (LaunchEnvironment{0, 1, 0, "", 0, "single process"}));
+}
+
+TEST(Launch, ReadsEachLauncher) {
+  EXPECT_EQ(read(kTorchrun + kMaster), (LaunchEnvironment{1, 4, 1, "node0", 29500, "torchrun"}));
+  EXPECT_EQ(read(kMpirun + kMaster), (LaunchEnvironment{3, 4, 1, "node0", 29500, "mpirun"}));
+  EXPECT_EQ(read(kSlurm + kMaster), (LaunchEnvironment{2, 4, 0, "node0", 29500, "slurm"}));
+  EXPECT_EQ(read(kPmi + kMaster), (LaunchEnvironment{2, 4, 2, "node0", 29500, "pmi"}));
+  EXPECT_EQ(read(kPmi + kMaster + Variables{{"MPI_LOCALRANKID", "0"}}).local_rank, 0);
+}
+
+TEST(Launch, LaunchersThatAgreeAreOne) {
+  const Variables both = kTorchrun + kMaster +
+                         Variables{{"OMPI_COMM_WORLD_RANK", "1"},
+                                   {"OMPI_COMM_WORLD_SIZE", "4"},
+                                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}};
+  EXPECT_EQ(read(both).source, "torchrun");
+}
+
+TEST(Launch, LaunchersThatDisagreeAreAnErrorThatNamesBoth) {
+  EXPECT_THAT(error_of(kTorchrun + kMpirun + kMaster),
+              AllOf(HasSubstr("RANK=1"), HasSubstr("OMPI_COMM_WORLD_RANK=3")));
+  EXPECT_THAT(error_of(kTorchrun + kSlurm + kMaster + Variables{{"SLURM_NTASKS", "8"}}),
+              AllOf(HasSubstr("WORLD_SIZE=4"), HasSubstr("SLURM_NTASKS=8")));
+  EXPECT_THAT(error_of(kTorchrun + kMaster + kSlurm + Variables{{"SLURM_PROCID", "1"}}),
+              AllOf(HasSubstr("LOCAL_RANK=1"), HasSubstr("SLURM_LOCALID=0")));
+  EXPECT_THAT(error_of(kMpirun + kPmi + kMaster), HasSubstr("PMI_RANK=2"));
+}
+
+TEST(Launch, ALauncherInsideAnotherJobIsBelieved) {
+  EXPECT_EQ(read(kTorchrun + kSlurm + kMaster + Variables{{"TORCHELASTIC_RUN_ID", "x"}}).rank, 1);
+  EXPECT_EQ(read(kMpirun + kSlurm + kMaster).source, "mpirun");
+}
+
+TEST(Launch, AnAllocationWithoutAStepIsOneRank) {
+  EXPECT_EQ(read({{"SLURM_NTASKS", "8"}}).world_size, 1);
+}
+
+TEST(Launch, PartOfASetIsAnErrorThatNamesBothHalves) {
+  EXPECT_THAT(error_of({{"RANK", "0"}}), HasSubstr("RANK and WORLD_SIZE together"));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE and RANK together"));
+  EXPECT_THAT(error_of({{"LOCAL_RANK", "0"}}), HasSubstr("LOCAL_RANK and RANK together"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
+              HasSubstr("RANK and LOCAL_RANK together"));
+  EXPECT_THAT(error_of({{"PMI_SIZE", "2"}}), HasSubstr("PMI_SIZE and PMI_RANK together"));
+  EXPECT_THAT(error_of({{"SLURM_PROCID", "0"}}), HasSubstr("SLURM_PROCID and SLURM_NTASKS"));
+}
+
+TEST(Launch, MalformedAndImpossibleNumbersAreErrors) {
+  for (const char* rank : {"", "x", "1x", " 1", "-1", "4", "1.0", "99999999999"})
+    EXPECT_THAT(error_of(kTorchrun + kMaster + Variables{{"RANK", rank}}),
+                HasSubstr("RANK to be a whole number from 0 to 3"))
+        << rank;
+  EXPECT_THAT(error_of(kTorchrun + Variables{{"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE"));
+  EXPECT_THAT(error_of(kTorchrun + kMaster + Variables{{"LOCAL_RANK", "4"}}),
+              HasSubstr("LOCAL_RANK"));
+}
+
+TEST(Launch, SeveralRanksNeedAPlaceToMeet) {
+  EXPECT_THAT(error_of(kTorchrun), HasSubstr("expected MASTER_ADDR and MASTER_PORT for 4 ranks"));
+  EXPECT_THAT(error_of(kTorchrun + Variables{{"MASTER_ADDR", "node0"}}),
+              HasSubstr("no MASTER_PORT"));
+  for (const char* port : {"0", "65536", "http"})
+    EXPECT_THAT(error_of(kTorchrun + kMaster + Variables{{"MASTER_PORT", port}}),
+                HasSubstr("MASTER_PORT to be a whole number from 1 to 65535"));
+  EXPECT_EQ(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}).master_addr, "");
+}
+
+}  // namespace
+}  // namespace equigrad::comm

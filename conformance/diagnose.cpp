@@ -1,0 +1,76 @@
+// From a wrong gradient to a likely cause: computes every rank's contributions anew and asks the oracle.
+#include <sys/stat.h>
+#include <torch/torch.h>
+
+#include "conformance/oracle/explain.hpp"
+#include "conformance/rank_case.hpp"
+#include "conformance/recipe.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+// [rank][micro_batch], of the first step: later steps would need the weights of then.
+std::vector<std::vector<at::Tensor>> contributions_of(const CaseSpec& spec, uint64_t seed,
+                                                      const reference::Data& data,
+                                                      const GradientFailure& failure) {
+  std::vector<std::vector<at::Tensor>> contributions;
+  const auto model = reference::make_model(spec.model, seed);
+  model->to(dtype_of(spec));
+  for (int rank = 0; rank < spec.world; ++rank) {
+    auto& of_rank = contributions.emplace_back();
+    for (int index = 0; index < spec.accumulation; ++index) {
+      model->zero_grad();
+      const auto batch = data.make_batch(spec.model, {seed, failure.step, rank, index});
+      model->loss(reference::to_dtype(batch, dtype_of(spec))).backward();
+      at::Tensor gradient = at::zeros_like(failure.want);
+      for (const auto& [name, parameter] : reference::unique_parameters(*model))
+        if (name == failure.name && parameter.grad().defined())
+          gradient = parameter.grad()
+                         .flatten()
+                         .slice(0, failure.begin, failure.begin + failure.want.numel())
+                         .to(at::kFloat)
+                         .clone();
+      of_rank.push_back(gradient);
+    }
+  }
+  return contributions;
+}
+
+}  // namespace
+
+Diagnosis diagnose(const CaseSpec& spec, uint64_t seed, const reference::Data& data,
+                   const Twin& twin, const GradientFailure& failure,
+                   const std::vector<int64_t>& shape, const std::string& keep, int rank) {
+  oracle::Evidence evidence;
+  evidence.name = failure.name;
+  evidence.got = failure.got;
+  evidence.want = failure.want;
+  evidence.world = spec.world;
+  evidence.accumulation_steps = spec.accumulation;
+  evidence.shards = spec.stage == 0 ? 1 : spec.world;
+  evidence.begin = failure.begin;
+  evidence.shape = shape;
+  if (failure.step == 0) {
+    evidence.contributions = contributions_of(spec, seed, data, failure);
+  } else {
+    const auto previous = twin.tensor(failure.step - 1, "gradient", failure.name);
+    if (previous.defined())
+      evidence.previous =
+          previous.slice(0, failure.begin, failure.begin + failure.want.numel()).clone();
+  }
+  Diagnosis diagnosis;
+  diagnosis.text = oracle::explain(evidence).text;
+  if (!keep.empty()) {
+    const std::string file = "rank" + std::to_string(rank) + ".safetensors";
+    mkdir(keep.substr(0, keep.rfind('/')).c_str(), 0777);  // several ranks may: who is first does
+    mkdir(keep.c_str(), 0777);
+    oracle::write_tensors(keep + "/" + file, {{"got", failure.got}, {"want", failure.want}},
+                          {{"tensor", failure.name},
+                           {"step", std::to_string(failure.step + 1)},
+                           {"begin", std::to_string(failure.begin)}});
+    diagnosis.files.push_back(file);
+  }
+  return diagnosis;
+}
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,192 @@
+#include "conformance/judge.hpp"
+
+#include <algorithm>
+
+#include "conformance/lane_tally.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using ranks::Outcome;
+using reports::Lane;
+using reports::Verdict;
+
+// Sums one lane over the ranks; the worst element is the worst of all ranks.
+Lane sum_lane(const std::string& name, const std::vector<Outcome>& outcomes) {
+  Lane lane;
+  lane.name = name;
+  const bool bounded = name == "bounded";
+  double worst_badness = -1;
+  for (const auto& outcome : outcomes) {
+    const auto& part = outcome.answer.at(name);
+    lane.compared += part.at("compared").get<int64_t>();
+    lane.differing += part.at("differing").get<int64_t>();
+    lane.margin = std::max(lane.margin, exact_value(part.at("margin")));
+    const auto& worst = part.at("worst");
+    if (worst.is_null()) continue;
+    const double badness = exact_value(bounded ? part.at("margin") : worst.at("ulp"));
+    if (badness <= worst_badness) continue;
+    worst_badness = badness;
+    lane.worst = {worst.at("tensor"),           worst.at("index"),
+                  exact_value(worst.at("got")), exact_value(worst.at("want")),
+                  exact_value(worst.at("bound")), exact_value(worst.at("ulp"))};
+  }
+  if (lane.differing > 0)
+    lane.verdict = Verdict::Failed;
+  else
+    lane.verdict = bounded && lane.margin > 0 ? Verdict::Within : Verdict::Equal;
+  if (!bounded && lane.differing > 0) lane.margin = std::numeric_limits<double>::infinity();
+  return lane;
+}
+
+std::string first_finding(const std::string& lane, const std::vector<Outcome>& outcomes) {
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    const std::string first = outcomes[rank].answer.at(lane).at("first");
+    if (first.empty()) continue;
+    return "  " + lane + "   rank " + std::to_string(rank) + ": " + first + "\n";
+  }
+  return {};
+}
+
+std::string first_text(const std::vector<Outcome>& outcomes) {
+  for (const auto& outcome : outcomes) {
+    const std::string text = outcome.answer.value("text", "");
+    if (!text.empty()) return text;
+  }
+  return {};
+}
+
+Verdict verdict_of_failure(const std::vector<Outcome>& outcomes) {
+  const auto any = [&](Outcome::Kind kind) {
+    return std::any_of(outcomes.begin(), outcomes.end(),
+                       [&](const Outcome& outcome) { return outcome.kind == kind; });
+  };
+  if (any(Outcome::Kind::Died)) return Verdict::Crashed;
+  return any(Outcome::Kind::TimedOut) ? Verdict::TimedOut : Verdict::Failed;
+}
+
+void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    const auto& answer = outcomes[rank].answer;
+    judged.digest += answer.at("digest").get<uint64_t>();
+    judged.digested += answer.at("digested").get<int64_t>();
+    for (const auto& row : answer.at("memory")) {
+      auto& [bytes, peak] = judged.memory[row.at(0)];
+      bytes = std::max(bytes, row.at(1).get<int64_t>());
+      peak = std::max(peak, row.at(2).get<int64_t>());
+    }
+    for (const auto& file : answer.value("files", nlohmann::json::array()))
+      judged.record.files.push_back("fail/" + judged.record.id + "/" + file.get<std::string>());
+  }
+}
+
+// Of which stages the digests of a tuple must agree.
+int agreement_class(const CaseSpec& spec) { return spec.accumulation == 1 ? 0 : spec.stage / 2; }
+
+void cross_check_class(const std::vector<Judged*>& cases) {
+  if (cases.size() < 2) return;
+  std::map<uint64_t, std::vector<Judged*>> groups;
+  for (Judged* one : cases) groups[one->digest].push_back(one);
+  const auto majority =
+      std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+        return a.second.size() < b.second.size();
+      });
+  for (Judged* one : cases) {
+    Lane lane{"cross", Verdict::Equal, one->digested, 0, 0, std::nullopt};
+    if (one->digest != majority->first) {
+      lane.verdict = Verdict::Failed;
+      lane.differing = 1;  // a digest says that something differs, not how much
+      lane.margin = std::numeric_limits<double>::infinity();
+      one->record.verdict = Verdict::Failed;
+      one->record.message += "  cross   its results differ from those of " +
+                             std::to_string(majority->second.size()) + " cases, such as " +
+                             majority->second.front()->record.id + "\n";
+    }
+    one->record.lanes.push_back(lane);
+  }
+}
+
+}  // namespace
+
+reports::Case record_of(const CaseSpec& spec, const std::string& replay) {
+  reports::Case record;
+  record.id = spec.id();
+  record.dimensions = spec.dimensions();
+  record.replay = replay;
+  return record;
+}
+
+std::string cover_problem(int stage, const std::vector<nlohmann::json>& cover) {
+  struct Pieces {
+    int64_t numel = 0;
+    std::vector<std::pair<int64_t, int64_t>> ranges;
+  };
+  std::map<std::string, Pieces> parameters;
+  for (const auto& rows : cover)
+    for (const auto& row : rows) {
+      auto& pieces = parameters[row.at(0)];
+      pieces.numel = row.at(3);
+      pieces.ranges.emplace_back(row.at(1), row.at(2));
+    }
+  for (auto& [name, pieces] : parameters) {
+    if (pieces.ranges.size() != cover.size())
+      return name + " is held by " + std::to_string(pieces.ranges.size()) + " of " +
+             std::to_string(cover.size()) + " ranks";
+    std::sort(pieces.ranges.begin(), pieces.ranges.end());
+    int64_t next = 0;
+    for (const auto& [begin, end] : pieces.ranges) {
+      const bool whole = begin == 0 && end == pieces.numel;
+      const bool fits = stage == 0 ? whole : begin == end || begin == next;
+      if (!fits || end < begin)
+        return name + " has a shard [" + std::to_string(begin) + ", " + std::to_string(end) +
+               ") where " + std::to_string(next) + " of " + std::to_string(pieces.numel) +
+               " elements are covered";
+      next = std::max(next, end);
+    }
+    if (next != pieces.numel)
+      return name + " is covered up to element " + std::to_string(next) + " of " +
+             std::to_string(pieces.numel);
+  }
+  return parameters.empty() ? "no rank holds a shard" : "";
+}
+
+Judged judge(const CaseSpec& spec, const std::string& replay,
+             const std::vector<Outcome>& outcomes) {
+  Judged judged;
+  judged.record = record_of(spec, replay);
+  auto& record = judged.record;
+  if (!ranks::all_ok(outcomes)) {
+    record.verdict = verdict_of_failure(outcomes);
+    record.message = ranks::failures(outcomes);
+    return judged;
+  }
+  judged.answered = true;
+  sum_up(judged, outcomes);
+  record.lanes = {sum_lane("exact", outcomes), sum_lane("bounded", outcomes)};
+  std::vector<nlohmann::json> cover;
+  for (const auto& outcome : outcomes) cover.push_back(outcome.answer.at("cover"));
+  const std::string problem = cover_problem(spec.stage, cover);
+  if (!problem.empty()) {
+    auto& exact = record.lanes[0];
+    exact.verdict = Verdict::Failed;
+    ++exact.differing;
+  }
+  record.verdict = Verdict::Equal;
+  for (const auto& lane : record.lanes)
+    if (lane.verdict == Verdict::Failed) record.verdict = Verdict::Failed;
+  if (record.verdict == Verdict::Failed) {
+    record.message = first_text(outcomes) + first_finding("exact", outcomes) +
+                     first_finding("bounded", outcomes);
+    if (!problem.empty()) record.message += "  cover   " + problem + "\n";
+  }
+  return judged;
+}
+
+void cross_check(const std::vector<CaseSpec>& specs, std::vector<Judged*> cases) {
+  std::map<int, std::vector<Judged*>> classes;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    if (cases[i]->answered) classes[agreement_class(specs[i])].push_back(cases[i]);
+  for (const auto& [number, members] : classes) cross_check_class(members);
+}
+
+}  // namespace equigrad::conformance

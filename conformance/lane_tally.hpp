@@ -1,0 +1,45 @@
+// LaneTally: what one rank found in one lane of one case, gathered comparison by comparison.
+//
+// Invariants: counts only grow; `first` is the first comparison that failed, in the order of the
+// run; `worst` keeps the tensor that its index belongs to.
+// Units: elements.   Errors: those of the oracle.
+// Depends on: oracle/bits.hpp, oracle/bound.hpp, nlohmann-json.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "conformance/oracle/bits.hpp"
+#include "conformance/oracle/bound.hpp"
+
+namespace equigrad::conformance {
+
+class LaneTally {
+ public:
+  // `where` reads "step 1 gradient fc.weight"; `begin` is the flat index of the first element.
+  // Returns whether the comparison held.
+  bool add(const std::string& where, int64_t begin, const oracle::BitsReport& report);
+  bool add(const std::string& where, int64_t begin, const oracle::BoundReport& report);
+  // A finding without elements, such as a gradient that should not be there. Counts as one.
+  void add_finding(const std::string& where, const std::string& what);
+
+  nlohmann::json to_json() const;
+
+ private:
+  void keep_worst(const std::string& where, int64_t index, double got, double want, double bound,
+                  double ulp, double badness);
+
+  int64_t compared_ = 0;
+  int64_t differing_ = 0;
+  double margin_ = 0;
+  double badness_ = 0;
+  std::string first_;
+  nlohmann::json worst_;
+};
+
+// Doubles as text, so that NaN and infinities survive JSON.
+std::string exact_text(double value);
+double exact_value(const nlohmann::json& text);
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,100 @@
+// Which parameters travel together, and at which columns, on plans small enough to check by eye.
+#include "engine/layout/bucket_plan.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "engine/error.hpp"
+
+namespace equigrad::layout {
+namespace {
+
+using testing::ElementsAre;
+
+ParameterTable table_of(const std::vector<std::int64_t>& numels) {
+  std::vector<Registration> registrations;
+  for (std::size_t i = 0; i < numels.size(); ++i)
+    registrations.push_back({"p" + std::to_string(i), &numels[i], {numels[i]}, true, 0});
+  return ParameterTable(registrations);
+}
+
+std::vector<std::vector<std::size_t>> grouping(const BucketPlan& plan) {
+  std::vector<std::vector<std::size_t>> groups;
+  for (const Bucket& bucket : plan.buckets()) {
+    groups.emplace_back();
+    for (const Slot& slot : bucket.slots) groups.back().push_back(slot.parameter);
+  }
+  return groups;
+}
+
+TEST(BucketPlan, PlacesTwoParametersAsThePictureShows) {
+  const BucketPlan plan(table_of({3, 5}), 2, 100);  // reversed: 5 first
+  ASSERT_EQ(plan.buckets().size(), 1u);
+  EXPECT_THAT(plan.buckets()[0].slots, ElementsAre(Slot{1, 5, 3, 0}, Slot{0, 3, 2, 3}));
+  EXPECT_EQ(plan.buckets()[0].shard_numel, 5);
+  EXPECT_EQ(plan.shard_numel(), 5);
+}
+
+TEST(BucketPlan, FillsBucketsInReverseRegistrationOrder) {
+  EXPECT_THAT(grouping(BucketPlan(table_of({4, 4, 4, 4, 4}), 2, 8)),
+              ElementsAre(ElementsAre(4, 3), ElementsAre(2, 1), ElementsAre(0)));
+}
+
+TEST(BucketPlan, AParameterOfExactlyABucketFillsOne) {
+  EXPECT_THAT(grouping(BucketPlan(table_of({1, 8, 1}), 3, 8)),
+              ElementsAre(ElementsAre(2), ElementsAre(1), ElementsAre(0)));
+  EXPECT_THAT(grouping(BucketPlan(table_of({3, 5}), 3, 8)), ElementsAre(ElementsAre(1, 0)));
+  EXPECT_THAT(grouping(BucketPlan(table_of({4, 5}), 3, 8)),
+              ElementsAre(ElementsAre(1), ElementsAre(0)));
+}
+
+TEST(BucketPlan, AParameterLargerThanABucketTravelsAlone) {
+  EXPECT_THAT(grouping(BucketPlan(table_of({1, 100, 1, 1}), 2, 8)),
+              ElementsAre(ElementsAre(3, 2), ElementsAre(1), ElementsAre(0)));
+}
+
+TEST(BucketPlan, BucketsLieEndToEndInTheShardSpace) {
+  const BucketPlan plan(table_of({5, 1, 9}), 4, 1);  // 9 -> 3 columns, 1 -> 1, 5 -> 2
+  ASSERT_EQ(plan.buckets().size(), 3u);
+  EXPECT_EQ(plan.buckets()[0].offset, 0);
+  EXPECT_EQ(plan.buckets()[1].offset, 3);
+  EXPECT_EQ(plan.buckets()[2].offset, 4);
+  EXPECT_EQ(plan.shard_numel(), 6);
+}
+
+TEST(BucketPlan, LeavesOutFrozenAndEmptyParameters) {
+  const std::vector<char> tensors(3);
+  const ParameterTable table({{"frozen", &tensors[0], {4}, false, 0},
+                              {"empty", &tensors[1], {0}, true, 0},
+                              {"used", &tensors[2], {}, true, 0}});
+  const BucketPlan plan(table, 2, 8);
+  EXPECT_THAT(grouping(plan), ElementsAre(ElementsAre(2)));
+  EXPECT_FALSE(plan.slot_of(0).has_value());
+  EXPECT_FALSE(plan.slot_of(1).has_value());
+  ASSERT_TRUE(plan.slot_of(2).has_value());
+  EXPECT_EQ(*plan.slot_of(2), (SlotLocation{0, 0}));
+  EXPECT_EQ(plan.slot(*plan.slot_of(2)).parameter, 2u);
+}
+
+TEST(BucketPlan, ATableWithNothingToTrainHasNoBuckets) {
+  const BucketPlan plan(table_of({}), 2, 8);
+  EXPECT_TRUE(plan.buckets().empty());
+  EXPECT_EQ(plan.shard_numel(), 0);
+}
+
+TEST(BucketPlan, HoldsTheLargestBucketSize) {
+  EXPECT_THAT(grouping(BucketPlan(table_of({4, 4}), 2, std::numeric_limits<std::int64_t>::max())),
+              ElementsAre(ElementsAre(1, 0)));
+}
+
+TEST(BucketPlan, RefusesWhatHasNoMeaning) {
+  EXPECT_THROW(BucketPlan(table_of({4}), 0, 8), Error);
+  EXPECT_THROW(BucketPlan(table_of({}), 0, 8), Error);
+  EXPECT_THROW(BucketPlan(table_of({4}), 2, 0), Error);
+  EXPECT_THROW(BucketPlan(table_of({4}), 2, 8).slot_of(1), Error);
+}
+
+}  // namespace
+}  // namespace equigrad::layout

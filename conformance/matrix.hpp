@@ -1,0 +1,69 @@
+// Matrix: the conformance cases, by name.
+//
+//   Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward
+//                 stage dtype world  |   clip    |     model  backward style
+//                            accumulation      optimizer
+//
+// full_matrix() is every combination. default_matrix() is 512 of them: for every precision and
+// world size four tuples (accumulation, clip, optimizer, model), each with all 16 stage x style.
+//
+// Invariants: ids are unique; the default matrix holds every value of every dimension, and every
+// pair of values of two dimensions of the tuples (matrix_test.cpp counts them).
+// Units: world and accumulation are counts of ranks and micro-batches.
+// Errors: equigrad::Error for a value that no dimension has.
+// Depends on: the C++ standard library, engine/error.hpp (sources only).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace equigrad::conformance {
+
+enum class Precision { Fp32, Bf16 };
+enum class Style { EngineBackward, ScaleBackward, LossBackward, TensorBackward };
+enum class Clip { Off, Below, Above };  // the norm is below or above the threshold: see word()
+enum class Rule { Sgd, AdamW };
+
+struct CaseSpec {
+  int stage = 0;
+  Precision precision = Precision::Fp32;
+  Style style = Style::EngineBackward;
+  int world = 1;
+  int accumulation = 1;
+  Clip clip = Clip::Off;
+  Rule optimizer = Rule::Sgd;
+  std::string model = "gpt";
+
+  std::string id() const;
+  std::map<std::string, std::string> dimensions() const;
+  // What decides the numbers: equal for cases that share a twin up to the order of additions.
+  std::string tuple() const;
+  bool operator==(const CaseSpec&) const = default;
+};
+
+std::string word(Precision precision);  // fp32, bf16
+std::string word(Style style);          // engine_backward, scale_backward, loss_backward, ...
+// clip-off; clip-below: the threshold is far above the norm; clip-above: the norm is above it.
+std::string word(Clip clip);
+std::string word(Rule rule);  // sgd, adamw
+
+// The case with this id.
+CaseSpec parse_id(const std::string& id);
+
+std::vector<CaseSpec> full_matrix();     // 9,216
+std::vector<CaseSpec> default_matrix();  // 512
+
+struct Selection {
+  std::vector<std::string> filters;  // substrings or globs (* ?) of ids; a case needs one of them
+  std::vector<int> stages;           // empty: all
+  std::vector<std::string> dtypes;
+  std::vector<int> worlds;
+};
+std::vector<CaseSpec> select(const std::vector<CaseSpec>& cases, const Selection& selection);
+bool glob_matches(const std::string& pattern, const std::string& text);
+// The ids among `cases` that are nearest to a filter which selected nothing.
+std::vector<std::string> near_matches(const std::vector<CaseSpec>& cases, const std::string& filter,
+                                      std::size_t count);
+
+}  // namespace equigrad::conformance

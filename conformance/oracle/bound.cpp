@@ -1,0 +1,227 @@
+#include "conformance/oracle/bound.hpp"
+
+#include <ATen/ATen.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+
+namespace equigrad::conformance::oracle {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kDoubleUnit = 0x1p-53;
+
+// Half the smallest positive number: what rounding a tiny result can add, where (1 + d) fails.
+double half_smallest(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return 0x1p-150;
+    case at::kBFloat16:
+      return 0x1p-134;
+    case at::kHalf:
+      return 0x1p-25;
+    case at::kDouble:
+      return 0;  // 2^-1075: below every double
+    default:
+      throw std::runtime_error("[oracle.bound] expected a float dtype.");
+  }
+}
+
+int64_t tree_height(int64_t leaves) {
+  return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(leaves - 1)));
+}
+
+at::Tensor as_double(const at::Tensor& tensor) {
+  if (!tensor.defined()) throw std::runtime_error("[oracle.bound] expected a tensor, got none.");
+  return tensor.detach().to(at::kCPU, at::kDouble).flatten().contiguous();
+}
+
+void require_numel(const at::Tensor& tensor, int64_t numel, const char* what) {
+  if (tensor.numel() == numel) return;
+  throw std::runtime_error(std::string("[oracle.bound] expected ") + std::to_string(numel) +
+                           " elements of " + what + ", got " + std::to_string(tensor.numel()) +
+                           ".");
+}
+
+// Keeps counts and the worst element of one comparison.
+void see(BoundReport& report, int64_t index, double got, double exact, double bound) {
+  ++report.compared;
+  const double error = std::fabs(got - exact);
+  double margin = 0;
+  if (!std::isfinite(got) || !std::isfinite(exact) || !std::isfinite(bound)) {
+    if (!std::isfinite(got) || !std::isfinite(exact)) ++report.not_finite;
+    margin = kInfinity;
+  } else if (error > 0) {
+    margin = bound > 0 ? error / bound : kInfinity;
+  }
+  // Not by margin > 1: a quotient may round down to 1.
+  if (margin == kInfinity || error > bound) ++report.violations;
+  if (margin <= report.margin) return;
+  report.margin = margin;
+  report.worst_index = index;
+  report.worst_got = got;
+  report.worst_want = exact;
+  report.worst_bound = bound;
+}
+
+// bound_i of the reduction: what it may add to element i, with the rounding of the inputs of the
+// comparison themselves: `plain` was stored in its dtype, and `absolute_sum` was added up in fp64.
+at::Tensor reduction_bounds(const at::Tensor& plain, const at::Tensor& absolute_sum,
+                            const Reduction& reduction) {
+  const ReductionBound bound = reduction_bound(reduction);
+  const int64_t passes = reduction.passes > 0 ? reduction.passes : reduction.accumulation_steps;
+  const double factor = std::fabs(reduction.clip_factor);
+  const double noise = gamma(reduction.world * passes + 4, kDoubleUnit);
+  const at::Tensor sums = as_double(absolute_sum);
+  require_numel(sums, plain.numel(), "the absolute sum");
+  at::Tensor limits = sums * (factor * (bound.relative + noise) * (1 + noise)) + bound.absolute;
+  // A plain run in fp64 holds its average unrounded; rounding to fp32 costs one rounding of it.
+  if (plain.scalar_type() != at::kDouble) {
+    limits += as_double(plain).abs() * (factor * unit_roundoff(plain.scalar_type())) +
+              factor * half_smallest(plain.scalar_type());
+  }
+  return limits;
+}
+
+}  // namespace
+
+double unit_roundoff(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return kDoubleUnit;
+    case at::kFloat:
+      return 0x1p-24;
+    case at::kHalf:
+      return 0x1p-11;
+    case at::kBFloat16:
+      return 0x1p-8;
+    default:
+      throw std::runtime_error("[oracle.bound] expected a float dtype.");
+  }
+}
+
+double gamma(int64_t n, double u) {
+  const double nu = static_cast<double>(n) * u;
+  if (n < 0 || !(nu < 1)) throw std::runtime_error("[oracle.gamma] expected 0 <= n u < 1.");
+  return nu / (1 - nu) * (1 + 4 * kDoubleUnit);
+}
+
+double roundings(int64_t n, double u) {
+  if (n < 0) throw std::runtime_error("[oracle.roundings] expected n >= 0.");
+  // expm1 and log1p are good to a few units of fp64; 16 of them cover both and the product.
+  return std::expm1(static_cast<double>(n) * std::log1p(u)) * (1 + 16 * kDoubleUnit);
+}
+
+// The path of one contribution c of dtype P, with W ranks, n passes, accumulate dtype A, u = 2^-24:
+//
+//   AddThenReduce  to A            1 rounding to A if P is wider than A, else exact
+//                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
+//                                  (the first one is 0 + c: exact)
+//                  tree            at most height(W) additions in fp32
+//                  R = A(...)      1 rounding to A if A is not fp32
+//   ReduceThenAdd  tree            at most height(W) additions in fp32
+//                  R = A(...)      1 rounding to A if A is not fp32
+//                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
+//   both           f, and R * f    1 rounding each, none where f is a power of two
+//   clipped        R f * factor    1 rounding; the factor itself is given, so exact
+//
+// Every rounding multiplies what c brings by (1 + d), so the product of them is off by at most
+// (1 + u_A)^nA (1 + u)^n32 - 1. Additions in fp32 are exact where the sum is subnormal; a rounding
+// to bf16 or a product that underflows adds at most half the smallest number each time.
+ReductionBound reduction_bound(const Reduction& reduction) {
+  const int64_t passes = reduction.passes > 0 ? reduction.passes : reduction.accumulation_steps;
+  if (reduction.world < 1 || reduction.accumulation_steps < 1) {
+    throw std::runtime_error("[oracle.reduction_bound] expected at least one rank and one pass.");
+  }
+  const double accumulate_unit = unit_roundoff(reduction.accumulate_dtype);
+  const double single = unit_roundoff(at::kFloat);
+  const bool narrow = accumulate_unit > single;
+  const int64_t divisor = reduction.accumulation_steps * reduction.world;
+  const bool exact_factor = std::has_single_bit(static_cast<uint64_t>(divisor));
+  const bool clipped = reduction.clip_factor != 1;
+
+  int64_t to_single = passes - 1 + tree_height(reduction.world);
+  if (!exact_factor) to_single += 2;
+  if (clipped) to_single += 1;
+  int64_t to_narrow = 0;
+  if (narrow) {
+    to_narrow = passes;  // n - 1 additions and one more after or before them
+    const bool converts = unit_roundoff(reduction.param_dtype) < accumulate_unit;
+    if (reduction.order == SumOrder::AddThenReduce && converts) to_narrow += 1;
+  }
+  const double a = roundings(to_narrow, accumulate_unit), b = roundings(to_single, single);
+  ReductionBound bound;
+  bound.relative = (a + b + a * b) * (1 + 4 * kDoubleUnit);
+
+  // At most passes + 1 roundings to A on each rank and one at the end, then times f and the factor;
+  // one product by f, one by the factor.
+  const double growth = (1 + bound.relative) * std::fabs(reduction.clip_factor);
+  const auto rounded = static_cast<double>(reduction.world * (passes + 1) + 1);
+  if (narrow) {
+    bound.absolute +=
+        rounded * half_smallest(reduction.accumulate_dtype) * growth / static_cast<double>(divisor);
+  }
+  if (divisor > 1) bound.absolute += half_smallest(at::kFloat) * growth;
+  if (clipped) bound.absolute += half_smallest(at::kFloat);
+  return bound;
+}
+
+BoundReport check(const at::Tensor& got, const at::Tensor& exact, const at::Tensor& bound) {
+  const at::Tensor a = as_double(got), b = as_double(exact), limit = as_double(bound);
+  require_numel(b, a.numel(), "the exact result");
+  require_numel(limit, a.numel(), "the bound");
+  const auto* x = a.const_data_ptr<double>();
+  const auto* y = b.const_data_ptr<double>();
+  const auto* z = limit.const_data_ptr<double>();
+  BoundReport report;
+  for (int64_t i = 0; i < a.numel(); ++i) see(report, i, x[i], y[i], z[i]);
+  return report;
+}
+
+void merge(BoundReport& into, const BoundReport& more) {
+  into.compared += more.compared;
+  into.violations += more.violations;
+  into.not_finite += more.not_finite;
+  if (more.margin <= into.margin) return;
+  into.margin = more.margin;
+  into.worst_index = more.worst_index;
+  into.worst_got = more.worst_got;
+  into.worst_want = more.worst_want;
+  into.worst_bound = more.worst_bound;
+}
+
+std::string describe(const BoundReport& report) {
+  std::ostringstream text;
+  if (report.compared == 0) return "nothing was compared";
+  text.precision(9);
+  text << report.violations << " of " << report.compared << " elements beyond the bound";
+  if (report.not_finite > 0) text << " (" << report.not_finite << " not finite)";
+  text << ", margin " << report.margin;
+  if (report.worst_index >= 0) {
+    text << " at [flat " << report.worst_index << "] got " << report.worst_got << " want "
+         << report.worst_want << " bound " << report.worst_bound;
+  }
+  return text.str();
+}
+
+BoundReport check_reduction(const at::Tensor& engine, const at::Tensor& plain,
+                            const at::Tensor& absolute_sum, const Reduction& reduction) {
+  return check(engine, as_double(plain) * reduction.clip_factor,
+               reduction_bounds(plain, absolute_sum, reduction));
+}
+
+BoundReport check_gradient(const at::Tensor& engine, const at::Tensor& plain,
+                           const at::Tensor& reference, const at::Tensor& absolute_sum,
+                           const Reduction& reduction) {
+  require_numel(reference, plain.numel(), "the reference");
+  const at::Tensor truth = as_double(reference);
+  const at::Tensor own = (as_double(plain) - truth).abs() * std::fabs(reduction.clip_factor);
+  // |engine - truth| <= |plain - truth| + |engine - plain|
+  return check(engine, truth * reduction.clip_factor,
+               own * (1 + 4 * kDoubleUnit) + reduction_bounds(plain, absolute_sum, reduction));
+}
+
+}  // namespace equigrad::conformance::oracle

@@ -1,0 +1,205 @@
+#include "conformance/oracle/update_bound.hpp"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace equigrad::conformance::oracle {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kSingleUnit = 0x1p-24;
+constexpr double kDoubleUnit = 0x1p-53;
+constexpr double kHalfSmallest = 0x1p-150;  // what underflow of an fp32 product can add
+
+// |the fp32 computation - value| <= error.
+struct Tracked {
+  double value = 0;
+  double error = 0;
+};
+
+// One more rounding to fp32 of a result whose operands bring `brought`, and the rounding to fp64
+// of value itself; the last factor covers the arithmetic on the errors.
+Tracked rounded(double value, double brought, double underflow) {
+  const double own = kSingleUnit * (std::fabs(value) + brought) + kDoubleUnit * std::fabs(value);
+  return {value, (brought + own + underflow) * (1 + 16 * kDoubleUnit)};
+}
+
+Tracked given(float value) { return {static_cast<double>(value), 0}; }
+// A setting: combined in fp64 (`noise` roundings there), then rounded once to fp32.
+Tracked setting(double value, double noise = 8) {
+  return rounded(value, noise * kDoubleUnit * std::fabs(value), kHalfSmallest);
+}
+
+// Sums that are subnormal are exact, so only products, quotients and settings can underflow.
+Tracked operator+(Tracked a, Tracked b) { return rounded(a.value + b.value, a.error + b.error, 0); }
+Tracked operator-(Tracked a, Tracked b) { return rounded(a.value - b.value, a.error + b.error, 0); }
+Tracked operator*(Tracked a, Tracked b) {
+  const double brought =
+      std::fabs(a.value) * b.error + std::fabs(b.value) * a.error + a.error * b.error;
+  return rounded(a.value * b.value, brought, kHalfSmallest);
+}
+// |x / y - a / b| <= (|a| eb + |b| ea) / (|b| (|b| - eb))
+Tracked operator/(Tracked a, Tracked b) {
+  const double size = std::fabs(b.value);
+  if (!(size > b.error)) return {a.value / b.value, kInfinity};
+  const double brought =
+      (std::fabs(a.value) * b.error + size * a.error) / (size * (size - b.error));
+  return rounded(a.value / b.value, brought, kHalfSmallest);
+}
+// |sqrt x - sqrt a| = |x - a| / (sqrt x + sqrt a), at most ea / sqrt a and at most sqrt ea.
+Tracked square_root(Tracked a) {
+  const double value = std::sqrt(a.value);
+  const double far = std::sqrt(a.error);
+  const double brought = value > 0 ? std::min(a.error / value, far) : far;
+  return rounded(value, brought, 0);
+}
+
+struct Element {
+  Tracked master;
+  std::vector<Tracked> states;
+};
+
+// Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2, in the documented order.
+// Settings are prepared once: they are the same for every element.
+class AdamRule {
+ public:
+  explicit AdamRule(const UpdateSpec& spec)
+      : coupled_(spec.rule == UpdateRule::Adam && spec.weight_decay != 0),
+        decoupled_(spec.rule == UpdateRule::AdamW && spec.weight_decay != 0) {
+    const auto step = static_cast<double>(spec.step);
+    keep_ = setting(1 - spec.lr * spec.weight_decay);
+    decay_ = setting(spec.weight_decay);
+    beta1_ = setting(spec.beta1);
+    beta2_ = setting(spec.beta2);
+    rest1_ = setting(1 - spec.beta1);
+    rest2_ = setting(1 - spec.beta2);
+    eps_ = setting(spec.eps);
+    // 1 - beta^step cancels: the roundings of beta^step (one each step at most) grow by 1 / rest.
+    const double rest1 = 1 - std::pow(spec.beta1, step);
+    const double rest2 = 1 - std::pow(spec.beta2, step);
+    root_ = setting(1 / std::sqrt(rest2), (step + 8) / rest2);
+    rate_ = setting(spec.lr / rest1, (step + 8) / rest1);
+  }
+
+  void operator()(Element& element, Tracked gradient) const {
+    Tracked& p = element.master;
+    Tracked& m = element.states[0];
+    Tracked& v = element.states[1];
+    if (coupled_) gradient = gradient + p * decay_;
+    if (decoupled_) p = p * keep_;
+    m = m * beta1_ + gradient * rest1_;
+    v = v * beta2_ + (gradient * gradient) * rest2_;
+    p = p - (m / (square_root(v) * root_ + eps_)) * rate_;
+  }
+
+ private:
+  bool coupled_, decoupled_;
+  Tracked keep_, decay_, beta1_, beta2_, rest1_, rest2_, eps_, root_, rate_;
+};
+
+// Sutskever et al. 2013 in the form of torch.optim.SGD.
+class SgdRule {
+ public:
+  explicit SgdRule(const UpdateSpec& spec)
+      : spec_(spec),
+        rate_(setting(spec.lr)),
+        decay_(setting(spec.weight_decay)),
+        momentum_(setting(spec.momentum)),
+        rest_(setting(1 - spec.dampening)) {}
+
+  void operator()(Element& element, Tracked gradient) const {
+    Tracked& p = element.master;
+    Tracked d = gradient;
+    if (spec_.weight_decay != 0) d = d + p * decay_;
+    if (spec_.momentum != 0) {
+      Tracked& buffer = element.states[0];
+      buffer = spec_.step == 1 ? d : buffer * momentum_ + d * rest_;
+      d = spec_.nesterov ? d + buffer * momentum_ : buffer;
+    }
+    p = p - d * rate_;
+  }
+
+ private:
+  UpdateSpec spec_;
+  Tracked rate_, decay_, momentum_, rest_;
+};
+
+std::vector<std::string> state_names(const UpdateSpec& spec) {
+  if (spec.rule != UpdateRule::Sgd) return {"exp_avg", "exp_avg_sq"};
+  if (spec.momentum != 0) return {"momentum_buffer"};
+  return {};
+}
+
+at::Tensor flat_single(const at::Tensor& tensor, int64_t numel, const std::string& what) {
+  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.device().is_cpu() ||
+      tensor.numel() != numel) {
+    throw std::runtime_error("[oracle.check_update] expected " + std::to_string(numel) +
+                             " fp32 elements of " + what + " on the CPU.");
+  }
+  return tensor.detach().contiguous().flatten();
+}
+
+const at::Tensor& state_of(const Weights& weights, const std::string& name) {
+  const auto found = weights.state.find(name);
+  if (found != weights.state.end()) return found->second;
+  throw std::runtime_error("[oracle.check_update] expected the state \"" + name + "\", got none.");
+}
+
+template <class Rule>
+BoundReport check_with(const Rule& rule, const UpdateSpec& spec, const Weights& before,
+                       const at::Tensor& gradient, const Weights& after) {
+  const int64_t numel = before.master.defined() ? before.master.numel() : 0;
+  const std::vector<std::string> names = state_names(spec);
+  std::vector<at::Tensor> inputs{flat_single(before.master, numel, "the master weights"),
+                                 flat_single(gradient, numel, "the gradient")};
+  std::vector<at::Tensor> outputs{flat_single(after.master, numel, "the updated weights")};
+  for (const std::string& name : names) {
+    const bool starts = spec.step == 1 && !before.state.contains(name);
+    inputs.push_back(starts ? at::zeros({numel}, at::kFloat)
+                            : flat_single(state_of(before, name), numel, name));
+    outputs.push_back(flat_single(state_of(after, name), numel, name));
+  }
+  std::vector<at::Tensor> exact, bound;
+  std::vector<double*> values, errors;
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    exact.push_back(at::empty({numel}, at::kDouble));
+    bound.push_back(at::empty({numel}, at::kDouble));
+    values.push_back(exact[k].data_ptr<double>());
+    errors.push_back(bound[k].data_ptr<double>());
+  }
+  std::vector<const float*> in;
+  for (const at::Tensor& input : inputs) in.push_back(input.const_data_ptr<float>());
+  Element element;
+  element.states.resize(names.size());
+  for (int64_t i = 0; i < numel; ++i) {
+    element.master = given(in[0][i]);
+    for (size_t k = 0; k < names.size(); ++k) element.states[k] = given(in[k + 2][i]);
+    rule(element, given(in[1][i]));
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      const Tracked& result = k == 0 ? element.master : element.states[k - 1];
+      values[k][i] = result.value;
+      errors[k][i] = result.error;
+    }
+  }
+  BoundReport report;
+  for (size_t k = 0; k < outputs.size(); ++k) merge(report, check(outputs[k], exact[k], bound[k]));
+  return report;
+}
+
+}  // namespace
+
+BoundReport check_update(const UpdateSpec& spec, const Weights& before, const at::Tensor& gradient,
+                         const Weights& after) {
+  if (spec.step < 1) throw std::runtime_error("[oracle.check_update] expected a step >= 1.");
+  if (spec.rule == UpdateRule::Sgd) {
+    return check_with(SgdRule(spec), spec, before, gradient, after);
+  }
+  return check_with(AdamRule(spec), spec, before, gradient, after);
+}
+
+}  // namespace equigrad::conformance::oracle

@@ -1,0 +1,221 @@
+#include "conformance/oracle/update_bound.hpp"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+namespace equigrad::conformance::oracle {
+namespace {
+
+constexpr int64_t kNumel = 500;
+
+float f(double value) { return static_cast<float>(value); }
+
+// The documented sequence of fp32 operations. A variable for every operation: nothing is fused.
+Weights fp32_update(const UpdateSpec& s, const Weights& before, const at::Tensor& gradient) {
+  Weights after{before.master.clone(), {}};
+  for (const auto& [name, state] : before.state) after.state[name] = state.clone();
+  auto* p = after.master.data_ptr<float>();
+  const auto* g = gradient.const_data_ptr<float>();
+  const auto t = static_cast<double>(s.step);
+  for (int64_t i = 0; i < after.master.numel(); ++i) {
+    float d = g[i];
+    if (s.rule == UpdateRule::Sgd) {
+      if (s.weight_decay != 0) d = d + p[i] * f(s.weight_decay);
+      if (s.momentum != 0) {
+        float& b = after.state.at("momentum_buffer").data_ptr<float>()[i];
+        b = s.step == 1 ? d : b * f(s.momentum) + d * f(1 - s.dampening);
+        d = s.nesterov ? d + b * f(s.momentum) : b;
+      }
+      p[i] = p[i] - d * f(s.lr);
+      continue;
+    }
+    float& m = after.state.at("exp_avg").data_ptr<float>()[i];
+    float& v = after.state.at("exp_avg_sq").data_ptr<float>()[i];
+    if (s.weight_decay != 0 && s.rule == UpdateRule::Adam) d = d + p[i] * f(s.weight_decay);
+    if (s.weight_decay != 0 && s.rule == UpdateRule::AdamW) p[i] *= f(1 - s.lr * s.weight_decay);
+    m = m * f(s.beta1) + d * f(1 - s.beta1);
+    v = v * f(s.beta2) + (d * d) * f(1 - s.beta2);
+    const float denominator = std::sqrt(v) * f(1 / std::sqrt(1 - std::pow(s.beta2, t))) + f(s.eps);
+    p[i] = p[i] - (m / denominator) * f(s.lr / (1 - std::pow(s.beta1, t)));
+  }
+  return after;
+}
+
+Weights start(const UpdateSpec& spec) {
+  Weights weights{at::randn({kNumel}), {}};
+  if (spec.rule != UpdateRule::Sgd) {
+    weights.state = {{"exp_avg", at::zeros({kNumel})}, {"exp_avg_sq", at::zeros({kNumel})}};
+  } else if (spec.momentum != 0) {
+    weights.state = {{"momentum_buffer", at::zeros({kNumel})}};
+  }
+  return weights;
+}
+
+std::vector<UpdateSpec> specs() {
+  std::vector<UpdateSpec> all;
+  for (const double weight_decay : {0.0, 0.01}) {
+    UpdateSpec spec;
+    spec.lr = 1e-2;
+    spec.weight_decay = weight_decay;
+    all.push_back(spec);
+    spec.rule = UpdateRule::Adam;
+    all.push_back(spec);
+    spec.rule = UpdateRule::Sgd;
+    spec.lr = 0.1;
+    all.push_back(spec);
+    spec.momentum = 0.9;
+    all.push_back(spec);
+    spec.dampening = 0.3;
+    all.push_back(spec);
+    spec.dampening = 0, spec.nesterov = true;
+    all.push_back(spec);
+  }
+  return all;
+}
+
+std::string name_of(const UpdateSpec& s) {
+  const char* rule = s.rule == UpdateRule::Sgd    ? "sgd"
+                     : s.rule == UpdateRule::Adam ? "adam"
+                                                  : "adamw";
+  return std::string(rule) + " decay " + std::to_string(s.weight_decay) + " momentum " +
+         std::to_string(s.momentum) + (s.nesterov ? " nesterov" : "") + " step " +
+         std::to_string(s.step);
+}
+
+// Calls visit(spec, before, gradient, after) for each of eight steps of every rule.
+void for_each_update(const std::function<void(const UpdateSpec&, const Weights&, const at::Tensor&,
+                                              const Weights&)>& visit) {
+  at::manual_seed(3);
+  for (UpdateSpec spec : specs()) {
+    Weights weights = start(spec);
+    for (spec.step = 1; spec.step <= 8; ++spec.step) {
+      const auto gradient = at::randn({kNumel}) * at::exp2(at::randn({kNumel}) * 5);
+      const Weights after = fp32_update(spec, weights, gradient);
+      visit(spec, weights, gradient, after);
+      weights = after;
+    }
+  }
+}
+
+TEST(UpdateBound, ARightUpdateNeverBreaksIt) {
+  for_each_update([](const UpdateSpec& spec, const Weights& before, const at::Tensor& gradient,
+                     const Weights& after) {
+    const auto report = check_update(spec, before, gradient, after);
+    EXPECT_TRUE(report.held()) << name_of(spec) << ": " << describe(report);
+    EXPECT_EQ(report.compared, kNumel * static_cast<int64_t>(1 + after.state.size()));
+    EXPECT_GT(report.margin, 0.1) << name_of(spec) << ": the bound is far too wide";
+  });
+}
+
+// No gradient here is so small that the update cannot be seen in the weight.
+TEST(UpdateBound, EveryWrongUpdateIsSeen) {
+  const std::vector<std::pair<const char*, std::function<void(UpdateSpec&)>>> faults = {
+      {"rate 1 % too large", [](UpdateSpec& s) { s.lr *= 1.01; }},
+      {"no update", [](UpdateSpec& s) { s.lr = 0; }},
+      {"decay forgotten or invented",
+       [](UpdateSpec& s) { s.weight_decay = s.weight_decay == 0 ? 0.01 : 0; }},
+  };
+  for (const auto& [fault, plant] : faults) {
+    for_each_update(
+        [&, fault_name = fault, &change = plant](const UpdateSpec& spec, const Weights& before,
+                                                 const at::Tensor& gradient, const Weights&) {
+          UpdateSpec wrong = spec;
+          change(wrong);
+          const auto report =
+              check_update(spec, before, gradient, fp32_update(wrong, before, gradient));
+          EXPECT_FALSE(report.held()) << fault_name << ", " << name_of(spec);
+        });
+  }
+}
+
+TEST(UpdateBound, FaultsOfTheMomentsAreSeen) {
+  for_each_update([](const UpdateSpec& spec, const Weights& before, const at::Tensor& gradient,
+                     const Weights& after) {
+    for (const auto& [name, state] : after.state) {
+      Weights stale = after;
+      stale.state[name] = before.state.at(name);
+      EXPECT_FALSE(check_update(spec, before, gradient, stale).held()) << name << name_of(spec);
+    }
+    if (spec.rule == UpdateRule::Sgd) return;
+    UpdateSpec wrong = spec;
+    wrong.step = spec.step + 1;  // a bias correction that counts from the wrong step
+    EXPECT_FALSE(check_update(spec, before, gradient, fp32_update(wrong, before, gradient)).held())
+        << name_of(spec);
+    wrong = spec;
+    wrong.rule = spec.rule == UpdateRule::Adam ? UpdateRule::AdamW : UpdateRule::Adam;
+    EXPECT_EQ(check_update(spec, before, gradient, fp32_update(wrong, before, gradient)).held(),
+              spec.weight_decay == 0)
+        << name_of(spec);
+  });
+}
+
+// p = 1, d = 2^-24 (1 + 2^-23): the sum needs more bits than fp32 has, so the update is off by
+// nearly half a unit in the last place; the bound allows little more than that.
+TEST(UpdateBound, IsNearlyAttainedAndNotByTwo) {
+  UpdateSpec spec;
+  spec.rule = UpdateRule::Sgd;
+  spec.lr = 1;
+  const Weights before{at::ones({1}), {}};
+  const auto gradient = at::tensor({-0x1p-24f});
+  const Weights after = fp32_update(spec, before, gradient);
+  const auto report = check_update(spec, before, gradient, after);
+  EXPECT_TRUE(report.held()) << describe(report);
+  EXPECT_GT(report.margin, 0.99);
+  const Weights two_up{at::tensor({1 + 0x1p-22f}), {}};
+  EXPECT_FALSE(check_update(spec, before, gradient, two_up).held());
+}
+
+TEST(UpdateBound, ASliceIsJudgedAsInTheWhole) {
+  for_each_update([](const UpdateSpec& spec, const Weights& before, const at::Tensor& gradient,
+                     const Weights& after) {
+    const auto slice = [](const Weights& weights) {
+      Weights part{weights.master.slice(0, 7, 30), {}};
+      for (const auto& [name, state] : weights.state) part.state[name] = state.slice(0, 7, 30);
+      return part;
+    };
+    const auto report = check_update(spec, slice(before), gradient.slice(0, 7, 30), slice(after));
+    EXPECT_TRUE(report.held()) << describe(report);
+  });
+}
+
+TEST(UpdateBound, StatesAreZeroBeforeTheFirstStepOnly) {
+  UpdateSpec spec;
+  Weights before = start(spec);
+  const auto gradient = at::randn({kNumel});
+  const Weights after = fp32_update(spec, before, gradient);
+  before.state.clear();
+  EXPECT_TRUE(check_update(spec, before, gradient, after).held());
+  spec.step = 2;
+  EXPECT_THROW(check_update(spec, before, gradient, after), std::runtime_error);
+  spec.step = 0;
+  EXPECT_THROW(check_update(spec, before, gradient, after), std::runtime_error);
+  EXPECT_THROW(check_update({}, before, gradient.slice(0, 1), after), std::runtime_error);
+  EXPECT_THROW(check_update({}, before, gradient.to(at::kDouble), after), std::runtime_error);
+}
+
+TEST(UpdateBound, AnEmptyShardComparesNothing) {
+  UpdateSpec spec;
+  spec.rule = UpdateRule::Sgd;
+  const auto report =
+      check_update(spec, {at::empty({0}), {}}, at::empty({0}), {at::empty({0}), {}});
+  EXPECT_EQ(report.compared, 0);
+  EXPECT_FALSE(report.held());
+}
+
+TEST(UpdateBound, NotFiniteIsAViolation) {
+  UpdateSpec spec;
+  const Weights before = start(spec);
+  const auto gradient = at::randn({kNumel});
+  Weights after = fp32_update(spec, before, gradient);
+  after.master[5] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(check_update(spec, before, gradient, after).not_finite, 1);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::oracle

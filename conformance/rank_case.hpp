@@ -1,0 +1,87 @@
+// RankCase: one case on one rank: a fresh model and engine, three optimizer steps, everything
+// this rank holds compared with the twin.
+//
+// Exact lane: losses, gradient norm, gradient shards, master weights and states of this rank, and
+// every whole parameter, at every step. Bounded lane: the gradient of step 1 against the
+// higher-precision run, the update of every step from its actual inputs.
+//
+// Invariants: nothing outlives run() but the answer and, after a failure, files.
+// Shapes: shards are flat.   Units: steps and micro-batches count from 0 here, from 1 in messages.
+// Errors: whatever the engine or the reference throw; differences are findings, not errors.
+// Depends on: engine.hpp, reference, oracle, faults, recipe.hpp, twin.hpp.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "conformance/faults/faulty_communicator.hpp"
+#include "conformance/lane_tally.hpp"
+#include "conformance/oracle/update_bound.hpp"
+#include "conformance/ranks/rank_context.hpp"
+#include "conformance/twin.hpp"
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance {
+
+// The first gradient that differed.
+struct GradientFailure {
+  int step = 0;
+  std::string name;
+  int64_t begin = 0;
+  at::Tensor got, want;
+};
+
+class RankCase {
+ public:
+  // request: id, seed, twin (path); optional fault (name) and keep (folder for tensors).
+  RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
+  nlohmann::json run();
+
+ private:
+  void make_engine(const std::string& fault);
+  void micro_batch(int step, int index);
+  void backward(const reference::Batch& batch, int64_t loss_index, int step);
+  void observe(int step, const std::vector<LocalShard>& shards);
+  void check_gradient(int step, const LocalShard& shard);
+  void bound_gradient(const LocalShard& shard, const std::string& where);
+  void after_step(int step);
+  void check_shard(int step, const LocalShard& shard);
+  void check_update(int step, const LocalShard& shard);
+  void check_parameters(int step);
+  bool compare(const std::string& where, int64_t begin, const at::Tensor& got, at::Tensor want);
+  void digest(int step, const std::string& what, const LocalShard& shard, const at::Tensor& values);
+  nlohmann::json cover() const;
+  nlohmann::json memory() const;
+
+  CaseSpec spec_;
+  uint64_t seed_;
+  std::string keep_;
+  ranks::RankContext& context_;
+  const reference::Data& data_;
+  Twin twin_;
+  std::shared_ptr<reference::Model> model_;
+  std::shared_ptr<faults::Moment> moment_;
+  std::unique_ptr<Engine> engine_;
+  std::map<std::string, std::vector<int64_t>> shapes_;
+  std::map<std::string, reference::OptimizerSpec> rules_;  // by parameter, its group's settings
+  std::map<std::string, int64_t> updates_;
+  std::map<std::string, LocalShard> before_;  // copies, as the update found them
+  std::vector<GradientFailure> failures_;     // at most one
+  LaneTally exact_, bounded_;
+  uint64_t digest_ = 0;
+  int64_t digested_ = 0;
+};
+
+// What the first wrong gradient looks like, for people; keeps its tensors in `keep` if not empty.
+struct Diagnosis {
+  std::string text;
+  std::vector<std::string> files;  // names inside `keep`
+};
+Diagnosis diagnose(const CaseSpec& spec, uint64_t seed, const reference::Data& data,
+                   const Twin& twin, const GradientFailure& failure,
+                   const std::vector<int64_t>& shape, const std::string& keep, int rank);
+
+}  // namespace equigrad::conformance

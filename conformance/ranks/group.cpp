@@ -1,0 +1,33 @@
+// The part of RankContext that needs torch and the engine's communicator.
+#include <ATen/Parallel.h>
+
+#include <filesystem>
+
+#include "conformance/ranks/rank_context.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::ranks {
+
+void use_one_thread() {
+  at::set_num_threads(1);
+  at::set_num_interop_threads(1);
+}
+
+std::shared_ptr<comm::Communicator> RankContext::group(int world) {
+  if (world == 0) world = world_size();
+  if (world < 1 || world > world_size() || rank_ >= world)
+    throw Error("ranks.group", "expected a world of " + std::to_string(rank_ + 1) + " to " +
+                                   std::to_string(world_size()) + " ranks, got " +
+                                   std::to_string(world) + ". Ask for one that holds this rank.");
+  std::string name = "group";
+  for (int rank = 0; rank < world; ++rank) name += "-" + members_[static_cast<std::size_t>(rank)];
+  auto& group = groups_[name];
+  if (!group) {
+    note("rendezvous of " + std::to_string(world) + " ranks");
+    group = comm::connect_gloo(rank_, world, directory_ + "/" + name, timeout_);
+  }
+  return group;
+}
+
+}  // namespace equigrad::conformance::ranks

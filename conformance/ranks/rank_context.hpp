@@ -1,0 +1,57 @@
+// RankContext: what the code that runs inside a rank knows about itself and its peers.
+//
+// Invariants: group(n) is the same communicator for the same set of rank processes from one request
+// to the next; a set in which a process was replaced gets a new one.
+// Shapes/Units: rank is the place in the request's rank set, 0 <= rank < world_size.
+// Errors: equigrad::Error when a peer cannot be reached.
+// Depends on: nlohmann-json, engine/comm/communicator.hpp by name only (no torch here).
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace equigrad::comm {
+class Communicator;
+}
+
+namespace equigrad::conformance::ranks {
+
+class RankContext {
+ public:
+  // `note_text` is shared with the controller, which reads it when this rank hangs or dies.
+  RankContext(int slot, std::string directory, char* note_text, std::size_t note_bytes);
+
+  int rank() const { return rank_; }
+  int world_size() const { return static_cast<int>(members_.size()); }
+  // Private to the pool, shared by all its ranks, removed with the pool; in memory where possible.
+  const std::string& directory() const { return directory_; }
+
+  // Gloo over the first `world` ranks of the request's set (0: all of it). Those ranks, and no
+  // others, call it. Made at the first call, kept for later requests.
+  std::shared_ptr<comm::Communicator> group(int world = 0);
+
+  // What this rank is doing now, such as "step 1 micro-batch 2 backward".
+  void note(const std::string& text);
+
+  // For the loop that serves requests.
+  void enter(int rank, std::vector<std::string> members, std::chrono::milliseconds timeout);
+  int slot() const { return slot_; }
+
+ private:
+  int slot_;
+  int rank_ = 0;
+  std::vector<std::string> members_;  // "slot.generation" of every rank of the request's set
+  std::chrono::milliseconds timeout_{0};
+  std::string directory_;
+  char* note_text_;
+  std::size_t note_bytes_;
+  std::map<std::string, std::shared_ptr<comm::Communicator>> groups_;
+};
+
+// One thread for every torch operation of this process.
+void use_one_thread();
+
+}  // namespace equigrad::conformance::ranks

@@ -1,0 +1,37 @@
+// Recipe: a case's settings, once as a DeepSpeed configuration for the engine and once as the
+// reference's own recipe. The two are written separately on purpose: a key that the engine
+// misreads must not be misread by the twin too.
+//
+// Invariants: equal seeds and cases give equal texts. Half of the tuples have buckets so small that
+// a parameter fills one exactly and others travel alone.
+// Units: bucket sizes count elements; threshold is the gradient norm to clip at, 0: off.
+// Errors: none of its own.
+// Depends on: matrix.hpp, reference/trainer.hpp, engine/config.hpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "conformance/matrix.hpp"
+#include "engine/config.hpp"
+#include "reference/trainer.hpp"
+
+namespace equigrad::conformance {
+
+constexpr int kSteps = 3;  // optimizer steps of a case
+
+reference::OptimizerSpec optimizer_of(const CaseSpec& spec);
+at::ScalarType dtype_of(const CaseSpec& spec);
+at::ScalarType accumulate_dtype_of(const CaseSpec& spec);
+reference::Order order_of(int stage);
+
+// The twin's recipe.
+reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshold,
+                            reference::Order order);
+// The engine's configuration, as JSON text.
+std::string config_text(const CaseSpec& spec, double threshold, const reference::Model& model);
+
+// The twin of whatever a user's own configuration asks for.
+reference::Recipe recipe_of(const EngineConfig& config, int world, uint64_t seed);
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,171 @@
+// Example runs for the tests of the writers.
+//
+// example_run() is small and fixed: one case of every kind, so that its golden files show all that
+// a writer can say. large_run() has as many cases as asked for and lets some of them go wrong.
+//
+// Invariants: both depend on nothing but their arguments.
+// Depends on: reports/record.hpp.
+#pragma once
+
+#include <array>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "reports/record.hpp"
+
+namespace equigrad::conformance {
+
+// What a string from elsewhere may bring along: markup, the ends of every kind of quoting, terminal
+// and workflow commands, bytes that are not UTF-8.
+inline const std::string kHostile =
+    std::string(
+        "<script>alert(1)</script>\"'&]]>```|%0A::error::\n::error::x\x1b[31m\xC2\x9B\xFF") +
+    '\0' + "\r--><!--</style></pre>";
+
+inline reports::Environment example_environment() {
+  return {.version = "0.1.0",
+          .commit = "1a2b3c4",
+          .torch = "2.11.0",
+          .compiler = "clang 14.0.6",
+          .device = "cpu",
+          .cpu = "Example CPU",
+          .cores = 2,
+          .threads_per_rank = 1,
+          .os = "Debian 12",
+          .time = "2026-08-22T09:30:00Z"};
+}
+
+inline std::vector<reports::SelfCheck> example_self_checks() {
+  return {{"micro_batch_dropped", "the last micro-batch of rank 1 was left out", true,
+           "exact lane, 59,177 of 59,177 elements"},
+          {"averaged_twice", "one bucket was divided by the world size once more", true,
+           "exact lane, 18,432 of 59,177 elements"},
+          {"shard_off_by_one", "the shard of rank 0 began one element late", true,
+           "exact lane, 59,170 of 59,177 elements"}};
+}
+
+inline reports::Case example_case(int stage, const std::string& precision, int ranks,
+                                  int accumulate, const std::string& clip,
+                                  const std::string& optimizer, const std::string& model,
+                                  const std::string& style) {
+  reports::Case one;
+  one.dimensions = {{"stage", std::to_string(stage)},
+                    {"precision", precision},
+                    {"style", style},
+                    {"ranks", std::to_string(ranks)},
+                    {"accumulate", std::to_string(accumulate)},
+                    {"clip", clip},
+                    {"optimizer", optimizer},
+                    {"model", model}};
+  one.id = "Required.grad.zero" + std::to_string(stage) + "." + precision + ".w" +
+           std::to_string(ranks) + ".gas" + std::to_string(accumulate) + ".clip-" + clip + "." +
+           optimizer + "." + model + "." + style;
+  one.verdict = reports::Verdict::Equal;
+  one.seconds = 0.125;
+  one.replay = "equigrad run " + one.id + " --seed 20260822";
+  one.lanes = {{"exact", reports::Verdict::Equal, 59177, 0, 0, {}},
+               {"cross", reports::Verdict::Equal, 59177, 0, 0, {}}};
+  return one;
+}
+
+inline void fail(reports::Case& one) {
+  one.verdict = reports::Verdict::Failed;
+  one.lanes[0] = {
+      "exact",
+      reports::Verdict::Failed,
+      59177,
+      3072,
+      std::numeric_limits<double>::infinity(),
+      reports::Worst{"blocks.1.mlp.fc2.weight", 18444, 1.2207031e-02, 2.4414062e-02, 0, 4194304}};
+  one.message = "FAIL " + one.id +
+                "   engine vs twin   step 1\n"
+                "  blocks.1.mlp.fc2.weight [384,96]   3,072 of 36,864 elements differ (8.3 %)\n"
+                "    worst   [192,12]  got 1.2207031e-02  want 2.4414062e-02\n"
+                "    where   all inside rank 1's shard, flat 18432..21503\n"
+                "    looks like  got = 0.5000 x want on 3,072/3,072 -> averaged twice over world 2";
+  one.files = {"fail/" + one.id + "/got.bin", "fail/" + one.id + "/want.bin"};
+}
+
+inline void bound(reports::Case& one, double margin) {
+  one.verdict = reports::Verdict::Within;
+  one.lanes.push_back(
+      {"bounded", reports::Verdict::Within, 59177, 58000, margin,
+       reports::Worst{"head.weight", 7, 0.5, 0.5 + margin / 256, 1.0 / 256, margin}});
+}
+
+inline reports::Run example_run() {
+  using reports::Verdict;
+  reports::Run run;
+  run.environment = example_environment();
+  run.seed = 20260822;
+  run.command = "equigrad run --seed 20260822";
+  run.self_checks = example_self_checks();
+  run.wall_s = 93.0625;
+  run.cases = {example_case(0, "fp32", 1, 1, "off", "sgd", "gpt", "engine_backward"),
+               example_case(2, "bf16", 4, 3, "above", "adamw", "gpt", "scale_backward"),
+               example_case(3, "bf16", 4, 3, "above", "adamw", "gpt", "tensor_backward"),
+               example_case(3, "fp32", 2, 4, "below", "adamw", "nasty", "loss_backward"),
+               example_case(3, "fp32", 2, 1, "off", "sgd", "conv", "loss_backward"),
+               example_case(3, "fp32", 2, 3, "off", "sgd", "conv", "loss_backward"),
+               example_case(3, "fp32", 2, 4, "off", "sgd", "conv", "loss_backward")};
+  bound(run.cases[1], 0.3125);
+  fail(run.cases[2]);
+  const std::array<std::pair<Verdict, const char*>, 4> others = {
+      {{Verdict::Crashed, "rank 1 of 2 died of signal 11 in step 2, backward of micro-batch 0"},
+       {Verdict::TimedOut, "rank 0 of 2 did not answer in 60 s; last it entered parameter.gather"},
+       {Verdict::Skipped, "the model has one micro-batch of images only"},
+       {Verdict::NotRun, "the pool of ranks gave up after 3 crashes"}}};
+  for (size_t i = 0; i < others.size(); ++i) {
+    reports::Case& one = run.cases[3 + i];
+    one.verdict = others[i].first;
+    one.message = others[i].second;
+    one.lanes.clear();
+  }
+  run.not_run = {{"stage 3 on CUDA: no device", 12}};
+  run.memory = {{0, "bf16", 4, "parameters", 118354, 118354},
+                {0, "bf16", 4, "optimizer", 473416, 473416},
+                {3, "bf16", 4, "parameters", 29590, 61014},
+                {3, "bf16", 4, "optimizer", 118360, 118360}};
+  return run;
+}
+
+inline reports::Run large_run(int cases, int wrong_every) {
+  constexpr std::array kStyles = {"engine_backward", "scale_backward", "loss_backward",
+                                  "tensor_backward"};
+  constexpr std::array kClips = {"off", "below", "above"};
+  constexpr std::array kAccumulate = {1, 3, 4};
+  constexpr std::array kModels = {"gpt", "nasty", "nonscalar", "conv"};
+  constexpr std::array<const char*, 5> kCategories = {"parameters", "gradients", "master",
+                                                      "optimizer", "buckets"};
+  reports::Run run = example_run();
+  run.cases.clear();
+  run.not_run.clear();
+  run.memory.clear();
+  for (int i = 0; i < cases; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const bool bf16 = i / 4 % 2 == 1;
+    reports::Case one = example_case(
+        i % 4, bf16 ? "bf16" : "fp32", i / 32 % 4 + 1, kAccumulate[at / 128 % 3],
+        kClips[at / 384 % 3 == 0 ? at / 128 % 3 : at / 384 % 3],
+        i / 1152 % 2 == 0 ? "adamw" : "sgd", kModels[at / 2304 % 4], kStyles[at / 8 % 4]);
+    if (bf16) bound(one, static_cast<double>((i * 37) % 97) / 100.0);
+    if (wrong_every > 0 && i % wrong_every == wrong_every - 1) fail(one);
+    run.cases.push_back(one);
+  }
+  for (const char* precision : {"fp32", "bf16"}) {
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+      for (int stage = 0; stage < 4; ++stage) {
+        for (size_t c = 0; c < kCategories.size(); ++c) {
+          const bool sharded =
+              (c >= 2 && c <= 3 && stage >= 1) || (c == 1 && stage >= 2) || (c == 0 && stage == 3);
+          const int64_t bytes = (c == 4 ? 65536 : c == 3 ? 473416 : 236708) / (sharded ? ranks : 1);
+          run.memory.push_back({stage, precision, ranks, kCategories[c], bytes, bytes * 5 / 4});
+        }
+      }
+    }
+  }
+  return run;
+}
+
+}  // namespace equigrad::conformance

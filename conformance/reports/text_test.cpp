@@ -1,0 +1,101 @@
+#include "reports/text.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <set>
+
+namespace equigrad::conformance {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+TEST(Text, GoodTextIsLeftAlone) {
+  EXPECT_EQ(reports::clean("tab\tline\nüñ≈日本🙂"), "tab\tline\nüñ≈日本🙂");
+}
+
+TEST(Text, ControlCharactersAndBrokenUtf8BecomeTheReplacementCharacter) {
+  EXPECT_EQ(reports::clean("a\x1b[31mb"), "a�[31mb");
+  EXPECT_EQ(reports::clean(std::string_view("a\0b", 3)), "a�b");
+  EXPECT_EQ(reports::clean("a\x7f\x62"), "a�b");
+  EXPECT_EQ(reports::clean("a\xC2\x9B\x62"), "a�b") << "C1 control";
+  EXPECT_EQ(reports::clean("a\xFF\x62"), "a�b") << "never a byte of UTF-8";
+  EXPECT_EQ(reports::clean("a\xC0\xAF"), "a��") << "overlong slash";
+  EXPECT_EQ(reports::clean("a\xE0\x80\xAF"), "a���") << "overlong slash in three bytes";
+  EXPECT_EQ(reports::clean("a\xED\xA0\x80"), "a���") << "surrogate";
+  EXPECT_EQ(reports::clean("a\xEF\xBF\xBF"), "a���") << "not legal in XML";
+  EXPECT_EQ(reports::clean("a\xF4\x90\x80\x80"), "a����") << "beyond U+10FFFF";
+  EXPECT_EQ(reports::clean("a\xE2\x82"), "a��") << "cut off";
+  EXPECT_EQ(reports::clean("a\r\nb"), "a\nb");
+}
+
+TEST(Text, MarkupIsEscaped) {
+  EXPECT_EQ(reports::escape_xml("<a href=\"x\">'&'</a>"),
+            "&lt;a href=&quot;x&quot;&gt;&#39;&amp;&#39;&lt;/a&gt;");
+}
+
+TEST(Text, AnchorsKeepCaseNamesAndStayDifferentForAnythingElse) {
+  EXPECT_EQ(reports::anchor("Required.grad.zero3.clip-above"), "Required.grad.zero3.clip-above");
+  const std::set<std::string> anchors = {reports::anchor("a b"), reports::anchor("a-b"),
+                                         reports::anchor("a\"b"), reports::anchor("")};
+  EXPECT_EQ(anchors.size(), 4u);
+  for (const std::string& one : anchors) {
+    EXPECT_EQ(one.find_first_of(" \"'<>"), std::string::npos) << one;
+    EXPECT_FALSE(one.empty());
+  }
+}
+
+TEST(Text, ShortestNumbersReadBackToTheSameBits) {
+  for (const double value : {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, -0.0, 1e22, 93.0625}) {
+    const double back = std::strtod(reports::shortest(value).c_str(), nullptr);
+    EXPECT_EQ(std::bit_cast<uint64_t>(back), std::bit_cast<uint64_t>(value));
+  }
+  EXPECT_EQ(reports::shortest(-0.0), "-0");
+  EXPECT_EQ(reports::shortest(std::nan("")), "nan");
+  EXPECT_EQ(reports::shortest(kInfinity), "inf");
+  EXPECT_EQ(reports::shortest(-kInfinity), "-inf");
+}
+
+TEST(Text, TableNumbersAreShort) {
+  EXPECT_EQ(reports::short_number(0), "0");
+  EXPECT_EQ(reports::short_number(0.3125), "0.31");
+  EXPECT_EQ(reports::short_number(0.9), "0.90");
+  EXPECT_EQ(reports::short_number(0.0042), "0.0042");
+  EXPECT_EQ(reports::short_number(12.34), "12.3");
+  EXPECT_EQ(reports::short_number(4096), "4,096");
+  EXPECT_EQ(reports::short_number(4194304), "4.2e+06");
+  EXPECT_EQ(reports::short_number(kInfinity), "inf");
+}
+
+TEST(Text, LargeCountsAreGroupedByThousands) {
+  EXPECT_EQ(reports::grouped(0), "0");
+  EXPECT_EQ(reports::grouped(999), "999");
+  EXPECT_EQ(reports::grouped(1000), "1,000");
+  EXPECT_EQ(reports::grouped(-123456), "-123,456");
+  EXPECT_EQ(reports::grouped(-1234567), "-1,234,567");
+  EXPECT_EQ(reports::grouped(std::numeric_limits<int64_t>::min()), "-9,223,372,036,854,775,808");
+}
+
+TEST(Text, BytesHaveABinaryUnit) {
+  EXPECT_EQ(reports::bytes_text(1023), "1023 B");
+  EXPECT_EQ(reports::bytes_text(1024), "1.00 KiB");
+  EXPECT_EQ(reports::bytes_text(236708), "231 KiB");
+  EXPECT_EQ(reports::bytes_text(int64_t{3} << 40), "3.00 TiB");
+}
+
+TEST(Text, EveryVerdictHasItsOwnGlyphAndWord) {
+  std::set<std::string> glyphs;
+  std::set<std::string> words;
+  for (int i = 0; i <= static_cast<int>(reports::Verdict::NotRun); ++i) {
+    glyphs.insert(reports::glyph(static_cast<reports::Verdict>(i)));
+    words.insert(reports::spoken(static_cast<reports::Verdict>(i)));
+  }
+  EXPECT_EQ(glyphs.size(), 7u);
+  EXPECT_EQ(words.size(), 7u);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance

@@ -1,0 +1,170 @@
+#include "conformance/train_rank.hpp"
+
+#include <torch/torch.h>
+
+#include "conformance/lane_tally.hpp"
+#include "conformance/recipe.hpp"
+#include "conformance/twin.hpp"
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+struct Job {
+  std::string data;  // text or images
+  uint64_t seed = 0;
+  int world = 1;
+  int64_t micro_batch_size = 1;
+  reference::GptOptions gpt;
+  EngineConfig config;
+
+  explicit Job(const nlohmann::json& request)
+      : data(request.at("kind")),
+        seed(request.at("seed")),
+        world(request.at("world")),
+        gpt{request.at("layers"), request.at("dim"), request.at("heads"), request.at("context")},
+        config(load_config(request.at("config"), world)) {
+    micro_batch_size = config.train_micro_batch_size_per_gpu;
+  }
+
+  std::shared_ptr<reference::Model> model() const {
+    return data == "text" ? reference::make_gpt(gpt, seed) : reference::make_model("conv", seed);
+  }
+  reference::Batch batch(const reference::Data& from, const reference::Draw& draw) const {
+    return data == "text" ? from.text_batch(micro_batch_size, gpt.context, draw)
+                          : from.make_batch("conv", draw);
+  }
+};
+
+class Session {
+ public:
+  virtual ~Session() = default;
+  virtual nlohmann::json step(const nlohmann::json& request) = 0;
+  virtual nlohmann::json compare(const nlohmann::json& request) = 0;
+};
+
+class TwinSession : public Session {
+ public:
+  TwinSession(const Job& job, const reference::Data& data)
+      : trainer_(recipe_of(job.config, job.world, job.seed), job.model(),
+                 [job, &data](int64_t step, int64_t rank, int64_t micro_batch) {
+                   return job.batch(data, {job.seed, step, rank, micro_batch});
+                 }) {}
+
+  nlohmann::json step(const nlohmann::json& request) override {
+    const auto record = trainer_.train_step();
+    oracle::TensorFile file;
+    add_step(file, "add_then_reduce/0", record);
+    oracle::write_tensors(request.at("path"), file.tensors, file.metadata);
+    double sum = 0;
+    for (const auto& loss : record.losses) sum += loss.item<double>();
+    return {{"loss", sum / static_cast<double>(record.losses.size())}};
+  }
+  nlohmann::json compare(const nlohmann::json&) override { return nullptr; }
+
+ private:
+  reference::Trainer trainer_;
+};
+
+class EngineSession : public Session {
+ public:
+  EngineSession(const Job& job, const reference::Data& data, ranks::RankContext& context)
+      : job_(job), data_(data), context_(context), model_(job.model()) {
+    ParameterGroup all;
+    for (const auto& [name, tensor] : reference::unique_parameters(*model_))
+      all.parameters.push_back({name, tensor});
+    engine_ = initialize({all}, job.config, context.group());
+    engine_->on_step([this](const std::vector<LocalShard>& shards) {
+      for (const auto& shard : shards)
+        gradients_[shard.name] =
+            shard.gradient.defined() ? shard.gradient.clone() : at::Tensor();
+    });
+  }
+
+  nlohmann::json step(const nlohmann::json&) override {
+    const auto dtype = job_.config.param_dtype == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
+    losses_.clear();
+    double sum = 0;
+    for (int64_t index = 0; index < job_.config.gradient_accumulation_steps; ++index) {
+      context_.note("step " + std::to_string(step_ + 1) + " micro-batch " +
+                    std::to_string(index + 1));
+      const auto batch = job_.batch(data_, {job_.seed, step_, context_.rank(), index});
+      const auto loss = model_->loss(reference::to_dtype(batch, dtype));
+      engine_->backward(loss);
+      engine_->step();
+      losses_.push_back(loss.detach().to(at::kFloat));
+      sum += losses_.back().item<double>();
+    }
+    ++step_;
+    return {{"loss", sum / static_cast<double>(losses_.size())}};
+  }
+
+  nlohmann::json compare(const nlohmann::json& request) override {
+    const Twin twin(request.at("path"), reference::Order::AddThenReduce);
+    LaneTally tally;
+    for (std::size_t i = 0; i < losses_.size(); ++i) {
+      const int64_t index = static_cast<int64_t>(i) * job_.world + context_.rank();
+      const auto want = at::full({1}, twin.loss(0, index), at::kFloat);
+      tally.add("loss", index, oracle::compare(losses_[i].reshape({1}), want));
+    }
+    const double norm = engine_->get_global_grad_norm().value_or(NAN);
+    tally.add("gradient norm", 0, oracle::compare(at::full({1}, norm, at::kDouble),
+                                                  at::full({1}, twin.grad_norm(0), at::kDouble)));
+    for (const auto& shard : engine_->local_shards()) {
+      check(tally, twin, "gradient", shard, gradients_[shard.name]);
+      check(tally, twin, "master", shard, shard.master);
+      for (const auto& [name, state] : shard.state) check(tally, twin, name, shard, state);
+    }
+    for (const auto& [name, tensor] : reference::unique_parameters(*model_))
+      tally.add("parameter " + name, 0,
+                oracle::compare(engine_->full_parameter(name).flatten(),
+                                twin.tensor(0, "parameter", name)));
+    return tally.to_json();
+  }
+
+ private:
+  static void check(LaneTally& tally, const Twin& twin, const std::string& what,
+                    const LocalShard& shard, const at::Tensor& got) {
+    const auto want = twin.tensor(0, what, shard.name);
+    const std::string where = what + " " + shard.name;
+    if (got.defined() != want.defined()) return tally.add_finding(where, "present on one side only");
+    if (got.defined())
+      tally.add(where, shard.begin,
+                oracle::compare(got.flatten(), want.slice(0, shard.begin, shard.end)));
+  }
+
+  Job job_;
+  const reference::Data& data_;
+  ranks::RankContext& context_;
+  std::shared_ptr<reference::Model> model_;
+  std::unique_ptr<Engine> engine_;
+  std::map<std::string, at::Tensor> gradients_;
+  std::vector<at::Tensor> losses_;
+  int64_t step_ = 0;
+};
+
+}  // namespace
+
+nlohmann::json serve_train(const nlohmann::json& request, ranks::RankContext& context,
+                           const reference::Data& data) {
+  static std::unique_ptr<Session> session;
+  const std::string verb = request.at("verb");
+  if (verb == "start") {
+    session.reset();
+    const Job job(request);
+    if (request.at("part") == "twin")
+      session = std::make_unique<TwinSession>(job, data);
+    else
+      session = std::make_unique<EngineSession>(job, data, context);
+    int64_t numel = 0;
+    for (const auto& [name, tensor] : reference::unique_parameters(*job.model()))
+      numel += tensor.numel();
+    return {{"parameters", numel},
+            {"tokens", job.config.train_batch_size * (job.data == "text" ? job.gpt.context : 1)}};
+  }
+  if (!session) throw Error("train", "expected a session, got none. Send the verb start first.");
+  if (verb == "step") return session->step(request);
+  return session->compare(request);
+}
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,46 @@
+#include "engine/bucket/bucket.hpp"
+
+#include <ATen/ops/zeros.h>
+
+namespace equigrad::bucket {
+namespace {
+
+void put(const at::Tensor& to, const at::Tensor& from, bool add) {
+  if (add) {
+    to.add_(from);
+  } else {
+    to.copy_(from);
+  }
+}
+
+}  // namespace
+
+Bucket::Bucket(const layout::Bucket& place, int shards, int multiple_numel,
+               at::TensorOptions options)
+    : place_(place), filled_(place.slots.size(), false) {
+  const int64_t numel = shards * place.shard_numel;
+  const int64_t padded_numel = (numel + multiple_numel - 1) / multiple_numel * multiple_numel;
+  buffer_ = at::zeros({padded_numel}, options);
+  matrix_ = buffer_.narrow(0, 0, numel).view({shards, place.shard_numel});
+}
+
+void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight) {
+  const auto& where = place_.slots[slot];
+  auto flat = gradient.reshape({-1});
+  if (weight != 1.0) flat = flat.to(at::kFloat).mul(weight);
+  const auto columns = matrix_.narrow(1, where.offset, where.shard_numel);
+  const int64_t rows = where.numel / where.shard_numel;
+  const int64_t rest = where.numel - rows * where.shard_numel;
+  const bool add = filled_[slot];
+  if (rows != 0) {
+    put(columns.narrow(0, 0, rows),
+        flat.narrow(0, 0, rows * where.shard_numel).view({rows, where.shard_numel}), add);
+  }
+  if (rest != 0) {
+    put(columns.select(0, rows).narrow(0, 0, rest), flat.narrow(0, where.numel - rest, rest), add);
+  }
+  if (!add) ++filled_numel_;
+  filled_[slot] = true;
+}
+
+}  // namespace equigrad::bucket

@@ -1,0 +1,37 @@
+// Bucket: one contiguous communication buffer, filled parameter by parameter.
+//
+// Invariants: padding and the columns of parameters that contributed nothing are zero; a second contribution to a slot is
+// added to the first, rounded to the buffer's dtype.
+// Shapes: [shards, shard_numel] as layout/bucket_plan.hpp draws it, followed by zeros up to a multiple of `multiple_numel`
+// (an all-reduce cuts the buffer into that many slices).
+// Errors: none.   Depends on: layout/bucket_plan.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/layout/bucket_plan.hpp"
+
+namespace equigrad::bucket {
+
+class Bucket {
+ public:
+  Bucket(const layout::Bucket& place, int shards, int multiple_numel, at::TensorOptions options);
+
+  // Adds a parameter's gradient, any shape, weight * gradient if weight is not 1.
+  void copy_in(std::size_t slot, const at::Tensor& gradient, double weight);
+  bool full() const { return filled_numel_ == filled_.size(); }
+  const at::Tensor& buffer() const { return buffer_; }
+
+ private:
+  const layout::Bucket& place_;
+  at::Tensor buffer_;   // flat
+  at::Tensor matrix_;   // [shards, shard_numel], a view of buffer_
+  std::vector<bool> filled_;
+  std::size_t filled_numel_ = 0;  // slots that hold a contribution
+};
+
+
+}  // namespace equigrad::bucket

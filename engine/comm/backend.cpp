@@ -1,0 +1,132 @@
+#include "engine/comm/backend.hpp"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+#include <vector>
+
+#include "engine/error.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+struct Caller {
+  const char* collective;
+  int rank;
+  int world_size;
+};
+
+[[noreturn]] void fail(const Caller& caller, const char* reason) {
+  throw Error(fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective),
+              fmt::format("expected all {} ranks to take part in time, got: {}. Look for a rank that ended, threw, "
+                          "or made other calls than this one.",
+                          caller.world_size, reason));
+}
+
+// c10d's own messages end in a backtrace; the first line says what happened.
+template <class Function>
+auto with_context(const Caller& caller, Function&& function) {
+  try {
+    return function();
+  } catch (const c10::Error& error) {
+    fail(caller, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fail(caller, error.what());
+  }
+}
+
+class BackendPending final : public Pending {
+ public:
+  BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller)
+      : work_(std::move(work)), caller_(caller) {}
+  void wait() override {
+    with_context(caller_, [&] { return work_->wait(); });
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  Caller caller_;
+};
+
+class BackendCommunicator final : public Communicator {
+ public:
+  BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, c10::Device device,
+                      GatherBy gather_by)
+      : backend_(std::move(backend)), device_(device), gather_by_(gather_by) {}
+
+  int rank() const override { return backend_->getRank(); }
+  int world_size() const override { return backend_->getSize(); }
+  c10::Device device() const override { return device_; }
+
+  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    return start("all_to_all", [&] {
+      at::Tensor to = output;
+      at::Tensor from = input;
+      std::vector<int64_t> equal_splits;
+      return backend_->alltoall_base(to, from, equal_splits, equal_splits);
+    });
+  }
+  PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return start("all_gather", [&] {
+      at::Tensor to = output;
+      if (gather_by_ == GatherBy::AllToAll) {
+        at::Tensor copies = input.repeat({world_size()});
+        std::vector<int64_t> equal_splits;
+        return backend_->alltoall_base(to, copies, equal_splits, equal_splits);
+      }
+      at::Tensor from = input;
+      return backend_->_allgather_base(to, from);
+    });
+  }
+  PendingPtr all_reduce_sum(const at::Tensor& tensor) override {
+    return start("all_reduce_sum", [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      return backend_->allreduce(tensors);
+    });
+  }
+  PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override {
+    return start("reduce_scatter_sum", [&] {
+      at::Tensor to = output;
+      at::Tensor from = input;
+      return backend_->_reduce_scatter_base(to, from);
+    });
+  }
+  PendingPtr broadcast(const at::Tensor& tensor, int root) override {
+    return start("broadcast", [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      return backend_->broadcast(tensors, options);
+    });
+  }
+
+ private:
+  template <class Function>
+  PendingPtr start(const char* collective, Function&& function) {
+    const Caller caller{collective, rank(), world_size()};
+    return std::make_unique<BackendPending>(with_context(caller, function), caller);
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  c10::Device device_;
+  GatherBy gather_by_;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                   c10::Device device, GatherBy gather_by) {
+  return std::make_shared<BackendCommunicator>(backend, device, gather_by);
+}
+
+at::Tensor exchange(Communicator& communicator, const at::Tensor& message) {
+  const auto mine = message.to(communicator.device());
+  const int64_t world_size = communicator.world_size();
+  const auto all = at::empty({world_size * mine.numel()}, mine.options());
+  communicator.all_gather(all, mine)->wait();
+  return all.cpu().view({world_size, mine.numel()});
+}
+
+}  // namespace equigrad::comm

@@ -1,0 +1,39 @@
+// Launch: who this process is among the ranks, read from the environment of its launcher.
+//
+// In this order, and the first set that is present wins:
+//   RANK WORLD_SIZE LOCAL_RANK                        torchrun, the DeepSpeed launcher
+//   OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK           mpirun
+//   SLURM_PROCID SLURM_NTASKS SLURM_LOCALID           srun (without SLURM_PROCID: an allocation
+//   only) PMI_RANK PMI_SIZE MPI_LOCALRANKID                 Hydra; the local rank is the rank if
+//   not named none                                              one rank
+// A later set that gives another answer is an error, but for launchers that run inside others:
+// under torchrun (TORCHELASTIC_RUN_ID) and under mpirun, Slurm's variables describe the outer job.
+//
+// Invariants: 0 <= rank < world_size; 0 <= local_rank < world_size; with world_size > 1,
+// master_addr is not empty and 1 <= master_port <= 65535.
+// Errors: equigrad::Error for a value that is not a number, negative or out of range, a set of
+// which only a part is present, and two sets that disagree; the message names both variables.
+// Depends on: engine/error.hpp.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace equigrad::comm {
+
+struct LaunchEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  std::string master_addr;  // empty where nothing named one (one rank)
+  int master_port = 0;      // 0 where nothing named one (one rank)
+  std::string source;       // "torchrun", "mpirun", "slurm", "pmi" or "single process"
+  bool operator==(const LaunchEnvironment&) const = default;
+};
+
+using GetEnvironment = std::function<const char*(const char*)>;
+
+// `get` is std::getenv, or a table in a test.
+LaunchEnvironment read_launch_environment(const GetEnvironment& get);
+
+}  // namespace equigrad::comm

@@ -1,0 +1,93 @@
+#include "engine/comm/reduction.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <utility>
+
+#include "engine/error.hpp"
+#include "engine/kernels/tree_sum.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+kernels::Element element_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return kernels::Element::Fp32;
+  if (dtype == at::kBFloat16) return kernels::Element::Bf16;
+  throw Error("comm.reduction", std::string("expected dtype Float or BFloat16, got ") +
+                                    c10::toString(dtype) + ".");
+}
+
+}  // namespace
+
+at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype) {
+  const int rows = static_cast<int>(contributions.size(0));
+  const int64_t numel = contributions.size(1);
+  const auto result = at::empty({numel}, contributions.options().dtype(result_dtype));
+  const auto from = element_of(contributions.scalar_type());
+  const auto to = element_of(result_dtype);
+  if (contributions.is_cuda()) {
+    kernels::tree_sum_cuda(contributions.const_data_ptr(), from, rows, numel,
+                           result.mutable_data_ptr(), to,
+                           c10::cuda::getCurrentCUDAStream(contributions.device().index()).stream());
+  } else {
+    kernels::tree_sum(contributions.const_data_ptr(), from, rows, numel, result.mutable_data_ptr(),
+                      to);
+  }
+  return result;
+}
+
+Reduction::Reduction(Communicator& communicator, Kind kind, at::Tensor buffer,
+                     at::ScalarType result_dtype)
+    : communicator_(&communicator),
+      kind_(kind),
+      result_dtype_(result_dtype),
+      buffer_(std::move(buffer)) {
+  const int64_t world = communicator.world_size();
+  switch (kind_) {
+    case Kind::PinnedScatter:
+    case Kind::PinnedAll:
+      received_ = at::empty_like(buffer_);
+      pending_ = communicator.all_to_all(received_, buffer_);
+      received_ = received_.view({world, buffer_.numel() / world});
+      break;
+    case Kind::NativeScatter:
+      received_ = at::empty({buffer_.numel() / world}, buffer_.options());
+      pending_ = communicator.reduce_scatter_sum(received_, buffer_);
+      break;
+    case Kind::NativeAll:
+      pending_ = communicator.all_reduce_sum(buffer_);
+      break;
+  }
+}
+
+Reduction Reduction::reduce_scatter_sum(Communicator& communicator, ReductionOrder order,
+                                        at::Tensor buffer, at::ScalarType result_dtype) {
+  const auto kind =
+      order == ReductionOrder::Pinned ? Kind::PinnedScatter : Kind::NativeScatter;
+  return Reduction(communicator, kind, std::move(buffer), result_dtype);
+}
+
+Reduction Reduction::all_reduce_sum(Communicator& communicator, ReductionOrder order,
+                                    at::Tensor buffer, at::ScalarType result_dtype) {
+  const auto kind = order == ReductionOrder::Pinned ? Kind::PinnedAll : Kind::NativeAll;
+  return Reduction(communicator, kind, std::move(buffer), result_dtype);
+}
+
+at::Tensor Reduction::finish() {
+  pending_->wait();
+  pending_.reset();
+  if (kind_ == Kind::NativeScatter) return received_.to(result_dtype_);
+  if (kind_ == Kind::NativeAll) return buffer_.to(result_dtype_);
+  const auto numel = buffer_.numel();
+  buffer_.reset();
+  auto slice = tree_sum(received_, result_dtype_);
+  received_.reset();
+  if (kind_ == Kind::PinnedScatter) return slice;
+  auto sum = at::empty({numel}, slice.options());
+  communicator_->all_gather(sum, slice)->wait();
+  return sum;
+}
+
+}  // namespace equigrad::comm

@@ -1,0 +1,44 @@
+// Reduction: sums over ranks whose order is the engine's, not the backend's.
+//
+// Pinned: every rank sends slice r of its buffer to rank r (all-to-all), the owner adds the W contributions in a fixed
+// binary tree in fp32 (kernels/tree_sum.hpp) and rounds once to the result type. The bytes on the wire are those of a ring
+// reduce-scatter. Native: the backend's own collective, in the buffer's type, then one rounding.
+//
+// Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position or timing. Nothing is
+// averaged here. The buffer must stay untouched until finish().
+// Shapes: reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W * n], the buffer padded to a multiple of W.
+// Errors: those of the communicator.   Depends on: comm/communicator, kernels, config's ReductionOrder.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "engine/comm/communicator.hpp"
+#include "engine/config.hpp"
+
+namespace equigrad::comm {
+
+// A reduction under way. finish() waits and gives the sum; it is called once.
+class Reduction {
+ public:
+  static Reduction reduce_scatter_sum(Communicator& communicator, ReductionOrder order,
+                                      at::Tensor buffer, at::ScalarType result_dtype);
+  static Reduction all_reduce_sum(Communicator& communicator, ReductionOrder order,
+                                  at::Tensor buffer, at::ScalarType result_dtype);
+  at::Tensor finish();
+
+ private:
+  enum class Kind { PinnedScatter, PinnedAll, NativeScatter, NativeAll };
+  Reduction(Communicator& communicator, Kind kind, at::Tensor buffer, at::ScalarType result_dtype);
+
+  Communicator* communicator_;
+  Kind kind_;
+  at::ScalarType result_dtype_;
+  at::Tensor buffer_;    // [W * n] what this rank contributes
+  at::Tensor received_;  // [W, n] pinned: all contributions to this rank's slice; [n] native scatter
+  PendingPtr pending_;
+};
+
+// The rows of `contributions` [rows, n] added in the pinned order, rounded once.   -> [n]
+at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype);
+
+}  // namespace equigrad::comm

@@ -1,0 +1,107 @@
+// Configuration: what a DeepSpeed JSON file means to this engine, as one checked value.
+//
+// Names and defaults are DeepSpeed's, with three differences on purpose: `gradient_clipping` is off
+// unless it is given, an unknown key is an error at every level, and "auto" is explained instead of
+// dropped. Two keys are our own: `reduction` and `communication_timeout_s`.
+//
+// Invariants: an EngineConfig that came from parse_config or passed validate has
+// train_batch_size = micro x accumulation x world_size; nothing in the text was silently ignored
+// (explain_config lists every key with its origin, and why a key has no effect here).
+// Units: *_size, *_parameters, *_distance and *_threshold count elements; *_s is seconds.
+// Errors: ConfigError, which carries every problem at once, each with the JSON path of its key.
+// Depends on: the C++ standard library (nlohmann-json in the sources only), engine/error.hpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/error.hpp"
+
+namespace equigrad {
+
+enum class DataType { Fp32, Bf16 };
+
+// Pinned: the documented tree over ranks in fp32. Native: whatever the backend's collective does.
+enum class ReductionOrder { Pinned, Native };
+
+struct OptimizerConfig {
+  enum class Kind { Sgd, Adam, AdamW };
+  Kind kind = Kind::AdamW;
+  double lr = 1e-3;
+  double weight_decay = 0.0;
+  double beta1 = 0.9;  // Adam, AdamW
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double momentum = 0.0;  // Sgd
+  double dampening = 0.0;
+  bool nesterov = false;
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct ZeroConfig {
+  int stage = 0;
+  std::int64_t reduce_bucket_size = 500'000'000;
+  std::int64_t allgather_bucket_size = 500'000'000;
+  std::int64_t stage3_prefetch_bucket_size = 50'000'000;
+  std::int64_t stage3_param_persistence_threshold = 100'000;
+  std::int64_t stage3_max_live_parameters = 1'000'000'000;
+  std::int64_t stage3_max_reuse_distance = 1'000'000'000;
+  bool operator==(const ZeroConfig&) const = default;
+};
+
+struct EngineConfig {
+  std::int64_t train_batch_size = 1;
+  std::int64_t train_micro_batch_size_per_gpu = 1;
+  std::int64_t gradient_accumulation_steps = 1;
+  DataType param_dtype = DataType::Fp32;
+  DataType accumulate_dtype = DataType::Fp32;  // data_types.grad_accum_dtype
+  bool check_grad_overflow = true;             // bf16 only: skip the step; fp32 always throws
+  double gradient_clipping = 0.0;              // 0 is off
+  OptimizerConfig optimizer;
+  ZeroConfig zero;
+  ReductionOrder reduction = ReductionOrder::Pinned;
+  double communication_timeout_s = 1800.0;
+  bool operator==(const EngineConfig&) const = default;
+};
+
+class ConfigError : public Error {
+ public:
+  ConfigError(const std::string& where, std::vector<std::string> problems);
+  const std::vector<std::string>& problems() const { return problems_; }
+
+ private:
+  std::vector<std::string> problems_;
+};
+
+// One line of the effective configuration.
+struct Setting {
+  enum class Origin { File, Default, Derived, NoEffect };
+  std::string key;    // JSON path, such as "zero_optimization.stage"
+  std::string value;  // as JSON
+  Origin origin;
+  std::string note;  // how it was derived, how the default differs, or why it has no effect
+  bool operator==(const Setting&) const = default;
+};
+
+struct EffectiveConfig {
+  EngineConfig config;
+  std::vector<Setting> settings;
+};
+
+// `text` is JSON; // and /* */ comments are allowed.
+EngineConfig parse_config(const std::string& text, int world_size);
+
+// Text if its first character other than white space is '{', otherwise the path of a file.
+EngineConfig load_config(const std::string& text_or_path, int world_size);
+
+// As load_config, with every value's origin.
+EffectiveConfig explain_config(const std::string& text_or_path, int world_size);
+
+// The table that `equigrad config check` prints.
+std::string describe(const EffectiveConfig& effective);
+
+// For a configuration that was built in code: throws ConfigError with every problem.
+void validate(const EngineConfig& config, int world_size);
+
+}  // namespace equigrad

@@ -1,0 +1,121 @@
+#include <cmath>
+#include <limits>
+
+#include "engine/config_parts.hpp"
+
+namespace equigrad {
+namespace {
+
+std::string text_of(double value) {
+  return std::isfinite(value) ? Json(value).dump() : std::to_string(value);
+}
+
+struct Checks {
+  std::vector<std::string> problems;
+
+  void at_least(const std::string& path, std::int64_t value, std::int64_t least) {
+    if (value < least)
+      problems.push_back(path + ": expected at least " + std::to_string(least) + ", got " +
+                         std::to_string(value) + ". Give a larger whole number.");
+  }
+
+  // Scalars of an update are rounded once to fp32, and must stay finite there.
+  void finite(const std::string& path, double value) {
+    if (!std::isfinite(static_cast<float>(value)))
+      problems.push_back(path + ": expected a number that fp32 can hold, got " + text_of(value) +
+                         ". Give a finite number.");
+  }
+
+  void not_negative(const std::string& path, double value) {
+    if (value < 0.0)
+      problems.push_back(path + ": expected at least 0, got " + text_of(value) +
+                         ". Give a positive number, or 0.");
+    finite(path, value);
+  }
+
+  void beta(int index, double value) {
+    if (!(value >= 0.0 && value < 1.0))
+      problems.push_back("optimizer.params.betas: expected number " + std::to_string(index) +
+                         " to be at least 0 and below 1, got " + text_of(value) +
+                         ". Write [0.9, 0.999].");
+  }
+};
+
+void check_batch(const EngineConfig& config, int world_size, Checks& checks) {
+  const std::int64_t micro = config.train_micro_batch_size_per_gpu;
+  const std::int64_t accumulation = config.gradient_accumulation_steps;
+  checks.at_least("train_batch_size", config.train_batch_size, 1);
+  checks.at_least("train_micro_batch_size_per_gpu", micro, 1);
+  checks.at_least("gradient_accumulation_steps", accumulation, 1);
+  std::int64_t product = 0;
+  const bool fits = multiply(micro, accumulation, world_size, product);
+  if (fits && product == config.train_batch_size) return;
+  checks.problems.push_back(
+      "train_batch_size: expected micro x accumulation x world = " + std::to_string(micro) + " x " +
+      std::to_string(accumulation) + " x " + std::to_string(world_size) + " = " +
+      (fits ? std::to_string(product) : std::string("more than 64 bits hold")) + ", got " +
+      std::to_string(config.train_batch_size) + ". Drop one of the three keys to have it derived.");
+}
+
+void check_optimizer(const OptimizerConfig& optimizer, Checks& checks) {
+  const std::string params = "optimizer.params.";
+  checks.not_negative(params + "lr", optimizer.lr);
+  checks.not_negative(params + "weight_decay", optimizer.weight_decay);
+  checks.not_negative(params + "eps", optimizer.eps);
+  checks.beta(1, optimizer.beta1);
+  checks.beta(2, optimizer.beta2);
+  checks.not_negative(params + "momentum", optimizer.momentum);
+  checks.finite(params + "dampening", optimizer.dampening);
+  if (optimizer.nesterov && (optimizer.momentum <= 0.0 || optimizer.dampening != 0.0))
+    checks.problems.push_back(params +
+                              "nesterov: expected a momentum above 0 and no dampening, got "
+                              "momentum " +
+                              text_of(optimizer.momentum) + " and dampening " +
+                              text_of(optimizer.dampening) + ". Set it to false, or them.");
+}
+
+void check_zero(const ZeroConfig& zero, Checks& checks) {
+  const std::string section = "zero_optimization.";
+  if (zero.stage < 0 || zero.stage > 3)
+    checks.problems.push_back(section + "stage: expected 0, 1, 2 or 3, got " +
+                              std::to_string(zero.stage) + ". Use 0 for plain data parallelism.");
+  checks.at_least(section + "reduce_bucket_size", zero.reduce_bucket_size, 1);
+  checks.at_least(section + "allgather_bucket_size", zero.allgather_bucket_size, 1);
+  checks.at_least(section + "stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size, 0);
+  checks.at_least(section + "stage3_param_persistence_threshold",
+                  zero.stage3_param_persistence_threshold, 0);
+  checks.at_least(section + "stage3_max_live_parameters", zero.stage3_max_live_parameters, 0);
+  checks.at_least(section + "stage3_max_reuse_distance", zero.stage3_max_reuse_distance, 0);
+}
+
+}  // namespace
+
+bool multiply(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t& product) {
+  return !__builtin_mul_overflow(a, b, &product) && !__builtin_mul_overflow(product, c, &product);
+}
+
+void check_world_size(const std::string& where, int world_size) {
+  if (world_size < 1)
+    throw ConfigError(where, {"world_size: expected at least 1 rank, got " +
+                              std::to_string(world_size) + ". Give the number of ranks."});
+}
+
+std::vector<std::string> problems_of(const EngineConfig& config, int world_size) {
+  Checks checks;
+  check_batch(config, world_size, checks);
+  check_optimizer(config.optimizer, checks);
+  check_zero(config.zero, checks);
+  checks.not_negative("gradient_clipping", config.gradient_clipping);
+  if (config.accumulate_dtype == DataType::Bf16 && config.param_dtype == DataType::Fp32)
+    checks.problems.push_back(
+        "data_types.grad_accum_dtype: expected fp32 for fp32 parameters, got \"bf16\". Enable "
+        "bf16, or drop the key.");
+  // Waits are counted in whole milliseconds; 1e9 s in ns still fits in 64 bits.
+  const double timeout_s = config.communication_timeout_s;
+  if (!(timeout_s >= 1e-3 && timeout_s <= 1e9))
+    checks.problems.push_back("communication_timeout_s: expected seconds from 0.001 to 1e9, got " +
+                              text_of(timeout_s) + ". Write 1800 for half an hour.");
+  return checks.problems;
+}
+
+}  // namespace equigrad

@@ -1,0 +1,140 @@
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+#include "engine/config_parts.hpp"
+
+namespace equigrad {
+namespace {
+
+class SettingList {
+ public:
+  SettingList(const ConfigReader& reader, const Notes& notes) : reader_(reader), notes_(notes) {}
+
+  void add(const std::string& path, const Json& value, const std::string& default_note = "") {
+    const auto note = notes_.find(path);
+    const bool derived = note != notes_.end();
+    Setting setting{path, value.dump(), Setting::Origin::Default, default_note};
+    if (reader_.has(path)) {
+      setting.origin = Setting::Origin::File;
+      setting.note.clear();
+    } else if (derived) {
+      setting.origin = Setting::Origin::Derived;
+    }
+    if (derived) setting.note = note->second;
+    settings.push_back(setting);
+  }
+
+  std::vector<Setting> settings;
+
+ private:
+  const ConfigReader& reader_;
+  const Notes& notes_;
+};
+
+const char* name_of(DataType type) { return type == DataType::Fp32 ? "fp32" : "bf16"; }
+
+const char* name_of(OptimizerConfig::Kind kind) {
+  switch (kind) {
+    case OptimizerConfig::Kind::Sgd:
+      return "SGD";
+    case OptimizerConfig::Kind::Adam:
+      return "Adam";
+    case OptimizerConfig::Kind::AdamW:
+      return "AdamW";
+  }
+  return "";
+}
+
+void add_optimizer(const OptimizerConfig& optimizer, const ConfigReader& reader,
+                   SettingList& list) {
+  const std::string params = "optimizer.params.";
+  list.add("optimizer.type", name_of(optimizer.kind));
+  list.add(params + "lr", optimizer.lr);
+  list.add(params + "weight_decay", optimizer.weight_decay);
+  if (optimizer.kind == OptimizerConfig::Kind::Sgd) {
+    list.add(params + "momentum", optimizer.momentum);
+    list.add(params + "dampening", optimizer.dampening);
+    list.add(params + "nesterov", optimizer.nesterov);
+    return;
+  }
+  list.add(params + "betas", Json::array({optimizer.beta1, optimizer.beta2}));
+  list.add(params + "eps", optimizer.eps);
+  list.add(params + "adam_w_mode", optimizer.kind == OptimizerConfig::Kind::AdamW);
+  const Json* torch_adam = reader.find(params + "torch_adam");
+  list.add(params + "torch_adam", torch_adam == nullptr ? Json(false) : *torch_adam,
+           "only the default of weight_decay depends on it");
+}
+
+void add_zero(const ZeroConfig& zero, SettingList& list) {
+  const std::string section = "zero_optimization.";
+  list.add(section + "stage", zero.stage);
+  list.add(section + "reduce_bucket_size", zero.reduce_bucket_size);
+  list.add(section + "allgather_bucket_size", zero.allgather_bucket_size);
+  list.add(section + "stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size);
+  list.add(section + "stage3_param_persistence_threshold", zero.stage3_param_persistence_threshold);
+  list.add(section + "stage3_max_live_parameters", zero.stage3_max_live_parameters);
+  list.add(section + "stage3_max_reuse_distance", zero.stage3_max_reuse_distance);
+}
+
+const char* name_of(Setting::Origin origin) {
+  switch (origin) {
+    case Setting::Origin::File:
+      return "file";
+    case Setting::Origin::Default:
+      return "default";
+    case Setting::Origin::Derived:
+      return "derived";
+    case Setting::Origin::NoEffect:
+      return "no effect here";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<Setting> settings_of(const EngineConfig& config, const ConfigReader& reader,
+                                 const Notes& notes, const std::vector<Setting>& without_effect) {
+  SettingList list(reader, notes);
+  list.add("train_batch_size", config.train_batch_size);
+  list.add("train_micro_batch_size_per_gpu", config.train_micro_batch_size_per_gpu);
+  list.add("gradient_accumulation_steps", config.gradient_accumulation_steps);
+  add_optimizer(config.optimizer, reader, list);
+  list.add("gradient_clipping", config.gradient_clipping, "off; DeepSpeed 0.19.3 and later: 1.0");
+  list.add("bf16.enabled", config.param_dtype == DataType::Bf16);
+  list.add("bf16.check_grad_overflow", config.check_grad_overflow);
+  if (config.param_dtype == DataType::Fp32) {
+    list.settings.back().origin = Setting::Origin::NoEffect;
+    list.settings.back().note = "fp32 always throws";
+  }
+  list.add("data_types.param_dtype", name_of(config.param_dtype));
+  list.add("data_types.grad_accum_dtype", name_of(config.accumulate_dtype));
+  add_zero(config.zero, list);
+  list.add("reduction", config.reduction == ReductionOrder::Pinned ? "pinned" : "native");
+  list.add("communication_timeout_s", config.communication_timeout_s);
+  list.settings.insert(list.settings.end(), without_effect.begin(), without_effect.end());
+  return list.settings;
+}
+
+std::string describe(const EffectiveConfig& effective) {
+  std::array<std::size_t, 3> widths{};
+  const auto cells_of = [](const Setting& setting) {
+    return std::array<std::string, 3>{setting.key, setting.value, name_of(setting.origin)};
+  };
+  for (const Setting& setting : effective.settings) {
+    const auto cells = cells_of(setting);
+    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
+  }
+  std::ostringstream text;
+  for (const Setting& setting : effective.settings) {
+    const auto cells = cells_of(setting);
+    std::string line;
+    for (std::size_t i = 0; i < cells.size(); ++i)
+      line += cells[i] + std::string(widths[i] - cells[i].size() + 2, ' ');
+    line += setting.note;
+    text << line.substr(0, line.find_last_not_of(' ') + 1) << '\n';
+  }
+  return text.str();
+}
+
+}  // namespace equigrad

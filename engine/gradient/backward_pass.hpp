@@ -1,0 +1,56 @@
+// BackwardPass: when a backward pass begins, when a parameter's gradient is ready in it, and when it ends.
+//
+// Autograd tells, whoever started the pass (engine.backward, loss.backward, out.backward(grad)): a hook after a leaf has
+// accumulated, once per leaf and graph task, and a callback at the end of the graph task. The gradient is taken out of
+// .grad, so .grad is undefined between passes and nothing is added twice.
+//
+// Invariants: begin, ready*, end come in this order for every pass that reaches a parameter; a parameter that the pass does
+// not reach is not ready; a pass that throws is followed by no end, and the next begin finds it abandoned.
+// Shapes: a gradient has its parameter's shape and dtype, dense.
+// Errors: those of the callbacks, which reach the caller of backward with their type. A sparse gradient is refused.
+// Depends on: ATen tensors; autograd's engine in the source.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace equigrad::gradient {
+
+struct PassCallbacks {
+  std::function<void()> begin;
+  std::function<void(std::size_t parameter, const at::Tensor& gradient)> ready;
+  std::function<void()> end;
+};
+
+struct WatchedParameter {
+  std::size_t index;  // handed to `ready`
+  std::string name;
+  at::Tensor tensor;  // a leaf that requires a gradient
+};
+
+class BackwardPass {
+ public:
+  BackwardPass(std::vector<WatchedParameter> parameters, PassCallbacks callbacks);
+  ~BackwardPass();  // the parameters are plain leaves again
+  BackwardPass(const BackwardPass&) = delete;
+  BackwardPass& operator=(const BackwardPass&) = delete;
+
+  // Passes that ended, since construction.
+  int64_t completed() const;
+  // Runs `backward`; a pass that reaches no parameter of this rank still begins and ends, since others wait for it.
+  void run(const std::function<void()>& backward);
+  // Forgets a pass that was abandoned by an exception.
+  void abandon();
+
+ private:
+  struct State;
+  class Hook;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace equigrad::gradient

@@ -1,0 +1,69 @@
+// BucketPlan: which parameters travel together, and where each lies in its bucket.
+//
+// Trainable, non-empty parameters in reverse registration order (the order in which a backward pass
+// finishes them) are cut into buckets of at most `bucket_size_numel` elements; a larger one travels
+// alone. A bucket's buffer has shape [shards, shard_numel]: row r is what rank r owns, and a
+// parameter has the same columns in every row.
+//
+//   two parameters of 5 and 3 elements, 2 shards:   row 0:  a0 a1 a2 | b0 b1
+//                                                   row 1:  a3 a4  . | b2  .     (. = padding)
+//
+// A rank's shards of all buckets, end to end, are its flat shard space [plan.shard_numel()].
+//
+// Invariants: every trainable, non-empty parameter has exactly one slot; slots do not overlap and
+// leave no column free; no bucket is empty; the grouping does not depend on the number of shards.
+// Units: every integer counts elements (numel, offset) or is an index. The limit counts a
+// parameter's own elements, without padding.
+// Errors: equigrad::Error for a bucket size below 1 or fewer than one shard.
+// Depends on: engine/layout/parameter_table.hpp, engine/layout/partition.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/layout/parameter_table.hpp"
+
+namespace equigrad::layout {
+
+struct Slot {
+  std::size_t parameter = 0;  // index into the table
+  std::int64_t numel = 0;
+  std::int64_t shard_numel = 0;
+  std::int64_t offset = 0;  // first column inside the bucket's row
+  bool operator==(const Slot&) const = default;
+};
+
+struct Bucket {
+  std::vector<Slot> slots;
+  std::int64_t shard_numel = 0;  // columns of the row, padding included
+  std::int64_t offset = 0;       // of this bucket inside a rank's flat shard space
+  bool operator==(const Bucket&) const = default;
+};
+
+struct SlotLocation {
+  std::size_t bucket = 0;
+  std::size_t slot = 0;
+  bool operator==(const SlotLocation&) const = default;
+};
+
+class BucketPlan {
+ public:
+  BucketPlan(const ParameterTable& table, int shards, std::int64_t bucket_size_numel);
+
+  int shards() const { return shards_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  std::int64_t shard_numel() const { return shard_numel_; }  // of a rank's flat shard space
+  // Nothing for a frozen or empty parameter.
+  std::optional<SlotLocation> slot_of(std::size_t parameter) const;
+  const Slot& slot(SlotLocation at) const { return buckets_.at(at.bucket).slots.at(at.slot); }
+
+ private:
+  int shards_;
+  std::vector<Bucket> buckets_;
+  std::int64_t shard_numel_ = 0;
+  std::vector<std::optional<SlotLocation>> location_by_parameter_;
+};
+
+}  // namespace equigrad::layout

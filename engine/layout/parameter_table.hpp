@@ -1,0 +1,57 @@
+// ParameterTable: every parameter once, in registration order, whatever it is called.
+//
+// A tensor that is registered under several names (tied weights) has one entry: the first name
+// names it, the later ones are aliases, and all of them find it.
+//
+// Invariants: one entry per identity; names and aliases are unique; index = position in entries();
+// numel is the product of shape.
+// Units: numel counts elements; an empty parameter has numel 0, a scalar has shape [] and numel 1.
+// Errors: equigrad::Error for an empty or duplicate name, for a tied parameter whose registrations
+// disagree (group, shape, trainable), for an unknown name (with a suggestion).
+// Depends on: engine/error.hpp, engine/did_you_mean.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace equigrad::layout {
+
+// One parameter as the model registers it.
+struct Registration {
+  std::string name;
+  const void* identity = nullptr;  // the same for every name of a tied parameter
+  std::vector<std::int64_t> shape;
+  bool trainable = true;
+  std::size_t group = 0;
+};
+
+struct Entry {
+  std::string name;
+  std::int64_t numel = 0;
+  std::vector<std::int64_t> shape;
+  bool trainable = true;
+  std::size_t group = 0;
+  std::vector<std::string> aliases;
+  bool operator==(const Entry&) const = default;
+};
+
+class ParameterTable {
+ public:
+  explicit ParameterTable(const std::vector<Registration>& registrations);
+
+  std::size_t size() const { return entries_.size(); }
+  const std::vector<Entry>& entries() const { return entries_; }
+  const Entry& operator[](std::size_t index) const { return entries_.at(index); }
+  // Index by name or alias.
+  std::size_t index_of(const std::string& name) const;
+  bool contains(const std::string& name) const { return index_by_name_.count(name) != 0; }
+
+ private:
+  std::vector<Entry> entries_;
+  std::map<std::string, std::size_t> index_by_name_;
+};
+
+}  // namespace equigrad::layout

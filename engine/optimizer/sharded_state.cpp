@@ -1,0 +1,56 @@
+#include "engine/optimizer/sharded_state.hpp"
+
+#include <ATen/ops/zeros.h>
+
+#include "engine/optimizer/update_rule.hpp"
+
+namespace equigrad::optimizer {
+
+ShardedState::ShardedState(const OptimizerConfig& config, const std::vector<GroupOverride>& groups,
+                           const layout::ParameterTable& table, const layout::BucketPlan& plan,
+                           at::Device device, trace::Ledger& ledger)
+    : table_(table), plan_(plan), names_(state_names(config)), steps_(table.size(), 0) {
+  for (const auto& group : groups) {
+    config_by_group_.push_back(config);
+    if (group.lr) config_by_group_.back().lr = *group.lr;
+    if (group.weight_decay) config_by_group_.back().weight_decay = *group.weight_decay;
+  }
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  masters_ = at::zeros({plan.shard_numel()}, options);
+  ledger.charge(trace::Category::MasterWeights, static_cast<int64_t>(masters_.nbytes()));
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    states_.push_back(at::zeros({plan.shard_numel()}, options));
+    ledger.charge(trace::Category::OptimizerState, static_cast<int64_t>(masters_.nbytes()));
+  }
+}
+
+std::vector<ShardedState::Run> ShardedState::runs(const std::vector<bool>& used) {
+  std::vector<Run> found;
+  for (const auto& bucket : plan_.buckets()) {
+    for (const auto& slot : bucket.slots) {
+      if (!used[slot.parameter]) continue;
+      const Run run{table_[slot.parameter].group, ++steps_[slot.parameter],
+                    bucket.offset + slot.offset, bucket.offset + slot.offset + slot.shard_numel};
+      if (!found.empty() && found.back().end == run.begin && found.back().group == run.group &&
+          found.back().step == run.step) {
+        found.back().end = run.end;
+      } else {
+        found.push_back(run);
+      }
+    }
+  }
+  return found;
+}
+
+void ShardedState::update(const at::Tensor& gradient, const std::vector<bool>& used) {
+  for (const auto& run : runs(used)) {
+    const auto part = [&](const at::Tensor& flat) {
+      return flat.narrow(0, run.begin, run.end - run.begin);
+    };
+    std::vector<at::Tensor> states;
+    for (const auto& state : states_) states.push_back(part(state));
+    update_(config_by_group_[run.group], run.step, part(masters_), part(gradient), states);
+  }
+}
+
+}  // namespace equigrad::optimizer

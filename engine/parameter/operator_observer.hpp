@@ -1,0 +1,52 @@
+// Operator observer: tells a listener which of its storages an operator is about to read, and when the operator is done.
+//
+// LibTorch's modules have no forward hooks; every operator of the process, forward and backward, passes a RecordFunction
+// callback instead, with its inputs. A view shares its parameter's storage, so it is found too.
+//
+// Invariants: before() runs on the operator's thread before it reads its inputs, after() when it ends, thrown or not; other
+// operators cost one look-up per input. Operators that the listener itself runs are not reported (Silence).
+// Errors: an exception must not leave before() or after(): autograd's observers swallow it.
+// Depends on: ATen's RecordFunction, in the source. The library and this project must be built with NDEBUG alike.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace equigrad::parameter {
+
+class OperatorListener {
+ public:
+  virtual ~OperatorListener() = default;
+  virtual void before(const std::vector<std::size_t>& pages) noexcept = 0;
+  virtual void after(const std::vector<std::size_t>& pages) noexcept = 0;
+};
+
+// Reports uses of tensors[i]'s storage as page i while it lives.
+class Observation {
+ public:
+  Observation(OperatorListener& listener, const std::vector<at::Tensor>& tensors);
+  ~Observation();
+  Observation(const Observation&) = delete;
+  Observation& operator=(const Observation&) = delete;
+
+ private:
+  OperatorListener& listener_;
+  std::vector<c10::StorageImpl*> storages_;
+};
+
+// Operators of this thread are not reported while one lives.
+class Silence {
+ public:
+  Silence();
+  ~Silence();
+  Silence(const Silence&) = delete;
+  Silence& operator=(const Silence&) = delete;
+
+ private:
+  bool before_;
+};
+
+}  // namespace equigrad::parameter

@@ -1,0 +1,296 @@
+// Pages: every rank keeps its shard; a whole parameter is there only while an operator uses it, and a little before
+// (prefetch) and after (reuse). The model's tensor keeps its shape; its storage has no data in between, so an access that
+// nobody saw fails loudly.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "engine/layout/partition.hpp"
+#include "engine/parameter/operator_observer.hpp"
+#include "engine/parameter/page.hpp"
+#include "engine/parameter/parameters.hpp"
+#include "engine/parameter/rendezvous.hpp"
+#include "engine/parameter/use_trace.hpp"
+
+namespace equigrad::parameter {
+namespace {
+
+// Without a trace a page is dropped after this many operators that used other pages only: an attention's slices of one
+// weight are a few operators apart.
+constexpr int64_t kIdleOperators = 4;
+// A page of at least this many elements travels alone: copying it would cost more than a collective saves.
+constexpr int64_t kAloneNumel = int64_t{1} << 16;
+
+class Pages final : public Parameters, public OperatorListener {
+ public:
+  explicit Pages(const Context& context);
+  ~Pages() override { observation_.reset(); }
+
+  void publish() override;
+  at::Tensor whole(std::size_t parameter) override;
+  bool come_to(Meeting meeting, int64_t number, bool flushing) override;
+  void end_of_pass() override;
+  void rethrow_failure() override;
+
+ private:
+  void before(const std::vector<std::size_t>& pages) noexcept override;
+  void after(const std::vector<std::size_t>& pages) noexcept override;
+
+  void adopt(std::size_t parameter);
+  void use(const std::vector<std::size_t>& pages);
+  void start_gathers(const std::vector<std::size_t>& pages);
+  void start_gather(const std::vector<std::size_t>& pages);
+  void release(Page& page);
+  void release_idle();
+  void release_all();
+  std::vector<std::size_t> lookahead(int64_t budget_numel) const;
+
+  Context context_;
+  std::recursive_mutex mutex_;
+  std::vector<Page> pages_;
+  std::vector<std::optional<std::size_t>> page_of_;  // by parameter; empty ones have none
+  at::Tensor shards_;  // [plan.shard_numel()] in the parameter dtype: the masters themselves in fp32
+  std::optional<UseTrace> trace_;
+  std::optional<Rendezvous> rendezvous_;
+  int64_t clock_ = 0;
+  int64_t live_numel_ = 0;
+  std::exception_ptr failure_;
+  std::unique_ptr<Observation> observation_;
+};
+
+Pages::Pages(const Context& context) : context_(context), page_of_(context.tensors.size()) {
+  const Silence silence;
+  shards_ = context_.masters.to(context_.dtype);  // no copy in fp32
+  if (context_.dtype != at::kFloat) {
+    context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(shards_.nbytes()));
+  }
+  for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
+  std::vector<int64_t> numel_by_page;
+  std::vector<at::Tensor> tensors;
+  for (const auto& page : pages_) {
+    numel_by_page.push_back(page.tensor.numel());
+    tensors.push_back(page.tensor);
+  }
+  trace_.emplace(std::move(numel_by_page));
+  rendezvous_.emplace(context_.communicator, pages_.size(),
+                      [this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
+  publish();
+  observation_ = std::make_unique<Observation>(*this, tensors);
+}
+
+// Takes the tensor's data away; what remains is its shard.
+void Pages::adopt(std::size_t parameter) {
+  auto tensor = context_.tensors[parameter];
+  if (tensor.numel() == 0) {
+    if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(context_.dtype));
+    return;
+  }
+  const auto dtype = tensor.is_floating_point() ? context_.dtype : tensor.scalar_type();
+  const auto options = tensor.options().dtype(dtype).device(context_.communicator.device());
+  const int world = context_.communicator.world_size();
+  const layout::Partition partition(tensor.numel(), world);
+  Page page;
+  page.tensor = tensor;
+  if (const auto where = context_.plan.slot_of(parameter)) {
+    const auto& bucket = context_.plan.buckets()[where->bucket];
+    page.shard = shards_.narrow(0, bucket.offset + bucket.slots[where->slot].offset,
+                                partition.shard_numel());
+  } else {
+    page.shard = at::zeros({partition.shard_numel()}, options);
+    const auto mine = partition.range(context_.communicator.rank());
+    page.shard.narrow(0, 0, mine.numel())
+        .copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
+    context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
+  }
+  tensor.set_data(at::empty(tensor.sizes(), options));
+  page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
+  page.persistent = tensor.numel() <= context_.zero.stage3_param_persistence_threshold;
+  page.disown();
+  page_of_[parameter] = pages_.size();
+  pages_.push_back(std::move(page));
+}
+
+void Pages::publish() {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  release_all();
+  if (context_.dtype != at::kFloat) shards_.copy_(context_.masters);
+  std::vector<std::size_t> persistent;
+  for (std::size_t i = 0; i < pages_.size(); ++i) {
+    // As after any update in place: a graph that was recorded before it must not be used with the new values.
+    torch::autograd::impl::bump_version(pages_[i].tensor);
+    if (!pages_[i].persistent) continue;
+    if (pages_[i].state == Page::State::Live) release(pages_[i]);
+    persistent.push_back(i);
+  }
+  start_gathers(persistent);
+  for (const auto i : persistent) pages_[i].arrive(context_.ledger);
+}
+
+at::Tensor Pages::whole(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  const at::NoGradGuard no_grad;
+  const auto& tensor = context_.tensors[parameter];
+  if (!page_of_[parameter]) return tensor.detach().clone();
+  auto& page = pages_[*page_of_[parameter]];
+  if (page.state == Page::State::Released) rendezvous_->want({*page_of_[parameter]});
+  page.arrive(context_.ledger);
+  auto copy = tensor.detach().clone();
+  if (page.may_drop()) release(page);
+  return copy;
+}
+
+bool Pages::come_to(Meeting meeting, int64_t number, bool flushing) {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  return rendezvous_->come_to(meeting, number, flushing);
+}
+
+void Pages::end_of_pass() {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  release_all();
+  trace_->end_cycle();
+}
+
+void Pages::rethrow_failure() {
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Pages::before(const std::vector<std::size_t>& pages) noexcept {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  for (const auto page : pages) ++pages_[page].pins;
+  try {
+    use(pages);
+  } catch (...) {
+    // The operator runs in any case. It must not read a null pointer: it reads NaN, and the next call of the engine throws.
+    if (!failure_) failure_ = std::current_exception();
+    for (const auto page : pages) pages_[page].poison(context_.ledger);
+  }
+}
+
+void Pages::after(const std::vector<std::size_t>& pages) noexcept {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  for (const auto i : pages) {
+    auto& page = pages_[i];
+    --page.pins;
+    if (trace_->in_step() && page.may_drop() &&
+        trace_->reuse_distance_numel(i) > context_.zero.stage3_max_reuse_distance) {
+      release(page);
+    }
+  }
+}
+
+void Pages::use(const std::vector<std::size_t>& pages) {
+  const at::NoGradGuard no_grad;
+  ++clock_;
+  std::vector<std::size_t> missing;
+  for (const auto page : pages) {
+    trace_->use(page);
+    pages_[page].last_use = clock_;
+    if (pages_[page].state == Page::State::Released) missing.push_back(page);
+  }
+  release_idle();
+  // A round of gathers costs a message: it starts for a page that is needed now, or when half the budget is free.
+  const int64_t budget_numel = context_.zero.stage3_prefetch_bucket_size;
+  auto ahead = lookahead(budget_numel);
+  int64_t ahead_numel = 0;
+  for (const auto page : ahead) ahead_numel += pages_[page].tensor.numel();
+  if (!missing.empty() || 2 * ahead_numel > budget_numel) {
+    missing.insert(missing.end(), ahead.begin(), ahead.end());
+    rendezvous_->want(missing);
+  }
+  for (const auto page : pages) pages_[page].arrive(context_.ledger);
+}
+
+// The next pages by the trace that are neither here nor on their way, as far as the budgets reach.
+std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
+  std::vector<std::size_t> ahead;
+  if (!trace_->in_step()) return ahead;
+  const int64_t room_numel = context_.zero.stage3_max_live_parameters - live_numel_;
+  for (const auto page : trace_->next_pages(std::min(budget_numel, room_numel))) {
+    if (pages_[page].state == Page::State::Released && pages_[page].pins == 0) ahead.push_back(page);
+  }
+  return ahead;
+}
+
+// All pages of the round, on every rank: a rank that has a page already only serves its shard.
+void Pages::start_gathers(const std::vector<std::size_t>& pages) {
+  std::vector<std::size_t> together;
+  for (const auto page : pages) {
+    if (pages_[page].tensor.numel() < kAloneNumel && pages_[page].tensor.is_floating_point()) {
+      together.push_back(page);
+    } else {
+      start_gather({page});
+    }
+  }
+  if (!together.empty()) start_gather(together);
+}
+
+void Pages::start_gather(const std::vector<std::size_t>& pages) {
+  std::vector<at::Tensor> shards;
+  for (const auto page : pages) shards.push_back(pages_[page].shard);
+  auto gather =
+      std::make_shared<PageGather>(shards, context_.communicator, context_.ledger);
+  int64_t offset = 0;
+  for (const auto i : pages) {
+    auto& page = pages_[i];
+    if (page.state == Page::State::Released) {
+      page.state = Page::State::Arriving;
+      page.last_use = clock_;
+      page.gather = gather;
+      page.offset = offset;
+      live_numel_ += page.tensor.numel();
+    }
+    offset += page.shard.numel();
+  }
+  if (gather.use_count() == 1) gather->wait();  // served only: nobody here will wait for it
+}
+
+void Pages::release(Page& page) {
+  page.drop(context_.ledger);
+  live_numel_ -= page.tensor.numel();
+}
+
+// Without a trace: what has not been used for a few operators. Over the limit of live parameters: the longest unused.
+void Pages::release_idle() {
+  if (!trace_->in_step()) {
+    for (auto& page : pages_) {
+      if (page.may_drop() && clock_ - page.last_use >= kIdleOperators) release(page);
+    }
+  }
+  while (live_numel_ > context_.zero.stage3_max_live_parameters) {
+    Page* oldest = nullptr;
+    for (auto& page : pages_) {
+      if (page.may_drop() && (oldest == nullptr || page.last_use < oldest->last_use)) {
+        oldest = &page;
+      }
+    }
+    if (oldest == nullptr) return;
+    release(*oldest);
+  }
+}
+
+void Pages::release_all() {
+  for (auto& page : pages_) {
+    page.arrive(context_.ledger);
+    if (page.may_drop()) release(page);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Parameters> make_pages(const Context& context) {
+  return std::make_unique<Pages>(context);
+}
+
+}  // namespace equigrad::parameter

@@ -1,0 +1,34 @@
+#include "engine/parameter/parameters.hpp"
+
+#include "engine/layout/partition.hpp"
+
+namespace equigrad::parameter {
+
+void fill_masters(const Context& context) {
+  for (const auto& bucket : context.plan.buckets()) {
+    for (const auto& slot : bucket.slots) {
+      const layout::Partition partition(slot.numel, context.plan.shards());
+      const int rank = context.plan.shards() == 1 ? 0 : context.communicator.rank();
+      const auto mine = partition.range(rank);
+      context.masters.narrow(0, bucket.offset + slot.offset, mine.numel())
+          .copy_(context.tensors[slot.parameter].detach().reshape({-1}).narrow(0, mine.begin,
+                                                                              mine.numel()));
+    }
+  }
+}
+
+void copy_out(const at::Tensor& columns, const at::Tensor& flat) {
+  const int64_t shard_numel = columns.size(1);
+  const int64_t rows = flat.numel() / shard_numel;
+  const int64_t rest = flat.numel() - rows * shard_numel;
+  if (rows != 0) {
+    flat.narrow(0, 0, rows * shard_numel)
+        .view({rows, shard_numel})
+        .copy_(columns.narrow(0, 0, rows));
+  }
+  if (rest != 0) {
+    flat.narrow(0, rows * shard_numel, rest).copy_(columns.select(0, rows).narrow(0, 0, rest));
+  }
+}
+
+}  // namespace equigrad::parameter

@@ -1,0 +1,118 @@
+// Replicas: every parameter whole on every rank, filled after each update by bucketed all-gathers (stages 1, 2) or straight
+// from the rank's own masters (stage 0, where fp32 parameters simply are views of them).
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "engine/parameter/parameters.hpp"
+
+namespace equigrad::parameter {
+namespace {
+
+// Neighbouring slots that are gathered together: columns [begin, end) of the flat shard space.
+struct Gather {
+  struct Part {
+    std::size_t parameter;
+    int64_t offset;  // inside the gather's columns
+    int64_t shard_numel;
+  };
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::vector<Part> parts;
+};
+
+std::vector<Gather> plan_gathers(const layout::BucketPlan& plan, int64_t bucket_size_numel) {
+  std::vector<Gather> gathers;
+  for (const auto& bucket : plan.buckets()) {
+    for (const auto& slot : bucket.slots) {
+      const int64_t begin = bucket.offset + slot.offset;
+      const int64_t end = begin + slot.shard_numel;
+      if (gathers.empty() || (end - gathers.back().begin) * plan.shards() > bucket_size_numel) {
+        gathers.push_back({begin, begin, {}});
+      }
+      auto& gather = gathers.back();
+      gather.parts.push_back({slot.parameter, begin - gather.begin, slot.shard_numel});
+      gather.end = end;
+    }
+  }
+  return gathers;
+}
+
+class Replicas final : public Parameters {
+ public:
+  explicit Replicas(const Context& context)
+      : context_(context), gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)) {
+    views_of_masters_ = context_.plan.shards() == 1 && context_.dtype == at::kFloat;
+    for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
+    publish();
+  }
+
+  void publish() override {
+    if (views_of_masters_) {
+      for (const auto& gather : gathers_) {
+        for (const auto& part : gather.parts) {
+          torch::autograd::impl::bump_version(context_.tensors[part.parameter]);
+        }
+      }
+      return;
+    }
+    for (const auto& gather : gathers_) publish(gather);
+  }
+
+  at::Tensor whole(std::size_t parameter) override {
+    return context_.tensors[parameter].detach().clone();
+  }
+  bool come_to(Meeting /*meeting*/, int64_t /*number*/, bool flushing) override { return flushing; }
+  void end_of_pass() override {}
+  void rethrow_failure() override {}
+
+ private:
+  // The model's tensor in the compute dtype, contiguous, in memory of its own or in the masters'.
+  void adopt(std::size_t i) {
+    auto tensor = context_.tensors[i];
+    const auto where = context_.plan.slot_of(i);
+    if (views_of_masters_ && where) {
+      const auto& slot = context_.plan.slot(*where);
+      const int64_t offset = context_.plan.buckets()[where->bucket].offset + slot.offset;
+      tensor.set_data(context_.masters.narrow(0, offset, slot.numel).view(tensor.sizes()));
+      return;
+    }
+    const auto dtype = tensor.is_floating_point() ? context_.dtype : tensor.scalar_type();
+    tensor.set_data(tensor.detach()
+                        .to(context_.communicator.device(), dtype)
+                        .contiguous());
+    context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
+  }
+
+  void publish(const Gather& gather) {
+    auto columns = context_.masters.narrow(0, gather.begin, gather.end - gather.begin);
+    auto shard = columns.to(context_.dtype);
+    at::Tensor rows = shard.view({1, shard.numel()});
+    if (context_.plan.shards() > 1) {
+      const int64_t world = context_.plan.shards();
+      auto gathered = at::empty({world * shard.numel()}, shard.options());
+      const auto bytes = static_cast<int64_t>(gathered.nbytes());
+      context_.ledger.charge(trace::Category::Gathered, bytes);
+      context_.communicator.all_gather(gathered, shard)->wait();
+      context_.ledger.credit(trace::Category::Gathered, bytes);
+      rows = gathered.view({world, shard.numel()});
+    }
+    for (const auto& part : gather.parts) {
+      copy_out(rows.narrow(1, part.offset, part.shard_numel),
+               context_.tensors[part.parameter].detach().view({-1}));
+    }
+  }
+
+  Context context_;
+  std::vector<Gather> gathers_;
+  bool views_of_masters_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Parameters> make_replicas(const Context& context) {
+  return std::make_unique<Replicas>(context);
+}
+
+}  // namespace equigrad::parameter

@@ -1,0 +1,125 @@
+#include "reports/junit.hpp"
+
+#include <map>
+#include <sstream>
+
+#include "reports/summary.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+struct Tally {
+  int64_t tests = 0, failures = 0, errors = 0, skipped = 0;
+};
+
+class UniqueNames {
+ public:
+  std::string operator()(const std::string& name) {
+    const int64_t seen = ++seen_[name];
+    return seen == 1 ? name : (*this)(name + " (" + std::to_string(seen) + ")");
+  }
+
+ private:
+  std::map<std::string, int64_t> seen_;
+};
+
+std::string cdata(const std::string& text) {
+  std::string safe = clean(text);
+  for (size_t at = 0; (at = safe.find("]]>", at)) != std::string::npos; at += 15) {
+    safe.replace(at, 3, "]]]]><![CDATA[>");
+  }
+  return "<![CDATA[" + safe + "]]>";
+}
+
+std::string attributes(const Tally& tally) {
+  return " tests=\"" + std::to_string(tally.tests) + "\" failures=\"" +
+         std::to_string(tally.failures) + "\" errors=\"" + std::to_string(tally.errors) +
+         "\" skipped=\"" + std::to_string(tally.skipped) + "\"";
+}
+
+void write_problem(std::ostringstream& out, const char* element, const Case& one,
+                   const std::string& message) {
+  out << "      <" << element << " message=\"" << escape_xml(first_line(message)) << "\" type=\""
+      << word(one.verdict) << "\">"
+      << cdata(message + (one.replay.empty() ? "" : "\nreplay: " + one.replay)) << "</" << element
+      << ">\n";
+  if (one.files.empty()) return;
+  std::string attachments;
+  for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
+  out << "      <system-out>" << cdata(attachments) << "</system-out>\n";
+}
+
+void write_case(std::ostringstream& out, Tally& tally, const Case& one, const std::string& name,
+                const std::string& suite) {
+  ++tally.tests;
+  out << "    <testcase name=\"" << escape_xml(name) << "\" classname=\"equigrad."
+      << escape_xml(suite) << "\" time=\"" << shortest(one.seconds) << "\"";
+  const bool empty = vacuous(one);
+  if (passed(one.verdict) && !empty) {
+    out << "/>\n";
+    return;
+  }
+  out << ">\n";
+  if (empty) {
+    ++tally.failures;
+    write_problem(out, "failure", one, "passed without comparing anything");
+  } else if (one.verdict == Verdict::Failed) {
+    ++tally.failures;
+    write_problem(out, "failure", one, message_of(one));
+  } else if (went_wrong(one.verdict)) {
+    ++tally.errors;
+    write_problem(out, "error", one, message_of(one));
+  } else {
+    ++tally.skipped;
+    out << "      <skipped message=\"" << escape_xml(first_line(message_of(one))) << "\"/>\n";
+  }
+  out << "    </testcase>\n";
+}
+
+void write_self_checks(std::ostringstream& out, Tally& all, const Run& run, UniqueNames& unique) {
+  std::ostringstream body;
+  Tally tally;
+  for (const SelfCheck& check : run.self_checks) {
+    const std::string fault = clean(check.fault);
+    Case one;
+    one.id = unique("self_check." + fault);
+    one.verdict = check.caught ? Verdict::Equal : Verdict::Failed;
+    one.lanes.resize(1);
+    one.lanes[0].compared = 1;  // a planted fault is no empty comparison
+    one.message = "the planted fault \"" + fault + "\" was not caught: the run is void";
+    write_case(body, tally, one, one.id, "self_check");
+  }
+  out << "  <testsuite name=\"self_check\"" << attributes(tally) << ">\n"
+      << body.str() << "  </testsuite>\n";
+  all.tests += tally.tests;
+  all.failures += tally.failures;
+}
+
+}  // namespace
+
+std::string to_junit(const Run& run) {
+  std::ostringstream suites;
+  Tally all;
+  UniqueNames unique;
+  write_self_checks(suites, all, run, unique);
+  for (const Group& group : group_by(run, {"stage", "precision", "ranks"})) {
+    const std::string suite = "zero" + group.key[0] + "." + group.key[1] + ".w" + group.key[2];
+    std::ostringstream body;
+    Tally tally;
+    for (const Case* one : group.cases)
+      write_case(body, tally, *one, unique(clean(one->id)), suite);
+    suites << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << " time=\""
+           << shortest(group.seconds) << "\">\n"
+           << body.str() << "  </testsuite>\n";
+    all.tests += tally.tests;
+    all.failures += tally.failures;
+    all.errors += tally.errors;
+    all.skipped += tally.skipped;
+  }
+  return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"equigrad\"" +
+         attributes(all) + " time=\"" + shortest(run.wall_s) + "\">\n" + suites.str() +
+         "</testsuites>\n";
+}
+
+}  // namespace equigrad::reports

@@ -1,0 +1,115 @@
+#include "reports/markdown.hpp"
+
+#include <algorithm>
+#include <sstream>
+
+#include "reports/summary.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+// Text outside code: HTML and Markdown are both live there.
+std::string inert(const std::string& foreign) {
+  std::string out;
+  for (const char c : clean(foreign)) {
+    if (c == '\n') {
+      out += ' ';
+    } else if (std::string_view("<>&").find(c) != std::string_view::npos) {
+      out += escape_xml(std::string(1, c));
+    } else {
+      if (std::string_view("\\`*_{}[]()#|!~@").find(c) != std::string_view::npos) out += '\\';
+      out += c;
+    }
+  }
+  return out;
+}
+
+// A fence one backtick longer than any run of backticks inside.
+std::string fenced(const std::string& text) {
+  size_t longest = 2;
+  size_t current = 0;
+  for (const char c : text) longest = std::max(longest, current = c == '`' ? current + 1 : 0);
+  const std::string fence(longest + 1, '`');
+  return fence + "text\n" + text + "\n" + fence + "\n";
+}
+
+std::string lane_cell(const Group& group, const char* name, bool margin) {
+  const LaneTotal* lane = group.lane(name);
+  if (lane == nullptr || lane->cases == 0) return "-";
+  return margin ? short_number(lane->margin) : grouped(lane->differing);
+}
+
+void write_table(std::ostringstream& out, const Run& run) {
+  out << "\n| stage | precision | ranks | cases | elements compared | exact: differing | cross: "
+         "differing | bounded: margin | verdict |\n"
+         "|--:|:--|--:|--:|--:|--:|--:|--:|:--|\n";
+  for (const Group& group : group_by(run, {"stage", "precision", "ranks"})) {
+    const Verdict verdict = group.verdict();
+    out << "| " << inert(group.key[0]) << " | " << inert(group.key[1]) << " | "
+        << inert(group.key[2]) << " | " << grouped(group.counts.total()) << " | "
+        << grouped(group.counts.compared) << " | " << lane_cell(group, "exact", false) << " | "
+        << lane_cell(group, "cross", false) << " | " << lane_cell(group, "bounded", true) << " | "
+        << glyph(verdict) << " " << spoken(verdict) << " |\n";
+  }
+}
+
+void write_front(std::ostringstream& out, const Run& run) {
+  const Counts sum = counts(run);
+  const Environment& env = run.environment;
+  out << "## Equigrad: " << word(outcome(run)) << "\n\n"
+      << outcome_text(run) << "\n\n"
+      << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
+      << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
+      << ".\n\n"
+      << "equigrad " << inert(env.version) << ", commit " << inert(env.commit) << ", torch "
+      << inert(env.torch) << ", " << inert(env.compiler) << ", " << inert(env.device) << ", "
+      << inert(env.cpu) << " x" << env.cores << ", seed " << run.seed << "\n";
+  write_table(out, run);
+  out << "\n| planted fault | caught by |\n|:--|:--|\n";
+  for (const SelfCheck& check : run.self_checks) {
+    out << "| " << inert(check.what.empty() ? check.fault : check.what) << " | "
+        << (check.caught ? inert(check.by) : "**not caught**") << " |\n";
+  }
+  const std::vector<Reason> why = reasons(run);
+  if (!why.empty()) out << "\n| not run or skipped | cases |\n|:--|--:|\n";
+  for (const Reason& reason : why) {
+    out << "| " << spoken(reason.verdict) << ": " << inert(reason.text) << " | "
+        << grouped(reason.cases) << " |\n";
+  }
+}
+
+std::string section(const Case& one) {
+  const std::string text =
+      passed(one.verdict) ? "passed without comparing anything" : clean(message_of(one));
+  return "\n### " + glyph(one.verdict) + " " + inert(one.id) + "\n\n" +
+         fenced(text + (one.replay.empty() ? "" : "\nreplay: " + clean(one.replay)));
+}
+
+}  // namespace
+
+std::string to_markdown(const Run& run, size_t max_bytes) {
+  constexpr size_t kClosingBytes = 100;
+  std::ostringstream front;
+  write_front(front, run);
+  std::string out = front.str();
+  const size_t room = max_bytes - std::min(max_bytes, kClosingBytes);
+  if (out.size() > room) {
+    // Cut at a line, never inside a character.
+    const size_t end = out.rfind('\n', room);
+    out.resize(end == std::string::npos ? 0 : end + 1);
+  }
+  int64_t left_out = 0;
+  for (const Case* one : worst_first(wrong_cases(run))) {
+    const std::string next = section(*one);
+    if (out.size() + next.size() > room) {
+      ++left_out;
+    } else {
+      out += next;
+    }
+  }
+  if (left_out > 0) out += "\nand " + grouped(left_out) + " more, see run.json\n";
+  return out;
+}
+
+}  // namespace equigrad::reports

@@ -1,0 +1,158 @@
+#include "reports/page.hpp"
+
+#include <array>
+#include <cmath>
+
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+std::string tile(const std::string& value, const std::string& name, const char* tone) {
+  return std::string("<div class=\"") + tone + "\"><dt>" + name + "</dt><dd>" + value +
+         "</dd></div>\n";
+}
+
+const char* tone_of(int64_t alarming) { return alarming == 0 ? "zero" : "alarm"; }
+
+// The counts as one bar; the same numbers stand in the tiles, so it is hidden from readers.
+std::string proportions(const Counts& sum) {
+  struct Part {
+    int64_t count;
+    Verdict verdict;
+    const char* fill;  // for a page without its styles
+  };
+  const std::array<Part, 7> parts = {{{sum.failed, Verdict::Failed, "#b7331b"},
+                                      {sum.crashed, Verdict::Crashed, "#5f3490"},
+                                      {sum.timed_out, Verdict::TimedOut, "#8461b3"},
+                                      {sum.within, Verdict::Within, "#e8c45f"},
+                                      {sum.equal, Verdict::Equal, "#1f6f9f"},
+                                      {sum.skipped, Verdict::Skipped, "#e1e4e8"},
+                                      {sum.not_run, Verdict::NotRun, "#d4d8dd"}}};
+  if (sum.total() == 0) return {};
+  std::string out =
+      "<svg class=\"bar\" viewBox=\"0 0 100 1\" preserveAspectRatio=\"none\" "
+      "aria-hidden=\"true\">";
+  double at = 0;
+  for (const auto& [count, verdict, fill] : parts) {
+    const double width = 100 * static_cast<double>(count) / static_cast<double>(sum.total());
+    if (count > 0) {
+      out += "<rect x=\"" + shortest(std::round(at * 1000) / 1000) + "\" width=\"" +
+             shortest(std::round(width * 1000) / 1000) + "\" height=\"1\" fill=\"" + fill +
+             "\" class=\"" + margin_class(verdict, 0.5) + "\"/>";
+    }
+    at += width;
+  }
+  return out + "</svg>\n";
+}
+
+std::string self_check_line(const Run& run) {
+  int64_t caught = 0;
+  for (const SelfCheck& check : run.self_checks) caught += check.caught ? 1 : 0;
+  return "<p class=\"note\"><a href=\"#self-checks\">" + grouped(caught) + " of " +
+         count_of(static_cast<int64_t>(run.self_checks.size()), "planted fault") +
+         "</a> caught in this run.</p>\n";
+}
+
+}  // namespace
+
+std::string margin_class(Verdict verdict, double margin) {
+  switch (verdict) {
+    case Verdict::Failed:
+      return "bad";
+    case Verdict::Crashed:
+      return "crash";
+    case Verdict::TimedOut:
+      return "late";
+    case Verdict::Skipped:
+      return "skip-c";
+    case Verdict::NotRun:
+      return "none";
+    case Verdict::Equal:
+      return "m0";
+    case Verdict::Within:
+      return margin <= 0.25 ? "m1" : margin <= 0.5 ? "m2" : margin <= 0.75 ? "m3" : "m4";
+  }
+  return "none";
+}
+
+std::string verdict_cell(Verdict verdict, double margin, const std::string& text) {
+  return "<td class=\"v " + margin_class(verdict, margin) + "\"><span>" + glyph(verdict) + " " +
+         text + "</span></td>";
+}
+
+std::string number_cell(const std::string& text) { return "<td class=\"n\">" + text + "</td>"; }
+
+std::string group_anchor(const std::string& stage, const std::string& precision,
+                         const std::string& ranks) {
+  return anchor("zero" + stage + "." + precision + ".w" + ranks);
+}
+
+std::string section_open(const std::string& id, const std::string& title) {
+  return "<section id=\"" + id + "\" aria-labelledby=\"" + id + "-h\">\n<h2 id=\"" + id + "-h\">" +
+         title + "</h2>\n";
+}
+
+std::string clipped(const std::string& text, size_t limit_bytes) {
+  if (text.size() <= limit_bytes) return text;
+  size_t end = limit_bytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
+  return text.substr(0, end) + " [" +
+         count_of(static_cast<int64_t>(text.size() - end), "more byte") + " in run.json]";
+}
+
+std::string page_banner(const Run& run) {
+  const Counts sum = counts(run);
+  const Group all = whole(run);
+  const Outcome end = outcome(run);
+  std::string title(word(end));
+  title[0] = static_cast<char>(title[0] - 'a' + 'A');
+  const char* mark = end == Outcome::Held ? "✓" : end == Outcome::Inconclusive ? "?" : "✗";
+  std::string out = "<header class=\"" + std::string(word(end)) +
+                    "\">\n<p class=\"brand\">Equigrad conformance run, " +
+                    escape_xml(run.environment.time) + "</p>\n<h1><span aria-hidden=\"true\">" +
+                    mark + "</span> " + title + "</h1>\n<p>" + outcome_text(run) + "</p>\n" +
+                    self_check_line(run) + "<dl class=\"tiles\">\n";
+  out += tile(grouped(sum.executed()), "cases ran", "");
+  out += tile(grouped(sum.equal), "equal, bit for bit", "");
+  out += tile(grouped(sum.within), "within their bound", sum.within == 0 ? "zero" : "");
+  out += tile(grouped(sum.failed), "failed", tone_of(sum.failed));
+  if (sum.crashed > 0) out += tile(grouped(sum.crashed), "crashed", "alarm");
+  if (sum.timed_out > 0) out += tile(grouped(sum.timed_out), "timed out", "alarm");
+  if (sum.vacuous > 0) out += tile(grouped(sum.vacuous), "compared nothing", "alarm");
+  out += tile(grouped(sum.skipped), "skipped", sum.skipped == 0 ? "zero" : "");
+  out += tile(grouped(sum.not_run), "<a href=\"#not-run\">not run</a>",
+              sum.not_run == 0 ? "zero" : "");
+  out += "</dl>\n<dl class=\"tiles\">\n";
+  out += tile(grouped(sum.compared), "elements compared", "");
+  out += tile(grouped(sum.differing), "differ where none may", tone_of(sum.differing));
+  const LaneTotal* bounded = all.lane("bounded");
+  if (bounded != nullptr && bounded->cases > 0) {
+    out += tile(short_number(bounded->margin), "worst share of a bound", "");
+  }
+  return out + "</dl>\n" + proportions(sum) + "</header>\n";
+}
+
+std::string page_not_run(const Run& run) {
+  std::string out = section_open("not-run", "Not run and skipped");
+  const std::vector<Reason> why = reasons(run);
+  if (why.empty()) return out + "<p>Everything that was asked for was run.</p>\n</section>\n";
+  out +=
+      "<div class=\"wide\"><table>\n<caption>What this run says nothing about, and "
+      "why</caption>\n<thead><tr><th scope=\"col\">State</th><th scope=\"col\" "
+      "class=\"n\">Cases</th><th scope=\"col\">Reason</th></tr></thead>\n<tbody>\n";
+  constexpr size_t kReasons = 200;
+  for (size_t i = 0; i < why.size() && i < kReasons; ++i) {
+    out += "<tr>" + verdict_cell(why[i].verdict, 0, spoken(why[i].verdict)) +
+           number_cell(grouped(why[i].cases)) + "<td>" + escape_xml(clipped(why[i].text, 400)) +
+           "</td></tr>\n";
+  }
+  out += "</tbody></table></div>\n";
+  if (why.size() > kReasons) {
+    out += "<p>" + count_of(static_cast<int64_t>(why.size() - kReasons), "more reason") +
+           " in run.json.</p>\n";
+  }
+  return out + "</section>\n";
+}
+
+}  // namespace equigrad::reports

@@ -1,0 +1,144 @@
+// Record: everything one run of the conformance matrix found, as plain values.
+//
+// The matrix fills in one Run; every writer (terminal, JSON, JUnit, HTML, Markdown, annotations)
+// takes it and does no more than count, so all of them tell the same story.
+//
+// Invariants: a verdict is given by whoever compared, never by a writer. A run is held only if its
+//   planted faults were caught and every passing case compared at least one value.
+// Units: compared and differing count elements; margin is worst error divided by bound (0 when all
+//   bits agree, above 1 when the bound is broken, inf when the bound is 0); seconds are wall clock.
+// Errors: merge() throws std::runtime_error on runs that do not belong together.
+// Depends on: the C++ standard library only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace equigrad::reports {
+
+enum class Verdict {
+  Equal,     // 0 differing bits
+  Within,    // differs, inside its computed bound
+  Failed,    // differs, beyond what is allowed
+  Skipped,   // not applicable here; the message says why
+  Crashed,   // a rank died
+  TimedOut,  // a rank did not answer in time
+  NotRun,    // asked for, never started (interrupted, or a rank pool that gave up)
+};
+
+// The element with the largest error of a lane.
+struct Worst {
+  std::string tensor;
+  int64_t index = 0;  // flat index in the whole tensor
+  double got = 0;
+  double want = 0;
+  double bound = 0;  // largest |got - want| allowed here; 0 in the exact and cross lanes
+  double ulp = 0;    // |got - want| in units in the last place of the compared dtype
+};
+
+// One question asked of a case: "exact" (against the twin), "cross" (styles and stages against
+// each other) or "bounded" (against the fp32 reference).
+struct Lane {
+  std::string name;
+  Verdict verdict = Verdict::NotRun;
+  int64_t compared = 0;
+  int64_t differing = 0;
+  double margin = 0;
+  std::optional<Worst> worst;
+};
+
+// Dimensions in use: stage, precision, style, ranks, accumulate, clip, optimizer, model.
+struct Case {
+  std::string id;  // Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward
+  std::map<std::string, std::string> dimensions;
+  Verdict verdict = Verdict::NotRun;
+  std::vector<Lane> lanes;
+  std::string message;  // what went wrong, or why it was skipped
+  std::string replay;   // one line that repeats this case
+  double seconds = 0;
+  std::vector<std::string> files;  // kept tensors, relative to the report's folder
+};
+
+// A planted fault which a run must catch before its green means anything.
+struct SelfCheck {
+  std::string fault;  // "micro_batch_dropped"
+  std::string what;   // what was done to the data, in words
+  bool caught = false;
+  std::string by;  // lane and case that caught it
+};
+
+struct Environment {
+  std::string version;
+  std::string commit;
+  std::string torch;
+  std::string compiler;
+  std::string device;
+  std::string cpu;
+  int cores = 0;
+  int threads_per_rank = 0;
+  std::string os;
+  std::string time;  // ISO 8601, UTC
+};
+
+// Bytes that one rank (the largest) holds in one category of the engine's ledger.
+struct MemoryRow {
+  int stage = 0;
+  std::string precision;
+  int ranks = 0;
+  std::string category;  // parameters, gradients, master, optimizer, buckets, ...
+  int64_t bytes = 0;     // at the end of a step
+  int64_t peak_bytes = 0;
+};
+
+struct Run {
+  int schema_version = 1;
+  Environment environment;
+  uint64_t seed = 0;
+  std::string command;
+  std::vector<SelfCheck> self_checks;
+  std::vector<Case> cases;
+  std::map<std::string, int64_t> not_run;  // reason -> cases that are not even listed
+  bool interrupted = false;
+  double wall_s = 0;
+  std::vector<MemoryRow> memory;
+};
+
+struct Counts {
+  int64_t equal = 0, within = 0, failed = 0, skipped = 0, crashed = 0, timed_out = 0;
+  int64_t not_run = 0;    // cases with Verdict::NotRun and those that Run::not_run counts
+  int64_t vacuous = 0;    // of the passing cases: those with a passing lane that compared nothing
+  int64_t compared = 0;   // elements, over all lanes
+  int64_t differing = 0;  // elements whose bits differ in a bitwise lane
+
+  int64_t held() const { return equal + within; }
+  int64_t executed() const { return held() + failed + crashed + timed_out; }
+  int64_t total() const { return executed() + skipped + not_run; }
+  void add(const Case& one);
+};
+
+enum class Outcome { Held, Failed, Void, Broken, Inconclusive, Interrupted };
+
+inline constexpr int64_t kRequiredSelfChecks = 3;  // fewer caught faults make a run void
+
+bool passed(Verdict verdict);      // Equal or Within
+bool went_wrong(Verdict verdict);  // Failed, Crashed or TimedOut
+bool bitwise(const Lane& lane);    // every lane but "bounded": any differing bit is a failure
+bool vacuous(const Case& one);     // passed without comparing anything, in some lane or in all
+std::string_view word(Verdict verdict);  // "equal", "timed_out": the spelling of run.json
+std::string_view word(Outcome outcome);
+Counts counts(const Run& run);
+bool self_checked(const Run& run);  // enough faults were planted and each one was caught
+
+// Interrupted before Void before Failed before Broken (only crashes and time-outs) before
+// Inconclusive (nothing compared somewhere) before Held.
+Outcome outcome(const Run& run);
+int exit_code(const Run& run);  // 0 held, 1 failed or void, 3 broken, 4 inconclusive, 130
+
+// Shards of one run as one run: same schema, seed and commit, no case twice, or it throws.
+Run merge(const std::vector<Run>& shards);
+
+}  // namespace equigrad::reports

@@ -1,0 +1,168 @@
+#include "reports/summary.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+bool as_integer(const std::string& text, int64_t& value) {
+  const char* end = text.data() + text.size();
+  return std::from_chars(text.data(), end, value).ptr == end && !text.empty();
+}
+
+LaneTotal& total_for(Group& group, const std::string& name) {
+  for (LaneTotal& total : group.lanes) {
+    if (total.name == name) return total;
+  }
+  group.lanes.push_back({.name = name});
+  return group.lanes.back();
+}
+
+void add_lane(LaneTotal& total, const Lane& lane, const Case& one) {
+  if (lane.verdict == Verdict::Skipped || lane.verdict == Verdict::NotRun) {
+    ++total.skipped;
+    return;
+  }
+  ++total.cases;
+  total.compared += lane.compared;
+  total.differing += lane.differing;
+  if (went_wrong(lane.verdict)) ++total.wrong;
+  if (worse_margin(lane.margin, total.margin)) {
+    total.margin = lane.margin;
+    total.worst_case = &one;
+  }
+  if (lane.worst && worse_margin(lane.worst->ulp, total.ulp)) total.ulp = lane.worst->ulp;
+}
+
+void add_case(Group& group, const Case& one) {
+  group.counts.add(one);
+  group.seconds += one.seconds;
+  group.cases.push_back(&one);
+  for (const Lane& lane : one.lanes) {
+    add_lane(total_for(group, lane.name), lane, one);
+    if (worse_margin(lane.margin, group.margin)) group.margin = lane.margin;
+  }
+}
+
+double worst_margin(const Case& one) {
+  double worst = 0;
+  for (const Lane& lane : one.lanes) {
+    if (worse_margin(lane.margin, worst)) worst = lane.margin;
+  }
+  return worst;
+}
+
+}  // namespace
+
+Verdict Group::verdict() const {
+  if (counts.failed > 0) return Verdict::Failed;
+  if (counts.crashed > 0) return Verdict::Crashed;
+  if (counts.timed_out > 0) return Verdict::TimedOut;
+  if (counts.within > 0) return Verdict::Within;
+  if (counts.equal > 0) return Verdict::Equal;
+  return counts.skipped > 0 ? Verdict::Skipped : Verdict::NotRun;
+}
+
+const LaneTotal* Group::lane(const std::string& name) const {
+  for (const LaneTotal& total : lanes) {
+    if (total.name == name) return &total;
+  }
+  return nullptr;
+}
+
+bool worse_margin(double a, double b) {
+  if (std::isnan(b)) return false;
+  return std::isnan(a) || a > b;
+}
+
+std::vector<std::string> values(const Run& run, const std::string& dimension_name) {
+  std::vector<std::string> found;
+  for (const Case& one : run.cases) {
+    std::string value = dimension(one, dimension_name);
+    if (std::find(found.begin(), found.end(), value) == found.end()) {
+      found.push_back(std::move(value));
+    }
+  }
+  const auto numbers_in_order = [](const std::string& a, const std::string& b) {
+    int64_t x = 0;
+    int64_t y = 0;
+    return as_integer(a, x) && as_integer(b, y) && x < y;
+  };
+  const auto is_number = [](const std::string& text) {
+    int64_t ignored = 0;
+    return as_integer(text, ignored);
+  };
+  // Numbers first, so that the comparison is a strict weak ordering even in a mixed list.
+  const auto words = std::stable_partition(found.begin(), found.end(), is_number);
+  std::sort(found.begin(), words, numbers_in_order);
+  return found;
+}
+
+std::vector<Group> group_by(const Run& run, const std::vector<std::string>& dimension_names) {
+  std::vector<std::map<std::string, size_t>> order;
+  for (const std::string& name : dimension_names) {
+    std::map<std::string, size_t>& places = order.emplace_back();
+    for (const std::string& value : values(run, name)) places.emplace(value, places.size());
+  }
+  std::map<std::vector<size_t>, Group> groups;
+  for (const Case& one : run.cases) {
+    std::vector<std::string> key;
+    std::vector<size_t> place;
+    for (size_t i = 0; i < dimension_names.size(); ++i) {
+      key.push_back(dimension(one, dimension_names[i]));
+      place.push_back(order[i].at(key.back()));
+    }
+    Group& group = groups[place];
+    group.key = std::move(key);
+    add_case(group, one);
+  }
+  std::vector<Group> out;
+  for (auto& [place, group] : groups) out.push_back(std::move(group));
+  return out;
+}
+
+Group whole(const Run& run) {
+  Group all;
+  for (const Case& one : run.cases) add_case(all, one);
+  return all;
+}
+
+std::vector<const Case*> wrong_cases(const Run& run) {
+  std::vector<const Case*> out;
+  for (const Case& one : run.cases) {
+    if (went_wrong(one.verdict) || vacuous(one)) out.push_back(&one);
+  }
+  return out;
+}
+
+std::vector<const Case*> worst_first(std::vector<const Case*> cases) {
+  std::stable_sort(cases.begin(), cases.end(), [](const Case* a, const Case* b) {
+    const bool a_failed = a->verdict == Verdict::Failed;
+    const bool b_failed = b->verdict == Verdict::Failed;
+    return a_failed != b_failed ? a_failed : worse_margin(worst_margin(*a), worst_margin(*b));
+  });
+  return cases;
+}
+
+std::vector<Reason> reasons(const Run& run) {
+  std::map<std::pair<std::string, Verdict>, int64_t> found;
+  for (const Case& one : run.cases) {
+    if (one.verdict == Verdict::Skipped || one.verdict == Verdict::NotRun) {
+      ++found[{first_line(message_of(one)), one.verdict}];
+    }
+  }
+  for (const auto& [text, cases] : run.not_run) found[{text, Verdict::NotRun}] += cases;
+  std::vector<Reason> out;
+  for (const auto& [key, cases] : found) out.push_back({key.second, key.first, cases});
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Reason& a, const Reason& b) { return a.cases > b.cases; });
+  return out;
+}
+
+}  // namespace equigrad::reports

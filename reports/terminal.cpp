@@ -1,0 +1,165 @@
+#include "reports/terminal.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "reports/summary.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+using Cells = std::vector<std::string>;
+
+const char* colour_of(Verdict verdict) {
+  if (verdict == Verdict::Equal || verdict == Verdict::Within) return "\x1b[32m";
+  return went_wrong(verdict) ? "\x1b[31m" : "\x1b[33m";
+}
+
+std::string painted(const std::string& text, const char* colour, const TerminalOptions& options) {
+  return options.colour ? colour + text + "\x1b[0m" : text;
+}
+
+void write_environment(std::ostringstream& out, const Run& run) {
+  const Environment& env = run.environment;
+  out << "# equigrad " << env.version << "   commit " << env.commit << "   torch " << env.torch
+      << "   " << env.compiler << "   " << env.device << "   " << env.cpu << " x" << env.cores
+      << "   " << count_of(env.threads_per_rank, "thread") << " a rank   seed " << run.seed << "\n"
+      << "# " << clean(run.command) << "\n";
+}
+
+void write_self_checks(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
+  for (const SelfCheck& check : run.self_checks) {
+    out << "# planted: " << clean(check.what.empty() ? check.fault : check.what) << " -> "
+        << (check.caught ? "caught by " + clean(check.by)
+                         : painted("NOT CAUGHT", colour_of(Verdict::Failed), options))
+        << "\n";
+  }
+  if (run.self_checks.empty()) out << "# planted: no fault\n";
+}
+
+std::string lane_cell(const LaneTotal* lane, bool margin) {
+  if (lane == nullptr || lane->cases == 0) return "-";
+  return margin ? short_number(lane->margin) : grouped(lane->differing);
+}
+
+Cells row_of(const Group& group) {
+  const LaneTotal* bounded = group.lane("bounded");
+  const Verdict verdict = group.verdict();
+  std::string state = spoken(verdict);
+  const Counts& sum = group.counts;
+  const int64_t wrong = sum.failed + sum.crashed + sum.timed_out;
+  if (wrong > 0) {
+    const bool mixed = (sum.failed > 0) + (sum.crashed > 0) + (sum.timed_out > 0) > 1;
+    state = grouped(wrong) + " of " + grouped(sum.total()) + " " + (mixed ? "went wrong" : state);
+  }
+  const bool partly = sum.executed() > 0;
+  if (partly && sum.skipped > 0) state += ", " + grouped(sum.skipped) + " skipped";
+  if (partly && sum.not_run > 0) state += ", " + grouped(sum.not_run) + " not run";
+  if (sum.vacuous > 0) state += ", " + grouped(sum.vacuous) + " empty";
+  return {group.key[0],
+          group.key[1],
+          group.key[2],
+          grouped(sum.total()),
+          grouped(sum.compared),
+          lane_cell(group.lane("exact"), false),
+          lane_cell(group.lane("cross"), false),
+          bounded == nullptr || bounded->cases == 0 ? "-" : short_number(bounded->ulp),
+          lane_cell(bounded, true),
+          seconds_text(group.seconds),
+          state};
+}
+
+void write_row(std::ostringstream& out, const Cells& cells, const std::vector<size_t>& widths,
+               const std::string& front) {
+  std::string line = front;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const std::string padding(widths[i] - std::min(widths[i], cells[i].size()), ' ');
+    const bool left = i == 1 || i + 1 == cells.size();  // words: precision and verdict
+    line += (i == 0 ? "" : "  ") + (left ? cells[i] + padding : padding + cells[i]);
+  }
+  out << line.substr(0, line.find_last_not_of(' ') + 1) << "\n";
+}
+
+void write_table(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
+  const Cells head = {"stage", "precision", "ranks",  "cases", "compared", "exact",
+                      "cross", "bounded",   "margin", "time",  "verdict"};
+  const Cells units = {"",      "",           "", "", "(elements)", "(differing)", "(differing)",
+                       "(ulp)", "(of bound)", "", ""};
+  const std::vector<Group> groups = group_by(run, {"stage", "precision", "ranks"});
+  std::vector<Cells> rows;
+  std::vector<size_t> widths;
+  for (size_t i = 0; i < head.size(); ++i)
+    widths.push_back(std::max(head[i].size(), units[i].size()));
+  for (const Group& group : groups) {
+    rows.push_back(row_of(group));
+    for (size_t i = 0; i < widths.size(); ++i)
+      widths[i] = std::max(widths[i], rows.back()[i].size());
+  }
+  out << "#\n";
+  write_row(out, head, widths, "# ");
+  write_row(out, units, widths, "# ");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::string& state = rows[i].back();
+    state = painted(state, colour_of(groups[i].verdict()), options);
+    write_row(out, rows[i], widths, "  ");
+  }
+}
+
+void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
+  const std::vector<const Case*> wrong = wrong_cases(run);
+  for (size_t i = 0; i < std::min(wrong.size(), options.messages); ++i) {
+    const Case& one = *wrong[i];
+    const std::string state = passed(one.verdict) ? "empty" : spoken(one.verdict);
+    const std::string message =
+        clean(passed(one.verdict) ? "passed without comparing anything" : message_of(one));
+    out << "\n" << painted(state, colour_of(Verdict::Failed), options) << "  " << clean(one.id);
+    std::istringstream lines(message);
+    for (std::string line; std::getline(lines, line);) out << "\n  " << line;
+    const bool told = message.find(clean(one.replay)) != std::string::npos;
+    out << (told ? "" : "\n  replay: " + clean(one.replay)) << "\n";
+  }
+  if (wrong.size() > options.messages) {
+    out << "\nand " << grouped(static_cast<int64_t>(wrong.size() - options.messages))
+        << " more; run.json and the HTML report list them all\n";
+  }
+}
+
+void write_reasons(std::ostringstream& out, const Run& run) {
+  for (const Reason& reason : reasons(run)) {
+    out << "# " << spoken(reason.verdict) << ": " << count_of(reason.cases, "case") << ", "
+        << clean(reason.text) << "\n";
+  }
+}
+
+}  // namespace
+
+std::string to_terminal(const Run& run, const TerminalOptions& options) {
+  std::ostringstream out;
+  const Counts sum = counts(run);
+  const Outcome end = outcome(run);
+  write_environment(out, run);
+  write_self_checks(out, run, options);
+  write_table(out, run, options);
+  write_wrong(out, run, options);
+  out << "\n";
+  write_reasons(out, run);
+  std::string headline(word(end));
+  for (char& c : headline) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  const Verdict tone = end == Outcome::Held                             ? Verdict::Equal
+                       : end == Outcome::Failed || end == Outcome::Void ? Verdict::Failed
+                                                                        : Verdict::NotRun;
+  out << "# " << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
+      << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
+      << "\n"
+      << painted(headline, colour_of(tone), options) << "  " << outcome_text(run) << "\n";
+  const std::vector<const Case*> wrong = wrong_cases(run);
+  const std::string replay =
+      wrong.empty() || wrong[0]->replay.empty() ? run.command : wrong[0]->replay;
+  if (!replay.empty()) out << "# replay: " << clean(replay) << "\n";
+  return out.str();
+}
+
+}  // namespace equigrad::reports

@@ -1,0 +1,217 @@
+#include "reports/text.hpp"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+namespace equigrad::reports {
+namespace {
+
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+// Length of the valid UTF-8 sequence at the front of text, 0 if there is none.
+size_t sequence_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
+  unsigned code = first & (0x7Fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0u) != 0x80u) return 0;
+    code = (code << 6) | (byte(i) & 0x3Fu);
+  }
+  const std::array<unsigned, 5> smallest = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+  const bool noncharacter = (code & 0xFFFEu) == 0xFFFEu;
+  return code < smallest[length] || code > 0x10FFFF || surrogate || noncharacter ? 0 : length;
+}
+
+// Escape sequences hide in C1 controls (U+0080 to U+009F) as well as below U+0020.
+bool is_control(std::string_view sequence) {
+  const auto first = static_cast<unsigned char>(sequence[0]);
+  if (sequence.size() == 1)
+    return (first < 0x20 && first != '\n' && first != '\t') || first == 0x7F;
+  return first == 0xC2 && static_cast<unsigned char>(sequence[1]) < 0xA0;
+}
+
+std::string formatted(const char* format, double value) {
+  std::array<char, 64> buffer{};
+  const int length = std::snprintf(buffer.data(), buffer.size(), format, value);
+  return {buffer.data(), static_cast<size_t>(length)};
+}
+
+std::string nonfinite(double value) {
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+}  // namespace
+
+std::string clean(std::string_view foreign) {
+  std::string out;
+  out.reserve(foreign.size());
+  while (!foreign.empty()) {
+    const size_t length = sequence_length(foreign);
+    const std::string_view sequence = foreign.substr(0, length == 0 ? 1 : length);
+    foreign.remove_prefix(sequence.size());
+    if (sequence == "\r") continue;
+    out += length == 0 || is_control(sequence) ? kReplacement : sequence;
+  }
+  return out;
+}
+
+std::string escape_xml(std::string_view foreign) {
+  std::string out;
+  for (const char c : clean(foreign)) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+std::string first_line(std::string_view text) {
+  return std::string(text.substr(0, text.find('\n')));
+}
+
+std::string anchor(std::string_view id) {
+  std::string out;
+  bool changed = id.empty();
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char c : id) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '.' || c == '_' || c == '-';
+    out += plain ? c : '-';
+    changed = changed || !plain;
+    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  }
+  return changed ? out + "." + std::to_string(hash) : out;
+}
+
+std::string shortest(double value) {
+  if (!std::isfinite(value)) return nonfinite(value);
+  std::array<char, 64> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return {buffer.data(), end};
+}
+
+std::string short_number(double value) {
+  if (!std::isfinite(value)) return nonfinite(value);
+  if (value == 0) return "0";
+  const double size = std::fabs(value);
+  if (size >= 100 && size < 1e6) return grouped(static_cast<int64_t>(value));
+  if (size >= 1 && size < 100) return formatted("%.1f", value);
+  return formatted(size >= 0.1 && size < 1 ? "%.2f" : "%.2g", value);
+}
+
+std::string grouped(int64_t value) {
+  std::string digits = std::to_string(value);
+  const size_t start = value < 0 ? 1 : 0;
+  for (size_t at = digits.size(); at > start + 3;) digits.insert(at -= 3, ",");
+  return digits;
+}
+
+std::string bytes_text(int64_t bytes) {
+  constexpr std::array<const char*, 4> kUnits = {"KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  auto scaled = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (scaled /= 1024; scaled >= 1024 && unit + 1 < kUnits.size(); ++unit) scaled /= 1024;
+  return formatted(scaled < 10 ? "%.2f " : scaled < 100 ? "%.1f " : "%.0f ", scaled) + kUnits[unit];
+}
+
+std::string seconds_text(double seconds) {
+  return formatted(seconds < 10 ? "%.2f s" : "%.1f s", seconds);
+}
+
+std::string count_of(int64_t count, std::string_view noun) {
+  return grouped(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
+}
+
+std::string glyph(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::Equal:
+      return "=";
+    case Verdict::Within:
+      return "≈";
+    case Verdict::Failed:
+      return "✗";
+    case Verdict::Skipped:
+      return "–";
+    case Verdict::Crashed:
+      return "!";
+    case Verdict::TimedOut:
+      return "◷";
+    case Verdict::NotRun:
+      return "·";
+  }
+  return "?";
+}
+
+std::string spoken(Verdict verdict) {
+  if (verdict == Verdict::TimedOut) return "timed out";
+  if (verdict == Verdict::NotRun) return "not run";
+  return std::string(word(verdict));
+}
+
+std::string dimension(const Case& one, const std::string& key) {
+  const auto found = one.dimensions.find(key);
+  return found == one.dimensions.end() ? "-" : found->second;
+}
+
+std::string counts_text(const Counts& sum) {
+  std::string out = count_of(sum.total(), "case") + ": " + grouped(sum.equal) + " equal, " +
+                    grouped(sum.within) + " within bounds, " + grouped(sum.failed) + " failed";
+  if (sum.crashed > 0) out += ", " + grouped(sum.crashed) + " crashed";
+  if (sum.timed_out > 0) out += ", " + grouped(sum.timed_out) + " timed out";
+  return out + ", " + grouped(sum.skipped) + " skipped, " + grouped(sum.not_run) + " not run";
+}
+
+std::string outcome_text(const Run& run) {
+  const Counts sum = counts(run);
+  const int64_t stopped = sum.crashed + sum.timed_out;
+  switch (outcome(run)) {
+    case Outcome::Held:
+      return "Every case that ran held: 0 differing bits in the exact and cross lanes.";
+    case Outcome::Failed:
+      return count_of(sum.failed, "case") + " of " + grouped(sum.executed()) + " failed" +
+             (stopped == 0 ? "." : "; " + grouped(stopped) + " more crashed or timed out.");
+    case Outcome::Void:
+      return "The run is void: it did not catch at least " + std::to_string(kRequiredSelfChecks) +
+             " planted faults and every one it planted, so its results prove nothing.";
+    case Outcome::Broken:
+      return count_of(stopped, "case") + " crashed or timed out; no comparison failed.";
+    case Outcome::Inconclusive:
+      if (sum.compared == 0) return "Inconclusive: nothing was compared.";
+      return "Inconclusive: " + count_of(sum.vacuous, "case") +
+             " passed without comparing anything.";
+    case Outcome::Interrupted:
+      return "The run was interrupted; this report is partial.";
+  }
+  return {};
+}
+
+std::string message_of(const Case& one) {
+  if (!one.message.empty()) return one.message;
+  if (went_wrong(one.verdict)) return spoken(one.verdict) + " without a message";
+  return passed(one.verdict) ? "" : "no reason given";
+}
+
+}  // namespace equigrad::reports

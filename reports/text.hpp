@@ -1,0 +1,51 @@
+// Text: how numbers and foreign strings are written, the same in every writer.
+//
+// Messages, tensor names and replay lines come from elsewhere and may hold anything. clean() makes
+// them printable; the escape functions then make them safe for one format each.
+//
+// Invariants: clean() returns valid UTF-8 without control characters other than newline and tab,
+//   so its result is legal in XML 1.0 and harmless in a terminal. shortest() reads back to the
+//   same double. Output never depends on the locale.
+// Errors: none; what cannot be shown becomes U+FFFD.
+// Depends on: the C++ standard library only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "reports/record.hpp"
+
+namespace equigrad::reports {
+
+std::string clean(std::string_view foreign);
+std::string escape_xml(std::string_view foreign);  // cleaned; for text and quoted attributes
+std::string first_line(std::string_view text);
+
+// Words for files and links: letters, digits, '.', '_' and '-' stay; a name that had anything else
+// gets a hash of itself at the end, so that different names stay different.
+std::string anchor(std::string_view id);
+
+std::string shortest(double value);        // round trip; "nan", "inf", "-inf"
+std::string short_number(double value);    // two significant digits, for tables: 0.31, 2.4e+06
+std::string grouped(int64_t value);        // 1,234,567
+std::string bytes_text(int64_t bytes);     // 1.21 MiB
+std::string seconds_text(double seconds);  // 93.1 s
+std::string count_of(int64_t count, std::string_view noun);  // 1 case, 3 cases
+
+std::string glyph(Verdict verdict);   // one character that tells verdicts apart without colour
+std::string spoken(Verdict verdict);  // "timed out": for people; word() is for programs
+
+// "-" where the case does not have this dimension.
+std::string dimension(const Case& one, const std::string& key);
+
+// The table headline every writer repeats: "512 cases: 480 equal, 32 within bounds".
+std::string counts_text(const Counts& sum);
+
+// One sentence that says what the outcome means for this run.
+std::string outcome_text(const Run& run);
+
+// The case's message, or words for why it stands where it stands when it brought none.
+std::string message_of(const Case& one);
+
+}  // namespace equigrad::reports

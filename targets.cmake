@@ -1,0 +1,225 @@
+# The rules behind CMakeLists.txt: how this project compiles, and how it uses LibTorch, nvcc and GoogleTest.
+
+# ---- Flags for everything, so that one precompiled header serves all ----------------------------------------------
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+# Line tables only: full debug information doubles the precompiled header and every link.
+set(CMAKE_CXX_FLAGS_DEVELOPMENT "-O2 -g1")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2")
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Development CACHE STRING "Development or Release" FORCE)
+endif()
+set(EQUIGRAD_SANITIZE "" CACHE STRING "Sanitizers, as in -fsanitize=")
+set(EQUIGRAD_PRECOMPILE "<torch/torch.h>" CACHE STRING "Headers precompiled once for all files that use torch")
+
+# NDEBUG always: the wheel is a release build, and without NDEBUG some of its classes have another layout here.
+add_compile_definitions(NDEBUG EQUIGRAD_VERSION="${PROJECT_VERSION}")
+# No contraction: every sum and product in this project is rounded once, as its documents say.
+add_compile_options(-fPIC -ffp-contract=off)
+add_link_options(-fuse-ld=mold)
+if(EQUIGRAD_SANITIZE)
+  # vptr wants type information for classes of the wheel, which was not built for it.
+  add_compile_options(-fsanitize=${EQUIGRAD_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${EQUIGRAD_SANITIZE})
+endif()
+
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(GTest REQUIRED)
+find_package(rapidcheck REQUIRED)
+find_package(benchmark REQUIRED)
+
+add_library(equigrad_warnings INTERFACE)
+target_compile_options(equigrad_warnings INTERFACE -Wall -Wextra -Wconversion -Wshadow -Werror
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers>)  # g++ complains of members that a designated initializer leaves out
+
+# ---- LibTorch from the wheel --------------------------------------------------------------------------------------
+# find_package(Torch) fails where the CUDA toolkit isn't installed; the wheel itself needs none.
+add_library(equigrad_torch INTERFACE)
+set(nvidia "${EQUIGRAD_SITE_DIR}/nvidia")
+target_include_directories(equigrad_torch SYSTEM INTERFACE
+  "${EQUIGRAD_SITE_DIR}/torch/include" "${EQUIGRAD_SITE_DIR}/torch/include/torch/csrc/api/include"
+  "${nvidia}/cu13/include" "${nvidia}/cu13/include/cccl" "${nvidia}/nccl/include")
+target_compile_definitions(equigrad_torch INTERFACE USE_C10D_GLOO USE_C10D_NCCL USE_DISTRIBUTED FMT_HEADER_ONLY)
+target_link_options(equigrad_torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
+foreach(library torch torch_cpu torch_cuda c10 c10_cuda)
+  target_link_libraries(equigrad_torch INTERFACE "${EQUIGRAD_SITE_DIR}/torch/lib/lib${library}.so")
+endforeach()
+target_link_libraries(equigrad_torch INTERFACE "${nvidia}/cu13/lib/libcudart.so.13")
+
+if(EQUIGRAD_PRECOMPILE)
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/generated/precompiled.cpp" CONTENT "// Carries the precompiled header.\n")
+  add_library(equigrad_precompiled OBJECT "${PROJECT_BINARY_DIR}/generated/precompiled.cpp")
+  target_link_libraries(equigrad_precompiled PRIVATE equigrad_torch)
+  target_precompile_headers(equigrad_precompiled PRIVATE ${EQUIGRAD_PRECOMPILE})
+endif()
+
+function(equigrad_use_torch target)
+  target_link_libraries(${target} PUBLIC equigrad_torch)
+  if(EQUIGRAD_PRECOMPILE)
+    target_precompile_headers(${target} REUSE_FROM equigrad_precompiled)
+  endif()
+endfunction()
+
+# ---- Libraries and programs ---------------------------------------------------------------------------------------
+function(equigrad_sources out_var folder)
+  file(GLOB_RECURSE files RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${folder}/*.cpp")
+  list(FILTER files EXCLUDE REGEX "(_test|_properties|_benchmark|/main)\\.cpp$")
+  set(${out_var} "${files}" PARENT_SCOPE)
+endfunction()
+
+# Headers are a file set, so that the preset `headers` can compile each of them alone.
+function(equigrad_library name folder)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${folder}/*.hpp")
+  if(name STREQUAL equigrad_layout)
+    list(FILTER headers INCLUDE REGEX "engine/${EQUIGRAD_TORCH_FREE}\\.hpp$")
+  endif()
+  if(ARGN)
+    add_library(${name} STATIC ${ARGN})
+    target_sources(${name} PUBLIC FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}" FILES ${headers})
+    target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:equigrad_warnings>)
+  endif()
+endfunction()
+
+function(equigrad_program name library)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE ${library} equigrad_warnings)
+  equigrad_use_torch(${name})
+endfunction()
+
+# ---- CUDA kernels: an object per .cu file, by the toolkit if version 13.0 is installed, else by the wheel's nvcc ---
+set(EQUIGRAD_NVCC "${nvidia}/cu13/bin/nvcc")
+find_program(installed_nvcc nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda/bin NO_CACHE)
+if(installed_nvcc)
+  execute_process(COMMAND ${installed_nvcc} --version OUTPUT_VARIABLE nvcc_version)
+  if(nvcc_version MATCHES "release 13\\.0")
+    set(EQUIGRAD_NVCC "${installed_nvcc}")
+  endif()
+endif()
+
+function(equigrad_cuda_kernels target)
+  find_program(host_compiler NAMES g++ c++ REQUIRED NO_CACHE)
+  file(GLOB kernels RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS engine/kernels/*.cu)
+  foreach(kernel IN LISTS kernels)
+    set(object "${PROJECT_BINARY_DIR}/kernels/${kernel}.o")
+    get_filename_component(folder "${object}" DIRECTORY)
+    file(MAKE_DIRECTORY "${folder}")
+    add_custom_command(OUTPUT "${object}" DEPFILE "${object}.d" MAIN_DEPENDENCY "${kernel}" VERBATIM
+      COMMAND "${EQUIGRAD_NVCC}" -c "${PROJECT_SOURCE_DIR}/${kernel}" -o "${object}" -MD -MF "${object}.d"
+              -ccbin "${host_compiler}" -arch=sm_90 -std=c++17 -O3 --fmad=false -Xcompiler -fPIC,-ffp-contract=off
+              -DNDEBUG "-I${PROJECT_SOURCE_DIR}"
+      COMMENT "nvcc ${kernel}")
+    target_sources(${target} PRIVATE "${object}")
+    set_source_files_properties("${object}" PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  endforeach()
+endfunction()
+
+# ---- Tests: one program and one CTest test per file, because a process that loads LibTorch takes half a second ----
+function(equigrad_add_test name label timeout_s)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  add_test(NAME ${label}.${name} COMMAND ${name})
+  set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout_s})
+  if(TARGET equigrad)
+  set_property(TEST ${label}.${name} PROPERTY ENVIRONMENT "EQUIGRAD_BINARY=$<TARGET_FILE:equigrad>")
+  endif()
+endfunction()
+
+# Tests that fork ranks fill the machine: they run one after the other.
+function(equigrad_forks_ranks test)
+  set_tests_properties(${test} PROPERTIES RESOURCE_LOCK ranks PROCESSORS 2)
+endfunction()
+
+# conformance/comm/launch_test.cpp becomes the program comm_launch_test.
+function(equigrad_test file)
+  string(REGEX REPLACE "^conformance/(.*)_test\\.cpp$" "\\1" stem ${file})
+  string(REPLACE "/" "_" name ${stem}_test)
+  if(stem MATCHES "^(${EQUIGRAD_TORCH_FREE}|reports/[^/]+|architecture)$")
+    add_executable(${name} ${file})
+    target_link_libraries(${name} PRIVATE equigrad_layout equigrad_reports equigrad_build_info equigrad_warnings GTest::gmock_main)
+    target_compile_definitions(${name} PRIVATE EQUIGRAD_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+      EQUIGRAD_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/reports/golden")
+    if(stem STREQUAL architecture)
+      equigrad_add_test(${name} architecture 60)
+    else()
+      equigrad_add_test(${name} unit 60)
+    endif()
+    return()
+  endif()
+  equigrad_program(${name} equigrad_conformance ${file})
+  target_link_libraries(${name} PRIVATE GTest::gmock_main)
+  if(stem MATCHES "(^|_)gpu")
+    equigrad_add_test(${name} gpu 300)
+  elseif(stem MATCHES "^(oracle|reference)/")
+    equigrad_add_test(${name} unit 300)
+  else()
+    equigrad_add_test(${name} conformance 600)
+    equigrad_forks_ranks(conformance.${name})
+  endif()
+endfunction()
+
+function(equigrad_property_test file)
+  get_filename_component(name ${file} NAME_WE)
+  equigrad_program(${name} equigrad_conformance ${file})
+  target_link_libraries(${name} PRIVATE rapidcheck rapidcheck_gtest GTest::gmock_main)
+  equigrad_add_test(${name} property 600)
+  equigrad_forks_ranks(property.${name})
+endfunction()
+
+function(equigrad_format_test)
+  find_program(clang_format clang-format REQUIRED NO_CACHE)
+  file(GLOB_RECURSE files CONFIGURE_DEPENDS engine/*.[ch]pp engine/*.cu reference/*.[ch]pp reports/*.[ch]pp
+    conformance/*.[ch]pp property_tests/*.[ch]pp perf/*.[ch]pp)
+  add_test(NAME architecture.every_file_is_formatted COMMAND ${clang_format} --dry-run -Werror ${files})
+  set_tests_properties(architecture.every_file_is_formatted PROPERTIES LABELS architecture TIMEOUT 60)
+endfunction()
+
+# ---- What the program knows about its own build -------------------------------------------------------------------
+set(generated "${PROJECT_BINARY_DIR}/generated")
+file(CONFIGURE OUTPUT "${generated}/equigrad_build_info.hpp" @ONLY CONTENT [=[
+// What this program knows about its own build: generated when it was configured, the commit when it was built.
+#pragma once
+
+namespace equigrad::build_info {
+
+const char* version();
+const char* commit();            // short hash, "-dirty" behind it when the tree had changes; "unknown" without git
+const char* compiler();
+const char* torch_version();
+const char* build_type();
+const char* source_directory();  // the tree it was built from: reference/data/plays_slice.txt lies there
+const char* data_directory();    // the user's cache: plays.txt (all plays), plays/*/*.md (one by one)
+const char* image_directory();   // Fashion-MNIST in IDX format, gzipped; "" when it isn't installed
+
+}  // namespace equigrad::build_info
+]=])
+file(CONFIGURE OUTPUT "${generated}/equigrad_build_info.cpp" @ONLY CONTENT [=[
+#include "equigrad_build_info.hpp"
+
+namespace equigrad::build_info {
+
+const char* version() { return "@PROJECT_VERSION@"; }
+const char* commit() {
+  return
+#include "equigrad_commit.inc"
+      ;
+}
+const char* compiler() { return "@CMAKE_CXX_COMPILER_ID@ @CMAKE_CXX_COMPILER_VERSION@"; }
+const char* torch_version() { return "@EQUIGRAD_TORCH_VERSION@"; }
+const char* build_type() { return "@CMAKE_BUILD_TYPE@"; }
+const char* source_directory() { return "@PROJECT_SOURCE_DIR@"; }
+const char* data_directory() { return "@EQUIGRAD_DATA_DIR@"; }
+const char* image_directory() { return "@EQUIGRAD_IMAGE_DIR@"; }
+
+}  // namespace equigrad::build_info
+]=])
+# Asked at every build, written only when it changed, so a build with nothing to do compiles nothing.
+add_custom_target(equigrad_commit BYPRODUCTS "${generated}/equigrad_commit.inc" WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+  COMMAND sh -c "printf '\"%s\"\\n' \"$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)\" > $1.new && cmp -s $1.new $1 || mv $1.new $1"
+          commit "${generated}/equigrad_commit.inc"
+  COMMENT "Asking git for the commit" VERBATIM)
+add_library(equigrad_build_info STATIC "${generated}/equigrad_build_info.cpp")
+add_dependencies(equigrad_build_info equigrad_commit)
+target_include_directories(equigrad_build_info PUBLIC "${generated}")
