@@ -141,8 +141,8 @@ TEST(ArchitectureRules, SizesAreLimited) {
   EXPECT_EQ(finding(sizes, "perf/a.cpp", {accents}), "0 findings");
   Tree reference;
   for (const std::string name : {"a", "b", "c"})
-    reference["reference/" + name + ".cpp"] = lines(267);
-  EXPECT_EQ(sizes(reference), Findings{"reference: 801 lines, at most 800"});
+    reference["reference/" + name + ".cpp"] = lines(284);
+  EXPECT_EQ(sizes(reference), Findings{"reference: 852 lines of code, at most 850"});
 }
 
 TEST(ArchitectureRules, FunctionsAreShort) {

@@ -1,5 +1,8 @@
 #include "conformance/lane_tally.hpp"
 
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -47,9 +50,19 @@ bool LaneTally::add(const std::string& where, int64_t begin, const oracle::Bound
   margin_ = std::max(margin_, report.margin);
   if (report.worst_index >= 0)
     keep_worst(where, begin + report.worst_index, report.worst_got, report.worst_want,
-               report.worst_bound, 0, report.margin);
+               report.worst_bound,
+               oracle::ulp_distance(report.worst_got, report.worst_want, at::kFloat), report.margin);
   if (report.violations > 0 && first_.empty()) first_ = where + ": " + oracle::describe(report);
   return report.violations == 0;
+}
+
+bool LaneTally::add_pass_or_fail(const std::string& where, int64_t begin,
+                                 oracle::BoundReport report) {
+  if (report.violations == 0) {
+    report.margin = 0;
+    report.worst_index = -1;
+  }
+  return add(where, begin, report);
 }
 
 void LaneTally::add_finding(const std::string& where, const std::string& what) {

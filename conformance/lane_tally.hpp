@@ -21,6 +21,8 @@ class LaneTally {
   // Returns whether the comparison held.
   bool add(const std::string& where, int64_t begin, const oracle::BitsReport& report);
   bool add(const std::string& where, int64_t begin, const oracle::BoundReport& report);
+  // The same for a check whose margin is no measure of headroom: only violations are kept.
+  bool add_pass_or_fail(const std::string& where, int64_t begin, oracle::BoundReport report);
   // A finding without elements, such as a gradient that should not be there. Counts as one.
   void add_finding(const std::string& where, const std::string& what);
 

@@ -15,16 +15,19 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
   const auto& tensor = parameter.tensor;
   if (!tensor.defined() || !tensor.is_leaf()) {
     throw Error("initialize", "expected a leaf tensor for parameter \"" + parameter.name +
-                                  "\", got " + (tensor.defined() ? "the result of an operator" : "none") +
+                                  "\", got " +
+                                  (tensor.defined() ? "the result of an operator" : "none") +
                                   ". Register the parameter itself.");
   }
   if (!tensor.requires_grad()) return;
   const auto dtype = tensor.scalar_type();
-  if (dtype == at::kFloat || (dtype == at::kBFloat16 && config.param_dtype == DataType::Bf16)) return;
-  throw Error("initialize", "expected dtype Float for parameter \"" + parameter.name + "\", got " +
-                                c10::toString(dtype) +
-                                ". Convert the model with to(torch::kFloat) first; the engine makes the "
-                                "16-bit copy itself.");
+  if (dtype == at::kFloat || (dtype == at::kBFloat16 && config.param_dtype == DataType::Bf16))
+    return;
+  throw Error("initialize",
+              "expected dtype Float for parameter \"" + parameter.name + "\", got " +
+                  c10::toString(dtype) +
+                  ". Convert the model with to(torch::kFloat) first; the engine makes the "
+                  "16-bit copy itself.");
 }
 
 // Every rank takes rank 0's values, so that replicas are equal from the start.
@@ -54,8 +57,9 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
     }
   }
   if (registrations.empty()) {
-    throw Error("initialize", "expected at least one parameter, got a model with none. Did the model call "
-                              "register_module and register_parameter?");
+    throw Error("initialize",
+                "expected at least one parameter, got a model with none. Did the model call "
+                "register_module and register_parameter?");
   }
   Assembly assembly{layout::ParameterTable(registrations), {}, std::move(overrides)};
   assembly.tensors.resize(assembly.table.size());
@@ -78,8 +82,8 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
   const auto named = model.named_parameters();
   for (const auto& item : named) all.parameters.push_back({item.key(), item.value()});
   if (!communicator) {
-    const auto device = all.parameters.empty() ? c10::kCPU
-                                               : all.parameters.front().tensor.device().type();
+    const auto device =
+        all.parameters.empty() ? c10::kCPU : all.parameters.front().tensor.device().type();
     communicator = comm::connect(
         launch, device,
         std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));

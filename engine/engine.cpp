@@ -1,12 +1,9 @@
 #include "engine/engine.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "engine/assemble.hpp"
@@ -14,6 +11,7 @@
 #include "engine/comm/communicator.hpp"
 #include "engine/gradient/accumulator.hpp"
 #include "engine/gradient/backward_pass.hpp"
+#include "engine/gradient/contributions.hpp"
 #include "engine/layout/partition.hpp"
 #include "engine/loss/divisors.hpp"
 #include "engine/optimizer/sharded_state.hpp"
@@ -61,8 +59,8 @@ class TrainingEngine final : public Engine {
   void end_pass();
   void update();
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
-  std::vector<bool> agree_on_use();
-  std::vector<LocalShard> shards_of(const at::Tensor& gradient, const std::vector<bool>& used) const;
+  std::vector<LocalShard> shards_of(const at::Tensor& gradient,
+                                    const std::vector<bool>& used) const;
 
   EngineConfig config_;
   Stage stage_;
@@ -76,9 +74,8 @@ class TrainingEngine final : public Engine {
   std::unique_ptr<parameter::Parameters> parameters_;
   gradient::Accumulator window_;
   bucket::BucketQueue queue_;
-  std::vector<bool> used_;    // parameters with a contribution of this rank in the window
+  gradient::Contributions contributions_;
   double pass_weight_ = 1.0;  // of the pass under way
-  int64_t window_passes_ = 0;
   int64_t passes_since_step_ = 0;
   Counters counters_;
   std::optional<double> norm_;
@@ -101,7 +98,8 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       tensors_(std::move(assembly.tensors)),
       table_(std::move(assembly.table)),
       plan_(table_, stage_.shards(communicator_->world_size()), config.zero.reduce_bucket_size),
-      optimizer_(config.optimizer, assembly.groups, table_, plan_, communicator_->device(), ledger_),
+      optimizer_(config.optimizer, assembly.groups, table_, plan_, communicator_->device(),
+                 ledger_),
       parameters_(keep({table_, plan_, config_.zero, *communicator_, ledger_, optimizer_.masters(),
                         tensors_, torch_dtype(config.param_dtype)},
                        stage_)),
@@ -119,10 +117,11 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
             return parameters_->come_to(parameter::Meeting::Bucket, static_cast<int64_t>(bucket),
                                         flushing);
           }),
-      used_(table_.size(), false),
+      contributions_(table_.size()),
       pass_(watch()) {}
 
-// At the boundary the window's local sums travel; after every pass the gradients themselves do, and are summed in fp32.
+// At the boundary the window's local sums travel; after every pass the gradients themselves do, and
+// are summed in fp32.
 bucket::QueueOptions TrainingEngine::queue_options() const {
   const auto accumulate = torch_dtype(config_.accumulate_dtype);
   const auto travels = reduce_every_pass_ ? torch_dtype(config_.param_dtype) : accumulate;
@@ -135,20 +134,20 @@ gradient::BackwardPass TrainingEngine::watch() {
   for (std::size_t i = 0; i < table_.size(); ++i) {
     if (table_[i].trainable) watched.push_back({i, table_[i].name, tensors_[i]});
   }
-  return gradient::BackwardPass(
-      std::move(watched), {[] {},
-                           [this](std::size_t parameter, const at::Tensor& gradient) {
-                             used_[parameter] = true;
-                             queue_.copy_in(parameter, gradient,
-                                            reduce_every_pass_ ? 1.0 : pass_weight_);
-                           },
-                           [this] { end_pass(); }});
+  return gradient::BackwardPass(std::move(watched),
+                                {[] {},
+                                 [this](std::size_t parameter, const at::Tensor& gradient) {
+                                   contributions_.use(parameter);
+                                   queue_.copy_in(parameter, gradient,
+                                                  reduce_every_pass_ ? 1.0 : pass_weight_);
+                                 },
+                                 [this] { end_pass(); }});
 }
 
 void TrainingEngine::end_pass() {
   if (reduce_every_pass_) queue_.flush();
   parameters_->end_of_pass();
-  ++window_passes_;
+  contributions_.end_pass();
   ++passes_since_step_;
 }
 
@@ -189,8 +188,7 @@ at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, b
 void TrainingEngine::zero_grad() {
   queue_.discard();
   window_.clear();
-  std::fill(used_.begin(), used_.end(), false);
-  window_passes_ = 0;
+  contributions_.clear();
 }
 
 void TrainingEngine::step() {
@@ -211,9 +209,9 @@ void TrainingEngine::step() {
 void TrainingEngine::update() {
   parameters_->come_to(parameter::Meeting::Step, 0, false);
   if (!reduce_every_pass_) queue_.flush();
-  const auto used = agree_on_use();
-  const auto gradient = window_.take_averaged(loss::averaging_factor(
-      config_.gradient_accumulation_steps, communicator_->world_size()));
+  const auto used = contributions_.agree(*communicator_);
+  const auto gradient = window_.take_averaged(
+      loss::averaging_factor(config_.gradient_accumulation_steps, communicator_->world_size()));
   const auto bytes = static_cast<int64_t>(gradient.nbytes());
   zero_grad();
   const auto measure =
@@ -231,7 +229,8 @@ void TrainingEngine::update() {
   ++counters_.global_steps;
 }
 
-// A gradient that is not finite is skipped in bf16 (check_grad_overflow) and an error in fp32; all ranks agree.
+// A gradient that is not finite is skipped in bf16 (check_grad_overflow) and an error in fp32; all
+// ranks agree.
 bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_numel) {
   if (non_finite_numel == 0) return true;
   if (config_.param_dtype == DataType::Bf16) {
@@ -241,31 +240,11 @@ bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_n
     return false;
   }
   const auto bad = shard::first_non_finite(gradient, plan_, table_.size(), *communicator_);
-  throw Error("engine.step",
-              fmt::format("expected finite gradients, got {} elements that are not, the first in parameter "
-                          "\"{}\". Nothing was written; look at the inputs, or lower the learning rate.",
-                          non_finite_numel, bad ? table_[*bad].name : std::string("?")));
-}
-
-// A parameter counts as used if any rank contributed to it; ranks must have run the same number of passes.
-std::vector<bool> TrainingEngine::agree_on_use() {
-  const auto parameters = static_cast<int64_t>(table_.size());
-  auto mine = at::zeros({parameters + 1}, at::kLong);
-  auto* words = mine.mutable_data_ptr<int64_t>();
-  for (std::size_t i = 0; i < used_.size(); ++i) words[i] = used_[i] ? 1 : 0;
-  words[parameters] = window_passes_;
-  const auto all = comm::exchange(*communicator_, mine);
-  const auto passes = all.select(1, parameters);
-  if (!passes.eq(window_passes_).all().item<bool>()) {
-    throw Error("engine.step",
-                fmt::format("expected the same number of backward passes on every rank, got {} to {}. "
-                            "Make the same calls on every rank.",
-                            passes.min().item<int64_t>(), passes.max().item<int64_t>()));
-  }
-  const auto any = std::get<0>(all.max(0));
-  std::vector<bool> used(table_.size());
-  for (std::size_t i = 0; i < used.size(); ++i) used[i] = any.const_data_ptr<int64_t>()[i] != 0;
-  return used;
+  throw Error(
+      "engine.step",
+      fmt::format("expected finite gradients, got {} elements that are not, the first in parameter "
+                  "\"{}\". Nothing was written; look at the inputs, or lower the learning rate.",
+                  non_finite_numel, bad ? table_[*bad].name : std::string("?")));
 }
 
 std::vector<LocalShard> TrainingEngine::shards_of(const at::Tensor& gradient,

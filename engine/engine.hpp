@@ -1,16 +1,19 @@
-// Engine: a ZeRO training engine with DeepSpeed's API. This header is the whole of what a user reads.
+// Engine: a ZeRO training engine with DeepSpeed's API. This header is the whole of what a user
+// reads.
 //
 //   auto engine = equigrad::initialize(*model, "ds_config.json");
 //   auto loss = model->forward(batch);
-//   engine->backward(loss);          // or engine->scale(loss).backward(), loss.backward(), out.backward(grad)
-//   engine->step();                  // acts at the accumulation boundary only
+//   engine->backward(loss);          // or engine->scale(loss).backward(), loss.backward(),
+//   out.backward(grad) engine->step();                  // acts at the accumulation boundary only
 //
-// Invariants: the four ways into a backward pass give the same bits; every pass adds to the accumulation window; the order
-// of every sum is the engine's own (comm/reduction.hpp), so the bits do not depend on bucket size, nor on the stage within
-// {0, 1} and {2, 3}; every rank calls backward and step the same number of times in the same order.
-// Shapes: parameters keep theirs at every stage. Gradients, master weights and optimizer state are fp32.
-// Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; after one the engine is as before the call.
-// Paper: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (arXiv 1910.02054).
+// Invariants: the four ways into a backward pass give the same bits; every pass adds to the
+// accumulation window; the order of every sum is the engine's own (comm/reduction.hpp), so the bits
+// do not depend on bucket size, nor on the stage within {0, 1} and {2, 3}; every rank calls
+// backward and step the same number of times in the same order. Shapes: parameters keep theirs at
+// every stage. Gradients, master weights and optimizer state are fp32. Errors: equigrad::Error,
+// "[where] expected X, got Y. Remedy."; after one the engine is as before the call. Paper:
+// Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (arXiv
+// 1910.02054).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,14 +53,17 @@ struct ParameterGroup {
   std::optional<double> weight_decay;
 };
 
-// What this rank owns of one trainable parameter: flat elements [begin, end) of the whole, padding excluded.
+// What this rank owns of one trainable parameter: flat elements [begin, end) of the whole, padding
+// excluded.
 struct LocalShard {
   std::string name;
   int64_t begin = 0;
   int64_t end = 0;
-  at::Tensor gradient;  // fp32 [end - begin], averaged and clipped; only inside on_step, undefined if no rank used it
+  at::Tensor gradient;  // fp32 [end - begin], averaged and clipped; only inside on_step, undefined
+                        // if no rank used it
   at::Tensor master;    // fp32 [end - begin]
-  std::map<std::string, at::Tensor> state;  // fp32 [end - begin] each: exp_avg, exp_avg_sq, momentum_buffer
+  std::map<std::string, at::Tensor>
+      state;  // fp32 [end - begin] each: exp_avg, exp_avg_sq, momentum_buffer
 };
 
 struct Counters {
@@ -70,12 +76,14 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Runs the backward pass of a scalar loss and returns loss / accumulation steps (or the loss, scale_wrt_gas false).
+  // Runs the backward pass of a scalar loss and returns loss / accumulation steps (or the loss,
+  // scale_wrt_gas false).
   virtual at::Tensor backward(const at::Tensor& loss, bool retain_graph = false,
                               bool scale_wrt_gas = true) = 0;
   // The tensor to call .backward() on; the tensor itself where the precision needs no loss scale.
   virtual at::Tensor scale(const at::Tensor& tensor) = 0;
-  // Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, zero the window.
+  // Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, zero the
+  // window.
   virtual void step() = 0;
   // Cancels the accumulation window.
   virtual void zero_grad() = 0;
@@ -98,8 +106,9 @@ class Engine {
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
                                    std::shared_ptr<comm::Communicator> communicator);
 
-// Any unmodified module. `config` is a DeepSpeed JSON text or the path of one; without a communicator the ranks come
-// from the launch environment (torchrun, mpirun, Slurm), or it is one rank.
+// Any unmodified module. `config` is a DeepSpeed JSON text or the path of one; without a
+// communicator the ranks come from the launch environment (torchrun, mpirun, Slurm), or it is one
+// rank.
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
                                    std::shared_ptr<comm::Communicator> communicator = nullptr);
 

@@ -95,7 +95,10 @@ void Trainer::make_slots() {
   const bool rounded = recipe_.compute_dtype == at::kBFloat16;
   if (!rounded) model_->to(recipe_.compute_dtype);
   for (const auto& [name, parameter] : unique_parameters(*model_)) {
-    Slot slot{.name = name, .parameter = parameter, .spec = specs[name]};
+    Slot slot;
+    slot.name = name;
+    slot.parameter = parameter;
+    slot.spec = specs[name];
     if (parameter.requires_grad() && parameter.numel() > 0) {
       slot.master = rounded ? parameter.detach().clone() : parameter.detach();
       for (const std::string& state : state_names(slot.spec)) {

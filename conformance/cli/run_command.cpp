@@ -57,12 +57,12 @@ std::vector<CaseSpec> selected_cases(const RunCommand& command) {
   auto cases = select(command.full ? full_matrix() : default_matrix(), command.selection);
   if (cases.empty() && !command.full) cases = select(full_matrix(), command.selection);
   if (!cases.empty()) return cases;
-  std::cerr << "equigrad: 0 cases selected.";
+  std::cerr << "equigrad: 0 cases selected.\n";
   for (const auto& filter : command.selection.filters) {
-    std::cerr << " Nothing matches \"" << filter << "\"; near it are\n";
+    std::cerr << "Nothing matches \"" << filter << "\"; near it are\n";
     for (const auto& id : near_matches(default_matrix(), filter, 3)) std::cerr << "  " << id << "\n";
   }
-  std::cerr << " See equigrad list.\n";
+  std::cerr << "equigrad list has all ids.\n";
   return {};
 }
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "conformance/oracle/bits_matcher.hpp"
 

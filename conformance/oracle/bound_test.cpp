@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace equigrad::conformance::oracle {
@@ -193,6 +194,14 @@ TEST(Bound, TheCommonFaultsAreFarOutsideInEveryReduction) {
       EXPECT_FALSE(check_gradient(wrong, plain, plain * (1 + 0x1p-9), absolute, r).held());
     }
   });
+}
+
+// A plain run whose average was rounded to fp32 may be off by that much itself.
+TEST(Bound, TheStoredAverageMayBeRounded) {
+  const auto got = doubles({1 + 0.9 * kSingle}), one = doubles({1});
+  EXPECT_TRUE(check_reduction(got, one.to(at::kFloat), one, Reduction{}).held());
+  EXPECT_FALSE(check_reduction(got, one, one, Reduction{}).held());
+  EXPECT_FALSE(check_reduction(got + kSingle, one.to(at::kFloat), one, Reduction{}).held());
 }
 
 TEST(Bound, ThreePartiesAllowTheErrorOfThePlainRunAndNoMore) {

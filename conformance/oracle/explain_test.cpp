@@ -152,6 +152,25 @@ TEST_F(ExplainTest, SeesTheValueOfTheStepBefore) {
   EXPECT_EQ(cause(), "stale: not updated");
 }
 
+// A small old value is nearly "lost", but exactly "stale".
+TEST_F(ExplainTest, TheLeastResidualComesFirst) {
+  evidence_.previous = evidence_.want * at::rand({30, 20}) * 0.01;
+  evidence_.got = evidence_.previous.clone();
+  const auto result = explain(evidence_);
+  ASSERT_GE(result.hypotheses.size(), 2u);
+  EXPECT_EQ(result.hypotheses[0].cause, "stale: not updated");
+  EXPECT_EQ(result.hypotheses[0].residual_ulp, 0);
+  EXPECT_GT(result.hypotheses[1].residual_ulp, 0);
+}
+
+TEST_F(ExplainTest, AHypothesisForAThirdOfTheElementsIsNone) {
+  evidence_.got = at::randn({30, 20});
+  evidence_.got.flatten().slice(0, 0, 200).copy_(evidence_.want.flatten().slice(0, 0, 200) * 0.5);
+  EXPECT_EQ(cause_without_contributions(), "none");
+  evidence_.got.flatten().slice(0, 0, 400).copy_(evidence_.want.flatten().slice(0, 0, 400) * 0.5);
+  EXPECT_THAT(cause_without_contributions(), StartsWith("averaged twice"));
+}
+
 TEST_F(ExplainTest, SeesThatItIsOnlyRounding) {
   evidence_.got = evidence_.want * (1 + 0x1p-22f);
   EXPECT_THAT(cause(), StartsWith("rounding"));

@@ -9,7 +9,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "conformance/oracle/bits.hpp"
 

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace equigrad::conformance::oracle {
@@ -111,6 +113,35 @@ TEST(UpdateBound, ARightUpdateNeverBreaksIt) {
     EXPECT_EQ(report.compared, kNumel * static_cast<int64_t>(1 + after.state.size()));
     EXPECT_GT(report.margin, 0.1) << name_of(spec) << ": the bound is far too wide";
   });
+}
+
+// Weights of zero take on the update itself, so every rounding on its way is seen in them.
+TEST(UpdateBound, CoversTheRoundingsOfTheStepItself) {
+  double margin = 0;
+  for_each_update([&](const UpdateSpec& spec, const Weights& before, const at::Tensor& gradient,
+                      const Weights&) {
+    const Weights zero{at::zeros({kNumel}), before.state};
+    const auto report = check_update(spec, zero, gradient, fp32_update(spec, zero, gradient));
+    EXPECT_TRUE(report.held()) << name_of(spec) << ": " << describe(report);
+    margin = std::max(margin, report.margin);
+  });
+  EXPECT_GT(margin, 0.5);
+}
+
+// A second moment that nearly cancels (no run has one: it is below zero before) has a large
+// relative error, which must be followed through the root and the quotient.
+TEST(UpdateBound, FollowsTheErrorOfTheSecondMoment) {
+  at::manual_seed(5);
+  UpdateSpec spec;
+  spec.step = 2;
+  const auto gradient = at::randn({kNumel});
+  const double share = (1 - spec.beta2) / spec.beta2 * (1 - 0x1p-10);
+  const Weights before{
+      at::zeros({kNumel}),
+      {{"exp_avg", at::randn({kNumel})}, {"exp_avg_sq", -gradient * gradient * share}}};
+  const auto report = check_update(spec, before, gradient, fp32_update(spec, before, gradient));
+  EXPECT_TRUE(report.held()) << describe(report);
+  EXPECT_GT(report.margin, 0.25);
 }
 
 // No gradient here is so small that the update cannot be seen in the weight.

@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/error.hpp"
@@ -108,6 +110,8 @@ void Pool::fork_rank(int slot) {
   rank.busy = false;
   rank.received.clear();
   notes_[kNoteBytes * static_cast<std::size_t>(slot)] = 0;
+  std::fflush(nullptr);  // or the rank would write what is buffered once more
+  std::cout.flush();
   const pid_t process = fork();
   if (process < 0) system_failure("fork");
   if (process == 0) {

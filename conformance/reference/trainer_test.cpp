@@ -74,8 +74,7 @@ TEST(SumContributions, RoundsToTheAccumulateDtypeWhereDocumented) {
   // 1 + 3 s without rounding on the way.
   EXPECT_EQ(sum(made, Order::AddThenReduce), 1 + 3 * kSmall);
   EXPECT_EQ(sum(made, Order::ReduceThenAdd), 1 + 3 * kSmall);
-  // Reduced in fp32, rounded once: 1 + 1.5 s is 1, but 0.5 s + s added to 1 one by one is 1 too
-  // only when rounding is to even; 1 + 2 s + s is 1 + 4 s.
+  // 1 + 2 s + s is a tie in bf16 and goes to even.
   const Contributions odd = contributions({{1 + 2 * kSmall, kSmall}}, at::kBFloat16);
   EXPECT_EQ(sum(odd, Order::AddThenReduce, at::kBFloat16), 1 + 4 * kSmall);
   EXPECT_EQ(sum(odd, Order::ReduceThenAdd, at::kBFloat16), 1 + 4 * kSmall);
@@ -171,6 +170,17 @@ TEST(Trainer, AveragesOverRanksAndMicroBatches) {
     EXPECT_TRUE(same_bits(first_gradients(4, 2, order), one));
     EXPECT_TRUE(same_bits(first_gradients(2, 2, order), one));
   }
+}
+
+TEST(Trainer, RefusesARecipeThatCannotBeRun) {
+  Recipe wanted = recipe("conv");
+  EXPECT_NO_THROW(Trainer(wanted, sample_data()));
+  wanted.world = 0;
+  EXPECT_THROW(Trainer(wanted, sample_data()), c10::Error);
+  wanted = recipe("conv");
+  wanted.compute_dtype = at::kHalf;
+  EXPECT_THROW(Trainer(wanted, sample_data()), c10::Error);
+  EXPECT_THROW(Trainer(recipe("no such model"), sample_data()), c10::Error);
 }
 
 TEST(Trainer, RecordsTheLossOfEveryRankAndMicroBatch) {

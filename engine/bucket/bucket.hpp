@@ -1,10 +1,10 @@
 // Bucket: one contiguous communication buffer, filled parameter by parameter.
 //
-// Invariants: padding and the columns of parameters that contributed nothing are zero; a second contribution to a slot is
-// added to the first, rounded to the buffer's dtype.
-// Shapes: [shards, shard_numel] as layout/bucket_plan.hpp draws it, followed by zeros up to a multiple of `multiple_numel`
-// (an all-reduce cuts the buffer into that many slices).
-// Errors: none.   Depends on: layout/bucket_plan.
+// Invariants: padding and the columns of parameters that contributed nothing are zero; a second
+// contribution to a slot is added to the first, rounded to the buffer's dtype. Shapes: [shards,
+// shard_numel] as layout/bucket_plan.hpp draws it, followed by zeros up to a multiple of
+// `multiple_numel` (an all-reduce cuts the buffer into that many slices). Errors: none.   Depends
+// on: layout/bucket_plan.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,11 +27,10 @@ class Bucket {
 
  private:
   const layout::Bucket& place_;
-  at::Tensor buffer_;   // flat
-  at::Tensor matrix_;   // [shards, shard_numel], a view of buffer_
+  at::Tensor buffer_;  // flat
+  at::Tensor matrix_;  // [shards, shard_numel], a view of buffer_
   std::vector<bool> filled_;
   std::size_t filled_numel_ = 0;  // slots that hold a contribution
 };
-
 
 }  // namespace equigrad::bucket

@@ -49,12 +49,11 @@ void BucketQueue::launch_next() {
   const std::size_t bucket = next_++;
   const at::Tensor buffer = open(bucket).buffer();
   buckets_[bucket].reset();
-  auto reduction =
-      plan_.shards() == 1
-          ? comm::Reduction::all_reduce_sum(communicator_, options_.order, buffer,
-                                            options_.result_dtype)
-          : comm::Reduction::reduce_scatter_sum(communicator_, options_.order, buffer,
-                                                options_.result_dtype);
+  auto reduction = plan_.shards() == 1
+                       ? comm::Reduction::all_reduce_sum(communicator_, options_.order, buffer,
+                                                         options_.result_dtype)
+                       : comm::Reduction::reduce_scatter_sum(communicator_, options_.order, buffer,
+                                                             options_.result_dtype);
   in_flight_.push_back({bucket, std::move(reduction), bytes_of(buffer)});
 }
 
@@ -68,7 +67,8 @@ void BucketQueue::deliver_oldest(bool drop) {
 }
 
 void BucketQueue::flush() {
-  // A parameter that contributes again after its bucket left (reentrant checkpointing) opens it anew: one more round.
+  // A parameter that contributes again after its bucket left (reentrant checkpointing) opens it
+  // anew: one more round.
   bool opened_again = true;
   bool all_flush = false;
   while (opened_again) {

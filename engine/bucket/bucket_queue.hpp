@@ -1,10 +1,11 @@
 // BucketQueue: buckets from the first gradient that enters to the reduced sum that leaves.
 //
-// Invariants: buckets are launched in the plan's order and delivered in that order, on every rank alike, whatever the order
-// in which gradients arrive; so a rank without a gradient contributes zeros to the same parameter. At most two
-// reductions are in flight. Nothing is delivered twice.
-// Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket, fp32 or the result dtype.
-// Errors: those of the communicator.   Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, trace/ledger.
+// Invariants: buckets are launched in the plan's order and delivered in that order, on every rank
+// alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
+// zeros to the same parameter. At most two reductions are in flight. Nothing is delivered twice.
+// Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
+// fp32 or the result dtype. Errors: those of the communicator.   Depends on: bucket/bucket,
+// layout/bucket_plan, comm/reduction, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +24,8 @@
 namespace equigrad::bucket {
 
 struct QueueOptions {
-  at::TensorOptions buffer;       // dtype and device of the buffers: what travels
-  at::ScalarType result_dtype;    // of the sums
+  at::TensorOptions buffer;     // dtype and device of the buffers: what travels
+  at::ScalarType result_dtype;  // of the sums
   ReductionOrder order = ReductionOrder::Pinned;
   bool launch_when_full = false;  // otherwise buckets wait for flush()
 };
@@ -32,12 +33,14 @@ struct QueueOptions {
 class BucketQueue {
  public:
   using Deliver = std::function<void(std::size_t bucket, at::Tensor sum)>;
-  // Called before a bucket's collective, where ranks may have to agree on what comes next. True if all of them are
-  // flushing, so that nothing but buckets comes until the flush ends and no more calls are needed.
+  // Called before a bucket's collective, where ranks may have to agree on what comes next. True if
+  // all of them are flushing, so that nothing but buckets comes until the flush ends and no more
+  // calls are needed.
   using BeforeLaunch = std::function<bool(std::size_t bucket, bool flushing)>;
 
-  BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator, QueueOptions options,
-              trace::Ledger& ledger, Deliver deliver, BeforeLaunch before_launch);
+  BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
+              QueueOptions options, trace::Ledger& ledger, Deliver deliver,
+              BeforeLaunch before_launch);
 
   void copy_in(std::size_t parameter, const at::Tensor& gradient, double weight);
   // Launches what has not been launched, empty buckets too, and delivers everything.

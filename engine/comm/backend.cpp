@@ -19,10 +19,12 @@ struct Caller {
 };
 
 [[noreturn]] void fail(const Caller& caller, const char* reason) {
-  throw Error(fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective),
-              fmt::format("expected all {} ranks to take part in time, got: {}. Look for a rank that ended, threw, "
-                          "or made other calls than this one.",
-                          caller.world_size, reason));
+  throw Error(
+      fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective),
+      fmt::format(
+          "expected all {} ranks to take part in time, got: {}. Look for a rank that ended, threw, "
+          "or made other calls than this one.",
+          caller.world_size, reason));
 }
 
 // c10d's own messages end in a backtrace; the first line says what happened.

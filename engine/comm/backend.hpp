@@ -1,7 +1,7 @@
 // Backend: one c10d backend behind the Communicator seam. For comm/gloo.cpp and comm/nccl.cpp only.
 //
-// Invariants: as in communicator.hpp. A failed collective is told with its name, the rank, and what c10d said.
-// Errors: equigrad::Error.   Depends on: ATen tensors; c10d by name only.
+// Invariants: as in communicator.hpp. A failed collective is told with its name, the rank, and what
+// c10d said. Errors: equigrad::Error.   Depends on: ATen tensors; c10d by name only.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -19,8 +19,9 @@ class Store;
 
 namespace equigrad::comm {
 
-// How an all-gather travels. Gloo's own is a ring of W - 1 steps, each waiting for a neighbour's thread; an all-to-all of W
-// copies has the same bytes on the wire and one step (small messages, 4 ranks on 2 cores: 0.9 ms against 2.0 ms).
+// How an all-gather travels. Gloo's own is a ring of W - 1 steps, each waiting for a neighbour's
+// thread; an all-to-all of W copies has the same bytes on the wire and one step (small messages, 4
+// ranks on 2 cores: 0.9 ms against 2.0 ms).
 enum class GatherBy { AllGather, AllToAll };
 
 std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,

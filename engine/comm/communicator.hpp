@@ -1,11 +1,13 @@
-// Communicator: the seam between the engine and whatever carries its bytes (Gloo, NCCL, or a test's faulty wire).
+// Communicator: the seam between the engine and whatever carries its bytes (Gloo, NCCL, or a test's
+// faulty wire).
 //
-// Invariants: every rank issues the same collectives in the same order, from one thread; an input is not written and an
-// output not read before wait(). Nothing here knows an order of additions except all_reduce_sum and reduce_scatter_sum,
-// which are the backend's own; the engine's documented order is built on all_to_all in comm/reduction.hpp.
-// Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
-// Errors: equigrad::Error naming the collective and this rank, when a peer is lost or the time-out passes.
-// Depends on: ATen tensors. Only comm/*.cpp includes c10d.
+// Invariants: every rank issues the same collectives in the same order, from one thread; an input
+// is not written and an output not read before wait(). Nothing here knows an order of additions
+// except all_reduce_sum and reduce_scatter_sum, which are the backend's own; the engine's
+// documented order is built on all_to_all in comm/reduction.hpp. Shapes: flat contiguous tensors; n
+// = elements per rank, W = world_size. Errors: equigrad::Error naming the collective and this rank,
+// when a peer is lost or the time-out passes. Depends on: ATen tensors. Only comm/*.cpp includes
+// c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -48,14 +50,16 @@ class Communicator {
 // What every rank says, heard by all: int64 on the CPU.   [n] -> [W, n]
 at::Tensor exchange(Communicator& communicator, const at::Tensor& message);
 
-// Ranks on one machine or several that can see the file `rendezvous` (a c10d FileStore), over Gloo on the CPU.
+// Ranks on one machine or several that can see the file `rendezvous` (a c10d FileStore), over Gloo
+// on the CPU.
 std::shared_ptr<Communicator> connect_gloo(int rank, int world_size, const std::string& rendezvous,
                                            std::chrono::milliseconds timeout);
 // The same over NCCL, one CUDA device a rank.
 std::shared_ptr<Communicator> connect_nccl(int rank, int world_size, int device_index,
                                            const std::string& rendezvous,
                                            std::chrono::milliseconds timeout);
-// Ranks that a launcher started: a TCP store at master_addr:master_port; NCCL when `device` is CUDA, else Gloo.
+// Ranks that a launcher started: a TCP store at master_addr:master_port; NCCL when `device` is
+// CUDA, else Gloo.
 std::shared_ptr<Communicator> connect(const LaunchEnvironment& launch, c10::DeviceType device,
                                       std::chrono::milliseconds timeout);
 

@@ -8,9 +8,9 @@ namespace equigrad::comm {
 std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                         int world_size, std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(
-      world_size == 1 ? c10d::ProcessGroupGloo::createDeviceForInterface("lo")
-                      : c10d::ProcessGroupGloo::createDefaultDevice());
+  options->devices.push_back(world_size == 1
+                                 ? c10d::ProcessGroupGloo::createDeviceForInterface("lo")
+                                 : c10d::ProcessGroupGloo::createDefaultDevice());
   return wrap(c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options),
               c10::Device(c10::kCPU), GatherBy::AllToAll);
 }

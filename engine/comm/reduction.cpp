@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <utility>
@@ -15,8 +16,8 @@ namespace {
 kernels::Element element_of(at::ScalarType dtype) {
   if (dtype == at::kFloat) return kernels::Element::Fp32;
   if (dtype == at::kBFloat16) return kernels::Element::Bf16;
-  throw Error("comm.reduction", std::string("expected dtype Float or BFloat16, got ") +
-                                    c10::toString(dtype) + ".");
+  throw Error("comm.reduction",
+              std::string("expected dtype Float or BFloat16, got ") + c10::toString(dtype) + ".");
 }
 
 }  // namespace
@@ -28,9 +29,10 @@ at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype
   const auto from = element_of(contributions.scalar_type());
   const auto to = element_of(result_dtype);
   if (contributions.is_cuda()) {
-    kernels::tree_sum_cuda(contributions.const_data_ptr(), from, rows, numel,
-                           result.mutable_data_ptr(), to,
-                           c10::cuda::getCurrentCUDAStream(contributions.device().index()).stream());
+    const c10::cuda::CUDAGuard guard(contributions.device());
+    kernels::tree_sum_cuda(
+        contributions.const_data_ptr(), from, rows, numel, result.mutable_data_ptr(), to,
+        c10::cuda::getCurrentCUDAStream(contributions.device().index()).stream());
   } else {
     kernels::tree_sum(contributions.const_data_ptr(), from, rows, numel, result.mutable_data_ptr(),
                       to);
@@ -64,8 +66,7 @@ Reduction::Reduction(Communicator& communicator, Kind kind, at::Tensor buffer,
 
 Reduction Reduction::reduce_scatter_sum(Communicator& communicator, ReductionOrder order,
                                         at::Tensor buffer, at::ScalarType result_dtype) {
-  const auto kind =
-      order == ReductionOrder::Pinned ? Kind::PinnedScatter : Kind::NativeScatter;
+  const auto kind = order == ReductionOrder::Pinned ? Kind::PinnedScatter : Kind::NativeScatter;
   return Reduction(communicator, kind, std::move(buffer), result_dtype);
 }
 

@@ -1,13 +1,15 @@
 // Reduction: sums over ranks whose order is the engine's, not the backend's.
 //
-// Pinned: every rank sends slice r of its buffer to rank r (all-to-all), the owner adds the W contributions in a fixed
-// binary tree in fp32 (kernels/tree_sum.hpp) and rounds once to the result type. The bytes on the wire are those of a ring
-// reduce-scatter. Native: the backend's own collective, in the buffer's type, then one rounding.
+// Pinned: every rank sends slice r of its buffer to rank r (all-to-all), the owner adds the W
+// contributions in a fixed binary tree in fp32 (kernels/tree_sum.hpp) and rounds once to the result
+// type. The bytes on the wire are those of a ring reduce-scatter. Native: the backend's own
+// collective, in the buffer's type, then one rounding.
 //
-// Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position or timing. Nothing is
-// averaged here. The buffer must stay untouched until finish().
-// Shapes: reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W * n], the buffer padded to a multiple of W.
-// Errors: those of the communicator.   Depends on: comm/communicator, kernels, config's ReductionOrder.
+// Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position
+// or timing. Nothing is averaged here. The buffer must stay untouched until finish(). Shapes:
+// reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W * n], the buffer padded to a
+// multiple of W. Errors: those of the communicator.   Depends on: comm/communicator, kernels,
+// config's ReductionOrder.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,8 +35,9 @@ class Reduction {
   Communicator* communicator_;
   Kind kind_;
   at::ScalarType result_dtype_;
-  at::Tensor buffer_;    // [W * n] what this rank contributes
-  at::Tensor received_;  // [W, n] pinned: all contributions to this rank's slice; [n] native scatter
+  at::Tensor buffer_;  // [W * n] what this rank contributes
+  at::Tensor
+      received_;  // [W, n] pinned: all contributions to this rank's slice; [n] native scatter
   PendingPtr pending_;
 };
 

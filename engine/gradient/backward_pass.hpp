@@ -1,14 +1,16 @@
-// BackwardPass: when a backward pass begins, when a parameter's gradient is ready in it, and when it ends.
+// BackwardPass: when a backward pass begins, when a parameter's gradient is ready in it, and when
+// it ends.
 //
-// Autograd tells, whoever started the pass (engine.backward, loss.backward, out.backward(grad)): a hook after a leaf has
-// accumulated, once per leaf and graph task, and a callback at the end of the graph task. The gradient is taken out of
-// .grad, so .grad is undefined between passes and nothing is added twice.
+// Autograd tells, whoever started the pass (engine.backward, loss.backward, out.backward(grad)): a
+// hook after a leaf has accumulated, once per leaf and graph task, and a callback at the end of the
+// graph task. The gradient is taken out of .grad, so .grad is undefined between passes and nothing
+// is added twice.
 //
-// Invariants: begin, ready*, end come in this order for every pass that reaches a parameter; a parameter that the pass does
-// not reach is not ready; a pass that throws is followed by no end, and the next begin finds it abandoned.
-// Shapes: a gradient has its parameter's shape and dtype, dense.
-// Errors: those of the callbacks, which reach the caller of backward with their type. A sparse gradient is refused.
-// Depends on: ATen tensors; autograd's engine in the source.
+// Invariants: begin, ready*, end come in this order for every pass that reaches a parameter; a
+// parameter that the pass does not reach is not ready; a pass that throws is followed by no end,
+// and the next begin finds it abandoned. Shapes: a gradient has its parameter's shape and dtype,
+// dense. Errors: those of the callbacks, which reach the caller of backward with their type. A
+// sparse gradient is refused. Depends on: ATen tensors; autograd's engine in the source.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,7 +44,8 @@ class BackwardPass {
 
   // Passes that ended, since construction.
   int64_t completed() const;
-  // Runs `backward`; a pass that reaches no parameter of this rank still begins and ends, since others wait for it.
+  // Runs `backward`; a pass that reaches no parameter of this rank still begins and ends, since
+  // others wait for it.
   void run(const std::function<void()>& backward);
   // Forgets a pass that was abandoned by an exception.
   void abandon();

@@ -8,10 +8,12 @@ namespace equigrad::kernels {
 namespace {
 
 constexpr int kLowBits = 40;
-constexpr int64_t kFlushNumel = int64_t{1} << 15;  // squares are below 2^48, so 2^15 of them fit a uint64
-constexpr int kLanes = 4;                          // independent counters: runs of equal exponents do not wait
+constexpr int64_t kFlushNumel = int64_t{1}
+                                << 15;  // squares are below 2^48, so 2^15 of them fit a uint64
+constexpr int kLanes = 4;               // independent counters: runs of equal exponents do not wait
 
-// The exact sum as a fixed-point number with bit 0 worth 2^-300: limbs of 32 bits, least significant first.
+// The exact sum as a fixed-point number with bit 0 worth 2^-300: limbs of 32 bits, least
+// significant first.
 class FixedPoint {
  public:
   void add(unsigned __int128 value, int shift) {
@@ -42,8 +44,9 @@ class FixedPoint {
     }
     bool sticky = false;
     for (int limb = 0; limb < lowest; ++limb) sticky |= limbs_[static_cast<size_t>(limb)] != 0;
-    // At least 65 significant bits are in `head` when something lies below it: keep 64, the last one sticky, so that
-    // the one rounding that follows is the rounding of the exact sum. The conversion of a uint64 rounds to even.
+    // At least 65 significant bits are in `head` when something lies below it: keep 64, the last
+    // one sticky, so that the one rounding that follows is the rounding of the exact sum. The
+    // conversion of a uint64 rounds to even.
     int dropped = 0;
     while ((head >> 64) != 0) {
       sticky |= (head & 1) != 0;

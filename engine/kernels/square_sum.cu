@@ -6,7 +6,8 @@ namespace equigrad::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kBlockNumel = 1 << 15;  // squares are below 2^48, so a block's counters fit a uint64
+constexpr int64_t kBlockNumel =
+    1 << 15;  // squares are below 2^48, so a block's counters fit a uint64
 
 __global__ void add_squares(const float* values, int64_t numel, unsigned long long* words) {
   __shared__ unsigned long long counters[256];

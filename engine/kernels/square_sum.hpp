@@ -1,11 +1,12 @@
 // SquareSum: the exact sum of squares of fp32 numbers, which no order of additions can change.
 //
-// A finite fp32 number is m * 2^(e - 150) with an integer |m| < 2^24 and a biased exponent e in [1, 254]; its square is
-// m^2 * 2^(2e - 300). So the squares are added as integers, one counter for each e, and rounded once at the end.
+// A finite fp32 number is m * 2^(e - 150) with an integer |m| < 2^24 and a biased exponent e in [1,
+// 254]; its square is m^2 * 2^(2e - 300). So the squares are added as integers, one counter for
+// each e, and rounded once at the end.
 //
-// Invariants: value() does not depend on the order of add() or merge(), so neither on the partition nor on the number of
-// ranks; it is the exact sum rounded once to the nearest double (ties to even). Zeros add nothing, so padding is harmless.
-// A number that is not finite is only counted.
+// Invariants: value() does not depend on the order of add() or merge(), so neither on the partition
+// nor on the number of ranks; it is the exact sum rounded once to the nearest double (ties to
+// even). Zeros add nothing, so padding is harmless. A number that is not finite is only counted.
 // Units: every `numel` counts elements; at most 2^39 elements in all.
 // Errors: none.   Depends on: the C++ standard library only.
 #pragma once
@@ -15,11 +16,13 @@
 
 namespace equigrad::kernels {
 
-constexpr int kExponents = 255;                  // biased exponents of finite fp32 numbers
-constexpr int kWords = 2 * kExponents + 1;       // low and high word of each counter, and the count of non-finite numbers
+constexpr int kExponents = 255;  // biased exponents of finite fp32 numbers
+constexpr int kWords =
+    2 * kExponents + 1;  // low and high word of each counter, and the count of non-finite numbers
 
 // The words may be added element-wise in any order (by an all-reduce of int64): counter e is
-// words[2e] + words[2e + 1] * 2^40, and words[2 * kExponents] counts the numbers that are not finite.
+// words[2e] + words[2e + 1] * 2^40, and words[2 * kExponents] counts the numbers that are not
+// finite.
 class SquareSum {
  public:
   void add(const float* values, int64_t numel);

@@ -31,7 +31,8 @@ void sum_blocks(const In* input, int rows, int64_t n, Out* output) {
         for (int64_t i = 0; i < width; ++i) to[i] = a[i] + a[i + kBlockNumel];
       }
     }
-    for (int64_t i = 0; i < width; ++i) output[start + i] = static_cast<Out>(levels[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < width; ++i)
+      output[start + i] = static_cast<Out>(levels[static_cast<size_t>(i)]);
   }
 }
 

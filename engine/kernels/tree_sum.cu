@@ -14,8 +14,8 @@ __device__ float load(const __nv_bfloat16* from) { return __bfloat162float(*from
 __device__ void store(float* to, float value) { *to = value; }
 __device__ void store(__nv_bfloat16* to, float value) { *to = __float2bfloat16_rn(value); }
 
-// One thread a column. pending[k] is a finished subtree of 2^k rows, present when bit k of the row count is set: the same
-// tree as adding neighbours level by level, without storing the levels.
+// One thread a column. pending[k] is a finished subtree of 2^k rows, present when bit k of the row
+// count is set: the same tree as adding neighbours level by level, without storing the levels.
 template <class In, class Out>
 __global__ void sum_columns(const In* input, int rows, int64_t n, Out* output) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;

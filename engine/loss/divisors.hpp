@@ -1,12 +1,13 @@
 // Divisors: the one place that combines 1/accumulation_steps and 1/world_size.
 //
-// Neither enters the autograd graph: a gradient is summed over passes and ranks first, and multiplied once, in fp32, by the
-// averaging factor. So the call style cannot change a bit (1/3 at the loss and 1/3 at the outputs differ in 82-86 % of all
-// elements), and engines in a chain never divide twice.
+// Neither enters the autograd graph: a gradient is summed over passes and ranks first, and
+// multiplied once, in fp32, by the averaging factor. So the call style cannot change a bit (1/3 at
+// the loss and 1/3 at the outputs differ in 82-86 % of all elements), and engines in a chain never
+// divide twice.
 //
-// Invariants: the factor is 1 / (accumulation_steps * world_size), computed in fp64 and rounded once to fp32. A pass with
-// scale_wrt_gas = false weighs accumulation_steps times as much as another, for that pass only.
-// Errors: none.   Depends on: the C++ standard library only.
+// Invariants: the factor is 1 / (accumulation_steps * world_size), computed in fp64 and rounded
+// once to fp32. A pass with scale_wrt_gas = false weighs accumulation_steps times as much as
+// another, for that pass only. Errors: none.   Depends on: the C++ standard library only.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,12 @@
-// Sharded state: the fp32 master weights and optimizer state of this rank's shards, and their update.
+// Sharded state: the fp32 master weights and optimizer state of this rank's shards, and their
+// update.
 //
-// Invariants: a parameter that no rank used in the window keeps every bit, its step count included, as torch leaves a
-// parameter whose grad is None; each parameter counts its own steps; groups override lr and weight_decay. Neighbouring
-// slots with the same hyper-parameters and count are updated as one flat run, which changes no bit.
-// Shapes: every tensor is fp32, flat over the shard space, [plan.shard_numel()].
-// Errors: none.   Depends on: layout, config, trace/ledger, optimizer/update_rule.
+// Invariants: a parameter that no rank used in the window keeps every bit, its step count included,
+// as torch leaves a parameter whose grad is None; each parameter counts its own steps; groups
+// override lr and weight_decay. Neighbouring slots with the same hyper-parameters and count are
+// updated as one flat run, which changes no bit. Shapes: every tensor is fp32, flat over the shard
+// space, [plan.shard_numel()]. Errors: none.   Depends on: layout, config, trace/ledger,
+// optimizer/update_rule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +39,8 @@ class ShardedState {
   const std::vector<at::Tensor>& states() const { return states_; }  // in the order of names()
   int64_t steps_of(std::size_t parameter) const { return steps_[parameter]; }
 
-  // One step with an averaged, clipped gradient, which is used up. used[i] tells whether any rank used parameter i.
+  // One step with an averaged, clipped gradient, which is used up. used[i] tells whether any rank
+  // used parameter i.
   void update(const at::Tensor& gradient, const std::vector<bool>& used);
 
  private:

@@ -13,7 +13,8 @@
 namespace equigrad::optimizer {
 namespace {
 
-// A chunk's operands stay in the second-level cache from one operation to the next: one pass over memory, not twelve.
+// A chunk's operands stay in the second-level cache from one operation to the next: one pass over
+// memory, not twelve.
 constexpr int64_t kChunkNumel = int64_t{1} << 15;
 
 void exact_sqrt_out(at::Tensor& output, const at::Tensor& input) {
@@ -25,8 +26,8 @@ void exact_sqrt_out(at::Tensor& output, const at::Tensor& input) {
   }
 }
 
-void adam_chunk(const OptimizerConfig& config, int64_t step, const at::Tensor& p,
-                at::Tensor& g, const at::Tensor& m, const at::Tensor& v, at::Tensor& scratch) {
+void adam_chunk(const OptimizerConfig& config, int64_t step, const at::Tensor& p, at::Tensor& g,
+                const at::Tensor& m, const at::Tensor& v, at::Tensor& scratch) {
   const auto t = static_cast<double>(step);
   if (config.weight_decay != 0 && config.kind == OptimizerConfig::Kind::AdamW) {
     p.mul_(1 - config.lr * config.weight_decay);

@@ -16,7 +16,8 @@ struct Entry {
   std::size_t page;
 };
 
-// The one thing that engines of a process share: who listens to which storage. It changes when an engine comes or goes.
+// The one thing that engines of a process share: who listens to which storage. It changes when an
+// engine comes or goes.
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, Entry> entries;

@@ -1,12 +1,15 @@
-// Operator observer: tells a listener which of its storages an operator is about to read, and when the operator is done.
+// Operator observer: tells a listener which of its storages an operator is about to read, and when
+// the operator is done.
 //
-// LibTorch's modules have no forward hooks; every operator of the process, forward and backward, passes a RecordFunction
-// callback instead, with its inputs. A view shares its parameter's storage, so it is found too.
+// LibTorch's modules have no forward hooks; every operator of the process, forward and backward,
+// passes a RecordFunction callback instead, with its inputs. A view shares its parameter's storage,
+// so it is found too.
 //
-// Invariants: before() runs on the operator's thread before it reads its inputs, after() when it ends, thrown or not; other
-// operators cost one look-up per input. Operators that the listener itself runs are not reported (Silence).
-// Errors: an exception must not leave before() or after(): autograd's observers swallow it.
-// Depends on: ATen's RecordFunction, in the source. The library and this project must be built with NDEBUG alike.
+// Invariants: before() runs on the operator's thread before it reads its inputs, after() when it
+// ends, thrown or not; other operators cost one look-up per input. Operators that the listener
+// itself runs are not reported (Silence). Errors: an exception must not leave before() or after():
+// autograd's observers swallow it. Depends on: ATen's RecordFunction, in the source. The library
+// and this project must be built with NDEBUG alike.
 #pragma once
 
 #include <ATen/core/Tensor.h>

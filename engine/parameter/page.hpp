@@ -2,14 +2,15 @@
 //
 //   Released --(a gather starts)--> Arriving --arrive()--> Live --drop()--> Released
 //
-// Pages of one round that are small travel in one collective and are copied out of it; a large one travels alone, and its
-// memory becomes the parameter's.
+// Pages of one round that are small travel in one collective and are copied out of it; a large one
+// travels alone, and its memory becomes the parameter's.
 //
-// Invariants: the model's tensor and its storage stay the same objects, with the same version counter; only the storage's
-// data pointer changes, so every view and every saved tensor of a graph sees the data while the page is Live, and an access
-// in any other state throws instead of reading what is not there. A page that an operator reads (pins > 0) is not dropped.
-// Shapes: shard [shard_numel]; a gather's rows [world, columns].   Units: bytes, elements.
-// Errors: those of the communicator.   Depends on: comm/communicator, trace/ledger.
+// Invariants: the model's tensor and its storage stay the same objects, with the same version
+// counter; only the storage's data pointer changes, so every view and every saved tensor of a graph
+// sees the data while the page is Live, and an access in any other state throws instead of reading
+// what is not there. A page that an operator reads (pins > 0) is not dropped. Shapes: shard
+// [shard_numel]; a gather's rows [world, columns].   Units: bytes, elements. Errors: those of the
+// communicator.   Depends on: comm/communicator, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +34,8 @@ class PageGather {
   PageGather& operator=(const PageGather&) = delete;
 
   void wait();
-  // The flat whole of the page in columns [offset, offset + shard_numel); taken over, not copied, if it is alone.
+  // The flat whole of the page in columns [offset, offset + shard_numel); taken over, not copied,
+  // if it is alone.
   at::Tensor take(int64_t offset, int64_t shard_numel);
 
  private:
@@ -58,12 +60,14 @@ struct Page {
   std::shared_ptr<PageGather> gather;
   int64_t offset = 0;  // in the gather's columns
 
+  bool absent() const { return state == State::Released && pins == 0; }
   bool may_drop() const { return state == State::Live && !persistent && pins == 0; }
   // Waits for the gather under way, if any, and moves its data into the model's tensor.
   void arrive(trace::Ledger& ledger);
   // Frees the data.
   void drop(trace::Ledger& ledger);
-  // Fills the data with NaN unless the page is Live: what an operator reads when the gather has failed.
+  // Fills the data with NaN unless the page is Live: what an operator reads when the gather has
+  // failed.
   void poison(trace::Ledger& ledger);
   // Frees the data of a tensor that has come from elsewhere and is in no ledger.
   void disown();

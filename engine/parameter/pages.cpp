@@ -1,6 +1,6 @@
-// Pages: every rank keeps its shard; a whole parameter is there only while an operator uses it, and a little before
-// (prefetch) and after (reuse). The model's tensor keeps its shape; its storage has no data in between, so an access that
-// nobody saw fails loudly.
+// Pages: every rank keeps its shard; a whole parameter is there only while an operator uses it, and
+// a little before (prefetch) and after (reuse). The model's tensor keeps its shape; its storage has
+// no data in between, so an access that nobody saw fails loudly.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -21,10 +21,11 @@
 namespace equigrad::parameter {
 namespace {
 
-// Without a trace a page is dropped after this many operators that used other pages only: an attention's slices of one
-// weight are a few operators apart.
+// Without a trace a page is dropped after this many operators that used other pages only: an
+// attention's slices of one weight are a few operators apart.
 constexpr int64_t kIdleOperators = 4;
-// A page of at least this many elements travels alone: copying it would cost more than a collective saves.
+// A page of at least this many elements travels alone: copying it would cost more than a collective
+// saves.
 constexpr int64_t kAloneNumel = int64_t{1} << 16;
 
 class Pages final : public Parameters, public OperatorListener {
@@ -55,7 +56,8 @@ class Pages final : public Parameters, public OperatorListener {
   std::recursive_mutex mutex_;
   std::vector<Page> pages_;
   std::vector<std::optional<std::size_t>> page_of_;  // by parameter; empty ones have none
-  at::Tensor shards_;  // [plan.shard_numel()] in the parameter dtype: the masters themselves in fp32
+  at::Tensor
+      shards_;  // [plan.shard_numel()] in the parameter dtype: the masters themselves in fp32
   std::optional<UseTrace> trace_;
   std::optional<Rendezvous> rendezvous_;
   int64_t clock_ = 0;
@@ -123,7 +125,8 @@ void Pages::publish() {
   if (context_.dtype != at::kFloat) shards_.copy_(context_.masters);
   std::vector<std::size_t> persistent;
   for (std::size_t i = 0; i < pages_.size(); ++i) {
-    // As after any update in place: a graph that was recorded before it must not be used with the new values.
+    // As after any update in place: a graph that was recorded before it must not be used with the
+    // new values.
     torch::autograd::impl::bump_version(pages_[i].tensor);
     if (!pages_[i].persistent) continue;
     if (pages_[i].state == Page::State::Live) release(pages_[i]);
@@ -171,7 +174,8 @@ void Pages::before(const std::vector<std::size_t>& pages) noexcept {
   try {
     use(pages);
   } catch (...) {
-    // The operator runs in any case. It must not read a null pointer: it reads NaN, and the next call of the engine throws.
+    // The operator runs in any case. It must not read a null pointer: it reads NaN, and the next
+    // call of the engine throws.
     if (!failure_) failure_ = std::current_exception();
     for (const auto page : pages) pages_[page].poison(context_.ledger);
   }
@@ -200,7 +204,8 @@ void Pages::use(const std::vector<std::size_t>& pages) {
     if (pages_[page].state == Page::State::Released) missing.push_back(page);
   }
   release_idle();
-  // A round of gathers costs a message: it starts for a page that is needed now, or when half the budget is free.
+  // A round of gathers costs a message: it starts for a page that is needed now, or when half the
+  // budget is free.
   const int64_t budget_numel = context_.zero.stage3_prefetch_bucket_size;
   auto ahead = lookahead(budget_numel);
   int64_t ahead_numel = 0;
@@ -217,9 +222,8 @@ std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
   std::vector<std::size_t> ahead;
   if (!trace_->in_step()) return ahead;
   const int64_t room_numel = context_.zero.stage3_max_live_parameters - live_numel_;
-  for (const auto page : trace_->next_pages(std::min(budget_numel, room_numel))) {
-    if (pages_[page].state == Page::State::Released && pages_[page].pins == 0) ahead.push_back(page);
-  }
+  for (const auto page : trace_->next_pages(std::min(budget_numel, room_numel)))
+    if (pages_[page].absent()) ahead.push_back(page);
   return ahead;
 }
 
@@ -227,11 +231,9 @@ std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
 void Pages::start_gathers(const std::vector<std::size_t>& pages) {
   std::vector<std::size_t> together;
   for (const auto page : pages) {
-    if (pages_[page].tensor.numel() < kAloneNumel && pages_[page].tensor.is_floating_point()) {
-      together.push_back(page);
-    } else {
-      start_gather({page});
-    }
+    const auto& tensor = pages_[page].tensor;
+    const bool small = tensor.numel() < kAloneNumel && tensor.is_floating_point();
+    small ? together.push_back(page) : start_gather({page});
   }
   if (!together.empty()) start_gather(together);
 }
@@ -239,8 +241,7 @@ void Pages::start_gathers(const std::vector<std::size_t>& pages) {
 void Pages::start_gather(const std::vector<std::size_t>& pages) {
   std::vector<at::Tensor> shards;
   for (const auto page : pages) shards.push_back(pages_[page].shard);
-  auto gather =
-      std::make_shared<PageGather>(shards, context_.communicator, context_.ledger);
+  auto gather = std::make_shared<PageGather>(shards, context_.communicator, context_.ledger);
   int64_t offset = 0;
   for (const auto i : pages) {
     auto& page = pages_[i];
@@ -261,7 +262,8 @@ void Pages::release(Page& page) {
   live_numel_ -= page.tensor.numel();
 }
 
-// Without a trace: what has not been used for a few operators. Over the limit of live parameters: the longest unused.
+// Without a trace: what has not been used for a few operators. Over the limit of live parameters:
+// the longest unused.
 void Pages::release_idle() {
   if (!trace_->in_step()) {
     for (auto& page : pages_) {

@@ -12,7 +12,7 @@ void fill_masters(const Context& context) {
       const auto mine = partition.range(rank);
       context.masters.narrow(0, bucket.offset + slot.offset, mine.numel())
           .copy_(context.tensors[slot.parameter].detach().reshape({-1}).narrow(0, mine.begin,
-                                                                              mine.numel()));
+                                                                               mine.numel()));
     }
   }
 }

@@ -1,10 +1,11 @@
 // Parameters: what the model computes with, kept in step with the master weights.
 //
-// Two keepers: Replicas (every rank holds every parameter whole, stages 0-2) and Pages (every rank holds its shard and
-// gathers the whole for as long as an operator needs it, stage 3). The engine chooses one by the stage's row.
+// Two keepers: Replicas (every rank holds every parameter whole, stages 0-2) and Pages (every rank
+// holds its shard and gathers the whole for as long as an operator needs it, stage 3). The engine
+// chooses one by the stage's row.
 //
-// Invariants: after publish() the parameter's value is the master rounded to the parameter dtype, on every rank alike;
-// shape and identity of the model's tensors never change; padding is zero.
+// Invariants: after publish() the parameter's value is the master rounded to the parameter dtype,
+// on every rank alike; shape and identity of the model's tensors never change; padding is zero.
 // Shapes: a parameter keeps its own; masters are flat over the rank's shard space.
 // Errors: those of the communicator.   Depends on: layout, comm, trace/ledger.
 #pragma once
@@ -45,8 +46,8 @@ class Parameters {
   virtual void publish() = 0;
   // A parameter as the model sees it, a copy. Collective where parameters are sharded.
   virtual at::Tensor whole(std::size_t parameter) = 0;
-  // Before any other collective of the engine: ranks that page serve each other until all of them are here. True if all
-  // of them flush their buckets: then no page is wanted until the flush ends.
+  // Before any other collective of the engine: ranks that page serve each other until all of them
+  // are here. True if all of them flush their buckets: then no page is wanted until the flush ends.
   virtual bool come_to(Meeting meeting, int64_t number, bool flushing) = 0;
   // A backward pass ended: nothing needs a whole parameter until the next forward.
   virtual void end_of_pass() = 0;
@@ -57,7 +58,8 @@ class Parameters {
 std::unique_ptr<Parameters> make_replicas(const Context& context);
 std::unique_ptr<Parameters> make_pages(const Context& context);
 
-// Copies this rank's slice of every trainable parameter into the masters, in fp32, before anything is rounded.
+// Copies this rank's slice of every trainable parameter into the masters, in fp32, before anything
+// is rounded.
 void fill_masters(const Context& context);
 
 // Row-major [shards, shard_numel] columns -> a flat parameter [numel], padding left out.

@@ -68,11 +68,12 @@ Rendezvous::Result Rendezvous::exchange(const Place& place, const std::vector<st
   for (int64_t rank = 1; rank < communicator_.world_size(); ++rank) {
     flushing = flushing && said[rank][2] != 0;
     if (said[rank][0] == said[0][0] && said[rank][1] == said[0][1]) continue;
-    throw Error("parameter.rendezvous",
-                fmt::format("expected every rank at the same collective, got rank 0 at {} and rank {} "
-                            "at {}. Make the same calls of backward and step on every rank.",
-                            describe(said[0][0], said[0][1]), rank,
-                            describe(said[rank][0], said[rank][1])));
+    throw Error(
+        "parameter.rendezvous",
+        fmt::format("expected every rank at the same collective, got rank 0 at {} and rank {} "
+                    "at {}. Make the same calls of backward and step on every rank.",
+                    describe(said[0][0], said[0][1]), rank,
+                    describe(said[rank][0], said[rank][1])));
   }
   return flushing ? Result::MetFlushing : Result::Met;
 }

@@ -1,15 +1,15 @@
-// Rendezvous: ranks agree on the next collective, so that a branch which only some of them take can never deadlock them or
-// hand one the other's bytes.
+// Rendezvous: ranks agree on the next collective, so that a branch which only some of them take can
+// never deadlock them or hand one the other's bytes.
 //
-// A gather is collective, but at stage 3 a rank gathers what its own operators use, and operators may depend on data. So
-// before every gather and every other collective the ranks exchange one small message: the pages I want, or the collective
-// I have come to. All then gather the union of the pages wanted; who came to a collective stays, and serves, until all have
-// come to it.
+// A gather is collective, but at stage 3 a rank gathers what its own operators use, and operators
+// may depend on data. So before every gather and every other collective the ranks exchange one
+// small message: the pages I want, or the collective I have come to. All then gather the union of
+// the pages wanted; who came to a collective stays, and serves, until all have come to it.
 //
 // Invariants: all ranks leave with the same union, or at the same collective.
 // Shapes: a message is 3 + ceil(pages / 63) int64 words.
-// Errors: equigrad::Error naming the ranks, when they have come to different collectives and nobody wants a page.
-// Depends on: comm/communicator, parameter/parameters.hpp's Meeting.
+// Errors: equigrad::Error naming the ranks, when they have come to different collectives and nobody
+// wants a page. Depends on: comm/communicator, parameter/parameters.hpp's Meeting.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Replicas: every parameter whole on every rank, filled after each update by bucketed all-gathers (stages 1, 2) or straight
-// from the rank's own masters (stage 0, where fp32 parameters simply are views of them).
+// Replicas: every parameter whole on every rank, filled after each update by bucketed all-gathers
+// (stages 1, 2) or straight from the rank's own masters (stage 0, where fp32 parameters simply are
+// views of them).
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -42,7 +43,8 @@ std::vector<Gather> plan_gathers(const layout::BucketPlan& plan, int64_t bucket_
 class Replicas final : public Parameters {
  public:
   explicit Replicas(const Context& context)
-      : context_(context), gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)) {
+      : context_(context),
+        gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)) {
     views_of_masters_ = context_.plan.shards() == 1 && context_.dtype == at::kFloat;
     for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
     publish();
@@ -79,9 +81,7 @@ class Replicas final : public Parameters {
       return;
     }
     const auto dtype = tensor.is_floating_point() ? context_.dtype : tensor.scalar_type();
-    tensor.set_data(tensor.detach()
-                        .to(context_.communicator.device(), dtype)
-                        .contiguous());
+    tensor.set_data(tensor.detach().to(context_.communicator.device(), dtype).contiguous());
     context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
   }
 

@@ -20,8 +20,9 @@ void UseTrace::end_cycle() {
   if (!followed && !seen_.empty()) {
     learnt_ = std::move(seen_);
     distance_numel_.assign(learnt_.size(), kNever);
-    std::vector<int64_t> used_before(numel_by_page_.size(), kNever);  // elements used up to a page's next use
-    int64_t used_numel = 0;                                           // counted from the end
+    std::vector<int64_t> used_before(numel_by_page_.size(),
+                                     kNever);  // elements used up to a page's next use
+    int64_t used_numel = 0;                    // counted from the end
     for (std::size_t i = learnt_.size(); i-- > 0;) {
       const std::size_t page = learnt_[i];
       if (used_before[page] != kNever) distance_numel_[i] = used_numel - used_before[page];

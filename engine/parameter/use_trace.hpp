@@ -1,12 +1,13 @@
 // Use trace: the order in which operators use pages, learnt in one cycle and predicted in the next.
 //
-// A cycle is what lies between the ends of two backward passes: forward, then backward. While the uses of a cycle follow the
-// learnt ones, the trace is in step and knows what comes next and how far away a page's next use is. A use that is not the
-// expected one puts it out of step for the rest of the cycle; the end of the cycle learns anew.
+// A cycle is what lies between the ends of two backward passes: forward, then backward. While the
+// uses of a cycle follow the learnt ones, the trace is in step and knows what comes next and how
+// far away a page's next use is. A use that is not the expected one puts it out of step for the
+// rest of the cycle; the end of the cycle learns anew.
 //
-// Invariants: a prediction never changes a value, only when a page is fetched and dropped. Uses of one page in a row are one.
-// Units: distances and budgets count elements.   Errors: none.
-// Depends on: the C++ standard library only.
+// Invariants: a prediction never changes a value, only when a page is fetched and dropped. Uses of
+// one page in a row are one. Units: distances and budgets count elements.   Errors: none. Depends
+// on: the C++ standard library only.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,8 @@ class UseTrace {
   void use(std::size_t page);
   void end_cycle();
   bool in_step() const { return in_step_; }
-  // In step: elements used between the page's last use and its next one; kNever if the cycle has none.
+  // In step: elements used between the page's last use and its next one; kNever if the cycle has
+  // none.
   int64_t reuse_distance_numel(std::size_t page) const;
   // In step: the next distinct pages, in order of use, until their elements exceed the budget.
   std::vector<std::size_t> next_pages(int64_t budget_numel) const;
@@ -33,9 +35,9 @@ class UseTrace {
  private:
   std::vector<int64_t> numel_by_page_;
   std::vector<std::size_t> learnt_;
-  std::vector<int64_t> distance_numel_;      // by position in learnt_
-  std::vector<std::size_t> seen_;            // this cycle's uses
-  std::vector<std::size_t> last_position_;   // by page, in this cycle's uses; seen_.size() at most
+  std::vector<int64_t> distance_numel_;     // by position in learnt_
+  std::vector<std::size_t> seen_;           // this cycle's uses
+  std::vector<std::size_t> last_position_;  // by page, in this cycle's uses; seen_.size() at most
   bool in_step_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
@@ -18,10 +19,11 @@ namespace {
 at::Tensor square_sum_words(const at::Tensor& gradient) {
   const auto options = gradient.options().dtype(at::kLong);
   if (gradient.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(gradient.device());
     auto words = at::zeros({kernels::kWords}, options);
-    kernels::square_sum_cuda(
-        gradient.const_data_ptr<float>(), gradient.numel(), words.mutable_data_ptr<int64_t>(),
-        c10::cuda::getCurrentCUDAStream(gradient.device().index()).stream());
+    kernels::square_sum_cuda(gradient.const_data_ptr<float>(), gradient.numel(),
+                             words.mutable_data_ptr<int64_t>(),
+                             c10::cuda::getCurrentCUDAStream(gradient.device().index()).stream());
     return words;
   }
   kernels::SquareSum sum;
@@ -50,8 +52,8 @@ double clip_(const at::Tensor& gradient, double norm, double threshold) {
 }
 
 std::optional<std::size_t> first_non_finite(const at::Tensor& gradient,
-                                            const layout::BucketPlan& plan,
-                                            std::size_t parameters, comm::Communicator& over) {
+                                            const layout::BucketPlan& plan, std::size_t parameters,
+                                            comm::Communicator& over) {
   // The larger the mark, the earlier the parameter; 0 is none.
   int64_t mark = 0;
   for (const auto& bucket : plan.buckets()) {

@@ -1,11 +1,11 @@
 // Gradient shard: this rank's slice of the averaged gradient, checked, measured and clipped.
 //
-// Invariants: the norm is the square root of the exact sum of squares over all ranks' shards (kernels/square_sum.hpp), so it
-// does not depend on the partition, on W, or on any order; below the threshold clipping changes no bit; above it every
-// element is multiplied once, in fp32, by threshold / (norm + 1e-6), the factor of torch's clip_grad_norm_ and DeepSpeed.
-// Shapes: fp32, flat over the shard space, padding zero.
-// Errors: none; what a non-finite gradient means is the engine's decision.
-// Depends on: comm/communicator, layout, kernels.
+// Invariants: the norm is the square root of the exact sum of squares over all ranks' shards
+// (kernels/square_sum.hpp), so it does not depend on the partition, on W, or on any order; below
+// the threshold clipping changes no bit; above it every element is multiplied once, in fp32, by
+// threshold / (norm + 1e-6), the factor of torch's clip_grad_norm_ and DeepSpeed. Shapes: fp32,
+// flat over the shard space, padding zero. Errors: none; what a non-finite gradient means is the
+// engine's decision. Depends on: comm/communicator, layout, kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@
 namespace equigrad::shard {
 
 struct Measure {
-  double norm = 0;                 // of the finite elements
+  double norm = 0;  // of the finite elements
   int64_t non_finite_numel = 0;
 };
 
@@ -31,7 +31,7 @@ double clip_(const at::Tensor& gradient, double norm, double threshold);
 
 // The first parameter, in registration order, with a non-finite element on any rank.
 std::optional<std::size_t> first_non_finite(const at::Tensor& gradient,
-                                            const layout::BucketPlan& plan,
-                                            std::size_t parameters, comm::Communicator& over);
+                                            const layout::BucketPlan& plan, std::size_t parameters,
+                                            comm::Communicator& over);
 
 }  // namespace equigrad::shard

@@ -1,0 +1,160 @@
+// The engine on a CUDA device: its kernels have the bits of the CPU's, and a stage's gradients
+// those of a plain run. One device tests NCCL with one rank; the label is `gpu`, and without a
+// device these tests fail and say so.
+#include <ATen/cuda/CUDAContext.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/comm/reduction.hpp"
+#include "engine/engine.hpp"
+#include "engine/optimizer/update_rule.hpp"
+#include "engine/shard/gradient_shard.hpp"
+
+namespace equigrad {
+namespace {
+
+using conformance::oracle::HasTheBitsOf;
+
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(at::cuda::is_available())
+        << "expected a CUDA device, got none. The `gpu` preset is for machines that have one.";
+    at::globalContext().setDeterministicAlgorithms(true, false);
+  }
+};
+
+at::Tensor random_on_cpu(std::vector<int64_t> shape, uint64_t seed) {
+  return torch::randn(shape, at::detail::createCPUGenerator(seed));
+}
+
+TEST_F(Gpu, TreeSumHasTheBitsOfTheCpu) {
+  for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const auto contributions = random_on_cpu({rows, 10'007}, 7).to(dtype);
+      for (const auto result : {at::kFloat, at::kBFloat16}) {
+        EXPECT_THAT(comm::tree_sum(contributions.cuda(), result).cpu(),
+                    HasTheBitsOf(comm::tree_sum(contributions, result)));
+      }
+    }
+  }
+}
+
+TEST_F(Gpu, NormHasTheBitsOfTheCpu) {
+  for (const int64_t numel : {1, 1000, 32'768, 1'000'003}) {
+    const auto gradient = random_on_cpu({numel}, 11);
+    gradient[0] = std::numeric_limits<float>::infinity();
+    const auto cpu = shard::measure(gradient, nullptr);
+    const auto cuda = shard::measure(gradient.cuda(), nullptr);
+    EXPECT_EQ(cuda.norm, cpu.norm);
+    EXPECT_EQ(cuda.non_finite_numel, 1);
+  }
+}
+
+TEST_F(Gpu, UpdateHasTheBitsOfTheCpu) {
+  for (const auto kind :
+       {OptimizerConfig::Kind::AdamW, OptimizerConfig::Kind::Adam, OptimizerConfig::Kind::Sgd}) {
+    OptimizerConfig config;
+    config.kind = kind;
+    config.weight_decay = 0.01;
+    config.momentum = 0.9;
+    std::map<bool, std::vector<at::Tensor>> after;
+    for (const bool cuda : {false, true}) {
+      const auto place = [cuda](const at::Tensor& tensor) { return cuda ? tensor.cuda() : tensor; };
+      const auto parameter = place(random_on_cpu({100'003}, 1));
+      std::vector<at::Tensor> state;
+      for (std::size_t i = 0; i < optimizer::state_names(config).size(); ++i) {
+        state.push_back(place(torch::zeros({100'003})));
+      }
+      for (int64_t step = 1; step <= 3; ++step) {
+        const auto seed = static_cast<uint64_t>(10 + step);
+        optimizer::update_(config, step, parameter, place(random_on_cpu({100'003}, seed)), state);
+      }
+      after[cuda] = {parameter.cpu()};
+      for (const auto& tensor : state) after[cuda].push_back(tensor.cpu());
+    }
+    for (std::size_t i = 0; i < after[true].size(); ++i) {
+      EXPECT_THAT(after[true][i], HasTheBitsOf(after[false][i]));
+    }
+  }
+}
+
+torch::nn::Sequential network() {
+  torch::manual_seed(5);
+  return torch::nn::Sequential(torch::nn::Linear(33, 65), torch::nn::GELU(),
+                               torch::nn::Linear(65, 17),
+                               torch::nn::LayerNorm(torch::nn::LayerNormOptions({17})));
+}
+
+at::Tensor loss_of(torch::nn::Sequential& model, uint64_t micro_batch, at::ScalarType dtype) {
+  const auto input = random_on_cpu({9, 33}, 100 + micro_batch).to(at::kCUDA, dtype);
+  return model->forward(input).to(at::kFloat).pow(3).mean();
+}
+
+using StageAndDtype = std::tuple<int, bool>;
+class GpuStages : public Gpu, public ::testing::WithParamInterface<StageAndDtype> {};
+
+TEST_P(GpuStages, GradientsOverNcclHaveTheBitsOfThePlainRun) {
+  const auto [stage, bf16] = GetParam();
+  const auto dtype = bf16 ? at::kBFloat16 : at::kFloat;
+  constexpr int64_t kAccumulation = 3;
+  auto plain = network();
+  plain->to(at::kCUDA, dtype);
+  std::map<std::string, at::Tensor> want;
+  for (uint64_t i = 0; i < kAccumulation; ++i) {
+    plain->zero_grad();
+    loss_of(plain, i, dtype).backward();
+    for (const auto& item : plain->named_parameters()) {
+      auto& sum = want[item.key()];
+      const auto gradient = item.value().grad().to(at::kFloat);
+      sum = sum.defined() ? sum + gradient : gradient.clone();
+    }
+  }
+  const auto rendezvous =
+      std::filesystem::temp_directory_path() / ("equigrad-gpu-" + std::to_string(std::rand()));
+  auto communicator = comm::connect_nccl(0, 1, 0, rendezvous.string(), std::chrono::seconds(60));
+  auto model = network();
+  model->to(at::kCUDA);
+  const std::string config =
+      std::string(R"({"train_micro_batch_size_per_gpu": 9, "gradient_accumulation_steps": 3,)") +
+      (bf16 ? R"("bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"},)" : "") +
+      R"("optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_optimization": {"stage": )" +
+      std::to_string(stage) +
+      R"(, "reduce_bucket_size": 1000, "stage3_param_persistence_threshold": 0,
+         "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 1000}})";
+  const auto engine = initialize(*model, config, communicator);
+  std::size_t compared = 0;
+  engine->on_step([&](const std::vector<LocalShard>& shards) {
+    for (const auto& shard : shards) {
+      const auto whole = want.at(shard.name).flatten() * (1.0F / kAccumulation);
+      EXPECT_THAT(shard.gradient.cpu(), HasTheBitsOf(whole.cpu())) << shard.name;
+      ++compared;
+    }
+  });
+  for (uint64_t i = 0; i < kAccumulation; ++i) {
+    engine->backward(loss_of(model, i, dtype));
+    engine->step();
+  }
+  EXPECT_EQ(compared, want.size());
+  std::filesystem::remove(rendezvous);
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, GpuStages,
+                         ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Bool()),
+                         [](const auto& info) {
+                           return "Stage" + std::to_string(std::get<0>(info.param)) +
+                                  (std::get<1>(info.param) ? "Bf16" : "Fp32");
+                         });
+
+}  // namespace
+}  // namespace equigrad
