@@ -67,7 +67,7 @@ endfunction()
 # ---- Libraries and programs ---------------------------------------------------------------------------------------
 function(equigrad_sources out_var folder)
   file(GLOB_RECURSE files RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS "${folder}/*.cpp")
-  list(FILTER files EXCLUDE REGEX "(_test|_properties|_benchmark|/main)\\.cpp$")
+  list(FILTER files EXCLUDE REGEX "(_test|_properties|_benchmark|/main|/quickstart)\\.cpp$")
   set(${out_var} "${files}" PARENT_SCOPE)
 endfunction()
 
@@ -122,7 +122,8 @@ function(equigrad_add_test name label timeout_s)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
   add_test(NAME ${label}.${name} COMMAND ${name})
   # One thread, as in a rank: the number of threads changes the last bits of long sums.
-  set(environment OMP_NUM_THREADS=1 "EQUIGRAD_BINARY=$<TARGET_FILE:equigrad>")
+  set(environment OMP_NUM_THREADS=1 "EQUIGRAD_BINARY=$<TARGET_FILE:equigrad>"
+    "EQUIGRAD_QUICKSTART=$<TARGET_FILE:quickstart>")
   set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout_s} ENVIRONMENT "${environment}")
 endfunction()
 
@@ -135,12 +136,12 @@ endfunction()
 function(equigrad_test file)
   string(REGEX REPLACE "^conformance/(.*)_test\\.cpp$" "\\1" stem ${file})
   string(REPLACE "/" "_" name ${stem}_test)
-  if(stem MATCHES "^(${EQUIGRAD_TORCH_FREE}|reports/[^/]+|architecture)$")
+  if(stem MATCHES "^(${EQUIGRAD_TORCH_FREE}|reports/[^/]+|architecture|readme)$")
     add_executable(${name} ${file})
     target_link_libraries(${name} PRIVATE equigrad_layout equigrad_reports equigrad_build_info equigrad_warnings GTest::gmock_main)
     target_compile_definitions(${name} PRIVATE EQUIGRAD_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
       EQUIGRAD_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/reports/golden")
-    if(stem STREQUAL architecture)
+    if(stem MATCHES "^(architecture|readme)$")
       equigrad_add_test(${name} architecture 60)
     else()
       equigrad_add_test(${name} unit 60)

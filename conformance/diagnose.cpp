@@ -1,4 +1,5 @@
-// From a wrong gradient to a likely cause: computes every rank's contributions anew and asks the oracle.
+// From a wrong gradient to a likely cause: computes every rank's contributions anew and asks the
+// oracle.
 #include <sys/stat.h>
 #include <torch/torch.h>
 

@@ -27,9 +27,12 @@ Lane sum_lane(const std::string& name, const std::vector<Outcome>& outcomes) {
     const double badness = exact_value(bounded ? part.at("margin") : worst.at("ulp"));
     if (badness <= worst_badness) continue;
     worst_badness = badness;
-    lane.worst = {worst.at("tensor"),           worst.at("index"),
-                  exact_value(worst.at("got")), exact_value(worst.at("want")),
-                  exact_value(worst.at("bound")), exact_value(worst.at("ulp"))};
+    lane.worst = {worst.at("tensor"),
+                  worst.at("index"),
+                  exact_value(worst.at("got")),
+                  exact_value(worst.at("want")),
+                  exact_value(worst.at("bound")),
+                  exact_value(worst.at("ulp"))};
   }
   if (lane.differing > 0)
     lane.verdict = Verdict::Failed;
@@ -39,13 +42,15 @@ Lane sum_lane(const std::string& name, const std::vector<Outcome>& outcomes) {
   return lane;
 }
 
-std::string first_finding(const std::string& lane, const std::vector<Outcome>& outcomes) {
+// What each rank saw first: the rank whose line is earliest in the run is where to look.
+std::string first_findings(const std::string& lane, const std::vector<Outcome>& outcomes) {
+  std::string text;
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const std::string first = outcomes[rank].answer.at(lane).at("first");
-    if (first.empty()) continue;
-    return "  " + lane + "   rank " + std::to_string(rank) + ": " + first + "\n";
+    if (!first.empty())
+      text += "  " + lane + ", rank " + std::to_string(rank) + " first: " + first + "\n";
   }
-  return {};
+  return text;
 }
 
 std::string first_text(const std::vector<Outcome>& outcomes) {
@@ -80,6 +85,17 @@ void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
   }
 }
 
+// A comparison with nothing in it proves nothing: names the first kind that no rank compared.
+std::string empty_comparison(const std::vector<Outcome>& outcomes) {
+  for (const char* kind : {"loss", "norm", "gradient", "master", "parameter", "bound", "update"}) {
+    int64_t elements = 0;
+    for (const auto& outcome : outcomes)
+      elements += outcome.answer.at("compared").value(kind, int64_t{0});
+    if (elements == 0) return std::string("nothing was compared of the kind ") + kind;
+  }
+  return {};
+}
+
 // Of which stages the digests of a tuple must agree.
 int agreement_class(const CaseSpec& spec) { return spec.accumulation == 1 ? 0 : spec.stage / 2; }
 
@@ -87,10 +103,9 @@ void cross_check_class(const std::vector<Judged*>& cases) {
   if (cases.size() < 2) return;
   std::map<uint64_t, std::vector<Judged*>> groups;
   for (Judged* one : cases) groups[one->digest].push_back(one);
-  const auto majority =
-      std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-        return a.second.size() < b.second.size();
-      });
+  const auto majority = std::max_element(
+      groups.begin(), groups.end(),
+      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   for (Judged* one : cases) {
     Lane lane{"cross", Verdict::Equal, one->digested, 0, 0, std::nullopt};
     if (one->digest != majority->first) {
@@ -165,7 +180,8 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
   record.lanes = {sum_lane("exact", outcomes), sum_lane("bounded", outcomes)};
   std::vector<nlohmann::json> cover;
   for (const auto& outcome : outcomes) cover.push_back(outcome.answer.at("cover"));
-  const std::string problem = cover_problem(spec.stage, cover);
+  std::string problem = cover_problem(spec.stage, cover);
+  if (problem.empty()) problem = empty_comparison(outcomes);
   if (!problem.empty()) {
     auto& exact = record.lanes[0];
     exact.verdict = Verdict::Failed;
@@ -175,9 +191,9 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
   for (const auto& lane : record.lanes)
     if (lane.verdict == Verdict::Failed) record.verdict = Verdict::Failed;
   if (record.verdict == Verdict::Failed) {
-    record.message = first_text(outcomes) + first_finding("exact", outcomes) +
-                     first_finding("bounded", outcomes);
-    if (!problem.empty()) record.message += "  cover   " + problem + "\n";
+    record.message = first_text(outcomes) + first_findings("exact", outcomes) +
+                     first_findings("bounded", outcomes);
+    if (!problem.empty()) record.message += "  checks  " + problem + "\n";
   }
   return judged;
 }

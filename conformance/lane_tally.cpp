@@ -25,9 +25,12 @@ void LaneTally::keep_worst(const std::string& where, int64_t index, double got, 
   if (std::isnan(badness)) badness = std::numeric_limits<double>::infinity();
   if (badness <= badness_) return;
   badness_ = badness;
-  worst_ = {{"tensor", where},           {"index", index},
-            {"got", exact_text(got)},    {"want", exact_text(want)},
-            {"bound", exact_text(bound)}, {"ulp", exact_text(ulp)}};
+  worst_ = {{"tensor", where},
+            {"index", index},
+            {"got", exact_text(got)},
+            {"want", exact_text(want)},
+            {"bound", exact_text(bound)},
+            {"ulp", exact_text(ulp)}};
 }
 
 bool LaneTally::add(const std::string& where, int64_t begin, const oracle::BitsReport& report) {
@@ -49,9 +52,9 @@ bool LaneTally::add(const std::string& where, int64_t begin, const oracle::Bound
   differing_ += report.violations;
   margin_ = std::max(margin_, report.margin);
   if (report.worst_index >= 0)
-    keep_worst(where, begin + report.worst_index, report.worst_got, report.worst_want,
-               report.worst_bound,
-               oracle::ulp_distance(report.worst_got, report.worst_want, at::kFloat), report.margin);
+    keep_worst(
+        where, begin + report.worst_index, report.worst_got, report.worst_want, report.worst_bound,
+        oracle::ulp_distance(report.worst_got, report.worst_want, at::kFloat), report.margin);
   if (report.violations > 0 && first_.empty()) first_ = where + ": " + oracle::describe(report);
   return report.violations == 0;
 }
@@ -72,8 +75,11 @@ void LaneTally::add_finding(const std::string& where, const std::string& what) {
 }
 
 nlohmann::json LaneTally::to_json() const {
-  return {{"compared", compared_}, {"differing", differing_}, {"margin", exact_text(margin_)},
-          {"first", first_},       {"worst", worst_}};
+  return {{"compared", compared_},
+          {"differing", differing_},
+          {"margin", exact_text(margin_)},
+          {"first", first_},
+          {"worst", worst_}};
 }
 
 }  // namespace equigrad::conformance

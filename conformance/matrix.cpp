@@ -97,10 +97,14 @@ std::string word(Precision precision) { return precision == Precision::Fp32 ? "f
 
 std::string word(Style style) {
   switch (style) {
-    case Style::EngineBackward: return "engine_backward";
-    case Style::ScaleBackward: return "scale_backward";
-    case Style::LossBackward: return "loss_backward";
-    case Style::TensorBackward: return "tensor_backward";
+    case Style::EngineBackward:
+      return "engine_backward";
+    case Style::ScaleBackward:
+      return "scale_backward";
+    case Style::LossBackward:
+      return "loss_backward";
+    case Style::TensorBackward:
+      return "tensor_backward";
   }
   return {};
 }
@@ -121,10 +125,13 @@ std::string CaseSpec::tuple() const {
 }
 
 std::map<std::string, std::string> CaseSpec::dimensions() const {
-  return {{"stage", std::to_string(stage)},       {"precision", word(precision)},
-          {"style", word(style)},                 {"ranks", std::to_string(world)},
+  return {{"stage", std::to_string(stage)},
+          {"precision", word(precision)},
+          {"style", word(style)},
+          {"ranks", std::to_string(world)},
           {"accumulate", std::to_string(accumulation)},
-          {"clip", word(clip).substr(5)},         {"optimizer", word(optimizer)},
+          {"clip", word(clip).substr(5)},
+          {"optimizer", word(optimizer)},
           {"model", model}};
 }
 
@@ -166,10 +173,10 @@ std::vector<CaseSpec> default_matrix() {
   for (int p = 0; p < 2; ++p)
     for (int w = 0; w < 4; ++w)
       for (int m = 0; m < 4; ++m)
-        add_every_stage_and_style(
-            cases, {0, pick(kPrecisions, p), Style::EngineBackward, pick(kWorlds, w),
-                    pick(kAccumulations, m + w + p), pick(kClips, m + 2 * w + p),
-                    pick(kRules, w + m / 2), pick(kModels, m)});
+        add_every_stage_and_style(cases,
+                                  {0, pick(kPrecisions, p), Style::EngineBackward, pick(kWorlds, w),
+                                   pick(kAccumulations, m + w + p), pick(kClips, m + 2 * w + p),
+                                   pick(kRules, w + m / 2), pick(kModels, m)});
   return cases;
 }
 

@@ -58,7 +58,8 @@ TEST(Matrix, AnIdIsReadBackAsItsCase) {
 }
 
 TEST(Matrix, TheIdOfACaseIsStable) {
-  const CaseSpec spec{3, Precision::Bf16, Style::TensorBackward, 4, 3, Clip::Above, Rule::AdamW, "gpt"};
+  const CaseSpec spec{3, Precision::Bf16, Style::TensorBackward, 4,
+                      3, Clip::Above,     Rule::AdamW,           "gpt"};
   EXPECT_EQ(spec.id(), "Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward");
 }
 

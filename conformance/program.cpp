@@ -30,10 +30,10 @@ const reference::Data& data_of(const nlohmann::json& files) {
   if (found != loaded.end()) return found->second;
   const std::string images = files.value("images", "");
   return loaded
-      .emplace(key, reference::Data(
-                        reference::read_text({files.at("text").get<std::string>()}),
-                        images.empty() ? reference::Images{}
-                                       : reference::read_images(images, files.at("labels"))))
+      .emplace(key,
+               reference::Data(reference::read_text({files.at("text").get<std::string>()}),
+                               images.empty() ? reference::Images{}
+                                              : reference::read_images(images, files.at("labels"))))
       .first->second;
 }
 
@@ -53,7 +53,8 @@ nlohmann::json to_json(const DataFiles& files) {
 }
 
 DataFiles find_data(const std::string& directory, bool all_text) {
-  const std::string slice = build_info::source_directory() + std::string("/reference/data/plays_slice.txt");
+  const std::string slice =
+      build_info::source_directory() + std::string("/reference/data/plays_slice.txt");
   const std::string plays = build_info::data_directory() + std::string("/plays.txt");
   std::vector<std::string> texts = {slice, plays};
   std::string images = build_info::image_directory();

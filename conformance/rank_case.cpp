@@ -29,7 +29,8 @@ std::vector<ParameterGroup> engine_groups(reference::Model& model) {
     first = false;
     groups.back().lr = from.lr;
     groups.back().weight_decay = from.weight_decay;
-    for (const auto& name : from.names) groups.back().parameters.push_back({name, tensors.at(name)});
+    for (const auto& name : from.names)
+      groups.back().parameters.push_back({name, tensors.at(name)});
   }
   return groups;
 }
@@ -65,20 +66,23 @@ void RankCase::make_engine(const std::string& fault) {
   if (!fault.empty()) communicator = faults::make_faulty(communicator, fault, moment_);
   const std::string config = config_text(spec_, twin_.threshold(), *model_);
   // Both ways in: a model with several groups by the core, the others as modules.
-  engine_ = model_->groups().size() > 1
-                ? initialize(engine_groups(*model_), parse_config(config, spec_.world), communicator)
-                : initialize(*model_, config, communicator);
+  engine_ =
+      model_->groups().size() > 1
+          ? initialize(engine_groups(*model_), parse_config(config, spec_.world), communicator)
+          : initialize(*model_, config, communicator);
 }
 
 nlohmann::json RankCase::run() {
   for (int step = 0; step < kSteps; ++step) {
-    engine_->on_step([this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
+    engine_->on_step(
+        [this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
     for (int index = 0; index < spec_.accumulation; ++index) micro_batch(step, index);
     after_step(step);
   }
   nlohmann::json answer = {{"exact", exact_.to_json()}, {"bounded", bounded_.to_json()},
                            {"digest", digest_},         {"digested", digested_},
-                           {"cover", cover()},          {"memory", memory()}};
+                           {"cover", cover()},          {"memory", memory()},
+                           {"compared", compared_}};
   if (!failures_.empty()) {
     context_.note("explaining a difference");
     engine_.reset();
@@ -92,7 +96,8 @@ nlohmann::json RankCase::run() {
 
 void RankCase::micro_batch(int step, int index) {
   *moment_ = {step, index};
-  context_.note(at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)));
+  context_.note(
+      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)));
   const auto batch = reference::to_dtype(
       data_.make_batch(spec_.model, {seed_, step, context_.rank(), index}), dtype_of(spec_));
   backward(batch, int64_t{index} * spec_.world + context_.rank(), step);
@@ -126,11 +131,15 @@ void RankCase::backward(const reference::Batch& batch, int64_t loss_index, int s
 
 bool RankCase::compare(const std::string& where, int64_t begin, const at::Tensor& got,
                        at::Tensor want) {
-  return exact_.add(where, begin, oracle::compare(got, want));
+  const auto report = oracle::compare(got, want);
+  // "step 1 gradient fc.weight": the word after the step says what was compared.
+  const auto word_at = where.find(' ', 5) + 1;
+  compared_[where.substr(word_at, where.find(' ', word_at) - word_at)] += report.compared;
+  return exact_.add(where, begin, report);
 }
 
 void RankCase::observe(int step, const std::vector<LocalShard>& shards) {
-  compare(at_step(step, "gradient norm"), 0,
+  compare(at_step(step, "norm of the gradient"), 0,
           at::full({1}, engine_->get_global_grad_norm().value_or(NAN), at::kDouble),
           at::full({1}, twin_.grad_norm(step), at::kDouble));
   for (const auto& shard : shards) {
@@ -168,13 +177,14 @@ void RankCase::bound_gradient(const LocalShard& shard, const std::string& where)
   reduction.accumulation_steps = spec_.accumulation;
   reduction.param_dtype = dtype_of(spec_);
   reduction.accumulate_dtype = accumulate_dtype_of(spec_);
-  reduction.order = spec_.stage <= 1 ? oracle::SumOrder::AddThenReduce
-                                     : oracle::SumOrder::ReduceThenAdd;
+  reduction.order =
+      spec_.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
   const double norm = engine_->get_global_grad_norm().value_or(NAN);
   const double threshold = twin_.threshold();
   if (threshold > 0 && norm > threshold)
     reduction.clip_factor = static_cast<float>(threshold / (norm + 1e-6));
   const auto got = shard.gradient.flatten();
+  compared_["bound"] += got.numel();
   const auto plain = part("plain", "gradient"), sums = part("plain", "absolute_sum");
   bounded_.add(where + " (reduction)", shard.begin,
                oracle::check_reduction(got, plain, sums, reduction));
@@ -229,6 +239,7 @@ void RankCase::check_update(int step, const LocalShard& shard) {
   update.eps = rule.eps;
   update.momentum = rule.momentum;
   update.step = ++updates_[shard.name];
+  compared_["update"] += shard.master.numel();
   bounded_.add(at_step(step, "update of " + shard.name), shard.begin,
                oracle::check_update(update, weights_of(before->second),
                                     before->second.gradient.flatten(), weights_of(shard)));
@@ -255,7 +266,8 @@ void RankCase::digest(int step, const std::string& what, const LocalShard& shard
   digested_ += values.numel();
 }
 
-// [name, begin, end, numel]: the controller proves that the ranks' shards cover each parameter once.
+// [name, begin, end, numel]: the controller proves that the ranks' shards cover each parameter
+// once.
 nlohmann::json RankCase::cover() const {
   auto rows = nlohmann::json::array();
   for (const auto& shard : engine_->local_shards()) {

@@ -71,6 +71,7 @@ class RankCase {
   std::map<std::string, LocalShard> before_;  // copies, as the update found them
   std::vector<GradientFailure> failures_;     // at most one
   LaneTally exact_, bounded_;
+  std::map<std::string, int64_t> compared_;  // elements by kind: loss, gradient, master, ...
   uint64_t digest_ = 0;
   int64_t digested_ = 0;
 };

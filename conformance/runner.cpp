@@ -6,11 +6,11 @@
 #include <chrono>
 #include <thread>
 
-#include "conformance/faults/planted_faults.hpp"
 #include "conformance/judge.hpp"
 #include "conformance/progress.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/ranks/pool.hpp"
+#include "conformance/self_check.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -21,8 +21,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kCaseTimeout{60'000};
 constexpr milliseconds kTwinTimeout{180'000};
-const char* const kSelfCheckCase =
-    "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.engine_backward";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -53,8 +51,8 @@ class Runner {
 
  private:
   milliseconds scaled(milliseconds time) const {
-    return milliseconds(static_cast<long long>(static_cast<double>(time.count()) *
-                                               options_.timeout_scale));
+    return milliseconds(
+        static_cast<long long>(static_cast<double>(time.count()) * options_.timeout_scale));
   }
   std::vector<int> ranks_of(std::size_t lane, int world) const;
   nlohmann::json request(const char* what, const std::string& id) const;
@@ -84,14 +82,15 @@ class Runner {
 };
 
 int widest(const RunOptions& options) {
-  int ranks = parse_id(kSelfCheckCase).world;
+  int ranks = kSelfCheckRanks;
   for (const auto& spec : options.cases) ranks = std::max(ranks, spec.world);
   return ranks;
 }
 
 std::size_t lane_count(const RunOptions& options) {
+  // One more than there are cores: ranks of a case often wait for each other.
   const auto cores = std::max(1u, std::thread::hardware_concurrency());
-  const auto wanted = options.lanes > 0 ? static_cast<unsigned>(options.lanes) : cores;
+  const auto wanted = options.lanes > 0 ? static_cast<unsigned>(options.lanes) : cores + 1;
   return std::min<std::size_t>(wanted, options.cases.size() + 1);
 }
 
@@ -112,8 +111,7 @@ Runner::Runner(const RunOptions& options)
 
 std::vector<int> Runner::ranks_of(std::size_t lane, int world) const {
   std::vector<int> ranks;
-  for (int rank = 0; rank < world; ++rank)
-    ranks.push_back(static_cast<int>(lane) * widest_ + rank);
+  for (int rank = 0; rank < world; ++rank) ranks.push_back(static_cast<int>(lane) * widest_ + rank);
   return ranks;
 }
 
@@ -126,35 +124,9 @@ std::string Runner::replay(const std::string& id) const {
          options_.replay_suffix;
 }
 
-// Green means something only if red was possible: every planted fault must show in the exact lane.
 void Runner::self_check() {
-  const CaseSpec spec = parse_id(kSelfCheckCase);
-  const std::string path = pool_.directory() + "/self-check.safetensors";
-  auto twin = request("twin", kSelfCheckCase);
-  twin["path"] = path;
-  const auto made = pool_.run(ranks_of(0, 1), twin);
-  for (const auto& fault : faults::planted_faults()) {
-    reports::SelfCheck check{fault.name, fault.what, false, ""};
-    if (ranks::interrupted() != 0) break;
-    auto one = request("case", kSelfCheckCase);
-    one["twin"] = path;
-    one["fault"] = fault.name;
-    if (ranks::all_ok(made)) {
-      const auto judged = judge(spec, "", pool_.run(ranks_of(0, spec.world), one));
-      if (judged.answered) {
-        const auto& exact = judged.record.lanes.front();
-        check.caught = exact.verdict == reports::Verdict::Failed;
-        check.by = std::to_string(exact.differing) + " of " + std::to_string(exact.compared) +
-                   " elements in the exact lane";
-      } else {
-        check.by = "nothing: the case ended early: " + judged.record.message;
-      }
-    } else {
-      check.by = "nothing: no twin: " + ranks::failures(made);
-    }
-    run_.self_checks.push_back(check);
-  }
-  unlink(path.c_str());
+  const auto ask = [this](const char* what, const std::string& id) { return request(what, id); };
+  run_.self_checks = conformance::self_check(pool_, ask);
 }
 
 void Runner::make_tuples() {
@@ -245,7 +217,8 @@ void Runner::finish_twin(Tuple& tuple, const ranks::Finished& finished) {
   }
   tuple.twin = Tuple::Twin::Failed;
   for (const std::size_t number : tuple.cases) {
-    judged_[number] = judge(options_.cases[number], judged_[number].record.replay, finished.outcomes);
+    judged_[number] =
+        judge(options_.cases[number], judged_[number].record.replay, finished.outcomes);
     auto& message = judged_[number].record.message;
     message = "the twin could not be made: " + message;
     ++done_, ++failed_;
@@ -265,11 +238,15 @@ void Runner::finish_tuple(Tuple& tuple) {
 
 void Runner::record_memory(const CaseSpec& spec, const Judged& judged) {
   for (const auto& [category, bytes] : judged.memory) {
-    const std::string key = std::to_string(spec.stage) + word(spec.precision) +
-                            std::to_string(spec.world) + category;
+    const std::string key =
+        std::to_string(spec.stage) + word(spec.precision) + std::to_string(spec.world) + category;
     auto& row = memory_[key];
-    row = {spec.stage, word(spec.precision), spec.world, category,
-           std::max(row.bytes, bytes.first), std::max(row.peak_bytes, bytes.second)};
+    row = {spec.stage,
+           word(spec.precision),
+           spec.world,
+           category,
+           std::max(row.bytes, bytes.first),
+           std::max(row.peak_bytes, bytes.second)};
   }
 }
 
@@ -283,7 +260,11 @@ reports::Run Runner::run() {
   const auto start = Clock::now();
   Progress progress(static_cast<int64_t>(options_.cases.size()), options_.quiet);
   progress.update(0, 0, "planted faults");
-  self_check();
+  try {
+    self_check();
+  } catch (const Error&) {
+    if (ranks::interrupted() == 0) throw;
+  }
   make_tuples();
   while (ranks::interrupted() == 0) {
     feed_lanes();

@@ -24,13 +24,13 @@ struct RunOptions {
   std::vector<CaseSpec> cases;
   uint64_t seed = 1;
   DataFiles data;
-  std::string keep;              // folder for the tensors of failures; empty: none are kept
-  std::string replay_prefix;     // "equigrad run"; the id and the seed follow
-  std::string replay_suffix;     // such as " --data-dir D"
+  std::string keep;           // folder for the tensors of failures; empty: none are kept
+  std::string replay_prefix;  // "equigrad run"; the id and the seed follow
+  std::string replay_suffix;  // such as " --data-dir D"
   double timeout_scale = 1;
   bool quiet = false;
-  int lanes = 0;                 // 0: one a core
-  std::string fault;             // planted into every case; for trying the failure path
+  int lanes = 0;      // 0: one a core and one more
+  std::string fault;  // planted into every case; for trying the failure path
   ranks::Handler serve = conformance::serve;  // what the ranks run
 };
 

@@ -76,8 +76,7 @@ class EngineSession : public Session {
     engine_ = initialize({all}, job.config, context.group());
     engine_->on_step([this](const std::vector<LocalShard>& shards) {
       for (const auto& shard : shards)
-        gradients_[shard.name] =
-            shard.gradient.defined() ? shard.gradient.clone() : at::Tensor();
+        gradients_[shard.name] = shard.gradient.defined() ? shard.gradient.clone() : at::Tensor();
     });
   }
 
@@ -108,8 +107,9 @@ class EngineSession : public Session {
       tally.add("loss", index, oracle::compare(losses_[i].reshape({1}), want));
     }
     const double norm = engine_->get_global_grad_norm().value_or(NAN);
-    tally.add("gradient norm", 0, oracle::compare(at::full({1}, norm, at::kDouble),
-                                                  at::full({1}, twin.grad_norm(0), at::kDouble)));
+    tally.add("gradient norm", 0,
+              oracle::compare(at::full({1}, norm, at::kDouble),
+                              at::full({1}, twin.grad_norm(0), at::kDouble)));
     for (const auto& shard : engine_->local_shards()) {
       check(tally, twin, "gradient", shard, gradients_[shard.name]);
       check(tally, twin, "master", shard, shard.master);
@@ -127,7 +127,8 @@ class EngineSession : public Session {
                     const LocalShard& shard, const at::Tensor& got) {
     const auto want = twin.tensor(0, what, shard.name);
     const std::string where = what + " " + shard.name;
-    if (got.defined() != want.defined()) return tally.add_finding(where, "present on one side only");
+    if (got.defined() != want.defined())
+      return tally.add_finding(where, "present on one side only");
     if (got.defined())
       tally.add(where, shard.begin,
                 oracle::compare(got.flatten(), want.slice(0, shard.begin, shard.end)));

@@ -88,7 +88,8 @@ Twin::Twin(const std::string& path, Order order)
 }
 
 at::Tensor Twin::tensor(int step, const std::string& what, const std::string& name) const {
-  const auto found = file_.tensors.find(order_ + "/" + std::to_string(step) + "/" + what + "/" + name);
+  const auto found =
+      file_.tensors.find(order_ + "/" + std::to_string(step) + "/" + what + "/" + name);
   return found == file_.tensors.end() ? at::Tensor() : found->second.flatten();
 }
 

@@ -21,7 +21,8 @@
 
 namespace equigrad::conformance {
 
-// Runs the reference and writes the file for the tuple of `spec`; its stage and style do not matter.
+// Runs the reference and writes the file for the tuple of `spec`; its stage and style do not
+// matter.
 void make_twin(const CaseSpec& spec, uint64_t seed, const reference::Data& data,
                const std::string& path);
 

@@ -172,6 +172,7 @@ at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, b
   pass_weight_ = loss::pass_weight(config_.gradient_accumulation_steps, scale_wrt_gas);
   try {
     pass_.run([&] { root.backward({}, retain_graph); });
+    parameters_->rethrow_failure();  // a gather's, in this pass or in the forward before it
   } catch (...) {
     // Part of the pass is in the window and cannot be taken out again: the window starts anew.
     pass_weight_ = 1.0;

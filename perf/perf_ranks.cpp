@@ -153,6 +153,8 @@ void report(benchmark::State& state, Measurement& measurement, std::size_t v) {
   for (std::size_t round = 0; state.KeepRunning(); ++round)
     state.SetIterationTime(row.ns[round % row.ns.size()] * 1e-9);
   state.counters["median_ms"] = median(row.ns) * 1e-6;
+  // What the machine can do when nothing else runs on it.
+  state.counters["best_ms"] = *std::min_element(row.ns.begin(), row.ns.end()) * 1e-6;
   for (const auto& base : group.bases) {
     const auto at = std::find(group.variants.begin(), group.variants.end(), base);
     const auto& other = rows[static_cast<std::size_t>(at - group.variants.begin())];

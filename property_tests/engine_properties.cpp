@@ -41,7 +41,8 @@ class Mlp : public reference::Model {
     for (auto& [name, parameter] : reference::unique_parameters(*this))
       parameter.copy_(
           uniform(one.at("seed"), ++stream, parameter.numel(), 0.7F).view_as(parameter));
-    if (one.at("frozen")) layers_.front()->weight.set_requires_grad(false);
+    // Of one layer alone, nothing would be left to train.
+    if (one.at("frozen") && layers_.size() > 1) layers_.front()->weight.set_requires_grad(false);
   }
 
   at::Tensor output(const reference::Batch& batch) override {

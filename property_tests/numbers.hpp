@@ -1,8 +1,9 @@
 // Numbers: tensors by counter, the same on every rank that asks with the same words.
 //
 // Invariants: element i depends on (seed, stream, i) only. spread() has exponents from -12 to 12,
-// so that almost every sum rounds; wild() has every finite bit pattern, subnormals included;
-// whole_numbers() are integers with |x| <= 200, exact in bf16 and in any sum of 2^16 of them.
+// so that almost every sum rounds; wild() has every finite bit pattern; tiny() is subnormal or just
+// above (the smallest four exponents); whole_numbers() are integers with |x| <= 200, exact in bf16
+// and in any sum of 2^16 of them; uniform() are multiples of size / 2^22 in [-size, size].
 // Shapes: flat fp32 [numel].   Errors: none.
 // Depends on: ATen, reference/data.hpp for its hash.
 #pragma once
@@ -43,12 +44,17 @@ inline at::Tensor wild(uint64_t seed, uint64_t stream, int64_t numel) {
   });
 }
 
+inline at::Tensor tiny(uint64_t seed, uint64_t stream, int64_t numel) {
+  return numbers(seed, stream, numel, [](uint64_t bits) {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits >> 32) & 0x81FFFFFFU);
+  });
+}
+
 inline at::Tensor whole_numbers(uint64_t seed, uint64_t stream, int64_t numel) {
   return numbers(seed, stream, numel,
                  [](uint64_t bits) { return static_cast<float>(bits % 401) - 200.0F; });
 }
 
-// In [-size, size].
 inline at::Tensor uniform(uint64_t seed, uint64_t stream, int64_t numel, float size) {
   return numbers(seed, stream, numel, [size](uint64_t bits) {
     return size * (static_cast<float>(bits >> 41) / static_cast<float>(1 << 22) - 1.0F);

@@ -21,7 +21,8 @@ void add_selection(CLI::App& app, RunCommand& command) {
   app.add_option("--dtypes", command.selection.dtypes, "fp32, bf16 (default: both)")
       ->delimiter(',')
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--world", command.selection.worlds, "Numbers of ranks, such as 2,4 (default: all)")
+  app.add_option("--world", command.selection.worlds,
+                 "Numbers of ranks, such as 2,4 (default: all)")
       ->delimiter(',')
       ->check(CLI::Range(1, 4));
 }
@@ -35,7 +36,7 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
-  app.add_option("--lanes", command.lanes, "Cases at the same time (0: one a core)")
+  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1)")
       ->check(CLI::Range(0, 64));
   app.add_option("--fault", command.fault, "Plant this fault into every case, to see it fail");
   app.add_flag("--list", command.list, "Print the ids only");

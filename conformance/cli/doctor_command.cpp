@@ -29,8 +29,8 @@ std::string found(const std::string& path) { return path.empty() ? "not found" :
 // Forks two ranks and adds two numbers over Gloo.
 void check_ranks(Findings& findings) {
   const auto start = std::chrono::steady_clock::now();
-  ranks::Pool pool(2, serve, {std::chrono::milliseconds(30'000), std::chrono::milliseconds(2'000),
-                              false});
+  ranks::Pool pool(2, serve,
+                   {std::chrono::milliseconds(30'000), std::chrono::milliseconds(2'000), false});
   const auto outcomes = pool.run({0, 1}, {{"do", "hello"}});
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
                       std::chrono::steady_clock::now() - start)
@@ -50,8 +50,9 @@ int doctor_command(const std::string& data_dir) {
   Findings findings;
   std::cout << version_text() << "\n\n";
   const auto here = environment_here();
-  findings.say(true, "machine", here.os + ", " + here.cpu + ", " + std::to_string(here.cores) +
-                                    " cores, 1 thread a rank");
+  findings.say(
+      true, "machine",
+      here.os + ", " + here.cpu + ", " + std::to_string(here.cores) + " cores, 1 thread a rank");
   const auto shared_mib = free_bytes("/dev/shm") >> 20;
   findings.say(shared_mib >= 64, "/dev/shm", std::to_string(shared_mib) + " MiB free",
                "give the container more (docker run --shm-size=1g) or set TMPDIR");

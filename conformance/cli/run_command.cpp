@@ -60,7 +60,8 @@ std::vector<CaseSpec> selected_cases(const RunCommand& command) {
   std::cerr << "equigrad: 0 cases selected.\n";
   for (const auto& filter : command.selection.filters) {
     std::cerr << "Nothing matches \"" << filter << "\"; near it are\n";
-    for (const auto& id : near_matches(default_matrix(), filter, 3)) std::cerr << "  " << id << "\n";
+    for (const auto& id : near_matches(default_matrix(), filter, 3))
+      std::cerr << "  " << id << "\n";
   }
   std::cerr << "equigrad list has all ids.\n";
   return {};
@@ -91,8 +92,9 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.lanes = command.lanes;
   options.fault = command.fault;
   if (options.data.text.empty())
-    throw Error("data", "expected plays.txt or plays_slice.txt, got none. Name their folder with "
-                        "--data-dir.");
+    throw Error("data",
+                "expected plays.txt or plays_slice.txt, got none. Name their folder with "
+                "--data-dir.");
   return options;
 }
 
@@ -119,12 +121,12 @@ int run_command(const RunCommand& command) {
   if (options.data.images.empty()) {
     const auto end = std::remove_if(options.cases.begin(), options.cases.end(), needs_images);
     const auto without = options.cases.end() - end;
-    if (without > 0) not_run["no images: install dataset-fashion-mnist or give --data-dir"] = without;
+    if (without > 0)
+      not_run["no images: install dataset-fashion-mnist or give --data-dir"] = without;
     options.cases.erase(end, options.cases.end());
   }
   make_directory(command.report);
-  if (!command.quiet)
-    std::cerr << options.cases.size() << " cases, seed " << command.seed << "\n";
+  if (!command.quiet) std::cerr << options.cases.size() << " cases, seed " << command.seed << "\n";
   auto run = run_matrix(options);
   run.environment = environment_here();
   run.command = command.line;
@@ -135,8 +137,8 @@ int run_command(const RunCommand& command) {
       std::cerr << reports::word(one.verdict) << "  " << one.seconds << " s  " << one.id << "\n";
   const bool pure = command.json == "-" || command.junit == "-";
   std::ostream& out = pure ? std::cerr : std::cout;
-  out << reports::to_terminal(
-             run, {use_colour(command.color, pure ? STDERR_FILENO : STDOUT_FILENO), 20})
+  out << reports::to_terminal(run,
+                              {use_colour(command.color, pure ? STDERR_FILENO : STDOUT_FILENO), 20})
       << "# report: " << absolute(command.report + "/index.html") << "\n";
   return reports::exit_code(run);
 }

@@ -173,8 +173,9 @@ int train_command(const TrainCommand& command) {
   parse_config(config, command.world);  // complains here, once, rather than on every rank
   const auto files = find_data(command.data_dir, true);
   if (files.text.empty() || (command.data == "images" && files.images.empty()))
-    throw Error("train", "expected " + command.data + ", got no file of it. Name its folder with "
-                         "--data-dir; equigrad doctor says what is there.");
+    throw Error("train", "expected " + command.data +
+                             ", got no file of it. Name its folder with "
+                             "--data-dir; equigrad doctor says what is there.");
   return Training(command, config).run();
 }
 

@@ -107,6 +107,7 @@ class WordLost : public Wire {
 class GatherStale : public Wire {
   using Wire::Wire;
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    if (!input.is_floating_point()) return wire_->all_gather(output, input);  // the norm's words
     if (moment_->step != seen_step_) {
       last_ = std::exchange(now_, {});
       seen_step_ = moment_->step;
@@ -145,7 +146,8 @@ std::shared_ptr<comm::Communicator> make_faulty(std::shared_ptr<comm::Communicat
   if (fault == "gather_stale") return std::make_shared<GatherStale>(wire, moment);
   std::string known;
   for (const auto& planted : planted_faults()) known += " " + planted.name;
-  throw Error("faults", "expected one of" + known + ", got \"" + fault + "\". Choose one of those.");
+  throw Error("faults",
+              "expected one of" + known + ", got \"" + fault + "\". Choose one of those.");
 }
 
 }  // namespace equigrad::conformance::faults

@@ -75,7 +75,7 @@ BoundReport check_reduction(const at::Tensor& engine, const at::Tensor& plain,
                             const at::Tensor& absolute_sum, const Reduction& reduction);
 
 // Three parties: the engine is no further from the higher-precision `reference` than the plain run
-// is, except for what the reduction's roundings explain.
+// is, except for what the reduction's roundings explain. The margin is the share of that exception.
 BoundReport check_gradient(const at::Tensor& engine, const at::Tensor& plain,
                            const at::Tensor& reference, const at::Tensor& absolute_sum,
                            const Reduction& reduction);

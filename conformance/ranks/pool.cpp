@@ -1,6 +1,5 @@
 #include "conformance/ranks/pool.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -18,6 +17,7 @@
 #include <iostream>
 
 #include "conformance/ranks/interrupt.hpp"
+#include "conformance/ranks/private_directory.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::ranks {
@@ -26,27 +26,6 @@ namespace {
 [[noreturn]] void system_failure(const std::string& call) {
   throw Error("ranks.Pool", "expected " + call + " to work, got: " + std::strerror(errno) +
                                 ". Look at the machine's limits (ulimit -a, df /dev/shm).");
-}
-
-std::string make_private_directory() {
-  const char* temporary = std::getenv("TMPDIR");
-  std::vector<std::string> places = {"/dev/shm"};
-  if (temporary != nullptr && *temporary != 0) places.emplace_back(temporary);
-  places.emplace_back("/tmp");
-  for (const auto& place : places) {
-    std::string name = place + "/equigrad-XXXXXX";
-    if (access(place.c_str(), W_OK) == 0 && mkdtemp(name.data()) != nullptr) return name;
-  }
-  system_failure("mkdtemp");
-}
-
-// Not std::filesystem::remove_all: LibTorch exports an older copy of it, which crashes.
-void remove_flat_directory(const std::string& path) {
-  if (DIR* directory = opendir(path.c_str())) {
-    while (const dirent* entry = readdir(directory)) unlink((path + "/" + entry->d_name).c_str());
-    closedir(directory);
-  }
-  rmdir(path.c_str());
 }
 
 int threads_here() {
@@ -98,7 +77,7 @@ Pool::~Pool() {
   if (getpid() != owner_) return;
   for (int slot = 0; slot < size(); ++slot) end_rank(slot);
   munmap(notes_, kNoteBytes * ranks_.size() + 1);
-  remove_flat_directory(directory_);
+  remove_private_directory(directory_);
 }
 
 void Pool::fork_rank(int slot) {

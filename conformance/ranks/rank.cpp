@@ -91,7 +91,10 @@ void Pool::serve(int slot, int socket) {
 }
 
 RankContext::RankContext(int slot, std::string directory, char* note_text, std::size_t note_bytes)
-    : slot_(slot), directory_(std::move(directory)), note_text_(note_text), note_bytes_(note_bytes) {}
+    : slot_(slot),
+      directory_(std::move(directory)),
+      note_text_(note_text),
+      note_bytes_(note_bytes) {}
 
 void RankContext::enter(int rank, std::vector<std::string> members,
                         std::chrono::milliseconds timeout) {

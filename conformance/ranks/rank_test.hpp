@@ -1,6 +1,7 @@
 // RankTest: GoogleTest expectations inside ranks, gathered in the test that forked them.
 //
-//   EXPECT_EQ(on_ranks(4, [](ranks::RankContext& context) { EXPECT_EQ(context.world_size(), 4); }), "");
+//   EXPECT_EQ(on_ranks(4, [](ranks::RankContext& context) { EXPECT_EQ(context.world_size(), 4); }),
+//   "");
 //
 // Invariants: an expectation that fails on any rank fails the caller; its text is on stdout.
 // Units: none.   Errors: none thrown; the result holds every failed rank's reason.

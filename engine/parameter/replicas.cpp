@@ -1,8 +1,6 @@
 // Replicas: every parameter whole on every rank, filled after each update by bucketed all-gathers
-// (stages 1, 2) or straight from the rank's own masters (stage 0, where fp32 parameters simply are
-// views of them).
+// (stages 1, 2) or straight from the rank's own masters (stage 0).
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -45,20 +43,11 @@ class Replicas final : public Parameters {
   explicit Replicas(const Context& context)
       : context_(context),
         gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)) {
-    views_of_masters_ = context_.plan.shards() == 1 && context_.dtype == at::kFloat;
     for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
     publish();
   }
 
   void publish() override {
-    if (views_of_masters_) {
-      for (const auto& gather : gathers_) {
-        for (const auto& part : gather.parts) {
-          torch::autograd::impl::bump_version(context_.tensors[part.parameter]);
-        }
-      }
-      return;
-    }
     for (const auto& gather : gathers_) publish(gather);
   }
 
@@ -70,18 +59,14 @@ class Replicas final : public Parameters {
   void rethrow_failure() override {}
 
  private:
-  // The model's tensor in the compute dtype, contiguous, in memory of its own or in the masters'.
+  // The model's tensor in the compute dtype, contiguous, in memory of its own. At stage 0 it could
+  // be a view of the masters; but a matrix product's bits depend on the alignment of its operands
+  // (measured: MKL, matrices of 5 x 5), and a slot of the flat space may start anywhere.
   void adopt(std::size_t i) {
     auto tensor = context_.tensors[i];
-    const auto where = context_.plan.slot_of(i);
-    if (views_of_masters_ && where) {
-      const auto& slot = context_.plan.slot(*where);
-      const int64_t offset = context_.plan.buckets()[where->bucket].offset + slot.offset;
-      tensor.set_data(context_.masters.narrow(0, offset, slot.numel).view(tensor.sizes()));
-      return;
-    }
     const auto dtype = tensor.is_floating_point() ? context_.dtype : tensor.scalar_type();
-    tensor.set_data(tensor.detach().to(context_.communicator.device(), dtype).contiguous());
+    const auto values = tensor.detach().to(context_.communicator.device(), dtype);
+    tensor.set_data(values.clone(at::MemoryFormat::Contiguous));
     context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
   }
 
@@ -106,7 +91,6 @@ class Replicas final : public Parameters {
 
   Context context_;
   std::vector<Gather> gathers_;
-  bool views_of_masters_ = false;
 };
 
 }  // namespace

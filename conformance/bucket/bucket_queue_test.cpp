@@ -1,0 +1,171 @@
+// Buckets leave and arrive in the plan's order, once each, whatever the order of the gradients.
+#include "engine/bucket/bucket_queue.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/sample.hpp"
+
+namespace equigrad::bucket {
+namespace {
+
+using conformance::sample;
+using conformance::table_of;
+using conformance::oracle::HasTheBitsOf;
+using Order = std::vector<std::size_t>;
+
+// One rank alone, which counts what is under way.
+class Alone final : public comm::Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  c10::Device device() const override { return c10::kCPU; }
+  comm::PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    most = std::max(most, ++under_way);
+    return std::make_unique<Copy>(*this, output, input);
+  }
+  comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    ++under_way;
+    return std::make_unique<Copy>(*this, output, input);
+  }
+  comm::PendingPtr all_reduce_sum(const at::Tensor&) override { throw Error("test", "native"); }
+  comm::PendingPtr reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override {
+    throw Error("test", "native");
+  }
+  comm::PendingPtr broadcast(const at::Tensor&, int) override { throw Error("test", "broadcast"); }
+
+  int under_way = 0;
+  int most = 0;
+
+ private:
+  struct Copy final : comm::Pending {
+    Copy(Alone& owner, at::Tensor output, at::Tensor input)
+        : owner(owner), output(std::move(output)), input(std::move(input)) {}
+    void wait() override {
+      output.copy_(input);
+      --owner.under_way;
+    }
+    Alone& owner;
+    at::Tensor output, input;
+  };
+};
+
+// Five parameters in four buckets: p4 | p3 p2 (exactly a bucket) | p1 (larger than one) | p0.
+struct Queue {
+  layout::ParameterTable table = table_of({6, 25, 4, 6, 9});
+  layout::BucketPlan plan{table, 1, 10};
+  Alone alone;
+  trace::Ledger ledger;
+  Order delivered, asked;
+  std::vector<at::Tensor> sums{4};
+  BucketQueue queue;
+
+  explicit Queue(bool when_full)
+      : queue(
+            plan, alone, {at::kFloat, at::kFloat, ReductionOrder::Pinned, when_full}, ledger,
+            [this](std::size_t bucket, at::Tensor sum) {
+              delivered.push_back(bucket);
+              sums[bucket] = sum.clone();
+            },
+            [this](std::size_t bucket, bool flushing) {
+              asked.push_back(bucket);
+              return flushing;
+            }) {
+    EXPECT_EQ(plan.buckets().size(), 4U);
+  }
+  void copy_in(std::size_t parameter, uint64_t seed) {
+    queue.copy_in(parameter, sample(table[parameter].numel, seed), 1.0);
+  }
+  at::Tensor sum_of(std::size_t parameter) const {
+    const auto where = *plan.slot_of(parameter);
+    const auto& slot = plan.slot(where);
+    return sums[where.bucket].narrow(0, slot.offset, slot.numel);
+  }
+};
+
+const Order kInOrder{0, 1, 2, 3};
+
+TEST(BucketQueue, DeliversInThePlansOrderForAnyOrderOfArrival) {
+  for (const bool when_full : {false, true}) {
+    Order order{0, 1, 2, 3, 4};
+    do {
+      Queue it(when_full);
+      for (const auto parameter : order) it.copy_in(parameter, parameter + 1);
+      if (!when_full) EXPECT_EQ(it.delivered, Order{});
+      it.queue.flush();
+      ASSERT_EQ(it.delivered, kInOrder);
+      for (const auto parameter : order) {
+        ASSERT_THAT(it.sum_of(parameter),
+                    HasTheBitsOf(sample(it.table[parameter].numel, parameter + 1)));
+      }
+      EXPECT_LE(it.alone.most, 2);
+      EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+    } while (std::next_permutation(order.begin(), order.end()));
+  }
+}
+
+TEST(BucketQueue, LaunchesAFullBucketOnlyAfterThoseBeforeIt) {
+  Queue it(true);
+  it.copy_in(0, 1);
+  it.copy_in(1, 1);
+  EXPECT_EQ(it.asked, Order{}) << "buckets 0 and 1 are not full";
+  it.copy_in(4, 1);
+  EXPECT_EQ(it.asked, Order{0});
+  it.copy_in(3, 1);
+  EXPECT_EQ(it.asked, Order{0}) << "half of bucket 1";
+  it.copy_in(2, 1);
+  EXPECT_EQ(it.asked, kInOrder);
+  EXPECT_EQ(it.alone.under_way, 2) << "of four, two were waited for";
+}
+
+TEST(BucketQueue, WhatDidNotArriveIsZero) {
+  for (const bool when_full : {false, true}) {
+    Queue it(when_full);
+    it.copy_in(3, 1);
+    it.queue.flush();
+    EXPECT_EQ(it.delivered, kInOrder);
+    EXPECT_THAT(it.sum_of(3), HasTheBitsOf(sample(6, 1)));
+    for (const std::size_t parameter : std::vector<std::size_t>{0, 1, 2, 4}) {
+      EXPECT_THAT(it.sum_of(parameter), HasTheBitsOf(at::zeros({it.table[parameter].numel})));
+    }
+  }
+}
+
+TEST(BucketQueue, AGradientThatComesAfterItsBucketLeftTravelsInAnotherRound) {
+  Queue it(true);
+  it.copy_in(4, 1);  // bucket 0 is full and leaves
+  it.copy_in(4, 2);
+  it.queue.flush();
+  EXPECT_EQ(it.delivered, (Order{0, 1, 2, 3, 0, 1, 2, 3}));
+  EXPECT_THAT(it.sum_of(4), HasTheBitsOf(sample(9, 2)));
+}
+
+TEST(BucketQueue, OnceAllFlushNothingMoreIsAsked) {
+  Queue it(false);
+  it.copy_in(4, 1);
+  it.queue.flush();
+  EXPECT_EQ(it.asked, Order{0});
+}
+
+TEST(BucketQueue, ForgetsWhatIsDiscarded) {
+  for (const bool when_full : {false, true}) {
+    Queue it(when_full);
+    it.copy_in(4, 1);  // in flight, when full
+    it.copy_in(3, 1);
+    it.queue.discard();
+    EXPECT_EQ(it.delivered, Order{});
+    EXPECT_EQ(it.alone.under_way, 0);
+    EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+    it.copy_in(2, 7);
+    it.queue.flush();
+    EXPECT_EQ(it.delivered, kInOrder);
+    EXPECT_THAT(it.sum_of(2), HasTheBitsOf(sample(4, 7)));
+    EXPECT_THAT(it.sum_of(3), HasTheBitsOf(at::zeros({6})));
+    EXPECT_THAT(it.sum_of(4), HasTheBitsOf(at::zeros({9})));
+  }
+}
+
+}  // namespace
+}  // namespace equigrad::bucket

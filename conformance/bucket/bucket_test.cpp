@@ -1,0 +1,82 @@
+// Where a parameter's elements lie in a bucket, and what a second contribution does.
+#include "engine/bucket/bucket.hpp"
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/sample.hpp"
+
+namespace equigrad::bucket {
+namespace {
+
+using conformance::sample;
+using conformance::table_of;
+using conformance::oracle::HasTheBitsOf;
+
+TEST(Bucket, AnElementLiesInItsOwnersRow) {
+  const auto table = table_of({1, 2, 7, 12, 3});
+  for (const int shards : {1, 2, 3, 4}) {
+    for (const int multiple : {1, 3, 4}) {
+      const layout::BucketPlan plan(table, shards, 1000);
+      ASSERT_EQ(plan.buckets().size(), 1U);
+      const auto& place = plan.buckets()[0];
+      Bucket bucket(place, shards, multiple, at::kFloat);
+      auto want = at::zeros_like(bucket.buffer());
+      EXPECT_EQ(want.numel() % multiple, 0);
+      EXPECT_GE(want.numel(), shards * place.shard_numel);
+      EXPECT_LT(want.numel(), shards * place.shard_numel + multiple);
+      for (std::size_t i = 0; i < place.slots.size(); ++i) {
+        EXPECT_FALSE(bucket.full());
+        const auto& slot = place.slots[i];
+        const auto gradient = sample(slot.numel, i + 1);
+        bucket.copy_in(i, gradient.view({1, slot.numel}), 1.0);
+        for (int64_t element = 0; element < slot.numel; ++element) {
+          const int64_t row = element / slot.shard_numel;
+          const int64_t column = slot.offset + element % slot.shard_numel;
+          want[row * place.shard_numel + column] = gradient[element];
+        }
+      }
+      EXPECT_TRUE(bucket.full());
+      EXPECT_THAT(bucket.buffer(), HasTheBitsOf(want)) << shards << " shards";
+    }
+  }
+}
+
+TEST(Bucket, ASecondContributionIsAddedAndRoundedToTheBuffer) {
+  const auto table = table_of({5, 7});
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const layout::BucketPlan plan(table, 2, 100);
+    const auto& place = plan.buckets()[0];
+    Bucket bucket(place, 2, 2, dtype);
+    const auto first = sample(7, 1, dtype), second = sample(7, 2, dtype);
+    bucket.copy_in(0, first, 1.0);
+    bucket.copy_in(0, second, 1.0);
+    EXPECT_FALSE(bucket.full()) << "the same slot twice is one slot";
+    Bucket once(place, 2, 2, dtype);
+    once.copy_in(0, (first.to(at::kFloat) + second.to(at::kFloat)).to(dtype), 1.0);
+    EXPECT_THAT(bucket.buffer(), HasTheBitsOf(once.buffer()));
+  }
+}
+
+TEST(Bucket, AWeightIsMultipliedInFp32) {
+  const auto table = table_of({7});
+  const layout::BucketPlan plan(table, 1, 100);
+  Bucket bucket(plan.buckets()[0], 1, 1, at::kBFloat16);
+  const auto gradient = sample(7, 1, at::kBFloat16);
+  bucket.copy_in(0, gradient, 1.0);
+  bucket.copy_in(0, gradient, 3.0);
+  const auto tripled = gradient.to(at::kFloat) * 3;
+  EXPECT_THAT(bucket.buffer(), HasTheBitsOf((gradient.to(at::kFloat) + tripled).to(at::kBFloat16)));
+}
+
+TEST(Bucket, AGradientThatIsNotContiguousIsReadInItsOwnOrder) {
+  const auto table = table_of({6});
+  const layout::BucketPlan plan(table, 4, 100);
+  Bucket bucket(plan.buckets()[0], 4, 1, at::kFloat);
+  Bucket plain(plan.buckets()[0], 4, 1, at::kFloat);
+  const auto gradient = sample(6, 1).view({2, 3}).t();
+  bucket.copy_in(0, gradient, 1.0);
+  plain.copy_in(0, gradient.contiguous(), 1.0);
+  EXPECT_THAT(bucket.buffer(), HasTheBitsOf(plain.buffer()));
+}
+
+}  // namespace
+}  // namespace equigrad::bucket

@@ -1,0 +1,167 @@
+#include "conformance/cli/cli.hpp"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "engine/config.hpp"
+#include "reports/json.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Said {
+  int code;
+  std::string out, err;
+};
+
+Said say(std::vector<std::string> words) {
+  words.insert(words.begin(), "equigrad");
+  std::vector<const char*> argv;
+  for (const auto& word : words) argv.push_back(word.c_str());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const int code = run_cli(static_cast<int>(argv.size()), argv.data());
+  return {code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
+}
+
+class Cli : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "equigrad-cli-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override {
+    if (std::system(("rm -rf '" + folder_ + "'").c_str()) != 0) ADD_FAILURE() << folder_;
+  }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name) << text;
+    return folder_ + "/" + name;
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream file(folder_ + "/" + name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::string folder_;
+};
+
+const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";
+
+TEST_F(Cli, AWrongWordIsAUsageError) {
+  EXPECT_EQ(say({}).code, kUsage);
+  EXPECT_EQ(say({"rum"}).code, kUsage);
+  EXPECT_EQ(say({"run", "--stages", "7"}).code, kUsage);
+  EXPECT_EQ(say({"run", "--dtypes", "fp8"}).code, kUsage);
+  EXPECT_EQ(say({"train", "--config", "no-such-file.json"}).code, kUsage);
+}
+
+TEST_F(Cli, HelpAndVersionAreAnswers) {
+  const auto help = say({"run", "--help"});
+  EXPECT_EQ(help.code, kHeld);
+  for (const char* flag : {"--full", "--stages", "--dtypes", "--world", "--seed", "--json",
+                           "--junit", "--report", "--list", "--timeout-scale", "--quiet",
+                           "--verbose", "--color", "--data-dir", "--fault", "--lanes"})
+    EXPECT_THAT(help.out, HasSubstr(flag));
+  const auto version = say({"--version"});
+  EXPECT_EQ(version.code, kHeld);
+  EXPECT_THAT(version.out, StartsWith("equigrad "));
+  EXPECT_THAT(version.out, HasSubstr("torch"));
+}
+
+TEST_F(Cli, ListPrintsIdsOnly) {
+  const auto all = say({"list"});
+  EXPECT_EQ(all.code, kHeld);
+  EXPECT_EQ(std::count(all.out.begin(), all.out.end(), '\n'), 512);
+  const auto some = say({"run", "--list", "--stages", "3", "--dtypes", "bf16", "--world", "4"});
+  EXPECT_EQ(std::count(some.out.begin(), some.out.end(), '\n'), 16);
+  EXPECT_THAT(some.out, StartsWith("Required.grad.zero3.bf16.w4."));
+}
+
+TEST_F(Cli, NothingSelectedIsAUsageErrorWithWhatIsNear) {
+  const auto said = say({"run", "zero3.bf61"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_EQ(said.out, "");
+  EXPECT_THAT(said.err, HasSubstr("0 cases selected"));
+  EXPECT_THAT(said.err, HasSubstr("zero3.bf16"));
+}
+
+TEST_F(Cli, ACaseOfTheFullMatrixCanBeRunByItsIdAndWritesEveryReport) {
+  EXPECT_EQ(say({"list", kCase}).out, kCase + "\n");
+  const auto said = say({"run", kCase, "--report", folder_ + "/report", "--seed", "7"});
+  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+  EXPECT_THAT(said.out, HasSubstr("HELD"));
+  EXPECT_THAT(said.out, HasSubstr("report/index.html"));
+  EXPECT_THAT(read("report/index.html"), HasSubstr(kCase));
+  EXPECT_THAT(read("report/junit.xml"), HasSubstr(kCase));
+  const auto run = reports::from_json(read("report/run.json"));
+  ASSERT_EQ(run.cases.size(), 1u);
+  EXPECT_EQ(run.cases[0].id, kCase);
+  EXPECT_EQ(run.seed, 7u);
+  EXPECT_FALSE(run.memory.empty());
+}
+
+TEST_F(Cli, JsonOnStdoutIsPure) {
+  const auto said = say({"run", kCase, "-q", "--json", "-", "--report", folder_});
+  EXPECT_EQ(said.code, kHeld) << said.err;
+  EXPECT_EQ(reports::from_json(said.out).cases.size(), 1u);
+  EXPECT_THAT(said.err, HasSubstr("HELD"));
+}
+
+TEST_F(Cli, AFailureIsExitCodeOneWithItsCauseItsTensorsAndALineToPaste) {
+  const auto said = say({"run", kCase, "-q", "--fault", "averaged_twice", "--report", folder_});
+  EXPECT_EQ(said.code, kFailed);
+  EXPECT_THAT(said.out, HasSubstr("averaged twice"));
+  EXPECT_THAT(said.out, HasSubstr("equigrad run " + kCase + " --seed 1234"));
+  const auto run = reports::from_json(read("run.json"));
+  ASSERT_FALSE(run.cases.at(0).files.empty());
+  for (const auto& file : run.cases[0].files)
+    EXPECT_EQ(access((folder_ + "/" + file).c_str(), R_OK), 0) << file;
+}
+
+TEST_F(Cli, TrainComparesEveryStepWithTheTwin) {
+  for (const char* stage : {"0", "3"}) {
+    const auto said =
+        say({"train", "--steps", "2", "--stage", stage, "--dtype", "bf16", "--layers", "1", "--dim",
+             "16", "--heads", "2", "--context", "8", "--accumulate", "2"});
+    EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+    EXPECT_THAT(said.out, HasSubstr("HELD  2 steps"));
+  }
+}
+
+TEST_F(Cli, TrainTakesADeepSpeedFile) {
+  const auto file = write("ds.json", R"({"train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 3, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    "zero_optimization": {"stage": 2}})");
+  const auto said = say({"train", "--steps", "2", "--config", file, "--layers", "1", "--dim", "16",
+                         "--heads", "2", "--context", "8"});
+  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+  EXPECT_EQ(say({"train", "--config", file, "--stage", "1"}).code, kUsage);
+}
+
+TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
+  const auto good = write("good.json", R"({"train_batch_size": 8, "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}})");
+  const auto said = say({"config", "check", good, "--world", "2"});
+  EXPECT_EQ(said.code, kHeld);
+  EXPECT_THAT(said.out, HasSubstr("train_micro_batch_size_per_gpu"));
+  const auto bad = write("bad.json", R"({"train_batch_size": 8, "zero_optimisation": {}})");
+  const auto refused = say({"config", "check", bad});
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("zero_optimization"));
+}
+
+TEST_F(Cli, TheDoctorForksRanksAndFindsTheData) {
+  const auto said = say({"doctor"});
+  EXPECT_EQ(said.code, kHeld) << said.out;
+  EXPECT_THAT(said.out, HasSubstr("one sum over Gloo"));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli

@@ -1,0 +1,176 @@
+// The communicator's collectives, and what the others hear when a rank is lost.
+#include "engine/comm/backend.hpp"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/ranks/rank_test.hpp"
+#include "conformance/sample.hpp"
+#include "engine/comm/launch.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+using conformance::error_of;
+using conformance::sample;
+using conformance::oracle::HasTheBitsOf;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::HasSubstr;
+
+at::Tensor of_rank(int rank, int64_t numel) {
+  return sample(numel, static_cast<uint64_t>(rank) + 1);
+}
+
+TEST(Communicator, CollectivesMoveWhatTheySay) {
+  for (const int world : {1, 2, 3, 4}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         auto& group = *context.group();
+                         const int w = context.world_size(), rank = context.rank();
+                         EXPECT_EQ(group.rank(), rank);
+                         EXPECT_EQ(group.world_size(), w);
+                         EXPECT_EQ(group.device(), c10::Device(c10::kCPU));
+                         std::vector<at::Tensor> wholes, pieces;
+                         for (int r = 0; r < w; ++r) {
+                           wholes.push_back(of_rank(r, 7));
+                           pieces.push_back(of_rank(r, w * 5).narrow(0, rank * 5, 5));
+                         }
+                         const auto gathered = at::empty({w * 7});
+                         group.all_gather(gathered, of_rank(rank, 7))->wait();
+                         EXPECT_THAT(gathered, HasTheBitsOf(at::cat(wholes)));
+                         const auto received = at::empty({w * 5});
+                         group.all_to_all(received, of_rank(rank, w * 5))->wait();
+                         EXPECT_THAT(received, HasTheBitsOf(at::cat(pieces)));
+                         const auto values = of_rank(rank, 9);
+                         group.broadcast(values, w - 1)->wait();
+                         EXPECT_THAT(values, HasTheBitsOf(of_rank(w - 1, 9)));
+                       }),
+              "");
+  }
+}
+
+TEST(Communicator, ExchangeTellsEveryRankWhatEachSaid) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       const int64_t rank = context.rank();
+                       const auto said = exchange(*context.group(), at::tensor({rank * 10, -rank}));
+                       EXPECT_TRUE(at::equal(
+                           said, at::tensor({0, 0, 10, -1, 20, -2}, at::kLong).view({3, 2})));
+                     }),
+            "");
+}
+
+bool wait_for_file(const std::string& path) {
+  const auto deadline = steady_clock::now() + std::chrono::seconds(30);
+  while (!std::filesystem::exists(path) && steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  return std::filesystem::exists(path);
+}
+
+TEST(Communicator, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const std::string done = context.directory() + "/done";
+                       const auto group = connect_gloo(
+                           context.rank(), 2, context.directory() + "/late", milliseconds(1500));
+                       if (context.rank() == 1) {
+                         EXPECT_TRUE(wait_for_file(done));
+                         return;
+                       }
+                       const auto start = steady_clock::now();
+                       const auto output = at::empty({2});
+                       EXPECT_THAT(
+                           error_of([&] { group->all_to_all(output, at::zeros({2}))->wait(); }),
+                           AllOf(HasSubstr("rank 0/2"), HasSubstr("comm.all_to_all"),
+                                 HasSubstr("2 ranks")));
+                       EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(15));
+                       std::ofstream(done) << "done";
+                     }),
+            "");
+}
+
+TEST(Communicator, ARankThatIsGoneIsAnErrorAtOnce) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       auto group = connect_gloo(context.rank(), 2, context.directory() + "/gone",
+                                                 std::chrono::seconds(50));
+                       exchange(*group, at::zeros({1}, at::kLong));
+                       if (context.rank() == 1) {
+                         group.reset();
+                         return;
+                       }
+                       const auto start = steady_clock::now();
+                       const auto output = at::empty({2});
+                       EXPECT_THAT(
+                           error_of([&] { group->all_gather(output, at::zeros({1}))->wait(); }),
+                           AllOf(HasSubstr("rank 0/2"), HasSubstr("comm.all_gather")));
+                       EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(25));
+                     }),
+            "");
+}
+
+TEST(Communicator, NcclWithoutADeviceSaysWhatIsMissing) {
+  EXPECT_EQ(
+      on_ranks(1,
+               [](RankContext& context) {
+                 EXPECT_THAT(
+                     error_of([&] {
+                       connect_nccl(0, 1, 1000, context.directory() + "/nccl", milliseconds(1000));
+                     }),
+                     AllOf(HasSubstr("expected CUDA device 1000"), HasSubstr("one device a rank")));
+               }),
+      "");
+}
+
+// A port that is free now.
+int free_port() {
+  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  bind(socket_fd, reinterpret_cast<const sockaddr*>(&address), length);
+  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
+  close(socket_fd);
+  return ntohs(address.sin_port);
+}
+
+TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
+  const int port = free_port();
+  EXPECT_EQ(
+      on_ranks(2,
+               [port](RankContext& context) {
+                 const LaunchEnvironment launch{context.rank(), 2,    context.rank(),
+                                                "127.0.0.1",    port, "torchrun"};
+                 const auto group = connect(launch, c10::kCPU, std::chrono::seconds(30));
+                 const auto said =
+                     exchange(*group, at::full({1}, 5 + context.rank(), at::kLong)).view({-1});
+                 EXPECT_TRUE(at::equal(said, at::tensor({5, 6}, at::kLong)));
+               }),
+      "");
+}
+
+TEST(Connect, OneRankNeedsNobody) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       const auto group = connect({}, c10::kCPU, std::chrono::seconds(5));
+                       EXPECT_EQ(group->world_size(), 1);
+                       EXPECT_TRUE(at::equal(exchange(*group, at::full({1}, 3, at::kLong)),
+                                             at::full({1, 1}, 3)));
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad::comm

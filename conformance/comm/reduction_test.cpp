@@ -1,0 +1,140 @@
+// The pinned sums over ranks are the tree's, on every rank, however the buffer is cut.
+#include "engine/comm/reduction.hpp"
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/ranks/rank_test.hpp"
+#include "conformance/sample.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+using conformance::error_of;
+using conformance::sample;
+using conformance::sum_of_tree;
+using conformance::oracle::HasTheBitsOf;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+
+at::Tensor of_rank(int rank, int64_t numel, at::ScalarType dtype) {
+  return sample(numel, static_cast<uint64_t>(rank) + 100, dtype);
+}
+
+at::Tensor tree_over_ranks(int world, int64_t numel, at::ScalarType dtype) {
+  std::vector<at::Tensor> rows;
+  for (int rank = 0; rank < world; ++rank) rows.push_back(of_rank(rank, numel, dtype));
+  return sum_of_tree(rows);
+}
+
+at::Tensor pinned_all(Communicator& communicator, const at::Tensor& buffer, at::ScalarType result) {
+  return Reduction::all_reduce_sum(communicator, ReductionOrder::Pinned, buffer.clone(), result)
+      .finish();
+}
+
+TEST(Reduction, PinnedSumsAreTheTreeOverRanks) {
+  for (const int world : {1, 2, 3, 4}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         auto& group = *context.group();
+                         const int w = context.world_size();
+                         for (const int64_t n : {1, 5, 1023}) {
+                           for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                             const auto mine = of_rank(context.rank(), w * n, dtype);
+                             const auto want = tree_over_ranks(w, w * n, dtype);
+                             for (const auto result : {at::kFloat, at::kBFloat16}) {
+                               EXPECT_THAT(pinned_all(group, mine, result),
+                                           HasTheBitsOf(want.to(result)));
+                               auto scatter = Reduction::reduce_scatter_sum(
+                                   group, ReductionOrder::Pinned, mine.clone(), result);
+                               EXPECT_THAT(
+                                   scatter.finish(),
+                                   HasTheBitsOf(want.narrow(0, context.rank() * n, n).to(result)));
+                             }
+                           }
+                         }
+                       }),
+              "");
+  }
+}
+
+TEST(Reduction, PinnedSumsDoNotDependOnHowTheBufferIsCut) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       const auto mine = of_rank(context.rank(), 300, at::kFloat);
+                       const auto whole = pinned_all(*context.group(), mine, at::kFloat);
+                       for (const int64_t cut : {3, 90, 297}) {
+                         const auto left =
+                             pinned_all(*context.group(), mine.slice(0, 0, cut), at::kFloat);
+                         const auto right =
+                             pinned_all(*context.group(), mine.slice(0, cut), at::kFloat);
+                         EXPECT_THAT(at::cat({left, right}), HasTheBitsOf(whole)) << cut;
+                       }
+                     }),
+            "");
+}
+
+TEST(Reduction, SeveralMayBeUnderWay) {
+  EXPECT_EQ(
+      on_ranks(2,
+               [](RankContext& context) {
+                 std::vector<Reduction> under_way;
+                 for (const int64_t n : {10, 4, 8}) {
+                   under_way.push_back(Reduction::reduce_scatter_sum(
+                       *context.group(), ReductionOrder::Pinned,
+                       of_rank(context.rank(), 2 * n, at::kFloat), at::kFloat));
+                 }
+                 std::size_t at = 0;
+                 for (const int64_t n : {10, 4, 8}) {
+                   EXPECT_THAT(
+                       under_way[at++].finish(),
+                       HasTheBitsOf(
+                           tree_over_ranks(2, 2 * n, at::kFloat).narrow(0, context.rank() * n, n)));
+                 }
+               }),
+      "");
+}
+
+TEST(Reduction, TheNativeSumOfTwoRanksIsThePinnedOne) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const auto mine = of_rank(context.rank(), 64, at::kFloat);
+                       const auto want = tree_over_ranks(2, 64, at::kFloat);
+                       auto all = Reduction::all_reduce_sum(
+                           *context.group(), ReductionOrder::Native, mine.clone(), at::kFloat);
+                       EXPECT_THAT(all.finish(), HasTheBitsOf(want));
+                       auto scatter = Reduction::reduce_scatter_sum(
+                           *context.group(), ReductionOrder::Native, mine.clone(), at::kFloat);
+                       EXPECT_THAT(scatter.finish(),
+                                   HasTheBitsOf(want.narrow(0, context.rank() * 32, 32)));
+                     }),
+            "");
+}
+
+TEST(Reduction, NativeSumsOfWholeNumbersAreExactOnAnyNumberOfRanks) {
+  for (const int world : {3, 4}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         const int w = context.world_size();
+                         const auto mine = at::arange(12 * w, at::kFloat) * (context.rank() + 1);
+                         auto all = Reduction::all_reduce_sum(
+                             *context.group(), ReductionOrder::Native, mine.clone(), at::kFloat);
+                         EXPECT_THAT(all.finish(), HasTheBitsOf(at::arange(12 * w, at::kFloat) *
+                                                                (w * (w + 1) / 2)));
+                       }),
+              "");
+  }
+}
+
+TEST(Reduction, AnotherDtypeIsAnError) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       EXPECT_THAT(
+                           error_of([] {
+                             tree_sum(at::zeros({2, 3}, at::kDouble), at::kFloat);
+                           }),
+                           testing::HasSubstr("expected dtype Float or BFloat16, got Double"));
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad::comm

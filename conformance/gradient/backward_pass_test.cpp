@@ -1,0 +1,170 @@
+// What a backward pass tells: begin, one `ready` per parameter it reaches, end; whoever started it.
+#include "engine/gradient/backward_pass.hpp"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/sample.hpp"
+
+namespace equigrad::gradient {
+namespace {
+
+using conformance::error_of;
+using conformance::sample;
+using conformance::oracle::HasTheBitsOf;
+using Events = std::vector<std::string>;
+
+struct Watch {
+  Events events;
+  std::vector<at::Tensor> gradients{3};
+  at::Tensor w = sample(5, 1).requires_grad_();
+  at::Tensor b = sample(5, 2).requires_grad_();
+  at::Tensor unwatched = sample(5, 3).requires_grad_();
+  std::string throw_in;  // the event in which the callback throws
+  std::unique_ptr<BackwardPass> pass;
+
+  Watch() { start(); }
+  void start() {
+    pass = std::make_unique<BackwardPass>(
+        std::vector<WatchedParameter>{{1, "layer.w", w}, {2, "layer.b", b}},
+        PassCallbacks{[this] { tell("begin"); },
+                      [this](std::size_t parameter, const at::Tensor& gradient) {
+                        gradients[parameter] = gradient.clone();
+                        EXPECT_FALSE(gradient.requires_grad());
+                        tell("ready " + std::to_string(parameter));
+                      },
+                      [this] { tell("end"); }});
+  }
+  void tell(const std::string& event) {
+    events.push_back(event);
+    if (event == throw_in) throw Error("test", "thrown in " + event);
+  }
+  Events take() { return std::exchange(events, {}); }
+};
+
+TEST(BackwardPass, BeginsTellsOfEachGradientAndEnds) {
+  Watch watch;
+  (watch.w * watch.b).sum().backward();
+  const auto events = watch.take();
+  ASSERT_EQ(events.size(), 4U);
+  EXPECT_EQ(events.front(), "begin");
+  EXPECT_EQ(events.back(), "end");
+  EXPECT_NE(events[1], events[2]);
+  EXPECT_THAT(watch.gradients[1], HasTheBitsOf(watch.b.detach()));
+  EXPECT_THAT(watch.gradients[2], HasTheBitsOf(watch.w.detach()));
+  EXPECT_EQ(watch.pass->completed(), 1);
+}
+
+TEST(BackwardPass, AParameterThatIsUsedTwiceIsReadyOnce) {
+  Watch watch;
+  (watch.w * 3 + watch.w * 4).sum().backward();
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "end"}));
+  EXPECT_THAT(watch.gradients[1], HasTheBitsOf(at::full({5}, 7.0F)));
+}
+
+TEST(BackwardPass, TakesTheGradientOutSoNothingIsAddedTwice) {
+  Watch watch;
+  for (int pass = 0; pass < 2; ++pass) {
+    (watch.w * 3).sum().backward();
+    EXPECT_FALSE(watch.w.grad().defined());
+    EXPECT_THAT(watch.gradients[1], HasTheBitsOf(at::full({5}, 3.0F)));
+  }
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "end", "begin", "ready 1", "end"}));
+}
+
+TEST(BackwardPass, EveryWayOfStartingOneIsSeen) {
+  Watch watch;
+  auto output = watch.w * 2;
+  output.backward(sample(5, 4), /*retain_graph=*/true);
+  EXPECT_THAT(watch.gradients[1], HasTheBitsOf(sample(5, 4) * 2));
+  output.sum().backward();
+  EXPECT_THAT(watch.gradients[1], HasTheBitsOf(at::full({5}, 2.0F)));
+  torch::autograd::backward({(watch.b * 5).sum()});
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "end", "begin", "ready 1", "end", "begin",
+                                  "ready 2", "end"}));
+}
+
+TEST(BackwardPass, OneThatReachesNothingEndsThroughRun) {
+  Watch watch;
+  const auto loss = watch.unwatched.sum();
+  watch.pass->run([&] { loss.backward(); });
+  EXPECT_EQ(watch.take(), (Events{"begin", "end"}));
+  EXPECT_TRUE(watch.unwatched.grad().defined());
+  watch.pass->run([&] { watch.w.sum().backward(); });
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "end"})) << "not begun a second time";
+  EXPECT_EQ(watch.pass->completed(), 2);
+}
+
+TEST(BackwardPass, ParametersArePlainLeavesAfterIt) {
+  Watch watch;
+  watch.pass.reset();
+  watch.w.sum().backward();
+  EXPECT_TRUE(watch.w.grad().defined());
+  EXPECT_EQ(watch.take(), Events{});
+}
+
+class Earlier final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit Earlier(Watch& watch) : watch_(watch) {}
+  void operator()(const at::Tensor& leaf) override {
+    EXPECT_TRUE(leaf.grad().defined());
+    watch_.tell("earlier");
+  }
+
+ private:
+  Watch& watch_;
+};
+
+TEST(BackwardPass, HooksThatWereThereBeforeStillRunAndStay) {
+  Watch watch;
+  watch.pass.reset();
+  torch::autograd::impl::set_post_acc_grad_hooks(watch.w, std::make_unique<Earlier>(watch));
+  watch.w.register_hook([](const at::Tensor& gradient) { return gradient * 10; });
+  watch.start();
+  watch.w.sum().backward();
+  EXPECT_EQ(watch.take(), (Events{"earlier", "begin", "ready 1", "end"}));
+  EXPECT_THAT(watch.gradients[1], HasTheBitsOf(at::full({5}, 10.0F)));
+  watch.pass.reset();
+  watch.w.sum().backward();
+  EXPECT_EQ(watch.take(), Events{"earlier"});
+}
+
+TEST(BackwardPass, ASparseGradientIsRefusedByName) {
+  Watch watch;
+  auto table = sample(12, 5).view({4, 3}).detach().requires_grad_();
+  const BackwardPass pass({{0, "embedding.weight", table}},
+                          {[] {}, [](std::size_t, const at::Tensor&) {}, [] {}});
+  const auto index = at::tensor({1, 2}, at::kLong);
+  const auto loss = at::embedding(table, index, -1, false, /*sparse=*/true).sum();
+  EXPECT_THAT(error_of([&] { loss.backward(); }),
+              testing::AllOf(testing::HasSubstr("embedding.weight"),
+                             testing::HasSubstr("expected a dense gradient")));
+}
+
+TEST(BackwardPass, ACallbacksErrorReachesTheCallerAndTheNextPassBeginsAnew) {
+  Watch watch;
+  for (const std::string where : {"begin", "ready 1", "end"}) {
+    watch.throw_in = where;
+    EXPECT_EQ(error_of([&] { watch.w.sum().backward(); }), "[test] thrown in " + where);
+    EXPECT_EQ(watch.take().back(), where);
+    EXPECT_EQ(watch.pass->completed(), where == "begin" ? 0 : where == "end" ? 2 : 1);
+    watch.pass->abandon();
+    watch.throw_in = "";
+    watch.w.sum().backward();
+    EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "end"})) << "after one in " << where;
+  }
+}
+
+TEST(BackwardPass, ALaterPassFindsAnAbandonedOneByItself) {
+  Watch watch;
+  watch.throw_in = "ready 1";
+  EXPECT_NE(error_of([&] { watch.w.sum().backward(); }), "");
+  watch.throw_in = "";
+  watch.take();
+  watch.b.sum().backward();
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 2", "end"}));
+}
+
+}  // namespace
+}  // namespace equigrad::gradient

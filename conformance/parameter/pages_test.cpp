@@ -1,0 +1,275 @@
+// Pages: whole parameters are there while an operator needs them and at no other time, whichever
+// ranks need them, and what happens when a gather fails.
+#include "conformance/cut_wire.hpp"
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/ranks/rank_test.hpp"
+#include "conformance/sample.hpp"
+#include "engine/parameter/page.hpp"
+#include "engine/parameter/parameters.hpp"
+
+namespace equigrad::parameter {
+namespace {
+
+using conformance::CutWire;
+using conformance::error_of;
+using conformance::sample;
+using conformance::table_of;
+using conformance::oracle::HasTheBitsOf;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+
+constexpr int64_t kLayers = 8;
+constexpr int64_t kDim = 25;  // no multiple of 2, 3 or 4
+
+at::Tensor original(int64_t layer) {
+  return sample(kDim * kDim, static_cast<uint64_t>(layer) + 1).view({kDim, kDim});
+}
+
+// kLayers square matrices, and by default nothing is persistent.
+struct Model {
+  CutWire wire;
+  layout::ParameterTable table =
+      table_of(std::vector<int64_t>(static_cast<std::size_t>(kLayers), kDim* kDim), {3});
+  layout::BucketPlan plan;
+  ZeroConfig zero;
+  trace::Ledger ledger;
+  std::vector<at::Tensor> tensors;
+  at::Tensor masters;
+  std::unique_ptr<Parameters> keeper;
+
+  explicit Model(RankContext& context, const ZeroConfig& settings = none_persistent(),
+                 at::ScalarType dtype = at::kFloat)
+      : wire(context.group()), plan(table, context.world_size(), 2000), zero(settings) {
+    for (int64_t i = 0; i < kLayers; ++i) tensors.push_back(original(i).requires_grad_(i != 3));
+    masters = at::zeros({plan.shard_numel()});
+    const Context all{table, plan, zero, wire, ledger, masters, tensors, dtype};
+    const at::NoGradGuard no_grad;
+    fill_masters(all);
+    keeper = make_pages(all);
+  }
+  static ZeroConfig none_persistent() {
+    ZeroConfig zero;
+    zero.stage3_param_persistence_threshold = 0;
+    return zero;
+  }
+  bool here(std::size_t i) const { return tensors[i].storage().data() != nullptr; }
+  int64_t gathered() const { return ledger.bytes(trace::Category::Gathered); }
+  at::Tensor forward(const at::Tensor& input) const {
+    auto x = input;
+    for (const auto& tensor : tensors) x = at::tanh(at::mm(x, tensor.to(at::kFloat)));
+    return x.sum();
+  }
+  // A forward and a backward pass; the gradient of the input.
+  at::Tensor cycle() {
+    auto input = sample(kDim, 50).view({1, kDim}).requires_grad_();
+    forward(input).backward();
+    keeper->end_of_pass();
+    return input.grad();
+  }
+};
+
+at::Tensor cycle_without_pages(at::ScalarType dtype) {
+  auto input = sample(kDim, 50).view({1, kDim}).requires_grad_();
+  auto x = input;
+  for (int64_t i = 0; i < kLayers; ++i) {
+    x = at::tanh(at::mm(x, original(i).to(dtype).to(at::kFloat)));
+  }
+  x.sum().backward();
+  return input.grad();
+}
+
+constexpr int64_t kPageBytes = kDim * kDim * 4;
+
+TEST(Pages, BetweenUsesTheStorageIsEmptyAndAnAccessFails) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       Model it(context);
+                       EXPECT_FALSE(it.here(0));
+                       EXPECT_EQ(it.tensors[0].sizes(), (std::vector<int64_t>{kDim, kDim}));
+                       EXPECT_THROW(it.tensors[0].const_data_ptr<float>(), c10::Error);
+                       EXPECT_THAT(at::mul(it.tensors[0].detach(), 2),
+                                   HasTheBitsOf(original(0) * 2));
+                       it.keeper->end_of_pass();
+                       EXPECT_FALSE(it.here(0));
+                       EXPECT_EQ(it.gathered(), 0);
+                     }),
+            "");
+}
+
+TEST(Pages, OperatorsOfForwardAndBackwardComputeWithTheWhole) {
+  for (const int world : {1, 2, 3}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                           Model it(context, Model::none_persistent(), dtype);
+                           const auto want = cycle_without_pages(dtype);
+                           // The first cycle is learnt, the others prefetch.
+                           for (int cycle = 0; cycle < 3; ++cycle) {
+                             EXPECT_THAT(it.cycle(), HasTheBitsOf(want));
+                             EXPECT_EQ(it.gathered(), 0);
+                           }
+                         }
+                       }),
+              "");
+  }
+}
+
+TEST(Pages, NoMoreThanAFewPagesAreGatheredAtATime) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       Model first(context);
+                       first.cycle();
+                       EXPECT_LT(first.ledger.peak_bytes(trace::Category::Gathered),
+                                 kLayers * kPageBytes);
+                       // With a trace: at most the limit, the operator's own page, and its round's
+                       // buffer.
+                       for (const int64_t limit : {1, 3}) {
+                         auto zero = Model::none_persistent();
+                         zero.stage3_max_live_parameters = limit * kDim * kDim;
+                         zero.stage3_prefetch_bucket_size = 2 * kDim * kDim;
+                         Model limited(context, zero);
+                         const auto want = cycle_without_pages(at::kFloat);
+                         for (int cycle = 0; cycle < 3; ++cycle) {
+                           EXPECT_THAT(limited.cycle(), HasTheBitsOf(want));
+                         }
+                         const int64_t padded = 2 * ((kDim * kDim + 1) / 2) * 4;
+                         EXPECT_LE(limited.ledger.peak_bytes(trace::Category::Gathered),
+                                   (2 * limit + 2) * padded)
+                             << limit;
+                       }
+                     }),
+            "");
+}
+
+TEST(Pages, PersistentPagesStay) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       ZeroConfig zero;
+                       zero.stage3_param_persistence_threshold = kDim * kDim;
+                       Model it(context, zero);
+                       const int64_t held = it.gathered();
+                       EXPECT_GE(held, kLayers * kPageBytes);
+                       it.cycle();
+                       EXPECT_TRUE(it.here(0));
+                       EXPECT_EQ(it.gathered(), held);
+                       it.masters.mul_(2);
+                       it.keeper->publish();
+                       EXPECT_THAT(it.tensors[0].detach() + 0, HasTheBitsOf(original(0) * 2));
+                       EXPECT_EQ(it.gathered(), held);
+                     }),
+            "");
+}
+
+TEST(Pages, WholeIsACopyOfTheParameterRoundedToItsDtype) {
+  for (const int world : {1, 3}) {
+    EXPECT_EQ(
+        on_ranks(world,
+                 [](RankContext& context) {
+                   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                     Model it(context, Model::none_persistent(), dtype);
+                     EXPECT_THAT(it.keeper->whole(1), HasTheBitsOf(original(1).to(dtype)));
+                     EXPECT_THAT(it.keeper->whole(3), HasTheBitsOf(original(3).to(dtype)))
+                         << "frozen";
+                     it.masters.mul_(1.5);
+                     it.keeper->publish();
+                     EXPECT_THAT(it.keeper->whole(1), HasTheBitsOf((original(1) * 1.5).to(dtype)));
+                     it.keeper->whole(1).zero_();
+                     EXPECT_THAT(it.keeper->whole(1), HasTheBitsOf((original(1) * 1.5).to(dtype)));
+                     EXPECT_EQ(it.gathered(), 0);
+                   }
+                 }),
+        "");
+  }
+}
+
+TEST(Pages, AGraphFromBeforeAPublishCannotBeUsedAfterIt) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       Model it(context);
+                       auto loss = (it.tensors[0] * it.tensors[0]).sum();
+                       loss.backward({}, /*retain_graph=*/true);
+                       it.keeper->publish();
+                       EXPECT_THROW(loss.backward(), c10::Error);
+                       it.keeper->end_of_pass();
+                     }),
+            "");
+}
+
+TEST(Pages, RanksMayTakeDifferentBranches) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       Model it(context);
+                       const auto rank = static_cast<int64_t>(context.rank());
+                       for (int64_t round = 0; round < 4; ++round) {
+                         // Rank 0 uses one matrix, rank 1 two others, rank 2 none in even rounds.
+                         for (int64_t use = 0; use < (round % 2 == 0 ? 2 - rank : rank); ++use) {
+                           const int64_t layer = (3 * rank + 2 * use + round) % kLayers;
+                           EXPECT_THAT(
+                               at::mul(it.tensors[static_cast<std::size_t>(layer)].detach(), 3),
+                               HasTheBitsOf(original(layer) * 3));
+                         }
+                         EXPECT_TRUE(it.keeper->come_to(Meeting::Step, 0, true));
+                         it.keeper->end_of_pass();
+                       }
+                       EXPECT_EQ(it.gathered(), 0);
+                     }),
+            "");
+}
+
+TEST(Pages, AGatherThatFailsIsReadAsNanAndToldAtTheNextCall) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       Model it(context);
+                       it.wire.cut = true;
+                       const auto read = at::mul(it.tensors[0].detach(), 2);
+                       EXPECT_TRUE(read.isnan().all().item<bool>());
+                       EXPECT_EQ(error_of([&] { it.keeper->rethrow_failure(); }),
+                                 "[test] the wire is cut");
+                       EXPECT_EQ(error_of([&] { it.keeper->rethrow_failure(); }), "")
+                           << "told once";
+                       it.wire.cut = false;
+                       it.keeper->end_of_pass();
+                       EXPECT_EQ(it.gathered(), 0);
+                       EXPECT_THAT(it.cycle(), HasTheBitsOf(cycle_without_pages(at::kFloat)));
+                     }),
+            "");
+}
+
+TEST(Page, ViewsSeeTheDataWhileItIsThereAndTheVersionStays) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       trace::Ledger ledger;
+                       const auto values = sample(5, 1);
+                       Page page;
+                       page.tensor = at::empty({5});
+                       page.shard = at::zeros({3});
+                       const int64_t begin = 3 * context.rank(),
+                                     numel = context.rank() == 0 ? 3 : 2;
+                       page.shard.narrow(0, 0, numel).copy_(values.narrow(0, begin, numel));
+                       page.bytes = 6 * 4;
+                       const auto view = page.tensor.narrow(0, 1, 3);
+                       const auto version = page.tensor._version();
+                       page.disown();
+                       EXPECT_THROW(view.const_data_ptr<float>(), c10::Error);
+                       page.gather = std::make_shared<PageGather>(
+                           std::vector<at::Tensor>{page.shard}, *context.group(), ledger);
+                       page.state = Page::State::Arriving;
+                       EXPECT_FALSE(page.may_drop());
+                       page.arrive(ledger);
+                       EXPECT_THAT(page.tensor, HasTheBitsOf(values));
+                       EXPECT_THAT(view, HasTheBitsOf(values.narrow(0, 1, 3)));
+                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 24);
+                       page.pins = 1;
+                       EXPECT_FALSE(page.may_drop()) << "an operator reads it";
+                       page.pins = 0;
+                       EXPECT_TRUE(page.may_drop());
+                       page.drop(ledger);
+                       EXPECT_THROW(view.const_data_ptr<float>(), c10::Error);
+                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 0);
+                       EXPECT_EQ(page.tensor._version(), version);
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad::parameter

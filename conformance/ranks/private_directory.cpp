@@ -1,0 +1,38 @@
+#include "conformance/ranks/private_directory.hpp"
+
+#include <dirent.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::ranks {
+
+std::string make_private_directory() {
+  const char* temporary = std::getenv("TMPDIR");
+  std::vector<std::string> places = {"/dev/shm"};
+  if (temporary != nullptr && *temporary != 0) places.emplace_back(temporary);
+  places.emplace_back("/tmp");
+  for (const auto& place : places) {
+    std::string name = place + "/equigrad-XXXXXX";
+    if (access(place.c_str(), W_OK) == 0 && mkdtemp(name.data()) != nullptr) return name;
+  }
+  throw Error("ranks.Pool",
+              std::string("expected a folder for the ranks in /dev/shm, TMPDIR or /tmp, got: ") +
+                  std::strerror(errno) + ". Make one of them writable.");
+}
+
+// Not std::filesystem::remove_all: LibTorch exports an older copy of it, which crashes.
+void remove_private_directory(const std::string& path) {
+  if (DIR* directory = opendir(path.c_str())) {
+    while (const dirent* entry = readdir(directory)) unlink((path + "/" + entry->d_name).c_str());
+    closedir(directory);
+  }
+  rmdir(path.c_str());
+}
+
+}  // namespace equigrad::conformance::ranks

@@ -1,0 +1,49 @@
+#include "conformance/self_check.hpp"
+
+#include <unistd.h>
+
+#include "conformance/faults/planted_faults.hpp"
+#include "conformance/judge.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+// Two ranks, three micro-batches, odd sizes: every planted fault can act, and it takes
+// milliseconds.
+const char* const kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.engine_backward";
+
+}  // namespace
+
+std::vector<reports::SelfCheck> self_check(ranks::Pool& pool, const Ask& ask) {
+  const CaseSpec spec = parse_id(kCase);
+  const std::string path = pool.directory() + "/self-check.safetensors";
+  auto twin = ask("twin", kCase);
+  twin["path"] = path;
+  const auto made = pool.run({0}, twin);
+  std::vector<reports::SelfCheck> checks;
+  for (const auto& fault : faults::planted_faults()) {
+    auto& check = checks.emplace_back();
+    check.fault = fault.name;
+    check.what = fault.what;
+    if (!ranks::all_ok(made)) {
+      check.by = "nothing: no twin: " + ranks::failures(made);
+      continue;
+    }
+    auto request = ask("case", kCase);
+    request["twin"] = path;
+    request["fault"] = fault.name;
+    const auto judged = judge(spec, "", pool.run({0, 1}, request));
+    if (!judged.answered) {
+      check.by = "nothing: the case ended early: " + judged.record.message;
+      continue;
+    }
+    const auto& exact = judged.record.lanes.front();
+    check.caught = exact.verdict == reports::Verdict::Failed;
+    check.by = std::to_string(exact.differing) + " of " + std::to_string(exact.compared) +
+               " elements in the exact lane";
+  }
+  unlink(path.c_str());
+  return checks;
+}
+
+}  // namespace equigrad::conformance
