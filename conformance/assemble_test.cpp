@@ -76,6 +76,19 @@ TEST(Assemble, TheEnvironmentOfALauncherIsRead) {
             "");
 }
 
+TEST(Assemble, AGivenCommunicatorSaysHowManyRanksThereAre) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       forget_the_launcher();
+                       Network network;
+                       const auto engine = initialize(
+                           network, R"({"train_batch_size": 6, "gradient_accumulation_steps": 3})",
+                           context.group());
+                       EXPECT_EQ(engine->config().train_micro_batch_size_per_gpu, 1);
+                     }),
+            "");
+}
+
 TEST(Assemble, AllRanksStartFromTheFirstRanksValues) {
   EXPECT_EQ(
       on_ranks(3,

@@ -75,6 +75,21 @@ TEST(EngineEffects, ParametersThatNobodyUsesAndFrozenOnesKeepEveryBit) {
   });
 }
 
+TEST(EngineEffects, AParameterOfAnEarlierWindowIsNotOfThisOne) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallRun run(context, {.stage = stage});
+    run.engine->backward(run.loss(0) + run["unused"].sum());
+    run.engine->step();
+    const auto before = run.all();
+    run.train(1);
+    const auto after = run.all();
+    for (const auto& [name, tensor] : before) {
+      if (name.rfind("unused", 0) != 0) continue;
+      EXPECT_THAT(after.at(name), HasTheBitsOf(tensor)) << name;
+    }
+  });
+}
+
 TEST(EngineEffects, AParameterThatOneRankUsesIsUpdatedOnAll) {
   at_every_stage(2, [](RankContext& context, int stage) {
     SmallRun run(context, {.stage = stage});

@@ -1,9 +1,9 @@
 // Assemble: from named parameters, or a module, to the parameter table that the engine works with.
 //
 // Invariants: every tensor is a leaf and appears once, tied names resolved; a parameter that
-// requires no gradient is frozen; all ranks start from rank 0's values. Errors: equigrad::Error for
-// no parameters, a tensor that is not a leaf, a trainable one of the wrong dtype, and what
-// layout/parameter_table.hpp refuses.
+// requires no gradient is frozen; all ranks start from rank 0's values.
+// Errors: equigrad::Error for no parameters, a tensor that is not a leaf, a trainable one of the
+// wrong dtype, and what layout/parameter_table.hpp refuses.
 // Depends on: engine.hpp's parameter groups, layout, comm, optimizer's group overrides.
 #pragma once
 

@@ -4,9 +4,9 @@
 // unless it is given, an unknown key is an error at every level, and "auto" is explained instead of
 // dropped. Two keys are our own: `reduction` and `communication_timeout_s`.
 //
-// Invariants: an EngineConfig that came from parse_config or passed validate has
-// train_batch_size = micro x accumulation x world_size; nothing in the text was silently ignored
-// (explain_config lists every key with its origin, and why a key has no effect here).
+// Invariants: an EngineConfig that came from parse_config or passed validate has train_batch_size =
+// micro x accumulation x world_size; nothing in the text was silently ignored (explain_config lists
+// every key with its origin, and why a key has no effect here).
 // Units: *_size, *_parameters, *_distance and *_threshold count elements; *_s is seconds.
 // Errors: ConfigError, which carries every problem at once, each with the JSON path of its key.
 // Depends on: the C++ standard library (nlohmann-json in the sources only), engine/error.hpp.

@@ -6,8 +6,9 @@
 // problem.
 //
 // Invariants: a problem text is "path: expected X, got Y. Remedy."; a section that is null is
-// absent. Errors: none are thrown for bad input; problems() is the result. Depends on:
-// nlohmann-json. For the sources of the configuration only.
+// absent.
+// Errors: none are thrown for bad input; problems() is the result.
+// Depends on: nlohmann-json. For the sources of the configuration only.
 #pragma once
 
 #include <cstdint>

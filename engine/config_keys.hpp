@@ -2,8 +2,8 @@
 // here.
 //
 // Invariants: a key is Section (looked into), Read (honoured), NoEffect (accepted, with the reason
-// why it changes nothing here) or Unsupported (refused unless it says what is true here anyway).
-// A key that is not in the table is unknown, and an error.
+// why it changes nothing here) or Unsupported (refused unless it says what is true here anyway). A
+// key that is not in the table is unknown, and an error.
 // Errors: none thrown; problems go to the reader.
 // Depends on: engine/config.hpp, engine/config_json.hpp. For the sources of the configuration only.
 #pragma once

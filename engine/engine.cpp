@@ -57,6 +57,7 @@ class TrainingEngine final : public Engine {
   gradient::BackwardPass watch();
   bucket::QueueOptions queue_options() const;
   void end_pass();
+  void abandon_pass() noexcept;
   void update();
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
   std::vector<LocalShard> shards_of(const at::Tensor& gradient,
@@ -141,7 +142,7 @@ gradient::BackwardPass TrainingEngine::watch() {
                                    queue_.copy_in(parameter, gradient,
                                                   reduce_every_pass_ ? 1.0 : pass_weight_);
                                  },
-                                 [this] { end_pass(); }});
+                                 [this] { end_pass(); }, [this] { abandon_pass(); }});
 }
 
 void TrainingEngine::end_pass() {
@@ -149,6 +150,16 @@ void TrainingEngine::end_pass() {
   parameters_->end_of_pass();
   contributions_.end_pass();
   ++passes_since_step_;
+}
+
+// Part of the pass is in the window and cannot be taken out again: the window starts anew.
+void TrainingEngine::abandon_pass() noexcept {
+  try {
+    parameters_->end_of_pass();
+    zero_grad();
+  } catch (...) {
+    // A peer is lost too. The exception that abandoned the pass is on its way to the caller.
+  }
 }
 
 at::Tensor TrainingEngine::scale(const at::Tensor& tensor) {
@@ -174,10 +185,8 @@ at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, b
     pass_.run([&] { root.backward({}, retain_graph); });
     parameters_->rethrow_failure();  // a gather's, in this pass or in the forward before it
   } catch (...) {
-    // Part of the pass is in the window and cannot be taken out again: the window starts anew.
     pass_weight_ = 1.0;
-    pass_.abandon();
-    zero_grad();
+    abandon_pass();  // also where the pass reached no parameter: one rule for all
     parameters_->rethrow_failure();
     throw;
   }

@@ -3,17 +3,21 @@
 //
 //   auto engine = equigrad::initialize(*model, "ds_config.json");
 //   auto loss = model->forward(batch);
-//   engine->backward(loss);          // or engine->scale(loss).backward(), loss.backward(),
-//   out.backward(grad) engine->step();                  // acts at the accumulation boundary only
+//   engine->backward(loss);  // or engine->scale(loss).backward(), loss.backward(), out.backward(g)
+//   engine->step();          // acts at the accumulation boundary only
 //
 // Invariants: the four ways into a backward pass give the same bits; every pass adds to the
 // accumulation window; the order of every sum is the engine's own (comm/reduction.hpp), so the bits
 // do not depend on bucket size, nor on the stage within {0, 1} and {2, 3}; every rank calls
-// backward and step the same number of times in the same order. Shapes: parameters keep theirs at
-// every stage. Gradients, master weights and optimizer state are fp32. Errors: equigrad::Error,
-// "[where] expected X, got Y. Remedy."; after one the engine is as before the call. Paper:
-// Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (arXiv
-// 1910.02054).
+// backward and step the same number of times in the same order.
+// Shapes: parameters keep theirs at every stage. Gradients, master weights and optimizer state are
+// fp32.
+// Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A
+// backward pass that throws, and a step() that finds a gradient which is not finite, cancel the
+// window and write nothing.
+// Depends on: ATen tensors, config.hpp, error.hpp.
+// Paper: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
+// (arXiv 1910.02054).
 #pragma once
 
 #include <ATen/core/Tensor.h>

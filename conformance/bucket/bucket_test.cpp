@@ -57,13 +57,13 @@ TEST(Bucket, ASecondContributionIsAddedAndRoundedToTheBuffer) {
 }
 
 TEST(Bucket, AWeightIsMultipliedInFp32) {
-  const auto table = table_of({7});
-  const layout::BucketPlan plan(table, 1, 100);
+  const auto table = table_of({700});
+  const layout::BucketPlan plan(table, 1, 1000);
   Bucket bucket(plan.buckets()[0], 1, 1, at::kBFloat16);
-  const auto gradient = sample(7, 1, at::kBFloat16);
+  const auto gradient = sample(700, 1, at::kBFloat16), other = sample(700, 2, at::kBFloat16);
   bucket.copy_in(0, gradient, 1.0);
-  bucket.copy_in(0, gradient, 3.0);
-  const auto tripled = gradient.to(at::kFloat) * 3;
+  bucket.copy_in(0, other, 3.0);
+  const auto tripled = other.to(at::kFloat) * 3;
   EXPECT_THAT(bucket.buffer(), HasTheBitsOf((gradient.to(at::kFloat) + tripled).to(at::kBFloat16)));
 }
 

@@ -67,7 +67,8 @@ TEST(SquareSum, IsTheReferencesSumOfWildNumbersInAnyOrder) {
 TEST(SquareSum, HoldsTheSmallestAndTheLargestNumbers) {
   EXPECT_EQ(of({kSmallest}).value(), std::ldexp(1.0, -298));
   EXPECT_EQ(of({kSmallest, -kSmallest, 3 * kSmallest}).value(), std::ldexp(11.0, -298));
-  const Floats largest(100'001, kLargest);
+  // In each of its four lanes more squares than a counter of 64 bits holds.
+  const Floats largest(300'001, kLargest);
   EXPECT_EQ(of(largest).value(), by_the_reference(largest));
   EXPECT_EQ(of({kLargest, kSmallest}).value(), static_cast<double>(kLargest) * kLargest);
   EXPECT_EQ(of({}).value(), 0.0);
@@ -112,8 +113,8 @@ TEST(SquareSum, WordsThatRunOverFromManyPartsStillCount) {
   EXPECT_EQ(sum.value(), std::ldexp(one, 20));
   SquareSum full;
   full.words()[2 * 127] = int64_t{1} << 62;
-  full.words()[2 * 127 + 1] = int64_t{1} << 50;
-  EXPECT_EQ(full.value(), std::ldexp(1.0, 62 - 46) + std::ldexp(1.0, 90 - 46));
+  full.words()[2 * 127 + 1] = int64_t{1} << 62;
+  EXPECT_EQ(full.value(), std::ldexp(1.0, 62 - 46) + std::ldexp(1.0, 102 - 46));
 }
 
 TEST(SquareSum, NumbersThatAreNotFiniteAreCountedOnly) {

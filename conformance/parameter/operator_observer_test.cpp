@@ -1,12 +1,12 @@
 // Every operator that reads a watched storage is announced before it runs and signed off after.
 #include "engine/parameter/operator_observer.hpp"
 
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 #include "conformance/sample.hpp"
-#include "gtest/gtest.h"
 
 namespace equigrad::parameter {
 namespace {

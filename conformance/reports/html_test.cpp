@@ -7,6 +7,7 @@
 #include <set>
 
 #include "conformance/reports/example_run.hpp"
+#include "conformance/reports/large_run.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 

@@ -7,6 +7,7 @@
 
 #include "conformance/reports/example_run.hpp"
 #include "conformance/reports/golden.hpp"
+#include "conformance/reports/large_run.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::conformance {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "conformance/reports/example_run.hpp"
+#include "conformance/reports/large_run.hpp"
 
 namespace equigrad::conformance {
 namespace {

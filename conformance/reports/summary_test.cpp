@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "conformance/reports/example_run.hpp"
+#include "conformance/reports/large_run.hpp"
 
 namespace equigrad::conformance {
 namespace {

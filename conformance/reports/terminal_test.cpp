@@ -5,6 +5,7 @@
 
 #include "conformance/reports/example_run.hpp"
 #include "conformance/reports/golden.hpp"
+#include "conformance/reports/large_run.hpp"
 
 namespace equigrad::conformance {
 namespace {

@@ -1,10 +1,11 @@
 // Bucket: one contiguous communication buffer, filled parameter by parameter.
 //
 // Invariants: padding and the columns of parameters that contributed nothing are zero; a second
-// contribution to a slot is added to the first, rounded to the buffer's dtype. Shapes: [shards,
-// shard_numel] as layout/bucket_plan.hpp draws it, followed by zeros up to a multiple of
-// `multiple_numel` (an all-reduce cuts the buffer into that many slices). Errors: none.   Depends
-// on: layout/bucket_plan.
+// contribution to a slot is added to the first, rounded to the buffer's dtype.
+// Shapes: [shards, shard_numel] as layout/bucket_plan.hpp draws it, followed by zeros up to a
+// multiple of `multiple_numel` (an all-reduce cuts the buffer into that many slices).
+// Errors: none.
+// Depends on: layout/bucket_plan.
 #pragma once
 
 #include <ATen/core/Tensor.h>

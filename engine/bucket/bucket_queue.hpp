@@ -4,8 +4,9 @@
 // alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
 // zeros to the same parameter. At most two reductions are in flight. Nothing is delivered twice.
 // Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
-// fp32 or the result dtype. Errors: those of the communicator.   Depends on: bucket/bucket,
-// layout/bucket_plan, comm/reduction, trace/ledger.
+// fp32 or the result dtype.
+// Errors: those of the communicator.
+// Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>

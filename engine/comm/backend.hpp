@@ -1,7 +1,9 @@
 // Backend: one c10d backend behind the Communicator seam. For comm/gloo.cpp and comm/nccl.cpp only.
 //
 // Invariants: as in communicator.hpp. A failed collective is told with its name, the rank, and what
-// c10d said. Errors: equigrad::Error.   Depends on: ATen tensors; c10d by name only.
+// c10d said.
+// Errors: equigrad::Error.
+// Depends on: ATen tensors; c10d by name only.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -4,10 +4,11 @@
 // Invariants: every rank issues the same collectives in the same order, from one thread; an input
 // is not written and an output not read before wait(). Nothing here knows an order of additions
 // except all_reduce_sum and reduce_scatter_sum, which are the backend's own; the engine's
-// documented order is built on all_to_all in comm/reduction.hpp. Shapes: flat contiguous tensors; n
-// = elements per rank, W = world_size. Errors: equigrad::Error naming the collective and this rank,
-// when a peer is lost or the time-out passes. Depends on: ATen tensors. Only comm/*.cpp includes
-// c10d.
+// documented order is built on all_to_all in comm/reduction.hpp.
+// Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
+// Errors: equigrad::Error naming the collective and this rank, when a peer is lost or the time-out
+// passes.
+// Depends on: ATen tensors. Only comm/*.cpp includes c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/error.hpp"
@@ -12,6 +13,9 @@
 
 namespace equigrad::comm {
 namespace {
+
+// Of one piece and one rank: 1 MiB in fp32, which is received into memory that malloc reuses.
+constexpr int64_t kPieceNumel = int64_t{1} << 18;
 
 kernels::Element element_of(at::ScalarType dtype) {
   if (dtype == at::kFloat) return kernels::Element::Fp32;
@@ -48,8 +52,11 @@ Reduction::Reduction(Communicator& communicator, Kind kind, at::Tensor buffer,
       buffer_(std::move(buffer)) {
   const int64_t world = communicator.world_size();
   switch (kind_) {
-    case Kind::PinnedScatter:
     case Kind::PinnedAll:
+      send_piece();
+      send_piece();
+      break;
+    case Kind::PinnedScatter:
       received_ = at::empty_like(buffer_);
       pending_ = communicator.all_to_all(received_, buffer_);
       received_ = received_.view({world, buffer_.numel() / world});
@@ -76,19 +83,48 @@ Reduction Reduction::all_reduce_sum(Communicator& communicator, ReductionOrder o
   return Reduction(communicator, kind, std::move(buffer), result_dtype);
 }
 
+void Reduction::send_piece() {
+  const int64_t numel =
+      std::min(kPieceNumel * communicator_->world_size(), buffer_.numel() - sent_numel_);
+  if (numel == 0) return;
+  const auto piece = buffer_.narrow(0, sent_numel_, numel);
+  auto received = at::empty_like(piece);
+  auto pending = communicator_->all_to_all(received, piece);
+  pieces_.push_back({sent_numel_, numel, std::move(received), std::move(pending)});
+  sent_numel_ += numel;
+}
+
+at::Tensor Reduction::finish_pieces() {
+  // A piece that has been sent leaves its room to the sum of the same type.
+  const auto sum = buffer_.scalar_type() == result_dtype_
+                       ? buffer_
+                       : at::empty({buffer_.numel()}, buffer_.options().dtype(result_dtype_));
+  const int64_t world_size = communicator_->world_size();
+  at::Tensor slice;  // stays until its gather has arrived
+  PendingPtr gather;
+  while (!pieces_.empty()) {
+    auto piece = std::move(pieces_.front());
+    pieces_.pop_front();
+    piece.pending->wait();
+    auto next =
+        tree_sum(piece.received.view({world_size, piece.numel / world_size}), result_dtype_);
+    if (gather) gather->wait();
+    slice = std::move(next);
+    gather = communicator_->all_gather(sum.narrow(0, piece.begin, piece.numel), slice);
+    send_piece();
+  }
+  if (gather) gather->wait();
+  return sum;
+}
+
 at::Tensor Reduction::finish() {
+  if (kind_ == Kind::PinnedAll) return finish_pieces();
   pending_->wait();
   pending_.reset();
   if (kind_ == Kind::NativeScatter) return received_.to(result_dtype_);
   if (kind_ == Kind::NativeAll) return buffer_.to(result_dtype_);
-  const auto numel = buffer_.numel();
   buffer_.reset();
-  auto slice = tree_sum(received_, result_dtype_);
-  received_.reset();
-  if (kind_ == Kind::PinnedScatter) return slice;
-  auto sum = at::empty({numel}, slice.options());
-  communicator_->all_gather(sum, slice)->wait();
-  return sum;
+  return tree_sum(received_, result_dtype_);
 }
 
 }  // namespace equigrad::comm

@@ -6,20 +6,24 @@
 // collective, in the buffer's type, then one rounding.
 //
 // Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position
-// or timing. Nothing is averaged here. The buffer must stay untouched until finish(). Shapes:
-// reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W * n], the buffer padded to a
-// multiple of W. Errors: those of the communicator.   Depends on: comm/communicator, kernels,
-// config's ReductionOrder.
+// or timing. Nothing is averaged here. The buffer must stay untouched until finish().
+// Shapes: reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W * n], the buffer padded
+// to a multiple of W.
+// Errors: those of the communicator.
+// Depends on: comm/communicator, kernels, config's ReductionOrder.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <deque>
 
 #include "engine/comm/communicator.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad::comm {
 
-// A reduction under way. finish() waits and gives the sum; it is called once.
+// A reduction under way. finish() waits and gives the sum; it is called once, and may use the
+// buffer as its room.
 class Reduction {
  public:
   static Reduction reduce_scatter_sum(Communicator& communicator, ReductionOrder order,
@@ -30,15 +34,26 @@ class Reduction {
 
  private:
   enum class Kind { PinnedScatter, PinnedAll, NativeScatter, NativeAll };
+  // A pinned all-reduce goes piece by piece: while one is added, the next one travels, and what is
+  // received takes little room. The order of additions is element by element, so the cut is free.
+  struct Piece {
+    int64_t begin;
+    int64_t numel;
+    at::Tensor received;  // [W * numel / W] all contributions to this rank's slice of the piece
+    PendingPtr pending;
+  };
   Reduction(Communicator& communicator, Kind kind, at::Tensor buffer, at::ScalarType result_dtype);
+  void send_piece();
+  at::Tensor finish_pieces();
 
   Communicator* communicator_;
   Kind kind_;
   at::ScalarType result_dtype_;
-  at::Tensor buffer_;  // [W * n] what this rank contributes
-  at::Tensor
-      received_;  // [W, n] pinned: all contributions to this rank's slice; [n] native scatter
+  at::Tensor buffer_;    // [W * n] what this rank contributes
+  at::Tensor received_;  // [W, n] pinned scatter: all contributions to this rank's slice
   PendingPtr pending_;
+  std::deque<Piece> pieces_;  // sent, not yet added
+  int64_t sent_numel_ = 0;
 };
 
 // The rows of `contributions` [rows, n] added in the pinned order, rounded once.   -> [n]

@@ -4,7 +4,9 @@
 // rounded once to the accumulate dtype, in the order of arrival; with fp32 no rounding but the
 // addition's own happens. averaged() multiplies once, in fp32, by the factor of loss/divisors.hpp.
 // Shapes: one flat tensor over the rank's shard space, [plan.shard_numel()]; sums come bucket by
-// bucket. Errors: none.   Depends on: layout/bucket_plan, trace/ledger.
+// bucket.
+// Errors: none.
+// Depends on: layout/bucket_plan, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -12,6 +12,19 @@
 namespace equigrad::gradient {
 
 struct BackwardPass::State : std::enable_shared_from_this<State> {
+  // Lives as long as a pass's graph task. If that is destroyed before its end, the pass threw.
+  struct Task {
+    std::weak_ptr<State> state;
+    bool ended = false;
+    explicit Task(std::weak_ptr<State> of) : state(std::move(of)) {}
+    Task(const Task&) = delete;
+    Task& operator=(const Task&) = delete;
+    ~Task() {
+      if (ended) return;
+      if (const auto self = state.lock()) self->abandon();
+    }
+  };
+
   std::vector<WatchedParameter> parameters;
   PassCallbacks callbacks;
   bool open = false;
@@ -23,9 +36,11 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
     const int task = torch::autograd::get_current_graph_task_id();
     if (!open || task != graph_task) {
       begin(task);
-      torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-        if (const auto self = weak.lock()) self->end();
-      });
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [alive = std::make_shared<Task>(weak_from_this())] {
+            if (const auto self = alive->state.lock()) self->end();
+            alive->ended = true;
+          });
     }
     const at::Tensor gradient = leaf.grad();
     leaf.mutable_grad() = at::Tensor();
@@ -40,6 +55,12 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
     open = true;
     graph_task = task;
     callbacks.begin();
+  }
+
+  void abandon() noexcept {
+    open = false;
+    graph_task = -1;
+    if (callbacks.abandoned) callbacks.abandoned();
   }
 
   void end() {
@@ -102,11 +123,6 @@ void BackwardPass::run(const std::function<void()>& backward) {
     state_->begin(-1);
     state_->end();
   }
-}
-
-void BackwardPass::abandon() {
-  state_->open = false;
-  state_->graph_task = -1;
 }
 
 }  // namespace equigrad::gradient

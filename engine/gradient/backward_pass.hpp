@@ -7,10 +7,12 @@
 // is added twice.
 //
 // Invariants: begin, ready*, end come in this order for every pass that reaches a parameter; a
-// parameter that the pass does not reach is not ready; a pass that throws is followed by no end,
-// and the next begin finds it abandoned. Shapes: a gradient has its parameter's shape and dtype,
-// dense. Errors: those of the callbacks, which reach the caller of backward with their type. A
-// sparse gradient is refused. Depends on: ATen tensors; autograd's engine in the source.
+// parameter that the pass does not reach is not ready; a pass that throws after
+// its begin is abandoned instead of ended, before the exception reaches the caller.
+// Shapes: a gradient has its parameter's shape and dtype, dense.
+// Errors: those of the callbacks, which reach the caller of backward with their type. A sparse
+// gradient is refused.
+// Depends on: ATen tensors; autograd's engine in the source.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,6 +29,7 @@ struct PassCallbacks {
   std::function<void()> begin;
   std::function<void(std::size_t parameter, const at::Tensor& gradient)> ready;
   std::function<void()> end;
+  std::function<void()> abandoned;  // must not throw
 };
 
 struct WatchedParameter {
@@ -47,8 +50,6 @@ class BackwardPass {
   // Runs `backward`; a pass that reaches no parameter of this rank still begins and ends, since
   // others wait for it.
   void run(const std::function<void()>& backward);
-  // Forgets a pass that was abandoned by an exception.
-  void abandon();
 
  private:
   struct State;

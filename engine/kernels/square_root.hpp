@@ -5,7 +5,9 @@
 // On CUDA ATen's is exact.
 //
 // Invariants: element i of the result depends on element i only and is rounded once, to nearest
-// even. Shapes: `output` and `input` have `numel` elements and may be the same. Errors: none.
+// even.
+// Shapes: `output` and `input` have `numel` elements and may be the same.
+// Errors: none.
 // Depends on: the C++ standard library only.
 #pragma once
 

@@ -5,9 +5,11 @@
 //
 // Invariants: neighbours are added level by level in fp32, an odd last one is carried up unchanged;
 // element i of the result depends on column i only; the result is rounded once to the output type.
-// One pass over memory, no temporaries of size n. Shapes: input [rows, n] row after row, output
-// [n].   Units: n counts elements. Errors: none; the caller checks sizes. The CUDA form is launched
-// on `stream` and returns at once. Depends on: the C++ standard library, c10's 16-bit types.
+// One pass over memory, no temporaries of size n.
+// Shapes: input [rows, n] row after row, output [n].
+// Units: n counts elements.
+// Errors: none; the caller checks sizes. The CUDA form is launched on `stream` and returns at once.
+// Depends on: the C++ standard library, c10's 16-bit types.
 #pragma once
 
 #include <cstdint>

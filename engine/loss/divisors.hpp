@@ -7,7 +7,9 @@
 //
 // Invariants: the factor is 1 / (accumulation_steps * world_size), computed in fp64 and rounded
 // once to fp32. A pass with scale_wrt_gas = false weighs accumulation_steps times as much as
-// another, for that pass only. Errors: none.   Depends on: the C++ standard library only.
+// another, for that pass only.
+// Errors: none.
+// Depends on: the C++ standard library only.
 #pragma once
 
 #include <cstdint>

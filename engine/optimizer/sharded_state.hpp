@@ -4,9 +4,10 @@
 // Invariants: a parameter that no rank used in the window keeps every bit, its step count included,
 // as torch leaves a parameter whose grad is None; each parameter counts its own steps; groups
 // override lr and weight_decay. Neighbouring slots with the same hyper-parameters and count are
-// updated as one flat run, which changes no bit. Shapes: every tensor is fp32, flat over the shard
-// space, [plan.shard_numel()]. Errors: none.   Depends on: layout, config, trace/ledger,
-// optimizer/update_rule.
+// updated as one flat run, which changes no bit.
+// Shapes: every tensor is fp32, flat over the shard space, [plan.shard_numel()].
+// Errors: none.
+// Depends on: layout, config, trace/ledger, optimizer/update_rule.
 #pragma once
 
 #include <ATen/core/Tensor.h>

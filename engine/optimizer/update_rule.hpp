@@ -14,10 +14,14 @@
 //          or d + buffer mu with Nesterov
 //
 // Invariants: element i of every result depends on element i of the operands only, so a shard's
-// bits are the whole's. Shapes: flat fp32 tensors of one length; updated in place.   Units: `step`
-// counts from 1. Errors: none.   Depends on: config's OptimizerConfig. Papers: Loshchilov & Hutter,
-// arXiv 1711.05101, algorithm 2; Kingma & Ba, arXiv 1412.6980, algorithm 1, in the efficient form
-// of its section 2; Sutskever et al. 2013 for momentum, as torch.optim.SGD states it.
+// bits are the whole's.
+// Shapes: flat fp32 tensors of one length; updated in place.
+// Units: `step` counts from 1.
+// Errors: none.
+// Depends on: config's OptimizerConfig.
+// Papers: Loshchilov & Hutter, arXiv 1711.05101, algorithm 2; Kingma & Ba, arXiv 1412.6980,
+// algorithm 1, in the efficient form of its section 2; Sutskever et al. 2013 for momentum, as
+// torch.optim.SGD states it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -7,9 +7,10 @@
 //
 // Invariants: before() runs on the operator's thread before it reads its inputs, after() when it
 // ends, thrown or not; other operators cost one look-up per input. Operators that the listener
-// itself runs are not reported (Silence). Errors: an exception must not leave before() or after():
-// autograd's observers swallow it. Depends on: ATen's RecordFunction, in the source. The library
-// and this project must be built with NDEBUG alike.
+// itself runs are not reported (Silence).
+// Errors: an exception must not leave before() or after(): autograd's observers swallow it.
+// Depends on: ATen's RecordFunction, in the source. The library and this project must be built with
+// NDEBUG alike.
 #pragma once
 
 #include <ATen/core/Tensor.h>

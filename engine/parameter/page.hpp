@@ -8,9 +8,11 @@
 // Invariants: the model's tensor and its storage stay the same objects, with the same version
 // counter; only the storage's data pointer changes, so every view and every saved tensor of a graph
 // sees the data while the page is Live, and an access in any other state throws instead of reading
-// what is not there. A page that an operator reads (pins > 0) is not dropped. Shapes: shard
-// [shard_numel]; a gather's rows [world, columns].   Units: bytes, elements. Errors: those of the
-// communicator.   Depends on: comm/communicator, trace/ledger.
+// what is not there. A page that an operator reads (pins > 0) is not dropped.
+// Shapes: shard [shard_numel]; a gather's rows [world, columns].
+// Units: bytes, elements.
+// Errors: those of the communicator.
+// Depends on: comm/communicator, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>

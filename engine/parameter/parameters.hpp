@@ -7,7 +7,8 @@
 // Invariants: after publish() the parameter's value is the master rounded to the parameter dtype,
 // on every rank alike; shape and identity of the model's tensors never change; padding is zero.
 // Shapes: a parameter keeps its own; masters are flat over the rank's shard space.
-// Errors: those of the communicator.   Depends on: layout, comm, trace/ledger.
+// Errors: those of the communicator.
+// Depends on: layout, comm, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>

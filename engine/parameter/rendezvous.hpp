@@ -9,7 +9,8 @@
 // Invariants: all ranks leave with the same union, or at the same collective.
 // Shapes: a message is 3 + ceil(pages / 63) int64 words.
 // Errors: equigrad::Error naming the ranks, when they have come to different collectives and nobody
-// wants a page. Depends on: comm/communicator, parameter/parameters.hpp's Meeting.
+// wants a page.
+// Depends on: comm/communicator, parameter/parameters.hpp's Meeting.
 #pragma once
 
 #include <cstddef>

@@ -6,8 +6,10 @@
 // rest of the cycle; the end of the cycle learns anew.
 //
 // Invariants: a prediction never changes a value, only when a page is fetched and dropped. Uses of
-// one page in a row are one. Units: distances and budgets count elements.   Errors: none. Depends
-// on: the C++ standard library only.
+// one page in a row are one.
+// Units: distances and budgets count elements.
+// Errors: none.
+// Depends on: the C++ standard library only.
 #pragma once
 
 #include <cstddef>

@@ -3,9 +3,10 @@
 // Invariants: the norm is the square root of the exact sum of squares over all ranks' shards
 // (kernels/square_sum.hpp), so it does not depend on the partition, on W, or on any order; below
 // the threshold clipping changes no bit; above it every element is multiplied once, in fp32, by
-// threshold / (norm + 1e-6), the factor of torch's clip_grad_norm_ and DeepSpeed. Shapes: fp32,
-// flat over the shard space, padding zero. Errors: none; what a non-finite gradient means is the
-// engine's decision. Depends on: comm/communicator, layout, kernels.
+// threshold / (norm + 1e-6), the factor of torch's clip_grad_norm_ and DeepSpeed.
+// Shapes: fp32, flat over the shard space, padding zero.
+// Errors: none; what a non-finite gradient means is the engine's decision.
+// Depends on: comm/communicator, layout, kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,8 +2,10 @@
 //
 // Invariants: every tensor the engine keeps is charged when it is made and credited when it is let
 // go; the total's peak is the largest total ever seen, not the sum of the categories' peaks.
-// Activations are the user's and are not here. Units: bytes.   Errors: none. Depends on: the C++
-// standard library only.
+// Activations are the user's and are not here.
+// Units: bytes.
+// Errors: none.
+// Depends on: the C++ standard library only.
 #pragma once
 
 #include <array>

@@ -1,0 +1,77 @@
+// The documented orders of addition, by hand: which ranks and passes are added first, and where a
+// sum is rounded.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "reference/trainer.hpp"
+
+namespace equigrad::reference {
+namespace {
+
+Contributions contributions(const std::vector<std::vector<float>>& values,
+                            at::ScalarType dtype = at::kFloat) {
+  Contributions made;
+  for (const auto& ranks : values) {
+    made.emplace_back();
+    for (const float value : ranks) made.back().push_back(at::full({1}, value, dtype));
+  }
+  return made;
+}
+
+float sum(const Contributions& made, Order order, at::ScalarType accumulate = at::kFloat) {
+  return sum_contributions(made, order, accumulate).to(at::kFloat).item<float>();
+}
+
+constexpr float kHalf = 0x1p-24F;  // half a unit in the last place of 1
+
+TEST(SumContributions, AddsNeighbouringRanksFirst) {
+  // ((1 + h) + (h + h)) keeps one unit, (((1 + h) + h) + h) loses all three halves.
+  const Contributions four = contributions({{1, kHalf, kHalf, kHalf}});
+  for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd}) {
+    EXPECT_EQ(sum(four, order), 1 + 2 * kHalf);
+  }
+  EXPECT_EQ(sum(four, Order::Exact), 1 + 4 * kHalf);  // 1 + 3 h, then to fp32: a tie to even
+}
+
+TEST(SumContributions, CarriesAnOddLastRankUp) {
+  for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd}) {
+    EXPECT_EQ(sum(contributions({{1, kHalf, kHalf}}), order), 1);              // (1 + h) + h
+    EXPECT_EQ(sum(contributions({{kHalf, kHalf, 1}}), order), 1 + 2 * kHalf);  // (h + h) + 1
+    // ((1 + h) + (h + h)) + h: the last addition is a tie and goes to even.
+    EXPECT_EQ(sum(contributions({{1, kHalf, kHalf, kHalf, kHalf}}), order), 1 + 4 * kHalf);
+    // ((1 + h) + (h + 0)) + h loses all; joining the fifth to the fourth would not.
+    EXPECT_EQ(sum(contributions({{1, kHalf, kHalf, 0, kHalf}}), order), 1);
+  }
+}
+
+TEST(SumContributions, AddsPassesBeforeRanksOrAfter) {
+  const Contributions made = contributions({{1, kHalf}, {kHalf, kHalf}});
+  EXPECT_EQ(sum(made, Order::AddThenReduce), 1 + 2 * kHalf);  // (1 + h) + (h + h)
+  EXPECT_EQ(sum(made, Order::ReduceThenAdd), 1 + 2 * kHalf);  // (1 + h) + (h + h)
+  const Contributions other = contributions({{1, 0}, {kHalf, kHalf}});
+  EXPECT_EQ(sum(other, Order::AddThenReduce), 1);              // (1 + h) + (0 + h)
+  EXPECT_EQ(sum(other, Order::ReduceThenAdd), 1 + 2 * kHalf);  // (1 + 0) + (h + h)
+}
+
+TEST(SumContributions, RoundsToTheAccumulateDtypeWhereDocumented) {
+  constexpr float kSmall = 0x1p-8F;  // half a unit in the last place of 1 in bf16
+  const Contributions made = contributions({{1, kSmall}, {kSmall, kSmall}}, at::kBFloat16);
+  // A(1 + s) = 1 and A(s + s) = 2 s; the tree keeps 1 + 2 s.
+  EXPECT_EQ(sum(made, Order::AddThenReduce, at::kBFloat16), 1 + 2 * kSmall);
+  // A(1 + s) = 1; then 1 + 2 s.
+  EXPECT_EQ(sum(made, Order::ReduceThenAdd, at::kBFloat16), 1 + 2 * kSmall);
+  // 1 + 3 s without rounding on the way.
+  EXPECT_EQ(sum(made, Order::AddThenReduce), 1 + 3 * kSmall);
+  EXPECT_EQ(sum(made, Order::ReduceThenAdd), 1 + 3 * kSmall);
+  // 1 + 2 s + s is a tie in bf16 and goes to even.
+  const Contributions odd = contributions({{1 + 2 * kSmall, kSmall}}, at::kBFloat16);
+  EXPECT_EQ(sum(odd, Order::AddThenReduce, at::kBFloat16), 1 + 4 * kSmall);
+  EXPECT_EQ(sum(odd, Order::ReduceThenAdd, at::kBFloat16), 1 + 4 * kSmall);
+  EXPECT_EQ(sum_contributions(odd, Order::ReduceThenAdd, at::kBFloat16).scalar_type(),
+            at::kBFloat16);
+}
+
+}  // namespace
+}  // namespace equigrad::reference
