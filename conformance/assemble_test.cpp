@@ -81,9 +81,11 @@ TEST(Assemble, AGivenCommunicatorSaysHowManyRanksThereAre) {
                      [](RankContext& context) {
                        forget_the_launcher();
                        Network network;
-                       const auto engine = initialize(
-                           network, R"({"train_batch_size": 6, "gradient_accumulation_steps": 3})",
-                           context.group());
+                       const auto engine =
+                           initialize(network,
+                                      R"({"train_batch_size": 6, "gradient_accumulation_steps": 3,
+                               "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})",
+                                      context.group());
                        EXPECT_EQ(engine->config().train_micro_batch_size_per_gpu, 1);
                      }),
             "");

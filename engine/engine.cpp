@@ -202,7 +202,12 @@ void TrainingEngine::zero_grad() {
 }
 
 void TrainingEngine::step() {
-  parameters_->rethrow_failure();
+  try {
+    parameters_->rethrow_failure();
+  } catch (...) {
+    zero_grad();  // what the window holds was computed without its parameters
+    throw;
+  }
   if (passes_since_step_ == 0) {
     throw Error("engine.step",
                 "expected a backward pass since the last step(), got none. Call "

@@ -7,7 +7,7 @@
 // Invariants: value() does not depend on the order of add() or merge(), so neither on the partition
 // nor on the number of ranks; it is the exact sum rounded once to the nearest double (ties to
 // even). Zeros add nothing, so padding is harmless. A number that is not finite is only counted.
-// Units: every `numel` counts elements; at most 2^39 elements in all.
+// Units: every `numel` counts elements; at most 2^38 elements in all.
 // Errors: none.
 // Depends on: the C++ standard library only.
 #pragma once

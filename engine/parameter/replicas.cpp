@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "engine/parameter/parameters.hpp"
+#include "engine/parameter/rendezvous.hpp"
+#include "engine/stage.hpp"
 
 namespace equigrad::parameter {
 namespace {
@@ -42,7 +44,10 @@ class Replicas final : public Parameters {
  public:
   explicit Replicas(const Context& context)
       : context_(context),
-        gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)) {
+        gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)),
+        reduced_every_pass_(stage_row(context.zero.stage).gradients_reduced ==
+                            ReduceWhen::EveryPass),
+        rendezvous_(context.communicator, 0, [](const std::vector<std::size_t>&) {}) {
     for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
     publish();
   }
@@ -54,7 +59,12 @@ class Replicas final : public Parameters {
   at::Tensor whole(std::size_t parameter) override {
     return context_.tensors[parameter].detach().clone();
   }
-  bool come_to(Meeting /*meeting*/, int64_t /*number*/, bool flushing) override { return flushing; }
+  // Where gradients travel during a pass, ranks first agree that all of them are in one: a rank
+  // that has come to step() instead must be told, not sent a bucket.
+  bool come_to(Meeting meeting, int64_t number, bool flushing) override {
+    if (reduced_every_pass_ && number == 0) rendezvous_.come_to(meeting, number, flushing);
+    return flushing;
+  }
   void end_of_pass() override {}
   void rethrow_failure() override {}
 
@@ -91,6 +101,8 @@ class Replicas final : public Parameters {
 
   Context context_;
   std::vector<Gather> gathers_;
+  bool reduced_every_pass_;
+  Rendezvous rendezvous_;
 };
 
 }  // namespace
