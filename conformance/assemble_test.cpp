@@ -134,12 +134,32 @@ TEST(Assemble, AParameterWithoutAGradientIsFrozen) {
                      [](RankContext& context) {
                        const ParameterGroup group{
                            {{"a", sample(4, 1).requires_grad_()},
-                            {"frozen", at::zeros({3}, at::kDouble)}},  // of any dtype
+                            {"frozen", at::zeros({3}, at::kLong)}},  // of any dtype
                            {},
                            {}};
                        const auto assembly = assemble({group}, {}, *context.group());
                        EXPECT_TRUE(assembly.table[0].trainable);
                        EXPECT_FALSE(assembly.table[1].trainable);
+                     }),
+            "");
+}
+
+TEST(Assemble, AParameterBelongsToOneEngineAtATimeAndBringsNoGradient) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext& context) {
+                       forget_the_launcher();
+                       Network network;
+                       const std::string config =
+                           R"({"train_batch_size": 1, "zero_optimization": {"stage": 3},
+                               "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})";
+                       const auto named = network.named_parameters();
+                       for (const auto& item : named) item.value().sum().backward();
+                       auto engine = initialize(network, config, context.group());
+                       for (const auto& item : named)
+                         EXPECT_FALSE(item.value().grad().defined()) << item.key();
+                       EXPECT_THAT(error_of([&] { initialize(network, config, context.group()); }),
+                                   HasSubstr("expected a parameter that no engine trains"));
+                       engine.reset();
                      }),
             "");
 }

@@ -99,7 +99,7 @@ std::string empty_comparison(const std::vector<Outcome>& outcomes) {
 // Of which stages the digests of a tuple must agree.
 int agreement_class(const CaseSpec& spec) { return spec.accumulation == 1 ? 0 : spec.stage / 2; }
 
-void cross_check_class(const std::vector<Judged*>& cases) {
+void cross_check_class(const std::vector<CaseSpec>& specs, const std::vector<Judged*>& cases) {
   if (cases.size() < 2) return;
   std::map<uint64_t, std::vector<Judged*>> groups;
   for (Judged* one : cases) groups[one->digest].push_back(one);
@@ -112,7 +112,12 @@ void cross_check_class(const std::vector<Judged*>& cases) {
       lane.verdict = Verdict::Failed;
       lane.differing = 1;  // a digest says that something differs, not how much
       lane.margin = std::numeric_limits<double>::infinity();
+      const bool only_here = reports::passed(one->record.verdict);
       one->record.verdict = Verdict::Failed;
+      // One case alone has nothing to be compared with: the replay takes all of its tuple.
+      const auto at = one->record.replay.find(one->record.id);
+      if (only_here && at != std::string::npos)
+        one->record.replay.replace(at, one->record.id.size(), specs.front().tuple() + ".");
       one->record.message += "  cross   its results differ from those of " +
                              std::to_string(majority->second.size()) + " cases, such as " +
                              majority->second.front()->record.id + "\n";
@@ -202,7 +207,7 @@ void cross_check(const std::vector<CaseSpec>& specs, std::vector<Judged*> cases)
   std::map<int, std::vector<Judged*>> classes;
   for (std::size_t i = 0; i < specs.size(); ++i)
     if (cases[i]->answered) classes[agreement_class(specs[i])].push_back(cases[i]);
-  for (const auto& [number, members] : classes) cross_check_class(members);
+  for (const auto& [number, members] : classes) cross_check_class(specs, members);
 }
 
 }  // namespace equigrad::conformance

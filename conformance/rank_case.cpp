@@ -197,6 +197,11 @@ void RankCase::bound_gradient(const LocalShard& shard, const std::string& where)
 void RankCase::after_step(int step) {
   if (before_.empty()) exact_.add_finding(at_step(step, "boundary"), "on_step was not called");
   for (const auto& shard : engine_->local_shards()) {
+    const auto seen = before_.find(shard.name);
+    if (seen == before_.end() || seen->second.begin != shard.begin || seen->second.end != shard.end)
+      exact_.add_finding(at_step(step, "shard of " + shard.name), "on_step did not show it");
+  }
+  for (const auto& shard : engine_->local_shards()) {
     check_shard(step, shard);
     check_update(step, shard);
   }
@@ -267,14 +272,15 @@ void RankCase::digest(int step, const std::string& what, const LocalShard& shard
 }
 
 // [name, begin, end, numel]: the controller proves that the ranks' shards cover each parameter
-// once.
+// once. What to expect is the model's to say: a parameter that the engine does not show is a gap.
 nlohmann::json RankCase::cover() const {
+  std::map<std::string, std::pair<int64_t, int64_t>> held;
+  for (const auto& [name, rule] : rules_)
+    if (c10::multiply_integers(shapes_.at(name)) > 0) held[name] = {0, 0};
+  for (const auto& shard : engine_->local_shards()) held[shard.name] = {shard.begin, shard.end};
   auto rows = nlohmann::json::array();
-  for (const auto& shard : engine_->local_shards()) {
-    const auto& shape = shapes_.at(shard.name);
-    const int64_t numel = c10::multiply_integers(shape);
-    rows.push_back({shard.name, shard.begin, shard.end, numel});
-  }
+  for (const auto& [name, range] : held)
+    rows.push_back({name, range.first, range.second, c10::multiply_integers(shapes_.at(name))});
   return rows;
 }
 

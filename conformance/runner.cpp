@@ -219,6 +219,7 @@ void Runner::finish_twin(Tuple& tuple, const ranks::Finished& finished) {
   for (const std::size_t number : tuple.cases) {
     judged_[number] =
         judge(options_.cases[number], judged_[number].record.replay, finished.outcomes);
+    judged_[number].record.verdict = reports::Verdict::Crashed;  // nothing was compared
     auto& message = judged_[number].record.message;
     message = "the twin could not be made: " + message;
     ++done_, ++failed_;

@@ -20,13 +20,24 @@ std::vector<reports::SelfCheck> self_check(ranks::Pool& pool, const Ask& ask) {
   auto twin = ask("twin", kCase);
   twin["path"] = path;
   const auto made = pool.run({0}, twin);
+  // Red proves nothing where green is not to be had: first the case without a fault.
+  std::string spoiled;
+  if (!ranks::all_ok(made)) {
+    spoiled = "nothing: no twin: " + ranks::failures(made);
+  } else {
+    auto request = ask("case", kCase);
+    request["twin"] = path;
+    const auto clean = judge(spec, "", pool.run({0, 1}, request));
+    if (!clean.answered || !reports::passed(clean.record.verdict))
+      spoiled = "nothing: the case fails without a fault: " + clean.record.message;
+  }
   std::vector<reports::SelfCheck> checks;
   for (const auto& fault : faults::planted_faults()) {
     auto& check = checks.emplace_back();
     check.fault = fault.name;
     check.what = fault.what;
-    if (!ranks::all_ok(made)) {
-      check.by = "nothing: no twin: " + ranks::failures(made);
+    if (!spoiled.empty()) {
+      check.by = spoiled;
       continue;
     }
     auto request = ask("case", kCase);

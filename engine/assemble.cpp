@@ -7,6 +7,7 @@
 
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/launch.hpp"
+#include "engine/gradient/backward_pass.hpp"
 
 namespace equigrad {
 namespace {
@@ -19,8 +20,13 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
                                   (tensor.defined() ? "the result of an operator" : "none") +
                                   ". Register the parameter itself.");
   }
-  if (!tensor.requires_grad()) return;
+  if (tensor.requires_grad() && gradient::is_watched(tensor)) {
+    throw Error("initialize", "expected a parameter that no engine trains, got \"" +
+                                  parameter.name +
+                                  "\", which another engine holds. Destroy that engine first.");
+  }
   const auto dtype = tensor.scalar_type();
+  if (!tensor.requires_grad() && !tensor.is_floating_point()) return;
   if (dtype == at::kFloat || (dtype == at::kBFloat16 && config.param_dtype == DataType::Bf16))
     return;
   throw Error("initialize",
@@ -74,8 +80,11 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
 
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
                                    std::shared_ptr<comm::Communicator> communicator) {
-  const auto launch = comm::read_launch_environment(
-      [](const char* name) -> const char* { return std::getenv(name); });
+  comm::LaunchEnvironment launch;
+  if (!communicator) {
+    launch = comm::read_launch_environment(
+        [](const char* name) -> const char* { return std::getenv(name); });
+  }
   const int world_size = communicator ? communicator->world_size() : launch.world_size;
   const auto checked = load_config(config, world_size);
   ParameterGroup all;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <limits>
 #include <utility>
 
 #include "engine/assemble.hpp"
@@ -27,7 +28,7 @@ at::ScalarType torch_dtype(DataType dtype) {
   return dtype == DataType::Fp32 ? at::kFloat : at::kBFloat16;
 }
 
-// Wires the stations and calls them in order: loss, gradient, bucket, shard, optimizer, parameter.
+// Calls the stations in order: loss, gradient, bucket, shard, optimizer, parameter.
 class TrainingEngine final : public Engine {
  public:
   TrainingEngine(Assembly assembly, const EngineConfig& config,
@@ -59,6 +60,15 @@ class TrainingEngine final : public Engine {
   void end_pass();
   void abandon_pass() noexcept;
   void update();
+  template <class Function>
+  void or_empty_window(Function&& function) {
+    try {
+      function();
+    } catch (...) {
+      zero_grad();
+      throw;
+    }
+  }
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
   std::vector<LocalShard> shards_of(const at::Tensor& gradient,
                                     const std::vector<bool>& used) const;
@@ -121,8 +131,7 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       contributions_(table_.size()),
       pass_(watch()) {}
 
-// At the boundary the window's local sums travel; after every pass the gradients themselves do, and
-// are summed in fp32.
+// At the boundary the window's local sums travel; after every pass the gradients themselves do.
 bucket::QueueOptions TrainingEngine::queue_options() const {
   const auto accumulate = torch_dtype(config_.accumulate_dtype);
   const auto travels = reduce_every_pass_ ? torch_dtype(config_.param_dtype) : accumulate;
@@ -152,7 +161,8 @@ void TrainingEngine::end_pass() {
   ++passes_since_step_;
 }
 
-// Part of the pass is in the window and cannot be taken out again: the window starts anew.
+// Part of the pass is in the window and cannot be taken out again: the window is emptied. Its end
+// stays where it was, since the boundary follows from the calls of step().
 void TrainingEngine::abandon_pass() noexcept {
   try {
     parameters_->end_of_pass();
@@ -202,12 +212,7 @@ void TrainingEngine::zero_grad() {
 }
 
 void TrainingEngine::step() {
-  try {
-    parameters_->rethrow_failure();
-  } catch (...) {
-    zero_grad();  // what the window holds was computed without its parameters
-    throw;
-  }
+  or_empty_window([this] { parameters_->rethrow_failure(); });
   if (passes_since_step_ == 0) {
     throw Error("engine.step",
                 "expected a backward pass since the last step(), got none. Call "
@@ -218,7 +223,7 @@ void TrainingEngine::step() {
   passes_since_step_ = 0;
   if (!boundary) return;
   const at::NoGradGuard no_grad;
-  update();
+  or_empty_window([this] { update(); });
 }
 
 void TrainingEngine::update() {
@@ -227,25 +232,23 @@ void TrainingEngine::update() {
   const auto used = contributions_.agree(*communicator_);
   const auto gradient = window_.take_averaged(
       loss::averaging_factor(config_.gradient_accumulation_steps, communicator_->world_size()));
-  const auto bytes = static_cast<int64_t>(gradient.nbytes());
+  const trace::Charge charge(ledger_, trace::Category::Gradients,
+                             static_cast<int64_t>(gradient.nbytes()));
   zero_grad();
   const auto measure =
       shard::measure(gradient, plan_.shards() == 1 ? nullptr : communicator_.get());
+  norm_ = measure.non_finite_numel == 0 ? measure.norm : std::numeric_limits<double>::quiet_NaN();
   if (!may_update(gradient, measure.non_finite_numel)) return;
-  ledger_.charge(trace::Category::Gradients, bytes);
-  norm_ = measure.norm;
   if (config_.gradient_clipping > 0) {
     shard::clip_(gradient, measure.norm, config_.gradient_clipping);
   }
   if (observer_) observer_(shards_of(gradient, used));
   optimizer_.update(gradient, used);
-  ledger_.credit(trace::Category::Gradients, bytes);
   parameters_->publish();
   ++counters_.global_steps;
 }
 
-// A gradient that is not finite is skipped in bf16 (check_grad_overflow) and an error in fp32; all
-// ranks agree.
+// A gradient that is not finite is skipped in bf16 and an error in fp32, on all ranks alike.
 bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_numel) {
   if (non_finite_numel == 0) return true;
   if (config_.param_dtype == DataType::Bf16) {

@@ -47,7 +47,8 @@ class Ledger;
 
 struct NamedParameter {
   std::string name;
-  at::Tensor tensor;  // a leaf; its data moves into the engine's keeping, its shape stays
+  at::Tensor tensor;  // a leaf; its data moves into the engine's keeping, its shape stays; what its
+                      // .grad holds is dropped
 };
 
 // Parameters that share hyper-parameters; what is not set comes from the configuration.
@@ -89,13 +90,14 @@ class Engine {
   // Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, zero the
   // window.
   virtual void step() = 0;
-  // Cancels the accumulation window.
+  // Empties the accumulation window. The boundary comes where it would have come.
   virtual void zero_grad() = 0;
   virtual bool is_gradient_accumulation_boundary() const = 0;
 
   virtual const EngineConfig& config() const = 0;
   virtual const Counters& counters() const = 0;
-  // Norm of the averaged gradient before clipping, of the last boundary; nothing before the first.
+  // Norm of the averaged gradient before clipping, of the last boundary; NaN if it was not finite,
+  // nothing before the first.
   virtual std::optional<double> get_global_grad_norm() const = 0;
   // The whole parameter as the model sees it, a copy of its own. Collective at stage 3.
   virtual at::Tensor full_parameter(const std::string& name) = 0;

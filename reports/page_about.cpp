@@ -174,15 +174,17 @@ std::string page_definitions() {
          term("Cross lane",
               "The engine against itself: the ways into a backward pass, and the stages that "
               "promise it, must give the same bits.") +
-         term("Bounded lane",
-              "The engine in low precision against the fp32 reference. Every element has a bound "
-              "that is computed, never chosen.") +
+         term(
+             "Bounded lane",
+             "The engine against higher precision, beside a plain run of its own precision: it may "
+             "be further off by what the roundings of its sums explain, element by element, and an "
+             "update by those of its formula. The bounds are computed, never chosen.") +
          term("Share of bound",
               "The largest |got - want| / bound of the elements compared, also called margin: 0 "
               "when all bits agree, above 1 when a bound is broken, inf when no difference is "
               "allowed and there is one.") +
          term("ulp", "Unit in the last place of the type that was compared.") +
-         term("Equal", "Every bit agrees in every lane.") +
+         term("Equal", "Every bit agrees in the exact and cross lanes.") +
          term("Within", "Something differs, inside its bound, in a lane that allows it.") +
          term("Crashed, timed out",
               "A rank died or did not answer: nothing is known about the gradients.") +

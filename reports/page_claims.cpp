@@ -13,7 +13,9 @@ constexpr std::array<std::pair<const char*, const char*>, 3> kLanes = {{
      "reference&#39;s twin"},
     {"cross",
      "The ways into a backward pass agree with each other bit for bit, and so do the stages"},
-    {"bounded", "Low precision stays inside its computed bound around the fp32 reference"},
+    {"bounded",
+     "Distribution is no further from higher precision than a plain run of the same precision, but "
+     "for what the roundings of its own sums explain"},
 }};
 
 constexpr std::array<std::pair<const char*, const char*>, 8> kDimensions = {{

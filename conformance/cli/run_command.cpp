@@ -127,8 +127,9 @@ int run_command(const RunCommand& command) {
   }
   make_directory(command.report);
   if (!command.quiet) std::cerr << options.cases.size() << " cases, seed " << command.seed << "\n";
+  const auto environment = environment_here();
   auto run = run_matrix(options);
-  run.environment = environment_here();
+  run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;
   write_reports(command, run);

@@ -41,15 +41,17 @@ auto with_context(const Caller& caller, Function&& function) {
 
 class BackendPending final : public Pending {
  public:
-  BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller)
-      : work_(std::move(work)), caller_(caller) {}
+  BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller, Workspace::Room sent = {})
+      : work_(std::move(work)), caller_(caller), sent_(std::move(sent)) {}
   void wait() override {
     with_context(caller_, [&] { return work_->wait(); });
+    sent_.give_back();
   }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
   Caller caller_;
+  Workspace::Room sent_;  // copies under way
 };
 
 class BackendCommunicator final : public Communicator {
@@ -71,13 +73,9 @@ class BackendCommunicator final : public Communicator {
     });
   }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    if (gather_by_ == GatherBy::AllToAll) return gather_by_copies(output, input);
     return start("all_gather", [&] {
       at::Tensor to = output;
-      if (gather_by_ == GatherBy::AllToAll) {
-        at::Tensor copies = input.repeat({world_size()});
-        std::vector<int64_t> equal_splits;
-        return backend_->alltoall_base(to, copies, equal_splits, equal_splits);
-      }
       at::Tensor from = input;
       return backend_->_allgather_base(to, from);
     });
@@ -105,6 +103,19 @@ class BackendCommunicator final : public Communicator {
   }
 
  private:
+  PendingPtr gather_by_copies(const at::Tensor& output, const at::Tensor& input) {
+    const Caller caller{"all_gather", rank(), world_size()};
+    auto copies = workspace().take(world_size() * input.numel(), input.options());
+    copies.tensor().view({world_size(), input.numel()}).copy_(input);
+    auto work = with_context(caller, [&] {
+      at::Tensor to = output;
+      at::Tensor from = copies.tensor();
+      std::vector<int64_t> equal_splits;
+      return backend_->alltoall_base(to, from, equal_splits, equal_splits);
+    });
+    return std::make_unique<BackendPending>(std::move(work), caller, std::move(copies));
+  }
+
   template <class Function>
   PendingPtr start(const char* collective, Function&& function) {
     const Caller caller{collective, rank(), world_size()};

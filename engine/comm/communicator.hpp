@@ -7,8 +7,8 @@
 // documented order is built on all_to_all in comm/reduction.hpp.
 // Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
 // Errors: equigrad::Error naming the collective and this rank, when a peer is lost or the time-out
-// passes.
-// Depends on: ATen tensors. Only comm/*.cpp includes c10d.
+// passes (Gloo). NCCL reports through its watchdog, which ends the process.
+// Depends on: ATen tensors, comm/workspace. Only comm/*.cpp includes c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +17,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+
+#include "engine/comm/workspace.hpp"
 
 namespace equigrad::comm {
 
@@ -46,6 +48,11 @@ class Communicator {
   // output = this rank's slice of the sum, in the backend's order.   [W * n] -> [n]
   virtual PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) = 0;
   virtual PendingPtr broadcast(const at::Tensor& tensor, int root) = 0;
+
+  Workspace& workspace() { return workspace_; }
+
+ private:
+  Workspace workspace_;
 };
 
 // What every rank says, heard by all: int64 on the CPU.   [n] -> [W, n]

@@ -1,7 +1,6 @@
 #include "engine/comm/reduction.hpp"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -57,13 +56,12 @@ Reduction::Reduction(Communicator& communicator, Kind kind, at::Tensor buffer,
       send_piece();
       break;
     case Kind::PinnedScatter:
-      received_ = at::empty_like(buffer_);
-      pending_ = communicator.all_to_all(received_, buffer_);
-      received_ = received_.view({world, buffer_.numel() / world});
+      received_ = communicator.workspace().take(buffer_.numel(), buffer_.options());
+      pending_ = communicator.all_to_all(received_.tensor(), buffer_);
       break;
     case Kind::NativeScatter:
-      received_ = at::empty({buffer_.numel() / world}, buffer_.options());
-      pending_ = communicator.reduce_scatter_sum(received_, buffer_);
+      native_ = at::empty({buffer_.numel() / world}, buffer_.options());
+      pending_ = communicator.reduce_scatter_sum(native_, buffer_);
       break;
     case Kind::NativeAll:
       pending_ = communicator.all_reduce_sum(buffer_);
@@ -88,8 +86,8 @@ void Reduction::send_piece() {
       std::min(kPieceNumel * communicator_->world_size(), buffer_.numel() - sent_numel_);
   if (numel == 0) return;
   const auto piece = buffer_.narrow(0, sent_numel_, numel);
-  auto received = at::empty_like(piece);
-  auto pending = communicator_->all_to_all(received, piece);
+  auto received = communicator_->workspace().take(numel, piece.options());
+  auto pending = communicator_->all_to_all(received.tensor(), piece);
   pieces_.push_back({sent_numel_, numel, std::move(received), std::move(pending)});
   sent_numel_ += numel;
 }
@@ -106,8 +104,9 @@ at::Tensor Reduction::finish_pieces() {
     auto piece = std::move(pieces_.front());
     pieces_.pop_front();
     piece.pending->wait();
-    auto next =
-        tree_sum(piece.received.view({world_size, piece.numel / world_size}), result_dtype_);
+    auto next = tree_sum(piece.received.tensor().view({world_size, piece.numel / world_size}),
+                         result_dtype_);
+    piece.received.give_back();
     if (gather) gather->wait();
     slice = std::move(next);
     gather = communicator_->all_gather(sum.narrow(0, piece.begin, piece.numel), slice);
@@ -121,10 +120,14 @@ at::Tensor Reduction::finish() {
   if (kind_ == Kind::PinnedAll) return finish_pieces();
   pending_->wait();
   pending_.reset();
-  if (kind_ == Kind::NativeScatter) return received_.to(result_dtype_);
+  if (kind_ == Kind::NativeScatter) return native_.to(result_dtype_);
   if (kind_ == Kind::NativeAll) return buffer_.to(result_dtype_);
+  const int64_t world_size = communicator_->world_size();
+  const auto rows = received_.tensor().view({world_size, buffer_.numel() / world_size});
   buffer_.reset();
-  return tree_sum(received_, result_dtype_);
+  auto sum = tree_sum(rows, result_dtype_);
+  received_.give_back();
+  return sum;
 }
 
 }  // namespace equigrad::comm

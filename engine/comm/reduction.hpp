@@ -39,7 +39,7 @@ class Reduction {
   struct Piece {
     int64_t begin;
     int64_t numel;
-    at::Tensor received;  // [W * numel / W] all contributions to this rank's slice of the piece
+    Workspace::Room received;  // [numel] all contributions to this rank's slice of the piece
     PendingPtr pending;
   };
   Reduction(Communicator& communicator, Kind kind, at::Tensor buffer, at::ScalarType result_dtype);
@@ -49,8 +49,9 @@ class Reduction {
   Communicator* communicator_;
   Kind kind_;
   at::ScalarType result_dtype_;
-  at::Tensor buffer_;    // [W * n] what this rank contributes
-  at::Tensor received_;  // [W, n] pinned scatter: all contributions to this rank's slice
+  at::Tensor buffer_;         // [W * n] what this rank contributes
+  Workspace::Room received_;  // [W * n] pinned scatter: all contributions to this rank's slice
+  at::Tensor native_;         // [n] native scatter: the sum
   PendingPtr pending_;
   std::deque<Piece> pieces_;  // sent, not yet added
   int64_t sent_numel_ = 0;

@@ -84,6 +84,7 @@ class BackwardPass::Hook final : public torch::autograd::PostAccumulateGradHook 
     if (const auto state = state_.lock()) state->ready(state->parameters[position_], leaf);
   }
 
+  bool alive() const { return !state_.expired(); }
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> release_previous() {
     return std::move(previous_);
   }
@@ -99,10 +100,17 @@ BackwardPass::BackwardPass(std::vector<WatchedParameter> parameters, PassCallbac
   state_->parameters = std::move(parameters);
   state_->callbacks = std::move(callbacks);
   for (std::size_t i = 0; i < state_->parameters.size(); ++i) {
+    state_->parameters[i].tensor.mutable_grad() = at::Tensor();
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(state_->parameters[i].tensor);
     auto hook = std::make_unique<Hook>(state_, i, std::move(slot));
     torch::autograd::impl::set_post_acc_grad_hooks(state_->parameters[i].tensor, std::move(hook));
   }
+}
+
+bool is_watched(const at::Tensor& leaf) {
+  const auto& slot = torch::autograd::impl::post_acc_grad_hooks(leaf);
+  const auto* hook = dynamic_cast<const BackwardPass::Hook*>(slot.get());
+  return hook != nullptr && hook->alive();
 }
 
 BackwardPass::~BackwardPass() {

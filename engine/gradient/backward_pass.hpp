@@ -7,8 +7,8 @@
 // is added twice.
 //
 // Invariants: begin, ready*, end come in this order for every pass that reaches a parameter; a
-// parameter that the pass does not reach is not ready; a pass that throws after
-// its begin is abandoned instead of ended, before the exception reaches the caller.
+// parameter that the pass does not reach is not ready; a pass that throws after its begin is
+// abandoned instead of ended, before the exception reaches the caller.
 // Shapes: a gradient has its parameter's shape and dtype, dense.
 // Errors: those of the callbacks, which reach the caller of backward with their type. A sparse
 // gradient is refused.
@@ -38,6 +38,10 @@ struct WatchedParameter {
   at::Tensor tensor;  // a leaf that requires a gradient
 };
 
+// Whether a BackwardPass that still lives watches this leaf.
+bool is_watched(const at::Tensor& leaf);
+
+// Drops what .grad holds when it begins: it belongs to no window.
 class BackwardPass {
  public:
   BackwardPass(std::vector<WatchedParameter> parameters, PassCallbacks callbacks);
@@ -54,6 +58,7 @@ class BackwardPass {
  private:
   struct State;
   class Hook;
+  friend bool is_watched(const at::Tensor& leaf);
   std::shared_ptr<State> state_;
 };
 

@@ -99,7 +99,12 @@ Observation::Observation(OperatorListener& listener, const std::vector<at::Tenso
 Observation::~Observation() {
   auto& shared = registry();
   const std::unique_lock lock(shared.mutex);
-  for (const auto* storage : storages_) shared.entries.erase(storage);
+  for (const auto* storage : storages_) {
+    const auto found = shared.entries.find(storage);
+    if (found != shared.entries.end() && found->second.listener == &listener_) {
+      shared.entries.erase(found);
+    }
+  }
   if (shared.entries.empty()) {
     at::removeCallback(shared.callback);
     shared.callback = 0;

@@ -59,11 +59,10 @@ class Replicas final : public Parameters {
   at::Tensor whole(std::size_t parameter) override {
     return context_.tensors[parameter].detach().clone();
   }
-  // Where gradients travel during a pass, ranks first agree that all of them are in one: a rank
-  // that has come to step() instead must be told, not sent a bucket.
+  // Where gradients travel during a pass, ranks first agree that all of them are at the same
+  // bucket: a rank that has thrown, or has come to step() instead, must be told, not sent a bucket.
   bool come_to(Meeting meeting, int64_t number, bool flushing) override {
-    if (reduced_every_pass_ && number == 0) rendezvous_.come_to(meeting, number, flushing);
-    return flushing;
+    return reduced_every_pass_ ? rendezvous_.come_to(meeting, number, flushing) : flushing;
   }
   void end_of_pass() override {}
   void rethrow_failure() override {}

@@ -3,6 +3,11 @@
 #include <utility>
 
 namespace equigrad::parameter {
+namespace {
+
+constexpr std::size_t kMostUses = std::size_t{1} << 20;
+
+}  // namespace
 
 UseTrace::UseTrace(std::vector<int64_t> numel_by_page)
     : numel_by_page_(std::move(numel_by_page)), last_position_(numel_by_page_.size(), 0) {}
@@ -11,6 +16,7 @@ void UseTrace::use(std::size_t page) {
   if (!seen_.empty() && seen_.back() == page) return;
   const std::size_t position = seen_.size();
   if (in_step_ && (position >= learnt_.size() || learnt_[position] != page)) in_step_ = false;
+  if (!in_step_ && seen_.size() == kMostUses) return;  // a long evaluation: not worth learning
   seen_.push_back(page);
   last_position_[page] = position;
 }

@@ -1,8 +1,9 @@
 // Ledger: the bytes one rank's engine holds, by category, now and at the peak.
 //
 // Invariants: every tensor the engine keeps is charged when it is made and credited when it is let
-// go; the total's peak is the largest total ever seen, not the sum of the categories' peaks.
-// Activations are the user's and are not here.
+// go, except the room that a collective under way receives into (comm/workspace.hpp); the total's
+// peak is the largest total ever seen, not the sum of the categories' peaks. Activations are the
+// user's and are not here.
 // Units: bytes.
 // Errors: none.
 // Depends on: the C++ standard library only.
@@ -35,6 +36,23 @@ class Ledger {
   std::array<int64_t, kCategories> peak_bytes_{};
   int64_t total_bytes_ = 0;
   int64_t total_peak_bytes_ = 0;
+};
+
+// Bytes that are held for as long as this lives.
+class Charge {
+ public:
+  Charge(Ledger& ledger, Category category, int64_t bytes)
+      : ledger_(ledger), category_(category), bytes_(bytes) {
+    ledger_.charge(category_, bytes_);
+  }
+  ~Charge() { ledger_.credit(category_, bytes_); }
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+
+ private:
+  Ledger& ledger_;
+  Category category_;
+  int64_t bytes_;
 };
 
 }  // namespace equigrad::trace

@@ -1,0 +1,60 @@
+// The workspace: memory comes back when it was given back, and only then.
+#include "engine/comm/workspace.hpp"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace equigrad::comm {
+namespace {
+
+TEST(Workspace, GivesTheSameMemoryAgainOnceItWasGivenBack) {
+  Workspace workspace;
+  auto first = workspace.take(10'000, at::kFloat);
+  const void* memory = first.tensor().data_ptr();
+  EXPECT_EQ(first.tensor().numel(), 10'000);
+  EXPECT_EQ(first.tensor().scalar_type(), at::kFloat);
+  first.give_back();
+  const auto second = workspace.take(20'000, at::kBFloat16);
+  EXPECT_EQ(second.tensor().data_ptr(), memory);
+  EXPECT_EQ(second.tensor().scalar_type(), at::kBFloat16);
+}
+
+TEST(Workspace, RoomsInUseDoNotOverlap) {
+  Workspace workspace;
+  const auto first = workspace.take(1000, at::kFloat);
+  const auto second = workspace.take(1000, at::kFloat);
+  first.tensor().fill_(1);
+  second.tensor().fill_(2);
+  EXPECT_TRUE(first.tensor().eq(1).all().item<bool>());
+}
+
+TEST(Workspace, WhatWasNotGivenBackIsNotUsedAgain) {
+  Workspace workspace;
+  at::Tensor in_flight;
+  {
+    const auto room = workspace.take(10'000, at::kFloat);
+    in_flight = room.tensor();
+  }
+  const auto next = workspace.take(10'000, at::kFloat);
+  EXPECT_NE(next.tensor().data_ptr(), in_flight.data_ptr());
+}
+
+TEST(Workspace, ASmallRequestLeavesALargeBlockAlone) {
+  Workspace workspace;
+  auto large = workspace.take(1'000'000, at::kFloat);
+  const void* memory = large.tensor().data_ptr();
+  large.give_back();
+  EXPECT_NE(workspace.take(100, at::kFloat).tensor().data_ptr(), memory);
+}
+
+TEST(Workspace, KeepsNoMoreThanItSays) {
+  Workspace workspace;
+  auto block = workspace.take(Workspace::kKeptBytes + 1, at::kByte);
+  at::Tensor alive = block.tensor();
+  block.give_back();
+  EXPECT_NE(workspace.take(Workspace::kKeptBytes + 1, at::kByte).tensor().data_ptr(),
+            alive.data_ptr());
+}
+
+}  // namespace
+}  // namespace equigrad::comm

@@ -1,0 +1,48 @@
+// Workspace: memory that collectives receive into and send copies from, used again and again.
+//
+// A large block from malloc is new pages every time, and the kernel clears each of them: a third of
+// a reduce-scatter of 8 M elements went there (measured, Gloo, 2 ranks). On CUDA the caching
+// allocator does the same, so nothing is kept.
+//
+// Invariants: at most kKeptBytes are kept between uses; what was not given back is never used
+// again, so a collective that was abandoned in flight spoils nothing; the Workspace outlives its
+// Rooms. One thread uses it.
+// Shapes: a room's tensor is flat, uninitialised.
+// Units: bytes, elements.
+// Errors: none.
+// Depends on: ATen tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace equigrad::comm {
+
+class Workspace {
+ public:
+  static constexpr int64_t kKeptBytes = int64_t{64} << 20;
+
+  class Room {
+   public:
+    const at::Tensor& tensor() const { return tensor_; }
+    // Once nothing is in flight any more. A room that merely ends is not used again.
+    void give_back();
+
+   private:
+    friend class Workspace;
+    Workspace* workspace_ = nullptr;
+    at::Tensor bytes_;
+    at::Tensor tensor_;
+  };
+
+  Room take(int64_t numel, const at::TensorOptions& options);
+
+ private:
+  void keep(at::Tensor bytes);
+  std::vector<at::Tensor> free_;
+  int64_t kept_bytes_ = 0;
+};
+
+}  // namespace equigrad::comm
