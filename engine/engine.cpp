@@ -1,6 +1,7 @@
 #include "engine/engine.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,17 +9,17 @@
 #include <utility>
 
 #include "engine/assemble.hpp"
-#include "engine/bucket/bucket_queue.hpp"
 #include "engine/comm/communicator.hpp"
-#include "engine/gradient/accumulator.hpp"
 #include "engine/gradient/backward_pass.hpp"
-#include "engine/gradient/contributions.hpp"
+#include "engine/gradient/micro_batches.hpp"
+#include "engine/gradient/window.hpp"
 #include "engine/layout/partition.hpp"
 #include "engine/loss/divisors.hpp"
 #include "engine/optimizer/sharded_state.hpp"
 #include "engine/parameter/parameters.hpp"
 #include "engine/shard/gradient_shard.hpp"
 #include "engine/stage.hpp"
+#include "engine/tensor_access.hpp"
 #include "engine/trace/ledger.hpp"
 
 namespace equigrad {
@@ -28,7 +29,7 @@ at::ScalarType torch_dtype(DataType dtype) {
   return dtype == DataType::Fp32 ? at::kFloat : at::kBFloat16;
 }
 
-// Calls the stations in order: loss, gradient, bucket, shard, optimizer, parameter.
+// Calls the stations in order: loss, gradient, shard, optimizer, parameter.
 class TrainingEngine final : public Engine {
  public:
   TrainingEngine(Assembly assembly, const EngineConfig& config,
@@ -37,18 +38,23 @@ class TrainingEngine final : public Engine {
   at::Tensor backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) override;
   at::Tensor scale(const at::Tensor& tensor) override;
   void step() override;
-  void zero_grad() override;
-  bool is_gradient_accumulation_boundary() const override {
-    return (counters_.micro_steps + 1) % config_.gradient_accumulation_steps == 0;
+  void zero_grad() override { window_.clear(); }
+  bool is_gradient_accumulation_boundary() const override { return micro_batches_.is_boundary(); }
+  void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) override {
+    micro_batches_.set_boundary(is_boundary);
   }
+  std::shared_ptr<void> no_sync() override;
+  void set_train_batch_size(int64_t train_batch_size) override;
 
   const EngineConfig& config() const override { return config_; }
   const Counters& counters() const override { return counters_; }
+  bool was_step_applied() const override { return applied_; }
   std::optional<double> get_global_grad_norm() const override { return norm_; }
   at::Tensor full_parameter(const std::string& name) override {
     return parameters_->whole(table_.index_of(name));
   }
   std::vector<LocalShard> local_shards() const override { return shards_of({}, {}); }
+  Access& access() override { return access_; }
   void on_step(std::function<void(const std::vector<LocalShard>&)> observer) override {
     observer_ = std::move(observer);
   }
@@ -56,39 +62,33 @@ class TrainingEngine final : public Engine {
 
  private:
   gradient::BackwardPass watch();
-  bucket::QueueOptions queue_options() const;
   void end_pass();
   void abandon_pass() noexcept;
-  void update();
-  template <class Function>
-  void or_empty_window(Function&& function) {
-    try {
-      function();
-    } catch (...) {
-      zero_grad();
-      throw;
-    }
+  void rethrow_failure();
+  double factor() const {
+    return loss::averaging_factor(config_.gradient_accumulation_steps, communicator_->world_size());
   }
+  void update(const std::vector<bool>& used);
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
   std::vector<LocalShard> shards_of(const at::Tensor& gradient,
                                     const std::vector<bool>& used) const;
 
   EngineConfig config_;
   Stage stage_;
-  bool reduce_every_pass_;
   std::shared_ptr<comm::Communicator> communicator_;
   trace::Ledger ledger_;
   std::vector<at::Tensor> tensors_;  // by index of the table
   layout::ParameterTable table_;
   layout::BucketPlan plan_;
+  comm::Seat seat_;
   optimizer::ShardedState optimizer_;
   std::unique_ptr<parameter::Parameters> parameters_;
-  gradient::Accumulator window_;
-  bucket::BucketQueue queue_;
-  gradient::Contributions contributions_;
+  gradient::Window window_;
+  TensorAccess access_;
   double pass_weight_ = 1.0;  // of the pass under way
-  int64_t passes_since_step_ = 0;
+  gradient::MicroBatches micro_batches_;
   Counters counters_;
+  bool applied_ = false;
   std::optional<double> norm_;
   std::function<void(const std::vector<LocalShard>&)> observer_;
   gradient::BackwardPass pass_;  // last: its hooks call everything above
@@ -104,40 +104,24 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                                std::shared_ptr<comm::Communicator> communicator)
     : config_(config),
       stage_(stage_row(config.zero.stage)),
-      reduce_every_pass_(stage_.gradients_reduced == ReduceWhen::EveryPass),
       communicator_(std::move(communicator)),
       tensors_(std::move(assembly.tensors)),
       table_(std::move(assembly.table)),
       plan_(table_, stage_.shards(communicator_->world_size()), config.zero.reduce_bucket_size),
+      seat_(*communicator_, table_.size()),
       optimizer_(config.optimizer, assembly.groups, table_, plan_, communicator_->device(),
                  ledger_),
-      parameters_(keep({table_, plan_, config_.zero, *communicator_, ledger_, optimizer_.masters(),
-                        tensors_, torch_dtype(config.param_dtype)},
+      parameters_(keep({table_, plan_, config_.zero, *communicator_, seat_, ledger_,
+                        optimizer_.masters(), tensors_, torch_dtype(config.param_dtype)},
                        stage_)),
-      window_(plan_,
-              at::TensorOptions()
-                  .dtype(torch_dtype(config.accumulate_dtype))
-                  .device(communicator_->device()),
+      window_(plan_, table_.size(), *communicator_, seat_,
+              {torch_dtype(config.param_dtype), torch_dtype(config.accumulate_dtype),
+               stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction},
               ledger_),
-      queue_(
-          plan_, *communicator_, queue_options(), ledger_,
-          [this](std::size_t bucket, at::Tensor sum) {
-            window_.add(bucket, std::move(sum), reduce_every_pass_ ? pass_weight_ : 1.0);
-          },
-          [this](std::size_t bucket, bool flushing) {
-            return parameters_->come_to(parameter::Meeting::Bucket, static_cast<int64_t>(bucket),
-                                        flushing);
-          }),
-      contributions_(table_.size()),
+      access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
+               [this] { return factor(); }}),
+      micro_batches_(config.gradient_accumulation_steps),
       pass_(watch()) {}
-
-// At the boundary the window's local sums travel; after every pass the gradients themselves do.
-bucket::QueueOptions TrainingEngine::queue_options() const {
-  const auto accumulate = torch_dtype(config_.accumulate_dtype);
-  const auto travels = reduce_every_pass_ ? torch_dtype(config_.param_dtype) : accumulate;
-  return {at::TensorOptions().dtype(travels).device(communicator_->device()),
-          reduce_every_pass_ ? at::kFloat : accumulate, config_.reduction, reduce_every_pass_};
-}
 
 gradient::BackwardPass TrainingEngine::watch() {
   std::vector<gradient::WatchedParameter> watched;
@@ -145,30 +129,43 @@ gradient::BackwardPass TrainingEngine::watch() {
     if (table_[i].trainable) watched.push_back({i, table_[i].name, tensors_[i]});
   }
   return gradient::BackwardPass(std::move(watched),
-                                {[] {},
-                                 [this](std::size_t parameter, const at::Tensor& gradient) {
-                                   contributions_.use(parameter);
-                                   queue_.copy_in(parameter, gradient,
-                                                  reduce_every_pass_ ? 1.0 : pass_weight_);
+                                {[this] {
+                                   parameters_->rethrow_failure();
+                                   window_.begin(pass_weight_);
                                  },
-                                 [this] { end_pass(); }, [this] { abandon_pass(); }});
+                                 [this](std::size_t parameter, const at::Tensor& gradient) {
+                                   window_.ready(parameter, gradient);
+                                 },
+                                 [this] { end_pass(); }, [this] { abandon_pass(); }},
+                                seat_.number());
 }
 
 void TrainingEngine::end_pass() {
-  if (reduce_every_pass_) queue_.flush();
+  parameters_->rethrow_failure();  // of a gather in this pass
+  window_.end();
   parameters_->end_of_pass();
-  contributions_.end_pass();
-  ++passes_since_step_;
+  micro_batches_.end_pass();
 }
 
-// Part of the pass is in the window and cannot be taken out again: the window is emptied. Its end
-// stays where it was, since the boundary follows from the calls of step().
+// The window is as it was before the pass. Where gradients travel in every pass the other ranks
+// wait for this one's: they are told.
 void TrainingEngine::abandon_pass() noexcept {
   try {
+    window_.abandon();
+    if (stage_.gradients_reduced == ReduceWhen::EveryPass) seat_.abandon();
     parameters_->end_of_pass();
-    zero_grad();
   } catch (...) {
     // A peer is lost too. The exception that abandoned the pass is on its way to the caller.
+  }
+}
+
+// A gather that failed in an operator, outside of any pass.
+void TrainingEngine::rethrow_failure() {
+  try {
+    parameters_->rethrow_failure();
+  } catch (...) {
+    abandon_pass();
+    throw;
   }
 }
 
@@ -190,48 +187,53 @@ at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, b
                                            : std::string("of an undefined tensor")));
   }
   const at::Tensor root = scale(loss);
+  rethrow_failure();
   pass_weight_ = loss::pass_weight(config_.gradient_accumulation_steps, scale_wrt_gas);
-  try {
-    pass_.run([&] { root.backward({}, retain_graph); });
-    parameters_->rethrow_failure();  // a gather's, in this pass or in the forward before it
-  } catch (...) {
-    pass_weight_ = 1.0;
-    abandon_pass();  // also where the pass reached no parameter: one rule for all
-    parameters_->rethrow_failure();
-    throw;
-  }
-  pass_weight_ = 1.0;
+  const auto restore = c10::make_scope_exit([this] { pass_weight_ = 1.0; });
+  pass_.run([&] { root.backward({}, retain_graph); });
   if (!scale_wrt_gas) return loss;
   return loss / static_cast<double>(config_.gradient_accumulation_steps);
 }
 
-void TrainingEngine::zero_grad() {
-  queue_.discard();
-  window_.clear();
-  contributions_.clear();
+std::shared_ptr<void> TrainingEngine::no_sync() {
+  if (stage_.gradients_reduced == ReduceWhen::EveryPass) {
+    throw Error("engine.no_sync",
+                fmt::format("expected ZeRO stage 0 or 1, got {}, which reduces gradients in every "
+                            "pass to keep only its shard of them. Accumulation needs no no_sync: "
+                            "call step() once per micro-batch.",
+                            config_.zero.stage));
+  }
+  return micro_batches_.no_sync();
+}
+
+void TrainingEngine::set_train_batch_size(int64_t train_batch_size) {
+  micro_batches_.set_train_batch_size(
+      train_batch_size, config_.train_micro_batch_size_per_gpu * communicator_->world_size());
+  config_.train_batch_size = train_batch_size;
+  config_.gradient_accumulation_steps = micro_batches_.accumulation_steps();
 }
 
 void TrainingEngine::step() {
-  or_empty_window([this] { parameters_->rethrow_failure(); });
-  if (passes_since_step_ == 0) {
-    throw Error("engine.step",
-                "expected a backward pass since the last step(), got none. Call "
-                "engine.backward(loss), or backward() on a tensor of the model, first.");
-  }
-  const bool boundary = is_gradient_accumulation_boundary();
-  ++counters_.micro_steps;
-  passes_since_step_ = 0;
-  if (!boundary) return;
+  rethrow_failure();
+  micro_batches_.check_step();
+  const bool boundary = micro_batches_.is_boundary();
   const at::NoGradGuard no_grad;
-  or_empty_window([this] { update(); });
+  std::vector<bool> used;
+  if (boundary) used = window_.agree();  // if it throws, nothing has changed
+  ++counters_.micro_steps;
+  micro_batches_.end_step();
+  if (!boundary) return;
+  applied_ = false;
+  try {
+    update(used);
+  } catch (...) {
+    zero_grad();
+    throw;
+  }
 }
 
-void TrainingEngine::update() {
-  parameters_->come_to(parameter::Meeting::Step, 0, false);
-  if (!reduce_every_pass_) queue_.flush();
-  const auto used = contributions_.agree(*communicator_);
-  const auto gradient = window_.take_averaged(
-      loss::averaging_factor(config_.gradient_accumulation_steps, communicator_->world_size()));
+void TrainingEngine::update(const std::vector<bool>& used) {
+  const auto gradient = window_.take_averaged(factor());
   const trace::Charge charge(ledger_, trace::Category::Gradients,
                              static_cast<int64_t>(gradient.nbytes()));
   zero_grad();
@@ -246,6 +248,7 @@ void TrainingEngine::update() {
   optimizer_.update(gradient, used);
   parameters_->publish();
   ++counters_.global_steps;
+  applied_ = true;
 }
 
 // A gradient that is not finite is skipped in bf16 and an error in fp32, on all ranks alike.

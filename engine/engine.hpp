@@ -7,15 +7,15 @@
 //   engine->step();          // acts at the accumulation boundary only
 //
 // Invariants: the four ways into a backward pass give the same bits; every pass adds to the
-// accumulation window; the order of every sum is the engine's own (comm/reduction.hpp), so the bits
-// do not depend on bucket size, nor on the stage within {0, 1} and {2, 3}; every rank calls
-// backward and step the same number of times in the same order.
+// accumulation window, and is a transaction: one that throws leaves the window as it was; the order
+// of every sum is the engine's own (comm/reduction.hpp), so the bits do not depend on bucket size,
+// nor on the stage within {0, 1} and {2, 3}; every rank calls backward and step the same number of
+// times in the same order.
 // Shapes: parameters keep theirs at every stage. Gradients, master weights and optimizer state are
 // fp32.
-// Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A
-// backward pass that throws, and a step() that finds a gradient which is not finite, cancel the
-// window and write nothing.
-// Depends on: ATen tensors, config.hpp, error.hpp.
+// Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A step()
+// that finds a gradient which is not finite empties the window and writes nothing.
+// Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp.
 // Paper: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 // (arXiv 1910.02054).
 #pragma once
@@ -27,9 +27,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/access.hpp"
 #include "engine/config.hpp"
+#include "engine/engine_types.hpp"
 #include "engine/error.hpp"
 
 namespace torch::nn {
@@ -45,38 +48,6 @@ namespace trace {
 class Ledger;
 }
 
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;  // a leaf; its data moves into the engine's keeping, its shape stays; what its
-                      // .grad holds is dropped
-};
-
-// Parameters that share hyper-parameters; what is not set comes from the configuration.
-struct ParameterGroup {
-  std::vector<NamedParameter> parameters;
-  std::optional<double> lr;
-  std::optional<double> weight_decay;
-};
-
-// What this rank owns of one trainable parameter: flat elements [begin, end) of the whole, padding
-// excluded.
-struct LocalShard {
-  std::string name;
-  int64_t begin = 0;
-  int64_t end = 0;
-  at::Tensor gradient;  // fp32 [end - begin], averaged and clipped; only inside on_step, undefined
-                        // if no rank used it
-  at::Tensor master;    // fp32 [end - begin]
-  std::map<std::string, at::Tensor>
-      state;  // fp32 [end - begin] each: exp_avg, exp_avg_sq, momentum_buffer
-};
-
-struct Counters {
-  int64_t micro_steps = 0;    // calls of step()
-  int64_t global_steps = 0;   // boundaries reached, skipped ones included
-  int64_t skipped_steps = 0;  // boundaries skipped for a non-finite gradient
-};
-
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -87,21 +58,33 @@ class Engine {
                               bool scale_wrt_gas = true) = 0;
   // The tensor to call .backward() on; the tensor itself where the precision needs no loss scale.
   virtual at::Tensor scale(const at::Tensor& tensor) = 0;
+
   // Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, zero the
   // window.
   virtual void step() = 0;
   // Empties the accumulation window. The boundary comes where it would have come.
   virtual void zero_grad() = 0;
+  // Whether the next step() acts: after gradient_accumulation_steps calls of it, unless it was set.
   virtual bool is_gradient_accumulation_boundary() const = 0;
+  // Holds until it is set again; std::nullopt gives the decision back to the count.
+  virtual void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) = 0;
+  // While the guard lives, passes add up and step() is an error. Stages 0 and 1: later ones reduce
+  // in every pass.
+  [[nodiscard]] virtual std::shared_ptr<void> no_sync() = 0;
+  // Between windows: other accumulation steps for the same micro-batch size.
+  virtual void set_train_batch_size(int64_t train_batch_size) = 0;
 
   virtual const EngineConfig& config() const = 0;
   virtual const Counters& counters() const = 0;
+  // Whether the last step() at a boundary updated the parameters; false before the first.
+  virtual bool was_step_applied() const = 0;
   // Norm of the averaged gradient before clipping, of the last boundary; NaN if it was not finite,
   // nothing before the first.
   virtual std::optional<double> get_global_grad_norm() const = 0;
-  // The whole parameter as the model sees it, a copy of its own. Collective at stage 3.
+  // The whole parameter as the model sees it, a copy of its own. Collective.
   virtual at::Tensor full_parameter(const std::string& name) = 0;
   virtual std::vector<LocalShard> local_shards() const = 0;
+  virtual Access& access() = 0;
   // Called at every boundary after clipping and before the update.
   virtual void on_step(std::function<void(const std::vector<LocalShard>&)> observer) = 0;
   // Bytes this rank holds, by category, now and at the peak.

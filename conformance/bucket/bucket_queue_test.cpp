@@ -59,6 +59,8 @@ struct Queue {
   Alone alone;
   trace::Ledger ledger;
   Order delivered, asked;
+  bool postpone = false, others_flush = true;  // what the other ranks say
+  int64_t rounds_of_others = 0;
   std::vector<at::Tensor> sums{4};
   BucketQueue queue;
 
@@ -69,9 +71,13 @@ struct Queue {
               delivered.push_back(bucket);
               sums[bucket] = sum.clone();
             },
-            [this](std::size_t bucket, bool flushing) {
+            [this](std::size_t bucket, int64_t rounds) {
               asked.push_back(bucket);
-              return flushing;
+              if (postpone && rounds == 0) return comm::Met{false, 0, 0, {}};
+              return comm::Met{true,
+                               others_flush ? rounds : 0,
+                               others_flush ? std::max(rounds, rounds_of_others) : 0,
+                               {}};
             }) {
     EXPECT_EQ(plan.buckets().size(), 4U);
   }
@@ -133,13 +139,45 @@ TEST(BucketQueue, WhatDidNotArriveIsZero) {
   }
 }
 
-TEST(BucketQueue, AGradientThatComesAfterItsBucketLeftTravelsInAnotherRound) {
+TEST(BucketQueue, TheKthGradientOfAParameterTravelsInRoundKWhetherItsBucketHasLeftOrNot) {
+  for (const bool full : {true, false}) {
+    Queue it(true);
+    const std::size_t parameter = full ? 4 : 3;  // 4 fills bucket 0, which leaves at once
+    it.copy_in(parameter, 1);
+    it.copy_in(parameter, 2);
+    EXPECT_EQ(it.asked, full ? Order{0} : Order{});
+    it.queue.flush();
+    EXPECT_EQ(it.delivered, (Order{0, 1, 2, 3, 0, 1, 2, 3}));
+    EXPECT_THAT(it.sum_of(parameter), HasTheBitsOf(sample(it.table[parameter].numel, 2)));
+    it.delivered.clear();
+    it.copy_in(parameter, 3);
+    it.queue.flush();
+    EXPECT_EQ(it.delivered, kInOrder) << "counted anew after a flush";
+  }
+}
+
+TEST(BucketQueue, RunsAsManyRoundsAsAnyRankNeeds) {
   Queue it(true);
-  it.copy_in(4, 1);  // bucket 0 is full and leaves
-  it.copy_in(4, 2);
+  it.rounds_of_others = 3;
+  it.copy_in(4, 1);
   it.queue.flush();
-  EXPECT_EQ(it.delivered, (Order{0, 1, 2, 3, 0, 1, 2, 3}));
-  EXPECT_THAT(it.sum_of(4), HasTheBitsOf(sample(9, 2)));
+  EXPECT_EQ(it.delivered.size(), 12U);
+  EXPECT_THAT(it.sum_of(4), HasTheBitsOf(at::zeros({9})));
+}
+
+TEST(BucketQueue, AFullBucketThatIsPostponedLeavesInTheFlush) {
+  Queue it(true);
+  it.postpone = true;
+  it.copy_in(4, 1);
+  it.copy_in(3, 1);
+  it.copy_in(2, 1);
+  EXPECT_EQ(it.asked, Order{0}) << "asked once in a pass";
+  EXPECT_EQ(it.alone.under_way, 0);
+  it.queue.flush();
+  EXPECT_EQ(it.delivered, kInOrder);
+  EXPECT_THAT(it.sum_of(4), HasTheBitsOf(sample(9, 1)));
+  it.copy_in(4, 1);
+  EXPECT_EQ(it.asked.back(), 0U) << "and again in the next";
 }
 
 TEST(BucketQueue, OnceAllFlushNothingMoreIsAsked) {
@@ -147,6 +185,14 @@ TEST(BucketQueue, OnceAllFlushNothingMoreIsAsked) {
   it.copy_in(4, 1);
   it.queue.flush();
   EXPECT_EQ(it.asked, Order{0});
+}
+
+TEST(BucketQueue, ShowsWhatWasCopiedInAndHasNotLeft) {
+  Queue it(false);
+  EXPECT_FALSE(it.queue.columns_of(3).defined());
+  it.copy_in(3, 1);
+  it.copy_in(3, 2);
+  EXPECT_THAT(it.queue.columns_of(3), HasTheBitsOf((sample(6, 1) + sample(6, 2)).view({1, 6})));
 }
 
 TEST(BucketQueue, ForgetsWhatIsDiscarded) {

@@ -33,6 +33,7 @@ TEST(Accumulator, AddsInOrderOfArrivalAndRoundsEachSumOnce) {
         want[i] = dtype == at::kFloat ? next : static_cast<float>(c10::BFloat16(next));
       }
       window.accumulator.add(1, sum.clone(), 1.0);
+      window.accumulator.commit();
     }
     EXPECT_THAT(window.accumulator.take_averaged(1.0).narrow(0, 3, 800),
                 HasTheBitsOf(at::tensor(want)))
@@ -69,6 +70,48 @@ TEST(Accumulator, BucketsThatGotNothingAreZero) {
   const auto& place = window.plan.buckets()[1];
   EXPECT_THAT(average.narrow(0, 0, place.offset), HasTheBitsOf(at::zeros({3})));
   EXPECT_THAT(average.narrow(0, place.offset + 800, 5), HasTheBitsOf(at::zeros({5})));
+}
+
+TEST(Accumulator, APassThatIsRolledBackLeavesTheWindowAsItWas) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const bool first : {true, false}) {
+      Window window(dtype);
+      auto& accumulator = window.accumulator;
+      const auto pass = [&](uint64_t seed) {
+        accumulator.add(1, sample(800, seed), 1.0);
+        accumulator.add(0, sample(3, seed), 3.0);
+      };
+      Window plain(dtype);
+      for (uint64_t seed = 1; seed <= 3; ++seed) {
+        if (seed > 1 || first) {
+          const auto before = accumulator.slice(0, 808);
+          pass(9 + seed);
+          EXPECT_THAT(accumulator.slice(0, 808), HasTheBitsOf(before)) << "not committed";
+          accumulator.rollback();
+          EXPECT_THAT(accumulator.slice(0, 808), HasTheBitsOf(before)) << "rolled back";
+        }
+        pass(seed);
+        accumulator.commit();
+        plain.accumulator.add(1, sample(800, seed), 1.0);
+        plain.accumulator.add(0, sample(3, seed), 3.0);
+        plain.accumulator.commit();
+      }
+      EXPECT_THAT(accumulator.take_averaged(0.5),
+                  HasTheBitsOf(plain.accumulator.take_averaged(0.5)));
+      EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 0);
+    }
+  }
+}
+
+TEST(Accumulator, OneSliceCanBeReadAndForgotten) {
+  Window window(at::kFloat);
+  window.accumulator.add(1, sample(800, 1), 1.0);
+  EXPECT_THAT(window.accumulator.slice(3, 800), HasTheBitsOf(at::zeros({800})));
+  window.accumulator.commit();
+  EXPECT_THAT(window.accumulator.slice(5, 2), HasTheBitsOf(sample(800, 1).narrow(0, 2, 2)));
+  window.accumulator.forget(4, 4);
+  EXPECT_THAT(window.accumulator.slice(4, 4), HasTheBitsOf(at::zeros({4})));
+  EXPECT_THAT(window.accumulator.slice(8, 5), HasTheBitsOf(sample(800, 1).narrow(0, 5, 5)));
 }
 
 TEST(Accumulator, TakingTheAverageOrClearingEmptiesTheWindow) {

@@ -149,7 +149,7 @@ TEST(BackwardPass, ACallbacksErrorReachesTheCallerAndTheNextPassBeginsAnew) {
     EXPECT_EQ(error_of([&] { watch.w.sum().backward(); }), "[test] thrown in " + where);
     const auto events = watch.take();
     // A pass that threw after its begin is abandoned, before the exception is here.
-    EXPECT_EQ(events.back(), where == "begin" ? where : "abandoned");
+    EXPECT_EQ(events.back(), "abandoned");
     EXPECT_EQ(watch.pass->completed(), where == "begin" ? 0 : where == "end" ? 2 : 1);
     watch.throw_in = "";
     watch.w.sum().backward();
@@ -176,6 +176,92 @@ TEST(BackwardPass, AnExceptionOfTheGraphAbandonsThePass) {
   EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "abandoned"}));
   watch.b.sum().backward();
   EXPECT_EQ(watch.take(), (Events{"begin", "ready 2", "end"}));
+}
+
+// A node whose backward runs a graph task of its own, as reentrant checkpointing does.
+struct Reentrant : torch::autograd::Function<Reentrant> {
+  using Inner = std::function<at::Tensor(const at::Tensor&)>;
+  static std::vector<Inner>& inners() {
+    static std::vector<Inner> all;
+    return all;
+  }
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            int64_t inner) {
+    context->saved_data["inner"] = inner;
+    context->save_for_backward({x});
+    return inners().at(static_cast<std::size_t>(inner))(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    const at::AutoGradMode grad(true);
+    const auto inner = static_cast<std::size_t>(context->saved_data["inner"].toInt());
+    inners().at(inner)(x).backward(gradients[0]);
+    return {x.grad(), {}};
+  }
+};
+
+at::Tensor checkpoint(const Reentrant::Inner& inner, const at::Tensor& x) {
+  Reentrant::inners().push_back(inner);
+  return Reentrant::apply(x, static_cast<int64_t>(Reentrant::inners().size()) - 1);
+}
+
+TEST(BackwardPass, AGraphTaskInsideAnotherIsPartOfItsPass) {
+  Watch watch;
+  const auto x = sample(5, 7).requires_grad_();
+  const auto by_w = [&](const at::Tensor& y) { return y * watch.w; };
+  // Inside two levels; then outside as well; then nothing but the inner ones.
+  (checkpoint([&](const at::Tensor& y) { return checkpoint(by_w, y * 2); }, x) * watch.b)
+      .sum()
+      .backward();
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 2", "ready 1", "end"}));
+  checkpoint(by_w, checkpoint(by_w, x)).sum().backward();
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "ready 1", "end"}));
+  EXPECT_EQ(watch.pass->completed(), 2);
+  watch.pass->run([&] { checkpoint(by_w, x).sum().backward(); });
+  EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "end"}));
+}
+
+TEST(BackwardPass, AnExceptionAfterAnInnerGraphTaskAbandonsThePass) {
+  Watch watch;
+  const auto x = sample(5, 7).requires_grad_();
+  const auto by_w = [&](const at::Tensor& y) { return y * watch.w; };
+  for (const bool by_engine : {false, true}) {
+    const auto loss = checkpoint(by_w, Bomb::apply(x * 1)).sum();
+    const auto backward = [&] { loss.backward(); };
+    EXPECT_THROW(by_engine ? watch.pass->run(backward) : backward(), std::runtime_error);
+    EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "abandoned"}));
+    // Inside of it.
+    const auto inside =
+        checkpoint([&](const at::Tensor& y) { return Bomb::apply(y * 1) * watch.w; }, x);
+    EXPECT_THROW(inside.sum().backward(), std::runtime_error);
+    EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "abandoned"}));
+    watch.b.sum().backward();
+    EXPECT_EQ(watch.take(), (Events{"begin", "ready 2", "end"}));
+  }
+}
+
+TEST(BackwardPass, SeveralEndInTheOrderOfTheirNumbers) {
+  for (const bool first_is_w : {true, false}) {
+    auto w = sample(5, 1).requires_grad_(), b = sample(5, 2).requires_grad_();
+    Events events;
+    const auto watch = [&](const at::Tensor& leaf, int64_t order) {
+      const auto tell = [&events, order](const std::string& what) {
+        events.push_back(what + " " + std::to_string(order));
+      };
+      return std::make_unique<BackwardPass>(
+          std::vector<WatchedParameter>{{0, "p", leaf}},
+          PassCallbacks{[tell] { tell("begin"); }, [](std::size_t, const at::Tensor&) {},
+                        [tell] { tell("end"); }, [] {}},
+          order);
+    };
+    const auto of_w = watch(w, 1), of_b = watch(b, 2);
+    // Autograd runs the youngest node first.
+    (first_is_w ? (b * 2).exp() * w : (w * 2).exp() * b).sum().backward();
+    EXPECT_EQ(events[0], first_is_w ? "begin 1" : "begin 2");
+    EXPECT_EQ(events[2], "end 1");
+    EXPECT_EQ(events[3], "end 2");
+  }
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ struct Model {
   layout::ParameterTable table =
       table_of(std::vector<int64_t>(static_cast<std::size_t>(kLayers), kDim* kDim), {3});
   layout::BucketPlan plan;
+  comm::Seat seat;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;
@@ -39,10 +40,13 @@ struct Model {
 
   explicit Model(RankContext& context, const ZeroConfig& settings = none_persistent(),
                  at::ScalarType dtype = at::kFloat)
-      : wire(context.group()), plan(table, context.world_size(), 2000), zero(settings) {
+      : wire(context.group()),
+        plan(table, context.world_size(), 2000),
+        seat(wire, table.size()),
+        zero(settings) {
     for (int64_t i = 0; i < kLayers; ++i) tensors.push_back(original(i).requires_grad_(i != 3));
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, wire, ledger, masters, tensors, dtype};
+    const Context all{table, plan, zero, wire, seat, ledger, masters, tensors, dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     keeper = make_pages(all);
@@ -208,7 +212,7 @@ TEST(Pages, RanksMayTakeDifferentBranches) {
                                at::mul(it.tensors[static_cast<std::size_t>(layer)].detach(), 3),
                                HasTheBitsOf(original(layer) * 3));
                          }
-                         EXPECT_TRUE(it.keeper->come_to(Meeting::Step, 0, true));
+                         EXPECT_TRUE(it.seat.meet({comm::Meeting::Step}).together);
                          it.keeper->end_of_pass();
                        }
                        EXPECT_EQ(it.gathered(), 0);

@@ -19,6 +19,7 @@ struct Model {
   std::shared_ptr<comm::Communicator> group;
   layout::ParameterTable table = table_of(kNumels, {2});
   layout::BucketPlan plan;
+  comm::Seat seat;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;
@@ -26,7 +27,9 @@ struct Model {
   std::unique_ptr<Parameters> keeper;
 
   Model(RankContext& context, bool sharded, at::ScalarType dtype, int64_t gather_size = 10)
-      : group(context.group()), plan(table, sharded ? context.world_size() : 1, 13) {
+      : group(context.group()),
+        plan(table, sharded ? context.world_size() : 1, 13),
+        seat(*group, table.size()) {
     zero.allgather_bucket_size = gather_size;
     for (std::size_t i = 0; i < kNumels.size(); ++i) {
       tensors.push_back(sample(kNumels[i], i).requires_grad_(i != 2));
@@ -34,7 +37,7 @@ struct Model {
     // A parameter that is not contiguous.
     tensors[1] = sample(12, 1).view({3, 4}).t().requires_grad_();
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, *group, ledger, masters, tensors, dtype};
+    const Context all{table, plan, zero, *group, seat, ledger, masters, tensors, dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     keeper = make_replicas(all);

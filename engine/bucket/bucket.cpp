@@ -28,7 +28,7 @@ void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight
   const auto& where = place_.slots[slot];
   auto flat = gradient.reshape({-1});
   if (weight != 1.0) flat = flat.to(at::kFloat).mul(weight);
-  const auto columns = matrix_.narrow(1, where.offset, where.shard_numel);
+  const auto columns = columns_of(slot);
   const int64_t rows = where.numel / where.shard_numel;
   const int64_t rest = where.numel - rows * where.shard_numel;
   const bool add = filled_[slot];
@@ -41,6 +41,11 @@ void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight
   }
   if (!add) ++filled_numel_;
   filled_[slot] = true;
+}
+
+at::Tensor Bucket::columns_of(std::size_t slot) const {
+  const auto& where = place_.slots[slot];
+  return matrix_.narrow(1, where.offset, where.shard_numel);
 }
 
 }  // namespace equigrad::bucket

@@ -25,6 +25,8 @@ class Bucket {
   void copy_in(std::size_t slot, const at::Tensor& gradient, double weight);
   bool full() const { return filled_numel_ == filled_.size(); }
   const at::Tensor& buffer() const { return buffer_; }
+  // A view: [shards, shard_numel of the slot].
+  at::Tensor columns_of(std::size_t slot) const;
 
  private:
   const layout::Bucket& place_;

@@ -36,16 +36,30 @@ Bucket& BucketQueue::open(std::size_t bucket) {
 void BucketQueue::copy_in(std::size_t parameter, const at::Tensor& gradient, double weight) {
   const auto where = plan_.slot_of(parameter);
   if (!where) return;  // empty: nothing to add
+  if (options_.launch_when_full) {
+    if (parts_.size() <= parameter) parts_.resize(parameter + 1);
+    const int64_t round = ++parts_[parameter];
+    if (round > 1) return late_.push_back({round, parameter, gradient, weight});
+  }
   open(where->bucket).copy_in(where->slot, gradient, weight);
-  if (!options_.launch_when_full) return;
-  while (next_ < buckets_.size() && buckets_[next_] && buckets_[next_]->full()) {
-    before_launch_(next_, false);
-    launch_next();
+  if (options_.launch_when_full) launch_full();
+}
+
+void BucketQueue::launch_full() {
+  while (!postponed_ && next_ < buckets_.size() && buckets_[next_] && buckets_[next_]->full()) {
+    postponed_ = !before_launch_(next_, 0).together;
+    if (!postponed_) launch_next();
   }
 }
 
+at::Tensor BucketQueue::columns_of(std::size_t parameter) const {
+  const auto where = plan_.slot_of(parameter);
+  if (!where || !buckets_[where->bucket]) return {};
+  return buckets_[where->bucket]->columns_of(where->slot);
+}
+
 void BucketQueue::launch_next() {
-  if (in_flight_.size() == kInFlight) deliver_oldest(false);
+  if (in_flight_.size() == kInFlight) deliver_oldest();
   const std::size_t bucket = next_++;
   const at::Tensor buffer = open(bucket).buffer();
   buckets_[bucket].reset();
@@ -57,39 +71,62 @@ void BucketQueue::launch_next() {
   in_flight_.push_back({bucket, std::move(reduction), bytes_of(buffer)});
 }
 
-void BucketQueue::deliver_oldest(bool drop) {
+void BucketQueue::deliver_oldest() {
   auto oldest = std::move(in_flight_.front());
   in_flight_.pop_front();
   ledger_.credit(trace::Category::Buckets, oldest.bytes);
-  auto sum = oldest.reduction.finish();
-  if (drop) return;
+  const auto sum = oldest.reduction.finish();
   deliver_(oldest.bucket, sum.narrow(0, 0, plan_.buckets()[oldest.bucket].shard_numel));
 }
 
-void BucketQueue::flush() {
-  // A parameter that contributes again after its bucket left (reentrant checkpointing) opens it
-  // anew: one more round.
-  bool opened_again = true;
-  bool all_flush = false;
-  while (opened_again) {
-    while (next_ < buckets_.size()) {
-      if (!all_flush) all_flush = before_launch_(next_, true);
-      launch_next();
-    }
-    while (!in_flight_.empty()) deliver_oldest(false);
-    next_ = 0;
-    opened_again = std::any_of(buckets_.begin(), buckets_.end(),
-                               [](const auto& bucket) { return bucket.has_value(); });
-  }
+void BucketQueue::launch_round() {
+  while (next_ < buckets_.size()) launch_next();
+  while (!in_flight_.empty()) deliver_oldest();
+  next_ = 0;
 }
 
-void BucketQueue::discard() {
-  while (!in_flight_.empty()) deliver_oldest(true);
+void BucketQueue::flush() {
+  int64_t rounds = 1;
+  for (const auto& late : late_) rounds = std::max(rounds, late.round);
+  // Some ranks may still be at full buckets that this one has not filled; it launches them too.
+  for (;;) {
+    const auto met = before_launch_(next_, rounds);
+    rounds = std::max(rounds, met.greatest_flag);
+    if (met.least_flag > 0) break;
+    launch_next();
+  }
+  launch_round();
+  for (int64_t round = 2; round <= rounds; ++round) {
+    for (const auto& late : late_) {
+      if (late.round != round) continue;
+      const auto where = plan_.slot_of(late.parameter);
+      open(where->bucket).copy_in(where->slot, late.gradient, late.weight);
+    }
+    launch_round();
+  }
+  late_.clear();
+  parts_.clear();
+  postponed_ = false;
+}
+
+void BucketQueue::discard() noexcept {
+  for (auto& flying : in_flight_) {
+    ledger_.credit(trace::Category::Buckets, flying.bytes);
+    try {
+      flying.reduction.finish();
+    } catch (...) {
+      // A peer is lost: the next collective says so.
+    }
+  }
+  in_flight_.clear();
   for (auto& bucket : buckets_) {
     if (bucket) ledger_.credit(trace::Category::Buckets, bytes_of(bucket->buffer()));
     bucket.reset();
   }
   next_ = 0;
+  late_.clear();
+  parts_.clear();
+  postponed_ = false;
 }
 
 }  // namespace equigrad::bucket

@@ -3,10 +3,14 @@
 // Invariants: buckets are launched in the plan's order and delivered in that order, on every rank
 // alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
 // zeros to the same parameter. At most two reductions are in flight. Nothing is delivered twice.
+// Where buckets are launched when full, the k-th gradient of one parameter between two flushes
+// travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
+// to what does not depend on which bucket was full when.
 // Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
 // fp32 or the result dtype.
 // Errors: those of the communicator.
-// Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, trace/ledger.
+// Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, comm/rendezvous,
+// trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +23,7 @@
 
 #include "engine/bucket/bucket.hpp"
 #include "engine/comm/reduction.hpp"
+#include "engine/comm/rendezvous.hpp"
 #include "engine/layout/bucket_plan.hpp"
 #include "engine/trace/ledger.hpp"
 
@@ -34,10 +39,10 @@ struct QueueOptions {
 class BucketQueue {
  public:
   using Deliver = std::function<void(std::size_t bucket, at::Tensor sum)>;
-  // Called before a bucket's collective, where ranks may have to agree on what comes next. True if
-  // all of them are flushing, so that nothing but buckets comes until the flush ends and no more
-  // calls are needed.
-  using BeforeLaunch = std::function<bool(std::size_t bucket, bool flushing)>;
+  // Called before a bucket's collective, where ranks agree on what comes next. `rounds` is 0 for a
+  // full bucket, and how many this rank needs for a flush. Once all ranks flush it is called no
+  // more: nothing but buckets comes until the flush ends.
+  using BeforeLaunch = std::function<comm::Met(std::size_t bucket, int64_t rounds)>;
 
   BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
               QueueOptions options, trace::Ledger& ledger, Deliver deliver,
@@ -47,7 +52,10 @@ class BucketQueue {
   // Launches what has not been launched, empty buckets too, and delivers everything.
   void flush();
   // Forgets what was copied in; reductions in flight are completed and dropped.
-  void discard();
+  void discard() noexcept;
+  // What this rank has copied in of one parameter and not launched: [shards, its shard_numel], a
+  // view of its bucket; undefined if that has not been opened.
+  at::Tensor columns_of(std::size_t parameter) const;
 
  private:
   struct InFlight {
@@ -55,8 +63,16 @@ class BucketQueue {
     comm::Reduction reduction;
     int64_t bytes;
   };
+  struct Late {
+    int64_t round;
+    std::size_t parameter;
+    at::Tensor gradient;
+    double weight;
+  };
+  void launch_full();
+  void launch_round();
   void launch_next();
-  void deliver_oldest(bool drop);
+  void deliver_oldest();
   Bucket& open(std::size_t bucket);
 
   const layout::BucketPlan& plan_;
@@ -67,7 +83,10 @@ class BucketQueue {
   BeforeLaunch before_launch_;
   std::vector<std::optional<Bucket>> buckets_;
   std::deque<InFlight> in_flight_;
-  std::size_t next_ = 0;  // the next bucket to launch
+  std::size_t next_ = 0;        // the next bucket to launch
+  bool postponed_ = false;      // full buckets wait for the flush
+  std::vector<int64_t> parts_;  // by parameter: gradients since the last flush
+  std::vector<Late> late_;      // for rounds after the first
 };
 
 }  // namespace equigrad::bucket

@@ -8,7 +8,7 @@
 // Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
 // Errors: equigrad::Error naming the collective and this rank, when a peer is lost or the time-out
 // passes (Gloo). NCCL reports through its watchdog, which ends the process.
-// Depends on: ATen tensors, comm/workspace. Only comm/*.cpp includes c10d.
+// Depends on: ATen tensors, comm/workspace, comm/rendezvous. Only comm/*.cpp includes c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 
+#include "engine/comm/rendezvous.hpp"
 #include "engine/comm/workspace.hpp"
 
 namespace equigrad::comm {
@@ -34,7 +35,10 @@ using PendingPtr = std::unique_ptr<Pending>;
 
 class Communicator {
  public:
+  Communicator() = default;
   virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual c10::Device device() const = 0;
@@ -50,9 +54,11 @@ class Communicator {
   virtual PendingPtr broadcast(const at::Tensor& tensor, int root) = 0;
 
   Workspace& workspace() { return workspace_; }
+  Rendezvous& rendezvous() { return rendezvous_; }
 
  private:
   Workspace workspace_;
+  Rendezvous rendezvous_{*this};
 };
 
 // What every rank says, heard by all: int64 on the CPU.   [n] -> [W, n]

@@ -6,6 +6,11 @@
 #include <utility>
 
 namespace equigrad::gradient {
+namespace {
+
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+}  // namespace
 
 Accumulator::Accumulator(const layout::BucketPlan& plan, at::TensorOptions options,
                          trace::Ledger& ledger)
@@ -14,13 +19,19 @@ Accumulator::Accumulator(const layout::BucketPlan& plan, at::TensorOptions optio
 Accumulator::~Accumulator() { clear(); }
 
 void Accumulator::add(std::size_t bucket, at::Tensor sum, double weight) {
+  if (weight != 1.0) sum = sum.to(at::kFloat).mul_(weight);
+  if (!committed_) return write(bucket, sum);
+  ledger_.charge(trace::Category::Gradients, bytes_of(sum));
+  staged_.push_back({bucket, std::move(sum)});
+}
+
+void Accumulator::write(std::size_t bucket, const at::Tensor& sum) {
   if (!window_.defined()) {
     window_ = at::zeros({plan_.shard_numel()}, options_);
-    ledger_.charge(trace::Category::Gradients, static_cast<int64_t>(window_.nbytes()));
+    ledger_.charge(trace::Category::Gradients, bytes_of(window_));
   }
-  if (weight != 1.0) sum = sum.to(at::kFloat).mul_(weight);
   const auto& place = plan_.buckets()[bucket];
-  auto slice = window_.narrow(0, place.offset, place.shard_numel);
+  const auto slice = window_.narrow(0, place.offset, place.shard_numel);
   if (!has_bucket_[bucket]) {
     slice.copy_(sum);
   } else if (window_.scalar_type() == at::kFloat) {
@@ -31,6 +42,24 @@ void Accumulator::add(std::size_t bucket, at::Tensor sum, double weight) {
   has_bucket_[bucket] = true;
 }
 
+void Accumulator::commit() {
+  for (auto& staged : staged_) {
+    write(staged.bucket, staged.sum);
+    ledger_.credit(trace::Category::Gradients, bytes_of(staged.sum));
+    staged.sum.reset();
+  }
+  staged_.clear();
+  committed_ = true;
+}
+
+void Accumulator::rollback() {
+  if (!committed_) return clear();
+  for (const auto& staged : staged_) {
+    ledger_.credit(trace::Category::Gradients, bytes_of(staged.sum));
+  }
+  staged_.clear();
+}
+
 at::Tensor Accumulator::take_averaged(double factor) {
   if (!window_.defined()) return at::zeros({plan_.shard_numel()}, options_.dtype(at::kFloat));
   auto average = window_.to(at::kFloat).mul_(factor);
@@ -38,10 +67,20 @@ at::Tensor Accumulator::take_averaged(double factor) {
   return average;
 }
 
+at::Tensor Accumulator::slice(int64_t begin, int64_t numel) const {
+  if (!committed_ || !window_.defined()) return at::zeros({numel}, options_);
+  return window_.narrow(0, begin, numel).clone();
+}
+
+void Accumulator::forget(int64_t begin, int64_t numel) {
+  if (window_.defined()) window_.narrow(0, begin, numel).zero_();
+}
+
 void Accumulator::clear() {
-  if (window_.defined()) {
-    ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(window_.nbytes()));
-  }
+  committed_ = true;
+  rollback();
+  committed_ = false;
+  if (window_.defined()) ledger_.credit(trace::Category::Gradients, bytes_of(window_));
   window_.reset();
   std::fill(has_bucket_.begin(), has_bucket_.end(), false);
 }

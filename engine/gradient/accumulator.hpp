@@ -1,8 +1,12 @@
 // Accumulator: this rank's sum of reduced gradients over the accumulation window.
 //
+// A backward pass is a transaction: what it adds counts after commit(), and rollback() leaves the
+// window as it was before. The first pass of a window writes into it at once, so that without
+// accumulation nothing is held twice; a later one holds its sums until commit().
+//
 // Invariants: the first sum of a window is stored, every later one added in fp32, and each result
 // rounded once to the accumulate dtype, in the order of arrival; with fp32 no rounding but the
-// addition's own happens. averaged() multiplies once, in fp32, by the factor of loss/divisors.hpp.
+// addition's own happens. average() multiplies once, in fp32, by the factor of loss/divisors.hpp.
 // Shapes: one flat tensor over the rank's shard space, [plan.shard_numel()]; sums come bucket by
 // bucket.
 // Errors: none.
@@ -28,17 +32,33 @@ class Accumulator {
 
   // Adds weight * sum, where `sum` is of bucket `bucket`; may write into `sum`.
   void add(std::size_t bucket, at::Tensor sum, double weight);
+  void commit();
+  void rollback();
+
   // The window's average in fp32; takes the window's memory where it can, so the window is empty
   // afterwards.
   at::Tensor take_averaged(double factor);
+  // Elements [begin, begin + numel) of what was committed, in the accumulate dtype; zeros where
+  // nothing was.
+  at::Tensor slice(int64_t begin, int64_t numel) const;
+  // Sets them to zero.
+  void forget(int64_t begin, int64_t numel);
   void clear();
 
  private:
+  struct Staged {
+    std::size_t bucket;
+    at::Tensor sum;
+  };
+  void write(std::size_t bucket, const at::Tensor& sum);
+
   const layout::BucketPlan& plan_;
   at::TensorOptions options_;  // accumulate dtype, device
   trace::Ledger& ledger_;
   at::Tensor window_;             // [plan.shard_numel()], undefined while nothing has arrived
   std::vector<bool> has_bucket_;  // which buckets hold a sum of this window
+  bool committed_ = false;        // the window holds an earlier pass's sums
+  std::vector<Staged> staged_;    // of the pass under way, in order of arrival
 };
 
 }  // namespace equigrad::gradient

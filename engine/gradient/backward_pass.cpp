@@ -1,46 +1,49 @@
 #include "engine/gradient/backward_pass.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "engine/error.hpp"
+#include "engine/gradient/graph_tasks.hpp"
 
 namespace equigrad::gradient {
 
-struct BackwardPass::State : std::enable_shared_from_this<State> {
-  // Lives as long as a pass's graph task. If that is destroyed before its end, the pass threw.
-  struct Task {
-    std::weak_ptr<State> state;
-    bool ended = false;
-    explicit Task(std::weak_ptr<State> of) : state(std::move(of)) {}
-    Task(const Task&) = delete;
-    Task& operator=(const Task&) = delete;
-    ~Task() {
-      if (ended) return;
-      if (const auto self = state.lock()) self->abandon();
-    }
-  };
+// Lives as long as a graph task's callbacks. If it is destroyed before the end, the pass threw.
+struct BackwardPass::Task {
+  std::weak_ptr<State> state;
+  int64_t pass;
+  bool ended = false;
+  Task(std::weak_ptr<State> of, int64_t number) : state(std::move(of)), pass(number) {}
+  ~Task();
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+};
 
+struct BackwardPass::State : std::enable_shared_from_this<State> {
   std::vector<WatchedParameter> parameters;
   PassCallbacks callbacks;
+  int64_t order = 0;
+  GraphTaskObserver observer;
   bool open = false;
-  int graph_task = -1;
+  int64_t pass = 0;              // number of the pass, for late callbacks of an abandoned one
+  std::vector<int> graph_tasks;  // of the pass under way
   int64_t completed = 0;
 
   void ready(const WatchedParameter& parameter, const at::Tensor& leaf) {
     const at::NoGradGuard no_grad;
-    const int task = torch::autograd::get_current_graph_task_id();
-    if (!open || task != graph_task) {
-      begin(task);
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [alive = std::make_shared<Task>(weak_from_this())] {
-            if (const auto self = alive->state.lock()) self->end();
-            alive->ended = true;
-          });
+    const int task = current_graph_task();
+    if (!open) begin();
+    if (std::find(graph_tasks.begin(), graph_tasks.end(), task) == graph_tasks.end()) {
+      graph_tasks.push_back(task);
+      at_end_of_pass(order, [token = std::make_shared<Task>(weak_from_this(), pass)] {
+        if (const auto self = token->state.lock()) self->end(token->pass);
+        token->ended = true;
+      });
+      if (graph_tasks.size() == 1) callbacks.begin();
     }
     const at::Tensor gradient = leaf.grad();
     leaf.mutable_grad() = at::Tensor();
@@ -51,26 +54,33 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
     callbacks.ready(parameter.index, gradient.detach());
   }
 
-  void begin(int task) {
+  void begin() {
     open = true;
-    graph_task = task;
-    callbacks.begin();
+    ++pass;
+    graph_tasks.clear();
   }
 
-  void abandon() noexcept {
+  void abandon(int64_t number) noexcept {
+    if (!open || number != pass) return;
     open = false;
-    graph_task = -1;
+    for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::Tensor();
     if (callbacks.abandoned) callbacks.abandoned();
   }
 
-  void end() {
+  // Every graph task of the pass calls it; the first call is the outermost's.
+  void end(int64_t number) {
+    if (!open || number != pass) return;
     const at::NoGradGuard no_grad;
-    open = false;
-    graph_task = -1;
     callbacks.end();
+    open = false;
     ++completed;
   }
 };
+
+BackwardPass::Task::~Task() {
+  if (ended) return;
+  if (const auto self = state.lock()) self->abandon(pass);
+}
 
 // Runs what was hooked to the parameter before, then ours.
 class BackwardPass::Hook final : public torch::autograd::PostAccumulateGradHook {
@@ -95,8 +105,10 @@ class BackwardPass::Hook final : public torch::autograd::PostAccumulateGradHook 
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous_;
 };
 
-BackwardPass::BackwardPass(std::vector<WatchedParameter> parameters, PassCallbacks callbacks)
+BackwardPass::BackwardPass(std::vector<WatchedParameter> parameters, PassCallbacks callbacks,
+                           int64_t order)
     : state_(std::make_shared<State>()) {
+  state_->order = order;
   state_->parameters = std::move(parameters);
   state_->callbacks = std::move(callbacks);
   for (std::size_t i = 0; i < state_->parameters.size(); ++i) {
@@ -125,11 +137,23 @@ BackwardPass::~BackwardPass() {
 int64_t BackwardPass::completed() const { return state_->completed; }
 
 void BackwardPass::run(const std::function<void()>& backward) {
-  const int64_t before = state_->completed;
-  backward();
-  if (state_->completed == before) {
-    state_->begin(-1);
-    state_->end();
+  const bool nested = state_->open;
+  const int64_t before = state_->pass;
+  try {
+    backward();
+  } catch (...) {
+    if (!nested && state_->pass == before) state_->begin();  // it reached no parameter
+    if (!nested) state_->abandon(state_->pass);
+    throw;
+  }
+  if (nested || state_->pass != before) return;
+  state_->begin();
+  try {
+    state_->callbacks.begin();
+    state_->end(state_->pass);
+  } catch (...) {
+    state_->abandon(state_->pass);
+    throw;
   }
 }
 

@@ -4,7 +4,8 @@
 // Autograd tells, whoever started the pass (engine.backward, loss.backward, out.backward(grad)): a
 // hook after a leaf has accumulated, once per leaf and graph task, and a callback at the end of the
 // graph task. The gradient is taken out of .grad, so .grad is undefined between passes and nothing
-// is added twice.
+// is added twice. A graph task that runs inside a node of another (reentrant checkpointing) belongs
+// to the pass of the outermost one.
 //
 // Invariants: begin, ready*, end come in this order for every pass that reaches a parameter; a
 // parameter that the pass does not reach is not ready; a pass that throws after its begin is
@@ -12,12 +13,13 @@
 // Shapes: a gradient has its parameter's shape and dtype, dense.
 // Errors: those of the callbacks, which reach the caller of backward with their type. A sparse
 // gradient is refused.
-// Depends on: ATen tensors; autograd's engine in the source.
+// Depends on: ATen tensors; autograd's hooks and gradient/graph_tasks in the source.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -44,19 +46,22 @@ bool is_watched(const at::Tensor& leaf);
 // Drops what .grad holds when it begins: it belongs to no window.
 class BackwardPass {
  public:
-  BackwardPass(std::vector<WatchedParameter> parameters, PassCallbacks callbacks);
+  // Of several that take part in one pass, the smaller order ends first.
+  BackwardPass(std::vector<WatchedParameter> parameters, PassCallbacks callbacks,
+               int64_t order = 0);
   ~BackwardPass();  // the parameters are plain leaves again
   BackwardPass(const BackwardPass&) = delete;
   BackwardPass& operator=(const BackwardPass&) = delete;
 
   // Passes that ended, since construction.
   int64_t completed() const;
-  // Runs `backward`; a pass that reaches no parameter of this rank still begins and ends, since
-  // others wait for it.
+  // Runs `backward`. A pass that reaches no parameter of this rank still begins and ends, or is
+  // abandoned, since others wait for it; unless it is part of a pass that is under way.
   void run(const std::function<void()>& backward);
 
  private:
   struct State;
+  struct Task;
   class Hook;
   friend bool is_watched(const at::Tensor& leaf);
   std::shared_ptr<State> state_;

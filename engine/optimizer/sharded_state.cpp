@@ -2,6 +2,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "engine/optimizer/update_rule.hpp"
 
 namespace equigrad::optimizer {
@@ -22,6 +24,12 @@ ShardedState::ShardedState(const OptimizerConfig& config, const std::vector<Grou
     states_.push_back(at::zeros({plan.shard_numel()}, options));
     ledger.charge(trace::Category::OptimizerState, static_cast<int64_t>(masters_.nbytes()));
   }
+}
+
+// SGD's first step stores the momentum without reading it; Adam counts steps for its bias.
+void ShardedState::keep_state(std::size_t parameter) {
+  const bool sgd = config_by_group_[table_[parameter].group].kind == OptimizerConfig::Kind::Sgd;
+  if (sgd) steps_[parameter] = std::max<int64_t>(steps_[parameter], 1);
 }
 
 std::vector<ShardedState::Run> ShardedState::runs(const std::vector<bool>& used) {

@@ -39,6 +39,8 @@ class ShardedState {
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<at::Tensor>& states() const { return states_; }  // in the order of names()
   int64_t steps_of(std::size_t parameter) const { return steps_[parameter]; }
+  // A state of this parameter was written from outside: it counts, also before the first update.
+  void keep_state(std::size_t parameter);
 
   // One step with an averaged, clipped gradient, which is used up. used[i] tells whether any rank
   // used parameter i.

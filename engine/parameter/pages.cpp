@@ -2,20 +2,19 @@
 // a little before (prefetch) and after (reuse). The model's tensor keeps its shape; its storage has
 // no data in between, so an access that nobody saw fails loudly.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
-#include "engine/layout/partition.hpp"
+#include "engine/error.hpp"
 #include "engine/parameter/operator_observer.hpp"
 #include "engine/parameter/page.hpp"
+#include "engine/parameter/page_table.hpp"
 #include "engine/parameter/parameters.hpp"
-#include "engine/parameter/rendezvous.hpp"
 #include "engine/parameter/use_trace.hpp"
 
 namespace equigrad::parameter {
@@ -34,8 +33,8 @@ class Pages final : public Parameters, public OperatorListener {
   ~Pages() override { observation_.reset(); }
 
   void publish() override;
+  void publish(std::size_t parameter) override;
   at::Tensor whole(std::size_t parameter) override;
-  bool come_to(Meeting meeting, int64_t number, bool flushing) override;
   void end_of_pass() override;
   void rethrow_failure() override;
 
@@ -43,10 +42,10 @@ class Pages final : public Parameters, public OperatorListener {
   void before(const std::vector<std::size_t>& pages) noexcept override;
   void after(const std::vector<std::size_t>& pages) noexcept override;
 
-  void adopt(std::size_t parameter);
   void use(const std::vector<std::size_t>& pages);
   void start_gathers(const std::vector<std::size_t>& pages);
   void start_gather(const std::vector<std::size_t>& pages);
+  void renew(const std::vector<std::size_t>& pages);
   void release(Page& page);
   void release_idle();
   void release_all();
@@ -54,25 +53,17 @@ class Pages final : public Parameters, public OperatorListener {
 
   Context context_;
   std::recursive_mutex mutex_;
-  std::vector<Page> pages_;
-  std::vector<std::optional<std::size_t>> page_of_;  // by parameter; empty ones have none
-  at::Tensor
-      shards_;  // [plan.shard_numel()] in the parameter dtype: the masters themselves in fp32
+  PageTable table_;
+  std::vector<Page>& pages_;
   std::optional<UseTrace> trace_;
-  std::optional<Rendezvous> rendezvous_;
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;
   std::exception_ptr failure_;
   std::unique_ptr<Observation> observation_;
 };
 
-Pages::Pages(const Context& context) : context_(context), page_of_(context.tensors.size()) {
+Pages::Pages(const Context& context) : context_(context), table_(context), pages_(table_.pages()) {
   const Silence silence;
-  shards_ = context_.masters.to(context_.dtype);  // no copy in fp32
-  if (context_.dtype != at::kFloat) {
-    context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(shards_.nbytes()));
-  }
-  for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
   std::vector<int64_t> numel_by_page;
   std::vector<at::Tensor> tensors;
   for (const auto& page : pages_) {
@@ -80,57 +71,42 @@ Pages::Pages(const Context& context) : context_(context), page_of_(context.tenso
     tensors.push_back(page.tensor);
   }
   trace_.emplace(std::move(numel_by_page));
-  rendezvous_.emplace(context_.communicator, pages_.size(),
-                      [this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
+  context_.seat.serve([this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
   publish();
   observation_ = std::make_unique<Observation>(*this, tensors);
-}
-
-// Takes the tensor's data away; what remains is its shard.
-void Pages::adopt(std::size_t parameter) {
-  auto tensor = context_.tensors[parameter];
-  if (tensor.numel() == 0) {
-    if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(context_.dtype));
-    return;
-  }
-  const auto dtype = tensor.is_floating_point() ? context_.dtype : tensor.scalar_type();
-  const auto options = tensor.options().dtype(dtype).device(context_.communicator.device());
-  const int world = context_.communicator.world_size();
-  const layout::Partition partition(tensor.numel(), world);
-  Page page;
-  page.tensor = tensor;
-  if (const auto where = context_.plan.slot_of(parameter)) {
-    const auto& bucket = context_.plan.buckets()[where->bucket];
-    page.shard = shards_.narrow(0, bucket.offset + bucket.slots[where->slot].offset,
-                                partition.shard_numel());
-  } else {
-    page.shard = at::zeros({partition.shard_numel()}, options);
-    const auto mine = partition.range(context_.communicator.rank());
-    page.shard.narrow(0, 0, mine.numel())
-        .copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
-    context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
-  }
-  tensor.set_data(at::empty(tensor.sizes(), options));
-  page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
-  page.persistent = tensor.numel() <= context_.zero.stage3_param_persistence_threshold;
-  page.disown();
-  page_of_[parameter] = pages_.size();
-  pages_.push_back(std::move(page));
 }
 
 void Pages::publish() {
   const std::lock_guard lock(mutex_);
   const Silence silence;
   release_all();
-  if (context_.dtype != at::kFloat) shards_.copy_(context_.masters);
+  table_.refresh();
+  std::vector<std::size_t> all(pages_.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  renew(all);
+}
+
+void Pages::publish(std::size_t parameter) {
+  const auto at = context_.plan.slot_of(parameter);
+  if (!at) return;
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  const auto& slot = context_.plan.slot(*at);
+  table_.refresh(context_.plan.buckets()[at->bucket].offset + slot.offset, slot.shard_numel);
+  renew({*table_.page_of(parameter)});
+}
+
+// Drops old values; those that stay whole all the time are gathered again.
+void Pages::renew(const std::vector<std::size_t>& pages) {
   std::vector<std::size_t> persistent;
-  for (std::size_t i = 0; i < pages_.size(); ++i) {
+  for (const auto i : pages) {
+    auto& page = pages_[i];
     // As after any update in place: a graph that was recorded before it must not be used with the
     // new values.
-    torch::autograd::impl::bump_version(pages_[i].tensor);
-    if (!pages_[i].persistent) continue;
-    if (pages_[i].state == Page::State::Live) release(pages_[i]);
-    persistent.push_back(i);
+    torch::autograd::impl::bump_version(page.tensor);
+    page.arrive(context_.ledger);
+    if (page.state == Page::State::Live && page.pins == 0) release(page);
+    if (page.persistent) persistent.push_back(i);
   }
   start_gathers(persistent);
   for (const auto i : persistent) pages_[i].arrive(context_.ledger);
@@ -141,19 +117,13 @@ at::Tensor Pages::whole(std::size_t parameter) {
   const Silence silence;
   const at::NoGradGuard no_grad;
   const auto& tensor = context_.tensors[parameter];
-  if (!page_of_[parameter]) return tensor.detach().clone();
-  auto& page = pages_[*page_of_[parameter]];
-  if (page.state == Page::State::Released) rendezvous_->want({*page_of_[parameter]});
+  if (!table_.page_of(parameter)) return tensor.detach().clone();
+  auto& page = pages_[*table_.page_of(parameter)];
+  if (page.state == Page::State::Released) context_.seat.want({*table_.page_of(parameter)});
   page.arrive(context_.ledger);
   auto copy = tensor.detach().clone();
   if (page.may_drop()) release(page);
   return copy;
-}
-
-bool Pages::come_to(Meeting meeting, int64_t number, bool flushing) {
-  const std::lock_guard lock(mutex_);
-  const Silence silence;
-  return rendezvous_->come_to(meeting, number, flushing);
 }
 
 void Pages::end_of_pass() {
@@ -172,6 +142,8 @@ void Pages::before(const std::vector<std::size_t>& pages) noexcept {
   const Silence silence;
   for (const auto page : pages) ++pages_[page].pins;
   try {
+    // After a failure nobody answers: the rest of the pass is not real, and says nothing more.
+    if (failure_) throw Error("pages", "an earlier gather failed");
     use(pages);
   } catch (...) {
     // The operator runs in any case. It must not read a null pointer: it reads NaN, and the next
@@ -212,7 +184,7 @@ void Pages::use(const std::vector<std::size_t>& pages) {
   for (const auto page : ahead) ahead_numel += pages_[page].tensor.numel();
   if (!missing.empty() || 2 * ahead_numel > budget_numel) {
     missing.insert(missing.end(), ahead.begin(), ahead.end());
-    rendezvous_->want(missing);
+    context_.seat.want(missing);
   }
   for (const auto page : pages) pages_[page].arrive(context_.ledger);
 }

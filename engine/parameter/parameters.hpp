@@ -7,7 +7,7 @@
 // Invariants: after publish() the parameter's value is the master rounded to the parameter dtype,
 // on every rank alike; shape and identity of the model's tensors never change; padding is zero.
 // Shapes: a parameter keeps its own; masters are flat over the rank's shard space.
-// Errors: those of the communicator.
+// Errors: those of the communicator, and of a peer whose pass threw.
 // Depends on: layout, comm, trace/ledger.
 #pragma once
 
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "engine/comm/communicator.hpp"
+#include "engine/comm/rendezvous.hpp"
 #include "engine/config.hpp"
 #include "engine/layout/bucket_plan.hpp"
 #include "engine/trace/ledger.hpp"
@@ -31,26 +32,22 @@ struct Context {
   const layout::BucketPlan& plan;
   const ZeroConfig& zero;
   comm::Communicator& communicator;
+  comm::Seat& seat;
   trace::Ledger& ledger;
   const at::Tensor& masters;        // fp32 [plan.shard_numel()]
   std::vector<at::Tensor> tensors;  // the model's, by index of the table
   at::ScalarType dtype;             // that the model computes in
 };
 
-// What a rank has come to; the number tells one bucket from another.
-enum class Meeting : int64_t { Pages = 0, Bucket, Step };
-
 class Parameters {
  public:
   virtual ~Parameters() = default;
-  // Masters into parameters, after an update. Collective.
+  // Masters into parameters, after an update; or into one of them. Collective.
   virtual void publish() = 0;
+  virtual void publish(std::size_t parameter) = 0;
   // A parameter as the model sees it, a copy. Collective where parameters are sharded.
   virtual at::Tensor whole(std::size_t parameter) = 0;
-  // Before any other collective of the engine: ranks that page serve each other until all of them
-  // are here. True if all of them flush their buckets: then no page is wanted until the flush ends.
-  virtual bool come_to(Meeting meeting, int64_t number, bool flushing) = 0;
-  // A backward pass ended: nothing needs a whole parameter until the next forward.
+  // A backward pass ended, or threw: nothing needs a whole parameter until the next forward.
   virtual void end_of_pass() = 0;
   // Throws what an operator could not: a gather that failed inside one.
   virtual void rethrow_failure() = 0;

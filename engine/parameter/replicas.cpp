@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "engine/parameter/parameters.hpp"
-#include "engine/parameter/rendezvous.hpp"
-#include "engine/stage.hpp"
 
 namespace equigrad::parameter {
 namespace {
@@ -44,10 +42,7 @@ class Replicas final : public Parameters {
  public:
   explicit Replicas(const Context& context)
       : context_(context),
-        gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)),
-        reduced_every_pass_(stage_row(context.zero.stage).gradients_reduced ==
-                            ReduceWhen::EveryPass),
-        rendezvous_(context.communicator, 0, [](const std::vector<std::size_t>&) {}) {
+        gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)) {
     for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
     publish();
   }
@@ -55,14 +50,16 @@ class Replicas final : public Parameters {
   void publish() override {
     for (const auto& gather : gathers_) publish(gather);
   }
+  void publish(std::size_t parameter) override {
+    const auto at = context_.plan.slot_of(parameter);
+    if (!at) return;
+    const auto& slot = context_.plan.slot(*at);
+    const int64_t begin = context_.plan.buckets()[at->bucket].offset + slot.offset;
+    publish(Gather{begin, begin + slot.shard_numel, {{parameter, 0, slot.shard_numel}}});
+  }
 
   at::Tensor whole(std::size_t parameter) override {
     return context_.tensors[parameter].detach().clone();
-  }
-  // Where gradients travel during a pass, ranks first agree that all of them are at the same
-  // bucket: a rank that has thrown, or has come to step() instead, must be told, not sent a bucket.
-  bool come_to(Meeting meeting, int64_t number, bool flushing) override {
-    return reduced_every_pass_ ? rendezvous_.come_to(meeting, number, flushing) : flushing;
   }
   void end_of_pass() override {}
   void rethrow_failure() override {}
@@ -100,8 +97,6 @@ class Replicas final : public Parameters {
 
   Context context_;
   std::vector<Gather> gathers_;
-  bool reduced_every_pass_;
-  Rendezvous rendezvous_;
 };
 
 }  // namespace

@@ -1,0 +1,46 @@
+// Access: read and write one parameter's gradient, fp32 master weight and optimizer state, whole or
+// this rank's slice, at every stage (DeepSpeed: safe_get_full_grad, safe_set_local_fp32_param,
+// ...).
+//
+// Invariants: a gradient is the average over all ranks and the passes so far, unscaled, before
+// clipping: what step() would take now; never one rank's own, never the last window's. Values come
+// as copies. A setter's value is what every later read gives, and what step() works with; the
+// model's parameter follows its master at once.
+// Shapes: full_* have the parameter's shape, local_* are flat elements [begin, end) of it
+// (LocalShard); fp32, padding never shown.
+// Errors: equigrad::Error for an unknown name or state, a frozen parameter, a value of another
+// shape, values that differ between ranks. Every call but local_master, local_optimizer_state and
+// set_local_optimizer_state is collective: ranks that come to different calls all get an error.
+// Depends on: ATen tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace equigrad {
+
+class Access {
+ public:
+  virtual ~Access() = default;
+
+  // Undefined if no rank has used the parameter since the window began.
+  virtual at::Tensor full_gradient(const std::string& name) = 0;
+  virtual at::Tensor full_master(const std::string& name) = 0;
+  virtual at::Tensor full_optimizer_state(const std::string& name, const std::string& state) = 0;
+  // The gradient so far becomes `value`; passes that follow in this window are added to it.
+  virtual void set_full_gradient(const std::string& name, const at::Tensor& value) = 0;
+  virtual void set_full_master(const std::string& name, const at::Tensor& value) = 0;
+  virtual void set_full_optimizer_state(const std::string& name, const std::string& state,
+                                        const at::Tensor& value) = 0;
+
+  virtual at::Tensor local_gradient(const std::string& name) = 0;
+  virtual at::Tensor local_master(const std::string& name) = 0;
+  virtual at::Tensor local_optimizer_state(const std::string& name, const std::string& state) = 0;
+  virtual void set_local_gradient(const std::string& name, const at::Tensor& value) = 0;
+  virtual void set_local_master(const std::string& name, const at::Tensor& value) = 0;
+  virtual void set_local_optimizer_state(const std::string& name, const std::string& state,
+                                         const at::Tensor& value) = 0;
+};
+
+}  // namespace equigrad

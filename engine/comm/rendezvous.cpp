@@ -1,0 +1,181 @@
+#include "engine/comm/rendezvous.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/comm/communicator.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+constexpr std::size_t kBitsPerWord = 63;
+constexpr std::size_t kPlaceWords = 4;
+
+std::string describe(int64_t seat, int64_t meeting, int64_t number) {
+  switch (static_cast<Meeting>(meeting)) {
+    case Meeting::Bucket:
+      return fmt::format("the reduction of bucket {} of engine {}", number, seat);
+    case Meeting::Step:
+      return fmt::format("step() of engine {} after {} backward passes", seat, number);
+    case Meeting::Access:
+      return fmt::format("getter or setter {} of engine {}, parameter {}", number >> 40, seat,
+                         number & ((int64_t{1} << 40) - 1));
+    default:
+      return fmt::format("a gather of engine {}", seat);
+  }
+}
+
+}  // namespace
+
+// The messages of all ranks.
+struct Rendezvous::Said {
+  at::Tensor words;  // [W, words]
+  int64_t world() const { return words.size(0); }
+  int64_t at(int64_t rank, int64_t word) const {
+    return words.const_data_ptr<int64_t>()[rank * words.size(1) + word];
+  }
+  int64_t seat(int64_t rank) const { return at(rank, 0); }
+  Meeting meeting(int64_t rank) const { return static_cast<Meeting>(at(rank, 1)); }
+  int64_t number(int64_t rank) const { return at(rank, 2); }
+  int64_t flag(int64_t rank) const { return at(rank, 3); }
+  bool full_bucket(int64_t rank) const {
+    return meeting(rank) == Meeting::Bucket && flag(rank) == 0;
+  }
+  // Marks of the ranks that said `meeting` for `seat`.
+  std::vector<bool> marks(int64_t seat, Meeting meeting, std::size_t count) const {
+    std::vector<bool> any(count);
+    for (int64_t rank = 0; rank < world(); ++rank) {
+      if (this->seat(rank) != seat || this->meeting(rank) != meeting) continue;
+      for (std::size_t mark = 0; mark < count; ++mark) {
+        const auto word = static_cast<int64_t>(kPlaceWords + mark / kBitsPerWord);
+        if (((at(rank, word) >> (mark % kBitsPerWord)) & 1) != 0) any[mark] = true;
+      }
+    }
+    return any;
+  }
+};
+
+Rendezvous::Said Rendezvous::say(int64_t seat, const Place& place, const std::vector<bool>& marks) {
+  const std::size_t words = kPlaceWords + (widest_ + kBitsPerWord - 1) / kBitsPerWord;
+  const auto mine = at::zeros({static_cast<int64_t>(words)}, at::kLong);
+  auto* message = mine.mutable_data_ptr<int64_t>();
+  message[0] = seat;
+  message[1] = static_cast<int64_t>(place.meeting);
+  message[2] = place.number;
+  message[3] = place.flag;
+  for (std::size_t mark = 0; mark < marks.size(); ++mark) {
+    if (marks[mark])
+      message[kPlaceWords + mark / kBitsPerWord] |= int64_t{1} << (mark % kBitsPerWord);
+  }
+  return {comm::exchange(communicator_, mine)};
+}
+
+// Every engine's wanted pages, engines in the order of their making.
+void Rendezvous::gather(const Said& said) {
+  std::map<int64_t, int64_t> wanting;  // seat, a rank
+  for (int64_t rank = 0; rank < said.world(); ++rank) {
+    if (said.meeting(rank) == Meeting::Pages) wanting.emplace(said.seat(rank), rank);
+  }
+  for (const auto& [number, rank] : wanting) {
+    const auto found = seats_.find(number);
+    if (found == seats_.end()) {
+      throw Error("comm.rendezvous",
+                  fmt::format("expected engine {} on every rank, got a rank that has destroyed it "
+                              "while rank {} reads its parameters. Destroy engines on every rank "
+                              "at the same place.",
+                              number, rank));
+    }
+    const auto any = said.marks(number, Meeting::Pages, found->second->marks_);
+    std::vector<std::size_t> pages;
+    for (std::size_t page = 0; page < any.size(); ++page)
+      if (any[page]) pages.push_back(page);
+    found->second->gather_(pages);
+  }
+}
+
+Met Rendezvous::exchange(int64_t seat, const Place& place, const std::vector<bool>& marks) {
+  for (;;) {
+    const Said said = say(seat, place, marks);
+    bool wanted = false, same = true, postponed = false;
+    for (int64_t rank = 0; rank < said.world(); ++rank) {
+      if (said.meeting(rank) == Meeting::Abandoned) {
+        if (place.meeting == Meeting::Abandoned) return {};
+        throw Error("comm.rendezvous",
+                    fmt::format("expected every rank to finish its backward pass, got an exception "
+                                "on rank {}. The pass counts on no rank; run it again, or leave "
+                                "it out, on all of them.",
+                                rank));
+      }
+      wanted = wanted || said.meeting(rank) == Meeting::Pages;
+      postponed = postponed || said.full_bucket(rank);
+      same = same && said.seat(rank) == seat && said.meeting(rank) == place.meeting &&
+             said.number(rank) == place.number;
+    }
+    if (wanted) {
+      gather(said);
+      if (place.meeting == Meeting::Pages) return {};
+      continue;
+    }
+    if (same) {
+      Met met{true, place.flag, place.flag, said.marks(seat, place.meeting, marks.size())};
+      for (int64_t rank = 0; rank < said.world(); ++rank) {
+        met.least_flag = std::min(met.least_flag, said.flag(rank));
+        met.greatest_flag = std::max(met.greatest_flag, said.flag(rank));
+      }
+      return met;
+    }
+    if (postponed) {
+      if (place.meeting == Meeting::Bucket && place.flag == 0) return {false, 0, 0, {}};
+      continue;
+    }
+    int64_t other = 0;
+    while (said.seat(other) == said.seat(0) && said.at(other, 1) == said.at(0, 1) &&
+           said.number(other) == said.number(0)) {
+      ++other;
+    }
+    throw Error("comm.rendezvous",
+                fmt::format("expected every rank at the same place, got rank 0 at {} and rank {} "
+                            "at {}. Make the same calls of backward and step on every rank.",
+                            describe(said.seat(0), said.at(0, 1), said.number(0)), other,
+                            describe(said.seat(other), said.at(other, 1), said.number(other))));
+  }
+}
+
+Seat::Seat(Communicator& communicator, std::size_t marks)
+    : rendezvous_(communicator.rendezvous()),
+      marks_(marks),
+      number_(rendezvous_.next_seat_++),
+      gather_([](const std::vector<std::size_t>&) {}) {
+  rendezvous_.seats_[number_] = this;
+  rendezvous_.widest_ = std::max(rendezvous_.widest_, marks);
+}
+
+Seat::~Seat() { rendezvous_.seats_.erase(number_); }
+
+void Seat::want(const std::vector<std::size_t>& pages) {
+  if (rendezvous_.communicator_.world_size() == 1) return gather_(pages);
+  std::vector<bool> marks(marks_);
+  for (const auto page : pages) marks[page] = true;
+  broken_ = true;
+  rendezvous_.exchange(number_, {Meeting::Pages}, marks);
+  broken_ = false;
+}
+
+Met Seat::meet(const Place& place, const std::vector<bool>& marks) {
+  if (rendezvous_.communicator_.world_size() == 1) return {true, place.flag, place.flag, marks};
+  broken_ = true;
+  auto met = rendezvous_.exchange(number_, place, marks);
+  broken_ = false;
+  return met;
+}
+
+void Seat::abandon() {
+  if (std::exchange(broken_, false) || rendezvous_.communicator_.world_size() == 1) return;
+  rendezvous_.exchange(number_, {Meeting::Abandoned}, {});
+}
+
+}  // namespace equigrad::comm

@@ -1,0 +1,50 @@
+// Engine types: what goes into an engine and comes out of it.
+//
+// Shapes: a parameter keeps its own; shards are flat.
+// Errors: none.
+// Depends on: ATen tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace equigrad {
+
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;  // a leaf; its data moves into the engine's keeping, its shape stays; what its
+                      // .grad holds is dropped
+};
+
+// Parameters that share hyper-parameters; what is not set comes from the configuration.
+struct ParameterGroup {
+  std::vector<NamedParameter> parameters;
+  std::optional<double> lr;
+  std::optional<double> weight_decay;
+};
+
+// What this rank owns of one trainable parameter: flat elements [begin, end) of the whole, padding
+// excluded.
+struct LocalShard {
+  std::string name;
+  int64_t begin = 0;
+  int64_t end = 0;
+  at::Tensor gradient;  // fp32 [end - begin], averaged and clipped; only inside on_step, undefined
+                        // if no rank used it
+  at::Tensor master;    // fp32 [end - begin]
+  std::map<std::string, at::Tensor>
+      state;  // fp32 [end - begin] each: exp_avg, exp_avg_sq, momentum_buffer
+};
+
+struct Counters {
+  int64_t micro_steps = 0;    // calls of step()
+  int64_t global_steps = 0;   // boundaries reached, skipped ones included
+  int64_t skipped_steps = 0;  // boundaries skipped for a non-finite gradient
+};
+
+}  // namespace equigrad

@@ -1,0 +1,145 @@
+#include "engine/gradient/window.hpp"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/comm/communicator.hpp"
+#include "engine/comm/reduction.hpp"
+
+namespace equigrad::gradient {
+
+// At the boundary the window's local sums travel; after every pass the gradients themselves do.
+bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) const {
+  const bool each = options_.reduce_every_pass;
+  return {options.dtype(each ? options_.param_dtype : options_.accumulate_dtype),
+          each ? at::kFloat : options_.accumulate_dtype, options_.order, each};
+}
+
+Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
+               comm::Communicator& communicator, comm::Seat& seat, const WindowOptions& options,
+               trace::Ledger& ledger)
+    : plan_(plan),
+      communicator_(communicator),
+      seat_(seat),
+      options_(options),
+      ledger_(ledger),
+      sums_(plan, at::TensorOptions().dtype(options.accumulate_dtype).device(communicator.device()),
+            ledger),
+      queue_(
+          plan, communicator, queue_options(at::TensorOptions().device(communicator.device())),
+          ledger,
+          [this](std::size_t bucket, at::Tensor sum) {
+            sums_.add(bucket, std::move(sum), options_.reduce_every_pass ? weight_ : 1.0);
+          },
+          [this](std::size_t bucket, int64_t rounds) -> comm::Met {
+            if (!options_.reduce_every_pass) return {true, rounds, rounds, {}};
+            return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
+          }),
+      used_(parameters, false),
+      used_by_pass_(parameters, false) {}
+
+void Window::begin(double weight) {
+  weight_ = weight;
+  std::fill(used_by_pass_.begin(), used_by_pass_.end(), false);
+}
+
+void Window::ready(std::size_t parameter, const at::Tensor& gradient) {
+  used_by_pass_[parameter] = true;
+  if (options_.reduce_every_pass) return queue_.copy_in(parameter, gradient, 1.0);
+  if (passes_ == 0) return queue_.copy_in(parameter, gradient, weight_);
+  ledger_.charge(trace::Category::Gradients, static_cast<int64_t>(gradient.nbytes()));
+  staged_.push_back({parameter, gradient});
+}
+
+void Window::end() {
+  if (options_.reduce_every_pass) {
+    queue_.flush();
+    sums_.commit();
+  }
+  for (auto& staged : staged_) {
+    queue_.copy_in(staged.parameter, staged.gradient, weight_);
+    ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
+    staged.gradient.reset();
+  }
+  staged_.clear();
+  for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used_[i] || used_by_pass_[i];
+  ++passes_;
+}
+
+void Window::abandon() noexcept {
+  if (options_.reduce_every_pass || passes_ == 0) queue_.discard();
+  if (options_.reduce_every_pass) sums_.rollback();
+  for (const auto& staged : staged_) {
+    ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
+  }
+  staged_.clear();
+}
+
+std::vector<bool> Window::agree() {
+  return seat_.meet({comm::Meeting::Step, passes_}, used_).marks;
+}
+
+at::Tensor Window::take_averaged(double factor) {
+  if (!options_.reduce_every_pass) {
+    queue_.flush();
+    sums_.commit();
+  }
+  auto average = sums_.take_averaged(factor);
+  for (const auto& [parameter, slice] : assigned_) {
+    const auto at = *plan_.slot_of(parameter);
+    average.narrow(0, plan_.buckets()[at.bucket].offset + plan_.slot(at).offset, slice.numel())
+        .add_(slice);
+  }
+  return average;
+}
+
+at::Tensor Window::averaged_slice(std::size_t parameter, double factor) {
+  const auto at = *plan_.slot_of(parameter);
+  const auto& slot = plan_.slot(at);
+  at::Tensor sum;
+  if (options_.reduce_every_pass) {
+    sum = sums_.slice(plan_.buckets()[at.bucket].offset + slot.offset, slot.shard_numel);
+  } else {
+    // An all-reduce cuts its buffer into W slices.
+    const int64_t numel = plan_.shards() * slot.shard_numel;
+    const int64_t world = communicator_.world_size();
+    const auto buffer = at::zeros(
+        {(numel + world - 1) / world * world},
+        at::TensorOptions().dtype(options_.accumulate_dtype).device(communicator_.device()));
+    const auto columns = queue_.columns_of(parameter);
+    if (columns.defined()) buffer.narrow(0, 0, numel).view({plan_.shards(), -1}).copy_(columns);
+    const auto reduce = plan_.shards() == 1 ? &comm::Reduction::all_reduce_sum
+                                            : &comm::Reduction::reduce_scatter_sum;
+    sum = reduce(communicator_, options_.order, buffer, options_.accumulate_dtype).finish();
+    sum = sum.narrow(0, 0, slot.shard_numel);
+  }
+  auto average = sum.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(factor);
+  const auto assigned = assigned_.find(parameter);
+  if (assigned != assigned_.end()) average.add_(assigned->second);
+  return average;
+}
+
+void Window::assign(std::size_t parameter, const at::Tensor& slice) {
+  const auto at = *plan_.slot_of(parameter);
+  const auto& slot = plan_.slot(at);
+  if (options_.reduce_every_pass) {
+    sums_.forget(plan_.buckets()[at.bucket].offset + slot.offset, slot.shard_numel);
+  } else if (const auto columns = queue_.columns_of(parameter); columns.defined()) {
+    columns.zero_();
+  }
+  assigned_[parameter] = slice.clone();
+  used_[parameter] = true;
+}
+
+void Window::clear() {
+  abandon();
+  queue_.discard();
+  sums_.clear();
+  assigned_.clear();
+  std::fill(used_.begin(), used_.end(), false);
+  passes_ = 0;
+}
+
+}  // namespace equigrad::gradient

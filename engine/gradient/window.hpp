@@ -1,0 +1,89 @@
+// Window: the gradients of one accumulation window, from autograd's leaves to the average that the
+// optimizer sees.
+//
+//   stages 0, 1   pass -> bucket buffers (a local sum) ...... step(): reduce -> average
+//   stages 2, 3   pass -> bucket -> reduce -> this rank's shard, added up .. step(): average
+//
+// A backward pass is a transaction: it counts when it ends; one that throws leaves the window as it
+// was before. So a pass may be run again, or left out, after an error.
+//
+// Invariants: a contribution is what one graph task delivers to a leaf; every one is added, in the
+// order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
+// the same parameters; identity is by parameter, never by arrival. What was assigned stands for
+// the window so far; later passes add to it.
+// Shapes: averages are fp32, flat over the shard space [plan.shard_numel()], or one parameter's
+// slice of it.
+// Errors: equigrad::Error when ranks ran different numbers of passes, and those of the
+// communicator. Depends on: bucket, gradient/accumulator, layout, comm, stage, config,
+// trace/ledger.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "engine/bucket/bucket_queue.hpp"
+#include "engine/comm/rendezvous.hpp"
+#include "engine/config.hpp"
+#include "engine/gradient/accumulator.hpp"
+#include "engine/layout/bucket_plan.hpp"
+
+namespace equigrad::gradient {
+
+struct WindowOptions {
+  at::ScalarType param_dtype;       // of the gradients
+  at::ScalarType accumulate_dtype;  // of sums over passes
+  bool reduce_every_pass;
+  ReductionOrder order;
+};
+
+class Window {
+ public:
+  Window(const layout::BucketPlan& plan, std::size_t parameters, comm::Communicator& communicator,
+         comm::Seat& seat, const WindowOptions& options, trace::Ledger& ledger);
+
+  // A pass; every contribution counts `weight` times.
+  void begin(double weight);
+  void ready(std::size_t parameter, const at::Tensor& gradient);
+  void end();
+  void abandon() noexcept;
+  int64_t passes() const { return passes_; }
+  const std::vector<bool>& used() const { return used_; }  // by this rank; by parameter
+
+  // By parameter: whether any rank used it. Collective.
+  std::vector<bool> agree();
+  // The average over passes and ranks; the window is empty afterwards. Collective.
+  at::Tensor take_averaged(double factor);
+  // The same of one parameter so far, its padding included; the window stays. Collective.
+  at::Tensor averaged_slice(std::size_t parameter, double factor);
+  // This rank's slice of the average so far, from now on.
+  void assign(std::size_t parameter, const at::Tensor& slice);
+  void clear();
+
+ private:
+  struct Staged {
+    std::size_t parameter;
+    at::Tensor gradient;
+  };
+  bucket::QueueOptions queue_options(const at::TensorOptions& options) const;
+
+  const layout::BucketPlan& plan_;
+  comm::Communicator& communicator_;
+  comm::Seat& seat_;
+  WindowOptions options_;
+  trace::Ledger& ledger_;
+  Accumulator sums_;
+  bucket::BucketQueue queue_;
+  std::vector<bool> used_;          // by this rank, in this window
+  std::vector<bool> used_by_pass_;  // in the pass under way
+  std::vector<Staged> staged_;      // stages 0, 1: of a pass that is not the window's first
+  std::map<std::size_t, at::Tensor> assigned_;
+  double weight_ = 1.0;  // of the pass under way
+  int64_t passes_ = 0;
+};
+
+}  // namespace equigrad::gradient

@@ -1,0 +1,61 @@
+#include "engine/parameter/page_table.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "engine/layout/partition.hpp"
+
+namespace equigrad::parameter {
+
+PageTable::PageTable(const Context& context)
+    : masters_(context.masters),
+      shards_(context.masters.to(context.dtype)),  // no copy in fp32
+      page_of_(context.tensors.size()) {
+  if (context.dtype != at::kFloat) {
+    context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(shards_.nbytes()));
+  }
+  for (std::size_t i = 0; i < context.tensors.size(); ++i) adopt(context, i);
+}
+
+// Takes the tensor's data away; what remains is its shard.
+void PageTable::adopt(const Context& context, std::size_t parameter) {
+  auto tensor = context.tensors[parameter];
+  if (tensor.numel() == 0) {
+    if (tensor.is_floating_point()) tensor.set_data(tensor.detach().to(context.dtype));
+    return;
+  }
+  const auto dtype = tensor.is_floating_point() ? context.dtype : tensor.scalar_type();
+  const auto options = tensor.options().dtype(dtype).device(context.communicator.device());
+  const int world = context.communicator.world_size();
+  const layout::Partition partition(tensor.numel(), world);
+  Page page;
+  page.tensor = tensor;
+  if (const auto where = context.plan.slot_of(parameter)) {
+    const auto& bucket = context.plan.buckets()[where->bucket];
+    page.shard = shards_.narrow(0, bucket.offset + bucket.slots[where->slot].offset,
+                                partition.shard_numel());
+  } else {
+    page.shard = at::zeros({partition.shard_numel()}, options);
+    const auto mine = partition.range(context.communicator.rank());
+    page.shard.narrow(0, 0, mine.numel())
+        .copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
+    context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
+  }
+  tensor.set_data(at::empty(tensor.sizes(), options));
+  page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
+  page.persistent = tensor.numel() <= context.zero.stage3_param_persistence_threshold;
+  page.disown();
+  page_of_[parameter] = pages_.size();
+  pages_.push_back(std::move(page));
+}
+
+void PageTable::refresh() { refresh(0, masters_.numel()); }
+
+void PageTable::refresh(int64_t begin, int64_t numel) {
+  if (shards_.is_same(masters_)) return;
+  shards_.narrow(0, begin, numel).copy_(masters_.narrow(0, begin, numel));
+}
+
+}  // namespace equigrad::parameter

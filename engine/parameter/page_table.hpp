@@ -1,0 +1,42 @@
+// Page table: every parameter's page, and the shards they are gathered from.
+//
+// Invariants: after construction no parameter holds data but its shard; trainable shards lie side
+// by side in the order of the bucket plan, the masters themselves in fp32, a 16-bit copy otherwise;
+// frozen parameters have shards of their own; an empty parameter has no page.
+// Shapes: shards [plan.shard_numel()] in the parameter dtype.
+// Errors: none.
+// Depends on: parameter/page, parameter/parameters' Context.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "engine/parameter/page.hpp"
+#include "engine/parameter/parameters.hpp"
+
+namespace equigrad::parameter {
+
+class PageTable {
+ public:
+  explicit PageTable(const Context& context);
+
+  std::vector<Page>& pages() { return pages_; }
+  const std::vector<Page>& pages() const { return pages_; }
+  std::optional<std::size_t> page_of(std::size_t parameter) const { return page_of_[parameter]; }
+  // Masters into shards: all, or elements [begin, begin + numel).
+  void refresh();
+  void refresh(int64_t begin, int64_t numel);
+
+ private:
+  void adopt(const Context& context, std::size_t parameter);
+
+  at::Tensor masters_;
+  at::Tensor shards_;
+  std::vector<Page> pages_;
+  std::vector<std::optional<std::size_t>> page_of_;  // by parameter
+};
+
+}  // namespace equigrad::parameter
