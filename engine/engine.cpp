@@ -94,12 +94,6 @@ class TrainingEngine final : public Engine {
   gradient::BackwardPass pass_;  // last: its hooks call everything above
 };
 
-std::unique_ptr<parameter::Parameters> keep(const parameter::Context& context, const Stage& stage) {
-  parameter::fill_masters(context);
-  return stage.parameters_sharded ? parameter::make_pages(context)
-                                  : parameter::make_replicas(context);
-}
-
 TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                                std::shared_ptr<comm::Communicator> communicator)
     : config_(config),
@@ -111,9 +105,10 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       seat_(*communicator_, table_.size()),
       optimizer_(config.optimizer, assembly.groups, table_, plan_, communicator_->device(),
                  ledger_),
-      parameters_(keep({table_, plan_, config_.zero, *communicator_, seat_, ledger_,
-                        optimizer_.masters(), tensors_, torch_dtype(config.param_dtype)},
-                       stage_)),
+      parameters_(
+          parameter::make_keeper({table_, plan_, config_.zero, *communicator_, seat_, ledger_,
+                                  optimizer_.masters(), tensors_, torch_dtype(config.param_dtype)},
+                                 stage_.parameters_sharded)),
       window_(plan_, table_.size(), *communicator_, seat_,
               {torch_dtype(config.param_dtype), torch_dtype(config.accumulate_dtype),
                stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction},

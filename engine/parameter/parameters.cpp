@@ -31,4 +31,9 @@ void copy_out(const at::Tensor& columns, const at::Tensor& flat) {
   }
 }
 
+std::unique_ptr<Parameters> make_keeper(const Context& context, bool sharded) {
+  fill_masters(context);
+  return sharded ? make_pages(context) : make_replicas(context);
+}
+
 }  // namespace equigrad::parameter

@@ -55,6 +55,8 @@ class Parameters {
 
 std::unique_ptr<Parameters> make_replicas(const Context& context);
 std::unique_ptr<Parameters> make_pages(const Context& context);
+// Fills the masters, then makes the one or the other.
+std::unique_ptr<Parameters> make_keeper(const Context& context, bool sharded);
 
 // Copies this rank's slice of every trainable parameter into the masters, in fp32, before anything
 // is rounded.
