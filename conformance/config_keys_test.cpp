@@ -53,12 +53,11 @@ TEST(Unknown, KeysAreErrorsAtEveryLevelWithASuggestion) {
 TEST(Unsupported, FeaturesAreRefusedByName) {
   for (const char* keys :
        {R"("fp16": {"enabled": true})", R"("amp": {"enabled": true})",
-        R"("torch_autocast": {"enabled": true})", R"("scheduler": {"type": "WarmupLR"})",
-        R"("tensor_parallel": {"autotp_size": 2})", R"("flops_profiler": {"enabled": true})",
-        R"("progressive_layer_drop": {"enabled": true})", R"("compile": {"enabled": true})",
-        R"("sparse_gradients": true)", R"("communication_data_type": "fp16")",
-        R"("prescale_gradients": true)", R"("gradient_predivide_factor": 2)",
-        R"("gradient_allreduce_op": "sum")",
+        R"("torch_autocast": {"enabled": true})", R"("tensor_parallel": {"autotp_size": 2})",
+        R"("compile": {"enabled": true})", R"("compiled_autograd": true)",
+        R"("eigenvalue": {"enabled": true})", R"("sparse_gradients": true)",
+        R"("communication_data_type": "fp16")", R"("prescale_gradients": true)",
+        R"("gradient_predivide_factor": 2)", R"("gradient_allreduce_op": "sum")",
         R"("zero_optimization": {"offload_optimizer": {"device": "cpu"}})",
         R"("zero_optimization": {"offload_param": {"device": "nvme"}})",
         R"("zero_optimization": {"zero_quantized_weights": true})",
@@ -77,6 +76,18 @@ TEST(Unsupported, FeaturesThatAreOffAreAccepted) {
       "activation_checkpointing": {"partition_activations": false, "number_checkpoints": null},
       "zero_optimization": {"offload_optimizer": {"device": "none"}, "overlap_comm": true,
                             "contiguous_gradients": true, "zero_quantized_weights": false})")),
+              ElementsAre());
+}
+
+TEST(Unsupported, CompilationSaysWhyAndEigenvaluesWhatToCall) {
+  for (const char* key : {"compile", "compiled_autograd"})
+    EXPECT_THAT(problems(with("\"" + std::string(key) + R"(": {"enabled": true})")),
+                ElementsAre(AllOf(StartsWith(std::string(key) + ": "),
+                                  HasSubstr("the C++ autograd graph needs no compilation"))));
+  EXPECT_THAT(problems(with(R"("eigenvalue": {"enabled": true, "max_iter": 10})")),
+              ElementsAre(HasSubstr("Call equigrad::profile::eigenvalue.")));
+  EXPECT_THAT(problems(with(R"("compile": {"deepcompile": false}, "compiled_autograd": false,
+                               "eigenvalue": {"enabled": false, "max_iter": 10})")),
               ElementsAre());
 }
 
@@ -185,12 +196,18 @@ TEST(KeyTable, NamesEveryKeyOnceAndEveryNestedKeyHasItsSection) {
 // What the table calls honoured must show up in the effective configuration of one of these.
 TEST(KeyTable, EveryHonouredKeyIsListed) {
   std::set<std::string> listed;
-  for (const char* type : {"SGD", "Adam"})
-    for (const Setting& one :
-         explain_config(
-             R"({"train_batch_size": 2, "optimizer": {"type": ")" + std::string(type) + "\"}}", 2)
-             .settings)
-      listed.insert(one.key);
+  for (const char* optimizer : {"SGD", "Adam"})
+    for (const char* scheduler :
+         {R"("WarmupLR")", R"("WarmupDecayLR", "params": {"total_num_steps": 1000})",
+          R"("WarmupCosineLR", "params": {"total_num_steps": 1000})",
+          R"("OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1})", R"("LRRangeTest")"})
+      for (const Setting& one :
+           explain_config(R"({"train_batch_size": 2, "optimizer": {"type": ")" +
+                              std::string(optimizer) + R"("}, "scheduler": {"type": )" + scheduler +
+                              "}}",
+                          2)
+               .settings)
+        listed.insert(one.key);
   for (const KeyRule& rule : key_rules())
     if (rule.treatment == KeyTreatment::Read) EXPECT_EQ(listed.count(rule.path), 1u) << rule.path;
 }

@@ -9,13 +9,16 @@
 // every key with its origin, and why a key has no effect here).
 // Units: *_size, *_parameters, *_distance and *_threshold count elements; *_s is seconds.
 // Errors: ConfigError, which carries every problem at once, each with the JSON path of its key.
-// Depends on: the C++ standard library (nlohmann-json in the sources only), engine/error.hpp.
+// Depends on: the C++ standard library (nlohmann-json in the sources only), engine/error.hpp,
+// engine/config_features.hpp.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/config_features.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad {
@@ -59,9 +62,12 @@ struct EngineConfig {
   bool check_grad_overflow = true;             // bf16 only: skip the step; fp32 always throws
   double gradient_clipping = 0.0;              // 0 is off
   OptimizerConfig optimizer;
+  std::optional<SchedulerConfig> scheduler;  // nothing: the learning rate is constant
   ZeroConfig zero;
   ReductionOrder reduction = ReductionOrder::Pinned;
   double communication_timeout_s = 1800.0;
+  ProgressiveLayerDropConfig progressive_layer_drop;
+  FlopsProfilerConfig flops_profiler;
   bool operator==(const EngineConfig&) const = default;
 };
 

@@ -6,40 +6,12 @@
 namespace equigrad {
 namespace {
 
-std::string text_of(double value) {
-  return std::isfinite(value) ? Json(value).dump() : std::to_string(value);
+void check_beta(int index, double value, Checks& checks) {
+  if (!(value >= 0.0 && value < 1.0))
+    checks.problem("optimizer.params.betas", "expected number " + std::to_string(index) +
+                                                 " to be at least 0 and below 1, got " +
+                                                 text_of(value) + ". Write [0.9, 0.999].");
 }
-
-struct Checks {
-  std::vector<std::string> problems;
-
-  void at_least(const std::string& path, std::int64_t value, std::int64_t least) {
-    if (value < least)
-      problems.push_back(path + ": expected at least " + std::to_string(least) + ", got " +
-                         std::to_string(value) + ". Give a larger whole number.");
-  }
-
-  // Scalars of an update are rounded once to fp32, and must stay finite there.
-  void finite(const std::string& path, double value) {
-    if (!std::isfinite(static_cast<float>(value)))
-      problems.push_back(path + ": expected a number that fp32 can hold, got " + text_of(value) +
-                         ". Give a finite number.");
-  }
-
-  void not_negative(const std::string& path, double value) {
-    if (value < 0.0)
-      problems.push_back(path + ": expected at least 0, got " + text_of(value) +
-                         ". Give a positive number, or 0.");
-    finite(path, value);
-  }
-
-  void beta(int index, double value) {
-    if (!(value >= 0.0 && value < 1.0))
-      problems.push_back("optimizer.params.betas: expected number " + std::to_string(index) +
-                         " to be at least 0 and below 1, got " + text_of(value) +
-                         ". Write [0.9, 0.999].");
-  }
-};
 
 void check_batch(const EngineConfig& config, int world_size, Checks& checks) {
   const std::int64_t micro = config.train_micro_batch_size_per_gpu;
@@ -62,8 +34,8 @@ void check_optimizer(const OptimizerConfig& optimizer, Checks& checks) {
   checks.not_negative(params + "lr", optimizer.lr);
   checks.not_negative(params + "weight_decay", optimizer.weight_decay);
   checks.not_negative(params + "eps", optimizer.eps);
-  checks.beta(1, optimizer.beta1);
-  checks.beta(2, optimizer.beta2);
+  check_beta(1, optimizer.beta1, checks);
+  check_beta(2, optimizer.beta2, checks);
   checks.not_negative(params + "momentum", optimizer.momentum);
   checks.finite(params + "dampening", optimizer.dampening);
   if (optimizer.nesterov && (optimizer.momentum <= 0.0 || optimizer.dampening != 0.0))
@@ -90,6 +62,32 @@ void check_zero(const ZeroConfig& zero, Checks& checks) {
 
 }  // namespace
 
+std::string text_of(double value) {
+  return std::isfinite(value) ? Json(value).dump() : std::to_string(value);
+}
+
+void Checks::problem(const std::string& path, const std::string& text) {
+  problems.push_back(path + ": " + text);
+}
+
+void Checks::at_least(const std::string& path, std::int64_t value, std::int64_t least) {
+  if (value < least)
+    problem(path, "expected at least " + std::to_string(least) + ", got " + std::to_string(value) +
+                      ". Give a larger whole number.");
+}
+
+void Checks::finite(const std::string& path, double value) {
+  if (!std::isfinite(static_cast<float>(value)))
+    problem(path, "expected a number that fp32 can hold, got " + text_of(value) +
+                      ". Give a finite number.");
+}
+
+void Checks::not_negative(const std::string& path, double value) {
+  if (value < 0.0)
+    problem(path, "expected at least 0, got " + text_of(value) + ". Give a positive number, or 0.");
+  finite(path, value);
+}
+
 bool multiply(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t& product) {
   return !__builtin_mul_overflow(a, b, &product) && !__builtin_mul_overflow(product, c, &product);
 }
@@ -115,6 +113,7 @@ std::vector<std::string> problems_of(const EngineConfig& config, int world_size)
   if (!(timeout_s >= 1e-3 && timeout_s <= 1e9))
     checks.problems.push_back("communication_timeout_s: expected seconds from 0.001 to 1e9, got " +
                               text_of(timeout_s) + ". Write 1800 for half an hour.");
+  check_features(config, checks);
   return checks.problems;
 }
 

@@ -246,6 +246,7 @@ EngineConfig read_config(ConfigReader& reader, Notes& notes, int world_size) {
   parse.precision();
   parse.zero();
   parse.own_keys();
+  read_features(reader, notes, config);
   return config;
 }
 

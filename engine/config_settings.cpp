@@ -7,31 +7,6 @@
 namespace equigrad {
 namespace {
 
-class SettingList {
- public:
-  SettingList(const ConfigReader& reader, const Notes& notes) : reader_(reader), notes_(notes) {}
-
-  void add(const std::string& path, const Json& value, const std::string& default_note = "") {
-    const auto note = notes_.find(path);
-    const bool derived = note != notes_.end();
-    Setting setting{path, value.dump(), Setting::Origin::Default, default_note};
-    if (reader_.has(path)) {
-      setting.origin = Setting::Origin::File;
-      setting.note.clear();
-    } else if (derived) {
-      setting.origin = Setting::Origin::Derived;
-    }
-    if (derived) setting.note = note->second;
-    settings.push_back(setting);
-  }
-
-  std::vector<Setting> settings;
-
- private:
-  const ConfigReader& reader_;
-  const Notes& notes_;
-};
-
 const char* name_of(DataType type) { return type == DataType::Fp32 ? "fp32" : "bf16"; }
 
 const char* name_of(OptimizerConfig::Kind kind) {
@@ -46,11 +21,12 @@ const char* name_of(OptimizerConfig::Kind kind) {
   return "";
 }
 
-void add_optimizer(const OptimizerConfig& optimizer, const ConfigReader& reader,
-                   SettingList& list) {
+void add_optimizer(const OptimizerConfig& optimizer, const std::string& why_no_lr,
+                   const ConfigReader& reader, SettingList& list) {
   const std::string params = "optimizer.params.";
   list.add("optimizer.type", name_of(optimizer.kind));
   list.add(params + "lr", optimizer.lr);
+  if (!why_no_lr.empty()) list.last_has_no_effect(why_no_lr);
   list.add(params + "weight_decay", optimizer.weight_decay);
   if (optimizer.kind == OptimizerConfig::Kind::Sgd) {
     list.add(params + "momentum", optimizer.momentum);
@@ -93,13 +69,33 @@ const char* name_of(Setting::Origin origin) {
 
 }  // namespace
 
+void SettingList::add(const std::string& path, const Json& value, const std::string& default_note) {
+  const auto note = notes_.find(path);
+  const bool derived = note != notes_.end();
+  Setting setting{path, value.dump(), Setting::Origin::Default, default_note};
+  if (reader_.has(path)) {
+    setting.origin = Setting::Origin::File;
+    setting.note.clear();
+  } else if (derived) {
+    setting.origin = Setting::Origin::Derived;
+  }
+  if (derived) setting.note = note->second;
+  settings.push_back(setting);
+}
+
+void SettingList::last_has_no_effect(const std::string& why) {
+  Setting& last = settings.back();
+  if (last.origin == Setting::Origin::File) last.origin = Setting::Origin::NoEffect;
+  last.note = why;
+}
+
 std::vector<Setting> settings_of(const EngineConfig& config, const ConfigReader& reader,
                                  const Notes& notes, const std::vector<Setting>& without_effect) {
   SettingList list(reader, notes);
   list.add("train_batch_size", config.train_batch_size);
   list.add("train_micro_batch_size_per_gpu", config.train_micro_batch_size_per_gpu);
   list.add("gradient_accumulation_steps", config.gradient_accumulation_steps);
-  add_optimizer(config.optimizer, reader, list);
+  add_optimizer(config.optimizer, why_lr_has_no_effect(config), reader, list);
   list.add("gradient_clipping", config.gradient_clipping, "off; DeepSpeed 0.19.3 and later: 1.0");
   list.add("bf16.enabled", config.param_dtype == DataType::Bf16);
   list.add("bf16.check_grad_overflow", config.check_grad_overflow);
@@ -112,6 +108,7 @@ std::vector<Setting> settings_of(const EngineConfig& config, const ConfigReader&
   add_zero(config.zero, list);
   list.add("reduction", config.reduction == ReductionOrder::Pinned ? "pinned" : "native");
   list.add("communication_timeout_s", config.communication_timeout_s);
+  add_features(config, list);
   list.settings.insert(list.settings.end(), without_effect.begin(), without_effect.end());
   return list.settings;
 }

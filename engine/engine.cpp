@@ -1,3 +1,4 @@
+// Calls the stations in order: loss, gradient, shard, optimizer, parameter.
 #include "engine/engine.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -8,19 +9,8 @@
 #include <limits>
 #include <utility>
 
-#include "engine/assemble.hpp"
-#include "engine/comm/communicator.hpp"
-#include "engine/gradient/backward_pass.hpp"
-#include "engine/gradient/micro_batches.hpp"
-#include "engine/gradient/window.hpp"
-#include "engine/layout/partition.hpp"
-#include "engine/loss/divisors.hpp"
-#include "engine/optimizer/sharded_state.hpp"
-#include "engine/parameter/parameters.hpp"
 #include "engine/shard/gradient_shard.hpp"
-#include "engine/stage.hpp"
-#include "engine/tensor_access.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/training_engine.hpp"
 
 namespace equigrad {
 namespace {
@@ -29,70 +19,7 @@ at::ScalarType torch_dtype(DataType dtype) {
   return dtype == DataType::Fp32 ? at::kFloat : at::kBFloat16;
 }
 
-// Calls the stations in order: loss, gradient, shard, optimizer, parameter.
-class TrainingEngine final : public Engine {
- public:
-  TrainingEngine(Assembly assembly, const EngineConfig& config,
-                 std::shared_ptr<comm::Communicator> communicator);
-
-  at::Tensor backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) override;
-  at::Tensor scale(const at::Tensor& tensor) override;
-  void step() override;
-  void zero_grad() override { window_.clear(); }
-  bool is_gradient_accumulation_boundary() const override { return micro_batches_.is_boundary(); }
-  void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) override {
-    micro_batches_.set_boundary(is_boundary);
-  }
-  std::shared_ptr<void> no_sync() override;
-  void set_train_batch_size(int64_t train_batch_size) override;
-
-  const EngineConfig& config() const override { return config_; }
-  const Counters& counters() const override { return counters_; }
-  bool was_step_applied() const override { return applied_; }
-  std::optional<double> get_global_grad_norm() const override { return norm_; }
-  at::Tensor full_parameter(const std::string& name) override {
-    return parameters_->whole(table_.index_of(name));
-  }
-  std::vector<LocalShard> local_shards() const override { return shards_of({}, {}); }
-  Access& access() override { return access_; }
-  void on_step(std::function<void(const std::vector<LocalShard>&)> observer) override {
-    observer_ = std::move(observer);
-  }
-  const trace::Ledger& ledger() const override { return ledger_; }
-
- private:
-  gradient::BackwardPass watch();
-  void end_pass();
-  void abandon_pass() noexcept;
-  void rethrow_failure();
-  double factor() const {
-    return loss::averaging_factor(config_.gradient_accumulation_steps, communicator_->world_size());
-  }
-  void update(const std::vector<bool>& used);
-  bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
-  std::vector<LocalShard> shards_of(const at::Tensor& gradient,
-                                    const std::vector<bool>& used) const;
-
-  EngineConfig config_;
-  Stage stage_;
-  std::shared_ptr<comm::Communicator> communicator_;
-  trace::Ledger ledger_;
-  std::vector<at::Tensor> tensors_;  // by index of the table
-  layout::ParameterTable table_;
-  layout::BucketPlan plan_;
-  comm::Seat seat_;
-  optimizer::ShardedState optimizer_;
-  std::unique_ptr<parameter::Parameters> parameters_;
-  gradient::Window window_;
-  TensorAccess access_;
-  double pass_weight_ = 1.0;  // of the pass under way
-  gradient::MicroBatches micro_batches_;
-  Counters counters_;
-  bool applied_ = false;
-  std::optional<double> norm_;
-  std::function<void(const std::vector<LocalShard>&)> observer_;
-  gradient::BackwardPass pass_;  // last: its hooks call everything above
-};
+}  // namespace
 
 TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                                std::shared_ptr<comm::Communicator> communicator)
@@ -116,7 +43,17 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
                [this] { return factor(); }}),
       micro_batches_(config.gradient_accumulation_steps),
-      pass_(watch()) {}
+      pass_(watch()) {
+  if (config.scheduler) schedule_ = schedule::make_schedule(*config.scheduler, optimizer_.lr());
+  if (config.progressive_layer_drop.enabled) layer_drop_.emplace(config.progressive_layer_drop);
+  set_rates();
+}
+
+void TrainingEngine::set_rates() {
+  if (!schedule_) return;
+  const auto rates = schedule_->current();
+  optimizer_.set_rates(rates.lr, rates.beta1);
+}
 
 gradient::BackwardPass TrainingEngine::watch() {
   std::vector<gradient::WatchedParameter> watched;
@@ -208,8 +145,16 @@ void TrainingEngine::set_train_batch_size(int64_t train_batch_size) {
   config_.gradient_accumulation_steps = micro_batches_.accumulation_steps();
 }
 
-void TrainingEngine::step() {
+void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   rethrow_failure();
+  if (schedule_) {
+    schedule_->check(lr_kwargs);
+  } else if (!lr_kwargs.empty()) {
+    throw Error("engine.step",
+                fmt::format("expected no lr_kwargs without a scheduler, got \"{}\". Configure one "
+                            "under \"scheduler\".",
+                            lr_kwargs.begin()->first));
+  }
   micro_batches_.check_step();
   const bool boundary = micro_batches_.is_boundary();
   const at::NoGradGuard no_grad;
@@ -221,6 +166,8 @@ void TrainingEngine::step() {
   applied_ = false;
   try {
     update(used);
+    if (applied_ && schedule_) schedule_->step(lr_kwargs);
+    set_rates();
   } catch (...) {
     zero_grad();
     throw;
@@ -228,6 +175,7 @@ void TrainingEngine::step() {
 }
 
 void TrainingEngine::update(const std::vector<bool>& used) {
+  if (layer_drop_) layer_drop_->update(counters_.global_steps);
   const auto gradient = window_.take_averaged(factor());
   const trace::Charge charge(ledger_, trace::Category::Gradients,
                              static_cast<int64_t>(gradient.nbytes()));
@@ -239,7 +187,7 @@ void TrainingEngine::update(const std::vector<bool>& used) {
   if (config_.gradient_clipping > 0) {
     shard::clip_(gradient, measure.norm, config_.gradient_clipping);
   }
-  if (observer_) observer_(shards_of(gradient, used));
+  if (observer_) observer_(access_.shards(gradient, used));
   optimizer_.update(gradient, used);
   parameters_->publish();
   ++counters_.global_steps;
@@ -262,30 +210,6 @@ bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_n
                   "\"{}\". Nothing was written; look at the inputs, or lower the learning rate.",
                   non_finite_numel, bad ? table_[*bad].name : std::string("?")));
 }
-
-std::vector<LocalShard> TrainingEngine::shards_of(const at::Tensor& gradient,
-                                                  const std::vector<bool>& used) const {
-  std::vector<LocalShard> shards;
-  const int rank = plan_.shards() == 1 ? 0 : communicator_->rank();
-  for (const auto& bucket : plan_.buckets()) {
-    for (const auto& slot : bucket.slots) {
-      const auto mine = layout::Partition(slot.numel, plan_.shards()).range(rank);
-      const auto part = [&](const at::Tensor& flat) {
-        return flat.narrow(0, bucket.offset + slot.offset, mine.numel());
-      };
-      LocalShard shard{table_[slot.parameter].name, mine.begin, mine.end, {}, {}, {}};
-      if (gradient.defined() && used[slot.parameter]) shard.gradient = part(gradient);
-      shard.master = part(optimizer_.masters());
-      for (std::size_t i = 0; i < optimizer_.names().size(); ++i) {
-        shard.state[optimizer_.names()[i]] = part(optimizer_.states()[i]);
-      }
-      shards.push_back(std::move(shard));
-    }
-  }
-  return shards;
-}
-
-}  // namespace
 
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
                                    std::shared_ptr<comm::Communicator> communicator) {

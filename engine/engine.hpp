@@ -15,7 +15,7 @@
 // fp32.
 // Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A step()
 // that finds a gradient which is not finite empties the window and writes nothing.
-// Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp.
+// Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp, schedule.
 // Paper: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 // (arXiv 1910.02054).
 #pragma once
@@ -34,6 +34,8 @@
 #include "engine/config.hpp"
 #include "engine/engine_types.hpp"
 #include "engine/error.hpp"
+#include "engine/schedule/progressive_layer_drop.hpp"
+#include "engine/schedule/schedule.hpp"
 
 namespace torch::nn {
 class Module;
@@ -59,9 +61,21 @@ class Engine {
   // The tensor to call .backward() on; the tensor itself where the precision needs no loss scale.
   virtual at::Tensor scale(const at::Tensor& tensor) = 0;
 
+  // model.forward(inputs...), with the state of progressive layer drop as the last argument if the
+  // model takes one. Calling the model itself is as good.
+  template <class Model, class... Inputs>
+  auto forward(Model& model, Inputs&&... inputs) {
+    if constexpr (requires { model.forward(std::forward<Inputs>(inputs)..., layer_drop()); }) {
+      return model.forward(std::forward<Inputs>(inputs)..., layer_drop());
+    } else {
+      return model.forward(std::forward<Inputs>(inputs)...);
+    }
+  }
+  virtual schedule::LayerDropState layer_drop() const = 0;
+
   // Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, zero the
-  // window.
-  virtual void step() = 0;
+  // window, and the scheduler's step, to which lr_kwargs go.
+  virtual void step(const schedule::LrKeywords& lr_kwargs = {}) = 0;
   // Empties the accumulation window. The boundary comes where it would have come.
   virtual void zero_grad() = 0;
   // Whether the next step() acts: after gradient_accumulation_steps calls of it, unless it was set.
@@ -75,6 +89,7 @@ class Engine {
   virtual void set_train_batch_size(int64_t train_batch_size) = 0;
 
   virtual const EngineConfig& config() const = 0;
+  virtual std::vector<double> get_lr() const = 0;  // of the next update, by parameter group
   virtual const Counters& counters() const = 0;
   // Whether the last step() at a boundary updated the parameters; false before the first.
   virtual bool was_step_applied() const = 0;

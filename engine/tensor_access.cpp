@@ -213,4 +213,26 @@ void TensorAccess::set_local_optimizer_state(const std::string& name, const std:
   if (at_.plan.slot_of(parameter)) write_state(parameter, index, slice_of_local(parameter, part));
 }
 
+std::vector<LocalShard> TensorAccess::shards(const at::Tensor& gradient,
+                                             const std::vector<bool>& used) const {
+  std::vector<LocalShard> shards;
+  const int rank = at_.plan.shards() == 1 ? 0 : at_.communicator.rank();
+  for (const auto& bucket : at_.plan.buckets()) {
+    for (const auto& slot : bucket.slots) {
+      const auto mine = layout::Partition(slot.numel, at_.plan.shards()).range(rank);
+      const auto part = [&](const at::Tensor& flat) {
+        return flat.narrow(0, bucket.offset + slot.offset, mine.numel());
+      };
+      LocalShard shard{at_.table[slot.parameter].name, mine.begin, mine.end, {}, {}, {}};
+      if (gradient.defined() && used[slot.parameter]) shard.gradient = part(gradient);
+      shard.master = part(at_.optimizer.masters());
+      for (std::size_t i = 0; i < at_.optimizer.names().size(); ++i) {
+        shard.state[at_.optimizer.names()[i]] = part(at_.optimizer.states()[i]);
+      }
+      shards.push_back(std::move(shard));
+    }
+  }
+  return shards;
+}
+
 }  // namespace equigrad

@@ -10,9 +10,11 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "engine/access.hpp"
 #include "engine/comm/communicator.hpp"
+#include "engine/engine_types.hpp"
 #include "engine/gradient/window.hpp"
 #include "engine/layout/bucket_plan.hpp"
 #include "engine/layout/partition.hpp"
@@ -51,6 +53,10 @@ class TensorAccess final : public Access {
   void set_local_master(const std::string& name, const at::Tensor& value) override;
   void set_local_optimizer_state(const std::string& name, const std::string& state,
                                  const at::Tensor& value) override;
+
+  // What this rank owns of every trainable parameter: views. `gradient` flat over the shard space,
+  // or undefined.
+  std::vector<LocalShard> shards(const at::Tensor& gradient, const std::vector<bool>& used) const;
 
  private:
   enum class Call : int64_t { Gradient, Master, State, SetGradient, SetMaster, SetState, Local };

@@ -116,7 +116,7 @@ inline std::string why_not(const std::string& path, const std::string& target, b
   }
   const bool is_torch =
       starts(target, "torch/") || starts(target, "ATen/") || starts(target, "c10/");
-  if (is_torch && (top == "reports" || folder == "engine/layout")) {
+  if (is_torch && (top == "reports" || folder == "engine/layout" || folder == "engine/schedule")) {
     return folder + " must not include LibTorch";
   }
   if (target == "torch/torch.h" && is_header(path)) return "no torch/torch.h in a header";

@@ -26,6 +26,19 @@ ShardedState::ShardedState(const OptimizerConfig& config, const std::vector<Grou
   }
 }
 
+std::vector<double> ShardedState::lr() const {
+  std::vector<double> rates;
+  for (const auto& group : config_by_group_) rates.push_back(group.lr);
+  return rates;
+}
+
+void ShardedState::set_rates(const std::vector<double>& lr, const std::vector<double>& beta1) {
+  for (std::size_t group = 0; group < lr.size(); ++group) config_by_group_[group].lr = lr[group];
+  for (std::size_t group = 0; group < beta1.size(); ++group) {
+    config_by_group_[group].beta1 = beta1[group];
+  }
+}
+
 // SGD's first step stores the momentum without reading it; Adam counts steps for its bias.
 void ShardedState::keep_state(std::size_t parameter) {
   const bool sgd = config_by_group_[table_[parameter].group].kind == OptimizerConfig::Kind::Sgd;

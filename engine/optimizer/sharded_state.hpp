@@ -39,6 +39,9 @@ class ShardedState {
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<at::Tensor>& states() const { return states_; }  // in the order of names()
   int64_t steps_of(std::size_t parameter) const { return steps_[parameter]; }
+  std::vector<double> lr() const;  // by group
+  // By group; beta1 may be empty: as it is.
+  void set_rates(const std::vector<double>& lr, const std::vector<double>& beta1);
   // A state of this parameter was written from outside: it counts, also before the first update.
   void keep_state(std::size_t parameter);
 
