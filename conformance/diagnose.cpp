@@ -37,6 +37,29 @@ std::vector<std::vector<at::Tensor>> contributions_of(const CaseSpec& spec, uint
   return contributions;
 }
 
+// What was compared, and what it was made of; returns the names of the files.
+std::vector<std::string> keep_tensors(const std::string& keep, int rank,
+                                      const GradientFailure& failure,
+                                      const oracle::Evidence& evidence) {
+  const std::string name = "rank" + std::to_string(rank);
+  const std::map<std::string, std::string> metadata = {{"tensor", failure.name},
+                                                       {"step", std::to_string(failure.step + 1)},
+                                                       {"begin", std::to_string(failure.begin)}};
+  mkdir(keep.substr(0, keep.rfind('/')).c_str(), 0777);  // several ranks may: who is first does
+  mkdir(keep.c_str(), 0777);
+  std::map<std::string, at::Tensor> compared = {{"got", failure.got}, {"want", failure.want}};
+  if (evidence.previous.defined()) compared["previous"] = evidence.previous;
+  oracle::write_tensors(keep + "/" + name + ".safetensors", compared, metadata);
+  if (evidence.contributions.empty()) return {name + ".safetensors"};
+  std::map<std::string, at::Tensor> inputs;
+  for (std::size_t from = 0; from < evidence.contributions.size(); ++from)
+    for (std::size_t index = 0; index < evidence.contributions[from].size(); ++index)
+      inputs["rank" + std::to_string(from) + "/micro_batch" + std::to_string(index)] =
+          evidence.contributions[from][index];
+  oracle::write_tensors(keep + "/" + name + ".inputs.safetensors", inputs, metadata);
+  return {name + ".safetensors", name + ".inputs.safetensors"};
+}
+
 }  // namespace
 
 Diagnosis diagnose(const CaseSpec& spec, uint64_t seed, const reference::Data& data,
@@ -61,16 +84,7 @@ Diagnosis diagnose(const CaseSpec& spec, uint64_t seed, const reference::Data& d
   }
   Diagnosis diagnosis;
   diagnosis.text = oracle::explain(evidence).text;
-  if (!keep.empty()) {
-    const std::string file = "rank" + std::to_string(rank) + ".safetensors";
-    mkdir(keep.substr(0, keep.rfind('/')).c_str(), 0777);  // several ranks may: who is first does
-    mkdir(keep.c_str(), 0777);
-    oracle::write_tensors(keep + "/" + file, {{"got", failure.got}, {"want", failure.want}},
-                          {{"tensor", failure.name},
-                           {"step", std::to_string(failure.step + 1)},
-                           {"begin", std::to_string(failure.begin)}});
-    diagnosis.files.push_back(file);
-  }
+  if (!keep.empty()) diagnosis.files = keep_tensors(keep, rank, failure, evidence);
   return diagnosis;
 }
 

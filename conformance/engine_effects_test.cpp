@@ -274,5 +274,19 @@ TEST(EngineEffects, AGatherThatFailsIsAnErrorOfTheNextCall) {
             "");
 }
 
+TEST(EngineEffects, ParametersThatWentWithAStage3EngineAreRefused) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallRun run(context, {.stage = stage});
+    run.engine.reset();
+    const auto again = [&] {
+      run.engine = initialize({ParameterGroup{run.parameters, {}, {}}},
+                              conformance::config_of({}, context.world_size()), run.group);
+    };
+    EXPECT_THAT(error_of(again),
+                stage == 3 ? HasSubstr("expected parameter \"w1\" to hold data") : HasSubstr(""));
+    if (stage < 3) run.train(0);
+  });
+}
+
 }  // namespace
 }  // namespace equigrad

@@ -1,6 +1,7 @@
 #include "conformance/judge.hpp"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "conformance/lane_tally.hpp"
 
@@ -61,13 +62,70 @@ std::string first_text(const std::vector<Outcome>& outcomes) {
   return {};
 }
 
+struct Held {
+  bool held = true;
+  double margin = 0;
+};
+using HeldByName = std::map<std::string, Held>;
+
+// One step's gradients, over all ranks: a tensor holds if it does on every rank.
+HeldByName gradients_of(const std::vector<Outcome>& outcomes, std::size_t step) {
+  HeldByName gradients;
+  for (const auto& outcome : outcomes)
+    for (const auto& row : outcome.answer.at("gradients").at(step)) {
+      auto& gradient = gradients[row.at(0)];
+      gradient.held = gradient.held && row.at(1).get<bool>();
+      gradient.margin = std::max(gradient.margin, exact_value(row.at(2)));
+    }
+  return gradients;
+}
+
+// "7 of 8 gradients of step 1 held, smallest headroom 3.2x (fc.weight)": of the first step in which
+// one did not, else of the last.
+std::string rest_line(const std::vector<Outcome>& outcomes) {
+  const std::size_t steps = outcomes.at(0).answer.at("gradients").size();
+  const auto holds = [](const auto& entry) { return entry.second.held; };
+  for (std::size_t step = 0; step < steps; ++step) {
+    const auto gradients = gradients_of(outcomes, step);
+    const auto held = std::count_if(gradients.begin(), gradients.end(), holds);
+    if (held == static_cast<std::ptrdiff_t>(gradients.size()) && step + 1 < steps) continue;
+    std::string text = "    rest    " + std::to_string(held) + " of " +
+                       std::to_string(gradients.size()) + " gradients of step " +
+                       std::to_string(step + 1) + " held";
+    const auto least =
+        std::max_element(gradients.begin(), gradients.end(), [](const auto& a, const auto& b) {
+          return (a.second.held ? a.second.margin : 0) < (b.second.held ? b.second.margin : 0);
+        });
+    if (least != gradients.end() && least->second.held && least->second.margin > 0) {
+      char times[32];
+      std::snprintf(times, sizeof times, "%.1fx", 1 / least->second.margin);
+      text += std::string(", smallest headroom ") + times + " (" + least->first + ")";
+    }
+    return text + "\n";
+  }
+  return {};
+}
+
+// "fail/ID/{rank0.safetensors,rank1.safetensors}": they are all in one folder.
+std::string files_line(const std::vector<std::string>& files) {
+  if (files.empty()) return {};
+  std::string names;
+  for (const auto& file : files)
+    names += (names.empty() ? "" : ",") + file.substr(file.rfind('/') + 1);
+  return "    files   " + files[0].substr(0, files[0].rfind('/')) + "/{" + names + "}\n";
+}
+
 Verdict verdict_of_failure(const std::vector<Outcome>& outcomes) {
   const auto any = [&](Outcome::Kind kind) {
     return std::any_of(outcomes.begin(), outcomes.end(),
                        [&](const Outcome& outcome) { return outcome.kind == kind; });
   };
   if (any(Outcome::Kind::Died)) return Verdict::Crashed;
-  return any(Outcome::Kind::TimedOut) ? Verdict::TimedOut : Verdict::Failed;
+  if (any(Outcome::Kind::TimedOut)) return Verdict::TimedOut;
+  const bool thrown = std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
+    return outcome.kind == Outcome::Kind::Error && !ranks::is_infrastructure_error(outcome);
+  });
+  return thrown ? Verdict::Failed : Verdict::Crashed;
 }
 
 void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
@@ -199,6 +257,7 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
     record.message = first_text(outcomes) + first_findings("exact", outcomes) +
                      first_findings("bounded", outcomes);
     if (!problem.empty()) record.message += "  checks  " + problem + "\n";
+    record.message += rest_line(outcomes) + files_line(record.files);
   }
   return judged;
 }

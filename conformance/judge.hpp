@@ -1,7 +1,8 @@
 // Judge: from what the ranks of a case answered to its verdict, and the cross lane between cases.
 //
-// Invariants: a death or a time-out is never a pass nor a mere difference; a case passes only if
-// every lane compared something and the ranks' shards cover every parameter exactly once.
+// Invariants: a death, a time-out or a lost connection is never a pass nor a mere difference; what
+// the engine throws by itself fails its case; a case passes only if every lane compared something
+// and the ranks' shards cover every parameter exactly once.
 // Units: elements.   Errors: nlohmann::json::exception for an answer of another form.
 // Depends on: matrix.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
 #pragma once

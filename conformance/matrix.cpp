@@ -199,32 +199,41 @@ bool glob_matches(const std::string& pattern, const std::string& text) {
   return p == pattern.size();
 }
 
+bool selects(const Selection& selection, int stage, const std::string& dtype, int world,
+             const std::string& id) {
+  if (!holds(selection.stages, stage) || !holds(selection.dtypes, dtype) ||
+      !holds(selection.worlds, world))
+    return false;
+  return selection.filters.empty() ||
+         std::any_of(selection.filters.begin(), selection.filters.end(),
+                     [&](const std::string& filter) { return filter_matches(filter, id); });
+}
+
 std::vector<CaseSpec> select(const std::vector<CaseSpec>& cases, const Selection& selection) {
   std::vector<CaseSpec> selected;
-  for (const auto& spec : cases) {
-    if (!holds(selection.stages, spec.stage) || !holds(selection.dtypes, word(spec.precision)) ||
-        !holds(selection.worlds, spec.world))
-      continue;
-    const std::string id = spec.id();
-    if (selection.filters.empty() ||
-        std::any_of(selection.filters.begin(), selection.filters.end(),
-                    [&](const std::string& filter) { return filter_matches(filter, id); }))
+  for (const auto& spec : cases)
+    if (selects(selection, spec.stage, word(spec.precision), spec.world, spec.id()))
       selected.push_back(spec);
-  }
   return selected;
 }
 
 std::vector<std::string> near_matches(const std::vector<CaseSpec>& cases, const std::string& filter,
                                       std::size_t count) {
+  std::vector<std::string> ids;
+  for (const auto& spec : cases) ids.push_back(spec.id());
+  return near_matches(ids, filter, count);
+}
+
+std::vector<std::string> near_matches(const std::vector<std::string>& ids,
+                                      const std::string& filter, std::size_t count) {
   std::vector<std::pair<std::size_t, std::string>> ranked;
-  for (const auto& spec : cases)
-    ranked.emplace_back(distance_to_substring(filter, spec.id()), spec.id());
+  for (const auto& id : ids) ranked.emplace_back(distance_to_substring(filter, id), id);
   count = std::min(count, ranked.size());
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count),
                     ranked.end());
-  std::vector<std::string> ids;
-  for (std::size_t i = 0; i < count; ++i) ids.push_back(ranked[i].second);
-  return ids;
+  std::vector<std::string> nearest;
+  for (std::size_t i = 0; i < count; ++i) nearest.push_back(ranked[i].second);
+  return nearest;
 }
 
 }  // namespace equigrad::conformance

@@ -60,9 +60,13 @@ struct Selection {
   std::vector<std::string> dtypes;
   std::vector<int> worlds;
 };
+bool selects(const Selection& selection, int stage, const std::string& dtype, int world,
+             const std::string& id);
 std::vector<CaseSpec> select(const std::vector<CaseSpec>& cases, const Selection& selection);
 bool glob_matches(const std::string& pattern, const std::string& text);
-// The ids among `cases` that are nearest to a filter which selected nothing.
+// The ids that are nearest to a filter which selected nothing.
+std::vector<std::string> near_matches(const std::vector<std::string>& ids,
+                                      const std::string& filter, std::size_t count);
 std::vector<std::string> near_matches(const std::vector<CaseSpec>& cases, const std::string& filter,
                                       std::size_t count);
 

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "conformance/contract/contract_rank.hpp"
 #include "conformance/rank_case.hpp"
 #include "conformance/train_rank.hpp"
 #include "conformance/twin.hpp"
@@ -80,7 +81,9 @@ nlohmann::json serve(const nlohmann::json& request, ranks::RankContext& context)
     return nullptr;
   }
   if (what == "case") return RankCase(request, context, data_of(request.at("data"))).run();
-  throw Error("program", "expected hello, twin, case or train, got \"" + what +
+  if (what == "contract")
+    return contract::serve_contract(request, context, data_of(request.at("data")));
+  throw Error("program", "expected hello, twin, case, contract or train, got \"" + what +
                              "\". The controller and its ranks differ.");
 }
 

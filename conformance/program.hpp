@@ -3,6 +3,7 @@
 //   {"do": "hello"}                                     versions, and one sum over the ranks
 //   {"do": "twin",  "id", "seed", "path", "data"}       writes a twin's file
 //   {"do": "case",  "id", "seed", "twin", "data", ...}  rank_case.hpp
+//   {"do": "contract", "id", "seed", "data", ...}       contract/contract_rank.hpp
 //   {"do": "train", ...}                                train_rank.hpp
 //
 // Invariants: "data" says where the files are (see DataFiles); a rank reads them once.

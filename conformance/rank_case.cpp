@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "conformance/oracle/digest.hpp"
+#include "conformance/rank_answer.hpp"
 #include "conformance/recipe.hpp"
-#include "engine/trace/ledger.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -73,16 +73,23 @@ void RankCase::make_engine(const std::string& fault) {
 }
 
 nlohmann::json RankCase::run() {
+  gradients_.resize(kSteps);
   for (int step = 0; step < kSteps; ++step) {
     engine_->on_step(
         [this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
     for (int index = 0; index < spec_.accumulation; ++index) micro_batch(step, index);
     after_step(step);
   }
-  nlohmann::json answer = {{"exact", exact_.to_json()}, {"bounded", bounded_.to_json()},
-                           {"digest", digest_},         {"digested", digested_},
-                           {"cover", cover()},          {"memory", memory()},
-                           {"compared", compared_}};
+  std::map<std::string, int64_t> numels;  // of the trainable parameters
+  for (const auto& [name, rule] : rules_) numels[name] = c10::multiply_integers(shapes_.at(name));
+  nlohmann::json answer = {{"exact", exact_.to_json()},
+                           {"bounded", bounded_.to_json()},
+                           {"digest", digest_},
+                           {"digested", digested_},
+                           {"cover", cover_rows(numels, *engine_)},
+                           {"memory", memory_rows(*engine_)},
+                           {"compared", compared_},
+                           {"gradients", gradient_rows()}};
   if (!failures_.empty()) {
     context_.note("explaining a difference");
     engine_.reset();
@@ -160,7 +167,9 @@ void RankCase::check_gradient(int step, const LocalShard& shard) {
   if (!whole.defined()) return;
   const auto want = whole.slice(0, shard.begin, shard.end);
   const auto got = shard.gradient.flatten();
-  if (!compare(where, shard.begin, got, want) && failures_.empty())
+  auto& result = gradients_.at(static_cast<std::size_t>(step))[shard.name];
+  result.held = compare(where, shard.begin, got, want);
+  if (!result.held && failures_.empty())
     failures_.push_back({step, shard.name, shard.begin, got.clone(), want.clone()});
   digest(step, "gradient", shard, got);
   if (step == 0 && got.numel() > 0) bound_gradient(shard, where);
@@ -186,8 +195,9 @@ void RankCase::bound_gradient(const LocalShard& shard, const std::string& where)
   const auto got = shard.gradient.flatten();
   compared_["bound"] += got.numel();
   const auto plain = part("plain", "gradient"), sums = part("plain", "absolute_sum");
-  bounded_.add(where + " (reduction)", shard.begin,
-               oracle::check_reduction(got, plain, sums, reduction));
+  const auto rounding = oracle::check_reduction(got, plain, sums, reduction);
+  gradients_[0][shard.name].margin = rounding.margin;
+  bounded_.add(where + " (reduction)", shard.begin, rounding);
   // An engine as exact as the plain run is at this bound by definition.
   bounded_.add_pass_or_fail(
       where + " (against higher precision)", shard.begin,
@@ -271,29 +281,16 @@ void RankCase::digest(int step, const std::string& what, const LocalShard& shard
   digested_ += values.numel();
 }
 
-// [name, begin, end, numel]: the controller proves that the ranks' shards cover each parameter
-// once. What to expect is the model's to say: a parameter that the engine does not show is a gap.
-nlohmann::json RankCase::cover() const {
-  std::map<std::string, std::pair<int64_t, int64_t>> held;
-  for (const auto& [name, rule] : rules_)
-    if (c10::multiply_integers(shapes_.at(name)) > 0) held[name] = {0, 0};
-  for (const auto& shard : engine_->local_shards()) held[shard.name] = {shard.begin, shard.end};
-  auto rows = nlohmann::json::array();
-  for (const auto& [name, range] : held)
-    rows.push_back({name, range.first, range.second, c10::multiply_integers(shapes_.at(name))});
-  return rows;
-}
-
-nlohmann::json RankCase::memory() const {
-  auto rows = nlohmann::json::array();
-  const auto& ledger = engine_->ledger();
-  for (int i = 0; i < trace::kCategories; ++i) {
-    const auto category = static_cast<trace::Category>(i);
-    rows.push_back({trace::kCategoryNames[static_cast<std::size_t>(i)], ledger.bytes(category),
-                    ledger.peak_bytes(category)});
+// [name, held, margin] of every gradient, step by step: what held beside what did not.
+nlohmann::json RankCase::gradient_rows() const {
+  auto steps = nlohmann::json::array();
+  for (const auto& gradients : gradients_) {
+    auto rows = nlohmann::json::array();
+    for (const auto& [name, result] : gradients)
+      rows.push_back({name, result.held, exact_text(result.margin)});
+    steps.push_back(rows);
   }
-  rows.push_back({"total", ledger.total_bytes(), ledger.total_peak_bytes()});
-  return rows;
+  return steps;
 }
 
 }  // namespace equigrad::conformance

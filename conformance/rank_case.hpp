@@ -53,8 +53,7 @@ class RankCase {
   void check_parameters(int step);
   bool compare(const std::string& where, int64_t begin, const at::Tensor& got, at::Tensor want);
   void digest(int step, const std::string& what, const LocalShard& shard, const at::Tensor& values);
-  nlohmann::json cover() const;
-  nlohmann::json memory() const;
+  nlohmann::json gradient_rows() const;
 
   CaseSpec spec_;
   uint64_t seed_;
@@ -69,7 +68,12 @@ class RankCase {
   std::map<std::string, reference::OptimizerSpec> rules_;  // by parameter, its group's settings
   std::map<std::string, int64_t> updates_;
   std::map<std::string, LocalShard> before_;  // copies, as the update found them
-  std::vector<GradientFailure> failures_;     // at most one
+  struct GradientResult {
+    bool held = true;
+    double margin = 0;  // of the reduction's bound, in step 1
+  };
+  std::vector<std::map<std::string, GradientResult>> gradients_;  // by step, then name
+  std::vector<GradientFailure> failures_;                         // at most one
   LaneTally exact_, bounded_;
   std::map<std::string, int64_t> compared_;  // elements by kind: loss, gradient, master, ...
   uint64_t digest_ = 0;

@@ -31,7 +31,8 @@ reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshol
 // The engine's configuration, as JSON text.
 std::string config_text(const CaseSpec& spec, double threshold, const reference::Model& model);
 
-// The twin of whatever a user's own configuration asks for.
+// The twin of whatever a user's own configuration asks for, as the engine's parser read it: a key
+// that is misread there is misread here too, and nobody sees it.
 reference::Recipe recipe_of(const EngineConfig& config, int world, uint64_t seed);
 
 }  // namespace equigrad::conformance

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "conformance/judge.hpp"
+#include "conformance/lanes.hpp"
 #include "conformance/progress.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/ranks/pool.hpp"
@@ -88,10 +89,10 @@ int widest(const RunOptions& options) {
 }
 
 std::size_t lane_count(const RunOptions& options) {
-  // One more than there are cores: ranks of a case often wait for each other.
-  const auto cores = std::max(1u, std::thread::hardware_concurrency());
-  const auto wanted = options.lanes > 0 ? static_cast<unsigned>(options.lanes) : cores + 1;
-  return std::min<std::size_t>(wanted, options.cases.size() + 1);
+  const auto wanted = options.lanes > 0 ? static_cast<std::size_t>(options.lanes)
+                                        : lanes_for(std::thread::hardware_concurrency(),
+                                                    available_memory_bytes(), widest(options));
+  return std::min(wanted, options.cases.size() + 1);
 }
 
 Runner::Runner(const RunOptions& options)

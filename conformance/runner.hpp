@@ -6,7 +6,8 @@
 // Invariants: every case given is in the record once, in the order given, with a verdict; a run
 // that is interrupted records what it has, the rest as not run. Twins are removed once used.
 // Units: time-outs are seconds of wall clock times timeout_scale.
-// Errors: equigrad::Error when the pool cannot start.
+// Errors: equigrad::Error when the pool cannot start, or when the planted faults got no answer
+// (self_check.hpp).
 // Depends on: matrix.hpp, judge.hpp, program.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
 #pragma once
 
@@ -29,7 +30,7 @@ struct RunOptions {
   std::string replay_suffix;  // such as " --data-dir D"
   double timeout_scale = 1;
   bool quiet = false;
-  int lanes = 0;      // 0: one a core and one more
+  int lanes = 0;      // 0: as lanes.hpp says
   std::string fault;  // planted into every case; for trying the failure path
   ranks::Handler serve = conformance::serve;  // what the ranks run
 };

@@ -2,8 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/judge.hpp"
+#include "engine/error.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -11,6 +14,21 @@ namespace {
 // Two ranks, three micro-batches, odd sizes: every planted fault can act, and it takes
 // milliseconds.
 const char* const kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.engine_backward";
+
+// What a rank that died, hung or lost its peers leaves unsaid is not "not caught".
+void require_answers(const std::vector<ranks::Outcome>& outcomes, const std::string& what) {
+  const bool lost =
+      std::any_of(outcomes.begin(), outcomes.end(), [](const ranks::Outcome& outcome) {
+        return outcome.kind == ranks::Outcome::Kind::Died ||
+               outcome.kind == ranks::Outcome::Kind::TimedOut ||
+               ranks::is_infrastructure_error(outcome);
+      });
+  if (!lost) return;
+  throw Error("self_check", "expected every rank to answer before the cases begin (" + what +
+                                "), got: " + ranks::failures(outcomes) +
+                                ". Nothing was compared. equigrad doctor looks at the machine; "
+                                "--timeout-scale gives more time.");
+}
 
 }  // namespace
 
@@ -20,6 +38,7 @@ std::vector<reports::SelfCheck> self_check(ranks::Pool& pool, const Ask& ask) {
   auto twin = ask("twin", kCase);
   twin["path"] = path;
   const auto made = pool.run({0}, twin);
+  require_answers(made, "the twin");
   // Red proves nothing where green is not to be had: first the case without a fault.
   std::string spoiled;
   if (!ranks::all_ok(made)) {
@@ -27,7 +46,9 @@ std::vector<reports::SelfCheck> self_check(ranks::Pool& pool, const Ask& ask) {
   } else {
     auto request = ask("case", kCase);
     request["twin"] = path;
-    const auto clean = judge(spec, "", pool.run({0, 1}, request));
+    const auto outcomes = pool.run({0, 1}, request);
+    require_answers(outcomes, "the case without a fault");
+    const auto clean = judge(spec, "", outcomes);
     if (!clean.answered || !reports::passed(clean.record.verdict))
       spoiled = "nothing: the case fails without a fault: " + clean.record.message;
   }
@@ -43,7 +64,9 @@ std::vector<reports::SelfCheck> self_check(ranks::Pool& pool, const Ask& ask) {
     auto request = ask("case", kCase);
     request["twin"] = path;
     request["fault"] = fault.name;
-    const auto judged = judge(spec, "", pool.run({0, 1}, request));
+    const auto outcomes = pool.run({0, 1}, request);
+    require_answers(outcomes, "planted: " + fault.name);
+    const auto judged = judge(spec, "", outcomes);
     if (!judged.answered) {
       check.by = "nothing: the case ended early: " + judged.record.message;
       continue;

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "conformance/oracle/bits_matcher.hpp"
@@ -24,6 +25,8 @@ struct SmallOptions {
   bool bf16 = false;
   double clipping = 0;
   bool momentum = false;  // SGD with momentum instead of AdamW
+  std::optional<SchedulerConfig> scheduler = {};
+  ProgressiveLayerDropConfig layer_drop = {};
 };
 
 inline EngineConfig config_of(const SmallOptions& options, int world) {
@@ -41,6 +44,8 @@ inline EngineConfig config_of(const SmallOptions& options, int world) {
     config.optimizer.kind = OptimizerConfig::Kind::Sgd;
     config.optimizer.momentum = 0.9;
   }
+  config.scheduler = options.scheduler;
+  config.progressive_layer_drop = options.layer_drop;
   config.communication_timeout_s = 30;
   return config;
 }

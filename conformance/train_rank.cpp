@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "conformance/lane_tally.hpp"
+#include "conformance/rank_answer.hpp"
 #include "conformance/recipe.hpp"
 #include "conformance/twin.hpp"
 #include "engine/engine.hpp"
@@ -10,21 +11,49 @@
 namespace equigrad::conformance {
 namespace {
 
+// What train_config() (cli/train_command.cpp) says to the engine, said to the reference. The two
+// are written separately on purpose, as in recipe.hpp.
+reference::Recipe recipe_of_options(const nlohmann::json& options) {
+  reference::Recipe recipe;
+  recipe.accumulation_steps = options.at("accumulate");
+  recipe.optimizer.rule = reference::Rule::AdamW;
+  recipe.optimizer.lr = 1e-3;
+  recipe.optimizer.weight_decay = 0.01;
+  recipe.gradient_clipping = 1.0;
+  recipe.compute_dtype = options.at("dtype") == "bf16" ? at::kBFloat16 : at::kFloat;
+  recipe.accumulate_dtype = recipe.compute_dtype;
+  recipe.order = order_of(options.at("stage"));
+  recipe.absolute_sums = false;
+  return recipe;
+}
+
 struct Job {
   std::string data;  // text or images
   uint64_t seed = 0;
   int world = 1;
-  int64_t micro_batch_size = 1;
   reference::GptOptions gpt;
-  EngineConfig config;
+  reference::Recipe recipe;
+  int64_t micro_batch_size = 1;
+  int stage = 0;
 
   explicit Job(const nlohmann::json& request)
       : data(request.at("kind")),
         seed(request.at("seed")),
         world(request.at("world")),
-        gpt{request.at("layers"), request.at("dim"), request.at("heads"), request.at("context")},
-        config(load_config(request.at("config"), world)) {
-    micro_batch_size = config.train_micro_batch_size_per_gpu;
+        gpt{request.at("layers"), request.at("dim"), request.at("heads"), request.at("context")} {
+    if (request.contains("options")) {
+      const auto& options = request["options"];
+      recipe = recipe_of_options(options);
+      micro_batch_size = options.at("micro_batch");
+      stage = options.at("stage");
+    } else {
+      const auto config = load_config(request.at("config"), world);
+      recipe = recipe_of(config, world, seed);
+      micro_batch_size = config.train_micro_batch_size_per_gpu;
+      stage = config.zero.stage;
+    }
+    recipe.seed = seed;
+    recipe.world = world;
   }
 
   std::shared_ptr<reference::Model> model() const {
@@ -46,7 +75,7 @@ class Session {
 class TwinSession : public Session {
  public:
   TwinSession(const Job& job, const reference::Data& data)
-      : trainer_(recipe_of(job.config, job.world, job.seed), job.model(),
+      : trainer_(job.recipe, job.model(),
                  [job, &data](int64_t step, int64_t rank, int64_t micro_batch) {
                    return job.batch(data, {job.seed, step, rank, micro_batch});
                  }) {}
@@ -68,12 +97,15 @@ class TwinSession : public Session {
 
 class EngineSession : public Session {
  public:
-  EngineSession(const Job& job, const reference::Data& data, ranks::RankContext& context)
+  EngineSession(const Job& job, const std::string& config, const reference::Data& data,
+                ranks::RankContext& context)
       : job_(job), data_(data), context_(context), model_(job.model()) {
     ParameterGroup all;
-    for (const auto& [name, tensor] : reference::unique_parameters(*model_))
+    for (const auto& [name, tensor] : reference::unique_parameters(*model_)) {
       all.parameters.push_back({name, tensor});
-    engine_ = initialize({all}, job.config, context.group());
+      if (tensor.requires_grad()) numels_[name] = tensor.numel();
+    }
+    engine_ = initialize({all}, load_config(config, job.world), context.group());
     engine_->on_step([this](const std::vector<LocalShard>& shards) {
       for (const auto& shard : shards)
         gradients_[shard.name] = shard.gradient.defined() ? shard.gradient.clone() : at::Tensor();
@@ -81,14 +113,14 @@ class EngineSession : public Session {
   }
 
   nlohmann::json step(const nlohmann::json&) override {
-    const auto dtype = job_.config.param_dtype == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
     losses_.clear();
+    gradients_.clear();
     double sum = 0;
-    for (int64_t index = 0; index < job_.config.gradient_accumulation_steps; ++index) {
+    for (int64_t index = 0; index < job_.recipe.accumulation_steps; ++index) {
       context_.note("step " + std::to_string(step_ + 1) + " micro-batch " +
                     std::to_string(index + 1));
       const auto batch = job_.batch(data_, {job_.seed, step_, context_.rank(), index});
-      const auto loss = model_->loss(reference::to_dtype(batch, dtype));
+      const auto loss = model_->loss(reference::to_dtype(batch, job_.recipe.compute_dtype));
       engine_->backward(loss);
       engine_->step();
       losses_.push_back(loss.detach().to(at::kFloat));
@@ -104,22 +136,26 @@ class EngineSession : public Session {
     for (std::size_t i = 0; i < losses_.size(); ++i) {
       const int64_t index = static_cast<int64_t>(i) * job_.world + context_.rank();
       const auto want = at::full({1}, twin.loss(0, index), at::kFloat);
-      tally.add("loss", index, oracle::compare(losses_[i].reshape({1}), want));
+      tally.add("loss of micro-batch " + std::to_string(i + 1), 0,
+                oracle::compare(losses_[i].reshape({1}), want));
     }
+    if (gradients_.empty()) tally.add_finding("boundary", "on_step was not called");
     const double norm = engine_->get_global_grad_norm().value_or(NAN);
-    tally.add("gradient norm", 0,
+    tally.add("norm of the gradient", 0,
               oracle::compare(at::full({1}, norm, at::kDouble),
                               at::full({1}, twin.grad_norm(0), at::kDouble)));
     for (const auto& shard : engine_->local_shards()) {
       check(tally, twin, "gradient", shard, gradients_[shard.name]);
       check(tally, twin, "master", shard, shard.master);
-      for (const auto& [name, state] : shard.state) check(tally, twin, name, shard, state);
+      check_states(tally, twin, shard);
     }
     for (const auto& [name, tensor] : reference::unique_parameters(*model_))
       tally.add("parameter " + name, 0,
                 oracle::compare(engine_->full_parameter(name).flatten(),
                                 twin.tensor(0, "parameter", name)));
-    return tally.to_json();
+    auto answer = tally.to_json();
+    answer["cover"] = cover_rows(numels_, *engine_);
+    return answer;
   }
 
  private:
@@ -128,16 +164,26 @@ class EngineSession : public Session {
     const auto want = twin.tensor(0, what, shard.name);
     const std::string where = what + " " + shard.name;
     if (got.defined() != want.defined())
-      return tally.add_finding(where, "present on one side only");
+      return tally.add_finding(where, got.defined() ? "the twin has none" : "the engine has none");
     if (got.defined())
       tally.add(where, shard.begin,
                 oracle::compare(got.flatten(), want.slice(0, shard.begin, shard.end)));
+  }
+
+  void check_states(LaneTally& tally, const Twin& twin, const LocalShard& shard) const {
+    for (const auto& [name, state] : shard.state) check(tally, twin, name, shard, state);
+    const auto wanted = reference::state_names(job_.recipe.optimizer).size();
+    if (wanted != shard.state.size())
+      tally.add_finding("states of " + shard.name, "expected " + std::to_string(wanted) +
+                                                       " of them, got " +
+                                                       std::to_string(shard.state.size()));
   }
 
   Job job_;
   const reference::Data& data_;
   ranks::RankContext& context_;
   std::shared_ptr<reference::Model> model_;
+  std::map<std::string, int64_t> numels_;  // of the trainable parameters
   std::unique_ptr<Engine> engine_;
   std::map<std::string, at::Tensor> gradients_;
   std::vector<at::Tensor> losses_;
@@ -156,12 +202,14 @@ nlohmann::json serve_train(const nlohmann::json& request, ranks::RankContext& co
     if (request.at("part") == "twin")
       session = std::make_unique<TwinSession>(job, data);
     else
-      session = std::make_unique<EngineSession>(job, data, context);
+      session = std::make_unique<EngineSession>(job, request.at("config"), data, context);
     int64_t numel = 0;
     for (const auto& [name, tensor] : reference::unique_parameters(*job.model()))
       numel += tensor.numel();
+    const int64_t sequences = job.micro_batch_size * job.recipe.accumulation_steps * job.world;
     return {{"parameters", numel},
-            {"tokens", job.config.train_batch_size * (job.data == "text" ? job.gpt.context : 1)}};
+            {"stage", job.stage},
+            {"tokens", sequences * (job.data == "text" ? job.gpt.context : 1)}};
   }
   if (!session) throw Error("train", "expected a session, got none. Send the verb start first.");
   if (verb == "step") return session->step(request);

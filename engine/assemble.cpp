@@ -25,6 +25,12 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
                                   parameter.name +
                                   "\", which another engine holds. Destroy that engine first.");
   }
+  if (tensor.numel() > 0 && tensor.storage().data() == nullptr) {
+    throw Error("initialize", "expected parameter \"" + parameter.name +
+                                  "\" to hold data, got one whose shards went with a stage 3 "
+                                  "engine that was destroyed. Keep full_parameter() of every "
+                                  "parameter before, and copy it into a new model.");
+  }
   const auto dtype = tensor.scalar_type();
   if (!tensor.requires_grad() && !tensor.is_floating_point()) return;
   if (dtype == at::kFloat || (dtype == at::kBFloat16 && config.param_dtype == DataType::Bf16))

@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "reports/contract.hpp"
 #include "reports/page.hpp"
 #include "reports/text.hpp"
 
@@ -17,7 +18,8 @@ constexpr std::string_view kIcon =
 constexpr std::string_view kNavigation =
     "<nav aria-label=\"Sections\"><a href=\"#matrix\">Matrix</a> <a "
     "href=\"#failures\">Failures</a> "
-    "<a href=\"#claims\">Claims</a> <a href=\"#self-checks\">Self-checks</a> "
+    "<a href=\"#contract\">Contract</a> <a href=\"#claims\">Claims</a> <a "
+    "href=\"#self-checks\">Self-checks</a> "
     "<a href=\"#memory\">Memory</a> <a href=\"#not-run\">Not run</a> <a href=\"#cases\">Cases</a> "
     "<a href=\"#environment\">Environment</a> <a href=\"#definitions\">Definitions</a></nav>\n";
 
@@ -43,8 +45,8 @@ std::string to_html(const Run& run) {
       page_head(run) + page_banner(run) + std::string(kNavigation) + "<main>\n" + page_matrix(run);
   std::set<const Case*> shown;
   const std::string failures = page_failures(run, failure_bytes, shown);
-  const std::string middle =
-      page_claims(run) + page_self_checks(run) + page_memory(run) + page_not_run(run);
+  const std::string middle = page_contract(run) + page_claims(run) + page_self_checks(run) +
+                             page_memory(run) + page_not_run(run);
   const std::string back = page_environment(run) + page_definitions() +
                            "</main>\n<footer><p>Written by equigrad " +
                            escape_xml(run.environment.version) +

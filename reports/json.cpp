@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "reports/contract.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -81,6 +82,18 @@ Json verdict_of(const Run& run) {
       {"within", sum.within},          {"failed", sum.failed},        {"skipped", sum.skipped},
       {"crashed", sum.crashed},        {"timed_out", sum.timed_out},  {"not_run", sum.not_run},
       {"vacuous", sum.vacuous},        {"compared", sum.compared},    {"differing", sum.differing}};
+}
+
+Json write(const ContractRow& row) {
+  Json stages = Json::object();
+  for (const auto& [stage, sum] : row.stages)
+    stages[stage] = {{"held", sum.held()}, {"executed", sum.executed()}};
+  const Statement& of = *row.statement;
+  return {{"section", of.section},
+          {"name", of.name},
+          {"sentence", of.sentence},
+          {"answers", of.answers},
+          {"stages", stages}};
 }
 
 template <typename Item>
@@ -196,6 +209,11 @@ Run read_run(const Json& json) {
   for (const Json& check : json.at("self_checks"))
     run.self_checks.push_back(read_self_check(check));
   for (const Json& one : json.at("cases")) run.cases.push_back(read_case(one));
+  if (json.contains("statements")) {
+    for (const Json& one : json.at("statements"))
+      run.statements.push_back(
+          {one.at("section"), one.at("name"), one.at("sentence"), one.at("answers")});
+  }
   run.not_run = json.at("not_run").get<std::map<std::string, int64_t>>();
   run.interrupted = json.at("interrupted");
   run.wall_s = read_number(json.at("wall_s"));
@@ -206,17 +224,18 @@ Run read_run(const Json& json) {
 }  // namespace
 
 std::string to_json(const Run& run) {
-  const Json out = {{"schema_version", run.schema_version},
-                    {"verdict", verdict_of(run)},
-                    {"environment", write(run.environment)},
-                    {"seed", std::to_string(run.seed)},
-                    {"command", run.command},
-                    {"interrupted", run.interrupted},
-                    {"wall_s", number(run.wall_s)},
-                    {"self_checks", write_all(run.self_checks)},
-                    {"not_run", Json(run.not_run)},
-                    {"memory", write_all(run.memory)},
-                    {"cases", write_all(run.cases)}};
+  Json out = {{"schema_version", run.schema_version},
+              {"verdict", verdict_of(run)},
+              {"environment", write(run.environment)},
+              {"seed", std::to_string(run.seed)},
+              {"command", run.command},
+              {"interrupted", run.interrupted},
+              {"wall_s", number(run.wall_s)},
+              {"self_checks", write_all(run.self_checks)},
+              {"not_run", Json(run.not_run)},
+              {"memory", write_all(run.memory)},
+              {"cases", write_all(run.cases)}};
+  if (!run.statements.empty()) out["statements"] = write_all(contract_rows(run));
   // Bytes that are not UTF-8 become U+FFFD; the default would throw and lose the whole report.
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

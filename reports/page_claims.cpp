@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -79,7 +80,11 @@ std::string page_claims(const Run& run) {
   for (const auto& [name, claim] : kLanes) out += lane_row(claim, name, all.lane(name));
   out += "</tbody>\n";
   for (const auto& [name, title] : kDimensions) {
-    const std::vector<Group> groups = group_by(run, {name});
+    std::vector<Group> groups = group_by(run, {name});
+    if (groups.size() > 1)  // cases that have no such dimension are counted by others
+      groups.erase(std::remove_if(groups.begin(), groups.end(),
+                                  [](const Group& group) { return group.key[0] == "-"; }),
+                   groups.end());
     if (groups.empty() || (groups.size() == 1 && groups[0].key[0] == "-")) continue;
     out += std::string("<tbody>\n<tr><th class=\"sub\" scope=\"rowgroup\" colspan=\"6\">") + title +
            "</th></tr>\n";

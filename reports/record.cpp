@@ -162,6 +162,7 @@ Run merge(const std::vector<Run>& shards) {
               "expected each case once, got " + one.id + " twice. Give each shard its own cases.");
       whole.cases.push_back(one);
     }
+    if (whole.statements.empty()) whole.statements = shard.statements;
     whole.self_checks.insert(whole.self_checks.end(), shard.self_checks.begin(),
                              shard.self_checks.end());
     whole.memory.insert(whole.memory.end(), shard.memory.begin(), shard.memory.end());

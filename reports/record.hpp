@@ -45,13 +45,12 @@ struct Worst {
 struct Lane {
   std::string name;
   Verdict verdict = Verdict::NotRun;
-  int64_t compared = 0;
-  int64_t differing = 0;
+  int64_t compared = 0, differing = 0;
   double margin = 0;
   std::optional<Worst> worst;
 };
 
-// Dimensions in use: stage, precision, style, ranks, accumulate, clip, optimizer, model.
+// Dimensions: stage, precision, style, ranks, accumulate; clip, optimizer, model or section, case.
 struct Case {
   std::string id;  // Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward
   std::map<std::string, std::string> dimensions;
@@ -94,6 +93,12 @@ struct MemoryRow {
   int64_t peak_bytes = 0;
 };
 
+// A line of the contract, or (with a name) one of its cases, in words.
+struct Statement {
+  std::string section, name, sentence;
+  std::vector<std::string> answers;  // known mistakes that it answers
+};
+
 struct Run {
   int schema_version = 1;
   Environment environment;
@@ -101,6 +106,7 @@ struct Run {
   std::string command;
   std::vector<SelfCheck> self_checks;
   std::vector<Case> cases;
+  std::vector<Statement> statements;
   std::map<std::string, int64_t> not_run;  // reason -> cases that are not even listed
   bool interrupted = false;
   double wall_s = 0;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "reports/contract.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 
@@ -143,6 +144,7 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   write_environment(out, run);
   write_self_checks(out, run, options);
   write_table(out, run, options);
+  out << contract_lines(run);
   write_wrong(out, run, options);
   out << "\n";
   write_reasons(out, run);

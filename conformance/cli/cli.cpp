@@ -2,10 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 
+#include "conformance/faults/planted_faults.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/config.hpp"
+#include "engine/did_you_mean.hpp"
 #include "equigrad_build_info.hpp"
 
 namespace equigrad::conformance::cli {
@@ -27,6 +30,19 @@ void add_selection(CLI::App& app, RunCommand& command) {
       ->check(CLI::Range(1, 4));
 }
 
+// Empty if a fault of this name can be planted.
+std::string fault_problem(const std::string& name) {
+  std::vector<std::string> names;
+  std::string list;
+  for (const auto& fault : faults::planted_faults()) {
+    if (fault.name == name) return {};
+    names.push_back(fault.name);
+    list += "\n  " + fault.name + ": " + fault.what;
+  }
+  return "expected a fault that can be planted, got \"" + name + "\"." + did_you_mean(name, names) +
+         " There are" + list;
+}
+
 void add_run(CLI::App& app, RunCommand& command) {
   add_selection(app, command);
   app.add_option("--seed", command.seed, "Of weights and data");
@@ -36,9 +52,10 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
-  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1)")
+  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
-  app.add_option("--fault", command.fault, "Plant this fault into every case, to see it fail");
+  app.add_option("--fault", command.fault, "Plant this fault into every case, to see it fail")
+      ->check(fault_problem);
   app.add_flag("--list", command.list, "Print the ids only");
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
@@ -55,14 +72,17 @@ void add_train(CLI::App& app, TrainCommand& command) {
   app.add_option("--world", command.world, "Ranks")->check(CLI::Range(1, 64));
   auto* dtype = app.add_option("--dtype", command.dtype, "fp32 or bf16");
   dtype->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--config", command.config, "A DeepSpeed JSON file instead of stage and dtype")
+  auto* accumulate = app.add_option("--accumulate", command.accumulate, "Micro-batches a step");
+  accumulate->check(CLI::PositiveNumber);
+  auto* micro_batch =
+      app.add_option("--micro-batch", command.micro_batch, "Sequences a micro-batch");
+  micro_batch->check(CLI::PositiveNumber);
+  app.add_option("--config", command.config, "A DeepSpeed JSON file, which says these four")
       ->check(CLI::ExistingFile)
       ->excludes(stage)
-      ->excludes(dtype);
-  app.add_option("--accumulate", command.accumulate, "Micro-batches a step")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--micro-batch", command.micro_batch, "Sequences a micro-batch")
-      ->check(CLI::PositiveNumber);
+      ->excludes(dtype)
+      ->excludes(accumulate)
+      ->excludes(micro_batch);
   app.add_option("--layers", command.layers, "Of the text model")->check(CLI::PositiveNumber);
   app.add_option("--dim", command.dim, "Of the text model")->check(CLI::PositiveNumber);
   app.add_option("--heads", command.heads, "Of the text model")->check(CLI::PositiveNumber);
@@ -85,18 +105,23 @@ std::string shell_word(const std::string& word) {
   return quoted + "'";
 }
 
+// An interrupt wins over whatever it made fail.
 int guarded(const std::function<int()>& command) {
+  int code = kInfrastructure;
+  std::string complaint;
   try {
-    const int code = command();
-    const int signal = ranks::interrupted();
-    return signal != 0 ? 128 + signal : code;
+    code = command();
   } catch (const ConfigError& error) {
-    std::cerr << "equigrad: " << error.what() << "\n";
-    return kUsage;
+    complaint = error.what();
+    code = kUsage;
   } catch (const std::exception& error) {
-    std::cerr << "equigrad: " << error.what() << "\n";
-    return kInfrastructure;
+    complaint = error.what();
   }
+  const int signal = ranks::interrupted();
+  if (signal != 0)
+    complaint = "stopped by signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
+  if (!complaint.empty()) std::cerr << "equigrad: " << complaint << "\n";
+  return signal != 0 ? 128 + signal : code;
 }
 
 }  // namespace

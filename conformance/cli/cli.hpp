@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "conformance/matrix.hpp"
+#include "conformance/program.hpp"
 
 namespace equigrad::conformance::cli {
 
@@ -48,7 +49,7 @@ struct TrainCommand {
   int stage = 2;
   int world = 2;
   std::string dtype = "fp32";
-  std::string config;  // a file; stage and dtype come from it
+  std::string config;  // a file; stage, dtype, accumulate and micro_batch come from it
   int accumulate = 1;
   int micro_batch = 4;
   int layers = 3, dim = 96, heads = 4, context = 64;
@@ -56,12 +57,15 @@ struct TrainCommand {
   std::string data_dir;
   double timeout_scale = 1;
 };
-int train_command(const TrainCommand& command);
+// `serve` is what the ranks run.
+int train_command(const TrainCommand& command, const ranks::Handler& serve = conformance::serve);
 // The DeepSpeed configuration that the options stand for.
 std::string train_config(const TrainCommand& command);
 
 int config_check_command(const std::string& file, int world);
 int doctor_command(const std::string& data_dir);
+// What to do when the ranks' folder is in `place` and has too little room; empty: there is none.
+std::string place_remedy(const std::string& place);
 std::string version_text();
 
 // Parses and runs; returns the exit code.

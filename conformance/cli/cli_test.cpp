@@ -7,12 +7,15 @@
 #include <fstream>
 #include <iterator>
 
+#include "conformance/contract/contract_case.hpp"
+#include "conformance/ranks/private_directory.hpp"
 #include "engine/config.hpp"
 #include "reports/json.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -78,8 +81,10 @@ TEST_F(Cli, HelpAndVersionAreAnswers) {
 TEST_F(Cli, ListPrintsIdsOnly) {
   const auto all = say({"list"});
   EXPECT_EQ(all.code, kHeld);
-  EXPECT_EQ(std::count(all.out.begin(), all.out.end(), '\n'), 512);
-  const auto some = say({"run", "--list", "--stages", "3", "--dtypes", "bf16", "--world", "4"});
+  EXPECT_EQ(static_cast<std::size_t>(std::count(all.out.begin(), all.out.end(), '\n')),
+            default_matrix().size() + contract::default_specs().size());
+  const auto some =
+      say({"run", "Required", "--list", "--stages", "3", "--dtypes", "bf16", "--world", "4"});
   EXPECT_EQ(std::count(some.out.begin(), some.out.end(), '\n'), 16);
   EXPECT_THAT(some.out, StartsWith("Required.grad.zero3.bf16.w4."));
 }
@@ -121,6 +126,8 @@ TEST_F(Cli, AFailureIsExitCodeOneWithItsCauseItsTensorsAndALineToPaste) {
   EXPECT_THAT(said.out, HasSubstr("equigrad run " + kCase + " --seed 1234"));
   const auto run = reports::from_json(read("run.json"));
   ASSERT_FALSE(run.cases.at(0).files.empty());
+  EXPECT_THAT(said.out, HasSubstr(".inputs.safetensors"));
+  EXPECT_THAT(run.cases[0].files, Contains(HasSubstr("rank0.inputs.safetensors")));
   for (const auto& file : run.cases[0].files)
     EXPECT_EQ(access((folder_ + "/" + file).c_str(), R_OK), 0) << file;
 }
@@ -142,7 +149,10 @@ TEST_F(Cli, TrainTakesADeepSpeedFile) {
   const auto said = say({"train", "--steps", "2", "--config", file, "--layers", "1", "--dim", "16",
                          "--heads", "2", "--context", "8"});
   EXPECT_EQ(said.code, kHeld) << said.out << said.err;
-  EXPECT_EQ(say({"train", "--config", file, "--stage", "1"}).code, kUsage);
+  EXPECT_THAT(said.out, HasSubstr("twin built from the parsed configuration"));
+  for (const char* option : {"--stage", "--accumulate", "--micro-batch"})
+    EXPECT_EQ(say({"train", "--config", file, option, "1"}).code, kUsage) << option;
+  EXPECT_EQ(say({"train", "--config", file, "--dtype", "bf16"}).code, kUsage);
 }
 
 TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
@@ -155,6 +165,22 @@ TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
   const auto refused = say({"config", "check", bad});
   EXPECT_EQ(refused.code, kUsage);
   EXPECT_THAT(refused.err, HasSubstr("zero_optimization"));
+}
+
+TEST_F(Cli, AFaultThatNobodyCanPlantIsAUsageErrorWithTheNames) {
+  const auto said = say({"run", kCase, "--fault", "averged_twice"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_THAT(said.err, HasSubstr("Did you mean \"averaged_twice\"?"));
+  EXPECT_THAT(said.err, HasSubstr("gather_stale"));
+}
+
+TEST_F(Cli, TheRemedyForTheRanksFolderIsForTheFolderThatTheyUse) {
+  EXPECT_THAT(place_remedy("/dev/shm"), HasSubstr("--shm-size"));
+  EXPECT_THAT(place_remedy("/tmp"), HasSubstr("set TMPDIR"));
+  EXPECT_THAT(place_remedy(""), HasSubstr("set TMPDIR"));
+  EXPECT_EQ(ranks::first_writable({folder_ + "/none", folder_, "/tmp"}), folder_);
+  EXPECT_EQ(ranks::first_writable({folder_ + "/none"}), "");
+  EXPECT_EQ(ranks::private_places().front(), "/dev/shm");
 }
 
 TEST_F(Cli, TheDoctorForksRanksAndFindsTheData) {

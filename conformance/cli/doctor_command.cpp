@@ -5,6 +5,7 @@
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/program.hpp"
+#include "conformance/ranks/private_directory.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -16,6 +17,7 @@ class Findings {
     std::cout << (good ? "  ok       " : "  PROBLEM  ") << what
               << std::string(what.size() < 14 ? 14 - what.size() : 1, ' ') << value << "\n";
     if (!good && !remedy.empty()) std::cout << "           -> " << remedy << "\n";
+    std::cout << std::flush;
     healthy_ = healthy_ && good;
   }
   bool healthy() const { return healthy_; }
@@ -25,6 +27,23 @@ class Findings {
 };
 
 std::string found(const std::string& path) { return path.empty() ? "not found" : path; }
+
+// Where the ranks meet and twins are kept.
+bool check_place(Findings& findings) {
+  constexpr int64_t kLeastMib = 64;
+  const auto places = ranks::private_places();
+  std::string names;
+  for (const auto& place : places) names += (names.empty() ? "" : ", ") + place;
+  const auto place = ranks::first_writable(places);
+  if (place.empty()) {
+    findings.say(false, "ranks' folder", "none of " + names + " is writable", place_remedy(place));
+    return false;
+  }
+  const auto free_mib = free_bytes(place) >> 20;
+  findings.say(free_mib >= kLeastMib, "ranks' folder",
+               place + ", " + std::to_string(free_mib) + " MiB free", place_remedy(place));
+  return true;
+}
 
 // Forks two ranks and adds two numbers over Gloo.
 void check_ranks(Findings& findings) {
@@ -46,6 +65,14 @@ void check_ranks(Findings& findings) {
 
 }  // namespace
 
+std::string place_remedy(const std::string& place) {
+  if (place.empty()) return "set TMPDIR to a folder that is writable and has room";
+  if (place == "/dev/shm")
+    return "ranks take /dev/shm where it is writable, whatever TMPDIR says: give it more room "
+           "(docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm)";
+  return "make room there, or set TMPDIR to a folder that has room (/dev/shm is not writable)";
+}
+
 int doctor_command(const std::string& data_dir) {
   Findings findings;
   std::cout << version_text() << "\n\n";
@@ -53,14 +80,12 @@ int doctor_command(const std::string& data_dir) {
   findings.say(
       true, "machine",
       here.os + ", " + here.cpu + ", " + std::to_string(here.cores) + " cores, 1 thread a rank");
-  const auto shared_mib = free_bytes("/dev/shm") >> 20;
-  findings.say(shared_mib >= 64, "/dev/shm", std::to_string(shared_mib) + " MiB free",
-               "give the container more (docker run --shm-size=1g) or set TMPDIR");
+  const bool has_place = check_place(findings);
   const auto files = find_data(data_dir, true);
   findings.say(!files.text.empty(), "text", found(files.text), "name its folder with --data-dir");
   findings.say(!files.images.empty(), "images", found(files.images),
                "apt-get install dataset-fashion-mnist");
-  check_ranks(findings);
+  if (has_place) check_ranks(findings);
   std::cout << "\n" << (findings.healthy() ? "healthy" : "not healthy") << "\n";
   return findings.healthy() ? kHeld : kInfrastructure;
 }

@@ -1,16 +1,16 @@
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/report_folder.hpp"
+#include "conformance/contract/contract_runner.hpp"
+#include "conformance/ranks/interrupt.hpp"
 #include "conformance/runner.hpp"
 #include "engine/error.hpp"
 #include "reports/annotations.hpp"
@@ -23,45 +23,40 @@
 namespace equigrad::conformance::cli {
 namespace {
 
-void make_directory(const std::string& path) {
-  for (std::size_t at = path.find('/', 1);; at = path.find('/', at + 1)) {
-    const std::string part = path.substr(0, at);
-    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST)
-      throw Error("report", "expected to make the folder " + part + ", got: " +
-                                std::strerror(errno) + ". Choose another with --report.");
-    if (at == std::string::npos) return;
-  }
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  if (path == "-") {
-    std::cout << text << std::flush;
-    return;
-  }
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file)
-    throw Error("report", "expected to write " + path + ", got: " + std::strerror(errno) +
-                              ". Choose another place.");
-}
-
 std::string absolute(const std::string& path) {
   char resolved[PATH_MAX];
   return realpath(path.c_str(), resolved) == nullptr ? path : resolved;
 }
 
-// Cases by the filters: of the default matrix, else of the full one, so that the id of any case
-// can be pasted. Says what is near when there is none.
-std::vector<CaseSpec> selected_cases(const RunCommand& command) {
-  auto cases = select(command.full ? full_matrix() : default_matrix(), command.selection);
-  if (cases.empty() && !command.full) cases = select(full_matrix(), command.selection);
-  if (!cases.empty()) return cases;
+// Of the matrix and of the contract.
+struct Selected {
+  std::vector<CaseSpec> matrix;
+  std::vector<contract::Spec> contract;
+  std::size_t size() const { return matrix.size() + contract.size(); }
+};
+
+Selected selected(const RunCommand& command, bool full) {
+  return {select(full ? full_matrix() : default_matrix(), command.selection),
+          contract::selected_specs(command.selection, full)};
+}
+
+std::vector<std::string> default_ids() {
+  std::vector<std::string> ids;
+  for (const auto& spec : default_matrix()) ids.push_back(spec.id());
+  for (const auto& spec : contract::default_specs()) ids.push_back(spec.id());
+  return ids;
+}
+
+// Cases by the filters: of the default selection, else of all, so that the id of any case can be
+// pasted. Says what is near when there is none.
+Selected selected_cases(const RunCommand& command) {
+  auto cases = selected(command, command.full);
+  if (cases.size() == 0 && !command.full) cases = selected(command, true);
+  if (cases.size() > 0) return cases;
   std::cerr << "equigrad: 0 cases selected.\n";
   for (const auto& filter : command.selection.filters) {
     std::cerr << "Nothing matches \"" << filter << "\"; near it are\n";
-    for (const auto& id : near_matches(default_matrix(), filter, 3))
-      std::cerr << "  " << id << "\n";
+    for (const auto& id : near_matches(default_ids(), filter, 3)) std::cerr << "  " << id << "\n";
   }
   std::cerr << "equigrad list has all ids.\n";
   return {};
@@ -73,9 +68,10 @@ bool needs_images(const CaseSpec& spec) { return spec.model == "conv" || spec.mo
 std::map<std::string, int64_t> left_out(const RunCommand& command, std::size_t selected) {
   const bool narrowed = !command.selection.filters.empty() || !command.selection.stages.empty() ||
                         !command.selection.dtypes.empty() || !command.selection.worlds.empty();
-  const auto rest = static_cast<int64_t>(full_matrix().size() - selected);
+  const auto all = full_matrix().size() + contract::full_specs().size();
+  const auto rest = static_cast<int64_t>(all - selected);
   if (rest == 0) return {};
-  return {{narrowed ? "not selected" : "only in the full matrix (--full)", rest}};
+  return {{narrowed ? "not selected" : "only with --full", rest}};
 }
 
 RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
@@ -98,6 +94,24 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   return options;
 }
 
+contract::ContractOptions contract_options(const RunOptions& options,
+                                           std::vector<contract::Spec> specs) {
+  return {std::move(specs),      options.seed,          options.data,
+          options.replay_prefix, options.replay_suffix, options.timeout_scale,
+          options.quiet,         options.lanes,         false};
+}
+
+// The contract's cases follow the matrix's.
+void add_contract(const RunOptions& options, std::vector<contract::Spec> specs, reports::Run& run) {
+  if (specs.empty()) return;
+  const auto start = std::chrono::steady_clock::now();
+  for (auto& record : contract::run_contract(contract_options(options, std::move(specs))))
+    run.cases.push_back(std::move(record));
+  run.statements = contract::statements();
+  run.interrupted = run.interrupted || ranks::interrupted() != 0;
+  run.wall_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 void write_reports(const RunCommand& command, const reports::Run& run) {
   write_file(command.report + "/index.html", reports::to_html(run));
   write_file(command.report + "/run.json", reports::to_json(run));
@@ -115,9 +129,14 @@ void write_reports(const RunCommand& command, const reports::Run& run) {
 
 int run_command(const RunCommand& command) {
   auto cases = selected_cases(command);
-  if (cases.empty()) return kUsage;
+  if (cases.size() == 0) return kUsage;
   auto not_run = left_out(command, cases.size());
-  auto options = options_of(command, std::move(cases));
+  if (!command.fault.empty() && !cases.contract.empty()) {
+    not_run["--fault is for the matrix; the contract's cases have their own"] =
+        static_cast<int64_t>(cases.contract.size());
+    cases.contract.clear();
+  }
+  auto options = options_of(command, std::move(cases.matrix));
   if (options.data.images.empty()) {
     const auto end = std::remove_if(options.cases.begin(), options.cases.end(), needs_images);
     const auto without = options.cases.end() - end;
@@ -126,9 +145,13 @@ int run_command(const RunCommand& command) {
     options.cases.erase(end, options.cases.end());
   }
   make_directory(command.report);
-  if (!command.quiet) std::cerr << options.cases.size() << " cases, seed " << command.seed << "\n";
+  clear_report_folder(command.report);
+  if (!command.quiet)
+    std::cerr << options.cases.size() + cases.contract.size() << " cases, seed " << command.seed
+              << "\n";
   const auto environment = environment_here();
   auto run = run_matrix(options);
+  add_contract(options, std::move(cases.contract), run);
   run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;
@@ -146,8 +169,9 @@ int run_command(const RunCommand& command) {
 
 int list_command(const RunCommand& command) {
   const auto cases = selected_cases(command);
-  for (const auto& spec : cases) std::cout << spec.id() << "\n";
-  return cases.empty() ? kUsage : kHeld;
+  for (const auto& spec : cases.matrix) std::cout << spec.id() << "\n";
+  for (const auto& spec : cases.contract) std::cout << spec.id() << "\n";
+  return cases.size() == 0 ? kUsage : kHeld;
 }
 
 }  // namespace equigrad::conformance::cli

@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 
 #include "conformance/cli/cli.hpp"
+#include "conformance/judge.hpp"
 #include "conformance/lane_tally.hpp"
 #include "conformance/program.hpp"
 #include "conformance/ranks/interrupt.hpp"
@@ -14,31 +16,47 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
+using ranks::Outcome;
+
+constexpr int64_t kImagesAMicroBatch = 4;  // of the conv model
 
 // Ranks 0..world-1 are the engine's, the last one is the twin's.
 class Training {
  public:
-  Training(const TrainCommand& command, const std::string& config);
+  Training(const TrainCommand& command, const std::string& config, const ranks::Handler& serve);
   int run();
 
  private:
   json request(const char* part, const char* verb) const;
   bool both(const char* verb);  // engine and twin at the same time
   bool compare();
+  void check_cover(const std::vector<Outcome>& outcomes);
   bool step(int number);
-  bool check(const std::vector<ranks::Outcome>& outcomes);
+  bool check(const std::vector<Outcome>& outcomes, bool twin);
+  void print_head() const;
+  int verdict(int done) const;
 
   const TrainCommand& command_;
   ranks::Pool pool_;
   std::vector<int> engine_ranks_, twin_rank_;
   json start_, engine_answers_, twin_answer_;
   double engine_seconds_ = 0;
-  int64_t compared_ = 0, differing_ = 0;
+  int64_t compared_ = 0, differing_ = 0, total_ = 0, most_ = 0;
+  double worst_ulp_ = 0;
   std::string first_;  // difference
-  bool broken_ = false;
+  bool started_ = false;
+  int broken_ = 0;  // the exit code for a rank that did not answer
 };
 
-Training::Training(const TrainCommand& command, const std::string& config)
+json options_of(const TrainCommand& command) {
+  return {{"stage", command.stage},
+          {"dtype", command.dtype},
+          {"accumulate", command.accumulate},
+          {"micro_batch", command.micro_batch}};
+}
+
+Training::Training(const TrainCommand& command, const std::string& config,
+                   const ranks::Handler& serve)
     : command_(command),
       pool_(command.world + 1, serve,
             {std::chrono::milliseconds(static_cast<long long>(300'000 * command.timeout_scale)),
@@ -56,6 +74,7 @@ Training::Training(const TrainCommand& command, const std::string& config)
             {"context", command.context},
             {"data", to_json(find_data(command.data_dir, true))},
             {"path", pool_.directory() + "/step.safetensors"}};
+  if (command.config.empty()) start_["options"] = options_of(command);
 }
 
 json Training::request(const char* part, const char* verb) const {
@@ -65,10 +84,14 @@ json Training::request(const char* part, const char* verb) const {
   return message;
 }
 
-bool Training::check(const std::vector<ranks::Outcome>& outcomes) {
+// What the engine throws in a step is the engine's failure; everything else is the machine's.
+bool Training::check(const std::vector<Outcome>& outcomes, bool twin) {
   if (ranks::all_ok(outcomes)) return true;
-  std::fprintf(stderr, "equigrad: %s\n", ranks::failures(outcomes).c_str());
-  broken_ = true;
+  std::fprintf(stderr, "equigrad: %s%s\n", twin ? "twin, " : "", ranks::failures(outcomes).c_str());
+  const bool thrown = std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
+    return outcome.kind == Outcome::Kind::Error && !ranks::is_infrastructure_error(outcome);
+  });
+  broken_ = thrown && !twin && started_ ? kFailed : kInfrastructure;
   return false;
 }
 
@@ -80,7 +103,7 @@ bool Training::both(const char* verb) {
     const auto finished = pool_.wait(std::chrono::seconds(1));
     if (ranks::interrupted() != 0) return false;
     if (!finished) continue;
-    if (!check(finished->outcomes)) return false;
+    if (!check(finished->outcomes, finished->job != engine)) return false;
     if (finished->job != engine) {
       twin_answer_ = finished->outcomes[0].answer;
       continue;
@@ -93,17 +116,36 @@ bool Training::both(const char* verb) {
 }
 
 bool Training::compare() {
-  const auto outcomes = pool_.run(engine_ranks_, request("engine", "compare"));
-  if (!check(outcomes)) return false;
+  pool_.start(engine_ranks_, request("engine", "compare"));
+  std::optional<ranks::Finished> finished;
+  while (!finished) {
+    finished = pool_.wait(std::chrono::seconds(1));
+    if (ranks::interrupted() != 0) return false;
+  }
+  const auto& outcomes = finished->outcomes;
+  if (!check(outcomes, false)) return false;
   compared_ = differing_ = 0;
+  worst_ulp_ = 0;
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const auto& answer = outcomes[rank].answer;
     compared_ += answer.at("compared").get<int64_t>();
     differing_ += answer.at("differing").get<int64_t>();
+    if (!answer.at("worst").is_null())
+      worst_ulp_ = std::max(worst_ulp_, exact_value(answer["worst"].at("ulp")));
     if (first_.empty() && !answer.at("first").get<std::string>().empty())
       first_ = "rank " + std::to_string(rank) + ": " + answer.at("first").get<std::string>();
   }
+  check_cover(outcomes);
   return true;
+}
+
+void Training::check_cover(const std::vector<Outcome>& outcomes) {
+  std::vector<json> cover;
+  for (const auto& outcome : outcomes) cover.push_back(outcome.answer.at("cover"));
+  const auto problem = cover_problem(start_.at("stage"), cover);
+  if (problem.empty()) return;
+  ++differing_;
+  if (first_.empty()) first_ = "shards: " + problem;
 }
 
 bool Training::step(int number) {
@@ -112,45 +154,63 @@ bool Training::step(int number) {
   for (const auto& answer : engine_answers_)
     loss += answer.at("loss").get<double>() / command_.world;
   const double tokens = start_.at("tokens").get<double>();
-  std::printf("%6d  %11.6f  %14.6f  %14lld  %12lld  %8.0f\n", number, loss,
-              twin_answer_.at("loss").get<double>(), static_cast<long long>(differing_),
-              static_cast<long long>(compared_), tokens / engine_seconds_);
+  std::printf("%6d  %11.6f  %11.6f  %12lld  %12lld  %9.4g  %8.0f\n", number, loss,
+              twin_answer_.at("loss").get<double>(), static_cast<long long>(compared_),
+              static_cast<long long>(differing_), worst_ulp_, tokens / engine_seconds_);
   std::fflush(stdout);
+  total_ += compared_;
+  most_ = std::max(most_, differing_);
   return true;
 }
 
-int Training::run() {
-  if (!both("start")) return kInfrastructure;
-  start_["tokens"] = engine_answers_[0].at("tokens");
-  std::printf("# %s, %lld parameters, stage %s, %d rank%s, seed %llu\n#\n", command_.data.c_str(),
-              engine_answers_[0].at("parameters").get<long long>(),
-              command_.config.empty() ? std::to_string(command_.stage).c_str() : "as configured",
-              command_.world, command_.world == 1 ? "" : "s",
-              static_cast<unsigned long long>(command_.seed));
-  std::printf("# step  loss engine  loss reference  differing bits      compared  %s\n",
+void Training::print_head() const {
+  const bool configured = !command_.config.empty();
+  const auto stage = std::to_string(start_.at("stage").get<int>());
+  std::printf("# %s, %lld parameters, stage %s, %s, %d rank%s, seed %llu\n", command_.data.c_str(),
+              engine_answers_[0].at("parameters").get<long long>(), stage.c_str(),
+              configured ? "as configured" : command_.dtype.c_str(), command_.world,
+              command_.world == 1 ? "" : "s", static_cast<unsigned long long>(command_.seed));
+  std::printf("# twin built from %s\n#\n",
+              configured ? "the parsed configuration: a key that the parser misreads is not seen"
+                         : "the command's options, not from the engine's configuration");
+  std::printf("# step  loss engine    loss twin      compared     differing      worst  %s\n",
               command_.data == "text" ? "tokens/s" : "images/s");
-  int64_t total = 0, worst = 0;
-  int done = 0;
-  while (done < command_.steps && step(done + 1)) {
-    ++done;
-    total += compared_;
-    worst = std::max(worst, differing_);
-  }
-  if (ranks::interrupted() != 0) std::printf("# interrupted after %d steps\n", done);
+  std::printf("#                                  (elements)    (elements)      (ulp)\n");
+  std::fflush(stdout);
+}
+
+int Training::verdict(int done) const {
+  const bool stopped = ranks::interrupted() != 0;
   if (!first_.empty()) std::printf("# first difference: %s\n", first_.c_str());
-  const bool held = done > 0 && worst == 0 && total > 0;
-  std::printf("%s  %d steps, %lld elements compared with the twin, at most %lld differing\n",
-              !held || broken_ ? "FAILED" : "HELD", done, static_cast<long long>(total),
-              static_cast<long long>(worst));
-  if (broken_) return kInfrastructure;
-  return held ? kHeld : kFailed;
+  const bool held = done > 0 && most_ == 0 && total_ > 0;
+  int code = held ? kHeld : kFailed;
+  if (most_ == 0 && broken_ != 0) code = broken_;
+  const char* word = code == kHeld ? "HELD" : code == kFailed ? "FAILED" : "BROKEN";
+  if (stopped && most_ == 0) word = "INTERRUPTED";
+  std::printf("%s  %d steps", word, done);
+  if (done < command_.steps) std::printf(" of %d", command_.steps);
+  std::printf(", %lld elements compared with the twin, at most %lld of a step differing\n",
+              static_cast<long long>(total_), static_cast<long long>(most_));
+  return code;
+}
+
+int Training::run() {
+  int done = 0;
+  if (both("start")) {
+    started_ = true;
+    start_["tokens"] = engine_answers_[0].at("tokens");
+    start_["stage"] = engine_answers_[0].at("stage");
+    print_head();
+    while (done < command_.steps && step(done + 1)) ++done;
+  }
+  return verdict(done);
 }
 
 }  // namespace
 
 std::string train_config(const TrainCommand& command) {
   json config = {
-      {"train_micro_batch_size_per_gpu", command.data == "text" ? command.micro_batch : 4},
+      {"train_micro_batch_size_per_gpu", command.micro_batch},
       {"gradient_accumulation_steps", command.accumulate},
       {"gradient_clipping", 1.0},
       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}, {"weight_decay", 0.01}}}}},
@@ -164,19 +224,28 @@ std::string train_config(const TrainCommand& command) {
   return config.dump(1);
 }
 
-int train_command(const TrainCommand& command) {
+int train_command(const TrainCommand& command, const ranks::Handler& serve) {
   std::string config = train_config(command);
   if (!command.config.empty()) {
     std::ifstream file(command.config);
     config.assign(std::istreambuf_iterator<char>(file), {});
   }
-  parse_config(config, command.world);  // complains here, once, rather than on every rank
+  // Complains here, once, rather than on every rank.
+  const auto parsed = parse_config(config, command.world);
+  std::vector<std::string> problems;
+  if (command.data == "images" && parsed.train_micro_batch_size_per_gpu != kImagesAMicroBatch)
+    problems.push_back("images come in micro-batches of " + std::to_string(kImagesAMicroBatch) +
+                       ", got " + std::to_string(parsed.train_micro_batch_size_per_gpu));
+  if (command.dim % command.heads != 0)
+    problems.push_back("expected --dim to be a multiple of --heads, got " +
+                       std::to_string(command.dim) + " and " + std::to_string(command.heads));
+  if (!problems.empty()) throw ConfigError("train", problems);
   const auto files = find_data(command.data_dir, true);
   if (files.text.empty() || (command.data == "images" && files.images.empty()))
     throw Error("train", "expected " + command.data +
                              ", got no file of it. Name its folder with "
                              "--data-dir; equigrad doctor says what is there.");
-  return Training(command, config).run();
+  return Training(command, config, serve).run();
 }
 
 }  // namespace equigrad::conformance::cli

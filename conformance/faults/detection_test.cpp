@@ -1,5 +1,6 @@
 // Every planted fault is seen, at every stage where it can act, and every way for a case to go
 // wrong ends as a verdict.
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <unistd.h>
@@ -7,6 +8,8 @@
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/judge.hpp"
 #include "conformance/runner.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/error.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -140,6 +143,41 @@ TEST(Detection, ARankThatHangsIsAResultWithWhatItWasDoing) {
   EXPECT_EQ(run.cases[1].verdict, Verdict::TimedOut);
   EXPECT_THAT(run.cases[1].message, HasSubstr("step 1 micro-batch 2 backward"));
   EXPECT_EQ(reports::exit_code(run), 3);
+}
+
+TEST(Detection, APeerThatCannotBeReachedIsTheMachinesFault) {
+  auto apart = options({small_case(0), small_case(1)});
+  apart.serve = [](const json& request, ranks::RankContext& context) {
+    if (is_case_of_stage(request, 1)) {  // rank 0 alone, in a collective that rank 1 never joins
+      const auto group = comm::connect_gloo(context.rank(), 2, context.directory() + "/apart",
+                                            std::chrono::milliseconds(1'000));
+      if (context.rank() == 0) group->all_reduce_sum(at::ones({1}))->wait();
+    }
+    return serve(request, context);
+  };
+  const auto run = run_matrix(apart);
+  EXPECT_EQ(run.cases[0].verdict, Verdict::Equal) << run.cases[0].message;
+  EXPECT_EQ(run.cases[1].verdict, Verdict::Crashed) << run.cases[1].message;
+  EXPECT_THAT(run.cases[1].message, HasSubstr("[comm.all_reduce_sum]"));
+  EXPECT_EQ(reports::exit_code(run), 3);
+}
+
+TEST(Detection, ARankThatDiesBeforeTheFaultsAreJudgedIsNoVoidRun) {
+  for (const std::string when : {"twin", "case", "fault"}) {
+    auto deadly = options({small_case(2)});
+    deadly.serve = [when](const json& request, ranks::RankContext& context) {
+      const bool now = when == "fault" ? request.contains("fault") : request.at("do") == when;
+      if (now && context.rank() + 1 == context.world_size()) raise(SIGKILL);
+      return serve(request, context);
+    };
+    try {
+      run_matrix(deadly);
+      ADD_FAILURE() << "a run came of it: " << when;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("died: signal 9"));
+      EXPECT_THAT(error.what(), HasSubstr("Nothing was compared"));
+    }
+  }
 }
 
 TEST(Detection, AnExceptionInTheEngineFailsTheCaseWithItsText) {

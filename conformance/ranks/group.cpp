@@ -25,7 +25,14 @@ std::shared_ptr<comm::Communicator> RankContext::group(int world) {
   auto& group = groups_[name];
   if (!group) {
     note("rendezvous of " + std::to_string(world) + " ranks");
-    group = comm::connect_gloo(rank_, world, directory_ + "/" + name, timeout_);
+    try {
+      group = comm::connect_gloo(rank_, world, directory_ + "/" + name, timeout_);
+    } catch (const std::exception& error) {
+      const std::string text = error.what();  // LibTorch appends a backtrace, from the second line
+      throw Error("ranks.group", "expected to reach all " + std::to_string(world) +
+                                     " ranks over Gloo, got: " + text.substr(0, text.find('\n')) +
+                                     " equigrad doctor tries it with two.");
+    }
   }
   return group;
 }

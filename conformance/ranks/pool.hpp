@@ -51,6 +51,8 @@ struct Outcome {
 // "rank 1 died: signal 9 (Killed) while step 1 backward", or empty when all ranks answered.
 std::string failures(const std::vector<Outcome>& outcomes);
 bool all_ok(const std::vector<Outcome>& outcomes);
+// An error that says nothing about what was computed: a peer or memory was not to be had.
+bool is_infrastructure_error(const Outcome& outcome);
 
 struct Finished {
   int job;

@@ -6,24 +6,33 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::ranks {
 
-std::string make_private_directory() {
+std::vector<std::string> private_places() {
   const char* temporary = std::getenv("TMPDIR");
   std::vector<std::string> places = {"/dev/shm"};
   if (temporary != nullptr && *temporary != 0) places.emplace_back(temporary);
   places.emplace_back("/tmp");
-  for (const auto& place : places) {
+  return places;
+}
+
+std::string first_writable(const std::vector<std::string>& places) {
+  for (const auto& place : places)
+    if (access(place.c_str(), W_OK | X_OK) == 0) return place;
+  return {};
+}
+
+std::string make_private_directory() {
+  for (const auto& place : private_places()) {
     std::string name = place + "/equigrad-XXXXXX";
-    if (access(place.c_str(), W_OK) == 0 && mkdtemp(name.data()) != nullptr) return name;
+    if (!first_writable({place}).empty() && mkdtemp(name.data()) != nullptr) return name;
   }
   throw Error("ranks.Pool",
               std::string("expected a folder for the ranks in /dev/shm, TMPDIR or /tmp, got: ") +
-                  std::strerror(errno) + ". Make one of them writable.");
+                  std::strerror(errno) + ". Set TMPDIR to a folder that is writable and has room.");
 }
 
 // Not std::filesystem::remove_all: LibTorch exports an older copy of it, which crashes.

@@ -7,10 +7,14 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace equigrad::conformance::ranks {
 
-// In /dev/shm, TMPDIR or /tmp, the first that is writable.
+// /dev/shm, TMPDIR if it is set, /tmp: in this order.
+std::vector<std::string> private_places();
+// The first of them that is writable; empty if none is.
+std::string first_writable(const std::vector<std::string>& places);
 std::string make_private_directory();
 void remove_private_directory(const std::string& path);
 

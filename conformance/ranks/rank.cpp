@@ -115,6 +115,16 @@ bool all_ok(const std::vector<Outcome>& outcomes) {
                      [](const Outcome& outcome) { return outcome.kind == Outcome::Kind::Ok; });
 }
 
+bool is_infrastructure_error(const Outcome& outcome) {
+  if (outcome.kind != Outcome::Kind::Error) return false;
+  const auto& text = outcome.text;
+  // "[rank 0/2] [comm.all_gather] ...", what a communicator throws when a collective fails.
+  const bool wire = text.rfind("[rank ", 0) == 0 && text.find("] [comm.") != std::string::npos;
+  const bool memory = text.find("bad_alloc") != std::string::npos ||
+                      text.find("can't allocate memory") != std::string::npos;
+  return wire || memory || text.rfind("[ranks.", 0) == 0;
+}
+
 std::string failures(const std::vector<Outcome>& outcomes) {
   std::string text;
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {

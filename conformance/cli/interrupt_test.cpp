@@ -1,0 +1,100 @@
+// Ctrl-C and kill: the exit code says so, and what was found so far is told.
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conformance/contract/contract_case.hpp"
+#include "conformance/matrix.hpp"
+#include "reports/json.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string read(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Interrupt : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "equigrad-interrupt-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override {
+    if (std::system(("rm -rf '" + folder_ + "'").c_str()) != 0) ADD_FAILURE() << folder_;
+  }
+
+  // Starts the program, waits until it has said `until`, sends the signal; returns the exit code.
+  int interrupted(std::vector<std::string> words, const std::string& until, int signal) {
+    const char* program = std::getenv("EQUIGRAD_BINARY");
+    if (program == nullptr) ADD_FAILURE() << "run this test through ctest, which says where it is";
+    if (program == nullptr) return -1;
+    words.insert(words.begin(), program);
+    const pid_t process = fork();
+    if (process == 0) {
+      std::vector<char*> argv;
+      for (auto& word : words) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      if (freopen(out().c_str(), "w", stdout) != nullptr &&
+          freopen(err().c_str(), "w", stderr) != nullptr)
+        execv(program, argv.data());
+      _exit(127);
+    }
+    for (int tries = 0;
+         tries < 3000 && (read(out()) + read(err())).find(until) == std::string::npos; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_THAT(read(out()) + read(err()), HasSubstr(until));
+    kill(process, signal);
+    int status = 0;
+    waitpid(process, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+    return WEXITSTATUS(status);
+  }
+  std::string out() const { return folder_ + "/out"; }
+  std::string err() const { return folder_ + "/err"; }
+  std::string report() const { return folder_ + "/report"; }
+
+  std::string folder_;
+};
+
+TEST_F(Interrupt, ARunIsWrittenAsFarAsItCame) {
+  EXPECT_EQ(interrupted({"run", "--report", report()}, " cases, seed", SIGINT), 130);
+  EXPECT_THAT(read(out()), HasSubstr("INTERRUPTED"));
+  EXPECT_THAT(read(err()), HasSubstr("stopped by signal 2 (Interrupt)"));
+  const auto run = reports::from_json(read(report() + "/run.json"));
+  EXPECT_TRUE(run.interrupted);
+  EXPECT_EQ(run.cases.size(), default_matrix().size() + contract::default_specs().size());
+}
+
+TEST_F(Interrupt, ATrainingTellsItsStepsSoFar) {
+  EXPECT_EQ(interrupted({"train", "--steps", "100000", "--layers", "1", "--dim", "16", "--heads",
+                         "2", "--context", "8"},
+                        "\n     3  ", SIGTERM),
+            143);
+  EXPECT_THAT(read(out()), HasSubstr("INTERRUPTED  "));
+  EXPECT_THAT(read(out()), HasSubstr(" steps of 100000, "));
+  EXPECT_THAT(read(out()), Not(HasSubstr("INTERRUPTED  0 steps")));
+  EXPECT_THAT(read(out()), HasSubstr("at most 0 of a step differing"));
+}
+
+TEST_F(Interrupt, TheDoctorTellsItsFindingsSoFar) {
+  EXPECT_EQ(interrupted({"doctor"}, "  images  ", SIGINT), 130);
+  EXPECT_THAT(read(out()), HasSubstr("ranks' folder"));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli

@@ -1,0 +1,78 @@
+#include "conformance/cli/report_folder.hpp"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <regex>
+#include <vector>
+
+#include "conformance/matrix.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+// Not std::filesystem: LibTorch exports an older copy of it, which crashes.
+std::vector<std::string> entries(const std::string& folder) {
+  std::vector<std::string> names;
+  if (DIR* directory = opendir(folder.c_str())) {
+    while (const dirent* entry = readdir(directory)) names.emplace_back(entry->d_name);
+    closedir(directory);
+  }
+  return names;
+}
+
+bool is_case(const std::string& name) {
+  try {
+    return parse_id(name).id() == name;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void make_directory(const std::string& path) {
+  for (std::size_t at = path.find('/', 1);; at = path.find('/', at + 1)) {
+    const std::string part = path.substr(0, at);
+    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST)
+      throw Error("report", "expected to make the folder " + part + ", got: " +
+                                std::strerror(errno) + ". Choose another with --report.");
+    if (at == std::string::npos) return;
+  }
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  if (path == "-") {
+    std::cout << text << std::flush;
+    return;
+  }
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file)
+    throw Error("report", "expected to write " + path + ", got: " + std::strerror(errno) +
+                              ". Choose another place.");
+}
+
+void clear_report_folder(const std::string& folder) {
+  static const std::regex kept("rank[0-9]+(\\.inputs)?\\.safetensors");
+  for (const char* report : {"/index.html", "/run.json", "/junit.xml"})
+    unlink((folder + report).c_str());
+  const std::string fail = folder + "/fail";
+  for (const auto& name : entries(fail)) {
+    if (!is_case(name)) continue;
+    const std::string of_case = fail + "/" + name;
+    for (const auto& file : entries(of_case))
+      if (std::regex_match(file, kept)) unlink((of_case + "/" + file).c_str());
+    rmdir(of_case.c_str());  // stays unless it is empty now
+  }
+  rmdir(fail.c_str());
+}
+
+}  // namespace equigrad::conformance::cli

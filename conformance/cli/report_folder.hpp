@@ -1,0 +1,22 @@
+// ReportFolder: the folder of a run's reports, and what an earlier run left there.
+//
+//   index.html  run.json  junit.xml  fail/<case>/rank<N>[.inputs].safetensors
+//
+// Invariants: clearing removes these and nothing else: a file or folder of another name stays, and
+// so does the folder that it is in.
+// Units: none.
+// Errors: equigrad::Error where a folder or a file cannot be written.
+// Depends on: POSIX, matrix.hpp, engine/error.hpp (sources only).
+#pragma once
+
+#include <string>
+
+namespace equigrad::conformance::cli {
+
+// With its parents, as far as they are missing.
+void make_directory(const std::string& path);
+void write_file(const std::string& path, const std::string& text);  // "-" is stdout
+// So that nothing in the folder is of another run, however this one ends.
+void clear_report_folder(const std::string& folder);
+
+}  // namespace equigrad::conformance::cli

@@ -1,0 +1,44 @@
+#include "conformance/cli/report_folder.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace equigrad::conformance::cli {
+namespace {
+
+const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";
+
+TEST(ReportFolder, WhatAnEarlierRunLeftIsRemovedAndNothingElse) {
+  std::string folder = testing::TempDir() + "equigrad-report-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const auto there = [&](const std::string& name) {
+    return access((folder + "/" + name).c_str(), F_OK) == 0;
+  };
+  const std::string clean = "fail/" + kCase + "1", mixed = "fail/" + kCase, other = "fail/mine";
+  const std::string whole =
+      "fail/Required.grad.zero0.bf16.w4.gas1.clip-above.adamw.gpt.tensor_backward";
+  for (const auto& of : {clean, mixed, other, whole}) {
+    make_directory(folder + "/" + of);
+    write_file(folder + "/" + of + "/rank0.safetensors", "x");
+  }
+  write_file(folder + "/" + whole + "/rank12.inputs.safetensors", "x");
+  write_file(folder + "/" + mixed + "/notes.txt", "x");
+  for (const char* name : {"index.html", "run.json", "junit.xml", "run.json.old"})
+    write_file(folder + "/" + name, "x");
+  clear_report_folder(folder);
+  for (const char* name : {"index.html", "run.json", "junit.xml"}) EXPECT_FALSE(there(name));
+  EXPECT_FALSE(there(whole));
+  EXPECT_FALSE(there(mixed + "/rank0.safetensors"));
+  EXPECT_TRUE(there(mixed + "/notes.txt"));
+  EXPECT_TRUE(there(other + "/rank0.safetensors"));
+  EXPECT_TRUE(there(clean + "/rank0.safetensors")) << "no case has this name";
+  EXPECT_TRUE(there("run.json.old"));
+  clear_report_folder(folder + "/not-there");
+  EXPECT_EQ(std::system(("rm -rf '" + folder + "'").c_str()), 0);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli

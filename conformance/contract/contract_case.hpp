@@ -1,0 +1,73 @@
+// ContractCase: every line of the contract as named cases, each at every stage.
+//
+//   Contract.2.two_losses_on_one_forward.zero2.bf16.w3.gas1
+//            line of the contract       stage dtype  ranks  accumulation
+//
+// Invariants: names are unique; every case is in the default selection at all stages and both
+// precisions with two ranks, and once with each other number of ranks.
+// Units: world counts ranks, accumulation micro-batches.
+// Errors: equigrad::Error for an id that no case has.
+// Depends on: the C++ standard library; engine/error.hpp in the source. No torch.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace equigrad::conformance::contract {
+
+class Play;
+
+enum class Clipping { Off, Below, Above };
+
+struct Case {
+  std::string section;   // the contract's line: "2"
+  std::string name;      // two_losses_on_one_forward
+  std::string sentence;  // what holds, for the report
+  std::string fault;     // the wrong way that its program can play, in words
+  std::function<void(Play&)> program;
+  std::vector<std::string> models = {"nasty"};  // models.hpp; one engine each
+  std::vector<int64_t> accumulations = {1, 3};
+  int windows = 2;
+  Clipping clipping = Clipping::Off;
+  bool momentum = false;  // SGD with momentum instead of AdamW
+  int smallest_world = 1;
+  std::vector<std::string> answers = {};  // what it answers: "trap 1", "misbehaviour 5"
+
+  Case on(std::vector<std::string> names) const;
+  Case gas(std::vector<int64_t> steps) const;
+  Case lasting(int count) const;
+  Case clipped(Clipping where) const;
+  Case with_momentum() const;
+  Case from_world(int world) const;
+  Case answering(std::vector<std::string> known) const;
+};
+
+// A case at one place.
+struct Spec {
+  const Case* of = nullptr;
+  int stage = 0;
+  bool bf16 = false;
+  int world = 1;
+  int64_t accumulation = 1;
+
+  std::string id() const;
+  std::map<std::string, std::string> dimensions() const;
+  // bf16 sums in bf16 or in fp32; both are played.
+  bool sums_in_fp32() const { return !bf16 || (world + stage / 2) % 2 == 1; }
+};
+
+struct Section {
+  std::string number;  // "2"
+  std::string sentence;
+};
+const std::vector<Section>& sections();
+
+const std::vector<Case>& cases();
+std::vector<Spec> default_specs();
+std::vector<Spec> full_specs();
+Spec parse_contract_id(const std::string& id);
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,29 @@
+#include "conformance/contract/contract_rank.hpp"
+
+#include "conformance/contract/engine_play.hpp"
+#include "conformance/contract/reference_play.hpp"
+
+namespace equigrad::conformance::contract {
+
+nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext& context,
+                              const reference::Data& data) {
+  const Spec spec = parse_contract_id(request.at("id"));
+  const uint64_t seed = request.at("seed");
+  context.note("reference");
+  ReferencePlay reference(spec, seed, data);
+  std::vector<std::vector<reference::StepRecord>> steps;
+  std::vector<Seen> seen;
+  for (int window = 0; window < spec.of->windows; ++window) {
+    steps.push_back(reference.window());
+    seen.push_back(reference.seen(context.rank()));
+  }
+  context.note("initialize");
+  const Scene scene = {context.rank(),    spec.world, spec.stage, spec.bf16,
+                       spec.accumulation, -1,         seed,       request.value("fault", false)};
+  EnginePlay engine(spec, scene, context, data);
+  for (std::size_t window = 0; window < steps.size(); ++window)
+    engine.window(steps[window], seen[window]);
+  return {{"exact", engine.tally().to_json()}};
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,24 @@
+// ContractRank: one contract case on one rank.
+//
+//   {"do": "contract", "id", "seed", "data", "fault": false}
+//
+// Invariants: every rank plays the whole reference in its own process, so no file passes between
+// them. The answer is {"exact": LaneTally::to_json()}.
+// Units: elements.   Errors: what the engine throws where no error is expected.
+// Depends on: the two players (source only), ranks/rank_context.hpp, reference/data.hpp by name.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "conformance/ranks/rank_context.hpp"
+
+namespace equigrad::reference {
+class Data;
+}
+
+namespace equigrad::conformance::contract {
+
+nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext& context,
+                              const reference::Data& data);
+
+}  // namespace equigrad::conformance::contract

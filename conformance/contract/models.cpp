@@ -1,0 +1,67 @@
+#include "conformance/contract/models.hpp"
+
+#include <torch/torch.h>
+
+#include <cmath>
+
+namespace equigrad::conformance::contract {
+namespace {
+
+// Uniform in [-w, w) with variance 1 / columns, never 0.
+void fill(reference::Model& model, uint64_t seed) {
+  uint64_t key = reference::hash(seed);
+  for (auto& [name, parameter] : reference::unique_parameters(model)) {
+    key = reference::hash(key);
+    const auto columns = static_cast<double>(parameter.dim() > 1 ? parameter.size(1) : 30);
+    auto weights = parameter.detach();
+    for (int64_t i = 0; i < weights.numel(); ++i) {
+      const uint64_t bits = reference::hash(key + static_cast<uint64_t>(i)) >> 40 | 1;
+      const double uniform = static_cast<double>(bits) / (1 << 23) - 1;
+      weights.mutable_data_ptr<float>()[i] = static_cast<float>(uniform * std::sqrt(3.0 / columns));
+    }
+  }
+}
+
+}  // namespace
+
+Tower::Tower()
+    : first(register_module("first", torch::nn::Linear(7, 11))),
+      second(register_module("second", torch::nn::Linear(11, 7))) {}
+
+at::Tensor Tower::below(const at::Tensor& x) { return at::tanh(first(x)); }
+
+at::Tensor Tower::above(const at::Tensor& hidden) { return second(at::gelu(hidden)); }
+
+at::Tensor Tower::criterion(const at::Tensor& output, const reference::Batch& batch) {
+  return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
+}
+
+Heads::Heads() : base(register_module("base", torch::nn::Linear(7, 9))) {
+  for (const char* name : {"a", "b", "c"})
+    tops.push_back(register_module(name, torch::nn::Linear(9, 5)));
+}
+
+at::Tensor Heads::trunk(const at::Tensor& x) { return at::tanh(base(x)); }
+
+at::Tensor Heads::head(std::size_t which, const at::Tensor& hidden) { return tops[which](hidden); }
+
+at::Tensor Heads::loss_through(std::size_t which, const reference::Batch& batch) {
+  return criterion(head(which, trunk(batch.input)), batch);
+}
+
+at::Tensor Heads::output(const reference::Batch& batch) { return head(0, trunk(batch.input)); }
+
+at::Tensor Heads::criterion(const at::Tensor& output, const reference::Batch& batch) {
+  return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
+}
+
+std::shared_ptr<reference::Model> make_contract_model(const std::string& name, uint64_t seed) {
+  std::shared_ptr<reference::Model> model;
+  if (name == "tower") model = std::make_shared<Tower>();
+  if (name == "heads") model = std::make_shared<Heads>();
+  if (!model) return reference::make_model(name, seed);
+  fill(*model, seed);
+  return model;
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,51 @@
+// Models: small networks with places where a program can reach in.
+//
+//   nasty   the zoo's: tied, reused, frozen, empty, scalar, unused, sometimes used
+//   tower   below [3, 7] -> [3, 11], above [3, 11] -> [3, 7]
+//   heads   a trunk [3, 7] -> [3, 9] and three heads [3, 9] -> [3, 5]
+//
+// Invariants: weights depend on (name, seed) only, and none is exactly 0 or 1.
+// Shapes: above.   Errors: c10::Error for an unknown name.
+// Depends on: reference/model.hpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reference/model.hpp"
+
+namespace equigrad::conformance::contract {
+
+class Tower : public reference::Model {
+ public:
+  Tower();
+  at::Tensor below(const at::Tensor& x);
+  at::Tensor above(const at::Tensor& hidden);
+  at::Tensor forward(const at::Tensor& x) { return above(below(x)); }
+  at::Tensor output(const reference::Batch& batch) override { return forward(batch.input); }
+  at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override;
+
+  torch::nn::Linear first, second;
+};
+
+class Heads : public reference::Model {
+ public:
+  Heads();
+  at::Tensor trunk(const at::Tensor& x);
+  at::Tensor head(std::size_t which, const at::Tensor& hidden);
+  // Through head `which`, or through those of a bit set.
+  at::Tensor loss_through(std::size_t which, const reference::Batch& batch);
+  at::Tensor output(const reference::Batch& batch) override;
+  at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override;
+
+  torch::nn::Linear base;
+  std::vector<torch::nn::Linear> tops;
+};
+
+std::shared_ptr<reference::Model> make_contract_model(const std::string& name, uint64_t seed);
+
+}  // namespace equigrad::conformance::contract

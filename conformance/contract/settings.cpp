@@ -1,0 +1,86 @@
+#include "conformance/contract/settings.hpp"
+
+#include <torch/torch.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace equigrad::conformance::contract {
+namespace {
+
+constexpr double kAbove = 0.01;  // below every norm that occurs
+constexpr double kBelow = 1e6;
+
+std::string config_text(const Spec& spec) {
+  nlohmann::json config;
+  config["train_micro_batch_size_per_gpu"] = 1;
+  config["gradient_accumulation_steps"] = spec.accumulation;
+  if (spec.of->clipping != Clipping::Off)
+    config["gradient_clipping"] = spec.of->clipping == Clipping::Above ? kAbove : kBelow;
+  auto& optimizer = config["optimizer"];
+  if (spec.of->momentum)
+    optimizer = {{"type", "SGD"}, {"params", {{"lr", 0.1}, {"momentum", 0.9}}}};
+  else
+    optimizer = {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}};
+  if (spec.bf16) {
+    config["bf16"]["enabled"] = true;
+    if (spec.sums_in_fp32()) config["data_types"]["grad_accum_dtype"] = "fp32";
+  }
+  const int bucket = (spec.world + spec.stage) % 2 == 0 ? 60 : 5000;
+  auto& zero = config["zero_optimization"];
+  zero["stage"] = spec.stage;
+  zero["reduce_bucket_size"] = bucket;
+  zero["allgather_bucket_size"] = bucket;
+  if (spec.stage == 3) {  // page everything, all the time
+    zero["stage3_param_persistence_threshold"] = 0;
+    zero["stage3_max_reuse_distance"] = 0;
+    zero["stage3_prefetch_bucket_size"] = bucket;
+  }
+  return config.dump();
+}
+
+std::vector<ParameterGroup> groups_of(reference::Model& model) {
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<ParameterGroup> groups(1);  // the frozen ones are in no group of the model
+  for (const auto& [name, tensor] : reference::unique_parameters(model)) {
+    tensors[name] = tensor;
+    if (!tensor.requires_grad()) groups[0].parameters.push_back({name, tensor});
+  }
+  for (const auto& from : model.groups()) {
+    groups.push_back({{}, from.lr, from.weight_decay});
+    for (const auto& name : from.names)
+      groups.back().parameters.push_back({name, tensors.at(name)});
+  }
+  if (groups[0].parameters.empty()) groups.erase(groups.begin());
+  return groups;
+}
+
+}  // namespace
+
+reference::Recipe recipe_of(const Spec& spec) {
+  reference::Recipe recipe;
+  recipe.world = spec.world;
+  recipe.accumulation_steps = spec.accumulation;
+  if (spec.of->momentum) {
+    recipe.optimizer = {.rule = reference::Rule::Sgd, .lr = 0.1, .momentum = 0.9};
+  } else {
+    recipe.optimizer = {.rule = reference::Rule::AdamW, .lr = 1e-2, .weight_decay = 0.01};
+  }
+  if (spec.of->clipping == Clipping::Above) recipe.gradient_clipping = kAbove;
+  recipe.compute_dtype = spec.bf16 ? at::kBFloat16 : at::kFloat;
+  recipe.accumulate_dtype = spec.sums_in_fp32() ? at::kFloat : at::kBFloat16;
+  recipe.order =
+      spec.stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
+  recipe.absolute_sums = false;
+  return recipe;
+}
+
+// A model with several groups goes in by the core, the others as modules.
+std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,
+                                    std::shared_ptr<comm::Communicator> communicator) {
+  const auto text = config_text(spec);
+  if (model.groups().size() == 1) return initialize(model, text, communicator);
+  return initialize(groups_of(model), parse_config(text, spec.world), communicator);
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,22 @@
+// Settings: a contract case's settings, once as an engine and once as the reference's recipe.
+//
+// The two are written separately on purpose: what the engine misreads must not be misread by both.
+//
+// Invariants: equal specs give equal settings. Buckets are small at even worlds and stages.
+// Units: bucket sizes count elements.   Errors: those of initialize.
+// Depends on: contract_case.hpp, reference/stepper.hpp, engine/engine.hpp.
+#pragma once
+
+#include <memory>
+
+#include "conformance/contract/contract_case.hpp"
+#include "engine/engine.hpp"
+#include "reference/stepper.hpp"
+
+namespace equigrad::conformance::contract {
+
+reference::Recipe recipe_of(const Spec& spec);
+std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,
+                                    std::shared_ptr<comm::Communicator> communicator);
+
+}  // namespace equigrad::conformance::contract

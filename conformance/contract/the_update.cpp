@@ -1,0 +1,69 @@
+// 10. Clipping.  13. The order of sums, padding, and masters from unrounded weights.
+#include <ATen/ATen.h>
+
+#include "conformance/contract/models.hpp"
+#include "conformance/contract/programs.hpp"
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance::contract {
+namespace {
+
+void train(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto loss = play.model().loss(play.batch(number));
+    play.backward(play.fault() ? loss * 0.75 : loss);
+  });
+}
+
+// Numbers of very different size, so that another order is another sum.
+void order_of_sums(Play& play) {
+  auto& tower = play.as<Tower>();
+  const int64_t last = play.scene().accumulation - 1;
+  each_micro_batch(play, [&](int64_t number) {
+    const int64_t turn = play.fault() ? last - number : number;
+    const auto loss = uneven(tower.forward(play.batch(turn).input));
+    play.backward(loss * (turn % 2 == 0 ? 1.0 : 300.0));
+  });
+}
+
+// Before anything was trained, the masters hold more than the model's 16 bits show.
+void masters(Play& play) {
+  if (auto* engine = play.engine(); engine != nullptr && play.scene().window == 0) {
+    const auto fresh = make_contract_model("nasty", play.scene().seed);
+    for (const auto& shard : engine->local_shards()) {
+      auto whole = fresh->named_parameters()[shard.name].detach();
+      if (play.fault()) whole = whole.to(at::kBFloat16).to(at::kFloat);
+      const auto want = whole.flatten().slice(0, shard.begin, shard.end);
+      play.check("the master of " + shard.name + " is the unrounded weight",
+                 shard.master.flatten().equal(want));
+    }
+  }
+  each_micro_batch(play,
+                   [&](int64_t number) { play.backward(play.model().loss(play.batch(number))); });
+}
+
+}  // namespace
+
+std::vector<Case> the_update() {
+  return {Case{"10", "clipping_off", "without a threshold the gradient stays as it is",
+               "the loss is less", train},
+          Case{"10", "clipping_below", "a norm below the threshold changes no bit",
+               "the loss is less", train}
+              .clipped(Clipping::Below),
+          Case{"10", "clipping_above", "a norm above it scales the averaged gradient once",
+               "the loss is less", train}
+              .lasting(3)
+              .clipped(Clipping::Above)
+              .with_momentum(),
+          Case{"13", "order_of_sums", "sums are added and rounded in the documented order",
+               "micro-batches come in another order", order_of_sums}
+              .on({"tower"})
+              .gas({4, 5})
+              .with_momentum()
+              .answering({"trap 12"}),
+          Case{"13", "masters_before_rounding", "masters are the weights before they are rounded",
+               "they are expected to be rounded", masters}
+              .gas({1})};
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,26 @@
+// RankAnswer: parts of what a rank answers that are the same for every program it runs.
+//
+// Invariants: rows are arrays, so that an answer is one line of JSON.
+// Shapes/Units: elements and bytes.
+// Errors: none of its own.
+// Depends on: engine.hpp, nlohmann-json.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance {
+
+// [name, begin, end, numel] of every trainable parameter that is not empty: the controller proves
+// that the ranks' shards cover each of them once (cover_problem, judge.hpp). `numels` is the
+// model's own list: a parameter that the engine does not show is a gap.
+nlohmann::json cover_rows(const std::map<std::string, int64_t>& numels, const Engine& engine);
+
+// [category, bytes, peak bytes], and "total".
+nlohmann::json memory_rows(const Engine& engine);
+
+}  // namespace equigrad::conformance

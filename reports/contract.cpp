@@ -1,0 +1,148 @@
+#include "reports/contract.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "reports/page.hpp"
+#include "reports/summary.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+// Empty where the case has no such dimension.
+std::string value_of(const Case& one, const std::string& name) {
+  const auto found = one.dimensions.find(name);
+  return found == one.dimensions.end() ? std::string() : found->second;
+}
+
+std::vector<std::string> stages_of(const std::vector<ContractRow>& rows) {
+  std::vector<std::string> stages;
+  for (const ContractRow& row : rows) {
+    for (const auto& [stage, counts] : row.stages) {
+      if (std::find(stages.begin(), stages.end(), stage) == stages.end()) stages.push_back(stage);
+    }
+  }
+  std::sort(stages.begin(), stages.end());
+  return stages;
+}
+
+bool all_hold(const Counts& counts) {
+  return counts.executed() == counts.held() && counts.vacuous == 0 && counts.held() > 0;
+}
+
+Verdict verdict_of(const Counts& counts) {
+  if (counts.executed() == 0) return Verdict::NotRun;
+  return all_hold(counts) ? Verdict::Equal : Verdict::Failed;
+}
+
+Counts at_stage(const ContractRow& row, const std::string& stage) {
+  const auto found = row.stages.find(stage);
+  return found == row.stages.end() ? Counts() : found->second;
+}
+
+std::string cells(const ContractRow& row, const std::vector<std::string>& stages) {
+  std::string out;
+  for (const std::string& stage : stages) {
+    const Counts counts = at_stage(row, stage);
+    out += verdict_cell(verdict_of(counts), 0, held_text(counts));
+  }
+  return out;
+}
+
+std::string words(const Statement& statement) {
+  std::string out = escape_xml(clipped(statement.sentence, 400));
+  if (statement.name.empty()) return "<strong>" + out + "</strong>";
+  out += " <span class=\"note\"><code>" + escape_xml(clipped(statement.name, 200)) + "</code>";
+  for (const std::string& answer : statement.answers) out += ", " + escape_xml(clipped(answer, 80));
+  return out + "</span>";
+}
+
+}  // namespace
+
+Counts ContractRow::sum() const {
+  Counts all;
+  for (const auto& [stage, counts] : stages) {
+    all.equal += counts.equal;
+    all.within += counts.within;
+    all.failed += counts.failed;
+    all.skipped += counts.skipped;
+    all.crashed += counts.crashed;
+    all.timed_out += counts.timed_out;
+    all.not_run += counts.not_run;
+    all.vacuous += counts.vacuous;
+  }
+  return all;
+}
+
+std::vector<ContractRow> contract_rows(const Run& run) {
+  std::map<std::pair<std::string, std::string>, std::size_t> places;
+  std::vector<ContractRow> rows;
+  for (const Statement& statement : run.statements) {
+    places[{statement.section, statement.name}] = rows.size();
+    rows.push_back({&statement, {}});
+  }
+  for (const Case& one : run.cases) {
+    const std::string section = value_of(one, "section"), stage = value_of(one, "stage");
+    if (section.empty()) continue;
+    for (const std::string& name : {std::string(), value_of(one, "case")}) {
+      const auto found = places.find({section, name});
+      if (found != places.end()) rows[found->second].stages[stage].add(one);
+    }
+  }
+  return rows;
+}
+
+std::string held_text(const Counts& counts) {
+  if (counts.executed() == 0) return "-";
+  if (all_hold(counts)) return grouped(counts.held());
+  return grouped(counts.held() - counts.vacuous) + "/" + grouped(counts.executed());
+}
+
+std::string contract_lines(const Run& run) {
+  std::vector<ContractRow> rows = contract_rows(run);
+  if (rows.empty()) return {};
+  const std::vector<std::string> stages = stages_of(rows);
+  std::ostringstream out;
+  out << "#\n# contract: cases that held, of those run, at stage";
+  for (const std::string& stage : stages) out << " " << clean(stage);
+  out << "\n";
+  for (const ContractRow& row : rows) {
+    if (!row.statement->name.empty()) continue;
+    out << "  "
+        << (all_hold(row.sum())         ? "held   "
+            : row.sum().executed() == 0 ? "not run"
+                                        : "FAILED ");
+    for (const std::string& stage : stages) {
+      const std::string text = held_text(at_stage(row, stage));
+      out << std::string(9 - std::min<std::size_t>(text.size(), 9), ' ') << text;
+    }
+    out << "   " << clean(row.statement->section) << ". " << clean(row.statement->sentence) << "\n";
+  }
+  return out.str();
+}
+
+std::string page_contract(const Run& run) {
+  std::string out = section_open("contract", "Contract");
+  const std::vector<ContractRow> rows = contract_rows(run);
+  if (rows.empty()) return out + "<p>No case of the contract was run.</p>\n</section>\n";
+  const std::vector<std::string> stages = stages_of(rows);
+  out +=
+      "<div class=\"wide\"><table>\n<caption>What the engine promises, line by line, and how many "
+      "cases held at each ZeRO stage: 20/22 means that 2 of 22 did not.</caption>\n<thead><tr>"
+      "<th scope=\"col\">Line</th><th scope=\"col\">Promise</th>";
+  for (const std::string& stage : stages) {
+    out += "<th scope=\"col\" class=\"n\">stage " + escape_xml(clipped(stage, 20)) + "</th>";
+  }
+  out += "</tr></thead>\n<tbody>\n";
+  for (const ContractRow& row : rows) {
+    const bool section = row.statement->name.empty();
+    out += "<tr><th scope=\"row\">" +
+           (section ? escape_xml(clipped(row.statement->section, 20)) : std::string()) +
+           "</th><td>" + words(*row.statement) + "</td>" + cells(row, stages) + "</tr>\n";
+  }
+  return out + "</tbody></table></div>\n</section>\n";
+}
+
+}  // namespace equigrad::reports
