@@ -77,11 +77,12 @@ TEST(Readme, TheFilesAndPresetsThatItNamesExist) {
   EXPECT_GE(named.size(), 10u);
   for (const auto& path : named) EXPECT_TRUE(exists(path)) << path;
   const std::string presets = read("CMakePresets.json");
-  const std::regex preset(R"(--preset ([a-z]+))");
+  const std::string workflows = presets.substr(presets.find("\"workflowPresets\""));
+  const std::regex preset(R"(--workflow --preset ([a-z]+))");
   std::size_t commands = 0;
   for (std::sregex_iterator it(readme.begin(), readme.end(), preset), end; it != end; ++it) {
     ++commands;
-    EXPECT_THAT(presets, ::testing::HasSubstr("\"name\": \"" + (*it)[1].str() + "\""));
+    EXPECT_THAT(workflows, ::testing::HasSubstr("\"name\": \"" + (*it)[1].str() + "\""));
   }
   EXPECT_GE(commands, 2u);
 }

@@ -124,7 +124,7 @@ std::string short_number(double value) {
 std::string grouped(int64_t value) {
   std::string digits = std::to_string(value);
   const size_t start = value < 0 ? 1 : 0;
-  for (size_t at = digits.size(); at > start + 3;) digits.insert(at -= 3, ",");
+  for (size_t at = digits.size(); at > start + 3;) digits.insert(at -= 3, 1, ',');
   return digits;
 }
 

@@ -10,7 +10,8 @@ namespace {
 TEST(Workspace, GivesTheSameMemoryAgainOnceItWasGivenBack) {
   Workspace workspace;
   auto first = workspace.take(10'000, at::kFloat);
-  const void* memory = first.tensor().data_ptr();
+  const at::Tensor alive = first.tensor();  // or malloc itself might give the same memory again
+  const void* memory = alive.data_ptr();
   EXPECT_EQ(first.tensor().numel(), 10'000);
   EXPECT_EQ(first.tensor().scalar_type(), at::kFloat);
   first.give_back();
@@ -26,6 +27,15 @@ TEST(Workspace, RoomsInUseDoNotOverlap) {
   first.tensor().fill_(1);
   second.tensor().fill_(2);
   EXPECT_TRUE(first.tensor().eq(1).all().item<bool>());
+}
+
+TEST(Workspace, ABlockThatIsUsedAgainIsInUse) {
+  Workspace workspace;
+  auto first = workspace.take(10'000, at::kFloat);
+  first.give_back();
+  const auto second = workspace.take(10'000, at::kFloat);
+  const auto third = workspace.take(10'000, at::kFloat);
+  EXPECT_NE(third.tensor().data_ptr(), second.tensor().data_ptr());
 }
 
 TEST(Workspace, WhatWasNotGivenBackIsNotUsedAgain) {
@@ -54,6 +64,21 @@ TEST(Workspace, KeepsNoMoreThanItSays) {
   block.give_back();
   EXPECT_NE(workspace.take(Workspace::kKeptBytes + 1, at::kByte).tensor().data_ptr(),
             alive.data_ptr());
+}
+
+TEST(Workspace, CountsWhatIsKeptTogetherAndNotWhatIsInUse) {
+  constexpr int64_t kHalf = Workspace::kKeptBytes / 2 + 1;
+  Workspace workspace;
+  auto first = workspace.take(kHalf, at::kByte);
+  auto second = workspace.take(kHalf, at::kByte);
+  const at::Tensor kept = first.tensor(), freed = second.tensor();
+  first.give_back();
+  second.give_back();  // no room beside the first
+  auto again = workspace.take(kHalf, at::kByte);
+  EXPECT_EQ(again.tensor().data_ptr(), kept.data_ptr());
+  EXPECT_NE(workspace.take(kHalf, at::kByte).tensor().data_ptr(), freed.data_ptr());
+  again.give_back();  // what was in use did not count, so there is room for it
+  EXPECT_EQ(workspace.take(kHalf, at::kByte).tensor().data_ptr(), kept.data_ptr());
 }
 
 }  // namespace

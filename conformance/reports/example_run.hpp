@@ -5,6 +5,7 @@
 // Depends on: reports/record.hpp.
 #pragma once
 
+#include <array>
 #include <limits>
 #include <string>
 #include <utility>

@@ -4,7 +4,7 @@
 // new format, run the test with EQUIGRAD_UPDATE_GOLDEN=1 and read that diff.
 //
 // Errors: a difference fails the test with the first line that differs.
-// Depends on: GoogleTest; EQUIGRAD_GOLDEN_DIR, given by the build.
+// Depends on: GoogleTest, equigrad_build_info.hpp (the tree it was built from).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,10 +14,12 @@
 #include <sstream>
 #include <string>
 
+#include "equigrad_build_info.hpp"
+
 namespace equigrad::conformance {
 
 inline std::string golden_path(const std::string& name) {
-  return std::string(EQUIGRAD_GOLDEN_DIR) + "/" + name;
+  return std::string(build_info::source_directory()) + "/reports/golden/" + name;
 }
 
 inline std::string contents_of(const std::string& path) {
