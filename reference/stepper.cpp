@@ -152,6 +152,10 @@ void Stepper::discard(int64_t rank) {
   }
 }
 
+void Stepper::set_lr(double lr) {
+  for (Slot& slot : slots_) slot.spec.lr = lr;
+}
+
 const Stepper::Slot& Stepper::slot_of(const std::string& name) const {
   const auto found = std::find_if(slots_.begin(), slots_.end(), [&name](const Slot& slot) {
     return slot.name == name && slot.master.defined();

@@ -89,6 +89,7 @@ class Stepper {
   StepRecord step();
 
   void set_accumulation_steps(int64_t steps) { recipe_.accumulation_steps = steps; }
+  void set_lr(double lr);  // of every parameter
 
   // `what` is "gradient" (the average so far, before clipping; undefined when no rank used the
   // parameter), "master" or the name of a state. A gradient that was set is what later passes are

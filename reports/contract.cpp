@@ -55,7 +55,8 @@ std::string words(const Statement& statement) {
   std::string out = escape_xml(clipped(statement.sentence, 400));
   if (statement.name.empty()) return "<strong>" + out + "</strong>";
   out += " <span class=\"note\"><code>" + escape_xml(clipped(statement.name, 200)) + "</code>";
-  for (const std::string& answer : statement.answers) out += ", " + escape_xml(clipped(answer, 80));
+  for (const std::string& answer : statement.answers)
+    out += "<br>" + escape_xml(clipped(answer, 200));
   return out + "</span>";
 }
 

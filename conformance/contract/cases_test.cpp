@@ -1,12 +1,12 @@
 // The contract's cases hold, and each of them has been seen to fail.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <set>
 
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/contract/contract_runner.hpp"
+#include "conformance/contract/known_mistakes.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::contract {
@@ -63,6 +63,24 @@ TEST(ContractCases, HaveIdsThatAreUniqueAndParsed) {
   for (const auto& spec : default_specs()) EXPECT_TRUE(ids.contains(spec.id())) << spec.id();
   EXPECT_EQ(parse_contract_id(default_specs().back().id()).id(), default_specs().back().id());
   EXPECT_THROW(parse_contract_id("Contract.2.no_such_case.zero1.fp32.w1.gas1"), Error);
+}
+
+TEST(ContractCases, AnswerEveryKnownMistakeThatFp32AndBf16CanMake) {
+  std::set<std::string> answered, known;
+  for (const auto& one : cases()) answered.insert(one.answers.begin(), one.answers.end());
+  for (const auto& mistake : known_mistakes()) {
+    known.insert(mistake.id);
+    EXPECT_NE(answered.contains(mistake.id), mistake.of_loss_scale) << mistake.id;
+  }
+  EXPECT_EQ(known.size(), 27u);
+  for (const auto& id : answered) EXPECT_TRUE(known.contains(id)) << id;
+}
+
+TEST(ContractCases, HaveASectionEach) {
+  std::set<std::string> numbers;
+  for (const auto& section : sections()) numbers.insert(section.number);
+  for (const auto& one : cases()) EXPECT_TRUE(numbers.contains(one.section)) << one.name;
+  EXPECT_EQ(statements().size(), sections().size() + cases().size());
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ std::vector<Case> all_cases() {
   append(all, the_step());
   append(all, window_length());
   append(all, the_update());
+  append(all, rates());
   append(all, access_to_values());
   return all;
 }
@@ -51,7 +52,10 @@ Case Case::gas(std::vector<int64_t> steps) const {
 }
 Case Case::lasting(int count) const { return changed(*this, &Case::windows, count); }
 Case Case::clipped(Clipping where) const { return changed(*this, &Case::clipping, where); }
-Case Case::with_momentum() const { return changed(*this, &Case::momentum, true); }
+Case Case::with_optimizer(std::string type) const {
+  return changed(*this, &Case::optimizer, std::move(type));
+}
+Case Case::scheduled() const { return changed(*this, &Case::schedule, true); }
 Case Case::from_world(int world) const { return changed(*this, &Case::smallest_world, world); }
 Case Case::answering(std::vector<std::string> known) const {
   return changed(*this, &Case::answers, std::move(known));
@@ -68,6 +72,7 @@ const std::vector<Section>& sections() {
       {"8", "step() acts at the boundary only"},
       {"9", "Gradients that are not finite are skipped or refused by every rank together"},
       {"10", "Clipping acts on the averaged gradient"},
+      {"11", "Arguments of a step are checked, and the rate follows its schedule"},
       {"12", "Getters give the averaged value on all ranks; setters handle padded tails"},
       {"13", "Sums follow the documented order; masters come from unrounded weights"},
   };

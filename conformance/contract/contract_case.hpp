@@ -32,7 +32,8 @@ struct Case {
   std::vector<int64_t> accumulations = {1, 3};
   int windows = 2;
   Clipping clipping = Clipping::Off;
-  bool momentum = false;  // SGD with momentum instead of AdamW
+  std::string optimizer = "AdamW";  // or Adam, which is AdamW too, or SGD, with momentum
+  bool schedule = false;            // WarmupLR
   int smallest_world = 1;
   std::vector<std::string> answers = {};  // what it answers: "trap 1", "misbehaviour 5"
 
@@ -40,7 +41,8 @@ struct Case {
   Case gas(std::vector<int64_t> steps) const;
   Case lasting(int count) const;
   Case clipped(Clipping where) const;
-  Case with_momentum() const;
+  Case with_optimizer(std::string type) const;
+  Case scheduled() const;
   Case from_world(int world) const;
   Case answering(std::vector<std::string> known) const;
 };
@@ -56,7 +58,7 @@ struct Spec {
   std::string id() const;
   std::map<std::string, std::string> dimensions() const;
   // bf16 sums in bf16 or in fp32; both are played.
-  bool sums_in_fp32() const { return !bf16 || (world + stage / 2) % 2 == 1; }
+  bool sums_in_fp32() const { return !bf16 || (world + stage) % 2 == 1; }
 };
 
 struct Section {

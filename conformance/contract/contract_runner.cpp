@@ -5,6 +5,7 @@
 #include <limits>
 #include <thread>
 
+#include "conformance/contract/known_mistakes.hpp"
 #include "conformance/lane_tally.hpp"
 #include "conformance/lanes.hpp"
 #include "conformance/progress.hpp"
@@ -85,6 +86,12 @@ reports::Case empty_record(const ContractOptions& options, const Spec& spec) {
   return record;
 }
 
+std::string in_words(const std::string& id) {
+  for (const auto& mistake : known_mistakes())
+    if (mistake.id == id) return id + ": " + mistake.words;
+  return id;
+}
+
 }  // namespace
 
 std::vector<Spec> selected_specs(const Selection& selection, bool full) {
@@ -100,8 +107,10 @@ std::vector<reports::Statement> statements() {
   for (const auto& section : sections()) {
     all.push_back({section.number, "", section.sentence, {}});
     for (const auto& one : cases())
-      if (one.section == section.number)
-        all.push_back({one.section, one.name, one.sentence, one.answers});
+      if (one.section == section.number) {
+        auto& added = all.emplace_back(reports::Statement{one.section, one.name, one.sentence, {}});
+        for (const auto& id : one.answers) added.answers.push_back(in_words(id));
+      }
   }
   return all;
 }

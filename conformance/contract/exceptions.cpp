@@ -73,6 +73,35 @@ void no_flag_stays(Play& play) {
   });
 }
 
+// The last rank throws. Where gradients travel in every pass the others are told within it; at
+// stages 0 and 1 at the boundary, where the ranks' passes are counted, and the window is begun
+// anew.
+void on_one_rank(Play& play) {
+  auto& tower = play.as<Tower>();
+  const auto& scene = play.scene();
+  const int bad = scene.world - 1;
+  each_micro_batch(play, [&](int64_t number) {
+    differentiate(play, uneven(tower.forward(play.batch(2 * number).input)), true);
+    const auto input = play.batch(2 * number + 1).input;
+    const bool boundary = number + 1 == scene.accumulation;
+    if (scene.stage >= 2 || boundary) {
+      const auto pass = [&] { play.backward(uneven(tower.forward(input))); };
+      if (scene.rank == bad)
+        play.fail("planted", [&] { play.backward(midway(tower, input, true)); });
+      else if (scene.stage >= 2)
+        play.refuse("got an exception on rank " + std::to_string(bad), pass);
+      else if (play.engine() != nullptr)
+        pass();
+      if (scene.stage < 2) {
+        play.refuse("expected every rank at the same place", [&] { play.step(); });
+        play.zero_grad();
+      }
+    }
+    const auto loss = uneven(tower.forward(input));
+    play.backward(play.fault() ? loss * 0.5 : loss);
+  });
+}
+
 void in_the_forward(Play& play) {
   auto& tower = play.as<Tower>();
   each_micro_batch(play, [&](int64_t number) {
@@ -115,6 +144,11 @@ std::vector<Case> exceptions() {
           .on({"tower"})
           .gas({3, 2})
           .answering({"trap 6"}),
+      Case{"6", "exception_on_one_rank",
+           "the others get an error that names the rank, and all of them work on",
+           "the pass after it is halved", on_one_rank}
+          .on({"tower"})
+          .from_world(2),
       Case{"6", "exception_in_a_forward", "a forward that throws leaves nothing behind",
            "the next loss is halved", in_the_forward}
           .on({"tower"})};

@@ -25,6 +25,7 @@ std::vector<Case> the_window();         // 7
 std::vector<Case> the_step();           // 8, 9
 std::vector<Case> the_update();         // 10, 13
 std::vector<Case> window_length();      // 8: boundary, batch size, no_sync
+std::vector<Case> rates();              // 11
 std::vector<Case> access_to_values();   // 12
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.

@@ -39,6 +39,7 @@ class ReferencePlay {
   std::vector<std::unique_ptr<reference::Stepper>> steppers_;
   std::vector<std::unique_ptr<ReferenceRank>> ranks_;
   std::vector<reference::StepRecord> records_;  // of the window
+  int64_t updates_ = 0;                         // that were not skipped
   at::Tensor got_;                              // at the last meeting
 };
 

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -18,14 +19,21 @@ std::string config_text(const Spec& spec) {
   if (spec.of->clipping != Clipping::Off)
     config["gradient_clipping"] = spec.of->clipping == Clipping::Above ? kAbove : kBelow;
   auto& optimizer = config["optimizer"];
-  if (spec.of->momentum)
+  if (spec.of->optimizer == "SGD")
     optimizer = {{"type", "SGD"}, {"params", {{"lr", 0.1}, {"momentum", 0.9}}}};
   else
-    optimizer = {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}};
+    optimizer = {{"type", spec.of->optimizer}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}};
   if (spec.bf16) {
     config["bf16"]["enabled"] = true;
     if (spec.sums_in_fp32()) config["data_types"]["grad_accum_dtype"] = "fp32";
   }
+  if (spec.of->schedule)
+    config["scheduler"] = {{"type", "WarmupLR"},
+                           {"params",
+                            {{"warmup_min_lr", 0.0},
+                             {"warmup_max_lr", 0.01},
+                             {"warmup_num_steps", 4},
+                             {"warmup_type", "linear"}}}};
   const int bucket = (spec.world + spec.stage) % 2 == 0 ? 60 : 5000;
   auto& zero = config["zero_optimization"];
   zero["stage"] = spec.stage;
@@ -61,7 +69,7 @@ reference::Recipe recipe_of(const Spec& spec) {
   reference::Recipe recipe;
   recipe.world = spec.world;
   recipe.accumulation_steps = spec.accumulation;
-  if (spec.of->momentum) {
+  if (spec.of->optimizer == "SGD") {
     recipe.optimizer = {.rule = reference::Rule::Sgd, .lr = 0.1, .momentum = 0.9};
   } else {
     recipe.optimizer = {.rule = reference::Rule::AdamW, .lr = 1e-2, .weight_decay = 0.01};
@@ -73,6 +81,11 @@ reference::Recipe recipe_of(const Spec& spec) {
       spec.stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
   recipe.absolute_sums = false;
   return recipe;
+}
+
+// The first two updates have the least rate, as with DeepSpeed's scheduler.
+double scheduled_rate(int64_t updates) {
+  return 0.01 * std::min(1.0, static_cast<double>(std::max<int64_t>(updates - 1, 0)) / 4);
 }
 
 // A model with several groups goes in by the core, the others as modules.

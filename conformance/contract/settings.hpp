@@ -16,6 +16,8 @@
 namespace equigrad::conformance::contract {
 
 reference::Recipe recipe_of(const Spec& spec);
+// Of a scheduled case, after so many updates.
+double scheduled_rate(int64_t updates);
 std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,
                                     std::shared_ptr<comm::Communicator> communicator);
 

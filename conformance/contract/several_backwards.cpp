@@ -3,6 +3,7 @@
 
 #include "conformance/contract/models.hpp"
 #include "conformance/contract/programs.hpp"
+#include "engine/engine.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
@@ -136,6 +137,19 @@ void output_used_twice(Play& play) {
   });
 }
 
+// Through engine.forward and by the model's own, in one window.
+void through_the_engine(Play& play) {
+  auto& tower = play.as<Tower>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto input = play.batch(number).input;
+    auto* engine = play.engine();
+    const auto output = engine == nullptr ? tower.forward(input) : engine->forward(tower, input);
+    play.backward(uneven(play.fault() ? output * 0.5 : output));
+    const auto again = uneven(tower.forward(play.batch(number + 10).input));
+    play.run([&] { again.backward(); });
+  });
+}
+
 // The graph of an earlier micro-batch is differentiated again after a step off the boundary.
 void graph_kept_over_a_step(Play& play) {
   auto& tower = play.as<Tower>();
@@ -197,6 +211,9 @@ std::vector<Case> several_backwards() {
           .on({"tower"}),
       Case{"2", "output_used_twice", "an output that two losses use counts for both",
            "one use is detached", output_used_twice}
+          .on({"tower"}),
+      Case{"2", "through_engine_forward", "a model may be called through the engine and directly",
+           "one output is halved", through_the_engine}
           .on({"tower"}),
       Case{"2", "graph_kept_over_a_step", "a retained graph is still right after a step", forgets,
            graph_kept_over_a_step}

@@ -64,7 +64,44 @@ void not_finite(Play& play, double bad) {
     play.check("skipped_steps counts it", engine->counters().skipped_steps == scene.window >= 1);
 }
 
+// In bf16 the second window is skipped: the schedule stays where it was.
+void rate_follows(Play& play) {
+  if (play.scene().bf16) return not_finite(play, std::numeric_limits<double>::infinity());
+  auto& heads = play.as<Heads>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto loss = heads.loss_through(1, play.batch(number));
+    play.backward(play.fault() ? loss * 0.5 : loss);
+  });
+}
+
+void unknown_arguments(Play& play) {
+  auto& heads = play.as<Heads>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto loss = heads.loss_through(1, play.batch(number));
+    play.backward(play.fault() ? loss * 0.5 : loss);
+    play.refuse("batch_iteration", [&] { play.engine()->step({{"batch_iteration", 3}}); });
+    play.refuse("bogus", [&] { play.engine()->step({{"bogus", 3}}); });
+  });
+}
+
 }  // namespace
+
+std::vector<Case> rates() {
+  return {Case{"11", "rate_follows_its_schedule",
+               "the rate is that of the applied updates; a skipped one holds it",
+               "the loss is halved, or the gradient finite", rate_follows}
+              .on({"heads"})
+              .lasting(5)
+              .scheduled()
+              .answering({"trap 17"}),
+          Case{"11", "unknown_lr_arguments",
+               "an lr argument that the schedule does not know is refused", "the loss is halved",
+               unknown_arguments}
+              .on({"heads"})
+              .lasting(3)
+              .scheduled()
+              .answering({"trap 17"})};
+}
 
 std::vector<Case> the_step() {
   const auto infinite = [](Play& play) {
@@ -92,7 +129,7 @@ std::vector<Case> the_step() {
           .on({"heads"})
           .lasting(3)
           .clipped(Clipping::Above)
-          .with_momentum()
+          .with_optimizer("SGD")
           .answering({"trap 11"})};
 }
 

@@ -45,7 +45,12 @@ void masters(Play& play) {
 }  // namespace
 
 std::vector<Case> the_update() {
-  return {Case{"10", "clipping_off", "without a threshold the gradient stays as it is",
+  return {Case{"10", "defaults_adam_is_adamw_and_clipping_is_off",
+               "Adam decays as AdamW does, and nothing is clipped, unless it is configured",
+               "the loss is less", train}
+              .with_optimizer("Adam")
+              .answering({"trap 19"}),
+          Case{"10", "clipping_off", "without a threshold the gradient stays as it is",
                "the loss is less", train},
           Case{"10", "clipping_below", "a norm below the threshold changes no bit",
                "the loss is less", train}
@@ -54,12 +59,12 @@ std::vector<Case> the_update() {
                "the loss is less", train}
               .lasting(3)
               .clipped(Clipping::Above)
-              .with_momentum(),
+              .with_optimizer("SGD"),
           Case{"13", "order_of_sums", "sums are added and rounded in the documented order",
                "micro-batches come in another order", order_of_sums}
               .on({"tower"})
               .gas({4, 5})
-              .with_momentum()
+              .with_optimizer("SGD")
               .answering({"trap 12"}),
           Case{"13", "masters_before_rounding", "masters are the weights before they are rounded",
                "they are expected to be rounded", masters}

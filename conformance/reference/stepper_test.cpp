@@ -135,6 +135,33 @@ TEST(Stepper, PartsOfOnePassAreAddedOneByOne) {
       same_bits(gradients(Order::ReduceThenAdd, true), two_passes.stepper.step().gradients));
 }
 
+TEST(Stepper, PassesAreAddedToAGradientThatWasSet) {
+  Ranks run(recipe(1)), later(recipe(1));
+  const auto value = at::full({5, 9}, 0.25F);
+  run.pass(0, 0);
+  run.stepper.set("gradient", "a.weight", value);
+  EXPECT_TRUE(same_bits(run.stepper.get("gradient", "a.weight"), value));
+  run.pass(0, 1);
+  later.pass(0, 1);
+  const auto got = run.stepper.step(), of_later = later.stepper.step();
+  EXPECT_TRUE(same_bits(got.gradients.at("a.weight"), of_later.gradients.at("a.weight") + value));
+  EXPECT_FALSE(run.stepper.get("gradient", "a.weight").defined()) << "the window has ended";
+}
+
+TEST(Stepper, AMasterThatWasSetIsTheModelsWeightAtOnce) {
+  auto wanted = recipe(1);
+  wanted.compute_dtype = wanted.accumulate_dtype = at::kBFloat16;
+  Ranks run(wanted);
+  const auto value = at::full({5, 9}, 0.3F);
+  run.stepper.set("master", "a.weight", value);
+  run.stepper.set("exp_avg", "a.weight", value);
+  EXPECT_TRUE(same_bits(run.stepper.get("master", "a.weight"), value));
+  EXPECT_TRUE(same_bits(run.stepper.get("exp_avg", "a.weight"), value));
+  EXPECT_TRUE(same_bits(run.stepper.model().named_parameters()["a.weight"].detach(),
+                        value.to(at::kBFloat16)));
+  EXPECT_THROW(run.stepper.get("master", "a.wieght"), c10::Error);
+}
+
 TEST(Stepper, AGradientThatIsNotFiniteWritesNothing) {
   Ranks run(recipe(1)), fresh(recipe(1));
   run.stepper.pass(0,

@@ -139,7 +139,8 @@ Met Rendezvous::exchange(int64_t seat, const Place& place, const std::vector<boo
     }
     throw Error("comm.rendezvous",
                 fmt::format("expected every rank at the same place, got rank 0 at {} and rank {} "
-                            "at {}. Make the same calls of backward and step on every rank.",
+                            "at {}. Make the same calls of backward and step on every rank; "
+                            "zero_grad() on all of them gives the window up.",
                             describe(said.seat(0), said.at(0, 1), said.number(0)), other,
                             describe(said.seat(other), said.at(other, 1), said.number(other))));
   }
