@@ -140,9 +140,9 @@ TEST(ArchitectureRules, SizesAreLimited) {
   for (int i = 0; i < 97; ++i) accents += "\u00e9";
   EXPECT_EQ(finding(sizes, "perf/a.cpp", {accents}), "0 findings");
   Tree reference;
-  for (const std::string name : {"a", "b", "c"})
-    reference["reference/" + name + ".cpp"] = lines(284);
-  EXPECT_EQ(sizes(reference), Findings{"reference: 852 lines of code, at most 850"});
+  for (const std::string name : {"a", "b", "c", "d"})
+    reference["reference/" + name + ".cpp"] = lines(270);
+  EXPECT_EQ(sizes(reference), Findings{"reference: 1080 lines of code, at most 960"});
 }
 
 TEST(ArchitectureRules, FunctionsAreShort) {

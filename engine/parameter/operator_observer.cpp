@@ -113,5 +113,6 @@ Observation::~Observation() {
 
 Silence::Silence() : before_(silent) { silent = true; }
 Silence::~Silence() { silent = before_; }
+bool Silence::active() { return silent; }
 
 }  // namespace equigrad::parameter

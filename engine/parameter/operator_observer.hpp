@@ -49,6 +49,8 @@ class Silence {
   Silence(const Silence&) = delete;
   Silence& operator=(const Silence&) = delete;
 
+  static bool active();  // on this thread
+
  private:
   bool before_;
 };
