@@ -1,6 +1,7 @@
 #include "conformance/program.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/version.h>
 #include <unistd.h>
 

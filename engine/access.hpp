@@ -39,6 +39,7 @@ class Access {
   virtual at::Tensor local_optimizer_state(const std::string& name, const std::string& state) = 0;
   virtual void set_local_gradient(const std::string& name, const at::Tensor& value) = 0;
   virtual void set_local_master(const std::string& name, const at::Tensor& value) = 0;
+  // At stage 0 the slice is the whole: the caller sees to it that all ranks set the same.
   virtual void set_local_optimizer_state(const std::string& name, const std::string& state,
                                          const at::Tensor& value) = 0;
 };

@@ -8,6 +8,8 @@
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/launch.hpp"
 #include "engine/gradient/backward_pass.hpp"
+#include "engine/profile/flops_profiler.hpp"
+#include "engine/training_engine.hpp"
 
 namespace equigrad {
 namespace {
@@ -103,7 +105,8 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
         launch, device,
         std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));
   }
-  return initialize({std::move(all)}, checked, std::move(communicator));
+  return make_engine({std::move(all)}, checked, std::move(communicator),
+                     profile::modules_of(model));
 }
 
 }  // namespace equigrad

@@ -22,7 +22,8 @@ at::ScalarType torch_dtype(DataType dtype) {
 }  // namespace
 
 TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
-                               std::shared_ptr<comm::Communicator> communicator)
+                               std::shared_ptr<comm::Communicator> communicator,
+                               std::vector<profile::ModuleEntry> modules)
     : config_(config),
       stage_(stage_row(config.zero.stage)),
       communicator_(std::move(communicator)),
@@ -43,6 +44,9 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
                [this] { return factor(); }}),
       micro_batches_(config.gradient_accumulation_steps),
+      profiled_(config.flops_profiler.enabled && communicator_->rank() == 0, std::move(modules),
+                config.flops_profiler,
+                {1, communicator_->world_size(), config.train_micro_batch_size_per_gpu, 0}),
       pass_(watch()) {
   if (config.scheduler) schedule_ = schedule::make_schedule(*config.scheduler, optimizer_.lr());
   if (config.progressive_layer_drop.enabled) layer_drop_.emplace(config.progressive_layer_drop);
@@ -73,6 +77,7 @@ gradient::BackwardPass TrainingEngine::watch() {
 }
 
 void TrainingEngine::end_pass() {
+  profiled_.end_pass();
   parameters_->rethrow_failure();  // of a gather in this pass
   window_.end();
   parameters_->end_of_pass();
@@ -99,6 +104,11 @@ void TrainingEngine::rethrow_failure() {
     abandon_pass();
     throw;
   }
+}
+
+at::Tensor TrainingEngine::full_parameter(const std::string& name) {
+  const auto forget = c10::make_scope_exit([this] { seat_.forget_failure(); });
+  return parameters_->whole(table_.index_of(name));
 }
 
 at::Tensor TrainingEngine::scale(const at::Tensor& tensor) {
@@ -165,6 +175,7 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   if (!boundary) return;
   applied_ = false;
   try {
+    profiled_.begin_update();
     update(used);
     if (applied_ && schedule_) schedule_->step(lr_kwargs);
     set_rates();
@@ -172,6 +183,7 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
     zero_grad();
     throw;
   }
+  profiled_.boundary(counters_.global_steps);
 }
 
 void TrainingEngine::update(const std::vector<bool>& used) {
@@ -211,12 +223,27 @@ bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_n
                   non_finite_numel, bad ? table_[*bad].name : std::string("?")));
 }
 
-std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator) {
+std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
+                                    const EngineConfig& config,
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    std::vector<profile::ModuleEntry> modules) {
   const at::NoGradGuard no_grad;
   validate(config, communicator->world_size());
   auto assembly = assemble(groups, config, *communicator);
-  return std::make_unique<TrainingEngine>(std::move(assembly), config, std::move(communicator));
+  if (modules.empty()) {
+    std::vector<std::pair<std::string, at::Tensor>> named;
+    for (std::size_t i = 0; i < assembly.table.size(); ++i) {
+      named.emplace_back(assembly.table[i].name, assembly.tensors[i]);
+    }
+    modules = profile::modules_of(named);
+  }
+  return std::make_unique<TrainingEngine>(std::move(assembly), config, std::move(communicator),
+                                          std::move(modules));
+}
+
+std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
+                                   std::shared_ptr<comm::Communicator> communicator) {
+  return make_engine(groups, config, std::move(communicator), {});
 }
 
 }  // namespace equigrad

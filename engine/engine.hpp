@@ -65,7 +65,10 @@ class Engine {
   // model takes one. Calling the model itself is as good.
   template <class Model, class... Inputs>
   auto forward(Model& model, Inputs&&... inputs) {
-    if constexpr (requires { model.forward(std::forward<Inputs>(inputs)..., layer_drop()); }) {
+    struct Anything {};  // a forward that takes this takes whatever comes (Sequential)
+    if constexpr (
+        requires { model.forward(std::forward<Inputs>(inputs)..., layer_drop()); } &&
+        !requires { model.forward(std::forward<Inputs>(inputs)..., Anything{}); }) {
       return model.forward(std::forward<Inputs>(inputs)..., layer_drop());
     } else {
       return model.forward(std::forward<Inputs>(inputs)...);

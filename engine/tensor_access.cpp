@@ -192,7 +192,8 @@ void TensorAccess::set_local_gradient(const std::string& name, const at::Tensor&
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
   const auto part = checked(value, {mine(parameter).numel()}, name);
-  meet(Call::Local, parameter, 0);
+  slices_differ() ? meet(Call::Local, parameter, 0)
+                  : meet(Call::SetGradient, parameter, digest(part));
   if (at_.plan.slot_of(parameter)) at_.window.assign(parameter, slice_of_local(parameter, part));
 }
 
@@ -200,7 +201,8 @@ void TensorAccess::set_local_master(const std::string& name, const at::Tensor& v
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
   const auto part = checked(value, {mine(parameter).numel()}, name);
-  meet(Call::Local, parameter, 1);
+  slices_differ() ? meet(Call::Local, parameter, 1)
+                  : meet(Call::SetMaster, parameter, digest(part));
   if (at_.plan.slot_of(parameter)) write_master(parameter, slice_of_local(parameter, part));
 }
 

@@ -3,7 +3,7 @@
 // Invariants: every collective call first meets the other ranks' (comm/rendezvous.hpp), with what
 // is asked and, in a full setter, a digest of the value; so it happens on all ranks or on none.
 // Shapes, errors: those of engine/access.hpp.
-// Depends on: comm, gradient/window, layout, optimizer/sharded_state, parameter.
+// Depends on: comm, window, layout, optimizer/sharded_state, parameter.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 #include "engine/access.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/engine_types.hpp"
-#include "engine/gradient/window.hpp"
 #include "engine/layout/bucket_plan.hpp"
 #include "engine/layout/partition.hpp"
 #include "engine/optimizer/sharded_state.hpp"
 #include "engine/parameter/parameters.hpp"
+#include "engine/window.hpp"
 
 namespace equigrad {
 
@@ -29,7 +29,7 @@ struct Stations {
   const layout::BucketPlan& plan;
   comm::Communicator& communicator;
   comm::Seat& seat;
-  gradient::Window& window;
+  Window& window;
   optimizer::ShardedState& optimizer;
   parameter::Parameters& parameters;
   std::function<double()> factor;  // what a sum is averaged with
@@ -63,6 +63,7 @@ class TensorAccess final : public Access {
   std::size_t trainable(const std::string& name) const;
   std::size_t state_index(const std::string& name, const std::string& state) const;
   layout::Range mine(std::size_t parameter) const;
+  bool slices_differ() const { return at_.plan.shards() > 1; }  // else every rank's is the whole
   at::Tensor slice_of(const at::Tensor& flat, std::size_t parameter) const;
   at::Tensor averaged(std::size_t parameter);
   at::Tensor gather(const at::Tensor& slice, std::size_t parameter);

@@ -19,22 +19,24 @@
 #include "engine/engine.hpp"
 #include "engine/gradient/backward_pass.hpp"
 #include "engine/gradient/micro_batches.hpp"
-#include "engine/gradient/window.hpp"
 #include "engine/loss/divisors.hpp"
 #include "engine/optimizer/sharded_state.hpp"
 #include "engine/parameter/parameters.hpp"
+#include "engine/profile/profiled_step.hpp"
 #include "engine/schedule/progressive_layer_drop.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/stage.hpp"
 #include "engine/tensor_access.hpp"
 #include "engine/trace/ledger.hpp"
+#include "engine/window.hpp"
 
 namespace equigrad {
 
 class TrainingEngine final : public Engine {
  public:
   TrainingEngine(Assembly assembly, const EngineConfig& config,
-                 std::shared_ptr<comm::Communicator> communicator);
+                 std::shared_ptr<comm::Communicator> communicator,
+                 std::vector<profile::ModuleEntry> modules);
 
   at::Tensor backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) override;
   at::Tensor scale(const at::Tensor& tensor) override;
@@ -51,9 +53,7 @@ class TrainingEngine final : public Engine {
   const Counters& counters() const override { return counters_; }
   bool was_step_applied() const override { return applied_; }
   std::optional<double> get_global_grad_norm() const override { return norm_; }
-  at::Tensor full_parameter(const std::string& name) override {
-    return parameters_->whole(table_.index_of(name));
-  }
+  at::Tensor full_parameter(const std::string& name) override;
   std::vector<LocalShard> local_shards() const override { return access_.shards({}, {}); }
   Access& access() override { return access_; }
   std::vector<double> get_lr() const override { return optimizer_.lr(); }
@@ -87,17 +87,24 @@ class TrainingEngine final : public Engine {
   comm::Seat seat_;
   optimizer::ShardedState optimizer_;
   std::unique_ptr<parameter::Parameters> parameters_;
-  gradient::Window window_;
+  Window window_;
   TensorAccess access_;
   double pass_weight_ = 1.0;  // of the pass under way
   gradient::MicroBatches micro_batches_;
   std::unique_ptr<schedule::Schedule> schedule_;  // null: constant rates
   std::optional<schedule::ProgressiveLayerDrop> layer_drop_;
+  profile::ProfiledStep profiled_;
   Counters counters_;
   bool applied_ = false;
   std::optional<double> norm_;
   std::function<void(const std::vector<LocalShard>&)> observer_;
   gradient::BackwardPass pass_;  // last: its hooks call everything above
 };
+
+// Both ways of initialize() end here; no modules: those that the parameters' names tell of.
+std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
+                                    const EngineConfig& config,
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    std::vector<profile::ModuleEntry> modules);
 
 }  // namespace equigrad

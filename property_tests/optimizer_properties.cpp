@@ -1,5 +1,6 @@
 // Relation 34: an element-wise update on shards is the update of the whole, bit for bit, and both
 // are the reference's. No ranks here: a shard does not know its neighbours.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 

@@ -1,6 +1,7 @@
 #include "conformance/ranks/pool.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <signal.h>
 #include <unistd.h>
 

@@ -168,7 +168,7 @@ void Seat::want(const std::vector<std::size_t>& pages) {
 
 Met Seat::meet(const Place& place, const std::vector<bool>& marks) {
   if (rendezvous_.communicator_.world_size() == 1) return {true, place.flag, place.flag, marks};
-  broken_ = true;
+  broken_ = place.meeting == Meeting::Bucket;  // the others are in no pass
   auto met = rendezvous_.exchange(number_, place, marks);
   broken_ = false;
   return met;

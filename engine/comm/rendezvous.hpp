@@ -83,6 +83,8 @@ class Seat {
   Met meet(const Place& place, const std::vector<bool>& marks = {});
   // Tells the others that this rank's pass threw, unless it was they who made it throw.
   void abandon();
+  // A failure outside of any pass: nothing is to be told.
+  void forget_failure() { broken_ = false; }
   int64_t number() const { return number_; }  // by the order of making
 
  private:
@@ -91,7 +93,7 @@ class Seat {
   std::size_t marks_;
   int64_t number_;
   Gather gather_;
-  bool broken_ = false;  // the last meeting threw: the others know
+  bool broken_ = false;  // a meeting of this pass threw: the others know
 };
 
 }  // namespace equigrad::comm

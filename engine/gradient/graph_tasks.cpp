@@ -51,7 +51,16 @@ void queue(BatchPtr batch) {
 
 void node_done(const at::RecordFunction& /*node*/, at::ObserverContext* /*context*/) {
   if (orphans.empty() || current_graph_task() < 0) return;
-  for (auto& batch : std::exchange(orphans, {})) queue(std::move(batch));
+  const std::lock_guard lock(shared().mutex);
+  auto& mine = shared().batches[current_graph_task()];
+  for (auto& batch : std::exchange(orphans, {})) {
+    if (const auto outer = mine.lock()) {
+      outer->calls.merge(batch->calls);  // one order for the whole pass
+    } else {
+      mine = batch;
+      queue(std::move(batch));
+    }
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "engine/gradient/window.hpp"
+#include "engine/window.hpp"
 
 #include <ATen/ops/zeros.h>
 
@@ -8,7 +8,7 @@
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/reduction.hpp"
 
-namespace equigrad::gradient {
+namespace equigrad {
 
 // At the boundary the window's local sums travel; after every pass the gradients themselves do.
 bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) const {
@@ -92,6 +92,7 @@ at::Tensor Window::take_averaged(double factor) {
     average.narrow(0, plan_.buckets()[at.bucket].offset + plan_.slot(at).offset, slice.numel())
         .add_(slice);
   }
+  clear();
   return average;
 }
 
@@ -142,4 +143,4 @@ void Window::clear() {
   passes_ = 0;
 }
 
-}  // namespace equigrad::gradient
+}  // namespace equigrad

@@ -32,7 +32,7 @@
 #include "engine/gradient/accumulator.hpp"
 #include "engine/layout/bucket_plan.hpp"
 
-namespace equigrad::gradient {
+namespace equigrad {
 
 struct WindowOptions {
   at::ScalarType param_dtype;       // of the gradients
@@ -76,7 +76,7 @@ class Window {
   comm::Seat& seat_;
   WindowOptions options_;
   trace::Ledger& ledger_;
-  Accumulator sums_;
+  gradient::Accumulator sums_;
   bucket::BucketQueue queue_;
   std::vector<bool> used_;          // by this rank, in this window
   std::vector<bool> used_by_pass_;  // in the pass under way
@@ -86,4 +86,4 @@ class Window {
   int64_t passes_ = 0;
 };
 
-}  // namespace equigrad::gradient
+}  // namespace equigrad

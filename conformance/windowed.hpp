@@ -1,0 +1,150 @@
+// Windowed: a gradient window with all it needs, and the sums it must give, by hand.
+//
+// Invariants: what a parameter gets depends on (parameter, pass, rank) only; almost all sums round.
+// Shapes: parameters of 5, 0, 7, 1, 12 and 3 elements; slices are padded, [shard_numel].
+// Errors: those of the window.   Depends on: engine/window, conformance/ranks.
+#pragma once
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/ranks/rank_test.hpp"
+#include "conformance/sample.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/window.hpp"
+#include "engine/layout/partition.hpp"
+
+namespace equigrad::conformance {
+
+constexpr double kFactor = 1.0F / 7;  // rounds
+inline const std::vector<int64_t> kNumels{5, 0, 7, 1, 12, 3};
+inline const std::vector<std::size_t> kFilled{0, 2, 3, 4, 5};
+
+struct WindowKind {
+  bool each;     // gradients are reduced in every pass
+  bool sharded;  // the plan is cut into a slice a rank
+  at::ScalarType dtype;
+};
+
+inline at::Tensor contribution(std::size_t p, uint64_t pass, int rank, at::ScalarType dtype) {
+  return sample(kNumels[p], 1000 * pass + 10 * p + static_cast<uint64_t>(rank), dtype);
+}
+
+struct Windowed {
+  WindowKind kind;
+  std::shared_ptr<comm::Communicator> group;
+  int rank, world;
+  layout::ParameterTable table = table_of(kNumels);
+  layout::BucketPlan plan;
+  comm::Seat seat;
+  trace::Ledger ledger;
+  Window window;
+
+  Windowed(ranks::RankContext& context, const WindowKind& of)
+      : kind(of),
+        group(context.group()),
+        rank(context.rank()),
+        world(context.world_size()),
+        plan(table, of.sharded ? world : 1, 10),
+        seat(*group, table.size()),
+        window(plan, table.size(), *group, seat,
+               {of.dtype, of.dtype, of.each, ReductionOrder::Pinned}, ledger) {}
+
+  void ready(std::size_t p, uint64_t pass) {
+    window.ready(p, contribution(p, pass, rank, kind.dtype));
+  }
+  // In an order that is the rank's own.
+  void all_ready(uint64_t pass, const std::set<std::size_t>& but = {}) {
+    for (std::size_t i = 0; i < kNumels.size(); ++i) {
+      const auto p = (i + static_cast<std::size_t>(rank)) % kNumels.size();
+      if (but.count(p) == 0) ready(p, pass);
+    }
+  }
+  void pass(uint64_t number, double weight = 1, const std::set<std::size_t>& but = {}) {
+    window.begin(weight);
+    all_ready(number, but);
+    window.end();
+  }
+  at::Tensor slice_of(const at::Tensor& average, std::size_t p) const {
+    const auto at = *plan.slot_of(p);
+    return average.narrow(0, plan.buckets()[at.bucket].offset + plan.slot(at).offset,
+                          plan.slot(at).shard_numel);
+  }
+  // This rank's padded slice of a whole.
+  at::Tensor padded_slice(std::size_t p, const at::Tensor& whole) const {
+    const layout::Partition partition(kNumels[p], plan.shards());
+    const auto mine = partition.range(plan.shards() == 1 ? 0 : rank);
+    auto slice = at::zeros({partition.shard_numel()});
+    slice.narrow(0, 0, mine.numel()).copy_(whole.narrow(0, mine.begin, mine.numel()));
+    return slice;
+  }
+  std::vector<at::Tensor> slices_so_far() {
+    std::vector<at::Tensor> slices;
+    for (const auto p : kFilled) slices.push_back(window.averaged_slice(p, kFactor));
+    return slices;
+  }
+};
+
+struct Weighed {
+  uint64_t pass;
+  double weight = 1;
+  int ranks = 100;  // the first so many contribute
+};
+
+// The documented sums, by hand.
+inline at::Tensor average_of(const Windowed& it, std::size_t p,
+                             const std::vector<Weighed>& passes) {
+  const auto rounded = [&](const at::Tensor& x) { return x.to(it.kind.dtype).to(at::kFloat); };
+  const auto of = [&](const Weighed& pass, int rank) {
+    const auto full = contribution(p, pass.pass, rank, it.kind.dtype).to(at::kFloat);
+    return rank < pass.ranks ? full : at::zeros_like(full);
+  };
+  std::vector<at::Tensor> rows;
+  at::Tensor sum;
+  if (it.kind.each) {
+    for (const auto& pass : passes) {
+      rows.clear();
+      for (int rank = 0; rank < it.world; ++rank) rows.push_back(of(pass, rank));
+      const auto reduced = sum_of_tree(rows) * pass.weight;
+      sum = rounded(sum.defined() ? sum + reduced : reduced);
+    }
+  } else {
+    for (int rank = 0; rank < it.world; ++rank) {
+      at::Tensor local;
+      for (const auto& pass : passes) {
+        const auto more = of(pass, rank) * pass.weight;
+        local = rounded(local.defined() ? local + more : more);
+      }
+      rows.push_back(local);
+    }
+    sum = rounded(sum_of_tree(rows));
+  }
+  return it.padded_slice(p, sum * at::full({}, kFactor, at::kFloat));
+}
+
+template <class Fn>
+void for_each_kind(Fn fn, const std::vector<int>& worlds = {1, 2, 3}) {
+  for (const int world : worlds) {
+    EXPECT_EQ(ranks::on_ranks(world,
+                              [fn](ranks::RankContext& context) {
+                                for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                                  for (const auto& [each, sharded] :
+                                       {std::pair{false, false}, {false, true}, {true, true}}) {
+                                    const auto text =
+                                        std::string(c10::toString(dtype)) +
+                                        (each ? ", every pass" : ", at the boundary") +
+                                        (sharded ? ", sharded" : "");
+                                    context.note(text);
+                                    SCOPED_TRACE(text);
+                                    fn(context, WindowKind{each, sharded, dtype});
+                                  }
+                                }
+                              }),
+              "");
+  }
+}
+
+}  // namespace equigrad::conformance
