@@ -14,8 +14,8 @@
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
 #include "engine/comm/communicator.hpp"
-#include "engine/window.hpp"
 #include "engine/layout/partition.hpp"
+#include "engine/window.hpp"
 
 namespace equigrad::conformance {
 

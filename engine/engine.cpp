@@ -70,6 +70,7 @@ gradient::BackwardPass TrainingEngine::watch() {
                                    window_.begin(pass_weight_);
                                  },
                                  [this](std::size_t parameter, const at::Tensor& gradient) {
+                                   parameters_->rethrow_failure();  // this gradient is not real
                                    window_.ready(parameter, gradient);
                                  },
                                  [this] { end_pass(); }, [this] { abandon_pass(); }},
@@ -108,7 +109,12 @@ void TrainingEngine::rethrow_failure() {
 
 at::Tensor TrainingEngine::full_parameter(const std::string& name) {
   const auto forget = c10::make_scope_exit([this] { seat_.forget_failure(); });
-  return parameters_->whole(table_.index_of(name));
+  const auto parameter = table_.index_of(name);
+  auto value = parameters_->whole(parameter);
+  // A rank that has the page serves those that have not.
+  if (stage_.parameters_sharded)
+    seat_.meet({comm::Meeting::Access, (int64_t{15} << 40) + static_cast<int64_t>(parameter)});
+  return value;
 }
 
 at::Tensor TrainingEngine::scale(const at::Tensor& tensor) {

@@ -70,7 +70,9 @@ Tensors reduce(const json& one, RankContext& context, const Tensors& gradients,
   options.launch_when_full = one.at("when_full");
   trace::Ledger ledger;
   bucket::BucketQueue queue(plan, *group, options, ledger, deliver,
-                            [](std::size_t, bool flushing) { return flushing; });
+                            [](std::size_t, int64_t rounds) {
+                              return comm::Met{true, rounds, rounds, {}};
+                            });
   // Gradients come in another order on every rank.
   std::vector<std::size_t> order(numels.size());
   std::iota(order.begin(), order.end(), 0);

@@ -185,6 +185,8 @@ void Stepper::set(const std::string& what, const std::string& name, const at::Te
     slot.parameter.copy_(slot.master);
   } else {
     slot.state.at(what).copy_(value);
+    // SGD's first step would not read it.
+    if (slot.spec.rule == Rule::Sgd) slot.step_count = std::max<int64_t>(slot.step_count, 1);
   }
 }
 

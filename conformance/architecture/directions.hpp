@@ -77,10 +77,9 @@ inline std::string included(const std::string& line, bool& quoted) {
 
 // Whether a file in folder `from` may include `to` of the project; both within the engine.
 inline bool engine_allows(const std::string& from, const std::string& to) {
-  static const std::set<std::string> stations = {"engine/loss",      "engine/gradient",
-                                                 "engine/bucket",    "engine/shard",
-                                                 "engine/optimizer", "engine/parameter",
-                                                 "engine/profile"};
+  static const std::set<std::string> stations = {
+      "engine/loss",      "engine/gradient",  "engine/bucket", "engine/shard",
+      "engine/optimizer", "engine/parameter", "engine/profile"};
   static const std::set<std::string> services = {"engine/layout", "engine/comm", "engine/trace",
                                                  "engine/kernels"};
   static const std::set<std::string> values = {"engine/config.hpp", "engine/error.hpp",

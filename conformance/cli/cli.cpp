@@ -64,8 +64,10 @@ void add_run(CLI::App& app, RunCommand& command) {
 }
 
 void add_train(CLI::App& app, TrainCommand& command) {
-  app.add_option("--data", command.data, "text or images")
-      ->check(CLI::IsMember({"text", "images"}));
+  app.add_option("--data", command.data, "text, images, or captions of images (two engines)")
+      ->check(CLI::IsMember({"text", "images", "captions"}));
+  app.add_flag("--two-groups", command.two_groups,
+               "Captions: encoder and language model on ranks of their own");
   app.add_option("--steps", command.steps, "Optimizer steps")->check(CLI::PositiveNumber);
   auto* stage = app.add_option("--stage", command.stage, "ZeRO stage");
   stage->check(CLI::Range(0, 3));

@@ -44,7 +44,7 @@ int run_command(const RunCommand& command);
 int list_command(const RunCommand& command);
 
 struct TrainCommand {
-  std::string data = "text";
+  std::string data = "text";  // text, images or captions
   int steps = 200;
   int stage = 2;
   int world = 2;
@@ -53,12 +53,15 @@ struct TrainCommand {
   int accumulate = 1;
   int micro_batch = 4;
   int layers = 3, dim = 96, heads = 4, context = 64;
+  bool two_groups = false;  // captions: the encoder's ranks and the language model's are others
   uint64_t seed = 1234;
   std::string data_dir;
   double timeout_scale = 1;
 };
 // `serve` is what the ranks run.
 int train_command(const TrainCommand& command, const ranks::Handler& serve = conformance::serve);
+// A vision encoder and a language model in two engines.
+int captions_command(const TrainCommand& command);
 // The DeepSpeed configuration that the options stand for.
 std::string train_config(const TrainCommand& command);
 

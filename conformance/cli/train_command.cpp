@@ -225,6 +225,7 @@ std::string train_config(const TrainCommand& command) {
 }
 
 int train_command(const TrainCommand& command, const ranks::Handler& serve) {
+  if (command.data == "captions") return captions_command(command);
   std::string config = train_config(command);
   if (!command.config.empty()) {
     std::ifstream file(command.config);
@@ -239,6 +240,7 @@ int train_command(const TrainCommand& command, const ranks::Handler& serve) {
   if (command.dim % command.heads != 0)
     problems.push_back("expected --dim to be a multiple of --heads, got " +
                        std::to_string(command.dim) + " and " + std::to_string(command.heads));
+  if (command.two_groups) problems.push_back("--two-groups goes with --data captions");
   if (!problems.empty()) throw ConfigError("train", problems);
   const auto files = find_data(command.data_dir, true);
   if (files.text.empty() || (command.data == "images" && files.images.empty()))

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "engine/comm/communicator.hpp"
@@ -101,24 +102,28 @@ Met Rendezvous::exchange(int64_t seat, const Place& place, const std::vector<boo
   for (;;) {
     const Said said = say(seat, place, marks);
     bool wanted = false, same = true, postponed = false;
+    std::optional<int64_t> abandoned;
     for (int64_t rank = 0; rank < said.world(); ++rank) {
-      if (said.meeting(rank) == Meeting::Abandoned) {
-        if (place.meeting == Meeting::Abandoned) return {};
-        throw Error("comm.rendezvous",
-                    fmt::format("expected every rank to finish its backward pass, got an exception "
-                                "on rank {}. The pass counts on no rank; run it again, or leave "
-                                "it out, on all of them.",
-                                rank));
-      }
+      if (said.meeting(rank) == Meeting::Abandoned && !abandoned) abandoned = rank;
       wanted = wanted || said.meeting(rank) == Meeting::Pages;
       postponed = postponed || said.full_bucket(rank);
       same = same && said.seat(rank) == seat && said.meeting(rank) == place.meeting &&
              said.number(rank) == place.number;
     }
+    // First of all: who reads a page may be in a forward that has nothing to do with a pass that
+    // threw elsewhere.
     if (wanted) {
       gather(said);
       if (place.meeting == Meeting::Pages) return {};
       continue;
+    }
+    if (abandoned) {
+      if (place.meeting == Meeting::Abandoned) return {};
+      throw Error("comm.rendezvous",
+                  fmt::format("expected every rank to finish its backward pass, got an exception "
+                              "on rank {}. The pass counts on no rank; run it again, or leave "
+                              "it out, on all of them.",
+                              *abandoned));
     }
     if (same) {
       Met met{true, place.flag, place.flag, said.marks(seat, place.meeting, marks.size())};

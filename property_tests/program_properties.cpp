@@ -1,0 +1,186 @@
+// Any sequence of calls: random programs of everything an engine offers, misuse and exceptions
+// included, over random small models, stages, precisions and numbers of ranks. After every call the
+// engine is the reference bit for bit.
+//
+//   EQUIGRAD_PROGRAMS=2000 program_properties    that many programs; 200 without it
+//
+// Only wishes are drawn and shrunk: a program that fails shrinks to fewer calls, then simpler ones.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cstdlib>
+#include <ostream>
+#include <random>
+#include <set>
+
+#include "property_tests/programs/engine_access.hpp"
+#include "property_tests/programs/engine_calls.hpp"
+#include "property_tests/programs/listing.hpp"
+#include "property_tests/programs/misuse.hpp"
+#include "property_tests/programs/reference_calls.hpp"
+#include "property_tests/programs/script_calls.hpp"
+#include "property_tests/ranks_of_cases.hpp"
+
+namespace equigrad::property_tests::programs {
+
+inline void showValue(const Wish& wish, std::ostream& out) {
+  out << "{" << wish.kind << ", " << wish.a << ", " << wish.b << ", " << wish.c << ", " << wish.d
+      << "}";
+}
+
+namespace {
+
+// RapidCheck reads its settings before main.
+const bool kProgramsAreSet = [] {
+  const char* wanted = std::getenv("EQUIGRAD_PROGRAMS");
+  const char* given = std::getenv("RC_PARAMS");
+  const std::string most = "max_success=" + std::string(wanted != nullptr ? wanted : "200");
+  return setenv("RC_PARAMS", (most + " " + (given != nullptr ? given : "")).c_str(), 1) == 0;
+}();
+
+// The reference is played to its end before there is an engine.
+json play(const json& request, RankContext& context) {
+  const auto& setting = request.at("setting");
+  context.note("the reference");
+  ReferencePlayer reference(setting, context.rank());
+  std::vector<Seen> seen;
+  for (const auto& call : request.at("calls")) seen.push_back(reference.play(call));
+  context.note("initialize");
+  EnginePlayer engine(setting, context.rank(), context.group());
+  std::string wrong;
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    const auto& call = request.at("calls")[i];
+    const auto place = "call " + std::to_string(i) + ": " + text_of(call);
+    context.note(place);
+    std::string here;
+    try {
+      here = engine.play(call, seen[i]);
+    } catch (const std::exception& error) {
+      throw std::runtime_error(wrong + place + "\n  " + error.what());
+    }
+    if (wrong.empty() && !here.empty()) wrong = place + "\n  " + here + "\n";
+  }
+  return wrong;
+}
+
+class Ranks {
+ public:
+  std::string wrong(const json& request) {
+    std::vector<int> ranks(request.at("setting").at("world").get<std::size_t>());
+    for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
+    // Once a program has failed, others like it are tried by the dozen: they need not hang as long.
+    pool_.start(ranks, request, failed_ ? std::chrono::seconds(5) : std::chrono::seconds(30));
+    const auto outcomes = pool_.wait(std::chrono::minutes(1)).value().outcomes;
+    auto text = conformance::ranks::failures(outcomes);
+    for (std::size_t rank = 0; text.empty() && rank < outcomes.size(); ++rank) {
+      const auto answer = outcomes[rank].answer.get<std::string>();
+      if (!answer.empty()) text = "rank " + std::to_string(rank) + ": " + answer;
+    }
+    failed_ = failed_ || !text.empty();
+    return text;
+  }
+
+ private:
+  bool failed_ = false;
+  conformance::ranks::Pool pool_{4, play, {.grace = std::chrono::milliseconds(500)}};
+};
+
+// Of all values, however early in the run.
+template <class T>
+rc::Gen<T> full_size(rc::Gen<T> gen) {
+  return rc::gen::resize(rc::kNominalSize, std::move(gen));
+}
+int below(int end) { return *full_size(rc::gen::inRange(0, end)); }
+
+json any_setting() {
+  const bool bf16 = below(2) == 1;
+  const int rule = below(3);
+  return {{"world", 1 + below(4)},
+          {"stage", below(4)},
+          {"bf16", bf16},
+          {"bf16_sums", bf16 && below(2) == 1},
+          {"accumulation", 1 + below(4)},
+          {"bucket", *rc::gen::element(1000, 1, 7, 20)},
+          {"rule", rule},
+          {"momentum", rule == 2 && below(2) == 1 ? 0.9 : 0.0},
+          {"clip", *rc::gen::element(0.0, 0.05, 1e6)},
+          {"widths", json::array({1 + below(4), 1 + below(4), 1 + below(3)})},
+          {"extras", below(128)},
+          {"persistent", *rc::gen::element(0, 4)},
+          {"reuse", *rc::gen::element(1000, 0, 10)},
+          {"seed", *rc::gen::noShrink(rc::gen::inRange(0, 1 << 30))}};
+}
+
+rc::Gen<Wish> any_wish() {
+  const auto argument = rc::gen::inRange(0, kArguments);
+  return full_size(rc::gen::construct<Wish>(rc::gen::inRange(0, static_cast<int>(kKinds.size())),
+                                            argument, argument, argument, argument));
+}
+
+// Whatever is drawn, programs have every call and every misuse in them.
+TEST(Programs, WishesBecomeEveryCall) {
+  std::mt19937 random(1);
+  const auto draw = [&](int end) {
+    return static_cast<int>(random() % static_cast<unsigned>(end));
+  };
+  std::set<std::string> found;
+  for (int stage = 0; stage < 4; ++stage) {
+    Script script({{"world", 2},
+                   {"stage", stage},
+                   {"accumulation", 2},
+                   {"extras", 127},
+                   {"rule", 0},
+                   {"momentum", 0.0}});
+    for (int i = 0; i < 3000; ++i)
+      script.add({draw(static_cast<int>(kKinds.size())), draw(kArguments), draw(kArguments),
+                  draw(kArguments), draw(kArguments)});
+    for (const auto& call : script.finish())
+      found.insert(call.value("call", "") +
+                   (call["call"] == "refuse" ? call.value("what", "") : ""));
+  }
+  const std::set<std::string> all = {"backward",
+                                     "batch_size",
+                                     "boundary",
+                                     "end",
+                                     "end_no_sync",
+                                     "forward",
+                                     "get",
+                                     "grad",
+                                     "look",
+                                     "no_sync",
+                                     "set",
+                                     "step",
+                                     "throw",
+                                     "twice",
+                                     "zero_grad",
+                                     "refuseanother call on rank 0",
+                                     "refuseanother shape",
+                                     "refusebackward of an output",
+                                     "refusebatch size in a window",
+                                     "refusebatch size that is no multiple",
+                                     "refusefrozen name",
+                                     "refusekeyword without a scheduler",
+                                     "refusenested no_sync",
+                                     "refuseno_sync at this stage",
+                                     "refusescale without a graph",
+                                     "refusestep in no_sync",
+                                     "refusestep without backward",
+                                     "refuseunknown name",
+                                     "refuseunknown state",
+                                     "refusevalues that differ"};
+  EXPECT_EQ(found, all);
+}
+
+RC_GTEST_PROP(Programs, EveryCallLeavesWhatTheReferenceLeaves, ()) {
+  static Ranks ranks;
+  const json setting = any_setting();
+  Script script(setting);
+  for (const auto& wish : *rc::gen::scale(0.3, rc::gen::container<std::vector<Wish>>(any_wish())))
+    script.add(wish);
+  const json calls = script.finish();
+  const auto wrong = ranks.wrong({{"setting", setting}, {"calls", calls}});
+  if (!wrong.empty()) RC_FAIL(wrong + "\n\n" + listing(setting, config_of(setting), calls));
+}
+
+}  // namespace
+}  // namespace equigrad::property_tests::programs
