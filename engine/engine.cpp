@@ -19,6 +19,16 @@ at::ScalarType torch_dtype(DataType dtype) {
   return dtype == DataType::Fp32 ? at::kFloat : at::kBFloat16;
 }
 
+void check_scalar(const at::Tensor& loss) {
+  if (!loss.defined() || loss.numel() != 1) {
+    throw Error("engine.backward",
+                fmt::format("expected a scalar loss, got shape {}. For other outputs call "
+                            "output.backward(gradient).",
+                            loss.defined() ? fmt::format("[{}]", fmt::join(loss.sizes(), ", "))
+                                           : std::string("of an undefined tensor")));
+  }
+}
+
 }  // namespace
 
 TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
@@ -60,12 +70,16 @@ void TrainingEngine::set_rates() {
 }
 
 gradient::BackwardPass TrainingEngine::watch() {
+  // Of several engines in a pass those end first that can still fail on another rank.
+  const bool waits = stage_.gradients_reduced == ReduceWhen::EveryPass;
+  const int64_t order = seat_.number() + (waits ? 0 : int64_t{1} << 32);
   std::vector<gradient::WatchedParameter> watched;
   for (std::size_t i = 0; i < table_.size(); ++i) {
     if (table_[i].trainable) watched.push_back({i, table_[i].name, tensors_[i]});
   }
   return gradient::BackwardPass(std::move(watched),
                                 {[this] {
+                                   seat_.begin_pass();
                                    parameters_->rethrow_failure();
                                    window_.begin(pass_weight_);
                                  },
@@ -74,7 +88,7 @@ gradient::BackwardPass TrainingEngine::watch() {
                                    window_.ready(parameter, gradient);
                                  },
                                  [this] { end_pass(); }, [this] { abandon_pass(); }},
-                                seat_.number());
+                                order);
 }
 
 void TrainingEngine::end_pass() {
@@ -88,12 +102,15 @@ void TrainingEngine::end_pass() {
 // The window is as it was before the pass. Where gradients travel in every pass the other ranks
 // wait for this one's: they are told.
 void TrainingEngine::abandon_pass() noexcept {
+  // A peer may be lost too. The exception that abandoned the pass is on its way to the caller.
+  window_.abandon();
   try {
-    window_.abandon();
     if (stage_.gradients_reduced == ReduceWhen::EveryPass) seat_.abandon();
+  } catch (...) {
+  }
+  try {
     parameters_->end_of_pass();
   } catch (...) {
-    // A peer is lost too. The exception that abandoned the pass is on its way to the caller.
   }
 }
 
@@ -108,7 +125,7 @@ void TrainingEngine::rethrow_failure() {
 }
 
 at::Tensor TrainingEngine::full_parameter(const std::string& name) {
-  const auto forget = c10::make_scope_exit([this] { seat_.forget_failure(); });
+  rethrow_failure();
   const auto parameter = table_.index_of(name);
   auto value = parameters_->whole(parameter);
   // A rank that has the page serves those that have not.
@@ -127,18 +144,15 @@ at::Tensor TrainingEngine::scale(const at::Tensor& tensor) {
 }
 
 at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) {
-  if (!loss.defined() || loss.numel() != 1) {
-    throw Error("engine.backward",
-                fmt::format("expected a scalar loss, got shape {}. For other outputs call "
-                            "output.backward(gradient).",
-                            loss.defined() ? fmt::format("[{}]", fmt::join(loss.sizes(), ", "))
-                                           : std::string("of an undefined tensor")));
-  }
-  const at::Tensor root = scale(loss);
   rethrow_failure();
+  seat_.begin_pass();
   pass_weight_ = loss::pass_weight(config_.gradient_accumulation_steps, scale_wrt_gas);
   const auto restore = c10::make_scope_exit([this] { pass_weight_ = 1.0; });
-  pass_.run([&] { root.backward({}, retain_graph); });
+  // A loss that is refused on one rank is a pass that throws: the others wait for it.
+  pass_.run([&] {
+    check_scalar(loss);
+    scale(loss).backward({}, retain_graph);
+  });
   if (!scale_wrt_gas) return loss;
   return loss / static_cast<double>(config_.gradient_accumulation_steps);
 }
@@ -174,15 +188,15 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   micro_batches_.check_step();
   const bool boundary = micro_batches_.is_boundary();
   const at::NoGradGuard no_grad;
-  std::vector<bool> used;
-  if (boundary) used = window_.agree();  // if it throws, nothing has changed
+  comm::Met met;
+  if (boundary) met = window_.agree(observer_ ? 1 : 0);  // if it throws, nothing has changed
   ++counters_.micro_steps;
   micro_batches_.end_step();
   if (!boundary) return;
   applied_ = false;
   try {
     profiled_.begin_update();
-    update(used);
+    update(met);
     if (applied_ && schedule_) schedule_->step(lr_kwargs);
     set_rates();
   } catch (...) {
@@ -192,7 +206,20 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   profiled_.boundary(counters_.global_steps);
 }
 
-void TrainingEngine::update(const std::vector<bool>& used) {
+// The observer is the user's: it may throw, or read parameters, on one rank only.
+void TrainingEngine::observe(const at::Tensor& gradient, const comm::Met& met) {
+  if (met.greatest_flag == 0) return;  // no rank has one
+  seat_.begin_pass();
+  try {
+    if (observer_) observer_(access_.shards(gradient, met.marks));
+  } catch (...) {
+    seat_.abandon();
+    throw;
+  }
+  seat_.meet({comm::Meeting::Observed});
+}
+
+void TrainingEngine::update(const comm::Met& met) {
   if (layer_drop_) layer_drop_->update(counters_.global_steps);
   const auto gradient = window_.take_averaged(factor());
   const trace::Charge charge(ledger_, trace::Category::Gradients,
@@ -205,8 +232,8 @@ void TrainingEngine::update(const std::vector<bool>& used) {
   if (config_.gradient_clipping > 0) {
     shard::clip_(gradient, measure.norm, config_.gradient_clipping);
   }
-  if (observer_) observer_(access_.shards(gradient, used));
-  optimizer_.update(gradient, used);
+  observe(gradient, met);
+  optimizer_.update(gradient, met.marks);
   parameters_->publish();
   ++counters_.global_steps;
   applied_ = true;
@@ -235,6 +262,7 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
                                     std::vector<profile::ModuleEntry> modules) {
   const at::NoGradGuard no_grad;
   validate(config, communicator->world_size());
+  communicator->rendezvous().meet_to_initialize();
   auto assembly = assemble(groups, config, *communicator);
   if (modules.empty()) {
     std::vector<std::pair<std::string, at::Tensor>> named;

@@ -82,7 +82,7 @@ bool TensorAccess::meet(Call call, std::size_t parameter, int64_t flag) {
       fmt::format("expected {} on every rank for \"{}\", got others on some. {}",
                   reads ? "as many backward passes" : "the same values", at_.table[parameter].name,
                   reads ? "Make the same calls on every rank."
-                        : "A full setter takes the whole value on every rank."));
+                        : "Make the same call with the same, whole value on every rank."));
 }
 
 at::Tensor TensorAccess::averaged(std::size_t parameter) {

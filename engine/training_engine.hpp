@@ -55,7 +55,10 @@ class TrainingEngine final : public Engine {
   std::optional<double> get_global_grad_norm() const override { return norm_; }
   at::Tensor full_parameter(const std::string& name) override;
   std::vector<LocalShard> local_shards() const override { return access_.shards({}, {}); }
-  Access& access() override { return access_; }
+  Access& access() override {
+    rethrow_failure();
+    return access_;
+  }
   std::vector<double> get_lr() const override { return optimizer_.lr(); }
   schedule::LayerDropState layer_drop() const override {
     return layer_drop_ ? layer_drop_->state() : schedule::LayerDropState{false, 1.0};
@@ -73,7 +76,8 @@ class TrainingEngine final : public Engine {
   double factor() const {
     return loss::averaging_factor(config_.gradient_accumulation_steps, communicator_->world_size());
   }
-  void update(const std::vector<bool>& used);
+  void update(const comm::Met& met);
+  void observe(const at::Tensor& gradient, const comm::Met& met);
   void set_rates();
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
 

@@ -72,13 +72,14 @@ void Window::abandon() noexcept {
   if (options_.reduce_every_pass || passes_ == 0) queue_.discard();
   if (options_.reduce_every_pass) sums_.rollback();
   for (const auto& staged : staged_) {
+    if (!staged.gradient.defined()) continue;  // end() threw midway
     ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
   }
   staged_.clear();
 }
 
-std::vector<bool> Window::agree() {
-  return seat_.meet({comm::Meeting::Step, passes_}, used_).marks;
+comm::Met Window::agree(int64_t flag) {
+  return seat_.meet({comm::Meeting::Step, passes_, flag}, used_);
 }
 
 at::Tensor Window::take_averaged(double factor) {

@@ -54,8 +54,8 @@ class Window {
   int64_t passes() const { return passes_; }
   const std::vector<bool>& used() const { return used_; }  // by this rank; by parameter
 
-  // By parameter: whether any rank used it. Collective.
-  std::vector<bool> agree();
+  // At the boundary. Marks: by parameter, whether any rank used it; flags as given. Collective.
+  comm::Met agree(int64_t flag);
   // The average over passes and ranks; the window is empty afterwards. Collective.
   at::Tensor take_averaged(double factor);
   // The same of one parameter so far, its padding included; the window stays. Collective.

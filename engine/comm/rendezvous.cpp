@@ -22,6 +22,10 @@ std::string describe(int64_t seat, int64_t meeting, int64_t number) {
       return fmt::format("the reduction of bucket {} of engine {}", number, seat);
     case Meeting::Step:
       return fmt::format("step() of engine {} after {} backward passes", seat, number);
+    case Meeting::Observed:
+      return fmt::format("the update of engine {}", seat);
+    case Meeting::Initialize:
+      return "initialize()";
     case Meeting::Access:
       return fmt::format("getter or setter {} of engine {}, parameter {}", number >> 40, seat,
                          number & ((int64_t{1} << 40) - 1));
@@ -119,11 +123,12 @@ Met Rendezvous::exchange(int64_t seat, const Place& place, const std::vector<boo
     }
     if (abandoned) {
       if (place.meeting == Meeting::Abandoned) return {};
-      throw Error("comm.rendezvous",
-                  fmt::format("expected every rank to finish its backward pass, got an exception "
-                              "on rank {}. The pass counts on no rank; run it again, or leave "
-                              "it out, on all of them.",
-                              *abandoned));
+      throw Error(
+          "comm.rendezvous",
+          fmt::format("expected every rank to finish its {}, got an exception on rank {}. "
+                      "It counts on no rank; do it again, or leave it out, on all of "
+                      "them.",
+                      place.meeting == Meeting::Observed ? "step()" : "backward pass", *abandoned));
     }
     if (same) {
       Met met{true, place.flag, place.flag, said.marks(seat, place.meeting, marks.size())};
@@ -166,22 +171,26 @@ void Seat::want(const std::vector<std::size_t>& pages) {
   if (rendezvous_.communicator_.world_size() == 1) return gather_(pages);
   std::vector<bool> marks(marks_);
   for (const auto page : pages) marks[page] = true;
-  broken_ = true;
+  rendezvous_.told_ = true;
   rendezvous_.exchange(number_, {Meeting::Pages}, marks);
-  broken_ = false;
+  rendezvous_.told_ = false;
 }
 
 Met Seat::meet(const Place& place, const std::vector<bool>& marks) {
   if (rendezvous_.communicator_.world_size() == 1) return {true, place.flag, place.flag, marks};
-  broken_ = place.meeting == Meeting::Bucket;  // the others are in no pass
+  rendezvous_.told_ = place.meeting == Meeting::Bucket;  // the others are in no pass
   auto met = rendezvous_.exchange(number_, place, marks);
-  broken_ = false;
+  rendezvous_.told_ = false;
   return met;
 }
 
 void Seat::abandon() {
-  if (std::exchange(broken_, false) || rendezvous_.communicator_.world_size() == 1) return;
+  if (rendezvous_.communicator_.world_size() == 1 || std::exchange(rendezvous_.told_, true)) return;
   rendezvous_.exchange(number_, {Meeting::Abandoned}, {});
+}
+
+void Rendezvous::meet_to_initialize() {
+  if (communicator_.world_size() > 1) exchange(-1, {Meeting::Initialize}, {});
 }
 
 }  // namespace equigrad::comm

@@ -32,7 +32,7 @@ class Communicator;
 class Seat;
 
 // Where a rank has come to; the number tells one bucket, or window of so many passes, from another.
-enum class Meeting : int64_t { Pages = 0, Bucket, Step, Access, Abandoned };
+enum class Meeting : int64_t { Pages = 0, Bucket, Step, Observed, Access, Initialize, Abandoned };
 
 struct Place {
   Meeting meeting;
@@ -52,6 +52,9 @@ class Rendezvous {
  public:
   explicit Rendezvous(Communicator& communicator) : communicator_(communicator) {}
 
+  // Before an engine is made: serves those that exist until all ranks have come to make one.
+  void meet_to_initialize();
+
  private:
   friend class Seat;
   struct Said;
@@ -63,6 +66,7 @@ class Rendezvous {
   std::map<int64_t, Seat*> seats_;
   int64_t next_seat_ = 0;
   std::size_t widest_ = 0;
+  bool told_ = false;  // of the pass under way: all ranks know that it threw
 };
 
 // One engine's place at the table.
@@ -81,10 +85,10 @@ class Seat {
   // At least one page is wanted; all of them have been started on return.
   void want(const std::vector<std::size_t>& pages);
   Met meet(const Place& place, const std::vector<bool>& marks = {});
-  // Tells the others that this rank's pass threw, unless it was they who made it throw.
+  void begin_pass() { rendezvous_.told_ = false; }
+  // Tells the others that this rank's pass, or its step(), threw: once for all engines that take
+  // part, and not if it was they who made it throw.
   void abandon();
-  // A failure outside of any pass: nothing is to be told.
-  void forget_failure() { broken_ = false; }
   int64_t number() const { return number_; }  // by the order of making
 
  private:
@@ -93,7 +97,6 @@ class Seat {
   std::size_t marks_;
   int64_t number_;
   Gather gather_;
-  bool broken_ = false;  // a meeting of this pass threw: the others know
 };
 
 }  // namespace equigrad::comm

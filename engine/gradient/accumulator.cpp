@@ -55,6 +55,7 @@ void Accumulator::commit() {
 void Accumulator::rollback() {
   if (!committed_) return clear();
   for (const auto& staged : staged_) {
+    if (!staged.sum.defined()) continue;  // commit() threw midway
     ledger_.credit(trace::Category::Gradients, bytes_of(staged.sum));
   }
   staged_.clear();

@@ -149,7 +149,10 @@ void Pages::before(const std::vector<std::size_t>& pages) noexcept {
     // The operator runs in any case. It must not read a null pointer: it reads NaN, and the next
     // call of the engine throws.
     if (!failure_) failure_ = std::current_exception();
-    for (const auto page : pages) pages_[page].poison(context_.ledger);
+    for (const auto page : pages) {
+      if (pages_[page].state == Page::State::Released) live_numel_ += pages_[page].tensor.numel();
+      pages_[page].poison(context_.ledger);
+    }
   }
 }
 
@@ -159,7 +162,7 @@ void Pages::after(const std::vector<std::size_t>& pages) noexcept {
   for (const auto i : pages) {
     auto& page = pages_[i];
     --page.pins;
-    if (trace_->in_step() && page.may_drop() &&
+    if (!failure_ && trace_->in_step() && page.may_drop() &&
         trace_->reuse_distance_numel(i) > context_.zero.stage3_max_reuse_distance) {
       release(page);
     }
