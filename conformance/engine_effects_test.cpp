@@ -1,7 +1,5 @@
-// What the engine leaves alone, what it holds, and how it goes on after something went wrong.
-#include <stdexcept>
+// What the engine leaves alone, what it holds, and what other engines do beside it.
 
-#include "conformance/cut_wire.hpp"
 #include "conformance/small_run.hpp"
 #include "engine/engine.hpp"
 #include "engine/trace/ledger.hpp"

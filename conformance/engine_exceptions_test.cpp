@@ -4,7 +4,6 @@
 #include "conformance/cut_wire.hpp"
 #include "conformance/small_run.hpp"
 #include "engine/engine.hpp"
-#include "engine/trace/ledger.hpp"
 
 namespace equigrad {
 namespace {
@@ -19,7 +18,6 @@ using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 using testing::AllOf;
 using testing::HasSubstr;
-using trace::Category;
 
 TEST(EngineExceptions, APassThatThrowsLeavesTheWindowAsItWas) {
   at_every_stage(2, [](RankContext& context, int stage) {
