@@ -166,7 +166,7 @@ TEST(Assemble, AParameterBelongsToOneEngineAtATimeAndBringsNoGradient) {
 
 std::string refusal(RankContext& context, const ParameterGroup& group, DataType dtype) {
   EngineConfig config;
-  config.param_dtype = dtype;
+  config.precision.param = dtype;
   return error_of([&] { assemble({group}, config, *context.group()); });
 }
 

@@ -137,8 +137,8 @@ TEST(Reading, EveryHonouredKeyReachesItsField) {
   expected.gradient_clipping = 0.5;
   expected.reduction = ReductionOrder::Native;
   expected.communication_timeout_s = 12.5;
-  expected.param_dtype = DataType::Bf16;
-  expected.check_grad_overflow = false;
+  expected.precision.param = DataType::Bf16;
+  expected.precision.check_grad_overflow = false;
   expected.optimizer = {OptimizerConfig::Kind::AdamW, 0.25, 0.125, 0.5, 0.75, 1e-6, 0, 0, false};
   expected.zero = {3, 500, 11, 12, 13, 14, 15};
   EXPECT_EQ(config, expected);
@@ -185,7 +185,7 @@ TEST(Optimizer, TorchAdamBringsTorchsDefaultDecay) {
 
 TEST(Precision, GradientsAccumulateInTheParametersTypeByDefault) {
   const auto accumulate = [](const std::string& keys) {
-    return parse_config(with(R"("train_batch_size": 2)" + keys), 2).accumulate_dtype;
+    return parse_config(with(R"("train_batch_size": 2)" + keys), 2).precision.accumulate;
   };
   EXPECT_EQ(accumulate(""), DataType::Fp32);
   EXPECT_EQ(accumulate(R"(, "bf16": {"enabled": true})"), DataType::Bf16);
@@ -245,7 +245,7 @@ TEST(Validate, FindsEveryProblemOfAConfigurationBuiltInCode) {
   bad.gradient_clipping = -1.0;
   bad.zero.stage = 4;
   bad.zero.reduce_bucket_size = 0;
-  bad.accumulate_dtype = DataType::Bf16;
+  bad.precision.accumulate = DataType::Bf16;
   bad.communication_timeout_s = 1e-4;  // no whole millisecond
   EXPECT_THAT(
       problems_in_code(bad),

@@ -49,7 +49,7 @@ struct DotRun {
       parameters.back().tensor.requires_grad_(name != "frozen");
     }
     auto config = config_of({.stage = with.stage, .accumulation = with.accumulation}, world);
-    if (with.bf16) config.param_dtype = config.accumulate_dtype = DataType::Bf16;
+    if (with.bf16) config.precision.param = config.precision.accumulate = DataType::Bf16;
     config.zero.stage3_param_persistence_threshold = with.persistent_numel;
     config.optimizer.kind = with.kind;
     if (with.kind == OptimizerConfig::Kind::Sgd) {
@@ -86,7 +86,7 @@ struct DotRun {
   }
   at::Tensor loss(int64_t pass) const {
     auto sum = at::zeros({});
-    for (const auto& [name, tensor] : parameters) {
+    for (const auto& [name, tensor, type] : parameters) {
       if (uses(name, rank)) sum = sum + (tensor * contribution(name, pass, rank)).sum();
     }
     return sum;

@@ -118,8 +118,9 @@ reference::Recipe recipe_of(const EngineConfig& config, int world, uint64_t seed
   optimizer.dampening = from.dampening;
   optimizer.nesterov = from.nesterov;
   recipe.gradient_clipping = config.gradient_clipping;
-  recipe.compute_dtype = config.param_dtype == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
-  recipe.accumulate_dtype = config.accumulate_dtype == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
+  recipe.compute_dtype = config.precision.param == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
+  recipe.accumulate_dtype =
+      config.precision.accumulate == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
   recipe.order = order_of(config.zero.stage);
   recipe.absolute_sums = false;
   return recipe;

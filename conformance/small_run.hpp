@@ -37,7 +37,7 @@ inline EngineConfig config_of(const SmallOptions& options, int world) {
   config.zero.reduce_bucket_size = 20;
   config.zero.stage3_param_persistence_threshold = 0;
   config.gradient_clipping = options.clipping;
-  if (options.bf16) config.param_dtype = config.accumulate_dtype = DataType::Bf16;
+  if (options.bf16) config.precision.param = config.precision.accumulate = DataType::Bf16;
   config.optimizer.lr = 0.01;
   config.optimizer.weight_decay = 0.1;
   if (options.momentum) {

@@ -35,7 +35,7 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
   }
   const auto dtype = tensor.scalar_type();
   if (!tensor.requires_grad() && !tensor.is_floating_point()) return;
-  if (dtype == at::kFloat || (dtype == at::kBFloat16 && config.param_dtype == DataType::Bf16))
+  if (dtype == at::kFloat || (dtype == at::kBFloat16 && config.precision.param == DataType::Bf16))
     return;
   throw Error("initialize",
               "expected dtype Float for parameter \"" + parameter.name + "\", got " +

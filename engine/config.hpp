@@ -2,7 +2,8 @@
 //
 // Names and defaults are DeepSpeed's, with three differences on purpose: `gradient_clipping` is off
 // unless it is given, an unknown key is an error at every level, and "auto" is explained instead of
-// dropped. Two keys are our own: `reduction` and `communication_timeout_s`.
+// dropped. Three keys are our own: `reduction`,
+// `communication_timeout_s` and `gradient_norm_type`.
 //
 // Invariants: an EngineConfig that came from parse_config or passed validate has train_batch_size =
 // micro x accumulation x world_size; nothing in the text was silently ignored (explain_config lists
@@ -10,7 +11,7 @@
 // Units: *_size, *_parameters, *_distance and *_threshold count elements; *_s is seconds.
 // Errors: ConfigError, which carries every problem at once, each with the JSON path of its key.
 // Depends on: the C++ standard library (nlohmann-json in the sources only), engine/error.hpp,
-// engine/config_features.hpp.
+// engine/config_features.hpp, engine/config_precision.hpp.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +20,10 @@
 #include <vector>
 
 #include "engine/config_features.hpp"
+#include "engine/config_precision.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad {
-
-enum class DataType { Fp32, Bf16 };
 
 // Pinned: the documented tree over ranks in fp32. Native: whatever the backend's collective does.
 enum class ReductionOrder { Pinned, Native };
@@ -57,10 +57,11 @@ struct EngineConfig {
   std::int64_t train_batch_size = 1;
   std::int64_t train_micro_batch_size_per_gpu = 1;
   std::int64_t gradient_accumulation_steps = 1;
-  DataType param_dtype = DataType::Fp32;
-  DataType accumulate_dtype = DataType::Fp32;  // data_types.grad_accum_dtype
-  bool check_grad_overflow = true;             // bf16 only: skip the step; fp32 always throws
-  double gradient_clipping = 0.0;              // 0 is off
+  PrecisionConfig precision;
+  AveragingConfig averaging;
+  double gradient_clipping = 0.0;            // 0 is off
+  NormType gradient_norm = NormType::Two;    // of get_global_grad_norm and of clipping
+  OffloadOptimizerConfig offload_optimizer;  // masters and optimizer state
   OptimizerConfig optimizer;
   std::optional<SchedulerConfig> scheduler;  // nothing: the learning rate is constant
   ZeroConfig zero;

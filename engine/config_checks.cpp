@@ -104,7 +104,7 @@ std::vector<std::string> problems_of(const EngineConfig& config, int world_size)
   check_optimizer(config.optimizer, checks);
   check_zero(config.zero, checks);
   checks.not_negative("gradient_clipping", config.gradient_clipping);
-  if (config.accumulate_dtype == DataType::Bf16 && config.param_dtype == DataType::Fp32)
+  if (config.precision.accumulate == DataType::Bf16 && config.precision.param == DataType::Fp32)
     checks.problems.push_back(
         "data_types.grad_accum_dtype: expected fp32 for fp32 parameters, got \"bf16\". Enable "
         "bf16, or drop the key.");

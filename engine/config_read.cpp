@@ -190,16 +190,16 @@ DataType Parse::data_type(const std::string& path, DataType fallback) {
 
 void Parse::precision() {
   const bool bf16 = reader.boolean("bf16.enabled", false);
-  config.param_dtype = bf16 ? DataType::Bf16 : DataType::Fp32;
-  config.check_grad_overflow = reader.boolean("bf16.check_grad_overflow", true);
+  config.precision.param = bf16 ? DataType::Bf16 : DataType::Fp32;
+  config.precision.check_grad_overflow = reader.boolean("bf16.check_grad_overflow", true);
   const Json* fp16 = reader.find("fp16.enabled");
   if (bf16 && fp16 != nullptr && *fp16 == Json(true))
     reader.problem("bf16.enabled", "expected bf16 or fp16, got both. Drop \"fp16\".");
-  if (data_type("data_types.param_dtype", config.param_dtype) != config.param_dtype)
+  if (data_type("data_types.param_dtype", config.precision.param) != config.precision.param)
     reader.problem("data_types.param_dtype", "expected the type that \"bf16\" chooses, got " +
                                                  shown(*reader.find("data_types.param_dtype")) +
                                                  ". Set \"bf16\": {\"enabled\": ...} instead.");
-  config.accumulate_dtype = data_type("data_types.grad_accum_dtype", config.param_dtype);
+  config.precision.accumulate = data_type("data_types.grad_accum_dtype", config.precision.param);
   notes["data_types.param_dtype"] = "as bf16.enabled says";
   if (!reader.has("data_types.grad_accum_dtype"))
     notes["data_types.grad_accum_dtype"] = "the parameters' type";

@@ -97,14 +97,14 @@ std::vector<Setting> settings_of(const EngineConfig& config, const ConfigReader&
   list.add("gradient_accumulation_steps", config.gradient_accumulation_steps);
   add_optimizer(config.optimizer, why_lr_has_no_effect(config), reader, list);
   list.add("gradient_clipping", config.gradient_clipping, "off; DeepSpeed 0.19.3 and later: 1.0");
-  list.add("bf16.enabled", config.param_dtype == DataType::Bf16);
-  list.add("bf16.check_grad_overflow", config.check_grad_overflow);
-  if (config.param_dtype == DataType::Fp32) {
+  list.add("bf16.enabled", config.precision.param == DataType::Bf16);
+  list.add("bf16.check_grad_overflow", config.precision.check_grad_overflow);
+  if (config.precision.param == DataType::Fp32) {
     list.settings.back().origin = Setting::Origin::NoEffect;
     list.settings.back().note = "fp32 always throws";
   }
-  list.add("data_types.param_dtype", name_of(config.param_dtype));
-  list.add("data_types.grad_accum_dtype", name_of(config.accumulate_dtype));
+  list.add("data_types.param_dtype", name_of(config.precision.param));
+  list.add("data_types.grad_accum_dtype", name_of(config.precision.accumulate));
   add_zero(config.zero, list);
   list.add("reduction", config.reduction == ReductionOrder::Pinned ? "pinned" : "native");
   list.add("communication_timeout_s", config.communication_timeout_s);

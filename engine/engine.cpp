@@ -43,12 +43,12 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       seat_(*communicator_, table_.size()),
       optimizer_(config.optimizer, assembly.groups, table_, plan_, communicator_->device(),
                  ledger_),
-      parameters_(
-          parameter::make_keeper({table_, plan_, config_.zero, *communicator_, seat_, ledger_,
-                                  optimizer_.masters(), tensors_, torch_dtype(config.param_dtype)},
-                                 stage_.parameters_sharded)),
+      parameters_(parameter::make_keeper(
+          {table_, plan_, config_.zero, *communicator_, seat_, ledger_, optimizer_.masters(),
+           tensors_, torch_dtype(config.precision.param)},
+          stage_.parameters_sharded)),
       window_(plan_, table_.size(), *communicator_, seat_,
-              {torch_dtype(config.param_dtype), torch_dtype(config.accumulate_dtype),
+              {torch_dtype(config.precision.param), torch_dtype(config.precision.accumulate),
                stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction},
               ledger_),
       access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
@@ -242,8 +242,8 @@ void TrainingEngine::update(const comm::Met& met) {
 // A gradient that is not finite is skipped in bf16 and an error in fp32, on all ranks alike.
 bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_numel) {
   if (non_finite_numel == 0) return true;
-  if (config_.param_dtype == DataType::Bf16) {
-    if (!config_.check_grad_overflow) return true;
+  if (config_.precision.param == DataType::Bf16) {
+    if (!config_.precision.check_grad_overflow) return true;
     ++counters_.global_steps;
     ++counters_.skipped_steps;
     return false;

@@ -60,11 +60,16 @@ class Engine {
                               bool scale_wrt_gas = true) = 0;
   // The tensor to call .backward() on; the tensor itself where the precision needs no loss scale.
   virtual at::Tensor scale(const at::Tensor& tensor) = 0;
+  // What scale() multiplies by now; 1 where the precision needs no loss scale.
+  virtual double loss_scale() const = 0;
+  // Engines under one loss need one scale: from now on this engine uses the other's.
+  virtual void share_loss_scale(Engine& other) = 0;
 
   // model.forward(inputs...), with the state of progressive layer drop as the last argument if the
   // model takes one. Calling the model itself is as good.
   template <class Model, class... Inputs>
   auto forward(Model& model, Inputs&&... inputs) {
+    const auto guard = autocast();
     struct Anything {};  // a forward that takes this takes whatever comes (Sequential)
     if constexpr (
         requires { model.forward(std::forward<Inputs>(inputs)..., layer_drop()); } &&
@@ -74,6 +79,8 @@ class Engine {
       return model.forward(std::forward<Inputs>(inputs)...);
     }
   }
+  // While the guard lives, operators choose their types as torch_autocast says; nothing without it.
+  [[nodiscard]] virtual std::shared_ptr<void> autocast() = 0;
   virtual schedule::LayerDropState layer_drop() const = 0;
 
   // Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, zero the

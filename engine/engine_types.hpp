@@ -19,6 +19,7 @@ struct NamedParameter {
   std::string name;
   at::Tensor tensor;  // a leaf; its data moves into the engine's keeping, its shape stays; what its
                       // .grad holds is dropped
+  std::string module_type = {};  // of the module that owns it, as torch.nn.Linear; for autocast
 };
 
 // Parameters that share hyper-parameters; what is not set comes from the configuration.

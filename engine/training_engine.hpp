@@ -40,6 +40,9 @@ class TrainingEngine final : public Engine {
 
   at::Tensor backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) override;
   at::Tensor scale(const at::Tensor& tensor) override;
+  double loss_scale() const override { return 1.0; }
+  void share_loss_scale(Engine& /*other*/) override {}
+  std::shared_ptr<void> autocast() override { return nullptr; }
   void step(const schedule::LrKeywords& lr_kwargs) override;
   void zero_grad() override { window_.clear(); }
   bool is_gradient_accumulation_boundary() const override { return micro_batches_.is_boundary(); }

@@ -41,7 +41,7 @@ EngineConfig config_of(const json& settings, int stage, int world) {
   config.train_micro_batch_size_per_gpu = kBatchSize;
   config.train_batch_size = kBatchSize * world;
   config.zero.stage = stage;
-  if (settings.at("bf16")) config.param_dtype = config.accumulate_dtype = DataType::Bf16;
+  if (settings.at("bf16")) config.precision.param = config.precision.accumulate = DataType::Bf16;
   // Smaller than the models, so that buckets, prefetch and paging have something to do.
   config.zero.reduce_bucket_size = config.zero.allgather_bucket_size = settings.at("bucket_size");
   config.zero.stage3_prefetch_bucket_size = settings.at("bucket_size");

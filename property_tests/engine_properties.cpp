@@ -79,8 +79,8 @@ EngineConfig config_of(const json& one) {
   config.train_micro_batch_size_per_gpu = one.at("micro");
   config.train_batch_size = config.gradient_accumulation_steps *
                             config.train_micro_batch_size_per_gpu * one.at("world").get<int>();
-  if (one.at("bf16")) config.param_dtype = DataType::Bf16;
-  if (one.at("bf16_sums")) config.accumulate_dtype = DataType::Bf16;
+  if (one.at("bf16")) config.precision.param = DataType::Bf16;
+  if (one.at("bf16_sums")) config.precision.accumulate = DataType::Bf16;
   config.gradient_clipping = one.at("clip");
   config.optimizer.kind = static_cast<OptimizerConfig::Kind>(one.at("rule").get<int>());
   config.optimizer.lr = 0.02;
@@ -134,7 +134,7 @@ class Run {
 
  private:
   void micro_batch(int64_t step, int64_t micro) {
-    const auto dtype = config_.param_dtype == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
+    const auto dtype = config_.precision.param == DataType::Bf16 ? at::kBFloat16 : at::kFloat;
     const auto loss =
         model_->loss(reference::to_dtype(batch_of(one_, step, context_.rank(), micro), dtype));
     const int style = one_.at("style");

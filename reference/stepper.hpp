@@ -38,6 +38,7 @@
 
 #include "reference/model.hpp"
 #include "reference/optimizer.hpp"
+#include "reference/precision.hpp"
 
 namespace equigrad::reference {
 
@@ -51,9 +52,10 @@ struct Recipe {
   int64_t steps = 3;  // for whoever drives the reference, which does not read it
   OptimizerSpec optimizer;
   double gradient_clipping = 0;                  // 0: off
-  at::ScalarType compute_dtype = at::kFloat;     // kFloat, kBFloat16 or kDouble
+  at::ScalarType compute_dtype = at::kFloat;     // kFloat, kBFloat16, kHalf or kDouble
   at::ScalarType accumulate_dtype = at::kFloat;  // kFloat or kBFloat16; not read in fp64 or Exact
   Order order = Order::Exact;
+  PrecisionSpec precision;
   bool absolute_sums = true;  // fill StepRecord::absolute_sum
 };
 
