@@ -7,7 +7,8 @@
 // as copies. A setter's value is what every later read gives, and what step() works with; the
 // model's parameter follows its master at once.
 // Shapes: full_* have the parameter's shape, local_* are flat elements [begin, end) of it
-// (LocalShard); fp32, padding never shown.
+// (LocalShard), padding never shown; in the type that is kept, to which a setter's value is
+// rounded: fp32, unless masters or optimizer state are kept in 16 bits.
 // Errors: equigrad::Error for an unknown name or state, a frozen parameter, a value of another
 // shape, values that differ between ranks. Every call but local_master, local_optimizer_state and
 // set_local_optimizer_state is collective: ranks that come to different calls all get an error.

@@ -2,11 +2,16 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/launch.hpp"
+#include "engine/data_types.hpp"
+#include "engine/did_you_mean.hpp"
 #include "engine/gradient/backward_pass.hpp"
 #include "engine/profile/flops_profiler.hpp"
 #include "engine/training_engine.hpp"
@@ -35,8 +40,7 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
   }
   const auto dtype = tensor.scalar_type();
   if (!tensor.requires_grad() && !tensor.is_floating_point()) return;
-  if (dtype == at::kFloat || (dtype == at::kBFloat16 && config.precision.param == DataType::Bf16))
-    return;
+  if (dtype == at::kFloat || dtype == torch_dtype(config.precision.param)) return;
   throw Error("initialize",
               "expected dtype Float for parameter \"" + parameter.name + "\", got " +
                   c10::toString(dtype) +
@@ -55,19 +59,78 @@ void broadcast(const std::vector<at::Tensor>& tensors, comm::Communicator& commu
   }
 }
 
+// The module types of torch_autocast, by full name; the parser has completed torch's own.
+class SafeModules {
+ public:
+  SafeModules(const std::vector<ParameterGroup>& groups, const AutocastConfig& autocast)
+      : enabled_(autocast.enabled), names_(autocast.lower_precision_safe_modules) {
+    std::set<std::string> types;
+    for (const auto& group : groups)
+      for (const auto& parameter : group.parameters) types.insert(parameter.module_type);
+    if (!enabled_ || names_.empty()) return;
+    if (types == std::set<std::string>{""}) {
+      throw Error("initialize",
+                  "expected the module_type of parameters for torch_autocast, got none. Give the "
+                  "module itself, or set \"lower_precision_safe_modules\": [].");
+    }
+    for (const auto& name : names_) {
+      if (name.starts_with("torch.nn.") || types.contains(name)) continue;
+      types.erase("");
+      throw Error("initialize",
+                  "expected a module of the model in lower_precision_safe_modules, "
+                  "got \"" +
+                      name + "\"." + did_you_mean(name, {types.begin(), types.end()}));
+    }
+  }
+  bool hold(const NamedParameter& parameter) const {
+    return enabled_ &&
+           std::find(names_.begin(), names_.end(), parameter.module_type) != names_.end();
+  }
+
+ private:
+  bool enabled_;
+  const std::vector<std::string>& names_;
+};
+
+// torch::nn::LinearImpl -> torch.nn.Linear
+std::string type_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  for (auto at = name.find("::"); at != std::string::npos; at = name.find("::")) {
+    name.replace(at, 2, ".");
+  }
+  return name;
+}
+
+// By the parameter's full name.
+std::map<std::string, std::string> module_types(const torch::nn::Module& model) {
+  std::map<std::string, std::string> types;
+  const auto add = [&types](const std::string& path, const torch::nn::Module& module) {
+    const auto own = module.named_parameters(/*recurse=*/false);
+    for (const auto& item : own) {
+      types[path.empty() ? item.key() : path + "." + item.key()] = type_name(module);
+    }
+  };
+  add("", model);
+  const auto children = model.named_modules("", /*include_self=*/false);
+  for (const auto& item : children) add(item.key(), *item.value());
+  return types;
+}
+
 }  // namespace
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
                   comm::Communicator& communicator) {
   std::vector<layout::Registration> registrations;
   std::vector<optimizer::GroupOverride> overrides;
+  const SafeModules safe(groups, config.precision.autocast);
   for (std::size_t group = 0; group < groups.size(); ++group) {
     overrides.push_back({groups[group].lr, groups[group].weight_decay});
     for (const auto& parameter : groups[group].parameters) {
       check(parameter, config);
       registrations.push_back({parameter.name, parameter.tensor.unsafeGetTensorImpl(),
                                parameter.tensor.sizes().vec(), parameter.tensor.requires_grad(),
-                               group});
+                               group, safe.hold(parameter)});
     }
   }
   if (registrations.empty()) {
@@ -97,7 +160,10 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
   const auto checked = load_config(config, world_size);
   ParameterGroup all;
   const auto named = model.named_parameters();
-  for (const auto& item : named) all.parameters.push_back({item.key(), item.value()});
+  const auto types = module_types(model);
+  for (const auto& item : named) {
+    all.parameters.push_back({item.key(), item.value(), types.at(item.key())});
+  }
   if (!communicator) {
     const auto device =
         all.parameters.empty() ? c10::kCPU : all.parameters.front().tensor.device().type();

@@ -15,10 +15,6 @@
 namespace equigrad {
 namespace {
 
-at::ScalarType torch_dtype(DataType dtype) {
-  return dtype == DataType::Fp32 ? at::kFloat : at::kBFloat16;
-}
-
 void check_scalar(const at::Tensor& loss) {
   if (!loss.defined() || loss.numel() != 1) {
     throw Error("engine.backward",
@@ -31,64 +27,10 @@ void check_scalar(const at::Tensor& loss) {
 
 }  // namespace
 
-TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
-                               std::shared_ptr<comm::Communicator> communicator,
-                               std::vector<profile::ModuleEntry> modules)
-    : config_(config),
-      stage_(stage_row(config.zero.stage)),
-      communicator_(std::move(communicator)),
-      tensors_(std::move(assembly.tensors)),
-      table_(std::move(assembly.table)),
-      plan_(table_, stage_.shards(communicator_->world_size()), config.zero.reduce_bucket_size),
-      seat_(*communicator_, table_.size()),
-      optimizer_(config.optimizer, assembly.groups, table_, plan_, communicator_->device(),
-                 ledger_),
-      parameters_(parameter::make_keeper(
-          {table_, plan_, config_.zero, *communicator_, seat_, ledger_, optimizer_.masters(),
-           tensors_, torch_dtype(config.precision.param)},
-          stage_.parameters_sharded)),
-      window_(plan_, table_.size(), *communicator_, seat_,
-              {torch_dtype(config.precision.param), torch_dtype(config.precision.accumulate),
-               stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction},
-              ledger_),
-      access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
-               [this] { return factor(); }}),
-      micro_batches_(config.gradient_accumulation_steps),
-      profiled_(config.flops_profiler.enabled && communicator_->rank() == 0, std::move(modules),
-                config.flops_profiler,
-                {1, communicator_->world_size(), config.train_micro_batch_size_per_gpu, 0}),
-      pass_(watch()) {
-  if (config.scheduler) schedule_ = schedule::make_schedule(*config.scheduler, optimizer_.lr());
-  if (config.progressive_layer_drop.enabled) layer_drop_.emplace(config.progressive_layer_drop);
-  set_rates();
-}
-
 void TrainingEngine::set_rates() {
   if (!schedule_) return;
   const auto rates = schedule_->current();
   optimizer_.set_rates(rates.lr, rates.beta1);
-}
-
-gradient::BackwardPass TrainingEngine::watch() {
-  // Of several engines in a pass those end first that can still fail on another rank.
-  const bool waits = stage_.gradients_reduced == ReduceWhen::EveryPass;
-  const int64_t order = seat_.number() + (waits ? 0 : int64_t{1} << 32);
-  std::vector<gradient::WatchedParameter> watched;
-  for (std::size_t i = 0; i < table_.size(); ++i) {
-    if (table_[i].trainable) watched.push_back({i, table_[i].name, tensors_[i]});
-  }
-  return gradient::BackwardPass(std::move(watched),
-                                {[this] {
-                                   seat_.begin_pass();
-                                   parameters_->rethrow_failure();
-                                   window_.begin(pass_weight_);
-                                 },
-                                 [this](std::size_t parameter, const at::Tensor& gradient) {
-                                   parameters_->rethrow_failure();  // this gradient is not real
-                                   window_.ready(parameter, gradient);
-                                 },
-                                 [this] { end_pass(); }, [this] { abandon_pass(); }},
-                                order);
 }
 
 void TrainingEngine::end_pass() {
@@ -155,6 +97,11 @@ at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, b
   });
   if (!scale_wrt_gas) return loss;
   return loss / static_cast<double>(config_.gradient_accumulation_steps);
+}
+
+std::shared_ptr<void> TrainingEngine::autocast() {
+  has_autocast_ = true;
+  return make_autocast_guard(config_.precision.autocast, communicator_->device().type());
 }
 
 std::shared_ptr<void> TrainingEngine::no_sync() {
@@ -254,30 +201,6 @@ bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_n
       fmt::format("expected finite gradients, got {} elements that are not, the first in parameter "
                   "\"{}\". Nothing was written; look at the inputs, or lower the learning rate.",
                   non_finite_numel, bad ? table_[*bad].name : std::string("?")));
-}
-
-std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
-                                    const EngineConfig& config,
-                                    std::shared_ptr<comm::Communicator> communicator,
-                                    std::vector<profile::ModuleEntry> modules) {
-  const at::NoGradGuard no_grad;
-  validate(config, communicator->world_size());
-  communicator->rendezvous().meet_to_initialize();
-  auto assembly = assemble(groups, config, *communicator);
-  if (modules.empty()) {
-    std::vector<std::pair<std::string, at::Tensor>> named;
-    for (std::size_t i = 0; i < assembly.table.size(); ++i) {
-      named.emplace_back(assembly.table[i].name, assembly.tensors[i]);
-    }
-    modules = profile::modules_of(named);
-  }
-  return std::make_unique<TrainingEngine>(std::move(assembly), config, std::move(communicator),
-                                          std::move(modules));
-}
-
-std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator) {
-  return make_engine(groups, config, std::move(communicator), {});
 }
 
 }  // namespace equigrad

@@ -1,6 +1,7 @@
 // Engine types: what goes into an engine and comes out of it.
 //
-// Shapes: a parameter keeps its own; shards are flat.
+// Shapes: a parameter keeps its own; shards are flat, gradients and masters of one type, fp32
+// unless the configuration keeps them in 16 bits, optimizer state likewise.
 // Errors: none.
 // Depends on: ATen tensors.
 #pragma once
@@ -35,11 +36,11 @@ struct LocalShard {
   std::string name;
   int64_t begin = 0;
   int64_t end = 0;
-  at::Tensor gradient;  // fp32 [end - begin], averaged and clipped; only inside on_step, undefined
+  at::Tensor gradient;  // [end - begin], averaged and clipped; only inside on_step, undefined
                         // if no rank used it
-  at::Tensor master;    // fp32 [end - begin]
+  at::Tensor master;    // [end - begin]
   std::map<std::string, at::Tensor>
-      state;  // fp32 [end - begin] each: exp_avg, exp_avg_sq, momentum_buffer
+      state;  // [end - begin] each: exp_avg, exp_avg_sq, momentum_buffer
 };
 
 struct Counters {

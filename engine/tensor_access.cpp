@@ -95,8 +95,9 @@ at::Tensor TensorAccess::gather(const at::Tensor& slice, std::size_t parameter) 
   const auto& entry = at_.table[parameter];
   const int shards = at_.plan.shards();
   if (shards == 1 || entry.numel == 0) return slice.clone().view(entry.shape);
-  const auto whole = at::empty({shards * slice.numel()}, slice.options());
-  at_.communicator.all_gather(whole, slice.contiguous())->wait();
+  const auto mine = slice.to(at_.communicator.device());  // offloaded state comes from the CPU
+  const auto whole = at::empty({shards * mine.numel()}, mine.options());
+  at_.communicator.all_gather(whole, mine.contiguous())->wait();
   return whole.narrow(0, 0, entry.numel).clone().view(entry.shape);
 }
 
@@ -106,7 +107,8 @@ at::Tensor TensorAccess::slice_of_full(std::size_t parameter, const at::Tensor& 
 }
 
 at::Tensor TensorAccess::slice_of_local(std::size_t parameter, const at::Tensor& value) const {
-  const auto padded = at::zeros_like(slice_of(at_.optimizer.masters(), parameter));
+  const auto numel = slice_of(at_.optimizer.masters(), parameter).numel();
+  const auto padded = at::zeros({numel}, value.options());
   padded.narrow(0, 0, value.numel()).copy_(value);
   return padded;
 }

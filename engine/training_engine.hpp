@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/assemble.hpp"
+#include "engine/autocast.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/engine.hpp"
 #include "engine/gradient/backward_pass.hpp"
@@ -42,7 +43,7 @@ class TrainingEngine final : public Engine {
   at::Tensor scale(const at::Tensor& tensor) override;
   double loss_scale() const override { return 1.0; }
   void share_loss_scale(Engine& /*other*/) override {}
-  std::shared_ptr<void> autocast() override { return nullptr; }
+  std::shared_ptr<void> autocast() override;
   void step(const schedule::LrKeywords& lr_kwargs) override;
   void zero_grad() override { window_.clear(); }
   bool is_gradient_accumulation_boundary() const override { return micro_batches_.is_boundary(); }
@@ -77,7 +78,8 @@ class TrainingEngine final : public Engine {
   void abandon_pass() noexcept;
   void rethrow_failure();
   double factor() const {
-    return loss::averaging_factor(config_.gradient_accumulation_steps, communicator_->world_size());
+    return loss::averaging_factor(config_.averaging, config_.gradient_accumulation_steps,
+                                  communicator_->world_size());
   }
   void update(const comm::Met& met);
   void observe(const at::Tensor& gradient, const comm::Met& met);
@@ -96,7 +98,8 @@ class TrainingEngine final : public Engine {
   std::unique_ptr<parameter::Parameters> parameters_;
   Window window_;
   TensorAccess access_;
-  double pass_weight_ = 1.0;  // of the pass under way
+  double pass_weight_ = 1.0;   // of the pass under way
+  bool has_autocast_ = false;  // a forward could run under it
   gradient::MicroBatches micro_batches_;
   std::unique_ptr<schedule::Schedule> schedule_;  // null: constant rates
   std::optional<schedule::ProgressiveLayerDrop> layer_drop_;

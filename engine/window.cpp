@@ -14,7 +14,11 @@ namespace equigrad {
 bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) const {
   const bool each = options_.reduce_every_pass;
   return {options.dtype(each ? options_.param_dtype : options_.accumulate_dtype),
-          each ? at::kFloat : options_.accumulate_dtype, options_.order, each};
+          each ? at::kFloat : options_.accumulate_dtype,
+          options_.order,
+          each,
+          options_.wire,
+          options_.before_sum};
 }
 
 Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
@@ -87,7 +91,7 @@ at::Tensor Window::take_averaged(double factor) {
     queue_.flush();
     sums_.commit();
   }
-  auto average = sums_.take_averaged(factor);
+  auto average = sums_.take_averaged(factor, options_.average_dtype);
   for (const auto& [parameter, slice] : assigned_) {
     const auto at = *plan_.slot_of(parameter);
     average.narrow(0, plan_.buckets()[at.bucket].offset + plan_.slot(at).offset, slice.numel())
@@ -114,10 +118,13 @@ at::Tensor Window::averaged_slice(std::size_t parameter, double factor) {
     if (columns.defined()) buffer.narrow(0, 0, numel).view({plan_.shards(), -1}).copy_(columns);
     const auto reduce = plan_.shards() == 1 ? &comm::Reduction::all_reduce_sum
                                             : &comm::Reduction::reduce_scatter_sum;
-    sum = reduce(communicator_, options_.order, buffer, options_.accumulate_dtype).finish();
+    const bool lower = plan_.buckets()[at.bucket].lower_precision;
+    sum = reduce(communicator_, options_.order, queue_.travelling(buffer, lower),
+                 options_.accumulate_dtype)
+              .finish();
     sum = sum.narrow(0, 0, slot.shard_numel);
   }
-  auto average = sum.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(factor);
+  auto average = gradient::multiplied(sum.clone(), factor, options_.average_dtype);
   const auto assigned = assigned_.find(parameter);
   if (assigned != assigned_.end()) average.add_(assigned->second);
   return average;
@@ -131,7 +138,7 @@ void Window::assign(std::size_t parameter, const at::Tensor& slice) {
   } else if (const auto columns = queue_.columns_of(parameter); columns.defined()) {
     columns.zero_();
   }
-  assigned_[parameter] = slice.clone();
+  assigned_[parameter] = slice.to(options_.average_dtype, false, /*copy=*/true);
   used_[parameter] = true;
 }
 

@@ -11,19 +11,20 @@
 // order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
 // the same parameters; identity is by parameter, never by arrival. What was assigned stands for
 // the window so far; later passes add to it.
-// Shapes: averages are fp32, flat over the shard space [plan.shard_numel()], or one parameter's
-// slice of it.
-// Errors: equigrad::Error when ranks ran different numbers of passes, and those of the
-// communicator. Depends on: bucket, gradient/accumulator, layout, comm, stage, config,
+// Shapes: averages are of average_dtype, flat over the shard space [plan.shard_numel()], or one
+// parameter's slice of it. Errors: equigrad::Error when ranks ran different numbers of passes, and
+// those of the communicator. Depends on: bucket, gradient/accumulator, layout, comm, stage, config,
 // trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "engine/bucket/bucket_queue.hpp"
@@ -39,6 +40,9 @@ struct WindowOptions {
   at::ScalarType accumulate_dtype;  // of sums over passes
   bool reduce_every_pass;
   ReductionOrder order;
+  at::ScalarType average_dtype = at::kFloat;
+  std::array<std::optional<at::ScalarType>, 2> wire = {};  // by lower_precision
+  double before_sum = 1.0;
 };
 
 class Window {

@@ -151,7 +151,7 @@ Verdict check_average(const json& one, RankContext& context) {
   auto want = contributions(one, one.at("only"));
   for (std::size_t p = 0; p < got.size(); ++p) {
     want[p] = want[p].to(at::kFloat) / (same ? 1 : world);
-    if (got[p].defined()) got[p] = got[p].to(at::kFloat) * loss::averaging_factor(1, world);
+    if (got[p].defined()) got[p] = got[p].to(at::kFloat) * loss::averaging_factor({}, 1, world);
   }
   return {differences(one, context, got, want)};
 }

@@ -2,6 +2,7 @@
 #include "engine/gradient/accumulator.hpp"
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/sample.hpp"
@@ -51,6 +52,25 @@ TEST(Accumulator, MultipliesTheAverageOnceInFp32) {
     EXPECT_EQ(average.scalar_type(), at::kFloat);
     const auto got = average.narrow(0, window.plan.buckets()[1].offset, 800);
     EXPECT_THAT(got, HasTheBitsOf(sum.to(at::kFloat) * at::full({}, third)));
+  }
+}
+
+TEST(Accumulator, AnAverageIn16BitsIsRoundedOnce) {
+  const int64_t numel = (int64_t{1} << 16) + 77;  // more than one chunk
+  for (const auto from : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto to : {at::kBFloat16, at::kHalf}) {
+      const auto values = sample(numel, 5, from);
+      std::vector<float> want;
+      const auto wide = values.to(at::kFloat);
+      for (int64_t i = 0; i < numel; ++i) {
+        const float product = wide.const_data_ptr<float>()[i] * (1.0F / 3);
+        want.push_back(to == at::kHalf ? static_cast<float>(c10::Half(product))
+                                       : static_cast<float>(c10::BFloat16(product)));
+      }
+      const auto got = multiplied(values.clone(), static_cast<double>(1.0F / 3), to);
+      EXPECT_EQ(got.scalar_type(), to);
+      EXPECT_THAT(got.to(at::kFloat), HasTheBitsOf(at::tensor(want))) << from << " " << to;
+    }
   }
 }
 

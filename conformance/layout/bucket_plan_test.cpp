@@ -55,6 +55,21 @@ TEST(BucketPlan, AParameterLargerThanABucketTravelsAlone) {
               ElementsAre(ElementsAre(3, 2), ElementsAre(1), ElementsAre(0)));
 }
 
+TEST(BucketPlan, LowerPrecisionHasBucketsOfItsOwn) {
+  const std::vector<std::int64_t> numels{4, 3, 5, 1, 2};
+  std::vector<Registration> registrations;
+  for (std::size_t i = 0; i < numels.size(); ++i)
+    registrations.push_back(
+        {"p" + std::to_string(i), &numels[i], {numels[i]}, true, 0, i % 2 == 1});
+  const BucketPlan plan(ParameterTable(registrations), 2, 7);
+  EXPECT_THAT(grouping(plan), ElementsAre(ElementsAre(4, 2), ElementsAre(3, 1), ElementsAre(0)));
+  EXPECT_FALSE(plan.buckets()[0].lower_precision);
+  EXPECT_TRUE(plan.buckets()[1].lower_precision);
+  EXPECT_EQ(plan.buckets()[1].offset, plan.buckets()[0].shard_numel);
+  EXPECT_EQ(plan.buckets()[2].offset, plan.buckets()[1].offset + plan.buckets()[1].shard_numel);
+  EXPECT_EQ(plan.shard_numel(), plan.buckets()[2].offset + plan.buckets()[2].shard_numel);
+}
+
 TEST(BucketPlan, BucketsLieEndToEndInTheShardSpace) {
   const BucketPlan plan(table_of({5, 1, 9}), 4, 1);  // 9 -> 3 columns, 1 -> 1, 5 -> 2
   ASSERT_EQ(plan.buckets().size(), 3u);

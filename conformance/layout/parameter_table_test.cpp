@@ -34,10 +34,10 @@ TEST(ParameterTable, KeepsRegistrationOrderAndCountsElements) {
                               {"empty", tensor(2), {4, 0}, true, 0},
                               {"frozen", tensor(3), {7}, false, 0}});
   ASSERT_EQ(table.size(), 4u);
-  EXPECT_EQ(table[0], (Entry{"weight", 15, {3, 5}, true, 0, {}}));
-  EXPECT_EQ(table[1], (Entry{"scale", 1, {}, true, 1, {}}));
-  EXPECT_EQ(table[2], (Entry{"empty", 0, {4, 0}, true, 0, {}}));
-  EXPECT_EQ(table[3], (Entry{"frozen", 7, {7}, false, 0, {}}));
+  EXPECT_EQ(table[0], (Entry{"weight", 15, {3, 5}, true, 0, false, {}}));
+  EXPECT_EQ(table[1], (Entry{"scale", 1, {}, true, 1, false, {}}));
+  EXPECT_EQ(table[2], (Entry{"empty", 0, {4, 0}, true, 0, false, {}}));
+  EXPECT_EQ(table[3], (Entry{"frozen", 7, {7}, false, 0, false, {}}));
 }
 
 TEST(ParameterTable, ATiedParameterHasOneEntryAndEveryNameFindsIt) {
@@ -52,6 +52,15 @@ TEST(ParameterTable, ATiedParameterHasOneEntryAndEveryNameFindsIt) {
   EXPECT_EQ(table.index_of("bias"), 1u);
   EXPECT_TRUE(table.contains("head"));
   EXPECT_FALSE(table.contains("heads"));
+}
+
+TEST(ParameterTable, ATiedParameterIsOfLowerPrecisionIfEveryNameIs) {
+  const ParameterTable table({{"linear", tensor(0), {4}, true, 0, true},
+                              {"embed", tensor(1), {2}, true, 0, false},
+                              {"head", tensor(1), {2}, true, 0, true},
+                              {"again", tensor(0), {4}, true, 0, true}});
+  EXPECT_TRUE(table[0].lower_precision);
+  EXPECT_FALSE(table[1].lower_precision);
 }
 
 TEST(ParameterTable, ATiedParameterInTwoGroupsIsAnError) {

@@ -26,8 +26,10 @@ BucketQueue::BucketQueue(const layout::BucketPlan& plan, comm::Communicator& com
 Bucket& BucketQueue::open(std::size_t bucket) {
   auto& entry = buckets_[bucket];
   if (!entry) {
-    entry.emplace(plan_.buckets()[bucket], plan_.shards(), communicator_.world_size(),
-                  options_.buffer);
+    const auto& place = plan_.buckets()[bucket];
+    auto options = options_.buffer;
+    if (options_.launch_when_full) options = options.dtype(wire(place.lower_precision));
+    entry.emplace(place, plan_.shards(), communicator_.world_size(), options);
     ledger_.charge(trace::Category::Buckets, bytes_of(entry->buffer()));
   }
   return *entry;
@@ -37,12 +39,24 @@ void BucketQueue::copy_in(std::size_t parameter, const at::Tensor& gradient, dou
   const auto where = plan_.slot_of(parameter);
   if (!where) return;  // empty: nothing to add
   if (options_.launch_when_full) {
+    weight *= options_.before_sum;
     if (parts_.size() <= parameter) parts_.resize(parameter + 1);
     const int64_t round = ++parts_[parameter];
     if (round > 1) return late_.push_back({round, parameter, gradient, weight});
   }
   open(where->bucket).copy_in(where->slot, gradient, weight);
   if (options_.launch_when_full) launch_full();
+}
+
+at::ScalarType BucketQueue::wire(bool lower_precision) const {
+  return options_.wire[lower_precision ? 1 : 0].value_or(
+      c10::typeMetaToScalarType(options_.buffer.dtype()));
+}
+
+at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision) const {
+  if (options_.launch_when_full) return held;  // it was copied in as it travels
+  if (options_.before_sum == 1.0) return held.to(wire(lower_precision));
+  return held.to(at::kFloat).mul(options_.before_sum).to(wire(lower_precision));
 }
 
 void BucketQueue::launch_full() {
@@ -61,7 +75,9 @@ at::Tensor BucketQueue::columns_of(std::size_t parameter) const {
 void BucketQueue::launch_next() {
   if (in_flight_.size() == kInFlight) deliver_oldest();
   const std::size_t bucket = next_++;
-  const at::Tensor buffer = open(bucket).buffer();
+  const at::Tensor held = open(bucket).buffer();
+  const at::Tensor buffer = travelling(held, plan_.buckets()[bucket].lower_precision);
+  ledger_.charge(trace::Category::Buckets, bytes_of(buffer) - bytes_of(held));
   buckets_[bucket].reset();
   auto reduction = plan_.shards() == 1
                        ? comm::Reduction::all_reduce_sum(communicator_, options_.order, buffer,

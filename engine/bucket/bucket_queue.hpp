@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -30,10 +31,13 @@
 namespace equigrad::bucket {
 
 struct QueueOptions {
-  at::TensorOptions buffer;     // dtype and device of the buffers: what travels
+  at::TensorOptions buffer;     // device, and dtype of what waits for flush() or travels as it is
   at::ScalarType result_dtype;  // of the sums
   ReductionOrder order = ReductionOrder::Pinned;
   bool launch_when_full = false;  // otherwise buckets wait for flush()
+  // What a bucket travels in, by its lower_precision; nothing: the type of `buffer`.
+  std::array<std::optional<at::ScalarType>, 2> wire = {};
+  double before_sum = 1.0;  // every contribution is multiplied by it, in fp32, before it travels
 };
 
 class BucketQueue {
@@ -56,6 +60,8 @@ class BucketQueue {
   // What this rank has copied in of one parameter and not launched: [shards, its shard_numel], a
   // view of its bucket; undefined if that has not been opened.
   at::Tensor columns_of(std::size_t parameter) const;
+  // What was held, as it travels: multiplied and rounded once; itself if nothing is to be done.
+  at::Tensor travelling(const at::Tensor& held, bool lower_precision) const;
 
  private:
   struct InFlight {
@@ -74,6 +80,7 @@ class BucketQueue {
   void launch_next();
   void deliver_oldest();
   Bucket& open(std::size_t bucket);
+  at::ScalarType wire(bool lower_precision) const;
 
   const layout::BucketPlan& plan_;
   comm::Communicator& communicator_;

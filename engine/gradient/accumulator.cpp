@@ -1,5 +1,6 @@
 #include "engine/gradient/accumulator.hpp"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -10,7 +11,25 @@ namespace {
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
+// Converted at a time: what is wide stays small.
+constexpr int64_t kChunkNumel = int64_t{1} << 16;
+
 }  // namespace
+
+at::Tensor multiplied(const at::Tensor& values, double factor, at::ScalarType dtype) {
+  if (dtype == at::kFloat) return values.to(at::kFloat).mul_(factor);
+  const auto result = values.scalar_type() == dtype
+                          ? values
+                          : at::empty_like(values, values.options().dtype(dtype));
+  for (int64_t begin = 0; begin < values.numel(); begin += kChunkNumel) {
+    const int64_t numel = std::min(kChunkNumel, values.numel() - begin);
+    const auto wide = values.narrow(0, begin, numel)
+                          .to(at::kFloat, /*non_blocking=*/false,
+                              /*copy=*/true);
+    result.narrow(0, begin, numel).copy_(wide.mul_(factor));
+  }
+  return result;
+}
 
 Accumulator::Accumulator(const layout::BucketPlan& plan, at::TensorOptions options,
                          trace::Ledger& ledger)
@@ -61,9 +80,9 @@ void Accumulator::rollback() {
   staged_.clear();
 }
 
-at::Tensor Accumulator::take_averaged(double factor) {
-  if (!window_.defined()) return at::zeros({plan_.shard_numel()}, options_.dtype(at::kFloat));
-  auto average = window_.to(at::kFloat).mul_(factor);
+at::Tensor Accumulator::take_averaged(double factor, at::ScalarType dtype) {
+  if (!window_.defined()) return at::zeros({plan_.shard_numel()}, options_.dtype(dtype));
+  auto average = multiplied(window_, factor, dtype);
   clear();
   return average;
 }

@@ -35,9 +35,9 @@ class Accumulator {
   void commit();
   void rollback();
 
-  // The window's average in fp32; takes the window's memory where it can, so the window is empty
-  // afterwards.
-  at::Tensor take_averaged(double factor);
+  // The window's average: multiplied in fp32, rounded once to `dtype`. Takes the window's memory
+  // where it can, so the window is empty afterwards.
+  at::Tensor take_averaged(double factor, at::ScalarType dtype = at::kFloat);
   // Elements [begin, begin + numel) of what was committed, in the accumulate dtype; zeros where
   // nothing was.
   at::Tensor slice(int64_t begin, int64_t numel) const;
@@ -60,5 +60,8 @@ class Accumulator {
   bool committed_ = false;        // the window holds an earlier pass's sums
   std::vector<Staged> staged_;    // of the pass under way, in order of arrival
 };
+
+// values * factor, in fp32, rounded once to `dtype`; writes into `values` if the type is the same.
+at::Tensor multiplied(const at::Tensor& values, double factor, at::ScalarType dtype);
 
 }  // namespace equigrad::gradient

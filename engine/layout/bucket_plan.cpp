@@ -1,5 +1,6 @@
 #include "engine/layout/bucket_plan.hpp"
 
+#include <array>
 #include <string>
 
 #include "engine/error.hpp"
@@ -16,22 +17,30 @@ BucketPlan::BucketPlan(const ParameterTable& table, int shards, std::int64_t buc
     throw Error("layout.bucket_plan", "expected a bucket size of at least 1 element, got " +
                                           std::to_string(bucket_size_numel) +
                                           ". Raise zero_optimization.reduce_bucket_size.");
-  std::int64_t filled_numel = 0;  // of the last bucket, without padding
+  struct Open {
+    std::optional<std::size_t> bucket;
+    std::int64_t filled_numel = 0;  // without padding
+  };
+  std::array<Open, 2> open;  // by lower_precision
   for (std::size_t parameter = table.size(); parameter-- > 0;) {
     const Entry& entry = table[parameter];
     if (!entry.trainable || entry.numel == 0) continue;
+    Open& at = open[entry.lower_precision ? 1 : 0];
     // Written as a difference so that it cannot overflow.
-    if (buckets_.empty() || entry.numel > bucket_size_numel - filled_numel) {
-      buckets_.push_back({{}, 0, shard_numel_});
-      filled_numel = 0;
+    if (!at.bucket || entry.numel > bucket_size_numel - at.filled_numel) {
+      at = {buckets_.size(), 0};
+      buckets_.push_back({{}, 0, 0, entry.lower_precision});
     }
-    Bucket& bucket = buckets_.back();
+    Bucket& bucket = buckets_[*at.bucket];
     const std::int64_t columns = Partition(entry.numel, shards).shard_numel();
-    location_by_parameter_[parameter] = {buckets_.size() - 1, bucket.slots.size()};
+    location_by_parameter_[parameter] = {*at.bucket, bucket.slots.size()};
     bucket.slots.push_back({parameter, entry.numel, columns, bucket.shard_numel});
     bucket.shard_numel += columns;
-    shard_numel_ += columns;
-    filled_numel += entry.numel;
+    at.filled_numel += entry.numel;
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.offset = shard_numel_;
+    shard_numel_ += bucket.shard_numel;
   }
 }
 

@@ -8,6 +8,8 @@
 //   two parameters of 5 and 3 elements, 2 shards:   row 0:  a0 a1 a2 | b0 b1
 //                                                   row 1:  a3 a4  . | b2  .     (. = padding)
 //
+// Parameters that travel in a lower precision have buckets of their own.
+//
 // A rank's shards of all buckets, end to end, are its flat shard space [plan.shard_numel()].
 //
 // Invariants: every trainable, non-empty parameter has exactly one slot; slots do not overlap and
@@ -39,6 +41,7 @@ struct Bucket {
   std::vector<Slot> slots;
   std::int64_t shard_numel = 0;  // columns of the row, padding included
   std::int64_t offset = 0;       // of this bucket inside a rank's flat shard space
+  bool lower_precision = false;
   bool operator==(const Bucket&) const = default;
 };
 

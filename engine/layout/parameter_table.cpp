@@ -58,10 +58,13 @@ ParameterTable::ParameterTable(const std::vector<Registration>& registrations) {
                           registration.shape,
                           registration.trainable,
                           registration.group,
+                          registration.lower_precision,
                           {}});
     } else {
-      check_tied(entries_[tied->second], registration);
-      entries_[tied->second].aliases.push_back(registration.name);
+      Entry& entry = entries_[tied->second];
+      check_tied(entry, registration);
+      entry.lower_precision = entry.lower_precision && registration.lower_precision;
+      entry.aliases.push_back(registration.name);
     }
   }
 }

@@ -3,6 +3,8 @@
 // A tensor that is registered under several names (tied weights) has one entry: the first name
 // names it, the later ones are aliases, and all of them find it.
 //
+// A tied parameter is of lower precision if it is so under every name.
+//
 // Invariants: one entry per identity; names and aliases are unique; index = position in entries();
 // numel is the product of shape.
 // Units: numel counts elements; an empty parameter has numel 0, a scalar has shape [] and numel 1.
@@ -26,6 +28,7 @@ struct Registration {
   std::vector<std::int64_t> shape;
   bool trainable = true;
   std::size_t group = 0;
+  bool lower_precision = false;  // travels in a type of fewer bits (autocast's safe modules)
 };
 
 struct Entry {
@@ -34,6 +37,7 @@ struct Entry {
   std::vector<std::int64_t> shape;
   bool trainable = true;
   std::size_t group = 0;
+  bool lower_precision = false;
   std::vector<std::string> aliases;
   bool operator==(const Entry&) const = default;
 };

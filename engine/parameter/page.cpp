@@ -39,14 +39,14 @@ void Page::arrive(trace::Ledger& ledger) {
   gather->wait();
   const auto whole = gather->take(offset, shard.numel());
   gather.reset();
-  fill(whole, ledger);
+  fill(whole.to(tensor.scalar_type()), ledger);
 }
 
 void Page::poison(trace::Ledger& ledger) {
   if (state == State::Live) return;
   gather.reset();
   const auto numel = bytes / static_cast<int64_t>(tensor.element_size());
-  const auto nothing = at::empty({numel}, shard.options());
+  const auto nothing = at::empty({numel}, shard.options().dtype(tensor.scalar_type()));
   if (nothing.is_floating_point()) nothing.fill_(std::numeric_limits<double>::quiet_NaN());
   fill(nothing, ledger);
 }

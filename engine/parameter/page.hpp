@@ -26,7 +26,7 @@
 
 namespace equigrad::parameter {
 
-// One all-gather of the shards of one or more pages, side by side.
+// One all-gather of the shards of one or more pages, side by side, of one type.
 class PageGather {
  public:
   PageGather(const std::vector<at::Tensor>& shards, comm::Communicator& communicator,
@@ -36,8 +36,8 @@ class PageGather {
   PageGather& operator=(const PageGather&) = delete;
 
   void wait();
-  // The flat whole of the page in columns [offset, offset + shard_numel); taken over, not copied,
-  // if it is alone.
+  // The flat whole of the page in columns [offset, offset + shard_numel), as it travelled; taken
+  // over, not copied, if it is alone.
   at::Tensor take(int64_t offset, int64_t shard_numel);
 
  private:
@@ -53,7 +53,7 @@ struct Page {
   enum class State { Released, Arriving, Live };
 
   at::Tensor tensor;  // the model's
-  at::Tensor shard;   // in the parameter dtype
+  at::Tensor shard;   // in the type it travels in
   int64_t bytes = 0;  // of the whole, padding included
   bool persistent = false;
   State state = State::Released;

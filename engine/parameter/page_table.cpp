@@ -11,9 +11,9 @@ namespace equigrad::parameter {
 
 PageTable::PageTable(const Context& context)
     : masters_(context.masters),
-      shards_(context.masters.to(context.dtype)),  // no copy in fp32
+      shards_(context.masters.to(context.communicator.device(), context.dtype)),  // if need be
       page_of_(context.tensors.size()) {
-  if (context.dtype != at::kFloat) {
+  if (!shards_.is_same(masters_)) {
     context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(shards_.nbytes()));
   }
   for (std::size_t i = 0; i < context.tensors.size(); ++i) adopt(context, i);
@@ -34,8 +34,14 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
   page.tensor = tensor;
   if (const auto where = context.plan.slot_of(parameter)) {
     const auto& bucket = context.plan.buckets()[where->bucket];
-    page.shard = shards_.narrow(0, bucket.offset + bucket.slots[where->slot].offset,
-                                partition.shard_numel());
+    const int64_t begin = bucket.offset + bucket.slots[where->slot].offset;
+    page.shard = shards_.narrow(0, begin, partition.shard_numel());
+    const auto wire = context.wire_dtype(bucket.lower_precision);
+    if (wire != context.dtype) {
+      page.shard = page.shard.to(wire);
+      rounded_.push_back({begin, page.shard});
+      context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
+    }
   } else {
     page.shard = at::zeros({partition.shard_numel()}, options);
     const auto mine = partition.range(context.communicator.rank());
@@ -54,6 +60,10 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
 void PageTable::refresh() { refresh(0, masters_.numel()); }
 
 void PageTable::refresh(int64_t begin, int64_t numel) {
+  for (const auto& rounded : rounded_) {
+    if (rounded.begin < begin || rounded.begin >= begin + numel) continue;
+    rounded.shard.copy_(masters_.narrow(0, rounded.begin, rounded.shard.numel()));
+  }
   if (shards_.is_same(masters_)) return;
   shards_.narrow(0, begin, numel).copy_(masters_.narrow(0, begin, numel));
 }

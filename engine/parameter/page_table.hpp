@@ -1,11 +1,11 @@
 // Page table: every parameter's page, and the shards they are gathered from.
 //
 // Invariants: after construction no parameter holds data but its shard; trainable shards lie side
-// by side in the order of the bucket plan, the masters themselves in fp32, a 16-bit copy otherwise;
-// frozen parameters have shards of their own; an empty parameter has no page.
-// Shapes: shards [plan.shard_numel()] in the parameter dtype.
-// Errors: none.
-// Depends on: parameter/page, parameter/parameters' Context.
+// by side in the order of the bucket plan, the masters themselves if they have the parameters'
+// type, a copy otherwise; those that travel in another type, and frozen parameters, have shards of
+// their own; an empty parameter has no page. Shapes: shards [plan.shard_numel()] in the parameter
+// dtype; those of their own [shard_numel]. Errors: none. Depends on: parameter/page,
+// parameter/parameters' Context.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,8 +33,15 @@ class PageTable {
  private:
   void adopt(const Context& context, std::size_t parameter);
 
+  // A shard in a type of its own, and where its masters begin.
+  struct Rounded {
+    int64_t begin;
+    at::Tensor shard;
+  };
+
   at::Tensor masters_;
   at::Tensor shards_;
+  std::vector<Rounded> rounded_;
   std::vector<Page> pages_;
   std::vector<std::optional<std::size_t>> page_of_;  // by parameter
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -204,13 +205,13 @@ std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
 
 // All pages of the round, on every rank: a rank that has a page already only serves its shard.
 void Pages::start_gathers(const std::vector<std::size_t>& pages) {
-  std::vector<std::size_t> together;
+  std::map<at::ScalarType, std::vector<std::size_t>> together;
   for (const auto page : pages) {
     const auto& tensor = pages_[page].tensor;
     const bool small = tensor.numel() < kAloneNumel && tensor.is_floating_point();
-    small ? together.push_back(page) : start_gather({page});
+    small ? together[pages_[page].shard.scalar_type()].push_back(page) : start_gather({page});
   }
-  if (!together.empty()) start_gather(together);
+  for (const auto& [dtype, small] : together) start_gather(small);
 }
 
 void Pages::start_gather(const std::vector<std::size_t>& pages) {

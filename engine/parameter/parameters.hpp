@@ -4,17 +4,19 @@
 // holds its shard and gathers the whole for as long as an operator needs it, stage 3). The engine
 // chooses one by the stage's row.
 //
-// Invariants: after publish() the parameter's value is the master rounded to the parameter dtype,
-// on every rank alike; shape and identity of the model's tensors never change; padding is zero.
-// Shapes: a parameter keeps its own; masters are flat over the rank's shard space.
-// Errors: those of the communicator, and of a peer whose pass threw.
-// Depends on: layout, comm, trace/ledger.
+// Invariants: after publish() the parameter's value is the master rounded to the type it travels in
+// and then to the parameter dtype, on every rank alike; shape and identity of the model's tensors
+// never change; padding is zero. Shapes: a parameter keeps its own; masters are flat over the
+// rank's shard space, in their own type and perhaps on another device. Errors: those of the
+// communicator, and of a peer whose pass threw. Depends on: layout, comm, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,9 +36,16 @@ struct Context {
   comm::Communicator& communicator;
   comm::Seat& seat;
   trace::Ledger& ledger;
-  const at::Tensor& masters;        // fp32 [plan.shard_numel()]
+  const at::Tensor& masters;        // [plan.shard_numel()]
   std::vector<at::Tensor> tensors;  // the model's, by index of the table
   at::ScalarType dtype;             // that the model computes in
+  // Rounded to this before they travel, at every stage alike; nothing: to `dtype` only. By the
+  // bucket's lower_precision.
+  std::array<std::optional<at::ScalarType>, 2> wire = {};
+
+  at::ScalarType wire_dtype(bool lower_precision) const {
+    return wire[lower_precision ? 1 : 0].value_or(dtype);
+  }
 };
 
 class Parameters {
@@ -58,8 +67,8 @@ std::unique_ptr<Parameters> make_pages(const Context& context);
 // Fills the masters, then makes the one or the other.
 std::unique_ptr<Parameters> make_keeper(const Context& context, bool sharded);
 
-// Copies this rank's slice of every trainable parameter into the masters, in fp32, before anything
-// is rounded.
+// Copies this rank's slice of every trainable parameter into the masters, before anything else is
+// rounded.
 void fill_masters(const Context& context);
 
 // Row-major [shards, shard_numel] columns -> a flat parameter [numel], padding left out.

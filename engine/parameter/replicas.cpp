@@ -18,6 +18,7 @@ struct Gather {
   };
   int64_t begin = 0;
   int64_t end = 0;
+  bool lower_precision = false;
   std::vector<Part> parts;
 };
 
@@ -27,8 +28,9 @@ std::vector<Gather> plan_gathers(const layout::BucketPlan& plan, int64_t bucket_
     for (const auto& slot : bucket.slots) {
       const int64_t begin = bucket.offset + slot.offset;
       const int64_t end = begin + slot.shard_numel;
-      if (gathers.empty() || (end - gathers.back().begin) * plan.shards() > bucket_size_numel) {
-        gathers.push_back({begin, begin, {}});
+      if (gathers.empty() || gathers.back().lower_precision != bucket.lower_precision ||
+          (end - gathers.back().begin) * plan.shards() > bucket_size_numel) {
+        gathers.push_back({begin, begin, bucket.lower_precision, {}});
       }
       auto& gather = gathers.back();
       gather.parts.push_back({slot.parameter, begin - gather.begin, slot.shard_numel});
@@ -54,8 +56,12 @@ class Replicas final : public Parameters {
     const auto at = context_.plan.slot_of(parameter);
     if (!at) return;
     const auto& slot = context_.plan.slot(*at);
-    const int64_t begin = context_.plan.buckets()[at->bucket].offset + slot.offset;
-    publish(Gather{begin, begin + slot.shard_numel, {{parameter, 0, slot.shard_numel}}});
+    const auto& bucket = context_.plan.buckets()[at->bucket];
+    const int64_t begin = bucket.offset + slot.offset;
+    publish(Gather{begin,
+                   begin + slot.shard_numel,
+                   bucket.lower_precision,
+                   {{parameter, 0, slot.shard_numel}}});
   }
 
   at::Tensor whole(std::size_t parameter) override {
@@ -78,7 +84,8 @@ class Replicas final : public Parameters {
 
   void publish(const Gather& gather) {
     auto columns = context_.masters.narrow(0, gather.begin, gather.end - gather.begin);
-    auto shard = columns.to(context_.dtype);
+    auto shard =
+        columns.to(context_.communicator.device(), context_.wire_dtype(gather.lower_precision));
     at::Tensor rows = shard.view({1, shard.numel()});
     if (context_.plan.shards() > 1) {
       const int64_t world = context_.plan.shards();
