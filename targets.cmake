@@ -118,6 +118,13 @@ function(equigrad_cuda_kernels target)
   endforeach()
 endfunction()
 
+# Plain loops that the compiler turns into vectors: none of them reads errno, and none needs torch's header.
+function(equigrad_cpu_kernels)
+  set(kernels ${ARGN})
+  list(FILTER kernels INCLUDE REGEX "^engine/kernels/")
+  set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno" SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
+
 # ---- Tests: one program and one CTest test per file, because a process that loads LibTorch takes half a second ----
 function(equigrad_add_test name label timeout_s)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")

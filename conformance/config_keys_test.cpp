@@ -51,30 +51,40 @@ TEST(Unknown, KeysAreErrorsAtEveryLevelWithASuggestion) {
 }
 
 TEST(Unsupported, FeaturesAreRefusedByName) {
-  for (const char* keys :
-       {R"("fp16": {"enabled": true})", R"("amp": {"enabled": true})",
-        R"("torch_autocast": {"enabled": true})", R"("tensor_parallel": {"autotp_size": 2})",
-        R"("compile": {"enabled": true})", R"("compiled_autograd": true)",
-        R"("eigenvalue": {"enabled": true})", R"("sparse_gradients": true)",
-        R"("communication_data_type": "fp16")", R"("prescale_gradients": true)",
-        R"("gradient_predivide_factor": 2)", R"("gradient_allreduce_op": "sum")",
-        R"("zero_optimization": {"offload_optimizer": {"device": "cpu"}})",
-        R"("zero_optimization": {"offload_param": {"device": "nvme"}})",
-        R"("zero_optimization": {"zero_quantized_weights": true})",
-        R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})",
-        R"("activation_checkpointing": {"partition_activations": true})"})
+  for (
+      const char* keys :
+      {R"("fp16": {"enabled": true, "auto_cast": true})",
+       R"("amp": {"enabled": true, "opt_level": "O3"})",
+       R"("amp": {"enabled": true, "min_loss_scale": 1})",
+       R"("amp": {"enabled": true, "max_loss_scale": 65536})",
+       R"("amp": {"enabled": true, "num_losses": 2})",
+       R"("amp": {"enabled": true, "cast_model_type": "float16"})",
+       R"("amp": {"enabled": true, "cast_model_outputs": "float32"})",
+       R"("amp": {"enabled": true, "cast_batchnorm": "float32"})",
+       R"("tensor_parallel": {"autotp_size": 2})", R"("compile": {"enabled": true})",
+       R"("compiled_autograd": true)", R"("eigenvalue": {"enabled": true})",
+       R"("sparse_gradients": true)",
+       R"("zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}})",
+       R"("zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": 0.5}})",
+       R"("zero_optimization": {"stage": 1,
+            "offload_optimizer": {"device": "cpu", "super_offload": true}})",
+       R"("zero_optimization": {"offload_param": {"device": "nvme"}})",
+       R"("zero_optimization": {"zero_quantized_weights": true})",
+       R"("activation_checkpointing": {"partition_activations": true})"})
     EXPECT_THAT(problems(with(keys)), ElementsAre(HasSubstr("not supported by this version")))
         << keys;
 }
 
 TEST(Unsupported, FeaturesThatAreOffAreAccepted) {
-  EXPECT_THAT(problems(with(R"("fp16": {"enabled": false, "loss_scale": 0}, "amp": {},
-      "torch_autocast": {"enabled": false, "dtype": "bfloat16"}, "scheduler": null,
+  EXPECT_THAT(problems(with(R"("fp16": {"enabled": false, "loss_scale": 1000, "auto_cast": true},
+      "amp": {"opt_level": "O2", "num_losses": 3, "keep_batchnorm_fp32": true}, "scheduler": null,
+      "torch_autocast": {"enabled": false, "dtype": "float32"}, "bf16": {},
       "tensor_parallel": {}, "flops_profiler": {"enabled": false}, "sparse_gradients": false,
       "communication_data_type": null, "prescale_gradients": false,
       "gradient_predivide_factor": 1.0, "gradient_allreduce_op": "MEAN",
       "activation_checkpointing": {"partition_activations": false, "number_checkpoints": null},
-      "zero_optimization": {"offload_optimizer": {"device": "none"}, "overlap_comm": true,
+      "zero_optimization": {"overlap_comm": true, "offload_optimizer": {"device": "none",
+                                "ratio": 0.5, "super_offload": true},
                             "contiguous_gradients": true, "zero_quantized_weights": false})")),
               ElementsAre());
 }
@@ -104,7 +114,8 @@ TEST(Unsupported, OptimizersAreRefusedByNameAndMistypedOnesGetASuggestion) {
 
 TEST(Unsupported, BothHalfPrecisionsNameEachOther) {
   EXPECT_THAT(problems(with(R"("fp16": {"enabled": true}, "bf16": {"enabled": true})")),
-              ElementsAre(StartsWith("fp16.enabled: "), HasSubstr("got both")));
+              ElementsAre("bf16.enabled: expected bf16 or fp16, got both. Drop one of the "
+                          "sections."));
 }
 
 TEST(Mistyped, ValuesNameWhatWasExpected) {
@@ -137,10 +148,12 @@ TEST(Mistyped, ValuesNameWhatWasExpected) {
   EXPECT_THAT(problems(with(R"("reduction": "pined")")),
               ElementsAre(HasSubstr("Did you mean \"pinned\"?")));
   EXPECT_THAT(problems(with(R"("reduction": 1)")), ElementsAre(HasSubstr("expected a text")));
-  EXPECT_THAT(problems(with(R"("data_types": {"grad_accum_dtype": "fp16"})")),
-              ElementsAre(HasSubstr("expected \"fp32\" or \"bf16\", got \"fp16\"")));
-  EXPECT_THAT(problems(with(R"("data_types": {"grad_accum_dtype": "bf16"})")),
-              ElementsAre(HasSubstr("expected fp32 for fp32 parameters")));
+  EXPECT_THAT(problems(with(R"("data_types": {"grad_accum_dtype": "fp8"})")),
+              ElementsAre(HasSubstr("expected \"fp32\", \"bf16\" or \"fp16\", got \"fp8\"")));
+  for (const char* type : {"bf16", "fp16"})
+    EXPECT_THAT(
+        problems(with(R"("data_types": {"grad_accum_dtype": ")" + std::string(type) + "\"}")),
+        ElementsAre(HasSubstr("expected fp32 for fp32 parameters")));
   EXPECT_THAT(problems(with(R"("data_types": {"param_dtype": "bf16"})")),
               ElementsAre(HasSubstr("Set \"bf16\"")));
 }
@@ -196,18 +209,21 @@ TEST(KeyTable, NamesEveryKeyOnceAndEveryNestedKeyHasItsSection) {
 // What the table calls honoured must show up in the effective configuration of one of these.
 TEST(KeyTable, EveryHonouredKeyIsListed) {
   std::set<std::string> listed;
+  const auto list = [&listed](const std::string& keys, const std::string& optimizer) {
+    const std::string text =
+        R"({"train_batch_size": 2, "optimizer": {"type": ")" + optimizer + "\"}, " + keys + "}";
+    for (const Setting& one : explain_config(text, 2).settings) listed.insert(one.key);
+  };
   for (const char* optimizer : {"SGD", "Adam"})
     for (const char* scheduler :
          {R"("WarmupLR")", R"("WarmupDecayLR", "params": {"total_num_steps": 1000})",
           R"("WarmupCosineLR", "params": {"total_num_steps": 1000})",
           R"("OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1})", R"("LRRangeTest")"})
-      for (const Setting& one :
-           explain_config(R"({"train_batch_size": 2, "optimizer": {"type": ")" +
-                              std::string(optimizer) + R"("}, "scheduler": {"type": )" + scheduler +
-                              "}}",
-                          2)
-               .settings)
-        listed.insert(one.key);
+      list(R"("scheduler": {"type": )" + std::string(scheduler) + "}", optimizer);
+  // Other names of keys are listed where they are given.
+  list(R"("bfloat16": {"enabled": true}, "fp16": {"fp16_master_weights_and_gradients": false},
+          "zero_optimization": {"cpu_offload": false, "cpu_offload_use_pin_memory": true})",
+       "SGD");
   for (const KeyRule& rule : key_rules())
     if (rule.treatment == KeyTreatment::Read) EXPECT_EQ(listed.count(rule.path), 1u) << rule.path;
 }
@@ -217,11 +233,15 @@ TEST(KeyTable, EveryKeyWithoutEffectIsListedWhenItIsGiven) {
   for (const KeyRule& rule : key_rules()) {
     if (rule.treatment != KeyTreatment::NoEffect) continue;
     const std::string path = rule.path;
-    const std::size_t dot = path.find('.');
-    if (path.rfind("optimizer", 0) == 0) continue;  // three levels; same code
-    const std::string keys = dot == std::string::npos ? "\"" + path + "\": 1"
-                                                      : "\"" + path.substr(0, dot) + "\": {\"" +
-                                                            path.substr(dot + 1) + "\": 1}";
+    if (path.rfind("optimizer", 0) == 0) continue;  // beside the section that is there; same code
+    std::string keys = "1";
+    for (std::size_t end = path.size(); end != 0;) {
+      const std::size_t dot = path.rfind('.', end - 1);
+      const std::size_t begin = dot == std::string::npos ? 0 : dot + 1;
+      keys = "\"" + path.substr(begin, end - begin) + "\": " + keys;
+      if (begin != 0) keys = "{" + keys + "}";
+      end = begin == 0 ? 0 : dot;
+    }
     EXPECT_THAT(explain_config(with(keys), 2).settings.back(),
                 (Setting{path, "1", Setting::Origin::NoEffect, rule.reason}));
   }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <chrono>
 #include <limits>
 #include <map>
@@ -17,6 +18,7 @@
 #include "engine/comm/launch.hpp"
 #include "engine/comm/reduction.hpp"
 #include "engine/engine.hpp"
+#include "engine/optimizer/sharded_state.hpp"
 #include "engine/optimizer/update_rule.hpp"
 #include "engine/shard/gradient_shard.hpp"
 
@@ -24,6 +26,8 @@ namespace equigrad {
 namespace {
 
 using conformance::oracle::HasTheBitsOf;
+
+constexpr std::array kTypes = {at::kFloat, at::kBFloat16, at::kHalf};
 
 class Gpu : public ::testing::Test {
  protected:
@@ -40,9 +44,9 @@ at::Tensor random_on_cpu(std::vector<int64_t> shape, uint64_t seed) {
 
 TEST_F(Gpu, TreeSumHasTheBitsOfTheCpu) {
   for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9}) {
-    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto dtype : kTypes) {
       const auto contributions = random_on_cpu({rows, 10'007}, 7).to(dtype);
-      for (const auto result : {at::kFloat, at::kBFloat16}) {
+      for (const auto result : kTypes) {
         EXPECT_THAT(comm::tree_sum(contributions.cuda(), result).cpu(),
                     HasTheBitsOf(comm::tree_sum(contributions, result)));
       }
@@ -52,13 +56,45 @@ TEST_F(Gpu, TreeSumHasTheBitsOfTheCpu) {
 
 TEST_F(Gpu, NormHasTheBitsOfTheCpu) {
   for (const int64_t numel : {1, 1000, 32'768, 1'000'003}) {
-    const auto gradient = random_on_cpu({numel}, 11);
-    gradient[0] = std::numeric_limits<float>::infinity();
-    const auto cpu = shard::measure(gradient, nullptr);
-    const auto cuda = shard::measure(gradient.cuda(), nullptr);
-    EXPECT_EQ(cuda.norm, cpu.norm);
-    EXPECT_EQ(cuda.non_finite_numel, 1);
+    for (const auto dtype : kTypes) {
+      for (const auto type : {NormType::Two, NormType::Infinity}) {
+        // Down to subnormal numbers of fp16.
+        const auto gradient = random_on_cpu({numel}, 11).mul_(0x1p-14).to(dtype);
+        gradient[0] = std::numeric_limits<float>::infinity();
+        const auto cpu = shard::measure(gradient, nullptr, type);
+        const auto cuda = shard::measure(gradient.cuda(), nullptr, type);
+        EXPECT_EQ(cuda.norm, cpu.norm);
+        EXPECT_EQ(cuda.non_finite_numel, 1);
+      }
+    }
   }
+}
+
+TEST_F(Gpu, ClippingHasTheBitsOfTheCpu) {
+  for (const auto dtype : kTypes) {
+    const auto cpu = random_on_cpu({10'007}, 12).to(dtype);
+    const auto cuda = cpu.cuda();
+    EXPECT_EQ(shard::clip_(cuda, 100.0, 1.0), shard::clip_(cpu, 100.0, 1.0));
+    EXPECT_THAT(cuda.cpu(), HasTheBitsOf(cpu));
+  }
+}
+
+// Three steps on one device; parameter and states, on the CPU.
+std::vector<at::Tensor> updated(const OptimizerConfig& config, at::Device device,
+                                at::ScalarType dtype) {
+  const auto place = [&](const at::Tensor& tensor) { return tensor.to(device, dtype); };
+  const auto parameter = place(random_on_cpu({100'003}, 1));
+  std::vector<at::Tensor> state;
+  for (std::size_t i = 0; i < optimizer::state_names(config).size(); ++i) {
+    state.push_back(place(torch::zeros({100'003})));
+  }
+  for (int64_t step = 1; step <= 3; ++step) {
+    const auto seed = static_cast<uint64_t>(10 + step);
+    optimizer::update_(config, step, parameter, place(random_on_cpu({100'003}, seed)), state);
+  }
+  std::vector<at::Tensor> after{parameter.cpu()};
+  for (const auto& tensor : state) after.push_back(tensor.cpu());
+  return after;
 }
 
 TEST_F(Gpu, UpdateHasTheBitsOfTheCpu) {
@@ -68,24 +104,34 @@ TEST_F(Gpu, UpdateHasTheBitsOfTheCpu) {
     config.kind = kind;
     config.weight_decay = 0.01;
     config.momentum = 0.9;
-    std::map<bool, std::vector<at::Tensor>> after;
-    for (const bool cuda : {false, true}) {
-      const auto place = [cuda](const at::Tensor& tensor) { return cuda ? tensor.cuda() : tensor; };
-      const auto parameter = place(random_on_cpu({100'003}, 1));
-      std::vector<at::Tensor> state;
-      for (std::size_t i = 0; i < optimizer::state_names(config).size(); ++i) {
-        state.push_back(place(torch::zeros({100'003})));
-      }
-      for (int64_t step = 1; step <= 3; ++step) {
-        const auto seed = static_cast<uint64_t>(10 + step);
-        optimizer::update_(config, step, parameter, place(random_on_cpu({100'003}, seed)), state);
-      }
-      after[cuda] = {parameter.cpu()};
-      for (const auto& tensor : state) after[cuda].push_back(tensor.cpu());
+    for (const auto dtype : kTypes) {
+      const auto cpu = updated(config, at::kCPU, dtype);
+      const auto cuda = updated(config, at::kCUDA, dtype);
+      for (std::size_t i = 0; i < cpu.size(); ++i) EXPECT_THAT(cuda[i], HasTheBitsOf(cpu[i]));
     }
-    for (std::size_t i = 0; i < after[true].size(); ++i) {
-      EXPECT_THAT(after[true][i], HasTheBitsOf(after[false][i]));
+  }
+}
+
+TEST_F(Gpu, OffloadedStateHasTheBitsOfStateOnTheDevice) {
+  const int64_t numel = 100'003;
+  const layout::ParameterTable table({{"weight", &numel, {numel}, true, 0}});
+  const layout::BucketPlan plan(table, 1, numel);
+  for (const bool pin : {false, true}) {
+    trace::Ledger ledger;
+    const optimizer::StateOptions offload{.device = at::kCPU, .pin_memory = pin};
+    const optimizer::StateOptions stay{.device = at::Device(at::kCUDA, 0)};
+    optimizer::ShardedState away({}, {{}}, table, plan, offload, ledger);
+    optimizer::ShardedState here({}, {{}}, table, plan, stay, ledger);
+    EXPECT_EQ(away.masters().is_pinned(), pin);
+    for (uint64_t step = 1; step <= 3; ++step) {
+      const auto gradient = random_on_cpu({plan.shard_numel()}, step).cuda();
+      away.update(gradient, {true});
+      here.update(gradient, {true});
     }
+    EXPECT_EQ(ledger.peak_bytes(trace::Category::Gradients), 4 * plan.shard_numel());
+    EXPECT_EQ(ledger.bytes(trace::Category::Gradients), 0);
+    EXPECT_THAT(here.masters().cpu(), HasTheBitsOf(away.masters()));
+    EXPECT_THAT(here.states()[1].cpu(), HasTheBitsOf(away.states()[1]));
   }
 }
 

@@ -104,10 +104,7 @@ std::vector<std::string> problems_of(const EngineConfig& config, int world_size)
   check_optimizer(config.optimizer, checks);
   check_zero(config.zero, checks);
   checks.not_negative("gradient_clipping", config.gradient_clipping);
-  if (config.precision.accumulate == DataType::Bf16 && config.precision.param == DataType::Fp32)
-    checks.problems.push_back(
-        "data_types.grad_accum_dtype: expected fp32 for fp32 parameters, got \"bf16\". Enable "
-        "bf16, or drop the key.");
+  check_precision(config, checks);
   // Waits are counted in whole milliseconds; 1e9 s in ns still fits in 64 bits.
   const double timeout_s = config.communication_timeout_s;
   if (!(timeout_s >= 1e-3 && timeout_s <= 1e9))

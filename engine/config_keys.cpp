@@ -36,6 +36,16 @@ bool is_off(const Json& value) {
                      [](const Json& one) { return one.is_null() || one == Json(false); });
 }
 
+// A section that has a switch, which is off by default.
+bool is_off_section(const Json& section, const std::string& name) {
+  for (const char* key : {"enabled", "device"}) {
+    if (rule_of(name + "." + key) == nullptr) continue;
+    if (!section.contains(key) || section[key].is_null()) return true;
+    return section[key] == Json(false) || section[key] == Json("none");
+  }
+  return false;
+}
+
 bool is_accepted(const Json& value, const Json& accepted) {
   return std::any_of(accepted.begin(), accepted.end(), [&](const Json& one) {
     if (one.is_string() && value.is_string())
@@ -93,7 +103,7 @@ void explain_auto(const std::string& path, ConfigReader& reader) {
 void check_section(const Json& section, const std::string& name, ConfigReader& reader,
                    std::vector<Setting>& settings);
 
-void check_key(const KeyRule& rule, const Json& value, ConfigReader& reader,
+void check_key(const KeyRule& rule, const Json& value, ConfigReader& reader, bool is_off_here,
                std::vector<Setting>& settings) {
   if (is_auto(value)) {
     explain_auto(rule.path, reader);
@@ -109,6 +119,8 @@ void check_key(const KeyRule& rule, const Json& value, ConfigReader& reader,
                                     last_part(rule.path) + "\": {...}.");
   } else if (rule.treatment == KeyTreatment::NoEffect) {
     settings.push_back({rule.path, shown(value), Setting::Origin::NoEffect, rule.reason});
+  } else if (rule.treatment == KeyTreatment::Unsupported && is_off_here) {
+    settings.push_back({rule.path, shown(value), Setting::Origin::NoEffect, "it is off"});
   } else if (rule.treatment == KeyTreatment::Unsupported) {
     check_unsupported(rule, value, reader, settings);
   }
@@ -116,6 +128,7 @@ void check_key(const KeyRule& rule, const Json& value, ConfigReader& reader,
 
 void check_section(const Json& section, const std::string& name, ConfigReader& reader,
                    std::vector<Setting>& settings) {
+  const bool is_off_here = is_off_section(section, name);
   for (const auto& item : section.items()) {
     const std::string& key = item.key();
     // A key with a dot in it is never the path of a nested one.
@@ -124,7 +137,7 @@ void check_section(const Json& section, const std::string& name, ConfigReader& r
     if (rule == nullptr)
       check_unknown(name, key, reader);
     else
-      check_key(*rule, item.value(), reader, settings);
+      check_key(*rule, item.value(), reader, is_off_here, settings);
   }
 }
 

@@ -33,13 +33,11 @@ struct Parse {
   void adam(const std::string& type);
   void sgd();
   void refuse_params(const std::vector<std::string>& keys, const std::string& type);
-  void precision();
   void zero();
   void own_keys();
 
   std::optional<std::int64_t> positive(const std::string& path);
   std::optional<std::int64_t> quotient(std::int64_t a, std::int64_t b, const std::string& terms);
-  DataType data_type(const std::string& path, DataType fallback);
 };
 
 // Nothing if absent or wrong.
@@ -177,34 +175,6 @@ void Parse::optimizer() {
   optimizer.weight_decay = reader.number("optimizer.params.weight_decay", optimizer.weight_decay);
 }
 
-DataType Parse::data_type(const std::string& path, DataType fallback) {
-  if (!reader.has(path)) return fallback;
-  const std::string name = lower(reader.text(path, "fp32"));
-  if (name == "fp32" || name == "float32") return DataType::Fp32;
-  if (name == "bf16" || name == "bfloat16") return DataType::Bf16;
-  if (!reader.is_bad(path))
-    reader.problem(path,
-                   "expected \"fp32\" or \"bf16\", got \"" + name + "\". Use one of the two.");
-  return fallback;
-}
-
-void Parse::precision() {
-  const bool bf16 = reader.boolean("bf16.enabled", false);
-  config.precision.param = bf16 ? DataType::Bf16 : DataType::Fp32;
-  config.precision.check_grad_overflow = reader.boolean("bf16.check_grad_overflow", true);
-  const Json* fp16 = reader.find("fp16.enabled");
-  if (bf16 && fp16 != nullptr && *fp16 == Json(true))
-    reader.problem("bf16.enabled", "expected bf16 or fp16, got both. Drop \"fp16\".");
-  if (data_type("data_types.param_dtype", config.precision.param) != config.precision.param)
-    reader.problem("data_types.param_dtype", "expected the type that \"bf16\" chooses, got " +
-                                                 shown(*reader.find("data_types.param_dtype")) +
-                                                 ". Set \"bf16\": {\"enabled\": ...} instead.");
-  config.precision.accumulate = data_type("data_types.grad_accum_dtype", config.precision.param);
-  notes["data_types.param_dtype"] = "as bf16.enabled says";
-  if (!reader.has("data_types.grad_accum_dtype"))
-    notes["data_types.grad_accum_dtype"] = "the parameters' type";
-}
-
 void Parse::zero() {
   const std::string section = "zero_optimization.";
   const std::int64_t stage = reader.integer(section + "stage", 0);
@@ -243,9 +213,10 @@ EngineConfig read_config(ConfigReader& reader, Notes& notes, int world_size) {
   Parse parse{reader, config, notes, world_size};
   parse.batch();
   parse.optimizer();
-  parse.precision();
   parse.zero();
   parse.own_keys();
+  read_precision(reader, notes, config);
+  read_averaging(reader, notes, config);
   read_features(reader, notes, config);
   return config;
 }

@@ -7,8 +7,6 @@
 namespace equigrad {
 namespace {
 
-const char* name_of(DataType type) { return type == DataType::Fp32 ? "fp32" : "bf16"; }
-
 const char* name_of(OptimizerConfig::Kind kind) {
   switch (kind) {
     case OptimizerConfig::Kind::Sgd:
@@ -83,6 +81,19 @@ void SettingList::add(const std::string& path, const Json& value, const std::str
   settings.push_back(setting);
 }
 
+void SettingList::add_as_given(const std::string& path, const Json& fallback,
+                               const std::string& why_not, const std::string& default_note) {
+  const Json* given = reader_.has(path) ? reader_.find(path) : &fallback;
+  const bool is_whole = given->is_number() && fallback.is_number_integer();
+  const bool is_real = given->is_number() && fallback.is_number_float();
+  add(path,
+      is_whole  ? Json(given->get<std::int64_t>())
+      : is_real ? Json(given->get<double>())
+                : *given,
+      default_note);
+  if (!why_not.empty()) last_has_no_effect(why_not);
+}
+
 void SettingList::last_has_no_effect(const std::string& why) {
   Setting& last = settings.back();
   if (last.origin == Setting::Origin::File) last.origin = Setting::Origin::NoEffect;
@@ -97,15 +108,11 @@ std::vector<Setting> settings_of(const EngineConfig& config, const ConfigReader&
   list.add("gradient_accumulation_steps", config.gradient_accumulation_steps);
   add_optimizer(config.optimizer, why_lr_has_no_effect(config), reader, list);
   list.add("gradient_clipping", config.gradient_clipping, "off; DeepSpeed 0.19.3 and later: 1.0");
-  list.add("bf16.enabled", config.precision.param == DataType::Bf16);
-  list.add("bf16.check_grad_overflow", config.precision.check_grad_overflow);
-  if (config.precision.param == DataType::Fp32) {
-    list.settings.back().origin = Setting::Origin::NoEffect;
-    list.settings.back().note = "fp32 always throws";
-  }
-  list.add("data_types.param_dtype", name_of(config.precision.param));
-  list.add("data_types.grad_accum_dtype", name_of(config.precision.accumulate));
+  add_averaging(config, list);
+  add_precision(config, list);
+  add_amp(config, list);
   add_zero(config.zero, list);
+  add_offload(config, list);
   list.add("reduction", config.reduction == ReductionOrder::Pinned ? "pinned" : "native");
   list.add("communication_timeout_s", config.communication_timeout_s);
   add_features(config, list);

@@ -37,6 +37,7 @@ void TrainingEngine::end_pass() {
   profiled_.end_pass();
   parameters_->rethrow_failure();  // of a gather in this pass
   window_.end();
+  scaler_->hold(this);
   parameters_->end_of_pass();
   micro_batches_.end_pass();
 }
@@ -82,7 +83,30 @@ at::Tensor TrainingEngine::scale(const at::Tensor& tensor) {
                 "expected a tensor with a graph, got one that requires no gradient. Compute it "
                 "from the model's parameters outside of NoGradGuard.");
   }
-  return tensor;  // fp32 and bf16 need no loss scale
+  return loss::scale(tensor, scaler_);
+}
+
+void TrainingEngine::share_loss_scale(Engine& other) {
+  auto& owner = dynamic_cast<TrainingEngine&>(other);
+  if (!(config_.precision.loss_scale == owner.config_.precision.loss_scale)) {
+    throw Error("engine.share_loss_scale",
+                "expected engines with the same loss scale in their configurations, got different "
+                "ones. Give both the same \"fp16\" or \"torch_autocast\" section.");
+  }
+  if (window_.passes() != 0) {
+    throw Error(
+        "engine.share_loss_scale",
+        fmt::format("expected an empty accumulation window, got {} backward passes. Call it "
+                    "before the first backward, or after step() or zero_grad().",
+                    window_.passes()));
+  }
+  scaler_->released(this);
+  scaler_ = owner.scaler_;
+}
+
+void TrainingEngine::zero_grad() {
+  window_.clear();
+  scaler_->released(this);
 }
 
 at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) {
@@ -151,6 +175,8 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
     throw;
   }
   profiled_.boundary(counters_.global_steps);
+  scaler_->stepped(this,
+                   !applied_);  // last: what this window was scaled by is what it was divided by
 }
 
 // The observer is the user's: it may throw, or read parameters, on one rank only.
@@ -171,9 +197,8 @@ void TrainingEngine::update(const comm::Met& met) {
   const auto gradient = window_.take_averaged(factor());
   const trace::Charge charge(ledger_, trace::Category::Gradients,
                              static_cast<int64_t>(gradient.nbytes()));
-  zero_grad();
-  const auto measure =
-      shard::measure(gradient, plan_.shards() == 1 ? nullptr : communicator_.get());
+  const auto measure = shard::measure(gradient, plan_.shards() == 1 ? nullptr : communicator_.get(),
+                                      config_.gradient_norm);
   norm_ = measure.non_finite_numel == 0 ? measure.norm : std::numeric_limits<double>::quiet_NaN();
   if (!may_update(gradient, measure.non_finite_numel)) return;
   if (config_.gradient_clipping > 0) {
@@ -186,11 +211,12 @@ void TrainingEngine::update(const comm::Met& met) {
   applied_ = true;
 }
 
-// A gradient that is not finite is skipped in bf16 and an error in fp32, on all ranks alike.
+// A gradient that is not finite is skipped where the loss is scaled, and in bf16; it is an error in
+// fp32. On all ranks alike.
 bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_numel) {
   if (non_finite_numel == 0) return true;
-  if (config_.precision.param == DataType::Bf16) {
-    if (!config_.precision.check_grad_overflow) return true;
+  if (scaler_->is_needed() || config_.precision.param == DataType::Bf16) {
+    if (!scaler_->is_needed() && !config_.precision.check_grad_overflow) return true;
     ++counters_.global_steps;
     ++counters_.skipped_steps;
     return false;

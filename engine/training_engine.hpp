@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,7 @@
 #include "engine/gradient/backward_pass.hpp"
 #include "engine/gradient/micro_batches.hpp"
 #include "engine/loss/divisors.hpp"
+#include "engine/loss/scaled_graph.hpp"
 #include "engine/optimizer/sharded_state.hpp"
 #include "engine/parameter/parameters.hpp"
 #include "engine/profile/profiled_step.hpp"
@@ -41,11 +43,11 @@ class TrainingEngine final : public Engine {
 
   at::Tensor backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) override;
   at::Tensor scale(const at::Tensor& tensor) override;
-  double loss_scale() const override { return 1.0; }
-  void share_loss_scale(Engine& /*other*/) override {}
+  double loss_scale() const override { return scaler_->scale(); }
+  void share_loss_scale(Engine& other) override;
   std::shared_ptr<void> autocast() override;
   void step(const schedule::LrKeywords& lr_kwargs) override;
-  void zero_grad() override { window_.clear(); }
+  void zero_grad() override;
   bool is_gradient_accumulation_boundary() const override { return micro_batches_.is_boundary(); }
   void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) override {
     micro_batches_.set_boundary(is_boundary);
@@ -77,9 +79,12 @@ class TrainingEngine final : public Engine {
   void end_pass();
   void abandon_pass() noexcept;
   void rethrow_failure();
+  void check_scale() const;
+  void check_autocast() const;
   double factor() const {
     return loss::averaging_factor(config_.averaging, config_.gradient_accumulation_steps,
-                                  communicator_->world_size());
+                                  communicator_->world_size()) /
+           scaler_->scale();  // a power of two: exact
   }
   void update(const comm::Met& met);
   void observe(const at::Tensor& gradient, const comm::Met& met);
@@ -94,6 +99,8 @@ class TrainingEngine final : public Engine {
   layout::ParameterTable table_;
   layout::BucketPlan plan_;
   comm::Seat seat_;
+  std::shared_ptr<loss::LossScaler> scaler_;
+  std::map<const void*, const std::string*> names_;  // by tensor
   optimizer::ShardedState optimizer_;
   std::unique_ptr<parameter::Parameters> parameters_;
   Window window_;

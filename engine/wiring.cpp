@@ -7,6 +7,15 @@
 #include "engine/training_engine.hpp"
 
 namespace equigrad {
+namespace {
+
+optimizer::StateOptions state_options(const EngineConfig& config, at::Device device) {
+  const bool offload = config.offload_optimizer.to_cpu;
+  return {torch_dtype(config.precision.master), torch_dtype(config.precision.optimizer_state),
+          offload ? at::Device(at::kCPU) : device, offload && config.offload_optimizer.pin_memory};
+}
+
+}  // namespace
 
 TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                                std::shared_ptr<comm::Communicator> communicator,
@@ -18,8 +27,9 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       table_(std::move(assembly.table)),
       plan_(table_, stage_.shards(communicator_->world_size()), config.zero.reduce_bucket_size),
       seat_(*communicator_, table_.size()),
-      optimizer_(config.optimizer, assembly.groups, table_, plan_, communicator_->device(),
-                 ledger_),
+      scaler_(loss::make_scaler(config.precision.loss_scale)),
+      optimizer_(config.optimizer, assembly.groups, table_, plan_,
+                 state_options(config, communicator_->device()), ledger_),
       parameters_(parameter::make_keeper(
           {table_, plan_, config_.zero, *communicator_, seat_, ledger_, optimizer_.masters(),
            tensors_, torch_dtype(config.precision.param)},
@@ -40,6 +50,9 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
   if (config.scheduler) schedule_ = schedule::make_schedule(*config.scheduler, optimizer_.lr());
   if (config.progressive_layer_drop.enabled) layer_drop_.emplace(config.progressive_layer_drop);
   set_rates();
+  for (std::size_t i = 0; i < table_.size(); ++i) {
+    names_[tensors_[i].unsafeGetTensorImpl()] = &table_[i].name;
+  }
 }
 
 gradient::BackwardPass TrainingEngine::watch() {
@@ -50,18 +63,35 @@ gradient::BackwardPass TrainingEngine::watch() {
   for (std::size_t i = 0; i < table_.size(); ++i) {
     if (table_[i].trainable) watched.push_back({i, table_[i].name, tensors_[i]});
   }
-  return gradient::BackwardPass(std::move(watched),
-                                {[this] {
-                                   seat_.begin_pass();
-                                   parameters_->rethrow_failure();
-                                   window_.begin(pass_weight_);
-                                 },
-                                 [this](std::size_t parameter, const at::Tensor& gradient) {
-                                   parameters_->rethrow_failure();  // this gradient is not real
-                                   window_.ready(parameter, gradient);
-                                 },
-                                 [this] { end_pass(); }, [this] { abandon_pass(); }},
-                                order);
+  return gradient::BackwardPass(
+      std::move(watched),
+      {[this] {
+         seat_.begin_pass();
+         parameters_->rethrow_failure();
+         check_autocast();
+         window_.begin(pass_weight_);
+       },
+       [this](std::size_t parameter, const at::Tensor& gradient) {
+         parameters_->rethrow_failure();  // this gradient is not real
+         window_.ready(parameter, gradient);
+       },
+       [this] { end_pass(); }, [this] { abandon_pass(); }, [this] { check_scale(); }},
+      order);
+}
+
+// What is checked is the pass at hand: how its gradients reach this engine's parameters.
+void TrainingEngine::check_scale() const {
+  loss::check_pass(scaler_.get(), [this](const at::Tensor& leaf) -> const std::string* {
+    const auto found = names_.find(leaf.unsafeGetTensorImpl());
+    return found == names_.end() ? nullptr : found->second;
+  });
+}
+
+void TrainingEngine::check_autocast() const {
+  if (!config_.precision.autocast.enabled || has_autocast_) return;
+  throw Error("backward",
+              "expected a forward pass under torch_autocast, got none. Call engine.forward(model, "
+              "...), or hold engine.autocast() while the model runs.");
 }
 
 std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,

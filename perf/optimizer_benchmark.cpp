@@ -1,5 +1,6 @@
 // What an update that rounds alike everywhere costs: the engine's AdamW beside ATen's fused kernel,
-// whose bits depend on where a shard begins. One thread, one rank.
+// whose bits depend on where a shard begins. Everything is stored in one type. One thread, one
+// rank.
 #include <ATen/ATen.h>
 
 #include "engine/optimizer/update_rule.hpp"
@@ -13,18 +14,20 @@ using nlohmann::json;
 
 class Updating : public Variant {
  public:
-  explicit Updating(const json& settings) : numel_(settings.at("numel")) {
+  explicit Updating(const json& settings)
+      : numel_(settings.at("numel")), dtype_(settings.at("bf16") ? at::kBFloat16 : at::kFloat) {
     config_.lr = 1e-3;
     config_.weight_decay = 0.01;
   }
 
  protected:
   int64_t numel_;
+  at::ScalarType dtype_;
   OptimizerConfig config_;
-  at::Tensor parameter_ = at::full({numel_}, 0.5);
-  at::Tensor gradient_ = at::full({numel_}, 0.25);
-  at::Tensor average_ = at::zeros({numel_});
-  at::Tensor square_ = at::zeros({numel_});
+  at::Tensor parameter_ = at::full({numel_}, 0.5, dtype_);
+  at::Tensor gradient_ = at::full({numel_}, 0.25, dtype_);
+  at::Tensor average_ = at::zeros({numel_}, dtype_);
+  at::Tensor square_ = at::zeros({numel_}, dtype_);
 };
 
 class Exact final : public Updating {
@@ -32,7 +35,6 @@ class Exact final : public Updating {
   using Updating::Updating;
   void run() override {
     optimizer::update_(config_, ++step_, parameter_, gradient_, {average_, square_});
-    // The update used the gradient up as scratch: what it holds now is as good as any other.
   }
 
  private:
@@ -59,15 +61,17 @@ std::unique_ptr<Variant> make(const std::string& variant, const json& settings, 
 }
 
 [[maybe_unused]] const bool registered = [] {
-  for (const int64_t millions : {1, 16}) {
-    Group group;
-    group.name = "adamw/fp32/" + std::to_string(millions) + "M";
-    group.variants = {"fused", "exact"};
-    group.bases = {"fused"};
-    group.rounds = 31;
-    group.settings = {{"numel", millions << 20}};
-    register_group(group, make);
-  }
+  for (const bool bf16 : {false, true})
+    for (const int64_t millions : {1, 16}) {
+      Group group;
+      group.name =
+          std::string("adamw/") + (bf16 ? "bf16/" : "fp32/") + std::to_string(millions) + "M";
+      group.variants = {"fused", "exact"};
+      group.bases = {"fused"};
+      group.rounds = 31;
+      group.settings = {{"numel", millions << 20}, {"bf16", bf16}};
+      register_group(group, make);
+    }
   return true;
 }();
 

@@ -132,6 +132,7 @@ struct Case {
   std::vector<int64_t> numels;
   std::vector<std::vector<bool>> used;  // [step][parameter]
   std::vector<optimizer::GroupOverride> groups;
+  optimizer::StateOptions stored;
   int shards = 1;
   int64_t bucket_size = 1;
   uint64_t seed = 0;
@@ -182,7 +183,7 @@ std::string train(const Case& one, int shards, std::vector<at::Tensor>& wholes) 
   for (auto& kind : by_kind)
     for (const int64_t numel : one.numels) kind.push_back(at::full({numel}, NAN));
   for (int rank = 0; rank < shards; ++rank) {
-    optimizer::ShardedState state(one.rule, one.groups, table, plan, at::kCPU, ledger);
+    optimizer::ShardedState state(one.rule, one.groups, table, plan, one.stored, ledger);
     auto masters = state.masters();
     masters.copy_(shard_space(plan, rank, one.seed, 0));
     for (int step = 0; step < kSteps; ++step)
@@ -191,7 +192,7 @@ std::string train(const Case& one, int shards, std::vector<at::Tensor>& wholes) 
     std::vector<at::Tensor> flats = {state.masters()};
     flats.insert(flats.end(), state.states().begin(), state.states().end());
     for (std::size_t kind = 0; kind < kinds; ++kind) {
-      const auto wrong = take(plan, rank, flats[kind], by_kind[kind]);
+      const auto wrong = take(plan, rank, flats[kind].to(at::kFloat), by_kind[kind]);
       if (!wrong.empty()) return wrong;
     }
   }
@@ -210,7 +211,8 @@ std::string shards_agree_with_the_whole(const Case& one) {
   if (wrong.empty()) return "";
   return wrong + " in " + told(one.rule, static_cast<int64_t>(one.numels.size()), one.seed) +
          " sizes " + testing::PrintToString(one.numels) + " shards " + std::to_string(one.shards) +
-         " bucket " + std::to_string(one.bucket_size);
+         " bucket " + std::to_string(one.bucket_size) + " masters in " +
+         c10::toString(one.stored.master) + " states in " + c10::toString(one.stored.state);
 }
 
 RC_GTEST_PROP(Optimizer, ShardedStatesAreSlicesOfTheWholeAndTheirPaddingStaysZero, ()) {
@@ -224,6 +226,8 @@ RC_GTEST_PROP(Optimizer, ShardedStatesAreSlicesOfTheWholeAndTheirPaddingStaysZer
     one.used.push_back(
         *rc::gen::container<std::vector<bool>>(parameters, rc::gen::arbitrary<bool>()));
   one.groups = {{}, {0.05, 0.1}};
+  one.stored.master = *rc::gen::element(at::kFloat, at::kBFloat16, at::kHalf);
+  one.stored.state = *rc::gen::element(at::kFloat, at::kBFloat16, at::kHalf);
   one.shards = *rc::gen::inRange(1, 7);
   one.bucket_size = *rc::gen::inRange<int64_t>(1, 200);
   one.seed = *rc::gen::noShrink(rc::gen::inRange<uint64_t>(0, 1 << 30));

@@ -82,9 +82,9 @@ inline bool engine_allows(const std::string& from, const std::string& to) {
       "engine/optimizer", "engine/parameter", "engine/profile"};
   static const std::set<std::string> services = {"engine/layout", "engine/comm", "engine/trace",
                                                  "engine/kernels"};
-  static const std::set<std::string> values = {"engine/config.hpp", "engine/error.hpp",
-                                               "engine/stage.hpp", "engine/phase.hpp",
-                                               "engine/did_you_mean.hpp"};
+  static const std::set<std::string> values = {"engine/config.hpp", "engine/config_precision.hpp",
+                                               "engine/error.hpp",  "engine/stage.hpp",
+                                               "engine/phase.hpp",  "engine/did_you_mean.hpp"};
   const std::string folder = folder_of(to);
   if (from == "engine" || folder == from) return true;
   // The profiler leaves out what the engine does for itself.

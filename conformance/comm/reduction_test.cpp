@@ -37,10 +37,10 @@ TEST(Reduction, PinnedSumsAreTheTreeOverRanks) {
                          auto& group = *context.group();
                          const int w = context.world_size();
                          for (const int64_t n : {1, 5, 1023}) {
-                           for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                           for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
                              const auto mine = of_rank(context.rank(), w * n, dtype);
                              const auto want = tree_over_ranks(w, w * n, dtype);
-                             for (const auto result : {at::kFloat, at::kBFloat16}) {
+                             for (const auto result : {at::kFloat, dtype}) {
                                EXPECT_THAT(pinned_all(group, mine, result),
                                            HasTheBitsOf(want.to(result)));
                                auto scatter = Reduction::reduce_scatter_sum(
@@ -127,11 +127,11 @@ TEST(Reduction, NativeSumsOfWholeNumbersAreExactOnAnyNumberOfRanks) {
 TEST(Reduction, AnotherDtypeIsAnError) {
   EXPECT_EQ(on_ranks(1,
                      [](RankContext&) {
-                       EXPECT_THAT(
-                           error_of([] {
-                             tree_sum(at::zeros({2, 3}, at::kDouble), at::kFloat);
-                           }),
-                           testing::HasSubstr("expected dtype Float or BFloat16, got Double"));
+                       EXPECT_THAT(error_of([] {
+                                     tree_sum(at::zeros({2, 3}, at::kDouble), at::kFloat);
+                                   }),
+                                   testing::HasSubstr(
+                                       "expected dtype Float, BFloat16 or Half, got Double"));
                      }),
             "");
 }

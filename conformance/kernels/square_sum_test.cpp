@@ -9,12 +9,15 @@
 #include <limits>
 #include <vector>
 
+#include "conformance/kernels/numbers.hpp"
 #include "reference/data.hpp"
 #include "reference/norm.hpp"
 
 namespace equigrad::kernels {
 namespace {
 
+using conformance::kernels::name_of;
+using conformance::kernels::Numbers;
 using Floats = std::vector<float>;
 
 constexpr float kLargest = std::numeric_limits<float>::max();
@@ -22,7 +25,7 @@ constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
 
 SquareSum of(const Floats& values) {
   SquareSum sum;
-  sum.add(values.data(), static_cast<int64_t>(values.size()));
+  sum.add(values.data(), Element::Fp32, static_cast<int64_t>(values.size()));
   return sum;
 }
 
@@ -90,7 +93,8 @@ TEST(SquareSum, PartsMayBeAddedInAnyOrder) {
   std::vector<SquareSum> parts;
   for (int64_t begin = 0, numel = 1; begin < 10'000; begin += numel, numel = 2 * numel + 1) {
     parts.emplace_back();
-    parts.back().add(values.data() + begin, std::min<int64_t>(numel, 10'000 - begin));
+    parts.back().add(values.data() + begin, Element::Fp32,
+                     std::min<int64_t>(numel, 10'000 - begin));
   }
   SquareSum merged;
   for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
@@ -99,8 +103,8 @@ TEST(SquareSum, PartsMayBeAddedInAnyOrder) {
   EXPECT_EQ(merged.value(), of(values).value());
   // One sum that is added to is as good as several.
   SquareSum grown;
-  grown.add(values.data(), 4321);
-  grown.add(values.data() + 4321, 10'000 - 4321);
+  grown.add(values.data(), Element::Fp32, 4321);
+  grown.add(values.data() + 4321, Element::Fp32, 10'000 - 4321);
   EXPECT_EQ(grown.value(), of(values).value());
 }
 
@@ -122,6 +126,36 @@ TEST(SquareSum, NumbersThatAreNotFiniteAreCountedOnly) {
   const auto sum = of({3, infinity, -infinity, std::nanf(""), 4});
   EXPECT_EQ(sum.non_finite_numel(), 3);
   EXPECT_EQ(sum.value(), 25.0);
+}
+
+TEST(SquareSum, NumbersIn16BitsAreAddedAsTheyAre) {
+  for (const auto type : {Element::Bf16, Element::Fp16}) {
+    for (const int64_t numel : {0, 1, 5, 70'003}) {
+      const auto numbers = Numbers::wild(type, numel, 4);
+      reference::ExactSum want;
+      int64_t non_finite_numel = 0;
+      for (int64_t i = 0; i < numel; ++i) {
+        if (std::isfinite(numbers[i])) want.add_square(static_cast<double>(numbers[i]));
+        if (!std::isfinite(numbers[i])) ++non_finite_numel;
+      }
+      const auto room = numbers.packed();
+      SquareSum sum;
+      sum.add(room.data() + 2, type, numel);
+      EXPECT_EQ(sum.value(), want.value()) << name_of(type) << ", " << numel;
+      EXPECT_EQ(sum.non_finite_numel(), non_finite_numel) << name_of(type) << ", " << numel;
+    }
+  }
+}
+
+TEST(SquareSum, HoldsTheSmallestAndTheLargestNumbersOfFp16) {
+  for (const auto& [bits, square] : {std::pair{0x0001U, 0x1p-48},
+                                     {0x83FFU, 1023.0 * 1023.0 * 0x1p-48},
+                                     {0x7BFFU, 65504.0 * 65504.0}}) {
+    const auto number = static_cast<uint16_t>(bits);
+    SquareSum sum;
+    sum.add(&number, Element::Fp16, 1);
+    EXPECT_EQ(sum.value(), square);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Which parameters a step writes, with whose settings and whose step count.
 #include "engine/optimizer/sharded_state.hpp"
 
+#include <ATen/Context.h>
+
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/sample.hpp"
 #include "engine/optimizer/update_rule.hpp"
@@ -32,10 +34,11 @@ struct Optimizer {
   OptimizerConfig config;
   ShardedState state;
 
-  explicit Optimizer(const std::vector<std::size_t>& groups = {0, 0, 0, 0}, int shards = 1)
+  explicit Optimizer(const std::vector<std::size_t>& groups = {0, 0, 0, 0}, int shards = 1,
+                     const StateOptions& options = {})
       : table(table_in_groups(groups)),
         plan(table, shards, 12),
-        state(config, {{}, {0.5, 0.01}}, table, plan, c10::kCPU, ledger) {
+        state(config, {{}, {0.5, 0.01}}, table, plan, options, ledger) {
     state.masters().copy_(sample(plan.shard_numel(), 1));
   }
   at::Tensor of(std::size_t parameter, const at::Tensor& flat) const {
@@ -43,7 +46,9 @@ struct Optimizer {
     const auto& slot = plan.slot(where);
     return flat.narrow(0, plan.buckets()[where.bucket].offset + slot.offset, slot.shard_numel);
   }
-  at::Tensor gradient(uint64_t seed) const { return sample(plan.shard_numel(), seed); }
+  at::Tensor gradient(uint64_t seed, at::ScalarType dtype = at::kFloat) const {
+    return sample(plan.shard_numel(), seed, dtype);
+  }
 };
 
 // Every parameter alone, by the rule itself.
@@ -62,26 +67,39 @@ void expect_equal(const Optimizer& got, const Optimizer& want) {
   }
 }
 
+const std::vector<StateOptions>& storages() {
+  static const std::vector<StateOptions> all{{},
+                                             {at::kBFloat16, at::kBFloat16},
+                                             {at::kHalf, at::kFloat},
+                                             {at::kBFloat16, at::kFloat},
+                                             {at::kFloat, at::kBFloat16}};
+  return all;
+}
+
+void runs_have_the_bits_of_parameters_alone(int shards, const StateOptions& options) {
+  const std::vector<std::size_t> groups{0, 1, 1, 0};
+  Optimizer got(groups, shards, options), want(groups, shards, options);
+  OptimizerConfig other = want.config;
+  other.lr = 0.5;
+  other.weight_decay = 0.01;
+  const std::vector<Used> windows{Used{true, true, true, true}, Used{true, false, true, true},
+                                  Used{false, true, true, false}, Used{true, true, true, true}};
+  std::vector<int64_t> steps(4, 0);
+  for (std::size_t window = 0; window < windows.size(); ++window) {
+    const auto gradient = got.gradient(window + 9, options.master);
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (!windows[window][i]) continue;
+      update_alone(want, gradient, i, ++steps[i], groups[i] == 0 ? want.config : other);
+    }
+    got.state.update(gradient, windows[window]);
+    expect_equal(got, want);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(got.state.steps_of(i), steps[i]);
+  }
+}
+
 TEST(ShardedState, RunsOfParametersHaveTheBitsOfParametersAlone) {
   for (const int shards : {1, 3}) {
-    const std::vector<std::size_t> groups{0, 1, 1, 0};
-    Optimizer got(groups, shards), want(groups, shards);
-    OptimizerConfig other = want.config;
-    other.lr = 0.5;
-    other.weight_decay = 0.01;
-    const std::vector<Used> windows{Used{true, true, true, true}, Used{true, false, true, true},
-                                    Used{false, true, true, false}, Used{true, true, true, true}};
-    std::vector<int64_t> steps(4, 0);
-    for (std::size_t window = 0; window < windows.size(); ++window) {
-      const auto gradient = got.gradient(window + 9);
-      for (std::size_t i = 0; i < 4; ++i) {
-        if (!windows[window][i]) continue;
-        update_alone(want, gradient, i, ++steps[i], groups[i] == 0 ? want.config : other);
-      }
-      got.state.update(gradient, windows[window]);
-      expect_equal(got, want);
-      for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(got.state.steps_of(i), steps[i]);
-    }
+    for (const auto& options : storages()) runs_have_the_bits_of_parameters_alone(shards, options);
   }
 }
 
@@ -111,12 +129,36 @@ TEST(ShardedState, AGroupOverridesItsOwnSettingsOnly) {
               testing::Not(HasTheBitsOf(plain.of(1, plain.state.masters()))));
 }
 
-TEST(ShardedState, ChargesMastersAndStates) {
-  const Optimizer it({0, 0, 0, 0}, 3);
-  const int64_t bytes = 4 * (2 + 2 + 3 + 3);
-  EXPECT_EQ(it.ledger.bytes(trace::Category::MasterWeights), bytes);
-  EXPECT_EQ(it.ledger.bytes(trace::Category::OptimizerState), 2 * bytes);
-  EXPECT_EQ(it.state.names(), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+TEST(ShardedState, ChargesMastersAndStatesInTheirOwnTypes) {
+  for (const auto& options : storages()) {
+    const Optimizer it({0, 0, 0, 0}, 3, options);
+    const int64_t numel = 2 + 2 + 3 + 3;
+    const auto bytes = [&](at::ScalarType dtype) { return numel * (dtype == at::kFloat ? 4 : 2); };
+    EXPECT_EQ(it.ledger.bytes(trace::Category::MasterWeights), bytes(options.master));
+    EXPECT_EQ(it.ledger.bytes(trace::Category::OptimizerState), 2 * bytes(options.state));
+    EXPECT_EQ(it.state.masters().scalar_type(), options.master);
+    EXPECT_EQ(it.state.states()[1].scalar_type(), options.state);
+    EXPECT_EQ(it.state.names(), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+  }
+}
+
+TEST(ShardedState, AGradientThatIsThereIsNotCopied) {
+  // Locked pages are for a device that is beside the CPU: here they are asked for in vain.
+  Optimizer it({0, 0, 0, 0}, 1, {.pin_memory = !at::hasCUDA()});
+  it.state.update(it.gradient(2), {true, true, true, true});
+  EXPECT_EQ(it.ledger.peak_bytes(trace::Category::Gradients), 0);
+  EXPECT_FALSE(it.state.masters().is_pinned());
+}
+
+TEST(ShardedState, AnotherDtypeIsAnError) {
+  for (const StateOptions& options :
+       {StateOptions{at::kDouble, at::kFloat}, StateOptions{at::kFloat, at::kDouble}}) {
+    EXPECT_THAT(conformance::error_of([&] {
+                  Optimizer({0, 0, 0, 0}, 1, options);
+                }),
+                testing::HasSubstr("[optimizer.state] expected dtype Float, BFloat16 or Half, got "
+                                   "Double"));
+  }
 }
 
 }  // namespace

@@ -1,6 +1,10 @@
 // The update rules have the bits of the reference's plain loops, on the whole and on every slice.
 #include "engine/optimizer/update_rule.hpp"
 
+#include <ATen/Parallel.h>
+
+#include <array>
+
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/sample.hpp"
 #include "reference/optimizer.hpp"
@@ -153,6 +157,138 @@ TEST(UpdateRule, SettingsThatTheTestsUseMatter) {
           << configs[i].name << " and " << configs[j].name;
     }
   }
+}
+
+// Of masters, states and gradient.
+struct Storage {
+  at::ScalarType master, state, gradient;
+};
+
+std::vector<Storage> all_storages() {
+  std::vector<Storage> all;
+  for (const auto master : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto state : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const auto gradient : {at::kFloat, at::kBFloat16, at::kHalf}) {
+        all.push_back({master, state, gradient});
+      }
+    }
+  }
+  return all;
+}
+
+// Any number, one in eight of them zero, subnormal, huge, infinite or NaN. Never negative for a
+// second moment, so that its root is a number.
+at::Tensor wild(int64_t numel, uint64_t seed, at::ScalarType dtype) {
+  const std::array<float, 8> edges = {0.0F,     -0.0F, 0x1p-149F, -0x1p-130F,
+                                      0x1p-24F, 3e38F, INFINITY,  NAN};
+  const auto values = sample(numel, seed);
+  for (int64_t i = 0; i < numel; ++i) {
+    const auto word = reference::hash(seed * 1009 + static_cast<uint64_t>(i));
+    if (word % 8 == 0) values[i] = edges[(word >> 8) % 8];
+  }
+  return values.to(dtype);
+}
+
+// The payload of a NaN is nobody's promise.
+at::Tensor told(const at::Tensor& tensor) { return tensor.masked_fill(tensor.isnan(), NAN); }
+
+struct Wild {
+  at::Tensor parameter, gradient;
+  std::vector<at::Tensor> state;
+
+  Wild(const OptimizerConfig& config, int64_t numel, const Storage& storage)
+      : parameter(wild(numel, 1, storage.master)), gradient(wild(numel, 2, storage.gradient)) {
+    for (std::size_t i = 0; i < state_names(config).size(); ++i) {
+      state.push_back(wild(numel, 3 + i, storage.state));
+      if (i == 1) state[i].abs_();
+    }
+  }
+};
+
+void expect_equal(const Wild& got, const Wild& want, const std::string& what) {
+  ASSERT_THAT(told(got.parameter), HasTheBitsOf(told(want.parameter))) << what;
+  for (std::size_t i = 0; i < want.state.size(); ++i) {
+    ASSERT_THAT(told(got.state[i]), HasTheBitsOf(told(want.state[i]))) << what << ", state " << i;
+  }
+}
+
+TEST(UpdateRule, TheLoopHasTheBitsOfTheOperations) {
+  std::vector<int64_t> numels{1023, 1025, 32'769};  // blocks of 2^10, chunks of 2^15
+  for (int64_t numel = 1; numel <= 130; ++numel) numels.push_back(numel);
+  for (const auto& [name, config] : all_configs()) {
+    for (const int64_t numel : numels) {
+      for (const int64_t step : {1, 2}) {
+        Wild loop(config, numel, {at::kFloat, at::kFloat, at::kFloat});
+        Wild operations(config, numel, {at::kFloat, at::kFloat, at::kFloat});
+        update_(config, step, loop.parameter, loop.gradient, loop.state);
+        update_by_operations_(config, step, operations.parameter, operations.gradient,
+                              operations.state);
+        expect_equal(loop, operations, name + ", " + std::to_string(numel));
+      }
+    }
+    Wild none(config, 0, {at::kFloat, at::kFloat, at::kFloat});
+    update_(config, 1, none.parameter, none.gradient, none.state);
+    update_by_operations_(config, 1, none.parameter, none.gradient, none.state);
+  }
+}
+
+// Widened, updated by the reference in fp32, and rounded once by ATen.
+void update_plainly(const OptimizerConfig& config, int64_t step, Wild& weights) {
+  auto parameter = weights.parameter.to(at::kFloat);
+  const auto gradient = weights.gradient.to(at::kFloat);
+  std::vector<at::Tensor> wide;
+  std::vector<float*> state;
+  for (const auto& tensor : weights.state) wide.push_back(tensor.to(at::kFloat));
+  for (const auto& tensor : wide) state.push_back(tensor.mutable_data_ptr<float>());
+  reference::update<float>(spec_of(config), step, parameter.numel(),
+                           parameter.mutable_data_ptr<float>(), state,
+                           gradient.const_data_ptr<float>());
+  weights.parameter.copy_(parameter);
+  for (std::size_t i = 0; i < wide.size(); ++i) weights.state[i].copy_(wide[i]);
+}
+
+TEST(UpdateRule, EveryStorageIsWidenedAndRoundedOnce) {
+  for (const auto& [name, config] : all_configs()) {
+    for (const auto& storage : all_storages()) {
+      const bool same = storage.master == storage.state && storage.state == storage.gradient;
+      // The operations go in chunks of 2^15.
+      for (const int64_t numel : {1, 130, same ? 33'000 : 1100}) {
+        Wild loop(config, numel, storage), operations(config, numel, storage);
+        Wild plain(config, numel, storage);
+        for (int64_t step = 1; step <= 3; ++step) {
+          update_(config, step, loop.parameter, loop.gradient.clone(), loop.state);
+          update_by_operations_(config, step, operations.parameter, operations.gradient.clone(),
+                                operations.state);
+          update_plainly(config, step, plain);
+        }
+        const auto what = name + ", " + std::to_string(numel);
+        expect_equal(loop, plain, what);
+        expect_equal(operations, plain, what);
+      }
+    }
+  }
+}
+
+TEST(UpdateRule, ThreadsChangeNoBit) {
+  const int threads = at::get_num_threads();
+  OptimizerConfig config;
+  std::vector<Wild> after;
+  for (const int n : {1, 3}) {
+    at::set_num_threads(n);
+    after.emplace_back(config, 300'007, Storage{at::kFloat, at::kBFloat16, at::kFloat});
+    update_(config, 1, after.back().parameter, after.back().gradient, after.back().state);
+  }
+  at::set_num_threads(threads);
+  expect_equal(after[1], after[0], "three threads");
+}
+
+TEST(UpdateRule, AnotherDtypeIsAnError) {
+  const OptimizerConfig config;
+  const auto wide = at::zeros({3}, at::kDouble);
+  EXPECT_THAT(conformance::error_of([&] {
+                update_(config, 1, wide, wide, {wide, wide});
+              }),
+              testing::HasSubstr("expected dtype Float, BFloat16 or Half, got Double"));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/error.hpp"
+#include "engine/kernels/element_of.hpp"
 #include "engine/kernels/tree_sum.hpp"
 
 namespace equigrad::comm {
@@ -16,21 +16,14 @@ namespace {
 // Of one piece and one rank: 1 MiB in fp32, which is received into memory that malloc reuses.
 constexpr int64_t kPieceNumel = int64_t{1} << 18;
 
-kernels::Element element_of(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return kernels::Element::Fp32;
-  if (dtype == at::kBFloat16) return kernels::Element::Bf16;
-  throw Error("comm.reduction",
-              std::string("expected dtype Float or BFloat16, got ") + c10::toString(dtype) + ".");
-}
-
 }  // namespace
 
 at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype) {
   const int rows = static_cast<int>(contributions.size(0));
   const int64_t numel = contributions.size(1);
   const auto result = at::empty({numel}, contributions.options().dtype(result_dtype));
-  const auto from = element_of(contributions.scalar_type());
-  const auto to = element_of(result_dtype);
+  const auto from = kernels::element_of(contributions.scalar_type(), "comm.reduction");
+  const auto to = kernels::element_of(result_dtype, "comm.reduction");
   if (contributions.is_cuda()) {
     const c10::cuda::CUDAGuard guard(contributions.device());
     kernels::tree_sum_cuda(

@@ -44,6 +44,7 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
         token->ended = true;
       });
       if (graph_tasks.size() == 1) callbacks.begin();
+      if (callbacks.graph_task) callbacks.graph_task();
     }
     const at::Tensor gradient = leaf.grad();
     leaf.mutable_grad() = at::Tensor();

@@ -32,6 +32,8 @@ struct PassCallbacks {
   std::function<void(std::size_t parameter, const at::Tensor& gradient)> ready;
   std::function<void()> end;
   std::function<void()> abandoned;  // must not throw
+  // At the first gradient of each graph task of the pass, after `begin`; may be empty.
+  std::function<void()> graph_task = {};
 };
 
 struct WatchedParameter {

@@ -1,8 +1,9 @@
 #include "engine/kernels/square_sum.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
+
+#include "engine/kernels/convert.hpp"
 
 namespace equigrad::kernels {
 namespace {
@@ -62,29 +63,58 @@ class FixedPoint {
   std::array<uint32_t, kLimbs> limbs_{};
 };
 
+// A finite number is fraction * 2^(e + kBelowFp32 - 127 - kFractionBits), e at least 1.
+struct Fp32Format {
+  using Number = float;
+  static constexpr uint32_t kFractionBits = 23, kLastExponent = 255, kBelowFp32 = 0;
+};
+struct Bf16Format {
+  using Number = Bf16;
+  static constexpr uint32_t kFractionBits = 7, kLastExponent = 255, kBelowFp32 = 0;
+};
+struct Fp16Format {
+  using Number = Fp16;
+  static constexpr uint32_t kFractionBits = 10, kLastExponent = 31, kBelowFp32 = 112;
+};
+
 }  // namespace
 
-void SquareSum::add(const float* values, int64_t numel) {
-  std::array<std::array<uint64_t, 256>, kLanes> counters{};
+template <class Format>
+void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel) {
+  constexpr uint32_t kLast = Format::kLastExponent;
+  constexpr uint32_t kHidden = 1U << Format::kFractionBits;
+  std::array<std::array<uint64_t, kLast + 1>, kLanes> counters{};
   for (int64_t start = 0; start < numel; start += kFlushNumel * kLanes) {
     const int64_t end = std::min(numel, start + kFlushNumel * kLanes);
     for (int64_t i = start; i < end; ++i) {
-      const auto bits = std::bit_cast<uint32_t>(values[i]);
-      const uint32_t exponent = (bits >> 23) & 0xFFU;
-      const uint64_t mantissa = (bits & 0x7FFFFFU) | (exponent != 0 ? 0x800000U : 0U);
+      const uint32_t bits = bits_of(values[i]);
+      const uint32_t exponent = (bits >> Format::kFractionBits) & kLast;
+      const uint32_t fraction = (bits & (kHidden - 1)) | (exponent != 0 ? kHidden : 0U);
+      const uint64_t mantissa = fraction << (23 - Format::kFractionBits);
       uint64_t& counter = counters[static_cast<size_t>(i % kLanes)][exponent];
-      counter += exponent == 255 ? 1 : mantissa * mantissa;
+      counter += exponent == kLast ? 1 : mantissa * mantissa;
     }
     for (auto& lane : counters) {
-      for (size_t e = 0; e < kExponents; ++e) {
+      for (size_t e = 0; e < kLast; ++e) {
         // Subnormal numbers have the weight of e = 1.
-        const size_t weight = std::max<size_t>(e, 1);
+        const size_t weight = std::max<size_t>(e, 1) + Format::kBelowFp32;
         words_[2 * weight] += static_cast<int64_t>(lane[e] & ((uint64_t{1} << kLowBits) - 1));
         words_[2 * weight + 1] += static_cast<int64_t>(lane[e] >> kLowBits);
       }
-      words_[2 * kExponents] += static_cast<int64_t>(lane[255]);
+      words_[2 * kExponents] += static_cast<int64_t>(lane[kLast]);
       lane.fill(0);
     }
+  }
+}
+
+void SquareSum::add(const void* values, Element type, int64_t numel) {
+  switch (type) {
+    case Element::Fp32:
+      return add_numbers<Fp32Format>(static_cast<const float*>(values), numel);
+    case Element::Bf16:
+      return add_numbers<Bf16Format>(static_cast<const Bf16*>(values), numel);
+    case Element::Fp16:
+      return add_numbers<Fp16Format>(static_cast<const Fp16*>(values), numel);
   }
 }
 

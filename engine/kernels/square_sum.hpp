@@ -1,19 +1,22 @@
-// SquareSum: the exact sum of squares of fp32 numbers, which no order of additions can change.
+// SquareSum: the exact sum of squares of fp32, bf16 or fp16 numbers, which no order of additions
+// can change.
 //
 // A finite fp32 number is m * 2^(e - 150) with an integer |m| < 2^24 and a biased exponent e in [1,
 // 254]; its square is m^2 * 2^(2e - 300). So the squares are added as integers, one counter for
-// each e, and rounded once at the end.
+// each e, and rounded once at the end. Numbers in 16 bits are widened, which is exact.
 //
 // Invariants: value() does not depend on the order of add() or merge(), so neither on the partition
 // nor on the number of ranks; it is the exact sum rounded once to the nearest double (ties to
 // even). Zeros add nothing, so padding is harmless. A number that is not finite is only counted.
 // Units: every `numel` counts elements; at most 2^38 elements in all.
 // Errors: none.
-// Depends on: the C++ standard library only.
+// Depends on: kernels/element.hpp, the C++ standard library only.
 #pragma once
 
 #include <array>
 #include <cstdint>
+
+#include "engine/kernels/element.hpp"
 
 namespace equigrad::kernels {
 
@@ -26,7 +29,7 @@ constexpr int kWords =
 // finite.
 class SquareSum {
  public:
-  void add(const float* values, int64_t numel);
+  void add(const void* values, Element type, int64_t numel);
   int64_t non_finite_numel() const { return words_[2 * kExponents]; }
   double value() const;
 
@@ -34,10 +37,13 @@ class SquareSum {
   const int64_t* words() const { return words_.data(); }
 
  private:
+  template <class Format>
+  void add_numbers(const typename Format::Number* values, int64_t numel);
+
   std::array<int64_t, kWords> words_{};
 };
 
 // Adds into `words` [kWords] on the device; `stream` is a cudaStream_t.
-void square_sum_cuda(const float* values, int64_t numel, int64_t* words, void* stream);
+void square_sum_cuda(const void* values, Element type, int64_t numel, int64_t* words, void* stream);
 
 }  // namespace equigrad::kernels

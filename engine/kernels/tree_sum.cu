@@ -1,6 +1,6 @@
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "engine/kernels/cuda_number.hpp"
 #include "engine/kernels/tree_sum.hpp"
 
 namespace equigrad::kernels {
@@ -8,11 +8,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLevels = 31;  // a tree over fewer than 2^31 rows
-
-__device__ float load(const float* from) { return *from; }
-__device__ float load(const __nv_bfloat16* from) { return __bfloat162float(*from); }
-__device__ void store(float* to, float value) { *to = value; }
-__device__ void store(__nv_bfloat16* to, float value) { *to = __float2bfloat16_rn(value); }
 
 // One thread a column. pending[k] is a finished subtree of 2^k rows, present when bit k of the row
 // count is set: the same tree as adding neighbours level by level, without storing the levels.
@@ -36,16 +31,23 @@ __global__ void sum_columns(const In* input, int rows, int64_t n, Out* output) {
   store(output + column, total);
 }
 
-template <class In>
-void launch(const In* input, int rows, int64_t n, void* output, Element output_type,
-            cudaStream_t stream) {
+template <class In, class Out>
+void launch(const void* input, int rows, int64_t n, void* output, cudaStream_t stream) {
   if (n == 0) return;
   const auto blocks = static_cast<unsigned>((n + kThreads - 1) / kThreads);
+  sum_columns<<<blocks, kThreads, 0, stream>>>(static_cast<const In*>(input), rows, n,
+                                               static_cast<Out*>(output));
+}
+
+template <class In>
+void dispatch_output(const void* input, int rows, int64_t n, void* output, Element output_type,
+                     cudaStream_t stream) {
   if (output_type == Element::Fp32) {
-    sum_columns<<<blocks, kThreads, 0, stream>>>(input, rows, n, static_cast<float*>(output));
+    launch<In, float>(input, rows, n, output, stream);
+  } else if (output_type == Element::Bf16) {
+    launch<In, __nv_bfloat16>(input, rows, n, output, stream);
   } else {
-    sum_columns<<<blocks, kThreads, 0, stream>>>(input, rows, n,
-                                                 static_cast<__nv_bfloat16*>(output));
+    launch<In, __half>(input, rows, n, output, stream);
   }
 }
 
@@ -55,9 +57,11 @@ void tree_sum_cuda(const void* input, Element input_type, int rows, int64_t n, v
                    Element output_type, void* stream) {
   auto on = static_cast<cudaStream_t>(stream);
   if (input_type == Element::Fp32) {
-    launch(static_cast<const float*>(input), rows, n, output, output_type, on);
+    dispatch_output<float>(input, rows, n, output, output_type, on);
+  } else if (input_type == Element::Bf16) {
+    dispatch_output<__nv_bfloat16>(input, rows, n, output, output_type, on);
   } else {
-    launch(static_cast<const __nv_bfloat16*>(input), rows, n, output, output_type, on);
+    dispatch_output<__half>(input, rows, n, output, output_type, on);
   }
 }
 

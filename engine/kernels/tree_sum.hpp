@@ -9,14 +9,14 @@
 // Shapes: input [rows, n] row after row, output [n].
 // Units: n counts elements.
 // Errors: none; the caller checks sizes. The CUDA form is launched on `stream` and returns at once.
-// Depends on: the C++ standard library, c10's 16-bit types.
+// Depends on: kernels/element.hpp, the C++ standard library.
 #pragma once
 
 #include <cstdint>
 
-namespace equigrad::kernels {
+#include "engine/kernels/element.hpp"
 
-enum class Element { Fp32, Bf16 };
+namespace equigrad::kernels {
 
 void tree_sum(const void* input, Element input_type, int rows, int64_t n, void* output,
               Element output_type);

@@ -1,28 +1,40 @@
 #include "engine/optimizer/sharded_state.hpp"
 
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
+#include "engine/kernels/element_of.hpp"
 #include "engine/optimizer/update_rule.hpp"
 
 namespace equigrad::optimizer {
 
 ShardedState::ShardedState(const OptimizerConfig& config, const std::vector<GroupOverride>& groups,
                            const layout::ParameterTable& table, const layout::BucketPlan& plan,
-                           at::Device device, trace::Ledger& ledger)
-    : table_(table), plan_(plan), names_(state_names(config)), steps_(table.size(), 0) {
+                           const StateOptions& options, trace::Ledger& ledger)
+    : table_(table),
+      plan_(plan),
+      ledger_(ledger),
+      options_(options),
+      names_(state_names(config)),
+      steps_(table.size(), 0) {
+  for (const auto dtype : {options.master, options.state}) {
+    kernels::element_of(dtype, "optimizer.state");
+  }
   for (const auto& group : groups) {
     config_by_group_.push_back(config);
     if (group.lr) config_by_group_.back().lr = *group.lr;
     if (group.weight_decay) config_by_group_.back().weight_decay = *group.weight_decay;
   }
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  masters_ = at::zeros({plan.shard_numel()}, options);
+  const auto place = at::TensorOptions().device(options.device);
+  const bool pin = options.pin_memory && options.device.is_cpu() && at::hasCUDA();
+  masters_ = at::zeros({plan.shard_numel()}, place.dtype(options.master).pinned_memory(pin));
   ledger.charge(trace::Category::MasterWeights, static_cast<int64_t>(masters_.nbytes()));
   for (std::size_t i = 0; i < names_.size(); ++i) {
-    states_.push_back(at::zeros({plan.shard_numel()}, options));
-    ledger.charge(trace::Category::OptimizerState, static_cast<int64_t>(masters_.nbytes()));
+    states_.push_back(at::zeros({plan.shard_numel()}, place.dtype(options.state)));
+    ledger.charge(trace::Category::OptimizerState, static_cast<int64_t>(states_.back().nbytes()));
   }
 }
 
@@ -63,14 +75,26 @@ std::vector<ShardedState::Run> ShardedState::runs(const std::vector<bool>& used)
   return found;
 }
 
+at::Tensor ShardedState::copied_here(const at::Tensor& gradient) const {
+  const bool pin = options_.pin_memory && gradient.is_cuda() && masters_.is_cpu();
+  const auto place = gradient.options().device(masters_.device());
+  auto here = at::empty(gradient.sizes(), place.pinned_memory(pin));
+  here.copy_(gradient);  // returns when it has arrived
+  return here;
+}
+
 void ShardedState::update(const at::Tensor& gradient, const std::vector<bool>& used) {
+  const bool elsewhere = gradient.device() != masters_.device();
+  const auto here = elsewhere ? copied_here(gradient) : gradient;
+  const trace::Charge charge(ledger_, trace::Category::Gradients,
+                             elsewhere ? static_cast<int64_t>(here.nbytes()) : 0);
   for (const auto& run : runs(used)) {
     const auto part = [&](const at::Tensor& flat) {
       return flat.narrow(0, run.begin, run.end - run.begin);
     };
     std::vector<at::Tensor> states;
     for (const auto& state : states_) states.push_back(part(state));
-    update_(config_by_group_[run.group], run.step, part(masters_), part(gradient), states);
+    update_(config_by_group_[run.group], run.step, part(masters_), part(here), states);
   }
 }
 

@@ -1,12 +1,14 @@
-// Sharded state: the fp32 master weights and optimizer state of this rank's shards, and their
-// update.
+// Sharded state: the master weights and optimizer state of this rank's shards, and their update.
 //
 // Invariants: a parameter that no rank used in the window keeps every bit, its step count included,
 // as torch leaves a parameter whose grad is None; each parameter counts its own steps; groups
 // override lr and weight_decay. Neighbouring slots with the same hyper-parameters and count are
 // updated as one flat run, which changes no bit.
-// Shapes: every tensor is fp32, flat over the shard space, [plan.shard_numel()].
-// Errors: none.
+// Offloaded state lies on the CPU and is updated there, with a copy of the device's gradient that
+// lives as long as the update.
+// Shapes: every tensor is flat over the shard space, [plan.shard_numel()]; masters, states and
+// gradient are fp32, bf16 or fp16, each in its own type (optimizer/update_rule.hpp).
+// Errors: equigrad::Error for another dtype.
 // Depends on: layout, config, trace/ledger, optimizer/update_rule.
 #pragma once
 
@@ -29,11 +31,21 @@ struct GroupOverride {
   std::optional<double> weight_decay;
 };
 
+// What the state is stored in, and where.
+struct StateOptions {
+  at::ScalarType master = at::kFloat;
+  at::ScalarType state = at::kFloat;
+  at::Device device = at::kCPU;
+  // On the CPU beside a CUDA device: masters and the gradient's copy lie in locked pages, which the
+  // device reads and writes itself. Without a CUDA device there is nothing to lock them for.
+  bool pin_memory = false;
+};
+
 class ShardedState {
  public:
   ShardedState(const OptimizerConfig& config, const std::vector<GroupOverride>& groups,
                const layout::ParameterTable& table, const layout::BucketPlan& plan,
-               at::Device device, trace::Ledger& ledger);
+               const StateOptions& options, trace::Ledger& ledger);
 
   const at::Tensor& masters() const { return masters_; }
   const std::vector<std::string>& names() const { return names_; }
@@ -45,8 +57,8 @@ class ShardedState {
   // A state of this parameter was written from outside: it counts, also before the first update.
   void keep_state(std::size_t parameter);
 
-  // One step with an averaged, clipped gradient, which is used up. used[i] tells whether any rank
-  // used parameter i.
+  // One step with an averaged, clipped gradient, which is used up; it may lie on another device.
+  // used[i] tells whether any rank used parameter i.
   void update(const at::Tensor& gradient, const std::vector<bool>& used);
 
  private:
@@ -57,10 +69,13 @@ class ShardedState {
     int64_t end;
   };
   std::vector<Run> runs(const std::vector<bool>& used);
+  at::Tensor copied_here(const at::Tensor& gradient) const;
 
   std::vector<OptimizerConfig> config_by_group_;
   const layout::ParameterTable& table_;
   const layout::BucketPlan& plan_;
+  trace::Ledger& ledger_;
+  StateOptions options_;
   at::Tensor masters_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> states_;

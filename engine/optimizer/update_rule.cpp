@@ -1,5 +1,6 @@
 #include "engine/optimizer/update_rule.hpp"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
@@ -8,14 +9,18 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/kernels/element_of.hpp"
 #include "engine/kernels/square_root.hpp"
+#include "engine/kernels/update.hpp"
 
 namespace equigrad::optimizer {
 namespace {
 
-// A chunk's operands stay in the second-level cache from one operation to the next: one pass over
-// memory, not twelve.
-constexpr int64_t kChunkNumel = int64_t{1} << 15;
+// On the CPU a chunk's operands stay in the second-level cache from one operation to the next; on
+// CUDA a chunk bounds the room that the operations take.
+constexpr int64_t kCpuChunkNumel = int64_t{1} << 15;
+constexpr int64_t kCudaChunkNumel = int64_t{1} << 24;
+constexpr int64_t kGrainNumel = int64_t{1} << 16;  // at least so many to a thread
 
 void exact_sqrt_out(at::Tensor& output, const at::Tensor& input) {
   if (input.is_cuda()) {
@@ -65,6 +70,47 @@ void sgd_chunk(const OptimizerConfig& config, int64_t step, const at::Tensor& p,
   p.sub_(d.mul_(config.lr));
 }
 
+kernels::AdamFactors adam_factors(const OptimizerConfig& config, int64_t step) {
+  const auto t = static_cast<double>(step);
+  const bool decoupled = config.kind == OptimizerConfig::Kind::AdamW && config.weight_decay != 0;
+  kernels::AdamFactors factors{};
+  factors.keep = decoupled ? static_cast<float>(1 - config.lr * config.weight_decay) : 1.0F;
+  factors.decays = config.kind == OptimizerConfig::Kind::Adam && config.weight_decay != 0;
+  factors.decay = static_cast<float>(config.weight_decay);
+  factors.beta1 = static_cast<float>(config.beta1);
+  factors.fresh1 = static_cast<float>(1 - config.beta1);
+  factors.beta2 = static_cast<float>(config.beta2);
+  factors.fresh2 = static_cast<float>(1 - config.beta2);
+  factors.root = static_cast<float>(1 / std::sqrt(1 - std::pow(config.beta2, t)));
+  factors.eps = static_cast<float>(config.eps);
+  factors.rate = static_cast<float>(config.lr / (1 - std::pow(config.beta1, t)));
+  return factors;
+}
+
+kernels::SgdFactors sgd_factors(const OptimizerConfig& config, int64_t step) {
+  kernels::SgdFactors factors{};
+  factors.decays = config.weight_decay != 0;
+  factors.decay = static_cast<float>(config.weight_decay);
+  factors.first = step == 1;
+  factors.momentum = static_cast<float>(config.momentum);
+  factors.fresh = static_cast<float>(1 - config.dampening);
+  factors.nesterov = config.nesterov;
+  factors.rate = static_cast<float>(config.lr);
+  return factors;
+}
+
+kernels::Stored stored(const at::Tensor& tensor, int64_t begin) {
+  const auto type = kernels::element_of(tensor.scalar_type(), "optimizer.update");
+  auto* data = static_cast<char*>(tensor.mutable_data_ptr());
+  return {data + begin * kernels::element_bytes(type), type};
+}
+
+kernels::StoredConst stored_const(const at::Tensor& tensor, int64_t begin) {
+  const auto type = kernels::element_of(tensor.scalar_type(), "optimizer.update");
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  return {data + begin * kernels::element_bytes(type), type};
+}
+
 }  // namespace
 
 std::vector<std::string> state_names(const OptimizerConfig& config) {
@@ -75,21 +121,44 @@ std::vector<std::string> state_names(const OptimizerConfig& config) {
 
 void update_(const OptimizerConfig& config, int64_t step, const at::Tensor& parameter,
              const at::Tensor& gradient, const std::vector<at::Tensor>& state) {
-  const int64_t chunk_numel = parameter.is_cuda() ? parameter.numel() : kChunkNumel;
-  auto scratch = at::empty({std::min(chunk_numel, parameter.numel())}, parameter.options());
+  if (parameter.is_cuda()) return update_by_operations_(config, step, parameter, gradient, state);
+  const bool adam = config.kind != OptimizerConfig::Kind::Sgd;
+  at::parallel_for(0, parameter.numel(), kGrainNumel, [&](int64_t begin, int64_t end) {
+    const auto p = stored(parameter, begin);
+    const auto g = stored_const(gradient, begin);
+    if (adam) {
+      kernels::adam(adam_factors(config, step), p, stored(state[0], begin), stored(state[1], begin),
+                    g, end - begin);
+    } else if (!state.empty()) {
+      const auto buffer = stored(state[0], begin);
+      kernels::sgd(sgd_factors(config, step), p, &buffer, g, end - begin);
+    } else {
+      kernels::sgd(sgd_factors(config, step), p, nullptr, g, end - begin);
+    }
+  });
+}
+
+void update_by_operations_(const OptimizerConfig& config, int64_t step, const at::Tensor& parameter,
+                           const at::Tensor& gradient, const std::vector<at::Tensor>& state) {
+  const int64_t chunk_numel = parameter.is_cuda() ? kCudaChunkNumel : kCpuChunkNumel;
+  const auto options = parameter.options().dtype(at::kFloat);
+  auto scratch = at::empty({std::min(chunk_numel, parameter.numel())}, options);
   for (int64_t start = 0; start < parameter.numel(); start += chunk_numel) {
     const int64_t numel = std::min(chunk_numel, parameter.numel() - start);
     const auto part = [&](const at::Tensor& tensor) { return tensor.narrow(0, start, numel); };
-    auto p = part(parameter);
-    auto g = part(gradient);
+    // In fp32 the same memory, else a copy that is rounded back.
+    std::vector<at::Tensor> wide{part(parameter).to(at::kFloat)};
+    for (const auto& tensor : state) wide.push_back(part(tensor).to(at::kFloat));
+    auto g = part(gradient).to(at::kFloat);
     auto room = scratch.narrow(0, 0, numel);
     if (config.kind != OptimizerConfig::Kind::Sgd) {
-      adam_chunk(config, step, p, g, part(state[0]), part(state[1]), room);
-    } else if (!state.empty()) {
-      const auto buffer = part(state[0]);
-      sgd_chunk(config, step, p, g, &buffer, room);
+      adam_chunk(config, step, wide[0], g, wide[1], wide[2], room);
     } else {
-      sgd_chunk(config, step, p, g, nullptr, room);
+      sgd_chunk(config, step, wide[0], g, state.empty() ? nullptr : &wide[1], room);
+    }
+    if (parameter.scalar_type() != at::kFloat) part(parameter).copy_(wide[0]);
+    for (std::size_t i = 0; i < state.size(); ++i) {
+      if (state[i].scalar_type() == at::kHalf) part(state[i]).copy_(wide[i + 1]);
     }
   }
 }

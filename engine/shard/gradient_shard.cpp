@@ -10,44 +10,73 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/kernels/element_of.hpp"
+#include "engine/kernels/largest.hpp"
 #include "engine/kernels/square_sum.hpp"
 
 namespace equigrad::shard {
 namespace {
 
-// The words of the exact sum, [kWords] int64 on the gradient's device.
-at::Tensor square_sum_words(const at::Tensor& gradient) {
-  const auto options = gradient.options().dtype(at::kLong);
+constexpr int64_t kChunkNumel = int64_t{1} << 20;  // of a 16-bit gradient, in fp32 for a moment
+
+// The words of `Norm`, [words_numel] int64 on the CPU. `on_cuda` is its CUDA form.
+template <class Norm, class OnCuda>
+at::Tensor words_of(const at::Tensor& gradient, int64_t words_numel, OnCuda on_cuda) {
+  const auto type = kernels::element_of(gradient.scalar_type(), "shard.measure");
   if (gradient.is_cuda()) {
     const c10::cuda::CUDAGuard guard(gradient.device());
-    auto words = at::zeros({kernels::kWords}, options);
-    kernels::square_sum_cuda(gradient.const_data_ptr<float>(), gradient.numel(),
-                             words.mutable_data_ptr<int64_t>(),
-                             c10::cuda::getCurrentCUDAStream(gradient.device().index()).stream());
-    return words;
+    auto words = at::zeros({words_numel}, gradient.options().dtype(at::kLong));
+    on_cuda(gradient.const_data_ptr(), type, gradient.numel(), words.mutable_data_ptr<int64_t>(),
+            c10::cuda::getCurrentCUDAStream(gradient.device().index()).stream());
+    return words.cpu();
   }
-  kernels::SquareSum sum;
-  sum.add(gradient.const_data_ptr<float>(), gradient.numel());
-  auto words = at::empty({kernels::kWords}, options);
-  std::copy_n(sum.words(), kernels::kWords, words.mutable_data_ptr<int64_t>());
+  Norm norm;
+  norm.add(gradient.const_data_ptr(), type, gradient.numel());
+  auto words = at::empty({words_numel}, at::kLong);
+  std::copy_n(norm.words(), words_numel, words.mutable_data_ptr<int64_t>());
   return words;
 }
 
-}  // namespace
-
-Measure measure(const at::Tensor& gradient, comm::Communicator* over) {
-  auto words = square_sum_words(gradient).cpu();
+Measure length(const at::Tensor& gradient, comm::Communicator* over) {
+  auto words = words_of<kernels::SquareSum>(gradient, kernels::kWords, kernels::square_sum_cuda);
   if (over != nullptr) words = comm::exchange(*over, words).sum(0);
   kernels::SquareSum sum;
   std::copy_n(words.const_data_ptr<int64_t>(), kernels::kWords, sum.words());
   return {std::sqrt(sum.value()), sum.non_finite_numel()};
 }
 
+Measure largest(const at::Tensor& gradient, comm::Communicator* over) {
+  auto words = words_of<kernels::Largest>(gradient, kernels::kLargestWords, kernels::largest_cuda);
+  words = over != nullptr ? comm::exchange(*over, words) : words.unsqueeze(0);
+  kernels::Largest all;
+  all.words()[0] = words.select(1, 0).max().item<int64_t>();
+  all.words()[1] = words.select(1, 1).sum().item<int64_t>();
+  return {all.value(), all.non_finite_numel()};
+}
+
+// ATen multiplies 16-bit numbers on the CPU by a factor that it has rounded to 16 bits.
+void scale_in_fp32(const at::Tensor& gradient, double factor) {
+  for (int64_t start = 0; start < gradient.numel(); start += kChunkNumel) {
+    const auto part = gradient.narrow(0, start, std::min(kChunkNumel, gradient.numel() - start));
+    part.copy_(part.to(at::kFloat).mul_(factor));
+  }
+}
+
+}  // namespace
+
+Measure measure(const at::Tensor& gradient, comm::Communicator* over, NormType type) {
+  return type == NormType::Two ? length(gradient, over) : largest(gradient, over);
+}
+
 double clip_(const at::Tensor& gradient, double norm, double threshold) {
   constexpr double kEpsilon = 1e-6;
   if (norm <= threshold) return 1.0;
   const double factor = threshold / (norm + kEpsilon);
-  gradient.mul_(factor);
+  if (gradient.scalar_type() == at::kFloat) {
+    gradient.mul_(factor);
+  } else {
+    scale_in_fp32(gradient, factor);
+  }
   return factor;
 }
 

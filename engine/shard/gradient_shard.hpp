@@ -3,10 +3,13 @@
 // Invariants: the norm is the square root of the exact sum of squares over all ranks' shards
 // (kernels/square_sum.hpp), so it does not depend on the partition, on W, or on any order; below
 // the threshold clipping changes no bit; above it every element is multiplied once, in fp32, by
-// threshold / (norm + 1e-6), the factor of torch's clip_grad_norm_ and DeepSpeed.
-// Shapes: fp32, flat over the shard space, padding zero.
-// Errors: none; what a non-finite gradient means is the engine's decision.
-// Depends on: comm/communicator, layout, kernels.
+// threshold / (norm + 1e-6), the factor of torch's clip_grad_norm_ and DeepSpeed, itself rounded
+// once to fp32; a product is rounded once more to a gradient's 16 bits. The infinity norm is the
+// largest absolute value (kernels/largest.hpp).
+// Shapes: fp32, bf16 or fp16, flat over the shard space, padding zero.
+// Errors: equigrad::Error for another dtype; what a non-finite gradient means is the engine's
+// decision.
+// Depends on: comm/communicator, config's NormType, layout, kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +18,7 @@
 #include <optional>
 
 #include "engine/comm/communicator.hpp"
+#include "engine/config_precision.hpp"
 #include "engine/layout/bucket_plan.hpp"
 
 namespace equigrad::shard {
@@ -25,7 +29,8 @@ struct Measure {
 };
 
 // `over` adds up the shards of all ranks; null where every rank holds the whole gradient.
-Measure measure(const at::Tensor& gradient, comm::Communicator* over);
+Measure measure(const at::Tensor& gradient, comm::Communicator* over,
+                NormType type = NormType::Two);
 
 // Writes into `gradient`; the factor that was applied, 1 where nothing was touched.
 double clip_(const at::Tensor& gradient, double norm, double threshold);
