@@ -60,6 +60,47 @@ TEST(Assemble, AModuleAndAJsonTextAreEnoughForOneRank) {
             "");
 }
 
+TEST(Assemble, WeightsOfSafeModulesAreRoundedForAutocastAndNoOthers) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext& context) {
+                       std::string config = kConfig;
+                       config.insert(1, R"("torch_autocast": {"enabled": true, "dtype": "bf16",
+                           "lower_precision_safe_modules": ["Linear"]},)");
+                       struct Mixed : torch::nn::Module {
+                         Linear linear = register_module("linear", Linear(4, 3));
+                         at::Tensor own = register_parameter("own", sample(5, 7));
+                       };
+                       const auto weight = sample(12, 3).view({3, 4});
+                       const auto own = sample(5, 7);
+                       for (const char* stage : {"0", "1", "2", "3"}) {
+                         auto text = config;
+                         text.replace(text.find("\"stage\": 3") + 9, 1, stage);
+                         Mixed fresh;
+                         fresh.linear->weight.set_data(weight.clone());
+                         fresh.own.set_data(own.clone());
+                         const auto engine = initialize(fresh, text, context.group());
+                         EXPECT_THAT(engine->full_parameter("own"), HasTheBitsOf(own));
+                         EXPECT_THAT(engine->full_parameter("linear.weight"),
+                                     HasTheBitsOf(weight.to(at::kBFloat16).to(at::kFloat)));
+                       }
+                     }),
+            "");
+}
+
+TEST(Assemble, ASafeModuleThatTheModelDoesNotHaveIsAnError) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext& context) {
+                       std::string config = kConfig;
+                       config.insert(1, R"("torch_autocast": {"enabled": true,
+                           "lower_precision_safe_modules": ["my.Block"]},)");
+                       Network network;
+                       EXPECT_THAT(error_of([&] { initialize(network, config, context.group()); }),
+                                   AllOf(HasSubstr("expected a module of the model"),
+                                         HasSubstr("my.Block")));
+                     }),
+            "");
+}
+
 TEST(Assemble, TheEnvironmentOfALauncherIsRead) {
   EXPECT_EQ(on_ranks(1,
                      [](RankContext&) {

@@ -15,6 +15,7 @@
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
+#include "engine/data_types.hpp"
 #include "engine/engine.hpp"
 
 namespace equigrad::conformance {
@@ -27,7 +28,19 @@ struct SmallOptions {
   bool momentum = false;  // SGD with momentum instead of AdamW
   std::optional<SchedulerConfig> scheduler = {};
   ProgressiveLayerDropConfig layer_drop = {};
+  std::optional<PrecisionConfig> precision = {};  // instead of bf16 or fp32
 };
+
+// fp16 with a scale of 2^power that doubles after every clean step and halves after every other.
+inline PrecisionConfig fp16_of(int64_t power) {
+  PrecisionConfig precision;
+  precision.param = precision.accumulate = DataType::Fp16;
+  precision.loss_scale.policy = LossScaleConfig::Policy::DeepSpeed;
+  precision.loss_scale.initial_scale_power = power;
+  precision.loss_scale.loss_scale_window = 1;
+  precision.loss_scale.hysteresis = 1;
+  return precision;
+}
 
 inline EngineConfig config_of(const SmallOptions& options, int world) {
   EngineConfig config;
@@ -38,6 +51,7 @@ inline EngineConfig config_of(const SmallOptions& options, int world) {
   config.zero.stage3_param_persistence_threshold = 0;
   config.gradient_clipping = options.clipping;
   if (options.bf16) config.precision.param = config.precision.accumulate = DataType::Bf16;
+  if (options.precision) config.precision = *options.precision;
   config.optimizer.lr = 0.01;
   config.optimizer.weight_decay = 0.1;
   if (options.momentum) {
@@ -61,7 +75,7 @@ struct SmallRun {
            std::shared_ptr<comm::Communicator> communicator = nullptr)
       : group(communicator ? std::move(communicator) : context.group()),
         rank(context.rank()),
-        dtype(options.bf16 ? at::kBFloat16 : at::kFloat) {
+        dtype(torch_dtype(config_of(options, 1).precision.param)) {
     const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes{
         {"w1", {5, 4}},  {"b1", {5}},     {"w2", {3, 5}}, {"b2", {3}},
         {"unused", {4}}, {"frozen", {3}}, {"empty", {0}}};

@@ -32,7 +32,7 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                  state_options(config, communicator_->device()), ledger_),
       parameters_(parameter::make_keeper(
           {table_, plan_, config_.zero, *communicator_, seat_, ledger_, optimizer_.masters(),
-           tensors_, torch_dtype(config.precision.param)},
+           tensors_, torch_dtype(config.precision.param), weights_on_the_wire(config.precision)},
           stage_.parameters_sharded)),
       window_(plan_, table_.size(), *communicator_, seat_,
               {torch_dtype(config.precision.param), torch_dtype(config.precision.accumulate),

@@ -158,7 +158,7 @@ void update_by_operations_(const OptimizerConfig& config, int64_t step, const at
     }
     if (parameter.scalar_type() != at::kFloat) part(parameter).copy_(wide[0]);
     for (std::size_t i = 0; i < state.size(); ++i) {
-      if (state[i].scalar_type() == at::kHalf) part(state[i]).copy_(wide[i + 1]);
+      if (state[i].scalar_type() != at::kFloat) part(state[i]).copy_(wide[i + 1]);
     }
   }
 }
