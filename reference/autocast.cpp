@@ -28,15 +28,19 @@ AutocastGuard::~AutocastGuard() {
 std::set<const void*> safe_parameters(const torch::nn::Module& model,
                                       const std::vector<std::string>& classes) {
   static const std::set<std::string> kKnown = {"Linear", "Conv1d", "Conv2d", "Conv3d"};
-  std::set<const void*> safe;
+  std::set<std::string> types;
   for (const std::string& name : classes) {
     TORCH_CHECK(kKnown.contains(name), "[autocast] expected Linear, Conv1d, Conv2d or Conv3d as ",
                 "a safe module, got ", name, ".");
-    for (const auto& module : model.modules(/*include_self=*/false)) {
-      if (module->name() != "torch::nn::" + name + "Impl") continue;
-      for (const auto& own : module->parameters(false)) safe.insert(own.unsafeGetTensorImpl());
-    }
+    types.insert("torch::nn::" + name + "Impl");
   }
+  std::set<const void*> safe, others;
+  for (const auto& own : model.parameters(false)) others.insert(own.unsafeGetTensorImpl());
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    auto& of = types.contains(module->name()) ? safe : others;
+    for (const auto& own : module->parameters(false)) of.insert(own.unsafeGetTensorImpl());
+  }
+  for (const void* tied : others) safe.erase(tied);
   return safe;
 }
 

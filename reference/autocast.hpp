@@ -31,8 +31,8 @@ class AutocastGuard {
   const at::ScalarType dtype_before_;
 };
 
-// What modules of exactly these classes ("Linear": torch::nn::LinearImpl) hold themselves. Of a
-// tensor with several owners one such owner is enough. By the address of its TensorImpl.
+// What modules of exactly these classes ("Linear": torch::nn::LinearImpl) hold themselves. A
+// tensor with several owners counts if all of them are such. By the address of its TensorImpl.
 std::set<const void*> safe_parameters(const torch::nn::Module& model,
                                       const std::vector<std::string>& classes);
 

@@ -140,6 +140,21 @@ TEST(Autocast, SafeAreTheParametersOfExactlyTheseClasses) {
   EXPECT_THROW(held({"Lineer"}), c10::Error);
 }
 
+TEST(Autocast, ATiedWeightIsSafeIfAllOfItsOwnersAre) {
+  struct Tied : torch::nn::Module {
+    torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 3));
+    torch::nn::Linear again = register_module("again", torch::nn::Linear(3, 3));
+    torch::nn::Embedding embedding = register_module("embedding", torch::nn::Embedding(3, 3));
+  };
+  Tied model;
+  model.again->weight = model.again->register_parameter("tied", model.first->weight);
+  EXPECT_EQ(safe_parameters(model, {"Linear"}).count(model.first->weight.unsafeGetTensorImpl()),
+            1U);
+  model.embedding->register_parameter("tied", model.first->weight);
+  EXPECT_EQ(safe_parameters(model, {"Linear"}).count(model.first->weight.unsafeGetTensorImpl()),
+            0U);
+}
+
 Recipe recipe_with(const AutocastSpec& spec) {
   Recipe recipe;
   recipe.order = Order::ReduceThenAdd;
