@@ -8,7 +8,8 @@
 //   clip          g = M(g factor)
 //   update        masters, states and g widened to fp32; the rule in fp32; each stored value
 //                 rounded once to its own dtype
-//   model         weights = P(masters), P the compute dtype; of safe modules P(T(masters))
+//   model         weights = P(masters), P the compute dtype; of safe modules P(the masters in the
+//                 autocast dtype)
 //
 //   averaging      b        a
 //   AfterSum       1        1 / (accumulation_steps world)

@@ -104,7 +104,8 @@ void Stepper::convert(Slot& slot) {
 
 // The model sees the masters.
 void Stepper::show(Slot& slot) {
-  const at::ScalarType sent = slot.safe ? *slot.wire : slot.master.scalar_type();
+  const at::ScalarType sent =
+      slot.safe ? recipe_.precision.autocast->dtype : slot.master.scalar_type();
   put(slot.parameter, slot.master.to(sent));
 }
 

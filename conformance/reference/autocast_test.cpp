@@ -171,7 +171,7 @@ TEST(Autocast, TheModelSeesSafeWeightsAsTheyTravel) {
   for (const auto wire : {std::optional<at::ScalarType>(), std::optional(at::kHalf)}) {
     Recipe recipe = recipe_with({.dtype = at::kBFloat16, .safe_modules = {"Linear"}});
     recipe.precision.communication_dtype = wire;
-    const auto sent = wire.value_or(at::kBFloat16);
+    const auto sent = at::kBFloat16;  // the communication dtype is that of gradients
     const auto model = std::make_shared<Mixed>();
     const auto given = unique_parameters(*std::make_shared<Mixed>());
     Trainer trainer = trainer_of(recipe, model);
