@@ -140,9 +140,9 @@ TEST(ArchitectureRules, SizesAreLimited) {
   for (int i = 0; i < 97; ++i) accents += "\u00e9";
   EXPECT_EQ(finding(sizes, "perf/a.cpp", {accents}), "0 findings");
   Tree reference;
-  for (const std::string name : {"a", "b", "c", "d"})
-    reference["reference/" + name + ".cpp"] = lines(270);
-  EXPECT_EQ(sizes(reference), Findings{"reference: 1080 lines of code, at most 960"});
+  for (const std::string name : {"a", "b", "c", "d", "e"})
+    reference["reference/" + name + ".cpp"] = lines(290);
+  EXPECT_EQ(sizes(reference), Findings{"reference: 1450 lines of code, at most 1260"});
 }
 
 TEST(ArchitectureRules, FunctionsAreShort) {

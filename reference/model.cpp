@@ -4,6 +4,10 @@
 
 namespace equigrad::reference {
 
+at::Tensor widen(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+}
+
 std::vector<GroupSpec> Model::groups() {
   GroupSpec all;
   for (const auto& [name, parameter] : unique_parameters(*this)) {

@@ -28,6 +28,10 @@
 
 namespace equigrad::reference {
 
+// What losses and sums are computed in: fp64 stays, all else becomes fp32. A tensor that is so
+// already is returned itself.
+at::Tensor widen(const at::Tensor& x);
+
 // Parameters which share settings; what is not set is the optimizer's own.
 struct GroupSpec {
   std::vector<std::string> names;

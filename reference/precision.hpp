@@ -2,9 +2,8 @@
 //
 //   contribution  compute dtype (under autocast the leaf's own); the loss times the loss scale S
 //   travels       t = T(x b): x a contribution (ReduceThenAdd) or a rank's window (AddThenReduce),
-//   b
-//                 the factor before the sum (left out if 1), T the communication dtype; without
-//                 one, x's own
+//                 b the factor before the sum (left out if 1), T the communication dtype; without
+//                 one the autocast dtype for safe modules, else x's own
 //   average       g = M(R a / S): M the masters' dtype, a the factor after the sum
 //   clip          g = M(g factor)
 //   update        masters, states and g widened to fp32; the rule in fp32; each stored value
@@ -18,6 +17,9 @@
 //   Never          1        1 / accumulation_steps
 //
 // Invariants: b and a are rounded once to fp32; S is a power of two, so a / S is exact.
+//   Order::Exact knows no T and no b: its a is 1 / (accumulation_steps world), for Never
+//   1 / accumulation_steps. A frozen parameter has no master and does not travel: the
+//   model sees P(weight).
 // Errors: none here; the stepper checks.
 // Depends on: ATen's scalar types.
 #pragma once

@@ -6,24 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "reference/norm.hpp"
 
 namespace equigrad::reference {
 namespace {
-
-// Neighbours first, level by level; an odd last one goes up unchanged.
-at::Tensor tree_sum(std::vector<at::Tensor> level, at::ScalarType wide) {
-  for (at::Tensor& tensor : level) tensor = tensor.to(wide);
-  while (level.size() > 1) {
-    std::vector<at::Tensor> next;
-    for (size_t i = 0; i + 1 < level.size(); i += 2) next.push_back(level[i] + level[i + 1]);
-    if (level.size() % 2 == 1) next.push_back(level.back());
-    level = std::move(next);
-  }
-  return level[0];
-}
 
 // Moves what a graph task gave a leaf out of its .grad.
 class Take final : public torch::autograd::PostAccumulateGradHook {
@@ -37,72 +26,33 @@ class Take final : public torch::autograd::PostAccumulateGradHook {
   std::shared_ptr<std::vector<at::Tensor>> to_;
 };
 
+// Parameter and states, in the order of state_names().
 template <class Real>
-void run_update(const OptimizerSpec& spec, int64_t step, at::Tensor& master, TensorMap& state,
+void run_update(const OptimizerSpec& spec, int64_t step, std::vector<at::Tensor>& wide,
                 const at::Tensor& gradient) {
-  std::vector<Real*> states;
-  for (const std::string& name : state_names(spec)) {
-    states.push_back(state.at(name).mutable_data_ptr<Real>());
-  }
-  update<Real>(spec, step, master.numel(), master.mutable_data_ptr<Real>(), states,
+  std::vector<Real*> data;
+  for (at::Tensor& tensor : wide) data.push_back(tensor.mutable_data_ptr<Real>());
+  update<Real>(spec, step, gradient.numel(), data[0], {data.begin() + 1, data.end()},
                gradient.const_data_ptr<Real>());
+}
+
+void put(const at::Tensor& to, const at::Tensor& from) {
+  if (!to.is_alias_of(from)) to.copy_(from);
 }
 
 }  // namespace
 
-at::Tensor sum_contributions(const Contributions& contributions, Order order,
-                             at::ScalarType accumulate_dtype, std::vector<double> weights) {
-  weights.resize(contributions.size(), 1.0);
-  const auto weighed = [](const at::Tensor& wide, double weight) {
-    return weight == 1.0 ? wide : wide * weight;
-  };
-  const at::Tensor& first = contributions[0][0];
-  if (order == Order::Exact) {
-    at::Tensor sum = at::zeros_like(first, at::kDouble);
-    for (size_t pass = 0; pass < contributions.size(); ++pass) {
-      for (const at::Tensor& contribution : contributions[pass]) {
-        sum += weighed(contribution.to(at::kDouble), weights[pass]);
-      }
-    }
-    return sum;
-  }
-  const bool oracle = first.scalar_type() == at::kDouble;
-  const at::ScalarType wide = oracle ? at::kDouble : at::kFloat;
-  const at::ScalarType narrow = oracle ? at::kDouble : accumulate_dtype;
-  if (order == Order::AddThenReduce) {
-    std::vector<at::Tensor> windows;
-    for (size_t rank = 0; rank < contributions[0].size(); ++rank) {
-      at::Tensor window = at::zeros_like(first, narrow);
-      for (size_t pass = 0; pass < contributions.size(); ++pass) {
-        const at::Tensor term = weighed(contributions[pass][rank].to(wide), weights[pass]);
-        window = (window.to(wide) + term).to(narrow);
-      }
-      windows.push_back(window);
-    }
-    return tree_sum(windows, wide).to(narrow);
-  }
-  at::Tensor sum;
-  for (size_t pass = 0; pass < contributions.size(); ++pass) {
-    const at::Tensor reduced = weighed(tree_sum(contributions[pass], wide), weights[pass]);
-    sum = (sum.defined() ? sum.to(wide) + reduced : reduced).to(narrow);
-  }
-  return sum;
-}
-
 Stepper::Stepper(const Recipe& recipe, std::shared_ptr<Model> model)
     : recipe_(recipe),
       model_(std::move(model)),
-      weights_(static_cast<size_t>(std::max<int64_t>(recipe.world, 0))) {
-  TORCH_CHECK(recipe.world > 0 && recipe.accumulation_steps > 0,
-              "[stepper] expected at least one rank and one micro-batch, got ", recipe.world,
-              " and ", recipe.accumulation_steps, ".");
-  TORCH_CHECK(recipe.compute_dtype == at::kFloat || recipe.compute_dtype == at::kBFloat16 ||
-                  recipe.compute_dtype == at::kDouble,
-              "[stepper] expected fp32, bf16 or fp64, got ", recipe.compute_dtype, ".");
+      weights_(static_cast<size_t>(std::max<int64_t>(recipe.world, 0))),
+      shared_(std::make_shared<SharedScale>(SharedScale{LossScale(recipe.precision.loss_scale)})) {
+  check(recipe);
   make_slots();
 }
 
 void Stepper::make_slots() {
+  const at::NoGradGuard no_grad;
   std::map<std::string, OptimizerSpec> specs;
   for (const GroupSpec& group : model_->groups()) {
     OptimizerSpec spec = recipe_.optimizer;
@@ -110,46 +60,83 @@ void Stepper::make_slots() {
     spec.weight_decay = group.weight_decay.value_or(spec.weight_decay);
     for (const std::string& name : group.names) specs[name] = spec;
   }
-  const bool rounded = recipe_.compute_dtype == at::kBFloat16;
-  if (!rounded) model_->to(recipe_.compute_dtype);
+  const PrecisionSpec& precision = recipe_.precision;
+  std::set<const void*> safe;
+  if (precision.autocast) safe = safe_parameters(*model_, precision.autocast->safe_modules);
   for (const auto& [name, parameter] : unique_parameters(*model_)) {
     Slot slot;
     slot.name = name;
     slot.parameter = parameter;
     slot.spec = specs[name];
-    if (parameter.requires_grad() && parameter.numel() > 0) {
-      slot.master = rounded ? parameter.detach().clone() : parameter.detach();
-      for (const std::string& state : state_names(slot.spec)) {
-        slot.state[state] = at::zeros_like(slot.master);
-      }
-    }
+    slot.safe = safe.contains(parameter.unsafeGetTensorImpl());
+    slot.wire = precision.communication_dtype;
+    if (slot.safe && !slot.wire) slot.wire = precision.autocast->dtype;
+    convert(slot);
     slot.passes.resize(weights_.size());
     slot.arrived = std::make_shared<Parts>();
+    if (parameter.requires_grad()) {
+      torch::autograd::impl::set_post_acc_grad_hooks(slot.parameter,
+                                                     std::make_unique<Take>(slot.arrived));
+    }
     slots_.push_back(std::move(slot));
   }
-  if (rounded) model_->to(recipe_.compute_dtype);
-  for (Slot& slot : slots_) {
-    if (!slot.parameter.requires_grad()) continue;
-    torch::autograd::impl::set_post_acc_grad_hooks(slot.parameter,
-                                                   std::make_unique<Take>(slot.arrived));
+  if (recipe_.compute_dtype != at::kDouble) return;
+  for (at::Tensor& buffer : model_->buffers()) {
+    if (buffer.is_floating_point()) buffer.set_data(buffer.to(at::kDouble));
   }
+}
+
+void Stepper::convert(Slot& slot) {
+  const at::ScalarType compute = recipe_.compute_dtype;
+  const bool oracle = compute == at::kDouble;
+  const at::Tensor given = slot.parameter.detach();  // keeps the unrounded weights
+  if (given.scalar_type() != compute) slot.parameter.set_data(given.to(compute));
+  if (!slot.parameter.requires_grad() || slot.parameter.numel() == 0) return;
+  const at::ScalarType master = oracle ? compute : recipe_.precision.master_dtype;
+  const at::ScalarType state = oracle ? compute : recipe_.precision.state_dtype;
+  const bool own = master == compute && !slot.safe;
+  slot.master = own ? slot.parameter.detach() : given.to(master, false, /*copy=*/true);
+  for (const std::string& name : state_names(slot.spec)) {
+    slot.state[name] = at::zeros_like(slot.master, state);
+  }
+  show(slot);
+}
+
+// The model sees the masters.
+void Stepper::show(Slot& slot) {
+  const at::ScalarType sent = slot.safe ? *slot.wire : slot.master.scalar_type();
+  put(slot.parameter, slot.master.to(sent));
 }
 
 void Stepper::pass(int64_t rank, const std::function<void()>& backward, double weight) {
   for (Slot& slot : slots_) slot.arrived->clear();
   backward();
   weights_[static_cast<size_t>(rank)].push_back(weight);
+  ++shared_->passes;
   for (Slot& slot : slots_) {
     slot.passes[static_cast<size_t>(rank)].push_back(std::exchange(*slot.arrived, {}));
   }
 }
 
 void Stepper::discard(int64_t rank) {
+  shared_->passes -= weights_[static_cast<size_t>(rank)].size();
   weights_[static_cast<size_t>(rank)].clear();
   for (Slot& slot : slots_) {
     slot.passes[static_cast<size_t>(rank)].clear();
     if (rank == 0) slot.assigned.reset();
   }
+  if (shared_->passes > 0 || !shared_->stepped) return;
+  shared_->stepped = false;
+  shared_->scale.update(std::exchange(shared_->overflow, false));
+}
+
+void Stepper::share_loss_scale(Stepper& other) {
+  TORCH_CHECK(shared_->scale.spec() == other.shared_->scale.spec() && shared_->passes == 0 &&
+                  other.shared_->passes == 0 &&
+                  (shared_ == other.shared_ || other.shared_.use_count() == 1),
+              "[stepper] expected equal settings, no passes and no third stepper that is left ",
+              "behind, to share a loss scale.");
+  other.shared_ = shared_;
 }
 
 void Stepper::set_lr(double lr) {
@@ -182,7 +169,7 @@ void Stepper::set(const std::string& what, const std::string& name, const at::Te
     slot.assigned = value.to(slot.master.scalar_type()).clone();
   } else if (what == "master") {
     slot.master.copy_(value);
-    slot.parameter.copy_(slot.master);
+    show(slot);
   } else {
     slot.state.at(what).copy_(value);
     // SGD's first step would not read it.
@@ -195,6 +182,7 @@ StepRecord Stepper::step() {
     TORCH_CHECK(weights == weights_[0], "[stepper] expected equal passes on every rank.");
   }
   StepRecord record;
+  record.loss_scale = loss_scale();
   const at::NoGradGuard no_grad;
   for (Slot& slot : slots_) {
     if (slot.master.defined()) average(slot, record);
@@ -204,13 +192,14 @@ StepRecord Stepper::step() {
     const auto gradient = record.gradients.find(slot.name);
     if (gradient != record.gradients.end() && !record.skipped) apply(slot, gradient->second);
   }
+  shared_->stepped = true;
+  shared_->overflow = shared_->overflow || record.skipped;
   for (int64_t rank = 0; rank < recipe_.world; ++rank) discard(rank);
   copy_weights(record);
   return record;
 }
 
 void Stepper::average(const Slot& slot, StepRecord& record) const {
-  const double factor = 1.0 / static_cast<double>(recipe_.accumulation_steps * recipe_.world);
   Contributions contributions;
   std::vector<double> weights;
   at::Tensor absolute = at::zeros_like(slot.master, at::kDouble);
@@ -231,39 +220,50 @@ void Stepper::average(const Slot& slot, StepRecord& record) const {
     if (slot.assigned.defined()) record.gradients[slot.name] = slot.assigned.clone();
     return;
   }
-  const at::Tensor sum =
-      sum_contributions(contributions, recipe_.order, recipe_.accumulate_dtype, weights);
+  const Factors factor = factors(recipe_);
+  const at::Tensor sum = sum_contributions(contributions, recipe_.order, recipe_.accumulate_dtype,
+                                           weights, {factor.before, slot.wire});
   // A number is rounded to the tensor's dtype before it multiplies.
+  const at::Tensor mean = widen(sum) * (factor.after / loss_scale());
   const at::ScalarType dtype = slot.master.scalar_type();
-  const at::Tensor mean = (sum.scalar_type() == at::kDouble ? sum : sum.to(dtype)) * factor;
   at::Tensor& gradient = record.gradients[slot.name] = mean.to(dtype).contiguous();
-  if (slot.assigned.defined()) gradient = gradient + slot.assigned;
-  if (recipe_.absolute_sums) record.absolute_sum[slot.name] = absolute * factor;
+  if (slot.assigned.defined()) gradient = (widen(gradient) + widen(slot.assigned)).to(dtype);
+  if (!recipe_.absolute_sums) return;
+  record.absolute_sum[slot.name] = absolute * (factor.in_all / loss_scale());
 }
 
 void Stepper::clip(StepRecord& record) const {
   ExactSum squares;
+  at::Tensor largest = at::zeros({}, at::kDouble);
   for (const auto& item : record.gradients) {
     const at::Tensor flat = item.second.to(at::kDouble).contiguous();
+    largest = at::maximum(largest, flat.abs().max());  // NaN wins
     const double* values = flat.const_data_ptr<double>();
     for (int64_t i = 0; i < flat.numel(); ++i) squares.add_square(values[i]);
   }
-  record.grad_norm = std::sqrt(squares.value());
+  record.grad_norm =
+      recipe_.precision.infinity_norm ? largest.item<double>() : std::sqrt(squares.value());
   record.skipped = !std::isfinite(record.grad_norm);
   if (record.skipped) return;
   const double factor = clip_factor(record.grad_norm, recipe_.gradient_clipping);
   if (factor == 1.0) return;
-  for (auto& item : record.gradients) item.second = item.second * factor;
+  for (auto& item : record.gradients) {
+    item.second = (widen(item.second) * factor).to(item.second.scalar_type());
+  }
 }
 
+// What is narrower than fp32 is widened for the update and rounded once after it; what is not is
+// updated in place.
 void Stepper::apply(Slot& slot, const at::Tensor& gradient) {
   ++slot.step_count;
-  if (slot.master.scalar_type() == at::kDouble) {
-    run_update<double>(slot.spec, slot.step_count, slot.master, slot.state, gradient);
-  } else {
-    run_update<float>(slot.spec, slot.step_count, slot.master, slot.state, gradient);
-  }
-  if (recipe_.compute_dtype == at::kBFloat16) slot.parameter.copy_(slot.master);
+  std::vector<at::Tensor> stored = {slot.master}, wide;
+  for (const std::string& name : state_names(slot.spec)) stored.push_back(slot.state.at(name));
+  for (const at::Tensor& tensor : stored) wide.push_back(widen(tensor));
+  const bool oracle = slot.master.scalar_type() == at::kDouble;
+  (oracle ? run_update<double> : run_update<float>)(slot.spec, slot.step_count, wide,
+                                                    widen(gradient));
+  for (size_t i = 0; i < stored.size(); ++i) put(stored[i], wide[i]);
+  show(slot);
 }
 
 void Stepper::copy_weights(StepRecord& record) const {

@@ -20,8 +20,9 @@ StepRecord Trainer::train_step() {
   for (int64_t micro_batch = 0; micro_batch < recipe_.accumulation_steps; ++micro_batch) {
     for (int64_t rank = 0; rank < recipe_.world; ++rank) {
       const Batch batch = to_dtype(batches_(step_, rank, micro_batch), recipe_.compute_dtype);
-      const at::Tensor loss = model().loss(batch);
-      stepper_.pass(rank, [&loss] { loss.backward(); });
+      const at::Tensor loss = forward(batch);
+      const at::Tensor scaled = widen(loss) * stepper_.loss_scale();
+      stepper_.pass(rank, [&scaled] { scaled.backward(); });
       losses.push_back(loss.detach().clone());
     }
   }
@@ -29,6 +30,11 @@ StepRecord Trainer::train_step() {
   record.losses = std::move(losses);
   ++step_;
   return record;
+}
+
+at::Tensor Trainer::forward(const Batch& batch) {
+  const AutocastGuard guard = stepper_.autocast();
+  return model().loss(batch);
 }
 
 }  // namespace equigrad::reference

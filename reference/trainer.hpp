@@ -1,7 +1,9 @@
 // Trainer: a model on its own data, `world` ranks in one process, one optimizer step at a time.
 //
-// Invariants: every micro-batch of every rank is one backward pass of its loss; the rest is the
-//   Stepper's. The batches of a step differ from rank to rank and from micro-batch to micro-batch.
+// Invariants: every micro-batch of every rank is one backward pass of its loss times the loss
+//   scale, after a forward under the recipe's autocast; the rest is the Stepper's. The losses that
+//   are recorded are not scaled. The batches of a step differ from rank to rank and from
+//   micro-batch to micro-batch.
 // Shapes: losses are scalars, [micro_batch * world + rank].
 // Errors: those of the stepper.
 // Depends on: stepper.hpp, data.hpp.
@@ -32,6 +34,8 @@ class Trainer {
   Model& model() { return stepper_.model(); }
 
  private:
+  at::Tensor forward(const Batch& batch);
+
   Recipe recipe_;
   Stepper stepper_;
   BatchSource batches_;

@@ -10,11 +10,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-// The dtype losses are computed in: fp64 stays, all else becomes fp32.
-at::Tensor wide(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
-}
-
 nn::LayerNorm layer_norm(int64_t dim) { return nn::LayerNorm(nn::LayerNormOptions({dim})); }
 
 constexpr int64_t kBytes = 256;
@@ -75,7 +70,7 @@ class Gpt : public Model {
   }
 
   at::Tensor criterion(const at::Tensor& output, const Batch& batch) override {
-    return at::cross_entropy_loss(wide(output).flatten(0, 1), batch.target.flatten());
+    return at::cross_entropy_loss(widen(output).flatten(0, 1), batch.target.flatten());
   }
 
  private:
@@ -119,11 +114,11 @@ class Nasty : public Model {
   }
 
   at::Tensor criterion(const at::Tensor& output, const Batch& batch) override {
-    return at::cross_entropy_loss(wide(output), batch.target);
+    return at::cross_entropy_loss(widen(output), batch.target);
   }
 
   at::Tensor penalty() override {
-    return 0.125 * wide(head_->weight).square().mean() + (wide(scalar_) - 2).square() * 0.25;
+    return 0.125 * widen(head_->weight).square().mean() + (widen(scalar_) - 2).square() * 0.25;
   }
 
   std::vector<GroupSpec> groups() override {
@@ -158,7 +153,7 @@ class Vision : public Model {
 
   // A quadratic form whose weight differs for every feature, and the angle to the target.
   at::Tensor criterion(const at::Tensor& output, const Batch& batch) override {
-    const at::Tensor y = wide(output), target = wide(batch.target);
+    const at::Tensor y = widen(output), target = widen(batch.target);
     const at::Tensor weight = at::arange(1, 25, y.options()) / 16;              // [D]
     const at::Tensor angle = 1 - at::cosine_similarity(y, target, /*dim=*/-1);  // [B, P]
     return ((y - target).square() * weight).mean() + angle.mean();
@@ -184,7 +179,7 @@ class Conv : public Model {
   }
 
   at::Tensor criterion(const at::Tensor& output, const Batch& batch) override {
-    return at::cross_entropy_loss(wide(output), batch.target);
+    return at::cross_entropy_loss(widen(output), batch.target);
   }
 
  private:

@@ -73,5 +73,23 @@ TEST(SumContributions, RoundsToTheAccumulateDtypeWhereDocumented) {
             at::kBFloat16);
 }
 
+TEST(SumContributions, RoundsWhatTravelsAndWeighsItWhereDocumented) {
+  constexpr float kSmall = 0x1p-8F;
+  const Wire wire = {.dtype = at::kBFloat16};
+  const auto total = [&](const Contributions& made, Order order, double weight) {
+    return sum_contributions(made, order, at::kFloat, {weight}, wire).item<float>();
+  };
+  const Contributions one = contributions({{1 + kSmall}});
+  EXPECT_EQ(total(one, Order::ReduceThenAdd, 3), 3);               // T(1 + s) 3
+  EXPECT_EQ(total(one, Order::AddThenReduce, 3), 3 + 4 * kSmall);  // T(3 + 3 s)
+  EXPECT_EQ(total(one, Order::Exact, 1), 1 + kSmall);              // no wire
+  const Contributions two = contributions({{1, kSmall}});
+  EXPECT_EQ(total(two, Order::ReduceThenAdd, 1), 1 + kSmall);  // the sum itself is not rounded to T
+  EXPECT_EQ(total(two, Order::AddThenReduce, 1), 1 + kSmall);
+  const Wire third = {.factor = 1.0 / 3};
+  EXPECT_EQ(sum_contributions(one, Order::AddThenReduce, at::kFloat, {}, third).item<float>(),
+            (1 + kSmall) * static_cast<float>(1.0 / 3));
+}
+
 }  // namespace
 }  // namespace equigrad::reference

@@ -115,7 +115,7 @@ TEST(Trainer, RefusesARecipeThatCannotBeRun) {
   wanted.world = 0;
   EXPECT_THROW(Trainer(wanted, sample_data()), c10::Error);
   wanted = recipe("conv");
-  wanted.compute_dtype = at::kHalf;
+  wanted.compute_dtype = at::kInt;
   EXPECT_THROW(Trainer(wanted, sample_data()), c10::Error);
   EXPECT_THROW(Trainer(recipe("no such model"), sample_data()), c10::Error);
 }

@@ -1,0 +1,43 @@
+#include "reference/autocast.hpp"
+
+#include <ATen/autocast_mode.h>
+
+namespace equigrad::reference {
+
+namespace autocast = at::autocast;
+
+AutocastGuard::AutocastGuard(const std::optional<AutocastSpec>& spec)
+    : active_(spec.has_value()),
+      enabled_before_(autocast::is_autocast_enabled(at::kCPU)),
+      dtype_before_(autocast::get_autocast_dtype(at::kCPU)) {
+  if (!active_) return;
+  autocast::clear_cache();
+  autocast::increment_nesting();  // a scope inside of this one then leaves the cache alone
+  autocast::set_autocast_enabled(at::kCPU, true);
+  autocast::set_autocast_dtype(at::kCPU, spec->dtype);
+}
+
+AutocastGuard::~AutocastGuard() {
+  if (!active_) return;
+  autocast::set_autocast_dtype(at::kCPU, dtype_before_);
+  autocast::set_autocast_enabled(at::kCPU, enabled_before_);
+  autocast::decrement_nesting();
+  autocast::clear_cache();
+}
+
+std::set<const void*> safe_parameters(const torch::nn::Module& model,
+                                      const std::vector<std::string>& classes) {
+  static const std::set<std::string> kKnown = {"Linear", "Conv1d", "Conv2d", "Conv3d"};
+  std::set<const void*> safe;
+  for (const std::string& name : classes) {
+    TORCH_CHECK(kKnown.contains(name), "[autocast] expected Linear, Conv1d, Conv2d or Conv3d as ",
+                "a safe module, got ", name, ".");
+    for (const auto& module : model.modules(/*include_self=*/false)) {
+      if (module->name() != "torch::nn::" + name + "Impl") continue;
+      for (const auto& own : module->parameters(false)) safe.insert(own.unsafeGetTensorImpl());
+    }
+  }
+  return safe;
+}
+
+}  // namespace equigrad::reference
