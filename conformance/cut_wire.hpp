@@ -1,14 +1,14 @@
 // CutWire: a communicator whose all-gathers throw while it is cut.
 //
 // Invariants: everything else goes to the inner communicator unchanged.
-// Errors: equigrad::Error "the wire is cut".   Depends on: engine/comm/communicator.hpp.
+// Errors: CommunicationError "the wire is cut".   Depends on: engine/comm/communicator.hpp.
 #pragma once
 
 #include <memory>
 #include <utility>
 
+#include "engine/comm/communication_error.hpp"
 #include "engine/comm/communicator.hpp"
-#include "engine/error.hpp"
 
 namespace equigrad::conformance {
 
@@ -22,7 +22,7 @@ class CutWire final : public comm::Communicator {
     return inner_->all_to_all(output, input);
   }
   comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    if (cut) throw Error("test", "the wire is cut");
+    if (cut) throw comm::CommunicationError("test", "the wire is cut", 1);
     return inner_->all_gather(output, input);
   }
   comm::PendingPtr all_reduce_sum(const at::Tensor& tensor) override {

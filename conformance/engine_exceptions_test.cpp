@@ -92,6 +92,9 @@ TEST(EngineExceptions, AGatherThatFailsIsAnErrorOfTheNextCall) {
                        };
                        const std::string cut = "[test] the wire is cut";
                        EXPECT_EQ(error_of([&] { run.engine->backward(cut_loss()); }), cut);
+                       // A type of its own, on whatever way it comes.
+                       EXPECT_THROW(run.engine->backward(cut_loss()), comm::CommunicationError);
+                       EXPECT_THROW(cut_loss().backward(), comm::CommunicationError);
                        EXPECT_EQ(error_of([&] {
                                    cut_loss().backward();
                                    run.engine->step();
@@ -101,6 +104,26 @@ TEST(EngineExceptions, AGatherThatFailsIsAnErrorOfTheNextCall) {
                        run.train(0);
                        plain.train(0);
                        expect_equal(run.all(), plain.all(), "after failed gathers");
+                     }),
+            "");
+}
+
+TEST(EngineExceptions, ReadingAnEngineThatARankHasDestroyedIsAnErrorOnAllAtOnce) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       SmallRun one(context, {.stage = 3}), two(context, {.stage = 3}),
+                           plain(context, {.stage = 3});
+                       if (context.rank() == 0) one.engine.reset();
+                       const auto said = error_of([&] {
+                         context.rank() == 0 ? two.train(0)
+                                             : void(one.engine->full_parameter("w1"));
+                       });
+                       EXPECT_THAT(said, AllOf(HasSubstr("got rank 0, which has destroyed it"),
+                                               HasSubstr("while rank 1 reads its parameters")));
+                       two.engine->zero_grad();
+                       two.train(1);
+                       plain.train(1);
+                       expect_equal(two.all(), plain.all(), "after an engine was destroyed");
                      }),
             "");
 }

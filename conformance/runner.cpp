@@ -59,6 +59,7 @@ class Runner {
   nlohmann::json request(const char* what, const std::string& id) const;
   std::string replay(const std::string& id) const;
   void self_check();
+  void give_up(const std::string& reason);
   void make_tuples();
   void feed_lanes();
   std::optional<std::size_t> tuple_with_a_case() const;
@@ -252,10 +253,18 @@ void Runner::record_memory(const CaseSpec& spec, const Judged& judged) {
   }
 }
 
+// What the self-check found out so far is told, and that no case was begun.
+void Runner::give_up(const std::string& reason) {
+  run_.failure = reason;
+  for (auto& judged : judged_)
+    judged.record.message = "not begun: the planted faults got no answer";
+}
+
 void Runner::collect() {
   for (auto& judged : judged_) run_.cases.push_back(std::move(judged.record));
   for (auto& [key, row] : memory_) run_.memory.push_back(row);
   run_.interrupted = ranks::interrupted() != 0;
+  run_.signal = ranks::interrupted();
 }
 
 reports::Run Runner::run() {
@@ -264,11 +273,11 @@ reports::Run Runner::run() {
   progress.update(0, 0, "planted faults");
   try {
     self_check();
-  } catch (const Error&) {
-    if (ranks::interrupted() == 0) throw;
+  } catch (const Error& error) {
+    if (ranks::interrupted() == 0) give_up(error.what());
   }
   make_tuples();
-  while (ranks::interrupted() == 0) {
+  while (ranks::interrupted() == 0 && run_.failure.empty()) {
     feed_lanes();
     if (pool_.jobs() == 0) break;
     const auto finished = pool_.wait(milliseconds(1'000));

@@ -6,8 +6,8 @@
 // Invariants: every case given is in the record once, in the order given, with a verdict; a run
 // that is interrupted records what it has, the rest as not run. Twins are removed once used.
 // Units: time-outs are seconds of wall clock times timeout_scale.
-// Errors: equigrad::Error when the pool cannot start, or when the planted faults got no answer
-// (self_check.hpp).
+// Errors: equigrad::Error when the pool cannot start. When the planted faults got no answer
+// (self_check.hpp) no case is begun, and Run::failure says why.
 // Depends on: matrix.hpp, judge.hpp, program.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
 #pragma once
 
@@ -35,7 +35,7 @@ struct RunOptions {
   ranks::Handler serve = conformance::serve;  // what the ranks run
 };
 
-// Fills in self_checks, cases, memory, seed, interrupted and wall_s.
+// Fills in self_checks, cases, memory, seed, failure, interrupted, signal and wall_s.
 reports::Run run_matrix(const RunOptions& options);
 
 }  // namespace equigrad::conformance

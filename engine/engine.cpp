@@ -117,7 +117,10 @@ at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, b
   // A loss that is refused on one rank is a pass that throws: the others wait for it.
   pass_.run([&] {
     check_scalar(loss);
-    scale(loss).backward({}, retain_graph);
+    const auto scaled = scale(loss);
+    const auto hook = loss.register_hook([this](const at::Tensor&) { pass_.join(); });
+    const auto remove = c10::make_scope_exit([&] { loss.remove_hook(hook); });
+    scaled.backward({}, retain_graph);
   });
   if (!scale_wrt_gas) return loss;
   return loss / static_cast<double>(config_.gradient_accumulation_steps);

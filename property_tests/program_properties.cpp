@@ -17,6 +17,7 @@
 #include "property_tests/programs/engine_calls.hpp"
 #include "property_tests/programs/listing.hpp"
 #include "property_tests/programs/misuse.hpp"
+#include "property_tests/programs/reference_access.hpp"
 #include "property_tests/programs/reference_calls.hpp"
 #include "property_tests/programs/script_calls.hpp"
 #include "property_tests/ranks_of_cases.hpp"
@@ -92,20 +93,25 @@ rc::Gen<T> full_size(rc::Gen<T> gen) {
 }
 int below(int end) { return *full_size(rc::gen::inRange(0, end)); }
 
+constexpr int kPrecisions = 3;  // fp32, bf16, fp16
+
 json any_setting() {
-  const bool bf16 = below(2) == 1;
+  const int precision = below(kPrecisions);
   const int rule = below(3);
   return {{"world", 1 + below(4)},
           {"stage", below(4)},
-          {"bf16", bf16},
-          {"bf16_sums", bf16 && below(2) == 1},
+          {"precision", precision},
+          {"narrow_sums", precision != 0 && below(2) == 1},
+          {"scale_window", 1 + below(3)},
+          {"hysteresis", 1 + below(2)},
+          {"pair", below(3)},
           {"accumulation", 1 + below(4)},
           {"bucket", *rc::gen::element(1000, 1, 7, 20)},
           {"rule", rule},
           {"momentum", rule == 2 && below(2) == 1 ? 0.9 : 0.0},
           {"clip", *rc::gen::element(0.0, 0.05, 1e6)},
           {"widths", json::array({1 + below(4), 1 + below(4), 1 + below(3)})},
-          {"extras", below(128)},
+          {"extras", below(256)},
           {"persistent", *rc::gen::element(0, 4)},
           {"reuse", *rc::gen::element(1000, 0, 10)},
           {"seed", *rc::gen::noShrink(rc::gen::inRange(0, 1 << 30))}};
@@ -129,6 +135,8 @@ TEST(Programs, WishesBecomeEveryCall) {
                    {"stage", stage},
                    {"accumulation", 2},
                    {"extras", 127},
+                   {"precision", stage % 3},
+                   {"pair", stage % 3},
                    {"rule", 0},
                    {"momentum", 0.0}});
     for (int i = 0; i < 3000; ++i)
@@ -160,12 +168,14 @@ TEST(Programs, WishesBecomeEveryCall) {
                                      "refusebatch size that is no multiple",
                                      "refusefrozen name",
                                      "refusekeyword without a scheduler",
+                                     "refuseloss scaled twice",
                                      "refusenested no_sync",
                                      "refuseno_sync at this stage",
                                      "refusescale without a graph",
                                      "refusestep in no_sync",
                                      "refusestep without backward",
                                      "refuseunknown name",
+                                     "refuseunscaled loss",
                                      "refuseunknown state",
                                      "refusevalues that differ"};
   EXPECT_EQ(found, all);

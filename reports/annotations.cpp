@@ -49,7 +49,8 @@ std::string to_annotations(const Run& run) {
   std::string out;
   size_t room = kAnnotations - 1;
   const Outcome end = outcome(run);
-  if (end == Outcome::Void || (end == Outcome::Inconclusive && wrong.empty())) {
+  if (end == Outcome::Void || !run.failure.empty() ||
+      (end == Outcome::Inconclusive && wrong.empty())) {
     out += error_line("equigrad " + std::string(word(end)), outcome_text(run));
     --room;
   }

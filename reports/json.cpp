@@ -215,7 +215,9 @@ Run read_run(const Json& json) {
           {one.at("section"), one.at("name"), one.at("sentence"), one.at("answers")});
   }
   run.not_run = json.at("not_run").get<std::map<std::string, int64_t>>();
+  run.failure = json.value("failure", "");
   run.interrupted = json.at("interrupted");
+  run.signal = json.value("signal", 0);
   run.wall_s = read_number(json.at("wall_s"));
   for (const Json& row : json.at("memory")) run.memory.push_back(read_memory(row));
   return run;
@@ -235,6 +237,8 @@ std::string to_json(const Run& run) {
               {"not_run", Json(run.not_run)},
               {"memory", write_all(run.memory)},
               {"cases", write_all(run.cases)}};
+  if (!run.failure.empty()) out["failure"] = run.failure;
+  if (run.signal != 0) out["signal"] = run.signal;
   if (!run.statements.empty()) out["statements"] = write_all(contract_rows(run));
   // Bytes that are not UTF-8 become U+FFFD; the default would throw and lose the whole report.
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -90,10 +90,18 @@ void write_self_checks(std::ostringstream& out, Tally& all, const Run& run, Uniq
     one.message = "the planted fault \"" + fault + "\" was not caught: the run is void";
     write_case(body, tally, one, one.id, "self_check");
   }
+  if (!run.failure.empty()) {
+    Case one;
+    one.id = unique("self_check");
+    one.verdict = Verdict::Crashed;
+    one.message = run.failure;
+    write_case(body, tally, one, one.id, "self_check");
+  }
   out << "  <testsuite name=\"self_check\"" << attributes(tally) << ">\n"
       << body.str() << "  </testsuite>\n";
   all.tests += tally.tests;
   all.failures += tally.failures;
+  all.errors += tally.errors;
 }
 
 }  // namespace

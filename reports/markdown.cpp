@@ -58,7 +58,7 @@ void write_front(std::ostringstream& out, const Run& run) {
   const Counts sum = counts(run);
   const Environment& env = run.environment;
   out << "## Equigrad: " << word(outcome(run)) << "\n\n"
-      << outcome_text(run) << "\n\n"
+      << inert(outcome_text(run)) << "\n\n"
       << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
       << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
       << ".\n\n"

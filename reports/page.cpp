@@ -111,8 +111,8 @@ std::string page_banner(const Run& run) {
   std::string out = "<header class=\"" + std::string(word(end)) +
                     "\">\n<p class=\"brand\">Equigrad conformance run, " +
                     escape_xml(run.environment.time) + "</p>\n<h1><span aria-hidden=\"true\">" +
-                    mark + "</span> " + title + "</h1>\n<p>" + outcome_text(run) + "</p>\n" +
-                    self_check_line(run) + "<dl class=\"tiles\">\n";
+                    mark + "</span> " + title + "</h1>\n<p>" + escape_xml(outcome_text(run)) +
+                    "</p>\n" + self_check_line(run) + "<dl class=\"tiles\">\n";
   out += tile(grouped(sum.executed()), "cases ran", "");
   out += tile(grouped(sum.equal), "equal, bit for bit", "");
   out += tile(grouped(sum.within), "within their bound", sum.within == 0 ? "zero" : "");

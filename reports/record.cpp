@@ -7,6 +7,8 @@
 namespace equigrad::reports {
 namespace {
 
+constexpr int kInterruptSignal = 2;  // SIGINT
+
 void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("[reports.merge] " + what);
 }
@@ -125,6 +127,7 @@ bool self_checked(const Run& run) {
 Outcome outcome(const Run& run) {
   const Counts sum = counts(run);
   if (run.interrupted) return Outcome::Interrupted;
+  if (!run.failure.empty()) return Outcome::Broken;
   if (!self_checked(run)) return Outcome::Void;
   if (sum.failed > 0) return Outcome::Failed;
   if (sum.crashed + sum.timed_out > 0) return Outcome::Broken;
@@ -144,7 +147,7 @@ int exit_code(const Run& run) {
     case Outcome::Inconclusive:
       return 4;
     case Outcome::Interrupted:
-      return 130;
+      return 128 + (run.signal == 0 ? kInterruptSignal : run.signal);
   }
   return 4;
 }
@@ -167,7 +170,9 @@ Run merge(const std::vector<Run>& shards) {
                              shard.self_checks.end());
     whole.memory.insert(whole.memory.end(), shard.memory.begin(), shard.memory.end());
     for (const auto& [reason, count] : shard.not_run) whole.not_run[reason] += count;
+    if (whole.failure.empty()) whole.failure = shard.failure;
     whole.interrupted = whole.interrupted || shard.interrupted;
+    if (whole.signal == 0) whole.signal = shard.signal;
     whole.wall_s += shard.wall_s;
   }
   return whole;

@@ -71,10 +71,7 @@ struct SelfCheck {
 };
 
 struct Environment {
-  std::string version;
-  std::string commit;
-  std::string torch;
-  std::string compiler;
+  std::string version, commit, torch, compiler;
   std::string device;
   std::string cpu;
   int cores = 0;
@@ -108,7 +105,9 @@ struct Run {
   std::vector<Case> cases;
   std::vector<Statement> statements;
   std::map<std::string, int64_t> not_run;  // reason -> cases that are not even listed
+  std::string failure;  // what ended the run before its cases began; empty: nothing did
   bool interrupted = false;
+  int signal = 0;  // that interrupted it: 2 or 15; 0 where it is not known
   double wall_s = 0;
   std::vector<MemoryRow> memory;
 };
@@ -139,10 +138,10 @@ std::string_view word(Outcome outcome);
 Counts counts(const Run& run);
 bool self_checked(const Run& run);  // enough faults were planted and each one was caught
 
-// Interrupted before Void before Failed before Broken (only crashes and time-outs) before
-// Inconclusive (nothing compared somewhere) before Held.
+// Interrupted before a failure (Broken) before Void before Failed before Broken (only crashes and
+// time-outs) before Inconclusive (nothing compared somewhere) before Held.
 Outcome outcome(const Run& run);
-int exit_code(const Run& run);  // 0 held, 1 failed or void, 3 broken, 4 inconclusive, 130
+int exit_code(const Run& run);  // 0 held, 1 failed or void, 3 broken, 4 inconclusive, 128 + signal
 
 // Shards of one run as one run: same schema, seed and commit, no case twice, or it throws.
 Run merge(const std::vector<Run>& shards);

@@ -197,6 +197,7 @@ std::string outcome_text(const Run& run) {
       return "The run is void: it did not catch at least " + std::to_string(kRequiredSelfChecks) +
              " planted faults and every one it planted, so its results prove nothing.";
     case Outcome::Broken:
+      if (!run.failure.empty()) return "The run ended before its first case: " + clean(run.failure);
       return count_of(stopped, "case") + " crashed or timed out; no comparison failed.";
     case Outcome::Inconclusive:
       if (sum.compared == 0) return "Inconclusive: nothing was compared.";

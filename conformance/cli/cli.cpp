@@ -5,6 +5,7 @@
 #include <cstring>
 #include <iostream>
 
+#include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/config.hpp"
@@ -34,13 +35,21 @@ void add_selection(CLI::App& app, RunCommand& command) {
 std::string fault_problem(const std::string& name) {
   std::vector<std::string> names;
   std::string list;
-  for (const auto& fault : faults::planted_faults()) {
-    if (fault.name == name) return {};
-    names.push_back(fault.name);
-    list += "\n  " + fault.name + ": " + fault.what;
+  for (const auto& [fault, words] : faults_by_name()) {
+    if (fault == name) return {};
+    names.push_back(fault);
+    if (!fault.starts_with("Contract.")) list += "\n  " + fault + ": " + words;
   }
   return "expected a fault that can be planted, got \"" + name + "\"." + did_you_mean(name, names) +
-         " There are" + list;
+         " There are" + list + "\nand one for each case of the contract: equigrad list --faults";
+}
+
+std::string fault_help() {
+  std::string help = "Plant this fault into every case that can have it, to see it fail:";
+  for (const auto& fault : faults::planted_faults()) help += " " + fault.name + ",";
+  return help +
+         " Contract (the wrong way of every case of the contract), or that of one, such as "
+         "Contract.2.two_losses_on_one_forward; equigrad list --faults has all";
 }
 
 void add_run(CLI::App& app, RunCommand& command) {
@@ -54,8 +63,7 @@ void add_run(CLI::App& app, RunCommand& command) {
       ->check(CLI::PositiveNumber);
   app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
-  app.add_option("--fault", command.fault, "Plant this fault into every case, to see it fail")
-      ->check(fault_problem);
+  app.add_option("--fault", command.fault, fault_help())->check(fault_problem);
   app.add_flag("--list", command.list, "Print the ids only");
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
@@ -138,10 +146,13 @@ int run_cli(int argc, const char* const* argv) {
   TrainCommand train;
   std::string config_file, data_dir;
   int config_world = 1;
-  auto* run_app = app.add_subcommand("run", "Run the conformance matrix");
+  auto* run_app = app.add_subcommand("run", "Run the conformance matrix and the contract");
   add_run(*run_app, run);
   auto* list_app = app.add_subcommand("list", "Print the ids of cases");
   add_selection(*list_app, list);
+  list_app->add_flag("--faults", list.list_faults, "What run --fault takes, instead of ids");
+  list_app->add_flag("--mistakes", list.list_mistakes,
+                     "Known misbehaviours and traps, which are filters too, instead of ids");
   auto* train_app = app.add_subcommand("train", "Train with the engine and its twin side by side");
   add_train(*train_app, train);
   auto* config_app = app.add_subcommand("config", "About configurations");
@@ -166,6 +177,14 @@ int run_cli(int argc, const char* const* argv) {
     if (*doctor_app) return doctor_command(data_dir);
     return config_check_command(config_file, config_world);
   });
+}
+
+std::vector<std::pair<std::string, std::string>> faults_by_name() {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const auto& fault : faults::planted_faults()) names.emplace_back(fault.name, fault.what);
+  names.emplace_back("Contract", "every case of the contract plays its wrong way");
+  for (const auto& one : contract::cases()) names.emplace_back(one.family(), one.fault);
+  return names;
 }
 
 std::string version_text() {

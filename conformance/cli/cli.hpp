@@ -1,6 +1,6 @@
 // Cli: the `equigrad` command.
 //
-//   equigrad run [FILTER...]      the conformance matrix         equigrad list [FILTER...]
+//   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means     equigrad --version
 //
@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conformance/matrix.hpp"
@@ -27,6 +28,7 @@ struct RunCommand {
   Selection selection;
   bool full = false;
   bool list = false;
+  bool list_faults = false, list_mistakes = false;  // instead of ids
   uint64_t seed = 1234;
   std::string json, junit;  // files, or "-" for stdout
   std::string report = "equigrad-report";
@@ -41,6 +43,8 @@ struct RunCommand {
   std::string line;                  // the whole command
 };
 int run_command(const RunCommand& command);
+// What --fault takes, in words: faults of the wire, and the wrong way of each case of the contract.
+std::vector<std::pair<std::string, std::string>> faults_by_name();
 int list_command(const RunCommand& command);
 
 struct TrainCommand {

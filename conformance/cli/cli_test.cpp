@@ -15,8 +15,10 @@
 namespace equigrad::conformance::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 struct Said {
@@ -97,6 +99,14 @@ TEST_F(Cli, NothingSelectedIsAUsageErrorWithWhatIsNear) {
   EXPECT_THAT(said.err, HasSubstr("zero3.bf16"));
 }
 
+TEST_F(Cli, EveryFilterSelectsSomethingOfAllCasesOrIsRefused) {
+  const std::string in_default = "Contract.1.loss_backward.zero0.fp32.w2.gas1";
+  EXPECT_EQ(say({"list", in_default, kCase, kCase}).out, kCase + "\n" + in_default + "\n");
+  const auto refused = say({"run", in_default, "zero3.bf61"});
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("0 cases selected by \"zero3.bf61\""));
+}
+
 TEST_F(Cli, ACaseOfTheFullMatrixCanBeRunByItsIdAndWritesEveryReport) {
   EXPECT_EQ(say({"list", kCase}).out, kCase + "\n");
   const auto said = say({"run", kCase, "--report", folder_ + "/report", "--seed", "7"});
@@ -130,6 +140,62 @@ TEST_F(Cli, AFailureIsExitCodeOneWithItsCauseItsTensorsAndALineToPaste) {
   EXPECT_THAT(run.cases[0].files, Contains(HasSubstr("rank0.inputs.safetensors")));
   for (const auto& file : run.cases[0].files)
     EXPECT_EQ(access((folder_ + "/" + file).c_str(), R_OK), 0) << file;
+}
+
+TEST_F(Cli, ASelfCheckWithoutAnAnswerIsExitCodeThreeAndWritesEveryReport) {
+  const auto said = say({"run", kCase, "Contract.1.loss_backward.zero0.fp32.w2.gas1", "-q",
+                         "--timeout-scale", "1e-6", "--report", folder_ + "/report"});
+  EXPECT_EQ(said.code, kInfrastructure) << said.out << said.err;
+  const std::string why = "expected every rank to answer before the cases begin";
+  EXPECT_THAT(said.err, HasSubstr(why));
+  EXPECT_THAT(said.out, AllOf(HasSubstr("BROKEN"), HasSubstr(why)));
+  for (const char* file : {"report/index.html", "report/junit.xml", "report/run.json"})
+    EXPECT_THAT(read(file), HasSubstr(why)) << file;
+  const auto run = reports::from_json(read("report/run.json"));
+  ASSERT_EQ(run.cases.size(), 2u);
+  for (const auto& one : run.cases) EXPECT_EQ(one.verdict, reports::Verdict::NotRun) << one.id;
+}
+
+TEST_F(Cli, AFaultOfTheContractIsPlantedByItsName) {
+  const std::string family = "Contract.2.two_losses_on_one_forward",
+                    one = family + ".zero2.fp32.w2";
+  for (const std::string& fault : {std::string("Contract"), family}) {
+    const auto said = say({"run", one, "-q", "--fault", fault, "--report", folder_});
+    EXPECT_EQ(said.code, kFailed) << said.out << said.err;
+    EXPECT_THAT(said.out, HasSubstr(" --fault " + fault));
+    EXPECT_EQ(reports::from_json(read("run.json")).cases.at(0).verdict, reports::Verdict::Failed);
+  }
+  EXPECT_EQ(say({"run", one, "-q", "--report", folder_}).code, kHeld);
+  // What cannot have the fault is not run; nothing else left is a wrong call.
+  const auto both = say({"run", one, kCase, "-q", "--fault", family, "--report", folder_});
+  EXPECT_EQ(both.code, kFailed);
+  EXPECT_EQ(reports::from_json(read("run.json")).cases.size(), 1u);
+  EXPECT_THAT(both.out, HasSubstr("cannot have the fault that is planted"));
+  for (const auto& [filter, fault] : {std::pair{kCase, family}, {one, std::string("word_lost")}}) {
+    const auto none = say({"run", filter, "--fault", fault, "--report", folder_});
+    EXPECT_EQ(none.code, kUsage);
+    EXPECT_THAT(none.err, HasSubstr("0 of the selected cases can have the fault"));
+  }
+  EXPECT_EQ(say({"run", "--fault", "Contract.2.two_loses_on_one_forward"}).code, kUsage);
+  const auto list = say({"list", "--faults"});
+  EXPECT_EQ(list.code, kHeld);
+  EXPECT_THAT(list.out,
+              AllOf(StartsWith("micro_batch_dropped: "), HasSubstr("\n" + family + ": ")));
+  EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'),
+            static_cast<int64_t>(6 + contract::cases().size()));
+}
+
+TEST_F(Cli, CasesOfTheContractAreFoundByTheMistakeTheyAnswer) {
+  EXPECT_THAT(say({"list", "trap-15"}).out, AllOf(HasSubstr("Contract.7.zero_grad_in_the_window."),
+                                                  HasSubstr(".zero_grad_before_the_boundary."),
+                                                  Not(HasSubstr("zero_grad_after"))));
+  const std::string alias =
+      "Contract.trap-15-zero-grad-cancels-the-window.zero_grad_in_the_window.zero2.fp32.w2.gas1";
+  EXPECT_EQ(say({"list", alias}).out, "Contract.7.zero_grad_in_the_window.zero2.fp32.w2.gas1\n");
+  EXPECT_EQ(say({"run", alias, "-q", "--report", folder_}).code, kHeld);
+  EXPECT_THAT(say({"list", "trap-15-zero-gard"}).err, HasSubstr("trap-15-zero-grad"));
+  const auto mistakes = say({"list", "--mistakes"});
+  EXPECT_EQ(std::count(mistakes.out.begin(), mistakes.out.end(), '\n'), 27);
 }
 
 TEST_F(Cli, TrainComparesEveryStepWithTheTwin) {

@@ -77,7 +77,15 @@ TEST_F(Interrupt, ARunIsWrittenAsFarAsItCame) {
   EXPECT_THAT(read(err()), HasSubstr("stopped by signal 2 (Interrupt)"));
   const auto run = reports::from_json(read(report() + "/run.json"));
   EXPECT_TRUE(run.interrupted);
+  EXPECT_EQ(run.signal, SIGINT);
   EXPECT_EQ(run.cases.size(), default_matrix().size() + contract::default_specs().size());
+}
+
+TEST_F(Interrupt, TheRecordTellsTheSignalAsTheExitCodeDoes) {
+  EXPECT_EQ(interrupted({"run", "Contract.2", "--report", report()}, " cases, seed", SIGTERM), 143);
+  const auto text = read(report() + "/run.json");
+  EXPECT_EQ(reports::from_json(text).signal, SIGTERM);
+  EXPECT_THAT(text, HasSubstr("\"exit_code\": 143"));
 }
 
 TEST_F(Interrupt, ATrainingTellsItsStepsSoFar) {

@@ -5,11 +5,13 @@
 #include <climits>
 #include <cstdlib>
 #include <iostream>
+#include <set>
 
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/contract/contract_runner.hpp"
+#include "conformance/contract/known_mistakes.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/runner.hpp"
 #include "engine/error.hpp"
@@ -43,23 +45,40 @@ Selected selected(const RunCommand& command, bool full) {
 std::vector<std::string> default_ids() {
   std::vector<std::string> ids;
   for (const auto& spec : default_matrix()) ids.push_back(spec.id());
-  for (const auto& spec : contract::default_specs()) ids.push_back(spec.id());
+  for (const auto& spec : contract::default_specs()) {
+    ids.push_back(spec.id());
+    for (const auto& alias : spec.aliases()) ids.push_back(alias);
+  }
   return ids;
 }
 
-// Cases by the filters: of the default selection, else of all, so that the id of any case can be
-// pasted. Says what is near when there is none.
+void say_what_is_near(const std::string& filter) {
+  std::cerr << "equigrad: 0 cases selected by \"" << filter << "\"; near it are\n";
+  for (const auto& id : near_matches(default_ids(), filter, 3)) std::cerr << "  " << id << "\n";
+  std::cerr << "equigrad list has all ids.\n";
+}
+
+// Cases by the filters: of the default selection, and of all for a filter that has none there, so
+// that the id of any case can be pasted. None if a filter has none at all; it says what is near.
 Selected selected_cases(const RunCommand& command) {
   auto cases = selected(command, command.full);
-  if (cases.size() == 0 && !command.full) cases = selected(command, true);
-  if (cases.size() > 0) return cases;
-  std::cerr << "equigrad: 0 cases selected.\n";
+  std::set<std::string> added;
   for (const auto& filter : command.selection.filters) {
-    std::cerr << "Nothing matches \"" << filter << "\"; near it are\n";
-    for (const auto& id : near_matches(default_ids(), filter, 3)) std::cerr << "  " << id << "\n";
+    auto alone = command;
+    alone.selection.filters = {filter};
+    if (selected(alone, command.full).size() > 0) continue;
+    const auto of_all = selected(alone, true);
+    if (of_all.size() == 0) {
+      say_what_is_near(filter);
+      return {};
+    }
+    for (const auto& spec : of_all.matrix)
+      if (added.insert(spec.id()).second) cases.matrix.push_back(spec);
+    for (const auto& spec : of_all.contract)
+      if (added.insert(spec.id()).second) cases.contract.push_back(spec);
   }
-  std::cerr << "equigrad list has all ids.\n";
-  return {};
+  if (cases.size() == 0) std::cerr << "equigrad: 0 cases selected. equigrad list has all ids.\n";
+  return cases;
 }
 
 bool needs_images(const CaseSpec& spec) { return spec.model == "conv" || spec.model == "vision"; }
@@ -86,7 +105,7 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.lanes = command.lanes;
-  options.fault = command.fault;
+  if (!command.fault.starts_with("Contract")) options.fault = command.fault;
   if (options.data.text.empty())
     throw Error("data",
                 "expected plays.txt or plays_slice.txt, got none. Name their folder with "
@@ -95,20 +114,25 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
 }
 
 contract::ContractOptions contract_options(const RunOptions& options,
-                                           std::vector<contract::Spec> specs) {
+                                           std::vector<contract::Spec> specs,
+                                           const std::string& fault) {
   return {std::move(specs),      options.seed,          options.data,
           options.replay_prefix, options.replay_suffix, options.timeout_scale,
-          options.quiet,         options.lanes,         false};
+          options.quiet,         options.lanes,         !fault.empty()};
 }
 
 // The contract's cases follow the matrix's.
-void add_contract(const RunOptions& options, std::vector<contract::Spec> specs, reports::Run& run) {
+void add_contract(const RunOptions& options, std::vector<contract::Spec> specs,
+                  const std::string& fault, reports::Run& run) {
   if (specs.empty()) return;
   const auto start = std::chrono::steady_clock::now();
-  for (auto& record : contract::run_contract(contract_options(options, std::move(specs))))
+  const auto all = contract_options(options, std::move(specs), fault);
+  for (auto& record :
+       run.failure.empty() ? contract::run_contract(all) : contract::not_run(all, run.failure))
     run.cases.push_back(std::move(record));
   run.statements = contract::statements();
   run.interrupted = run.interrupted || ranks::interrupted() != 0;
+  run.signal = ranks::interrupted();
   run.wall_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -125,16 +149,35 @@ void write_reports(const RunCommand& command, const reports::Run& run) {
     write_file(summary, reports::to_markdown(run));
 }
 
+// A fault is planted into the matrix or into the contract; what cannot have it is left out.
+void keep_those_with(const std::string& fault, Selected& cases,
+                     std::map<std::string, int64_t>& not_run) {
+  if (fault.empty()) return;
+  const bool of_contract = fault.starts_with("Contract");
+  const auto before = cases.size();
+  if (of_contract) {
+    cases.matrix.clear();
+    std::erase_if(cases.contract, [&](const contract::Spec& spec) {
+      return fault != "Contract" && fault != spec.of->family();
+    });
+  } else {
+    cases.contract.clear();
+  }
+  const auto without = static_cast<int64_t>(before - cases.size());
+  if (without > 0) not_run["cannot have the fault that is planted"] = without;
+}
+
 }  // namespace
 
 int run_command(const RunCommand& command) {
   auto cases = selected_cases(command);
   if (cases.size() == 0) return kUsage;
   auto not_run = left_out(command, cases.size());
-  if (!command.fault.empty() && !cases.contract.empty()) {
-    not_run["--fault is for the matrix; the contract's cases have their own"] =
-        static_cast<int64_t>(cases.contract.size());
-    cases.contract.clear();
+  keep_those_with(command.fault, cases, not_run);
+  if (cases.size() == 0) {
+    std::cerr << "equigrad: 0 of the selected cases can have the fault \"" << command.fault
+              << "\". equigrad list --faults says which can.\n";
+    return kUsage;
   }
   auto options = options_of(command, std::move(cases.matrix));
   if (options.data.images.empty()) {
@@ -151,11 +194,12 @@ int run_command(const RunCommand& command) {
               << "\n";
   const auto environment = environment_here();
   auto run = run_matrix(options);
-  add_contract(options, std::move(cases.contract), run);
+  add_contract(options, std::move(cases.contract), command.fault, run);
   run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;
   write_reports(command, run);
+  if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
   if (command.verbose)
     for (const auto& one : run.cases)
       std::cerr << reports::word(one.verdict) << "  " << one.seconds << " s  " << one.id << "\n";
@@ -168,6 +212,15 @@ int run_command(const RunCommand& command) {
 }
 
 int list_command(const RunCommand& command) {
+  if (command.list_faults) {
+    for (const auto& [name, words] : faults_by_name()) std::cout << name << ": " << words << "\n";
+    return kHeld;
+  }
+  if (command.list_mistakes) {
+    for (const auto& mistake : contract::known_mistakes())
+      std::cout << mistake.name << ": " << mistake.words << "\n";
+    return kHeld;
+  }
   const auto cases = selected_cases(command);
   for (const auto& spec : cases.matrix) std::cout << spec.id() << "\n";
   for (const auto& spec : cases.contract) std::cout << spec.id() << "\n";

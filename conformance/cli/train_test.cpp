@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include "conformance/cli/cli.hpp"
+#include "engine/comm/communication_error.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad::conformance::cli {
@@ -97,7 +98,8 @@ TEST(Train, ARankThatDiesIsTheMachinesAndAnEngineThatThrowsIsAFailure) {
   EXPECT_THAT(died.err, HasSubstr("rank 1/2 died: signal 9"));
   EXPECT_THAT(died.out, HasSubstr("BROKEN  1 steps of 2, "));
   const auto lost = train(at_the_second_step([](auto&) {
-                            throw Error("rank 1/2] [comm.all_gather", "expected all, got: none.");
+                            throw comm::CommunicationError("rank 1/2] [comm.all_gather",
+                                                           "expected all, got: none.");
                           }),
                           nullptr);
   EXPECT_EQ(lost.code, kInfrastructure) << lost.out;

@@ -12,6 +12,7 @@
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
+#include "engine/comm/communication_error.hpp"
 #include "engine/comm/launch.hpp"
 
 namespace equigrad::comm {
@@ -98,6 +99,39 @@ TEST(Communicator, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
                        std::ofstream(done) << "done";
                      }),
             "");
+}
+
+// The rank that a collective's error says is lost; -1: it does not know; -2: another error or none.
+template <class Function>
+int lost_in(Function&& function) {
+  try {
+    function();
+  } catch (const CommunicationError& error) {
+    return error.lost_rank().value_or(-1);
+  } catch (const std::exception&) {
+  }
+  return -2;
+}
+
+TEST(Communicator, ALostPeerIsAnErrorOfItsOwnTypeAndOfTwoRanksItIsKnown) {
+  for (const int world : {2, 3}) {
+    EXPECT_EQ(
+        on_ranks(world,
+                 [](RankContext& context) {
+                   const int w = context.world_size();
+                   auto group = connect_gloo(context.rank(), w, context.directory() + "/lost",
+                                             std::chrono::seconds(20));
+                   exchange(*group, at::zeros({1}, at::kLong));
+                   if (context.rank() == 1) return group.reset();
+                   const auto output = at::empty({w}), values = at::zeros({w});
+                   const int want = w == 2 ? 1 : -1;
+                   EXPECT_EQ(lost_in([&] { group->all_to_all(output, values)->wait(); }), want);
+                   EXPECT_EQ(
+                       lost_in([&] { group->all_gather(output, output[0].view({1}))->wait(); }),
+                       want);
+                 }),
+        "");
+  }
 }
 
 TEST(Communicator, ARankThatIsGoneIsAnErrorAtOnce) {

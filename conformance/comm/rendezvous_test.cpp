@@ -153,18 +153,27 @@ TEST(Rendezvous, FullBucketsOfDifferentEnginesArePostponed) {
             "");
 }
 
-TEST(Rendezvous, APageOfAnEngineThatARankHasDestroyedIsAnError) {
-  EXPECT_EQ(on_ranks(2,
+// Rank 2 has destroyed it; rank 1 reads, rank 0 has it and waits elsewhere.
+TEST(Rendezvous, APageOfAnEngineThatARankHasDestroyedIsAnErrorOnEveryRankAtOnce) {
+  EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       auto one = std::make_unique<Meetings>(context);
-                       Meetings two(context);
-                       if (context.rank() == 0) one.reset();
-                       const auto said = error_of([&] {
-                         context.rank() == 0 ? void(two.seat.meet({Meeting::Step}))
-                                             : one->seat.want({1});
-                       });
-                       if (context.rank() == 0) {
-                         EXPECT_THAT(said, HasSubstr("expected engine 0 on every rank"));
+                       std::vector<std::unique_ptr<Meetings>> all;
+                       for (int i = 0; i < 70; ++i)  // more than one word of the message holds
+                         all.push_back(std::make_unique<Meetings>(context));
+                       Meetings& last = *all[69];
+                       for (const std::size_t one : {std::size_t{0}, std::size_t{65}}) {
+                         if (context.rank() == 2) all[one].reset();
+                         EXPECT_THAT(error_of([&] {
+                                       context.rank() == 1 ? all[one]->seat.want({1})
+                                                           : void(last.seat.meet({Meeting::Step}));
+                                     }),
+                                     AllOf(HasSubstr("expected engine " + std::to_string(one)),
+                                           HasSubstr("got rank 2, which has destroyed it"),
+                                           HasSubstr("while rank 1 reads")));
+                         EXPECT_TRUE(last.seat.meet({Meeting::Step}).together);
+                         if (context.rank() != 2) {
+                           EXPECT_EQ(all[one]->gathered, std::vector<Pages>{});
+                         }
                        }
                      }),
             "");

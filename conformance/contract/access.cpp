@@ -137,16 +137,19 @@ std::vector<Case> window_length() {
   return {
       Case{"8", "boundary_set_by_hand", "the boundary comes when it is set, then by count again",
            "a pass is counted that is not there", boundary_set}
+          .in_every_precision()
           .gas({3})
           .lasting(4)
           .answering({"trap 16"}),
       Case{"8", "batch_size_changed_between_windows",
            "a window may have another number of micro-batches than the last",
            "a pass is counted twice", length_changed}
+          .in_every_precision()
           .gas({2})
           .lasting(3),
       Case{"8", "no_sync", "no_sync adds passes up at stages 0 and 1, and is refused later",
-           "one of two passes is left out", no_sync}};
+           "one of two passes is left out", no_sync}
+          .in_every_precision()};
 }
 
 std::vector<Case> access_to_values() {
@@ -157,22 +160,28 @@ std::vector<Case> access_to_values() {
       Case{"12", "gradient_so_far",
            "the gradient so far is the average over all ranks, at any time",
            "twice the value is seen", get_gradients}
+          .in_every_precision()
           .clipped(Clipping::Above)
           .answering({"trap 13"}),
       Case{"12", "masters_and_states", "masters and states are given whole and by slice",
-           "another value is seen", get_masters_and_states},
+           "another value is seen", get_masters_and_states}
+          .in_every_precision(),
       Case{"12", "gradient_set_whole", "later passes add to a gradient that was set",
            "it is not set", by(set_gradients, false)}
+          .in_every_precision()
           .answering({"trap 14"}),
       Case{"12", "gradient_set_by_slice", "so they do when each rank sets its slice",
            "it is not set", by(set_gradients, true)}
+          .in_every_precision()
           .answering({"trap 14"}),
       Case{"12", "masters_and_states_set_whole", "values that were set are trained on, tails too",
            "the master is not set", by(set_masters_and_states, false)}
+          .in_every_precision()
           .gas({1, 2})
           .answering({"trap 14"}),
       Case{"12", "masters_and_states_set_by_slice", "so are those of slices",
            "one master gets another value", by(set_masters_and_states, true)}
+          .in_every_precision()
           .gas({1, 2})
           .answering({"trap 14"}),
       Case{"12", "names_that_are_not_there", "a name or shape that does not fit is refused",

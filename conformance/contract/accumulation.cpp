@@ -62,6 +62,7 @@ std::vector<Case> accumulation() {
   return {
       Case{"3", "auxiliary_terms_are_divided", "terms beside the output are divided too",
            "terms beside the output are not divided", auxiliary_terms}
+          .in_every_precision()
           .on({"tower"})
           .gas({3, 4})
           .answering({"trap 5"}),
@@ -71,6 +72,7 @@ std::vector<Case> accumulation() {
           .gas({3, 4}),
       Case{"3", "output_listed_twice", "an output that is listed twice is divided once",
            "it is divided twice", output_listed_twice}
+          .in_every_precision()
           .on({"tower"})
           .gas({3, 4}),
       Case{"3", "scale_wrt_gas_false_for_one_call", "scale_wrt_gas = false holds for its call only",
@@ -79,6 +81,7 @@ std::vector<Case> accumulation() {
           .answering({"trap 6"}),
       Case{"3", "backward_returns_the_divided_loss", "engine.backward returns loss / gas",
            "it returns the loss", returned_value}
+          .in_every_precision()
           .gas({3, 2})};
 }
 

@@ -1,7 +1,9 @@
 #include "conformance/contract/contract_case.hpp"
 
+#include <array>
 #include <utility>
 
+#include "conformance/contract/known_mistakes.hpp"
 #include "conformance/contract/programs.hpp"
 #include "engine/error.hpp"
 
@@ -22,9 +24,11 @@ std::vector<Case> all_cases() {
   std::vector<Case> all;
   append(all, ways_in());
   append(all, several_backwards());
+  append(all, engine_forward());
   append(all, several_engines());
   append(all, recomputation());
   append(all, accumulation());
+  append(all, loss_scale());
   append(all, parameters());
   append(all, exceptions());
   append(all, the_window());
@@ -37,8 +41,8 @@ std::vector<Case> all_cases() {
 }
 
 // Which of a case's accumulations goes with a place: all of them are played at every stage.
-int64_t accumulation_at(const Case& one, int stage, bool bf16, int world) {
-  const auto turn = static_cast<std::size_t>(stage + (bf16 ? 1 : 0) + world);
+int64_t accumulation_at(const Case& one, int stage, std::size_t precision, int world) {
+  const auto turn = static_cast<std::size_t>(stage + world) + precision;
   return one.accumulations[turn % one.accumulations.size()];
 }
 
@@ -55,10 +59,27 @@ Case Case::clipped(Clipping where) const { return changed(*this, &Case::clipping
 Case Case::with_optimizer(std::string type) const {
   return changed(*this, &Case::optimizer, std::move(type));
 }
+Case Case::dropping_layers() const { return changed(*this, &Case::drops_layers, true); }
 Case Case::scheduled() const { return changed(*this, &Case::schedule, true); }
 Case Case::from_world(int world) const { return changed(*this, &Case::smallest_world, world); }
 Case Case::answering(std::vector<std::string> known) const {
   return changed(*this, &Case::answers, std::move(known));
+}
+
+Case Case::in(std::vector<Precision> modes) const {
+  return changed(*this, &Case::precisions, std::move(modes));
+}
+
+Case Case::in_every_precision() const {
+  return in({Precision::Fp32, Precision::Bf16, Precision::Fp16, Precision::Fp16Static});
+}
+Case Case::with_fp32_from(std::size_t model) const {
+  return changed(*this, &Case::fp32_from, model);
+}
+
+std::string word(Precision precision) {
+  constexpr std::array kWords = {"fp32", "bf16", "fp16", "fp16-static"};
+  return kWords[static_cast<std::size_t>(precision)];
 }
 
 const std::vector<Section>& sections() {
@@ -66,6 +87,7 @@ const std::vector<Section>& sections() {
       {"1", "Four ways into a backward pass give the same bits"},
       {"2", "Every backward adds to the accumulation window"},
       {"3", "1/gas is one factor, whatever the outputs look like"},
+      {"4", "A pass is scaled once, by its engine's loss scale, and a step divides by that scale"},
       {"5", "Parameters reused, tied, frozen, empty, unused or used on one rank only are right"},
       {"6", "A pass that throws contributes nothing, and the engine works on"},
       {"7", "zero_grad cancels the window; nothing else reaches it, and nothing is global"},
@@ -84,10 +106,24 @@ const std::vector<Case>& cases() {
   return kCases;
 }
 
-std::string Spec::id() const {
-  return "Contract." + of->section + "." + of->name + ".zero" + std::to_string(stage) +
-         (bf16 ? ".bf16.w" : ".fp32.w") + std::to_string(world) + ".gas" +
-         std::to_string(accumulation);
+Spec Spec::of_model(std::size_t which) const {
+  Spec spec = *this;
+  if (which >= of->fp32_from) spec.precision = Precision::Fp32;
+  return spec;
+}
+
+std::string Spec::place() const {
+  return ".zero" + std::to_string(stage) + "." + word(precision) + ".w" + std::to_string(world) +
+         ".gas" + std::to_string(accumulation);
+}
+
+std::string Spec::id() const { return of->family() + place(); }
+
+std::vector<std::string> Spec::aliases() const {
+  std::vector<std::string> names;
+  for (const auto& answer : of->answers)
+    names.push_back("Contract." + known_mistake(answer).name + "." + of->name + place());
+  return names;
 }
 
 std::map<std::string, std::string> Spec::dimensions() const {
@@ -95,7 +131,7 @@ std::map<std::string, std::string> Spec::dimensions() const {
           {"section", of->section},
           {"case", of->name},
           {"stage", std::to_string(stage)},
-          {"precision", bf16 ? "bf16" : "fp32"},
+          {"precision", word(precision)},
           {"ranks", std::to_string(world)},
           {"accumulate", std::to_string(accumulation)}};
 }
@@ -104,15 +140,18 @@ std::vector<Spec> default_specs() {
   std::vector<Spec> specs;
   int turn = 0;
   for (const auto& one : cases()) {
+    const auto modes = one.precisions.size();
     for (int stage = 0; stage < 4; ++stage)
-      for (const bool bf16 : {false, true})
-        specs.push_back({&one, stage, bf16, 2, accumulation_at(one, stage, bf16, 2)});
+      for (std::size_t mode = 0; mode < modes; ++mode)
+        specs.push_back(
+            {&one, stage, one.precisions[mode], 2, accumulation_at(one, stage, mode, 2)});
     for (const int world : {1, 3, 4}) {
       ++turn;
       if (world < one.smallest_world) continue;
       const int stage = turn % 4;
-      const bool bf16 = turn / 4 % 2 == 1;
-      specs.push_back({&one, stage, bf16, world, accumulation_at(one, stage, bf16, world)});
+      const auto mode = static_cast<std::size_t>(turn / 4) % modes;
+      specs.push_back(
+          {&one, stage, one.precisions[mode], world, accumulation_at(one, stage, mode, world)});
     }
   }
   return specs;
@@ -122,10 +161,10 @@ std::vector<Spec> full_specs() {
   std::vector<Spec> specs;
   for (const auto& one : cases())
     for (int stage = 0; stage < 4; ++stage)
-      for (const bool bf16 : {false, true})
+      for (const auto precision : one.precisions)
         for (int world = one.smallest_world; world <= 4; ++world)
           for (const int64_t accumulation : one.accumulations)
-            specs.push_back({&one, stage, bf16, world, accumulation});
+            specs.push_back({&one, stage, precision, world, accumulation});
   return specs;
 }
 

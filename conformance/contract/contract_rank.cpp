@@ -18,7 +18,7 @@ nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext&
     seen.push_back(reference.seen(context.rank()));
   }
   context.note("initialize");
-  const Scene scene = {context.rank(),    spec.world, spec.stage, spec.bf16,
+  const Scene scene = {context.rank(),    spec.world, spec.stage, spec.precision,
                        spec.accumulation, -1,         seed,       request.value("fault", false)};
   EnginePlay engine(spec, scene, context, data);
   for (std::size_t window = 0; window < steps.size(); ++window)

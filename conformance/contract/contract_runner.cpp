@@ -76,20 +76,28 @@ std::size_t lane_count(const ContractOptions& options) {
   return std::min(wanted, options.specs.size());
 }
 
-reports::Case empty_record(const ContractOptions& options, const Spec& spec) {
+reports::Case empty_record(const ContractOptions& options, const Spec& spec,
+                           const std::string& reason) {
   reports::Case record;
   record.id = spec.id();
   record.dimensions = spec.dimensions();
-  record.message = "interrupted before this case";
+  record.message = reason;
   record.replay = options.replay_prefix + " " + record.id + " --seed " +
                   std::to_string(options.seed) + options.replay_suffix;
   return record;
 }
 
 std::string in_words(const std::string& id) {
-  for (const auto& mistake : known_mistakes())
-    if (mistake.id == id) return id + ": " + mistake.words;
-  return id;
+  const auto& mistake = known_mistake(id);
+  return mistake.name + ": " + mistake.words;
+}
+
+bool is_selected(const Selection& selection, const Spec& spec) {
+  auto names = spec.aliases();
+  names.push_back(spec.id());
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return selects(selection, spec.stage, word(spec.precision), spec.world, name);
+  });
 }
 
 }  // namespace
@@ -97,8 +105,7 @@ std::string in_words(const std::string& id) {
 std::vector<Spec> selected_specs(const Selection& selection, bool full) {
   std::vector<Spec> selected;
   for (const auto& spec : full ? full_specs() : default_specs())
-    if (selects(selection, spec.stage, spec.bf16 ? "bf16" : "fp32", spec.world, spec.id()))
-      selected.push_back(spec);
+    if (is_selected(selection, spec)) selected.push_back(spec);
   return selected;
 }
 
@@ -115,9 +122,14 @@ std::vector<reports::Statement> statements() {
   return all;
 }
 
-std::vector<reports::Case> run_contract(const ContractOptions& options) {
+std::vector<reports::Case> not_run(const ContractOptions& options, const std::string& reason) {
   std::vector<reports::Case> records;
-  for (const auto& spec : options.specs) records.push_back(empty_record(options, spec));
+  for (const auto& spec : options.specs) records.push_back(empty_record(options, spec, reason));
+  return records;
+}
+
+std::vector<reports::Case> run_contract(const ContractOptions& options) {
+  auto records = not_run(options, "interrupted before this case");
   if (records.empty() || ranks::interrupted() != 0) return records;
   std::vector<Lane> lanes(lane_count(options));
   const std::chrono::milliseconds timeout(

@@ -36,5 +36,7 @@ std::vector<Spec> selected_specs(const Selection& selection, bool full);
 std::vector<reports::Statement> statements();
 
 std::vector<reports::Case> run_contract(const ContractOptions& options);
+// Records of cases that are not run at all, for this reason.
+std::vector<reports::Case> not_run(const ContractOptions& options, const std::string& reason);
 
 }  // namespace equigrad::conformance::contract

@@ -31,7 +31,7 @@ EnginePlay::EnginePlay(const Spec& spec, const Scene& scene, ranks::RankContext&
   scene_.window = -1;
   for (std::size_t i = 0; i < spec.of->models.size(); ++i) {
     models_.push_back(make_contract_model(spec.of->models[i], scene.seed + i));
-    engines_.push_back(make_engine(spec, *models_[i], context.group()));
+    engines_.push_back(make_engine(spec.of_model(i), *models_[i], context.group()));
     engines_[i]->on_step([this, i](const std::vector<LocalShard>& shards) {
       stepped_[i].push_back(copy_of(shards));
     });

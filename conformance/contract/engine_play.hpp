@@ -39,6 +39,10 @@ class EnginePlay final : public Play {
   Engine* engine(std::size_t which) override { return engines_[which].get(); }
   at::Tensor backward(const at::Tensor& loss, PassOptions options) override;
   at::Tensor scale(const at::Tensor& tensor, std::size_t which) override;
+  double loss_scale(std::size_t which) override { return engines_[which]->loss_scale(); }
+  void share_loss_scale(std::size_t engine, std::size_t with) override {
+    engines_[engine]->share_loss_scale(*engines_[with]);
+  }
   void run(const Call& pass) override { pass(); }
   void step() override;
   void zero_grad() override;

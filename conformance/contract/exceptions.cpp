@@ -125,6 +125,7 @@ std::vector<Case> exceptions() {
   return {
       Case{"6", "exception_in_a_custom_backward",
            "a pass that throws midway leaves the window as it was", counted, between(true, true)}
+          .in_every_precision()
           .on({"tower"})
           .answering({"trap 6"}),
       Case{"6", "exception_in_a_custom_backward_plain", "so it does in plain torch calls", counted,
@@ -132,12 +133,14 @@ std::vector<Case> exceptions() {
           .on({"tower"}),
       Case{"6", "exception_in_a_tensor_hook", "so it does when a hook throws", counted,
            between(false, true)}
+          .in_every_precision()
           .on({"tower"}),
       Case{"6", "exception_in_a_tensor_hook_plain", "so it does when a hook throws, in plain calls",
            counted, between(false, false)}
           .on({"tower"}),
       Case{"6", "exception_in_the_first_pass", "a window may begin with a pass that throws",
            "half of that pass counts", first_pass}
+          .in_every_precision()
           .on({"tower"}),
       Case{"6", "exception_leaves_no_flag", "scale_wrt_gas of a call that threw is forgotten",
            "it holds for the next call", no_flag_stays}
@@ -147,10 +150,12 @@ std::vector<Case> exceptions() {
       Case{"6", "exception_on_one_rank",
            "the others get an error that names the rank, and all of them work on",
            "the pass after it is halved", on_one_rank}
+          .in_every_precision()
           .on({"tower"})
           .from_world(2),
       Case{"6", "exception_in_a_forward", "a forward that throws leaves nothing behind",
            "the next loss is halved", in_the_forward}
+          .in_every_precision()
           .on({"tower"})};
 }
 

@@ -1,9 +1,10 @@
 // KnownMistakes: what DeepSpeed is seen to do, that a case of the contract answers, in words.
 //
 // Invariants: ids are "trap 1" to "trap 20" and "misbehaviour 1" to "misbehaviour 7"; each has a
-// case that answers it, but for those that are about a loss scale, which fp32 and bf16 do not have.
-// Units: none.   Errors: none.
-// Depends on: the C++ standard library only.
+// case that answers it. A name begins with the id (trap-01-, misbehaviour-1-) and says what must
+// hold, or which pattern it is about; cases can be selected by it (Spec::aliases).
+// Units: none.   Errors: equigrad::Error for an id that there is not.
+// Depends on: engine/error.hpp in the source.
 #pragma once
 
 #include <string>
@@ -13,9 +14,13 @@ namespace equigrad::conformance::contract {
 
 struct KnownMistake {
   std::string id;
-  std::string words;
-  bool of_loss_scale = false;
+  std::string name;   // trap-15-zero-grad-cancels-the-window
+  std::string words;  // what is seen
 };
 const std::vector<KnownMistake>& known_mistakes();
+const KnownMistake& known_mistake(const std::string& id);
+
+// The table of README.md: a row for each mistake with the cases that answer it.
+std::string known_mistakes_table();
 
 }  // namespace equigrad::conformance::contract

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <bit>
 #include <cmath>
 
 namespace equigrad::conformance::contract {
@@ -55,9 +56,35 @@ at::Tensor Heads::criterion(const at::Tensor& output, const reference::Batch& ba
   return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
 }
 
+Dropper::Dropper()
+    : first(register_module("first", torch::nn::Linear(7, 7))),
+      second(register_module("second", torch::nn::Linear(7, 7))) {}
+
+// Block l of L is kept with probability 1 - (1 - theta) l / L, and divided by it.
+at::Tensor Dropper::forward(const at::Tensor& x, const schedule::LayerDropState& drop) {
+  const auto wide = x.to(at::kFloat).contiguous();
+  uint64_t key = 0;
+  for (int64_t i = 0; i < wide.numel(); ++i)
+    key = reference::hash(key ^ std::bit_cast<uint32_t>(wide.const_data_ptr<float>()[i]));
+  auto hidden = x;
+  int block = 0;
+  for (auto* one : {&first, &second}) {
+    const auto keep = static_cast<float>(1 - (1 - drop.pld_theta) * ++block / 2);
+    key = reference::hash(key);
+    const bool kept = static_cast<double>(key >> 11) < keep * 0x1p53;
+    if (kept || !drop.progressive_layer_drop) hidden = hidden + at::tanh((*one)(hidden)) / keep;
+  }
+  return hidden;
+}
+
+at::Tensor Dropper::criterion(const at::Tensor& output, const reference::Batch& batch) {
+  return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
+}
+
 std::shared_ptr<reference::Model> make_contract_model(const std::string& name, uint64_t seed) {
   std::shared_ptr<reference::Model> model;
   if (name == "tower") model = std::make_shared<Tower>();
+  if (name == "dropper") model = std::make_shared<Dropper>();
   if (name == "heads") model = std::make_shared<Heads>();
   if (!model) return reference::make_model(name, seed);
   fill(*model, seed);

@@ -3,10 +3,11 @@
 //   nasty   the zoo's: tied, reused, frozen, empty, scalar, unused, sometimes used
 //   tower   below [3, 7] -> [3, 11], above [3, 11] -> [3, 7]
 //   heads   a trunk [3, 7] -> [3, 9] and three heads [3, 9] -> [3, 5]
+//   dropper two residual blocks [3, 7] -> [3, 7], of which progressive layer drop leaves some out
 //
 // Invariants: weights depend on (name, seed) only, and none is exactly 0 or 1.
 // Shapes: above.   Errors: c10::Error for an unknown name.
-// Depends on: reference/model.hpp.
+// Depends on: reference/model.hpp, engine/schedule/progressive_layer_drop.hpp for its state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/schedule/progressive_layer_drop.hpp"
 #include "reference/model.hpp"
 
 namespace equigrad::conformance::contract {
@@ -44,6 +46,17 @@ class Heads : public reference::Model {
 
   torch::nn::Linear base;
   std::vector<torch::nn::Linear> tops;
+};
+
+// The input's bits decide what is left out, so that ranks leave out different blocks.
+class Dropper : public reference::Model {
+ public:
+  Dropper();
+  at::Tensor forward(const at::Tensor& x, const schedule::LayerDropState& drop);
+  at::Tensor output(const reference::Batch& batch) override { return forward(batch.input, {}); }
+  at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override;
+
+  torch::nn::Linear first, second;
 };
 
 std::shared_ptr<reference::Model> make_contract_model(const std::string& name, uint64_t seed);

@@ -89,12 +89,14 @@ void zero_gradient(Play& play) {
 std::vector<Case> parameters() {
   return {
       Case{"5", "tied_reused_frozen_empty_scalar", "every odd parameter is right",
-           "the first micro-batch counts half", nasty},
+           "the first micro-batch counts half", nasty}
+          .in_every_precision(),
       Case{"5", "reused_in_one_graph", "a module used several times in one graph is right",
            "one use is detached", reused}
           .on({"tower"}),
       Case{"5", "used_on_one_rank_only", "ranks that use different parameters add each to its own",
            "rank 0's gradient goes to the other parameter", on_one_rank_only}
+          .in_every_precision()
           .on({"heads"})
           .from_world(2)
           .answering({"trap 4"}),
@@ -106,16 +108,19 @@ std::vector<Case> parameters() {
       Case{"5", "hooks_in_another_order_on_each_rank",
            "a gradient goes to its parameter in whatever order it comes", "one term is detached",
            hooks_in_another_order}
+          .in_every_precision()
           .on({"heads"})
           .from_world(2)
           .answering({"trap 4"}),
       Case{"5", "unused_by_all", "a parameter that no rank used keeps its bits and its state",
            "it is given a gradient of zeros", unused_for_a_window}
+          .in_every_precision()
           .on({"heads"})
           .lasting(3)
           .answering({"trap 3"}),
       Case{"5", "gradient_of_zeros", "a gradient that is zero is one: it counts as a step",
            "the gradient is not zero", zero_gradient}
+          .in_every_precision()
           .lasting(3)
           .clipped(Clipping::Above)};
 }

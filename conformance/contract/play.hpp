@@ -10,7 +10,8 @@
 // Shapes: a batch is that of the "nasty" model: input [3, 7] floats, target [3] classes below 5.
 // Errors: a player never throws for a finding; it notes it. A reference that is asked for a second
 // boundary in one window throws.
-// Depends on: reference/model.hpp, reference/data.hpp, engine/engine.hpp by name only.
+// Depends on: contract_case.hpp, reference/model.hpp, reference/data.hpp, engine/engine.hpp by name
+// only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/contract/contract_case.hpp"
 #include "reference/data.hpp"
 #include "reference/model.hpp"
 
@@ -36,13 +38,16 @@ struct Scene {
   int rank = 0;
   int world = 1;
   int stage = 0;
-  bool bf16 = false;
+  Precision precision = Precision::Fp32;
   int64_t accumulation = 1;  // at the beginning
   int64_t window = 0;
   uint64_t seed = 1;
   bool fault = false;  // play the program's wrong way; never set for the reference
 
-  at::ScalarType dtype() const { return bf16 ? at::kBFloat16 : at::kFloat; }
+  at::ScalarType dtype() const {
+    if (precision == Precision::Fp32) return at::kFloat;
+    return precision == Precision::Bf16 ? at::kBFloat16 : at::kHalf;
+  }
 };
 
 // What a program saw, by name; undefined tensors too.
@@ -72,6 +77,9 @@ class Play {
         scene_.dtype());
   }
 
+  // For a program: what it keeps from one window to another.
+  at::Tensor& kept() { return kept_; }
+
   virtual reference::Model& model(std::size_t which = 0) = 0;
   template <class Kind>
   Kind& as(std::size_t which = 0) {
@@ -85,6 +93,8 @@ class Play {
   // engine.backward(loss, ...).
   virtual at::Tensor backward(const at::Tensor& loss, PassOptions options = {}) = 0;
   virtual at::Tensor scale(const at::Tensor& tensor, std::size_t which = 0) = 0;
+  virtual double loss_scale(std::size_t which = 0) = 0;
+  virtual void share_loss_scale(std::size_t engine, std::size_t with) = 0;
   // A plain torch call that runs one backward pass: loss.backward(), out.backward(g), ...
   virtual void run(const Call& pass) = 0;
   // step() and zero_grad() of every engine.
@@ -116,6 +126,7 @@ class Play {
 
  private:
   const reference::Data& data_;
+  at::Tensor kept_;
 };
 
 // The window of a program whose micro-batches are alike.

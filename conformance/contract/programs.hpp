@@ -16,9 +16,11 @@ namespace equigrad::conformance::contract {
 
 std::vector<Case> ways_in();            // 1
 std::vector<Case> several_backwards();  // 2: several passes, where losses come from
+std::vector<Case> engine_forward();     // 2: with and without layer drop
 std::vector<Case> several_engines();    // 2: chained, shared, independent
 std::vector<Case> recomputation();      // 2: checkpointing, create_graph
 std::vector<Case> accumulation();       // 3
+std::vector<Case> loss_scale();         // 4
 std::vector<Case> parameters();         // 5
 std::vector<Case> exceptions();         // 6
 std::vector<Case> the_window();         // 7

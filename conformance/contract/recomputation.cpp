@@ -3,46 +3,14 @@
 
 #include "conformance/contract/models.hpp"
 #include "conformance/contract/programs.hpp"
+#include "conformance/reentrant.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
-using Block = std::function<at::Tensor(const at::Tensor&)>;
-
-struct Kept : torch::CustomClassHolder {
-  Block block;
-  explicit Kept(Block of) : block(std::move(of)) {}
-};
-
-at::Tensor forward_only(AutogradContext* context, const Block& block, const Variable& x) {
-  context->saved_data["block"] = c10::IValue::make_capsule(c10::make_intrusive<Kept>(block));
-  const at::NoGradGuard no_grad;
-  return block(x);
-}
-
-const Block& block_of(AutogradContext* context) {
-  auto capsule = context->saved_data["block"].toCapsule();
-  return static_cast<Kept*>(capsule.get())->block;
-}
-
-// Runs the block again in the backward, which differentiates it by a backward of its own.
-struct Reentrant : torch::autograd::Function<Reentrant> {
-  static Variable forward(AutogradContext* context, const Block& block, const Variable& x) {
-    context->save_for_backward({x});
-    return forward_only(context, block, x);
-  }
-  static torch::autograd::tensor_list backward(AutogradContext* context,
-                                               torch::autograd::tensor_list gradients) {
-    const torch::AutoGradMode with_grad(true);
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    block_of(context)(x).backward(gradients[0]);
-    return {at::Tensor(), x.grad()};
-  }
-};
-
-// The same by autograd::grad: the parameters' gradients leave through the outer pass.
+// Reentrant by autograd::grad: the parameters' gradients leave through the outer pass.
 struct Plain : torch::autograd::Function<Plain> {
   static Variable forward(AutogradContext* context, const Block& block, const Variable& x,
                           const Variable& weight, const Variable& bias) {
@@ -132,6 +100,7 @@ std::vector<Case> recomputation() {
   return {
       Case{"2", "checkpointing", "activations computed again in the backward change nothing",
            "what was checkpointed counts another value", plain}
+          .in_every_precision()
           .on({"tower"}),
       Case{"2", "reentrant_checkpointing", "a backward inside of a backward changes nothing",
            "what was checkpointed is halved", reentrant}

@@ -14,9 +14,9 @@ ReferencePlay::ReferencePlay(const Spec& spec, uint64_t seed, const reference::D
     : spec_(spec), turns_(spec.world) {
   for (std::size_t i = 0; i < spec.of->models.size(); ++i)
     steppers_.push_back(std::make_unique<reference::Stepper>(
-        recipe_of(spec), make_contract_model(spec.of->models[i], seed + i)));
+        recipe_of(spec.of_model(i)), make_contract_model(spec.of->models[i], seed + i)));
   for (int rank = 0; rank < spec.world; ++rank) {
-    const Scene scene = {rank, spec.world, spec.stage, spec.bf16, spec.accumulation,
+    const Scene scene = {rank, spec.world, spec.stage, spec.precision, spec.accumulation,
                          -1,   seed,       false};
     ranks_.push_back(std::make_unique<ReferenceRank>(*this, scene, data));
   }
@@ -61,9 +61,20 @@ void ReferenceRank::run(const Call& pass, std::size_t weighed, double weight) {
 
 at::Tensor ReferenceRank::backward(const at::Tensor& loss, PassOptions options) {
   const auto accumulation = static_cast<double>(scene_.accumulation);
-  run([&] { loss.backward({}, options.retain_graph); }, options.engine,
+  run([&] { scale(loss, options.engine).backward({}, options.retain_graph); }, options.engine,
       options.scale_wrt_gas ? 1.0 : accumulation);
   return options.scale_wrt_gas ? loss / accumulation : loss;
+}
+
+// In fp32, so that no 16-bit output overflows; what comes back is rounded to its type.
+at::Tensor ReferenceRank::scale(const at::Tensor& tensor, std::size_t which) {
+  const double scale = loss_scale(which);
+  return scale == 1.0 ? tensor : tensor.to(at::kFloat) * scale;
+}
+
+void ReferenceRank::share_loss_scale(std::size_t engine, std::size_t with) {
+  all_.turns_.meet(scene_.rank, "sharing a loss scale",
+                   [&] { all_.steppers_[with]->share_loss_scale(*all_.steppers_[engine]); });
 }
 
 at::Tensor ReferenceRank::parameter(const std::string& name, std::size_t which) {

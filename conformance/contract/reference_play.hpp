@@ -54,7 +54,9 @@ class ReferenceRank final : public Play {
   at::Tensor parameter(const std::string& name, std::size_t which) override;
   Engine* engine(std::size_t) override { return nullptr; }
   at::Tensor backward(const at::Tensor& loss, PassOptions options) override;
-  at::Tensor scale(const at::Tensor& tensor, std::size_t) override { return tensor; }
+  at::Tensor scale(const at::Tensor& tensor, std::size_t which) override;
+  double loss_scale(std::size_t which) override { return all_.steppers_[which]->loss_scale(); }
+  void share_loss_scale(std::size_t engine, std::size_t with) override;
   void run(const Call& pass) override { run(pass, 0, 1.0); }
   void step() override;
   void zero_grad() override;

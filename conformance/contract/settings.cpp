@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -12,21 +13,32 @@ namespace {
 constexpr double kAbove = 0.01;  // below every norm that occurs
 constexpr double kBelow = 1e6;
 
+// It begins at 2^8, grows after every other step, and halves at once.
+nlohmann::json fp16_section(const Spec& spec) {
+  if (spec.precision == Precision::Fp16Static) return {{"enabled", true}, {"loss_scale", 128}};
+  return {{"enabled", true},
+          {"loss_scale", 0},
+          {"initial_scale_power", 8},
+          {"loss_scale_window", 2},
+          {"hysteresis", 1}};
+}
+
 std::string config_text(const Spec& spec) {
   nlohmann::json config;
   config["train_micro_batch_size_per_gpu"] = 1;
   config["gradient_accumulation_steps"] = spec.accumulation;
   if (spec.of->clipping != Clipping::Off)
-    config["gradient_clipping"] = spec.of->clipping == Clipping::Above ? kAbove : kBelow;
+    config["gradient_clipping"] = spec.of->clipping == Clipping::Below ? kBelow : kAbove;
+  if (spec.of->clipping == Clipping::AboveLargest) config["gradient_norm_type"] = "inf";
   auto& optimizer = config["optimizer"];
   if (spec.of->optimizer == "SGD")
     optimizer = {{"type", "SGD"}, {"params", {{"lr", 0.1}, {"momentum", 0.9}}}};
   else
     optimizer = {{"type", spec.of->optimizer}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}};
-  if (spec.bf16) {
-    config["bf16"]["enabled"] = true;
-    if (spec.sums_in_fp32()) config["data_types"]["grad_accum_dtype"] = "fp32";
-  }
+  if (spec.precision == Precision::Bf16) config["bf16"]["enabled"] = true;
+  if (spec.is_fp16()) config["fp16"] = fp16_section(spec);
+  if (spec.precision != Precision::Fp32 && spec.sums_in_fp32())
+    config["data_types"]["grad_accum_dtype"] = "fp32";
   if (spec.of->schedule)
     config["scheduler"] = {{"type", "WarmupLR"},
                            {"params",
@@ -34,6 +46,8 @@ std::string config_text(const Spec& spec) {
                              {"warmup_max_lr", 0.01},
                              {"warmup_num_steps", 4},
                              {"warmup_type", "linear"}}}};
+  if (spec.of->drops_layers)
+    config["progressive_layer_drop"] = {{"enabled", true}, {"theta", 0.2}, {"gamma", 0.7}};
   const int bucket = (spec.world + spec.stage) % 2 == 0 ? 60 : 5000;
   auto& zero = config["zero_optimization"];
   zero["stage"] = spec.stage;
@@ -63,6 +77,13 @@ std::vector<ParameterGroup> groups_of(reference::Model& model) {
   return groups;
 }
 
+reference::LossScaleSpec loss_scale_of(const Spec& spec) {
+  using Policy = reference::LossScaleSpec::Policy;
+  if (spec.precision == Precision::Fp16Static) return {.policy = Policy::Static, .initial = 128};
+  if (spec.precision != Precision::Fp16) return {};
+  return {.policy = Policy::Zero, .initial = 256, .window = 2, .hysteresis = 1};
+}
+
 }  // namespace
 
 reference::Recipe recipe_of(const Spec& spec) {
@@ -74,9 +95,14 @@ reference::Recipe recipe_of(const Spec& spec) {
   } else {
     recipe.optimizer = {.rule = reference::Rule::AdamW, .lr = 1e-2, .weight_decay = 0.01};
   }
-  if (spec.of->clipping == Clipping::Above) recipe.gradient_clipping = kAbove;
-  recipe.compute_dtype = spec.bf16 ? at::kBFloat16 : at::kFloat;
-  recipe.accumulate_dtype = spec.sums_in_fp32() ? at::kFloat : at::kBFloat16;
+  if (spec.of->clipping == Clipping::Above || spec.of->clipping == Clipping::AboveLargest)
+    recipe.gradient_clipping = kAbove;
+  recipe.precision.infinity_norm = spec.of->clipping == Clipping::AboveLargest;
+  recipe.compute_dtype = spec.is_fp16()                      ? at::kHalf
+                         : spec.precision == Precision::Bf16 ? at::kBFloat16
+                                                             : at::kFloat;
+  recipe.accumulate_dtype = spec.sums_in_fp32() ? at::kFloat : recipe.compute_dtype;
+  recipe.precision.loss_scale = loss_scale_of(spec);
   recipe.order =
       spec.stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
   recipe.absolute_sums = false;
@@ -86,6 +112,12 @@ reference::Recipe recipe_of(const Spec& spec) {
 // The first two updates have the least rate, as with DeepSpeed's scheduler.
 double scheduled_rate(int64_t updates) {
   return 0.01 * std::min(1.0, static_cast<double>(std::max<int64_t>(updates - 1, 0)) / 4);
+}
+
+// The first two windows see 1: theta is set at a boundary, by the boundaries before it.
+double layer_drop_theta(int64_t window) {
+  const auto step = static_cast<double>(std::max<int64_t>(window - 1, 0));
+  return 0.2 + 0.8 * std::exp(-0.7 * step);
 }
 
 // A model with several groups goes in by the core, the others as modules.

@@ -175,12 +175,14 @@ std::vector<Case> several_backwards() {
   return {
       Case{"2", "two_losses_on_one_forward", "engine.backward twice through one forward adds",
            forgets, by(two_losses, true)}
+          .in_every_precision()
           .answering({"trap 1", "misbehaviour 1", "misbehaviour 2"}),
       Case{"2", "two_losses_on_one_forward_plain", "loss.backward() twice through one forward adds",
            forgets, by(two_losses, false)}
           .answering({"misbehaviour 4"}),
       Case{"2", "the_first_of_two_losses_counts_once", "an earlier pass is not counted again",
            "the first pass is counted twice", first_counted_twice}
+          .in_every_precision()
           .gas({1, 2})
           .answering({"misbehaviour 3"}),
       Case{"2", "three_losses_three_ways",
@@ -188,11 +190,13 @@ std::vector<Case> several_backwards() {
           .on({"tower"}),
       Case{"2", "forward_forward_backward_backward", "two forwards, then their two backwards, add",
            forgets, by(forward_forward_backward_backward, true)}
+          .in_every_precision()
           .answering({"trap 2", "misbehaviour 6", "misbehaviour 7"}),
       Case{"2", "forward_forward_backward_backward_plain", "so they do in plain torch calls",
            forgets, by(forward_forward_backward_backward, false)},
       Case{"2", "forward_backward_forward_backward", "two forwards, each with its backward, add",
            forgets, by(forward_backward_forward_backward, true)}
+          .in_every_precision()
           .answering({"misbehaviour 5"}),
       Case{"2", "forward_backward_forward_backward_plain", "so they do in plain torch calls",
            forgets, by(forward_backward_forward_backward, false)},

@@ -49,6 +49,17 @@ void independent(Play& play) {
   });
 }
 
+// On rank 0 the engine whose backward() is called has no parameter in the pass, the other one has.
+void reached_by_its_call_alone(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    auto loss = play.as<Heads>(1).loss_through(1, batch);
+    if (play.fault()) loss = loss * 0.5;
+    if (play.scene().rank != 0) loss = loss + uneven(play.as<Tower>(0).forward(batch.input));
+    play.backward(loss, {.engine = 0});
+  });
+}
+
 // e(e(x)), and both engines twice in one graph.
 void engines_in_a_loop(Play& play) {
   auto& first = play.as<Tower>(0);
@@ -80,6 +91,11 @@ std::vector<Case> several_engines() {
                "one engine's loss is halved", independent}
               .on({"tower", "nasty"})
               .answering({"trap 18"}),
+          Case{"2", "engine_that_some_ranks_do_not_reach",
+               "an engine whose backward() reaches only another one, on some ranks, is right",
+               "the other one's loss is halved", reached_by_its_call_alone}
+              .on({"tower", "heads"})
+              .from_world(2),
           Case{"2", "engines_in_a_loop", "two engines, each used twice in one graph, are right",
                "the second round is detached from the first", engines_in_a_loop}
               .on({"tower", "tower"})};

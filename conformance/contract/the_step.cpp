@@ -46,6 +46,7 @@ void twice(Play& play) {
 void not_finite(Play& play, double bad) {
   auto& heads = play.as<Heads>();
   const auto& scene = play.scene();
+  const bool skips = scene.precision != Precision::Fp32;
   for (int64_t number = 0; number < scene.accumulation; ++number) {
     const auto batch = play.batch(number);
     auto loss = heads.loss_through(0, batch) + heads.loss_through(1, batch);
@@ -53,20 +54,21 @@ void not_finite(Play& play, double bad) {
     if (now && !play.fault()) loss = loss + (heads.tops[1]->bias.to(at::kFloat) * bad).sum();
     play.backward(loss);
     const bool boundary = number + 1 == scene.accumulation;
-    if (!boundary || scene.window != 1 || scene.bf16) {
+    if (!boundary || scene.window != 1 || skips) {
       play.step();
       continue;
     }
     if (play.engine() == nullptr) play.step();
     play.refuse("the first in parameter \"b.bias\"", [&] { play.step(); });
   }
-  if (auto* engine = play.engine(); engine != nullptr && scene.bf16)
+  if (auto* engine = play.engine(); engine != nullptr && skips)
     play.check("skipped_steps counts it", engine->counters().skipped_steps == scene.window >= 1);
 }
 
-// In bf16 the second window is skipped: the schedule stays where it was.
+// But in fp32 the second window is skipped: the schedule stays where it was.
 void rate_follows(Play& play) {
-  if (play.scene().bf16) return not_finite(play, std::numeric_limits<double>::infinity());
+  if (play.scene().precision != Precision::Fp32)
+    return not_finite(play, std::numeric_limits<double>::infinity());
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
     const auto loss = heads.loss_through(1, play.batch(number));
@@ -90,6 +92,7 @@ std::vector<Case> rates() {
   return {Case{"11", "rate_follows_its_schedule",
                "the rate is that of the applied updates; a skipped one holds it",
                "the loss is halved, or the gradient finite", rate_follows}
+              .in_every_precision()
               .on({"heads"})
               .lasting(5)
               .scheduled()
@@ -113,19 +116,23 @@ std::vector<Case> the_step() {
   return {
       Case{"8", "step_before_the_boundary", "a step before the boundary changes nothing",
            "the boundary is expected one micro-batch early", off_the_boundary}
+          .in_every_precision()
           .gas({3, 2})
           .answering({"trap 16"}),
       Case{"8", "step_without_a_backward", "a step without a backward is refused",
-           "there is a backward", without_a_backward},
+           "there is a backward", without_a_backward}
+          .in_every_precision(),
       Case{"8", "step_twice", "a second step at the boundary is refused, and writes nothing",
            "another message is expected", twice},
-      Case{"9", "infinite_on_one_rank", "every rank skips (bf16) or refuses (fp32), none writes",
+      Case{"9", "infinite_on_one_rank", "every rank skips (16 bits) or refuses (fp32), none writes",
            "the gradient is finite", infinite}
+          .in_every_precision()
           .on({"heads"})
           .lasting(3)
           .answering({"trap 10"}),
       Case{"9", "not_a_number_on_one_rank", "so they do with clipping, which stays on",
            "the gradient is finite", no_number}
+          .in_every_precision()
           .on({"heads"})
           .lasting(3)
           .clipped(Clipping::Above)

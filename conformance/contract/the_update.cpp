@@ -48,26 +48,37 @@ std::vector<Case> the_update() {
   return {Case{"10", "defaults_adam_is_adamw_and_clipping_is_off",
                "Adam decays as AdamW does, and nothing is clipped, unless it is configured",
                "the loss is less", train}
+              .in_every_precision()
               .with_optimizer("Adam")
               .answering({"trap 19"}),
           Case{"10", "clipping_off", "without a threshold the gradient stays as it is",
                "the loss is less", train},
           Case{"10", "clipping_below", "a norm below the threshold changes no bit",
                "the loss is less", train}
+              .in_every_precision()
               .clipped(Clipping::Below),
           Case{"10", "clipping_above", "a norm above it scales the averaged gradient once",
                "the loss is less", train}
+              .in_every_precision()
               .lasting(3)
               .clipped(Clipping::Above)
               .with_optimizer("SGD"),
+          Case{"10", "clipping_above_by_the_infinity_norm", "so it does by the largest element",
+               "the loss is less", train}
+              .in_every_precision()
+              .lasting(3)
+              .clipped(Clipping::AboveLargest)
+              .with_optimizer("SGD"),
           Case{"13", "order_of_sums", "sums are added and rounded in the documented order",
                "micro-batches come in another order", order_of_sums}
+              .in_every_precision()
               .on({"tower"})
               .gas({4, 5})
               .with_optimizer("SGD")
               .answering({"trap 12"}),
           Case{"13", "masters_before_rounding", "masters are the weights before they are rounded",
                "they are expected to be rounded", masters}
+              .in_every_precision()
               .gas({1})};
 }
 

@@ -114,12 +114,14 @@ std::vector<Case> the_window() {
           .answering({"trap 15"}),
       Case{"7", "zero_grad_before_the_boundary", "a step over an emptied window changes nothing",
            "zero_grad() does nothing", zero_grad_before_the_boundary}
+          .in_every_precision()
           .lasting(3)
           .answering({"trap 15"}),
       Case{"7", "zero_grad_after_the_boundary", "zero_grad() after a step is harmless",
            "the loss is halved", zero_grad_after_the_boundary},
       Case{"7", "forward_without_gradients", "a forward between backward and step is harmless",
            "it is differentiated", forward_without_gradients}
+          .in_every_precision()
           .answering({"trap 20"}),
       Case{"7", "gradient_of_an_input", "autograd::grad of an input is torch's and adds nothing",
            "it adds to the window", gradient_of_an_input}
@@ -129,8 +131,10 @@ std::vector<Case> the_window() {
           .on({"tower"}),
       Case{"7", "siamese", "one engine used twice side by side in one graph is right",
            "one use is detached", siamese}
+          .in_every_precision()
           .on({"tower"}),
       Case{"7", "engine_of_itself", "e(e(x)) is right", "the inner use is detached", itself_again}
+          .in_every_precision()
           .on({"tower"}),
       Case{"7", "plain_model_beside", "a plain model in the process keeps its bits",
            "it is given another batch", plain_model_beside}

@@ -90,32 +90,33 @@ void refuses_non_scalar(Play& play) {
 std::vector<Case> ways_in() {
   auto plain = way("loss_backward", "loss.backward() is right at every stage", Way::Loss);
   plain.answers = {"trap 9"};
-  return {
-      way("engine_backward", "engine.backward(loss) is right at every stage", Way::Engine),
-      way("scale_backward", "engine.scale(loss).backward() is right at every stage", Way::Scale),
-      plain,
-      way("tensor_backward", "output.backward(gradient) is right at every stage", Way::Tensor),
-      {.section = "1",
-       .name = "four_ways_in_one_window",
-       .sentence = "a window may mix the four ways",
-       .fault = "what is differentiated is halved",
-       .program = mixed,
-       .accumulations = {4}},
-      {.section = "1",
-       .name = "non_scalar_output",
-       .sentence = "output.backward(gradient) takes any gradient, element by element",
-       .fault = "the gradient is all ones",
-       .program = non_scalar},
-      {.section = "1",
-       .name = "scaled_non_scalar_output",
-       .sentence = "engine.scale takes tensors that are no scalars",
-       .fault = "the gradient is all ones",
-       .program = scaled_non_scalar},
-      {.section = "1",
-       .name = "backward_of_a_non_scalar_is_refused",
-       .sentence = "engine.backward of a tensor that is no scalar is an error with a way out",
-       .fault = "a scalar is handed in, and counts",
-       .program = refuses_non_scalar}};
+  return {way("engine_backward", "engine.backward(loss) is right at every stage", Way::Engine)
+              .in_every_precision(),
+          way("scale_backward", "engine.scale(loss).backward() is right at every stage", Way::Scale)
+              .in_every_precision(),
+          plain,
+          way("tensor_backward", "output.backward(gradient) is right at every stage", Way::Tensor),
+          {.section = "1",
+           .name = "four_ways_in_one_window",
+           .sentence = "a window may mix the four ways",
+           .fault = "what is differentiated is halved",
+           .program = mixed,
+           .accumulations = {4}},
+          {.section = "1",
+           .name = "non_scalar_output",
+           .sentence = "output.backward(gradient) takes any gradient, element by element",
+           .fault = "the gradient is all ones",
+           .program = non_scalar},
+          {.section = "1",
+           .name = "scaled_non_scalar_output",
+           .sentence = "engine.scale takes tensors that are no scalars",
+           .fault = "the gradient is all ones",
+           .program = scaled_non_scalar},
+          {.section = "1",
+           .name = "backward_of_a_non_scalar_is_refused",
+           .sentence = "engine.backward of a tensor that is no scalar is an error with a way out",
+           .fault = "a scalar is handed in, and counts",
+           .program = refuses_non_scalar}};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "conformance/ranks/rank_context.hpp"
+#include "engine/comm/communication_error.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/error.hpp"
 
@@ -29,9 +30,10 @@ std::shared_ptr<comm::Communicator> RankContext::group(int world) {
       group = comm::connect_gloo(rank_, world, directory_ + "/" + name, timeout_);
     } catch (const std::exception& error) {
       const std::string text = error.what();  // LibTorch appends a backtrace, from the second line
-      throw Error("ranks.group", "expected to reach all " + std::to_string(world) +
-                                     " ranks over Gloo, got: " + text.substr(0, text.find('\n')) +
-                                     " equigrad doctor tries it with two.");
+      throw comm::CommunicationError(
+          "ranks.group", "expected to reach all " + std::to_string(world) +
+                             " ranks over Gloo, got: " + text.substr(0, text.find('\n')) +
+                             " equigrad doctor tries it with two.");
     }
   }
   return group;

@@ -206,6 +206,9 @@ void Pool::take_bytes(int slot) {
     outcome.kind = Outcome::Kind::Error;
     outcome.text = message.is_object() ? message.value("error", "") : "answer is not JSON";
     outcome.doing = note_of(slot);
+    outcome.lost_peer = message.is_object() && message.value("lost_peer", false);
+    if (message.is_object() && message.contains("lost_rank"))
+      outcome.lost_rank = message["lost_rank"].get<int>();
   }
   settle(slot, std::move(outcome));
 }

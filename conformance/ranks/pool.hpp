@@ -8,8 +8,7 @@
 // The handler is fixed when the ranks are forked; requests and answers are JSON lines over a socket
 // pair, one outstanding request a rank. A request ends with one Outcome a rank, always: an answer,
 // the text of an exception, a death with its signal or exit code, or a time-out with what the rank
-// was doing. After anything but answers the whole set is killed and forked anew, so later requests
-// find healthy ranks.
+// was doing. After anything but answers the whole set is killed and forked anew.
 //
 // Invariants: the controller has one thread whenever it forks. Ranks die with the controller; the
 // pool's directory is removed with it. A rank belongs to at most one request at a time.
@@ -45,7 +44,9 @@ struct Outcome {
   Kind kind = Kind::Ok;
   nlohmann::json answer;
   std::string text;
-  std::string doing;  // the rank's last note, where it did not answer
+  std::string doing;       // the rank's last note, where it did not answer
+  bool lost_peer = false;  // Error: `text` is that of a comm::CommunicationError
+  std::optional<int> lost_rank = std::nullopt;  // where that error knows it
 };
 
 // "rank 1 died: signal 9 (Killed) while step 1 backward", or empty when all ranks answered.

@@ -30,6 +30,7 @@ json serve_test(const json& request, RankContext& context) {
   }
   context.note("step 1 micro-batch 2 backward");
   if (mine && what == "throw") throw Error("test", "expected calm, got a storm. Wait.");
+  if (mine && what == "pretend") throw Error("rank 0/2] [comm.all_gather", "expected all.");
   if (mine && what == "die") raise(SIGKILL);
   if (mine && what == "exit") {
     fprintf(stderr, "the disk is on fire\n");
@@ -157,6 +158,16 @@ TEST(Pool, APeerThatDiesInACollectiveDoesNotHangTheOthers) {
   EXPECT_EQ(outcomes[2].kind, Outcome::Kind::Died);
   EXPECT_NE(outcomes[0].kind, Outcome::Kind::Ok);
   EXPECT_EQ(sum_of(pool.run({0, 1, 2}, {{"do", "sum"}})), 6);
+}
+
+TEST(Pool, ALostPeerIsToldByItsTypeNotByItsText) {
+  Pool pool(2, serve_test, quick());
+  const auto lost = pool.run({0, 1}, {{"do", "die-in-collective"}, {"rank", 1}});
+  EXPECT_TRUE(is_infrastructure_error(lost[0])) << lost[0].text;
+  EXPECT_EQ(lost[0].lost_rank, 1);
+  const auto like_it = pool.run({0, 1}, {{"do", "pretend"}, {"rank", 0}});
+  EXPECT_EQ(like_it[0].kind, Outcome::Kind::Error);
+  EXPECT_FALSE(is_infrastructure_error(like_it[0])) << like_it[0].text;
 }
 
 TEST(Pool, ARankKilledWhileIdleIsFoundAtTheNextRequest) {

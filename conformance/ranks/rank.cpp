@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "conformance/ranks/pool.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad::conformance::ranks {
 namespace {
@@ -80,6 +81,9 @@ void Pool::serve(int slot, int socket) {
       context.enter(envelope["rank"], envelope["members"],
                     std::chrono::milliseconds(envelope["timeout_ms"].get<long long>()));
       answer["ok"] = handler_(envelope["request"], context);
+    } catch (const comm::CommunicationError& error) {
+      answer = {{"error", without_backtrace(error.what())}, {"lost_peer", true}};
+      if (error.lost_rank()) answer["lost_rank"] = *error.lost_rank();
     } catch (const std::exception& error) {
       answer = {{"error", without_backtrace(error.what())}};
     } catch (...) {
@@ -118,11 +122,9 @@ bool all_ok(const std::vector<Outcome>& outcomes) {
 bool is_infrastructure_error(const Outcome& outcome) {
   if (outcome.kind != Outcome::Kind::Error) return false;
   const auto& text = outcome.text;
-  // "[rank 0/2] [comm.all_gather] ...", what a communicator throws when a collective fails.
-  const bool wire = text.rfind("[rank ", 0) == 0 && text.find("] [comm.") != std::string::npos;
   const bool memory = text.find("bad_alloc") != std::string::npos ||
                       text.find("can't allocate memory") != std::string::npos;
-  return wire || memory || text.rfind("[ranks.", 0) == 0;
+  return outcome.lost_peer || memory;
 }
 
 std::string failures(const std::vector<Outcome>& outcomes) {

@@ -42,6 +42,13 @@ TEST(Annotations, AMissedFaultComesBeforeEveryFailure) {
   EXPECT_THAT(text, EndsWith("::and 38 more, see the summary of this job\n"));
 }
 
+TEST(Annotations, WhatEndedTheRunIsToldFirst) {
+  reports::Run run = example_run();
+  run.failure = "no answer";
+  EXPECT_THAT(reports::to_annotations(run),
+              HasSubstr("::error title=equigrad broken::The run ended before its first case: no"));
+}
+
 TEST(Annotations, ARunThatComparedNothingIsReported) {
   reports::Run run = large_run(8, 0);
   run.cases.clear();

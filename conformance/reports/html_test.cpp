@@ -158,6 +158,12 @@ TEST(Html, TheBannerSaysTheOutcomeAndWhatWasNotRun) {
   EXPECT_TRUE(shows(page, "3 of 3 planted faults</a> caught"));
 }
 
+TEST(Html, TheBannerSaysWhatEndedTheRunAndItIsInert) {
+  reports::Run run = example_run();
+  run.failure = "no <b>answer</b>";
+  EXPECT_TRUE(shows(reports::to_html(run), "first case: no &lt;b&gt;answer"));
+}
+
 TEST(Html, TheMatrixHasOneCellForEachStagePrecisionStyleAndNumberOfRanks) {
   const std::string page = reports::to_html(large_run(512, 0));
   const size_t begin = page.find("<section id=\"matrix\"");

@@ -122,6 +122,8 @@ reports::Run awkward_run() {
   reports::Run run = example_run();
   run.seed = std::numeric_limits<uint64_t>::max();
   run.interrupted = true;
+  run.signal = 15;
+  run.failure = "no answer from \"rank 1\"";
   run.self_checks[0].caught = false;
   run.cases[1].seconds = 1.0 / 3;
   run.cases[1].lanes[2].margin = std::nan("");
@@ -149,6 +151,8 @@ TEST(Json, TheSchemaRefusesWhatItDoesNotDescribe) {
   const json good = json::parse(reports::to_json(example_run()));
   const std::vector<std::pair<const char*, json>> changes = {
       {"/verdict/outcome", "splendid"},
+      {"/signal", 9},
+      {"/failure", 3},
       {"/schema_version", 2},
       {"/seed", 7},
       {"/seed", "seven"},
@@ -180,6 +184,8 @@ TEST(Json, WhatIsWrittenReadsBackToTheSameRun) {
   }
   const reports::Run back = reports::from_json(reports::to_json(awkward_run()));
   EXPECT_EQ(back.seed, std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(back.signal, 15);
+  EXPECT_EQ(back.failure, awkward_run().failure);
   EXPECT_EQ(back.cases[0].lanes[0].compared, kBeyondDouble);
   EXPECT_EQ(back.cases[1].seconds, 1.0 / 3);
   EXPECT_EQ(back.cases[1].lanes[2].worst->bound, 5e-324);

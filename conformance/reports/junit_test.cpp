@@ -65,6 +65,15 @@ TEST(JUnit, AMissedFaultIsAFailure) {
   EXPECT_THAT(root.all("failure")[0]->text, HasSubstr("averaged_twice"));
 }
 
+TEST(JUnit, WhatEndedTheRunIsAnError) {
+  reports::Run run = example_run();
+  run.failure = "no <answer>";
+  const std::string text = reports::to_junit(run);
+  EXPECT_THAT(text, HasSubstr("message=\"no &lt;answer&gt;\" type=\"crashed\""));
+  EXPECT_THAT(text,
+              HasSubstr("<testsuite name=\"self_check\" tests=\"4\" failures=\"0\" errors=\"1\""));
+}
+
 TEST(JUnit, ACaseThatComparedNothingIsAFailure) {
   reports::Run run = large_run(8, 0);
   run.cases[0].lanes.clear();

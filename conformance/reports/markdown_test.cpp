@@ -48,6 +48,12 @@ TEST(Markdown, ForeignTextCannotLeaveItsCell) {
                         "\\`code\\` \\*bold\\* | 1 |\n"));
 }
 
+TEST(Markdown, WhatEndedTheRunIsToldAndInert) {
+  reports::Run run = example_run();
+  run.failure = "no <b>answer</b>";
+  EXPECT_THAT(reports::to_markdown(run), HasSubstr("no &lt;b&gt;answer"));
+}
+
 TEST(Markdown, AMessageCannotCloseItsCodeBlock) {
   reports::Run run = example_run();
   run.cases[2].message = "before\n````\n<script>after";

@@ -83,6 +83,24 @@ TEST(Record, AnInterruptedRunSaysSoBeforeAnythingElse) {
   run.interrupted = true;
   EXPECT_EQ(reports::outcome(run), Outcome::Interrupted);
   EXPECT_EQ(reports::exit_code(run), 130);
+  run.signal = 15;
+  EXPECT_EQ(reports::exit_code(run), 143);
+  run.failure = "no answer";
+  EXPECT_EQ(reports::exit_code(run), 143);
+  run.interrupted = false;
+  EXPECT_EQ(reports::outcome(run), Outcome::Broken);
+  EXPECT_EQ(reports::exit_code(run), 3);
+}
+
+TEST(Record, WhatEndedOneShardEndsTheMergedRun) {
+  reports::Run first = large_run(8, 0), second = first;
+  second.cases.clear();
+  second.failure = "no answer";
+  EXPECT_EQ(reports::merge({first, second}).failure, "no answer");
+  second.failure.clear();
+  second.interrupted = true;
+  second.signal = 15;
+  EXPECT_EQ(reports::exit_code(reports::merge({first, second})), 143);
 }
 
 TEST(Record, CountsAddUp) {

@@ -3,11 +3,14 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <chrono>
+#include <optional>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 #include <vector>
 
-#include "engine/error.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad::comm {
 namespace {
@@ -16,15 +19,29 @@ struct Caller {
   const char* collective;
   int rank;
   int world_size;
+  std::shared_ptr<const Peers> peers;
 };
 
+// A connection breaks a moment before its process has ended.
+std::optional<int> lost_rank(const Caller& caller) {
+  for (int tries = 0; tries < 20; ++tries) {
+    for (const int rank : caller.peers->ended())
+      if (rank != caller.rank) return rank;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  if (caller.world_size == 2) return 1 - caller.rank;
+  return std::nullopt;
+}
+
 [[noreturn]] void fail(const Caller& caller, const char* reason) {
-  throw Error(
+  const auto lost = lost_rank(caller);  // c10d tells an address at most
+  throw CommunicationError(
       fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective),
-      fmt::format(
-          "expected all {} ranks to take part in time, got: {}. Look for a rank that ended, threw, "
-          "or made other calls than this one.",
-          caller.world_size, reason));
+      fmt::format("expected all {} ranks to take part in time, got: {}. Look for {}, which ended, "
+                  "threw, or made other calls than this one.",
+                  caller.world_size, reason,
+                  lost ? fmt::format("rank {}", *lost) : std::string("a rank")),
+      lost);
 }
 
 // c10d's own messages end in a backtrace; the first line says what happened.
@@ -42,7 +59,7 @@ auto with_context(const Caller& caller, Function&& function) {
 class BackendPending final : public Pending {
  public:
   BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller, Workspace::Room sent = {})
-      : work_(std::move(work)), caller_(caller), sent_(std::move(sent)) {}
+      : work_(std::move(work)), caller_(std::move(caller)), sent_(std::move(sent)) {}
   void wait() override {
     with_context(caller_, [&] { return work_->wait(); });
     sent_.give_back();
@@ -57,8 +74,11 @@ class BackendPending final : public Pending {
 class BackendCommunicator final : public Communicator {
  public:
   BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, c10::Device device,
-                      GatherBy gather_by)
-      : backend_(std::move(backend)), device_(device), gather_by_(gather_by) {}
+                      GatherBy gather_by, Peers peers)
+      : backend_(std::move(backend)),
+        device_(device),
+        gather_by_(gather_by),
+        peers_(std::make_shared<const Peers>(std::move(peers))) {}
 
   int rank() const override { return backend_->getRank(); }
   int world_size() const override { return backend_->getSize(); }
@@ -104,7 +124,7 @@ class BackendCommunicator final : public Communicator {
 
  private:
   PendingPtr gather_by_copies(const at::Tensor& output, const at::Tensor& input) {
-    const Caller caller{"all_gather", rank(), world_size()};
+    const Caller caller{"all_gather", rank(), world_size(), peers_};
     auto copies = workspace().take(world_size() * input.numel(), input.options());
     copies.tensor().view({world_size(), input.numel()}).copy_(input);
     auto work = with_context(caller, [&] {
@@ -118,20 +138,21 @@ class BackendCommunicator final : public Communicator {
 
   template <class Function>
   PendingPtr start(const char* collective, Function&& function) {
-    const Caller caller{collective, rank(), world_size()};
+    const Caller caller{collective, rank(), world_size(), peers_};
     return std::make_unique<BackendPending>(with_context(caller, function), caller);
   }
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   c10::Device device_;
   GatherBy gather_by_;
+  std::shared_ptr<const Peers> peers_;
 };
 
 }  // namespace
 
 std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                   c10::Device device, GatherBy gather_by) {
-  return std::make_shared<BackendCommunicator>(backend, device, gather_by);
+                                   c10::Device device, GatherBy gather_by, Peers peers) {
+  return std::make_shared<BackendCommunicator>(backend, device, gather_by, std::move(peers));
 }
 
 at::Tensor exchange(Communicator& communicator, const at::Tensor& message) {

@@ -2,7 +2,7 @@
 //
 // Invariants: as in communicator.hpp. A failed collective is told with its name, the rank, and what
 // c10d said.
-// Errors: equigrad::Error.
+// Errors: CommunicationError, with the lost rank if its process has ended, or if there are but two.
 // Depends on: ATen tensors; c10d by name only.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "engine/comm/communicator.hpp"
+#include "engine/comm/peers.hpp"
 
 namespace c10d {
 class Backend;
@@ -27,7 +28,7 @@ namespace equigrad::comm {
 enum class GatherBy { AllGather, AllToAll };
 
 std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                   c10::Device device, GatherBy gather_by);
+                                   c10::Device device, GatherBy gather_by, Peers peers = {});
 
 std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                         int world_size, std::chrono::milliseconds timeout);

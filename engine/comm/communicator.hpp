@@ -6,9 +6,10 @@
 // except all_reduce_sum and reduce_scatter_sum, which are the backend's own; the engine's
 // documented order is built on all_to_all in comm/reduction.hpp.
 // Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
-// Errors: equigrad::Error naming the collective and this rank, when a peer is lost or the time-out
-// passes (Gloo). NCCL reports through its watchdog, which ends the process.
-// Depends on: ATen tensors, comm/workspace, comm/rendezvous. Only comm/*.cpp includes c10d.
+// Errors: CommunicationError naming the collective and this rank, when a peer is lost or the time-
+// out passes (Gloo), and the lost rank where it is known. NCCL reports through its watchdog, which
+// ends the process. Depends on: ATen tensors, comm/workspace, comm/rendezvous. Only comm/*.cpp
+// includes c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -38,7 +38,8 @@ std::string describe(int64_t seat, int64_t meeting, int64_t number) {
 
 // The messages of all ranks.
 struct Rendezvous::Said {
-  at::Tensor words;  // [W, words]
+  at::Tensor words;        // [W, words]
+  std::size_t seat_words;  // of them, behind the place
   int64_t world() const { return words.size(0); }
   int64_t at(int64_t rank, int64_t word) const {
     return words.const_data_ptr<int64_t>()[rank * words.size(1) + word];
@@ -47,6 +48,13 @@ struct Rendezvous::Said {
   Meeting meeting(int64_t rank) const { return static_cast<Meeting>(at(rank, 1)); }
   int64_t number(int64_t rank) const { return at(rank, 2); }
   int64_t flag(int64_t rank) const { return at(rank, 3); }
+  bool bit(int64_t rank, std::size_t word, std::size_t which) const {
+    const auto at_word = static_cast<int64_t>(word + which / kBitsPerWord);
+    return ((at(rank, at_word) >> (which % kBitsPerWord)) & 1) != 0;
+  }
+  bool has_seat(int64_t rank, int64_t seat) const {
+    return bit(rank, kPlaceWords, static_cast<std::size_t>(seat));
+  }
   bool full_bucket(int64_t rank) const {
     return meeting(rank) == Meeting::Bucket && flag(rank) == 0;
   }
@@ -55,50 +63,60 @@ struct Rendezvous::Said {
     std::vector<bool> any(count);
     for (int64_t rank = 0; rank < world(); ++rank) {
       if (this->seat(rank) != seat || this->meeting(rank) != meeting) continue;
-      for (std::size_t mark = 0; mark < count; ++mark) {
-        const auto word = static_cast<int64_t>(kPlaceWords + mark / kBitsPerWord);
-        if (((at(rank, word) >> (mark % kBitsPerWord)) & 1) != 0) any[mark] = true;
-      }
+      for (std::size_t mark = 0; mark < count; ++mark)
+        if (bit(rank, kPlaceWords + seat_words, mark)) any[mark] = true;
     }
     return any;
   }
 };
 
+// Engines are made at a meeting, so ranks that talk have made as many.
+std::size_t Rendezvous::seat_words() const {
+  return (static_cast<std::size_t>(next_seat_) + kBitsPerWord - 1) / kBitsPerWord;
+}
+
 Rendezvous::Said Rendezvous::say(int64_t seat, const Place& place, const std::vector<bool>& marks) {
-  const std::size_t words = kPlaceWords + (widest_ + kBitsPerWord - 1) / kBitsPerWord;
+  const std::size_t before = kPlaceWords + seat_words();
+  const std::size_t words = before + (widest_ + kBitsPerWord - 1) / kBitsPerWord;
   const auto mine = at::zeros({static_cast<int64_t>(words)}, at::kLong);
   auto* message = mine.mutable_data_ptr<int64_t>();
   message[0] = seat;
   message[1] = static_cast<int64_t>(place.meeting);
   message[2] = place.number;
   message[3] = place.flag;
-  for (std::size_t mark = 0; mark < marks.size(); ++mark) {
-    if (marks[mark])
-      message[kPlaceWords + mark / kBitsPerWord] |= int64_t{1} << (mark % kBitsPerWord);
-  }
-  return {comm::exchange(communicator_, mine)};
+  const auto set_bit = [&](std::size_t word, std::size_t bit) {
+    message[word + bit / kBitsPerWord] |= int64_t{1} << (bit % kBitsPerWord);
+  };
+  for (const auto& [number, one] : seats_) set_bit(kPlaceWords, static_cast<std::size_t>(number));
+  for (std::size_t mark = 0; mark < marks.size(); ++mark)
+    if (marks[mark]) set_bit(before, mark);
+  return {comm::exchange(communicator_, mine), seat_words()};
 }
 
-// Every engine's wanted pages, engines in the order of their making.
+// Every engine's wanted pages, engines in the order of their making. A gather takes all ranks: if
+// one has no such engine any more, none begins, and all throw.
 void Rendezvous::gather(const Said& said) {
   std::map<int64_t, int64_t> wanting;  // seat, a rank
   for (int64_t rank = 0; rank < said.world(); ++rank) {
     if (said.meeting(rank) == Meeting::Pages) wanting.emplace(said.seat(rank), rank);
   }
-  for (const auto& [number, rank] : wanting) {
-    const auto found = seats_.find(number);
-    if (found == seats_.end()) {
+  for (const auto& [number, reader] : wanting) {
+    for (int64_t rank = 0; rank < said.world(); ++rank) {
+      if (said.has_seat(rank, number)) continue;
       throw Error("comm.rendezvous",
-                  fmt::format("expected engine {} on every rank, got a rank that has destroyed it "
-                              "while rank {} reads its parameters. Destroy engines on every rank "
-                              "at the same place.",
-                              number, rank));
+                  fmt::format("expected engine {} on every rank, got rank {}, which has destroyed "
+                              "it while rank {} reads its parameters. Destroy engines on every "
+                              "rank at the same place.",
+                              number, rank, reader));
     }
-    const auto any = said.marks(number, Meeting::Pages, found->second->marks_);
+  }
+  for (const auto& [number, reader] : wanting) {
+    auto* seat = seats_.at(number);
+    const auto any = said.marks(number, Meeting::Pages, seat->marks_);
     std::vector<std::size_t> pages;
     for (std::size_t page = 0; page < any.size(); ++page)
       if (any[page]) pages.push_back(page);
-    found->second->gather_(pages);
+    seat->gather_(pages);
   }
 }
 

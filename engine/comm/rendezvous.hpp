@@ -13,9 +13,11 @@
 //
 // Invariants: all ranks leave an exchange with the same answer; ranks take their seats in the same
 // order; one thread of a rank speaks.
-// Shapes: a message is 4 + ceil(marks / 63) int64 words, marks of the widest seat there has been.
+// Shapes: a message is 4 + ceil(seats / 63) + ceil(marks / 63) int64 words: the place, which of all
+// seats there have been this rank still has, and marks of the widest of them.
 // Errors: equigrad::Error naming the ranks: those at different places while nobody wants a page,
-// one whose pass threw, one that wants a page of an engine which another has destroyed.
+// one whose pass threw, one that wants a page of an engine which another has destroyed. All ranks
+// get the error, at once.
 // Depends on: ATen tensors; comm/communicator by name.
 #pragma once
 
@@ -61,6 +63,7 @@ class Rendezvous {
   Met exchange(int64_t seat, const Place& place, const std::vector<bool>& marks);
   Said say(int64_t seat, const Place& place, const std::vector<bool>& marks);
   void gather(const Said& said);
+  std::size_t seat_words() const;
 
   Communicator& communicator_;
   std::map<int64_t, Seat*> seats_;

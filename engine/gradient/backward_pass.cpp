@@ -31,21 +31,30 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
   bool open = false;
   int64_t pass = 0;              // number of the pass, for late callbacks of an abandoned one
   std::vector<int> graph_tasks;  // of the pass under way
+  std::vector<int> reached;      // those of them with a gradient
   int64_t completed = 0;
+
+  // Whether it was not among them.
+  static bool add(std::vector<int>& tasks, int task) {
+    const bool is_new = std::find(tasks.begin(), tasks.end(), task) == tasks.end();
+    if (is_new) tasks.push_back(task);
+    return is_new;
+  }
+
+  void join() {
+    if (!open) begin();
+    if (!add(graph_tasks, current_graph_task())) return;
+    at_end_of_pass(order, [token = std::make_shared<Task>(weak_from_this(), pass)] {
+      if (const auto self = token->state.lock()) self->end(token->pass);
+      token->ended = true;
+    });
+    if (graph_tasks.size() == 1) callbacks.begin();
+  }
 
   void ready(const WatchedParameter& parameter, const at::Tensor& leaf) {
     const at::NoGradGuard no_grad;
-    const int task = current_graph_task();
-    if (!open) begin();
-    if (std::find(graph_tasks.begin(), graph_tasks.end(), task) == graph_tasks.end()) {
-      graph_tasks.push_back(task);
-      at_end_of_pass(order, [token = std::make_shared<Task>(weak_from_this(), pass)] {
-        if (const auto self = token->state.lock()) self->end(token->pass);
-        token->ended = true;
-      });
-      if (graph_tasks.size() == 1) callbacks.begin();
-      if (callbacks.graph_task) callbacks.graph_task();
-    }
+    join();
+    if (add(reached, current_graph_task()) && callbacks.graph_task) callbacks.graph_task();
     const at::Tensor gradient = leaf.grad();
     leaf.mutable_grad() = at::Tensor();
     if (gradient.layout() != c10::kStrided) {
@@ -59,6 +68,7 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
     open = true;
     ++pass;
     graph_tasks.clear();
+    reached.clear();
   }
 
   void abandon(int64_t number) noexcept {
@@ -133,6 +143,11 @@ BackwardPass::~BackwardPass() {
       torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, hook->release_previous());
     }
   }
+}
+
+void BackwardPass::join() {
+  const at::NoGradGuard no_grad;
+  state_->join();
 }
 
 int64_t BackwardPass::completed() const { return state_->completed; }

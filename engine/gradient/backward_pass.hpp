@@ -57,6 +57,9 @@ class BackwardPass {
 
   // Passes that ended, since construction.
   int64_t completed() const;
+  // Inside of a graph task: it is one of this pass, whatever it reaches. Who calls it at the root
+  // ends at its place among all that take part, on ranks that reach no parameter too.
+  void join();
   // Runs `backward`. A pass that reaches no parameter of this rank still begins and ends, or is
   // abandoned, since others wait for it; unless it is part of a pass that is under way.
   void run(const std::function<void()>& backward);

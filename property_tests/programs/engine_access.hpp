@@ -12,16 +12,18 @@
 namespace equigrad::property_tests::programs {
 
 // This rank's slice; a copy of everything, since only its bounds are used.
-inline LocalShard EnginePlayer::part_of(const std::string& name) const {
-  const auto shards = engine_->local_shards();
+inline LocalShard EnginePlayer::part_of(const std::string& name, std::size_t which) const {
+  const auto shards = engines_[which]->local_shards();
   return *std::find_if(shards.begin(), shards.end(),
                        [&](const LocalShard& shard) { return shard.name == name; });
 }
 
 inline void EnginePlayer::get(const json& call) {
-  auto& access = engine_->access();
+  const std::size_t which = call.at("engine");
+  auto& access = engines_[which]->access();
   const std::string what = call.at("what"), name = call.at("name");
-  if (what == "parameter") return expect("parameter " + name, engine_->full_parameter(name));
+  if (what == "parameter")
+    return expect("parameter " + name + of(which), engines_[which]->full_parameter(name));
   const bool local = call.at("local");
   at::Tensor got;
   if (what == "gradient") got = local ? access.local_gradient(name) : access.full_gradient(name);
@@ -29,17 +31,18 @@ inline void EnginePlayer::get(const json& call) {
   if (what != "gradient" && what != "master")
     got =
         local ? access.local_optimizer_state(name, what) : access.full_optimizer_state(name, what);
-  expect("value", got, local ? part_of(name) : LocalShard());
+  expect("value", got, local ? part_of(name, which) : LocalShard());
 }
 
 inline void EnginePlayer::set(const json& call) {
-  auto& access = engine_->access();
+  const std::size_t which = call.at("engine");
+  auto& access = engines_[which]->access();
   const std::string what = call.at("what"), name = call.at("name");
-  const auto parameter = model_->named_parameters()[name];
+  const auto parameter = network_.models()[which]->named_parameters()[name];
   auto value = value_for(at::empty(parameter.sizes()), call.at("value"));
   const bool local = call.at("local");
   if (local) {
-    const auto part = part_of(name);
+    const auto part = part_of(name, which);
     value = value.flatten().slice(0, part.begin, part.end);
   }
   if (what == "gradient")
@@ -49,30 +52,38 @@ inline void EnginePlayer::set(const json& call) {
   else
     local ? access.set_local_optimizer_state(name, what, value)
           : access.set_full_optimizer_state(name, what, value);
-  if (what == "master") expect("parameter " + name, engine_->full_parameter(name));
+  if (what == "master")
+    expect("parameter " + name + of(which), engines_[which]->full_parameter(name));
 }
 
 inline void EnginePlayer::expect_everything() {
-  const auto shards = engine_->local_shards();
-  if (shards.size() != trained(setting_).size()) note("local_shards: not one for each parameter");
-  for (const auto& shard : shards) {
-    expect("master " + shard.name, shard.master, shard);
-    if (shard.state.size() != state_names(setting_).size()) note("not as many states");
-    for (const auto& [state, value] : shard.state) expect(state + " " + shard.name, value, shard);
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    const auto shards = engines_[i]->local_shards();
+    if (shards.size() != trained(setting_).size()) note("local_shards: not one for each parameter");
+    for (const auto& shard : shards) {
+      expect("master " + shard.name + of(i), shard.master, shard);
+      if (shard.state.size() != state_names(setting_).size()) note("not as many states");
+      for (const auto& [state, value] : shard.state)
+        expect(state + " " + shard.name + of(i), value, shard);
+    }
+    for (const auto& [name, parameter] : reference::unique_parameters(*network_.models()[i]))
+      expect("parameter " + name + of(i), engines_[i]->full_parameter(name));
   }
-  for (const auto& [name, parameter] : reference::unique_parameters(*model_))
-    expect("parameter " + name, engine_->full_parameter(name));
 }
 
 inline void EnginePlayer::expect_numbers() {
-  const auto& counters = engine_->counters();
-  const auto norm = engine_->get_global_grad_norm();
-  expect("boundary", number(engine_->is_gradient_accumulation_boundary()));
-  expect("applied", number(engine_->was_step_applied()));
-  expect("micro_steps", number(static_cast<double>(counters.micro_steps)));
-  expect("global_steps", number(static_cast<double>(counters.global_steps)));
-  expect("skipped_steps", number(static_cast<double>(counters.skipped_steps)));
-  expect("norm", norm ? number(*norm) : at::Tensor());
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    const auto& engine = *engines_[i];
+    const auto& counters = engine.counters();
+    const auto norm = engine.get_global_grad_norm();
+    expect("boundary" + of(i), number(engine.is_gradient_accumulation_boundary()));
+    expect("applied" + of(i), number(engine.was_step_applied()));
+    expect("micro_steps" + of(i), number(static_cast<double>(counters.micro_steps)));
+    expect("global_steps" + of(i), number(static_cast<double>(counters.global_steps)));
+    expect("skipped_steps" + of(i), number(static_cast<double>(counters.skipped_steps)));
+    expect("norm" + of(i), norm ? number(*norm) : at::Tensor());
+    expect("loss scale" + of(i), number(engine.loss_scale()));
+  }
 }
 
 }  // namespace equigrad::property_tests::programs

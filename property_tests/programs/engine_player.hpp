@@ -25,14 +25,18 @@ namespace equigrad::property_tests::programs {
 class EnginePlayer {
  public:
   EnginePlayer(const json& setting, int rank, const std::shared_ptr<comm::Communicator>& group)
-      : setting_(setting),
-        rank_(rank),
-        model_(std::make_shared<SmallModel>(setting)),
-        engine_(initialize(*model_, config_of(setting).dump(), group)) {
-    engine_->on_step([this](const std::vector<LocalShard>& shards) {
-      ++observed_;
-      for (const auto& shard : shards) expect("gradient " + shard.name, shard.gradient, shard);
-    });
+      : setting_(setting), rank_(rank), network_(setting), observed_(network_.models().size()) {
+    for (const auto& model : network_.models()) {
+      const auto i = engines_.size();
+      engines_.push_back(initialize(*model, config_of(setting).dump(), group));
+      engines_[i]->on_step([this, i](const std::vector<LocalShard>& shards) {
+        ++observed_[i];
+        for (const auto& shard : shards)
+          expect("gradient " + shard.name + of(i), shard.gradient, shard);
+      });
+    }
+    if (setting.at("precision") == 2 && engines_.size() == 2)
+      engines_[1]->share_loss_scale(*engines_[0]);
   }
 
   // The first thing that is wrong, or nothing.
@@ -79,6 +83,15 @@ class EnginePlayer {
   void backward(const json& call);
   void throwing(const json& call);
   void twice(const json& call);
+  Kept run(const json& call, int branch, Throw where = Throw::None) {
+    return network_.run(batch(call), branch, where);
+  }
+  template <class Visit>
+  void each_engine(Visit visit) {
+    for (auto& engine : engines_) visit(*engine);
+  }
+
+  void window(const json& call);
   void step(const json& call);
   void get(const json& call);
   void set(const json& call);
@@ -86,15 +99,15 @@ class EnginePlayer {
   void refuse(const std::string& what);
   void expect_everything();
   void expect_numbers();
-  LocalShard part_of(const std::string& name) const;
+  LocalShard part_of(const std::string& name, std::size_t which) const;
 
   const json& setting_;
   int rank_;
-  std::shared_ptr<SmallModel> model_;
-  std::unique_ptr<Engine> engine_;
+  Network network_;
+  std::vector<std::unique_ptr<Engine>> engines_;
   std::map<int, Kept> kept_;
-  std::shared_ptr<void> guard_;
-  int observed_ = 0;
+  std::vector<std::shared_ptr<void>> guards_;
+  std::vector<int> observed_;
   const Seen* want_ = nullptr;
   std::string wrong_;
 };

@@ -4,135 +4,38 @@
 //
 // Invariants: the listing makes the calls that EnginePlayer makes, in the same order.
 // Units: none.   Errors: none.
-// Depends on: wishes.hpp. No torch.
+// Depends on: call_texts.hpp. No torch.
 #pragma once
 
-#include <array>
 #include <string>
 
-#include "property_tests/programs/misuse_texts.hpp"
-#include "property_tests/programs/wishes.hpp"
+#include "property_tests/programs/call_texts.hpp"
 
 namespace equigrad::property_tests::programs {
 
-inline std::string text_of(bool value) { return value ? "true" : "false"; }
-
-inline std::string run_text(const json& call, const std::string& branch,
-                            const std::string& where = "") {
-  return "model->run(batch(" + call.at("batch").dump() + "), " + branch + where + ")";
-}
-
-inline std::string branch_text(const json& call) {
-  const auto branch = call.at("branch").dump();
-  if (!call.at("by_rank").get<bool>()) return branch;
-  return branch == "5" ? "rank % 2 == 0 ? 5 : 0" : "(" + branch + " + rank) % 5";
-}
-
-inline std::string pass_text(const json& call, const std::string& roots) {
-  std::string text = "differentiate({" + roots + "}, {.style = " + call.at("style").dump();
-  if (call.value("retain", false)) text += ", .retain = true";
-  if (!call.value("gas", true)) text += ", .gas = false";
-  if (call.value("infinite", false)) text += ", .infinite = rank == 0";
-  return text + "}, engine.get());";
-}
-
-// The styles that need no helper, in the words of a user.
-inline std::string backward_text(const json& call) {
-  std::string roots, losses;
-  for (const auto& slot : call.at("slots")) {
-    const std::string kept = "kept[" + slot.dump() + "]";
-    roots += (roots.empty() ? "" : ", ") + kept;
-    losses += (losses.empty() ? "" : " + ") + kept + ".loss";
-  }
-  if (call.value("infinite", false) || call.at("style") == 3) return pass_text(call, roots);
-  const auto retain = text_of(call.value("retain", false));
-  if (call.at("style") == 0)
-    return "engine->backward(" + losses + ", " + retain + ", " + text_of(call.value("gas", true)) +
-           ");";
-  if (call.at("style") == 1) return "engine->scale(" + losses + ").backward({}, " + retain + ");";
-  return "(" + losses + ").backward({}, " + retain + ");";
-}
-
-inline std::string throw_text(const json& call) {
-  const bool all = call.at("rank").is_null();
-  constexpr std::array kPlaces = {"Throw::Midway", "Throw::Top", "Throw::Late"};
-  const std::string place = kPlaces[call.at("place").get<std::size_t>()];
-  const std::string where =
-      all ? ", " + place : ", rank == " + call.at("rank").dump() + " ? " + place + " : Throw::None";
-  std::string text = "try {\n  " + pass_text(call, run_text(call, "1", where)) +
-                     "\n} catch (const std::exception&) {\n";
-  if (call.at("again").get<bool>())
-    text += "  " + pass_text(call, run_text(call, "1")) + "  // the others count it\n";
-  text += "}";
-  if (call.at("probe").get<bool>()) text += "  // a getter in between is refused";
-  if (call.at("counts").get<bool>() && !call.at("again").get<bool>())
-    text += "\nengine->zero_grad();";
-  return text;
-}
-
-inline std::string access_text(const json& call) {
-  const std::string what = call.at("what"), name = "\"" + call.at("name").get<std::string>() + "\"";
-  if (what == "parameter") return "engine->full_parameter(" + name + ");";
-  const std::string scope = call.at("local").get<bool>() ? "local_" : "full_";
-  const bool state = what != "gradient" && what != "master";
-  std::string text = "engine->access()." + std::string(call.at("call") == "set" ? "set_" : "") +
-                     scope + (state ? "optimizer_state" : what) + "(" + name;
-  if (state) text += ", \"" + what + "\"";
-  if (call.at("call") == "set") {
-    const std::string value = "value(" + call.at("value").dump() + ", " + name + ")";
-    text += call.at("local").get<bool>() ? ", mine(" + name + ", " + value + ")" : ", " + value;
-  }
-  return text + ");";
-}
-
-inline std::string text_of(const json& call) {
-  const std::string name = call.at("call");
-  if (name == "forward")
-    return "kept[" + call.at("slot").dump() + "] = " + run_text(call, branch_text(call)) + ";";
-  if (name == "backward") return backward_text(call);
-  if (name == "throw") return throw_text(call);
-  if (name == "twice")
-    return "kept[0] = " + run_text(call, call.at("branch").dump()) + ";\n" +
-           pass_text(call, "kept[0]") + "\ntry { " + pass_text(call, "kept[0]") +
-           " } catch (const std::exception&) {}";
-  if (name == "zero_grad") return "engine->zero_grad();";
-  if (name == "step") return "engine->step();";
-  if (name == "boundary") {
-    const auto& value = call.at("value");
-    return "engine->set_gradient_accumulation_boundary(" +
-           (value.is_null() ? "std::nullopt" : value.dump()) + ");";
-  }
-  if (name == "no_sync") return "guard = engine->no_sync();";
-  if (name == "end_no_sync") return "guard.reset();";
-  if (name == "batch_size")
-    return "engine->set_train_batch_size(" + call.at("accumulation").dump() + " * 2 * world);";
-  if (name == "get" || name == "set") return access_text(call);
-  if (name == "look")
-    return std::string(call.at("alone").get<bool>() ? "if (rank == 0) " : "") +
-           "{ const at::NoGradGuard no_grad; " + run_text(call, "3") + "; }";
-  if (name == "grad")
-    return "torch::autograd::grad({" + run_text(call, "1") + ".loss}, {model->weight()});";
-  if (name == "refuse") return misuse_text(call.at("what"));
-  return "// then everything is compared";
-}
-
 // The whole program.
 inline std::string listing(const json& setting, const json& config, const json& calls) {
-  std::string text = "const json setting = R\"(" + setting.dump() +
-                     ")\"_json;\nauto model = std::make_shared<SmallModel>(setting);\n"
-                     "auto engine = initialize(*model, R\"(" +
-                     config.dump() +
-                     ")\", context.group());\n"
-                     "const int rank = context.rank(), world = context.world_size();\n"
-                     "const auto batch = [&](int n) { return batch_of(setting, rank, n); };\n"
-                     "std::map<int, Kept> kept;\nstd::shared_ptr<void> guard;\n"
-                     "const auto value = [&](int n, const std::string& name) {\n"
-                     "  return value_for(engine->access().full_master(name), n);\n};\n"
-                     "const auto mine = [&](const std::string& name, at::Tensor whole) {\n"
-                     "  for (const auto& shard : engine->local_shards())\n"
-                     "    if (shard.name == name)\n"
-                     "      whole = whole.flatten().slice(0, shard.begin, shard.end);\n"
-                     "  return whole;\n};\n";
+  std::string text =
+      "const json setting = R\"(" + setting.dump() +
+      ")\"_json;\nconst bool fp16 = " + text_of(setting.at("precision") == 2) +
+      ";\nNetwork network(setting);\n"
+      "std::vector<std::unique_ptr<Engine>> engines;\n"
+      "for (const auto& model : network.models())\n"
+      "  engines.push_back(initialize(*model, R\"(" +
+      config.dump() +
+      ")\", context.group()));\n"
+      "if (fp16 && engines.size() == 2) engines[1]->share_loss_scale(*engines[0]);\n"
+      "auto& engine = engines[0];\n"
+      "const int rank = context.rank(), world = context.world_size();\n"
+      "const auto batch = [&](int n) { return batch_of(setting, rank, n); };\n"
+      "std::map<int, Kept> kept;\nstd::vector<std::shared_ptr<void>> guards;\n"
+      "const auto value = [&](int n, std::size_t of, const std::string& name) {\n"
+      "  return value_for(engines[of]->access().full_master(name), n);\n};\n"
+      "const auto mine = [&](std::size_t of, const std::string& name, at::Tensor whole) {\n"
+      "  for (const auto& shard : engines[of]->local_shards())\n"
+      "    if (shard.name == name)\n"
+      "      whole = whole.flatten().slice(0, shard.begin, shard.end);\n"
+      "  return whole;\n};\n";
   for (const auto& call : calls) text += text_of(call) + "\n";
   return text;
 }

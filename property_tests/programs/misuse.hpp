@@ -14,7 +14,7 @@
 namespace equigrad::property_tests::programs {
 
 inline void EnginePlayer::refuse(const std::string& what) {
-  auto& engine = *engine_;
+  auto& engine = *engines_[0];
   auto& access = engine.access();
   const json call = {{"batch", 0}};
   const auto world = setting_.at("world").get<int64_t>();
@@ -32,7 +32,10 @@ inline void EnginePlayer::refuse(const std::string& what) {
       {"batch size that is no multiple",
        {"expected a multiple of", [&] { engine.set_train_batch_size(2 * world + 1); }}},
       {"backward of an output",
-       {"expected a scalar loss", [&] { engine.backward(model_->run(batch(call), 0).output); }}},
+       {"expected a scalar loss", [&] { engine.backward(run(call, 0).outputs[0]); }}},
+      {"unscaled loss", {"engine.scale(loss).backward()", [&] { run(call, 1).loss.backward(); }}},
+      {"loss scaled twice",
+       {"scaled more than once", [&] { engine.backward(engine.scale(run(call, 1).loss)); }}},
       {"scale without a graph",
        {"requires no gradient", [&] { (void)engine.scale(at::ones({})); }}},
       {"keyword without a scheduler",
@@ -54,7 +57,7 @@ inline void EnginePlayer::refuse(const std::string& what) {
        {"expected the same values",
         [&] {
           access.set_full_master("first.weight",
-                                 at::full(model_->weight().sizes(), rank_, at::kFloat));
+                                 at::full(network_.weight().sizes(), rank_, at::kFloat));
         }}},
       {"another call on rank 0", {"expected every rank at the same place", [&] {
                                     rank_ == 0 ? access.full_master("first.weight")

@@ -19,7 +19,9 @@ inline std::string misuse_text(const std::string& what) {
       {"no_sync at this stage", "(void)engine->no_sync();"},
       {"batch size in a window", "engine->set_train_batch_size(2 * world);"},
       {"batch size that is no multiple", "engine->set_train_batch_size(2 * world + 1);"},
-      {"backward of an output", "engine->backward(model->run(batch(0), 0).output);"},
+      {"backward of an output", "engine->backward(network.run(batch(0), 0).outputs[0]);"},
+      {"unscaled loss", "network.run(batch(0), 1).loss.backward();"},
+      {"loss scaled twice", "engine->backward(engine->scale(network.run(batch(0), 1).loss));"},
       {"scale without a graph", "(void)engine->scale(at::ones({}));"},
       {"keyword without a scheduler", "engine->step({{\"epoch\", 1.0}});"},
       {"unknown name", access + "full_master(\"nobody\");"},
@@ -27,7 +29,7 @@ inline std::string misuse_text(const std::string& what) {
       {"unknown state", access + "full_optimizer_state(\"first.weight\", \"exp_average\");"},
       {"another shape", access + "set_full_gradient(\"first.weight\", at::ones({1, 1, 1}));"},
       {"values that differ",
-       access + "set_full_master(\"first.weight\", at::full(model->weight().sizes(), rank, "
+       access + "set_full_master(\"first.weight\", at::full(network.weight().sizes(), rank, "
                 "at::kFloat));"},
       {"another call on rank 0", "rank == 0 ? " + access + "full_master(\"first.weight\") : " +
                                      access + "full_gradient(\"first.weight\");"}};

@@ -21,6 +21,9 @@ namespace equigrad::property_tests::programs {
 
 using Seen = std::map<std::string, at::Tensor>;
 
+// Behind the name of what the second engine has.
+inline std::string of(std::size_t which) { return which == 0 ? "" : " of the second"; }
+
 inline at::Tensor number(double value) { return at::full({}, value, at::kDouble); }
 
 class ReferencePlayer {
@@ -31,15 +34,20 @@ class ReferencePlayer {
         rank_(rank),
         world_(setting.at("world")),
         accumulation_(setting.at("accumulation")),
-        model_(std::make_shared<SmallModel>(setting)),
-        stepper_(recipe_of(setting), model_),
-        kept_(static_cast<std::size_t>(world_)) {}
+        network_(setting),
+        kept_(static_cast<std::size_t>(world_)),
+        told_(network_.models().size()) {
+    for (const auto& model : network_.models())
+      steppers_.push_back(std::make_unique<reference::Stepper>(recipe_of(setting), model));
+    if (setting.at("precision") == 2 && steppers_.size() == 2)
+      steppers_[0]->share_loss_scale(*steppers_[1]);
+  }
 
   Seen play(const json& call);
 
  private:
   Kept run(const json& call, int rank, int branch) {
-    return model_->run(batch_of(setting_, rank, call.at("batch")), branch);
+    return network_.run(batch_of(setting_, rank, call.at("batch")), branch);
   }
   template <class Visit>
   void each_rank(Visit visit) {
@@ -58,21 +66,26 @@ class ReferencePlayer {
   void throwing(const json& call);
   void twice(const json& call);
   void discard() {
-    each_rank([&](int rank) { stepper_.discard(rank); });
+    each_rank([&](int rank) {
+      for (auto& stepper : steppers_) stepper->discard(rank);
+    });
   }
 
   void step(const json& call);
+  void step_of(std::size_t which);
   void end() {
-    for (const auto& name : trained(setting_))
-      seen_["so far " + name] = stepper_.get("gradient", name);
+    for (std::size_t i = 0; i < steppers_.size(); ++i)
+      for (const auto& name : trained(setting_))
+        seen_["so far " + name + of(i)] = steppers_[i]->get("gradient", name);
     see_everything();
   }
 
   void set(const json& call);
   void look(const json& call);
   void grad(const json& call);
-  void see_parameter(const std::string& name) {
-    seen_["parameter " + name] = model_->named_parameters()[name].detach().clone();
+  void see_parameter(const std::string& name, std::size_t which) {
+    auto& model = *network_.models()[which];
+    seen_["parameter " + name + of(which)] = model.named_parameters()[name].detach().clone();
   }
 
   void see_everything();
@@ -81,14 +94,18 @@ class ReferencePlayer {
   const json& setting_;
   int rank_, world_;
   int64_t accumulation_;
-  std::shared_ptr<SmallModel> model_;
-  reference::Stepper stepper_;
+  Network network_;
+  std::vector<std::unique_ptr<reference::Stepper>> steppers_;
   std::vector<std::map<int, Kept>> kept_;  // by rank and slot
   Seen seen_;
   json boundary_;
-  bool applied_ = false;
-  int64_t micro_steps_ = 0, global_steps_ = 0, skipped_steps_ = 0, in_window_ = 0;
-  std::optional<double> norm_;
+  int64_t micro_steps_ = 0, in_window_ = 0;
+  struct Told {  // by one engine
+    bool applied = false;
+    int64_t global_steps = 0, skipped_steps = 0;
+    std::optional<double> norm;
+  };
+  std::vector<Told> told_;
 };
 
 }  // namespace equigrad::property_tests::programs

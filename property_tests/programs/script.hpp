@@ -26,6 +26,8 @@ class Script {
       : world_(setting.at("world")),
         stage_(setting.at("stage")),
         accumulation_(setting.at("accumulation")),
+        fp16_(setting.at("precision") == 2),
+        pair_(setting.at("pair") != 0),
         frozen_((setting.at("extras").get<int>() & kFrozen) != 0),
         names_(trained(setting)),
         states_(state_names(setting)) {}
@@ -80,6 +82,7 @@ class Script {
     return names_[static_cast<std::size_t>(which) % names_.size()];
   }
   void count_pass() { ++least_, ++most_; }
+  int engine(int which) const { return pair_ ? which % 2 : 0; }
 
   void forward(int slot, int way);
   void backward(const Wish& wish);
@@ -93,7 +96,11 @@ class Script {
   void batch_size(const Wish& wish);
   void throwing(const Wish& wish);
   void twice(const Wish& wish) {
-    emit({{"call", "twice"}, {"style", wish.a % 4}, {"batch", batches_++}, {"branch", wish.b % 4}});
+    emit({{"call", "twice"},
+          {"style", wish.a % 4},
+          {"batch", batches_++},
+          {"branch", wish.b % 4},
+          {"engine", engine(wish.d)}});
     count_pass();
   }
 
@@ -105,7 +112,7 @@ class Script {
   void misuse(const Wish& wish);
 
   int world_, stage_, accumulation_;
-  bool frozen_;
+  bool fp16_, pair_, frozen_;
   std::vector<std::string> names_, states_;
   json calls_ = json::array();
   std::array<Slot, 3> slots_;

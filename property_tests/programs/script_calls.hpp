@@ -41,7 +41,8 @@ inline void Script::backward(const Wish& wish) {
         {"style", style},
         {"retain", wish.c % 3 == 1},
         {"gas", style != 0 || wish.c % 3 != 2},
-        {"infinite", wish.c % 20 == 19}});
+        {"infinite", wish.c % 20 == 19},
+        {"engine", nothing ? 0 : engine(wish.d)}});
   count_pass();
 }
 
@@ -91,6 +92,7 @@ inline void Script::throwing(const Wish& wish) {
         {"counts", counts},
         {"again", again},
         {"batch", batches_++},
+        {"engine", engine(wish.c / 4)},
         {"probe", counts && stage_ < 2 && wish.d % 3 == 1}});
   if (counts) ++most_;
   if (again) ++least_;
@@ -102,7 +104,11 @@ inline void Script::access(const std::string& call, const Wish& wish) {
   kinds.insert(kinds.end(), states_.begin(), states_.end());
   const auto& what = kinds[static_cast<std::size_t>(wish.a) % kinds.size()];
   const bool local = what != "parameter" && wish.c % 2 == 1;
-  json one = {{"call", call}, {"what", what}, {"name", name(wish.b)}, {"local", local}};
+  json one = {{"call", call},
+              {"what", what},
+              {"name", name(wish.b)},
+              {"local", local},
+              {"engine", engine(wish.d)}};
   if (call == "set") one["value"] = values_++;
   emit(std::move(one));
   if (call == "set" && what == "master") slots_ = {};
@@ -117,6 +123,7 @@ inline void Script::misuse(const Wish& wish) {
                                     "scale without a graph",
                                     "keyword without a scheduler"};
   if (frozen_) kinds.push_back("frozen name");
+  if (fp16_) kinds.insert(kinds.end(), {"unscaled loss", "loss scaled twice"});
   if (world_ > 1) kinds.insert(kinds.end(), {"values that differ", "another call on rank 0"});
   refuse(kinds[static_cast<std::size_t>(wish.a) % kinds.size()]);
 }

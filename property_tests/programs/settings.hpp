@@ -5,12 +5,12 @@
 //
 // Invariants: equal settings give equal texts.
 // Units: bucket sizes count elements.   Errors: none.
-// Depends on: reference/stepper.hpp, nlohmann-json.
+// Depends on: small_model.hpp, reference/stepper.hpp, nlohmann-json.
 #pragma once
 
 #include <string>
 
-#include "property_tests/programs/wishes.hpp"
+#include "property_tests/programs/small_model.hpp"
 #include "reference/stepper.hpp"
 
 namespace equigrad::property_tests::programs {
@@ -29,11 +29,18 @@ inline json config_of(const json& setting) {
                                   : rule == 1 ? "Adam"
                                               : "AdamW"},
                          {"params", params}};
-  if (setting.at("bf16")) {
-    config["bf16"]["enabled"] = true;
+  const int precision = setting.at("precision");
+  const std::string type = precision == 1 ? "bf16" : "fp16";
+  if (precision == 1) config["bf16"]["enabled"] = true;
+  if (precision == 2)
+    config["fp16"] = {{"enabled", true},
+                      {"loss_scale", 0},
+                      {"initial_scale_power", 12},
+                      {"loss_scale_window", setting.at("scale_window")},
+                      {"hysteresis", setting.at("hysteresis")}};
+  if (precision != 0)
     config["data_types"]["grad_accum_dtype"] =
-        setting.at("bf16_sums").get<bool>() ? "bf16" : "fp32";
-  }
+        setting.at("narrow_sums").get<bool>() ? type : "fp32";
   const auto& bucket = setting.at("bucket");
   json zero = {{"stage", setting.at("stage")},
                {"reduce_bucket_size", bucket},
@@ -59,9 +66,15 @@ inline reference::Recipe recipe_of(const json& setting) {
   recipe.optimizer.weight_decay = kDecay;
   if (rule == 2) recipe.optimizer.momentum = setting.at("momentum");
   recipe.gradient_clipping = setting.at("clip");
-  const bool bf16 = setting.at("bf16");
-  recipe.compute_dtype = bf16 ? at::kBFloat16 : at::kFloat;
-  recipe.accumulate_dtype = bf16 && setting.at("bf16_sums") ? at::kBFloat16 : at::kFloat;
+  recipe.compute_dtype = dtype_of(setting);
+  recipe.accumulate_dtype = setting.at("narrow_sums") ? recipe.compute_dtype : at::kFloat;
+  if (setting.at("precision") == 2) {
+    auto& scale = recipe.precision.loss_scale;
+    scale.policy = reference::LossScaleSpec::Policy::Zero;
+    scale.initial = 4096;
+    scale.window = setting.at("scale_window");
+    scale.hysteresis = setting.at("hysteresis");
+  }
   recipe.order = setting.at("stage").get<int>() <= 1 ? reference::Order::AddThenReduce
                                                      : reference::Order::ReduceThenAdd;
   recipe.absolute_sums = false;

@@ -1,7 +1,7 @@
 // SmallModel: a network of 3 to 8 parameters and fewer than 60 elements, with every kind that is
 // easy to get wrong, and the ways through it that a program chooses.
 //
-//   input [2, w0] -> first -> tanh (+ frozen) -> second -> y [2, w2]
+//   input [2, w0] -> first -> tanh (+ frozen) -> sin -> second -> y [2, w2]
 //   branch 0: y   1: y left   2: y + right   3: y left + right scalar, penalty   4: weights alone
 //          5: no parameter at all
 //
@@ -20,11 +20,14 @@
 #include <string>
 #include <vector>
 
+#include "conformance/reentrant.hpp"
 #include "property_tests/numbers.hpp"
 #include "property_tests/programs/wishes.hpp"
 #include "reference/model.hpp"
 
 namespace equigrad::property_tests::programs {
+
+using conformance::Reentrant;
 
 // Midway: the second layer has its gradients. Late: all parameters have. Top: none has.
 enum class Throw { None, Midway, Top, Late };
@@ -39,14 +42,14 @@ struct Planted : torch::autograd::Function<Planted> {
   }
 };
 
-// What a forward leaves to differentiate.
-struct Kept {
+struct Outcome {
   at::Tensor output, loss;
 };
 
 class SmallModel final : public reference::Model {
  public:
-  explicit SmallModel(const json& setting) {
+  explicit SmallModel(const json& setting)
+      : nests_((setting.at("extras").get<int>() & kNests) != 0) {
     const auto widths = setting.at("widths").get<std::vector<int64_t>>();
     const int extras = setting.at("extras");
     const auto linear = [&](int64_t in, int64_t out) {
@@ -69,8 +72,10 @@ class SmallModel final : public reference::Model {
           uniform(setting.at("seed"), ++stream, parameter.numel(), 0.7F).view_as(parameter));
   }
 
-  Kept run(const at::Tensor& input, int branch, Throw where = Throw::None) {
-    auto y = branch >= 4 ? apart(input, branch) : through(input, branch, where);
+  // `may_nest`: activation checkpointing by a backward inside of the backward, if it is set.
+  Outcome run(const at::Tensor& input, int branch, Throw where = Throw::None,
+              bool may_nest = true) {
+    auto y = branch >= 4 ? apart(input, branch) : through(input, branch, where, may_nest);
     if (where == Throw::Top) y = Planted::apply(y);
     const auto wide = y.to(at::kFloat);
     auto loss = wide.cos().mean() + wide.square().mean();
@@ -78,6 +83,7 @@ class SmallModel final : public reference::Model {
     return {y, loss};
   }
   const at::Tensor& weight() const { return first_->weight; }
+  int64_t width() const { return first_->weight.size(1); }
 
   at::Tensor output(const reference::Batch& batch) override { return run(batch.input, 0).output; }
   at::Tensor criterion(const at::Tensor& output, const reference::Batch&) override {
@@ -85,13 +91,16 @@ class SmallModel final : public reference::Model {
   }
 
  private:
-  at::Tensor through(const at::Tensor& input, int branch, Throw where) {
+  at::Tensor through(const at::Tensor& input, int branch, Throw where, bool may_nest) {
     const auto x =
         where == Throw::Late ? Planted::apply(input.detach().clone().requires_grad_()) : input;
     auto hidden = at::tanh(first_(x));
     if (frozen_.defined()) hidden = hidden + frozen_;
     if (where == Throw::Midway) hidden = Planted::apply(hidden);
-    auto y = second_(hidden);
+    auto y =
+        nests_ && may_nest
+            ? Reentrant::apply([this](const at::Tensor& x) { return second_(at::sin(x)); }, hidden)
+            : second_(at::sin(hidden));
     if (left_.defined() && (branch == 1 || branch == 3)) y = y * left_;
     if (left_.defined() && (branch == 2 || branch == 3))
       y = y + (branch == 3 && scalar_.defined() ? right_ * scalar_ : right_);
@@ -105,10 +114,12 @@ class SmallModel final : public reference::Model {
 
   torch::nn::Linear first_{nullptr}, second_{nullptr};
   at::Tensor left_, right_, scalar_, empty_, frozen_;
+  bool nests_;
 };
 
 inline at::ScalarType dtype_of(const json& setting) {
-  return setting.at("bf16").get<bool>() ? at::kBFloat16 : at::kFloat;
+  const int precision = setting.at("precision");
+  return precision == 0 ? at::kFloat : precision == 1 ? at::kBFloat16 : at::kHalf;
 }
 
 inline at::Tensor batch_of(const json& setting, int rank, int number) {
@@ -117,9 +128,10 @@ inline at::Tensor batch_of(const json& setting, int rank, int number) {
   return uniform(setting.at("seed"), stream, 2 * width, 1).view({2, width}).to(dtype_of(setting));
 }
 
-// An uneven gradient for output.backward(gradient).
-inline at::Tensor gradient_for(const at::Tensor& output) {
-  return (output.detach().to(at::kFloat).cos() * 0.3).to(output.scalar_type());
+// An uneven gradient for output.backward(gradient); in fp32 for engine.scale(output).
+inline at::Tensor gradient_for(const at::Tensor& output, bool scaled) {
+  const auto gradient = output.detach().to(at::kFloat).cos() * 0.3;
+  return scaled ? gradient : gradient.to(output.scalar_type());
 }
 
 // What a setter is given: the same on every rank; a state may not be negative.

@@ -24,7 +24,8 @@ enum Extras {
   kTied = 8,
   kFrozen = 16,
   kEmpty = 32,
-  kNever = 64
+  kNever = 64,
+  kNests = 128  // activation checkpointing by a backward inside of the backward
 };
 
 enum class Kind {
