@@ -7,6 +7,7 @@
 
 #include <map>
 
+#include "conformance/compare_rank.hpp"
 #include "conformance/contract/contract_rank.hpp"
 #include "conformance/rank_case.hpp"
 #include "conformance/train_rank.hpp"
@@ -75,6 +76,7 @@ nlohmann::json serve(const nlohmann::json& request, ranks::RankContext& context)
   const std::string what = request.value("do", "");
   if (what == "hello") return hello(context);
   if (what == "train") return serve_train(request, context, data_of(request.at("data")));
+  if (what == "compare") return serve_compare(request, context, data_of(request.at("data")));
   if (what == "twin") {
     context.note("twin of " + request.at("id").get<std::string>());
     make_twin(parse_id(request.at("id")), request.at("seed"), data_of(request.at("data")),
@@ -84,7 +86,7 @@ nlohmann::json serve(const nlohmann::json& request, ranks::RankContext& context)
   if (what == "case") return RankCase(request, context, data_of(request.at("data"))).run();
   if (what == "contract")
     return contract::serve_contract(request, context, data_of(request.at("data")));
-  throw Error("program", "expected hello, twin, case, contract or train, got \"" + what +
+  throw Error("program", "expected hello, twin, case, contract, train or compare, got \"" + what +
                              "\". The controller and its ranks differ.");
 }
 

@@ -5,6 +5,7 @@
 //   {"do": "case",  "id", "seed", "twin", "data", ...}  rank_case.hpp
 //   {"do": "contract", "id", "seed", "data", ...}       contract/contract_rank.hpp
 //   {"do": "train", ...}                                train_rank.hpp
+//   {"do": "compare", ...}                              compare_rank.hpp
 //
 // Invariants: "data" says where the files are (see DataFiles); a rank reads them once.
 // Units: none.

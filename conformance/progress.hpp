@@ -13,13 +13,15 @@ namespace equigrad::conformance {
 
 class Progress {
  public:
-  Progress(int64_t total, bool quiet);
+  Progress(int64_t total, bool quiet, std::string noun = "cases");
   void update(int64_t done, int64_t failed, const std::string& now);
+  void clear() const;  // before a line of something else
   void finish();
 
  private:
   using Clock = std::chrono::steady_clock;
   int64_t total_;
+  std::string noun_;
   bool quiet_;
   bool terminal_;
   Clock::time_point start_;

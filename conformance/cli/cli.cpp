@@ -71,6 +71,15 @@ void add_run(CLI::App& app, RunCommand& command) {
       ->check(CLI::IsMember({"auto", "always", "never"}));
 }
 
+template <class Command>
+void add_text_model(CLI::App& app, Command& command) {
+  app.add_option("--layers", command.layers, "Of the text model")->check(CLI::PositiveNumber);
+  app.add_option("--dim", command.dim, "Of the text model")->check(CLI::PositiveNumber);
+  app.add_option("--heads", command.heads, "Of the text model")->check(CLI::PositiveNumber);
+  app.add_option("--context", command.context, "Bytes the text model sees")
+      ->check(CLI::PositiveNumber);
+}
+
 void add_train(CLI::App& app, TrainCommand& command) {
   app.add_option("--data", command.data, "text, images, or captions of images (two engines)")
       ->check(CLI::IsMember({"text", "images", "captions"}));
@@ -93,15 +102,36 @@ void add_train(CLI::App& app, TrainCommand& command) {
       ->excludes(dtype)
       ->excludes(accumulate)
       ->excludes(micro_batch);
-  app.add_option("--layers", command.layers, "Of the text model")->check(CLI::PositiveNumber);
-  app.add_option("--dim", command.dim, "Of the text model")->check(CLI::PositiveNumber);
-  app.add_option("--heads", command.heads, "Of the text model")->check(CLI::PositiveNumber);
-  app.add_option("--context", command.context, "Bytes the text model sees")
-      ->check(CLI::PositiveNumber);
+  add_text_model(app, command);
   app.add_option("--seed", command.seed, "Of weights and data");
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
+}
+
+void add_compare(CLI::App& app, CompareCommand& command) {
+  app.add_option("--config", command.configs, "A DeepSpeed JSON file; twice, for A and for B")
+      ->required()
+      ->check(CLI::ExistingFile);
+  app.add_option("--data", command.data, "text or images")
+      ->check(CLI::IsMember({"text", "images"}));
+  app.add_option("--steps", command.steps, "Optimizer steps of a run")->check(CLI::PositiveNumber);
+  app.add_option("--seeds", command.seeds, "Pairs of runs, with seeds from --seed on")
+      ->check(CLI::Range(2, 1000));
+  app.add_option("--world", command.world, "Ranks")->check(CLI::Range(1, 64));
+  app.add_option("--margin", command.margin,
+                 "Final losses that differ by less are equivalent, in nats")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--final-steps", command.final_steps,
+                 "Steps at the end whose mean is the final loss")
+      ->check(CLI::PositiveNumber);
+  add_text_model(app, command);
+  app.add_option("--seed", command.seed, "The first; of weights and data");
+  app.add_option("--report", command.report, "Folder for compare.html, compare.json, compare.md");
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 
 // Quotes what a shell would not read back as one word.
@@ -144,6 +174,7 @@ int run_cli(int argc, const char* const* argv) {
   app.require_subcommand(1);
   RunCommand run, list;
   TrainCommand train;
+  CompareCommand compare;
   std::string config_file, data_dir;
   int config_world = 1;
   auto* run_app = app.add_subcommand("run", "Run the conformance matrix and the contract");
@@ -155,6 +186,9 @@ int run_cli(int argc, const char* const* argv) {
                      "Known misbehaviours and traps, which are filters too, instead of ids");
   auto* train_app = app.add_subcommand("train", "Train with the engine and its twin side by side");
   add_train(*train_app, train);
+  auto* compare_app =
+      app.add_subcommand("compare", "Train two configurations from the same seeds, and compare");
+  add_compare(*compare_app, compare);
   auto* config_app = app.add_subcommand("config", "About configurations");
   config_app->require_subcommand(1);
   auto* check_app = config_app->add_subcommand("check", "Print what a DeepSpeed JSON file means");
@@ -169,11 +203,14 @@ int run_cli(int argc, const char* const* argv) {
   }
   run.program = shell_word(argv[0]);
   for (int i = 0; i < argc; ++i) run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
+  compare.line = run.line;
+  compare.margin_is_stated = compare_app->count("--margin") > 0;
   ranks::watch_interrupts();
   return guarded([&] {
     if (*run_app) return run.list ? list_command(run) : run_command(run);
     if (*list_app) return list_command(list);
     if (*train_app) return train_command(train);
+    if (*compare_app) return compare_command(compare);
     if (*doctor_app) return doctor_command(data_dir);
     return config_check_command(config_file, config_world);
   });

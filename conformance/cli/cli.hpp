@@ -3,6 +3,7 @@
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means     equigrad --version
+//   equigrad compare              two configurations trained from the same seeds
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
 // with what to do next.
@@ -68,6 +69,26 @@ int train_command(const TrainCommand& command, const ranks::Handler& serve = con
 int captions_command(const TrainCommand& command);
 // The DeepSpeed configuration that the options stand for.
 std::string train_config(const TrainCommand& command);
+
+struct CompareCommand {
+  std::vector<std::string> configs;  // files: A, B
+  std::string data = "text";         // or images
+  int steps = 1000;
+  int seeds = 5;  // pairs of runs
+  int world = 2;
+  double margin = 0.05;  // nats
+  bool margin_is_stated = false;
+  int final_steps = 50;
+  int layers = 3, dim = 96, heads = 4, context = 64;
+  uint64_t seed = 1234;                    // the first
+  std::string report = "equigrad-report";  // compare.html, compare.json, compare.md
+  std::string data_dir;
+  double timeout_scale = 1;
+  bool quiet = false;
+  std::string line;  // the whole command
+};
+int compare_command(const CompareCommand& command,
+                    const ranks::Handler& serve = conformance::serve);
 
 int config_check_command(const std::string& file, int world);
 int doctor_command(const std::string& data_dir);

@@ -8,17 +8,20 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/matrix.hpp"
+#include "equigrad_build_info.hpp"
 #include "reports/json.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -97,6 +100,23 @@ TEST_F(Interrupt, ATrainingTellsItsStepsSoFar) {
   EXPECT_THAT(read(out()), HasSubstr(" steps of 100000, "));
   EXPECT_THAT(read(out()), Not(HasSubstr("INTERRUPTED  0 steps")));
   EXPECT_THAT(read(out()), HasSubstr("at most 0 of a step differing"));
+}
+
+TEST_F(Interrupt, AComparisonIsWrittenAsFarAsItCame) {
+  const std::string config =
+      std::string(build_info::source_directory()) + "/conformance/configs/bf16_masters.json";
+  std::vector<std::string> words = {"compare", "--config", config,  "--config",
+                                    config,    "--report", report()};
+  std::istringstream sizes(
+      "--seeds 1000 --steps 4 --final-steps 2 --layers 1 --dim 16 --heads 2 --context 8");
+  for (std::string word; sizes >> word;) words.push_back(word);
+  EXPECT_EQ(interrupted(words, "\n       1236  ", SIGINT), 130);  // the third pair
+  EXPECT_THAT(read(out()), HasSubstr("INTERRUPTED  Stopped in run "));
+  const std::string json = read(report() + "/compare.json");
+  EXPECT_THAT(json, HasSubstr("\"outcome\":\"interrupted\""));
+  EXPECT_THAT(json, AllOf(HasSubstr("\"pairs\":"), Not(HasSubstr("\"pairs\":0,")),
+                          Not(HasSubstr("\"pairs\":1,"))));
+  EXPECT_THAT(read(report() + "/compare.html"), HasSubstr("<h1><span aria-hidden=\"true\">✗"));
 }
 
 TEST_F(Interrupt, TheDoctorTellsItsFindingsSoFar) {

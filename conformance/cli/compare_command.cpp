@@ -1,0 +1,104 @@
+#include <unistd.h>
+
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "conformance/cli/cli.hpp"
+#include "conformance/cli/compare_runs.hpp"
+#include "conformance/cli/machine.hpp"
+#include "conformance/cli/report_folder.hpp"
+#include "engine/config.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+constexpr int64_t kImagesAMicroBatch = 4;  // of the conv model
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// configs/fp32_masters.json -> fp32_masters
+std::string stem(const std::string& path) {
+  const auto name = path.substr(path.rfind('/') + 1);
+  const auto dot = name.rfind('.');
+  return dot == std::string::npos || dot == 0 ? name : name.substr(0, dot);
+}
+
+void check(const CompareCommand& command) {
+  std::vector<std::string> problems;
+  if (command.configs.size() != 2)
+    problems.push_back("expected --config twice, A and B, got it " +
+                       std::to_string(command.configs.size()) + " times");
+  if (command.steps < 2 * command.final_steps)
+    problems.push_back("expected --steps to be at least twice --final-steps, got " +
+                       std::to_string(command.steps) + " and " +
+                       std::to_string(command.final_steps));
+  if (command.dim % command.heads != 0)
+    problems.push_back("expected --dim to be a multiple of --heads, got " +
+                       std::to_string(command.dim) + " and " + std::to_string(command.heads));
+  if (!problems.empty()) throw ConfigError("compare", problems);
+  const auto a = load_config(command.configs[0], command.world);
+  const auto b = load_config(command.configs[1], command.world);
+  const auto same = [&](const char* key, int64_t of_a, int64_t of_b) {
+    if (of_a != of_b)
+      problems.push_back(std::string("expected the same ") + key + " in A and B, got " +
+                         std::to_string(of_a) + " and " + std::to_string(of_b) +
+                         ": a pair has the same batches");
+  };
+  same("train_micro_batch_size_per_gpu", a.train_micro_batch_size_per_gpu,
+       b.train_micro_batch_size_per_gpu);
+  same("gradient_accumulation_steps", a.gradient_accumulation_steps, b.gradient_accumulation_steps);
+  if (command.data == "images" && a.train_micro_batch_size_per_gpu != kImagesAMicroBatch)
+    problems.push_back("images come in micro-batches of " + std::to_string(kImagesAMicroBatch) +
+                       ", got " + std::to_string(a.train_micro_batch_size_per_gpu));
+  if (!problems.empty()) throw ConfigError("compare", problems);
+}
+
+reports::Comparison planned(const CompareCommand& command, const DataFiles& files) {
+  reports::Comparison to;
+  to.environment = environment_here();
+  to.command = command.line;
+  for (std::size_t i = 0; i < 2; ++i)
+    to.configurations[i] = {stem(command.configs[i]), read_file(command.configs[i])};
+  const auto file = command.data == "text" ? files.text : files.images;
+  to.data = command.data + ": " + file.substr(file.rfind('/') + 1);
+  to.model = command.data == "text"
+                 ? "gpt, " + std::to_string(command.layers) + " layers, dim " +
+                       std::to_string(command.dim) + ", " + std::to_string(command.heads) +
+                       " heads, context " + std::to_string(command.context)
+                 : "conv";
+  to.ranks = command.world;
+  to.steps = command.steps;
+  to.final_steps = command.final_steps;
+  to.margin = command.margin;
+  to.margin_is_default = !command.margin_is_stated;
+  for (int i = 0; i < command.seeds; ++i)
+    to.seeds.push_back(command.seed + static_cast<uint64_t>(i));
+  return to;
+}
+
+}  // namespace
+
+int compare_command(const CompareCommand& command, const ranks::Handler& serve) {
+  check(command);
+  const auto files = find_data(command.data_dir, true);
+  if (files.text.empty() || (command.data == "images" && files.images.empty()))
+    throw Error("compare", "expected " + command.data +
+                               ", got no file of it. Name its folder with "
+                               "--data-dir; equigrad doctor says what is there.");
+  const auto at = [&](const char* name) { return command.report + "/compare." + name; };
+  make_directory(command.report);
+  for (const char* name : {"html", "json", "md"}) unlink(at(name).c_str());
+  auto comparison = planned(command, files);
+  run_comparison(command, serve, comparison);
+  write_file(at("html"), reports::to_html(comparison));
+  write_file(at("json"), reports::to_json(comparison));
+  write_file(at("md"), reports::to_markdown(comparison));
+  std::cout << reports::to_terminal(comparison) << "# report: " << at("html") << "\n";
+  return reports::exit_code(comparison.outcome);
+}
+
+}  // namespace equigrad::conformance::cli

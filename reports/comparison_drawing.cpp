@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <vector>
+
+#include "reports/comparison.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+constexpr double kWidth = 760, kHeight = 300;
+constexpr double kLeft = 64, kRight = 24, kTop = 14, kBottom = 40;  // of the frame
+// Blue and vermilion, apart for every common colour blindness; B is dashed as well.
+constexpr std::array<const char*, 2> kColours = {"#1f6f9f", "#c7482b"};
+constexpr std::array<const char*, 2> kDashes = {"", " stroke-dasharray=\"5 3\""};
+constexpr const char* kViolet = "#8461b3";
+
+struct Frame {
+  double last_step = 1, low = 0, high = 1;
+
+  double x(double step) const { return kLeft + (kWidth - kLeft - kRight) * step / last_step; }
+  double y(double value) const {
+    return kTop + (kHeight - kTop - kBottom) * (high - value) / (high - low);
+  }
+  void widen(double value) {
+    if (!std::isfinite(value)) return;
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+};
+
+std::string at(double place) { return shortest(std::round(place * 10) / 10); }
+
+// 1, 2 or 5 times a power of ten, so that there are about five of them.
+double tick_distance(double range) {
+  const double power = std::pow(10, std::floor(std::log10(range / 5)));
+  for (const double factor : {1.0, 2.0, 5.0})
+    if (range / (factor * power) <= 6) return factor * power;
+  return 10 * power;
+}
+
+std::string tick_text(double value, double distance) {
+  const int digits = std::max(0, static_cast<int>(-std::floor(std::log10(distance) + 1e-9)));
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string line(double x1, double y1, double x2, double y2, const std::string& how) {
+  return "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) +
+         "\" " + how + "/>\n";
+}
+
+std::string label(double x, double y, const char* anchor, const std::string& text) {
+  return "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor +
+         "\" fill=\"currentColor\">" + escape_xml(text) + "</text>\n";
+}
+
+std::string axes(const Frame& frame, const std::string& name) {
+  const std::string thin = "stroke=\"currentColor\" stroke-opacity=\".18\"";
+  std::string out;
+  const double up = tick_distance(frame.high - frame.low);
+  for (double value = std::ceil(frame.low / up) * up; value <= frame.high; value += up) {
+    out += line(kLeft, frame.y(value), kWidth - kRight, frame.y(value), thin);
+    out += label(kLeft - 6, frame.y(value) + 4, "end", tick_text(value, up));
+  }
+  const double along = tick_distance(frame.last_step);
+  for (double step = 0; step <= frame.last_step; step += along)
+    out += label(frame.x(step), kHeight - kBottom + 16, "middle", tick_text(step, along));
+  out += label((kLeft + kWidth - kRight) / 2, kHeight - 6, "middle", "optimizer steps");
+  return out + "<text transform=\"rotate(-90)\" x=\"" + at(-(kTop + kHeight - kBottom) / 2) +
+         "\" y=\"12\" text-anchor=\"middle\" fill=\"currentColor\">" + escape_xml(name) +
+         "</text>\n";
+}
+
+// The interval as an area, the mean as a line; a gap where there is no finite number.
+std::string series(const Frame& frame, const Comparison& comparison,
+                   const std::vector<Estimate>& values, const char* colour, const char* dash) {
+  std::string means, above, below;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const Estimate& value = values[i];
+    if (!std::isfinite(value.mean)) continue;
+    const std::string x = at(frame.x(static_cast<double>(comparison.curve[i].step)));
+    means += x + "," + at(frame.y(value.mean)) + " ";
+    if (!std::isfinite(value.low) || !std::isfinite(value.high)) continue;
+    above += x + "," + at(frame.y(value.high)) + " ";
+    below = x + "," + at(frame.y(value.low)) + " " + below;
+  }
+  return "<polygon points=\"" + above + below + "\" fill=\"" + colour +
+         "\" fill-opacity=\".2\"/>\n<polyline points=\"" + means + "\" fill=\"none\" stroke=\"" +
+         colour + "\" stroke-width=\"1.6\"" + dash + "/>\n";
+}
+
+std::string drawing(const std::string& title, const std::string& inside) {
+  return "<svg class=\"chart\" viewBox=\"0 0 " + at(kWidth) + " " + at(kHeight) +
+         "\" width=\"760\" role=\"img\" font-size=\"12\">\n<title>" + escape_xml(title) +
+         "</title>\n" + inside + "</svg>\n";
+}
+
+Frame frame_of(const Comparison& comparison, double start) {
+  Frame frame{static_cast<double>(comparison.curve.back().step), start, start};
+  return frame;
+}
+
+void open_up(Frame& frame) {
+  const double room = (frame.high - frame.low) * 0.04;
+  frame.low -= room > 0 ? room : 0.5;
+  frame.high += room > 0 ? room : 0.5;
+}
+
+}  // namespace
+
+std::string loss_drawing(const Comparison& comparison) {
+  if (comparison.curve.empty()) return {};
+  Frame frame = frame_of(comparison, comparison.curve.back().each[0].mean);
+  if (!std::isfinite(frame.low)) frame.low = frame.high = 0;
+  std::array<std::vector<Estimate>, 2> values;
+  for (const CurvePoint& point : comparison.curve)
+    for (std::size_t i = 0; i < 2; ++i) {
+      values[i].push_back(point.each[i]);
+      // Means only: at the start the interval may be wider than all that follows.
+      frame.widen(point.each[i].mean);
+    }
+  open_up(frame);
+  std::string out = axes(frame, "loss (nats)");
+  for (std::size_t i = 0; i < 2; ++i) {
+    const double y = kTop + 14 + 18 * static_cast<double>(i), x = kWidth - 250;
+    out += series(frame, comparison, values[i], kColours[i], kDashes[i]);
+    out += line(x, y - 4, x + 28, y - 4,
+                std::string("stroke=\"") + kColours[i] + "\" stroke-width=\"2\"" + kDashes[i]);
+    out += label(x + 34, y, "start",
+                 std::string(i == 0 ? "A  " : "B  ") + comparison.configurations[i].name);
+  }
+  return drawing("Loss of A and of B by step", out);
+}
+
+std::string difference_drawing(const Comparison& comparison) {
+  if (comparison.curve.empty()) return {};
+  Frame frame = frame_of(comparison, 0);
+  std::vector<Estimate> values;
+  for (const CurvePoint& point : comparison.curve) {
+    values.push_back(point.difference);
+    for (const double value : {point.difference.low, point.difference.high}) frame.widen(value);
+  }
+  for (const double margin : {-comparison.margin, comparison.margin}) frame.widen(margin);
+  open_up(frame);
+  std::string out = axes(frame, "B - A (nats)");
+  out += line(kLeft, frame.y(0), kWidth - kRight, frame.y(0), "stroke=\"currentColor\"");
+  for (const double margin : {-comparison.margin, comparison.margin})
+    out += line(kLeft, frame.y(margin), kWidth - kRight, frame.y(margin),
+                "stroke=\"currentColor\" stroke-dasharray=\"2 4\"");
+  out += label(kWidth - kRight - 4, frame.y(comparison.margin) - 5, "end", "margin");
+  out += series(frame, comparison, values, kViolet, "");
+  return drawing("Difference of the paired losses by step, and the margin", out);
+}
+
+}  // namespace equigrad::reports
