@@ -12,7 +12,7 @@ namespace {
 
 // [rank][micro_batch], of the first step: later steps would need the weights of then.
 std::vector<std::vector<at::Tensor>> contributions_of(const CaseSpec& spec, uint64_t seed,
-                                                      const reference::Data& data,
+                                                      const reference::Data& data, double scale,
                                                       const GradientFailure& failure) {
   std::vector<std::vector<at::Tensor>> contributions;
   const auto model = reference::make_model(spec.model, seed);
@@ -22,7 +22,7 @@ std::vector<std::vector<at::Tensor>> contributions_of(const CaseSpec& spec, uint
     for (int index = 0; index < spec.accumulation; ++index) {
       model->zero_grad();
       const auto batch = data.make_batch(spec.model, {seed, failure.step, rank, index});
-      model->loss(reference::to_dtype(batch, dtype_of(spec))).backward();
+      (model->loss(reference::to_dtype(batch, dtype_of(spec))) * scale).backward();
       at::Tensor gradient = at::zeros_like(failure.want);
       for (const auto& [name, parameter] : reference::unique_parameters(*model))
         if (name == failure.name && parameter.grad().defined())
@@ -30,7 +30,7 @@ std::vector<std::vector<at::Tensor>> contributions_of(const CaseSpec& spec, uint
                          .flatten()
                          .slice(0, failure.begin, failure.begin + failure.want.numel())
                          .to(at::kFloat)
-                         .clone();
+                         .div(scale);
       of_rank.push_back(gradient);
     }
   }
@@ -75,7 +75,7 @@ Diagnosis diagnose(const CaseSpec& spec, uint64_t seed, const reference::Data& d
   evidence.begin = failure.begin;
   evidence.shape = shape;
   if (failure.step == 0) {
-    evidence.contributions = contributions_of(spec, seed, data, failure);
+    evidence.contributions = contributions_of(spec, seed, data, twin.loss_scale(0), failure);
   } else {
     const auto previous = twin.tensor(failure.step - 1, "gradient", failure.name);
     if (previous.defined())

@@ -145,7 +145,8 @@ void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
 
 // A comparison with nothing in it proves nothing: names the first kind that no rank compared.
 std::string empty_comparison(const std::vector<Outcome>& outcomes) {
-  for (const char* kind : {"loss", "norm", "gradient", "master", "parameter", "bound", "update"}) {
+  for (const char* kind :
+       {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound", "update"}) {
     int64_t elements = 0;
     for (const auto& outcome : outcomes)
       elements += outcome.answer.at("compared").value(kind, int64_t{0});
@@ -236,6 +237,12 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
   if (!ranks::all_ok(outcomes)) {
     record.verdict = verdict_of_failure(outcomes);
     record.message = ranks::failures(outcomes);
+    return judged;
+  }
+  if (spec.is_refused()) {
+    record.lanes = {sum_lane("exact", outcomes)};
+    record.verdict = record.lanes[0].verdict;
+    if (record.verdict == Verdict::Failed) record.message = first_findings("exact", outcomes);
     return judged;
   }
   judged.answered = true;

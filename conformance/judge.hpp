@@ -20,7 +20,7 @@ namespace equigrad::conformance {
 
 struct Judged {
   reports::Case record;
-  bool answered = false;  // by all ranks: digest and memory mean something
+  bool answered = false;  // by all ranks, and not refused: digest and memory mean something
   uint64_t digest = 0;    // of everything the case computed, over all ranks
   int64_t digested = 0;   // elements in it
   std::map<std::string, std::pair<int64_t, int64_t>> memory;  // bytes, peak: of the largest rank

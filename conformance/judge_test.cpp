@@ -54,7 +54,8 @@ Outcome answer(int rank, const json& gradients, const json& second_step) {
   even["differing"] = 0;
   even["first"] = "";
   json kinds;
-  for (const char* kind : {"loss", "norm", "gradient", "master", "parameter", "bound", "update"})
+  for (const char* kind :
+       {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound", "update"})
     kinds[kind] = 1;
   return {Outcome::Kind::Ok,
           {{"exact", lane},
@@ -96,6 +97,37 @@ TEST(Judge, APassHasNoMessage) {
   const auto record = judge(kCase, "", {answer(0, held, held), answer(1, held, held)}).record;
   EXPECT_EQ(record.verdict, Verdict::Equal);
   EXPECT_EQ(record.message, "");
+}
+
+// Of a refused case there is the exact lane alone, and nothing that stages share.
+TEST(Judge, ARefusedCaseHasOneLaneAndNoPartners) {
+  CaseSpec spec = kCase;
+  spec.stage = 0;
+  spec.precision = Precision::Bf16MastersStates;
+  ASSERT_TRUE(spec.is_refused());
+  const auto refusal = [](bool is_right) {
+    LaneTally exact;
+    if (is_right)
+      exact.add_held(1);
+    else
+      exact.add_finding("initialize", "was taken");
+    return Outcome{Outcome::Kind::Ok, {{"exact", exact.to_json()}}, "", ""};
+  };
+  auto held = judge(spec, "", {refusal(true), refusal(true)});
+  EXPECT_EQ(held.record.verdict, Verdict::Equal);
+  ASSERT_EQ(held.record.lanes.size(), 1u);
+  EXPECT_EQ(held.record.lanes[0].compared, 2);
+  EXPECT_FALSE(held.answered);
+  CaseSpec taken = spec;
+  taken.stage = 1;
+  Judged other;
+  other.answered = true, other.digest = 7;
+  cross_check({spec, taken}, {&held, &other});
+  EXPECT_EQ(held.record.lanes.size(), 1u);
+  EXPECT_TRUE(other.record.lanes.empty());
+  const auto wrong = judge(spec, "", {refusal(true), refusal(false)});
+  EXPECT_EQ(wrong.record.verdict, Verdict::Failed);
+  EXPECT_THAT(wrong.record.message, HasSubstr("rank 1 first: initialize: was taken"));
 }
 
 }  // namespace

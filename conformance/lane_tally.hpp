@@ -23,6 +23,8 @@ class LaneTally {
   bool add(const std::string& where, int64_t begin, const oracle::BoundReport& report);
   // The same for a check whose margin is no measure of headroom: only violations are kept.
   bool add_pass_or_fail(const std::string& where, int64_t begin, oracle::BoundReport report);
+  // A comparison of anything else than elements, which held.
+  void add_held(int64_t compared) { compared_ += compared; }
   // A finding without elements, such as a gradient that should not be there. Counts as one.
   void add_finding(const std::string& where, const std::string& what);
 

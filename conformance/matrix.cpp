@@ -10,12 +10,11 @@ namespace equigrad::conformance {
 namespace {
 
 constexpr std::array kStages = {0, 1, 2, 3};
-constexpr std::array kPrecisions = {Precision::Fp32, Precision::Bf16};
 constexpr std::array kStyles = {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward,
                                 Style::TensorBackward};
 constexpr std::array kWorlds = {1, 2, 3, 4};
 constexpr std::array kAccumulations = {1, 3, 4};
-constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above};
+constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf};
 constexpr std::array kRules = {Rule::Sgd, Rule::AdamW};
 constexpr std::array kModels = {"gpt", "nasty", "vision", "conv"};
 
@@ -93,8 +92,6 @@ bool filter_matches(const std::string& filter, const std::string& id) {
 
 }  // namespace
 
-std::string word(Precision precision) { return precision == Precision::Fp32 ? "fp32" : "bf16"; }
-
 std::string word(Style style) {
   switch (style) {
     case Style::EngineBackward:
@@ -110,7 +107,17 @@ std::string word(Style style) {
 }
 
 std::string word(Clip clip) {
-  return clip == Clip::Off ? "clip-off" : clip == Clip::Below ? "clip-below" : "clip-above";
+  switch (clip) {
+    case Clip::Off:
+      return "clip-off";
+    case Clip::Below:
+      return "clip-below";
+    case Clip::Above:
+      return "clip-above";
+    case Clip::AboveInf:
+      return "clip-above-inf";
+  }
+  return {};
 }
 
 std::string word(Rule rule) { return rule == Rule::Sgd ? "sgd" : "adamw"; }
@@ -142,7 +149,7 @@ CaseSpec parse_id(const std::string& id) {
                               "\". See equigrad list.");
   CaseSpec spec;
   spec.stage = number_after("zero", parts[2], id);
-  spec.precision = value_of(kPrecisions, parts[3], id);
+  spec.precision = value_of(precisions(), parts[3], id);
   spec.world = number_after("w", parts[4], id);
   spec.accumulation = number_after("gas", parts[5], id);
   spec.clip = value_of(kClips, parts[6], id);
@@ -154,7 +161,7 @@ CaseSpec parse_id(const std::string& id) {
 
 std::vector<CaseSpec> full_matrix() {
   std::vector<CaseSpec> cases;
-  for (const Precision precision : kPrecisions)
+  for (const Precision precision : precisions())
     for (const int world : kWorlds)
       for (const int accumulation : kAccumulations)
         for (const Clip clip : kClips)
@@ -165,18 +172,27 @@ std::vector<CaseSpec> full_matrix() {
   return cases;
 }
 
-// One tuple for every (precision, world, model). The other three dimensions step through their
-// values at rates found by search: every pair of values of any two dimensions appears, and so does
-// every triple of accumulation, clip and optimizer.
+// In fp32 and bf16 one tuple for every (world, model), whose ids are older than the other modes,
+// and one with the infinity norm; in the others one for every (world, accumulation). The dimensions
+// left step through their values at rates found by search: every pair of values of any two
+// dimensions appears, and every triple of accumulation, clip and optimizer.
 std::vector<CaseSpec> default_matrix() {
   std::vector<CaseSpec> cases;
-  for (int p = 0; p < 2; ++p)
+  const auto add = [&cases](int p, int w, int accumulation, Clip clip, int rule, int model) {
+    add_every_stage_and_style(
+        cases,
+        {0, precisions()[static_cast<std::size_t>(p)], Style::EngineBackward, pick(kWorlds, w),
+         pick(kAccumulations, accumulation), clip, pick(kRules, rule), pick(kModels, model)});
+  };
+  constexpr std::array kTwoNorm = {Clip::Off, Clip::Below, Clip::Above};
+  for (int p = 0; p < 2; ++p) {
     for (int w = 0; w < 4; ++w)
-      for (int m = 0; m < 4; ++m)
-        add_every_stage_and_style(cases,
-                                  {0, pick(kPrecisions, p), Style::EngineBackward, pick(kWorlds, w),
-                                   pick(kAccumulations, m + w + p), pick(kClips, m + 2 * w + p),
-                                   pick(kRules, w + m / 2), pick(kModels, m)});
+      for (int m = 0; m < 4; ++m) add(p, w, m + w + p, pick(kTwoNorm, m + 2 * w + p), w + m / 2, m);
+    add(p, p + 1, p + 1, Clip::AboveInf, p, p);
+  }
+  for (int p = 2; p < static_cast<int>(precisions().size()); ++p)
+    for (int w = 0; w < 4; ++w)
+      for (int a = 0; a < 3; ++a) add(p, w, a, pick(kClips, w + p), a + p, w + a + p / 2);
   return cases;
 }
 

@@ -29,17 +29,50 @@ std::set<std::string> pairs(const std::vector<CaseSpec>& cases) {
 
 TEST(Matrix, TheFullMatrixHasEveryCombinationOnce) {
   const auto cases = full_matrix();
-  EXPECT_EQ(cases.size(), 4u * 2 * 4 * 4 * 3 * 3 * 2 * 4);
+  EXPECT_EQ(cases.size(), 4u * 19 * 4 * 4 * 3 * 4 * 2 * 4);
   EXPECT_EQ(ids(cases).size(), cases.size());
 }
 
-TEST(Matrix, TheDefaultMatrixHas512CasesOfTheFullOne) {
+TEST(Matrix, TheDefaultMatrixIsAPartOfTheFullOne) {
   const auto cases = default_matrix();
-  EXPECT_EQ(cases.size(), 512u);
+  EXPECT_EQ(cases.size(), 3808u);
   const auto all = ids(full_matrix());
   const auto names = ids(cases);
-  EXPECT_EQ(names.size(), 512u);
+  EXPECT_EQ(names.size(), cases.size());
   for (const auto& name : names) EXPECT_EQ(all.count(name), 1u) << name;
+}
+
+TEST(Matrix, EveryPrecisionIsThereAtEveryStageInEveryStyleWithAllRanksAndMicroBatches) {
+  std::set<std::string> found;
+  for (const auto& spec : default_matrix())
+    found.insert(word(spec.precision) + std::to_string(spec.stage) + word(spec.style) +
+                 std::to_string(spec.world) + std::to_string(spec.accumulation));
+  EXPECT_EQ(found.size(), 19u * 4 * 4 * 4 * 3);
+}
+
+TEST(Matrix, OnlyStage0RefusesAndOnlyWhatIsNotDefinedThere) {
+  std::set<std::string> refused;
+  for (const auto& spec : default_matrix()) {
+    EXPECT_TRUE(spec.stage == 0 || !spec.is_refused()) << spec.id();
+    if (spec.is_refused()) refused.insert(word(spec.precision));
+  }
+  EXPECT_EQ(refused, (std::set<std::string>{"autocast-bf16-masters-states", "bf16-masters",
+                                            "bf16-masters-states", "offload"}));
+}
+
+TEST(Matrix, TheWordsOfPrecisionsAreDistinct) {
+  std::set<std::string> words;
+  for (const auto precision : precisions()) words.insert(word(precision));
+  EXPECT_EQ(words.size(), precisions().size());
+}
+
+// What runs have been compared by since before there were other precisions.
+TEST(Matrix, TheOldestIdsAreStillThere) {
+  const auto names = ids(default_matrix());
+  for (const char* id : {"Required.grad.zero3.bf16.w4.gas3.clip-below.adamw.gpt.tensor_backward",
+                         "Required.grad.zero0.fp32.w1.gas1.clip-off.sgd.gpt.engine_backward",
+                         "Required.grad.zero2.fp32.w1.gas1.clip-off.adamw.conv.loss_backward"})
+    EXPECT_EQ(names.count(id), 1u) << id;
 }
 
 TEST(Matrix, TheDefaultMatrixHasEveryPairOfValues) {
@@ -50,7 +83,7 @@ TEST(Matrix, TheDefaultMatrixHasEveryTripleOfAccumulationClipAndOptimizer) {
   std::set<std::string> triples;
   for (const auto& spec : default_matrix())
     triples.insert(std::to_string(spec.accumulation) + word(spec.clip) + word(spec.optimizer));
-  EXPECT_EQ(triples.size(), 18u);
+  EXPECT_EQ(triples.size(), 24u);
 }
 
 TEST(Matrix, AnIdIsReadBackAsItsCase) {
@@ -66,7 +99,7 @@ TEST(Matrix, TheIdOfACaseIsStable) {
 TEST(Matrix, AnIdThatIsNoneIsAnErrorThatNamesThePart) {
   EXPECT_THROW(parse_id("zero3"), Error);
   try {
-    parse_id("Required.grad.zero3.fp16.w4.gas3.clip-above.adamw.gpt.tensor_backward");
+    parse_id("Required.grad.zero3.fp61.w4.gas3.clip-above.adamw.gpt.tensor_backward");
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("fp32, bf16"), std::string::npos) << error.what();
@@ -75,21 +108,22 @@ TEST(Matrix, AnIdThatIsNoneIsAnErrorThatNamesThePart) {
 
 TEST(Matrix, FiltersAreSubstringsOrGlobsAndSeveralMeanOneOf) {
   const auto cases = default_matrix();
-  EXPECT_EQ(select(cases, {}).size(), 512u);
-  EXPECT_EQ(select(cases, {{"zero3"}, {}, {}, {}}).size(), 128u);
-  EXPECT_EQ(select(cases, {{"zero3", "zero0"}, {}, {}, {}}).size(), 256u);
-  EXPECT_EQ(select(cases, {{"zero3.*.gpt.t"}, {}, {}, {}}).size(), 8u);
-  EXPECT_EQ(select(cases, {{"zero?.bf16"}, {}, {}, {}}).size(), 256u);
+  EXPECT_EQ(select(cases, {}).size(), 3808u);
+  EXPECT_EQ(select(cases, {{"zero3"}, {}, {}, {}}).size(), 952u);
+  EXPECT_EQ(select(cases, {{"zero3", "zero0"}, {}, {}, {}}).size(), 1904u);
+  EXPECT_EQ(select(cases, {{"zero3.fp32.*.conv.t"}, {}, {}, {}}).size(), 4u);
+  EXPECT_EQ(select(cases, {{"zero?.fp16."}, {}, {}, {}}).size(), 192u);
   EXPECT_EQ(select(cases, {{cases[7].id()}, {}, {}, {}}).size(), 1u);
   EXPECT_TRUE(select(cases, {{"zero4"}, {}, {}, {}}).empty());
 }
 
 TEST(Matrix, OptionsNarrowWhatFiltersSelect) {
   const auto cases = default_matrix();
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {}, {}}).size(), 256u);
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {"bf16"}, {}}).size(), 128u);
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {"bf16"}, {4}}).size(), 32u);
-  EXPECT_EQ(select(cases, {{"gpt"}, {2, 3}, {"bf16"}, {4}}).size(), 8u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {}, {}}).size(), 1904u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {}}).size(), 96u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16", "amp-o1"}, {}}).size(), 192u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {4}}).size(), 24u);
+  EXPECT_EQ(select(cases, {{"gas3"}, {2, 3}, {"fp16"}, {4}}).size(), 8u);
 }
 
 TEST(Matrix, AGlobMatchesTheWholeText) {

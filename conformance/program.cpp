@@ -49,6 +49,15 @@ nlohmann::json hello(ranks::RankContext& context) {
           {"sum", sum.item<float>()}};
 }
 
+nlohmann::json to_json(const oracle::UnderflowLedger& ledger) {
+  return {{"numel", ledger.numel()},
+          {"zero", ledger.zero()},
+          {"subnormal", ledger.subnormal()},
+          {"overflow", ledger.overflow()},
+          {"scale", ledger.scale()},
+          {"lossless", ledger.smallest_lossless_scale().value_or(0)}};
+}
+
 }  // namespace
 
 nlohmann::json to_json(const DataFiles& files) {
@@ -79,10 +88,12 @@ nlohmann::json serve(const nlohmann::json& request, ranks::RankContext& context)
   if (what == "compare") return serve_compare(request, context, data_of(request.at("data")));
   if (what == "twin") {
     context.note("twin of " + request.at("id").get<std::string>());
-    make_twin(parse_id(request.at("id")), request.at("seed"), data_of(request.at("data")),
-              request.at("path"));
-    return nullptr;
+    const auto losses = make_twin(parse_id(request.at("id")), request.at("seed"),
+                                  data_of(request.at("data")), request.at("path"));
+    return losses ? to_json(*losses) : nlohmann::json();
   }
+  if (what == "case" && parse_id(request.at("id")).is_refused())
+    return run_refused(request, context);
   if (what == "case") return RankCase(request, context, data_of(request.at("data"))).run();
   if (what == "contract")
     return contract::serve_contract(request, context, data_of(request.at("data")));

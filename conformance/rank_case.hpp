@@ -1,9 +1,10 @@
 // RankCase: one case on one rank: a fresh model and engine, three optimizer steps, everything
 // this rank holds compared with the twin.
 //
-// Exact lane: losses, gradient norm, gradient shards, master weights and states of this rank, and
-// every whole parameter, at every step. Bounded lane: the gradient of step 1 against the
-// higher-precision run, the update of every step from its actual inputs.
+// Exact lane: losses, loss scale, skipped steps, gradient norm, gradient shards, master weights and
+// states of this rank, and every whole parameter, at every step. Bounded lane: the gradient of the
+// first step that is applied against the higher-precision run, the update of every step from its
+// actual inputs.
 //
 // Invariants: nothing outlives run() but the answer and, after a failure, files.
 // Shapes: shards are flat.   Units: steps and micro-batches count from 0 here, from 1 in messages.
@@ -19,6 +20,7 @@
 
 #include "conformance/faults/faulty_communicator.hpp"
 #include "conformance/lane_tally.hpp"
+#include "conformance/loud_model.hpp"
 #include "conformance/oracle/update_bound.hpp"
 #include "conformance/ranks/rank_context.hpp"
 #include "conformance/twin.hpp"
@@ -43,10 +45,11 @@ class RankCase {
  private:
   void make_engine(const std::string& fault);
   void micro_batch(int step, int index);
-  void backward(const reference::Batch& batch, int64_t loss_index, int step);
   void observe(int step, const std::vector<LocalShard>& shards);
   void check_gradient(int step, const LocalShard& shard);
-  void bound_gradient(const LocalShard& shard, const std::string& where);
+  void bound_gradient(int step, const LocalShard& shard, const std::string& where);
+  void check_scale(int step, const std::string& what);
+  void check_boundary(int step);
   void after_step(int step);
   void check_shard(int step, const LocalShard& shard);
   void check_update(int step, const LocalShard& shard);
@@ -61,16 +64,18 @@ class RankCase {
   ranks::RankContext& context_;
   const reference::Data& data_;
   Twin twin_;
-  std::shared_ptr<reference::Model> model_;
+  std::shared_ptr<LoudModel> model_;
   std::shared_ptr<faults::Moment> moment_;
   std::unique_ptr<Engine> engine_;
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::map<std::string, reference::OptimizerSpec> rules_;  // by parameter, its group's settings
+  std::map<std::string, at::ScalarType> travels_in_;       // of safe modules, under autocast
   std::map<std::string, int64_t> updates_;
+  int64_t skipped_ = 0;
   std::map<std::string, LocalShard> before_;  // copies, as the update found them
   struct GradientResult {
     bool held = true;
-    double margin = 0;  // of the reduction's bound, in step 1
+    double margin = 0;  // of the reduction's bound, in the first step applied
   };
   std::vector<std::map<std::string, GradientResult>> gradients_;  // by step, then name
   std::vector<GradientFailure> failures_;                         // at most one
@@ -79,6 +84,13 @@ class RankCase {
   uint64_t digest_ = 0;
   int64_t digested_ = 0;
 };
+
+// A case whose precision is not defined at its stage: passes if initialize() throws the ConfigError
+// that names it.
+nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& context);
+
+// "step 1 gradient"
+std::string at_step(int step, const std::string& what);
 
 // What the first wrong gradient looks like, for people; keeps its tensors in `keep` if not empty.
 struct Diagnosis {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "conformance/matrix.hpp"
@@ -20,9 +21,22 @@ namespace equigrad::conformance {
 
 constexpr int kSteps = 3;  // optimizer steps of a case
 
+// A loss this large overflows every 16-bit gradient; one micro-batch of one rank has it, in two of
+// three cases with a dynamic loss scale.
+constexpr double kLoud = 0x1p100;
+struct LoudBatch {
+  int step = 0;
+  int rank = 0;
+  int micro_batch = 0;
+  bool operator==(const LoudBatch&) const = default;
+};
+std::optional<LoudBatch> loud_batch(const CaseSpec& spec);
+
 reference::OptimizerSpec optimizer_of(const CaseSpec& spec);
 at::ScalarType dtype_of(const CaseSpec& spec);
 at::ScalarType accumulate_dtype_of(const CaseSpec& spec);
+// What the safe modules of autocast and the computation use; nothing without autocast.
+std::optional<at::ScalarType> autocast_dtype_of(const CaseSpec& spec);
 reference::Order order_of(int stage);
 
 // The twin's recipe.

@@ -11,6 +11,7 @@
 #include "conformance/progress.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/ranks/pool.hpp"
+#include "conformance/run_rows.hpp"
 #include "conformance/self_check.hpp"
 #include "engine/error.hpp"
 
@@ -69,7 +70,6 @@ class Runner {
   void finish(const ranks::Finished& finished);
   void finish_twin(Tuple& tuple, const ranks::Finished& finished);
   void finish_tuple(Tuple& tuple);
-  void record_memory(const CaseSpec& spec, const Judged& judged);
   void collect();
 
   const RunOptions& options_;
@@ -78,7 +78,7 @@ class Runner {
   ranks::Pool pool_;
   std::vector<Tuple> tuples_;
   std::vector<Judged> judged_;
-  std::map<std::string, reports::MemoryRow> memory_;
+  RunRows rows_;
   reports::Run run_;
   int64_t done_ = 0, failed_ = 0;
 };
@@ -204,7 +204,7 @@ void Runner::finish(const ranks::Finished& finished) {
     auto& judged = judged_[*work.case_index];
     judged = judge(spec, replay(spec.id()), finished.outcomes);
     judged.record.seconds = seconds_since(work.start);
-    record_memory(spec, judged);
+    rows_.add_memory(spec, judged);
     ++done_;
     if (!reports::passed(judged.record.verdict)) ++failed_;
     if (--tuple.left == 0) finish_tuple(tuple);
@@ -215,6 +215,7 @@ void Runner::finish(const ranks::Finished& finished) {
 void Runner::finish_twin(Tuple& tuple, const ranks::Finished& finished) {
   if (ranks::all_ok(finished.outcomes)) {
     tuple.twin = Tuple::Twin::Ready;
+    rows_.add_underflow(options_.cases[tuple.cases[0]], finished.outcomes.at(0).answer);
     return;
   }
   tuple.twin = Tuple::Twin::Failed;
@@ -239,20 +240,6 @@ void Runner::finish_tuple(Tuple& tuple) {
   unlink(tuple.path.c_str());
 }
 
-void Runner::record_memory(const CaseSpec& spec, const Judged& judged) {
-  for (const auto& [category, bytes] : judged.memory) {
-    const std::string key =
-        std::to_string(spec.stage) + word(spec.precision) + std::to_string(spec.world) + category;
-    auto& row = memory_[key];
-    row = {spec.stage,
-           word(spec.precision),
-           spec.world,
-           category,
-           std::max(row.bytes, bytes.first),
-           std::max(row.peak_bytes, bytes.second)};
-  }
-}
-
 // What the self-check found out so far is told, and that no case was begun.
 void Runner::give_up(const std::string& reason) {
   run_.failure = reason;
@@ -262,7 +249,7 @@ void Runner::give_up(const std::string& reason) {
 
 void Runner::collect() {
   for (auto& judged : judged_) run_.cases.push_back(std::move(judged.record));
-  for (auto& [key, row] : memory_) run_.memory.push_back(row);
+  rows_.give(run_);
   run_.interrupted = ranks::interrupted() != 0;
   run_.signal = ranks::interrupted();
 }

@@ -35,7 +35,7 @@ struct RunOptions {
   ranks::Handler serve = conformance::serve;  // what the ranks run
 };
 
-// Fills in self_checks, cases, memory, seed, failure, interrupted, signal and wall_s.
+// Fills in self_checks, cases, memory, underflow, seed, failure, interrupted, signal and wall_s.
 reports::Run run_matrix(const RunOptions& options);
 
 }  // namespace equigrad::conformance

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "conformance/lane_tally.hpp"
+#include "conformance/model_groups.hpp"
 #include "conformance/rank_answer.hpp"
 #include "conformance/recipe.hpp"
 #include "conformance/twin.hpp"
@@ -101,8 +102,9 @@ class EngineSession : public Session {
                 ranks::RankContext& context)
       : job_(job), data_(data), context_(context), model_(job.model()) {
     ParameterGroup all;
+    const auto types = module_types(*model_);
     for (const auto& [name, tensor] : reference::unique_parameters(*model_)) {
-      all.parameters.push_back({name, tensor});
+      all.parameters.push_back({name, tensor, types.at(name)});
       if (tensor.requires_grad()) numels_[name] = tensor.numel();
     }
     engine_ = initialize({all}, load_config(config, job.world), context.group());
@@ -120,7 +122,9 @@ class EngineSession : public Session {
       context_.note("step " + std::to_string(step_ + 1) + " micro-batch " +
                     std::to_string(index + 1));
       const auto batch = job_.batch(data_, {job_.seed, step_, context_.rank(), index});
+      auto guard = engine_->autocast();
       const auto loss = model_->loss(reference::to_dtype(batch, job_.recipe.compute_dtype));
+      guard.reset();
       engine_->backward(loss);
       engine_->step();
       losses_.push_back(loss.detach().to(at::kFloat));
@@ -139,13 +143,9 @@ class EngineSession : public Session {
       tally.add("loss of micro-batch " + std::to_string(i + 1), 0,
                 oracle::compare(losses_[i].reshape({1}), want));
     }
-    if (gradients_.empty()) tally.add_finding("boundary", "on_step was not called");
-    const double norm = engine_->get_global_grad_norm().value_or(NAN);
-    tally.add("norm of the gradient", 0,
-              oracle::compare(at::full({1}, norm, at::kDouble),
-                              at::full({1}, twin.grad_norm(0), at::kDouble)));
+    check_boundary(tally, twin);
     for (const auto& shard : engine_->local_shards()) {
-      check(tally, twin, "gradient", shard, gradients_[shard.name]);
+      if (!twin.skipped(0)) check(tally, twin, "gradient", shard, gradients_[shard.name]);
       check(tally, twin, "master", shard, shard.master);
       check_states(tally, twin, shard);
     }
@@ -159,6 +159,19 @@ class EngineSession : public Session {
   }
 
  private:
+  // A step that is skipped shows no gradients, and its norm is not a number.
+  void check_boundary(LaneTally& tally, const Twin& twin) const {
+    const double norm = engine_->get_global_grad_norm().value_or(0);
+    if (engine_->was_step_applied() == twin.skipped(0))
+      return tally.add_finding("boundary", twin.skipped(0) ? "applied, the twin skips it"
+                                                           : "skipped, the twin applies it");
+    if (twin.skipped(0)) return tally.add_held(1);
+    if (gradients_.empty()) tally.add_finding("boundary", "on_step was not called");
+    tally.add("norm of the gradient", 0,
+              oracle::compare(at::full({1}, norm, at::kDouble),
+                              at::full({1}, twin.grad_norm(0), at::kDouble)));
+  }
+
   static void check(LaneTally& tally, const Twin& twin, const std::string& what,
                     const LocalShard& shard, const at::Tensor& got) {
     const auto want = twin.tensor(0, what, shard.name);

@@ -32,6 +32,7 @@ class Trainer {
   StepRecord train_step();
 
   Model& model() { return stepper_.model(); }
+  double loss_scale() const { return stepper_.loss_scale(); }
 
  private:
   at::Tensor forward(const Batch& batch);

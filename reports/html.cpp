@@ -5,6 +5,7 @@
 #include "reports/contract.hpp"
 #include "reports/page.hpp"
 #include "reports/text.hpp"
+#include "reports/underflow.hpp"
 
 namespace equigrad::reports {
 namespace {
@@ -20,7 +21,8 @@ constexpr std::string_view kNavigation =
     "href=\"#failures\">Failures</a> "
     "<a href=\"#contract\">Contract</a> <a href=\"#claims\">Claims</a> <a "
     "href=\"#self-checks\">Self-checks</a> "
-    "<a href=\"#memory\">Memory</a> <a href=\"#not-run\">Not run</a> <a href=\"#cases\">Cases</a> "
+    "<a href=\"#memory\">Memory</a> <a href=\"#underflow\">Underflow</a> <a href=\"#not-run\">Not "
+    "run</a> <a href=\"#cases\">Cases</a> "
     "<a href=\"#environment\">Environment</a> <a href=\"#definitions\">Definitions</a></nav>\n";
 
 std::string page_head(const Run& run) {
@@ -46,7 +48,7 @@ std::string to_html(const Run& run) {
   std::set<const Case*> shown;
   const std::string failures = page_failures(run, failure_bytes, shown);
   const std::string middle = page_contract(run) + page_claims(run) + page_self_checks(run) +
-                             page_memory(run) + page_not_run(run);
+                             page_memory(run) + page_underflow(run) + page_not_run(run);
   const std::string back = page_environment(run) + page_definitions() +
                            "</main>\n<footer><p>Written by equigrad " +
                            escape_xml(run.environment.version) +

@@ -67,6 +67,13 @@ Json write(const MemoryRow& row) {
           {"category", row.category}, {"bytes", row.bytes},         {"peak_bytes", row.peak_bytes}};
 }
 
+Json write(const UnderflowRow& row) {
+  return {{"precision", row.precision}, {"model", row.model},
+          {"scale", number(row.scale)}, {"numel", row.numel},
+          {"zero", row.zero},           {"subnormal", row.subnormal},
+          {"overflow", row.overflow},   {"lossless", number(row.lossless)}};
+}
+
 Json write(const Environment& env) {
   return {{"version", env.version}, {"commit", env.commit},
           {"torch", env.torch},     {"compiler", env.compiler},
@@ -191,6 +198,17 @@ MemoryRow read_memory(const Json& json) {
           .peak_bytes = json.at("peak_bytes")};
 }
 
+UnderflowRow read_underflow(const Json& json) {
+  return {.precision = json.at("precision"),
+          .model = json.at("model"),
+          .scale = read_number(json.at("scale")),
+          .numel = json.at("numel"),
+          .zero = json.at("zero"),
+          .subnormal = json.at("subnormal"),
+          .overflow = json.at("overflow"),
+          .lossless = read_number(json.at("lossless"))};
+}
+
 Run read_run(const Json& json) {
   Run run;
   const int version = json.at("schema_version");
@@ -220,6 +238,8 @@ Run read_run(const Json& json) {
   run.signal = json.value("signal", 0);
   run.wall_s = read_number(json.at("wall_s"));
   for (const Json& row : json.at("memory")) run.memory.push_back(read_memory(row));
+  if (json.contains("underflow"))
+    for (const Json& row : json.at("underflow")) run.underflow.push_back(read_underflow(row));
   return run;
 }
 
@@ -239,6 +259,7 @@ std::string to_json(const Run& run) {
               {"cases", write_all(run.cases)}};
   if (!run.failure.empty()) out["failure"] = run.failure;
   if (run.signal != 0) out["signal"] = run.signal;
+  if (!run.underflow.empty()) out["underflow"] = write_all(run.underflow);
   if (!run.statements.empty()) out["statements"] = write_all(contract_rows(run));
   // Bytes that are not UTF-8 become U+FFFD; the default would throw and lose the whole report.
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

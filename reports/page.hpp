@@ -1,9 +1,10 @@
 // Page: the sections of the HTML report, each a function from the run to a piece of the page.
 //
 // Invariants: every function returns balanced, escaped HTML and needs nothing from the others but
-//   the ids below: #matrix, #failures, #contract, #claims, #self-checks, #memory, #not-run, #cases,
-//   #environment, #definitions; group_anchor() for a group; anchor(case.id) for a case, which sits
-//   on its row under #cases, or on its article under #failures if it went wrong and is shown there.
+//   the ids below: #matrix, #failures, #contract, #claims, #self-checks, #memory, #underflow,
+//   #not-run, #cases, #environment, #definitions; group_anchor() for a group; anchor(case.id) for a
+//   case, which sits on its row under #cases, or on its article under #failures if it went wrong
+//   and is shown there.
 // Units: budgets in bytes.
 // Errors: none.
 // Depends on: reports/summary.hpp, reports/text.hpp.

@@ -169,6 +169,7 @@ Run merge(const std::vector<Run>& shards) {
     whole.self_checks.insert(whole.self_checks.end(), shard.self_checks.begin(),
                              shard.self_checks.end());
     whole.memory.insert(whole.memory.end(), shard.memory.begin(), shard.memory.end());
+    whole.underflow.insert(whole.underflow.end(), shard.underflow.begin(), shard.underflow.end());
     for (const auto& [reason, count] : shard.not_run) whole.not_run[reason] += count;
     if (whole.failure.empty()) whole.failure = shard.failure;
     whole.interrupted = whole.interrupted || shard.interrupted;

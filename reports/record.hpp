@@ -8,7 +8,7 @@
 // Units: compared and differing count elements; margin is worst error divided by bound (0 when all
 //   bits agree, above 1 when the bound is broken, inf when the bound is 0); seconds are wall clock.
 // Errors: merge() throws std::runtime_error on runs that do not belong together.
-// Depends on: the C++ standard library only.
+// Depends on: rows.hpp, the C++ standard library.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "reports/rows.hpp"
 
 namespace equigrad::reports {
 
@@ -80,16 +82,6 @@ struct Environment {
   std::string time;  // ISO 8601, UTC
 };
 
-// Bytes that one rank (the largest) holds in one category of the engine's ledger.
-struct MemoryRow {
-  int stage = 0;
-  std::string precision;
-  int ranks = 0;
-  std::string category;  // parameters, gradients, master, optimizer, buckets, ...
-  int64_t bytes = 0;     // at the end of a step
-  int64_t peak_bytes = 0;
-};
-
 // A line of the contract, or (with a name) one of its cases, in words.
 struct Statement {
   std::string section, name, sentence;
@@ -110,6 +102,7 @@ struct Run {
   int signal = 0;  // that interrupted it: 2 or 15; 0 where it is not known
   double wall_s = 0;
   std::vector<MemoryRow> memory;
+  std::vector<UnderflowRow> underflow;
 };
 
 struct Counts {

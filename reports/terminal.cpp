@@ -8,11 +8,13 @@
 #include "reports/contract.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/underflow.hpp"
 
 namespace equigrad::reports {
 namespace {
 
 using Cells = std::vector<std::string>;
+constexpr size_t kMostRows = 48;  // more groups are shown by precision alone
 
 const char* colour_of(Verdict verdict) {
   if (verdict == Verdict::Equal || verdict == Verdict::Within) return "\x1b[32m";
@@ -89,7 +91,11 @@ void write_table(std::ostringstream& out, const Run& run, const TerminalOptions&
                       "cross", "bounded",   "margin", "time",  "verdict"};
   const Cells units = {"",      "",           "", "", "(elements)", "(differing)", "(differing)",
                        "(ulp)", "(of bound)", "", ""};
-  const std::vector<Group> groups = group_by(run, {"stage", "precision", "ranks"});
+  std::vector<Group> groups = group_by(run, {"stage", "precision", "ranks"});
+  if (groups.size() > kMostRows) {
+    groups = group_by(run, {"precision"});
+    for (Group& group : groups) group.key = {"all", group.key[0], "all"};
+  }
   std::vector<Cells> rows;
   std::vector<size_t> widths;
   for (size_t i = 0; i < head.size(); ++i)
@@ -144,7 +150,7 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   write_environment(out, run);
   write_self_checks(out, run, options);
   write_table(out, run, options);
-  out << contract_lines(run);
+  out << contract_lines(run) << underflow_lines(run);
   write_wrong(out, run, options);
   out << "\n";
   write_reasons(out, run);

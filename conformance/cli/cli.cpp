@@ -15,16 +15,23 @@
 namespace equigrad::conformance::cli {
 namespace {
 
+std::vector<std::string> precision_words() {
+  std::vector<std::string> words;
+  for (const auto precision : precisions()) words.push_back(word(precision));
+  return words;
+}
+
 void add_selection(CLI::App& app, RunCommand& command) {
   app.add_option("FILTER", command.selection.filters,
                  "Part of a case's id, or a glob; several mean one of them");
-  app.add_flag("--full", command.full, "All 9,216 cases instead of the default 512");
+  app.add_flag("--full", command.full, "Every combination instead of the default matrix");
   app.add_option("--stages", command.selection.stages, "ZeRO stages, such as 2,3 (default: all)")
       ->delimiter(',')
       ->check(CLI::Range(0, 3));
-  app.add_option("--dtypes", command.selection.dtypes, "fp32, bf16 (default: both)")
+  app.add_option("--dtypes", command.selection.dtypes,
+                 "Precisions, such as fp16,amp-o1 (default: all)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+      ->check(CLI::IsMember(precision_words()));
   app.add_option("--world", command.selection.worlds,
                  "Numbers of ranks, such as 2,4 (default: all)")
       ->delimiter(',')

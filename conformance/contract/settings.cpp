@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
+
+#include "conformance/model_groups.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
@@ -59,22 +60,6 @@ std::string config_text(const Spec& spec) {
     zero["stage3_prefetch_bucket_size"] = bucket;
   }
   return config.dump();
-}
-
-std::vector<ParameterGroup> groups_of(reference::Model& model) {
-  std::map<std::string, at::Tensor> tensors;
-  std::vector<ParameterGroup> groups(1);  // the frozen ones are in no group of the model
-  for (const auto& [name, tensor] : reference::unique_parameters(model)) {
-    tensors[name] = tensor;
-    if (!tensor.requires_grad()) groups[0].parameters.push_back({name, tensor});
-  }
-  for (const auto& from : model.groups()) {
-    groups.push_back({{}, from.lr, from.weight_decay});
-    for (const auto& name : from.names)
-      groups.back().parameters.push_back({name, tensors.at(name)});
-  }
-  if (groups[0].parameters.empty()) groups.erase(groups.begin());
-  return groups;
 }
 
 reference::LossScaleSpec loss_scale_of(const Spec& spec) {

@@ -7,6 +7,8 @@
 
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/judge.hpp"
+#include "conformance/lane_tally.hpp"
+#include "conformance/recipe.hpp"
 #include "conformance/runner.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/error.hpp"
@@ -94,6 +96,47 @@ TEST(Detection, AFaultIsSeenInBf16WithClippingAndAdamWToo) {
   CaseSpec spec{2, Precision::Bf16, Style::TensorBackward, 3, 4, Clip::Above, Rule::AdamW, "gpt"};
   expect_seen("averaged_twice", {spec}, "step 1");
   expect_seen("word_lost", {spec}, "step 2");
+}
+
+// Three micro-batches add up in fp32, so that the fault itself does not overflow.
+CaseSpec scaled_case(int stage, int accumulation) {
+  return {stage,     Precision::Fp16, Style::ScaleBackward, 2, accumulation, Clip::Off,
+          Rule::Sgd, "nasty"};
+}
+
+TEST(Detection, AnAverageThatIsNotDividedByTheScaleIsSeen) {
+  expect_seen("scale_not_divided", {scaled_case(0, 3), scaled_case(1, 3)}, "step 1");
+}
+
+TEST(Detection, DividingByTheScaleThatGrewAfterTheStepIsSeen) {
+  expect_seen("updated_scale",
+              {scaled_case(0, 3), scaled_case(1, 3), scaled_case(2, 3), scaled_case(3, 3)},
+              "step 2");
+}
+
+TEST(Detection, AnOverflowThatNoRankSeesIsSeen) {
+  ASSERT_EQ(loud_batch(scaled_case(0, 1)), (LoudBatch{2, 1, 0}));
+  expect_seen("overflow_unseen", {scaled_case(0, 1)}, "step 3");
+}
+
+// A precision that initialize() takes where it is not defined, and a refusal of something else.
+TEST(Detection, ARefusalThatDoesNotComeFails) {
+  CaseSpec spec = small_case(0);
+  spec.precision = Precision::Offload;
+  auto right = options({spec}), wrong = options({spec});
+  wrong.serve = [](const json& request, ranks::RankContext& context) {
+    if (request.value("do", "") == "case" && !request.contains("fault") &&
+        parse_id(request.at("id")).is_refused()) {
+      LaneTally exact;
+      exact.add_finding("initialize", "was taken");
+      return json{{"exact", exact.to_json()}};
+    }
+    return serve(request, context);
+  };
+  const auto held = run_matrix(right), taken = run_matrix(wrong);
+  EXPECT_EQ(held.cases[0].verdict, Verdict::Equal) << held.cases[0].message;
+  EXPECT_EQ(taken.cases[0].verdict, Verdict::Failed);
+  EXPECT_THAT(taken.cases[0].message, HasSubstr("was taken"));
 }
 
 TEST(Detection, ARunWhoseFaultsAreNotCaughtIsVoid) {

@@ -123,15 +123,62 @@ class GatherStale : public Wire {
   std::vector<at::Tensor> last_, now_;
 };
 
+// The scale of the passes is 2^8 at first (kScalePower, recipe.cpp).
+class ScaleNotDivided : public Wire {
+  using Wire::Wire;
+  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    return send(output, moment_->step >= 0 ? input * 256.0 : input);
+  }
+};
+
+// After the second step the scale doubles, so whoever divides by it then gets half the gradient.
+class UpdatedScale : public Wire {
+  using Wire::Wire;
+  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    return send(output, moment_->step == 1 ? input * 0.5 : input);
+  }
+};
+
+// Of what one rank alone does not see the other ranks never hear again, and the case ends early: so
+// here nobody sees it.
+class OverflowUnseen : public Wire {
+  using Wire::Wire;
+  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    return cleaned(wire_->all_to_all(output, input), output);
+  }
+  PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return cleaned(wire_->all_gather(output, input), output);
+  }
+  PendingPtr cleaned(PendingPtr pending, const at::Tensor& output) {
+    if (moment_->step < 0 || !output.is_floating_point()) return pending;
+    return std::make_unique<Altered>(std::move(pending), at::Tensor(), [output] {
+      output.masked_fill_(at::isfinite(output).logical_not(), 0);
+    });
+  }
+};
+
+// Two ranks, three micro-batches, odd sizes: nearly every fault can act.
+const char* const kPlain = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.engine_backward";
+// The loss scale doubles after the second step, and what travels is fp32.
+const char* const kScaled = "Required.grad.zero1.fp16.w2.gas3.clip-off.sgd.nasty.engine_backward";
+// Rank 1 overflows in the third step.
+const char* const kLoud = "Required.grad.zero0.fp16.w2.gas1.clip-off.sgd.nasty.engine_backward";
+
 }  // namespace
 
 const std::vector<Fault>& planted_faults() {
   static const std::vector<Fault> faults = {
-      {"micro_batch_dropped", "rank 1's second micro-batch of step 1 never reaches the sum"},
-      {"averaged_twice", "every contribution is divided by the world size once more"},
-      {"shard_off_by_one", "what is sent for a shard begins one element too early"},
-      {"word_lost", "one word of one reduction of step 2 arrives as zero"},
-      {"gather_stale", "rank 1 publishes the parameters of step 1 again after step 2"},
+      {"micro_batch_dropped", "rank 1's second micro-batch of step 1 never reaches the sum",
+       kPlain},
+      {"averaged_twice", "every contribution is divided by the world size once more", kPlain},
+      {"shard_off_by_one", "what is sent for a shard begins one element too early", kPlain},
+      {"word_lost", "one word of one reduction of step 2 arrives as zero", kPlain},
+      {"gather_stale", "rank 1 publishes the parameters of step 1 again after step 2", kPlain},
+      {"scale_not_divided", "the average keeps the loss scale", kScaled},
+      {"updated_scale", "the gradient of step 2 is divided by the scale that grew after it",
+       kScaled},
+      {"overflow_unseen", "the overflow of rank 1 is lost on its way, and no rank skips step 3",
+       kLoud},
   };
   return faults;
 }
@@ -144,6 +191,9 @@ std::shared_ptr<comm::Communicator> make_faulty(std::shared_ptr<comm::Communicat
   if (fault == "shard_off_by_one") return std::make_shared<ShardOffByOne>(wire, moment);
   if (fault == "word_lost") return std::make_shared<WordLost>(wire, moment);
   if (fault == "gather_stale") return std::make_shared<GatherStale>(wire, moment);
+  if (fault == "scale_not_divided") return std::make_shared<ScaleNotDivided>(wire, moment);
+  if (fault == "updated_scale") return std::make_shared<UpdatedScale>(wire, moment);
+  if (fault == "overflow_unseen") return std::make_shared<OverflowUnseen>(wire, moment);
   std::string known;
   for (const auto& planted : planted_faults()) known += " " + planted.name;
   throw Error("faults",

@@ -12,6 +12,7 @@ namespace equigrad::conformance::faults {
 struct Fault {
   std::string name;  // micro_batch_dropped
   std::string what;  // in words, for the report
+  std::string in;    // the id of a case in which it can act, and which takes milliseconds
 };
 const std::vector<Fault>& planted_faults();
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -13,26 +12,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kDoubleUnit = 0x1p-53;
-
-// Half the smallest positive number: what rounding a tiny result can add, where (1 + d) fails.
-double half_smallest(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return 0x1p-150;
-    case at::kBFloat16:
-      return 0x1p-134;
-    case at::kHalf:
-      return 0x1p-25;
-    case at::kDouble:
-      return 0;  // 2^-1075: below every double
-    default:
-      throw std::runtime_error("[oracle.bound] expected a float dtype.");
-  }
-}
-
-int64_t tree_height(int64_t leaves) {
-  return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(leaves - 1)));
-}
 
 at::Tensor as_double(const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::runtime_error("[oracle.bound] expected a tensor, got none.");
@@ -103,6 +82,21 @@ double unit_roundoff(at::ScalarType dtype) {
   }
 }
 
+double half_smallest(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return 0x1p-150;
+    case at::kBFloat16:
+      return 0x1p-134;
+    case at::kHalf:
+      return 0x1p-25;
+    case at::kDouble:
+      return 0;  // 2^-1075: below every double
+    default:
+      throw std::runtime_error("[oracle.bound] expected a float dtype.");
+  }
+}
+
 double gamma(int64_t n, double u) {
   const double nu = static_cast<double>(n) * u;
   if (n < 0 || !(nu < 1)) throw std::runtime_error("[oracle.gamma] expected 0 <= n u < 1.");
@@ -113,60 +107,6 @@ double roundings(int64_t n, double u) {
   if (n < 0) throw std::runtime_error("[oracle.roundings] expected n >= 0.");
   // expm1 and log1p are good to a few units of fp64; 16 of them cover both and the product.
   return std::expm1(static_cast<double>(n) * std::log1p(u)) * (1 + 16 * kDoubleUnit);
-}
-
-// The path of one contribution c of dtype P, with W ranks, n passes, accumulate dtype A, u = 2^-24:
-//
-//   AddThenReduce  to A            1 rounding to A if P is wider than A, else exact
-//                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
-//                                  (the first one is 0 + c: exact)
-//                  tree            at most height(W) additions in fp32
-//                  R = A(...)      1 rounding to A if A is not fp32
-//   ReduceThenAdd  tree            at most height(W) additions in fp32
-//                  R = A(...)      1 rounding to A if A is not fp32
-//                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
-//   both           f, and R * f    1 rounding each, none where f is a power of two
-//   clipped        R f * factor    1 rounding; the factor itself is given, so exact
-//
-// Every rounding multiplies what c brings by (1 + d), so the product of them is off by at most
-// (1 + u_A)^nA (1 + u)^n32 - 1. Additions in fp32 are exact where the sum is subnormal; a rounding
-// to bf16 or a product that underflows adds at most half the smallest number each time.
-ReductionBound reduction_bound(const Reduction& reduction) {
-  const int64_t passes = reduction.passes > 0 ? reduction.passes : reduction.accumulation_steps;
-  if (reduction.world < 1 || reduction.accumulation_steps < 1) {
-    throw std::runtime_error("[oracle.reduction_bound] expected at least one rank and one pass.");
-  }
-  const double accumulate_unit = unit_roundoff(reduction.accumulate_dtype);
-  const double single = unit_roundoff(at::kFloat);
-  const bool narrow = accumulate_unit > single;
-  const int64_t divisor = reduction.accumulation_steps * reduction.world;
-  const bool exact_factor = std::has_single_bit(static_cast<uint64_t>(divisor));
-  const bool clipped = reduction.clip_factor != 1;
-
-  int64_t to_single = passes - 1 + tree_height(reduction.world);
-  if (!exact_factor) to_single += 2;
-  if (clipped) to_single += 1;
-  int64_t to_narrow = 0;
-  if (narrow) {
-    to_narrow = passes;  // n - 1 additions and one more after or before them
-    const bool converts = unit_roundoff(reduction.param_dtype) < accumulate_unit;
-    if (reduction.order == SumOrder::AddThenReduce && converts) to_narrow += 1;
-  }
-  const double a = roundings(to_narrow, accumulate_unit), b = roundings(to_single, single);
-  ReductionBound bound;
-  bound.relative = (a + b + a * b) * (1 + 4 * kDoubleUnit);
-
-  // At most passes + 1 roundings to A on each rank and one at the end, then times f and the factor;
-  // one product by f, one by the factor.
-  const double growth = (1 + bound.relative) * std::fabs(reduction.clip_factor);
-  const auto rounded = static_cast<double>(reduction.world * (passes + 1) + 1);
-  if (narrow) {
-    bound.absolute +=
-        rounded * half_smallest(reduction.accumulate_dtype) * growth / static_cast<double>(divisor);
-  }
-  if (divisor > 1) bound.absolute += half_smallest(at::kFloat) * growth;
-  if (clipped) bound.absolute += half_smallest(at::kFloat);
-  return bound;
 }
 
 BoundReport check(const at::Tensor& got, const at::Tensor& exact, const at::Tensor& bound) {

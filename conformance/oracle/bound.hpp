@@ -1,8 +1,8 @@
 // Bound: how far a correct engine may be from the exact result, derived and never set by hand.
 //
-// u is the unit roundoff of a dtype (fp32 2^-24, bf16 2^-8): a rounded result is exact * (1 + d),
-// |d| <= u. A value that passes n roundings is off by a factor in [(1-u)^n, (1+u)^n], so by at most
-// (1+u)^n - 1 of itself; bound.cpp counts the roundings on the path of one contribution.
+// u is the unit roundoff of a dtype (fp32 2^-24, fp16 2^-11, bf16 2^-8): a rounded result is exact
+// * (1 + d), |d| <= u. A value that passes n roundings is off by a factor in [(1-u)^n, (1+u)^n], so
+// by at most (1+u)^n - 1 of itself; bound.cpp counts the roundings on the path of one contribution.
 //
 // Invariants: a correct engine never breaks a bound; the sides of a comparison share no code with
 //   the engine. A report with nothing compared does not hold.
@@ -14,11 +14,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace equigrad::conformance::oracle {
 
 double unit_roundoff(at::ScalarType dtype);
+// Half the smallest positive number: what rounding a tiny result can add, where (1 + d) fails.
+double half_smallest(at::ScalarType dtype);
 // n u / (1 - n u): the classical bound on the relative error of n roundings in a row.
 double gamma(int64_t n, double u);
 // (1+u)^n - 1, the same without the slack, rounded up.
@@ -30,18 +33,32 @@ enum class SumOrder {
   ReduceThenAdd,  // stages 2 and 3: a tree over the ranks for each pass, the results added up
 };
 
+// When a sum over ranks is divided by their number; see Reduction.
+enum class Division { AfterSum, BeforeSum, Around, Never };
+
+// A contribution is added up, multiplied by b (no product where b = 1) and rounded to what travels,
+// summed over the ranks, and multiplied by a / loss_scale: b a = 1 / (accumulation_steps world), or
+// 1 / accumulation_steps where ranks are added only. Both are rounded to fp32.
+//
+//   division  AfterSum  BeforeSum  Around  Never
+//   b         1         1/world    1/f     1
 struct Reduction {
   int64_t world = 1;
   int64_t accumulation_steps = 1;
   int64_t passes = 0;  // backward passes of a rank in the window; 0: one a micro-batch
-  at::ScalarType param_dtype = at::kFloat;       // of the contributions
-  at::ScalarType accumulate_dtype = at::kFloat;  // fp32 or bf16
+  at::ScalarType param_dtype = at::kFloat;  // of the contributions
+  at::ScalarType accumulate_dtype = at::kFloat;
+  at::ScalarType master_dtype = at::kFloat;  // of the average, and of what clipping gives
+  std::optional<at::ScalarType> travels_in;  // nothing: in the dtype that it has
+  Division division = Division::AfterSum;
+  double predivide_factor = 1;  // f, of Around
+  double loss_scale = 1;        // a power of two
   SumOrder order = SumOrder::AddThenReduce;
   double clip_factor = 1;  // the fp32 factor that clipping used; exactly 1: not clipped
 };
 
-// |g - clip * (sum of c) / (accumulation_steps * world)|
-//   <= relative * clip * (sum of |c|) / (accumulation_steps * world) + absolute
+// |g - clip * (sum of c) * mean| <= relative * clip * (sum of |c|) * mean + absolute, where
+// mean = b a / loss_scale.
 struct ReductionBound {
   double relative = 0;
   double absolute = 0;  // what underflow can add
@@ -66,9 +83,10 @@ BoundReport check(const at::Tensor& got, const at::Tensor& exact, const at::Tens
 void merge(BoundReport& into, const BoundReport& more);
 std::string describe(const BoundReport& report);
 
-// Below, before clipping: `plain` is the average of a plain single-process run's own contributions,
-// which at step 1 are the engine's too (same weights, same kernels), summed in fp64 and stored in
-// fp32 or fp64; `absolute_sum` is the average of their absolute values. `engine` is after clipping.
+// Below, before clipping and after the loss scale: `plain` is the average of a plain single-process
+// run's own contributions, which at step 1 are the engine's too (same weights, same kernels),
+// summed in fp64 and stored in fp32 or fp64; `absolute_sum` is the average of their absolute
+// values. `engine` is after clipping.
 
 // The reduction alone: |engine - plain| within what its own roundings explain. The sharpest check.
 BoundReport check_reduction(const at::Tensor& engine, const at::Tensor& plain,

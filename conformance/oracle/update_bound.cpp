@@ -136,13 +136,30 @@ std::vector<std::string> state_names(const UpdateSpec& spec) {
   return {};
 }
 
-at::Tensor flat_single(const at::Tensor& tensor, int64_t numel, const std::string& what) {
-  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.device().is_cpu() ||
+bool is_stored(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+at::Tensor flat_values(const at::Tensor& tensor, int64_t numel, const std::string& what) {
+  if (!tensor.defined() || !is_stored(tensor.scalar_type()) || !tensor.device().is_cpu() ||
       tensor.numel() != numel) {
     throw std::runtime_error("[oracle.check_update] expected " + std::to_string(numel) +
-                             " fp32 elements of " + what + " on the CPU.");
+                             " fp32, fp16 or bf16 elements of " + what + " on the CPU.");
   }
   return tensor.detach().contiguous().flatten();
+}
+
+// What is left of a result when it has been stored.
+Tracked stored(Tracked result, at::ScalarType dtype) {
+  if (dtype == at::kFloat) return result;
+  const double own = unit_roundoff(dtype) * (std::fabs(result.value) + result.error);
+  return {result.value, (result.error + own + half_smallest(dtype)) * (1 + 16 * kDoubleUnit)};
+}
+
+void require_dtype(const at::Tensor& before, const at::Tensor& after, const std::string& what) {
+  if (before.scalar_type() == after.scalar_type()) return;
+  throw std::runtime_error("[oracle.check_update] expected " + what +
+                           " in the dtype that they had before the update.");
 }
 
 const at::Tensor& state_of(const Weights& weights, const std::string& name) {
@@ -156,15 +173,17 @@ BoundReport check_with(const Rule& rule, const UpdateSpec& spec, const Weights& 
                        const at::Tensor& gradient, const Weights& after) {
   const int64_t numel = before.master.defined() ? before.master.numel() : 0;
   const std::vector<std::string> names = state_names(spec);
-  std::vector<at::Tensor> inputs{flat_single(before.master, numel, "the master weights"),
-                                 flat_single(gradient, numel, "the gradient")};
-  std::vector<at::Tensor> outputs{flat_single(after.master, numel, "the updated weights")};
+  std::vector<at::Tensor> inputs{flat_values(before.master, numel, "the master weights"),
+                                 flat_values(gradient, numel, "the gradient")};
+  std::vector<at::Tensor> outputs{flat_values(after.master, numel, "the updated weights")};
   for (const std::string& name : names) {
     const bool starts = spec.step == 1 && !before.state.contains(name);
-    inputs.push_back(starts ? at::zeros({numel}, at::kFloat)
-                            : flat_single(state_of(before, name), numel, name));
-    outputs.push_back(flat_single(state_of(after, name), numel, name));
+    outputs.push_back(flat_values(state_of(after, name), numel, name));
+    inputs.push_back(starts ? at::zeros_like(outputs.back())
+                            : flat_values(state_of(before, name), numel, name));
+    require_dtype(inputs.back(), outputs.back(), name);
   }
+  require_dtype(inputs[0], outputs[0], "the master weights");
   std::vector<at::Tensor> exact, bound;
   std::vector<double*> values, errors;
   for (size_t k = 0; k < outputs.size(); ++k) {
@@ -174,7 +193,10 @@ BoundReport check_with(const Rule& rule, const UpdateSpec& spec, const Weights& 
     errors.push_back(bound[k].data_ptr<double>());
   }
   std::vector<const float*> in;
-  for (const at::Tensor& input : inputs) in.push_back(input.const_data_ptr<float>());
+  for (at::Tensor& input : inputs) {
+    input = input.to(at::kFloat);
+    in.push_back(input.const_data_ptr<float>());
+  }
   Element element;
   element.states.resize(names.size());
   for (int64_t i = 0; i < numel; ++i) {
@@ -182,7 +204,8 @@ BoundReport check_with(const Rule& rule, const UpdateSpec& spec, const Weights& 
     for (size_t k = 0; k < names.size(); ++k) element.states[k] = given(in[k + 2][i]);
     rule(element, given(in[1][i]));
     for (size_t k = 0; k < outputs.size(); ++k) {
-      const Tracked& result = k == 0 ? element.master : element.states[k - 1];
+      const Tracked result =
+          stored(k == 0 ? element.master : element.states[k - 1], outputs[k].scalar_type());
       values[k][i] = result.value;
       errors[k][i] = result.error;
     }

@@ -1,14 +1,18 @@
-// UpdateBound: is an optimizer update of fp32 numbers right, from the numbers it really had?
+// UpdateBound: is an optimizer update right, from the numbers it really had?
 //
 // The rule is evaluated in fp64 on the actual operands, and beside every value runs a bound on the
 // distance of the fp32 computation from it (a running error analysis: Higham, Accuracy and
 // Stability of Numerical Algorithms, section 3.3): x is carried as (value, error) with |fp32 x -
-// value| <= error, and every operation adds its own rounding.
+// value| <= error, and every operation adds its own rounding. What is stored in 16 bits widens
+// exactly, and is rounded to its dtype once more, after the rule.
 //
-// Invariants: an update whose operations are each rounded once to fp32, in the documented order, is
-//   never reported. Element i depends on element i alone, so a shard may be checked by itself.
-// Shapes: every tensor fp32 on the CPU with the same number of elements.
-// Errors: std::runtime_error for a missing state or sizes that do not agree.
+// Invariants: an update whose operations are each rounded once to fp32, in the documented order,
+// and
+//   each of whose results is rounded once to its dtype, is never reported. Element i depends on
+//   element i alone, so a shard may be checked by itself.
+// Shapes: every tensor fp32, fp16 or bf16 on the CPU with the same number of elements; what was
+//   stored in a dtype before is stored in it after.
+// Errors: std::runtime_error for a missing state, sizes or dtypes that do not agree.
 // Depends on: bound.hpp.
 #pragma once
 

@@ -147,6 +147,18 @@ TEST(Json, WhatIsWrittenKeepsToThePublishedSchema) {
   EXPECT_THAT(schema.problems(json::parse(reports::to_json(reports::Run{}))), IsEmpty());
 }
 
+TEST(Json, RowsOfUnderflowKeepToThePublishedSchema) {
+  reports::Run run = example_run();
+  run.underflow = {{"fp16", "gpt", 65536, 20000, 12, 345, 0, 0}};
+  json written = json::parse(reports::to_json(run));
+  EXPECT_THAT(published_schema().problems(written), IsEmpty());
+  for (const auto& [key, value] : json(written["underflow"][0]).items()) {
+    json bad = written;
+    bad["underflow"][0].erase(key);
+    EXPECT_THAT(published_schema().problems(bad), Not(IsEmpty())) << "without " << key;
+  }
+}
+
 TEST(Json, TheSchemaRefusesWhatItDoesNotDescribe) {
   const json good = json::parse(reports::to_json(example_run()));
   const std::vector<std::pair<const char*, json>> changes = {

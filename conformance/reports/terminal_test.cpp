@@ -66,5 +66,15 @@ TEST(Terminal, ACaseThatComparedNothingIsShownAsEmpty) {
   EXPECT_THAT(reports::to_terminal(run), HasSubstr("\nINCONCLUSIVE  "));
 }
 
+TEST(Terminal, ManyGroupsAreShownByPrecisionAlone) {
+  reports::Run run = large_run(512, 0);
+  for (size_t i = 0; i < run.cases.size(); ++i)
+    run.cases[i].dimensions["precision"] = "mode" + std::to_string(i % 7);
+  const std::string text = reports::to_terminal(run);
+  for (int i = 0; i < 7; ++i)
+    EXPECT_THAT(text, HasSubstr("\n    all  mode" + std::to_string(i) + "        all "));
+  EXPECT_THAT(text, Not(HasSubstr("\n      0  mode")));
+}
+
 }  // namespace
 }  // namespace equigrad::conformance

@@ -1,0 +1,23 @@
+// ModelGroups: a model of the zoo as the groups of parameters that the engine's core takes.
+//
+// Invariants: every parameter is in one group, under the first name it has; the frozen ones, which
+// are in no group of the model, come first; module_type is that of the first module that has it.
+// Shapes: the parameters keep theirs.   Errors: std::out_of_range for a group with another name.
+// Depends on: reference/model.hpp, engine/engine_types.hpp.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/engine_types.hpp"
+#include "reference/model.hpp"
+
+namespace equigrad::conformance {
+
+// "torch.nn.Linear" for a torch::nn::Linear, by parameter.
+std::map<std::string, std::string> module_types(const torch::nn::Module& model);
+
+std::vector<ParameterGroup> groups_of(reference::Model& model);
+
+}  // namespace equigrad::conformance

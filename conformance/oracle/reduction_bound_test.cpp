@@ -1,0 +1,298 @@
+// The bound of a reduction against the documented order of additions, written once more.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "conformance/oracle/bound.hpp"
+
+namespace equigrad::conformance::oracle {
+namespace {
+
+constexpr double kSingle = 0x1p-24;
+constexpr double kBrain = 0x1p-8;
+constexpr double kHalf = 0x1p-11;
+
+at::Tensor doubles(std::vector<double> values) { return at::tensor(values, at::kDouble); }
+
+// The documented order of additions, written once more: plain loops over one element.
+using Contributions = std::vector<std::vector<float>>;  // [rank][pass]
+
+float to(at::ScalarType dtype, float value) {
+  if (dtype == at::kHalf) return static_cast<float>(at::Half(value));
+  return dtype == at::kBFloat16 ? static_cast<float>(at::BFloat16(value)) : value;
+}
+
+// b and a of the documents.
+std::pair<float, float> factors(const Reduction& r) {
+  const auto world = static_cast<double>(r.world);
+  const auto steps = static_cast<double>(r.accumulation_steps);
+  std::pair<double, double> exact{1, 1 / (steps * world)};
+  if (r.division == Division::BeforeSum) exact = {1 / world, 1 / steps};
+  if (r.division == Division::Around)
+    exact = {1 / r.predivide_factor, r.predivide_factor / (steps * world)};
+  if (r.division == Division::Never) exact = {1, 1 / steps};
+  return {static_cast<float>(exact.first), static_cast<float>(exact.second)};
+}
+
+float tree(std::vector<float> level) {
+  while (level.size() > 1) {
+    std::vector<float> next;
+    for (size_t i = 0; i + 1 < level.size(); i += 2) next.push_back(level[i] + level[i + 1]);
+    if (level.size() % 2 == 1) next.push_back(level.back());
+    level = next;
+  }
+  return level[0];
+}
+
+float engine_average(const Contributions& c, const Reduction& r) {
+  const auto A = r.accumulate_dtype, M = r.master_dtype;
+  const auto [before, after] = factors(r);
+  const auto travels = [&r, b = before](at::ScalarType own, float x) {
+    return to(r.travels_in.value_or(own), b == 1 ? x : x * b);
+  };
+  float sum = 0;
+  if (r.order == SumOrder::AddThenReduce) {
+    std::vector<float> windows;
+    for (const auto& row : c) {
+      float window = to(A, row[0]);
+      for (size_t p = 1; p < row.size(); ++p) window = to(A, window + row[p]);
+      windows.push_back(travels(A, window));
+    }
+    sum = to(A, tree(windows));
+  } else {
+    for (size_t p = 0; p < c[0].size(); ++p) {
+      std::vector<float> column;
+      for (const auto& row : c) column.push_back(travels(r.param_dtype, row[p]));
+      const float reduced = tree(column);
+      sum = to(A, p == 0 ? reduced : sum + reduced);
+    }
+  }
+  const float average = to(M, sum * (after / static_cast<float>(r.loss_scale)));
+  return r.clip_factor == 1 ? average : to(M, average * static_cast<float>(r.clip_factor));
+}
+
+struct Types {
+  at::ScalarType param, accumulate, master;
+  std::optional<at::ScalarType> travels_in;
+};
+
+std::vector<Types> all_types() {
+  const auto single = at::kFloat, brain = at::kBFloat16, half = at::kHalf;
+  return {{single, single, single, {}},    {brain, single, single, {}},
+          {brain, brain, single, {}},      {single, brain, single, {}},
+          {half, single, single, {}},      {half, half, single, {}},
+          {half, half, half, {}},          {brain, brain, brain, {}},
+          {single, single, single, brain}, {single, single, single, half},
+          {brain, brain, single, single},  {brain, brain, single, half},
+          {brain, single, brain, brain}};
+}
+
+std::vector<Reduction> all_reductions() {
+  std::vector<Reduction> all;
+  for (const auto& types : all_types()) {
+    Reduction r;
+    r.param_dtype = types.param, r.accumulate_dtype = types.accumulate;
+    r.master_dtype = types.master, r.travels_in = types.travels_in;
+    for (const auto order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd}) {
+      for (const auto division :
+           {Division::AfterSum, Division::BeforeSum, Division::Around, Division::Never}) {
+        for (int64_t world = 1; world <= 5; ++world) {
+          for (const int64_t passes : {1, 2, 3, 4, 7}) {
+            for (const double clip : {1.0, static_cast<double>(0.3f)}) {
+              r.world = world, r.accumulation_steps = passes, r.order = order;
+              r.division = division, r.predivide_factor = 3, r.clip_factor = clip;
+              r.loss_scale = types.param == at::kHalf ? 64 : 1;
+              all.push_back(r);
+            }
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+// Some of them are subnormal in fp16, and no sum of them overflows.
+float some_value(std::mt19937_64& random, bool is_half) {
+  std::normal_distribution<float> normal;
+  const float size = is_half ? std::exp2(normal(random) * 2 - 6) : std::exp2(normal(random) * 4);
+  return normal(random) * size;
+}
+
+// `numel` elements of every reduction; calls visit(reduction, got, plain, absolute): the engine's
+// result and the exact one.
+template <class Visit>
+void for_each_reduction(int64_t numel, const Visit& visit) {
+  std::mt19937_64 random(7);
+  for (const auto& r : all_reductions()) {
+    const bool is_half = r.param_dtype == at::kHalf || r.travels_in == at::kHalf;
+    const auto ranks = r.division == Division::Never ? 1 : r.world;
+    const double mean = 1 / static_cast<double>(ranks * r.accumulation_steps);
+    std::vector<float> got;
+    std::vector<double> plain, absolute;
+    for (int64_t i = 0; i < numel; ++i) {
+      Contributions c(static_cast<size_t>(r.world));
+      double sum = 0, sizes = 0;
+      for (auto& row : c) {
+        for (int64_t p = 0; p < r.accumulation_steps; ++p) {
+          const auto scale = static_cast<float>(r.loss_scale);
+          row.push_back(to(r.param_dtype, some_value(random, is_half) * scale));
+          sum += static_cast<double>(row.back());
+          sizes += std::fabs(static_cast<double>(row.back()));
+        }
+      }
+      got.push_back(engine_average(c, r));
+      plain.push_back(sum * mean / r.loss_scale);
+      absolute.push_back(sizes * mean / r.loss_scale);
+    }
+    visit(r, at::tensor(got), doubles(plain), doubles(absolute));
+  }
+}
+
+std::string name_of(const Reduction& r) {
+  std::ostringstream text;
+  text << r.param_dtype << " " << r.accumulate_dtype << " " << r.master_dtype << " division "
+       << static_cast<int>(r.division) << " world " << r.world << " passes "
+       << r.accumulation_steps;
+  if (r.travels_in) text << " travels in " << *r.travels_in;
+  return text.str();
+}
+
+TEST(ReductionBound, OneRankOneMicroBatchMustBeExact) {
+  EXPECT_EQ(reduction_bound(Reduction{}).relative, 0);
+  EXPECT_EQ(reduction_bound(Reduction{}).absolute, 0);
+}
+
+TEST(ReductionBound, CountsTheRoundingsOfEachOrder) {
+  Reduction r;
+  r.world = 4, r.accumulation_steps = 4;
+  EXPECT_EQ(reduction_bound(r).relative, roundings(5, kSingle) * (1 + 0x1p-49));
+  r.accumulation_steps = 3;  // 1/12 is rounded, and so is the product
+  EXPECT_EQ(reduction_bound(r).relative, roundings(6, kSingle) * (1 + 0x1p-49));
+  r.param_dtype = r.accumulate_dtype = at::kBFloat16;
+  const double both = reduction_bound(r).relative;
+  EXPECT_GT(both, roundings(3, kBrain));
+  EXPECT_LT(both, roundings(3, kBrain) + 2 * roundings(6, kSingle));
+  r.order = SumOrder::ReduceThenAdd;
+  EXPECT_EQ(reduction_bound(r).relative, both);
+  r.param_dtype = at::kFloat;  // only the other order rounds the contributions themselves
+  EXPECT_EQ(reduction_bound(r).relative, both);
+  r.order = SumOrder::AddThenReduce;
+  EXPECT_GT(reduction_bound(r).relative, roundings(4, kBrain));
+}
+
+TEST(ReductionBound, CountsTheRoundingsOfWhatTravelsAndOfMasters) {
+  Reduction r;
+  r.world = 4;  // two additions, and all factors are powers of two
+  const auto one = [](int64_t n, double u) { return roundings(n, u); };
+  EXPECT_LT(reduction_bound(r).relative, one(3, kSingle));
+  r.loss_scale = 1024;
+  EXPECT_LT(reduction_bound(r).relative, one(3, kSingle)) << "a power of two rounds nothing";
+  r.travels_in = at::kBFloat16;
+  EXPECT_GT(reduction_bound(r).relative, one(1, kBrain) + one(2, kSingle) / 2);
+  EXPECT_LT(reduction_bound(r).relative, one(1, kBrain) + one(3, kSingle));
+  r.travels_in = at::kFloat;
+  EXPECT_LT(reduction_bound(r).relative, one(3, kSingle));
+  r.travels_in.reset();
+  r.division = Division::Around, r.predivide_factor = 3;
+  EXPECT_GT(reduction_bound(r).relative, one(5, kSingle)) << "1 / 3 and 3 / 4, two each";
+  EXPECT_LT(reduction_bound(r).relative, one(7, kSingle));
+  r.division = Division::BeforeSum;
+  EXPECT_LT(reduction_bound(r).relative, one(3, kSingle));
+  r.param_dtype = r.accumulate_dtype = r.master_dtype = at::kHalf;
+  EXPECT_LT(reduction_bound(r).relative, one(1, kHalf) + one(3, kSingle)) << "after the tree only";
+  r.world = 3;  // a third of fp16 is not fp16
+  EXPECT_GT(reduction_bound(r).relative, one(2, kHalf));
+  r.clip_factor = 0.5;
+  EXPECT_GT(reduction_bound(r).relative, one(3, kHalf));
+  r.loss_scale = 3;
+  EXPECT_THROW(reduction_bound(r), std::runtime_error);
+}
+
+// What is lost below the smallest number of 16 bits shrinks with the loss scale.
+TEST(ReductionBound, UnderflowIsDividedByTheLossScale) {
+  Reduction r;
+  r.param_dtype = r.accumulate_dtype = at::kHalf;
+  r.accumulation_steps = 2;
+  const double without = reduction_bound(r).absolute;
+  EXPECT_GT(without, 0x1p-25);
+  r.loss_scale = 1024;
+  EXPECT_NEAR(reduction_bound(r).absolute, without / 1024, without / 1e6);
+  r.master_dtype = at::kHalf;
+  EXPECT_GT(reduction_bound(r).absolute, 0x1p-25) << "the average is not scaled";
+}
+
+TEST(ReductionBound, ARightReductionNeverBreaksIt) {
+  int64_t compared = 0;
+  for_each_reduction(50, [&](const Reduction& r, const at::Tensor& got, const at::Tensor& plain,
+                             const at::Tensor& absolute) {
+    const auto report = check_reduction(got, plain, absolute, r);
+    EXPECT_TRUE(report.held()) << describe(report) << " " << name_of(r);
+    EXPECT_TRUE(check_gradient(got, plain, plain * 1.01, absolute, r).held());
+    EXPECT_TRUE(check_reduction(got, plain.to(at::kFloat), absolute, r).held());
+    compared += report.compared;
+  });
+  EXPECT_EQ(compared, 13 * 2 * 4 * 5 * 5 * 2 * 50);
+}
+
+// A path of roundings that all go the same way comes close to the bound.
+TEST(ReductionBound, IsNearlyAttained) {
+  Reduction r;
+  r.accumulate_dtype = r.param_dtype = at::kBFloat16;
+  r.accumulation_steps = 2;
+  // 1 + 2^-8 lies half way between two bf16 numbers and is rounded down to the even one.
+  const Contributions c{{1.0f, 0x1p-8f}};
+  const double exact = (1 + 0x1p-8) / 2;
+  const float got = engine_average(c, r);
+  const auto report = check_reduction(at::tensor({got}), doubles({exact}), doubles({exact}), r);
+  EXPECT_TRUE(report.held());
+  EXPECT_GT(report.margin, 0.45) << "of two roundings counted, one may be wrong by u";
+}
+
+TEST(ReductionBound, AnErrorJustOverItIsSeen) {
+  for_each_reduction(4, [&](const Reduction& r, const at::Tensor&, const at::Tensor& plain,
+                            const at::Tensor& absolute) {
+    const ReductionBound bound = reduction_bound(r);
+    const auto limit = absolute * (bound.relative * r.clip_factor) + bound.absolute;
+    const auto inside = plain * r.clip_factor + limit * 0.99;
+    const auto outside = plain * r.clip_factor + limit * 1.01 + absolute * 0x1p-40;
+    EXPECT_EQ(check_reduction(inside, plain, absolute, r).violations, 0);
+    EXPECT_EQ(check_reduction(outside, plain, absolute, r).violations, 4);
+  });
+}
+
+TEST(ReductionBound, TheCommonFaultsAreFarOutsideInEveryReduction) {
+  for_each_reduction(50, [&](const Reduction& r, const at::Tensor& got, const at::Tensor& plain,
+                             const at::Tensor& absolute) {
+    const auto shifted = at::roll(got, 1);
+    EXPECT_FALSE(check_reduction(shifted, plain, absolute, r).held()) << name_of(r);
+    for (const double factor : {0.0, 0.5, 2.0, -1.0, 1.0 / 3}) {
+      const auto wrong = got.to(at::kDouble) * factor;
+      EXPECT_FALSE(check_reduction(wrong, plain, absolute, r).held()) << factor << name_of(r);
+      EXPECT_FALSE(check_gradient(wrong, plain, plain * (1 + 0x1p-9), absolute, r).held());
+    }
+  });
+}
+
+TEST(ReductionBound, UnderflowHasItsOwnTerm) {
+  Reduction r;
+  r.world = 2;
+  const Contributions c{{0x1p-149f}, {0}};
+  const auto exact = doubles({0x1p-150});
+  const auto report = check_reduction(at::tensor({engine_average(c, r)}), exact, exact, r);
+  EXPECT_TRUE(report.held()) << describe(report);
+  EXPECT_GT(report.margin, 0.9);
+  r.accumulate_dtype = at::kBFloat16;
+  EXPECT_GT(reduction_bound(r).absolute, 0x1p-134);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::oracle

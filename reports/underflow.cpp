@@ -1,0 +1,93 @@
+#include "reports/underflow.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <vector>
+
+#include "reports/page.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+struct ModelSum {
+  std::string model;
+  int64_t numel = 0, zero = 0, subnormal = 0, overflow = 0;
+  double least_scale = INFINITY, most_scale = 0;
+  double lossless = 0;
+  bool is_lossless = true;  // in every precision there is a scale that loses none
+};
+
+std::vector<ModelSum> by_model(const Run& run) {
+  std::vector<ModelSum> sums;
+  for (const UnderflowRow& row : run.underflow) {
+    auto found = std::find_if(sums.begin(), sums.end(),
+                              [&row](const ModelSum& sum) { return sum.model == row.model; });
+    if (found == sums.end()) {
+      sums.push_back({});
+      found = sums.end() - 1;
+      found->model = row.model;
+    }
+    found->numel += row.numel;
+    found->zero += row.zero;
+    found->subnormal += row.subnormal;
+    found->overflow += row.overflow;
+    found->least_scale = std::min(found->least_scale, row.scale);
+    found->most_scale = std::max(found->most_scale, row.scale);
+    found->lossless = std::max(found->lossless, row.lossless);
+    found->is_lossless = found->is_lossless && row.lossless > 0;
+  }
+  return sums;
+}
+
+std::string lossless_text(bool is_lossless, double scale) {
+  return is_lossless ? scale_text(scale) + " would lose none" : "no scale loses none";
+}
+
+}  // namespace
+
+std::string scale_text(double scale) {
+  if (!(scale > 0)) return "none";
+  int exponent = 0;
+  const double fraction = std::frexp(scale, &exponent);
+  return fraction == 0.5 ? "2^" + std::to_string(exponent - 1) : shortest(scale);
+}
+
+std::string underflow_lines(const Run& run) {
+  std::ostringstream out;
+  for (const ModelSum& sum : by_model(run)) {
+    out << "# gradients of " << clean(sum.model) << " in fp16, scaled by "
+        << scale_text(sum.least_scale);
+    if (sum.most_scale > sum.least_scale) out << " to " << scale_text(sum.most_scale);
+    out << ": " << grouped(sum.numel) << " elements, " << grouped(sum.zero) << " become zero, "
+        << grouped(sum.subnormal) << " subnormal, " << grouped(sum.overflow) << " overflow; "
+        << lossless_text(sum.is_lossless, sum.lossless) << "\n";
+  }
+  return out.str();
+}
+
+std::string page_underflow(const Run& run) {
+  std::string out = section_open("underflow", "Underflow");
+  if (run.underflow.empty())
+    return out + "<p>No case of this run scaled its loss.</p>\n</section>\n";
+  out +=
+      "<div class=\"wide\"><table>\n<caption>What is lost of the gradients of the first step that "
+      "is applied when they are "
+      "multiplied by its loss scale and rounded to fp16, over the cases that were "
+      "run</caption>\n<thead><tr><th scope=\"col\">Precision</th><th scope=\"col\">Model</th>";
+  for (const char* head : {"Scale", "Elements", "Become zero", "Subnormal", "Overflow",
+                           "Smallest scale that loses none"})
+    out += std::string("<th scope=\"col\" class=\"n\">") + head + "</th>";
+  out += "</tr></thead>\n<tbody>\n";
+  for (const UnderflowRow& row : run.underflow) {
+    out += "<tr><th scope=\"row\">" + escape_xml(clipped(row.precision, 60)) + "</th><td>" +
+           escape_xml(clipped(row.model, 60)) + "</td>" + number_cell(scale_text(row.scale)) +
+           number_cell(grouped(row.numel)) + number_cell(grouped(row.zero)) +
+           number_cell(grouped(row.subnormal)) + number_cell(grouped(row.overflow)) +
+           number_cell(scale_text(row.lossless)) + "</tr>\n";
+  }
+  return out + "</tbody></table></div>\n</section>\n";
+}
+
+}  // namespace equigrad::reports
