@@ -2,7 +2,8 @@
 //
 //   equigrad run [FILTER...]      the conformance matrix         equigrad list [FILTER...]
 //   equigrad train                engine and twin side by side   equigrad doctor
-//   equigrad config check FILE    what a configuration means     equigrad --version
+//   equigrad config check FILE    what a configuration means, and the bytes a rank holds
+//   equigrad --version
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
 // with what to do next.
@@ -65,7 +66,15 @@ int captions_command(const TrainCommand& command);
 // The DeepSpeed configuration that the options stand for.
 std::string train_config(const TrainCommand& command);
 
-int config_check_command(const std::string& file, int world);
+struct ConfigCommand {
+  std::string file;
+  int world = 1;
+  int64_t parameters = 0;       // elements in all; 0: as many as you like
+  std::vector<int64_t> numels;  // or one by one
+  std::string device = "cpu";
+  std::string json;  // file, or "-" for stdout
+};
+int config_check_command(const ConfigCommand& command);
 int doctor_command(const std::string& data_dir);
 // What to do when the ranks' folder is in `place` and has too little room; empty: there is none.
 std::string place_remedy(const std::string& place);
