@@ -142,7 +142,7 @@ TEST(ArchitectureRules, SizesAreLimited) {
   Tree reference;
   for (const std::string name : {"a", "b", "c", "d", "e"})
     reference["reference/" + name + ".cpp"] = lines(290);
-  EXPECT_EQ(sizes(reference), Findings{"reference: 1450 lines of code, at most 1260"});
+  EXPECT_EQ(sizes(reference), Findings{"reference: 1450 lines of code, at most 1280"});
 }
 
 TEST(ArchitectureRules, FunctionsAreShort) {

@@ -141,6 +141,21 @@ void add_compare(CLI::App& app, CompareCommand& command) {
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 
+void add_config_check(CLI::App& app, ConfigCommand& command) {
+  app.add_option("FILE", command.file)->required()->check(CLI::ExistingFile);
+  app.add_option("--world", command.world, "Ranks")->check(CLI::PositiveNumber);
+  auto* parameters =
+      app.add_option("--parameters", command.parameters, "Elements of the model, for its bytes")
+          ->check(CLI::Range(int64_t{0}, int64_t{1'000'000'000'000'000}));
+  app.add_option("--numels", command.numels,
+                 "Elements of every parameter in the order of registration, such as 100,20")
+      ->delimiter(',')
+      ->excludes(parameters);
+  app.add_option("--device", command.device, "cpu or cuda; they differ for offloaded state")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--json", command.json, "Also write the record here; - is stdout");
+}
+
 // Quotes what a shell would not read back as one word.
 std::string shell_word(const std::string& word) {
   const bool plain = !word.empty() && word.find_first_not_of(
@@ -182,8 +197,8 @@ int run_cli(int argc, const char* const* argv) {
   RunCommand run, list;
   TrainCommand train;
   CompareCommand compare;
-  std::string config_file, data_dir;
-  int config_world = 1;
+  ConfigCommand config;
+  std::string data_dir;
   auto* run_app = app.add_subcommand("run", "Run the conformance matrix and the contract");
   add_run(*run_app, run);
   auto* list_app = app.add_subcommand("list", "Print the ids of cases");
@@ -198,9 +213,9 @@ int run_cli(int argc, const char* const* argv) {
   add_compare(*compare_app, compare);
   auto* config_app = app.add_subcommand("config", "About configurations");
   config_app->require_subcommand(1);
-  auto* check_app = config_app->add_subcommand("check", "Print what a DeepSpeed JSON file means");
-  check_app->add_option("FILE", config_file)->required()->check(CLI::ExistingFile);
-  check_app->add_option("--world", config_world, "Ranks")->check(CLI::PositiveNumber);
+  auto* check_app = config_app->add_subcommand(
+      "check", "Print what a DeepSpeed JSON file means, and the bytes a rank holds");
+  add_config_check(*check_app, config);
   auto* doctor_app = app.add_subcommand("doctor", "Look at this machine");
   doctor_app->add_option("--data-dir", data_dir, "Folder with plays.txt and Fashion-MNIST");
   try {
@@ -219,7 +234,7 @@ int run_cli(int argc, const char* const* argv) {
     if (*train_app) return train_command(train);
     if (*compare_app) return compare_command(compare);
     if (*doctor_app) return doctor_command(data_dir);
-    return config_check_command(config_file, config_world);
+    return config_check_command(config);
   });
 }
 
@@ -236,11 +251,6 @@ std::string version_text() {
   return std::string("equigrad ") + version() + "\ncommit   " + commit() + "\ntorch    " +
          torch_version() + " (c10d with Gloo and NCCL)\ncompiler " + compiler() + ", " +
          build_type();
-}
-
-int config_check_command(const std::string& file, int world) {
-  std::cout << describe(explain_config(file, world));
-  return kHeld;
 }
 
 }  // namespace equigrad::conformance::cli

@@ -2,8 +2,9 @@
 //
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad train                engine and twin side by side   equigrad doctor
-//   equigrad config check FILE    what a configuration means     equigrad --version
+//   equigrad config check FILE    what a configuration means, and the bytes a rank holds
 //   equigrad compare              two configurations trained from the same seeds
+//   equigrad --version
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
 // with what to do next.
@@ -90,7 +91,15 @@ struct CompareCommand {
 int compare_command(const CompareCommand& command,
                     const ranks::Handler& serve = conformance::serve);
 
-int config_check_command(const std::string& file, int world);
+struct ConfigCommand {
+  std::string file;
+  int world = 1;
+  int64_t parameters = 0;       // elements in all; 0: as many as you like
+  std::vector<int64_t> numels;  // or one by one
+  std::string device = "cpu";
+  std::string json;  // file, or "-" for stdout
+};
+int config_check_command(const ConfigCommand& command);
 int doctor_command(const std::string& data_dir);
 // What to do when the ranks' folder is in `place` and has too little room; empty: there is none.
 std::string place_remedy(const std::string& place);

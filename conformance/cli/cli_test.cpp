@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/ranks/private_directory.hpp"
@@ -17,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -231,6 +233,45 @@ TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
   const auto refused = say({"config", "check", bad});
   EXPECT_EQ(refused.code, kUsage);
   EXPECT_THAT(refused.err, HasSubstr("zero_optimization"));
+}
+
+// DeepSpeed's experiment with 16-bit model states: conformance/memory_model_test.cpp has its table.
+TEST_F(Cli, ConfigCheckPrintsTheBytesOfARank) {
+  const auto file = write("bf16.json", R"({"train_micro_batch_size_per_gpu": 1,
+    "bf16": {"enabled": true}, "optimizer": {"type": "AdamW"},
+    "zero_optimization": {"stage": 3}})");
+  const auto rates = say({"config", "check", file, "--world", "4"});
+  EXPECT_EQ(rates.code, kHeld);
+  EXPECT_THAT(rates.out, HasSubstr("What a rank of 4 holds, on cpu"));
+  EXPECT_THAT(rates.out, ContainsRegex("total +3\\.5"));
+  EXPECT_THAT(rates.out, ContainsRegex("master_weights +1 +1\n"));
+  const auto sized = say({"config", "check", file, "--world", "4", "--parameters", "6860000000"});
+  EXPECT_THAT(sized.out, HasSubstr("6 860 000 000 parameters in 6 543 tensors"));
+  EXPECT_THAT(sized.out, ContainsRegex("total +24 010 000 000 "));
+  const auto named =
+      say({"config", "check", file, "--world", "4", "--numels", "100,0,7", "--json", "-"});
+  EXPECT_EQ(named.code, kHeld);
+  const auto record = nlohmann::json::parse(named.out);
+  EXPECT_EQ(record.at("parameters"), 107);
+  EXPECT_EQ(record.at("memory").at("master_weights").at("idle_bytes"), (25 + 2) * 4);
+  EXPECT_THAT(named.err, HasSubstr("padding included"));
+}
+
+TEST_F(Cli, ConfigCheckRefusesSizesThatNoModelHas) {
+  const auto file = write("plain.json", R"({"train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW"}})");
+  const auto check = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"config", "check", file});
+    return say(words).code;
+  };
+  EXPECT_EQ(check({"--parameters", "-1"}), kUsage);
+  EXPECT_EQ(check({"--parameters", "many"}), kUsage);
+  EXPECT_EQ(check({"--numels", "5,-1"}), kUsage);
+  EXPECT_EQ(check({"--numels", "900000000000000,200000000000000"}), kUsage);
+  EXPECT_EQ(check({"--parameters", "5", "--numels", "5"}), kUsage);
+  EXPECT_EQ(check({"--device", "tpu"}), kUsage);
+  EXPECT_EQ(check({"--parameters", "1000000000000000"}), kHeld);
+  EXPECT_EQ(check({"--json", folder_ + "/no/such/folder"}), kInfrastructure);
 }
 
 TEST_F(Cli, AFaultThatNobodyCanPlantIsAUsageErrorWithTheNames) {

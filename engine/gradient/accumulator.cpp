@@ -83,6 +83,9 @@ void Accumulator::rollback() {
 at::Tensor Accumulator::take_averaged(double factor, at::ScalarType dtype) {
   if (!window_.defined()) return at::zeros({plan_.shard_numel()}, options_.dtype(dtype));
   auto average = multiplied(window_, factor, dtype);
+  // Beside the window, unless it took its memory.
+  const trace::Charge charge(ledger_, trace::Category::Gradients,
+                             average.is_alias_of(window_) ? 0 : bytes_of(average));
   clear();
   return average;
 }

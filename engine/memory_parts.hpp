@@ -1,0 +1,71 @@
+// Memory parts: what the memory model is made of: sizes of elements, the plan, the transient
+// categories. For memory_*.cpp only.
+//
+// Invariants, units, errors: those of memory_model.hpp.
+// Depends on: memory_model.hpp, layout, stage.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/layout/bucket_plan.hpp"
+#include "engine/layout/partition.hpp"
+#include "engine/memory_model.hpp"
+#include "engine/stage.hpp"
+
+namespace equigrad::memory {
+
+// As bucket/bucket_queue.cpp has it.
+constexpr std::size_t kInFlight = 2;
+
+inline std::int64_t bytes_of(DataType type) { return type == DataType::Fp32 ? 4 : 2; }
+
+// Bytes of an element, of each thing.
+struct Sizes {
+  std::int64_t param, window, master, state;
+  std::int64_t weight_wire[2], gradient_wire[2];  // by lower_precision
+  bool masters_are_shards;                        // stage 3
+  bool copies_gradient;                           // to where the masters are
+
+  Sizes(const EngineConfig& config, bool on_cuda);
+};
+
+// Everything that a forecast is made of.
+struct Model {
+  const layout::ParameterTable& table;
+  const EngineConfig& config;
+  Stage stage;
+  int world;
+  layout::BucketPlan plan;
+  Sizes sizes;
+  std::vector<std::size_t> all;       // trainable, registered last first
+  std::vector<std::size_t> arrivals;  // in a pass
+
+  Model(const layout::ParameterTable& of, const EngineConfig& with, const MemoryOptions& options);
+
+  HeldBytes parameters() const;
+  HeldBytes gradients() const;
+  HeldBytes buckets() const;
+  HeldBytes gathered() const { return stage.parameters_sharded ? pages() : all_gathers(); }
+
+ private:
+  HeldBytes all_gathers() const;
+  HeldBytes pages() const;
+  bool each_pass() const { return stage.gradients_reduced == ReduceWhen::EveryPass; }
+  std::int64_t padded_numel(std::size_t i) const {
+    return layout::Partition(table[i].numel, world).padded_numel();
+  }
+  bool is_persistent(std::size_t i) const {
+    return table[i].numel <= config.zero.stage3_param_persistence_threshold;
+  }
+  std::int64_t wire_of(std::size_t i) const {
+    const auto at = plan.slot_of(i);
+    return sizes.weight_wire[at && plan.buckets()[at->bucket].lower_precision ? 1 : 0];
+  }
+  std::int64_t persistent_peak() const;
+  std::int64_t live_bytes() const;
+};
+
+}  // namespace equigrad::memory

@@ -1,0 +1,174 @@
+// What comes and goes: the buckets of a window, all-gathers of weights, pages.
+#include <deque>
+#include <functional>
+
+#include "engine/memory_parts.hpp"
+
+namespace equigrad::memory {
+namespace {
+
+// As parameter/pages.cpp has it.
+constexpr std::int64_t kAloneNumel = std::int64_t{1} << 16;
+
+// The buckets of one window, as a bucket queue opens, launches and delivers them.
+class Buckets {
+ public:
+  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass)
+      : plan_(plan), sizes_(sizes), world_(world), each_pass_(each_pass) {}
+
+  std::int64_t peak(const std::vector<std::size_t>& arrivals) {
+    std::vector<std::size_t> filled(plan_.buckets().size(), 0);
+    is_open_.assign(filled.size(), false);
+    for (const std::size_t parameter : arrivals) {
+      const auto at = plan_.slot_of(parameter);
+      if (!at) continue;
+      open(at->bucket);
+      ++filled[at->bucket];
+      const auto full = [&](std::size_t bucket) {
+        return filled[bucket] == plan_.buckets()[bucket].slots.size();
+      };
+      while (each_pass_ && next_ < filled.size() && full(next_)) launch();
+    }
+    while (next_ < filled.size()) launch();
+    return peak_;
+  }
+
+  // All are open before the first one leaves.
+  std::int64_t most() {
+    is_open_.assign(plan_.buckets().size(), false);
+    for (std::size_t bucket = 0; bucket < is_open_.size(); ++bucket) open(bucket);
+    while (next_ < is_open_.size()) launch();
+    return peak_;
+  }
+
+ private:
+  // An all-reduce cuts its buffer into as many slices as there are ranks.
+  std::int64_t numel(std::size_t bucket) const {
+    return layout::Partition(plan_.shards() * plan_.buckets()[bucket].shard_numel, world_)
+        .padded_numel();
+  }
+  std::int64_t wire_bytes(std::size_t bucket) const {
+    return numel(bucket) * sizes_.gradient_wire[plan_.buckets()[bucket].lower_precision ? 1 : 0];
+  }
+  std::int64_t held_bytes(std::size_t bucket) const {
+    return each_pass_ ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
+  }
+  void hold(std::int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
+  void open(std::size_t bucket) {
+    if (!is_open_[bucket]) hold(held_bytes(bucket));
+    is_open_[bucket] = true;
+  }
+  void launch() {
+    if (in_flight_.size() == kInFlight) {
+      hold(-in_flight_.front());
+      in_flight_.pop_front();
+    }
+    open(next_);
+    hold(wire_bytes(next_) - held_bytes(next_));
+    in_flight_.push_back(wire_bytes(next_++));
+  }
+
+  const layout::BucketPlan& plan_;
+  const Sizes& sizes_;
+  int world_;
+  bool each_pass_;
+  std::vector<bool> is_open_;
+  std::deque<std::int64_t> in_flight_;
+  std::size_t next_ = 0;
+  std::int64_t now_ = 0, peak_ = 0;
+};
+
+}  // namespace
+
+HeldBytes Model::buckets() const {
+  const auto new_window = [&] { return Buckets(plan, sizes, world, each_pass()); };
+  return {0, new_window().peak(arrivals), new_window().most()};
+}
+
+// One after the other, as parameter/replicas.cpp cuts them.
+HeldBytes Model::all_gathers() const {
+  HeldBytes held;
+  if (plan.shards() == 1) return held;
+  std::int64_t columns = 0;
+  const layout::Bucket* before = nullptr;
+  for (const auto& bucket : plan.buckets()) {
+    const std::int64_t wire = sizes.weight_wire[bucket.lower_precision ? 1 : 0];
+    for (const auto& slot : bucket.slots) {
+      const bool joins = before != nullptr && before->lower_precision == bucket.lower_precision &&
+                         (columns + slot.shard_numel) * world <= config.zero.allgather_bucket_size;
+      columns = slot.shard_numel + (joins ? columns : 0);
+      held.peak = std::max(held.peak, columns * world * wire);
+      before = &bucket;
+    }
+  }
+  held.most = held.peak;
+  return held;
+}
+
+// When those that stay whole are gathered together: the small ones of a type in one collective,
+// whose room stays until the last of them is copied out of it; the others move in as they are.
+std::int64_t Model::persistent_peak() const {
+  std::int64_t rooms[3] = {0, 0, 0}, now = 0, peak = 0;  // by bytes of the wire
+  std::size_t last[3] = {0, 0, 0};
+  const auto is_small = [&](std::size_t i) { return table[i].numel < kAloneNumel; };
+  const auto room_of = [&](std::size_t i) { return static_cast<std::size_t>(wire_of(i)) / 2; };
+  std::vector<std::size_t> stay;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (table[i].numel == 0 || !is_persistent(i)) continue;
+    stay.push_back(i);
+    now += padded_numel(i) * wire_of(i);
+    if (!is_small(i)) continue;
+    rooms[room_of(i)] += padded_numel(i) * wire_of(i);
+    last[room_of(i)] = i;
+  }
+  peak = now;
+  for (const std::size_t i : stay) {
+    const bool is_last = is_small(i) && last[room_of(i)] == i;
+    if (!is_small(i)) now -= padded_numel(i) * wire_of(i);
+    if (is_last) now -= rooms[room_of(i)];
+    now += padded_numel(i) * sizes.param;
+    peak = std::max(peak, now);
+  }
+  return peak;
+}
+
+// Of pages that are here or on their way, at most: the limit is asked before an operator's own
+// parameters come, taken to be the two largest (a weight and its bias).
+std::int64_t Model::live_bytes() const {
+  std::int64_t padded = 0, numel = 0, persistent = 0, padding = 0;
+  std::vector<std::int64_t> largest{0, 0};
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    padded += padded_numel(i);
+    padding += padded_numel(i) - table[i].numel;
+    numel += table[i].numel;
+    if (is_persistent(i)) persistent += table[i].numel;
+    largest.push_back(table[i].numel);
+    std::partial_sort(largest.begin(), largest.begin() + 2, largest.end(), std::greater<>());
+    largest.resize(2);
+  }
+  const std::int64_t limit = std::max(config.zero.stage3_max_live_parameters, persistent);
+  if (limit >= numel) return padded * sizes.param;
+  return std::min(padded, limit + largest[0] + largest[1] + padding) * sizes.param;
+}
+
+HeldBytes Model::pages() const {
+  HeldBytes held;
+  std::int64_t shared_room = 0, one = 0;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const std::int64_t bytes = padded_numel(i) * sizes.param;
+    if (table[i].numel > 0 && table[i].numel < kAloneNumel)
+      shared_room += padded_numel(i) * wire_of(i);
+    if (table[i].numel == 0) continue;
+    if (is_persistent(i))
+      held.idle += bytes;
+    else
+      held.is_exact = false;
+  }
+  for (const std::size_t i : arrivals)
+    if (!is_persistent(i)) one = std::max(one, padded_numel(i) * sizes.param);
+  held.peak = std::max(persistent_peak(), held.idle + one);
+  held.most = held.is_exact ? held.peak : std::max(held.peak, live_bytes() + shared_room);
+  return held;
+}
+
+}  // namespace equigrad::memory
