@@ -17,6 +17,11 @@ using ::testing::Not;
 const CaseSpec kCase{2, Precision::Fp32, Style::LossBackward, 2, 1, Clip::Off, Rule::Sgd, "gpt"};
 
 Outcome error(const std::string& text) { return {Outcome::Kind::Error, nullptr, text, "step 1"}; }
+Outcome lost(const std::string& text) {
+  auto outcome = error(text);
+  outcome.lost_peer = true;
+  return outcome;
+}
 Outcome died() { return {Outcome::Kind::Died, nullptr, "signal 11", "step 1"}; }
 Outcome stopped() { return {Outcome::Kind::Stopped, nullptr, "stopped", "step 1"}; }
 
@@ -30,12 +35,12 @@ Verdict verdict_of(const std::vector<Outcome>& outcomes) {
 
 TEST(Judge, WhatTheEngineThrowsFailsAndWhatTheMachineDoesIsACrash) {
   EXPECT_EQ(verdict_of({error("[engine.step] expected a backward"), stopped()}), Verdict::Failed);
-  EXPECT_EQ(verdict_of({error(kWire), stopped()}), Verdict::Crashed);
-  EXPECT_EQ(verdict_of({error("[ranks.group] expected to reach all 2 ranks"), stopped()}),
+  EXPECT_EQ(verdict_of({lost(kWire), stopped()}), Verdict::Crashed);
+  EXPECT_EQ(verdict_of({lost("[ranks.group] expected to reach all 2 ranks"), stopped()}),
             Verdict::Crashed);
   EXPECT_EQ(verdict_of({error("std::bad_alloc"), stopped()}), Verdict::Crashed);
-  EXPECT_EQ(verdict_of({error(kWire), died()}), Verdict::Crashed);
-  EXPECT_EQ(verdict_of({error(kWire), error("[engine.step] expected a backward")}), Verdict::Failed)
+  EXPECT_EQ(verdict_of({lost(kWire), died()}), Verdict::Crashed);
+  EXPECT_EQ(verdict_of({lost(kWire), error("[engine.step] expected a backward")}), Verdict::Failed)
       << "one rank's exception is why the other lost its peer";
   EXPECT_EQ(verdict_of({error("[comm.reduction] expected dtype Float"), stopped()}),
             Verdict::Failed);

@@ -155,7 +155,7 @@ TEST(Detection, ARunWhoseFaultsAreNotCaughtIsVoid) {
 
 bool is_case_of_stage(const json& request, int stage) {
   return request.value("do", "") == "case" && !request.contains("fault") &&
-         parse_id(request.at("id")).stage == stage;
+         request.at("id") == small_case(stage).id();
 }
 
 TEST(Detection, ARankThatDiesIsAResultAndTheOtherCasesGoOn) {
