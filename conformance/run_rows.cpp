@@ -20,7 +20,8 @@ void RunRows::add_memory(const CaseSpec& spec, const Judged& judged) {
 
 void RunRows::add_underflow(const CaseSpec& spec, const nlohmann::json& answer) {
   if (answer.is_null()) return;
-  const auto [found, is_new] = underflow_.try_emplace(word(spec.precision) + "." + spec.model);
+  const auto [found, is_new] = underflow_.try_emplace(word(spec.precision) + "." + spec.model +
+                                                      "." + answer.at("scale").dump());
   auto& row = found->second;
   const double lossless = answer.at("lossless");
   const bool is_lossless = lossless > 0 && (is_new || row.lossless > 0);

@@ -1,7 +1,7 @@
 // RunRows: what a run's record says beside its cases: memory, and what loss scales lose.
 //
 // Invariants: one row of memory for each stage, precision, number of ranks and category, of the
-// largest rank of any case; one of underflow for each precision and model, over its twins.
+// largest rank of any case; one of underflow for each precision, model and scale, over its twins.
 // Units: bytes; elements.
 // Errors: nlohmann::json::exception for an answer of another form.
 // Depends on: judge.hpp, reports/record.hpp, nlohmann-json. No torch.

@@ -23,10 +23,13 @@ TEST(RunRows, TwinsOfOnePrecisionAndModelAddUp) {
   rows.add_underflow(spec_of(Precision::Fp16, "gpt"), losses(20, 0, 1, 0, 128));
   rows.add_underflow(spec_of(Precision::AmpO2, "gpt"), losses(5, 0, 0, 0, 64));
   rows.add_underflow(spec_of(Precision::Fp32, "gpt"), nullptr);
+  auto other = losses(7, 0, 0, 0, 64);
+  other["scale"] = 1024.0;
+  rows.add_underflow(spec_of(Precision::AmpO2, "gpt"), other);
   reports::Run run;
   rows.give(run);
-  ASSERT_EQ(run.underflow.size(), 2u);
-  const auto& row = run.underflow[1];
+  ASSERT_EQ(run.underflow.size(), 3u) << "another scale is another row";
+  const auto& row = run.underflow[2];
   EXPECT_EQ(row.precision, "fp16");
   EXPECT_EQ(row.scale, 256);
   EXPECT_EQ(row.numel, 30);
