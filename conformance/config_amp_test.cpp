@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "conformance/config_text.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad {
 namespace {
 
+using conformance::problems;
+using conformance::setting;
+using conformance::with;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -16,26 +20,6 @@ using Policy = LossScaleConfig::Policy;
 std::string amp(const std::string& keys, const std::string& others = "") {
   return R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"}, "amp": {"enabled": true)" +
          (keys.empty() ? "" : ", " + keys) + "}" + (others.empty() ? "" : ", " + others) + "}";
-}
-
-std::string beside(const std::string& keys) {
-  return R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"}, )" + keys + "}";
-}
-
-std::vector<std::string> problems(const std::string& text) {
-  try {
-    explain_config(text, 2);
-  } catch (const ConfigError& error) {
-    return error.problems();
-  }
-  return {};
-}
-
-Setting setting(const std::string& text, const std::string& key) {
-  for (const Setting& one : explain_config(text, 2).settings)
-    if (one.key == key) return one;
-  ADD_FAILURE() << "no setting " << key;
-  return {};
 }
 
 LossScaleConfig scaler() {
@@ -54,13 +38,13 @@ LossScaleConfig fixed(double value) {
 }
 
 TEST(Amp, LevelsAreTheOtherSections) {
-  EXPECT_EQ(parse_config(amp(R"("opt_level": "O0")"), 2), parse_config(beside("\"amp\": {}"), 2));
+  EXPECT_EQ(parse_config(amp(R"("opt_level": "O0")"), 2), parse_config(with("\"amp\": {}"), 2));
   const EngineConfig autocast =
-      parse_config(beside(R"("torch_autocast": {"enabled": true, "dtype": "float16"})"), 2);
+      parse_config(with(R"("torch_autocast": {"enabled": true, "dtype": "float16"})"), 2);
   EXPECT_EQ(parse_config(amp(R"("opt_level": "O1")"), 2), autocast);
   EXPECT_EQ(parse_config(amp(""), 2), autocast);
   EXPECT_EQ(autocast.precision.loss_scale, scaler());
-  EngineConfig fp16 = parse_config(beside(R"("fp16": {"enabled": true})"), 2);
+  EngineConfig fp16 = parse_config(with(R"("fp16": {"enabled": true})"), 2);
   fp16.precision.loss_scale = scaler();
   EXPECT_EQ(parse_config(amp(R"("opt_level": "O2")"), 2), fp16);
   EXPECT_EQ(fp16.precision.master, DataType::Fp32);
@@ -176,11 +160,11 @@ TEST(Amp, SaysWhatItMeans) {
   EXPECT_EQ(
       setting(zero, "data_types.param_dtype"),
       (Setting{"data_types.param_dtype", "\"fp16\"", Origin::Derived, "as amp.opt_level says"}));
-  EXPECT_EQ(setting(beside(R"("amp": {"opt_level": "O2", "loss_scale": 100,
+  EXPECT_EQ(setting(with(R"("amp": {"opt_level": "O2", "loss_scale": 100,
                                        "keep_batchnorm_fp32": true})"),
                     "amp.keep_batchnorm_fp32"),
             (Setting{"amp.keep_batchnorm_fp32", "true", Origin::NoEffect, "it is off"}));
-  EXPECT_THAT(problems(beside(R"("amp": {"keep_batchnorm_fp32": "x", "loss_scale": "x"})")),
+  EXPECT_THAT(problems(with(R"("amp": {"keep_batchnorm_fp32": "x", "loss_scale": "x"})")),
               ElementsAre(HasSubstr("expected true or false"), HasSubstr("\"dynamic\" or")));
 }
 

@@ -2,39 +2,29 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "conformance/config_text.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad {
 namespace {
 
+using conformance::with;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using Kind = AveragingConfig::Kind;
 using Origin = Setting::Origin;
 
-std::string with(const std::string& keys) {
-  return R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"}, )" + keys + "}";
+std::vector<std::string> problems(const std::string& keys) {
+  return conformance::problems(with(keys));
+}
+
+Setting setting(const std::string& keys, const std::string& key) {
+  return conformance::setting(with(keys), key);
 }
 
 std::string zero(const std::string& keys) {
   return R"("zero_optimization": {"stage": 1, )" + keys + "}";
-}
-
-std::vector<std::string> problems(const std::string& keys) {
-  try {
-    explain_config(with(keys), 2);
-  } catch (const ConfigError& error) {
-    return error.problems();
-  }
-  return {};
-}
-
-Setting setting(const std::string& keys, const std::string& key) {
-  for (const Setting& one : explain_config(with(keys), 2).settings)
-    if (one.key == key) return one;
-  ADD_FAILURE() << "no setting " << key;
-  return {};
 }
 
 TEST(Averaging, EveryKeyChoosesItsKind) {

@@ -4,23 +4,16 @@
 
 #include <limits>
 
+#include "conformance/config_text.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad {
 namespace {
 
+using conformance::problems;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
-
-std::vector<std::string> problems(const std::string& text) {
-  try {
-    parse_config(text, 2);
-  } catch (const ConfigError& error) {
-    return error.problems();
-  }
-  return {};
-}
 
 std::string scheduler(const std::string& type, const std::string& params) {
   return R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"}, "scheduler": {"type": ")" +

@@ -4,43 +4,27 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "conformance/config_text.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad {
 namespace {
 
+using conformance::problems;
+using conformance::setting;
+using conformance::with;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 using Kind = SchedulerConfig::Kind;
 using Origin = Setting::Origin;
 
-std::string with(const std::string& keys, const std::string& optimizer = "AdamW") {
-  return R"({"train_batch_size": 2, "optimizer": {"type": ")" + optimizer + "\"}, " + keys + "}";
-}
-
 std::string scheduler(const std::string& type, const std::string& params,
                       const std::string& optimizer = "AdamW") {
   return with(R"("scheduler": {"type": ")" + type + R"(", "params": {)" + params + "}}", optimizer);
 }
 
-std::vector<std::string> problems(const std::string& text) {
-  try {
-    explain_config(text, 2);
-  } catch (const ConfigError& error) {
-    return error.problems();
-  }
-  return {};
-}
-
 SchedulerConfig read(const std::string& text) { return parse_config(text, 2).scheduler.value(); }
-
-Setting setting(const std::string& text, const std::string& key) {
-  for (const Setting& one : explain_config(text, 2).settings)
-    if (one.key == key) return one;
-  ADD_FAILURE() << "no setting " << key;
-  return {};
-}
 
 const std::string kCycle = R"("cycle_min_lr": 0.5, "cycle_max_lr": 1)";
 

@@ -6,29 +6,18 @@
 
 #include <set>
 
+#include "conformance/config_text.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad {
 namespace {
 
+using conformance::problems;
+using conformance::with;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
-
-// `keys` beside a configuration that has nothing wrong with it.
-std::string with(const std::string& keys) {
-  return R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"}, )" + keys + "}";
-}
-
-std::vector<std::string> problems(const std::string& text) {
-  try {
-    explain_config(text, 2);
-  } catch (const ConfigError& error) {
-    return error.problems();
-  }
-  return {};
-}
 
 std::vector<std::string> problems_of_params(const std::string& type, const std::string& params) {
   return problems(R"({"train_batch_size": 2, "optimizer": {"type": ")" + type +

@@ -7,38 +7,28 @@
 #include <array>
 #include <utility>
 
+#include "conformance/config_text.hpp"
 #include "engine/config.hpp"
 
 namespace equigrad {
 namespace {
 
+using conformance::with;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using Origin = Setting::Origin;
 using Policy = LossScaleConfig::Policy;
 
-std::string with(const std::string& keys) {
-  return R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"}, )" + keys + "}";
-}
-
-PrecisionConfig read(const std::string& keys) { return parse_config(with(keys), 2).precision; }
-
 std::vector<std::string> problems(const std::string& keys) {
-  try {
-    explain_config(with(keys), 2);
-  } catch (const ConfigError& error) {
-    return error.problems();
-  }
-  return {};
+  return conformance::problems(with(keys));
 }
 
 Setting setting(const std::string& keys, const std::string& key) {
-  for (const Setting& one : explain_config(with(keys), 2).settings)
-    if (one.key == key) return one;
-  ADD_FAILURE() << "no setting " << key;
-  return {};
+  return conformance::setting(with(keys), key);
 }
+
+PrecisionConfig read(const std::string& keys) { return parse_config(with(keys), 2).precision; }
 
 std::string off(const std::string& section, const std::string& keys) {
   return "\"" + section + R"(": {"enabled": false, )" + keys + "}";

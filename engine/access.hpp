@@ -1,4 +1,4 @@
-// Access: read and write one parameter's gradient, fp32 master weight and optimizer state, whole or
+// Access: read and write one parameter's gradient, master weight and optimizer state, whole or
 // this rank's slice, at every stage (DeepSpeed: safe_get_full_grad, safe_set_local_fp32_param,
 // ...).
 //

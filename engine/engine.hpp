@@ -11,8 +11,8 @@
 // of every sum is the engine's own (comm/reduction.hpp), so the bits do not depend on bucket size,
 // nor on the stage within {0, 1} and {2, 3}; every rank calls backward and step the same number of
 // times in the same order.
-// Shapes: parameters keep theirs at every stage. Gradients, master weights and optimizer state are
-// fp32.
+// Shapes: parameters keep theirs at every stage. What is computed and kept in which type, and what
+// the loss scale does: config_precision.hpp.
 // Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A step()
 // that finds a gradient which is not finite empties the window and writes nothing.
 // Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp, schedule.
@@ -66,7 +66,7 @@ class Engine {
   virtual void share_loss_scale(Engine& other) = 0;
 
   // model.forward(inputs...), with the state of progressive layer drop as the last argument if the
-  // model takes one. Calling the model itself is as good.
+  // model takes one. Calling the model itself is as good, but for torch_autocast.
   template <class Model, class... Inputs>
   auto forward(Model& model, Inputs&&... inputs) {
     const auto guard = autocast();

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/reentrant.hpp"
 #include "conformance/sample.hpp"
 
 namespace equigrad::gradient {
@@ -178,32 +179,8 @@ TEST(BackwardPass, AnExceptionOfTheGraphAbandonsThePass) {
   EXPECT_EQ(watch.take(), (Events{"begin", "ready 2", "end"}));
 }
 
-// A node whose backward runs a graph task of its own, as reentrant checkpointing does.
-struct Reentrant : torch::autograd::Function<Reentrant> {
-  using Inner = std::function<at::Tensor(const at::Tensor&)>;
-  static std::vector<Inner>& inners() {
-    static std::vector<Inner> all;
-    return all;
-  }
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            int64_t inner) {
-    context->saved_data["inner"] = inner;
-    context->save_for_backward({x});
-    return inners().at(static_cast<std::size_t>(inner))(x);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    const at::AutoGradMode grad(true);
-    const auto inner = static_cast<std::size_t>(context->saved_data["inner"].toInt());
-    inners().at(inner)(x).backward(gradients[0]);
-    return {x.grad(), {}};
-  }
-};
-
-at::Tensor checkpoint(const Reentrant::Inner& inner, const at::Tensor& x) {
-  Reentrant::inners().push_back(inner);
-  return Reentrant::apply(x, static_cast<int64_t>(Reentrant::inners().size()) - 1);
+at::Tensor checkpoint(const conformance::Block& inner, const at::Tensor& x) {
+  return conformance::Reentrant::apply(inner, x);
 }
 
 TEST(BackwardPass, AGraphTaskInsideAnotherIsPartOfItsPass) {

@@ -30,13 +30,13 @@ LossScaleConfig of(Policy policy, int64_t power = 4, int64_t window = 2, int64_t
   return config;
 }
 
-// The scale after each step of one engine; 'x' is an overflow, '.' is none. Every step but the
+// The scale after each step of one engine; 'o' is an overflow, '.' is none. Every step but the
 // first has passes before it.
 Scales run(LossScaler& scaler, const std::string& steps) {
   Scales scales;
   for (const char step : steps) {
     if (!scales.empty()) scaler.hold(&scaler);
-    scaler.stepped(&scaler, step == 'x');
+    scaler.stepped(&scaler, step == 'o');
     scales.push_back(scaler.scale());
   }
   return scales;
@@ -50,14 +50,14 @@ Scales run(const LossScaleConfig& config, const std::string& steps) {
 TEST(LossScaler, WithoutAPolicyTheScaleIsOneAndNotNeeded) {
   LossScaler scaler(LossScaleConfig{});
   EXPECT_FALSE(scaler.is_needed());
-  EXPECT_EQ(run(scaler, "x..x"), (Scales{1, 1, 1, 1}));
+  EXPECT_EQ(run(scaler, "o..o"), (Scales{1, 1, 1, 1}));
 }
 
 TEST(LossScaler, AStaticScaleNeverChanges) {
   LossScaler scaler(of(Policy::Static));
   EXPECT_TRUE(scaler.is_needed());
   EXPECT_EQ(scaler.scale(), 128);
-  EXPECT_EQ(run(scaler, "xxx......"), Scales(9, 128));
+  EXPECT_EQ(run(scaler, "ooo......"), Scales(9, 128));
 }
 
 TEST(LossScaler, DeepSpeedStartsAtItsPowerAndGrowsFirstAfterAWindowAndOneStep) {
@@ -67,24 +67,24 @@ TEST(LossScaler, DeepSpeedStartsAtItsPowerAndGrowsFirstAfterAWindowAndOneStep) {
 }
 
 TEST(LossScaler, DeepSpeedLetsTheFirstOverflowPass) {
-  EXPECT_EQ(run(of(Policy::DeepSpeed), "xxx....."), (Scales{16, 8, 4, 4, 4, 8, 8, 16}));
-  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2, 1), "xx"), (Scales{8, 4}));
-  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2, 3), "xxxx"), (Scales{16, 16, 8, 4}));
+  EXPECT_EQ(run(of(Policy::DeepSpeed), "ooo....."), (Scales{16, 8, 4, 4, 4, 8, 8, 16}));
+  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2, 1), "oo"), (Scales{8, 4}));
+  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2, 3), "oooo"), (Scales{16, 16, 8, 4}));
 }
 
 TEST(LossScaler, HysteresisStartsAnewWithAGrowthOrWithAGoodStep) {
-  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2), "x.x.x"), (Scales{16, 16, 8, 8, 4}));
-  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2), "x...xx"), (Scales{16, 16, 16, 32, 32, 16}));
+  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2), "o.o.o"), (Scales{16, 16, 8, 8, 4}));
+  EXPECT_EQ(run(of(Policy::DeepSpeed, 4, 2), "o...oo"), (Scales{16, 16, 16, 32, 32, 16}));
   auto consecutive = of(Policy::DeepSpeed, 4, 2);
   consecutive.consecutive_hysteresis = true;
-  EXPECT_EQ(run(consecutive, "x.x.xx"), (Scales{16, 16, 16, 16, 16, 8}));
+  EXPECT_EQ(run(consecutive, "o.o.oo"), (Scales{16, 16, 16, 16, 16, 8}));
 }
 
 TEST(LossScaler, AtTheFloorAnOverflowIsAnErrorAndTheNextStepGoesOn) {
   auto config = of(Policy::DeepSpeed, 2, 2, 1);
   config.min_loss_scale = 2;
   LossScaler scaler(config);
-  EXPECT_EQ(run(scaler, "x"), Scales{2});
+  EXPECT_EQ(run(scaler, "o"), Scales{2});
   scaler.hold(&scaler);
   const auto error = error_of([&] { scaler.stepped(&scaler, true); });
   EXPECT_THAT(error, HasSubstr("[step] "));
@@ -97,10 +97,10 @@ TEST(LossScaler, TheFloorMayBeAboveTheStartAndHysteresisHoldsThere) {
   auto config = of(Policy::DeepSpeed, 2, 2, 2);
   config.min_loss_scale = 8;
   LossScaler scaler(config);
-  EXPECT_EQ(run(scaler, "xx"), (Scales{4, 8}));
+  EXPECT_EQ(run(scaler, "oo"), (Scales{4, 8}));
   EXPECT_THAT(error_of([&] { scaler.stepped(&scaler, true); }), HasSubstr("overflow"));
   config.initial_scale_power = 3;
-  EXPECT_EQ(run(config, "x"), Scales{8}) << "the first one is let pass";
+  EXPECT_EQ(run(config, "o"), Scales{8}) << "the first one is let pass";
 }
 
 // The table as it stands in DeepSpeed's documentation of behaviour, nothing else.
@@ -159,19 +159,19 @@ TEST(LossScaler, DeepSpeedFollowsItsTableOverRandomSteps) {
 
 TEST(LossScaler, GradScalerHalvesAtOnceAndDoublesAfterItsWindow) {
   EXPECT_EQ(run(of(Policy::GradScaler, 4, 3), "......"), (Scales{16, 16, 32, 32, 32, 64}));
-  EXPECT_EQ(run(of(Policy::GradScaler, 4, 3), "..x..."), (Scales{16, 16, 8, 8, 8, 16}));
-  EXPECT_EQ(run(of(Policy::GradScaler, 4, 3), "xxxxxx"), (Scales{8, 4, 2, 1, 0.5, 0.25}));
+  EXPECT_EQ(run(of(Policy::GradScaler, 4, 3), "..o..."), (Scales{16, 16, 8, 8, 8, 16}));
+  EXPECT_EQ(run(of(Policy::GradScaler, 4, 3), "oooooo"), (Scales{8, 4, 2, 1, 0.5, 0.25}));
 }
 
 TEST(LossScaler, TheScaleStaysANormalNumberOfFp32) {
   const double largest = std::ldexp(1.0, 127), smallest = std::ldexp(1.0, -126);
   EXPECT_EQ(run(of(Policy::DeepSpeed, 126, 1), "...."),
             (Scales{largest / 2, largest, largest, largest}));
-  EXPECT_EQ(run(of(Policy::GradScaler, 126, 1), "..x"), (Scales{largest, largest, largest / 2}));
-  EXPECT_EQ(run(of(Policy::GradScaler, -125, 1), "xx."),
+  EXPECT_EQ(run(of(Policy::GradScaler, 126, 1), "..o"), (Scales{largest, largest, largest / 2}));
+  EXPECT_EQ(run(of(Policy::GradScaler, -125, 1), "oo."),
             (Scales{smallest, smallest, smallest * 2}));
   // At the top, hysteresis starts anew as with any growth: the second overflow lowers.
-  EXPECT_EQ(run(of(Policy::DeepSpeed, 127, 1), "x..xx"),
+  EXPECT_EQ(run(of(Policy::DeepSpeed, 127, 1), "o..oo"),
             (Scales{largest, largest, largest, largest, largest / 2}));
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "conformance/loss/watched_engine.hpp"
+#include "conformance/reentrant.hpp"
 #include "engine/loss/scaled_graph.hpp"
 
 namespace equigrad::loss {
@@ -15,37 +16,14 @@ namespace {
 
 using PassRecord = ScaledGraph;
 
-// A node whose backward runs a graph task of its own, as reentrant checkpointing does.
-using Inner = std::function<at::Tensor(const at::Tensor&)>;
-struct Reentrant : torch::autograd::Function<Reentrant> {
-  static std::vector<Inner>& inners() {
-    static std::vector<Inner> all;
-    return all;
-  }
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            int64_t inner) {
-    context->saved_data["inner"] = inner;
-    context->save_for_backward({x});
-    return inners().at(static_cast<std::size_t>(inner))(x);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    const at::AutoGradMode grad(true);
-    const auto inner = static_cast<std::size_t>(context->saved_data["inner"].toInt());
-    inners().at(inner)(x).backward(gradients[0]);
-    return {x.grad(), {}};
-  }
-};
-at::Tensor checkpoint(const at::Tensor& x, const Inner& inner) {
-  Reentrant::inners().push_back(inner);
-  return Reentrant::apply(x, static_cast<int64_t>(Reentrant::inners().size()) - 1);
+at::Tensor checkpoint(const at::Tensor& x, const conformance::Block& inner) {
+  return conformance::Reentrant::apply(inner, x);
 }
 
 TEST_F(PassRecord, ANestedGraphTaskBeginsWithWhatArrivesAtItsNode) {
   const auto block = [&](const at::Tensor& x) { return x * p0; };
   const auto two_levels = [&](const at::Tensor& x) { return checkpoint(x * p1, block) * 2; };
-  const std::vector<std::pair<Inner, at::Tensor>> inners{
+  const std::vector<std::pair<conformance::Block, at::Tensor>> inners{
       {block, (plain * 1024).detach()}, {two_levels, (plain * p1 * 2048).detach()}};
   for (const auto& [inner, want] : inners) {
     accepts(scale(checkpoint(plain, inner).sum(), scaler));

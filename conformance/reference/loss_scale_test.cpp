@@ -18,12 +18,12 @@ namespace {
 using conformance::Probe;
 using Policy = LossScaleSpec::Policy;
 
-// S after each step; "x" is a step that overflows.
+// S after each step; "o" is a step that overflows.
 std::vector<double> scales(const LossScaleSpec& spec, const std::string& steps) {
   LossScale scale(spec);
   std::vector<double> after;
   for (const char step : steps) {
-    scale.update(step == 'x');
+    scale.update(step == 'o');
     after.push_back(scale.scale());
   }
   return after;
@@ -36,7 +36,7 @@ LossScaleSpec zero(double initial, int64_t hysteresis, int64_t window) {
 using Scales = std::vector<double>;
 
 TEST(LossScale, FollowsTheDocumentedSequence) {
-  EXPECT_EQ(scales(zero(16, 2, 2), "xxx....."), (Scales{16, 8, 4, 4, 4, 8, 8, 16}));
+  EXPECT_EQ(scales(zero(16, 2, 2), "ooo....."), (Scales{16, 8, 4, 4, 4, 8, 8, 16}));
 }
 
 TEST(LossScale, GrowsFirstAfterTheWindowAndOneStep) {
@@ -45,15 +45,15 @@ TEST(LossScale, GrowsFirstAfterTheWindowAndOneStep) {
 }
 
 TEST(LossScale, WithoutHysteresisHalvesAtOnce) {
-  EXPECT_EQ(scales(zero(16, 1, 2), "xx...x"), (Scales{8, 4, 4, 4, 8, 4}));
+  EXPECT_EQ(scales(zero(16, 1, 2), "oo...o"), (Scales{8, 4, 4, 4, 8, 4}));
 }
 
 TEST(LossScale, HysteresisComesBackWithGrowthOrWithEveryGoodStep) {
   // h is used up by the first overflow; a good step in between does not bring it back, growth does.
-  EXPECT_EQ(scales(zero(16, 2, 2), "x.x...x"), (Scales{16, 16, 8, 8, 8, 16, 16}));
+  EXPECT_EQ(scales(zero(16, 2, 2), "o.o...o"), (Scales{16, 16, 8, 8, 8, 16, 16}));
   auto consecutive = zero(16, 2, 2);
   consecutive.consecutive_hysteresis = true;
-  EXPECT_EQ(scales(consecutive, "x.x.xx"), (Scales{16, 16, 16, 16, 16, 8}));
+  EXPECT_EQ(scales(consecutive, "o.o.oo"), (Scales{16, 16, 16, 16, 16, 8}));
 }
 
 TEST(LossScale, StopsAtTheMinimum) {
@@ -73,14 +73,14 @@ TEST(LossScale, StopsAtTheMinimum) {
 
 TEST(LossScale, GradScalerCountsGoodStepsInARow) {
   const LossScaleSpec spec = {.policy = Policy::GradScaler, .initial = 16, .window = 2};
-  EXPECT_EQ(scales(spec, "x..x.x..."), (Scales{8, 8, 16, 8, 8, 4, 4, 8, 8}));
+  EXPECT_EQ(scales(spec, "o..o.o..."), (Scales{8, 8, 16, 8, 8, 4, 4, 8, 8}));
   const LossScaleSpec low = {.policy = Policy::GradScaler, .initial = 1, .window = 2};
-  EXPECT_EQ(scales(low, "xx"), (Scales{0.5, 0.25})) << "it knows no minimum";
+  EXPECT_EQ(scales(low, "oo"), (Scales{0.5, 0.25})) << "it knows no minimum";
 }
 
 TEST(LossScale, NoneIsOneAndStaticStays) {
-  EXPECT_EQ(scales({}, "x..x"), (Scales{1, 1, 1, 1}));
-  EXPECT_EQ(scales({.policy = Policy::Static, .initial = 128, .window = 1}, "x..x"),
+  EXPECT_EQ(scales({}, "o..o"), (Scales{1, 1, 1, 1}));
+  EXPECT_EQ(scales({.policy = Policy::Static, .initial = 128, .window = 1}, "o..o"),
             (Scales{128, 128, 128, 128}));
 }
 
