@@ -125,6 +125,16 @@ function(equigrad_cpu_kernels)
   set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
+# The linker leads the calls between stations that faults can take the place of through wrappers (faults/seams.cpp).
+function(equigrad_seams target list)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${list}")
+  file(STRINGS "${list}" lines REGEX "^EQUIGRAD_SEAM")
+  foreach(line IN LISTS lines)
+    string(REGEX MATCH "_ZN[A-Za-z0-9_]+" symbol "${line}")
+    target_link_options(${target} INTERFACE "LINKER:--wrap=${symbol}")
+  endforeach()
+endfunction()
+
 # ---- Tests: one program and one CTest test per file, because a process that loads LibTorch takes half a second ----
 function(equigrad_add_test name label timeout_s)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")

@@ -51,10 +51,22 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
 void RankCase::make_engine(const std::string& fault) {
   context_.note("initialize");
   auto communicator = context_.group();
-  if (!fault.empty()) communicator = faults::make_faulty(communicator, fault, moment_);
+  const bool has_groups = model_->groups().size() > 1;
+  if (!fault.empty()) {
+    std::vector<std::string> names;  // as the engine's table has them
+    if (has_groups) {
+      for (const auto& group : groups_of(*model_))
+        for (const auto& parameter : group.parameters) names.push_back(parameter.name);
+    } else {
+      for (const auto& [name, tensor] : reference::unique_parameters(*model_))
+        names.push_back(name);
+    }
+    fault_ = std::make_unique<faults::Planted>(fault, context_.rank(), spec_.world, moment_, names);
+    communicator = fault_->wire(communicator);
+  }
   const std::string config = config_text(spec_, twin_.threshold(), *model_);
   // Both ways in: a model with several groups by the core, the others as modules.
-  engine_ = model_->groups().size() > 1
+  engine_ = has_groups
                 ? initialize(groups_of(*model_), parse_config(config, spec_.world), communicator)
                 : initialize(*model_, config, communicator);
 }
@@ -103,6 +115,7 @@ nlohmann::json RankCase::run() {
                            {"memory", memory_rows(*engine_)},
                            {"compared", compared_},
                            {"gradients", gradient_rows()}};
+  if (fault_) answer["acted"] = fault_->act().to_json();
   if (!failures_.empty()) {
     context_.note("explaining a difference");
     engine_.reset();

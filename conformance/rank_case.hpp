@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "conformance/faults/faulty_communicator.hpp"
+#include "conformance/faults/fault.hpp"
 #include "conformance/lane_tally.hpp"
 #include "conformance/loud_model.hpp"
 #include "conformance/oracle/update_bound.hpp"
@@ -66,6 +66,7 @@ class RankCase {
   Twin twin_;
   std::shared_ptr<LoudModel> model_;
   std::shared_ptr<faults::Moment> moment_;
+  std::unique_ptr<faults::Planted> fault_;  // null: none
   std::unique_ptr<Engine> engine_;
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::map<std::string, reference::OptimizerSpec> rules_;  // by parameter, its group's settings

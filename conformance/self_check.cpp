@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "conformance/faults/fault.hpp"
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/judge.hpp"
 #include "engine/error.hpp"
@@ -63,9 +64,9 @@ Ground prepare(ranks::Pool& pool, const Ask& ask, const std::string& id) {
   return ground;
 }
 
-reports::SelfCheck plant(ranks::Pool& pool, const Ask& ask, const faults::Fault& fault,
+reports::SelfCheck plant(ranks::Pool& pool, const Ask& ask, const faults::PlantedFault& fault,
                          const Ground& ground) {
-  reports::SelfCheck check{fault.name, fault.what, false, ground.spoiled};
+  reports::SelfCheck check{fault.name, faults::fault_named(fault.name).what, false, ground.spoiled};
   if (!ground.spoiled.empty()) return check;
   auto request = ask("case", fault.in);
   request["twin"] = ground.path;

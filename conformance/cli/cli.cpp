@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "conformance/contract/contract_case.hpp"
+#include "conformance/faults/fault.hpp"
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/config.hpp"
@@ -240,7 +241,7 @@ int run_cli(int argc, const char* const* argv) {
 
 std::vector<std::pair<std::string, std::string>> faults_by_name() {
   std::vector<std::pair<std::string, std::string>> names;
-  for (const auto& fault : faults::planted_faults()) names.emplace_back(fault.name, fault.what);
+  for (const auto& fault : faults::catalogue()) names.emplace_back(fault.name, fault.what);
   names.emplace_back("Contract", "every case of the contract plays its wrong way");
   for (const auto& one : contract::cases()) names.emplace_back(one.family(), one.fault);
   return names;

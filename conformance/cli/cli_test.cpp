@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/contract/contract_case.hpp"
-#include "conformance/faults/planted_faults.hpp"
+#include "conformance/faults/fault.hpp"
 #include "conformance/ranks/private_directory.hpp"
 #include "engine/config.hpp"
 #include "reports/json.hpp"
@@ -184,7 +184,7 @@ TEST_F(Cli, AFaultOfTheContractIsPlantedByItsName) {
   EXPECT_THAT(list.out,
               AllOf(StartsWith("micro_batch_dropped: "), HasSubstr("\n" + family + ": ")));
   EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'),
-            static_cast<int64_t>(faults::planted_faults().size() + 1 + contract::cases().size()));
+            static_cast<int64_t>(faults::catalogue().size() + 1 + contract::cases().size()));
 }
 
 TEST_F(Cli, CasesOfTheContractAreFoundByTheMistakeTheyAnswer) {

@@ -1,6 +1,6 @@
 // PlantedFaults: the faults that every run must catch before its green counts, by name.
 //
-// Invariants: every name is one that make_faulty (faulty_communicator.hpp) knows.
+// Invariants: every name is one of the catalogue's (fault.hpp).
 // Units: none.   Errors: none.   Depends on: the C++ standard library only.
 #pragma once
 
@@ -9,11 +9,10 @@
 
 namespace equigrad::conformance::faults {
 
-struct Fault {
+struct PlantedFault {
   std::string name;  // micro_batch_dropped
-  std::string what;  // in words, for the report
   std::string in;    // the id of a case in which it can act, and which takes milliseconds
 };
-const std::vector<Fault>& planted_faults();
+const std::vector<PlantedFault>& planted_faults();
 
 }  // namespace equigrad::conformance::faults

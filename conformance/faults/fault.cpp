@@ -1,0 +1,85 @@
+#include "conformance/faults/fault.hpp"
+
+#include <algorithm>
+
+#include "conformance/faults/fault_groups.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::faults {
+namespace {
+
+std::vector<Fault> all_groups() {
+  std::vector<Fault> all;
+  for (const auto group : {communicator_faults}) {
+    auto faults = group();
+    std::move(faults.begin(), faults.end(), std::back_inserter(all));
+  }
+  return all;
+}
+
+}  // namespace
+
+const std::vector<std::string> kSeams = {"communicator", "partition",  "bucket", "reduction",
+                                         "accumulation", "loss_scale", "clip",   "optimizer",
+                                         "parameter",    "completion"};
+const std::vector<std::string> kPhases = {"forward", "gradient",  "norm",
+                                          "update",  "parameter", "scale"};
+
+nlohmann::json Act::to_json() const {
+  return {{"times", times},
+          {"step", first.step},
+          {"micro_batch", first.micro_batch},
+          {"parameters", parameters}};
+}
+
+Scene::Scene(int rank, int world_size, std::shared_ptr<const Moment> moment,
+             std::vector<std::string> parameters)
+    : rank_(rank),
+      world_size_(world_size),
+      moment_(std::move(moment)),
+      parameters_(std::move(parameters)) {}
+
+void Scene::acted() {
+  if (act_.times++ == 0) act_.first = *moment_;
+}
+
+void Scene::acted_on(std::size_t parameter) {
+  acted();
+  const bool is_first =
+      act_.first.step == moment_->step && act_.first.micro_batch == moment_->micro_batch;
+  if (is_first && parameter < parameters_.size()) act_.parameters.insert(parameters_[parameter]);
+}
+
+const std::vector<Fault>& catalogue() {
+  static const std::vector<Fault> faults = all_groups();
+  return faults;
+}
+
+std::vector<std::string> fault_names() {
+  std::vector<std::string> names;
+  for (const auto& fault : catalogue()) names.push_back(fault.name);
+  return names;
+}
+
+const Fault& fault_named(const std::string& name) {
+  const auto found = std::find_if(catalogue().begin(), catalogue().end(),
+                                  [&](const Fault& fault) { return fault.name == name; });
+  if (found != catalogue().end()) return *found;
+  throw Error("faults", "expected the name of a fault, got \"" + name +
+                            "\". equigrad list --faults has all names.");
+}
+
+Planted::Planted(const std::string& name, int rank, int world_size,
+                 std::shared_ptr<const Moment> moment, std::vector<std::string> parameters)
+    : fault_(fault_named(name)),
+      scene_(rank, world_size, std::move(moment), std::move(parameters)) {
+  if (fault_.plant) fault_.plant(scene_);
+}
+
+Planted::~Planted() { seams() = {}; }
+
+std::shared_ptr<comm::Communicator> Planted::wire(std::shared_ptr<comm::Communicator> real) {
+  return fault_.wire ? fault_.wire(std::move(real), scene_) : real;
+}
+
+}  // namespace equigrad::conformance::faults

@@ -1,0 +1,73 @@
+// Wire: a communicator that hands everything on to a real one; a fault or an adversary overrides
+// what it changes.
+//
+// Invariants: as it stands it behaves like the one that it wraps. Altered keeps an altered input
+// alive, and alters the output once it is there.
+// Shapes, errors: those of engine/comm/communicator.hpp.
+// Depends on: engine/comm/communicator.hpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "engine/comm/communicator.hpp"
+
+namespace equigrad::conformance::faults {
+
+using comm::PendingPtr;
+
+class Altered : public comm::Pending {
+ public:
+  Altered(PendingPtr pending, at::Tensor kept_input, std::function<void()> alter_output)
+      : pending_(std::move(pending)),
+        kept_input_(std::move(kept_input)),
+        alter_output_(std::move(alter_output)) {}
+
+  void wait() override {
+    pending_->wait();
+    if (alter_output_) std::exchange(alter_output_, nullptr)();
+  }
+
+ private:
+  PendingPtr pending_;
+  at::Tensor kept_input_;
+  std::function<void()> alter_output_;
+};
+
+class Wire : public comm::Communicator {
+ public:
+  explicit Wire(std::shared_ptr<comm::Communicator> wire) : wire_(std::move(wire)) {}
+
+  int rank() const override { return wire_->rank(); }
+  int world_size() const override { return wire_->world_size(); }
+  c10::Device device() const override { return wire_->device(); }
+  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    return wire_->all_to_all(output, input);
+  }
+  PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return wire_->all_gather(output, input);
+  }
+  PendingPtr all_reduce_sum(const at::Tensor& tensor) override {
+    return wire_->all_reduce_sum(tensor);
+  }
+  PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override {
+    return wire_->reduce_scatter_sum(output, input);
+  }
+  PendingPtr broadcast(const at::Tensor& tensor, int root) override {
+    return wire_->broadcast(tensor, root);
+  }
+
+ protected:
+  // all_to_all that sends `input` instead of what it was given.
+  PendingPtr send(const at::Tensor& output, at::Tensor input) {
+    auto pending = wire_->all_to_all(output, input);
+    return std::make_unique<Altered>(std::move(pending), std::move(input), nullptr);
+  }
+
+  std::shared_ptr<comm::Communicator> wire_;
+};
+
+}  // namespace equigrad::conformance::faults
