@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/bound.hpp"
@@ -31,6 +32,14 @@ class LaneTally {
   nlohmann::json to_json() const;
 
  private:
+  // A kind of comparison that found a difference: "gradient" of "step 1 gradient fc.weight".
+  struct Check {
+    std::string kind;
+    int step;        // of the first one, from 0
+    std::string of;  // what follows the kind
+    int64_t differing;
+  };
+  void note(const std::string& where, int64_t differing);
   void keep_worst(const std::string& where, int64_t index, double got, double want, double bound,
                   double ulp, double badness);
 
@@ -40,6 +49,7 @@ class LaneTally {
   double badness_ = 0;
   std::string first_;
   nlohmann::json worst_;
+  std::vector<Check> checks_;  // in the order in which they first failed
 };
 
 // Doubles as text, so that NaN and infinities survive JSON.
