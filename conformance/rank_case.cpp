@@ -128,7 +128,7 @@ nlohmann::json RankCase::run() {
 }
 
 void RankCase::micro_batch(int step, int index) {
-  *moment_ = {step, index};
+  *moment_ = {step, index, spec_.accumulation};
   context_.note(
       at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)));
   const auto batch = reference::to_dtype(
