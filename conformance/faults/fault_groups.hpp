@@ -25,6 +25,7 @@ std::vector<Fault> clip_faults();
 std::vector<Fault> optimizer_faults();
 std::vector<Fault> schedule_faults();
 std::vector<Fault> parameter_faults();
+std::vector<Fault> mutant_faults();
 
 // A fault of the seams alone.
 Fault at_seams(const std::string& name, const std::string& what, std::vector<std::string> bugs,
