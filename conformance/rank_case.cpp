@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "conformance/faults/adversary.hpp"
 #include "conformance/model_groups.hpp"
 #include "conformance/rank_answer.hpp"
 #include "conformance/rank_backward.hpp"
@@ -51,13 +52,13 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
   if (const auto dtype = autocast_dtype_of(spec_))
     for (const auto& [name, type] : module_types(*model_))
       if (is_safe(type)) travels_in_[name] = *dtype;
-  make_engine(request.value("fault", ""));
+  make_engine(request.value("fault", ""), request.value("adversary", uint64_t{0}));
 }
 
-void RankCase::make_engine(const std::string& fault) {
+void RankCase::make_engine(const std::string& fault, uint64_t adversary) {
   context_.note("initialize");
   if (context_.rank() != 0) unsettle(*model_);
-  auto communicator = context_.group();
+  auto communicator = faults::adversarial(context_.group(), adversary);
   const bool has_groups = model_->groups().size() > 1;
   if (!fault.empty()) {
     std::vector<std::string> names;  // as the engine's table has them

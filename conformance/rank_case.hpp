@@ -38,12 +38,13 @@ struct GradientFailure {
 
 class RankCase {
  public:
-  // request: id, seed, twin (path); optional fault (name) and keep (folder for tensors).
+  // request: id, seed, twin (path); optional fault (name), adversary (seed) and keep
+  // (folder for tensors).
   RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
   nlohmann::json run();
 
  private:
-  void make_engine(const std::string& fault);
+  void make_engine(const std::string& fault, uint64_t adversary);
   void micro_batch(int step, int index);
   void observe(int step, const std::vector<LocalShard>& shards);
   void check_gradient(int step, const LocalShard& shard);
