@@ -123,7 +123,10 @@ nlohmann::json RankCase::run() {
                            {"memory", memory_rows(*engine_)},
                            {"compared", compared_},
                            {"gradients", gradient_rows()}};
-  if (fault_) answer["acted"] = fault_->act().to_json();
+  if (fault_) {
+    answer["acted"] = fault_->act().to_json();
+    answer["rules"] = other_rules_.to_json();
+  }
   if (!failures_.empty()) {
     context_.note("explaining a difference");
     engine_.reset();
@@ -138,7 +141,8 @@ nlohmann::json RankCase::run() {
 void RankCase::micro_batch(int step, int index) {
   *moment_ = {step, index, spec_.accumulation};
   context_.note(
-      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)));
+      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)) +
+      acts_so_far());
   const auto batch = reference::to_dtype(
       data_.make_batch(spec_.model, {seed_, step, context_.rank(), index}), dtype_of(spec_));
   model_->set_loudness(loud_batch(spec_) == LoudBatch{step, context_.rank(), index} ? kLoud : 1);
@@ -150,13 +154,28 @@ void RankCase::micro_batch(int step, int index) {
   } catch (const RefusalMissing& missing) {
     exact_.add_finding(at_step(step, "loss.backward()"), missing.what());
   }
-  context_.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)));
+  context_.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)) +
+                acts_so_far());
   engine_->step();
+}
+
+void RankCase::see_with_other_rules(const std::string& where, const at::Tensor& got,
+                                    const at::Tensor& want) {
+  const auto is = [&](const char* kind) { return where.find(kind) != std::string::npos; };
+  if (is(" gradient ") || is(" master ") || is(" parameter ")) other_rules_.see_tensor(got, want);
+  if (where.ends_with(" loss")) other_rules_.see_loss(got.item<float>(), want.item<float>());
+}
+
+// For whoever reads the last note of a rank that did not answer.
+std::string RankCase::acts_so_far() const {
+  if (!fault_ || fault_->act().times == 0) return {};
+  return ", the planted fault acted in " + at_step(fault_->act().first.step, "");
 }
 
 bool RankCase::compare(const std::string& where, int64_t begin, const at::Tensor& got,
                        at::Tensor want) {
   const auto report = oracle::compare(got, want);
+  if (fault_ && !report.equal()) see_with_other_rules(where, got, want);
   // "step 1 gradient fc.weight": the word after the step says what was compared.
   const auto word_at = where.find(' ', 5) + 1;
   compared_[where.substr(word_at, where.find(' ', word_at) - word_at)] += report.compared;

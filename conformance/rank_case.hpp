@@ -21,6 +21,7 @@
 #include "conformance/faults/fault.hpp"
 #include "conformance/lane_tally.hpp"
 #include "conformance/loud_model.hpp"
+#include "conformance/oracle/other_rules.hpp"
 #include "conformance/oracle/update_bound.hpp"
 #include "conformance/ranks/rank_context.hpp"
 #include "conformance/twin.hpp"
@@ -58,6 +59,9 @@ class RankCase {
   bool compare(const std::string& where, int64_t begin, const at::Tensor& got, at::Tensor want);
   void digest(int step, const std::string& what, const LocalShard& shard, const at::Tensor& values);
   nlohmann::json gradient_rows() const;
+  std::string acts_so_far() const;
+  void see_with_other_rules(const std::string& where, const at::Tensor& got,
+                            const at::Tensor& want);
 
   CaseSpec spec_;
   uint64_t seed_;
@@ -68,6 +72,7 @@ class RankCase {
   std::shared_ptr<LoudModel> model_;
   std::shared_ptr<faults::Moment> moment_;
   std::unique_ptr<faults::Planted> fault_;  // null: none
+  oracle::OtherRules other_rules_;          // of what differs while a fault is planted
   std::unique_ptr<Engine> engine_;
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::map<std::string, reference::OptimizerSpec> rules_;  // by parameter, its group's settings
