@@ -175,7 +175,10 @@ reference::OptimizerSpec optimizer_of(const CaseSpec& spec) {
   optimizer.rule = reference::Rule::Sgd;
   optimizer.lr = 0.1;
   // Without momentum there is no state at all, which is a case of its own.
-  if ((spec.world + spec.accumulation) % 2 == 1) optimizer.momentum = 0.9;
+  if ((spec.world + spec.accumulation) % 2 == 1) {
+    optimizer.momentum = 0.9;
+    optimizer.weight_decay = 0.02;
+  }
   return optimizer;
 }
 

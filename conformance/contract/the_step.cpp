@@ -76,6 +76,13 @@ void rate_follows(Play& play) {
   });
 }
 
+void rate_of_every_group(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto loss = play.model().loss(play.batch(number));
+    play.backward(play.fault() ? loss * 0.5 : loss);
+  });
+}
+
 void unknown_arguments(Play& play) {
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
@@ -97,6 +104,12 @@ std::vector<Case> rates() {
               .lasting(5)
               .scheduled()
               .answering({"trap 17"}),
+          Case{"11", "rate_of_every_group",
+               "groups with rates of their own follow the schedule from the first step on",
+               "the loss is halved", rate_of_every_group}
+              .on({"nasty"})
+              .lasting(4)
+              .scheduled(),
           Case{"11", "unknown_lr_arguments",
                "an lr argument that the schedule does not know is refused", "the loss is halved",
                unknown_arguments}
