@@ -6,10 +6,10 @@
 //
 // Invariants: names are unique; a fault does nothing before the first pass but where its text says
 // so; every rank still issues the same collectives unless its text says so; a fault counts as
-// having acted only when it changed a bit, or left out a call or made it
-// twice. Units: steps and micro-batches count
-// from 0; micro_batch -1: not in a pass. Errors: equigrad::Error for a name that is none. Depends
-// on: engine/comm/communicator.hpp.
+// having acted only when it changed a bit, left out a call or made it twice.
+// Units: steps and micro-batches count from 0; micro_batch -1: not in a pass.
+// Errors: equigrad::Error for a name that is none.
+// Depends on: engine/comm/communicator.hpp.
 #pragma once
 
 #include <cstdint>
