@@ -66,6 +66,9 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
   app.add_option("--junit", command.junit, "Also write JUnit XML here; - is stdout");
   app.add_option("--report", command.report, "Folder for index.html, run.json, junit.xml");
+  app.add_option("--keep-tensors", command.keep_tensors,
+                 "Of cases that fail, up to 256 MiB a run; or none")
+      ->check(CLI::IsMember({"fail", "none"}));
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
@@ -77,6 +80,22 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
   app.add_option("--color", command.color, "auto, always or never")
       ->check(CLI::IsMember({"auto", "always", "never"}));
+}
+
+void add_repro(CLI::App& app, ReproCommand& command) {
+  app.add_option("CASE", command.id, "The id of a case of the matrix, or of an earlier repro")
+      ->required();
+  app.add_option("--steps", command.steps, "Optimizer steps")->check(CLI::Range(1, 3));
+  app.add_option("--seed", command.seed, "Of weights and data");
+  app.add_option("--fault", command.fault, "Plant this fault: equigrad list --faults")
+      ->check(fault_problem);
+  app.add_flag("--as-is", command.as_is, "Repeat the case, and do not make it smaller");
+  app.add_option("-o,--output", command.folder,
+                 "Folder for the tensors, the configuration, a program and a script");
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 
 template <class Command>
@@ -218,6 +237,7 @@ int run_cli(int argc, const char* const* argv) {
   app.option_defaults()->always_capture_default();  // help shows them
   app.require_subcommand(1);
   RunCommand run, list;
+  ReproCommand repro;
   TrainCommand train;
   CompareCommand compare;
   FaultsCommand faults;
@@ -230,6 +250,9 @@ int run_cli(int argc, const char* const* argv) {
   list_app->add_flag("--faults", list.list_faults, "What run --fault takes, instead of ids");
   list_app->add_flag("--mistakes", list.list_mistakes,
                      "Known misbehaviours and traps, which are filters too, instead of ids");
+  auto* repro_app =
+      app.add_subcommand("repro", "Repeat a case that fails, and shrink it to the smallest one");
+  add_repro(*repro_app, repro);
   auto* train_app = app.add_subcommand("train", "Train with the engine and its twin side by side");
   add_train(*train_app, train);
   auto* compare_app =
@@ -250,7 +273,7 @@ int run_cli(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error, std::cout, std::cerr) == 0 ? kHeld : kUsage;
   }
-  run.program = shell_word(argv[0]);
+  run.program = repro.program = shell_word(argv[0]);
   for (int i = 0; i < argc; ++i) run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
   compare.line = faults.line = run.line;
   faults.program = run.program;
@@ -259,6 +282,7 @@ int run_cli(int argc, const char* const* argv) {
   return guarded([&] {
     if (*run_app) return run.list ? list_command(run) : run_command(run);
     if (*list_app) return list_command(list);
+    if (*repro_app) return repro_command(repro);
     if (*train_app) return train_command(train);
     if (*compare_app) return compare_command(compare);
     if (*faults_app) return faults_command(faults);
