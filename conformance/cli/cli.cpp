@@ -5,12 +5,8 @@
 #include <cstring>
 #include <iostream>
 
-#include "conformance/contract/contract_case.hpp"
-#include "conformance/faults/fault.hpp"
-#include "conformance/faults/planted_faults.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/config.hpp"
-#include "engine/did_you_mean.hpp"
 #include "equigrad_build_info.hpp"
 
 namespace equigrad::conformance::cli {
@@ -37,27 +33,6 @@ void add_selection(CLI::App& app, RunCommand& command) {
                  "Numbers of ranks, such as 2,4 (default: all)")
       ->delimiter(',')
       ->check(CLI::Range(1, 4));
-}
-
-// Empty if a fault of this name can be planted.
-std::string fault_problem(const std::string& name) {
-  std::vector<std::string> names;
-  std::string list;
-  for (const auto& [fault, words] : faults_by_name()) {
-    if (fault == name) return {};
-    names.push_back(fault);
-    if (!fault.starts_with("Contract.")) list += "\n  " + fault + ": " + words;
-  }
-  return "expected a fault that can be planted, got \"" + name + "\"." + did_you_mean(name, names) +
-         " There are" + list + "\nand one for each case of the contract: equigrad list --faults";
-}
-
-std::string fault_help() {
-  std::string help = "Plant this fault into every case that can have it, to see it fail:";
-  for (const auto& fault : faults::planted_faults()) help += " " + fault.name + ",";
-  return help +
-         " Contract (the wrong way of every case of the contract), or that of one, such as "
-         "Contract.2.two_losses_on_one_forward; equigrad list --faults has all";
 }
 
 void add_run(CLI::App& app, RunCommand& command) {
@@ -289,14 +264,6 @@ int run_cli(int argc, const char* const* argv) {
     if (*doctor_app) return doctor_command(data_dir);
     return config_check_command(config);
   });
-}
-
-std::vector<std::pair<std::string, std::string>> faults_by_name() {
-  std::vector<std::pair<std::string, std::string>> names;
-  for (const auto& fault : faults::catalogue()) names.emplace_back(fault.name, fault.what);
-  names.emplace_back("Contract", "every case of the contract plays its wrong way");
-  for (const auto& one : contract::cases()) names.emplace_back(one.family(), one.fault);
-  return names;
 }
 
 std::string version_text() {

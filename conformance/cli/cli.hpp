@@ -51,6 +51,8 @@ struct RunCommand {
 int run_command(const RunCommand& command);
 // What --fault takes, in words: faults of the wire, and the wrong way of each case of the contract.
 std::vector<std::pair<std::string, std::string>> faults_by_name();
+std::string fault_problem(const std::string& name);  // empty if it can be planted
+std::string fault_help();
 int list_command(const RunCommand& command);
 
 struct ReproCommand {

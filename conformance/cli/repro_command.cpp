@@ -34,7 +34,8 @@ constexpr milliseconds kCandidateTimeout{10'000};  // a small case that holds ta
 // How a candidate ended.
 struct Ended {
   Judged judged;
-  std::string kind;  // failure_kind.hpp; empty: it held
+  std::string kind;   // failure_kind.hpp; empty: it held
+  std::string cause;  // empty: none is known
 };
 
 class Repro {
@@ -120,8 +121,9 @@ std::optional<Ended> Repro::try_one(const Candidate& candidate, milliseconds tim
   clear_failure(fresh());
   const auto outcomes = ask(candidate.spec.world, one, timeout);
   if (outcomes.empty()) return std::nullopt;
-  Ended ended{judge(candidate.spec, "", outcomes), ""};
+  Ended ended{judge(candidate.spec, "", outcomes), "", ""};
   ended.kind = failure_kind(ended.judged, outcomes);
+  ended.cause = cause_in(ended.judged.record.message);
   return ended;
 }
 
@@ -131,6 +133,7 @@ std::optional<bool> Repro::fails_alike(const Candidate& candidate) {
   const auto ended = try_one(candidate, kCandidateTimeout);
   if (ranks::interrupted() != 0) return std::nullopt;
   if (!ended || ended->kind != found_.kind) return false;
+  if (!found_.cause.empty() && ended->cause != found_.cause) return false;
   keep(candidate, *ended);
   return true;
 }
@@ -147,6 +150,10 @@ std::string Repro::command_of(const Candidate& candidate, const std::string& pro
 // So the folder always holds the smallest failure so far.
 void Repro::keep(const Candidate& candidate, const Ended& ended) {
   found_ = ended;
+  auto& message = found_.judged.record.message;
+  const std::string in_a_report = "fail/" + candidate.spec.id() + "/";
+  const auto at = message.find(in_a_report);
+  if (at != std::string::npos) message.replace(at, in_a_report.size(), command_.folder + "/");
   clear_failure(command_.folder);
   make_directory(command_.folder);
   if (DIR* directory = opendir(fresh().c_str())) {
@@ -160,10 +167,10 @@ void Repro::keep(const Candidate& candidate, const Ended& ended) {
   if (file)
     write_file(command_.folder + "/config.json", {std::istreambuf_iterator<char>(file), {}});
   unlink(config().c_str());
-  write_failure(command_.folder, {candidate.spec.id(), candidate, command_.seed, data_,
-                                  command_.fault, ended.judged.record.message,
-                                  command_of(candidate, absolute_program(command_.program)) +
-                                      " -o \"$(mktemp -d)/failure\""});
+  write_failure(
+      command_.folder,
+      {candidate.spec.id(), candidate, command_.seed, data_, command_.fault, message,
+       command_of(candidate, absolute_program(command_.program)) + " -o \"$(mktemp -d)/failure\""});
 }
 
 int Repro::told(const Shrunk& shrunk) const {
