@@ -84,12 +84,18 @@ std::string cause_in(const std::string& message) {
   const auto end = std::min(message.find('\n', line), message.size());
   const auto arrow = message.find(" -> ", line);
   if (arrow == std::string::npos || arrow > end) return {};
-  std::string cause;
-  for (auto at = arrow + 4; at < end && message.compare(at, 3, "   ") != 0; ++at) {
-    const bool is_digit = message[at] >= '0' && message[at] <= '9';
-    if (!is_digit || !cause.ends_with('#')) cause += is_digit ? '#' : message[at];
+  const auto begin = arrow + 4;
+  const auto cause = message.substr(begin, std::min(message.find("   ", begin), end) - begin);
+  return cause.starts_with("one common factor") ? "" : cause;
+}
+
+std::string without_numbers(const std::string& text) {
+  std::string words;
+  for (const char c : text) {
+    const bool is_digit = c >= '0' && c <= '9';
+    if (!is_digit || !words.ends_with('#')) words += is_digit ? '#' : c;
   }
-  return cause;
+  return words;
 }
 
 }  // namespace equigrad::conformance

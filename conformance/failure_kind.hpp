@@ -24,8 +24,10 @@ namespace equigrad::conformance {
 // "gradient", "died: signal 11 (Segmentation fault)".
 std::string failure_kind(const Judged& judged, const std::vector<ranks::Outcome>& outcomes);
 
-// The likely cause that a message names, without its numbers: "micro-batch # of rank # missing";
-// empty where it names none.
+// The likely cause that a message names: "micro-batch 2 of rank 1 missing"; empty where it names
+// none, or only a common factor, which could be anything.
 std::string cause_in(const std::string& message);
+// "micro-batch # of rank # missing"
+std::string without_numbers(const std::string& text);
 
 }  // namespace equigrad::conformance

@@ -29,6 +29,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTimeout{60'000};
+constexpr milliseconds kGrace{500};                // for the other ranks, once one has failed
 constexpr milliseconds kCandidateTimeout{10'000};  // a small case that holds takes milliseconds
 
 // How a candidate ended.
@@ -66,14 +67,15 @@ class Repro {
   Clock::time_point start_ = Clock::now();
   std::map<std::string, std::string> twins_;  // paths, by tuple; empty: it could not be made
   std::string twin_failure_;
-  Ended found_;  // of the smallest candidate so far
+  Candidate smallest_;  // so far
+  Ended found_;         // how it ended
 };
 
 Repro::Repro(const ReproCommand& command, const CaseSpec& spec, const ranks::Handler& serve)
     : command_(command),
       original_{spec, command.steps},
       data_(find_data(command.data_dir, false)),
-      pool_(spec.world, serve, {scaled(kTimeout), milliseconds(2'000), false}) {
+      pool_(spec.world, serve, {scaled(kTimeout), kGrace, false}) {
   if (data_.text.empty())
     throw Error("data",
                 "expected plays.txt or plays_slice.txt, got none. Name their folder with "
@@ -133,7 +135,13 @@ std::optional<bool> Repro::fails_alike(const Candidate& candidate) {
   const auto ended = try_one(candidate, kCandidateTimeout);
   if (ranks::interrupted() != 0) return std::nullopt;
   if (!ended || ended->kind != found_.kind) return false;
-  if (!found_.cause.empty() && ended->cause != found_.cause) return false;
+  // Other ranks and micro-batches have other numbers.
+  const bool same_numbers = candidate.spec.world == smallest_.spec.world &&
+                            candidate.spec.accumulation == smallest_.spec.accumulation;
+  const bool same_cause = same_numbers
+                              ? ended->cause == found_.cause
+                              : without_numbers(ended->cause) == without_numbers(found_.cause);
+  if (!found_.cause.empty() && !same_cause) return false;
   keep(candidate, *ended);
   return true;
 }
@@ -149,6 +157,7 @@ std::string Repro::command_of(const Candidate& candidate, const std::string& pro
 
 // So the folder always holds the smallest failure so far.
 void Repro::keep(const Candidate& candidate, const Ended& ended) {
+  smallest_ = candidate;
   found_ = ended;
   auto& message = found_.judged.record.message;
   const std::string in_a_report = "fail/" + candidate.spec.id() + "/";
