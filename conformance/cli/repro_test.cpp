@@ -77,7 +77,8 @@ TEST_F(Repro, AFaultOfTwoRanksIsShrunkToTwoRanksAndOneOfEverythingElse) {
 }
 
 TEST_F(Repro, AFaultOfTheSecondMicroBatchKeepsTwoOfThem) {
-  const auto said = say({kLarge, "--fault", "micro_batch_dropped", "-q"});
+  const auto said = say({"Required.grad.zero2.fp32.w4.gas3.clip-off.sgd.nasty.engine_backward",
+                         "--fault", "micro_batch_dropped", "-q"});
   EXPECT_EQ(said.code, kFailed) << said.err;
   EXPECT_THAT(said.out, AllOf(HasSubstr(".w2.gas2."), HasSubstr("--steps 1  gradient\n"),
                               HasSubstr("micro-batch 2 of rank 1 missing")));
