@@ -110,11 +110,12 @@ const char* const kLoop = R"text(
     for (int index = 0; index < kMicroBatches; ++index) {
 @MOMENT@      const auto batch = reference::to_dtype(
           make_case_batch(data, "@MODEL@", {kSeed, step, context.rank(), index}), at::@DTYPE@);
-@LOUD@@BACKWARD@      expected.check(step, "loss", index * kWorld + context.rank(), loss.reshape({1}));
+@LOUD@@BACKWARD@      const int64_t place = index * kWorld + context.rank();
+      expected.check(step, "loss", place, loss.reshape({1}));
       engine->step();
     }
-    expected.check(std::min(step + 1, kSteps - 1), "loss_scale after step " + std::to_string(step + 1),
-                   0, number(engine->loss_scale()));
+    const std::string after = "loss_scale after step " + std::to_string(step + 1);
+    expected.check(std::min(step + 1, kSteps - 1), after, 0, number(engine->loss_scale()));
     expected.check(step, "skipped_steps", 0,
                    at::full({1}, engine->counters().skipped_steps, at::kLong));
     for (const auto& shard : engine->local_shards()) {
