@@ -206,6 +206,7 @@ const char* commit();            // short hash, "-dirty" behind it when the tree
 const char* compiler();
 const char* torch_version();
 const char* build_type();
+const char* binary_directory();  // the build itself
 const char* source_directory();  // the tree it was built from: reference/data/plays_slice.txt lies there
 const char* data_directory();    // the user's cache: plays.txt (all plays), plays/*/*.md (one by one)
 const char* image_directory();   // Fashion-MNIST in IDX format, gzipped; "" when it isn't installed
@@ -226,6 +227,7 @@ const char* commit() {
 const char* compiler() { return "@CMAKE_CXX_COMPILER_ID@ @CMAKE_CXX_COMPILER_VERSION@"; }
 const char* torch_version() { return "@EQUIGRAD_TORCH_VERSION@"; }
 const char* build_type() { return "@CMAKE_BUILD_TYPE@"; }
+const char* binary_directory() { return "@PROJECT_BINARY_DIR@"; }
 const char* source_directory() { return "@PROJECT_SOURCE_DIR@"; }
 const char* data_directory() { return "@EQUIGRAD_DATA_DIR@"; }
 const char* image_directory() { return "@EQUIGRAD_IMAGE_DIR@"; }
@@ -240,3 +242,32 @@ add_custom_target(equigrad_commit BYPRODUCTS "${generated}/equigrad_commit.inc" 
 add_library(equigrad_build_info STATIC "${generated}/equigrad_build_info.cpp")
 add_dependencies(equigrad_build_info equigrad_commit)
 target_include_directories(equigrad_build_info PUBLIC "${generated}")
+
+# ---- Programs outside of this build, such as those of failed cases: include(<build>/program.cmake), project(...),
+# equigrad_outside_program(name file.cpp). They link the libraries as they lie here. --------------------------------
+function(equigrad_export_build)
+  set(libraries torch warnings layout engine reference reports build_info conformance)
+  list(TRANSFORM libraries PREPEND equigrad_)
+  export(TARGETS ${libraries} FILE "${PROJECT_BINARY_DIR}/libraries.cmake")
+  set(sanitize "")
+  if(EQUIGRAD_SANITIZE)
+    set(sanitize "-fsanitize=${EQUIGRAD_SANITIZE} -fno-sanitize=vptr")
+  endif()
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/program.cmake" @ONLY CONTENT [=[
+# Made when @PROJECT_BINARY_DIR@ was configured.
+set(CMAKE_CXX_COMPILER "@CMAKE_CXX_COMPILER@")
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_FLAGS "-O1 -fPIC -ffp-contract=off -DNDEBUG @sanitize@")
+set(CMAKE_EXE_LINKER_FLAGS "-fuse-ld=mold @sanitize@")
+
+function(equigrad_outside_program name)
+  find_package(nlohmann_json REQUIRED)
+  find_package(CLI11 REQUIRED)
+  find_package(ZLIB REQUIRED)
+  include("@PROJECT_BINARY_DIR@/libraries.cmake")
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE equigrad_conformance)
+endfunction()
+]=])
+endfunction()

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <torch/torch.h>
 
+#include "conformance/dots_model.hpp"
 #include "conformance/oracle/explain.hpp"
 #include "conformance/rank_case.hpp"
 #include "conformance/recipe.hpp"
@@ -15,13 +16,13 @@ std::vector<std::vector<at::Tensor>> contributions_of(const CaseSpec& spec, uint
                                                       const reference::Data& data, double scale,
                                                       const GradientFailure& failure) {
   std::vector<std::vector<at::Tensor>> contributions;
-  const auto model = reference::make_model(spec.model, seed);
+  const auto model = make_case_model(spec.model, seed);
   model->to(dtype_of(spec));
   for (int rank = 0; rank < spec.world; ++rank) {
     auto& of_rank = contributions.emplace_back();
     for (int index = 0; index < spec.accumulation; ++index) {
       model->zero_grad();
-      const auto batch = data.make_batch(spec.model, {seed, failure.step, rank, index});
+      const auto batch = make_case_batch(data, spec.model, {seed, failure.step, rank, index});
       (model->loss(reference::to_dtype(batch, dtype_of(spec))) * scale).backward();
       at::Tensor gradient = at::zeros_like(failure.want);
       for (const auto& [name, parameter] : reference::unique_parameters(*model))

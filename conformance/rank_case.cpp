@@ -3,7 +3,9 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <fstream>
 
+#include "conformance/dots_model.hpp"
 #include "conformance/faults/adversary.hpp"
 #include "conformance/model_groups.hpp"
 #include "conformance/rank_answer.hpp"
@@ -25,6 +27,13 @@ void unsettle(const torch::nn::Module& model) {
   for (auto& parameter : model.parameters()) parameter.mul_(0.75).add_(0.125);
 }
 
+// For the folder of a failure.
+void keep_config(const nlohmann::json& request, const ranks::RankContext& context,
+                 const std::string& config) {
+  const std::string path = request.value("config", "");
+  if (!path.empty() && context.rank() == 0) std::ofstream(path) << config;
+}
+
 }  // namespace
 
 std::string at_step(int step, const std::string& what) {
@@ -36,10 +45,11 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
     : spec_(parse_id(request.at("id"))),
       seed_(request.at("seed")),
       keep_(request.value("keep", "")),
+      steps_(request.value("steps", kSteps)),
       context_(context),
       data_(data),
       twin_(request.at("twin"), order_of(spec_.stage)),
-      model_(std::make_shared<LoudModel>(reference::make_model(spec_.model, seed_))),
+      model_(std::make_shared<LoudModel>(make_case_model(spec_.model, seed_))),
       moment_(std::make_shared<faults::Moment>()) {
   for (const auto& [name, tensor] : reference::unique_parameters(*model_))
     shapes_[name] = tensor.sizes().vec();
@@ -52,10 +62,12 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
   if (const auto dtype = autocast_dtype_of(spec_))
     for (const auto& [name, type] : module_types(*model_))
       if (is_safe(type)) travels_in_[name] = *dtype;
-  make_engine(request.value("fault", ""), request.value("adversary", uint64_t{0}));
+  make_engine(request);
 }
 
-void RankCase::make_engine(const std::string& fault, uint64_t adversary) {
+void RankCase::make_engine(const nlohmann::json& request) {
+  const std::string fault = request.value("fault", "");
+  const uint64_t adversary = request.value("adversary", uint64_t{0});
   context_.note("initialize");
   if (context_.rank() != 0) unsettle(*model_);
   auto communicator = faults::adversarial(context_.group(), adversary);
@@ -73,6 +85,7 @@ void RankCase::make_engine(const std::string& fault, uint64_t adversary) {
     communicator = fault_->wire(communicator);
   }
   const std::string config = config_text(spec_, twin_.threshold(), *model_);
+  keep_config(request, context_, config);
   // Both ways in: a model with several groups by the core, the others as modules.
   engine_ = has_groups
                 ? initialize(groups_of(*model_), parse_config(config, spec_.world), communicator)
@@ -81,12 +94,14 @@ void RankCase::make_engine(const std::string& fault, uint64_t adversary) {
 
 nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& context) {
   const auto spec = parse_id(request.at("id"));
-  const auto model = reference::make_model(spec.model, request.at("seed"));
+  const auto model = make_case_model(spec.model, request.at("seed"));
   const std::string where = "initialize";
   LaneTally exact;
   try {
     context.note(where);
-    initialize(*model, config_text(spec, 1, *model), context.group());
+    const std::string config = config_text(spec, 1, *model);
+    keep_config(request, context, config);
+    initialize(*model, config, context.group());
     exact.add_finding(where, "was taken, but " + word(spec.precision) +
                                  " is not defined at stage " + std::to_string(spec.stage));
   } catch (const ConfigError& error) {
@@ -104,8 +119,8 @@ nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& co
 }
 
 nlohmann::json RankCase::run() {
-  gradients_.resize(kSteps);
-  for (int step = 0; step < kSteps; ++step) {
+  gradients_.resize(static_cast<std::size_t>(steps_));
+  for (int step = 0; step < steps_; ++step) {
     engine_->on_step(
         [this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
     check_scale(step, "loss_scale before it");
@@ -135,6 +150,8 @@ nlohmann::json RankCase::run() {
     answer["text"] = diagnosis.text;
     answer["files"] = diagnosis.files;
   }
+  if (!first_.where.empty() && !keep_.empty())
+    answer["files"].push_back(first_.write(keep_, context_.rank()));
   return answer;
 }
 
@@ -144,7 +161,7 @@ void RankCase::micro_batch(int step, int index) {
       at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)) +
       acts_so_far());
   const auto batch = reference::to_dtype(
-      data_.make_batch(spec_.model, {seed_, step, context_.rank(), index}), dtype_of(spec_));
+      make_case_batch(data_, spec_.model, {seed_, step, context_.rank(), index}), dtype_of(spec_));
   model_->set_loudness(loud_batch(spec_) == LoudBatch{step, context_.rank(), index} ? kLoud : 1);
   try {
     const auto loss = rank_backward(*engine_, *model_, batch, spec_);
@@ -179,7 +196,9 @@ bool RankCase::compare(const std::string& where, int64_t begin, const at::Tensor
   // "step 1 gradient fc.weight": the word after the step says what was compared.
   const auto word_at = where.find(' ', 5) + 1;
   compared_[where.substr(word_at, where.find(' ', word_at) - word_at)] += report.compared;
-  return exact_.add(where, begin, report);
+  const bool held = exact_.add(where, begin, report);
+  if (!held) first_.note(where, begin, got, want);
+  return held;
 }
 
 // [name, held, margin] of every gradient, step by step: what held beside what did not.

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "conformance/faults/fault.hpp"
+#include "conformance/first_difference.hpp"
 #include "conformance/lane_tally.hpp"
 #include "conformance/loud_model.hpp"
 #include "conformance/oracle/other_rules.hpp"
@@ -39,13 +40,13 @@ struct GradientFailure {
 
 class RankCase {
  public:
-  // request: id, seed, twin (path); optional fault (name), adversary (seed) and keep
-  // (folder for tensors).
+  // request: id, seed, twin (path); optional fault (name), adversary (seed), keep (folder for
+  // tensors), config (path for what initialize() gets) and steps (1 to kSteps).
   RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
   nlohmann::json run();
 
  private:
-  void make_engine(const std::string& fault, uint64_t adversary);
+  void make_engine(const nlohmann::json& request);
   void micro_batch(int step, int index);
   void observe(int step, const std::vector<LocalShard>& shards);
   void check_gradient(int step, const LocalShard& shard);
@@ -66,6 +67,7 @@ class RankCase {
   CaseSpec spec_;
   uint64_t seed_;
   std::string keep_;
+  int steps_;
   ranks::RankContext& context_;
   const reference::Data& data_;
   Twin twin_;
@@ -87,6 +89,7 @@ class RankCase {
   std::vector<std::map<std::string, GradientResult>> gradients_;  // by step, then name
   std::vector<GradientFailure> failures_;                         // at most one
   LaneTally exact_, bounded_;
+  FirstDifference first_;
   std::map<std::string, int64_t> compared_;  // elements by kind: loss, gradient, master, ...
   uint64_t digest_ = 0;
   int64_t digested_ = 0;

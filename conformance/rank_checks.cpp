@@ -91,7 +91,7 @@ void RankCase::bound_gradient(int step, const LocalShard& shard, const std::stri
 }
 
 void RankCase::check_scale(int step, const std::string& what) {
-  compare(at_step(std::min(step, kSteps - 1), what), 0,
+  compare(at_step(std::min(step, steps_ - 1), what), 0,
           at::full({1}, engine_->loss_scale(), at::kDouble),
           at::full({1}, twin_.loss_scale(step), at::kDouble));
 }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "conformance/judge.hpp"
+#include "conformance/kept_failures.hpp"
 #include "conformance/lanes.hpp"
 #include "conformance/progress.hpp"
 #include "conformance/ranks/interrupt.hpp"
@@ -76,6 +77,7 @@ class Runner {
   int widest_;
   std::vector<Work> lanes_;
   ranks::Pool pool_;
+  KeptFailures kept_;
   std::vector<Tuple> tuples_;
   std::vector<Judged> judged_;
   RunRows rows_;
@@ -102,6 +104,7 @@ Runner::Runner(const RunOptions& options)
       lanes_(lane_count(options)),
       pool_(static_cast<int>(lanes_.size()) * widest_, options.serve,
             {scaled(kCaseTimeout), milliseconds(2'000), false}),
+      kept_(options.keep, options.keep_tensors, pool_.directory()),
       judged_(options.cases.size()) {
   run_.seed = options.seed;
   for (std::size_t i = 0; i < judged_.size(); ++i) {
@@ -190,7 +193,7 @@ void Runner::start_case(std::size_t lane, std::size_t index) {
   auto one = request("case", spec.id());
   one["twin"] = tuple.path;
   if (!options_.fault.empty()) one["fault"] = options_.fault;
-  if (!options_.keep.empty()) one["keep"] = options_.keep + "/" + spec.id();
+  kept_.ask(one, spec.id());
   lanes_[lane] = {pool_.start(ranks_of(lane, spec.world), one), index, number, Clock::now()};
 }
 
@@ -205,6 +208,7 @@ void Runner::finish(const ranks::Finished& finished) {
     judged = judge(spec, replay(spec.id()), finished.outcomes);
     judged.record.seconds = seconds_since(work.start);
     rows_.add_memory(spec, judged);
+    kept_.ended(judged.record);
     ++done_;
     if (!reports::passed(judged.record.verdict)) ++failed_;
     if (--tuple.left == 0) finish_tuple(tuple);
@@ -250,6 +254,7 @@ void Runner::give_up(const std::string& reason) {
 void Runner::collect() {
   for (auto& judged : judged_) run_.cases.push_back(std::move(judged.record));
   rows_.give(run_);
+  kept_.give(run_.cases);
   run_.interrupted = ranks::interrupted() != 0;
   run_.signal = ranks::interrupted();
 }

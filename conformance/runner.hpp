@@ -25,7 +25,8 @@ struct RunOptions {
   std::vector<CaseSpec> cases;
   uint64_t seed = 1;
   DataFiles data;
-  std::string keep;           // folder for the tensors of failures; empty: none are kept
+  std::string keep;           // folder of the failures (kept_failures.hpp); empty: none is kept
+  bool keep_tensors = true;   // there; false: the configurations only
   std::string replay_prefix;  // "equigrad run"; the id and the seed follow
   std::string replay_suffix;  // such as " --data-dir D"
   double timeout_scale = 1;

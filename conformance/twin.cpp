@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "conformance/dots_model.hpp"
 #include "conformance/loud_model.hpp"
 #include "conformance/recipe.hpp"
 
@@ -33,7 +34,11 @@ std::string hexadecimal(double value) {
 double threshold_for(const CaseSpec& spec, uint64_t seed, const reference::Data& data) {
   if (spec.clip == Clip::Off) return 0;
   if (spec.clip == Clip::Below) return 1e6;
-  reference::Trainer trainer(recipe_of(spec, seed, 0, Order::AddThenReduce), data);
+  reference::Trainer trainer(
+      recipe_of(spec, seed, 0, Order::AddThenReduce), make_case_model(spec.model, seed),
+      [&](int64_t step, int64_t rank, int64_t micro_batch) {
+        return make_case_batch(data, spec.model, {seed, step, rank, micro_batch});
+      });
   for (int step = 0; step < kSteps; ++step) {
     const auto record = trainer.train_step();
     if (!record.skipped) return 0.5 * record.grad_norm;
@@ -46,14 +51,15 @@ class CaseTrainer {
  public:
   CaseTrainer(const reference::Recipe& recipe, const CaseSpec& spec, const reference::Data& data,
               int first = 0)
-      : model_(std::make_shared<LoudModel>(reference::make_model(recipe.model, recipe.seed))),
+      : model_(std::make_shared<LoudModel>(make_case_model(recipe.model, recipe.seed))),
         trainer_(recipe, model_,
                  [model = model_, recipe, loud = loud_batch(spec), &data, first](
                      int64_t step, int64_t rank, int64_t micro_batch) {
                    const LoudBatch now{first + static_cast<int>(step), static_cast<int>(rank),
                                        static_cast<int>(micro_batch)};
                    model->set_loudness(loud == now ? kLoud : 1);
-                   return data.make_batch(recipe.model, {recipe.seed, now.step, rank, micro_batch});
+                   return make_case_batch(data, recipe.model,
+                                          {recipe.seed, now.step, rank, micro_batch});
                  }) {}
 
   double loss_scale() const { return trainer_.loss_scale(); }

@@ -5,12 +5,8 @@
 #include <cstring>
 #include <iostream>
 
-#include "conformance/contract/contract_case.hpp"
-#include "conformance/faults/fault.hpp"
-#include "conformance/faults/planted_faults.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/config.hpp"
-#include "engine/did_you_mean.hpp"
 #include "equigrad_build_info.hpp"
 
 namespace equigrad::conformance::cli {
@@ -39,33 +35,15 @@ void add_selection(CLI::App& app, RunCommand& command) {
       ->check(CLI::Range(1, 4));
 }
 
-// Empty if a fault of this name can be planted.
-std::string fault_problem(const std::string& name) {
-  std::vector<std::string> names;
-  std::string list;
-  for (const auto& [fault, words] : faults_by_name()) {
-    if (fault == name) return {};
-    names.push_back(fault);
-    if (!fault.starts_with("Contract.")) list += "\n  " + fault + ": " + words;
-  }
-  return "expected a fault that can be planted, got \"" + name + "\"." + did_you_mean(name, names) +
-         " There are" + list + "\nand one for each case of the contract: equigrad list --faults";
-}
-
-std::string fault_help() {
-  std::string help = "Plant this fault into every case that can have it, to see it fail:";
-  for (const auto& fault : faults::planted_faults()) help += " " + fault.name + ",";
-  return help +
-         " Contract (the wrong way of every case of the contract), or that of one, such as "
-         "Contract.2.two_losses_on_one_forward; equigrad list --faults has all";
-}
-
 void add_run(CLI::App& app, RunCommand& command) {
   add_selection(app, command);
   app.add_option("--seed", command.seed, "Of weights and data");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
   app.add_option("--junit", command.junit, "Also write JUnit XML here; - is stdout");
   app.add_option("--report", command.report, "Folder for index.html, run.json, junit.xml");
+  app.add_option("--keep-tensors", command.keep_tensors,
+                 "Of cases that fail, up to 256 MiB a run; or none")
+      ->check(CLI::IsMember({"fail", "none"}));
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
@@ -77,6 +55,22 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
   app.add_option("--color", command.color, "auto, always or never")
       ->check(CLI::IsMember({"auto", "always", "never"}));
+}
+
+void add_repro(CLI::App& app, ReproCommand& command) {
+  app.add_option("CASE", command.id, "The id of a case of the matrix, or of an earlier repro")
+      ->required();
+  app.add_option("--steps", command.steps, "Optimizer steps")->check(CLI::Range(1, 3));
+  app.add_option("--seed", command.seed, "Of weights and data");
+  app.add_option("--fault", command.fault, "Plant this fault: equigrad list --faults")
+      ->check(fault_problem);
+  app.add_flag("--as-is", command.as_is, "Repeat the case, and do not make it smaller");
+  app.add_option("-o,--output", command.folder,
+                 "Folder for the tensors, the configuration, a program and a script");
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 
 template <class Command>
@@ -218,6 +212,7 @@ int run_cli(int argc, const char* const* argv) {
   app.option_defaults()->always_capture_default();  // help shows them
   app.require_subcommand(1);
   RunCommand run, list;
+  ReproCommand repro;
   TrainCommand train;
   CompareCommand compare;
   FaultsCommand faults;
@@ -230,6 +225,9 @@ int run_cli(int argc, const char* const* argv) {
   list_app->add_flag("--faults", list.list_faults, "What run --fault takes, instead of ids");
   list_app->add_flag("--mistakes", list.list_mistakes,
                      "Known misbehaviours and traps, which are filters too, instead of ids");
+  auto* repro_app =
+      app.add_subcommand("repro", "Repeat a case that fails, and shrink it to the smallest one");
+  add_repro(*repro_app, repro);
   auto* train_app = app.add_subcommand("train", "Train with the engine and its twin side by side");
   add_train(*train_app, train);
   auto* compare_app =
@@ -250,7 +248,7 @@ int run_cli(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error, std::cout, std::cerr) == 0 ? kHeld : kUsage;
   }
-  run.program = shell_word(argv[0]);
+  run.program = repro.program = shell_word(argv[0]);
   for (int i = 0; i < argc; ++i) run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
   compare.line = faults.line = run.line;
   faults.program = run.program;
@@ -259,20 +257,13 @@ int run_cli(int argc, const char* const* argv) {
   return guarded([&] {
     if (*run_app) return run.list ? list_command(run) : run_command(run);
     if (*list_app) return list_command(list);
+    if (*repro_app) return repro_command(repro);
     if (*train_app) return train_command(train);
     if (*compare_app) return compare_command(compare);
     if (*faults_app) return faults_command(faults);
     if (*doctor_app) return doctor_command(data_dir);
     return config_check_command(config);
   });
-}
-
-std::vector<std::pair<std::string, std::string>> faults_by_name() {
-  std::vector<std::pair<std::string, std::string>> names;
-  for (const auto& fault : faults::catalogue()) names.emplace_back(fault.name, fault.what);
-  names.emplace_back("Contract", "every case of the contract plays its wrong way");
-  for (const auto& one : contract::cases()) names.emplace_back(one.family(), one.fault);
-  return names;
 }
 
 std::string version_text() {

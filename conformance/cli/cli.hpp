@@ -3,6 +3,7 @@
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
+//   equigrad repro CASE           the smallest case that fails as this one does
 //   equigrad compare              two configurations trained from the same seeds
 //   equigrad faults [FILTER...]   every fault of the catalogue: which check catches it
 //   equigrad --version
@@ -36,6 +37,7 @@ struct RunCommand {
   uint64_t seed = 1234;
   std::string json, junit;  // files, or "-" for stdout
   std::string report = "equigrad-report";
+  std::string keep_tensors = "fail";  // or none
   std::string data_dir;
   double timeout_scale = 1;
   int lanes = 0;
@@ -49,7 +51,24 @@ struct RunCommand {
 int run_command(const RunCommand& command);
 // What --fault takes, in words: faults of the wire, and the wrong way of each case of the contract.
 std::vector<std::pair<std::string, std::string>> faults_by_name();
+std::string fault_problem(const std::string& name);  // empty if it can be planted
+std::string fault_help();
 int list_command(const RunCommand& command);
+
+struct ReproCommand {
+  std::string id;
+  int steps = 3;
+  uint64_t seed = 1234;
+  std::string fault;
+  bool as_is = false;  // not shrunk
+  std::string folder = "equigrad-repro";
+  std::string data_dir;
+  double timeout_scale = 1;
+  bool quiet = false;
+  std::string program = "equigrad";  // as it was called
+};
+// Repeats a case that fails, shrinks it, and writes its folder. `serve` is what the ranks run.
+int repro_command(const ReproCommand& command, const ranks::Handler& serve = conformance::serve);
 
 struct TrainCommand {
   std::string data = "text";  // text, images or captions

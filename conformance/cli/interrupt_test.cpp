@@ -119,6 +119,15 @@ TEST_F(Interrupt, AComparisonIsWrittenAsFarAsItCame) {
   EXPECT_THAT(read(report() + "/compare.html"), HasSubstr("<h1><span aria-hidden=\"true\">✗"));
 }
 
+TEST_F(Interrupt, WhatWasShrunkSoFarIsKept) {
+  const std::string id = "Required.grad.zero3.fp16.w4.gas4.clip-above.adamw.gpt.tensor_backward";
+  EXPECT_EQ(
+      interrupted({"repro", id, "--fault", "averaged_twice", "-o", report()}, "so does ", SIGINT),
+      130);
+  EXPECT_THAT(read(out()), AllOf(HasSubstr("# shrunk so far: 3 steps -> 1"), HasSubstr("FAIL  ")));
+  EXPECT_THAT(read(report() + "/repro.sh"), HasSubstr(" --steps 1 --as-is"));
+}
+
 TEST_F(Interrupt, TheDoctorTellsItsFindingsSoFar) {
   EXPECT_EQ(interrupted({"doctor"}, "  images  ", SIGINT), 130);
   EXPECT_THAT(read(out()), HasSubstr("ranks' folder"));

@@ -8,9 +8,10 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <regex>
 #include <vector>
 
+#include "conformance/cli/failure_folder.hpp"
+#include "conformance/contract/contract_case.hpp"
 #include "conformance/matrix.hpp"
 #include "engine/error.hpp"
 
@@ -29,6 +30,7 @@ std::vector<std::string> entries(const std::string& folder) {
 
 bool is_case(const std::string& name) {
   try {
+    if (name.starts_with("Contract.")) return contract::parse_contract_id(name).id() == name;
     return parse_id(name).id() == name;
   } catch (const std::exception&) {
     return false;
@@ -61,17 +63,11 @@ void write_file(const std::string& path, const std::string& text) {
 }
 
 void clear_report_folder(const std::string& folder) {
-  static const std::regex kept("rank[0-9]+(\\.inputs)?\\.safetensors");
   for (const char* report : {"/index.html", "/run.json", "/junit.xml"})
     unlink((folder + report).c_str());
   const std::string fail = folder + "/fail";
-  for (const auto& name : entries(fail)) {
-    if (!is_case(name)) continue;
-    const std::string of_case = fail + "/" + name;
-    for (const auto& file : entries(of_case))
-      if (std::regex_match(file, kept)) unlink((of_case + "/" + file).c_str());
-    rmdir(of_case.c_str());  // stays unless it is empty now
-  }
+  for (const auto& name : entries(fail))
+    if (is_case(name)) clear_failure(fail + "/" + name);
   rmdir(fail.c_str());
 }
 

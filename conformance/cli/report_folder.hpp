@@ -1,6 +1,6 @@
 // ReportFolder: the folder of a run's reports, and what an earlier run left there.
 //
-//   index.html  run.json  junit.xml  fail/<case>/rank<N>[.inputs].safetensors
+//   index.html  run.json  junit.xml  fail/<case>/: failure_folder.hpp
 //
 // Invariants: clearing removes these and nothing else: a file or folder of another name stays, and
 // so does the folder that it is in.

@@ -20,17 +20,22 @@ TEST(ReportFolder, WhatAnEarlierRunLeftIsRemovedAndNothingElse) {
   const std::string clean = "fail/" + kCase + "1", mixed = "fail/" + kCase, other = "fail/mine";
   const std::string whole =
       "fail/Required.grad.zero0.bf16.w4.gas1.clip-above.adamw.gpt.tensor_backward";
-  for (const auto& of : {clean, mixed, other, whole}) {
+  const std::string contract = "fail/Contract.2.two_losses_on_one_forward.zero2.fp32.w2.gas1";
+  for (const auto& of : {clean, mixed, other, whole, contract}) {
     make_directory(folder + "/" + of);
     write_file(folder + "/" + of + "/rank0.safetensors", "x");
   }
   write_file(folder + "/" + whole + "/rank12.inputs.safetensors", "x");
+  for (const char* file : {"config.json", "message.txt", "repro.sh", "program.cpp", "README.md",
+                           "CMakeLists.txt", "rank0.first.safetensors"})
+    write_file(folder + "/" + contract + "/" + file, "x");
   write_file(folder + "/" + mixed + "/notes.txt", "x");
   for (const char* name : {"index.html", "run.json", "junit.xml", "run.json.old"})
     write_file(folder + "/" + name, "x");
   clear_report_folder(folder);
   for (const char* name : {"index.html", "run.json", "junit.xml"}) EXPECT_FALSE(there(name));
   EXPECT_FALSE(there(whole));
+  EXPECT_FALSE(there(contract));
   EXPECT_FALSE(there(mixed + "/rank0.safetensors"));
   EXPECT_TRUE(there(mixed + "/notes.txt"));
   EXPECT_TRUE(there(other + "/rank0.safetensors"));

@@ -8,11 +8,13 @@
 #include <set>
 
 #include "conformance/cli/cli.hpp"
+#include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/contract/contract_runner.hpp"
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/ranks/interrupt.hpp"
+#include "conformance/recipe.hpp"
 #include "conformance/runner.hpp"
 #include "engine/error.hpp"
 #include "reports/annotations.hpp"
@@ -99,8 +101,10 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.seed = command.seed;
   options.data = find_data(command.data_dir, false);
   options.keep = command.report + "/fail";
+  options.keep_tensors = command.keep_tensors != "none";
   options.replay_prefix = command.program + " run";
-  if (!command.data_dir.empty()) options.replay_suffix += " --data-dir '" + command.data_dir + "'";
+  if (!command.data_dir.empty())
+    options.replay_suffix += " --data-dir '" + absolute(command.data_dir) + "'";
   if (!command.fault.empty()) options.replay_suffix += " --fault " + command.fault;
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
@@ -147,6 +151,26 @@ void write_reports(const RunCommand& command, const reports::Run& run) {
   std::cerr << reports::to_annotations(run);
   if (const char* summary = std::getenv("GITHUB_STEP_SUMMARY"))
     write_file(summary, reports::to_markdown(run));
+}
+
+// What a case that went wrong leaves in its folder, beside what its ranks kept there.
+void write_failures(const RunCommand& command, const RunOptions& options, reports::Run& run) {
+  std::map<std::string, CaseSpec> specs;
+  for (const auto& spec : options.cases) specs[spec.id()] = spec;
+  for (auto& record : run.cases) {
+    if (!reports::went_wrong(record.verdict)) continue;
+    Failure failure{
+        record.id, std::nullopt, command.seed, options.data, command.fault, record.message, ""};
+    if (specs.contains(record.id)) failure.candidate = {specs[record.id], kSteps};
+    // The replay begins with the program, which is to be found from anywhere.
+    failure.command = absolute_program(command.program) +
+                      record.replay.substr(std::min(command.program.size(), record.replay.size())) +
+                      " --report \"$(mktemp -d)\"";
+    for (const auto& name : write_failure(options.keep + "/" + record.id, failure))
+      record.files.push_back("fail/" + record.id + "/" + name);
+    record.message += (record.message.ends_with('\n') ? "" : "\n") + std::string("    folder  ") +
+                      command.report + "/fail/" + record.id + "\n";
+  }
 }
 
 // A fault is planted into the matrix or into the contract; what cannot have it is left out.
@@ -198,6 +222,7 @@ int run_command(const RunCommand& command) {
   run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;
+  write_failures(command, options, run);
   write_reports(command, run);
   if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
   if (command.verbose)

@@ -1,0 +1,279 @@
+#include <dirent.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <numeric>
+
+#include "conformance/cli/cli.hpp"
+#include "conformance/cli/failure_folder.hpp"
+#include "conformance/cli/report_folder.hpp"
+#include "conformance/failure_kind.hpp"
+#include "conformance/ranks/interrupt.hpp"
+#include "conformance/recipe.hpp"
+#include "conformance/shrink.hpp"
+#include "engine/config.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTimeout{60'000};
+constexpr milliseconds kGrace{500};                // for the other ranks, once one has failed
+constexpr milliseconds kCandidateTimeout{10'000};  // a small case that holds takes milliseconds
+
+// How a candidate ended.
+struct Ended {
+  Judged judged;
+  std::string kind;   // failure_kind.hpp; empty: it held
+  std::string cause;  // empty: none is known
+};
+
+class Repro {
+ public:
+  Repro(const ReproCommand& command, const CaseSpec& spec, const ranks::Handler& serve);
+  int run();
+
+ private:
+  milliseconds scaled(milliseconds time) const {
+    return milliseconds(
+        static_cast<long long>(static_cast<double>(time.count()) * command_.timeout_scale));
+  }
+  std::vector<ranks::Outcome> ask(int world, const nlohmann::json& request, milliseconds timeout);
+  nlohmann::json request(const char* what, const CaseSpec& spec) const;
+  std::string twin_of(const CaseSpec& spec);
+  std::optional<Ended> try_one(const Candidate& candidate, milliseconds timeout);
+  std::optional<bool> fails_alike(const Candidate& candidate);
+  void keep(const Candidate& candidate, const Ended& ended);
+  std::string command_of(const Candidate& candidate, const std::string& program) const;
+  std::string fresh() const { return command_.folder + ".candidate"; }
+  std::string config() const { return pool_.directory() + "/config"; }
+  int told(const Shrunk& shrunk) const;
+
+  const ReproCommand& command_;
+  Candidate original_;
+  DataFiles data_;
+  ranks::Pool pool_;
+  Clock::time_point start_ = Clock::now();
+  std::map<std::string, std::string> twins_;  // paths, by tuple; empty: it could not be made
+  std::string twin_failure_;
+  Candidate smallest_;  // so far
+  Ended found_;         // how it ended
+};
+
+Repro::Repro(const ReproCommand& command, const CaseSpec& spec, const ranks::Handler& serve)
+    : command_(command),
+      original_{spec, command.steps},
+      data_(find_data(command.data_dir, false)),
+      pool_(spec.world, serve, {scaled(kTimeout), kGrace, false}) {
+  if (data_.text.empty())
+    throw Error("data",
+                "expected plays.txt or plays_slice.txt, got none. Name their folder with "
+                "--data-dir.");
+}
+
+// Empty after an interrupt.
+std::vector<ranks::Outcome> Repro::ask(int world, const nlohmann::json& request,
+                                       milliseconds timeout) {
+  std::vector<int> ranks(static_cast<std::size_t>(world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  pool_.start(ranks, request, scaled(timeout));
+  while (ranks::interrupted() == 0)
+    if (auto finished = pool_.wait(milliseconds(1'000))) return std::move(finished->outcomes);
+  return {};
+}
+
+nlohmann::json Repro::request(const char* what, const CaseSpec& spec) const {
+  return {{"do", what}, {"id", spec.id()}, {"seed", command_.seed}, {"data", to_json(data_)}};
+}
+
+// The path of a twin, made when it is first needed.
+std::string Repro::twin_of(const CaseSpec& spec) {
+  const auto found = twins_.find(spec.tuple());
+  if (found != twins_.end()) return found->second;
+  auto twin = request("twin", spec);
+  const std::string path = pool_.directory() + "/twin." + spec.tuple();
+  twin["path"] = path;
+  const auto outcomes = ask(1, twin, kTimeout);
+  const bool is_made = !outcomes.empty() && ranks::all_ok(outcomes);
+  if (!is_made && !outcomes.empty()) twin_failure_ = ranks::failures(outcomes);
+  return twins_[spec.tuple()] = is_made ? path : "";
+}
+
+// Nothing: interrupted, or there is no twin.
+std::optional<Ended> Repro::try_one(const Candidate& candidate, milliseconds timeout) {
+  const auto twin = twin_of(candidate.spec);
+  if (twin.empty()) return std::nullopt;
+  auto one = request("case", candidate.spec);
+  one["twin"] = twin;
+  one["steps"] = candidate.steps;
+  one["keep"] = fresh();
+  one["config"] = config();
+  if (!command_.fault.empty()) one["fault"] = command_.fault;
+  clear_failure(fresh());
+  const auto outcomes = ask(candidate.spec.world, one, timeout);
+  if (outcomes.empty()) return std::nullopt;
+  Ended ended{judge(candidate.spec, "", outcomes), "", ""};
+  ended.kind = failure_kind(ended.judged, outcomes);
+  ended.cause = cause_in(ended.judged.record.message);
+  return ended;
+}
+
+std::optional<bool> Repro::fails_alike(const Candidate& candidate) {
+  const auto& model = candidate.spec.model;
+  if (data_.images.empty() && (model == "vision" || model == "conv")) return false;
+  const auto ended = try_one(candidate, kCandidateTimeout);
+  if (ranks::interrupted() != 0) return std::nullopt;
+  if (!ended || ended->kind != found_.kind) return false;
+  // Other ranks and micro-batches have other numbers.
+  const bool same_numbers = candidate.spec.world == smallest_.spec.world &&
+                            candidate.spec.accumulation == smallest_.spec.accumulation;
+  const bool same_cause = same_numbers
+                              ? ended->cause == found_.cause
+                              : without_numbers(ended->cause) == without_numbers(found_.cause);
+  if (!found_.cause.empty() && !same_cause) return false;
+  keep(candidate, *ended);
+  return true;
+}
+
+std::string Repro::command_of(const Candidate& candidate, const std::string& program) const {
+  std::string text =
+      program + " repro " + candidate.name() + " --as-is --seed " + std::to_string(command_.seed);
+  char path[PATH_MAX];
+  if (!command_.data_dir.empty() && realpath(command_.data_dir.c_str(), path) != nullptr)
+    text += std::string(" --data-dir '") + path + "'";
+  return command_.fault.empty() ? text : text + " --fault " + command_.fault;
+}
+
+// So the folder always holds the smallest failure so far.
+void Repro::keep(const Candidate& candidate, const Ended& ended) {
+  smallest_ = candidate;
+  found_ = ended;
+  auto& message = found_.judged.record.message;
+  const std::string in_a_report = "fail/" + candidate.spec.id() + "/";
+  const auto at = message.find(in_a_report);
+  if (at != std::string::npos) message.replace(at, in_a_report.size(), command_.folder + "/");
+  clear_failure(command_.folder);
+  make_directory(command_.folder);
+  if (DIR* directory = opendir(fresh().c_str())) {
+    while (const dirent* entry = readdir(directory))
+      if (is_failure_file(entry->d_name))
+        rename((fresh() + "/" + entry->d_name).c_str(),
+               (command_.folder + "/" + entry->d_name).c_str());
+    closedir(directory);
+  }
+  std::ifstream file(config());
+  if (file)
+    write_file(command_.folder + "/config.json", {std::istreambuf_iterator<char>(file), {}});
+  unlink(config().c_str());
+  write_failure(
+      command_.folder,
+      {candidate.spec.id(), candidate, command_.seed, data_, command_.fault, message,
+       command_of(candidate, absolute_program(command_.program)) + " -o \"$(mktemp -d)/failure\""});
+}
+
+int Repro::told(const Shrunk& shrunk) const {
+  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  const auto path = path_between(original_, shrunk.smallest);
+  std::printf("FAIL  %s  %s\n%s", shrunk.smallest.name().c_str(), found_.kind.c_str(),
+              found_.judged.record.message.c_str());
+  if (!found_.judged.record.message.ends_with('\n')) std::printf("\n");
+  if (!command_.as_is)
+    std::printf("# %s: %s (%d runs, %.1f s)\n", shrunk.stopped ? "shrunk so far" : "shrunk",
+                path.empty() ? "nothing can be smaller" : path.c_str(), shrunk.tried + 1, seconds);
+  char resolved[PATH_MAX];
+  const bool is_there = realpath(command_.folder.c_str(), resolved) != nullptr;
+  std::printf("# folder: %s\n# replay: %s\n", is_there ? resolved : command_.folder.c_str(),
+              command_of(shrunk.smallest, command_.program).c_str());
+  return found_.judged.record.verdict == reports::Verdict::Failed ? kFailed : kInfrastructure;
+}
+
+int Repro::run() {
+  const auto first = try_one(original_, kTimeout);
+  if (!first && ranks::interrupted() != 0) return kInfrastructure;
+  if (!first) throw Error("repro", "expected a twin of the case, got: " + twin_failure_ + ".");
+  if (first->kind.empty()) {
+    clear_failure(fresh());
+    std::printf("HELD  %s did not fail: %lld elements equal\n", original_.name().c_str(),
+                static_cast<long long>(first->judged.record.lanes.at(0).compared));
+    return kHeld;
+  }
+  if (!command_.quiet) std::cerr << original_.name() << " fails: " << first->kind << "\n";
+  keep(original_, *first);
+  Shrunk shrunk{original_};
+  if (!command_.as_is)
+    shrunk = shrink(original_, [this](const Candidate& candidate) {
+      const auto failed = fails_alike(candidate);
+      if (!command_.quiet && failed.value_or(false))
+        std::cerr << "  so does " << candidate.name() << "\n";
+      return failed;
+    });
+  clear_failure(fresh());
+  return told(shrunk);
+}
+
+std::vector<std::string> entries(const std::string& folder) {
+  std::vector<std::string> names;
+  if (DIR* directory = opendir(folder.c_str())) {
+    while (const dirent* entry = readdir(directory))
+      if (entry->d_name != std::string(".") && entry->d_name != std::string(".."))
+        names.emplace_back(entry->d_name);
+    closedir(directory);
+  }
+  return names;
+}
+
+// Files of a failure's names that are not a failure's are not to be lost.
+bool is_somebody_elses(const std::string& folder) {
+  const auto names = entries(folder);
+  return !names.empty() && std::find(names.begin(), names.end(), "repro.sh") == names.end();
+}
+
+CaseSpec spec_of(const ReproCommand& command) {
+  if (command.id.starts_with("Contract."))
+    throw ConfigError("repro", {"a case of the contract is a program of its own and cannot be "
+                                "shrunk. equigrad run " +
+                                command.id + " repeats it"});
+  CaseSpec spec;
+  std::vector<std::string> problems;
+  try {
+    spec = parse_id(command.id);
+    if (spec.world < 1 || spec.accumulation < 1 || spec.stage > 3)
+      problems.push_back("expected a rank, a micro-batch and a stage up to 3, got " + command.id);
+    if (!is_model(spec.model))
+      problems.push_back("expected a model of the matrix or dots1 to dots7, got \"" + spec.model +
+                         "\" in " + command.id);
+  } catch (const Error& error) {
+    problems.emplace_back(error.what());
+    for (const auto& id : near_matches(default_matrix(), command.id, 3))
+      problems.push_back("near it is " + id);
+  }
+  if (command.fault.starts_with("Contract"))
+    problems.push_back("the fault " + command.fault + " is one of the contract's cases");
+  if (command.steps < 1 || command.steps > kSteps)
+    problems.push_back("expected 1 to " + std::to_string(kSteps) + " steps, got " +
+                       std::to_string(command.steps));
+  if (is_somebody_elses(command.folder))
+    problems.push_back("expected a folder that is new, empty or an earlier failure's, got " +
+                       command.folder + ". Choose another with -o");
+  if (!problems.empty()) throw ConfigError("repro", problems);
+  return spec;
+}
+
+}  // namespace
+
+int repro_command(const ReproCommand& command, const ranks::Handler& serve) {
+  return Repro(command, spec_of(command), serve).run();
+}
+
+}  // namespace equigrad::conformance::cli
