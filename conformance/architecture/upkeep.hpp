@@ -62,7 +62,10 @@ inline Findings forbidden_words(const Tree& tree) {
       "ot)/");
   Findings findings;
   for_each_line(tree, [&](const std::string& path, size_t number, const std::string& line) {
-    if (std::regex_search(line, tolerance)) findings.push_back(place(path, number) + "a tolerance");
+    // What others compare by is shown beside our verdicts, and has no say in them.
+    const bool is_of_others = path.starts_with("conformance/oracle/other_rules");
+    if (!is_of_others && std::regex_search(line, tolerance))
+      findings.push_back(place(path, number) + "a tolerance");
     if (std::regex_search(line, unfinished)) findings.push_back(place(path, number) + "unfinished");
     if (std::regex_search(line, machine))
       findings.push_back(place(path, number) + "a machine's path");

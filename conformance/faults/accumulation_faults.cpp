@@ -118,9 +118,7 @@ void step_late(Scene& scene) {
 
 double passes(const Scene& scene) { return scene.micro_batches(); }
 
-}  // namespace
-
-std::vector<Fault> accumulation_faults() {
+std::vector<Fault> windows() {
   return {
       at_seams("accumulation.overwrites", "a micro-batch's sum replaces that of the earlier ones",
                {"DS-01", "DS-03", "PT-04"}, "gradient",
@@ -159,6 +157,11 @@ std::vector<Fault> accumulation_faults() {
       at_seams("accumulation.boundary_stale",
                "the boundary of the second step is taken for that of the micro-batch before",
                {"DS-20"}, "gradient", step_late),
+  };
+}
+
+std::vector<Fault> divisors() {
+  return {
       at_seams(
           "accumulation.divided_twice", "the average is divided by the micro-batches twice",
           {"DS-12", "HF-02"}, "gradient",
@@ -184,6 +187,14 @@ std::vector<Fault> accumulation_faults() {
                  });
                }),
   };
+}
+
+}  // namespace
+
+std::vector<Fault> accumulation_faults() {
+  auto faults = windows();
+  for (auto& fault : divisors()) faults.push_back(std::move(fault));
+  return faults;
 }
 
 }  // namespace equigrad::conformance::faults

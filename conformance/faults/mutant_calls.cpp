@@ -71,6 +71,63 @@ void repeat(Scene& scene, int times, Call call) {
   for (int time = 0; time < times; ++time) call();
 }
 
+void repeat_update(Scene& scene, int times) {
+  seams().update = [&scene, times](const OptimizerConfig& config, int64_t step,
+                                   const at::Tensor& parameter, const at::Tensor& gradient,
+                                   const std::vector<at::Tensor>& state) {
+    const auto own = gradient.clone();  // an update may use its gradient up
+    repeat(scene, times, [&] { through::update(config, step, parameter, own.clone(), state); });
+  };
+}
+
+void repeat_clip(Scene& scene, int times) {
+  seams().clip = [&scene, times](const at::Tensor& gradient, double norm, double threshold) {
+    double factor = 1;
+    if (norm <= threshold) return through::clip(gradient, norm, threshold);
+    repeat(scene, times, [&] { factor = through::clip(gradient, norm, threshold); });
+    return factor;
+  };
+}
+
+void repeat_copy_in(Scene& scene, int times) {
+  seams().bucket_copy_in = [&scene, times](bucket::Bucket& self, std::size_t slot,
+                                           const at::Tensor& gradient, double weight) {
+    if (!gradient.any().item<bool>()) return through::bucket_copy_in(self, slot, gradient, weight);
+    if (times == 0 && is_time(scene)) {
+      scene.acted();  // the bucket counts it as filled
+      return through::bucket_copy_in(self, slot, at::zeros_like(gradient), weight);
+    }
+    repeat(scene, times, [&] { through::bucket_copy_in(self, slot, gradient, weight); });
+  };
+}
+
+void repeat_accumulate(Scene& scene, int times) {
+  seams().accumulate = [&scene, times](gradient::Accumulator& self, std::size_t bucket,
+                                       at::Tensor sum, double weight) {
+    if (!sum.any().item<bool>()) return through::accumulate(self, bucket, sum, weight);
+    repeat(scene, times, [&] { through::accumulate(self, bucket, sum.clone(), weight); });
+  };
+}
+
+void repeat_refresh(Scene& scene, int times) {
+  seams().refresh = [&scene, times](parameter::PageTable& self) {
+    repeat(scene, times, [&] { through::refresh(self); });
+  };
+}
+
+void repeat_copy_out(Scene& scene, int times) {
+  seams().copy_out = [&scene, times](const at::Tensor& columns, const at::Tensor& flat) {
+    repeat(scene, times, [&] { through::copy_out(columns, flat); });
+  };
+}
+
+void repeat_hold(Scene& scene, int times) {
+  seams().scaler_hold = [&scene, times](loss::LossScaler& self, const void* engine) {
+    if (!self.is_needed()) return through::scaler_hold(self, engine);
+    repeat(scene, times, [&] { through::scaler_hold(self, engine); });
+  };
+}
+
 }  // namespace
 
 const std::vector<NumberSite>& number_sites() {
@@ -90,65 +147,14 @@ const std::vector<NumberSite>& number_sites() {
 
 const std::vector<CallSite>& call_sites() {
   static const std::vector<CallSite> all = {
-      {"update", "the update of a run of elements", "optimizer", "update",
-       [](Scene& scene, int times) {
-         seams().update = [&scene, times](const OptimizerConfig& config, int64_t step,
-                                          const at::Tensor& parameter, const at::Tensor& gradient,
-                                          const std::vector<at::Tensor>& state) {
-           const auto own = gradient.clone();  // an update may use its gradient up
-           repeat(scene, times,
-                  [&] { through::update(config, step, parameter, own.clone(), state); });
-         };
-       }},
-      {"clip", "clipping", "clip", "gradient",
-       [](Scene& scene, int times) {
-         seams().clip = [&scene, times](const at::Tensor& gradient, double norm, double threshold) {
-           double factor = 1;
-           if (norm <= threshold) return through::clip(gradient, norm, threshold);
-           repeat(scene, times, [&] { factor = through::clip(gradient, norm, threshold); });
-           return factor;
-         };
-       }},
-      {"copy_in", "copying a gradient into its bucket", "bucket", "gradient",
-       [](Scene& scene, int times) {
-         seams().bucket_copy_in = [&scene, times](bucket::Bucket& self, std::size_t slot,
-                                                  const at::Tensor& gradient, double weight) {
-           if (!gradient.any().item<bool>())
-             return through::bucket_copy_in(self, slot, gradient, weight);
-           if (times == 0 && is_time(scene)) {
-             scene.acted();  // the bucket counts it as filled
-             return through::bucket_copy_in(self, slot, at::zeros_like(gradient), weight);
-           }
-           repeat(scene, times, [&] { through::bucket_copy_in(self, slot, gradient, weight); });
-         };
-       }},
-      {"accumulate", "adding a sum to the window", "accumulation", "gradient",
-       [](Scene& scene, int times) {
-         seams().accumulate = [&scene, times](gradient::Accumulator& self, std::size_t bucket,
-                                              at::Tensor sum, double weight) {
-           if (!sum.any().item<bool>()) return through::accumulate(self, bucket, sum, weight);
-           repeat(scene, times, [&] { through::accumulate(self, bucket, sum.clone(), weight); });
-         };
-       }},
-      {"refresh", "rounding masters to what is paged", "parameter", "parameter",
-       [](Scene& scene, int times) {
-         seams().refresh = [&scene, times](parameter::PageTable& self) {
-           repeat(scene, times, [&] { through::refresh(self); });
-         };
-       }},
+      {"update", "the update of a run of elements", "optimizer", "update", repeat_update},
+      {"clip", "clipping", "clip", "gradient", repeat_clip},
+      {"copy_in", "copying a gradient into its bucket", "bucket", "gradient", repeat_copy_in},
+      {"accumulate", "adding a sum to the window", "accumulation", "gradient", repeat_accumulate},
+      {"refresh", "rounding masters to what is paged", "parameter", "parameter", repeat_refresh},
       {"copy_out", "filling a parameter with what was gathered", "parameter", "parameter",
-       [](Scene& scene, int times) {
-         seams().copy_out = [&scene, times](const at::Tensor& columns, const at::Tensor& flat) {
-           repeat(scene, times, [&] { through::copy_out(columns, flat); });
-         };
-       }},
-      {"hold", "telling the loss scale of a pass", "loss_scale", "scale",
-       [](Scene& scene, int times) {
-         seams().scaler_hold = [&scene, times](loss::LossScaler& self, const void* engine) {
-           if (!self.is_needed()) return through::scaler_hold(self, engine);
-           repeat(scene, times, [&] { through::scaler_hold(self, engine); });
-         };
-       }},
+       repeat_copy_out},
+      {"hold", "telling the loss scale of a pass", "loss_scale", "scale", repeat_hold},
   };
   return all;
 }
