@@ -10,8 +10,8 @@
 namespace equigrad::conformance {
 namespace {
 
-const char* const kWords[] = {"forward", "gradient",  "norm", "scale",
-                              "update",  "parameter", "scale"};
+const char* const kWords[] = {"scale", "forward", "gradient",  "norm",
+                              "scale", "update",  "parameter", "scale"};
 
 auto moment(const Place& place) {
   const bool in_pass = place.phase == Phase::Forward;
@@ -96,9 +96,8 @@ void Trail::tell(const std::string& parameter, int micro_batch, int from_rank) {
 }
 
 const Place& Trail::first() const {
-  return *std::min_element(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
-    return order(a) < order(b);
-  });
+  return *std::min_element(places_.begin(), places_.end(),
+                           [](const Place& a, const Place& b) { return order(a) < order(b); });
 }
 
 nlohmann::json Trail::to_json() const {

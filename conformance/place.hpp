@@ -19,9 +19,9 @@
 
 namespace equigrad::conformance {
 
-// Skip: whether a step is applied at all. Its word is that of Scale, which decides it.
-enum class Phase { Forward, Gradient, Norm, Skip, Update, Parameter, Scale };
-std::string word(Phase phase);  // forward gradient norm scale update parameter scale
+// Start: the loss scale that a step begins with; Skip: whether it is applied at all.
+enum class Phase { Start, Forward, Gradient, Norm, Skip, Update, Parameter, Scale };
+std::string word(Phase phase);  // scale forward gradient norm scale update parameter scale
 
 struct Place {
   Phase phase = Phase::Forward;

@@ -197,8 +197,8 @@ Explanation explain(const Evidence& evidence) {
   result.hypotheses = find_hypotheses(evidence, wrong);
   result.text += worst_line(evidence, result, worst_size) + "    where   " + result.where + "\n" +
                  cause_line(result) + matrix_line(result, evidence);
-  if (!result.hypotheses.empty() && !result.hypotheses[0].coefficients.empty() &&
-      is_sure(result.hypotheses[0], evidence))
+  result.is_sure = !result.hypotheses.empty() && is_sure(result.hypotheses[0], evidence);
+  if (result.is_sure && !result.hypotheses[0].coefficients.empty())
     result.culprit = culprit_of(result.hypotheses[0].coefficients);
   return result;
 }

@@ -24,6 +24,12 @@
 
 namespace equigrad::conformance::oracle {
 
+// What the values would be under a fault that whoever asks knows of.
+struct Prediction {
+  std::string cause;
+  at::Tensor values;
+};
+
 struct Evidence {
   std::string name;  // of the parameter
   at::Tensor got;
@@ -42,6 +48,7 @@ struct Evidence {
   std::map<std::string, at::Tensor> others;  // right values of other parameters, whole
   std::string what = "gradient";             // that the values are: gradient, master, parameter
   bool is_gradient = true;                   // which alone is averaged, scaled and clipped
+  std::vector<Prediction> predictions;
   double loss_scale = 1, previous_loss_scale = 1, next_loss_scale = 1;
   double clip_factor = 1;                  // of the right gradient
   int64_t divisor = 0;                     // of an average; 0: world accumulation_steps
@@ -65,7 +72,8 @@ struct Explanation {
   double worst_want = 0;
   std::string where;
   std::vector<Hypothesis> hypotheses;  // best first
-  Culprit culprit;                     // where the best one is sure and knows it
+  bool is_sure = false;                // the best one leaves no more than roundings do
+  Culprit culprit;                     // where it is sure and knows it
   std::string text;                    // the lines for the reader, each ended by a newline
 };
 

@@ -32,6 +32,8 @@ class GradientSearch {
 
   std::vector<Hypothesis> run() {
     if (!evidence_.contributions.empty()) scale_contributions();
+    for (const auto& prediction : evidence_.predictions)
+      search_.try_tensor(prediction.values, "got = a prediction", prediction.cause);
     search_.try_roundings(rounding_ulp(evidence_));
     try_factors();
     try_places();
