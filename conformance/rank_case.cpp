@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "conformance/faults/adversary.hpp"
 #include "conformance/model_groups.hpp"
 #include "conformance/rank_answer.hpp"
 #include "conformance/rank_backward.hpp"
@@ -16,6 +17,12 @@ namespace {
 bool is_safe(const std::string& module_type) {
   return module_type == "torch.nn.Linear" || module_type == "torch.nn.Conv1d" ||
          module_type == "torch.nn.Conv2d" || module_type == "torch.nn.Conv3d";
+}
+
+// Other weights than rank 0's, which every rank must take over.
+void unsettle(const torch::nn::Module& model) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : model.parameters()) parameter.mul_(0.75).add_(0.125);
 }
 
 }  // namespace
@@ -45,13 +52,14 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
   if (const auto dtype = autocast_dtype_of(spec_))
     for (const auto& [name, type] : module_types(*model_))
       if (is_safe(type)) travels_in_[name] = *dtype;
-  make_engine(request.value("fault", ""));
+  make_engine(request.value("fault", ""), request.value("adversary", uint64_t{0}));
   find_positions();
 }
 
-void RankCase::make_engine(const std::string& fault) {
+void RankCase::make_engine(const std::string& fault, uint64_t adversary) {
   context_.note("initialize");
-  auto communicator = context_.group();
+  if (context_.rank() != 0) unsettle(*model_);
+  auto communicator = faults::adversarial(context_.group(), adversary);
   const bool has_groups = model_->groups().size() > 1;
   if (!fault.empty()) {
     std::vector<std::string> names;  // as the engine's table has them
@@ -116,15 +124,19 @@ nlohmann::json RankCase::run() {
                            {"memory", memory_rows(*engine_)},
                            {"compared", compared_},
                            {"gradients", gradient_rows()}};
-  if (fault_) answer["acted"] = fault_->act().to_json();
+  if (fault_) {
+    answer["acted"] = fault_->act().to_json();
+    answer["rules"] = other_rules_.to_json();
+  }
   explain(answer);
   return answer;
 }
 
 void RankCase::micro_batch(int step, int index) {
-  *moment_ = {step, index};
+  *moment_ = {step, index, spec_.accumulation};
   context_.note(
-      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)));
+      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)) +
+      acts_so_far());
   const auto batch = reference::to_dtype(
       data_.make_batch(spec_.model, {seed_, step, context_.rank(), index}), dtype_of(spec_));
   model_->set_loudness(loud_batch(spec_) == LoudBatch{step, context_.rank(), index} ? kLoud : 1);
@@ -136,7 +148,8 @@ void RankCase::micro_batch(int step, int index) {
   } catch (const RefusalMissing& missing) {
     finding({Phase::Forward, step, "loss.backward()", "", 0, index}, missing.what());
   }
-  context_.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)));
+  context_.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)) +
+                acts_so_far());
   engine_->step();
 }
 
@@ -153,6 +166,19 @@ void RankCase::explain(nlohmann::json& answer) {
     answer["files"] = diagnosis.files;
   }
   answer["trail"] = trail_.to_json();
+}
+
+void RankCase::see_with_other_rules(const std::string& where, const at::Tensor& got,
+                                    const at::Tensor& want) {
+  const auto is = [&](const char* kind) { return where.find(kind) != std::string::npos; };
+  if (is(" gradient ") || is(" master ") || is(" parameter ")) other_rules_.see_tensor(got, want);
+  if (where.ends_with(" loss")) other_rules_.see_loss(got.item<float>(), want.item<float>());
+}
+
+// For whoever reads the last note of a rank that did not answer.
+std::string RankCase::acts_so_far() const {
+  if (!fault_ || fault_->act().times == 0) return {};
+  return ", the planted fault acted in " + at_step(fault_->act().first.step, "");
 }
 
 // [name, held, margin] of every gradient, step by step: what held beside what did not.

@@ -23,6 +23,7 @@
 #include "conformance/faults/fault.hpp"
 #include "conformance/lane_tally.hpp"
 #include "conformance/loud_model.hpp"
+#include "conformance/oracle/other_rules.hpp"
 #include "conformance/oracle/update_bound.hpp"
 #include "conformance/place.hpp"
 #include "conformance/ranks/rank_context.hpp"
@@ -33,12 +34,13 @@ namespace equigrad::conformance {
 
 class RankCase {
  public:
-  // request: id, seed, twin (path); optional fault (name) and keep (folder for tensors).
+  // request: id, seed, twin (path); optional fault (name), adversary (seed) and keep
+  // (folder for tensors).
   RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
   nlohmann::json run();
 
  private:
-  void make_engine(const std::string& fault);
+  void make_engine(const std::string& fault, uint64_t adversary);
   void micro_batch(int step, int index);
   void observe(int step, const std::vector<LocalShard>& shards);
   std::optional<Failure> check_gradient(int step, const LocalShard& shard);
@@ -61,6 +63,9 @@ class RankCase {
   void explain(nlohmann::json& answer);
   void digest(int step, const std::string& what, const LocalShard& shard, const at::Tensor& values);
   nlohmann::json gradient_rows() const;
+  std::string acts_so_far() const;
+  void see_with_other_rules(const std::string& where, const at::Tensor& got,
+                            const at::Tensor& want);
 
   CaseSpec spec_;
   uint64_t seed_;
@@ -71,6 +76,7 @@ class RankCase {
   std::shared_ptr<LoudModel> model_;
   std::shared_ptr<faults::Moment> moment_;
   std::unique_ptr<faults::Planted> fault_;  // null: none
+  oracle::OtherRules other_rules_;          // of what differs while a fault is planted
   std::unique_ptr<Engine> engine_;
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::map<std::string, reference::OptimizerSpec> rules_;  // by parameter, its group's settings

@@ -10,8 +10,8 @@ namespace equigrad::conformance {
 Rerun::Rerun(const Scene& scene)
     : scene_(scene),
       model_(std::make_shared<LoudModel>(reference::make_model(scene.spec.model, scene.seed))) {
-  model_->to(dtype_of(scene.spec));
-  for (const auto& [name, parameter] : reference::unique_parameters(*model_)) {
+  for (auto& [name, parameter] : reference::unique_parameters(*model_)) {
+    at::Tensor(parameter).set_data(parameter.detach().to(dtype_of(scene.spec)));
     parameters_[name] = parameter;
     const auto lowered = scene.travels_in.find(name);
     auto made = parameter.detach().clone();

@@ -144,19 +144,20 @@ class Vision : public Model {
       : patch_(register_module("patch", nn::Linear(49, 24))),
         place_(register_parameter("place", at::empty({16, 24}))),
         mix_(register_module("mix", nn::Linear(24, 24))),
-        norm_(register_module("norm", layer_norm(24))) {}
+        norm_(register_module("norm", layer_norm(24))),
+        weight_(register_buffer("weight", at::arange(1, 25, at::kFloat) / 24)) {}
 
   at::Tensor output(const Batch& batch) override {  // [B, P, 49] -> [B, P, D]
     const at::Tensor x = at::gelu(patch_(batch.input) + place_);
     return norm_(x + mix_(x));
   }
 
-  // A quadratic form whose weight differs for every feature, and the angle to the target.
+  // A quadratic form whose weight differs for every feature, in fp32 whatever the model computes
+  // in, and the angle to the target.
   at::Tensor criterion(const at::Tensor& output, const Batch& batch) override {
     const at::Tensor y = widen(output), target = widen(batch.target);
-    const at::Tensor weight = at::arange(1, 25, y.options()) / 16;              // [D]
     const at::Tensor angle = 1 - at::cosine_similarity(y, target, /*dim=*/-1);  // [B, P]
-    return ((y - target).square() * weight).mean() + angle.mean();
+    return ((y - target).square() * weight_).mean() + angle.mean();
   }
 
  private:
@@ -164,6 +165,7 @@ class Vision : public Model {
   at::Tensor place_;
   nn::Linear mix_;
   nn::LayerNorm norm_;
+  at::Tensor weight_;  // [D]
 };
 
 class Conv : public Model {

@@ -142,6 +142,28 @@ void add_compare(CLI::App& app, CompareCommand& command) {
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 
+void add_faults(CLI::App& app, FaultsCommand& command) {
+  app.add_option("FILTER", command.filters,
+                 "Part of a fault's name, or a glob; several mean one of them");
+  app.add_flag("--full", command.full,
+               "Every case of the panel for every fault, not only up to the first that catches it");
+  app.add_option("--minutes", command.minutes,
+                 "Stop after so long, 0: never (default: 10, with --full 0)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--clean", command.clean,
+                 "Random configurations without a fault (default: 5000, with a FILTER 0)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", command.seed, "Of weights, data and configurations");
+  app.add_option("--json", command.json, "Also write the record here; - is stdout");
+  app.add_option("--report", command.report, "Folder for faults.html, faults.json, faults.md");
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
+      ->check(CLI::Range(0, 64));
+  app.add_flag("-q,--quiet", command.quiet, "No progress");
+}
+
 void add_config_check(CLI::App& app, ConfigCommand& command) {
   app.add_option("FILE", command.file)->required()->check(CLI::ExistingFile);
   app.add_option("--world", command.world, "Ranks")->check(CLI::PositiveNumber);
@@ -198,6 +220,7 @@ int run_cli(int argc, const char* const* argv) {
   RunCommand run, list;
   TrainCommand train;
   CompareCommand compare;
+  FaultsCommand faults;
   ConfigCommand config;
   std::string data_dir;
   auto* run_app = app.add_subcommand("run", "Run the conformance matrix and the contract");
@@ -212,6 +235,9 @@ int run_cli(int argc, const char* const* argv) {
   auto* compare_app =
       app.add_subcommand("compare", "Train two configurations from the same seeds, and compare");
   add_compare(*compare_app, compare);
+  auto* faults_app = app.add_subcommand(
+      "faults", "Plant every fault of the catalogue, and print which check catches which");
+  add_faults(*faults_app, faults);
   auto* config_app = app.add_subcommand("config", "About configurations");
   config_app->require_subcommand(1);
   auto* check_app = config_app->add_subcommand(
@@ -226,7 +252,8 @@ int run_cli(int argc, const char* const* argv) {
   }
   run.program = shell_word(argv[0]);
   for (int i = 0; i < argc; ++i) run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
-  compare.line = run.line;
+  compare.line = faults.line = run.line;
+  faults.program = run.program;
   compare.margin_is_stated = compare_app->count("--margin") > 0;
   ranks::watch_interrupts();
   return guarded([&] {
@@ -234,6 +261,7 @@ int run_cli(int argc, const char* const* argv) {
     if (*list_app) return list_command(list);
     if (*train_app) return train_command(train);
     if (*compare_app) return compare_command(compare);
+    if (*faults_app) return faults_command(faults);
     if (*doctor_app) return doctor_command(data_dir);
     return config_check_command(config);
   });

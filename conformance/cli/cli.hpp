@@ -4,6 +4,7 @@
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
 //   equigrad compare              two configurations trained from the same seeds
+//   equigrad faults [FILTER...]   every fault of the catalogue: which check catches it
 //   equigrad --version
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
@@ -15,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,6 +92,23 @@ struct CompareCommand {
 };
 int compare_command(const CompareCommand& command,
                     const ranks::Handler& serve = conformance::serve);
+
+struct FaultsCommand {
+  std::vector<std::string> filters;  // of names
+  bool full = false;
+  std::optional<double> minutes;  // nothing: 10, and with --full as long as it takes
+  std::optional<int64_t> clean;   // nothing: 5,000, and with filters none
+  uint64_t seed = 1234;
+  std::string json;                        // file, or "-" for stdout
+  std::string report = "equigrad-report";  // faults.html, faults.json, faults.md
+  std::string data_dir;
+  double timeout_scale = 1;
+  int lanes = 0;
+  bool quiet = false;
+  std::string program = "equigrad";
+  std::string line;  // the whole command
+};
+int faults_command(const FaultsCommand& command);
 
 struct ConfigCommand {
   std::string file;

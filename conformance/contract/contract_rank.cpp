@@ -2,6 +2,7 @@
 
 #include "conformance/contract/engine_play.hpp"
 #include "conformance/contract/reference_play.hpp"
+#include "conformance/faults/fault.hpp"
 
 namespace equigrad::conformance::contract {
 
@@ -20,10 +21,20 @@ nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext&
   context.note("initialize");
   const Scene scene = {context.rank(),    spec.world, spec.stage, spec.precision,
                        spec.accumulation, -1,         seed,       request.value("fault", false)};
-  EnginePlay engine(spec, scene, context, data);
-  for (std::size_t window = 0; window < steps.size(); ++window)
+  const auto moment = std::make_shared<faults::Moment>();
+  std::unique_ptr<faults::Planted> fault;
+  if (request.contains("plant"))
+    fault = std::make_unique<faults::Planted>(request.at("plant"), context.rank(), spec.world,
+                                              moment, std::vector<std::string>{});
+  EnginePlay engine(spec, scene, context, data,
+                    fault ? fault->wire(context.group()) : context.group());
+  for (std::size_t window = 0; window < steps.size(); ++window) {
+    *moment = {static_cast<int>(window), -1};
     engine.window(steps[window], seen[window]);
-  return {{"exact", engine.tally().to_json()}};
+  }
+  nlohmann::json answer = {{"exact", engine.tally().to_json()}};
+  if (fault) answer["acted"] = fault->act().to_json();
+  return answer;
 }
 
 }  // namespace equigrad::conformance::contract

@@ -25,13 +25,13 @@ at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
 }  // namespace
 
 EnginePlay::EnginePlay(const Spec& spec, const Scene& scene, ranks::RankContext& context,
-                       const reference::Data& data)
+                       const reference::Data& data, const std::shared_ptr<comm::Communicator>& wire)
     : Play(data), spec_(spec), context_(context), stepped_(spec.of->models.size()) {
   scene_ = scene;
   scene_.window = -1;
   for (std::size_t i = 0; i < spec.of->models.size(); ++i) {
     models_.push_back(make_contract_model(spec.of->models[i], scene.seed + i));
-    engines_.push_back(make_engine(spec.of_model(i), *models_[i], context.group()));
+    engines_.push_back(make_engine(spec.of_model(i), *models_[i], wire));
     engines_[i]->on_step([this, i](const std::vector<LocalShard>& shards) {
       stepped_[i].push_back(copy_of(shards));
     });

@@ -26,7 +26,7 @@ namespace equigrad::conformance::contract {
 class EnginePlay final : public Play {
  public:
   EnginePlay(const Spec& spec, const Scene& scene, ranks::RankContext& context,
-             const reference::Data& data);
+             const reference::Data& data, const std::shared_ptr<comm::Communicator>& wire);
 
   // Plays the next window and compares all that it left with the reference's.
   void window(const std::vector<reference::StepRecord>& want, const Seen& seen);

@@ -27,6 +27,7 @@ namespace equigrad::conformance::faults {
 struct Moment {
   int step = -1;
   int micro_batch = -1;
+  int micro_batches = 1;  // of a step
 };
 
 // What happened in this process.
@@ -47,6 +48,8 @@ class Scene {
   bool is_last_rank() const { return rank_ + 1 == world_size_; }
   int step() const { return moment_->step; }
   int micro_batch() const { return moment_->micro_batch; }
+  int micro_batches() const { return moment_->micro_batches; }
+  bool is_last_micro_batch() const { return micro_batch() + 1 == micro_batches(); }
   bool has_begun() const { return step() >= 0; }
   // To be called by the fault when it changed something.
   void acted();

@@ -4,6 +4,7 @@
 // Depends on: fault.hpp, seams.hpp.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,5 +16,38 @@
 namespace equigrad::conformance::faults {
 
 std::vector<Fault> communicator_faults();
+std::vector<Fault> partition_faults();
+std::vector<Fault> bucket_faults();
+std::vector<Fault> reduction_faults();
+std::vector<Fault> accumulation_faults();
+std::vector<Fault> loss_scale_faults();
+std::vector<Fault> clip_faults();
+std::vector<Fault> optimizer_faults();
+std::vector<Fault> schedule_faults();
+std::vector<Fault> parameter_faults();
+std::vector<Fault> completion_faults();
+std::vector<Fault> mutant_faults();
+
+// A fault of the seams alone.
+Fault at_seams(const std::string& name, const std::string& what, std::vector<std::string> bugs,
+               const std::string& phase, std::function<void(Scene&)> plant);
+
+// How the engine cuts and holds its parameters, from when it is made.
+struct Layout {
+  const layout::BucketPlan* plan = nullptr;
+  const layout::ParameterTable* table = nullptr;
+  at::Tensor masters;
+};
+std::shared_ptr<const Layout> watch_layout();
+
+// Another factor for the average: the one that it gets, and what it was given for.
+void change_factor(Scene& scene, std::function<double(double factor)> change);
+
+// Another gradient when one is ready; nothing: that one. Copies are the fault's own.
+using Change = std::function<at::Tensor(std::size_t parameter, const at::Tensor& gradient)>;
+void change_gradient(Scene& scene, Change change);
+
+// Whether two tensors have the same bits, NaN and the sign of zero included.
+bool same_bits(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace equigrad::conformance::faults

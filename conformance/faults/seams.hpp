@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "engine/bucket/bucket_queue.hpp"
+#include "engine/engine.hpp"
 #include "engine/gradient/accumulator.hpp"
 #include "engine/gradient/micro_batches.hpp"
 #include "engine/kernels/square_sum.hpp"
@@ -28,6 +29,7 @@
 #include "engine/optimizer/sharded_state.hpp"
 #include "engine/optimizer/update_rule.hpp"
 #include "engine/parameter/page_table.hpp"
+#include "engine/schedule/schedule.hpp"
 #include "engine/shard/gradient_shard.hpp"
 #include "engine/window.hpp"
 

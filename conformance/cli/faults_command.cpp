@@ -1,0 +1,86 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "conformance/cli/cli.hpp"
+#include "conformance/cli/machine.hpp"
+#include "conformance/cli/report_folder.hpp"
+#include "conformance/fault_panel.hpp"
+#include "conformance/fault_run.hpp"
+#include "conformance/faults/fault.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+constexpr int64_t kCleanOfTheTier = 5'000;
+constexpr double kMinutesOfTheTier = 10;
+
+// By parts of names or globs; none if a filter has none, and then it says what is near.
+std::vector<std::string> selected_faults(const std::vector<std::string>& filters) {
+  const auto names = faults::fault_names();
+  for (const auto& filter : filters) {
+    const auto selects_it = [&](const auto& name) {
+      return selects({{filter}, {}, {}, {}}, 0, "", 0, name);
+    };
+    if (std::any_of(names.begin(), names.end(), selects_it)) continue;
+    std::cerr << "equigrad: 0 faults selected by \"" << filter << "\"; near it are\n";
+    for (const auto& name : near_matches(names, filter, 3)) std::cerr << "  " << name << "\n";
+    std::cerr << "equigrad list --faults has all names.\n";
+    return {};
+  }
+  std::vector<std::string> selected;
+  for (const auto& name : names)
+    if (selects({filters, {}, {}, {}}, 0, "", 0, name)) selected.push_back(name);
+  return selected;
+}
+
+FaultOptions options_of(const FaultsCommand& command) {
+  FaultOptions options;
+  options.full = command.full;
+  options.minutes = command.minutes.value_or(command.full ? 0 : kMinutesOfTheTier);
+  options.clean = command.clean.value_or(command.filters.empty() ? kCleanOfTheTier : 0);
+  options.seed = command.seed;
+  options.data = find_data(command.data_dir, false);
+  options.replay_prefix = command.program + " run";
+  if (!command.data_dir.empty()) options.replay_suffix = " --data-dir '" + command.data_dir + "'";
+  options.timeout_scale = command.timeout_scale;
+  options.quiet = command.quiet;
+  options.lanes = command.lanes;
+  if (options.data.text.empty())
+    throw Error("data",
+                "expected plays.txt or plays_slice.txt, got none. Name their folder with "
+                "--data-dir.");
+  for (const auto& spec : fault_panel())
+    if (!options.data.images.empty() || (spec.model != "conv" && spec.model != "vision"))
+      options.panel.push_back(spec);
+  return options;
+}
+
+}  // namespace
+
+int faults_command(const FaultsCommand& command) {
+  auto options = options_of(command);
+  options.faults = selected_faults(command.filters);
+  if (options.faults.empty()) return kUsage;
+  const auto at = [&](const char* name) { return command.report + "/faults." + name; };
+  make_directory(command.report);
+  for (const char* name : {"html", "json", "md"}) unlink(at(name).c_str());
+  if (!command.quiet && options.panel.size() < fault_panel().size())
+    std::cerr << fault_panel().size() - options.panel.size()
+              << " cases of the panel are left out: no images; install dataset-fashion-mnist or "
+                 "give --data-dir\n";
+  const auto environment = environment_here();
+  auto matrix = run_faults(options);
+  matrix.environment = environment;
+  matrix.command = command.line;
+  const auto json = reports::to_json(matrix);
+  write_file(at("json"), json);
+  if (!command.json.empty()) write_file(command.json, json);
+  std::ostream& out = command.json == "-" ? std::cerr : std::cout;
+  out << reports::to_terminal(matrix) << "# report: " << at("json") << "\n";
+  return reports::exit_code(matrix);
+}
+
+}  // namespace equigrad::conformance::cli

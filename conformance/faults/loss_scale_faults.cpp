@@ -1,0 +1,120 @@
+// Faults of the loss scale: multiplied and divided not as often, or not by the same.
+#include <ATen/ATen.h>
+
+#include "conformance/faults/fault_groups.hpp"
+
+namespace equigrad::conformance::faults {
+namespace {
+
+// The scale of the passes, from the last call of scale().
+struct Scale {
+  bool is_needed = false;
+  double value = 1;
+};
+
+std::shared_ptr<const Scale> watch_scale() {
+  auto scale = std::make_shared<Scale>();
+  seams().loss_scale = [scale](const at::Tensor& tensor,
+                               const std::shared_ptr<loss::LossScaler>& scaler) {
+    if (scaler) *scale = {scaler->is_needed(), scaler->scale()};
+    return through::loss_scale(tensor, scaler);
+  };
+  return scale;
+}
+
+void scale_nothing(Scene& scene) {
+  seams().loss_scale = [&scene](const at::Tensor& tensor,
+                                const std::shared_ptr<loss::LossScaler>& scaler) {
+    if (scaler && scaler->is_needed()) scene.acted();
+    return tensor;
+  };
+}
+
+void scale_twice(Scene& scene) {
+  seams().loss_scale = [&scene](const at::Tensor& tensor,
+                                const std::shared_ptr<loss::LossScaler>& scaler) {
+    if (scaler && scaler->is_needed()) scene.acted();
+    return through::loss_scale(through::loss_scale(tensor, scaler), scaler);
+  };
+}
+
+// Only rank 0 hears of an overflow.
+void keep_overflow_to_rank_0(Scene& scene) {
+  seams().measure = [&scene](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
+    auto measure = through::measure(gradient, over, type);
+    if (scene.rank() != 0 && measure.non_finite_numel > 0) {
+      scene.acted();
+      measure.non_finite_numel = 0;
+    }
+    return measure;
+  };
+}
+
+void report_by_the_updated_scale(Scene& scene) {
+  const auto scale = watch_scale();
+  seams().measure = [&scene, scale](const at::Tensor& gradient, comm::Communicator* over,
+                                    NormType type) {
+    auto measure = through::measure(gradient, over, type);
+    if (scale->is_needed && scene.step() == 1 && measure.norm != 0) {
+      scene.acted();
+      measure.norm /= 2;
+    }
+    return measure;
+  };
+}
+
+void change_the_scale(Scene& scene, int times, std::function<bool(bool)> overflow) {
+  seams().scaler_stepped = [&scene, times, overflow](loss::LossScaler& self, const void* engine,
+                                                     bool had_overflow) {
+    if (!self.is_needed()) return through::scaler_stepped(self, engine, had_overflow);
+    const bool told = overflow(had_overflow);
+    if (times != 1 || told != had_overflow) scene.acted();
+    for (int time = 0; time < times; ++time) {
+      through::scaler_hold(self, engine);
+      through::scaler_stepped(self, engine, told);
+    }
+  };
+}
+
+}  // namespace
+
+std::vector<Fault> loss_scale_faults() {
+  return {
+      at_seams(
+          "loss_scale.removed_where_there_is_none",
+          "gradients of a loss that was not scaled are divided by 65536", {"DS-07"}, "gradient",
+          [](Scene& s) {
+            const auto scale = watch_scale();
+            change_factor(
+                s, [scale](double factor) { return scale->is_needed ? factor : factor / 65536; });
+          }),
+      at_seams("loss_scale.not_applied", "the loss is not scaled, but the gradient is divided",
+               {"DS-09"}, "forward", scale_nothing),
+      at_seams("loss_scale.applied_twice", "the loss is scaled twice", {}, "forward", scale_twice),
+      at_seams("loss_scale.removed_twice", "the gradient is divided by the scale twice", {},
+               "gradient",
+               [](Scene& s) {
+                 const auto scale = watch_scale();
+                 change_factor(s, [scale](double factor) { return factor / scale->value; });
+               }),
+      at_seams("loss_scale.kept", "the gradient is not divided by the scale", {}, "gradient",
+               [](Scene& s) {
+                 const auto scale = watch_scale();
+                 change_factor(s, [scale](double factor) { return factor * scale->value; });
+               }),
+      at_seams("loss_scale.overflow_not_shared",
+               "an overflow is seen by rank 0 only, and the others go on", {}, "scale",
+               keep_overflow_to_rank_0),
+      at_seams("loss_scale.norm_by_the_updated_scale",
+               "the norm of the second step is that of the scale that grew after it", {"DS-63"},
+               "norm", report_by_the_updated_scale),
+      at_seams("loss_scale.counts_twice", "every step counts twice for the loss scale", {}, "scale",
+               [](Scene& s) { change_the_scale(s, 2, [](bool overflow) { return overflow; }); }),
+      at_seams("loss_scale.never_counts", "no step counts for the loss scale", {}, "scale",
+               [](Scene& s) { change_the_scale(s, 0, [](bool overflow) { return overflow; }); }),
+      at_seams("loss_scale.ignores_overflow", "a skipped step does not lower the scale", {},
+               "scale", [](Scene& s) { change_the_scale(s, 1, [](bool) { return false; }); }),
+  };
+}
+
+}  // namespace equigrad::conformance::faults

@@ -1,0 +1,156 @@
+// Sites of numbers and of calls.
+#include <ATen/ATen.h>
+
+#include "conformance/faults/fault_groups.hpp"
+#include "conformance/faults/mutant_sites.hpp"
+
+namespace equigrad::conformance::faults {
+namespace {
+
+using shard::Measure;
+
+void at_factor(Scene& scene, MutateNumber mutate) {
+  change_factor(
+      scene, [&scene, mutate](double factor) { return is_time(scene) ? mutate(factor) : factor; });
+}
+
+void at_norm(Scene& scene, MutateNumber mutate) {
+  seams().measure = [&scene, mutate](const at::Tensor& gradient, comm::Communicator* over,
+                                     NormType type) {
+    auto measure = through::measure(gradient, over, type);
+    const double norm = is_time(scene) ? mutate(measure.norm) : measure.norm;
+    if (norm != measure.norm) scene.acted();
+    return Measure{norm, measure.non_finite_numel};
+  };
+}
+
+void at_threshold(Scene& scene, MutateNumber mutate) {
+  seams().clip = [&scene, mutate](const at::Tensor& gradient, double norm, double threshold) {
+    if (!is_time(scene)) return through::clip(gradient, norm, threshold);
+    const auto right = gradient.clone();
+    through::clip(right, norm, threshold);
+    const double factor = through::clip(gradient, norm, mutate(threshold));
+    if (!same_bits(right, gradient)) scene.acted();
+    return factor;
+  };
+}
+
+void at_weight(Scene& scene, MutateNumber mutate) {
+  seams().window_begin = [&scene, mutate](Window& self, double weight) {
+    const double other = is_time(scene) ? mutate(weight) : weight;
+    if (other != weight) scene.acted();
+    through::window_begin(self, other);
+  };
+}
+
+// A setting of the update.
+void at_setting(Scene& scene, double OptimizerConfig::*setting, MutateNumber mutate) {
+  seams().update = [&scene, setting, mutate](
+                       const OptimizerConfig& config, int64_t step, const at::Tensor& parameter,
+                       const at::Tensor& gradient, const std::vector<at::Tensor>& state) {
+    auto other = config;
+    const bool adam = config.kind != OptimizerConfig::Kind::Sgd;
+    const bool used =
+        adam || (setting != &OptimizerConfig::beta1 && setting != &OptimizerConfig::beta2 &&
+                 setting != &OptimizerConfig::eps);
+    if (is_time(scene) && used) other.*setting = mutate(config.*setting);
+    if (!(other == config)) scene.acted();
+    through::update(other, step, parameter, gradient, state);
+  };
+}
+
+auto setting(double OptimizerConfig::*which) {
+  return [which](Scene& scene, MutateNumber mutate) { at_setting(scene, which, mutate); };
+}
+
+// Makes the call as often as it should be made now.
+template <class Call>
+void repeat(Scene& scene, int times, Call call) {
+  if (!is_time(scene)) return call();
+  scene.acted();
+  for (int time = 0; time < times; ++time) call();
+}
+
+}  // namespace
+
+const std::vector<NumberSite>& number_sites() {
+  static const std::vector<NumberSite> all = {
+      {"factor", "the factor of the average", "reduction", "gradient", at_factor},
+      {"norm", "the norm", "clip", "norm", at_norm},
+      {"threshold", "the threshold to clip at", "clip", "gradient", at_threshold},
+      {"weight", "the weight of a pass", "accumulation", "gradient", at_weight},
+      {"lr", "the learning rate", "optimizer", "update", setting(&OptimizerConfig::lr)},
+      {"decay", "the weight decay", "optimizer", "update", setting(&OptimizerConfig::weight_decay)},
+      {"beta1", "beta1", "optimizer", "update", setting(&OptimizerConfig::beta1)},
+      {"beta2", "beta2", "optimizer", "update", setting(&OptimizerConfig::beta2)},
+      {"momentum", "the momentum", "optimizer", "update", setting(&OptimizerConfig::momentum)},
+  };
+  return all;
+}
+
+const std::vector<CallSite>& call_sites() {
+  static const std::vector<CallSite> all = {
+      {"update", "the update of a run of elements", "optimizer", "update",
+       [](Scene& scene, int times) {
+         seams().update = [&scene, times](const OptimizerConfig& config, int64_t step,
+                                          const at::Tensor& parameter, const at::Tensor& gradient,
+                                          const std::vector<at::Tensor>& state) {
+           const auto own = gradient.clone();  // an update may use its gradient up
+           repeat(scene, times,
+                  [&] { through::update(config, step, parameter, own.clone(), state); });
+         };
+       }},
+      {"clip", "clipping", "clip", "gradient",
+       [](Scene& scene, int times) {
+         seams().clip = [&scene, times](const at::Tensor& gradient, double norm, double threshold) {
+           double factor = 1;
+           if (norm <= threshold) return through::clip(gradient, norm, threshold);
+           repeat(scene, times, [&] { factor = through::clip(gradient, norm, threshold); });
+           return factor;
+         };
+       }},
+      {"copy_in", "copying a gradient into its bucket", "bucket", "gradient",
+       [](Scene& scene, int times) {
+         seams().bucket_copy_in = [&scene, times](bucket::Bucket& self, std::size_t slot,
+                                                  const at::Tensor& gradient, double weight) {
+           if (!gradient.any().item<bool>())
+             return through::bucket_copy_in(self, slot, gradient, weight);
+           if (times == 0 && is_time(scene)) {
+             scene.acted();  // the bucket counts it as filled
+             return through::bucket_copy_in(self, slot, at::zeros_like(gradient), weight);
+           }
+           repeat(scene, times, [&] { through::bucket_copy_in(self, slot, gradient, weight); });
+         };
+       }},
+      {"accumulate", "adding a sum to the window", "accumulation", "gradient",
+       [](Scene& scene, int times) {
+         seams().accumulate = [&scene, times](gradient::Accumulator& self, std::size_t bucket,
+                                              at::Tensor sum, double weight) {
+           if (!sum.any().item<bool>()) return through::accumulate(self, bucket, sum, weight);
+           repeat(scene, times, [&] { through::accumulate(self, bucket, sum.clone(), weight); });
+         };
+       }},
+      {"refresh", "rounding masters to what is paged", "parameter", "parameter",
+       [](Scene& scene, int times) {
+         seams().refresh = [&scene, times](parameter::PageTable& self) {
+           repeat(scene, times, [&] { through::refresh(self); });
+         };
+       }},
+      {"copy_out", "filling a parameter with what was gathered", "parameter", "parameter",
+       [](Scene& scene, int times) {
+         seams().copy_out = [&scene, times](const at::Tensor& columns, const at::Tensor& flat) {
+           repeat(scene, times, [&] { through::copy_out(columns, flat); });
+         };
+       }},
+      {"hold", "telling the loss scale of a pass", "loss_scale", "scale",
+       [](Scene& scene, int times) {
+         seams().scaler_hold = [&scene, times](loss::LossScaler& self, const void* engine) {
+           if (!self.is_needed()) return through::scaler_hold(self, engine);
+           repeat(scene, times, [&] { through::scaler_hold(self, engine); });
+         };
+       }},
+  };
+  return all;
+}
+
+}  // namespace equigrad::conformance::faults

@@ -1,0 +1,135 @@
+// Faults of the reduction: which ranks are in a sum.
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "conformance/faults/fault_groups.hpp"
+
+namespace equigrad::conformance::faults {
+namespace {
+
+int64_t bytes_of(kernels::Element type) { return type == kernels::Element::Fp32 ? 4 : 2; }
+
+// Every row of a sum becomes this rank's own: a reduction that this rank is not in.
+void keep_local(Scene& scene, std::function<bool(const Scene&)> now) {
+  seams().tree_sum = [&scene, now](const void* input, kernels::Element input_type, int rows,
+                                   int64_t n, void* output, kernels::Element output_type) {
+    if (!scene.has_begun() || !now(scene) || rows != scene.world_size())
+      return through::tree_sum(input, input_type, rows, n, output, output_type);
+    const auto row_bytes = static_cast<std::size_t>(n * bytes_of(input_type));
+    const auto* given = static_cast<const char*>(input);
+    const auto* own = given + row_bytes * static_cast<std::size_t>(scene.rank());
+    std::vector<char> local;
+    for (int row = 0; row < rows; ++row) local.insert(local.end(), own, own + row_bytes);
+    if (std::memcmp(local.data(), given, local.size()) != 0) scene.acted();
+    through::tree_sum(local.data(), input_type, rows, n, output, output_type);
+  };
+}
+
+// reduce for all-reduce: the other ranks keep what they gave.
+void only_rank_0(Scene& scene) {
+  auto given = std::make_shared<std::map<comm::Reduction*, at::Tensor>>();
+  auto last = std::make_shared<std::deque<at::Tensor>>();
+  seams().all_reduce = [last](comm::Communicator& communicator, ReductionOrder order,
+                              at::Tensor buffer, at::ScalarType result_dtype) {
+    last->push_back(buffer.to(result_dtype, false, /*copy=*/true));
+    return through::all_reduce(communicator, order, std::move(buffer), result_dtype);
+  };
+  seams().reduction_finish = [&scene, last](comm::Reduction& self) {
+    auto sum = through::reduction_finish(self);
+    if (last->empty()) return sum;
+    const auto own = last->front();
+    last->pop_front();
+    if (scene.rank() == 0 || !scene.has_begun() || own.sizes() != sum.sizes()) return sum;
+    if (!same_bits(own, sum)) scene.acted();
+    return own;
+  };
+}
+
+// A gradient that comes in several parts: only the first counts.
+void first_part_only(Scene& scene) {
+  auto seen = std::make_shared<std::set<std::size_t>>();
+  seams().window_begin = [seen](Window& self, double weight) {
+    seen->clear();
+    through::window_begin(self, weight);
+  };
+  change_gradient(scene, [seen](std::size_t parameter, const at::Tensor& gradient) {
+    return seen->insert(parameter).second ? at::Tensor() : at::zeros_like(gradient);
+  });
+}
+
+void fire_twice(Scene& scene) {
+  seams().window_ready = [&scene](Window& self, std::size_t parameter, const at::Tensor& gradient) {
+    through::window_ready(self, parameter, gradient);
+    if (parameter != 0) return;
+    scene.acted_on(parameter);
+    through::window_ready(self, parameter, gradient);
+  };
+}
+
+// The first bucket's factor goes to the memory of another one.
+void scale_another_bucket(Scene& scene) {
+  const auto layout = watch_layout();
+  seams().window_average = [&scene, layout](Window& self, double factor) {
+    auto average = through::window_average(self, factor);
+    const auto& buckets = layout->plan->buckets();
+    if (factor == 1.0 || buckets.empty()) return average;
+    scene.acted();
+    average.narrow(0, buckets.front().offset, buckets.front().shard_numel).div_(factor);
+    if (buckets.size() > 1)
+      average.narrow(0, buckets.back().offset, buckets.back().shard_numel).mul_(factor);
+    return average;
+  };
+}
+
+}  // namespace
+
+std::vector<Fault> reduction_faults() {
+  return {
+      at_seams("reduction.of_a_copy",
+               "every rank keeps its own gradient, as if another tensor were reduced",
+               {"DS-06", "PT-03", "PT-06"}, "gradient",
+               [](Scene& s) { keep_local(s, [](const Scene&) { return true; }); }),
+      at_seams("reduction.last_micro_batch_local",
+               "the last micro-batch is added after the reduction and stays local", {"DS-05"},
+               "gradient",
+               [](Scene& s) {
+                 keep_local(s, [](const Scene& scene) { return scene.is_last_micro_batch(); });
+               }),
+      at_seams(
+          "reduction.stops_after_the_first_step", "from the second step on nothing is reduced",
+          {"PT-02"}, "gradient",
+          [](Scene& s) { keep_local(s, [](const Scene& scene) { return scene.step() > 0; }); }),
+      at_seams("reduction.only_on_rank_0", "of an all-reduce only rank 0 gets the sum", {"HF-06"},
+               "gradient", only_rank_0),
+      at_seams("reduction.first_part_only",
+               "of a gradient that comes in several parts the first is reduced, the rest is lost",
+               {"DS-13"}, "gradient", first_part_only),
+      at_seams("reduction.fires_twice", "the hook of the first parameter fires twice in a pass",
+               {"DS-56"}, "gradient", fire_twice),
+      at_seams("reduction.small_lost_on_one_rank",
+               "with one rank parameters of up to 8 elements get no gradient", {"PT-05"},
+               "gradient",
+               [](Scene& s) {
+                 change_gradient(s, [&s](std::size_t, const at::Tensor& gradient) {
+                   return s.world_size() == 1 && gradient.numel() <= 8 ? at::zeros_like(gradient)
+                                                                       : at::Tensor();
+                 });
+               }),
+      at_seams("reduction.sixteen_bits_dropped",
+               "16-bit gradients of every other parameter are dropped where sums are fp32",
+               {"AP-04"}, "gradient",
+               [](Scene& s) {
+                 change_gradient(s, [](std::size_t parameter, const at::Tensor& gradient) {
+                   return gradient.scalar_type() != at::kFloat && parameter % 2 == 1
+                              ? at::zeros_like(gradient)
+                              : at::Tensor();
+                 });
+               }),
+      at_seams("reduction.scales_another_bucket",
+               "the factor of the first bucket goes to the last one", {"MG-09"}, "gradient",
+               scale_another_bucket),
+  };
+}
+
+}  // namespace equigrad::conformance::faults

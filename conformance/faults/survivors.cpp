@@ -1,0 +1,10 @@
+#include "conformance/faults/survivors.hpp"
+
+namespace equigrad::conformance::faults {
+
+const std::vector<Survivor>& survivors() {
+  static const std::vector<Survivor> all = {};
+  return all;
+}
+
+}  // namespace equigrad::conformance::faults

@@ -1,0 +1,146 @@
+#include "reports/kill_matrix.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+std::string percent(int64_t part, int64_t whole) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%",
+                whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole));
+  return text;
+}
+
+std::string of(int64_t part, int64_t whole) { return grouped(part) + " of " + grouped(whole); }
+
+std::string kills_line(const std::string& name, const KillCounts& sum) {
+  std::string out = name + ": " + of(sum.caught, sum.faults) + " caught, " +
+                    grouped(sum.within_one_step) + " of them within one step";
+  if (sum.equivalent > 0) out += "; " + grouped(sum.equivalent) + " proved to change no bit";
+  if (sum.survived > 0) out += "; " + grouped(sum.survived) + " SURVIVED";
+  if (sum.did_not_act > 0) out += "; " + grouped(sum.did_not_act) + " DID NOT ACT";
+  if (sum.not_run > 0) out += "; " + grouped(sum.not_run) + " not run";
+  return out;
+}
+
+}  // namespace
+
+std::string_view word(Fate fate) {
+  switch (fate) {
+    case Fate::Caught:
+      return "caught";
+    case Fate::Survived:
+      return "survived";
+    case Fate::Equivalent:
+      return "equivalent";
+    case Fate::DidNotAct:
+      return "did_not_act";
+    case Fate::NotRun:
+      return "not_run";
+  }
+  return "not_run";
+}
+
+void KillCounts::add(const FaultRow& row) {
+  ++faults;
+  survived += row.fate == Fate::Survived;
+  equivalent += row.fate == Fate::Equivalent;
+  did_not_act += row.fate == Fate::DidNotAct;
+  not_run += row.fate == Fate::NotRun;
+  if (row.fate != Fate::Caught || row.found.empty()) return;
+  ++caught;
+  const Found& first = row.found.front();
+  within_one_step += first.after_steps == 0 || first.after_steps == 1;
+  located += first.located;
+  if (!row.has_data) return;
+  ++with_data;
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i) elsewhere[i] += row.elsewhere[i];
+}
+
+KillCounts counts(const KillMatrix& matrix, Faults which) {
+  KillCounts sum;
+  for (const auto& row : matrix.faults)
+    if (which == Faults::All || (which == Faults::Mutants) == row.bugs.empty()) sum.add(row);
+  return sum;
+}
+
+std::vector<CheckCount> checks_of(const KillMatrix& matrix) {
+  std::map<std::string, CheckCount> by_name;
+  for (const auto& row : matrix.faults) {
+    std::map<std::string, bool> seen;
+    for (const auto& found : row.found)
+      for (const auto& check : found.checks) seen.emplace(check, false);
+    for (const auto& [check, unused] : seen) ++by_name[check].all;
+    if (!row.found.empty() && !row.found[0].checks.empty()) ++by_name[row.found[0].checks[0]].first;
+  }
+  std::vector<CheckCount> checks;
+  for (auto& [name, count] : by_name) {
+    count.check = name;
+    checks.push_back(count);
+  }
+  std::stable_sort(checks.begin(), checks.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.all, a.first) > std::pair(b.all, b.first);
+  });
+  return checks;
+}
+
+Outcome outcome(const KillMatrix& matrix) {
+  const auto sum = counts(matrix, Faults::All);
+  if (matrix.interrupted) return Outcome::Interrupted;
+  if (matrix.is_void) return Outcome::Void;
+  if (!matrix.failure.empty()) return Outcome::Broken;
+  if (sum.survived > 0 || sum.did_not_act > 0 || !matrix.clean.alarms.empty() ||
+      !matrix.stale_proofs.empty())
+    return Outcome::Failed;
+  const bool all_run = sum.not_run == 0 && matrix.clean.run >= matrix.clean.asked;
+  return all_run && sum.faults > 0 ? Outcome::Held : Outcome::Inconclusive;
+}
+
+int exit_code(const KillMatrix& matrix) {
+  switch (outcome(matrix)) {
+    case Outcome::Held:
+      return 0;
+    case Outcome::Failed:
+    case Outcome::Void:
+      return 1;
+    case Outcome::Broken:
+      return 3;
+    case Outcome::Inconclusive:
+      return 4;
+    case Outcome::Interrupted:
+      return 128 + (matrix.signal == 0 ? 2 : matrix.signal);
+  }
+  return 4;
+}
+
+std::vector<std::string> summary_lines(const KillMatrix& matrix) {
+  const auto all = counts(matrix, Faults::All);
+  std::vector<std::string> lines = {
+      kills_line("historical faults", counts(matrix, Faults::Historical)),
+      kills_line("mutants", counts(matrix, Faults::Mutants)),
+      "located on the first line: " + of(all.located, all.caught) + " caught faults, " +
+          percent(all.located, all.caught)};
+  std::string elsewhere = "the rules in use elsewhere, on the same data of " +
+                          grouped(all.with_data) + " caught faults:";
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i)
+    elsewhere += std::string(i == 0 ? " " : ", ") + kRuleNames[i] + " " +
+                 percent(all.elsewhere[i], all.with_data);
+  if (all.with_data > 0) lines.push_back(elsewhere);
+  const CleanRuns& clean = matrix.clean;
+  if (clean.asked > 0)
+    lines.push_back("clean configurations: " +
+                    count_of(static_cast<int64_t>(clean.alarms.size()), "false alarm") + " in " +
+                    of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
+                    " elements compared");
+  for (const auto& name : matrix.stale_proofs)
+    lines.push_back("a proof says that nothing can see " + reports::clean(name) +
+                    ", which is not so: take it out of the list of survivors");
+  return lines;
+}
+
+}  // namespace equigrad::reports

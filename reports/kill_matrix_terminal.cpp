@@ -1,0 +1,110 @@
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "reports/kill_matrix.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+constexpr std::size_t kChecksShown = 3;
+
+std::string steps_text(int64_t steps) { return steps < 0 ? "?" : "+" + std::to_string(steps); }
+
+std::string marks(const FaultRow& row) {
+  std::string out;
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i)
+    out += !row.has_data ? '-' : row.elsewhere[i] ? 'x' : '.';
+  return out;
+}
+
+std::string first_checks(const Found& found) {
+  std::string out;
+  for (std::size_t i = 0; i < std::min(found.checks.size(), kChecksShown); ++i)
+    out += (i == 0 ? "" : " ") + found.checks[i];
+  if (found.checks.size() > kChecksShown)
+    out += " and " + std::to_string(found.checks.size() - kChecksShown) + " more";
+  return out;
+}
+
+void write_row(std::ostringstream& out, const FaultRow& row, int width) {
+  char line[256];
+  const bool caught = row.fate == Fate::Caught && !row.found.empty();
+  std::snprintf(line, sizeof line, "%-*s  %-11s  %-12s", width, row.name.c_str(),
+                std::string(word(row.fate)).c_str(), row.seam.c_str());
+  out << line;
+  if (caught) {
+    const Found& found = row.found.front();
+    std::snprintf(line, sizeof line, "  %4s  %s  %s  %6.2f", steps_text(found.after_steps).c_str(),
+                  found.located ? "yes" : "no ", marks(row).c_str(), row.seconds);
+    out << line << "  " << first_checks(found) << "\n";
+  } else if (row.fate == Fate::Equivalent) {
+    out << "  " << clean(row.proof) << "\n";
+  } else {
+    out << "  " << count_of(row.cases, "case") << ", acted " << grouped(row.acted_times)
+        << " times\n";
+  }
+}
+
+void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
+  for (const auto& row : matrix.faults)
+    if (row.fate == Fate::Survived || row.fate == Fate::DidNotAct)
+      out << (row.fate == Fate::Survived ? "SURVIVED  " : "DID NOT ACT  ") << row.name << ": "
+          << clean(row.what) << "\n";
+  for (const auto& alarm : matrix.clean.alarms)
+    out << "FALSE ALARM  " << alarm.id << "\n"
+        << clean(alarm.message) << "# replay: " << clean(alarm.replay) << "\n";
+}
+
+std::string verdict(const KillMatrix& matrix) {
+  switch (outcome(matrix)) {
+    case Outcome::Held:
+      return "HELD  every fault was caught or is proved to change nothing, and nothing clean "
+             "raised an alarm.";
+    case Outcome::Failed:
+      return "FAILED  a fault survived or did not act, or something clean raised an alarm.";
+    case Outcome::Void:
+      return "VOID  " + clean(matrix.failure);
+    case Outcome::Broken:
+      return "BROKEN  " + clean(matrix.failure);
+    case Outcome::Inconclusive:
+      return "INCONCLUSIVE  not everything that was asked for was run; --minutes gives more time.";
+    case Outcome::Interrupted:
+      return "INTERRUPTED  this is what was found so far.";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string to_terminal(const KillMatrix& matrix) {
+  std::ostringstream out;
+  std::size_t width = 5;
+  for (const auto& row : matrix.faults) width = std::max(width, row.name.size());
+  char line[256];
+  std::snprintf(line, sizeof line, "# %-*s  %-11s  %-12s  %4s  %s  %s  %6s  %s\n",
+                static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "else", "s",
+                "checks that caught it");
+  out << line;
+  for (const auto& row : matrix.faults) write_row(out, row, static_cast<int>(width));
+  out << "#\n# step: optimizer steps from the one in which it acted; loc: located on the first "
+         "line\n# else: ";
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << (i == 0 ? "" : ", ") << kRuleNames[i];
+  out << "; x: would have seen it\n#\n# check that saw it: faults it saw, and saw first\n";
+  for (const auto& check : checks_of(matrix)) {
+    std::snprintf(line, sizeof line, "#   %-24s %5lld %5lld\n", check.check.c_str(),
+                  static_cast<long long>(check.all), static_cast<long long>(check.first));
+    out << line;
+  }
+  out << "#\n";
+  for (const auto& text : summary_lines(matrix)) out << "# " << text << "\n";
+  std::snprintf(line, sizeof line, "# %.1f minutes for the faults, %.1f in all\n",
+                matrix.faults_s / 60, matrix.wall_s / 60);
+  out << line;
+  write_worst(out, matrix);
+  out << verdict(matrix) << "\n";
+  return out.str();
+}
+
+}  // namespace equigrad::reports
