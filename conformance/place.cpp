@@ -58,8 +58,10 @@ std::string subject(const FirstPlace& first) {
   const auto wrong = static_cast<int64_t>(first.parameters.size());
   const std::string range =
       " [" + std::to_string(place.begin) + ", " + std::to_string(place.end) + ")";
-  if (wrong <= 1) return place.what + " of " + place.parameter + range;
-  const bool is_plain = place.what == "gradient" || place.what == "master";
+  if (wrong <= 1)
+    return place.what + (place.what == "parameter" ? " " : " of ") + place.parameter + range;
+  const bool is_plain =
+      place.what == "gradient" || place.what == "master" || place.what == "parameter";
   const std::string many =
       wrong == first.compared
           ? "all " + std::to_string(wrong)

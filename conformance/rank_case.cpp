@@ -158,8 +158,8 @@ void RankCase::explain(nlohmann::json& answer) {
   if (!failures_.empty()) {
     context_.note("explaining a difference");
     engine_.reset();
-    Scene scene{spec_,           seed_, data_,       twin_, shapes_,     keep_,
-                context_.rank(), norm_, travels_in_, {},    update_seen_};
+    Scene scene{spec_,           seed_,        data_,       twin_, shapes_,     keep_,
+                context_.rank(), failed_norm_, travels_in_, {},    update_seen_};
     for (const auto& [name, rule] : rules_) scene.rules[name] = update_spec(name);
     const auto diagnosis = diagnose(scene, failures_, trail_);
     answer["text"] = diagnosis.text;

@@ -126,6 +126,7 @@ void RankCase::note_place(const Site& site, const at::Tensor& got, const at::Ten
   };
   std::erase_if(failures_, [&](const Failure& failure) { return !is_here(failure.site); });
   if (!is_here(site)) return;
+  failed_norm_ = norm_;
   if (want.defined()) failures_.push_back({site, got.clone(), want.clone()});
   const char* of = site.phase == Phase::Parameter ? "parameter"
                    : site.phase == Phase::Update  ? "master"
