@@ -92,6 +92,7 @@ class RankCase {
   Trail trail_;
   std::vector<Failure> failures_;                  // those at the trail's places
   double norm_ = 0;                                // of the last step that showed it
+  double failed_norm_ = 0;                         // of the step of the failures
   std::map<std::string, UpdateSeen> update_seen_;  // of failures
   std::map<std::string, Position> positions_;      // by parameter
   LaneTally exact_, bounded_;

@@ -149,7 +149,7 @@ void RankCase::note_gradients(int step, const std::vector<Failure>& seen, bool n
   const Site of_norm{Phase::Norm, step, "norm of the gradient", "", 0, -1};
   if (!norm_held && std::isfinite(norm) && all_near(seen, norm, right, threshold))
     return note_place(of_norm, at::full({1}, norm, at::kDouble), at::full({1}, right, at::kDouble));
-  const bool is_clip = norm_held && threshold > 0 && right > threshold && !only_moved(wrong);
+  const bool is_clip = norm_held && threshold > 0 && !only_moved(wrong);
   if (!norm_held && wrong.empty()) wrong = seen;  // a factor that clipping has taken away
   for (auto& one : wrong) {
     if (is_clip) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <numeric>
 #include <tuple>
@@ -62,13 +63,29 @@ Acted acted_of(const std::vector<Outcome>& outcomes) {
   return first;
 }
 
+// The step in which the planted bug acted, by the last notes of ranks that did not answer.
+int acted_by_notes(const std::vector<Outcome>& outcomes) {
+  const std::string words = "acted in step ";
+  int first = -1;
+  for (const auto& outcome : outcomes) {
+    const auto at = outcome.doing.find(words);
+    if (at == std::string::npos) continue;
+    const int step = std::atoi(outcome.doing.c_str() + at + words.size()) - 1;
+    first = first < 0 ? step : std::min(first, step);
+  }
+  return first;
+}
+
 // What the line has wrong; empty: nothing.
 std::string wrong_in(const std::string& phase, const Judged& judged,
                      const std::vector<Outcome>& outcomes) {
   if (!judged.first) return "no first place";
   const auto first = to_json(*judged.first);
   const int step = first.at("step"), micro_batch = first.at("micro_batch");
-  if (!judged.answered) return "";  // it is placed by the note of the rank, as a hang is
+  if (!judged.answered) {
+    const int acted = acted_by_notes(outcomes);
+    return acted >= 0 && acted != step ? "step" : "";
+  }
   const auto acted = acted_of(outcomes);
   if (first.at("phase") != phase) return "phase";
   // What is published is read, and seen, by the next forward at the latest.
