@@ -149,6 +149,7 @@ class Diagnostician {
     const auto found = scene_.updates.find(name);
     if (found == scene_.updates.end()) return;
     const auto& seen = found->second;
+    if (failure.site.what != "master" && seen.after.state.count(failure.site.what) == 0) return;
     oracle::UpdateEvidence update;
     update.spec = seen.spec;
     update.before = seen.before;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
-#include <map>
 #include <set>
 #include <tuple>
 
@@ -18,10 +17,16 @@ auto moment(const Place& place) {
   return std::tuple(place.step, place.phase, in_pass ? place.micro_batch : 0);
 }
 
-// A micro-batch that is not known may be any: those that are known come first.
-auto order(const Place& place) {
+// A micro-batch that is not known may be any: where most are known, those come first.
+auto order(const Place& place, bool is_known) {
   const int known = place.micro_batch < 0 ? std::numeric_limits<int>::max() : place.micro_batch;
-  return std::tuple(moment(place), known, place.position, place.parameter);
+  return std::tuple(moment(place), is_known ? known : 0, place.position, place.parameter);
+}
+
+bool most_known(const std::vector<Place>& places) {
+  const auto known = std::count_if(places.begin(), places.end(),
+                                   [](const Place& place) { return place.micro_batch >= 0; });
+  return 2 * known > static_cast<std::ptrdiff_t>(places.size());
 }
 
 nlohmann::json json_of(const Place& place) {
@@ -98,8 +103,10 @@ void Trail::tell(const std::string& parameter, int micro_batch, int from_rank) {
 }
 
 const Place& Trail::first() const {
-  return *std::min_element(places_.begin(), places_.end(),
-                           [](const Place& a, const Place& b) { return order(a) < order(b); });
+  const bool is_known = most_known(places_);
+  return *std::min_element(places_.begin(), places_.end(), [&](const Place& a, const Place& b) {
+    return order(a, is_known) < order(b, is_known);
+  });
 }
 
 nlohmann::json Trail::to_json() const {
@@ -109,19 +116,27 @@ nlohmann::json Trail::to_json() const {
 }
 
 std::optional<FirstPlace> first_place(const std::vector<nlohmann::json>& trails) {
-  std::optional<FirstPlace> first;
-  std::map<decltype(moment(Place())), std::set<std::string>> wrong;
-  for (std::size_t rank = 0; rank < trails.size(); ++rank) {
+  std::vector<FirstPlace> earliest;
+  for (std::size_t rank = 0; rank < trails.size(); ++rank)
     for (const auto& json : trails[rank].at("places")) {
       const auto place = place_of(json);
-      if (!place.parameter.empty()) wrong[moment(place)].insert(place.parameter);
-      if (first && order(first->place) <= order(place)) continue;
-      first = FirstPlace{place, static_cast<int>(rank), {}, trails[rank].at("compared")};
+      if (!earliest.empty() && moment(earliest[0].place) < moment(place)) continue;
+      if (!earliest.empty() && moment(place) < moment(earliest[0].place)) earliest.clear();
+      earliest.push_back({place, static_cast<int>(rank), {}, trails[rank].at("compared")});
     }
+  if (earliest.empty()) return std::nullopt;
+  std::vector<Place> places;
+  std::set<std::string> names;
+  for (const auto& one : earliest) {
+    places.push_back(one.place);
+    if (!one.place.parameter.empty()) names.insert(one.place.parameter);
   }
-  if (!first) return first;
-  const auto& names = wrong[moment(first->place)];
-  first->parameters = {names.begin(), names.end()};
+  const bool is_known = most_known(places);
+  auto first =
+      *std::min_element(earliest.begin(), earliest.end(), [&](const auto& a, const auto& b) {
+        return order(a.place, is_known) < order(b.place, is_known);
+      });
+  first.parameters = {names.begin(), names.end()};
   return first;
 }
 

@@ -37,8 +37,11 @@ TEST(Place, ATrailKeepsTheEarliestPhaseOnly) {
   trail.add(gradient(1, "c", -2));
   ASSERT_EQ(trail.places().size(), 2u);
   EXPECT_EQ(trail.first().parameter, "b") << "the later one in the table is reduced first";
+  trail.add(gradient(0, "d", -3));
   trail.tell("a", 1, 0);
-  EXPECT_EQ(trail.first().parameter, "a") << "its micro-batch is known";
+  EXPECT_EQ(trail.first().parameter, "d");
+  trail.tell("b", 1, 0);
+  EXPECT_EQ(trail.first().parameter, "b") << "most micro-batches are known, this one's too";
 }
 
 TEST(Place, ThePhasesOfAStepFollowEachOther) {
@@ -75,7 +78,7 @@ TEST(Place, TheLineNamesTheFirstOfSeveralParametersOverAllRanks) {
   EXPECT_EQ(line({one, other}),
             "  first   step 1, all 2 gradients, the first b [2, 5) on rank 1\n");
   one.set_compared(7), other.set_compared(7);
-  other.tell("b", 1, 0);
+  one.tell("a", 1, 0), other.tell("b", 1, 0);
   EXPECT_EQ(line({one, other}),
             "  first   step 1, 2 of 7 gradients, the first b [2, 5) on rank 1, micro-batch 2 of "
             "rank 0\n");

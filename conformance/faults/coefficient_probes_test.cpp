@@ -54,8 +54,8 @@ Matrix expected(const Planted& fault, int world, int64_t steps) {
   for (int rank = 0; rank < world; ++rank) {
     matrix.emplace_back();
     for (int64_t m = 0; m < steps; ++m)
-      matrix.back().push_back(static_cast<float>(fault.contribution(rank, m, steps) *
-                                                 fault.average(world, static_cast<double>(steps))));
+      matrix.back().push_back(oracle::as_read(fault.contribution(rank, m, steps) *
+                                              fault.average(world, static_cast<double>(steps))));
   }
   return matrix;
 }

@@ -25,6 +25,11 @@ const char* const kGrounds[] = {
     "Required.grad.zero1.fp16.w2.gas4.clip-above.adamw.nasty.scale_backward",
     "Required.grad.zero0.fp16.w2.gas1.clip-off.sgd.nasty.engine_backward",
     "Required.grad.zero1.fp32.w4.gas3.clip-off.adamw.nasty.engine_backward",
+    "Required.grad.zero3.bf16.w3.gas4.clip-off.sgd.gpt.tensor_backward",
+    "Required.grad.zero2.fp32-prescale.w3.gas1.clip-above-inf.sgd.nasty.tensor_backward",
+    "Required.grad.zero2.offload.w2.gas3.clip-below.adamw.nasty.loss_backward",
+    "Required.grad.zero3.autocast-bf16.w2.gas3.clip-off.adamw.gpt.engine_backward",
+    "Required.grad.zero1.bf16-masters.w2.gas4.clip-below.adamw.nasty.loss_backward",
 };
 
 struct Ground {

@@ -96,9 +96,11 @@ struct Chosen {
   // "is" where the text names one thing.
   std::string be() const {
     const auto ranks = whole_ranks(), columns = whole_steps();
-    const bool one = ranks.size() * steps == pairs.size()     ? ranks.size() == 1 || steps == 1
-                     : columns.size() * world == pairs.size() ? columns.size() == 1
-                                                              : pairs.size() == 1;
+    const bool by_rank = ranks.size() * steps == pairs.size() && (world > 1 || steps == 1);
+    const bool by_step = columns.size() * world == pairs.size();
+    const bool one = by_rank   ? ranks.size() == 1
+                     : by_step ? columns.size() == 1
+                               : pairs.size() == 1;
     return one ? " is " : " are ";
   }
   Chosen others() const {
@@ -252,7 +254,10 @@ Culprit culprit_of(const Matrix& matrix) {
         if (columns.empty() || columns.back() != m) columns.push_back(m);
         if (std::find(rows.begin(), rows.end(), r) == rows.end()) rows.push_back(r);
       }
-  if (!columns.empty() && columns.size() < steps)
+  // All but the last one may be lost in their own passes or by any later one.
+  const bool only_last = columns.size() + 1 == steps && columns.back() + 1 < steps &&
+                         (world == 1 || rows.size() == world);
+  if (!columns.empty() && columns.size() < steps && !only_last)
     culprit.micro_batch = static_cast<int>(columns.front());
   if (steps == 1 && rows.size() == 1 && world > 1) culprit.micro_batch = 0;
   if (rows.size() == 1 && world > 1) culprit.rank = static_cast<int>(rows.front());
@@ -266,6 +271,12 @@ at::Tensor probe(int64_t world, int64_t accumulation_steps, int64_t rank, int64_
   return values.flatten();
 }
 
+double as_read(double coefficient) {
+  int exponent = 0;
+  const double mantissa = std::frexp(coefficient, &exponent);
+  return std::ldexp(std::round(std::ldexp(mantissa, 20)), exponent - 20);
+}
+
 Matrix decode_probe(const at::Tensor& got, int64_t begin, int64_t world,
                     int64_t accumulation_steps) {
   const int64_t pairs = world * accumulation_steps;
@@ -277,9 +288,8 @@ Matrix decode_probe(const at::Tensor& got, int64_t begin, int64_t world,
   Matrix matrix(static_cast<size_t>(world), Values(static_cast<size_t>(accumulation_steps)));
   for (int64_t i = flat.numel(); i-- > 0;) {
     const int64_t pair = (begin + i) % pairs;
-    matrix[static_cast<size_t>(pair % world)][static_cast<size_t>(pair / world)] =
-        static_cast<float>(std::ldexp(values[i], static_cast<int>(pairs / 2 - pair)) *
-                           static_cast<double>(pairs));
+    matrix[static_cast<size_t>(pair % world)][static_cast<size_t>(pair / world)] = as_read(
+        std::ldexp(values[i], static_cast<int>(pairs / 2 - pair)) * static_cast<double>(pairs));
   }
   return matrix;
 }

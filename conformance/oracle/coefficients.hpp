@@ -6,7 +6,7 @@
 //
 // Two ways to the matrix: a fit to the contributions of a real model; and a probe, a parameter
 // whose contributions are distinct powers of two at places of their own, so that C is read off
-// without solving anything, exactly up to the one rounding of 1 / (world accumulation_steps).
+// without solving anything, exactly but for the roundings of the average (as_read).
 //
 // Shapes: Matrix [world][accumulation_steps]; a probe is flat, [world * world *
 //   accumulation_steps], so that every rank's shard holds every contribution once.
@@ -53,6 +53,8 @@ Culprit culprit_of(const Matrix& matrix);
 
 // What (rank, micro_batch) gives to the probe.
 at::Tensor probe(int64_t world, int64_t accumulation_steps, int64_t rank, int64_t micro_batch);
+// A coefficient in 20 bits: what the roundings of an average in fp32 leave of it.
+double as_read(double coefficient);
 // From the elements [begin, begin + got.numel()) of a probe's averaged gradient. An element that
 // holds what belongs elsewhere gives a coefficient that is off by a power of two.
 Matrix decode_probe(const at::Tensor& got, int64_t begin, int64_t world,

@@ -50,6 +50,7 @@ TEST(Coefficients, TheCulpritIsTheOneThatIsWrong) {
   };
   EXPECT_EQ(of({{1, 1, 1}, {1, 0, 1}}), std::pair(1, 1));
   EXPECT_EQ(of({{1, 0, 1}, {1, 0, 1}}), std::pair(1, -1));
+  EXPECT_EQ(of({{0, 0, 1}, {0, 0, 1}}), std::pair(-1, -1)) << "overwritten, nobody knows when";
   EXPECT_EQ(of({{1, 1, 1}, {0, 0, 0}}), std::pair(-1, 1));
   EXPECT_EQ(of({{0.5, 0.5}, {0.5, 0.5}}), std::pair(-1, -1));
   EXPECT_EQ(of({{1}, {0}}), std::pair(0, 1));
