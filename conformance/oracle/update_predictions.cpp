@@ -104,8 +104,8 @@ class Predictions {
     spec = it_.spec;
     spec.eps = 0;
     add_spec("eps left out", spec);
-    spec.eps = it_.spec.eps /
-               std::sqrt(1 - std::pow(it_.spec.beta2, static_cast<double>(it_.spec.step)));
+    spec.eps =
+        it_.spec.eps / std::sqrt(1 - std::pow(it_.spec.beta2, static_cast<double>(it_.spec.step)));
     add_spec("the bias correction is applied to eps as well", spec);
     for (const auto& [factor, words] : factors()) {
       spec = it_.spec;
