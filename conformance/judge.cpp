@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "conformance/judge_places.hpp"
 #include "conformance/lane_tally.hpp"
 
 namespace equigrad::conformance {
@@ -54,12 +55,17 @@ std::string first_findings(const std::string& lane, const std::vector<Outcome>& 
   return text;
 }
 
-std::string first_text(const std::vector<Outcome>& outcomes) {
-  for (const auto& outcome : outcomes) {
-    const std::string text = outcome.answer.value("text", "");
-    if (!text.empty()) return text;
+// The line of the first place, and what its rank, or the next one that knows, makes of it.
+std::string first_text(const Judged& judged, const std::vector<Outcome>& outcomes) {
+  std::string text = judged.first ? line_of(*judged.first) : "";
+  if (judged.first) {
+    const auto& answer = outcomes.at(static_cast<std::size_t>(judged.first->rank)).answer;
+    if (answer.value("text", "") != "") return text + answer.at("text").get<std::string>();
   }
-  return {};
+  for (const auto& outcome : outcomes)
+    if (outcome.answer.value("text", "") != "")
+      return text + outcome.answer.at("text").get<std::string>();
+  return text;
 }
 
 struct Held {
@@ -236,7 +242,8 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
   auto& record = judged.record;
   if (!ranks::all_ok(outcomes)) {
     record.verdict = verdict_of_failure(outcomes);
-    record.message = ranks::failures(outcomes);
+    judged.first = first_failure(outcomes);
+    record.message = (judged.first ? line_of(*judged.first) : "") + ranks::failures(outcomes);
     return judged;
   }
   if (spec.is_refused()) {
@@ -261,7 +268,8 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
   for (const auto& lane : record.lanes)
     if (lane.verdict == Verdict::Failed) record.verdict = Verdict::Failed;
   if (record.verdict == Verdict::Failed) {
-    record.message = first_text(outcomes) + first_findings("exact", outcomes) +
+    judged.first = first_of(outcomes);
+    record.message = first_text(judged, outcomes) + first_findings("exact", outcomes) +
                      first_findings("bounded", outcomes);
     if (!problem.empty()) record.message += "  checks  " + problem + "\n";
     record.message += rest_line(outcomes) + files_line(record.files);

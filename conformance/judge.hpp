@@ -4,15 +4,17 @@
 // the engine throws by itself fails its case; a case passes only if every lane compared something
 // and the ranks' shards cover every parameter exactly once.
 // Units: elements.   Errors: nlohmann::json::exception for an answer of another form.
-// Depends on: matrix.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
+// Depends on: matrix.hpp, place.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "conformance/matrix.hpp"
+#include "conformance/place.hpp"
 #include "conformance/ranks/pool.hpp"
 #include "reports/record.hpp"
 
@@ -20,6 +22,7 @@ namespace equigrad::conformance {
 
 struct Judged {
   reports::Case record;
+  std::optional<FirstPlace> first;  // where engine and twin part; to_json() has it for programs
   bool answered = false;  // by all ranks, and not refused: digest and memory mean something
   uint64_t digest = 0;    // of everything the case computed, over all ranks
   int64_t digested = 0;   // elements in it

@@ -63,6 +63,7 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
     for (const auto& [name, type] : module_types(*model_))
       if (is_safe(type)) travels_in_[name] = *dtype;
   make_engine(request);
+  find_positions();
 }
 
 void RankCase::make_engine(const nlohmann::json& request) {
@@ -142,14 +143,7 @@ nlohmann::json RankCase::run() {
     answer["acted"] = fault_->act().to_json();
     answer["rules"] = other_rules_.to_json();
   }
-  if (!failures_.empty()) {
-    context_.note("explaining a difference");
-    engine_.reset();
-    const auto diagnosis = diagnose(spec_, seed_, data_, twin_, failures_[0],
-                                    shapes_.at(failures_[0].name), keep_, context_.rank());
-    answer["text"] = diagnosis.text;
-    answer["files"] = diagnosis.files;
-  }
+  explain(answer);
   if (!first_.where.empty() && !keep_.empty())
     answer["files"].push_back(first_.write(keep_, context_.rank()));
   return answer;
@@ -166,14 +160,29 @@ void RankCase::micro_batch(int step, int index) {
   try {
     const auto loss = rank_backward(*engine_, *model_, batch, spec_);
     const int64_t loss_index = int64_t{index} * spec_.world + context_.rank();
-    compare(at_step(step, "loss"), loss_index, loss.reshape({1}),
-            at::full({1}, twin_.loss(step, loss_index), at::kFloat));
+    check({Phase::Forward, step, "loss", "", loss_index, index}, loss.reshape({1}),
+          at::full({1}, twin_.loss(step, loss_index), at::kFloat));
   } catch (const RefusalMissing& missing) {
-    exact_.add_finding(at_step(step, "loss.backward()"), missing.what());
+    finding({Phase::Forward, step, "loss.backward()", "", 0, index}, missing.what());
   }
   context_.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)) +
                 acts_so_far());
   engine_->step();
+}
+
+// Where engine and twin part, and what it looks like.
+void RankCase::explain(nlohmann::json& answer) {
+  if (!failures_.empty()) {
+    context_.note("explaining a difference");
+    engine_.reset();
+    Scene scene{spec_,           seed_,        data_,       twin_, shapes_,     keep_,
+                context_.rank(), failed_norm_, travels_in_, {},    update_seen_};
+    for (const auto& [name, rule] : rules_) scene.rules[name] = update_spec(name);
+    const auto diagnosis = diagnose(scene, failures_, trail_);
+    answer["text"] = diagnosis.text;
+    answer["files"] = diagnosis.files;
+  }
+  answer["trail"] = trail_.to_json();
 }
 
 void RankCase::see_with_other_rules(const std::string& where, const at::Tensor& got,
@@ -187,18 +196,6 @@ void RankCase::see_with_other_rules(const std::string& where, const at::Tensor& 
 std::string RankCase::acts_so_far() const {
   if (!fault_ || fault_->act().times == 0) return {};
   return ", the planted fault acted in " + at_step(fault_->act().first.step, "");
-}
-
-bool RankCase::compare(const std::string& where, int64_t begin, const at::Tensor& got,
-                       at::Tensor want) {
-  const auto report = oracle::compare(got, want);
-  if (fault_ && !report.equal()) see_with_other_rules(where, got, want);
-  // "step 1 gradient fc.weight": the word after the step says what was compared.
-  const auto word_at = where.find(' ', 5) + 1;
-  compared_[where.substr(word_at, where.find(' ', word_at) - word_at)] += report.compared;
-  const bool held = exact_.add(where, begin, report);
-  if (!held) first_.note(where, begin, got, want);
-  return held;
 }
 
 // [name, held, margin] of every gradient, step by step: what held beside what did not.

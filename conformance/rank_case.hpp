@@ -9,34 +9,29 @@
 // Invariants: nothing outlives run() but the answer and, after a failure, files.
 // Shapes: shards are flat.   Units: steps and micro-batches count from 0 here, from 1 in messages.
 // Errors: whatever the engine or the reference throw; differences are findings, not errors.
-// Depends on: engine.hpp, reference, oracle, faults, recipe.hpp, twin.hpp.
+// Depends on: engine.hpp, reference, oracle, faults, place.hpp, recipe.hpp, twin.hpp.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "conformance/diagnosis.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/first_difference.hpp"
 #include "conformance/lane_tally.hpp"
 #include "conformance/loud_model.hpp"
 #include "conformance/oracle/other_rules.hpp"
 #include "conformance/oracle/update_bound.hpp"
+#include "conformance/place.hpp"
 #include "conformance/ranks/rank_context.hpp"
 #include "conformance/twin.hpp"
 #include "engine/engine.hpp"
 
 namespace equigrad::conformance {
-
-// The first gradient that differed.
-struct GradientFailure {
-  int step = 0;
-  std::string name;
-  int64_t begin = 0;
-  at::Tensor got, want;
-};
 
 class RankCase {
  public:
@@ -49,15 +44,24 @@ class RankCase {
   void make_engine(const nlohmann::json& request);
   void micro_batch(int step, int index);
   void observe(int step, const std::vector<LocalShard>& shards);
-  void check_gradient(int step, const LocalShard& shard);
+  std::optional<Failure> check_gradient(int step, const LocalShard& shard);
   void bound_gradient(int step, const LocalShard& shard, const std::string& where);
   void check_scale(int step, const std::string& what);
   void check_boundary(int step);
   void after_step(int step);
   void check_shard(int step, const LocalShard& shard);
+  void note_update(int step, const LocalShard& shard);
   void check_update(int step, const LocalShard& shard);
   void check_parameters(int step);
-  bool compare(const std::string& where, int64_t begin, const at::Tensor& got, at::Tensor want);
+  bool compare(const Site& site, const at::Tensor& got, at::Tensor want);
+  // As compare(), and the place where it fails is one that engine and twin may part at.
+  bool check(const Site& site, const at::Tensor& got, at::Tensor want);
+  void finding(const Site& site, const std::string& what);
+  void note_place(const Site& site, const at::Tensor& got, const at::Tensor& want);
+  void note_gradients(int step, const std::vector<Failure>& seen, bool norm_held);
+  void find_positions();
+  oracle::UpdateSpec update_spec(const std::string& name) const;
+  void explain(nlohmann::json& answer);
   void digest(int step, const std::string& what, const LocalShard& shard, const at::Tensor& values);
   nlohmann::json gradient_rows() const;
   std::string acts_so_far() const;
@@ -87,7 +91,12 @@ class RankCase {
     double margin = 0;  // of the reduction's bound, in the first step applied
   };
   std::vector<std::map<std::string, GradientResult>> gradients_;  // by step, then name
-  std::vector<GradientFailure> failures_;                         // at most one
+  Trail trail_;
+  std::vector<Failure> failures_;                  // those at the trail's places
+  double norm_ = 0;                                // of the last step that showed it
+  double failed_norm_ = 0;                         // of the step of the failures
+  std::map<std::string, UpdateSeen> update_seen_;  // of failures
+  std::map<std::string, Position> positions_;      // by parameter
   LaneTally exact_, bounded_;
   FirstDifference first_;
   std::map<std::string, int64_t> compared_;  // elements by kind: loss, gradient, master, ...
@@ -101,14 +110,5 @@ nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& co
 
 // "step 1 gradient"
 std::string at_step(int step, const std::string& what);
-
-// What the first wrong gradient looks like, for people; keeps its tensors in `keep` if not empty.
-struct Diagnosis {
-  std::string text;
-  std::vector<std::string> files;  // names inside `keep`
-};
-Diagnosis diagnose(const CaseSpec& spec, uint64_t seed, const reference::Data& data,
-                   const Twin& twin, const GradientFailure& failure,
-                   const std::vector<int64_t>& shape, const std::string& keep, int rank);
 
 }  // namespace equigrad::conformance

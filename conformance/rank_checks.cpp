@@ -24,33 +24,37 @@ oracle::Division division_of(reference::Averaging averaging) {
 }  // namespace
 
 void RankCase::observe(int step, const std::vector<LocalShard>& shards) {
-  compare(at_step(step, "norm of the gradient"), 0,
-          at::full({1}, engine_->get_global_grad_norm().value_or(NAN), at::kDouble),
-          at::full({1}, twin_.grad_norm(step), at::kDouble));
+  norm_ = engine_->get_global_grad_norm().value_or(NAN);
+  const bool norm_held =
+      compare({Phase::Norm, step, "norm of the gradient", "", 0, -1},
+              at::full({1}, norm_, at::kDouble), at::full({1}, twin_.grad_norm(step), at::kDouble));
+  std::vector<Failure> seen;
   for (const auto& shard : shards) {
-    check_gradient(step, shard);
+    if (auto gradient = check_gradient(step, shard)) seen.push_back(std::move(*gradient));
     auto& copy = before_[shard.name] = shard;
     copy.master = shard.master.clone();
     if (shard.gradient.defined()) copy.gradient = shard.gradient.clone();
     for (auto& [name, state] : copy.state) state = state.clone();
   }
+  if (!twin_.skipped(step)) note_gradients(step, seen, norm_held);
 }
 
-void RankCase::check_gradient(int step, const LocalShard& shard) {
-  const std::string where = at_step(step, "gradient " + shard.name);
+// What was compared; nothing where there was nothing to compare.
+std::optional<Failure> RankCase::check_gradient(int step, const LocalShard& shard) {
+  const Site site{Phase::Gradient, step, "gradient", shard.name, shard.begin, -1};
   const auto whole = twin_.tensor(step, "gradient", shard.name);
-  if (whole.defined() != shard.gradient.defined())
-    return exact_.add_finding(where, whole.defined() ? "absent, but some rank used the parameter"
-                                                     : "present, but no rank used the parameter");
-  if (!whole.defined()) return;
+  if (whole.defined() != shard.gradient.defined()) {
+    finding(site, whole.defined() ? "absent, but some rank used the parameter"
+                                  : "present, but no rank used the parameter");
+    return std::nullopt;
+  }
+  if (!whole.defined()) return std::nullopt;
   const auto want = whole.slice(0, shard.begin, shard.end);
   const auto got = shard.gradient.flatten();
-  auto& result = gradients_.at(static_cast<std::size_t>(step))[shard.name];
-  result.held = compare(where, shard.begin, got, want);
-  if (!result.held && failures_.empty())
-    failures_.push_back({step, shard.name, shard.begin, got.clone(), want.clone()});
+  gradients_.at(static_cast<std::size_t>(step))[shard.name].held = compare(site, got, want);
   digest(step, "gradient", shard, got);
-  if (step == twin_.first_applied() && got.numel() > 0) bound_gradient(step, shard, where);
+  if (step == twin_.first_applied() && got.numel() > 0) bound_gradient(step, shard, where_of(site));
+  return Failure{site, got, want};
 }
 
 void RankCase::bound_gradient(int step, const LocalShard& shard, const std::string& where) {
@@ -91,28 +95,36 @@ void RankCase::bound_gradient(int step, const LocalShard& shard, const std::stri
 }
 
 void RankCase::check_scale(int step, const std::string& what) {
-  compare(at_step(std::min(step, steps_ - 1), what), 0,
-          at::full({1}, engine_->loss_scale(), at::kDouble),
-          at::full({1}, twin_.loss_scale(step), at::kDouble));
+  const bool is_start = what.ends_with("before it");
+  check({is_start ? Phase::Start : Phase::Scale, is_start ? step : step - 1, what, "", 0, -1},
+        at::full({1}, engine_->loss_scale(), at::kDouble),
+        at::full({1}, twin_.loss_scale(step), at::kDouble));
 }
 
 // A step that is skipped shows nothing to on_step, and counts.
 void RankCase::check_boundary(int step) {
   const bool is_skipped = twin_.skipped(step);
+  const double norm = engine_->get_global_grad_norm().value_or(0);
   skipped_ += is_skipped ? 1 : 0;
-  compare(at_step(step, "skipped_steps"), 0,
-          at::full({1}, engine_->counters().skipped_steps, at::kLong),
-          at::full({1}, skipped_, at::kLong));
-  if (engine_->was_step_applied() == is_skipped)
-    exact_.add_finding(at_step(step, "boundary"), is_skipped ? "the step was applied, but a "
-                                                               "gradient is not finite"
-                                                             : "the step was not applied");
-  if (!is_skipped && before_.empty())
-    exact_.add_finding(at_step(step, "boundary"), "on_step was not called");
+  if (engine_->was_step_applied() == is_skipped) {
+    // Nobody saw that gradient; the engine says that it was not finite.
+    const bool is_gradient = !is_skipped && !std::isfinite(norm);
+    finding({is_gradient ? Phase::Gradient : Phase::Skip, step,
+             is_gradient ? "gradient" : "boundary", "", 0, -1},
+            is_skipped    ? "the step was applied, but a gradient is not finite"
+            : is_gradient ? "not finite, and the step was not applied"
+                          : "the step was not applied");
+  }
+  check({Phase::Scale, step, "skipped_steps", "", 0, -1},
+        at::full({1}, engine_->counters().skipped_steps, at::kLong),
+        at::full({1}, skipped_, at::kLong));
+  const Site boundary{Phase::Skip, step, "boundary", "", 0, -1};
+  if (!is_skipped && before_.empty()) finding(boundary, "on_step was not called");
   if (is_skipped && !before_.empty())
-    exact_.add_finding(at_step(step, "boundary"), "on_step was called, but the step is skipped");
-  if (is_skipped && std::isfinite(engine_->get_global_grad_norm().value_or(0)))
-    exact_.add_finding(at_step(step, "norm of the gradient"), "finite, but a gradient is not");
+    finding(boundary, "on_step was called, but the step is skipped");
+  if (is_skipped && std::isfinite(norm))
+    finding({Phase::Norm, step, "norm of the gradient", "", 0, -1},
+            "finite, but a gradient is not");
 }
 
 void RankCase::after_step(int step) {
@@ -121,7 +133,7 @@ void RankCase::after_step(int step) {
     const auto seen = before_.find(shard.name);
     if (twin_.skipped(step)) break;
     if (seen == before_.end() || seen->second.begin != shard.begin || seen->second.end != shard.end)
-      exact_.add_finding(at_step(step, "shard of " + shard.name), "on_step did not show it");
+      finding({Phase::Update, step, "shard", shard.name, 0, -1}, "on_step did not show it");
   }
   for (const auto& shard : engine_->local_shards()) {
     check_shard(step, shard);
@@ -136,27 +148,39 @@ void RankCase::check_shard(int step, const LocalShard& shard) {
     const auto whole = twin_.tensor(step, what, shard.name);
     return whole.defined() ? whole.slice(0, shard.begin, shard.end) : at::Tensor();
   };
-  const auto check = [&](const std::string& what, const at::Tensor& values) {
+  const auto check_values = [&](const std::string& what, const at::Tensor& values) {
     const auto want = slice(what);
-    const std::string where = at_step(step, what + " " + shard.name);
-    if (!want.defined()) return exact_.add_finding(where, "the twin has none");
-    compare(where, shard.begin, values.flatten(), want);
+    const Site site{Phase::Update, step, what, shard.name, shard.begin, -1};
+    if (!want.defined()) return finding(site, "the twin has none");
+    if (!check(site, values.flatten(), want)) note_update(step, shard);
     digest(step, what, shard, values.flatten());
   };
-  check("master", shard.master);
-  for (const auto& [name, state] : shard.state) check(name, state);
+  check_values("master", shard.master);
+  for (const auto& [name, state] : shard.state) check_values(name, state);
   const auto wanted = reference::state_names(rules_.at(shard.name)).size();
   if (wanted != shard.state.size())
-    exact_.add_finding(at_step(step, "states of " + shard.name),
-                       "expected " + std::to_string(wanted) + " of them, got " +
-                           std::to_string(shard.state.size()));
+    finding({Phase::Update, step, "states", shard.name, shard.begin, -1},
+            "expected " + std::to_string(wanted) + " of them, got " +
+                std::to_string(shard.state.size()));
 }
 
-void RankCase::check_update(int step, const LocalShard& shard) {
+// What the update began with, for its explanation.
+void RankCase::note_update(int step, const LocalShard& shard) {
   const auto before = before_.find(shard.name);
-  if (before == before_.end() || !before->second.gradient.defined() || shard.begin == shard.end)
+  if (trail_.places().front().phase != Phase::Update || trail_.places().front().step != step ||
+      before == before_.end() || !before->second.gradient.defined())
     return;
-  const auto& rule = rules_.at(shard.name);
+  auto& seen = update_seen_[shard.name];
+  seen.spec = update_spec(shard.name);
+  ++seen.spec.step;
+  seen.before = weights_of(before->second);
+  seen.gradient = before->second.gradient.flatten();
+  seen.after.master = shard.master.clone();
+  for (const auto& [name, state] : shard.state) seen.after.state[name] = state.clone();
+}
+
+oracle::UpdateSpec RankCase::update_spec(const std::string& name) const {
+  const auto& rule = rules_.at(name);
   oracle::UpdateSpec update;
   update.rule = spec_.optimizer == Rule::Sgd ? oracle::UpdateRule::Sgd : oracle::UpdateRule::AdamW;
   update.lr = rule.lr;
@@ -165,7 +189,17 @@ void RankCase::check_update(int step, const LocalShard& shard) {
   update.beta2 = rule.beta2;
   update.eps = rule.eps;
   update.momentum = rule.momentum;
-  update.step = ++updates_[shard.name];
+  const auto count = updates_.find(name);
+  update.step = count == updates_.end() ? 0 : count->second;
+  return update;
+}
+
+void RankCase::check_update(int step, const LocalShard& shard) {
+  const auto before = before_.find(shard.name);
+  if (before == before_.end() || !before->second.gradient.defined() || shard.begin == shard.end)
+    return;
+  ++updates_[shard.name];
+  const auto update = update_spec(shard.name);
   compared_["update"] += shard.master.numel();
   bounded_.add(at_step(step, "update of " + shard.name), shard.begin,
                oracle::check_update(update, weights_of(before->second),
@@ -177,9 +211,9 @@ void RankCase::check_parameters(int step) {
   for (const auto& [name, shape] : shapes_) {
     const auto got = engine_->full_parameter(name);
     const auto want = twin_.tensor(step, "parameter", name);
-    const std::string where = at_step(step, "parameter " + name);
-    if (got.sizes().vec() != shape) exact_.add_finding(where, "the shape has changed");
-    compare(where, 0, got.flatten(), want);
+    const Site site{Phase::Parameter, step, "parameter", name, 0, -1};
+    if (got.sizes().vec() != shape) finding(site, "the shape has changed");
+    check(site, got.flatten(), want);
     const LocalShard whole{name, 0, got.numel(), {}, {}, {}};
     if (context_.rank() == 0) digest(step, "parameter", whole, got.flatten());
   }

@@ -75,7 +75,8 @@ void expect_seen(const std::string& fault, std::vector<CaseSpec> cases, const st
 }
 
 TEST(Detection, ADroppedMicroBatchIsSeenAndNamed) {
-  expect_seen("micro_batch_dropped", {small_case(2), small_case(3)}, "micro-batch 1 of rank 1");
+  expect_seen("micro_batch_dropped", {small_case(2), small_case(3)},
+              "micro-batch 2 of rank 1 is missing");
 }
 
 TEST(Detection, AveragingTwiceIsSeenAndNamed) {

@@ -11,13 +11,14 @@
 
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/hypotheses.hpp"
+#include "conformance/oracle/search.hpp"
 
 namespace equigrad::conformance::oracle {
 namespace {
 
 constexpr size_t kMaxNamedRanks = 4;
 
-at::Tensor flat_double(const at::Tensor& tensor, int64_t numel, const char* what) {
+at::Tensor checked_double(const at::Tensor& tensor, int64_t numel, const char* what) {
   if (!tensor.defined() || tensor.numel() != numel) {
     throw std::runtime_error(std::string("[oracle.explain] expected ") + std::to_string(numel) +
                              " elements of " + what + ".");
@@ -85,10 +86,10 @@ std::string place(const Evidence& evidence, const std::vector<int64_t>& wrong) {
 std::vector<int64_t> find_wrong(const Evidence& evidence, Explanation& result,
                                 std::vector<int64_t>& everything, double& worst_size) {
   const int64_t numel = evidence.want.defined() ? evidence.want.numel() : 0;
-  const at::Tensor got = flat_double(evidence.got, numel, "got");
-  const at::Tensor want = flat_double(evidence.want, numel, "want");
+  const at::Tensor got = checked_double(evidence.got, numel, "got");
+  const at::Tensor want = checked_double(evidence.want, numel, "want");
   const at::Tensor bound =
-      evidence.bound.defined() ? flat_double(evidence.bound, numel, "the bound") : at::Tensor();
+      evidence.bound.defined() ? checked_double(evidence.bound, numel, "the bound") : at::Tensor();
   const auto* x = got.const_data_ptr<double>();
   const auto* y = want.const_data_ptr<double>();
   const auto* limit = bound.defined() ? bound.const_data_ptr<double>() : nullptr;
@@ -132,6 +133,20 @@ std::string worst_line(const Evidence& evidence, const Explanation& result, doub
     }
   }
   return text + "\n";
+}
+
+// A hypothesis whose residual is what roundings leave is no guess.
+bool is_sure(const Hypothesis& best, const Evidence& evidence) {
+  return best.residual_ulp <= rounding_ulp(evidence);
+}
+
+// The matrix, unless it says the same of all contributions.
+std::string matrix_line(const Explanation& result, const Evidence& evidence) {
+  if (result.hypotheses.empty() || result.hypotheses[0].coefficients.empty()) return "";
+  const auto& matrix = result.hypotheses[0].coefficients;
+  const int64_t terms = evidence.world * evidence.accumulation_steps;
+  return "    C       " + matrix_text(matrix, evidence.divisor > 0 ? evidence.divisor : terms) +
+         "\n";
 }
 
 std::string cause_line(const Explanation& result) {
@@ -181,7 +196,10 @@ Explanation explain(const Evidence& evidence) {
   result.where = place(evidence, everything);
   result.hypotheses = find_hypotheses(evidence, wrong);
   result.text += worst_line(evidence, result, worst_size) + "    where   " + result.where + "\n" +
-                 cause_line(result);
+                 cause_line(result) + matrix_line(result, evidence);
+  result.is_sure = !result.hypotheses.empty() && is_sure(result.hypotheses[0], evidence);
+  if (result.is_sure && !result.hypotheses[0].coefficients.empty())
+    result.culprit = culprit_of(result.hypotheses[0].coefficients);
   return result;
 }
 

@@ -9,16 +9,26 @@
 // Shapes: `got` and `want` are the same flat slice [begin, begin + numel) of one parameter, or all
 //   of it; contributions and previous are like `want`. Units: ulp of `got`'s dtype.
 // Errors: std::runtime_error for sizes that do not agree.
-// Depends on: bits.hpp, ATen.
+// Depends on: bits.hpp, coefficients.hpp, ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "conformance/oracle/coefficients.hpp"
+
 namespace equigrad::conformance::oracle {
+
+// What the values would be under a fault that whoever asks knows of.
+struct Prediction {
+  std::string cause;
+  at::Tensor values;
+};
 
 struct Evidence {
   std::string name;  // of the parameter
@@ -34,6 +44,15 @@ struct Evidence {
   std::string formula;  // what the bound is made of, for the reader
   std::vector<std::vector<at::Tensor>> contributions;  // [rank][micro_batch], not averaged
   at::Tensor previous;                                 // the right value one step earlier
+  at::Tensor whole;                          // the right value of the whole parameter, flat
+  std::map<std::string, at::Tensor> others;  // right values of other parameters, whole
+  std::string what = "gradient";             // that the values are: gradient, master, parameter
+  bool is_gradient = true;                   // which alone is averaged, scaled and clipped
+  std::vector<Prediction> predictions;
+  double loss_scale = 1, previous_loss_scale = 1, next_loss_scale = 1;
+  double clip_factor = 1;                  // of the right gradient
+  int64_t divisor = 0;                     // of an average; 0: world accumulation_steps
+  std::optional<at::ScalarType> rounding;  // the narrowest type on the way, whose ulp count
 };
 
 struct Hypothesis {
@@ -41,6 +60,7 @@ struct Hypothesis {
   std::string cause;        // "averaged twice over world 2"
   double residual_ulp = 0;  // of nine out of ten wrong elements
   int64_t explained = 0;    // wrong elements that the hypothesis hits
+  Matrix coefficients;      // where it is one of contributions; empty: it is not
 };
 
 struct Explanation {
@@ -52,6 +72,8 @@ struct Explanation {
   double worst_want = 0;
   std::string where;
   std::vector<Hypothesis> hypotheses;  // best first
+  bool is_sure = false;                // the best one leaves no more than roundings do
+  Culprit culprit;                     // where it is sure and knows it
   std::string text;                    // the lines for the reader, each ended by a newline
 };
 

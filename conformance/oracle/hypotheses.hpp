@@ -1,14 +1,13 @@
-// Hypotheses: what the wrong elements of a gradient would be under each known fault.
+// Hypotheses: what the wrong elements would be under each known fault.
 //
-// A hypothesis predicts every wrong element; its residual is the distance from what was got. It
-// counts as explaining an element when it leaves at most 1/16 of the difference unexplained, and is
-// kept when it explains at least half of the wrong elements.
+// Of a gradient: a wrong factor (averaging, loss scale, clipping), wrong coefficients on
+// contributions, another place or another time. Of any other tensor: another place or another time,
+// a lost or rounded element; of an update see update_hypotheses.hpp.
 //
-// Invariants: sorted best first: least residual, with a handicap for hypotheses that have more free
-//   numbers (one named factor < one contribution < a fitted factor < a matrix of coefficients).
+// Invariants: sorted best first (search.hpp).
 // Shapes: `wrong` holds flat indices into got and want, both finite there.
 // Errors: std::runtime_error for contributions whose sizes do not agree.
-// Depends on: explain.hpp (the values), bits.hpp.
+// Depends on: explain.hpp (the values), search.hpp.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +19,8 @@ namespace equigrad::conformance::oracle {
 
 std::vector<Hypothesis> find_hypotheses(const Evidence& evidence,
                                         const std::vector<int64_t>& wrong);
+
+// Relative to [rank][micro_batch] of 1; how many ulp the roundings of such a sum may leave.
+double rounding_ulp(const Evidence& evidence);
 
 }  // namespace equigrad::conformance::oracle
