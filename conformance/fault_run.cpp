@@ -6,6 +6,7 @@
 #include <chrono>
 #include <limits>
 
+#include "conformance/clean_runs.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/fault_judge.hpp"
 #include "conformance/faults/fault.hpp"
@@ -52,6 +53,7 @@ class FaultRun {
   Task planted_in_contract(std::size_t fault, const contract::Spec& spec);
   void take(std::size_t fault, const FaultVerdict& verdict, double seconds);
   void settle();
+  void run_clean();
   bool is_late() const;
   bool is_caught(std::size_t fault) const { return !matrix_.faults[fault].found.empty(); }
   milliseconds timeout(double seconds) const {
@@ -262,6 +264,13 @@ void FaultRun::settle() {
   }
 }
 
+void FaultRun::run_clean() {
+  CleanOptions clean = {
+      options_.clean,         options_.seed,          options_.data,  options_.replay_prefix,
+      options_.replay_suffix, options_.timeout_scale, options_.quiet, [this] { return is_late(); }};
+  if (options_.clean > 0) matrix_.clean = clean_runs(clean, lanes_);
+}
+
 reports::KillMatrix FaultRun::run() {
   hold_panel();
   if (matrix_.failure.empty()) {
@@ -269,8 +278,9 @@ reports::KillMatrix FaultRun::run() {
     chase_through_contract();
     settle();
   }
-  for (std::size_t i = 0; i < options_.panel.size(); ++i) unlink(twin_of(i).c_str());
   matrix_.faults_s = seconds();
+  if (matrix_.failure.empty()) run_clean();
+  for (std::size_t i = 0; i < options_.panel.size(); ++i) unlink(twin_of(i).c_str());
   matrix_.interrupted = ranks::interrupted() != 0;
   matrix_.signal = ranks::interrupted();
   matrix_.wall_s = seconds();

@@ -52,10 +52,12 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
   if (const auto dtype = autocast_dtype_of(spec_))
     for (const auto& [name, type] : module_types(*model_))
       if (is_safe(type)) travels_in_[name] = *dtype;
-  make_engine(request.value("fault", ""), request.value("adversary", uint64_t{0}));
+  make_engine(request);
 }
 
-void RankCase::make_engine(const std::string& fault, uint64_t adversary) {
+void RankCase::make_engine(const nlohmann::json& request) {
+  const std::string fault = request.value("fault", "");
+  const uint64_t adversary = request.value("adversary", uint64_t{0});
   context_.note("initialize");
   if (context_.rank() != 0) unsettle(*model_);
   auto communicator = faults::adversarial(context_.group(), adversary);
@@ -72,7 +74,8 @@ void RankCase::make_engine(const std::string& fault, uint64_t adversary) {
     fault_ = std::make_unique<faults::Planted>(fault, context_.rank(), spec_.world, moment_, names);
     communicator = fault_->wire(communicator);
   }
-  const std::string config = config_text(spec_, twin_.threshold(), *model_);
+  const auto config = with_knobs(config_text(spec_, twin_.threshold(), *model_),
+                                 request.value("knobs", nlohmann::json::object()));
   // Both ways in: a model with several groups by the core, the others as modules.
   engine_ = has_groups
                 ? initialize(groups_of(*model_), parse_config(config, spec_.world), communicator)

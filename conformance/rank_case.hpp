@@ -39,13 +39,13 @@ struct GradientFailure {
 
 class RankCase {
  public:
-  // request: id, seed, twin (path); optional fault (name), adversary (seed) and keep
-  // (folder for tensors).
+  // request: id, seed, twin (path); optional fault (name), adversary (seed), keep (folder for
+  // tensors) and knobs (merged into the engine's configuration, and no part of the case).
   RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
   nlohmann::json run();
 
  private:
-  void make_engine(const std::string& fault, uint64_t adversary);
+  void make_engine(const nlohmann::json& request);
   void micro_batch(int step, int index);
   void observe(int step, const std::vector<LocalShard>& shards);
   void check_gradient(int step, const LocalShard& shard);

@@ -190,6 +190,7 @@ void Runner::start_case(std::size_t lane, std::size_t index) {
   auto one = request("case", spec.id());
   one["twin"] = tuple.path;
   if (!options_.fault.empty()) one["fault"] = options_.fault;
+  if (!options_.knobs.empty()) one["knobs"] = options_.knobs;
   if (!options_.keep.empty()) one["keep"] = options_.keep + "/" + spec.id();
   lanes_[lane] = {pool_.start(ranks_of(lane, spec.world), one), index, number, Clock::now()};
 }

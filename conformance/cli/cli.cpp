@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
@@ -60,6 +61,11 @@ std::string fault_help() {
          "Contract.2.two_losses_on_one_forward; equigrad list --faults has all";
 }
 
+std::string knobs_problem(const std::string& text) {
+  const auto knobs = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return knobs.is_object() ? "" : "expected a JSON object, got \"" + text + "\"";
+}
+
 void add_run(CLI::App& app, RunCommand& command) {
   add_selection(app, command);
   app.add_option("--seed", command.seed, "Of weights and data");
@@ -72,6 +78,10 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
   app.add_option("--fault", command.fault, fault_help())->check(fault_problem);
+  app.add_option("--knobs", command.knobs,
+                 "A JSON object of keys that must change nothing, merged into every engine's "
+                 "configuration, such as '{\"zero_optimization\": {\"reduce_bucket_size\": 7}}'")
+      ->check(knobs_problem);
   app.add_flag("--list", command.list, "Print the ids only");
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");

@@ -40,6 +40,7 @@ struct RunCommand {
   double timeout_scale = 1;
   int lanes = 0;
   std::string fault;
+  std::string knobs;  // a JSON object
   bool quiet = false;
   bool verbose = false;
   std::string color = "auto";

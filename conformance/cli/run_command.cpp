@@ -102,6 +102,10 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.replay_prefix = command.program + " run";
   if (!command.data_dir.empty()) options.replay_suffix += " --data-dir '" + command.data_dir + "'";
   if (!command.fault.empty()) options.replay_suffix += " --fault " + command.fault;
+  if (!command.knobs.empty()) {
+    options.knobs = nlohmann::json::parse(command.knobs);
+    options.replay_suffix += " --knobs '" + options.knobs.dump() + "'";
+  }
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.lanes = command.lanes;
