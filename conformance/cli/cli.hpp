@@ -24,6 +24,10 @@
 #include "conformance/matrix.hpp"
 #include "conformance/program.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace equigrad::conformance::cli {
 
 enum ExitCode { kHeld = 0, kFailed = 1, kUsage = 2, kInfrastructure = 3, kInconclusive = 4 };
@@ -109,6 +113,7 @@ struct FaultsCommand {
   std::string program = "equigrad";
   std::string line;  // the whole command
 };
+void add_faults(CLI::App& app, FaultsCommand& command);
 int faults_command(const FaultsCommand& command);
 
 struct ConfigCommand {

@@ -120,9 +120,16 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
 contract::ContractOptions contract_options(const RunOptions& options,
                                            std::vector<contract::Spec> specs,
                                            const std::string& fault) {
-  return {std::move(specs),      options.seed,          options.data,
-          options.replay_prefix, options.replay_suffix, options.timeout_scale,
-          options.quiet,         options.lanes,         !fault.empty()};
+  return {std::move(specs),
+          options.seed,
+          options.data,
+          options.replay_prefix,
+          options.replay_suffix,
+          options.timeout_scale,
+          options.quiet,
+          options.lanes,
+          fault.starts_with("Contract"),
+          fault.starts_with("Contract") ? "" : fault};
 }
 
 // The contract's cases follow the matrix's.
@@ -153,7 +160,8 @@ void write_reports(const RunCommand& command, const reports::Run& run) {
     write_file(summary, reports::to_markdown(run));
 }
 
-// A fault is planted into the matrix or into the contract; what cannot have it is left out.
+// A fault is planted into the matrix or, where nothing of it is selected, into the contract; what
+// cannot have it is left out.
 void keep_those_with(const std::string& fault, Selected& cases,
                      std::map<std::string, int64_t>& not_run) {
   if (fault.empty()) return;
@@ -164,7 +172,7 @@ void keep_those_with(const std::string& fault, Selected& cases,
     std::erase_if(cases.contract, [&](const contract::Spec& spec) {
       return fault != "Contract" && fault != spec.of->family();
     });
-  } else {
+  } else if (!cases.matrix.empty()) {
     cases.contract.clear();
   }
   const auto without = static_cast<int64_t>(before - cases.size());
