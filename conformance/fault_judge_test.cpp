@@ -117,6 +117,12 @@ TEST(FaultJudge, WhatEndsACaseIsCaughtWhereItEnded) {
   EXPECT_THAT(thrown.found->checks, ElementsAre("exception"));
   EXPECT_EQ(thrown.acted_step, 0);
   EXPECT_EQ(thrown.found->after_steps, 2);
+  auto late = ended(Kind::Error, "step 3 micro-batch 1, the planted fault acted in step 2 ");
+  late.text = "not finite\n  before that, step 2 gradient w: 1 of 2 elements differ";
+  const auto seen = by(late, ended(Kind::Stopped, "step 3 micro-batch 1 loss_backward"));
+  EXPECT_THAT(seen.found->checks, ElementsAre("exact/gradient", "exception"));
+  EXPECT_EQ(seen.found->after_steps, 0);
+  EXPECT_TRUE(seen.found->located);
   const auto hung = by(ended(Kind::TimedOut, "initialize"), ended(Kind::TimedOut, "initialize"));
   EXPECT_THAT(hung.found->checks, ElementsAre("time-out"));
   EXPECT_EQ(hung.found->after_steps, 0);

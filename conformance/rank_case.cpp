@@ -9,6 +9,7 @@
 #include "conformance/rank_answer.hpp"
 #include "conformance/rank_backward.hpp"
 #include "conformance/recipe.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -106,15 +107,26 @@ nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& co
   return {{"exact", exact.to_json()}};
 }
 
+void RankCase::play(int step) {
+  engine_->on_step([this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
+  check_scale(step, "loss_scale before it");
+  for (int index = 0; index < spec_.accumulation; ++index) micro_batch(step, index);
+  check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
+  after_step(step);
+}
+
+// What differed before an exception is told with it.
 nlohmann::json RankCase::run() {
   gradients_.resize(kSteps);
-  for (int step = 0; step < kSteps; ++step) {
-    engine_->on_step(
-        [this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
-    check_scale(step, "loss_scale before it");
-    for (int index = 0; index < spec_.accumulation; ++index) micro_batch(step, index);
-    check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
-    after_step(step);
+  try {
+    for (int step = 0; step < kSteps; ++step) play(step);
+  } catch (const comm::CommunicationError&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string first = exact_.to_json().at("first"), text = error.what();
+    if (first.empty()) throw;
+    throw std::runtime_error(text.substr(0, text.find("\nException raised from ")) +
+                             "\n  before that, " + first);
   }
   std::map<std::string, int64_t> numels;  // of the trainable parameters
   for (const auto& [name, rule] : rules_) numels[name] = c10::multiply_integers(shapes_.at(name));

@@ -46,6 +46,7 @@ class RankCase {
 
  private:
   void make_engine(const nlohmann::json& request);
+  void play(int step);
   void micro_batch(int step, int index);
   void observe(int step, const std::vector<LocalShard>& shards);
   void check_gradient(int step, const LocalShard& shard);
