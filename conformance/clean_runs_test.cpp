@@ -76,8 +76,10 @@ TEST(CleanRuns, GroupsHaveEveryValueOfEveryDimensionAndOneTwinEach) {
       EXPECT_FALSE(spec.is_refused()) << spec.id();
       for (const auto& [dimension, value] : spec.dimensions()) values[dimension].insert(value);
     }
-    for (const auto& one : group.knobs)
-      for (const auto& [key, value] : one.flatten().items()) knobs.insert(key);
+    for (const auto& one : group.knobs) {
+      const auto flat = one.flatten();
+      for (const auto& [key, value] : flat.items()) knobs.insert(key);
+    }
   }
   for (const auto& spec : full_matrix())
     for (const auto& [dimension, value] : spec.dimensions())

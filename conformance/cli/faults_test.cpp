@@ -114,9 +114,9 @@ FaultOptions options(std::vector<std::string> faults, std::size_t cases) {
   return chosen;
 }
 
-// In the panel's first case no loss scale is there to be wrong.
+// In the panel's first case nothing overflows.
 TEST(FaultRun, AFaultThatDoesNotActIsNotAPass) {
-  auto few = options({"scale_not_divided"}, 1);
+  auto few = options({"overflow_unseen"}, 1);
   few.minutes = 0.2;  // the contract's cases are many
   few.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
     if (request.at("do") == "contract")
@@ -151,6 +151,15 @@ TEST(FaultRun, APanelThatFailsByItselfIsVoid) {
   EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Void);
   EXPECT_THAT(matrix.failure, HasSubstr("fails without a fault"));
   EXPECT_EQ(matrix.faults[0].fate, reports::Fate::NotRun);
+}
+
+// Not a number in the masters shows at once; the engine throws in the next step.
+TEST(FaultRun, WhatDifferedBeforeAnExceptionIsTold) {
+  const auto matrix = run_faults(options({"mutant.master.not_a_number"}, 1));
+  ASSERT_EQ(matrix.faults[0].fate, reports::Fate::Caught);
+  const auto& found = matrix.faults[0].found[0];
+  EXPECT_THAT(found.checks, ::testing::ElementsAre("exact/master", "exception"));
+  EXPECT_EQ(found.after_steps, 0);
 }
 
 // Hanging, dying and throwing ranks are replaced, and the next fault finds them whole.

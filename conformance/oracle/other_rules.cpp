@@ -53,7 +53,8 @@ bool holds_by_torch_defaults(const at::Tensor& got, const at::Tensor& want) {
   const auto reference = wide(want);
   const auto allowed = std::max(of_got.absolute, of_want.absolute) +
                        std::max(of_got.relative, of_want.relative) * reference.abs();
-  const auto held = (wide(got) - reference).abs().le(allowed);
+  const auto error = (wide(got) - reference).abs();
+  const auto held = at::logical_and(error.le(allowed), error.isfinite());
   return at::logical_or(held, wide(got).eq(reference)).all().item<bool>();  // infinities too
 }
 
