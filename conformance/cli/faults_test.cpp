@@ -153,12 +153,12 @@ TEST(FaultRun, APanelThatFailsByItselfIsVoid) {
   EXPECT_EQ(matrix.faults[0].fate, reports::Fate::NotRun);
 }
 
-// Not a number in the masters shows at once; the engine throws in the next step.
+// Not a number in the masters shows at once, and the engine throws in the next step.
 TEST(FaultRun, WhatDifferedBeforeAnExceptionIsTold) {
   const auto matrix = run_faults(options({"mutant.master.not_a_number"}, 1));
   ASSERT_EQ(matrix.faults[0].fate, reports::Fate::Caught);
   const auto& found = matrix.faults[0].found[0];
-  EXPECT_THAT(found.checks, ::testing::ElementsAre("exact/master", "exception"));
+  EXPECT_THAT(found.checks, ::testing::ElementsAre(StartsWith("exact/"), "exception"));
   EXPECT_EQ(found.after_steps, 0);
 }
 
