@@ -67,9 +67,32 @@ std::string how_it_ended(const Outcomes& outcomes) {
   return "lost peer";
 }
 
+// In the first step in which anything failed: the phase that no other one of them leads to.
+std::string first_phase(const std::vector<Failed>& checks) {
+  for (const char* phase : {"forward", "gradient", "norm", "scale", "update", "parameter"})
+    for (const auto& check : checks)
+      if (check.step == checks[0].step && phase_of(check.kind) == phase) return phase;
+  return {};
+}
+
+// "before that, step 2 master fc.weight: ...": the earliest that a rank told with its exception.
+std::optional<Failed> seen_before(const Outcomes& outcomes) {
+  const std::string mark = "before that, step ";
+  std::optional<Failed> earliest;
+  for (const auto& outcome : outcomes) {
+    const auto step = step_after(outcome.text, mark);
+    if (!step || (earliest && earliest->step <= *step)) continue;
+    const auto kind = outcome.text.find(' ', outcome.text.find(mark) + mark.size()) + 1;
+    const auto end = outcome.text.find_first_of(" :", kind);
+    earliest = {"exact", outcome.text.substr(kind, end - kind), *step};
+  }
+  return earliest;
+}
+
 // A fault that ended the case says by its note where it was, and where it had acted before. Where
 // it had not, it acted there and then: without it the case holds.
-void judge_end(FaultVerdict& verdict, reports::Found& found, const Outcomes& outcomes) {
+void judge_end(FaultVerdict& verdict, reports::Found& found, const std::string& phase,
+               const Outcomes& outcomes) {
   found.checks = {how_it_ended(outcomes)};
   std::optional<int> acted, ended;
   for (const auto& outcome : outcomes) {
@@ -82,6 +105,11 @@ void judge_end(FaultVerdict& verdict, reports::Found& found, const Outcomes& out
   verdict.acted_step = acted.value_or(ended.value_or(-1));
   found.after_steps = std::max(ended.value_or(0), 0) - std::max(verdict.acted_step, 0);
   found.located = found.after_steps == 0;
+  if (const auto before = seen_before(outcomes)) {
+    found.checks = {before->lane + "/" + before->kind, found.checks[0]};
+    found.after_steps = before->step - std::max(verdict.acted_step, 0);
+    found.located = found.after_steps == 0 && first_phase({*before}) == phase;
+  }
 }
 
 void take_rules(FaultVerdict& verdict, const Outcomes& outcomes) {
@@ -91,14 +119,6 @@ void take_rules(FaultVerdict& verdict, const Outcomes& outcomes) {
     for (std::size_t i = 0; i < reports::kRulesElsewhere; ++i)
       verdict.elsewhere[i] = verdict.elsewhere[i] || rules->at(i).get<bool>();
   }
-}
-
-// In the first step in which anything failed: the phase that no other one of them leads to.
-std::string first_phase(const std::vector<Failed>& checks) {
-  for (const char* phase : {"forward", "gradient", "norm", "scale", "update", "parameter"})
-    for (const auto& check : checks)
-      if (check.step == checks[0].step && phase_of(check.kind) == phase) return phase;
-  return {};
 }
 
 FaultVerdict verdict_of(const std::string& phase, const std::string& id, const std::string& replay,
@@ -113,7 +133,7 @@ FaultVerdict verdict_of(const std::string& phase, const std::string& id, const s
   found.replay = replay;
   found.first = reports::first_line(message);
   if (!verdict.answered) {
-    judge_end(verdict, found, outcomes);
+    judge_end(verdict, found, phase, outcomes);
   } else {
     const auto checks = failed_checks(outcomes);
     for (const auto& check : checks) found.checks.push_back(check.lane + "/" + check.kind);

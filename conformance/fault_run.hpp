@@ -1,7 +1,7 @@
 // FaultRun: the suite against every fault of the catalogue, as one kill matrix.
 //
-//   the panel without a fault -> every fault through the panel, until it is caught (or through all
-//   of it) -> survivors through the contract (full) -> clean configurations at random
+//   the panel without a fault -> every fault through the panel, until it is caught (full: through
+//   all of it) -> clean configurations at random -> survivors through the contract
 //
 // Invariants: nothing counts unless every case of the panel holds without a fault; every fault that
 // is given is in the matrix once, in the order given; what was not run says so.

@@ -11,6 +11,7 @@
 #include "conformance/rank_answer.hpp"
 #include "conformance/rank_backward.hpp"
 #include "conformance/recipe.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -85,7 +86,8 @@ void RankCase::make_engine(const nlohmann::json& request) {
     fault_ = std::make_unique<faults::Planted>(fault, context_.rank(), spec_.world, moment_, names);
     communicator = fault_->wire(communicator);
   }
-  const std::string config = config_text(spec_, twin_.threshold(), *model_);
+  const auto config = with_knobs(config_text(spec_, twin_.threshold(), *model_),
+                                 request.value("knobs", nlohmann::json::object()));
   keep_config(request, context_, config);
   // Both ways in: a model with several groups by the core, the others as modules.
   engine_ = has_groups
@@ -119,15 +121,26 @@ nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& co
   return {{"exact", exact.to_json()}};
 }
 
+void RankCase::play(int step) {
+  engine_->on_step([this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
+  check_scale(step, "loss_scale before it");
+  for (int index = 0; index < spec_.accumulation; ++index) micro_batch(step, index);
+  check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
+  after_step(step);
+}
+
+// What differed before an exception is told with it.
 nlohmann::json RankCase::run() {
   gradients_.resize(static_cast<std::size_t>(steps_));
-  for (int step = 0; step < steps_; ++step) {
-    engine_->on_step(
-        [this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
-    check_scale(step, "loss_scale before it");
-    for (int index = 0; index < spec_.accumulation; ++index) micro_batch(step, index);
-    check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
-    after_step(step);
+  try {
+    for (int step = 0; step < steps_; ++step) play(step);
+  } catch (const comm::CommunicationError&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (trail_.places().empty()) throw;
+    const std::string text = error.what();
+    exact_.add_finding(at_step(moment_->step, "exception"),
+                       text.substr(0, text.find("\nException raised from ")));
   }
   std::map<std::string, int64_t> numels;  // of the trainable parameters
   for (const auto& [name, rule] : rules_) numels[name] = c10::multiply_integers(shapes_.at(name));

@@ -36,12 +36,14 @@ namespace equigrad::conformance {
 class RankCase {
  public:
   // request: id, seed, twin (path); optional fault (name), adversary (seed), keep (folder for
-  // tensors), config (path for what initialize() gets) and steps (1 to kSteps).
+  // tensors), config (path for what initialize() gets), steps (1 to kSteps) and knobs (merged
+  // into the engine's configuration, and no part of the case).
   RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
   nlohmann::json run();
 
  private:
   void make_engine(const nlohmann::json& request);
+  void play(int step);
   void micro_batch(int step, int index);
   void observe(int step, const std::vector<LocalShard>& shards);
   std::optional<Failure> check_gradient(int step, const LocalShard& shard);

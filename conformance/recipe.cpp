@@ -276,4 +276,10 @@ std::string config_text(const CaseSpec& spec, double threshold, const reference:
   return config.dump(1);
 }
 
+std::string with_knobs(const std::string& config_text, const nlohmann::json& knobs) {
+  auto config = nlohmann::json::parse(config_text);
+  config.merge_patch(knobs);
+  return config.dump(1);
+}
+
 }  // namespace equigrad::conformance

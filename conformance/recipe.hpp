@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -44,6 +45,9 @@ reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshol
                             reference::Order order);
 // The engine's configuration, as JSON text.
 std::string config_text(const CaseSpec& spec, double threshold, const reference::Model& model);
+
+// The same with other values for some keys: `knobs` is merged into it, as RFC 7396 says.
+std::string with_knobs(const std::string& config_text, const nlohmann::json& knobs);
 
 // The twin of whatever a user's own configuration asks for, as the engine's parser read it: a key
 // that is misread there is misread here too, and nobody sees it.

@@ -194,6 +194,7 @@ void Runner::start_case(std::size_t lane, std::size_t index) {
   one["twin"] = tuple.path;
   if (!options_.fault.empty()) one["fault"] = options_.fault;
   kept_.ask(one, spec.id());
+  if (!options_.knobs.empty()) one["knobs"] = options_.knobs;
   lanes_[lane] = {pool_.start(ranks_of(lane, spec.world), one), index, number, Clock::now()};
 }
 

@@ -33,7 +33,8 @@ struct RunOptions {
   bool quiet = false;
   int lanes = 0;      // 0: as lanes.hpp says
   std::string fault;  // planted into every case; for trying the failure path
-  ranks::Handler serve = conformance::serve;  // what the ranks run
+  nlohmann::json knobs = nlohmann::json::object();  // rank_case.hpp
+  ranks::Handler serve = conformance::serve;        // what the ranks run
 };
 
 // Fills in self_checks, cases, memory, underflow, seed, failure, interrupted, signal and wall_s.

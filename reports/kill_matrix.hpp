@@ -115,6 +115,7 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix);
 std::string to_json(const KillMatrix& matrix);  // a line for each fault
 std::string to_terminal(const KillMatrix& matrix);
 std::string to_markdown(const KillMatrix& matrix);
-std::string to_html(const KillMatrix& matrix);  // one page; needs no other file
+std::string to_html(const KillMatrix& matrix);           // one page; needs no other file
+std::string page_kill_matrix(const KillMatrix& matrix);  // its sections
 
 }  // namespace equigrad::reports

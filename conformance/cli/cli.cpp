@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/config.hpp"
@@ -35,6 +36,11 @@ void add_selection(CLI::App& app, RunCommand& command) {
       ->check(CLI::Range(1, 4));
 }
 
+std::string knobs_problem(const std::string& text) {
+  const auto knobs = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return knobs.is_object() ? "" : "expected a JSON object, got \"" + text + "\"";
+}
+
 void add_run(CLI::App& app, RunCommand& command) {
   add_selection(app, command);
   app.add_option("--seed", command.seed, "Of weights and data");
@@ -50,6 +56,10 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
   app.add_option("--fault", command.fault, fault_help())->check(fault_problem);
+  app.add_option("--knobs", command.knobs,
+                 "A JSON object of keys that must change nothing, merged into every engine's "
+                 "configuration, such as '{\"zero_optimization\": {\"reduce_bucket_size\": 7}}'")
+      ->check(knobs_problem);
   app.add_flag("--list", command.list, "Print the ids only");
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
@@ -133,28 +143,6 @@ void add_compare(CLI::App& app, CompareCommand& command) {
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
-  app.add_flag("-q,--quiet", command.quiet, "No progress");
-}
-
-void add_faults(CLI::App& app, FaultsCommand& command) {
-  app.add_option("FILTER", command.filters,
-                 "Part of a fault's name, or a glob; several mean one of them");
-  app.add_flag("--full", command.full,
-               "Every case of the panel for every fault, not only up to the first that catches it");
-  app.add_option("--minutes", command.minutes,
-                 "Stop after so long, 0: never (default: 10, with --full 0)")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--clean", command.clean,
-                 "Random configurations without a fault (default: 5000, with a FILTER 0)")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--seed", command.seed, "Of weights, data and configurations");
-  app.add_option("--json", command.json, "Also write the record here; - is stdout");
-  app.add_option("--report", command.report, "Folder for faults.html, faults.json, faults.md");
-  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
-  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
-      ->check(CLI::Range(0, 64));
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 

@@ -25,6 +25,10 @@
 #include "conformance/matrix.hpp"
 #include "conformance/program.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace equigrad::conformance::cli {
 
 enum ExitCode { kHeld = 0, kFailed = 1, kUsage = 2, kInfrastructure = 3, kInconclusive = 4 };
@@ -42,6 +46,7 @@ struct RunCommand {
   double timeout_scale = 1;
   int lanes = 0;
   std::string fault;
+  std::string knobs;  // a JSON object
   bool quiet = false;
   bool verbose = false;
   std::string color = "auto";
@@ -127,6 +132,7 @@ struct FaultsCommand {
   std::string program = "equigrad";
   std::string line;  // the whole command
 };
+void add_faults(CLI::App& app, FaultsCommand& command);
 int faults_command(const FaultsCommand& command);
 
 struct ConfigCommand {

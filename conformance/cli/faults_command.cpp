@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
 
@@ -60,6 +61,28 @@ FaultOptions options_of(const FaultsCommand& command) {
 
 }  // namespace
 
+void add_faults(CLI::App& app, FaultsCommand& command) {
+  app.add_option("FILTER", command.filters,
+                 "Part of a fault's name, or a glob; several mean one of them");
+  app.add_flag("--full", command.full,
+               "Every case of the panel for every fault, not only up to the first that catches it");
+  app.add_option("--minutes", command.minutes,
+                 "Stop after so long, 0: never (default: 10, with --full 0)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--clean", command.clean,
+                 "Random configurations without a fault (default: 5000, with a FILTER 0)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", command.seed, "Of weights, data and configurations");
+  app.add_option("--json", command.json, "Also write the record here; - is stdout");
+  app.add_option("--report", command.report, "Folder for faults.html, faults.json, faults.md");
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
+      ->check(CLI::Range(0, 64));
+  app.add_flag("-q,--quiet", command.quiet, "No progress");
+}
+
 int faults_command(const FaultsCommand& command) {
   auto options = options_of(command);
   options.faults = selected_faults(command.filters);
@@ -76,10 +99,12 @@ int faults_command(const FaultsCommand& command) {
   matrix.environment = environment;
   matrix.command = command.line;
   const auto json = reports::to_json(matrix);
+  write_file(at("html"), reports::to_html(matrix));
+  write_file(at("md"), reports::to_markdown(matrix));
   write_file(at("json"), json);
   if (!command.json.empty()) write_file(command.json, json);
   std::ostream& out = command.json == "-" ? std::cerr : std::cout;
-  out << reports::to_terminal(matrix) << "# report: " << at("json") << "\n";
+  out << reports::to_terminal(matrix) << "# report: " << at("html") << "\n";
   return reports::exit_code(matrix);
 }
 

@@ -106,6 +106,10 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   if (!command.data_dir.empty())
     options.replay_suffix += " --data-dir '" + absolute(command.data_dir) + "'";
   if (!command.fault.empty()) options.replay_suffix += " --fault " + command.fault;
+  if (!command.knobs.empty()) {
+    options.knobs = nlohmann::json::parse(command.knobs);
+    options.replay_suffix += " --knobs '" + options.knobs.dump() + "'";
+  }
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.lanes = command.lanes;
@@ -120,9 +124,16 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
 contract::ContractOptions contract_options(const RunOptions& options,
                                            std::vector<contract::Spec> specs,
                                            const std::string& fault) {
-  return {std::move(specs),      options.seed,          options.data,
-          options.replay_prefix, options.replay_suffix, options.timeout_scale,
-          options.quiet,         options.lanes,         !fault.empty()};
+  return {std::move(specs),
+          options.seed,
+          options.data,
+          options.replay_prefix,
+          options.replay_suffix,
+          options.timeout_scale,
+          options.quiet,
+          options.lanes,
+          fault.starts_with("Contract"),
+          fault.starts_with("Contract") ? "" : fault};
 }
 
 // The contract's cases follow the matrix's.
@@ -173,7 +184,8 @@ void write_failures(const RunCommand& command, const RunOptions& options, report
   }
 }
 
-// A fault is planted into the matrix or into the contract; what cannot have it is left out.
+// A fault is planted into the matrix or, where nothing of it is selected, into the contract; what
+// cannot have it is left out.
 void keep_those_with(const std::string& fault, Selected& cases,
                      std::map<std::string, int64_t>& not_run) {
   if (fault.empty()) return;
@@ -184,7 +196,7 @@ void keep_those_with(const std::string& fault, Selected& cases,
     std::erase_if(cases.contract, [&](const contract::Spec& spec) {
       return fault != "Contract" && fault != spec.of->family();
     });
-  } else {
+  } else if (!cases.matrix.empty()) {
     cases.contract.clear();
   }
   const auto without = static_cast<int64_t>(before - cases.size());

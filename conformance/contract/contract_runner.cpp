@@ -145,11 +145,12 @@ std::vector<reports::Case> run_contract(const ContractOptions& options) {
       std::vector<int> set;
       for (int rank = 0; rank < options.specs[next].world; ++rank)
         set.push_back(static_cast<int>(i) * kWidest + rank);
-      const nlohmann::json request = {{"do", "contract"},
-                                      {"id", records[next].id},
-                                      {"seed", options.seed},
-                                      {"data", to_json(options.data)},
-                                      {"fault", options.fault}};
+      nlohmann::json request = {{"do", "contract"},
+                                {"id", records[next].id},
+                                {"seed", options.seed},
+                                {"data", to_json(options.data)},
+                                {"fault", options.fault}};
+      if (!options.plant.empty()) request["plant"] = options.plant;
       lanes[i] = {pool.start(set, request), next, Clock::now()};
       ++next;
     }

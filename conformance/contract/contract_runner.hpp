@@ -28,6 +28,7 @@ struct ContractOptions {
   bool quiet = false;
   int lanes = 0;       // 0: one a core and one more
   bool fault = false;  // every program plays its wrong way
+  std::string plant;   // a fault of the catalogue, for every case; empty: none
 };
 
 // Of the default selection, or of all.

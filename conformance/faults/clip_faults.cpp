@@ -86,18 +86,18 @@ double coefficient(double norm, double threshold) { return threshold / (norm + 1
 
 std::vector<Fault> clip_faults() {
   return {
-      at_seams("clip.skipped", "a gradient above the threshold is not clipped", {"DS-58"},
-               "gradient", [](Scene& s) { change_clip(s, [](double, double) { return 1.0; }); }),
+      at_seams("clip.skipped", "a gradient above the threshold is not clipped", {"DS-58"}, "clip",
+               [](Scene& s) { change_clip(s, [](double, double) { return 1.0; }); }),
       at_seams("clip.max_for_min", "the greater of 1 and the coefficient, not the lesser",
-               {"DS-59"}, "gradient",
+               {"DS-59"}, "clip",
                [](Scene& s) {
                  change_clip(s, [](double norm, double threshold) {
                    return std::max(1.0, coefficient(norm, threshold));
                  });
                }),
-      at_seams("clip.always", "a gradient below the threshold is made as large as it", {},
-               "gradient", [](Scene& s) { change_clip(s, coefficient); }),
-      at_seams("clip.twice", "the coefficient is applied twice", {}, "gradient",
+      at_seams("clip.always", "a gradient below the threshold is made as large as it", {}, "clip",
+               [](Scene& s) { change_clip(s, coefficient); }),
+      at_seams("clip.twice", "the coefficient is applied twice", {}, "clip",
                [](Scene& s) {
                  change_clip(s, [](double norm, double threshold) {
                    const double once = std::min(1.0, coefficient(norm, threshold));
@@ -105,7 +105,7 @@ std::vector<Fault> clip_faults() {
                  });
                }),
       at_seams("clip.before_unscaling", "the norm of the scaled gradient is held to the threshold",
-               {"AP-02"}, "gradient", clip_before_unscaling),
+               {"AP-02"}, "clip", clip_before_unscaling),
       at_seams("clip.zero_times_infinity", "an infinite norm becomes NaN and stops nothing",
                {"DS-60"}, "gradient",
                [](Scene& s) {

@@ -24,7 +24,7 @@ std::vector<Fault> all_groups() {
 const std::vector<std::string> kSeams = {"communicator", "partition",  "bucket", "reduction",
                                          "accumulation", "loss_scale", "clip",   "optimizer",
                                          "parameter",    "completion"};
-const std::vector<std::string> kPhases = {"forward", "gradient",  "norm",
+const std::vector<std::string> kPhases = {"forward", "gradient",  "norm", "clip",
                                           "update",  "parameter", "scale"};
 
 nlohmann::json Act::to_json() const {

@@ -79,9 +79,8 @@ struct Fault {
 // communicator partition bucket reduction accumulation loss_scale clip optimizer parameter
 // completion
 extern const std::vector<std::string> kSeams;
-// "forward" (a loss, or a parameter that a forward read), "gradient" (averaged and clipped),
-// "norm", "update" (masters, states), "parameter" (what is published), "scale" (loss scale, skipped
-// steps)
+// "forward" (a loss, or a parameter that a forward read), "gradient" (the average), "norm", "clip",
+// "update" (masters, states), "parameter" (what is published), "scale" (loss scale, skipped steps)
 extern const std::vector<std::string> kPhases;
 
 const std::vector<Fault>& catalogue();

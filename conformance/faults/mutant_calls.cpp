@@ -134,7 +134,7 @@ const std::vector<NumberSite>& number_sites() {
   static const std::vector<NumberSite> all = {
       {"factor", "the factor of the average", "reduction", "gradient", at_factor},
       {"norm", "the norm", "clip", "norm", at_norm},
-      {"threshold", "the threshold to clip at", "clip", "gradient", at_threshold},
+      {"threshold", "the threshold to clip at", "clip", "clip", at_threshold},
       {"weight", "the weight of a pass", "accumulation", "gradient", at_weight},
       {"lr", "the learning rate", "optimizer", "update", setting(&OptimizerConfig::lr)},
       {"decay", "the weight decay", "optimizer", "update", setting(&OptimizerConfig::weight_decay)},
@@ -148,7 +148,7 @@ const std::vector<NumberSite>& number_sites() {
 const std::vector<CallSite>& call_sites() {
   static const std::vector<CallSite> all = {
       {"update", "the update of a run of elements", "optimizer", "update", repeat_update},
-      {"clip", "clipping", "clip", "gradient", repeat_clip},
+      {"clip", "clipping", "clip", "clip", repeat_clip},
       {"copy_in", "copying a gradient into its bucket", "bucket", "gradient", repeat_copy_in},
       {"accumulate", "adding a sum to the window", "accumulation", "gradient", repeat_accumulate},
       {"refresh", "rounding masters to what is paged", "parameter", "parameter", repeat_refresh},

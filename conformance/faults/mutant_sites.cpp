@@ -146,7 +146,7 @@ const std::vector<Site>& sites() {
       {"accumulated", "what is added to the window", "accumulation", "gradient", at_accumulator,
        nullptr},
       {"average", "the average of a step", "accumulation", "gradient", at_average, nullptr},
-      {"clipped", "the clipped gradient", "clip", "gradient", at_clipped, nullptr},
+      {"clipped", "the clipped gradient", "clip", "clip", at_clipped, nullptr},
       {"used_gradient", "the gradient of an update", "optimizer", "update", at_used_gradient,
        nullptr},
       {"master", "a master after its update", "optimizer", "update", at_master, nullptr},
