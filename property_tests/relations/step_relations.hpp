@@ -1,0 +1,134 @@
+// Relations 36 to 41: of what a step does.
+//
+// Shapes, units, errors: those of relation.hpp.
+// Invariants: none besides those of relation.hpp.
+// Depends on: relation.hpp, conformance/oracle/bits.hpp.
+#pragma once
+
+#include "conformance/oracle/bits.hpp"
+#include "property_tests/relations/relation.hpp"
+
+namespace equigrad::property_tests::relations {
+
+// A step that overflows on one rank, between two that do not.
+inline std::string overflow(const json& one, Runs& runs) {
+  const Source loud{1, one.at("seed").get<int>() % world_of(one), gas_of(one) - 1};
+  Way way;
+  way.steps = 3;
+  way.pass = [loud](Session& s, const Source& from) {
+    const bool now = from.step == loud.step && from.rank == loud.rank && from.micro == loud.micro;
+    s.engine->backward(s.loss(from) * (now ? 0x1p100 : 1.0));
+  };
+  const auto got = runs.train(one, way);
+  if (got.skipped != 1) return std::to_string(got.skipped) + " steps were skipped";
+  for (const auto& [key, digest] : got.digests) {
+    if (!key.starts_with("1 ") || is_gradient(key) || !is_not_scale(key)) continue;
+    if (got.digests.at("2" + key.substr(1)) != digest) return "it changed " + key.substr(2);
+  }
+  if (got.scales.at(1) == got.scales.at(0) / 2) return "";
+  return "the scale went from " + std::to_string(got.scales.at(0)) + " to " +
+         std::to_string(got.scales.at(1));
+}
+
+inline std::string other_scale(const json& one, Runs& runs) {
+  auto low = one;
+  low["scale_power"] = 5;
+  const auto got = runs.train(low);
+  if (got.skipped + runs.plain().skipped > 0 || got.least < 0x1p-14) return kDoesNotApply;
+  return parted(got, runs.plain(), is_not_scale);
+}
+
+inline std::string no_rate(const json& one, Runs& runs) {
+  Session session(changed(changed(one, "lr", 0.0), "decay", 0.0), runs.context, {});
+  const Toy before(one);
+  session.train();
+  for (const auto& parameter : before.parameters) {
+    const auto report = conformance::oracle::compare(session.engine->full_parameter(parameter.name),
+                                                     parameter.tensor.detach().to(session.dtype()));
+    if (!report.equal()) return parameter.name + ": " + describe(report);
+  }
+  return "";
+}
+
+// Trained one step, exported, imported by a fresh engine, trained on.
+inline std::string exported(const json& one, Runs& runs) {
+  const Way way;
+  Session first(one, runs.context, way), second(one, runs.context, way);
+  first.step(0);
+  for (const auto& parameter : first.toy.parameters) {
+    const auto& name = parameter.name;
+    if (name == "frozen" || parameter.tensor.numel() == 0) continue;
+    auto& to = second.engine->access();
+    auto& from = first.engine->access();
+    to.set_full_master(name, from.full_master(name));
+  }
+  for (auto* session : {&first, &second}) session->step(1);
+  return parted(first.finish(), second.finish(),
+                [](const std::string& key) { return key.starts_with("2 ") && is_not_scale(key); });
+}
+
+// Two engines under one loss; `second_first`: the other one steps first.
+inline Record two_engines(const json& one, Runs& runs, bool second_first) {
+  const auto other = changed(one, "seed", one.at("seed").get<int>() + 1);
+  const Way way;
+  Session a(one, runs.context, way), b(other, runs.context, way);
+  a.engine->share_loss_scale(*b.engine);
+  for (int step = 0; step < way.steps; ++step) {
+    a.observe(step);
+    b.observe(step);
+    for (int micro = 0; micro < gas_of(one); ++micro) {
+      const Source at{step, runs.context.rank(), micro};
+      a.begin(at);
+      a.engine->scale(a.loss(at) + b.loss(at)).backward();
+      if (second_first) b.engine->step();
+      a.engine->step();
+      if (!second_first) b.engine->step();
+    }
+    a.after(step);
+    b.after(step);
+  }
+  Record both = a.finish();
+  for (const auto& [key, digest] : b.finish().digests) both.digests[key + " of b"] = digest;
+  return both;
+}
+
+inline std::vector<Relation> step_relations() {
+  return {
+      {36,
+       "an overflow on one rank changes nothing, and the scale halves",
+       Class::Exact,
+       is_fp16,
+       overflow,
+       {"loss_scale.ignores_overflow"}},
+      {37,
+       "the first loss scale does not matter",
+       Class::Guarded,
+       [](const json& one) { return is_fp16(one) && one.at("wide_sums"); },
+       other_scale,
+       {"large scales are off"}},
+      {38,
+       "without rate and decay parameters stay",
+       Class::Exact,
+       always,
+       no_rate,
+       {"rate has a floor"}},
+      {40,
+       "masters that are exported and imported train on alike",
+       Class::Guarded,
+       [](const json& one) {
+         return one.at("rule") == 0 && one.at("momentum") == 0.0 && !is_fp16(one);
+       },
+       exported,
+       {"completion.gather_read_before_wait"}},
+      {41,
+       "the order in which engines step does not matter",
+       Class::Exact,
+       always,
+       [](const json& one, Runs& runs) {
+         return parted(two_engines(one, runs, false), two_engines(one, runs, true));
+       },
+       {"steps are shared"}},
+  };
+}
+
+}  // namespace equigrad::property_tests::relations

@@ -1,0 +1,62 @@
+// Table: all relations, and the settings in which they are tried.
+//
+// Invariants: numbers are those of the table of truths; every relation is there once. Open, and in
+// no row: 39 (save, kill, resume: the engine writes no checkpoint files), 26 for ranks that are not
+// neighbours and 30 for gradients that round (both need sums that are exact in any order).
+// Units, errors: those of relation.hpp.   Depends on: the other headers of this folder.
+#pragma once
+
+#include <algorithm>
+
+#include "property_tests/relations/bounded_relations.hpp"
+#include "property_tests/relations/fingerprint.hpp"
+#include "property_tests/relations/gather_relations.hpp"
+#include "property_tests/relations/lattice.hpp"
+#include "property_tests/relations/loss_relations.hpp"
+#include "property_tests/relations/pass_relations.hpp"
+#include "property_tests/relations/reduction_relations.hpp"
+#include "property_tests/relations/station_relations.hpp"
+#include "property_tests/relations/step_relations.hpp"
+
+namespace equigrad::property_tests::relations {
+
+inline const std::vector<Relation>& table() {
+  static const std::vector<Relation> all = [] {
+    std::vector<Relation> rows;
+    for (const auto group :
+         {loss_relations, pass_relations, bounded_relations, reduction_relations, gather_relations,
+          lattice_relations, fingerprint_relations, station_relations, step_relations}) {
+      auto some = group();
+      std::move(some.begin(), some.end(), std::back_inserter(rows));
+    }
+    std::sort(rows.begin(), rows.end(),
+              [](const Relation& a, const Relation& b) { return a.number < b.number; });
+    return rows;
+  }();
+  return all;
+}
+
+// Settings between them in which every guard holds.
+inline std::vector<json> grid() {
+  std::vector<json> all;
+  for (int i = 0; i < 12; ++i) {
+    const int dtype = i % 3;
+    const int gases[] = {2, 1, 3, 4};
+    const int64_t buckets[] = {20, 1000, 7, 45};
+    all.push_back({{"world", 2 + (i / 2) % 3},
+                   {"stage", i % 4},
+                   {"gas", gases[i / 3]},
+                   {"dtype", dtype},
+                   {"wide_sums", dtype == kFp32 || i % 2 == 0},
+                   {"model", i % 5 % 3},
+                   {"rule", i / 4},
+                   {"clip", i % 2 == 0 ? 0.05 : 0.0},
+                   {"decay", 0.1},
+                   {"momentum", i % 2 == 0 ? 0.0 : 0.9},
+                   {"schedule", {buckets[i % 4], buckets[(i + 1) % 4], 40, i % 2 * 10, 1000, 1000}},
+                   {"seed", 100 + 7 * i}});
+  }
+  return all;
+}
+
+}  // namespace equigrad::property_tests::relations
