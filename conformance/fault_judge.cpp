@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <set>
+#include <tuple>
 
-#include "conformance/judge.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::conformance {
@@ -112,6 +113,26 @@ void judge_end(FaultVerdict& verdict, reports::Found& found, const std::string& 
   }
 }
 
+// When it acted first over all ranks, and on what.
+struct Acted {
+  int step = -1, micro_batch = -1;
+  std::set<std::string> parameters;
+};
+
+Acted acted_of(const Outcomes& outcomes) {
+  Acted first;
+  for (const auto& outcome : outcomes) {
+    const auto& acted = outcome.answer.at("acted");
+    const std::tuple here{acted.at("step").get<int>(), acted.at("micro_batch").get<int>()};
+    if (acted.at("times").get<int64_t>() == 0) continue;
+    const std::tuple before{first.step, first.micro_batch};
+    if (first.step < 0 || here < before) first = {std::get<0>(here), std::get<1>(here), {}};
+    if (here == std::tuple{first.step, first.micro_batch})
+      for (const auto& name : acted.at("parameters")) first.parameters.insert(name);
+  }
+  return first;
+}
+
 void take_rules(FaultVerdict& verdict, const Outcomes& outcomes) {
   for (const auto& outcome : outcomes) {
     const auto rules = outcome.answer.find("rules");
@@ -157,11 +178,37 @@ std::string phase_of(const std::string& kind) {
   return "update";  // masters and states, by name
 }
 
+std::string misplaced(const std::string& phase, const Judged& judged, const Outcomes& outcomes) {
+  if (!judged.first) return "no first place";
+  const auto& place = judged.first->place;
+  if (!judged.answered) {
+    std::optional<int> acted;
+    for (const auto& outcome : outcomes)
+      if (const auto step = step_after(outcome.doing, "acted in step "); step && *step >= 0)
+        acted = std::min(acted.value_or(*step), *step);
+    return acted && *acted != place.step ? "step" : "";
+  }
+  const auto acted = acted_of(outcomes);
+  if (word(place.phase) != phase) return "phase";
+  // What is published is read, and seen, by the next forward at the latest; before the first step
+  // there is none to name.
+  const bool is_next = phase == "forward" && place.step == acted.step + 1;
+  if (place.step != std::max(acted.step, 0) && !is_next) return "step";
+  const bool both_know = place.micro_batch >= 0 && acted.micro_batch >= 0;
+  if (phase == "gradient" && both_know && place.micro_batch != acted.micro_batch)
+    return "micro-batch";
+  const bool names_both = !place.parameter.empty() && !acted.parameters.empty();
+  return names_both && !acted.parameters.contains(place.parameter) ? "parameter" : "";
+}
+
 FaultVerdict judge_fault(const std::string& phase, const CaseSpec& spec, const std::string& replay,
                          const Outcomes& outcomes) {
   const auto judged = judge(spec, replay, outcomes);
-  return verdict_of(phase, spec.id(), replay, outcomes, reports::passed(judged.record.verdict),
-                    judged.record.message);
+  auto verdict = verdict_of(phase, spec.id(), replay, outcomes,
+                            reports::passed(judged.record.verdict), judged.record.message);
+  if (verdict.found && verdict.answered)
+    verdict.found->located = misplaced(phase, judged, outcomes).empty();
+  return verdict;
 }
 
 FaultVerdict judge_contract_fault(const std::string& phase, const std::string& id,

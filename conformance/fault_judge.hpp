@@ -5,7 +5,7 @@
 // same case without the fault was run and held.
 // Units: steps and micro-batches count from 0.
 // Errors: nlohmann::json::exception for an answer of another form.
-// Depends on: faults/fault.hpp (in the source), matrix.hpp, ranks/pool.hpp,
+// Depends on: faults/fault.hpp (in the source), judge.hpp, matrix.hpp, ranks/pool.hpp,
 // reports/kill_matrix.hpp.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/judge.hpp"
 #include "conformance/matrix.hpp"
 #include "conformance/ranks/pool.hpp"
 #include "reports/kill_matrix.hpp"
@@ -32,7 +33,12 @@ struct FaultVerdict {
 FaultVerdict judge_fault(const std::string& phase, const CaseSpec& spec, const std::string& replay,
                          const std::vector<ranks::Outcome>& outcomes);
 
-// The same of a case of the contract.
+// What the first line of a failure has wrong about the fault, by the fault's own account; empty:
+// nothing.
+std::string misplaced(const std::string& phase, const Judged& judged,
+                      const std::vector<ranks::Outcome>& outcomes);
+
+// The same as judge_fault, of a case of the contract.
 FaultVerdict judge_contract_fault(const std::string& phase, const std::string& id,
                                   const std::string& replay,
                                   const std::vector<ranks::Outcome>& outcomes);

@@ -2,14 +2,11 @@
 // the planted bug says that it acted, for at least 95 of 100 bugs that are caught.
 #include <gmock/gmock.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <numeric>
-#include <tuple>
 
+#include "conformance/fault_judge.hpp"
 #include "conformance/faults/fault.hpp"
-#include "conformance/judge.hpp"
 #include "conformance/program.hpp"
 
 namespace equigrad::conformance {
@@ -47,63 +44,6 @@ std::vector<int> first_ranks(int world) {
   return ranks;
 }
 
-// When it acted first over all ranks, and on what.
-struct Acted {
-  int step = -1, micro_batch = -1;
-  std::set<std::string> parameters;
-};
-
-Acted acted_of(const std::vector<Outcome>& outcomes) {
-  Acted first;
-  for (const auto& outcome : outcomes) {
-    const auto& acted = outcome.answer.at("acted");
-    const int step = acted.at("step"), micro_batch = acted.at("micro_batch");
-    if (acted.at("times").get<int64_t>() == 0) continue;
-    const bool is_first =
-        first.step < 0 || std::tuple(step, micro_batch) < std::tuple(first.step, first.micro_batch);
-    if (is_first) first = {step, micro_batch, {}};
-    if (step == first.step && micro_batch == first.micro_batch)
-      for (const auto& name : acted.at("parameters")) first.parameters.insert(name);
-  }
-  return first;
-}
-
-// The step in which the planted bug acted, by the last notes of ranks that did not answer.
-int acted_by_notes(const std::vector<Outcome>& outcomes) {
-  const std::string words = "acted in step ";
-  int first = -1;
-  for (const auto& outcome : outcomes) {
-    const auto at = outcome.doing.find(words);
-    if (at == std::string::npos) continue;
-    const int step = std::atoi(outcome.doing.c_str() + at + words.size()) - 1;
-    first = first < 0 ? step : std::min(first, step);
-  }
-  return first;
-}
-
-// What the line has wrong; empty: nothing.
-std::string wrong_in(const std::string& phase, const Judged& judged,
-                     const std::vector<Outcome>& outcomes) {
-  if (!judged.first) return "no first place";
-  const auto first = to_json(*judged.first);
-  const int step = first.at("step"), micro_batch = first.at("micro_batch");
-  if (!judged.answered) {
-    const int acted = acted_by_notes(outcomes);
-    return acted >= 0 && acted != step ? "step" : "";
-  }
-  const auto acted = acted_of(outcomes);
-  if (first.at("phase") != phase) return "phase";
-  // What is published is read, and seen, by the next forward at the latest.
-  if (step != acted.step && !(phase == "forward" && step == acted.step + 1)) return "step";
-  if (phase == "gradient" && micro_batch >= 0 && acted.micro_batch >= 0 &&
-      micro_batch != acted.micro_batch)
-    return "micro-batch";
-  const std::string parameter = first.at("parameter");
-  if (!parameter.empty() && !acted.parameters.empty() && !acted.parameters.contains(parameter))
-    return "parameter";
-  return "";
-}
-
 TEST(Localisation, TheFirstLineIsRightForNineteenOfTwentyBugs) {
   ranks::Pool pool(4, serve, {std::chrono::milliseconds(6'000), std::chrono::milliseconds(500)});
   std::vector<Ground> grounds;
@@ -125,7 +65,7 @@ TEST(Localisation, TheFirstLineIsRightForNineteenOfTwentyBugs) {
       const auto judged = judge(ground.spec, "", outcomes);
       if (reports::passed(judged.record.verdict)) continue;
       ++caught;
-      const auto wrong = wrong_in(fault.phase, judged, outcomes);
+      const auto wrong = misplaced(fault.phase, judged, outcomes);
       if (wrong.empty()) {
         ++right;
       } else {
