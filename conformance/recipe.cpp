@@ -28,10 +28,10 @@ bool low_masters(const CaseSpec& spec) {
 constexpr int kScalePower = 8;
 int hysteresis_of(const CaseSpec& spec) { return spec.accumulation == 4 ? 2 : 1; }
 
-// amp's own scale begins at 2^16, where four micro-batches overflow step after step.
+// amp's own scale begins at 2^16, where four micro-batches and more overflow step after step.
 bool has_static_amp(const CaseSpec& spec) {
   return spec.precision == Precision::AmpO1 ||
-         (spec.precision == Precision::AmpO2 && spec.accumulation == 4);
+         (spec.precision == Precision::AmpO2 && spec.accumulation >= 4);
 }
 
 reference::LossScaleSpec loss_scale_of(const CaseSpec& spec) {
