@@ -76,20 +76,6 @@ std::string first_phase(const std::vector<Failed>& checks) {
   return {};
 }
 
-// "before that, step 2 master fc.weight: ...": the earliest that a rank told with its exception.
-std::optional<Failed> seen_before(const Outcomes& outcomes) {
-  const std::string mark = "before that, step ";
-  std::optional<Failed> earliest;
-  for (const auto& outcome : outcomes) {
-    const auto step = step_after(outcome.text, mark);
-    if (!step || (earliest && earliest->step <= *step)) continue;
-    const auto kind = outcome.text.find(' ', outcome.text.find(mark) + mark.size()) + 1;
-    const auto end = outcome.text.find_first_of(" :", kind);
-    earliest = {"exact", outcome.text.substr(kind, end - kind), *step};
-  }
-  return earliest;
-}
-
 // A fault that ended the case says by its note where it was, and where it had acted before. Where
 // it had not, it acted there and then: without it the case holds.
 void judge_end(FaultVerdict& verdict, reports::Found& found, const std::string& phase,
@@ -106,11 +92,6 @@ void judge_end(FaultVerdict& verdict, reports::Found& found, const std::string& 
   verdict.acted_step = acted.value_or(ended.value_or(-1));
   found.after_steps = std::max(ended.value_or(0), 0) - std::max(verdict.acted_step, 0);
   found.located = found.after_steps == 0;
-  if (const auto before = seen_before(outcomes)) {
-    found.checks = {before->lane + "/" + before->kind, found.checks[0]};
-    found.after_steps = before->step - std::max(verdict.acted_step, 0);
-    found.located = found.after_steps == 0 && first_phase({*before}) == phase;
-  }
 }
 
 // When it acted first over all ranks, and on what.

@@ -1,6 +1,9 @@
 #include "conformance/fault_panel.hpp"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
+#include <numeric>
 
 namespace equigrad::conformance {
 namespace {
@@ -36,6 +39,12 @@ constexpr std::array kPanel = {
     "zero0.bf16.w1.gas4.clip-off.sgd.nasty.engine_backward",
 };
 
+// Several gradients of one parameter in one pass; groups with rates of their own; a scale that
+// several engines wait for.
+const char* const kTelling[] = {
+    "Contract.2.reentrant_checkpointing_of_reused_parameters", "Contract.11.rate_of_every_group",
+    "Contract.11.rate_follows_its_schedule", "Contract.4.engines_share_a_scale"};
+
 }  // namespace
 
 const std::vector<CaseSpec>& fault_panel() {
@@ -44,6 +53,24 @@ const std::vector<CaseSpec>& fault_panel() {
     for (const char* id : kPanel) cases.push_back(parse_id(std::string("Required.grad.") + id));
     return cases;
   }();
+  return panel;
+}
+
+ContractPanel contract_panel() {
+  const auto all = contract::default_specs();
+  const auto is_telling = [](const contract::Spec& spec) {
+    return std::find(std::begin(kTelling), std::end(kTelling), spec.of->family()) !=
+           std::end(kTelling);
+  };
+  ContractPanel panel;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(panel.cases), is_telling);
+  panel.telling = panel.cases.size();
+  // Neighbours are alike: steps of the golden ratio meet every kind of case early.
+  std::size_t stride = all.size() * 618 / 1000;
+  while (std::gcd(stride, all.size()) != 1) ++stride;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (const auto& spec = all[i * stride % all.size()]; !is_telling(spec))
+      panel.cases.push_back(spec);
   return panel;
 }
 

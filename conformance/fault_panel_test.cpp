@@ -31,5 +31,16 @@ TEST(FaultPanel, NoTwoCasesShareATwinAndNoneIsRefused) {
   }
 }
 
+TEST(FaultPanel, HasEveryCaseOfTheContractOnceTheTellingOnesFirst) {
+  const auto panel = contract_panel();
+  std::set<std::string> ids;
+  for (const auto& spec : panel.cases) EXPECT_TRUE(ids.insert(spec.id()).second) << spec.id();
+  EXPECT_EQ(ids.size(), contract::default_specs().size());
+  std::set<std::string> families;
+  for (std::size_t i = 0; i < panel.telling; ++i) families.insert(panel.cases[i].of->family());
+  EXPECT_EQ(families.size(), 4u);
+  EXPECT_FALSE(families.contains(panel.cases[panel.telling].of->family()));
+}
+
 }  // namespace
 }  // namespace equigrad::conformance

@@ -9,6 +9,7 @@
 #include "conformance/clean_runs.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/fault_judge.hpp"
+#include "conformance/fault_panel.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/faults/survivors.hpp"
 #include "conformance/judge.hpp"
@@ -33,8 +34,9 @@ constexpr double kFaultyTimeout_s = 6, kFaultyTimes = 10;
 // A fault on its way through the cases.
 struct Chase {
   const faults::Fault* fault;
-  std::size_t next = 0;     // case
-  std::size_t running = 0;  // cases
+  std::size_t next = 0;         // case
+  std::size_t of_contract = 0;  // case
+  std::size_t running = 0;      // cases
   bool has_proof = false;
 };
 
@@ -48,7 +50,7 @@ class FaultRun {
   void hold_panel();
   void hold(std::size_t number, const Outcomes& outcomes, double seconds);
   void chase_through_panel();
-  void chase_through_contract();
+  void chase_through_contract(std::size_t cases);
   Task planted(std::size_t fault, std::size_t number);
   Task planted_in_contract(std::size_t fault, const contract::Spec& spec);
   void take(std::size_t fault, const FaultVerdict& verdict, double seconds);
@@ -72,6 +74,7 @@ class FaultRun {
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   const FaultOptions& options_;
+  const ContractPanel contract_panel_ = contract_panel();
   Clock::time_point start_ = Clock::now();
   TaskLanes lanes_;
   std::vector<double> clean_s_;  // of the panel
@@ -218,37 +221,33 @@ void FaultRun::chase_through_panel() {
   progress.finish();
 }
 
-// What the panel did not catch, through the contract's cases too, as far as there is time: the
-// panel has said already what it is worth.
-void FaultRun::chase_through_contract() {
-  const auto specs = contract::default_specs();
-  // Neighbours are alike: steps of the golden ratio meet every kind of case early.
-  std::size_t stride = specs.size() * 618 / 1000;
-  while (std::gcd(stride, specs.size()) != 1) ++stride;
+// What the panel did not catch, through the contract's cases too: as many of them, as far as there
+// is time.
+void FaultRun::chase_through_contract(std::size_t cases) {
+  const auto& specs = contract_panel_.cases;
+  cases = std::min(cases, specs.size());
   std::vector<std::size_t> left;
   for (std::size_t i = 0; i < chases_.size(); ++i)
     if (!is_caught(i) && !chases_[i].has_proof && chases_[i].next == options_.panel.size())
       left.push_back(i);
-  for (const std::size_t i : left) chases_[i].next = 0;
   const auto next_task = [&](std::size_t) -> std::optional<Task> {
     std::optional<std::size_t> least;
     for (const std::size_t i : left)
-      if (!is_caught(i) && chases_[i].next < specs.size())
-        if (!least || chases_[i].next < chases_[*least].next) least = i;
+      if (!is_caught(i) && chases_[i].of_contract < cases)
+        if (!least || chases_[i].of_contract < chases_[*least].of_contract) least = i;
     if (!least || is_late()) return std::nullopt;
     ++chases_[*least].running;
-    return planted_in_contract(*least, specs[chases_[*least].next++ * stride % specs.size()]);
+    return planted_in_contract(*least, specs[chases_[*least].of_contract++]);
   };
-  Progress progress(static_cast<int64_t>(left.size() * specs.size()), options_.quiet,
+  Progress progress(static_cast<int64_t>(left.size() * cases), options_.quiet,
                     "contract cases for what is left");
   lanes_.run(next_task, [&] {
     int64_t done = 0;
     for (const std::size_t i : left)
-      done += static_cast<int64_t>(is_caught(i) ? specs.size() : chases_[i].next);
+      done += static_cast<int64_t>(is_caught(i) ? cases : chases_[i].of_contract);
     progress.update(done, 0, "");
   });
   progress.finish();
-  for (const std::size_t i : left) chases_[i].next = options_.panel.size();
 }
 
 void FaultRun::settle() {
@@ -278,10 +277,11 @@ reports::KillMatrix FaultRun::run() {
   hold_panel();
   if (matrix_.failure.empty()) {
     chase_through_panel();
+    chase_through_contract(contract_panel_.telling);
     matrix_.faults_s = seconds();
     run_clean();
     const double before = seconds();
-    chase_through_contract();
+    chase_through_contract(contract_panel_.cases.size());
     settle();
     matrix_.faults_s += seconds() - before;
   }

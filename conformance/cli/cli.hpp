@@ -36,8 +36,7 @@ enum ExitCode { kHeld = 0, kFailed = 1, kUsage = 2, kInfrastructure = 3, kInconc
 struct RunCommand {
   Selection selection;
   bool full = false;
-  bool list = false;
-  bool list_faults = false, list_mistakes = false;  // instead of ids
+  bool list = false, list_faults = false, list_mistakes = false;  // the latter: instead of ids
   uint64_t seed = 1234;
   std::string json, junit;  // files, or "-" for stdout
   std::string report = "equigrad-report";
@@ -45,10 +44,8 @@ struct RunCommand {
   std::string data_dir;
   double timeout_scale = 1;
   int lanes = 0;
-  std::string fault;
-  std::string knobs;  // a JSON object
-  bool quiet = false;
-  bool verbose = false;
+  std::string fault, knobs;  // knobs: a JSON object
+  bool quiet = false, verbose = false;
   std::string color = "auto";
   std::string program = "equigrad";  // as it was called, for lines to paste
   std::string line;                  // the whole command
@@ -65,11 +62,10 @@ struct ReproCommand {
   int steps = 3;
   uint64_t seed = 1234;
   std::string fault;
-  bool as_is = false;  // not shrunk
+  bool as_is = false, quiet = false;  // as_is: not shrunk
   std::string folder = "equigrad-repro";
   std::string data_dir;
   double timeout_scale = 1;
-  bool quiet = false;
   std::string program = "equigrad";  // as it was called
 };
 // Repeats a case that fails, shrinks it, and writes its folder. `serve` is what the ranks run.
@@ -112,16 +108,16 @@ struct CompareCommand {
   std::string data_dir;
   double timeout_scale = 1;
   bool quiet = false;
-  std::string line;  // the whole command
+  std::string line;
 };
 int compare_command(const CompareCommand& command,
                     const ranks::Handler& serve = conformance::serve);
 
 struct FaultsCommand {
   std::vector<std::string> filters;  // of names
-  bool full = false;
-  std::optional<double> minutes;  // nothing: 10, and with --full as long as it takes
-  std::optional<int64_t> clean;   // nothing: 5,000, and with filters none
+  bool full = false;                 // every case for every fault
+  std::optional<double> minutes;     // nothing: 10, and with --full as long as it takes
+  std::optional<int64_t> clean;      // nothing: 5,000, and with filters none
   uint64_t seed = 1234;
   std::string json;                        // file, or "-" for stdout
   std::string report = "equigrad-report";  // faults.html, faults.json, faults.md
@@ -129,8 +125,7 @@ struct FaultsCommand {
   double timeout_scale = 1;
   int lanes = 0;
   bool quiet = false;
-  std::string program = "equigrad";
-  std::string line;  // the whole command
+  std::string program = "equigrad", line;
 };
 void add_faults(CLI::App& app, FaultsCommand& command);
 int faults_command(const FaultsCommand& command);

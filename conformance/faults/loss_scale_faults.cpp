@@ -63,16 +63,19 @@ void report_by_the_updated_scale(Scene& scene) {
   };
 }
 
+// A right scaler goes along: the fault acts when the two scales part.
 void change_the_scale(Scene& scene, int times, std::function<bool(bool)> overflow) {
-  seams().scaler_stepped = [&scene, times, overflow](loss::LossScaler& self, const void* engine,
-                                                     bool had_overflow) {
+  auto right = std::make_shared<std::optional<loss::LossScaler>>();
+  seams().scaler_stepped = [&scene, times, overflow, right](loss::LossScaler& self,
+                                                            const void* engine, bool had_overflow) {
     if (!self.is_needed()) return through::scaler_stepped(self, engine, had_overflow);
-    const bool told = overflow(had_overflow);
-    if (times != 1 || told != had_overflow) scene.acted();
+    if (!*right) *right = self;
+    through::scaler_stepped(**right, engine, had_overflow);
     for (int time = 0; time < times; ++time) {
       through::scaler_hold(self, engine);
-      through::scaler_stepped(self, engine, told);
+      through::scaler_stepped(self, engine, overflow(had_overflow));
     }
+    if (self.scale() != (*right)->scale()) scene.acted();
   };
 }
 

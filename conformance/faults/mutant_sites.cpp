@@ -92,7 +92,7 @@ void at_page(Scene&, Mutate mutate) {
   seams().page_arrive = [mutate](parameter::Page& self, trace::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving;
     through::page_arrive(self, ledger);
-    if (arrives) put(self.tensor.detach(), mutate);
+    if (arrives) put(self.tensor.variable_data(), mutate);
   };
 }
 

@@ -41,7 +41,7 @@ void keep_cached_weights(Scene& scene) {
   auto pages = std::make_shared<std::map<const void*, at::Tensor>>();
   seams().page_arrive = [&scene, pages](parameter::Page& self, trace::Ledger& ledger) {
     through::page_arrive(self, ledger);
-    const auto tensor = self.tensor.detach();
+    const auto tensor = self.tensor.variable_data();
     if (self.state != parameter::Page::State::Live || !scene.has_begun()) return;
     auto& cached = (*pages)[self.tensor.unsafeGetTensorImpl()];
     if (!cached.defined()) cached = tensor.clone();
@@ -87,8 +87,8 @@ void release_after_first_use(Scene& scene) {
     through::page_arrive(self, ledger);
     if (!arrives || !scene.has_begun()) return;
     if (seen->insert(self.tensor.unsafeGetTensorImpl()).second) return;
-    if (self.tensor.detach().any().item<bool>()) scene.acted();
-    self.tensor.detach().zero_();
+    if (self.tensor.variable_data().any().item<bool>()) scene.acted();
+    self.tensor.variable_data().zero_();
   };
 }
 
@@ -110,7 +110,7 @@ void map_to_another(Scene& scene) {
   seams().page_arrive = [swapped](parameter::Page& self, trace::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving;
     through::page_arrive(self, ledger);
-    if (arrives) swapped(self.tensor.detach().view(-1));
+    if (arrives) swapped(self.tensor.variable_data().view(-1));
   };
 }
 
