@@ -78,8 +78,7 @@ std::string first_phase(const std::vector<Failed>& checks) {
 
 // A fault that ended the case says by its note where it was, and where it had acted before. Where
 // it had not, it acted there and then: without it the case holds.
-void judge_end(FaultVerdict& verdict, reports::Found& found, const std::string& phase,
-               const Outcomes& outcomes) {
+void judge_end(FaultVerdict& verdict, reports::Found& found, const Outcomes& outcomes) {
   found.checks = {how_it_ended(outcomes)};
   std::optional<int> acted, ended;
   for (const auto& outcome : outcomes) {
@@ -135,7 +134,7 @@ FaultVerdict verdict_of(const std::string& phase, const std::string& id, const s
   found.replay = replay;
   found.first = reports::first_line(message);
   if (!verdict.answered) {
-    judge_end(verdict, found, phase, outcomes);
+    judge_end(verdict, found, outcomes);
   } else {
     const auto checks = failed_checks(outcomes);
     for (const auto& check : checks) found.checks.push_back(check.lane + "/" + check.kind);
