@@ -1,5 +1,6 @@
 #include "conformance/rank_case.hpp"
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -120,6 +121,7 @@ nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& co
 
 nlohmann::json RankCase::run() {
   gradients_.resize(static_cast<std::size_t>(steps_));
+  const auto autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
   for (int step = 0; step < steps_; ++step) {
     engine_->on_step(
         [this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
@@ -128,6 +130,8 @@ nlohmann::json RankCase::run() {
     check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
     after_step(step);
   }
+  if (at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype)
+    exact_.add_finding("after the last step", "the thread's autocast type is another than before");
   std::map<std::string, int64_t> numels;  // of the trainable parameters
   for (const auto& [name, rule] : rules_) numels[name] = c10::multiply_integers(shapes_.at(name));
   nlohmann::json answer = {{"exact", exact_.to_json()},
