@@ -1,5 +1,6 @@
 #include "conformance/rank_case.hpp"
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -132,6 +133,7 @@ void RankCase::play(int step) {
 // What differed before an exception is told with it.
 nlohmann::json RankCase::run() {
   gradients_.resize(static_cast<std::size_t>(steps_));
+  const auto autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
   try {
     for (int step = 0; step < steps_; ++step) play(step);
   } catch (const comm::CommunicationError&) {
@@ -142,6 +144,8 @@ nlohmann::json RankCase::run() {
     exact_.add_finding(at_step(moment_->step, "exception"),
                        text.substr(0, text.find("\nException raised from ")));
   }
+  if (at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype)
+    exact_.add_finding("after the last step", "the thread's autocast type is another than before");
   std::map<std::string, int64_t> numels;  // of the trainable parameters
   for (const auto& [name, rule] : rules_) numels[name] = c10::multiply_integers(shapes_.at(name));
   nlohmann::json answer = {{"exact", exact_.to_json()},

@@ -24,6 +24,9 @@ bool low_masters(const CaseSpec& spec) {
          spec.precision == Precision::AutocastBf16MastersStates;
 }
 
+// Biases have fewer elements, weights more.
+constexpr int64_t kSmallNumel = 50;
+
 // Tiny models do not overflow with it, and it may double.
 constexpr int kScalePower = 8;
 int hysteresis_of(const CaseSpec& spec) { return spec.accumulation == 4 ? 2 : 1; }
@@ -268,8 +271,8 @@ std::string config_text(const CaseSpec& spec, double threshold, const reference:
   zero["stage"] = spec.stage;
   zero["reduce_bucket_size"] = bucket;
   zero["allgather_bucket_size"] = bucket;
-  if (spec.stage == 3) {  // page everything, all the time
-    zero["stage3_param_persistence_threshold"] = 0;
+  if (spec.stage == 3) {  // page everything, all the time, but for what may stay whole
+    zero["stage3_param_persistence_threshold"] = spec.accumulation == 3 ? kSmallNumel : 0;
     zero["stage3_max_reuse_distance"] = 0;
     zero["stage3_prefetch_bucket_size"] = bucket;
   }

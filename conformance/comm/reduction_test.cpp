@@ -1,6 +1,7 @@
 // The pinned sums over ranks are the tree's, on every rank, however the buffer is cut.
 #include "engine/comm/reduction.hpp"
 
+#include "conformance/faults/adversary.hpp"
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
@@ -70,6 +71,26 @@ TEST(Reduction, PinnedSumsDoNotDependOnHowTheBufferIsCut) {
                        }
                      }),
             "");
+}
+
+// 2^18 elements of a rank are one piece. The adversary hands a gather's result over as late as it
+// may, so that a piece whose gather was not waited for is seen.
+TEST(Reduction, PinnedSumsOfSeveralPiecesAreTheTreeHoweverLateTheyCome) {
+  for (const int world : {2, 3}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         const int w = context.world_size();
+                         const int64_t numel = w * ((int64_t{3} << 18) + 5);
+                         const auto mine = of_rank(context.rank(), numel, at::kFloat);
+                         const auto want = tree_over_ranks(w, numel, at::kFloat);
+                         for (uint64_t seed = 1; seed <= 3; ++seed) {
+                           const auto late =
+                               conformance::faults::adversarial(context.group(), seed);
+                           EXPECT_THAT(pinned_all(*late, mine, at::kFloat), HasTheBitsOf(want));
+                         }
+                       }),
+              "");
+  }
 }
 
 TEST(Reduction, SeveralMayBeUnderWay) {

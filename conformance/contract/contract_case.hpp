@@ -21,9 +21,9 @@ namespace equigrad::conformance::contract {
 
 class Play;
 
-enum class Clipping { Off, Below, Above, AboveLargest };  // the last: of the infinity norm
-enum class Precision { Fp32, Bf16, Fp16, Fp16Static };    // fp16: with a dynamic loss scale
-std::string word(Precision precision);                    // fp32, bf16, fp16, fp16-static
+enum class Clipping { Off, Below, At, Above, AboveLargest };  // the last: of the infinity norm
+enum class Precision { Fp32, Bf16, Fp16, Fp16Static };        // fp16: with a dynamic loss scale
+std::string word(Precision precision);                        // fp32, bf16, fp16, fp16-static
 
 struct Case {
   std::string section;   // the contract's line: "2"

@@ -1,10 +1,23 @@
 // The engine's getters, setters and the length of its window, as a program asks for them.
 #include <ATen/ATen.h>
 
+#include <limits>
+
 #include "conformance/contract/engine_play.hpp"
 #include "engine/access.hpp"
 
 namespace equigrad::conformance::contract {
+namespace {
+
+// A getter gives a copy: what is written to it reaches nothing of the engine's.
+at::Tensor taken(const at::Tensor& value) {
+  if (!value.defined()) return value;
+  auto mine = value.clone();
+  value.fill_(std::numeric_limits<float>::quiet_NaN());
+  return mine;
+}
+
+}  // namespace
 
 void EnginePlay::set_boundary(std::optional<bool> is_boundary) {
   for (auto& engine : engines_) engine->set_gradient_accumulation_boundary(is_boundary);
@@ -17,16 +30,16 @@ void EnginePlay::set_accumulation(int64_t steps) {
 
 at::Tensor EnginePlay::full(const std::string& what, const std::string& name) {
   auto& access = engines_[0]->access();
-  if (what == "gradient") return access.full_gradient(name);
-  if (what == "master") return access.full_master(name);
-  return access.full_optimizer_state(name, what);
+  if (what == "gradient") return taken(access.full_gradient(name));
+  if (what == "master") return taken(access.full_master(name));
+  return taken(access.full_optimizer_state(name, what));
 }
 
 at::Tensor EnginePlay::local(const std::string& what, const std::string& name) {
   auto& access = engines_[0]->access();
-  if (what == "gradient") return access.local_gradient(name);
-  if (what == "master") return access.local_master(name);
-  return access.local_optimizer_state(name, what);
+  if (what == "gradient") return taken(access.local_gradient(name));
+  if (what == "master") return taken(access.local_master(name));
+  return taken(access.local_optimizer_state(name, what));
 }
 
 void EnginePlay::set_full(const std::string& what, const std::string& name,

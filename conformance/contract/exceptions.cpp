@@ -75,7 +75,7 @@ void no_flag_stays(Play& play) {
 
 // The last rank throws. Where gradients travel in every pass the others are told within it; at
 // stages 0 and 1 at the boundary, where the ranks' passes are counted, and the window is begun
-// anew.
+// anew. In the second window the others' pass leaves a bucket open: they are told at its end.
 void on_one_rank(Play& play) {
   auto& tower = play.as<Tower>();
   const auto& scene = play.scene();
@@ -85,7 +85,10 @@ void on_one_rank(Play& play) {
     const auto input = play.batch(2 * number + 1).input;
     const bool boundary = number + 1 == scene.accumulation;
     if (scene.stage >= 2 || boundary) {
-      const auto pass = [&] { play.backward(uneven(tower.forward(input))); };
+      const auto pass = [&] {
+        const auto hidden = tower.below(input);
+        play.backward(uneven(tower.above(scene.window == 0 ? hidden : hidden.detach())));
+      };
       if (scene.rank == bad)
         play.fail("planted", [&] { play.backward(midway(tower, input, true)); });
       else if (scene.stage >= 2)

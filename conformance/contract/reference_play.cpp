@@ -88,7 +88,7 @@ void ReferenceRank::step() {
   ++boundaries_;
   all_.turns_.meet(scene_.rank, "a boundary", [this] {
     for (auto& stepper : all_.steppers_) {
-      if (all_.spec_.of->schedule) stepper->set_lr(scheduled_rate(all_.updates_));
+      if (all_.spec_.of->schedule) stepper->set_lr(scheduled_rate(all_.spec_, all_.updates_));
       all_.records_.push_back(stepper->step());
     }
     if (!all_.records_[0].skipped) ++all_.updates_;

@@ -13,6 +13,13 @@ namespace {
 
 constexpr double kAbove = 0.01;  // below every norm that occurs
 constexpr double kBelow = 1e6;
+constexpr int kSmallBucket = 50;  // a head of "heads" fills it
+constexpr double kAt = 2;         // so small that one ulp above it is a factor below 1
+
+double clipping_of(const Spec& spec) {
+  if (spec.of->clipping == Clipping::At) return kAt;
+  return spec.of->clipping == Clipping::Below ? kBelow : kAbove;
+}
 
 // It begins at 2^8, grows after every other step, and halves at once.
 nlohmann::json fp16_section(const Spec& spec) {
@@ -24,12 +31,14 @@ nlohmann::json fp16_section(const Spec& spec) {
           {"hysteresis", 1}};
 }
 
+// Of logarithmic schedules one is exact: that of 2 steps.
+bool is_log(const Spec& spec) { return spec.stage % 2 == 1; }
+
 std::string config_text(const Spec& spec) {
   nlohmann::json config;
   config["train_micro_batch_size_per_gpu"] = 1;
   config["gradient_accumulation_steps"] = spec.accumulation;
-  if (spec.of->clipping != Clipping::Off)
-    config["gradient_clipping"] = spec.of->clipping == Clipping::Below ? kBelow : kAbove;
+  if (spec.of->clipping != Clipping::Off) config["gradient_clipping"] = clipping_of(spec);
   if (spec.of->clipping == Clipping::AboveLargest) config["gradient_norm_type"] = "inf";
   auto& optimizer = config["optimizer"];
   if (spec.of->optimizer == "SGD")
@@ -45,11 +54,11 @@ std::string config_text(const Spec& spec) {
                            {"params",
                             {{"warmup_min_lr", 0.0},
                              {"warmup_max_lr", 0.01},
-                             {"warmup_num_steps", 4},
-                             {"warmup_type", "linear"}}}};
+                             {"warmup_num_steps", is_log(spec) ? 2 : 4},
+                             {"warmup_type", is_log(spec) ? "log" : "linear"}}}};
   if (spec.of->drops_layers)
     config["progressive_layer_drop"] = {{"enabled", true}, {"theta", 0.2}, {"gamma", 0.7}};
-  const int bucket = (spec.world + spec.stage) % 2 == 0 ? 60 : 5000;
+  const int bucket = (spec.world + spec.stage) % 2 == 0 ? kSmallBucket : 5000;
   auto& zero = config["zero_optimization"];
   zero["stage"] = spec.stage;
   zero["reduce_bucket_size"] = bucket;
@@ -95,7 +104,8 @@ reference::Recipe recipe_of(const Spec& spec) {
 }
 
 // The first two updates have the least rate, as with DeepSpeed's scheduler.
-double scheduled_rate(int64_t updates) {
+double scheduled_rate(const Spec& spec, int64_t updates) {
+  if (is_log(spec)) return updates < 2 ? 0.0 : 0.01;  // ln 1, ln 2 and no more, over ln 2
   return 0.01 * std::min(1.0, static_cast<double>(std::max<int64_t>(updates - 1, 0)) / 4);
 }
 

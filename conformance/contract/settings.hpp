@@ -17,7 +17,7 @@ namespace equigrad::conformance::contract {
 
 reference::Recipe recipe_of(const Spec& spec);
 // Of a scheduled case, after so many updates.
-double scheduled_rate(int64_t updates);
+double scheduled_rate(const Spec& spec, int64_t updates);
 // Of a case that drops layers: theta of the passes of window 0, 1, ...
 double layer_drop_theta(int64_t window);
 std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,

@@ -15,6 +15,20 @@ void train(Play& play) {
   });
 }
 
+// A gradient of the threshold's length: one element is set, the others are none.
+void at_the_threshold(Play& play) {
+  const int64_t last = play.scene().accumulation - 1;
+  each_micro_batch(play, [&](int64_t number) {
+    play.backward(play.model().loss(play.batch(number)));
+    if (number != last) return;
+    for (const std::string name : {"first.weight", "first.bias", "second.weight", "second.bias"}) {
+      auto value = at::zeros_like(play.parameter(name), at::kFloat);
+      if (name == "first.bias") value[0] = play.fault() ? 2.5 : 2.0;
+      play.set_full("gradient", name, value);
+    }
+  });
+}
+
 // Numbers of very different size, so that another order is another sum.
 void order_of_sums(Play& play) {
   auto& tower = play.as<Tower>();
@@ -57,6 +71,11 @@ std::vector<Case> the_update() {
                "the loss is less", train}
               .in_every_precision()
               .clipped(Clipping::Below),
+          Case{"10", "clipping_at_the_threshold", "a norm that is the threshold changes no bit",
+               "it is above", at_the_threshold}
+              .on({"tower"})
+              .clipped(Clipping::At)
+              .with_optimizer("SGD"),
           Case{"10", "clipping_above", "a norm above it scales the averaged gradient once",
                "the loss is less", train}
               .in_every_precision()
