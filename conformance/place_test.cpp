@@ -47,8 +47,8 @@ TEST(Place, ATrailKeepsTheEarliestPhaseOnly) {
 TEST(Place, ThePhasesOfAStepFollowEachOther) {
   const std::vector<Phase> phases = {Phase::Start, Phase::Forward, Phase::Gradient,  Phase::Norm,
                                      Phase::Clip,  Phase::Update,  Phase::Parameter, Phase::Scale};
-  const std::vector<std::string> words = {"scale",  "forward",   "gradient", "norm",
-                                          "update", "parameter", "scale"};
+  const std::vector<std::string> words = {"scale", "forward", "gradient",  "norm",
+                                          "clip",  "update",  "parameter", "scale"};
   for (std::size_t i = 0; i < phases.size(); ++i) {
     EXPECT_EQ(word(phases[i]), words[i]);
     Trail early, late;

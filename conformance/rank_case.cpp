@@ -70,7 +70,9 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
 
 void RankCase::make_engine(const nlohmann::json& request) {
   const std::string fault = request.value("fault", "");
-  const uint64_t adversary = request.value("adversary", uint64_t{0});
+  // One style in four on a wire that does everything as late as it may.
+  const uint64_t by_style = spec_.style == Style::TensorBackward ? seed_ + 1 : 0;
+  const uint64_t adversary = request.value("adversary", by_style);
   context_.note("initialize");
   if (context_.rank() != 0) unsettle(*model_);
   auto communicator = faults::adversarial(context_.group(), adversary);

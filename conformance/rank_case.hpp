@@ -35,9 +35,10 @@ namespace equigrad::conformance {
 
 class RankCase {
  public:
-  // request: id, seed, twin (path); optional fault (name), adversary (seed), keep (folder for
-  // tensors), config (path for what initialize() gets), steps (1 to kSteps) and knobs (merged
-  // into the engine's configuration, and no part of the case).
+  // request: id, seed, twin (path); optional fault (name), adversary (seed, 0: a plain wire;
+  // without it the style tensor_backward has one), keep (folder for tensors), config (path for what
+  // initialize() gets), steps (1 to kSteps) and knobs (merged into the engine's configuration, and
+  // no part of the case).
   RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
   nlohmann::json run();
 

@@ -274,11 +274,11 @@ TEST_F(Cli, ConfigCheckRefusesSizesThatNoModelHas) {
   EXPECT_EQ(check({"--json", folder_ + "/no/such/folder"}), kInfrastructure);
 }
 
-TEST_F(Cli, AFaultThatNobodyCanPlantIsAUsageErrorWithTheNames) {
+TEST_F(Cli, AFaultThatNobodyCanPlantIsAUsageErrorWithTheNearestName) {
   const auto said = say({"run", kCase, "--fault", "averged_twice"});
   EXPECT_EQ(said.code, kUsage);
   EXPECT_THAT(said.err, HasSubstr("Did you mean \"averaged_twice\"?"));
-  EXPECT_THAT(said.err, HasSubstr("gather_stale"));
+  EXPECT_THAT(said.err, HasSubstr("equigrad list --faults"));
 }
 
 TEST_F(Cli, TheRemedyForTheRanksFolderIsForTheFolderThatTheyUse) {

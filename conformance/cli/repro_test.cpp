@@ -81,7 +81,7 @@ TEST_F(Repro, AFaultOfTheSecondMicroBatchKeepsTwoOfThem) {
                          "--fault", "micro_batch_dropped", "-q"});
   EXPECT_EQ(said.code, kFailed) << said.err;
   EXPECT_THAT(said.out, AllOf(HasSubstr(".w2.gas2."), HasSubstr("--steps 1  gradient\n"),
-                              HasSubstr(" of rank 1 missing")));
+                              HasSubstr(" of rank 1 is missing")));
   EXPECT_EQ(said.err, "");
 }
 

@@ -72,7 +72,8 @@ class GradientSearch {
                  Handicap::kNamed);
       is_named = is_named || std::fabs(fitted - factor) <= std::fabs(factor) / 1024;
     }
-    if (is_named || !std::isfinite(fitted)) return;
+    // One or two elements always have a factor of their own.
+    if (is_named || !std::isfinite(fitted) || search_.wrong().size() < 3) return;
     try_factor(fitted,
                clip != 1 && evidence_.is_gradient
                    ? "clipped by the wrong norm, or another common factor"
