@@ -6,7 +6,7 @@
 //
 // Invariants: a check says "" if the relation holds, kDoesNotApply if what it saw is outside the
 // guard, else what is wrong; every rank of the setting calls it.
-// Units: number is the relation's in the table of truths.   Errors: those of the engine.
+// Units: a number is a relation's name for good.   Errors: those of the engine.
 // Depends on: session.hpp.
 #pragma once
 

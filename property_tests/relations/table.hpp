@@ -1,6 +1,6 @@
 // Table: all relations, and the settings in which they are tried.
 //
-// Invariants: numbers are those of the table of truths; every relation is there once. Open, and in
+// Invariants: every relation is there once, by a number that stays its own. Open, and in
 // no row: 39 (save, kill, resume: the engine writes no checkpoint files), 26 for ranks that are not
 // neighbours and 30 for gradients that round (both need sums that are exact in any order).
 // Units, errors: those of relation.hpp.   Depends on: the other headers of this folder.
