@@ -1,12 +1,10 @@
-#include "conformance/cli/cli.hpp"
-
 #include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "conformance/cli/said.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/ranks/private_directory.hpp"
@@ -23,40 +21,15 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-struct Said {
-  int code;
-  std::string out, err;
-};
+Said say(const std::vector<std::string>& words) { return said_to(words); }
 
-Said say(std::vector<std::string> words) {
-  words.insert(words.begin(), "equigrad");
-  std::vector<const char*> argv;
-  for (const auto& word : words) argv.push_back(word.c_str());
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  const int code = run_cli(static_cast<int>(argv.size()), argv.data());
-  return {code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
-}
-
-class Cli : public ::testing::Test {
+class Cli : public InAFolder {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "equigrad-cli-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    if (std::system(("rm -rf '" + folder_ + "'").c_str()) != 0) ADD_FAILURE() << folder_;
-  }
   std::string write(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ + "/" + name) << text;
     return folder_ + "/" + name;
   }
-  std::string read(const std::string& name) const {
-    std::ifstream file(folder_ + "/" + name);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  std::string folder_;
+  std::string read(const std::string& name) const { return text_of(folder_ + "/" + name); }
 };
 
 const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";

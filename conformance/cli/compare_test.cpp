@@ -3,12 +3,10 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <fstream>
-#include <iterator>
 
-#include "conformance/cli/cli.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/said.hpp"
 #include "engine/config.hpp"
 #include "equigrad_build_info.hpp"
 
@@ -26,20 +24,13 @@ std::string ready(const std::string& name) {
   return std::string(build_info::source_directory()) + "/conformance/configs/" + name + ".json";
 }
 
-std::string read(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // `spoil` may change a rank's request, and then its answer, which is null at first.
 using Spoil = std::function<void(json& request, json& answer, ranks::RankContext& context)>;
 
-class Compare : public ::testing::Test {
+class Compare : public InAFolder {
  protected:
   void SetUp() override {
-    std::string name = testing::TempDir() + "equigrad-compare-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
+    InAFolder::SetUp();
     command_.steps = 12;
     command_.seeds = 2;
     command_.final_steps = 3;
@@ -50,9 +41,6 @@ class Compare : public ::testing::Test {
     command_.quiet = true;
     command_.report = folder_ + "/report";
     command_.configs = {config("a", kPlain), config("b", std::string("// commented\n") + kPlain)};
-  }
-  void TearDown() override {
-    if (std::system(("rm -rf '" + folder_ + "'").c_str()) != 0) ADD_FAILURE() << folder_;
   }
   std::string config(const std::string& name, const std::string& text) {
     write_file(folder_ + "/" + name + ".json", text);
@@ -71,13 +59,13 @@ class Compare : public ::testing::Test {
     });
     out_ = testing::internal::GetCapturedStdout();
     err_ = testing::internal::GetCapturedStderr();
-    report_ = json::parse(read(command_.report + "/compare.json"));
+    report_ = json::parse(text_of(command_.report + "/compare.json"));
   }
   // Of run `index`, in the order of running: A B, B A.
   const json& run(std::size_t index) const { return report_.at("runs").at(index); }
 
   CompareCommand command_;
-  std::string folder_, out_, err_;
+  std::string out_, err_;
   int code_ = -1;
   json report_;
 };
@@ -100,8 +88,9 @@ TEST_F(Compare, AConfigurationBesideItselfIsEquivalentToTheLastBit) {
   EXPECT_EQ(report_.at("quantities").at(0).at("B_minus_A").at("mean"), 0.0);
   EXPECT_THAT(out_, HasSubstr("EQUIVALENT  "));
   EXPECT_THAT(out_, HasSubstr("margin: 0.05 nats, the default: state your own with --margin"));
-  EXPECT_THAT(read(command_.report + "/compare.html"), HasSubstr("<section id=\"compare\""));
-  EXPECT_THAT(read(command_.report + "/compare.md"), HasSubstr("## Equigrad compare: equivalent"));
+  EXPECT_THAT(text_of(command_.report + "/compare.html"), HasSubstr("<section id=\"compare\""));
+  EXPECT_THAT(text_of(command_.report + "/compare.md"),
+              HasSubstr("## Equigrad compare: equivalent"));
 }
 
 TEST_F(Compare, ALearningRateThatIsTooHighIsDifferent) {
@@ -230,7 +219,7 @@ TEST_F(Compare, ARankThatDiesIsTheMachinesAndAnEngineThatThrowsIsAFailure) {
       at_the_second_run([](auto&) { throw Error("engine.step", "expected calm, got <none>."); }));
   EXPECT_EQ(code_, kFailed) << out_;
   EXPECT_THAT(out_, HasSubstr("FAILED  B with seed 1234, step 11: "));
-  EXPECT_THAT(read(command_.report + "/compare.html"),
+  EXPECT_THAT(text_of(command_.report + "/compare.html"),
               HasSubstr("expected calm, got &lt;none&gt;"));
 }
 

@@ -3,12 +3,10 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "conformance/cli/cli.hpp"
+#include "conformance/cli/said.hpp"
 #include "conformance/fault_panel.hpp"
 #include "conformance/fault_run.hpp"
 
@@ -20,45 +18,19 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-struct Said {
-  int code;
-  std::string out, err;
-};
-
 Said say(std::vector<std::string> words) {
-  words.insert(words.begin(), {"equigrad", "faults"});
-  std::vector<const char*> argv;
-  for (const auto& word : words) argv.push_back(word.c_str());
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  const int code = run_cli(static_cast<int>(argv.size()), argv.data());
-  return {code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
+  words.insert(words.begin(), "faults");
+  return said_to(std::move(words));
 }
 
-std::string read(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-class FaultsCommandTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "equigrad-faults-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    if (std::system(("rm -rf '" + folder_ + "'").c_str()) != 0) ADD_FAILURE() << folder_;
-  }
-  std::string folder_;
-};
+using FaultsCommandTest = InAFolder;
 
 TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
   const auto said = say({"averaged_twice", "word_lost", "--clean", "4", "--report", folder_, "-q"});
   EXPECT_EQ(said.code, kHeld) << said.out << said.err;
   EXPECT_THAT(said.out, AllOf(HasSubstr("averaged_twice"), HasSubstr("exact/gradient"),
                               HasSubstr("0 false alarms in 4 of 4"), HasSubstr("HELD  ")));
-  const auto json = nlohmann::json::parse(read(folder_ + "/faults.json"));
+  const auto json = nlohmann::json::parse(text_of(folder_ + "/faults.json"));
   EXPECT_EQ(json.at("panel").size(), fault_panel().size());
   ASSERT_EQ(json.at("faults").size(), 2u);
   for (const auto& fault : json.at("faults")) {
@@ -69,8 +41,8 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
     EXPECT_THAT(std::string(fault.at("found")[0].at("replay")),
                 HasSubstr(" --fault " + std::string(fault.at("fault"))));
   }
-  EXPECT_THAT(read(folder_ + "/faults.html"), StartsWith("<!DOCTYPE html>"));
-  EXPECT_THAT(read(folder_ + "/faults.md"), HasSubstr("| averaged_twice |"));
+  EXPECT_THAT(text_of(folder_ + "/faults.html"), StartsWith("<!DOCTYPE html>"));
+  EXPECT_THAT(text_of(folder_ + "/faults.md"), HasSubstr("| averaged_twice |"));
 }
 
 TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {

@@ -7,12 +7,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "conformance/cli/said.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/matrix.hpp"
 #include "equigrad_build_info.hpp"
@@ -25,22 +25,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string read(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-class Interrupt : public ::testing::Test {
+class Interrupt : public InAFolder {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "equigrad-interrupt-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    if (std::system(("rm -rf '" + folder_ + "'").c_str()) != 0) ADD_FAILURE() << folder_;
-  }
-
   // Starts the program, waits until it has said `until`, sends the signal; returns the exit code.
   int interrupted(std::vector<std::string> words, const std::string& until, int signal) {
     const char* program = std::getenv("EQUIGRAD_BINARY");
@@ -58,9 +44,10 @@ class Interrupt : public ::testing::Test {
       _exit(127);
     }
     for (int tries = 0;
-         tries < 3000 && (read(out()) + read(err())).find(until) == std::string::npos; ++tries)
+         tries < 3000 && (text_of(out()) + text_of(err())).find(until) == std::string::npos;
+         ++tries)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    EXPECT_THAT(read(out()) + read(err()), HasSubstr(until));
+    EXPECT_THAT(text_of(out()) + text_of(err()), HasSubstr(until));
     kill(process, signal);
     int status = 0;
     waitpid(process, &status, 0);
@@ -70,15 +57,13 @@ class Interrupt : public ::testing::Test {
   std::string out() const { return folder_ + "/out"; }
   std::string err() const { return folder_ + "/err"; }
   std::string report() const { return folder_ + "/report"; }
-
-  std::string folder_;
 };
 
 TEST_F(Interrupt, ARunIsWrittenAsFarAsItCame) {
   EXPECT_EQ(interrupted({"run", "--report", report()}, " cases, seed", SIGINT), 130);
-  EXPECT_THAT(read(out()), HasSubstr("INTERRUPTED"));
-  EXPECT_THAT(read(err()), HasSubstr("stopped by signal 2 (Interrupt)"));
-  const auto run = reports::from_json(read(report() + "/run.json"));
+  EXPECT_THAT(text_of(out()), HasSubstr("INTERRUPTED"));
+  EXPECT_THAT(text_of(err()), HasSubstr("stopped by signal 2 (Interrupt)"));
+  const auto run = reports::from_json(text_of(report() + "/run.json"));
   EXPECT_TRUE(run.interrupted);
   EXPECT_EQ(run.signal, SIGINT);
   EXPECT_EQ(run.cases.size(), default_matrix().size() + contract::default_specs().size());
@@ -86,7 +71,7 @@ TEST_F(Interrupt, ARunIsWrittenAsFarAsItCame) {
 
 TEST_F(Interrupt, TheRecordTellsTheSignalAsTheExitCodeDoes) {
   EXPECT_EQ(interrupted({"run", "Contract.2", "--report", report()}, " cases, seed", SIGTERM), 143);
-  const auto text = read(report() + "/run.json");
+  const auto text = text_of(report() + "/run.json");
   EXPECT_EQ(reports::from_json(text).signal, SIGTERM);
   EXPECT_THAT(text, HasSubstr("\"exit_code\": 143"));
 }
@@ -96,10 +81,10 @@ TEST_F(Interrupt, ATrainingTellsItsStepsSoFar) {
                          "2", "--context", "8"},
                         "\n     3  ", SIGTERM),
             143);
-  EXPECT_THAT(read(out()), HasSubstr("INTERRUPTED  "));
-  EXPECT_THAT(read(out()), HasSubstr(" steps of 100000, "));
-  EXPECT_THAT(read(out()), Not(HasSubstr("INTERRUPTED  0 steps")));
-  EXPECT_THAT(read(out()), HasSubstr("at most 0 of a step differing"));
+  EXPECT_THAT(text_of(out()), HasSubstr("INTERRUPTED  "));
+  EXPECT_THAT(text_of(out()), HasSubstr(" steps of 100000, "));
+  EXPECT_THAT(text_of(out()), Not(HasSubstr("INTERRUPTED  0 steps")));
+  EXPECT_THAT(text_of(out()), HasSubstr("at most 0 of a step differing"));
 }
 
 TEST_F(Interrupt, AComparisonIsWrittenAsFarAsItCame) {
@@ -111,12 +96,12 @@ TEST_F(Interrupt, AComparisonIsWrittenAsFarAsItCame) {
       "--seeds 1000 --steps 4 --final-steps 2 --layers 1 --dim 16 --heads 2 --context 8");
   for (std::string word; sizes >> word;) words.push_back(word);
   EXPECT_EQ(interrupted(words, "\n       1236  ", SIGINT), 130);  // the third pair
-  EXPECT_THAT(read(out()), HasSubstr("INTERRUPTED  Stopped in run "));
-  const std::string json = read(report() + "/compare.json");
+  EXPECT_THAT(text_of(out()), HasSubstr("INTERRUPTED  Stopped in run "));
+  const std::string json = text_of(report() + "/compare.json");
   EXPECT_THAT(json, HasSubstr("\"outcome\":\"interrupted\""));
   EXPECT_THAT(json, AllOf(HasSubstr("\"pairs\":"), Not(HasSubstr("\"pairs\":0,")),
                           Not(HasSubstr("\"pairs\":1,"))));
-  EXPECT_THAT(read(report() + "/compare.html"), HasSubstr("<h1><span aria-hidden=\"true\">✗"));
+  EXPECT_THAT(text_of(report() + "/compare.html"), HasSubstr("<h1><span aria-hidden=\"true\">✗"));
 }
 
 TEST_F(Interrupt, WhatWasShrunkSoFarIsKept) {
@@ -124,13 +109,14 @@ TEST_F(Interrupt, WhatWasShrunkSoFarIsKept) {
   EXPECT_EQ(
       interrupted({"repro", id, "--fault", "averaged_twice", "-o", report()}, "so does ", SIGINT),
       130);
-  EXPECT_THAT(read(out()), AllOf(HasSubstr("# shrunk so far: 3 steps -> 1"), HasSubstr("FAIL  ")));
-  EXPECT_THAT(read(report() + "/repro.sh"), HasSubstr(" --steps 1 --as-is"));
+  EXPECT_THAT(text_of(out()),
+              AllOf(HasSubstr("# shrunk so far: 3 steps -> 1"), HasSubstr("FAIL  ")));
+  EXPECT_THAT(text_of(report() + "/repro.sh"), HasSubstr(" --steps 1 --as-is"));
 }
 
 TEST_F(Interrupt, TheDoctorTellsItsFindingsSoFar) {
   EXPECT_EQ(interrupted({"doctor"}, "  images  ", SIGINT), 130);
-  EXPECT_THAT(read(out()), HasSubstr("ranks' folder"));
+  EXPECT_THAT(text_of(out()), HasSubstr("ranks' folder"));
 }
 
 }  // namespace

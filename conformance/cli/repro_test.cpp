@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "conformance/cli/cli.hpp"
+#include "conformance/cli/said.hpp"
 #include "conformance/rank_case.hpp"
 #include "conformance/recipe.hpp"
 #include "engine/error.hpp"
@@ -21,35 +21,12 @@ using ::testing::StartsWith;
 
 const std::string kLarge = "Required.grad.zero3.fp16.w4.gas3.clip-above.adamw.nasty.scale_backward";
 
-struct Said {
-  int code;
-  std::string out, err;
-};
-
-template <class Fn>
-Said said_by(const Fn& fn) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  const int code = fn();
-  return {code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
-}
-
-class Repro : public ::testing::Test {
+class Repro : public InAFolder {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "equigrad-repro-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override {
-    if (std::system(("rm -rf '" + folder_ + "'").c_str()) != 0) ADD_FAILURE() << folder_;
-  }
   Said say(std::vector<std::string> words) const {
-    words.insert(words.begin(), {"equigrad", "repro"});
+    words.insert(words.begin(), "repro");
     words.insert(words.end(), {"-o", folder_ + "/failure"});
-    std::vector<const char*> argv;
-    for (const auto& word : words) argv.push_back(word.c_str());
-    return said_by([&] { return run_cli(static_cast<int>(argv.size()), argv.data()); });
+    return said_to(std::move(words));
   }
   Said repro(const ranks::Handler& serve) const {
     ReproCommand command;
@@ -60,7 +37,6 @@ class Repro : public ::testing::Test {
   bool has(const std::string& file) const {
     return access((folder_ + "/failure/" + file).c_str(), R_OK) == 0;
   }
-  std::string folder_;
 };
 
 TEST_F(Repro, AFaultOfTwoRanksIsShrunkToTwoRanksAndOneOfEverythingElse) {
