@@ -171,9 +171,10 @@ std::optional<FirstPlace> place_of_note(int rank, const std::string& note) {
   FirstPlace first;
   first.rank = rank;
   first.place.step = number_behind(note, "step ");
-  if (first.place.step < 0) return std::nullopt;
+  const bool is_start = note.starts_with("initialize");
+  if (first.place.step < 0 && !is_start) return std::nullopt;
   first.place.micro_batch = number_behind(note, "micro-batch ");
-  first.place.what = "no answer";
+  first.place.what = is_start ? "no answer to initialize" : "no answer";
   return first;
 }
 

@@ -108,7 +108,11 @@ TEST(Place, ARankThatDidNotAnswerIsPlacedByItsNote) {
   ASSERT_TRUE(first);
   EXPECT_EQ(line_of(*first), "  first   step 2, no answer on rank 1, micro-batch 3\n");
   EXPECT_EQ(to_json(*first).at("phase"), "");
-  EXPECT_FALSE(place_of_note(0, "initialize"));
+  EXPECT_FALSE(place_of_note(0, ""));
+  const auto start = place_of_note(1, "initialize");
+  ASSERT_TRUE(start);
+  EXPECT_EQ(line_of(*start), "  first   no answer to initialize on rank 1\n");
+  EXPECT_EQ(to_json(*start).at("phase"), "");
 }
 
 }  // namespace

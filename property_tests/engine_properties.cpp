@@ -12,6 +12,7 @@
 #include "engine/engine.hpp"
 #include "property_tests/numbers.hpp"
 #include "property_tests/ranks_of_cases.hpp"
+#include "property_tests/zero_settings.hpp"
 #include "reference/trainer.hpp"
 
 namespace equigrad::property_tests {
@@ -86,14 +87,7 @@ EngineConfig config_of(const json& one) {
   config.optimizer.lr = 0.02;
   config.optimizer.weight_decay = one.at("weight_decay");
   config.optimizer.momentum = one.at("momentum");
-  config.zero.stage = one.at("stage");
-  const json& schedule = one.at("schedule");
-  config.zero.reduce_bucket_size = schedule.at(0);
-  config.zero.allgather_bucket_size = schedule.at(1);
-  config.zero.stage3_prefetch_bucket_size = schedule.at(2);
-  config.zero.stage3_param_persistence_threshold = schedule.at(3);
-  config.zero.stage3_max_live_parameters = schedule.at(4);
-  config.zero.stage3_max_reuse_distance = schedule.at(5);
+  config.zero = property_tests::zero_of(one);
   return config;
 }
 

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/comparison.hpp"
+#include "reports/environment_json.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -15,14 +16,6 @@ Json write(const Estimate& estimate) {
   return {{"mean", number(estimate.mean)},
           {"low", number(estimate.low)},
           {"high", number(estimate.high)}};
-}
-
-Json write(const Environment& env) {
-  return {{"version", env.version}, {"commit", env.commit},
-          {"torch", env.torch},     {"compiler", env.compiler},
-          {"device", env.device},   {"cpu", env.cpu},
-          {"cores", env.cores},     {"threads_per_rank", env.threads_per_rank},
-          {"os", env.os},           {"time", env.time}};
 }
 
 Json write(const ComparedRun& run) {

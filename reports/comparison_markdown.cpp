@@ -8,22 +8,6 @@
 namespace equigrad::reports {
 namespace {
 
-// Text in a cell or a line: what would be markup is spelt out.
-std::string inert(const std::string& foreign) {
-  std::string out;
-  for (const char c : clean(foreign)) {
-    if (c == '\n')
-      out += ' ';
-    else if (std::string_view("<>&").find(c) != std::string_view::npos)
-      out += escape_xml(std::string(1, c));
-    else if (std::string_view("\\`*[]|").find(c) != std::string_view::npos)
-      out += std::string("\\") + c;
-    else
-      out += c;
-  }
-  return out;
-}
-
 std::string ratio_text(double ratio) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3f", ratio);
@@ -35,8 +19,9 @@ void write_quantities(std::ostringstream& out, const Comparison& comparison) {
       << std::lround(100 * comparison.confidence) << " % interval] | A | B | B - A | B / A |\n"
       << "|:--|--:|--:|--:|--:|\n";
   for (const ComparedQuantity& quantity : comparison.quantities)
-    out << "| " << inert(quantity.name) << " | " << estimate_text(quantity.each[0], quantity.unit)
-        << " | " << estimate_text(quantity.each[1], quantity.unit) << " | "
+    out << "| " << escape_markdown(quantity.name) << " | "
+        << estimate_text(quantity.each[0], quantity.unit) << " | "
+        << estimate_text(quantity.each[1], quantity.unit) << " | "
         << estimate_text(quantity.difference, quantity.unit, true) << " | "
         << ratio_text(quantity.ratio) << " |\n";
 }
@@ -53,7 +38,7 @@ void write_runs(std::ostringstream& out, const Comparison& comparison) {
           << bytes_text(run.held_peak_bytes) << " | " << bytes_text(run.process_peak_bytes)
           << " |\n";
     else
-      out << inert(run.trouble) << " | | | | | |\n";
+      out << escape_markdown(run.trouble) << " | | | | | |\n";
   }
 }
 
@@ -63,22 +48,23 @@ std::string to_markdown(const Comparison& comparison) {
   std::ostringstream out;
   const Environment& env = comparison.environment;
   out << "## Equigrad compare: " << word(comparison.outcome) << "\n\n"
-      << inert(comparison.reason) << "\n\nA is " << inert(comparison.configurations[0].name)
-      << ", B is " << inert(comparison.configurations[1].name) << ". " << inert(comparison.data)
-      << "; " << inert(comparison.model) << "; " << grouped(comparison.parameters)
-      << " parameters, " << count_of(comparison.ranks, "rank") << ", "
-      << count_of(comparison.steps, "step") << " of " << grouped(comparison.tokens_per_step)
+      << escape_markdown(comparison.reason) << "\n\nA is "
+      << escape_markdown(comparison.configurations[0].name) << ", B is "
+      << escape_markdown(comparison.configurations[1].name) << ". "
+      << escape_markdown(comparison.data) << "; " << escape_markdown(comparison.model) << "; "
+      << grouped(comparison.parameters) << " parameters, " << count_of(comparison.ranks, "rank")
+      << ", " << count_of(comparison.steps, "step") << " of " << grouped(comparison.tokens_per_step)
       << " tokens. The final loss is the mean of the last "
       << count_of(comparison.final_steps, "step") << ". Margin: " << margin_text(comparison)
       << ".\n";
   if (!comparison.quantities.empty()) write_quantities(out, comparison);
   const std::string test = equivalence_text(comparison);
-  if (!test.empty()) out << "\n" << inert(test) << "\n";
+  if (!test.empty()) out << "\n" << escape_markdown(test) << "\n";
   write_runs(out, comparison);
-  out << "\nequigrad " << inert(env.version) << ", commit " << inert(env.commit) << ", torch "
-      << inert(env.torch) << ", " << inert(env.compiler) << ", " << inert(env.device) << ", "
-      << inert(env.cpu) << " x" << env.cores << ", " << inert(env.time) << ", "
-      << seconds_text(comparison.wall_s) << "\n";
+  out << "\nequigrad " << escape_markdown(env.version) << ", commit " << escape_markdown(env.commit)
+      << ", torch " << escape_markdown(env.torch) << ", " << escape_markdown(env.compiler) << ", "
+      << escape_markdown(env.device) << ", " << escape_markdown(env.cpu) << " x" << env.cores
+      << ", " << escape_markdown(env.time) << ", " << seconds_text(comparison.wall_s) << "\n";
   return out.str();
 }
 

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "reports/contract.hpp"
+#include "reports/environment_json.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -72,14 +73,6 @@ Json write(const UnderflowRow& row) {
           {"scale", number(row.scale)}, {"numel", row.numel},
           {"zero", row.zero},           {"subnormal", row.subnormal},
           {"overflow", row.overflow},   {"lossless", number(row.lossless)}};
-}
-
-Json write(const Environment& env) {
-  return {{"version", env.version}, {"commit", env.commit},
-          {"torch", env.torch},     {"compiler", env.compiler},
-          {"device", env.device},   {"cpu", env.cpu},
-          {"cores", env.cores},     {"threads_per_rank", env.threads_per_rank},
-          {"os", env.os},           {"time", env.time}};
 }
 
 Json verdict_of(const Run& run) {

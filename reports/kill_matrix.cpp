@@ -101,22 +101,7 @@ Outcome outcome(const KillMatrix& matrix) {
   return all_run && sum.faults > 0 ? Outcome::Held : Outcome::Inconclusive;
 }
 
-int exit_code(const KillMatrix& matrix) {
-  switch (outcome(matrix)) {
-    case Outcome::Held:
-      return 0;
-    case Outcome::Failed:
-    case Outcome::Void:
-      return 1;
-    case Outcome::Broken:
-      return 3;
-    case Outcome::Inconclusive:
-      return 4;
-    case Outcome::Interrupted:
-      return 128 + (matrix.signal == 0 ? 2 : matrix.signal);
-  }
-  return 4;
-}
+int exit_code(const KillMatrix& matrix) { return exit_code(outcome(matrix), matrix.signal); }
 
 std::vector<std::string> summary_lines(const KillMatrix& matrix) {
   const auto all = counts(matrix, Faults::All);

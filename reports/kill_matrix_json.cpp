@@ -1,6 +1,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "reports/environment_json.hpp"
 #include "reports/kill_matrix.hpp"
 #include "reports/text.hpp"
 
@@ -8,14 +9,6 @@ namespace equigrad::reports {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-Json write(const Environment& env) {
-  return {{"version", env.version}, {"commit", env.commit},
-          {"torch", env.torch},     {"compiler", env.compiler},
-          {"device", env.device},   {"cpu", env.cpu},
-          {"cores", env.cores},     {"threads_per_rank", env.threads_per_rank},
-          {"os", env.os},           {"time", env.time}};
-}
 
 Json write(const Found& found) {
   return {

@@ -7,32 +7,17 @@
 namespace equigrad::reports {
 namespace {
 
-// Text in a cell or a line: what would be markup is spelt out.
-std::string inert(const std::string& foreign) {
-  std::string out;
-  for (const char c : clean(foreign)) {
-    if (c == '\n')
-      out += ' ';
-    else if (std::string_view("<>&").find(c) != std::string_view::npos)
-      out += escape_xml(std::string(1, c));
-    else if (std::string_view("\\`*[]|").find(c) != std::string_view::npos)
-      out += std::string("\\") + c;
-    else
-      out += c;
-  }
-  return out;
-}
-
 void write_row(std::ostringstream& out, const FaultRow& row) {
-  out << "| " << inert(row.name) << " | " << inert(row.what) << " | " << word(row.fate) << " | ";
+  out << "| " << escape_markdown(row.name) << " | " << escape_markdown(row.what) << " | "
+      << word(row.fate) << " | ";
   if (row.found.empty()) {
-    out << "| | " << inert(row.proof) << " |";
+    out << "| | " << escape_markdown(row.proof) << " |";
   } else {
     const Found& found = row.found.front();
     out << (found.after_steps < 0 ? "?" : std::to_string(found.after_steps)) << " | "
         << (found.located ? "yes" : "no") << " | ";
     for (std::size_t i = 0; i < found.checks.size(); ++i)
-      out << (i == 0 ? "" : ", ") << inert(found.checks[i]);
+      out << (i == 0 ? "" : ", ") << escape_markdown(found.checks[i]);
     out << " |";
   }
   for (std::size_t i = 0; i < kRulesElsewhere; ++i)
@@ -42,8 +27,9 @@ void write_row(std::ostringstream& out, const FaultRow& row) {
 
 void write_alarms(std::ostringstream& out, const CleanRuns& clean_runs) {
   for (const auto& alarm : clean_runs.alarms)
-    out << "\nFalse alarm: " << inert(alarm.id) << ": " << inert(first_line(alarm.message))
-        << " Replay: " << inert(alarm.replay) << "\n";
+    out << "\nFalse alarm: " << escape_markdown(alarm.id) << ": "
+        << escape_markdown(first_line(alarm.message))
+        << " Replay: " << escape_markdown(alarm.replay) << "\n";
 }
 
 }  // namespace
@@ -52,18 +38,19 @@ std::string to_markdown(const KillMatrix& matrix) {
   std::ostringstream out;
   const Environment& env = matrix.environment;
   out << "## Equigrad faults: " << word(outcome(matrix)) << "\n";
-  if (!matrix.failure.empty()) out << "\n" << inert(matrix.failure) << "\n";
-  for (const auto& line : summary_lines(matrix)) out << "\n" << inert(line) << ".\n";
+  if (!matrix.failure.empty()) out << "\n" << escape_markdown(matrix.failure) << "\n";
+  for (const auto& line : summary_lines(matrix)) out << "\n" << escape_markdown(line) << ".\n";
   write_alarms(out, matrix.clean);
   out << "\n| fault | what | fate | steps | located | checks, or proof |";
-  for (const char* rule : kRuleNames) out << " " << inert(rule) << " |";
+  for (const char* rule : kRuleNames) out << " " << escape_markdown(rule) << " |";
   out << "\n|:--|:--|:--|--:|:--|:--|";
   for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << "--:|";
   out << "\n";
   for (const auto& row : matrix.faults) write_row(out, row);
-  out << "\nequigrad " << inert(env.version) << ", commit " << inert(env.commit) << ", torch "
-      << inert(env.torch) << ", " << inert(env.compiler) << ", " << inert(env.cpu) << " x"
-      << env.cores << ", " << inert(env.time) << ", " << seconds_text(matrix.wall_s) << "\n";
+  out << "\nequigrad " << escape_markdown(env.version) << ", commit " << escape_markdown(env.commit)
+      << ", torch " << escape_markdown(env.torch) << ", " << escape_markdown(env.compiler) << ", "
+      << escape_markdown(env.cpu) << " x" << env.cores << ", " << escape_markdown(env.time) << ", "
+      << seconds_text(matrix.wall_s) << "\n";
   return out.str();
 }
 

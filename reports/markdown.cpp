@@ -9,22 +9,6 @@
 namespace equigrad::reports {
 namespace {
 
-// Text outside code: HTML and Markdown are both live there.
-std::string inert(const std::string& foreign) {
-  std::string out;
-  for (const char c : clean(foreign)) {
-    if (c == '\n') {
-      out += ' ';
-    } else if (std::string_view("<>&").find(c) != std::string_view::npos) {
-      out += escape_xml(std::string(1, c));
-    } else {
-      if (std::string_view("\\`*_{}[]()#|!~@").find(c) != std::string_view::npos) out += '\\';
-      out += c;
-    }
-  }
-  return out;
-}
-
 // A fence one backtick longer than any run of backticks inside.
 std::string fenced(const std::string& text) {
   size_t longest = 2;
@@ -46,8 +30,8 @@ void write_table(std::ostringstream& out, const Run& run) {
          "|--:|:--|--:|--:|--:|--:|--:|--:|:--|\n";
   for (const Group& group : group_by(run, {"stage", "precision", "ranks"})) {
     const Verdict verdict = group.verdict();
-    out << "| " << inert(group.key[0]) << " | " << inert(group.key[1]) << " | "
-        << inert(group.key[2]) << " | " << grouped(group.counts.total()) << " | "
+    out << "| " << escape_markdown(group.key[0]) << " | " << escape_markdown(group.key[1]) << " | "
+        << escape_markdown(group.key[2]) << " | " << grouped(group.counts.total()) << " | "
         << grouped(group.counts.compared) << " | " << lane_cell(group, "exact", false) << " | "
         << lane_cell(group, "cross", false) << " | " << lane_cell(group, "bounded", true) << " | "
         << glyph(verdict) << " " << spoken(verdict) << " |\n";
@@ -58,23 +42,24 @@ void write_front(std::ostringstream& out, const Run& run) {
   const Counts sum = counts(run);
   const Environment& env = run.environment;
   out << "## Equigrad: " << word(outcome(run)) << "\n\n"
-      << inert(outcome_text(run)) << "\n\n"
+      << escape_markdown(outcome_text(run)) << "\n\n"
       << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
       << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
       << ".\n\n"
-      << "equigrad " << inert(env.version) << ", commit " << inert(env.commit) << ", torch "
-      << inert(env.torch) << ", " << inert(env.compiler) << ", " << inert(env.device) << ", "
-      << inert(env.cpu) << " x" << env.cores << ", seed " << run.seed << "\n";
+      << "equigrad " << escape_markdown(env.version) << ", commit " << escape_markdown(env.commit)
+      << ", torch " << escape_markdown(env.torch) << ", " << escape_markdown(env.compiler) << ", "
+      << escape_markdown(env.device) << ", " << escape_markdown(env.cpu) << " x" << env.cores
+      << ", seed " << run.seed << "\n";
   write_table(out, run);
   out << "\n| planted fault | caught by |\n|:--|:--|\n";
   for (const SelfCheck& check : run.self_checks) {
-    out << "| " << inert(check.what.empty() ? check.fault : check.what) << " | "
-        << (check.caught ? inert(check.by) : "**not caught**") << " |\n";
+    out << "| " << escape_markdown(check.what.empty() ? check.fault : check.what) << " | "
+        << (check.caught ? escape_markdown(check.by) : "**not caught**") << " |\n";
   }
   const std::vector<Reason> why = reasons(run);
   if (!why.empty()) out << "\n| not run or skipped | cases |\n|:--|--:|\n";
   for (const Reason& reason : why) {
-    out << "| " << spoken(reason.verdict) << ": " << inert(reason.text) << " | "
+    out << "| " << spoken(reason.verdict) << ": " << escape_markdown(reason.text) << " | "
         << grouped(reason.cases) << " |\n";
   }
 }
@@ -82,7 +67,7 @@ void write_front(std::ostringstream& out, const Run& run) {
 std::string section(const Case& one) {
   const std::string text =
       passed(one.verdict) ? "passed without comparing anything" : clean(message_of(one));
-  return "\n### " + glyph(one.verdict) + " " + inert(one.id) + "\n\n" +
+  return "\n### " + glyph(one.verdict) + " " + escape_markdown(one.id) + "\n\n" +
          fenced(text + (one.replay.empty() ? "" : "\nreplay: " + clean(one.replay)));
 }
 

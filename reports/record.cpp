@@ -135,8 +135,8 @@ Outcome outcome(const Run& run) {
   return Outcome::Held;
 }
 
-int exit_code(const Run& run) {
-  switch (outcome(run)) {
+int exit_code(Outcome outcome, int signal) {
+  switch (outcome) {
     case Outcome::Held:
       return 0;
     case Outcome::Failed:
@@ -147,10 +147,12 @@ int exit_code(const Run& run) {
     case Outcome::Inconclusive:
       return 4;
     case Outcome::Interrupted:
-      return 128 + (run.signal == 0 ? kInterruptSignal : run.signal);
+      return 128 + (signal == 0 ? kInterruptSignal : signal);
   }
   return 4;
 }
+
+int exit_code(const Run& run) { return exit_code(outcome(run), run.signal); }
 
 Run merge(const std::vector<Run>& shards) {
   require(!shards.empty(), "expected at least one run, got none. Name the run.json files.");

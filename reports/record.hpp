@@ -134,7 +134,9 @@ bool self_checked(const Run& run);  // enough faults were planted and each one w
 // Interrupted before a failure (Broken) before Void before Failed before Broken (only crashes and
 // time-outs) before Inconclusive (nothing compared somewhere) before Held.
 Outcome outcome(const Run& run);
-int exit_code(const Run& run);  // 0 held, 1 failed or void, 3 broken, 4 inconclusive, 128 + signal
+// 0 held, 1 failed or void, 3 broken, 4 inconclusive, 128 + signal
+int exit_code(Outcome outcome, int signal);
+int exit_code(const Run& run);
 
 // Shards of one run as one run: same schema, seed and commit, no case twice, or it throws.
 Run merge(const std::vector<Run>& shards);

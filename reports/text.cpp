@@ -87,6 +87,21 @@ std::string escape_xml(std::string_view foreign) {
   return out;
 }
 
+std::string escape_markdown(std::string_view foreign) {
+  std::string out;
+  for (const char c : clean(foreign)) {
+    if (c == '\n')
+      out += ' ';
+    else if (std::string_view("<>&").find(c) != std::string_view::npos)
+      out += escape_xml(std::string(1, c));
+    else if (std::string_view("\\`*_{}[]()#|!~@").find(c) != std::string_view::npos)
+      out += std::string("\\") + c;
+    else
+      out += c;
+  }
+  return out;
+}
+
 std::string first_line(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }

@@ -20,6 +20,8 @@ namespace equigrad::reports {
 
 std::string clean(std::string_view foreign);
 std::string escape_xml(std::string_view foreign);  // cleaned; for text and quoted attributes
+// Cleaned, on one line; for a cell or a line of Markdown, in which nothing of it is markup.
+std::string escape_markdown(std::string_view foreign);
 std::string first_line(std::string_view text);
 
 // Words for files and links: letters, digits, '.', '_' and '-' stay; a name that had anything else

@@ -6,10 +6,8 @@
 
 #include <array>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
-#include "conformance/cli/cli.hpp"
+#include "conformance/cli/said.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "conformance/recipe.hpp"
 #include "reports/json.hpp"
@@ -26,14 +24,9 @@ using ::testing::Not;
 const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";
 const std::string kContract = "Contract.2.two_losses_on_one_forward";
 
-struct Said {
-  int code;
-  std::string out;
-};
-
 // A command of the shell, in the root directory.
 Said shell(const std::string& command) {
-  Said said{-1, ""};
+  Said said{-1, "", ""};
   FILE* pipe = popen(("cd / && (" + command + ") 2>&1").c_str(), "r");
   if (pipe == nullptr) return said;
   std::array<char, 4096> buffer{};
@@ -42,17 +35,13 @@ Said shell(const std::string& command) {
   return said;
 }
 
-class FailureFolder : public ::testing::Test {
+class FailureFolder : public InAFolder {
  protected:
   void SetUp() override {
-    std::string name = testing::TempDir() + "equigrad-failure-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
+    InAFolder::SetUp();
     program_ = std::getenv("EQUIGRAD_BINARY");
     ASSERT_NE(program_, nullptr) << "run this test through ctest, which says where it is";
   }
-  void TearDown() override { EXPECT_EQ(shell("rm -rf '" + folder_ + "'").code, 0); }
-
   Said equigrad(const std::string& words) const { return shell(program_ + (" " + words)); }
   Said failing_run(const std::string& more = "") const {
     return equigrad("run " + kCase + " -q --seed 7 --fault averaged_twice --report " + folder_ +
@@ -61,13 +50,8 @@ class FailureFolder : public ::testing::Test {
   std::string of_case(const std::string& file = "") const {
     return folder_ + "/fail/" + kCase + "/" + file;
   }
-  std::string read(const std::string& path) const {
-    std::ifstream file(path);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   bool there(const std::string& path) const { return access(path.c_str(), R_OK) == 0; }
 
-  std::string folder_;
   const char* program_ = nullptr;
 };
 
@@ -75,8 +59,8 @@ TEST_F(FailureFolder, HasEverythingAndTheReportLinksIt) {
   const auto said = failing_run();
   EXPECT_EQ(said.code, kFailed);
   EXPECT_THAT(said.out, HasSubstr("    folder  " + folder_ + "/fail/" + kCase + "\n"));
-  const auto run = reports::from_json(read(folder_ + "/run.json"));
-  const std::string in_report = "fail/" + kCase + "/", page = read(folder_ + "/index.html");
+  const auto run = reports::from_json(text_of(folder_ + "/run.json"));
+  const std::string in_report = "fail/" + kCase + "/", page = text_of(folder_ + "/index.html");
   for (const char* file :
        {"rank0.safetensors", "rank0.inputs.safetensors", "rank1.first.safetensors", "config.json",
         "message.txt", "repro.sh", "program.cpp", "CMakeLists.txt", "README.md"}) {
@@ -85,9 +69,9 @@ TEST_F(FailureFolder, HasEverythingAndTheReportLinksIt) {
     EXPECT_THAT(run.cases.at(0).files, Contains(in_report + file));
     EXPECT_THAT(page, HasSubstr("<a href=\"" + in_report + file + "\">"));
   }
-  EXPECT_EQ(read(of_case("config.json")),
+  EXPECT_EQ(text_of(of_case("config.json")),
             config_text(parse_id(kCase), 0, *reference::make_model("nasty", 7)));
-  EXPECT_THAT(read(of_case("message.txt")), HasSubstr("averaged twice"));
+  EXPECT_THAT(text_of(of_case("message.txt")), HasSubstr("averaged twice"));
   const auto first = oracle::read_tensors(of_case("rank1.first.safetensors"));
   EXPECT_THAT(first.metadata.at("where"), HasSubstr("step 1 gradient "));
   EXPECT_EQ(first.tensors.at("got").sizes(), first.tensors.at("want").sizes());

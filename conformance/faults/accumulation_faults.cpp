@@ -156,7 +156,7 @@ std::vector<Fault> windows() {
                "forward", step_always),
       at_seams("accumulation.boundary_stale",
                "the boundary of the second step is taken for that of the micro-batch before",
-               {"DS-20"}, "gradient", step_late),
+               {"DS-20"}, "scale", step_late),
   };
 }
 

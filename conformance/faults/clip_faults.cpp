@@ -107,7 +107,7 @@ std::vector<Fault> clip_faults() {
       at_seams("clip.before_unscaling", "the norm of the scaled gradient is held to the threshold",
                {"AP-02"}, "clip", clip_before_unscaling),
       at_seams("clip.zero_times_infinity", "an infinite norm becomes NaN and stops nothing",
-               {"DS-60"}, "gradient",
+               {"DS-60"}, "scale",
                [](Scene& s) {
                  change_measure(s, [](Measured measured) {
                    if (measured.non_finite_numel == 0) return measured;

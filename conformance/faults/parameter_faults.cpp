@@ -164,7 +164,7 @@ std::vector<Fault> parameter_faults() {
                "what is published was read when half of the update was done", {"MG-10"},
                "parameter", publish_half),
       at_seams("parameter.released_after_first_use",
-               "a parameter that is read twice in a pass has lost its data", {"DS-48"}, "gradient",
+               "a parameter that is read twice in a pass has lost its data", {"DS-48"}, "forward",
                release_after_first_use),
       at_seams("parameter.mapped_to_another", "parameters of one size are taken for each other",
                {"DS-49"}, "parameter", map_to_another),

@@ -13,6 +13,7 @@
 
 #include "engine/config.hpp"
 #include "engine/data_types.hpp"
+#include "property_tests/zero_settings.hpp"
 
 namespace equigrad::property_tests::relations {
 
@@ -56,14 +57,7 @@ inline EngineConfig config_of(const json& one, int world) {
   config.optimizer.lr = one.value("lr", 0.02);
   config.optimizer.weight_decay = one.at("decay");
   if (one.at("rule") == 0) config.optimizer.momentum = one.at("momentum");
-  config.zero.stage = one.at("stage");
-  const json& schedule = one.at("schedule");
-  config.zero.reduce_bucket_size = schedule.at(0);
-  config.zero.allgather_bucket_size = schedule.at(1);
-  config.zero.stage3_prefetch_bucket_size = schedule.at(2);
-  config.zero.stage3_param_persistence_threshold = schedule.at(3);
-  config.zero.stage3_max_live_parameters = schedule.at(4);
-  config.zero.stage3_max_reuse_distance = schedule.at(5);
+  config.zero = property_tests::zero_of(one);
   if (one.value("native", false)) config.reduction = ReductionOrder::Native;
   if (one.value("sum_only", false)) config.averaging.kind = AveragingConfig::Kind::Never;
   config.offload_optimizer.to_cpu = one.value("offload", false);
