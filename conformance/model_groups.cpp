@@ -17,12 +17,12 @@ std::string python_name(std::string type) {
 
 }  // namespace
 
-std::map<std::string, std::string> module_types(const torch::nn::Module& model) {
-  std::map<const void*, std::string> types;
+ModuleTypes module_types(const torch::nn::Module& model) {
+  std::map<const void*, std::set<std::string>> types;
   for (const auto& module : model.modules())
     for (const auto& parameter : module->parameters(/*recurse=*/false))
-      types.emplace(parameter.unsafeGetTensorImpl(), python_name(module->name()));
-  std::map<std::string, std::string> by_name;
+      types[parameter.unsafeGetTensorImpl()].insert(python_name(module->name()));
+  ModuleTypes by_name;
   for (const auto& [name, tensor] : reference::unique_parameters(model))
     by_name[name] = types.at(tensor.unsafeGetTensorImpl());
   return by_name;
@@ -33,7 +33,7 @@ std::vector<ParameterGroup> groups_of(reference::Model& model) {
   std::map<std::string, NamedParameter> parameters;
   std::vector<ParameterGroup> groups(1);
   for (const auto& [name, tensor] : reference::unique_parameters(model)) {
-    parameters[name] = {name, tensor, types.at(name)};
+    parameters[name] = {name, tensor, *types.at(name).begin()};
     if (!tensor.requires_grad()) groups[0].parameters.push_back(parameters[name]);
   }
   for (const auto& from : model.groups()) {

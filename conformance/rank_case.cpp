@@ -62,8 +62,8 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
       rule.weight_decay = group.weight_decay.value_or(rule.weight_decay);
     }
   if (const auto dtype = autocast_dtype_of(spec_))
-    for (const auto& [name, type] : module_types(*model_))
-      if (is_safe(type)) travels_in_[name] = *dtype;
+    for (const auto& [name, types] : module_types(*model_))
+      if (std::all_of(types.begin(), types.end(), is_safe)) travels_in_[name] = *dtype;
   make_engine(request);
   find_positions();
 }

@@ -104,7 +104,7 @@ class EngineSession : public Session {
     ParameterGroup all;
     const auto types = module_types(*model_);
     for (const auto& [name, tensor] : reference::unique_parameters(*model_)) {
-      all.parameters.push_back({name, tensor, types.at(name)});
+      all.parameters.push_back({name, tensor, *types.at(name).begin()});
       if (tensor.requires_grad()) numels_[name] = tensor.numel();
     }
     engine_ = initialize({all}, load_config(config, job.world), context.group());

@@ -173,7 +173,10 @@ class Conv : public Model {
   Conv()
       : first_(register_module("first", nn::Conv2d(strided(1, 4)))),
         second_(register_module("second", nn::Conv2d(strided(4, 8)))),
-        head_(register_module("head", nn::Linear(8 * 7 * 7, 10))) {}
+        head_(register_module("head", nn::Linear(8 * 7 * 7, 10))),
+        prior_(register_module("prior", std::make_shared<Holder>(head_->weight))) {}
+
+  at::Tensor penalty() override { return 0.125 * widen(prior_->weight).square().mean(); }
 
   at::Tensor output(const Batch& batch) override {       // [B, 1, 28, 28] -> [B, 10]
     const at::Tensor x = at::gelu(first_(batch.input));  // [B, 4, 14, 14]
@@ -191,6 +194,7 @@ class Conv : public Model {
 
   nn::Conv2d first_, second_;
   nn::Linear head_;
+  std::shared_ptr<Holder> prior_;  // autocast may round what the head alone would read
 };
 
 // Matrices uniform with variance 1 / fan_in, biases around 0, all else (gains) around 1. Nothing

@@ -60,6 +60,8 @@ Case Case::with_optimizer(std::string type) const {
   return changed(*this, &Case::optimizer, std::move(type));
 }
 Case Case::dropping_layers() const { return changed(*this, &Case::drops_layers, true); }
+Case Case::with_grad_scaler() const { return changed(*this, &Case::grad_scaler, true); }
+Case Case::on_a_late_wire() const { return changed(*this, &Case::late_wire, true); }
 Case Case::scheduled() const { return changed(*this, &Case::schedule, true); }
 Case Case::from_world(int world) const { return changed(*this, &Case::smallest_world, world); }
 Case Case::answering(std::vector<std::string> known) const {

@@ -38,6 +38,8 @@ struct Case {
   std::string optimizer = "AdamW";  // or Adam, which is AdamW too, or SGD, with momentum
   bool schedule = false;            // WarmupLR
   bool drops_layers = false;        // progressive layer drop
+  bool grad_scaler = false;         // dynamic fp16 by torch's rule, not DeepSpeed's
+  bool late_wire = false;           // collectives complete as late as wait()
   int smallest_world = 1;
   std::vector<std::string> answers = {};  // what it answers: "trap 1", "misbehaviour 5"
   std::vector<Precision> precisions = {Precision::Fp32, Precision::Bf16};
@@ -50,6 +52,8 @@ struct Case {
   Case with_optimizer(std::string type) const;
   Case scheduled() const;
   Case dropping_layers() const;
+  Case with_grad_scaler() const;
+  Case on_a_late_wire() const;
   Case from_world(int world) const;
   Case answering(std::vector<std::string> known) const;
   Case in(std::vector<Precision> modes) const;

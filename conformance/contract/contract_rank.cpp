@@ -2,6 +2,7 @@
 
 #include "conformance/contract/engine_play.hpp"
 #include "conformance/contract/reference_play.hpp"
+#include "conformance/faults/adversary.hpp"
 #include "conformance/faults/fault.hpp"
 
 namespace equigrad::conformance::contract {
@@ -26,8 +27,8 @@ nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext&
   if (request.contains("plant"))
     fault = std::make_unique<faults::Planted>(request.at("plant"), context.rank(), spec.world,
                                               moment, std::vector<std::string>{});
-  EnginePlay engine(spec, scene, context, data,
-                    fault ? fault->wire(context.group()) : context.group());
+  const auto wire = faults::adversarial(context.group(), spec.of->late_wire ? seed + 1 : 0);
+  EnginePlay engine(spec, scene, context, data, fault ? fault->wire(wire) : wire);
   for (std::size_t window = 0; window < steps.size(); ++window) {
     *moment = {static_cast<int>(window), -1};
     engine.window(steps[window], seen[window]);

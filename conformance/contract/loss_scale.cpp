@@ -265,6 +265,14 @@ std::vector<Case> loss_scale() {
           .lasting(3)
           .with_optimizer("SGD")
           .answering({"trap 10"}),
+      Case{"4", "overflow_ends_a_run_of_good_steps",
+           "torch's scaler halves at once, and counts the good steps of its interval anew",
+           "the gradient is finite", overflow}
+          .on({"heads"})
+          .lasting(4)
+          .with_optimizer("SGD")
+          .with_grad_scaler()
+          .answering({"trap 10"}),
       Case{"4", "overflow_that_zero_grad_forgets", "zero_grad() forgets an overflow too",
            "zero_grad() does nothing", overflow_forgotten}
           .on({"heads"})

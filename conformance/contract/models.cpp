@@ -56,6 +56,18 @@ at::Tensor Heads::criterion(const at::Tensor& output, const reference::Batch& ba
   return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
 }
 
+Wide::Wide()
+    : first(register_module("first", torch::nn::Linear(7, 600))),
+      second(register_module("second", torch::nn::Linear(600, 900))) {}
+
+at::Tensor Wide::output(const reference::Batch& batch) {
+  return second(at::gelu(first(batch.input)));
+}
+
+at::Tensor Wide::criterion(const at::Tensor& output, const reference::Batch& batch) {
+  return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
+}
+
 Dropper::Dropper()
     : first(register_module("first", torch::nn::Linear(7, 7))),
       second(register_module("second", torch::nn::Linear(7, 7))) {}
@@ -84,6 +96,7 @@ at::Tensor Dropper::criterion(const at::Tensor& output, const reference::Batch& 
 std::shared_ptr<reference::Model> make_contract_model(const std::string& name, uint64_t seed) {
   std::shared_ptr<reference::Model> model;
   if (name == "tower") model = std::make_shared<Tower>();
+  if (name == "wide") model = std::make_shared<Wide>();
   if (name == "dropper") model = std::make_shared<Dropper>();
   if (name == "heads") model = std::make_shared<Heads>();
   if (!model) return reference::make_model(name, seed);

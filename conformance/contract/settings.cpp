@@ -75,6 +75,7 @@ reference::LossScaleSpec loss_scale_of(const Spec& spec) {
   using Policy = reference::LossScaleSpec::Policy;
   if (spec.precision == Precision::Fp16Static) return {.policy = Policy::Static, .initial = 128};
   if (spec.precision != Precision::Fp16) return {};
+  if (spec.of->grad_scaler) return {.policy = Policy::GradScaler, .initial = 256, .window = 2};
   return {.policy = Policy::Zero, .initial = 256, .window = 2, .hysteresis = 1};
 }
 
@@ -115,12 +116,20 @@ double layer_drop_theta(int64_t window) {
   return 0.2 + 0.8 * std::exp(-0.7 * step);
 }
 
+// No key sets the interval of torch's scaler.
+EngineConfig config_of(const Spec& spec) {
+  auto config = parse_config(config_text(spec), spec.world);
+  if (spec.of->grad_scaler && spec.precision == Precision::Fp16)
+    config.precision.loss_scale.policy = LossScaleConfig::Policy::GradScaler;
+  return config;
+}
+
 // A model with several groups goes in by the core, the others as modules.
 std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,
                                     std::shared_ptr<comm::Communicator> communicator) {
-  const auto text = config_text(spec);
-  if (model.groups().size() == 1) return initialize(model, text, communicator);
-  return initialize(groups_of(model), parse_config(text, spec.world), communicator);
+  if (model.groups().size() == 1 && !spec.of->grad_scaler)
+    return initialize(model, config_text(spec), communicator);
+  return initialize(groups_of(model), config_of(spec), communicator);
 }
 
 }  // namespace equigrad::conformance::contract

@@ -95,6 +95,13 @@ std::vector<Case> the_update() {
               .gas({4, 5})
               .with_optimizer("SGD")
               .answering({"trap 12"}),
+          Case{"13", "bucket_of_several_pieces",
+               "a bucket is summed piece by piece, however late each piece comes",
+               "the loss is less", train}
+              .on({"wide"})
+              .on_a_late_wire()
+              .gas({1})
+              .with_optimizer("SGD"),
           Case{"13", "masters_before_rounding", "masters are the weights before they are rounded",
                "they are expected to be rounded", masters}
               .in_every_precision()
