@@ -67,6 +67,21 @@ TEST(SquareSum, IsTheReferencesSumOfWildNumbersInAnyOrder) {
   EXPECT_EQ(of(values).value(), want);
 }
 
+// Whole blocks, whose numbers lie so many powers of two apart; and a few numbers behind them.
+TEST(SquareSum, OfBlocksIsTheReferencesHoweverFarApartTheirNumbersAre) {
+  for (const int largest : {-140, -126, -109, -108, -107, 0, 84, 85, 86, 126})
+    for (const int spread : {1, 5, 16, 17, 18, 19, 20, 60}) {
+      Floats values(3 * 512 + 7);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const uint64_t bits = reference::hash(i + 1);
+        const auto fraction = static_cast<float>((bits & 0xFFFFFF) | 0x800001) * 0x1p-23F;
+        const auto below = static_cast<int>((bits >> 32) % static_cast<uint64_t>(spread));
+        values[i] = std::ldexp(i % 3 == 0 ? -fraction : fraction, largest - below);
+      }
+      EXPECT_EQ(of(values).value(), by_the_reference(values)) << largest << " " << spread;
+    }
+}
+
 TEST(SquareSum, HoldsTheSmallestAndTheLargestNumbers) {
   EXPECT_EQ(of({kSmallest}).value(), std::ldexp(1.0, -298));
   EXPECT_EQ(of({kSmallest, -kSmallest, 3 * kSmallest}).value(), std::ldexp(11.0, -298));

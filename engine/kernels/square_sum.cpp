@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "engine/kernels/convert.hpp"
 
@@ -77,24 +78,33 @@ struct Fp16Format {
   static constexpr uint32_t kFractionBits = 10, kLastExponent = 31, kBelowFp32 = 112;
 };
 
-}  // namespace
-
+// Numbers of any kind, one by one: a counter for each exponent.
 template <class Format>
-void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel) {
-  constexpr uint32_t kLast = Format::kLastExponent;
-  constexpr uint32_t kHidden = 1U << Format::kFractionBits;
-  std::array<std::array<uint64_t, kLast + 1>, kLanes> counters{};
-  for (int64_t start = 0; start < numel; start += kFlushNumel * kLanes) {
-    const int64_t end = std::min(numel, start + kFlushNumel * kLanes);
-    for (int64_t i = start; i < end; ++i) {
+class OneByOne {
+ public:
+  explicit OneByOne(int64_t* words) : words_(words) {}
+  ~OneByOne() { flush(); }
+
+  void add(const typename Format::Number* values, int64_t numel) {
+    if (added_numel_ + numel > kFlushNumel) flush();
+    added_numel_ += numel;
+    constexpr uint32_t kHidden = 1U << Format::kFractionBits;
+    for (int64_t i = 0; i < numel; ++i) {
       const uint32_t bits = bits_of(values[i]);
       const uint32_t exponent = (bits >> Format::kFractionBits) & kLast;
       const uint32_t fraction = (bits & (kHidden - 1)) | (exponent != 0 ? kHidden : 0U);
       const uint64_t mantissa = fraction << (23 - Format::kFractionBits);
-      uint64_t& counter = counters[static_cast<size_t>(i % kLanes)][exponent];
+      uint64_t& counter = counters_[static_cast<size_t>(i % kLanes)][exponent];
       counter += exponent == kLast ? 1 : mantissa * mantissa;
     }
-    for (auto& lane : counters) {
+  }
+
+ private:
+  static constexpr uint32_t kLast = Format::kLastExponent;
+
+  void flush() {
+    if (added_numel_ == 0) return;
+    for (auto& lane : counters_) {
       for (size_t e = 0; e < kLast; ++e) {
         // Subnormal numbers have the weight of e = 1.
         const size_t weight = std::max<size_t>(e, 1) + Format::kBelowFp32;
@@ -104,6 +114,122 @@ void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel
       words_[2 * kExponents] += static_cast<int64_t>(lane[kLast]);
       lane.fill(0);
     }
+    added_numel_ = 0;
+  }
+
+  int64_t* words_;
+  std::array<std::array<uint64_t, kLast + 1>, kLanes> counters_{};
+  int64_t added_numel_ = 0;
+};
+
+// Blocks of numbers in vectors, where they are not too far apart. With E the largest exponent of a
+// block every square, exact in a double, is below T = 2^(2 E - 252). It is cut on two grids:
+//
+//   T 2^-42 and T 2^-84    (s + 1.5 * 2^52 grid) - 1.5 * 2^52 grid is s rounded to the grid
+//
+// Both parts, and sums of a block's parts, are exact; what lies below the second grid must be zero,
+// or the block is left to OneByOne. (Demmel, Nguyen: Fast reproducible floating-point summation.)
+class InBlocks {
+ public:
+  static constexpr int64_t kNumel = 512;
+
+  InBlocks(int64_t* words, InstructionSet set) : words_(words), set_(set) {}
+  ~InBlocks() { flush(); }
+
+  // kNumel numbers; false: nothing was added.
+  bool add(const float* values) {
+    uint32_t largest = 0;
+    run_on(
+        set_, [&largest, values ]() __attribute__((always_inline)) {
+          uint32_t most = 0;
+          for (int64_t i = 0; i < kNumel; ++i)
+            most = std::max(most, bits_of(values[i]) & 0x7FFFFFFFU);
+          largest = most;
+        });
+    if (largest == 0) return true;
+    const int exponent = static_cast<int>(largest >> 23);
+    if (exponent < kLeast || exponent > kMost) return false;
+    const int grid = 2 * exponent - 252 - 42;
+    const double far = std::ldexp(1.5, 52 + grid), near = std::ldexp(1.5, 52 + grid - 42);
+    Parts parts;
+    run_on(
+        set_, [&parts, values, far, near ]()
+                  __attribute__((always_inline)) { cut(values, far, near, parts); });
+    double upper = 0, lower = 0, rest = 0;
+    for (int64_t lane = 0; lane < kWidth; ++lane) {
+      upper += parts.upper[lane];
+      lower += parts.lower[lane];
+      rest += parts.rest[lane];
+    }
+    if (rest != 0) return false;
+    auto& total = totals_[static_cast<size_t>(exponent)];
+    total += (static_cast<__int128>(std::ldexp(upper, -grid)) << 42) +
+             static_cast<__int128>(std::ldexp(lower, 42 - grid));
+    return true;
+  }
+
+ private:
+  // Below kLeast the second grid, above kMost the highest counter, would not exist.
+  static constexpr int kLeast = 19, kMost = 212;
+  static constexpr int64_t kWidth = 16;
+  struct Parts {
+    alignas(64) double upper[kWidth] = {}, lower[kWidth] = {}, rest[kWidth] = {};
+  };
+
+  [[gnu::always_inline]] static inline void cut(const float* values, double far, double near,
+                                                Parts& parts) {
+    Parts mine;
+    for (int64_t i = 0; i < kNumel; i += kWidth) {
+      for (int64_t lane = 0; lane < kWidth; ++lane) {
+        const auto value = static_cast<double>(values[i + lane]);
+        const double square = value * value;
+        const double upper = (square + far) - far;
+        const double below = square - upper;
+        const double lower = (below + near) - near;
+        mine.upper[lane] += upper;
+        mine.lower[lane] += lower;
+        mine.rest[lane] += std::abs(below - lower);
+      }
+    }
+    parts = mine;
+  }
+
+  // A total's bit 0 is worth 2^(2 (E - 18) - 300).
+  void flush() {
+    for (int exponent = kLeast; exponent <= kMost; ++exponent) {
+      auto total = static_cast<unsigned __int128>(totals_[static_cast<size_t>(exponent)]);
+      for (int e = exponent - 18; total != 0; e += kLowBits / 2, total >>= kLowBits)
+        words_[2 * e] += static_cast<int64_t>(total & ((uint64_t{1} << kLowBits) - 1));
+    }
+  }
+
+  int64_t* words_;
+  InstructionSet set_;
+  std::array<__int128, 256> totals_{};
+};
+
+// A block's numbers: where they are, or widened, or padded with zeros, in `room`.
+template <class Number, std::size_t kNumel>
+const float* in_fp32(const Number* values, int64_t numel, std::array<float, kNumel>& room) {
+  if constexpr (std::is_same_v<Number, float>)
+    if (numel == static_cast<int64_t>(kNumel)) return values;
+  std::transform(values, values + numel, room.begin(), [](Number one) { return widened(one); });
+  std::fill(room.begin() + numel, room.end(), 0.0F);
+  return room.data();
+}
+
+}  // namespace
+
+template <class Format>
+void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel) {
+  constexpr int64_t kNumel = InBlocks::kNumel;
+  OneByOne<Format> one_by_one(words());
+  InBlocks in_blocks(words(), instruction_set());
+  alignas(64) std::array<float, kNumel> room;
+  for (int64_t start = 0; start < numel; start += kNumel) {
+    const int64_t width = std::min(kNumel, numel - start);
+    const float* block = in_fp32(values + start, width, room);
+    if (!in_blocks.add(block)) one_by_one.add(values + start, width);
   }
 }
 
