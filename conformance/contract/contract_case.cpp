@@ -143,13 +143,14 @@ std::vector<Spec> default_specs() {
   int turn = 0;
   for (const auto& one : cases()) {
     const auto modes = one.precisions.size();
+    const int most = std::max(2, one.smallest_world);
     for (int stage = 0; stage < 4; ++stage)
       for (std::size_t mode = 0; mode < modes; ++mode)
         specs.push_back(
-            {&one, stage, one.precisions[mode], 2, accumulation_at(one, stage, mode, 2)});
+            {&one, stage, one.precisions[mode], most, accumulation_at(one, stage, mode, most)});
     for (const int world : {1, 3, 4}) {
       ++turn;
-      if (world < one.smallest_world) continue;
+      if (world < one.smallest_world || world == most) continue;
       const int stage = turn % 4;
       const auto mode = static_cast<std::size_t>(turn / 4) % modes;
       specs.push_back(

@@ -4,7 +4,7 @@
 //            line of the contract       stage dtype  ranks  accumulation
 //
 // Invariants: names are unique; every case is in the default selection at all stages and all its
-// precisions with two ranks, and once with each other number of ranks.
+// precisions with two ranks (or its fewest), and once with each other number of ranks.
 // Units: world counts ranks, accumulation micro-batches.
 // Errors: equigrad::Error for an id that no case has.
 // Depends on: the C++ standard library; engine/error.hpp in the source. No torch.

@@ -58,7 +58,7 @@ at::Tensor Heads::criterion(const at::Tensor& output, const reference::Batch& ba
 
 Wide::Wide()
     : first(register_module("first", torch::nn::Linear(7, 600))),
-      second(register_module("second", torch::nn::Linear(600, 900))) {}
+      second(register_module("second", torch::nn::Linear(600, 1400))) {}
 
 at::Tensor Wide::output(const reference::Batch& batch) {
   return second(at::gelu(first(batch.input)));

@@ -3,7 +3,7 @@
 //   nasty   the zoo's: tied, reused, frozen, empty, scalar, unused, sometimes used
 //   tower   below [3, 7] -> [3, 11], above [3, 11] -> [3, 7]
 //   heads   a trunk [3, 7] -> [3, 9] and three heads [3, 9] -> [3, 5]
-//   wide    [3, 7] -> [3, 600] -> [3, 900]: its second weight travels in several pieces
+//   wide    [3, 7] -> [3, 600] -> [3, 1400]: its second weight travels in several pieces
 //   dropper two residual blocks [3, 7] -> [3, 7], of which progressive layer drop leaves some out
 //
 // Invariants: weights depend on (name, seed) only, and none is exactly 0 or 1.

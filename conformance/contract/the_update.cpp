@@ -102,6 +102,13 @@ std::vector<Case> the_update() {
               .on_a_late_wire()
               .gas({1})
               .with_optimizer("SGD"),
+          Case{"13", "bucket_of_several_pieces_of_three",
+               "so it is where every rank owns a slice of each piece", "the loss is less", train}
+              .on({"wide"})
+              .on_a_late_wire()
+              .from_world(3)
+              .gas({1})
+              .with_optimizer("SGD"),
           Case{"13", "masters_before_rounding", "masters are the weights before they are rounded",
                "they are expected to be rounded", masters}
               .in_every_precision()

@@ -16,14 +16,11 @@ namespace {
 // Of one piece and one rank: 1 MiB in fp32, which is received into memory that malloc reuses.
 constexpr int64_t kPieceNumel = int64_t{1} << 18;
 
-}  // namespace
-
-at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype) {
+void tree_sum_into(const at::Tensor& result, const at::Tensor& contributions) {
   const int rows = static_cast<int>(contributions.size(0));
   const int64_t numel = contributions.size(1);
-  const auto result = at::empty({numel}, contributions.options().dtype(result_dtype));
   const auto from = kernels::element_of(contributions.scalar_type(), "comm.reduction");
-  const auto to = kernels::element_of(result_dtype, "comm.reduction");
+  const auto to = kernels::element_of(result.scalar_type(), "comm.reduction");
   if (contributions.is_cuda()) {
     const c10::cuda::CUDAGuard guard(contributions.device());
     kernels::tree_sum_cuda(
@@ -33,6 +30,13 @@ at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype
     kernels::tree_sum(contributions.const_data_ptr(), from, rows, numel, result.mutable_data_ptr(),
                       to);
   }
+}
+
+}  // namespace
+
+at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype) {
+  auto result = at::empty({contributions.size(1)}, contributions.options().dtype(result_dtype));
+  tree_sum_into(result, contributions);
   return result;
 }
 
@@ -79,8 +83,10 @@ void Reduction::send_piece() {
       std::min(kPieceNumel * communicator_->world_size(), buffer_.numel() - sent_numel_);
   if (numel == 0) return;
   const auto piece = buffer_.narrow(0, sent_numel_, numel);
-  auto received = communicator_->workspace().take(numel, piece.options());
-  auto pending = communicator_->all_to_all(received.tensor(), piece);
+  const bool whole = sums_whole();
+  auto received = communicator_->workspace().take(whole ? 2 * numel : numel, piece.options());
+  auto pending = whole ? communicator_->all_gather(received.tensor(), piece)
+                       : communicator_->all_to_all(received.tensor(), piece);
   pieces_.push_back({sent_numel_, numel, std::move(received), std::move(pending)});
   sent_numel_ += numel;
 }
@@ -97,6 +103,13 @@ at::Tensor Reduction::finish_pieces() {
     auto piece = std::move(pieces_.front());
     pieces_.pop_front();
     piece.pending->wait();
+    if (sums_whole()) {
+      tree_sum_into(sum.narrow(0, piece.begin, piece.numel),
+                    piece.received.tensor().view({2, piece.numel}));
+      piece.received.give_back();
+      send_piece();
+      continue;
+    }
     auto next = tree_sum(piece.received.tensor().view({world_size, piece.numel / world_size}),
                          result_dtype_);
     piece.received.give_back();

@@ -39,12 +39,16 @@ class Reduction {
   struct Piece {
     int64_t begin;
     int64_t numel;
-    Workspace::Room received;  // [numel] all contributions to this rank's slice of the piece
+    Workspace::Room received;  // [numel] all contributions to this rank's slice of the piece, or
+                               // [2 * numel] of two ranks to all of it
     PendingPtr pending;
   };
   Reduction(Communicator& communicator, Kind kind, at::Tensor buffer, at::ScalarType result_dtype);
   void send_piece();
   at::Tensor finish_pieces();
+  // Two ranks trade whole pieces and both add them: as many bytes as trading halves and gathering
+  // their sums, in one round instead of two.
+  bool sums_whole() const { return communicator_->world_size() == 2; }
 
   Communicator* communicator_;
   Kind kind_;
