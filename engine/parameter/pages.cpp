@@ -203,15 +203,18 @@ std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
   return ahead;
 }
 
-// All pages of the round, on every rank: a rank that has a page already only serves its shard.
+// All pages of the round, on every rank: a rank that has a page already only serves its shard. Small
+// ones go together, and first: nobody waits long for them.
 void Pages::start_gathers(const std::vector<std::size_t>& pages) {
   std::map<at::ScalarType, std::vector<std::size_t>> together;
+  std::vector<std::size_t> alone;
   for (const auto page : pages) {
     const auto& tensor = pages_[page].tensor;
     const bool small = tensor.numel() < kAloneNumel && tensor.is_floating_point();
-    small ? together[pages_[page].shard.scalar_type()].push_back(page) : start_gather({page});
+    (small ? together[pages_[page].shard.scalar_type()] : alone).push_back(page);
   }
   for (const auto& [dtype, small] : together) start_gather(small);
+  for (const auto page : alone) start_gather({page});
 }
 
 void Pages::start_gather(const std::vector<std::size_t>& pages) {
