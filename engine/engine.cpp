@@ -39,6 +39,8 @@ void TrainingEngine::end_pass() {
   window_.end();
   scaler_->hold(this);
   parameters_->end_of_pass();
+  const auto traffic = parameters_->traffic();
+  counters_.gathering = {traffic.gathered_numel, traffic.planned_numel, traffic.least_numel};
   micro_batches_.end_pass();
 }
 

@@ -43,10 +43,19 @@ struct LocalShard {
       state;  // [end - begin] each: exp_avg, exp_avg_sq, momentum_buffer
 };
 
+// Elements of parameters that stage 3 gathers for the operators of one cycle, a forward and a
+// backward pass; what is whole all the time (stage3_param_persistence_threshold) is not in it.
+struct Gathering {
+  int64_t gathered_numel = 0;  // in the last cycle
+  int64_t planned_numel = 0;   // by Belady's rule, for the uses that were learnt
+  int64_t least_numel = 0;     // no schedule under stage3_max_live_parameters gathers less
+};
+
 struct Counters {
   int64_t micro_steps = 0;    // calls of step()
   int64_t global_steps = 0;   // boundaries reached, skipped ones included
   int64_t skipped_steps = 0;  // boundaries skipped for a non-finite gradient
+  Gathering gathering;        // stage 3
 };
 
 }  // namespace equigrad

@@ -79,6 +79,31 @@ TEST(UseTrace, ACycleWithoutUsesForgetsNothing) {
   EXPECT_EQ(trace.next_pages(kNoLimit), (Pages{0, 1}));
 }
 
+// Room for 120: while 2 is used, 0 and 1 cannot both stay, and 1 is used later.
+TEST(UseTrace, PlansWhatStaysUnderTheBudget) {
+  UseTrace trace({15, 10, 100}, {}, 120);
+  for (const std::size_t page : Pages{0, 1, 2, 0, 1}) trace.use(page);
+  trace.end_cycle();
+  EXPECT_EQ(trace.plan().gathered_numel, 15 + 10 + 100 + 10);
+  EXPECT_EQ(trace.next_pages(kNoLimit), (Pages{0, 1})) << "2 has no room beside 0 and 1";
+  trace.use(0);
+  EXPECT_TRUE(trace.stays(0));
+  trace.use(1);
+  EXPECT_FALSE(trace.stays(1));
+  EXPECT_EQ(trace.next_pages(kNoLimit), (Pages{2, 0})) << "1 has no room until 2 is gone";
+  trace.use(2);
+  trace.use(0);
+  EXPECT_FALSE(trace.stays(0));
+  EXPECT_EQ(trace.next_pages(kNoLimit), (Pages{1}));
+}
+
+TEST(UseTrace, WhatIsAlwaysWholeTakesRoomFromTheOthers) {
+  UseTrace trace({15, 10, 100}, {false, false, true}, 120);
+  for (const std::size_t page : Pages{0, 1, 2, 0, 1}) trace.use(page);
+  trace.end_cycle();
+  EXPECT_EQ(trace.plan().gathered_numel, 15 + 10 + 15 + 10);
+}
+
 TEST(UseTrace, KnowsHowFarTheNextUseIs) {
   auto trace = trace_of({0, 1, 2, 0, 1});
   trace.use(0);

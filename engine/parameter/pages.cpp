@@ -38,6 +38,7 @@ class Pages final : public Parameters, public OperatorListener {
   at::Tensor whole(std::size_t parameter) override;
   void end_of_pass() override;
   void rethrow_failure() override;
+  Traffic traffic() const override { return traffic_; }
 
  private:
   void before(const std::vector<std::size_t>& pages) noexcept override;
@@ -50,6 +51,7 @@ class Pages final : public Parameters, public OperatorListener {
   void release(Page& page);
   void release_idle();
   void release_all();
+  bool should_stay(std::size_t page) const;
   std::vector<std::size_t> lookahead(int64_t budget_numel) const;
 
   Context context_;
@@ -59,6 +61,8 @@ class Pages final : public Parameters, public OperatorListener {
   std::optional<UseTrace> trace_;
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;
+  int64_t gathered_numel_ = 0;  // for operators, in this cycle
+  Traffic traffic_;
   std::exception_ptr failure_;
   std::unique_ptr<Observation> observation_;
 };
@@ -66,12 +70,14 @@ class Pages final : public Parameters, public OperatorListener {
 Pages::Pages(const Context& context) : context_(context), table_(context), pages_(table_.pages()) {
   const Silence silence;
   std::vector<int64_t> numel_by_page;
+  std::vector<bool> always;
   std::vector<at::Tensor> tensors;
   for (const auto& page : pages_) {
     numel_by_page.push_back(page.tensor.numel());
+    always.push_back(page.persistent);
     tensors.push_back(page.tensor);
   }
-  trace_.emplace(std::move(numel_by_page));
+  trace_.emplace(std::move(numel_by_page), always, context_.zero.stage3_max_live_parameters);
   context_.seat.serve([this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
   publish();
   observation_ = std::make_unique<Observation>(*this, tensors);
@@ -132,6 +138,8 @@ void Pages::end_of_pass() {
   const Silence silence;
   release_all();
   trace_->end_cycle();
+  traffic_ = {std::exchange(gathered_numel_, 0), trace_->plan().gathered_numel,
+              trace_->plan().least_numel};
 }
 
 void Pages::rethrow_failure() {
@@ -163,10 +171,7 @@ void Pages::after(const std::vector<std::size_t>& pages) noexcept {
   for (const auto i : pages) {
     auto& page = pages_[i];
     --page.pins;
-    if (!failure_ && trace_->in_step() && page.may_drop() &&
-        trace_->reuse_distance_numel(i) > context_.zero.stage3_max_reuse_distance) {
-      release(page);
-    }
+    if (!failure_ && trace_->in_step() && page.may_drop() && !should_stay(i)) release(page);
   }
 }
 
@@ -193,6 +198,12 @@ void Pages::use(const std::vector<std::size_t>& pages) {
   for (const auto page : pages) pages_[page].arrive(context_.ledger);
 }
 
+// In step with the trace.
+bool Pages::should_stay(std::size_t page) const {
+  return trace_->stays(page) &&
+         trace_->reuse_distance_numel(page) <= context_.zero.stage3_max_reuse_distance;
+}
+
 // The next pages by the trace that are neither here nor on their way, as far as the budgets reach.
 std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
   std::vector<std::size_t> ahead;
@@ -203,8 +214,8 @@ std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
   return ahead;
 }
 
-// All pages of the round, on every rank: a rank that has a page already only serves its shard. Small
-// ones go together, and first: nobody waits long for them.
+// All pages of the round, on every rank: a rank that has a page already only serves its shard.
+// Small ones go together, and first: nobody waits long for them.
 void Pages::start_gathers(const std::vector<std::size_t>& pages) {
   std::map<at::ScalarType, std::vector<std::size_t>> together;
   std::vector<std::size_t> alone;
@@ -230,6 +241,7 @@ void Pages::start_gather(const std::vector<std::size_t>& pages) {
       page.gather = gather;
       page.offset = offset;
       live_numel_ += page.tensor.numel();
+      if (!page.persistent) gathered_numel_ += page.tensor.numel();
     }
     offset += page.shard.numel();
   }

@@ -48,6 +48,11 @@ struct Context {
   }
 };
 
+// Elements gathered for operators in one cycle; by the plan; and the least (paging_plan.hpp).
+struct Traffic {
+  int64_t gathered_numel = 0, planned_numel = 0, least_numel = 0;
+};
+
 class Parameters {
  public:
   virtual ~Parameters() = default;
@@ -60,6 +65,8 @@ class Parameters {
   virtual void end_of_pass() = 0;
   // Throws what an operator could not: a gather that failed inside one.
   virtual void rethrow_failure() = 0;
+  // Of the last cycle that ended.
+  virtual Traffic traffic() const { return {}; }
 };
 
 std::unique_ptr<Parameters> make_replicas(const Context& context);
