@@ -47,21 +47,19 @@ at::Tensor sum_contributions(const Contributions& contributions, Order order,
                              const Wire& wire) {
   weights.resize(contributions.size(), 1.0);
   const at::Tensor& first = contributions[0][0];
-  std::vector<at::Tensor> terms;  // of Exact and Grid
+  std::vector<at::Tensor> xs;  // of Exact and Grid
   for (size_t pass = 0; pass < contributions.size() && order >= Order::Grid; ++pass) {
     for (const at::Tensor& c : contributions[pass]) {
-      terms.push_back(order == Order::Exact ? weighed(c.to(at::kDouble), weights[pass])
-                                            : sent(c, weights[pass] * wire.factor, wire));
+      xs.push_back(order == Order::Exact ? weighed(c.to(at::kDouble), weights[pass])
+                                         : sent(c, weights[pass] * wire.factor, wire));
     }
   }
-  if (order == Order::Exact) {
-    return std::accumulate(terms.begin(), terms.end(), at::zeros_like(terms[0]));
-  }
+  if (order == Order::Exact) return std::accumulate(xs.begin(), xs.end(), at::zeros_like(xs[0]));
   if (order == Order::Grid) {
-    const at::Tensor columns = at::stack(terms, -1), sum = at::empty_like(terms[0]);
+    const at::Tensor columns = at::stack(xs, -1), sum = at::empty_like(xs[0]);
     const float *x = columns.const_data_ptr<float>(), *end = x + columns.numel();
-    for (float* to = sum.mutable_data_ptr<float>(); x < end; x += terms.size()) {
-      *to++ = grid_sum(x, x + terms.size());
+    for (float* to = sum.mutable_data_ptr<float>(); x < end; x += xs.size()) {
+      *to++ = grid_sum(x, x + xs.size());
     }
     return sum;
   }
