@@ -24,10 +24,10 @@ float grid_sum(const float* x, const float* end) {
   if (!std::isfinite(plain)) return std::isnan(plain) ? NAN : static_cast<float>(plain);
   float largest = 0x1p-149F;
   for (const float* i = x; i < end; ++i) largest = std::fmax(largest, std::fabs(*i));
-  const int last = 32 * static_cast<int>(std::floor((std::ilogb(largest) - 1) / 32.0)) - 31;
+  const double u = std::exp2(32 * std::floor((std::ilogb(largest) - 1) / 32.0) - 31);
   __int128 sum = 0;
-  for (; x < end; ++x) sum += static_cast<__int128>(std::rint(std::ldexp(double{*x}, -last)));
-  return std::ldexp(static_cast<float>(sum), last);
+  for (; x < end; ++x) sum += std::fabs(*x) < u ? 0 : static_cast<__int128>(std::rint(*x / u));
+  return static_cast<float>(static_cast<float>(sum) * u);
 }
 
 // Of t(x): neighbours first, level by level; an odd last one goes up unchanged.

@@ -14,9 +14,9 @@
 //                                R = A(R + tree(t(c[p])) v[p]) for later p
 //   Grid ("exact")               x = T(c (v b)) for every c, whatever its pass and rank;
 //                                u = 2^(32 floor((e - 1) / 32) - 31), 2^e <= the largest |x| <
-//                                2^(e+1); R = the sum of all u round(x / u), ties to even, as one
-//                                whole number times u, rounded once to fp32. If some x are not
-//                                finite R is their sum
+//                                2^(e+1); R = the sum of all u round(x / u), |x| >= u, ties to
+//                                even, as one whole number times u, rounded once to fp32. If some x
+//                                are not finite R is their sum
 //   Exact                        R = the sum of all c v in fp64; the wire is not read
 //
 // Invariants: for contributions in fp64 all of this is fp64, and there is no Grid.

@@ -31,8 +31,10 @@ float sum_by_formula(const std::vector<float>& terms) {
   const int bin = (e - 1 + 320) / 32 - 10;  // rounded down
   const int last = 32 * (bin - 1) + 1;
   __int128 sum = 0;
-  for (const float x : terms)
-    sum += static_cast<__int128>(std::nearbyint(std::ldexp(static_cast<double>(x), -last)));
+  for (const float x : terms) {
+    const double whole = std::ldexp(static_cast<double>(x), -last);
+    if (std::fabs(whole) >= 1) sum += static_cast<__int128>(std::nearbyint(whole));
+  }
   return std::ldexp(static_cast<float>(sum), last);
 }
 

@@ -67,7 +67,7 @@ using Counts = std::map<at::ScalarType, int64_t>;  // roundings, by what they ro
 //                  R = A(...)      1 rounding to A if A is not fp32
 //                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
 //   Exact          travels         as below, from P
-//                  the grid        each of the W n contributions to within 2^-33 of the largest
+//                  the grid        each of the W n contributions to within 2^-32 of the largest
 //                  R               1 rounding to fp32 if W n > 1
 //   travels        b, and x b      1 rounding each, none where b is a power of two
 //                  T(...)          1 rounding to T, none where T holds x b
@@ -144,7 +144,7 @@ ReductionBound reduction_bound(const Reduction& reduction) {
   ReductionBound bound;
   if (reduction.order == SumOrder::Exact) {
     const auto all = static_cast<double>(reduction.world * passes_of(reduction));
-    bound.relative = all > 1 ? all * 0x1p-33 : 0;
+    bound.relative = all > 1 ? all * 0x1p-32 : 0;
   }
   for (const auto& [dtype, count] : counts_of(reduction)) {
     const double one = roundings(count, unit_roundoff(dtype));

@@ -53,9 +53,11 @@ struct Sum {
   const double of_sum = center_of_sum(sum.upper), least = pick(is_finite, of_term, kNotFinite);
   const double center = pick(least > of_sum, least, of_sum);
   const double center_below = center / kBinRatio;
-  // Adding and taking away a center rounds to a multiple of its last place.
-  const double upper = (term + center) - center, rest = term - upper;
-  const double lower = (rest + center_below) - center_below;
+  // Adding and taking away a center rounds to a multiple of its last place. A term has a share in
+  // a bin only if it is of that bin or a larger one, as if it had come before all others.
+  const double upper = pick(of_term == center, (term + center) - center, 0.0), rest = term - upper;
+  const double below = (rest + center_below) - center_below;
+  const double lower = pick(of_term >= center_below, below, 0.0);
   const Sum held = under(center, sum);
   return {center + (held.upper + upper), held.lower + pick(is_finite, lower, given)};
 }

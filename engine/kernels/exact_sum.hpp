@@ -3,8 +3,9 @@
 //   With e the exponent of the largest |x| of a sum (2^e <= |x| < 2^(e+1)), b its bin, and u the
 //   last place that is kept:    b = floor((e - 1) / 32)    u = 2^(32 (b - 1) + 1)
 //
-//   sum = the terms, each rounded to a multiple of u (to nearest, ties to even), added without any
-//         error, and rounded once to fp32
+//   sum = the terms of u and more, each rounded to a multiple of u (to nearest, ties to even),
+//   added
+//         without any error, and rounded once to fp32
 //
 // Why no order matters: u belongs to the set of terms, every rounding to one term and u, and the
 // additions are exact. A running sum has not yet seen its largest term, so it keeps two bins, each
@@ -13,7 +14,7 @@
 // down and drops the lower one, which leaves what the terms would have given had it come first.
 //
 // What is kept: of every term at least 32 bits below the largest term's first one, so the error
-// before the one rounding is at most 2^-33 of the largest term for each term. 2^19 - 1 terms fit.
+// before the one rounding is below 2^-32 of the largest term for each term. 2^19 - 1 terms fit.
 // Not finite: infinities of one sign sum to that infinity, all else to one NaN. A sum of zeros of
 // any sign is +0. Subnormal terms are terms; a sum beyond fp32 rounds to infinity.
 //
