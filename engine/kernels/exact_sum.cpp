@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -18,6 +19,8 @@ constexpr uint64_t kBin = 0x7E00'0000'0000'0000;
 constexpr uint64_t kHalf = 0x0008'0000'0000'0000;
 constexpr uint64_t kTo52 = uint64_t{52} << 52;
 constexpr double kBinRatio = 0x1p32;
+constexpr uint64_t kBinStep = uint64_t{32} << 52;
+constexpr uint32_t kMagnitude32 = 0x7FFF'FFFF, kInfinity32 = 0x7F80'0000;  // of a float's bits
 // Of the bin above all others, whose lower bin holds the terms that are not finite.
 constexpr double kNotFinite = 0x1.8p900;
 
@@ -71,17 +74,19 @@ struct Sum {
 
 // upper + lower in one rounding: first to 53 bits, where an inexact result gets an odd last bit,
 // which the rounding to 24 cannot take for a tie (Boldo and Melquiond, 2008).
-[[gnu::always_inline]] inline float rounded_sum(Sum sum) {
-  const double upper = sum.upper - center_of_sum(sum.upper);
-  const double total = upper + sum.lower, part = total - upper;
-  const double error = (upper - (total - part)) + (sum.lower - part);
+[[gnu::always_inline]] inline float rounded_once(double upper, double lower) {
+  const double total = upper + lower, part = total - upper;
+  const double error = (upper - (total - part)) + (lower - part);
   const auto bits = std::bit_cast<int64_t>(total);
   const int64_t toward = (bits ^ std::bit_cast<int64_t>(error)) < 0 ? -1 : 1;
   const bool is_even = (bits & 1) == 0;
   const bool is_finite = (std::bit_cast<uint64_t>(total) & kExponent) != kExponent;
   const int64_t odd = bits + (is_even && is_finite && error != 0.0 ? toward : 0);
-  const auto result = static_cast<float>(std::bit_cast<double>(odd));
-  return result == result ? result : std::numeric_limits<float>::quiet_NaN();
+  return static_cast<float>(std::bit_cast<double>(odd));
+}
+
+[[gnu::always_inline]] inline float with_one_nan(float value) {
+  return value == value ? value : std::numeric_limits<float>::quiet_NaN();
 }
 
 template <bool kIsFirst>
@@ -94,11 +99,57 @@ template <bool kIsFirst>
   }
 }
 
+// Rows that lie `stride` apart. All terms are at hand: the largest is found first, and how a term
+// is shared out to two bins does not matter.
+template <int kRows>
+[[gnu::always_inline]] inline void sum_rows(const float* rows, int64_t stride, int64_t n,
+                                            float* rounded) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t most = 0;
+    for (int row = 0; row < kRows; ++row) {
+      const uint32_t bits = std::bit_cast<uint32_t>(rows[row * stride + i]) & kMagnitude32;
+      most = bits > most ? bits : most;
+    }
+    const auto bin =
+        std::bit_cast<uint64_t>(static_cast<double>(std::bit_cast<float>(most))) & kBin;
+    const auto center = std::bit_cast<double>((bin + kTo52) | kHalf);
+    const auto last_place = std::bit_cast<double>(bin - kBinStep);
+    const double center_below = center / kBinRatio;
+    double upper = 0.0, lower = 0.0, plain = 0.0;
+    for (int row = 0; row < kRows; ++row) {
+      const double given = rows[row * stride + i];
+      const double term = pick(std::fabs(given) >= last_place, given, 0.0);
+      const double share = (term + center) - center;
+      upper += share;
+      lower += ((term - share) + center_below) - center_below;
+      plain += given;
+    }
+    const float sum = rounded_once(upper, lower);
+    const auto other = static_cast<float>(plain);  // not all finite
+    rounded[i] = with_one_nan(most - 1 < kInfinity32 - 1 ? sum : most == 0 ? 0.0F : other);
+  }
+}
+
+constexpr int kInRegisters = 4;  // rows
+void sum_few(const float* rows, int64_t stride, int count, int64_t n, float* rounded,
+             InstructionSet set) {
+  run_on(
+      set, [=]() __attribute__((always_inline)) {
+        if (count == 1) sum_rows<1>(rows, stride, n, rounded);
+        if (count == 2) sum_rows<2>(rows, stride, n, rounded);
+        if (count == 3) sum_rows<3>(rows, stride, n, rounded);
+        if (count == 4) sum_rows<4>(rows, stride, n, rounded);
+      });
+}
+
 struct Rows {
   const char* data;
   Element type;
   int count;
   int64_t numel;  // of each
+  const char* at(int row, int64_t element) const {
+    return data + (row * numel + element) * element_bytes(type);
+  }
 };
 
 // Elements [start, start + width) of every row.
@@ -106,7 +157,7 @@ void add_block(const Rows& rows, int64_t start, int64_t width, bool is_first, do
                InstructionSet set) {
   std::array<float, kBlockNumel> wide;
   for (int row = 0; row < rows.count; ++row) {
-    const char* from = rows.data + (row * rows.numel + start) * element_bytes(rows.type);
+    const char* from = rows.at(row, start);
     const auto* values = static_cast<const float*>(static_cast<const void*>(from));
     if (rows.type != Element::Fp32) {
       widen(from, rows.type, width, wide.data(), set);
@@ -133,11 +184,22 @@ void exact_add(const void* rows, Element type, int count, int64_t n, bool is_fir
 void exact_row_sum(const void* rows, Element type, int count, int64_t n, float* rounded,
                    InstructionSet set) {
   const Rows all{static_cast<const char*>(rows), type, count, n};
+  std::array<float, kInRegisters * kBlockNumel> wide;
   std::array<double, 2 * kBlockNumel> sums;
   for (int64_t start = 0; start < n; start += kBlockNumel) {
     const int64_t width = std::min(kBlockNumel, n - start);
-    add_block(all, start, width, true, sums.data(), set);
-    exact_round(sums.data(), width, rounded + start, set);
+    if (count > kInRegisters) {
+      add_block(all, start, width, true, sums.data(), set);
+      exact_round(sums.data(), width, rounded + start, set);
+      continue;
+    }
+    const auto* values = static_cast<const float*>(rows) + start;
+    if (type != Element::Fp32) {
+      for (int row = 0; row < count; ++row)
+        widen(all.at(row, start), type, width, wide.data() + row * kBlockNumel, set);
+      values = wide.data();
+    }
+    sum_few(values, type == Element::Fp32 ? n : kBlockNumel, count, width, rounded + start, set);
   }
 }
 
@@ -156,7 +218,10 @@ void exact_merge(const double* others, int64_t n, double* sums, InstructionSet s
 void exact_round(const double* sums, int64_t n, float* rounded, InstructionSet set) {
   run_on(
       set, [=]() __attribute__((always_inline)) {
-        for (int64_t i = 0; i < n; ++i) rounded[i] = rounded_sum({sums[2 * i], sums[2 * i + 1]});
+        for (int64_t i = 0; i < n; ++i) {
+          const double upper = sums[2 * i];
+          rounded[i] = with_one_nan(rounded_once(upper - center_of_sum(upper), sums[2 * i + 1]));
+        }
       });
 }
 
