@@ -11,6 +11,7 @@
 #include "conformance/oracle/digest.hpp"
 #include "conformance/program.hpp"
 #include "conformance/ranks/rank_test.hpp"
+#include "engine/comm/communicator.hpp"
 #include "engine/engine.hpp"
 #include "reference/data.hpp"
 

@@ -95,7 +95,7 @@ TEST(WindowExact, IsNotTheSumInThePinnedOrder) {
       [](RankContext& context, const WindowKind& kind) {
         if (kind.dtype != at::kFloat) return;
         Exact it(context, kind, 1);
-        for (const uint64_t pass : {1, 2, 3}) it.give({pass});
+        for (const uint64_t pass : {1u, 2u, 3u}) it.give({pass});
         const auto average = it.exact.take_averaged(kFactor);
         int64_t differing = 0;
         for (const auto p : kFilled)
@@ -135,7 +135,7 @@ TEST(WindowExact, APassThatIsAbandonedAndAWindowThatIsClearedLeaveNothing) {
       Exact it(context, kind, expected);
       const auto abandoned = [&](uint64_t pass) {
         it.exact.begin(1.0);
-        for (const std::size_t p : {4, 2})
+        for (const std::size_t p : {4u, 2u})
           it.exact.ready(p, contribution(p, pass, it.rank, kind.dtype));
         it.exact.abandon();
       };

@@ -91,7 +91,8 @@ TEST(ExactSum, IsTheFormulasForEveryKindOfNumber) {
 // Of any sign, with exponents that are near to each other (spread 0) or anywhere.
 float some_term(std::mt19937_64& random, int spread) {
   const auto mantissa = static_cast<float>(static_cast<int64_t>(random() >> 40) - (1 << 23));
-  const int exponent = spread == 0 ? 0 : static_cast<int>(random() % (2 * spread + 1)) - spread;
+  const auto width = static_cast<uint64_t>(2 * spread + 1);
+  const int exponent = static_cast<int>(random() % width) - spread;
   return std::ldexp(mantissa, exponent - 23);
 }
 
@@ -110,7 +111,8 @@ TEST(ExactSum, NoOrderAndNoSplitIntoSumsChangesABit) {
         std::array<std::array<double, 2>, 4> parts{};
         for (const float& term : terms)
           exact_add(&term, Element::Fp32, 1, 1, false, parts[random() % 4].data());
-        for (const int part : {1, 2, 3}) exact_merge(parts[part].data(), 1, parts[0].data());
+        for (const std::size_t part : {1u, 2u, 3u})
+          exact_merge(parts[part].data(), 1, parts[0].data());
         float got = NAN;
         exact_round(parts[0].data(), 1, &got);
         ASSERT_EQ(std::bit_cast<uint32_t>(got), std::bit_cast<uint32_t>(want))
