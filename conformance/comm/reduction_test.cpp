@@ -112,15 +112,17 @@ TEST(Reduction, ExactSumsAreThoseOfTheKernelWhetherTermsTravelOrSums) {
                              const auto want = exact_over_ranks(w, w * n, dtype);
                              const auto slice = want.narrow(0, context.rank() * n, n);
                              for (const auto& sent : {mine, kernels::exact_of(mine)}) {
-                               auto all = Reduction::all_reduce_sum(group, ReductionOrder::Exact,
-                                                                    sent.clone(), at::kFloat);
-                               EXPECT_THAT(all.finish(), HasTheBitsOf(want));
                                for (const auto result : {at::kFloat, kernels::kExactSum}) {
                                  auto sum = Reduction::reduce_scatter_sum(
                                                 group, ReductionOrder::Exact, sent.clone(), result)
                                                 .finish();
                                  if (result != at::kFloat) sum = kernels::exact_rounded(sum);
                                  EXPECT_THAT(sum, HasTheBitsOf(slice));
+                                 sum = Reduction::all_reduce_sum(group, ReductionOrder::Exact,
+                                                                 sent.clone(), result)
+                                           .finish();
+                                 if (result != at::kFloat) sum = kernels::exact_rounded(sum);
+                                 EXPECT_THAT(sum, HasTheBitsOf(want));
                                }
                              }
                            }

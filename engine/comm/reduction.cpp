@@ -112,7 +112,8 @@ at::Tensor Reduction::finish_pieces() {
     piece.received.give_back();
     if (gather) gather->wait();
     slice = std::move(next);
-    gather = communicator_->all_gather(sum.narrow(0, piece.begin, piece.numel), slice);
+    gather = communicator_->all_gather(kernels::as_sent(sum.narrow(0, piece.begin, piece.numel)),
+                                       kernels::as_sent(slice));
     send_piece();
   }
   if (gather) gather->wait();
