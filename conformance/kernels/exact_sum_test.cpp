@@ -144,6 +144,12 @@ TEST(ExactSum, EdgesByHand) {
   EXPECT_EQ(sum_of({1.0F, 0x1p-24F, -0x1p-31F}), 1.0F);
   EXPECT_EQ(sum_of({1.0F + 0x1p-23F, 0x1p-24F, -0x1p-31F}), 1.0F + 0x1p-23F);
   EXPECT_EQ(sum_of({-1.0F, -0x1p-24F, -0x1p-31F}), -1.0F - 0x1p-23F);
+  // Two bins under the largest, and nearer to the last place than to zero: nothing in any order.
+  const float below = 0x1.8p32F, large = 0x1p70F;
+  EXPECT_EQ(sum_of({below, large, -large}), 0);
+  EXPECT_EQ(sum_of({large, below, -large}), 0);
+  EXPECT_EQ(sum_of({large, -large, below}), 0);
+  EXPECT_EQ(sum_of({large, 0x1.8p33F, -large}), 0x1p34F) << "1.5 last places: to even";
 }
 
 TEST(ExactSum, WhatIsNotFiniteStaysSoInEveryOrder) {
