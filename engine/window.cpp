@@ -50,7 +50,7 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
             sums_.add(bucket, std::move(sum), was_weighed ? 1.0 : weight_);
           },
           [this](std::size_t bucket, int64_t rounds) -> comm::Met {
-            const bool agreed = true;
+            const bool agreed = !is_exact() || options_.expected_passes > 1;
             if (!options_.reduce_every_pass && agreed) return {true, rounds, rounds, {}};
             return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
           }),
