@@ -136,6 +136,8 @@ TEST(Mistyped, ValuesNameWhatWasExpected) {
               ElementsAre(HasSubstr("expected true or false, got 1")));
   EXPECT_THAT(problems(with(R"("reduction": "pined")")),
               ElementsAre(HasSubstr("Did you mean \"pinned\"?")));
+  EXPECT_THAT(problems(with(R"("reduction": "exat")")),
+              ElementsAre(HasSubstr("Did you mean \"exact\"?")));
   EXPECT_THAT(problems(with(R"("reduction": 1)")), ElementsAre(HasSubstr("expected a text")));
   EXPECT_THAT(problems(with(R"("data_types": {"grad_accum_dtype": "fp8"})")),
               ElementsAre(HasSubstr("expected \"fp32\", \"bf16\" or \"fp16\", got \"fp8\"")));

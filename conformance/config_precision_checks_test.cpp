@@ -200,6 +200,22 @@ TEST(Window, IsFp32OrTheParametersTypeOtherwise) {
                           "got \"bf16\". Drop the key."));
 }
 
+TEST(Window, IsFp32WhereSumsAreExact) {
+  for (const char* narrow : {"bf16", "fp16"}) {
+    const std::string keys = R"("reduction": "exact", ")" + std::string(narrow) +
+                             R"(": {"enabled": true}, "data_types": {"grad_accum_dtype": ")";
+    EXPECT_THAT(
+        problems(keys + narrow + "\"}"),
+        ElementsAre(HasSubstr("data_types.grad_accum_dtype: expected fp32 with "
+                              "\"reduction\": \"exact\", whose sums are rounded once, got \"" +
+                              std::string(narrow))));
+    EXPECT_THAT(problems(keys + "fp32\"}"), IsEmpty());
+  }
+  EngineConfig config = of_type(DataType::Bf16);
+  config.reduction = ReductionOrder::Exact;
+  EXPECT_THAT(problems_in_code(config), ElementsAre(HasSubstr("data_types.grad_accum_dtype")));
+}
+
 TEST(Autocast, HasTheTypeOfSmallParameters) {
   EXPECT_THAT(problems(R"("bf16": {"enabled": true},
                           "torch_autocast": {"enabled": true, "dtype": "fp16"})"),

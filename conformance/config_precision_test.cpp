@@ -203,6 +203,9 @@ TEST(DataTypes, WindowAndWireHaveTheirOwn) {
   EXPECT_EQ(setting(fp16, "data_types.grad_accum_dtype"),
             (Setting{"data_types.grad_accum_dtype", "\"fp16\"", Origin::Derived,
                      "the parameters' type"}));
+  EXPECT_EQ(setting(fp16 + R"(, "reduction": "exact")", "data_types.grad_accum_dtype"),
+            (Setting{"data_types.grad_accum_dtype", "\"fp32\"", Origin::Derived,
+                     "what an exact sum is rounded to"}));
   EXPECT_EQ(read(fp16 + R"(, "data_types": {"param_dtype": "float16"})").param, DataType::Fp16);
   EXPECT_THAT(problems(bf16 + R"(, "data_types": {"param_dtype": "fp16"})"),
               ElementsAre("data_types.param_dtype: expected the type that \"bf16\", \"fp16\" and "

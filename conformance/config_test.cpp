@@ -142,6 +142,13 @@ TEST(Reading, EveryHonouredKeyReachesItsField) {
   expected.optimizer = {OptimizerConfig::Kind::AdamW, 0.25, 0.125, 0.5, 0.75, 1e-6, 0, 0, false};
   expected.zero = {3, 500, 11, 12, 13, 14, 15};
   EXPECT_EQ(config, expected);
+  for (const auto& [word, order] : {std::pair{"pinned", ReductionOrder::Pinned},
+                                    {"native", ReductionOrder::Native},
+                                    {"exact", ReductionOrder::Exact}}) {
+    const auto text = with(R"("train_batch_size": 2, "reduction": ")" + std::string(word) + "\"");
+    EXPECT_EQ(parse_config(text, 2).reduction, order);
+    EXPECT_EQ(setting(explain_config(text, 2), "reduction").value, "\"" + std::string(word) + "\"");
+  }
 }
 
 TEST(Optimizer, AdamIsAdamWUnlessItsModeIsOff) {

@@ -19,7 +19,7 @@ using oracle::Evidence;
 
 // The narrowest type that a gradient is rounded to on its way.
 at::ScalarType rounding_of(const CaseSpec& spec) {
-  const auto wire = recipe_of(spec, 0, 0, order_of(spec.stage)).precision.communication_dtype;
+  const auto wire = recipe_of(spec, 0, 0, order_of(spec)).precision.communication_dtype;
   const std::vector<at::ScalarType> types = {dtype_of(spec), accumulate_dtype_of(spec),
                                              wire.value_or(at::kFloat),
                                              autocast_dtype_of(spec).value_or(at::kFloat)};
@@ -98,7 +98,7 @@ class Diagnostician {
     evidence.previous_loss_scale = twin.loss_scale(std::max(at - 1, 0));
     evidence.clip_factor = clip_factor(twin.grad_norm(at), twin.threshold());
     evidence.rounding = rounding_of(scene_.spec);
-    const auto averaging = recipe_of(scene_.spec, 0, 0, order_of(scene_.spec.stage)).precision;
+    const auto averaging = recipe_of(scene_.spec, 0, 0, order_of(scene_.spec)).precision;
     if (averaging.averaging == reference::Averaging::Never)
       evidence.divisor = scene_.spec.accumulation;
     // Each side clipped by its own norm: what they were before it.

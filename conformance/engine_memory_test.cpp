@@ -17,6 +17,7 @@ struct Mode {
   PrecisionConfig precision;
   bool offload = false;
   int least_stage = 0;
+  bool is_exact = false;
 };
 
 LossScaleConfig scale_of(LossScaleConfig::Policy policy) {
@@ -69,7 +70,12 @@ std::vector<Mode> all_modes() {
           {"autocast fp16", under_autocast(fp32, f16)},
           {"bf16, autocast", under_autocast(bf16, b16)},
           {"fp16, autocast", under_autocast(fp16, f16)},
-          {"bf16 masters and states, autocast", under_autocast(low, b16), false, 1}};
+          {"bf16 masters and states, autocast", under_autocast(low, b16), false, 1},
+          {"fp32, exact", fp32, false, 0, true},
+          {"fp32, bf16 wire, exact", travelling_in(fp32, b16), false, 0, true},
+          {"bf16, exact", all_of(b16, f32, f32, f32), false, 0, true},
+          {"bf16 masters and states, autocast, exact",
+           under_autocast(all_of(b16, f32, b16, b16), b16), false, 1, true}};
 }
 
 EngineConfig config_of(const Mode& mode, int stage, int world, int64_t accumulation) {
@@ -77,6 +83,7 @@ EngineConfig config_of(const Mode& mode, int stage, int world, int64_t accumulat
   config.gradient_accumulation_steps = accumulation;
   config.train_batch_size = accumulation * world;
   config.precision = mode.precision;
+  if (mode.is_exact) config.reduction = ReductionOrder::Exact;
   config.offload_optimizer.to_cpu = mode.offload;
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 40;

@@ -77,6 +77,23 @@ TEST(MemoryModel, ALaterPassIsHeldUntilItEnds) {
   EXPECT_EQ(gradients().peak, 50 * (2 + 4));
 }
 
+TEST(MemoryModel, ExactSumsAre16BytesWhereTheyAreHeld) {
+  const auto of = [](EngineConfig config, int64_t passes) {
+    config.reduction = ReductionOrder::Exact;
+    config.precision.accumulate = DataType::Fp32;
+    config.gradient_accumulation_steps = passes;
+    return forecast(table_of_sizes({100}, config), config, {2, false, {}});
+  };
+  EXPECT_EQ(of(fp32(1), 1).of(Category::Buckets).peak, 100 * 4) << "gradients wait as they are";
+  EXPECT_EQ(of(bf16(1), 1).of(Category::Buckets).peak, 100 * 2);
+  EXPECT_EQ(of(bf16(1), 2).of(Category::Buckets).peak, 100 * 16);
+  EXPECT_EQ(of(bf16(1), 2).of(Category::Gradients).peak, 100 * 2) << "a later pass's";
+  EXPECT_EQ(of(fp32(1), 1).of(Category::Gradients).peak, 50 * 4);
+  EXPECT_EQ(of(bf16(2), 1).of(Category::Buckets).peak, 100 * 2);
+  EXPECT_EQ(of(bf16(2), 1).of(Category::Gradients).peak, 50 * (16 + 4)) << "and its average";
+  EXPECT_EQ(of(bf16(2), 2).of(Category::Gradients).peak, 50 * (16 + 16)) << "and a later pass's";
+}
+
 TEST(MemoryModel, OffloadedStateWantsAShardAndAGradientOnTheDevice) {
   auto config = fp32(3);
   const auto of = [&](bool on_cuda, Category category) {

@@ -43,6 +43,8 @@ const std::vector<Mode>& modes() {
       {P::Fp16Prescale, "fp16-prescale", Scaling::Static},
       {P::Fp32Predivide, "fp32-predivide"},
       {P::Fp32Sum, "fp32-sum"},
+      {P::Fp32Exact, "fp32-exact"},
+      {P::Bf16Exact, "bf16-exact"},
   };
   return all;
 }
@@ -74,6 +76,10 @@ Scaling scaling_of(Precision precision) { return mode_of(precision).scaling; }
 bool is_autocast(Precision precision) {
   return precision == Precision::AutocastBf16 || precision == Precision::AutocastFp16 ||
          precision == Precision::AutocastBf16MastersStates || precision == Precision::AmpO1;
+}
+
+bool sums_exactly(Precision precision) {
+  return precision == Precision::Fp32Exact || precision == Precision::Bf16Exact;
 }
 
 bool computes_in_fp16(Precision precision) { return scaling_of(precision) != Scaling::None; }

@@ -20,6 +20,8 @@
 //   fp16-prescale                 fp16       fp32    fp32    the same in 16 bits, static
 //   fp32-predivide                fp32       fp32    fp32    gradient_predivide_factor 3
 //   fp32-sum                      fp32       fp32    fp32    gradient_allreduce_op "sum"
+//   fp32-exact                    fp32       fp32    fp32    reduction "exact"
+//   bf16-exact                    bf16       fp32    fp32    reduction "exact"
 //
 // Invariants: names are unique. A mode at a stage where it is not defined must be refused by name.
 // Units: none.   Errors: none.
@@ -51,6 +53,8 @@ enum class Precision {
   Fp16Prescale,
   Fp32Predivide,
   Fp32Sum,
+  Fp32Exact,
+  Bf16Exact,
 };
 
 const std::vector<Precision>& precisions();
@@ -62,6 +66,7 @@ std::vector<std::string> refusal_keys(Precision precision, int stage);
 enum class Scaling { None, Static, Dynamic };
 Scaling scaling_of(Precision precision);  // of the loss
 bool is_autocast(Precision precision);
+bool sums_exactly(Precision precision);
 bool computes_in_fp16(Precision precision);
 
 }  // namespace equigrad::conformance

@@ -50,7 +50,7 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
       steps_(request.value("steps", kSteps)),
       context_(context),
       data_(data),
-      twin_(request.at("twin"), order_of(spec_.stage)),
+      twin_(request.at("twin"), order_of(spec_)),
       model_(std::make_shared<LoudModel>(make_case_model(spec_.model, seed_))),
       moment_(std::make_shared<faults::Moment>()) {
   for (const auto& [name, tensor] : reference::unique_parameters(*model_))

@@ -69,9 +69,12 @@ void RankCase::bound_gradient(int step, const LocalShard& shard, const std::stri
   reduction.param_dtype = dtype_of(spec_);
   reduction.accumulate_dtype = accumulate_dtype_of(spec_);
   reduction.master_dtype = shard.master.scalar_type();
-  reduction.order =
-      spec_.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
-  const auto precision = recipe_of(spec_, seed_, 0, order_of(spec_.stage)).precision;
+  if (sums_exactly(spec_.precision))
+    reduction.order = oracle::SumOrder::Exact;
+  else
+    reduction.order =
+        spec_.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
+  const auto precision = recipe_of(spec_, seed_, 0, order_of(spec_)).precision;
   reduction.travels_in = precision.communication_dtype;
   const auto lowered = travels_in_.find(shard.name);
   if (!reduction.travels_in && lowered != travels_in_.end()) reduction.travels_in = lowered->second;

@@ -91,6 +91,7 @@ void add_narrow_section(nlohmann::json& config, const CaseSpec& spec) {
   switch (spec.precision) {
     case Precision::Bf16:
     case Precision::Bf16WireFp32:
+    case Precision::Bf16Exact:
       config["bf16"] = {{"enabled", true}};
       break;
     case Precision::Bf16MastersStates:
@@ -125,7 +126,7 @@ void add_narrow_section(nlohmann::json& config, const CaseSpec& spec) {
       break;
   }
   const bool is_narrow = dtype_of(spec) != at::kFloat;
-  if (is_narrow && !low_masters(spec) && accumulate_dtype_of(spec) == at::kFloat)
+  if (is_narrow && !low_masters(spec) && spec.accumulation == 3)
     config["data_types"]["grad_accum_dtype"] = "fp32";
 }
 
@@ -158,6 +159,10 @@ void add_precision(nlohmann::json& config, const CaseSpec& spec) {
       break;
     case Precision::Fp32Sum:
       config["gradient_allreduce_op"] = "sum";
+      break;
+    case Precision::Fp32Exact:
+    case Precision::Bf16Exact:
+      config["reduction"] = "exact";
       break;
     default:
       break;
@@ -192,6 +197,7 @@ at::ScalarType dtype_of(const CaseSpec& spec) {
     case Precision::Bf16Masters:
     case Precision::AutocastBf16MastersStates:
     case Precision::Bf16WireFp32:
+    case Precision::Bf16Exact:
       return at::kBFloat16;
     case Precision::Fp16:
     case Precision::Fp16Static:
@@ -208,6 +214,7 @@ at::ScalarType dtype_of(const CaseSpec& spec) {
 // in 16 bits there is no choice.
 at::ScalarType accumulate_dtype_of(const CaseSpec& spec) {
   if (low_masters(spec)) return dtype_of(spec);
+  if (sums_exactly(spec.precision)) return at::kFloat;
   return spec.accumulation == 3 ? at::kFloat : dtype_of(spec);
 }
 
@@ -228,6 +235,10 @@ std::optional<LoudBatch> loud_batch(const CaseSpec& spec) {
 
 reference::Order order_of(int stage) {
   return stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
+}
+
+reference::Order order_of(const CaseSpec& spec) {
+  return sums_exactly(spec.precision) ? reference::Order::Grid : order_of(spec.stage);
 }
 
 reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshold,

@@ -38,7 +38,8 @@ at::ScalarType dtype_of(const CaseSpec& spec);
 at::ScalarType accumulate_dtype_of(const CaseSpec& spec);
 // What the safe modules of autocast and the computation use; nothing without autocast.
 std::optional<at::ScalarType> autocast_dtype_of(const CaseSpec& spec);
-reference::Order order_of(int stage);
+reference::Order order_of(int stage);  // unless sums are exact
+reference::Order order_of(const CaseSpec& spec);
 
 // The twin's recipe.
 reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshold,

@@ -86,7 +86,8 @@ reference::Recipe recipe_of(const EngineConfig& config, int world, uint64_t seed
   recipe.gradient_clipping = config.gradient_clipping;
   recipe.compute_dtype = scalar_type(config.precision.param);
   recipe.accumulate_dtype = scalar_type(config.precision.accumulate);
-  recipe.order = order_of(config.zero.stage);
+  const bool is_exact = config.reduction == ReductionOrder::Exact;
+  recipe.order = is_exact ? reference::Order::Grid : order_of(config.zero.stage);
   recipe.precision = precision_of(config);
   recipe.absolute_sums = false;
   return recipe;

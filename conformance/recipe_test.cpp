@@ -56,8 +56,7 @@ TEST(Recipe, TheParserReadsWhatTheTwinDoes) {
     SCOPED_TRACE(spec.id());
     const double threshold = spec.clip == Clip::Off ? 0 : 0.5;
     const auto config = parse_config(config_text(spec, threshold, *model), spec.world);
-    expect_equal(recipe_of(spec, 1, threshold, order_of(spec.stage)),
-                 recipe_of(config, spec.world, 1));
+    expect_equal(recipe_of(spec, 1, threshold, order_of(spec)), recipe_of(config, spec.world, 1));
     EXPECT_EQ(config.offload_optimizer.to_cpu,
               spec.precision == Precision::Offload || spec.precision == Precision::Bf16Masters);
   }

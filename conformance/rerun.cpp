@@ -42,7 +42,7 @@ at::Tensor Rerun::loss(int step, int rank, int micro_batch) {
       make_case_batch(scene_.data, spec.model, {scene_.seed, step, rank, micro_batch}),
       dtype_of(spec));
   model_->set_loudness(loud_batch(spec) == LoudBatch{step, rank, micro_batch} ? kLoud : 1);
-  const auto recipe = recipe_of(spec, scene_.seed, 0, order_of(spec.stage));
+  const auto recipe = recipe_of(spec, scene_.seed, 0, order_of(spec));
   const reference::AutocastGuard autocast(recipe.precision.autocast);
   return model_->loss(batch);
 }

@@ -19,7 +19,9 @@ namespace {
 using reference::Order;
 
 std::string word(Order order) {
-  return order == Order::AddThenReduce ? "add_then_reduce" : "reduce_then_add";
+  return order == Order::Grid            ? "grid"
+         : order == Order::AddThenReduce ? "add_then_reduce"
+                                         : "reduce_then_add";
 }
 
 // Exact and readable.
@@ -29,13 +31,20 @@ std::string hexadecimal(double value) {
   return text;
 }
 
+// What the stages of a tuple add in; with one micro-batch there is one order only.
+std::vector<Order> orders_of(const CaseSpec& spec) {
+  if (sums_exactly(spec.precision)) return {Order::Grid};
+  if (spec.accumulation == 1) return {Order::AddThenReduce};
+  return {Order::AddThenReduce, Order::ReduceThenAdd};
+}
+
 // Clipping must act, or must not; the norm of the first step that is applied says where the
 // threshold belongs.
 double threshold_for(const CaseSpec& spec, uint64_t seed, const reference::Data& data) {
   if (spec.clip == Clip::Off) return 0;
   if (spec.clip == Clip::Below) return 1e6;
   reference::Trainer trainer(
-      recipe_of(spec, seed, 0, Order::AddThenReduce), make_case_model(spec.model, seed),
+      recipe_of(spec, seed, 0, orders_of(spec)[0]), make_case_model(spec.model, seed),
       [&](int64_t step, int64_t rank, int64_t micro_batch) {
         return make_case_batch(data, spec.model, {seed, step, rank, micro_batch});
       });
@@ -153,11 +162,9 @@ std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t 
   oracle::TensorFile file;
   const double threshold = threshold_for(spec, seed, data);
   file.metadata["threshold"] = hexadecimal(threshold);
-  std::vector<Order> orders = {Order::AddThenReduce};
-  if (spec.accumulation > 1) orders.push_back(Order::ReduceThenAdd);
   std::optional<oracle::UnderflowLedger> ledger;
   std::map<int, double> bounded;  // steps, with their scales
-  for (const Order order : orders)
+  for (const Order order : orders_of(spec))
     bounded.insert(add_steps(file, spec, recipe_of(spec, seed, threshold, order), data));
   bounded.erase(-1);
   for (const auto& [step, scale] : bounded) {
@@ -172,7 +179,6 @@ std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t 
 
 Twin::Twin(const std::string& path, Order order)
     : file_(oracle::read_tensors(path)), order_(word(order)) {
-  // With one micro-batch there is one order only.
   if (file_.metadata.count(order_ + "/0/grad_norm") == 0) order_ = word(Order::AddThenReduce);
   if (file_.metadata.count(order_ + "/0/grad_norm") == 0)
     throw std::runtime_error("[twin] expected a twin's file, got " + path + ".");

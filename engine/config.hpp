@@ -26,7 +26,9 @@
 namespace equigrad {
 
 // Pinned: the documented tree over ranks in fp32. Native: whatever the backend's collective does.
-enum class ReductionOrder { Pinned, Native };
+// Exact: sums that no order changes (kernels/exact_sum.hpp), so that stage, number of ranks and
+// their order, bucket size, and how micro-batches are split into ranks and passes do not either.
+enum class ReductionOrder { Pinned, Native, Exact };
 
 struct OptimizerConfig {
   enum class Kind { Sgd, Adam, AdamW };

@@ -184,10 +184,13 @@ void Parse::data_types() {
                              (*type == DataType::Fp16 ? "fp16" : "bf16") +
                              "\": {\"enabled\": ...} instead.");
   const bool has_masters = precision.master != DataType::Fp32;
-  precision.accumulate =
-      data_type(kAccumulate).value_or(has_masters ? precision.master : precision.param);
+  const bool is_exact = config.reduction == ReductionOrder::Exact;
+  const DataType own = has_masters ? precision.master : precision.param;
+  precision.accumulate = data_type(kAccumulate).value_or(is_exact ? DataType::Fp32 : own);
   if (!reader.has(kAccumulate))
-    notes[kAccumulate] = has_masters ? "the master weights' type" : "the parameters' type";
+    notes[kAccumulate] = is_exact      ? "what an exact sum is rounded to"
+                         : has_masters ? "the master weights' type"
+                                       : "the parameters' type";
   precision.communication = data_type("communication_data_type");
   if (precision.communication && precision.autocast.enabled)
     notes["communication_data_type"] = "for every parameter, whatever torch_autocast.dtype is";

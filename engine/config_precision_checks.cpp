@@ -119,10 +119,16 @@ void check_masters(const EngineConfig& config, Checks& checks) {
                    "device \"cpu\", beside bf16 master weights, got neither. Add one of them.");
 }
 
-void check_window(const PrecisionConfig& precision, Checks& checks) {
+void check_window(const EngineConfig& config, Checks& checks) {
+  const PrecisionConfig& precision = config.precision;
   const std::string path = "data_types.grad_accum_dtype";
   const std::string param = name_of(precision.param), got = name_of(precision.accumulate);
-  if (precision.master != DataType::Fp32 && precision.master == precision.param) {
+  if (config.reduction == ReductionOrder::Exact) {
+    if (precision.accumulate != DataType::Fp32)
+      checks.problem(
+          path, "expected fp32 with \"reduction\": \"exact\", whose sums are rounded once, got \"" +
+                    got + "\". Drop one of the keys.");
+  } else if (precision.master != DataType::Fp32 && precision.master == precision.param) {
     if (precision.accumulate != precision.master)
       checks.problem(path,
                      "expected " + std::string(name_of(precision.master)) + " with " +
@@ -204,7 +210,7 @@ std::string problem_of_module_class(const std::string& name) {
 void check_precision(const EngineConfig& config, Checks& checks) {
   check_loss_scale(config.precision, checks);
   check_masters(config, checks);
-  check_window(config.precision, checks);
+  check_window(config, checks);
   check_autocast(config.precision, checks);
   check_averaging(config.averaging, checks);
   if (config.offload_optimizer.to_cpu && config.zero.stage < 1)

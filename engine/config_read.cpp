@@ -201,9 +201,11 @@ void Parse::own_keys() {
   const std::string order = reader.text("reduction", "pinned");
   if (order == "native")
     config.reduction = ReductionOrder::Native;
+  else if (order == "exact")
+    config.reduction = ReductionOrder::Exact;
   else if (order != "pinned")
-    reader.problem("reduction", "expected \"pinned\" or \"native\", got \"" + order + "\"." +
-                                    did_you_mean(order, {"pinned", "native"}));
+    reader.problem("reduction", "expected \"pinned\", \"native\" or \"exact\", got \"" + order +
+                                    "\"." + did_you_mean(order, {"pinned", "native", "exact"}));
 }
 
 }  // namespace

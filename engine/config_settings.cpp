@@ -113,7 +113,9 @@ std::vector<Setting> settings_of(const EngineConfig& config, const ConfigReader&
   add_amp(config, list);
   add_zero(config.zero, list);
   add_offload(config, list);
-  list.add("reduction", config.reduction == ReductionOrder::Pinned ? "pinned" : "native");
+  list.add("reduction", config.reduction == ReductionOrder::Exact    ? "exact"
+                        : config.reduction == ReductionOrder::Native ? "native"
+                                                                     : "pinned");
   list.add("communication_timeout_s", config.communication_timeout_s);
   add_features(config, list);
   list.settings.insert(list.settings.end(), without_effect.begin(), without_effect.end());

@@ -8,7 +8,7 @@ namespace equigrad {
 namespace memory {
 namespace {
 
-// A sum of a later pass waits in fp32 for the pass to end.
+// A sum of a later pass waits in fp32 for the pass to end, or as it is if it is exact.
 constexpr std::int64_t kStagedBytes = 4;
 
 std::int64_t state_tensors(const OptimizerConfig& optimizer) {
@@ -28,14 +28,19 @@ Sizes::Sizes(const EngineConfig& config, bool on_cuda)
       copies_gradient(on_cuda && config.offload_optimizer.to_cpu) {
   const PrecisionConfig& precision = config.precision;
   const bool each = stage_row(config.zero.stage).gradients_reduced == ReduceWhen::EveryPass;
+  const bool is_exact = config.reduction == ReductionOrder::Exact;
+  waits_as_sent = is_exact && !each;
   for (const int lower : {0, 1}) {
     const bool cast = lower == 1 && precision.autocast.enabled;
     const std::int64_t autocast = bytes_of(precision.autocast.dtype);
     weight_wire[lower] = cast ? autocast : param;
     gradient_wire[lower] = precision.communication ? bytes_of(*precision.communication)
                            : cast                  ? autocast
-                                                   : (each ? param : window);
+                           : each || waits_as_sent ? param
+                                                   : window;
+    if (waits_as_sent && config.gradient_accumulation_steps > 1) gradient_wire[lower] = kExactBytes;
   }
+  if (is_exact && each) window = kExactBytes;
   masters_are_shards = precision.master == precision.param && !copies_gradient;
 }
 
@@ -76,7 +81,8 @@ HeldBytes Model::gradients() const {
   HeldBytes held{0, step, step};
   if (config.gradient_accumulation_steps == 1) return held;
   const auto later_pass = [&](const std::vector<std::size_t>& reached) {
-    if (each_pass()) return numel * (sizes.window + kStagedBytes);
+    if (each_pass())
+      return numel * (sizes.window + std::max(kStagedBytes, is_exact() ? kExactBytes : 0));
     std::int64_t bytes = 0;
     for (const std::size_t i : reached) bytes += table[i].numel * sizes.param;
     return bytes;

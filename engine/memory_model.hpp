@@ -23,6 +23,9 @@
 //                   whole                            allgather_bucket_size;  stage 3: pages in use
 //                                                    and on their way
 //
+// With "reduction": "exact" the window's a is 16 at stages 2 and 3, and so is what a later pass
+// has; at stages 0 and 1 the buckets' is 16, or w without accumulation.
+//
 // Invariants: equal to trace/ledger.hpp to the byte, padding included, where is_exact() says so.
 // Not exact are the pages of stage 3 that come and go: what is whole at one time depends on the
 // model's operators. `most_bytes` holds for any order of arrival in which all ranks have the same

@@ -19,6 +19,8 @@ namespace equigrad::memory {
 
 // As bucket/bucket_queue.cpp has it.
 constexpr std::size_t kInFlight = 2;
+// As kernels/exact_tensor.hpp has it: two doubles.
+constexpr std::int64_t kExactBytes = 16;
 
 inline std::int64_t bytes_of(DataType type) { return type == DataType::Fp32 ? 4 : 2; }
 
@@ -28,6 +30,7 @@ struct Sizes {
   std::int64_t weight_wire[2], gradient_wire[2];  // by lower_precision
   bool masters_are_shards;                        // stage 3
   bool copies_gradient;                           // to where the masters are
+  bool waits_as_sent;                             // what buckets hold for the step: exact order
 
   Sizes(const EngineConfig& config, bool on_cuda);
 };
@@ -53,6 +56,7 @@ struct Model {
  private:
   HeldBytes all_gathers() const;
   HeldBytes pages() const;
+  bool is_exact() const { return config.reduction == ReductionOrder::Exact; }
   bool each_pass() const { return stage.gradients_reduced == ReduceWhen::EveryPass; }
   std::int64_t padded_numel(std::size_t i) const {
     return layout::Partition(table[i].numel, world).padded_numel();

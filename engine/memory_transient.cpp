@@ -51,7 +51,8 @@ class Buckets {
     return numel(bucket) * sizes_.gradient_wire[plan_.buckets()[bucket].lower_precision ? 1 : 0];
   }
   std::int64_t held_bytes(std::size_t bucket) const {
-    return each_pass_ ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
+    const bool as_sent = each_pass_ || sizes_.waits_as_sent;
+    return as_sent ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
   }
   void hold(std::int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
   void open(std::size_t bucket) {

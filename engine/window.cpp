@@ -7,18 +7,29 @@
 
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/reduction.hpp"
+#include "engine/kernels/exact_sum.hpp"
+#include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad {
+namespace {
+
+at::ScalarType type_of_window(const WindowOptions& options) {
+  const bool holds_sums = options.reduce_every_pass && options.order == ReductionOrder::Exact;
+  return holds_sums ? kernels::kExactSum : options.accumulate_dtype;
+}
+
+}  // namespace
 
 // At the boundary the window's local sums travel; after every pass the gradients themselves do.
 bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) const {
   const bool each = options_.reduce_every_pass;
-  return {options.dtype(each ? options_.param_dtype : options_.accumulate_dtype),
-          each ? at::kFloat : options_.accumulate_dtype,
+  return {options.dtype(each || is_exact() ? options_.param_dtype : options_.accumulate_dtype),
+          each && !is_exact() ? at::kFloat : type_of_window(options_),
           options_.order,
           each,
           options_.wire,
-          options_.before_sum};
+          options_.before_sum,
+          !each && is_exact() && options_.expected_passes > 1};
 }
 
 Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
@@ -29,20 +40,23 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
       seat_(seat),
       options_(options),
       ledger_(ledger),
-      sums_(plan, at::TensorOptions().dtype(options.accumulate_dtype).device(communicator.device()),
+      sums_(plan, at::TensorOptions().dtype(type_of_window(options)).device(communicator.device()),
             ledger),
       queue_(
           plan, communicator, queue_options(at::TensorOptions().device(communicator.device())),
           ledger,
           [this](std::size_t bucket, at::Tensor sum) {
-            sums_.add(bucket, std::move(sum), options_.reduce_every_pass ? weight_ : 1.0);
+            const bool was_weighed = !options_.reduce_every_pass || is_exact();
+            sums_.add(bucket, std::move(sum), was_weighed ? 1.0 : weight_);
           },
           [this](std::size_t bucket, int64_t rounds) -> comm::Met {
-            if (!options_.reduce_every_pass) return {true, rounds, rounds, {}};
+            const bool agreed = !is_exact() || options_.expected_passes > 1;
+            if (!options_.reduce_every_pass && agreed) return {true, rounds, rounds, {}};
             return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
           }),
       used_(parameters, false),
-      used_by_pass_(parameters, false) {}
+      used_by_pass_(parameters, false),
+      contributions_(parameters, 0) {}
 
 void Window::begin(double weight) {
   weight_ = weight;
@@ -51,10 +65,22 @@ void Window::begin(double weight) {
 
 void Window::ready(std::size_t parameter, const at::Tensor& gradient) {
   used_by_pass_[parameter] = true;
-  if (options_.reduce_every_pass) return queue_.copy_in(parameter, gradient, 1.0);
+  count(parameter);
+  if (options_.reduce_every_pass)
+    return queue_.copy_in(parameter, gradient, is_exact() ? weight_ : 1.0);
   if (passes_ == 0) return queue_.copy_in(parameter, gradient, weight_);
   ledger_.charge(trace::Category::Gradients, static_cast<int64_t>(gradient.nbytes()));
   staged_.push_back({parameter, gradient});
+}
+
+void Window::count(std::size_t parameter) {
+  const int64_t most = kernels::kMostExactTerms / communicator_.world_size();
+  if (!is_exact() || ++contributions_[parameter] <= most) return;
+  throw Error("backward", "expected at most " + std::to_string(most) +
+                              " gradients of a parameter between two steps with \"reduction\": "
+                              "\"exact\" on " +
+                              std::to_string(communicator_.world_size()) +
+                              " ranks, got more. Call step() before, or use \"pinned\".");
 }
 
 void Window::end() {
@@ -111,14 +137,17 @@ at::Tensor Window::averaged_slice(std::size_t parameter, double factor) {
     // An all-reduce cuts its buffer into W slices.
     const int64_t numel = plan_.shards() * slot.shard_numel;
     const int64_t world = communicator_.world_size();
-    const auto buffer = at::zeros(
-        {(numel + world - 1) / world * world},
-        at::TensorOptions().dtype(options_.accumulate_dtype).device(communicator_.device()));
-    const auto columns = queue_.columns_of(parameter);
+    const bool lower = plan_.buckets()[at.bucket].lower_precision;
+    auto type = options_.accumulate_dtype;
+    if (is_exact()) type = queue_.type_of_waiting(lower, queue_.agree_on_sums(parameter));
+    const auto buffer = at::zeros({(numel + world - 1) / world * world},
+                                  at::TensorOptions().dtype(type).device(communicator_.device()));
+    auto columns = queue_.columns_of(parameter);
+    if (columns.defined() && type == kernels::kExactSum && columns.scalar_type() != type)
+      columns = kernels::exact_of(columns);
     if (columns.defined()) buffer.narrow(0, 0, numel).view({plan_.shards(), -1}).copy_(columns);
     const auto reduce = plan_.shards() == 1 ? &comm::Reduction::all_reduce_sum
                                             : &comm::Reduction::reduce_scatter_sum;
-    const bool lower = plan_.buckets()[at.bucket].lower_precision;
     sum = reduce(communicator_, options_.order, queue_.travelling(buffer, lower),
                  options_.accumulate_dtype)
               .finish();
@@ -148,6 +177,7 @@ void Window::clear() {
   sums_.clear();
   assigned_.clear();
   std::fill(used_.begin(), used_.end(), false);
+  std::fill(contributions_.begin(), contributions_.end(), 0);
   passes_ = 0;
 }
 

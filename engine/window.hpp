@@ -10,7 +10,8 @@
 // Invariants: a contribution is what one graph task delivers to a leaf; every one is added, in the
 // order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
 // the same parameters; identity is by parameter, never by arrival. What was assigned stands for
-// the window so far; later passes add to it.
+// the window so far; later passes add to it. In the exact order a contribution is multiplied by its
+// weight before it travels, at every stage.
 // Shapes: averages are of average_dtype, flat over the shard space [plan.shard_numel()], or one
 // parameter's slice of it. Errors: equigrad::Error when ranks ran different numbers of passes, and
 // those of the communicator. Depends on: bucket, gradient/accumulator, layout, comm, stage, config,
@@ -43,6 +44,7 @@ struct WindowOptions {
   at::ScalarType average_dtype = at::kFloat;
   std::array<std::optional<at::ScalarType>, 2> wire = {};  // by lower_precision
   double before_sum = 1.0;
+  int64_t expected_passes = 1;  // of a window
 };
 
 class Window {
@@ -73,6 +75,8 @@ class Window {
     std::size_t parameter;
     at::Tensor gradient;
   };
+  void count(std::size_t parameter);
+  bool is_exact() const { return options_.order == ReductionOrder::Exact; }
   bucket::QueueOptions queue_options(const at::TensorOptions& options) const;
 
   const layout::BucketPlan& plan_;
@@ -86,7 +90,8 @@ class Window {
   std::vector<bool> used_by_pass_;  // in the pass under way
   std::vector<Staged> staged_;      // stages 0, 1: of a pass that is not the window's first
   std::map<std::size_t, at::Tensor> assigned_;
-  double weight_ = 1.0;  // of the pass under way
+  std::vector<int64_t> contributions_;  // by parameter, of this rank, in this window
+  double weight_ = 1.0;                 // of the pass under way
   int64_t passes_ = 0;
 };
 

@@ -38,7 +38,8 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
               {torch_dtype(config.precision.param), torch_dtype(config.precision.accumulate),
                stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction,
                torch_dtype(config.precision.master), gradients_on_the_wire(config.precision),
-               loss::factor_before_sum(config.averaging, communicator_->world_size())},
+               loss::factor_before_sum(config.averaging, communicator_->world_size()),
+               config.gradient_accumulation_steps},
               ledger_),
       access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
                [this] { return factor(); }}),
@@ -100,6 +101,10 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
                                     std::vector<profile::ModuleEntry> modules) {
   const at::NoGradGuard no_grad;
   validate(config, communicator->world_size());
+  if (config.reduction == ReductionOrder::Exact && !communicator->device().is_cpu())
+    throw Error("initialize", "expected \"reduction\": \"pinned\" or \"native\" on " +
+                                  communicator->device().str() +
+                                  ", got \"exact\", which sums on the CPU only.");
   communicator->rendezvous().meet_to_initialize();
   auto assembly = assemble(groups, config, *communicator);
   if (modules.empty()) {

@@ -12,9 +12,14 @@
 //                                R = A(tree(t(w)))
 //   ReduceThenAdd (stages 2, 3)  R = A(tree(t(c[0])) v[0])
 //                                R = A(R + tree(t(c[p])) v[p]) for later p
+//   Grid ("exact")               x = T(c (v b)) for every c, whatever its pass and rank;
+//                                u = 2^(32 floor((e - 1) / 32) - 31), 2^e <= the largest |x| <
+//                                2^(e+1); R = the sum of all u round(x / u), |x| >= u, ties to
+//                                even, as one whole number times u, rounded once to fp32. If some x
+//                                are not finite R is their sum
 //   Exact                        R = the sum of all c v in fp64; the wire is not read
 //
-// Invariants: for contributions in fp64 all of this is fp64.
+// Invariants: for contributions in fp64 all of this is fp64, and there is no Grid.
 // Shapes: all contributions are of one shape and dtype, and so is R's shape.   Errors: none.
 // Depends on: ATen; model.hpp in the source.
 #pragma once
@@ -26,7 +31,7 @@
 
 namespace equigrad::reference {
 
-enum class Order { AddThenReduce, ReduceThenAdd, Exact };
+enum class Order { AddThenReduce, ReduceThenAdd, Grid, Exact };
 
 using Contributions = std::vector<std::vector<at::Tensor>>;  // [pass][rank], one parameter's
 

@@ -3,6 +3,7 @@
 
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/sample.hpp"
+#include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad::bucket {
 namespace {
@@ -53,6 +54,28 @@ TEST(Bucket, ASecondContributionIsAddedAndRoundedToTheBuffer) {
     Bucket once(place, 2, 2, dtype);
     once.copy_in(0, (first.to(at::kFloat) + second.to(at::kFloat)).to(dtype), 1.0);
     EXPECT_THAT(bucket.buffer(), HasTheBitsOf(once.buffer()));
+  }
+}
+
+TEST(Bucket, ExactSumsRoundNothing) {
+  const auto table = table_of({5, 7});
+  const layout::BucketPlan plan(table, 2, 100);
+  const auto& place = plan.buckets()[0];
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<at::Tensor> terms;
+    for (uint64_t i = 0; i < 4; ++i) terms.push_back(sample(7, i, dtype));
+    Bucket wide(place, 2, 4, kernels::kExactSum), widened(place, 2, 4, dtype);
+    for (const auto& term : terms) wide.copy_in(0, term, 1.0);
+    widened.copy_in(0, terms[3], 1.0);
+    EXPECT_TRUE(widened.holds(0) && !widened.holds(1) && !widened.is_wide());
+    widened.widen();
+    EXPECT_TRUE(widened.holds(0) && widened.is_wide());
+    for (int i = 0; i < 3; ++i) widened.copy_in(0, terms[static_cast<std::size_t>(i)], 1.0);
+    Bucket sums(place, 2, 4, at::kFloat);
+    sums.copy_in(0, kernels::exact_row_sum(at::stack(terms), at::kFloat), 1.0);
+    EXPECT_THAT(kernels::exact_rounded(wide.buffer()), HasTheBitsOf(sums.buffer()));
+    EXPECT_THAT(kernels::exact_rounded(widened.buffer()), HasTheBitsOf(sums.buffer()));
+    EXPECT_THAT(kernels::exact_rounded(widened.columns_of(0)), HasTheBitsOf(sums.columns_of(0)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
+#include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad::comm {
 namespace {
@@ -91,6 +92,60 @@ TEST(Reduction, PinnedSumsOfSeveralPiecesAreTheTreeHoweverLateTheyCome) {
                        }),
               "");
   }
+}
+
+at::Tensor exact_over_ranks(int world, int64_t numel, at::ScalarType dtype) {
+  std::vector<at::Tensor> rows;
+  for (int rank = 0; rank < world; ++rank) rows.push_back(of_rank(rank, numel, dtype));
+  return kernels::exact_row_sum(at::stack(rows), at::kFloat);
+}
+
+TEST(Reduction, ExactSumsAreThoseOfTheKernelWhetherTermsTravelOrSums) {
+  for (const int world : {1, 2, 3, 4}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         auto& group = *context.group();
+                         const int w = context.world_size();
+                         for (const int64_t n : {1, 5, 1023}) {
+                           for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+                             const auto mine = of_rank(context.rank(), w * n, dtype);
+                             const auto want = exact_over_ranks(w, w * n, dtype);
+                             const auto slice = want.narrow(0, context.rank() * n, n);
+                             for (const auto& sent : {mine, kernels::exact_of(mine)}) {
+                               for (const auto result : {at::kFloat, kernels::kExactSum}) {
+                                 auto sum = Reduction::reduce_scatter_sum(
+                                                group, ReductionOrder::Exact, sent.clone(), result)
+                                                .finish();
+                                 if (result != at::kFloat) sum = kernels::exact_rounded(sum);
+                                 EXPECT_THAT(sum, HasTheBitsOf(slice));
+                                 sum = Reduction::all_reduce_sum(group, ReductionOrder::Exact,
+                                                                 sent.clone(), result)
+                                           .finish();
+                                 if (result != at::kFloat) sum = kernels::exact_rounded(sum);
+                                 EXPECT_THAT(sum, HasTheBitsOf(want));
+                               }
+                             }
+                           }
+                         }
+                       }),
+              "");
+  }
+}
+
+TEST(Reduction, ExactSumsOfSeveralPiecesHoweverLateTheyCome) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       const int64_t numel = 3 * ((int64_t{2} << 18) + 5);
+                       const auto mine = of_rank(context.rank(), numel, at::kFloat);
+                       const auto want = exact_over_ranks(3, numel, at::kFloat);
+                       const auto late = conformance::faults::adversarial(context.group(), 1);
+                       for (const auto& sent : {mine, kernels::exact_of(mine)}) {
+                         auto all = Reduction::all_reduce_sum(*late, ReductionOrder::Exact,
+                                                              sent.clone(), at::kFloat);
+                         EXPECT_THAT(all.finish(), HasTheBitsOf(want));
+                       }
+                     }),
+            "");
 }
 
 TEST(Reduction, SeveralMayBeUnderWay) {

@@ -6,6 +6,7 @@
 
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/sample.hpp"
+#include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad::gradient {
 namespace {
@@ -39,6 +40,33 @@ TEST(Accumulator, AddsInOrderOfArrivalAndRoundsEachSumOnce) {
     EXPECT_THAT(window.accumulator.take_averaged(1.0).narrow(0, 3, 800),
                 HasTheBitsOf(at::tensor(want)))
         << dtype;
+  }
+}
+
+TEST(Accumulator, MergesExactSumsAndRoundsThemOnce) {
+  const auto terms = sample(6 * 800, 5).view({6, 800});
+  const auto want = kernels::exact_row_sum(terms, at::kFloat);
+  const auto sums_of = [&](int64_t begin) {
+    return kernels::exact_row_sum(terms.narrow(0, begin, 2), kernels::kExactSum);
+  };
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    Window window(kernels::kExactSum);
+    const auto begin = window.plan.buckets()[1].offset;
+    EXPECT_THAT(window.accumulator.slice(begin, 800), HasTheBitsOf(at::zeros({800})));
+    for (const int64_t pass : {4, 0, 2}) {
+      window.accumulator.add(1, sums_of(pass), 1.0);
+      if (pass == 0) window.accumulator.rollback();
+      if (pass == 0) window.accumulator.add(1, sums_of(pass), 1.0);
+      window.accumulator.commit();
+    }
+    EXPECT_EQ(window.ledger.peak_bytes(trace::Category::Gradients), (808 + 800) * 16);
+    EXPECT_THAT(window.accumulator.slice(begin, 800), HasTheBitsOf(want));
+    const float third = 1.0F / 3;
+    const auto average = window.accumulator.take_averaged(static_cast<double>(third), dtype);
+    EXPECT_THAT(average.narrow(0, begin, 800),
+                HasTheBitsOf((want * at::full({}, third)).to(dtype)));
+    EXPECT_THAT(average.narrow(0, 0, begin), HasTheBitsOf(at::zeros({begin}, dtype)));
+    EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 0);
   }
 }
 

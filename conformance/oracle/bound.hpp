@@ -31,6 +31,7 @@ double roundings(int64_t n, double u);
 enum class SumOrder {
   AddThenReduce,  // stages 0 and 1: each rank adds its passes up, then a tree over the ranks
   ReduceThenAdd,  // stages 2 and 3: a tree over the ranks for each pass, the results added up
+  Exact,          // every contribution to 32 bits below the largest, then one rounding
 };
 
 // When a sum over ranks is divided by their number; see Reduction.

@@ -66,6 +66,9 @@ using Counts = std::map<at::ScalarType, int64_t>;  // roundings, by what they ro
 //                  tree            at most height(W) additions in fp32
 //                  R = A(...)      1 rounding to A if A is not fp32
 //                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
+//   Exact          travels         as below, from P
+//                  the grid        each of the W n contributions to within 2^-32 of the largest
+//                  R               1 rounding to fp32 if W n > 1
 //   travels        b, and x b      1 rounding each, none where b is a power of two
 //                  T(...)          1 rounding to T, none where T holds x b
 //   both           a, and R a / S  1 rounding each, none where a is a power of two
@@ -82,8 +85,10 @@ Counts counts_of(const Reduction& reduction) {
   const Factors factors = factors_of(reduction);
   const int64_t passes = passes_of(reduction);
   const bool first = reduction.order == SumOrder::AddThenReduce;
+  const bool exact = reduction.order == SumOrder::Exact;
   Counts counts;
-  counts[at::kFloat] += passes - 1 + tree_height(reduction.world);
+  const int64_t additions = passes - 1 + tree_height(reduction.world);
+  counts[at::kFloat] += exact ? std::min<int64_t>(additions, 1) : additions;
   if (first && !within(P, A)) ++counts[A];
   if (A != at::kFloat) counts[A] += passes;  // n - 1 additions and one after or before them
   const auto source = first ? A : P;
@@ -137,6 +142,10 @@ ReductionBound reduction_bound(const Reduction& reduction) {
     throw std::runtime_error("[oracle.reduction_bound] expected a power of two as loss scale.");
   }
   ReductionBound bound;
+  if (reduction.order == SumOrder::Exact) {
+    const auto all = static_cast<double>(reduction.world * passes_of(reduction));
+    bound.relative = all > 1 ? all * 0x1p-32 : 0;
+  }
   for (const auto& [dtype, count] : counts_of(reduction)) {
     const double one = roundings(count, unit_roundoff(dtype));
     bound.relative += one + bound.relative * one;

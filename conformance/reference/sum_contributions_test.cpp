@@ -46,6 +46,21 @@ TEST(SumContributions, CarriesAnOddLastRankUp) {
   }
 }
 
+TEST(SumContributions, TheGridForgetsTheOrder) {
+  EXPECT_EQ(sum(contributions({{1, kHalf, kHalf, kHalf}}), Order::Grid), 1 + 4 * kHalf);
+  EXPECT_EQ(sum(contributions({{kHalf}, {1}}), Order::Grid), 1);  // a tie to even
+  EXPECT_EQ(sum(contributions({{kHalf, 1}, {0x1p-31F, 0}}), Order::Grid), 1 + 2 * kHalf);
+  // The largest is 2^32: u = 2^-31 and 2^33 has u = 2; what is smaller than u is nothing.
+  EXPECT_EQ(sum(contributions({{0x1p32F, -0x1p32F}, {1.75F * 0x1p-31F, 0}}), Order::Grid),
+            2 * 0x1p-31F);
+  EXPECT_EQ(sum(contributions({{0x1p33F, 3}, {-0x1p33F, 1.75F}}), Order::Grid), 4);
+  EXPECT_EQ(sum(contributions({{INFINITY, 1}, {INFINITY, 0}}), Order::Grid), INFINITY);
+  EXPECT_TRUE(std::isnan(sum(contributions({{INFINITY, 1}, {-INFINITY, 0}}), Order::Grid)));
+  const auto twice = sum_contributions(contributions({{1 + 2 * kHalf}, {1}}), Order::Grid,
+                                       at::kFloat, {2, 1}, {.dtype = at::kBFloat16});
+  EXPECT_EQ(twice.item<float>(), 3);  // T(2 c) + T(c)
+}
+
 TEST(SumContributions, AddsPassesBeforeRanksOrAfter) {
   const Contributions made = contributions({{1, kHalf}, {kHalf, kHalf}});
   EXPECT_EQ(sum(made, Order::AddThenReduce), 1 + 2 * kHalf);  // (1 + h) + (h + h)

@@ -2,11 +2,21 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "engine/kernels/exact_tensor.hpp"
+
 namespace equigrad::bucket {
 namespace {
 
 void put(const at::Tensor& to, const at::Tensor& from, bool add) {
-  if (add) {
+  if (to.scalar_type() == kernels::kExactSum) {
+    const auto terms = from.contiguous().flatten();
+    int64_t begin = 0;
+    for (int64_t row = 0; begin < terms.numel(); ++row) {  // the rows of a view are contiguous
+      const auto sums = to.dim() == 1 ? to : to.select(0, row);
+      kernels::exact_add_(sums, terms.narrow(0, begin, sums.numel()), !add);
+      begin += sums.numel();
+    }
+  } else if (add) {
     to.add_(from);
   } else {
     to.copy_(from);
@@ -17,11 +27,22 @@ void put(const at::Tensor& to, const at::Tensor& from, bool add) {
 
 Bucket::Bucket(const layout::Bucket& place, int shards, int multiple_numel,
                at::TensorOptions options)
-    : place_(place), filled_(place.slots.size(), false) {
+    : place_(place), shards_(shards), filled_(place.slots.size(), false) {
   const int64_t numel = shards * place.shard_numel;
   const int64_t padded_numel = (numel + multiple_numel - 1) / multiple_numel * multiple_numel;
   buffer_ = at::zeros({padded_numel}, options);
-  matrix_ = buffer_.narrow(0, 0, numel).view({shards, place.shard_numel});
+  view();
+}
+
+void Bucket::view() {
+  matrix_ = buffer_.narrow(0, 0, shards_ * place_.shard_numel).view({shards_, place_.shard_numel});
+}
+
+bool Bucket::is_wide() const { return buffer_.scalar_type() == kernels::kExactSum; }
+
+void Bucket::widen() {
+  buffer_ = kernels::exact_of(buffer_);
+  view();
 }
 
 void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight) {

@@ -1,11 +1,12 @@
 // Bucket: one contiguous communication buffer, filled parameter by parameter.
 //
 // Invariants: padding and the columns of parameters that contributed nothing are zero; a second
-// contribution to a slot is added to the first, rounded to the buffer's dtype.
+// contribution to a slot is added to the first, rounded to the buffer's dtype; a buffer of exact
+// sums (kernels/exact_tensor.hpp) rounds nothing.
 // Shapes: [shards, shard_numel] as layout/bucket_plan.hpp draws it, followed by zeros up to a
 // multiple of `multiple_numel` (an all-reduce cuts the buffer into that many slices).
 // Errors: none.
-// Depends on: layout/bucket_plan.
+// Depends on: layout/bucket_plan, kernels/exact_tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,13 +24,20 @@ class Bucket {
 
   // Adds a parameter's gradient, any shape, weight * gradient if weight is not 1.
   void copy_in(std::size_t slot, const at::Tensor& gradient, double weight);
+  // From contributions to exact sums of them.
+  void widen();
+  bool is_wide() const;
+  bool holds(std::size_t slot) const { return filled_[slot]; }
   bool full() const { return filled_numel_ == filled_.size(); }
   const at::Tensor& buffer() const { return buffer_; }
   // A view: [shards, shard_numel of the slot].
   at::Tensor columns_of(std::size_t slot) const;
 
  private:
+  void view();
+
   const layout::Bucket& place_;
+  int shards_;
   at::Tensor buffer_;  // flat
   at::Tensor matrix_;  // [shards, shard_numel], a view of buffer_
   std::vector<bool> filled_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/kernels/exact_tensor.hpp"
+
 namespace equigrad::bucket {
 namespace {
 
@@ -21,7 +23,8 @@ BucketQueue::BucketQueue(const layout::BucketPlan& plan, comm::Communicator& com
       ledger_(ledger),
       deliver_(std::move(deliver)),
       before_launch_(std::move(before_launch)),
-      buckets_(plan.buckets().size()) {}
+      buckets_(plan.buckets().size()),
+      sends_sums_(options.expects_sums) {}
 
 Bucket& BucketQueue::open(std::size_t bucket) {
   auto& entry = buckets_[bucket];
@@ -29,6 +32,8 @@ Bucket& BucketQueue::open(std::size_t bucket) {
     const auto& place = plan_.buckets()[bucket];
     auto options = options_.buffer;
     if (options_.launch_when_full) options = options.dtype(wire(place.lower_precision));
+    if (waits_exactly())
+      options = options.dtype(type_of_waiting(place.lower_precision, sends_sums_));
     entry.emplace(place, plan_.shards(), communicator_.world_size(), options);
     ledger_.charge(trace::Category::Buckets, bytes_of(entry->buffer()));
   }
@@ -44,8 +49,37 @@ void BucketQueue::copy_in(std::size_t parameter, const at::Tensor& gradient, dou
     const int64_t round = ++parts_[parameter];
     if (round > 1) return late_.push_back({round, parameter, gradient, weight});
   }
-  open(where->bucket).copy_in(where->slot, gradient, weight);
-  if (options_.launch_when_full) launch_full();
+  auto& bucket = open(where->bucket);
+  if (!waits_exactly()) {
+    bucket.copy_in(where->slot, gradient, weight);
+    if (options_.launch_when_full) launch_full();
+    return;
+  }
+  weight *= options_.before_sum;
+  if (!bucket.is_wide() && bucket.holds(where->slot)) widen(bucket);
+  const bool lower = plan_.buckets()[where->bucket].lower_precision;
+  if (!bucket.is_wide()) return bucket.copy_in(where->slot, gradient, weight);
+  const auto product = weight == 1.0 ? gradient : gradient.to(at::kFloat).mul(weight);
+  bucket.copy_in(where->slot, product.to(wire(lower)), 1.0);
+}
+
+void BucketQueue::widen(Bucket& bucket) {
+  const int64_t before = bytes_of(bucket.buffer());
+  bucket.widen();
+  const int64_t after = bytes_of(bucket.buffer());
+  ledger_.charge(trace::Category::Buckets, after);
+  ledger_.credit(trace::Category::Buckets, before);
+  sends_sums_ = true;
+}
+
+bool BucketQueue::agree_on_sums(std::size_t parameter) {
+  const auto where = plan_.slot_of(parameter);
+  const int64_t mine = sends_sums_ ? 2 : 1;
+  return before_launch_(where ? where->bucket : 0, mine).greatest_flag == 2;
+}
+
+at::ScalarType BucketQueue::type_of_waiting(bool lower_precision, bool sums) const {
+  return sums ? kernels::kExactSum : wire(lower_precision);
 }
 
 at::ScalarType BucketQueue::wire(bool lower_precision) const {
@@ -54,7 +88,7 @@ at::ScalarType BucketQueue::wire(bool lower_precision) const {
 }
 
 at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision) const {
-  if (options_.launch_when_full) return held;  // it was copied in as it travels
+  if (options_.launch_when_full || is_exact()) return held;  // it was copied in as it travels
   if (options_.before_sum == 1.0) return held.to(wire(lower_precision));
   return held.to(at::kFloat).mul(options_.before_sum).to(wire(lower_precision));
 }
@@ -75,7 +109,9 @@ at::Tensor BucketQueue::columns_of(std::size_t parameter) const {
 void BucketQueue::launch_next() {
   if (in_flight_.size() == kInFlight) deliver_oldest();
   const std::size_t bucket = next_++;
-  const at::Tensor held = open(bucket).buffer();
+  auto& opened = open(bucket);
+  if (waits_exactly() && sends_sums_ && !opened.is_wide()) widen(opened);
+  const at::Tensor held = opened.buffer();
   const at::Tensor buffer = travelling(held, plan_.buckets()[bucket].lower_precision);
   ledger_.charge(trace::Category::Buckets, bytes_of(buffer) - bytes_of(held));
   buckets_[bucket].reset();
@@ -102,7 +138,7 @@ void BucketQueue::launch_round() {
 }
 
 void BucketQueue::flush() {
-  int64_t rounds = 1;
+  int64_t rounds = sends_sums_ ? 2 : 1;
   for (const auto& late : late_) rounds = std::max(rounds, late.round);
   // Some ranks may still be at full buckets that this one has not filled; it launches them too.
   for (;;) {
@@ -111,7 +147,9 @@ void BucketQueue::flush() {
     if (met.least_flag > 0) break;
     launch_next();
   }
+  if (waits_exactly()) sends_sums_ = std::exchange(rounds, 1) == 2;
   launch_round();
+  sends_sums_ = options_.expects_sums;
   for (int64_t round = 2; round <= rounds; ++round) {
     for (const auto& late : late_) {
       if (late.round != round) continue;
@@ -143,6 +181,7 @@ void BucketQueue::discard() noexcept {
   late_.clear();
   parts_.clear();
   postponed_ = false;
+  sends_sums_ = options_.expects_sums;
 }
 
 }  // namespace equigrad::bucket

@@ -6,8 +6,10 @@
 // Where buckets are launched when full, the k-th gradient of one parameter between two flushes
 // travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
 // to what does not depend on which bucket was full when.
+// In the exact order a bucket that waits holds what it would send, while no parameter has given it
+// two contributions, and then exact sums; ranks agree on which before they launch.
 // Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
-// fp32 or the result dtype.
+// the result dtype.
 // Errors: those of the communicator.
 // Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, comm/rendezvous,
 // trace/ledger.
@@ -37,14 +39,16 @@ struct QueueOptions {
   bool launch_when_full = false;  // otherwise buckets wait for flush()
   // What a bucket travels in, by its lower_precision; nothing: the type of `buffer`.
   std::array<std::optional<at::ScalarType>, 2> wire = {};
-  double before_sum = 1.0;  // every contribution is multiplied by it, in fp32, before it travels
+  double before_sum = 1.0;    // every contribution is multiplied by it, in fp32, before it travels
+  bool expects_sums = false;  // exact order: buckets that wait hold sums from the start
 };
 
 class BucketQueue {
  public:
   using Deliver = std::function<void(std::size_t bucket, at::Tensor sum)>;
   // Called before a bucket's collective, where ranks agree on what comes next. `rounds` is 0 for a
-  // full bucket, and how many this rank needs for a flush. Once all ranks flush it is called no
+  // full bucket, and how many this rank needs for a flush; for one of buckets that waited 2 if this
+  // rank must send exact sums, else 1. Once all ranks flush it is called no
   // more: nothing but buckets comes until the flush ends.
   using BeforeLaunch = std::function<comm::Met(std::size_t bucket, int64_t rounds)>;
 
@@ -62,6 +66,11 @@ class BucketQueue {
   at::Tensor columns_of(std::size_t parameter) const;
   // What was held, as it travels: multiplied and rounded once; itself if nothing is to be done.
   at::Tensor travelling(const at::Tensor& held, bool lower_precision) const;
+  // Exact order: whether any rank holds sums of what waits, asked at parameter's bucket.
+  // Collective.
+  bool agree_on_sums(std::size_t parameter);
+  // The same for one parameter's columns: exact sums, or what was copied in, as it travels.
+  at::ScalarType type_of_waiting(bool lower_precision, bool sums) const;
 
  private:
   struct InFlight {
@@ -80,6 +89,9 @@ class BucketQueue {
   void launch_next();
   void deliver_oldest();
   Bucket& open(std::size_t bucket);
+  void widen(Bucket& bucket);
+  bool is_exact() const { return options_.order == ReductionOrder::Exact; }
+  bool waits_exactly() const { return is_exact() && !options_.launch_when_full; }
   at::ScalarType wire(bool lower_precision) const;
 
   const layout::BucketPlan& plan_;
@@ -91,6 +103,7 @@ class BucketQueue {
   std::vector<std::optional<Bucket>> buckets_;
   std::deque<InFlight> in_flight_;
   std::size_t next_ = 0;        // the next bucket to launch
+  bool sends_sums_ = false;     // exact order, of what waits
   bool postponed_ = false;      // full buckets wait for the flush
   std::vector<int64_t> parts_;  // by parameter: gradients since the last flush
   std::vector<Late> late_;      // for rounds after the first

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/kernels/element_of.hpp"
+#include "engine/kernels/exact_tensor.hpp"
 #include "engine/kernels/tree_sum.hpp"
 
 namespace equigrad::comm {
@@ -40,21 +41,23 @@ at::Tensor tree_sum(const at::Tensor& contributions, at::ScalarType result_dtype
   return result;
 }
 
-Reduction::Reduction(Communicator& communicator, Kind kind, at::Tensor buffer,
+Reduction::Reduction(Communicator& communicator, Kind kind, ReductionOrder order, at::Tensor buffer,
                      at::ScalarType result_dtype)
     : communicator_(&communicator),
       kind_(kind),
+      order_(order),
       result_dtype_(result_dtype),
       buffer_(std::move(buffer)) {
   const int64_t world = communicator.world_size();
   switch (kind_) {
-    case Kind::PinnedAll:
+    case Kind::All:
       send_piece();
       send_piece();
       break;
-    case Kind::PinnedScatter:
+    case Kind::Scatter:
       received_ = communicator.workspace().take(buffer_.numel(), buffer_.options());
-      pending_ = communicator.all_to_all(received_.tensor(), buffer_);
+      pending_ =
+          communicator.all_to_all(kernels::as_sent(received_.tensor()), kernels::as_sent(buffer_));
       break;
     case Kind::NativeScatter:
       native_ = at::empty({buffer_.numel() / world}, buffer_.options());
@@ -68,14 +71,22 @@ Reduction::Reduction(Communicator& communicator, Kind kind, at::Tensor buffer,
 
 Reduction Reduction::reduce_scatter_sum(Communicator& communicator, ReductionOrder order,
                                         at::Tensor buffer, at::ScalarType result_dtype) {
-  const auto kind = order == ReductionOrder::Pinned ? Kind::PinnedScatter : Kind::NativeScatter;
-  return Reduction(communicator, kind, std::move(buffer), result_dtype);
+  const auto kind = order == ReductionOrder::Native ? Kind::NativeScatter : Kind::Scatter;
+  return Reduction(communicator, kind, order, std::move(buffer), result_dtype);
 }
 
 Reduction Reduction::all_reduce_sum(Communicator& communicator, ReductionOrder order,
                                     at::Tensor buffer, at::ScalarType result_dtype) {
-  const auto kind = order == ReductionOrder::Pinned ? Kind::PinnedAll : Kind::NativeAll;
-  return Reduction(communicator, kind, std::move(buffer), result_dtype);
+  const auto kind = order == ReductionOrder::Native ? Kind::NativeAll : Kind::All;
+  return Reduction(communicator, kind, order, std::move(buffer), result_dtype);
+}
+
+// Of what all ranks sent of `numel` elements.
+at::Tensor Reduction::sum_of(const Workspace::Room& received, int64_t numel) const {
+  const int64_t world_size = communicator_->world_size();
+  const auto rows = received.tensor().view({world_size, numel / world_size});
+  return order_ == ReductionOrder::Exact ? kernels::exact_row_sum(rows, result_dtype_)
+                                         : tree_sum(rows, result_dtype_);
 }
 
 void Reduction::send_piece() {
@@ -85,8 +96,8 @@ void Reduction::send_piece() {
   const auto piece = buffer_.narrow(0, sent_numel_, numel);
   const bool whole = sums_whole();
   auto received = communicator_->workspace().take(whole ? 2 * numel : numel, piece.options());
-  auto pending = whole ? communicator_->all_gather(received.tensor(), piece)
-                       : communicator_->all_to_all(received.tensor(), piece);
+  const auto to = kernels::as_sent(received.tensor()), from = kernels::as_sent(piece);
+  auto pending = whole ? communicator_->all_gather(to, from) : communicator_->all_to_all(to, from);
   pieces_.push_back({sent_numel_, numel, std::move(received), std::move(pending)});
   sent_numel_ += numel;
 }
@@ -96,7 +107,6 @@ at::Tensor Reduction::finish_pieces() {
   const auto sum = buffer_.scalar_type() == result_dtype_
                        ? buffer_
                        : at::empty({buffer_.numel()}, buffer_.options().dtype(result_dtype_));
-  const int64_t world_size = communicator_->world_size();
   at::Tensor slice;  // stays until its gather has arrived
   PendingPtr gather;
   while (!pieces_.empty()) {
@@ -110,12 +120,12 @@ at::Tensor Reduction::finish_pieces() {
       send_piece();
       continue;
     }
-    auto next = tree_sum(piece.received.tensor().view({world_size, piece.numel / world_size}),
-                         result_dtype_);
+    auto next = sum_of(piece.received, piece.numel);
     piece.received.give_back();
     if (gather) gather->wait();
     slice = std::move(next);
-    gather = communicator_->all_gather(sum.narrow(0, piece.begin, piece.numel), slice);
+    gather = communicator_->all_gather(kernels::as_sent(sum.narrow(0, piece.begin, piece.numel)),
+                                       kernels::as_sent(slice));
     send_piece();
   }
   if (gather) gather->wait();
@@ -123,15 +133,14 @@ at::Tensor Reduction::finish_pieces() {
 }
 
 at::Tensor Reduction::finish() {
-  if (kind_ == Kind::PinnedAll) return finish_pieces();
+  if (kind_ == Kind::All) return finish_pieces();
   pending_->wait();
   pending_.reset();
   if (kind_ == Kind::NativeScatter) return native_.to(result_dtype_);
   if (kind_ == Kind::NativeAll) return buffer_.to(result_dtype_);
-  const int64_t world_size = communicator_->world_size();
-  const auto rows = received_.tensor().view({world_size, buffer_.numel() / world_size});
+  const int64_t numel = buffer_.numel();
   buffer_.reset();
-  auto sum = tree_sum(rows, result_dtype_);
+  auto sum = sum_of(received_, numel);
   received_.give_back();
   return sum;
 }

@@ -2,15 +2,15 @@
 //
 // Pinned: every rank sends slice r of its buffer to rank r (all-to-all), the owner adds the W
 // contributions in a fixed binary tree in fp32 (kernels/tree_sum.hpp) and rounds once to the result
-// type. The bytes on the wire are those of a ring reduce-scatter. Native: the backend's own
-// collective, in the buffer's type, then one rounding.
+// type. The bytes on the wire are those of a ring reduce-scatter. Exact: the same, but the owner
+// sums as kernels/exact_sum.hpp does, and what travels may be running sums (kExactSum). Native: the
+// backend's own collective, in the buffer's type, then one rounding.
 //
 // Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position
-// or timing. Nothing is averaged here. The buffer must stay untouched until finish().
-// Shapes: reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W * n], the buffer padded
-// to a multiple of W.
-// Errors: those of the communicator.
-// Depends on: comm/communicator, kernels, config's ReductionOrder.
+// or timing; exact ones on the contributions only. Nothing is averaged here. The buffer must stay
+// untouched until finish(). Shapes: reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W
+// * n], the buffer padded to a multiple of W. Errors: those of the communicator. Depends on:
+// comm/communicator, kernels, config's ReductionOrder.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,9 +33,10 @@ class Reduction {
   at::Tensor finish();
 
  private:
-  enum class Kind { PinnedScatter, PinnedAll, NativeScatter, NativeAll };
-  // A pinned all-reduce goes piece by piece: while one is added, the next one travels, and what is
-  // received takes little room. The order of additions is element by element, so the cut is free.
+  enum class Kind { Scatter, All, NativeScatter, NativeAll };
+  // An all-reduce that is not native goes piece by piece: while one is added, the next one travels,
+  // and what is received takes little room. The order of additions is element by element, so the
+  // cut is free.
   struct Piece {
     int64_t begin;
     int64_t numel;
@@ -43,18 +44,23 @@ class Reduction {
                                // [2 * numel] of two ranks to all of it
     PendingPtr pending;
   };
-  Reduction(Communicator& communicator, Kind kind, at::Tensor buffer, at::ScalarType result_dtype);
+  Reduction(Communicator& communicator, Kind kind, ReductionOrder order, at::Tensor buffer,
+            at::ScalarType result_dtype);
+  at::Tensor sum_of(const Workspace::Room& received, int64_t numel) const;
   void send_piece();
   at::Tensor finish_pieces();
   // Two ranks trade whole pieces and both add them: as many bytes as trading halves and gathering
   // their sums, in one round instead of two.
-  bool sums_whole() const { return communicator_->world_size() == 2; }
+  bool sums_whole() const {
+    return order_ == ReductionOrder::Pinned && communicator_->world_size() == 2;
+  }
 
   Communicator* communicator_;
   Kind kind_;
+  ReductionOrder order_;
   at::ScalarType result_dtype_;
   at::Tensor buffer_;         // [W * n] what this rank contributes
-  Workspace::Room received_;  // [W * n] pinned scatter: all contributions to this rank's slice
+  Workspace::Room received_;  // [W * n] scatter: all contributions to this rank's slice
   at::Tensor native_;         // [n] native scatter: the sum
   PendingPtr pending_;
   std::deque<Piece> pieces_;  // sent, not yet added

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/kernels/exact_tensor.hpp"
+
 namespace equigrad::gradient {
 namespace {
 
@@ -14,18 +16,21 @@ int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.
 // Converted at a time: what is wide stays small.
 constexpr int64_t kChunkNumel = int64_t{1} << 16;
 
+bool is_exact(const at::Tensor& sums) { return sums.scalar_type() == kernels::kExactSum; }
+
 }  // namespace
 
 at::Tensor multiplied(const at::Tensor& values, double factor, at::ScalarType dtype) {
-  if (dtype == at::kFloat) return values.to(at::kFloat).mul_(factor);
+  if (dtype == at::kFloat && !is_exact(values)) return values.to(at::kFloat).mul_(factor);
   const auto result = values.scalar_type() == dtype
                           ? values
                           : at::empty_like(values, values.options().dtype(dtype));
   for (int64_t begin = 0; begin < values.numel(); begin += kChunkNumel) {
     const int64_t numel = std::min(kChunkNumel, values.numel() - begin);
-    const auto wide = values.narrow(0, begin, numel)
-                          .to(at::kFloat, /*non_blocking=*/false,
-                              /*copy=*/true);
+    const auto part = values.narrow(0, begin, numel);
+    const auto wide = is_exact(values) ? kernels::exact_rounded(part)
+                                       : part.to(at::kFloat, /*non_blocking=*/false,
+                                                 /*copy=*/true);
     result.narrow(0, begin, numel).copy_(wide.mul_(factor));
   }
   return result;
@@ -53,6 +58,8 @@ void Accumulator::write(std::size_t bucket, const at::Tensor& sum) {
   const auto slice = window_.narrow(0, place.offset, place.shard_numel);
   if (!has_bucket_[bucket]) {
     slice.copy_(sum);
+  } else if (is_exact(window_)) {
+    kernels::exact_add_(slice, sum);
   } else if (window_.scalar_type() == at::kFloat) {
     slice.add_(sum);
   } else {
@@ -91,8 +98,10 @@ at::Tensor Accumulator::take_averaged(double factor, at::ScalarType dtype) {
 }
 
 at::Tensor Accumulator::slice(int64_t begin, int64_t numel) const {
-  if (!committed_ || !window_.defined()) return at::zeros({numel}, options_);
-  return window_.narrow(0, begin, numel).clone();
+  const bool is_empty = !committed_ || !window_.defined();
+  const auto sums =
+      is_empty ? at::zeros({numel}, options_) : window_.narrow(0, begin, numel).clone();
+  return is_exact(sums) ? kernels::exact_rounded(sums) : sums;
 }
 
 void Accumulator::forget(int64_t begin, int64_t numel) {

@@ -6,11 +6,11 @@
 //
 // Invariants: the first sum of a window is stored, every later one added in fp32, and each result
 // rounded once to the accumulate dtype, in the order of arrival; with fp32 no rounding but the
-// addition's own happens. average() multiplies once, in fp32, by the factor of loss/divisors.hpp.
-// Shapes: one flat tensor over the rank's shard space, [plan.shard_numel()]; sums come bucket by
-// bucket.
-// Errors: none.
-// Depends on: layout/bucket_plan, trace/ledger.
+// addition's own happens. Exact sums (kernels/exact_tensor.hpp) are merged without rounding, and
+// rounded once to fp32 where they are read. average() multiplies once, in fp32, by the factor of
+// loss/divisors.hpp. Shapes: one flat tensor over the rank's shard space, [plan.shard_numel()];
+// sums come bucket by bucket. Errors: none. Depends on: layout/bucket_plan, trace/ledger,
+// kernels/exact_tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +38,8 @@ class Accumulator {
   // The window's average: multiplied in fp32, rounded once to `dtype`. Takes the window's memory
   // where it can, so the window is empty afterwards.
   at::Tensor take_averaged(double factor, at::ScalarType dtype = at::kFloat);
-  // Elements [begin, begin + numel) of what was committed, in the accumulate dtype; zeros where
-  // nothing was.
+  // Elements [begin, begin + numel) of what was committed, in the accumulate dtype, exact sums
+  // rounded; zeros where nothing was.
   at::Tensor slice(int64_t begin, int64_t numel) const;
   // Sets them to zero.
   void forget(int64_t begin, int64_t numel);

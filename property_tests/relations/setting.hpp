@@ -59,6 +59,7 @@ inline EngineConfig config_of(const json& one, int world) {
   if (one.at("rule") == 0) config.optimizer.momentum = one.at("momentum");
   config.zero = property_tests::zero_of(one);
   if (one.value("native", false)) config.reduction = ReductionOrder::Native;
+  if (one.value("exact", false)) config.reduction = ReductionOrder::Exact;
   if (one.value("sum_only", false)) config.averaging.kind = AveragingConfig::Kind::Never;
   config.offload_optimizer.to_cpu = one.value("offload", false);
   config.offload_optimizer.pin_memory = false;

@@ -1,8 +1,7 @@
 // Table: all relations, and the settings in which they are tried.
 //
 // Invariants: every relation is there once, by a number that stays its own. Open, and in
-// no row: 39 (save, kill, resume: the engine writes no checkpoint files), 26 for ranks that are not
-// neighbours and 30 for gradients that round (both need sums that are exact in any order).
+// no row: 39 (save, kill, resume: the engine writes no checkpoint files).
 // Units, errors: those of relation.hpp.   Depends on: the other headers of this folder.
 #pragma once
 
