@@ -5,7 +5,8 @@
 // counterpart of. Those of a group share a twin, and so their seed.
 //
 // Invariants: group `index` depends on the seed and the index only; every knob is one that
-// DeepSpeed has.
+// DeepSpeed has. A configuration in which every step overflows, the twin's too, has nothing to
+// compare: another one takes its place.
 // Units: sizes and thresholds count elements.
 // Errors: nlohmann::json::exception for an answer of another form.
 // Depends on: matrix.hpp, program.hpp, task_lanes.hpp, reports/kill_matrix.hpp. No torch.

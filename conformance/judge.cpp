@@ -260,7 +260,11 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
   std::vector<nlohmann::json> cover;
   for (const auto& outcome : outcomes) cover.push_back(outcome.answer.at("cover"));
   std::string problem = cover_problem(spec.stage, cover);
-  if (problem.empty()) problem = empty_comparison(outcomes);
+  if (problem.empty()) {
+    problem = empty_comparison(outcomes);
+    judged.only_empty =
+        !problem.empty() && record.lanes[0].differing == 0 && record.lanes[1].differing == 0;
+  }
   if (!problem.empty()) {
     auto& exact = record.lanes[0];
     exact.verdict = Verdict::Failed;

@@ -23,9 +23,10 @@ namespace equigrad::conformance {
 struct Judged {
   reports::Case record;
   std::optional<FirstPlace> first;  // where engine and twin part; to_json() has it for programs
-  bool answered = false;  // by all ranks, and not refused: digest and memory mean something
-  uint64_t digest = 0;    // of everything the case computed, over all ranks
-  int64_t digested = 0;   // elements in it
+  bool answered = false;    // by all ranks, and not refused: digest and memory mean something
+  bool only_empty = false;  // all that is wrong: there was nothing to compare, as of the twin
+  uint64_t digest = 0;      // of everything the case computed, over all ranks
+  int64_t digested = 0;     // elements in it
   std::map<std::string, std::pair<int64_t, int64_t>> memory;  // bytes, peak: of the largest rank
 };
 
