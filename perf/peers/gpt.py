@@ -1,6 +1,7 @@
-"""The reference's GPT (reference/zoo.cpp) in Python: the same operators in the same order.
+"""The reference's GPT (reference/zoo.cpp) in Python.
 
-The mask is no buffer, because DDP would send buffers to all ranks in every step.
+The same operators in the same order, but for one: a linear layer adds its bias within the product here, and after it in
+LibTorch's C++. `unfuse` takes that away too. The mask is no buffer, because DDP would send buffers to all ranks in every step.
 """
 import math
 
@@ -69,6 +70,13 @@ class Dots(nn.Module):
         for parameter in self.parameters():
             total = total + (parameter * x).sum()
         return total * total
+
+
+def unfuse(model):
+    """Linear layers as LibTorch's C++ has them: a product, then the bias. Then every bit is the reference's."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            module.forward = lambda x, m=module: torch.matmul(x, m.weight.t()).add_(m.bias)
 
 
 def make(settings):

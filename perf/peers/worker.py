@@ -169,6 +169,8 @@ class Worker:
         forget_peak()
         self.base_bytes = status_bytes("VmRSS")
         model = gpt.make(request["model"])
+        if request.get("unfused"):
+            gpt.unfuse(model)
         weights = tensor_file.read(request["weights"])
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -201,6 +203,8 @@ class Worker:
         found = {name: gradient.float().clone() for name, gradient in self.peer.gradients().items()}
         if self.arguments.rank == 0:
             tensor_file.write(request["path"], found)
+        elif request.get("every_rank"):
+            tensor_file.write(f"{request['path']}.{self.arguments.rank}", found)
         self.peer.update()
         return {}
 

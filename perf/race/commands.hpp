@@ -2,7 +2,9 @@
 //
 //   equigrad_perf race --suite targets --report DIR    a suite, with the peers where they are
 //   equigrad_perf counts --baseline FILE               what a step counts, exactly
+//   equigrad_perf leaks                                nothing grows over many steps
 //   equigrad_perf times --new WORKER --old WORKER      two builds by interleaved pairs
+//   equigrad_perf noise --runs N                       a build against itself
 //
 // Errors: told on stderr; exit code 0, 1 for a finding, 2 for a wrong command, 3 when it broke.
 // Depends on: suites.hpp, gate.hpp.

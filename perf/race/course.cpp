@@ -96,11 +96,45 @@ Course::Sums Course::contributions(at::ScalarType dtype) const {
   return sums;
 }
 
+void Course::find_exact() {
+  if (!exact_.sum.empty()) return;
+  plain_ = contributions(at::kFloat);
+  exact_ = contributions(at::kDouble);
+}
+
 Proof Course::prove(const std::string& gradients) {
-  if (plain_.sum.empty()) {
-    plain_ = contributions(at::kFloat);
-    exact_ = contributions(at::kDouble);
-  }
+  find_exact();
+  return compare(gradients, plain_);
+}
+
+std::string Course::mean_of(const std::vector<std::string>& of_ranks) const {
+  std::map<std::string, at::Tensor> mean;
+  for (const auto& path : of_ranks)
+    for (const auto& [name, gradient] : oracle::read_tensors(path).tensors) {
+      auto& sum = mean[name];
+      sum = sum.defined() ? sum + gradient.to(at::kDouble) : gradient.to(at::kDouble);
+    }
+  for (auto& [name, sum] : mean) sum = (sum / static_cast<double>(of_ranks.size())).to(at::kFloat);
+  const std::string path = of_ranks.front() + ".mean";
+  oracle::write_tensors(path, mean);
+  return path;
+}
+
+Proof Course::prove(const std::string& gradients, const std::vector<std::string>& of_ranks) {
+  find_exact();
+  Sums plain;
+  for (const auto& path : of_ranks)
+    for (const auto& [name, gradient] : oracle::read_tensors(path).tensors) {
+      const auto wide = gradient.to(at::kDouble);
+      auto& sum = plain.sum[name];
+      auto& absolute = plain.absolute[name];
+      sum = sum.defined() ? sum + wide : wide;
+      absolute = absolute.defined() ? absolute + wide.abs() : wide.abs();
+    }
+  return compare(gradients, plain);
+}
+
+Proof Course::compare(const std::string& gradients, const Sums& plain) const {
   oracle::Reduction reduction;
   reduction.world = world_;
   reduction.accumulation_steps = accumulation_;
@@ -108,17 +142,17 @@ Proof Course::prove(const std::string& gradients) {
   reduction.division = oracle::Division::BeforeSum;
   const double passes = static_cast<double>(world_ * accumulation_);
   const auto found = oracle::read_tensors(gradients).tensors;
-  if (found.size() != plain_.sum.size())
-    throw std::runtime_error("[race] expected " + std::to_string(plain_.sum.size()) +
+  if (found.size() != exact_.sum.size() || plain.sum.size() != exact_.sum.size())
+    throw std::runtime_error("[race] expected " + std::to_string(exact_.sum.size()) +
                              " gradients, got " + std::to_string(found.size()) + ".");
   Proof proof;
-  for (const auto& [name, sum] : plain_.sum) {
+  for (const auto& [name, exact] : exact_.sum) {
     const auto got = found.at(name).flatten();
-    const auto plain = (sum / passes).flatten();
+    const auto mean = (plain.sum.at(name) / passes).flatten();
     oracle::merge(proof.report,
-                  oracle::check_gradient(got, plain, (exact_.sum.at(name) / passes).flatten(),
-                                         (plain_.absolute.at(name) / passes).flatten(), reduction));
-    proof.differing_elements += got.ne(plain.to(at::kFloat)).sum().item<int64_t>();
+                  oracle::check_gradient(got, mean, (exact / passes).flatten(),
+                                         (plain.absolute.at(name) / passes).flatten(), reduction));
+    proof.differing_elements += got.ne(mean.to(at::kFloat)).sum().item<int64_t>();
   }
   return proof;
 }

@@ -6,7 +6,9 @@
 //
 // The proof compares a contestant's averaged gradient g of the first step with what one process
 // finds without any engine: the contributions of all ranks and micro-batches in the same precision
-// (`plain`), and in fp64 with fp64 weights (`exact`). Its bound is the oracle's (bound.hpp).
+// (plain), and in fp64 with fp64 weights (exact). Its bound is the oracle's (bound.hpp). A peer's
+// model adds a bias within the product, so its plain contributions are those of its own program
+// without communication, which gives the reference's every bit when told not to.
 //
 // Shapes: batches "rank<r>" [count, batch, context + 1] int64; dots [count, width] float.
 // Errors: std::runtime_error, c10::Error.
@@ -40,8 +42,12 @@ class Course {
   int64_t parameters() const { return parameters_; }
   int64_t tokens_per_step() const;
 
+  // Writes the mean of files of gradients into one more, and gives its path.
+  std::string mean_of(const std::vector<std::string>& of_ranks) const;
   // Of the gradients that a contestant wrote.
   Proof prove(const std::string& gradients);
+  // The same with each rank's own gradients, of one pass, as plain ones.
+  Proof prove(const std::string& gradients, const std::vector<std::string>& of_ranks);
 
  private:
   void write_batches();
@@ -51,6 +57,8 @@ class Course {
     std::map<std::string, at::Tensor> sum, absolute;
   };
   Sums contributions(at::ScalarType dtype) const;
+  void find_exact();
+  Proof compare(const std::string& gradients, const Sums& plain) const;
 
   nlohmann::json model_;
   int world_;

@@ -47,7 +47,12 @@ class Running {
  private:
   json start_request(const Contestant& contestant) const;
   std::unique_ptr<RankProcesses> start(const Contestant& contestant, const json& more);
+  std::vector<std::string> write_gradients(const Contestant& contestant, const json& more,
+                                           const std::string& path);
+  void prove_alone(const Contestant& contestant, RaceRow& row);
   void prove(const Contestant& contestant, RaceRow& row);
+  void prove_all();
+  static void keep(RaceRow& row, const Proof& proof);
   void count(const Contestant& contestant, RaceRow& row);
   void race(std::vector<Runner>& runners);
   void block(Runner& runner);
@@ -61,6 +66,7 @@ class Running {
   int serial_ = 0;
   std::vector<RaceRow> base_rows_;  // the base's, part by part
   std::map<std::string, std::size_t> part_of_;
+  std::map<std::string, std::vector<std::string>> contributions_;  // files, by contestant
 };
 
 Running::Running(const Heat& heat, const RaceOptions& options)
@@ -105,11 +111,34 @@ std::unique_ptr<RankProcesses> Running::start(const Contestant& contestant, cons
   return ranks;
 }
 
+std::vector<std::string> Running::write_gradients(const Contestant& contestant, const json& more,
+                                                  const std::string& path) {
+  start(contestant, more)
+      ->ask({{"do", "gradients"}, {"path", path}, {"every_rank", contestant.is_alone}});
+  std::vector<std::string> paths = {path};
+  for (int rank = 1; contestant.is_alone && rank < heat_.world; ++rank)
+    paths.push_back(path + "." + std::to_string(rank));
+  return paths;
+}
+
+// A program without communication: the mean of its ranks' gradients is the reference's, bit by bit.
+void Running::prove_alone(const Contestant& contestant, RaceRow& row) {
+  const std::string path = options_.scratch + "/" + std::to_string(serial_);
+  contributions_[contestant.name] = write_gradients(contestant, json::object(), path);
+  const auto unfused = write_gradients(contestant, {{"unfused", true}}, path + ".unfused");
+  keep(row, course_.prove(course_.mean_of(unfused)));
+}
+
 void Running::prove(const Contestant& contestant, RaceRow& row) {
-  if (!options_.prove || heat_.bf16 || contestant.is_alone) return;
+  if (!options_.prove || heat_.bf16 || heat_.accumulation > 1) return;
+  if (contestant.is_alone) return prove_alone(contestant, row);
   const std::string path = options_.scratch + "/gradients.safetensors";
-  start(contestant, json::object())->ask({{"do", "gradients"}, {"path", path}});
-  const Proof proof = course_.prove(path);
+  write_gradients(contestant, json::object(), path);
+  const auto& of = contestant.contributions_of;
+  keep(row, of.empty() ? course_.prove(path) : course_.prove(path, contributions_.at(of)));
+}
+
+void Running::keep(RaceRow& row, const Proof& proof) {
   row.proof_margin = proof.report.margin;
   row.differing_elements = proof.differing_elements;
   row.is_proven = proof.report.held();
@@ -173,14 +202,12 @@ void Running::run_part(const std::vector<std::size_t>& part) {
     const auto& contestant = heat_.contestants[index];
     auto* row = &found_.rows[index];
     if (contestant.name == heat_.base && !row->round_s.empty()) row = &base_row;
+    if (!row->trouble.empty()) continue;
     std::printf("#   %s: %s\n", heat_.name.c_str(), contestant.name.c_str());
     std::fflush(stdout);
     part_of_[contestant.name] = base_rows_.size();
     try {
-      if (row != &base_row) {
-        prove(contestant, *row);
-        count(contestant, *row);
-      }
+      if (row != &base_row) count(contestant, *row);
       runners.push_back({&contestant, row, start(contestant, json::object())});
     } catch (const std::exception& error) {
       row->trouble = error.what();
@@ -206,7 +233,19 @@ void Running::conclude() {
   }
 }
 
+// In the order of the field: those that are alone come first, others compare with them.
+void Running::prove_all() {
+  for (std::size_t i = 0; i < heat_.contestants.size(); ++i) try {
+      prove(heat_.contestants[i], found_.rows[i]);
+    } catch (const std::exception& error) {
+      found_.rows[i].trouble = error.what();
+      std::printf("#   %s: %s: %s\n", heat_.name.c_str(), heat_.contestants[i].name.c_str(),
+                  error.what());
+    }
+}
+
 RaceHeat Running::run() {
+  prove_all();
   std::vector<std::size_t> rest;
   std::size_t base = heat_.contestants.size();
   for (std::size_t i = 0; i < heat_.contestants.size(); ++i)

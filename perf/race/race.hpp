@@ -23,6 +23,9 @@ struct Contestant {
   nlohmann::json settings;           // added to "start"
   bool is_ours = false;              // counted() works
   bool is_alone = false;             // without communication: its gradients are one rank's own
+  // The contestant, alone, whose ranks' gradients are this one's contributions; empty: the
+  // reference's are.
+  std::string contributions_of = {};
 };
 
 struct Heat {

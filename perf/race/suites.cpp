@@ -9,6 +9,7 @@ using nlohmann::json;
 
 constexpr const char* kDdp = "DDP";
 constexpr const char* kAlone = "LibTorch alone";
+constexpr const char* kPyTorch = "PyTorch alone";
 
 // Contestants of one heat, in the order of the tables.
 class Field {
@@ -18,7 +19,7 @@ class Field {
   void alone() {
     Contestant libtorch{kAlone, {programs_.worker}, {{"work", "libtorch"}}, true, true};
     heat_.contestants.push_back(libtorch);
-    if (!programs_.peers.empty()) peer("PyTorch alone", {{"peer", "plain"}}).is_alone = true;
+    if (!programs_.peers.empty()) peer(kPyTorch, {{"peer", "plain"}}).is_alone = true;
     if (heat_.base.empty()) heat_.base = programs_.peers.empty() ? kAlone : kDdp;
   }
   void peers(bool with_deepspeed = true) {
@@ -40,6 +41,7 @@ class Field {
  private:
   Contestant& peer(const std::string& name, const json& settings) {
     Contestant contestant{name, {programs_.peers, programs_.peer_script}, settings, false, false};
+    if (name != kPyTorch) contestant.contributions_of = kPyTorch;
     heat_.contestants.push_back(contestant);
     return heat_.contestants.back();
   }

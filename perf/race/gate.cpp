@@ -1,0 +1,179 @@
+#include "perf/race/gate.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+
+#include "conformance/cli/machine.hpp"
+#include "perf/race/course.hpp"
+#include "perf/race/rank_processes.hpp"
+#include "perf/race/suites.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+using nlohmann::json;
+
+constexpr auto kTimeout = std::chrono::minutes(4);
+constexpr int64_t kBatch = 2;
+constexpr int64_t kLeakSteps = 50;
+
+std::string folder(const std::string& parent, const std::string& name) {
+  const std::string path = parent + "/" + name;
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+json start_request(const json& model, const Course& course, const json& settings, int64_t batch,
+                   const json& faults) {
+  json request = {{"do", "start"},     {"model", model},
+                  {"batch", batch},    {"weights", course.weights()},
+                  {"bf16", false},     {"batches", course.batches()},
+                  {"accumulation", 1}, {"faults", faults}};
+  request.update(settings);
+  return request;
+}
+
+// Small, but with more buckets and pages than one.
+json counted_model() { return gpt(2, 24, 2, 16, 64); }
+
+json small_buckets(const std::string& reduction) {
+  return {{"reduction", reduction},
+          {"zero_optimization",
+           {{"reduce_bucket_size", 8'000},
+            {"allgather_bucket_size", 8'000},
+            {"stage3_prefetch_bucket_size", 4'000},
+            {"stage3_max_live_parameters", 8'000},
+            {"stage3_param_persistence_threshold", 100}}}};
+}
+
+std::unique_ptr<RankProcesses> started(const std::string& worker, const std::string& scratch,
+                                       const std::string& name, const Course& course, int world,
+                                       const json& config, const json& faults) {
+  auto ranks = std::make_unique<RankProcesses>(name, std::vector<std::string>{worker}, world,
+                                               folder(scratch, "gate"), kTimeout);
+  const json settings = {{"work", "engine"}, {"config", config.dump()}, {"counted", true}};
+  ranks->ask(start_request(counted_model(), course, settings, kBatch, faults));
+  return ranks;
+}
+
+json counted(RankProcesses& ranks, int64_t steps) {
+  ranks.ask({{"do", "block"}, {"warm", 3}, {"steps", 0}});
+  json by_rank = json::object();
+  const auto answers = ranks.ask({{"do", "counts"}, {"steps", steps}});
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    json kept;
+    for (const char* key :
+         {"collectives", "payload_bytes", "allocations", "allocated_bytes", "grown_bytes"})
+      kept[key] = answers[rank].at(key);
+    kept["held_bytes"] = answers[rank].at("ledger").at("held_bytes");
+    kept["held_peak_bytes"] = answers[rank].at("ledger").at("held_peak_bytes");
+    by_rank["rank " + std::to_string(rank)] = kept;
+  }
+  return by_rank;
+}
+
+void walk(const std::string& where, const json& expected, const json& got,
+          std::vector<std::string>& found) {
+  if (expected.is_object() && got.is_object()) {
+    for (const auto& [key, value] : expected.items())
+      walk(where + (where.empty() ? "" : ": ") + key, value, got.value(key, json()), found);
+    for (const auto& [key, value] : got.items())
+      if (!expected.contains(key))
+        found.push_back(where + ": " + key + ": expected nothing, got " + value.dump());
+    return;
+  }
+  if (expected != got)
+    found.push_back(where + ": expected " + expected.dump() + ", got " + got.dump());
+}
+
+// One contestant's block: the slowest rank's mean step.
+double block_s(RankProcesses& ranks, int steps) {
+  double slowest_s = 0;
+  for (const auto& answer : ranks.ask({{"do", "block"}, {"warm", 1}, {"steps", steps}})) {
+    const auto seconds = answer.at("seconds").get<std::vector<double>>();
+    slowest_s = std::max(slowest_s, std::accumulate(seconds.begin(), seconds.end(), 0.0));
+  }
+  return slowest_s / steps;
+}
+
+}  // namespace
+
+json count_steps(const std::string& worker, const std::string& scratch, const json& faults) {
+  json all = json::object();
+  for (const int world : {1, 2, 4}) {
+    const Course course(counted_model(), world, kBatch, 1, scratch);
+    for (int stage = 0; stage <= 3; ++stage)
+      for (const char* reduction : {"pinned", "native"}) {
+        const std::string name = "stage " + std::to_string(stage) + ", " + reduction + ", ranks " +
+                                 std::to_string(world);
+        const auto config = engine_config(stage, kBatch, 1, small_buckets(reduction));
+        const auto ranks = started(worker, scratch, name, course, world, config, faults);
+        all[name] = counted(*ranks, 1);
+      }
+  }
+  return all;
+}
+
+std::vector<std::string> differences(const json& expected, const json& got) {
+  std::vector<std::string> found;
+  walk("", expected, got, found);
+  return found;
+}
+
+LeakReport find_leaks(const std::string& worker, const std::string& scratch, int stage,
+                      const json& faults) {
+  const Course course(counted_model(), 2, kBatch, 1, scratch);
+  const auto config = engine_config(stage, kBatch, 1, small_buckets("pinned"));
+  const auto ranks = started(worker, scratch, "leaks", course, 2, config, faults);
+  // Twice: what grows once and never again, a cache, is no leak.
+  const auto before = counted(*ranks, kLeakSteps);
+  const auto answers = ranks->ask({{"do", "counts"}, {"steps", kLeakSteps}});
+  LeakReport report{kLeakSteps, 0, 0, 0};
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    const auto& answer = answers[rank];
+    const int64_t held = before.at("rank " + std::to_string(rank)).at("held_bytes");
+    report.grown_bytes = std::max(report.grown_bytes, answer.at("grown_bytes").get<int64_t>());
+    report.grown_count = std::max(report.grown_count, answer.at("grown_count").get<int64_t>());
+    report.ledger_bytes =
+        std::max(report.ledger_bytes, answer.at("ledger").at("held_bytes").get<int64_t>() - held);
+  }
+  return report;
+}
+
+TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
+  const Course course(plan.model, plan.world, plan.batch, 1, scratch);
+  TimesResult result;
+  for (int life = 0; life < plan.restarts; ++life) {
+    std::vector<std::unique_ptr<RankProcesses>> both;
+    for (const auto* contestant : {&plan.older, &plan.newer}) {
+      both.push_back(std::make_unique<RankProcesses>(
+          contestant->name, contestant->command, plan.world,
+          folder(scratch, both.empty() ? "older" : "newer"), kTimeout));
+      both.back()->ask(start_request(plan.model, course, contestant->settings, plan.batch,
+                                     contestant->settings.value("faults", json::object())));
+      block_s(*both.back(), 3);
+    }
+    const int pairs = plan.pairs / plan.restarts;
+    for (int pair = 0; pair < pairs; ++pair) {
+      double seconds[2] = {0, 0};
+      for (const int turn : {0, 1}) {
+        const int which = (pair + life + turn) % 2;
+        seconds[which] = block_s(*both[static_cast<std::size_t>(which)], plan.steps);
+      }
+      result.ratios.push_back(seconds[1] / seconds[0]);
+    }
+  }
+  result.ratio = median_interval(result.ratios, plan.confidence);
+  result.verdict = judge(result.ratio, plan.margin);
+  return result;
+}
+
+std::string machine_key() {
+  const auto here = conformance::cli::environment_here();
+  return here.cpu + " x" + std::to_string(here.cores) + ", " + here.os + ", torch " + here.torch;
+}
+
+}  // namespace equigrad::perf
