@@ -33,6 +33,9 @@ struct RaceRow {
   std::string trouble;
   std::vector<double> round_s;  // the mean step of each round's block
   MedianEstimate step_s, to_base;
+  double best_step_s = 0;  // the fastest step: what the machine can do when nothing else runs
+  MedianEstimate cpu_s, cpu_to_base;  // of all threads of all ranks; other work hardly changes it
+  std::vector<double> round_cpu_s;
   double tokens_per_s = 0;
   std::optional<int64_t> growth_bytes;     // the process's peak over what it had before the model
   std::optional<int64_t> held_peak_bytes;  // the peak of the engine's own ledger
@@ -72,12 +75,17 @@ std::string to_json(const Race& race);
 std::string to_markdown(const Race& race);
 std::string to_html(const Race& race);  // one page; needs no other file
 std::string ratio_drawing(const RaceHeat& heat);
-// How the cost grows along heats that differ in one number.
+// How the cost grows along heats whose names differ in a last number: "ranks 2", "ranks 4".
 struct ScalingPoint {
   double along = 0;
   std::map<std::string, double> step_s;  // by contestant
-  double limit_s = 0;
+  double limit_s = 0;                    // compute without communication
 };
+struct ScalingSeries {
+  std::string title, along;
+  std::vector<ScalingPoint> points;
+};
+std::vector<ScalingSeries> scaling_series(const Race& race);
 std::string scaling_drawing(const std::string& title, const std::string& along,
                             const std::vector<ScalingPoint>& points);
 

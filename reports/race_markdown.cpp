@@ -37,10 +37,12 @@ std::string proof(const RaceRow& row) {
 void write_row(std::ostringstream& out, const RaceRow& row) {
   out << "| " << escape_markdown(row.contestant) << " | ";
   if (row.round_s.empty()) {
-    out << escape_markdown(first_line(row.trouble)) << " | | | | | | | | |\n";
+    out << escape_markdown(first_line(row.trouble)) << " | | | | | | | | | | | |\n";
     return;
   }
-  out << estimate("%.3g", row.step_s, 1e-3) << " | " << estimate("%.3f", row.to_base, 1) << " | "
+  out << estimate("%.3g", row.step_s, 1e-3) << " | " << estimate("%.2f", row.to_base, 1) << " | "
+      << format("%.3g", row.best_step_s * 1e3) << " | " << estimate("%.3g", row.cpu_s, 1e-3)
+      << " | " << estimate("%.2f", row.cpu_to_base, 1) << " | "
       << grouped(static_cast<int64_t>(row.tokens_per_s)) << " | " << megabytes(row.growth_bytes)
       << " | " << megabytes(row.held_peak_bytes) << " | " << megabytes(row.wire_bytes) << " | "
       << collectives(row) << " | " << (row.allocations ? grouped(*row.allocations) : "") << " | "
@@ -58,9 +60,10 @@ void write_heat(std::ostringstream& out, const RaceHeat& heat) {
         << " ms to compute without communication, " << format("%.3g", heat.wire_limit_s * 1e3)
         << " ms for the bytes that " << escape_markdown(heat.base) << " sends.";
   out << "\n\n| contestant | step, ms | / " << escape_markdown(heat.base)
+      << " | best, ms | CPU, ms | CPU / " << escape_markdown(heat.base)
       << " | tokens/s | peak over base, MB | ledger's peak, MB | sent, MB | collectives | "
          "allocations | first gradients |\n"
-      << "|:--|--:|--:|--:|--:|--:|--:|:--|--:|:--|\n";
+      << "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|:--|--:|:--|\n";
   for (const RaceRow& row : heat.rows) write_row(out, row);
 }
 
@@ -79,7 +82,9 @@ std::string to_markdown(const Race& race) {
       << format("%.2g", race.load_after) << "; " << format("%.3g", race.bandwidth_bytes_per_s / 1e9)
       << " GB/s one way between two ranks.\n\n"
       << "A time is the median over interleaved rounds [its 95 % interval], the slowest rank's; a "
-         "ratio is of two times of one round. `sent` and `collectives`: a rank's, of one step.\n";
+         "ratio is of two times of one round. `CPU` is the time of all threads of all ranks, which "
+         "other work on the machine hardly changes. `sent` and `collectives`: a rank's, of one "
+         "step.\n";
   for (const RaceHeat& heat : race.heats) write_heat(out, heat);
   return out.str();
 }

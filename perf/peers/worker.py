@@ -2,7 +2,7 @@
 
     start      model, weights, batches, the peer's own set-up   -> parameters, base_bytes, versions
     gradients  the first step's averaged gradients into a file   (the next thing after start, or never)
-    block      a barrier, one step to warm up, `steps` timed     -> seconds, growth_bytes
+    block      a barrier, one step to warm up, `steps` timed     -> seconds, cpu_seconds, growth_bytes
     counts     one step, its collectives and bytes sent          -> collectives, wire_bytes
 
 perf/worker/ is the engine's; both speak the same.
@@ -212,12 +212,13 @@ class Worker:
         dist.barrier()
         for _ in range(request["warm"]):
             self.step()
-        seconds = []
+        seconds, cpu = [], time.process_time()
         for _ in range(request["steps"]):
             begin = time.perf_counter()
             self.step()
             seconds.append(time.perf_counter() - begin)
-        return {"seconds": seconds, "growth_bytes": status_bytes("VmHWM") - self.base_bytes}
+        return {"seconds": seconds, "cpu_seconds": time.process_time() - cpu,
+                "growth_bytes": status_bytes("VmHWM") - self.base_bytes}
 
     def counts(self, request):
         from torch.profiler import ProfilerActivity, profile

@@ -12,33 +12,13 @@
 
 #include "conformance/cli/machine.hpp"
 #include "perf/race/gate.hpp"
+#include "perf/race/scratch.hpp"
 #include "perf/race/suites.hpp"
 
 namespace equigrad::perf {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// A folder that ends with this.
-class Scratch {
- public:
-  Scratch() {
-    std::string path = (std::filesystem::temp_directory_path() / "equigrad-race-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr)
-      throw std::runtime_error("[race] cannot make a folder for scratch files.");
-    path_ = path;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 double load() {
   double loads[1] = {0};

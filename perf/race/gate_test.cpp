@@ -4,8 +4,9 @@
 
 #include <cstdlib>
 #include <equigrad_build_info.hpp>
-#include <filesystem>
 #include <fstream>
+
+#include "perf/race/scratch.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -21,13 +22,10 @@ std::string worker() {
 
 class Gate : public testing::Test {
  protected:
-  Gate() {
-    std::string path = testing::TempDir() + "equigrad-gate-XXXXXX";
-    EXPECT_NE(mkdtemp(path.data()), nullptr);
-    scratch_ = path;
-  }
-  ~Gate() override { std::filesystem::remove_all(scratch_); }
-  std::string scratch_;
+  const std::string& scratch() const { return folder_.path(); }
+
+ private:
+  Scratch folder_;
 };
 
 json baseline() {
@@ -37,32 +35,32 @@ json baseline() {
 
 TEST_F(Gate, CountsAreThoseOfTheBaseline) {
   ASSERT_EQ(baseline().at("torch"), build_info::torch_version());
-  EXPECT_THAT(differences(baseline().at("counts"), count_steps(worker(), scratch_)), IsEmpty());
+  EXPECT_THAT(differences(baseline().at("counts"), count_steps(worker(), scratch())), IsEmpty());
 }
 
 TEST_F(Gate, SeesOneMoreCollective) {
   EXPECT_THAT(
-      differences(baseline().at("counts"), count_steps(worker(), scratch_, {{"one_more", true}})),
+      differences(baseline().at("counts"), count_steps(worker(), scratch(), {{"one_more", true}})),
       Not(IsEmpty()));
 }
 
 TEST_F(Gate, SeesOneMoreCopy) {
   const auto found =
-      differences(baseline().at("counts"), count_steps(worker(), scratch_, {{"copies", true}}));
+      differences(baseline().at("counts"), count_steps(worker(), scratch(), {{"copies", true}}));
   ASSERT_THAT(found, Not(IsEmpty()));
   EXPECT_THAT(found.front(), testing::HasSubstr("alloca"));
 }
 
 TEST_F(Gate, NothingGrowsAtAnyStage) {
   for (int stage = 0; stage <= 3; ++stage) {
-    const auto report = find_leaks(worker(), scratch_, stage);
+    const auto report = find_leaks(worker(), scratch(), stage);
     EXPECT_FALSE(report.leaks()) << "stage " << stage << ": " << report.grown_bytes << " bytes in "
                                  << report.grown_count << " blocks, ledger " << report.ledger_bytes;
   }
 }
 
 TEST_F(Gate, SeesALeakOfOneKibibyteAStep) {
-  const auto report = find_leaks(worker(), scratch_, 2, {{"leak_bytes", 1024}});
+  const auto report = find_leaks(worker(), scratch(), 2, {{"leak_bytes", 1024}});
   EXPECT_TRUE(report.leaks());
   EXPECT_EQ(report.grown_bytes, report.steps * 1024);
 }

@@ -32,6 +32,19 @@ int64_t largest(const std::vector<json>& answers, const char* key) {
   return most;
 }
 
+void forget(RaceRow& row) {
+  row.round_s.clear();
+  row.round_cpu_s.clear();
+  row.best_step_s = 0;
+}
+
+std::vector<double> ratios_of(const std::vector<double>& values, const std::vector<double>& base) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(values.size(), base.size()); ++i)
+    ratios.push_back(values[i] / base[i]);
+  return ratios;
+}
+
 // Contestants that are alive, beside their rows.
 struct Runner {
   const Contestant* contestant;
@@ -161,13 +174,20 @@ void Running::count(const Contestant& contestant, RaceRow& row) {
 void Running::block(Runner& runner) {
   const auto answers =
       runner.ranks->ask({{"do", "block"}, {"warm", heat_.warm}, {"steps", heat_.steps}});
-  double slowest_s = 0;
+  double slowest_s = 0, cpu_s = 0;
+  std::vector<double> slowest_steps_s(static_cast<std::size_t>(heat_.steps));
   for (const auto& answer : answers) {
     const auto seconds = answer.at("seconds").get<std::vector<double>>();
     slowest_s = std::max(slowest_s, std::accumulate(seconds.begin(), seconds.end(), 0.0));
+    for (std::size_t i = 0; i < seconds.size(); ++i)
+      slowest_steps_s[i] = std::max(slowest_steps_s[i], seconds[i]);
+    cpu_s += answer.at("cpu_seconds").get<double>();
   }
   auto& row = *runner.row;
   row.round_s.push_back(slowest_s / heat_.steps);
+  row.round_cpu_s.push_back(cpu_s / heat_.steps);
+  const double best_s = *std::min_element(slowest_steps_s.begin(), slowest_steps_s.end());
+  row.best_step_s = row.best_step_s > 0 ? std::min(row.best_step_s, best_s) : best_s;
   row.growth_bytes = std::max(row.growth_bytes.value_or(0), largest(answers, "growth_bytes"));
   if (answers[0].contains("ledger") && !answers[0]["ledger"].is_null()) {
     int64_t most = 0;
@@ -185,10 +205,10 @@ void Running::race(std::vector<Runner>& runners) {
       if (!runner.ranks) continue;
       try {
         block(runner);
-        if (round < 0) runner.row->round_s.clear();
+        if (round < 0) forget(*runner.row);
       } catch (const std::exception& error) {
         runner.row->trouble = error.what();
-        runner.row->round_s.clear();
+        forget(*runner.row);
         runner.ranks.reset();
       }
     }
@@ -225,11 +245,12 @@ void Running::conclude() {
     if (row.round_s.empty()) continue;
     row.step_s = median_interval(row.round_s, options_.confidence);
     row.tokens_per_s = static_cast<double>(found_.tokens_per_step) / row.step_s.median;
-    const auto& base =
-        row.contestant == heat_.base ? row.round_s : base_rows_[part_of_[row.contestant]].round_s;
-    std::vector<double> ratios;
-    for (std::size_t i = 0; i < base.size(); ++i) ratios.push_back(row.round_s[i] / base[i]);
-    if (!ratios.empty()) row.to_base = median_interval(ratios, options_.confidence);
+    row.cpu_s = median_interval(row.round_cpu_s, options_.confidence);
+    const auto& base = row.contestant == heat_.base ? row : base_rows_[part_of_[row.contestant]];
+    if (base.round_s.empty()) continue;
+    row.to_base = median_interval(ratios_of(row.round_s, base.round_s), options_.confidence);
+    row.cpu_to_base =
+        median_interval(ratios_of(row.round_cpu_s, base.round_cpu_s), options_.confidence);
   }
 }
 

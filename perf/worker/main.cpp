@@ -3,7 +3,7 @@
 //
 //   start      model, weights, batches, configuration            -> parameters, base_bytes
 //   gradients  the first step's averaged gradients into a file   (next after start, or never)
-//   block      a barrier, `warm` steps, `steps` timed            -> seconds, growth_bytes
+//   block      a barrier, `warm` steps, `steps` timed   -> seconds, cpu_seconds, growth_bytes
 //   counts     `steps`: collectives, bytes sent, allocations, what has grown
 //   bandwidth  `bytes` to every other rank at once               -> bytes_per_s
 //
@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <ctime>
 #include <thread>
 
 #include "conformance/oracle/tensor_file.hpp"
@@ -29,6 +30,13 @@ namespace {
 
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
+
+// Of all threads of this process.
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 class Worker {
  public:
@@ -92,12 +100,14 @@ class Worker {
     barrier();
     for (int64_t i = request.at("warm"); i > 0; --i) step();
     json seconds = json::array();
+    const double cpu_before = cpu_seconds();
     for (int64_t i = request.at("steps"); i > 0; --i) {
       const auto begin = Clock::now();
       step();
       seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     }
     return {{"seconds", seconds},
+            {"cpu_seconds", cpu_seconds() - cpu_before},
             {"growth_bytes", status_bytes("VmHWM") - base_bytes_},
             {"ledger", work_->ledger()}};
   }
