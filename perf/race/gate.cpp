@@ -49,14 +49,10 @@ json small_buckets(const std::string& reduction) {
             {"stage3_param_persistence_threshold", 100}}}};
 }
 
-std::unique_ptr<RankProcesses> started(const std::string& worker, const std::string& scratch,
-                                       const std::string& name, const Course& course, int world,
-                                       const json& config, const json& faults) {
-  auto ranks = std::make_unique<RankProcesses>(name, std::vector<std::string>{worker}, world,
-                                               folder(scratch, "gate"), kTimeout);
+// Makes the ranks train with a configuration, from the start.
+void start(RankProcesses& ranks, const Course& course, const json& config, const json& faults) {
   const json settings = {{"work", "engine"}, {"config", config.dump()}, {"counted", true}};
-  ranks->ask(start_request(counted_model(), course, settings, kBatch, faults));
-  return ranks;
+  ranks.ask(start_request(counted_model(), course, settings, kBatch, faults));
 }
 
 json counted(RankProcesses& ranks, int64_t steps) {
@@ -101,17 +97,19 @@ double block_s(RankProcesses& ranks, int steps) {
 
 }  // namespace
 
-json count_steps(const std::string& worker, const std::string& scratch, const json& faults) {
+json count_steps(const std::string& worker, const std::string& scratch, const json& faults,
+                 const std::vector<int>& worlds) {
   json all = json::object();
-  for (const int world : {1, 2, 4}) {
+  for (const int world : worlds) {
     const Course course(counted_model(), world, kBatch, 1, scratch);
+    RankProcesses ranks("counted", {worker}, world, folder(scratch, "counted"), kTimeout);
     for (int stage = 0; stage <= 3; ++stage)
       for (const char* reduction : {"pinned", "native"}) {
         const std::string name = "stage " + std::to_string(stage) + ", " + reduction + ", ranks " +
                                  std::to_string(world);
         const auto config = engine_config(stage, kBatch, 1, small_buckets(reduction));
-        const auto ranks = started(worker, scratch, name, course, world, config, faults);
-        all[name] = counted(*ranks, 1);
+        start(ranks, course, config, faults);
+        all[name] = counted(ranks, 1);
       }
   }
   return all;
@@ -127,10 +125,11 @@ LeakReport find_leaks(const std::string& worker, const std::string& scratch, int
                       const json& faults) {
   const Course course(counted_model(), 2, kBatch, 1, scratch);
   const auto config = engine_config(stage, kBatch, 1, small_buckets("pinned"));
-  const auto ranks = started(worker, scratch, "leaks", course, 2, config, faults);
+  RankProcesses ranks("leaks", {worker}, 2, folder(scratch, "leaks"), kTimeout);
+  start(ranks, course, config, faults);
   // Twice: what grows once and never again, a cache, is no leak.
-  const auto before = counted(*ranks, kLeakSteps);
-  const auto answers = ranks->ask({{"do", "counts"}, {"steps", kLeakSteps}});
+  const auto before = counted(ranks, kLeakSteps);
+  const auto answers = ranks.ask({{"do", "counts"}, {"steps", kLeakSteps}});
   LeakReport report{kLeakSteps, 0, 0, 0};
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     const auto& answer = answers[rank];

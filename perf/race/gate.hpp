@@ -28,7 +28,8 @@ namespace equigrad::perf {
 // By configuration: {"stage 2, pinned, ranks 2": {"rank 0": {"collectives": ..., ...}, ...}}.
 // `faults` go to every worker: planted slow-downs that the gate must catch.
 nlohmann::json count_steps(const std::string& worker, const std::string& scratch,
-                           const nlohmann::json& faults = nlohmann::json::object());
+                           const nlohmann::json& faults = nlohmann::json::object(),
+                           const std::vector<int>& worlds = {1, 2, 4});
 // "stage 2, pinned, ranks 2: rank 0: collectives.all_to_all: expected 3, got 4", one a difference.
 std::vector<std::string> differences(const nlohmann::json& expected, const nlohmann::json& got);
 

@@ -28,6 +28,9 @@ class Field {
     peer("FSDP2", {{"peer", "fsdp2"}});
     for (int stage = 0; with_deepspeed && stage <= 3; ++stage)
       peer("DeepSpeed stage " + std::to_string(stage), {{"peer", "deepspeed"}, {"stage", stage}});
+    // Stage 3 puts a linear layer of its own in place of torch's: a product, then the bias, as the
+    // reference has it.
+    if (with_deepspeed) heat_.contestants.back().contributions_of.clear();
   }
   void engine(int stage, const std::string& suffix = "", const json& more = json::object()) {
     heat_.contestants.push_back(

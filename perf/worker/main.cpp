@@ -67,6 +67,7 @@ class Worker {
     std::shared_ptr<comm::Communicator> wire = wire_;
     if (counting_ || fault.sleep_us > 0 || fault.waits || fault.copies || fault.one_more)
       wire = counting_wire_ = std::make_shared<CountingWire>(wire_, fault);
+    work_.reset();
     barrier();
     forget_peak();
     base_bytes_ = status_bytes("VmRSS");
