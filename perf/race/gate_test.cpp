@@ -70,7 +70,7 @@ TEST_F(Gate, NothingGrowsAtAnyStage) {
 TEST_F(Gate, SeesALeakOfOneKibibyteAStep) {
   const auto report = find_leaks(worker(), scratch(), 2, {{"leak_bytes", 1024}});
   EXPECT_TRUE(report.leaks());
-  EXPECT_EQ(report.grown_bytes, report.steps * 1024);
+  EXPECT_GE(report.grown_bytes, report.steps * 1024);
 }
 
 TEST(Differences, NamesEachPlace) {
