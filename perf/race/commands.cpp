@@ -93,7 +93,7 @@ int race_command(RaceCommand command, const std::string& line) {
 }
 
 struct GateCommand {
-  std::string worker = default_programs().worker, older, baseline;
+  std::string worker = default_programs().worker, older = worker, baseline, planted = "{}";
   bool write = false;
   int runs = 20, pairs = 40, steps = 5, stage = 2;
   double margin = 0.05, confidence = 0.999;
@@ -147,6 +147,7 @@ TimesPlan plan_of(const GateCommand& command, const std::string& older) {
   plan.older = engine_contestant("older", programs, config);
   programs.worker = command.worker;
   plan.newer = engine_contestant("newer", programs, config);
+  plan.newer.settings["faults"] = nlohmann::json::parse(command.planted);
   plan.pairs = command.pairs;
   plan.steps = command.steps;
   plan.margin = command.margin;
@@ -192,7 +193,11 @@ void add_gates(CLI::App& app, GateCommand& gate) {
   counts->add_flag("--write", gate.write, "write the baseline instead");
   auto* leaks = app.add_subcommand("leaks", "whether anything grows over many steps");
   auto* times = app.add_subcommand("times", "two builds by interleaved pairs");
-  times->add_option("--old", gate.older, "perf_worker of the other build")->required();
+  times->add_option("--old", gate.older, "perf_worker of the other build");
+  times->add_option("--plant", gate.planted,
+                    "slow the new one down, to see it caught: {\"step_sleep_us\": 300}, "
+                    "{\"sleep_us\": 100}, {\"waits\": true}, {\"copies\": true}, "
+                    "{\"one_more\": true}");
   auto* noise = app.add_subcommand("noise", "a build against itself");
   noise->add_option("--runs", gate.runs)->check(CLI::PositiveNumber);
   for (auto* command : {counts, leaks, times, noise})
