@@ -293,14 +293,4 @@ RaceHeat run_heat(const Heat& heat, const RaceOptions& options) {
   return Running(heat, options).run();
 }
 
-double measure_bandwidth(const std::string& worker, const std::string& scratch) {
-  RankProcesses ranks("bandwidth", {worker}, 2, folder(scratch, "bandwidth"), kTimeout);
-  double best = 0;
-  for (int i = 0; i < 5; ++i)
-    best = std::max(
-        best,
-        ranks.ask({{"do", "bandwidth"}, {"bytes", 16 << 20}})[0].at("bytes_per_s").get<double>());
-  return best;
-}
-
 }  // namespace equigrad::perf
