@@ -156,8 +156,10 @@ TimesPlan plan_of(const GateCommand& command, const std::string& older) {
 }
 
 void print(const TimesResult& result) {
-  std::printf("new / old %.4f [%.4f, %.4f], %zu pairs: %s\n", result.ratio.median, result.ratio.low,
-              result.ratio.high, result.ratios.size(), word(result.verdict));
+  std::printf("new / old %.4f [%.4f, %.4f], CPU %.4f [%.4f, %.4f], %zu pairs: %s\n",
+              result.ratio.median, result.ratio.low, result.ratio.high, result.cpu_ratio.median,
+              result.cpu_ratio.low, result.cpu_ratio.high, result.ratios.size(),
+              word(result.verdict));
   std::fflush(stdout);
 }
 

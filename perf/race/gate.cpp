@@ -85,14 +85,18 @@ void walk(const std::string& where, const json& expected, const json& got,
     found.push_back(where + ": expected " + expected.dump() + ", got " + got.dump());
 }
 
-// One contestant's block: the slowest rank's mean step.
-double block_s(RankProcesses& ranks, int steps) {
-  double slowest_s = 0;
+// A block's mean step: the slowest rank's wall clock, and the CPU time of all ranks.
+struct BlockTimes {
+  double wall_s = 0, cpu_s = 0;
+};
+BlockTimes time_block(RankProcesses& ranks, int steps) {
+  BlockTimes times;
   for (const auto& answer : ranks.ask({{"do", "block"}, {"warm", 1}, {"steps", steps}})) {
     const auto seconds = answer.at("seconds").get<std::vector<double>>();
-    slowest_s = std::max(slowest_s, std::accumulate(seconds.begin(), seconds.end(), 0.0));
+    times.wall_s = std::max(times.wall_s, std::accumulate(seconds.begin(), seconds.end(), 0.0));
+    times.cpu_s += answer.at("cpu_seconds").get<double>();
   }
-  return slowest_s / steps;
+  return {times.wall_s / steps, times.cpu_s / steps};
 }
 
 }  // namespace
@@ -160,20 +164,23 @@ TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
           folder(scratch, both.empty() ? "older" : "newer"), kTimeout));
       both.back()->ask(start_request(plan.model, course, contestant->settings, plan.batch,
                                      contestant->settings.value("faults", json::object())));
-      block_s(*both.back(), 3);
+      time_block(*both.back(), 3);
     }
     const int pairs = plan.pairs / plan.restarts;
     for (int pair = 0; pair < pairs; ++pair) {
-      double seconds[2] = {0, 0};
+      BlockTimes times[2];
       for (const int turn : {0, 1}) {
         const int which = (pair + life + turn) % 2;
-        seconds[which] = block_s(*both[static_cast<std::size_t>(which)], plan.steps);
+        times[which] = time_block(*both[static_cast<std::size_t>(which)], plan.steps);
       }
-      result.ratios.push_back(seconds[1] / seconds[0]);
+      result.ratios.push_back(times[1].wall_s / times[0].wall_s);
+      result.cpu_ratios.push_back(times[1].cpu_s / times[0].cpu_s);
     }
   }
   result.ratio = median_interval(result.ratios, plan.confidence);
-  result.verdict = judge(result.ratio, plan.margin);
+  result.cpu_ratio = median_interval(result.cpu_ratios, plan.confidence);
+  const bool costs_cpu = judge(result.cpu_ratio, plan.margin) == Verdict::Regressed;
+  result.verdict = costs_cpu ? Verdict::Regressed : judge(result.ratio, plan.margin);
   return result;
 }
 

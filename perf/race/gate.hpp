@@ -6,8 +6,9 @@
 //           inconclusive (medians.hpp)
 //
 // A pair is a block of steps of the one and a block of the other, in turn first; its value is the
-// ratio of the blocks' medians. Both are started anew `restarts` times, because where a process's
-// memory lies changes its speed for its whole life.
+// ratio of the blocks' times: wall clock of the slowest rank, and CPU time of all, which other work
+// on the machine disturbs less. Regressed in one of them is regressed. Both are started anew
+// `restarts` times, because where a process's memory lies changes its speed for its whole life.
 //
 // Invariants: counts depend on the build and LibTorch's version only, not on the machine; times
 // are compared within one run on one machine and with nothing else.
@@ -53,8 +54,8 @@ struct TimesPlan {
   double margin = 0.05, confidence = 0.999;
 };
 struct TimesResult {
-  std::vector<double> ratios;
-  reports::MedianEstimate ratio;
+  std::vector<double> ratios, cpu_ratios;  // by pair
+  reports::MedianEstimate ratio, cpu_ratio;
   Verdict verdict = Verdict::Inconclusive;
 };
 TimesResult compare_times(const TimesPlan& plan, const std::string& scratch);
