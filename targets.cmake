@@ -185,6 +185,18 @@ function(equigrad_property_test file)
   equigrad_forks_ranks(property.${name})
 endfunction()
 
+# perf/race/gate_test.cpp becomes the program race_gate_test. Counts are exact on every machine; times are no test.
+function(equigrad_perf_test file)
+  string(REGEX REPLACE "^perf/(.*)_test\\.cpp$" "\\1" stem ${file})
+  string(REPLACE "/" "_" name ${stem}_test)
+  equigrad_program(${name} equigrad_perf_race ${file})
+  target_link_libraries(${name} PRIVATE GTest::gmock_main)
+  equigrad_add_test(${name} perf 600)
+  set_property(TEST perf.${name} APPEND PROPERTY ENVIRONMENT "EQUIGRAD_PERF_WORKER=$<TARGET_FILE:perf_worker>")
+  add_dependencies(${name} perf_worker)
+  equigrad_forks_ranks(perf.${name})
+endfunction()
+
 function(equigrad_format_test)
   find_program(clang_format clang-format REQUIRED NO_CACHE)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS engine/*.[ch]pp engine/*.cu reference/*.[ch]pp reports/*.[ch]pp

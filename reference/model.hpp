@@ -66,6 +66,7 @@ struct GptOptions {
   int64_t dim = 96;
   int64_t heads = 4;
   int64_t context = 64;
+  int64_t vocabulary = 256;  // bytes
 };
 std::shared_ptr<Model> make_gpt(const GptOptions& options, uint64_t seed);
 

@@ -1,4 +1,4 @@
-// The networks. B batch, T context, P patches, D features, H heads.
+// The networks. B batch, T context, P patches, D features, H heads, V vocabulary.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -11,8 +11,6 @@ namespace {
 namespace nn = torch::nn;
 
 nn::LayerNorm layer_norm(int64_t dim) { return nn::LayerNorm(nn::LayerNormOptions({dim})); }
-
-constexpr int64_t kBytes = 256;
 
 class Block : public nn::Module {
  public:
@@ -50,19 +48,20 @@ class Block : public nn::Module {
 class Gpt : public Model {
  public:
   explicit Gpt(const GptOptions& options)
-      : token_(register_module("token", nn::Embedding(kBytes, options.dim))),
+      : token_(register_module("token", nn::Embedding(options.vocabulary, options.dim))),
         position_(register_parameter("position", at::empty({options.context, options.dim}))) {
     for (int64_t i = 0; i < options.layers; ++i) {
       blocks_.push_back(register_module("block" + std::to_string(i),
                                         std::make_shared<Block>(options.dim, options.heads)));
     }
     norm_ = register_module("norm", layer_norm(options.dim));
-    head_ = register_module("head", nn::Linear(nn::LinearOptions(options.dim, kBytes).bias(false)));
+    head_ = register_module(
+        "head", nn::Linear(nn::LinearOptions(options.dim, options.vocabulary).bias(false)));
     const at::Tensor blocked = at::full({options.context, options.context}, -INFINITY).triu(1);
     mask_ = register_buffer("mask", blocked);
   }
 
-  at::Tensor output(const Batch& batch) override {  // [B, T] -> [B, T, 256]
+  at::Tensor output(const Batch& batch) override {  // [B, T] -> [B, T, V]
     at::Tensor x = token_(batch.input) + position_;
     const at::Tensor mask = mask_.to(x.scalar_type());
     for (const auto& block : blocks_) x = block->forward(x, mask);

@@ -1,0 +1,97 @@
+#include "reports/race.hpp"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+namespace equigrad::reports {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+RaceRow row(const std::string& contestant, double step_s, double ratio) {
+  RaceRow row;
+  row.contestant = contestant;
+  row.round_s = {step_s, step_s, step_s};
+  row.step_s = {step_s, 0.9 * step_s, 1.1 * step_s};
+  row.to_base = {ratio, 0.9 * ratio, 1.1 * ratio};
+  row.cpu_s = row.step_s;
+  row.cpu_to_base = row.to_base;
+  row.best_step_s = 0.8 * step_s;
+  row.growth_bytes = 285'000'000;
+  row.wire_bytes = 21'200'000;
+  row.collectives = {{"all_gather", 3}, {"all_to_all", 1}};
+  row.is_proven = true;
+  return row;
+}
+
+Race race() {
+  Race race;
+  race.environment.cpu = "a <processor>";
+  race.bandwidth_bytes_per_s = 1e9;
+  for (const int ranks : {1, 2, 4}) {
+    RaceHeat heat;
+    heat.name = "ranks " + std::to_string(ranks);
+    heat.model = "GPT";
+    heat.parameters = 5'289'472;
+    heat.ranks = ranks;
+    heat.base = "DDP";
+    heat.compute_limit_s = 0.1;
+    heat.rows = {row("DDP", 0.2, 1), row("Equigrad stage 2", 0.15 * ranks, 0.75)};
+    RaceRow fallen;
+    fallen.contestant = "DeepSpeed <3>";
+    fallen.trouble = "it | broke\nhere";
+    heat.rows.push_back(fallen);
+    race.heats.push_back(heat);
+  }
+  return race;
+}
+
+TEST(RaceJson, HoldsEveryRoundAndWhyOneFell) {
+  const auto json = nlohmann::json::parse(to_json(race()));
+  ASSERT_EQ(json.at("heats").size(), 3U);
+  const auto& rows = json.at("heats").at(1).at("rows");
+  EXPECT_EQ(rows.at(1).at("round_s").size(), 3U);
+  EXPECT_EQ(rows.at(1).at("collectives").at("all_gather"), 3);
+  EXPECT_EQ(rows.at(2).at("trouble"), "it | broke\nhere");
+  EXPECT_TRUE(rows.at(2).at("growth_bytes").is_null());
+}
+
+TEST(RaceMarkdown, HasARowForEachContestant) {
+  const std::string text = to_markdown(race());
+  EXPECT_THAT(text, HasSubstr("| Equigrad stage 2 | 300 [270, 330] | 0.75 [0.68, 0.83] | 240 |"));
+  EXPECT_THAT(text, HasSubstr("every bit"));
+  EXPECT_THAT(text, HasSubstr("it \\| broke"));  // no more cells than the head has
+  EXPECT_THAT(text, Not(HasSubstr("here")));
+}
+
+TEST(RacePage, EscapesAndDraws) {
+  const std::string page = to_html(race());
+  EXPECT_THAT(page, HasSubstr("DeepSpeed &lt;3&gt;"));
+  EXPECT_THAT(page, Not(HasSubstr("<3>")));
+  EXPECT_THAT(page, HasSubstr("Step time along ranks"));
+  EXPECT_THAT(page, HasSubstr("</html>"));
+}
+
+TEST(RaceDrawing, ABarIsAsLongAsItsRatio) {
+  const std::string drawing = ratio_drawing(race().heats[0]);
+  EXPECT_THAT(drawing, HasSubstr("width=\"500\" height=\"15\""));  // the base, the longest
+  EXPECT_THAT(drawing, HasSubstr("width=\"375\" height=\"15\""));  // 0.75 of it
+}
+
+TEST(RaceDrawing, SeriesAreHeatsThatDifferInTheLastNumber) {
+  const auto series = scaling_series(race());
+  ASSERT_EQ(series.size(), 1U);
+  EXPECT_EQ(series[0].along, "ranks");
+  ASSERT_EQ(series[0].points.size(), 3U);
+  EXPECT_EQ(series[0].points[2].along, 4);
+  EXPECT_EQ(series[0].points[2].step_s.at("DDP"), 0.2);
+  Race single = race();
+  single.heats.resize(1);
+  EXPECT_TRUE(scaling_series(single).empty());
+  EXPECT_EQ(scaling_drawing("none", "ranks", {}), "");
+}
+
+}  // namespace
+}  // namespace equigrad::reports

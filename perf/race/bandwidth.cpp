@@ -1,0 +1,28 @@
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+#include "perf/race/race.hpp"
+#include "perf/race/rank_processes.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+constexpr auto kTimeout = std::chrono::minutes(4);
+constexpr int kTimes = 5;  // the best of them
+
+}  // namespace
+
+double measure_bandwidth(const std::string& worker, const std::string& scratch) {
+  const std::string folder = scratch + "/bandwidth";
+  std::filesystem::create_directories(folder);
+  RankProcesses ranks("bandwidth", {worker}, 2, folder, kTimeout);
+  double best = 0;
+  for (int i = 0; i < kTimes; ++i)
+    best = std::max(
+        best,
+        ranks.ask({{"do", "bandwidth"}, {"bytes", 16 << 20}})[0].at("bytes_per_s").get<double>());
+  return best;
+}
+
+}  // namespace equigrad::perf

@@ -1,0 +1,253 @@
+#include "perf/race/commands.hpp"
+
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <equigrad_build_info.hpp>
+#include <filesystem>
+#include <fstream>
+
+#include "conformance/cli/machine.hpp"
+#include "perf/race/gate.hpp"
+#include "perf/race/scratch.hpp"
+#include "perf/race/suites.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double load() {
+  double loads[1] = {0};
+  return getloadavg(loads, 1) == 1 ? loads[0] : 0;
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  if (!(file << text << std::flush)) throw std::runtime_error("[race] cannot write " + path + ".");
+}
+
+Programs default_programs() {
+  Programs programs;
+  programs.worker = std::string(build_info::binary_directory()) + "/perf_worker";
+  programs.peer_script = std::string(build_info::source_directory()) + "/perf/peers/worker.py";
+  const auto python =
+      std::filesystem::path(build_info::data_directory()).parent_path() / "peers/bin/python";
+  if (std::filesystem::exists(python)) programs.peers = python.string();
+  return programs;
+}
+
+struct RaceCommand {
+  std::string suite = "smoke", report;
+  Programs programs = default_programs();
+  SuiteOptions options;
+  bool no_peers = false, no_proof = false;
+};
+
+const reports::RaceRow* row_of(const reports::RaceHeat& heat, const std::string& name) {
+  for (const auto& row : heat.rows)
+    if (row.contestant == name && !row.round_s.empty()) return &row;
+  return nullptr;
+}
+
+void set_limits(reports::RaceHeat& heat, double bandwidth_bytes_per_s) {
+  if (const auto* alone = row_of(heat, "LibTorch alone"))
+    heat.compute_limit_s = alone->step_s.median;
+  if (const auto* base = row_of(heat, heat.base); base && base->wire_bytes)
+    heat.wire_limit_s = static_cast<double>(*base->wire_bytes) / bandwidth_bytes_per_s;
+}
+
+void write_reports(const std::string& folder, const reports::Race& race) {
+  std::filesystem::create_directories(folder);
+  write(folder + "/race.json", reports::to_json(race));
+  write(folder + "/race.md", reports::to_markdown(race));
+  write(folder + "/race.html", reports::to_html(race));
+}
+
+int race_command(RaceCommand command, const std::string& line) {
+  if (command.no_peers) command.programs.peers.clear();
+  const auto begin = Clock::now();
+  reports::Race race;
+  race.environment = conformance::cli::environment_here();
+  race.command = line;
+  race.load_before = load();
+  race.versions["torch"] = build_info::torch_version();
+  const Scratch scratch;
+  race.bandwidth_bytes_per_s = measure_bandwidth(command.programs.worker, scratch.path());
+  for (const auto& heat : make_suite(command.suite, command.programs, command.options)) {
+    race.heats.push_back(run_heat(heat, {scratch.path(), 0.95, !command.no_proof}));
+    set_limits(race.heats.back(), race.bandwidth_bytes_per_s);
+    race.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    race.load_after = load();
+    // After every heat, so that what is done is kept.
+    if (!command.report.empty()) write_reports(command.report, race);
+  }
+  std::fputs(reports::to_markdown(race).c_str(), stdout);
+  for (const auto& heat : race.heats)
+    for (const auto& row : heat.rows)
+      if (row.round_s.empty()) return 1;
+  return 0;
+}
+
+struct GateCommand {
+  std::string worker = default_programs().worker, older = worker, baseline, planted = "{}";
+  bool write = false;
+  int runs = 20, pairs = 40, steps = 5, stage = 2;
+  double margin = 0.05, confidence = 0.999;
+};
+
+nlohmann::json read_json(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("[gate] cannot read " + path + ".");
+  return nlohmann::json::parse(file);
+}
+
+int counts_command(const GateCommand& command) {
+  const Scratch scratch;
+  const nlohmann::json got = {{"torch", build_info::torch_version()},
+                              {"counts", count_steps(command.worker, scratch.path())}};
+  if (command.write) {
+    write(command.baseline, got.dump(1) + "\n");
+    return 0;
+  }
+  const auto expected = read_json(command.baseline);
+  if (expected.at("torch") != got.at("torch"))
+    throw std::runtime_error("[gate] the baseline is of torch " + expected.at("torch").dump() +
+                             ", this is " + got.at("torch").dump() + ". Write a new one.");
+  const auto found = differences(expected.at("counts"), got.at("counts"));
+  for (const auto& line : found) std::printf("%s\n", line.c_str());
+  std::printf("counts of %zu configurations: %zu differences\n", got.at("counts").size(),
+              found.size());
+  return found.empty() ? 0 : 1;
+}
+
+int leaks_command(const GateCommand& command) {
+  const Scratch scratch;
+  int leaks = 0;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto report = find_leaks(command.worker, scratch.path(), stage);
+    std::printf(
+        "stage %d: %lld steps, grown by %lld bytes in %lld blocks, ledger by %lld bytes\n", stage,
+        static_cast<long long>(report.steps), static_cast<long long>(report.grown_bytes),
+        static_cast<long long>(report.grown_count), static_cast<long long>(report.ledger_bytes));
+    leaks += report.leaks() ? 1 : 0;
+  }
+  return leaks == 0 ? 0 : 1;
+}
+
+TimesPlan plan_of(const GateCommand& command, const std::string& older) {
+  Programs programs = default_programs();
+  TimesPlan plan;
+  plan.model = gpt(2, 24, 2, 16, 64);
+  const auto config = engine_config(command.stage, plan.batch, 1, nlohmann::json::object());
+  programs.worker = older;
+  plan.older = engine_contestant("older", programs, config);
+  programs.worker = command.worker;
+  plan.newer = engine_contestant("newer", programs, config);
+  plan.newer.settings["faults"] = nlohmann::json::parse(command.planted);
+  plan.pairs = command.pairs;
+  plan.steps = command.steps;
+  plan.margin = command.margin;
+  plan.confidence = command.confidence;
+  return plan;
+}
+
+void print(const TimesResult& result) {
+  std::printf("new / old %.4f [%.4f, %.4f], CPU %.4f [%.4f, %.4f], %zu pairs: %s\n",
+              result.ratio.median, result.ratio.low, result.ratio.high, result.cpu_ratio.median,
+              result.cpu_ratio.low, result.cpu_ratio.high, result.ratios.size(),
+              word(result.verdict));
+  std::fflush(stdout);
+}
+
+int times_command(const GateCommand& command) {
+  const Scratch scratch;
+  const auto result = compare_times(plan_of(command, command.older), scratch.path());
+  print(result);
+  return result.verdict == Verdict::Regressed ? 1 : 0;
+}
+
+// The same program against itself: how far apart two that are equal can look.
+int noise_command(const GateCommand& command) {
+  const Scratch scratch;
+  int alarms = 0, open = 0;
+  double widest = 0;
+  for (int run = 0; run < command.runs; ++run) {
+    const auto result = compare_times(plan_of(command, command.worker), scratch.path());
+    print(result);
+    alarms += result.verdict == Verdict::Regressed ? 1 : 0;
+    open += result.verdict == Verdict::Inconclusive ? 1 : 0;
+    widest = std::max(widest, std::max(result.ratio.median, 1 / result.ratio.median) - 1);
+  }
+  std::printf(
+      "%d runs of a program against itself on %s: %d false alarms, %d inconclusive; the "
+      "median ratio is off by at most %.2f %%\n",
+      command.runs, machine_key().c_str(), alarms, open, 100 * widest);
+  return alarms == 0 ? 0 : 1;
+}
+
+void add_gates(CLI::App& app, GateCommand& gate) {
+  auto* counts = app.add_subcommand("counts", "what a step counts, beside a baseline, exactly");
+  counts->add_option("--baseline", gate.baseline)->required();
+  counts->add_flag("--write", gate.write, "write the baseline instead");
+  auto* leaks = app.add_subcommand("leaks", "whether anything grows over many steps");
+  auto* times = app.add_subcommand("times", "two builds by interleaved pairs");
+  times->add_option("--old", gate.older, "perf_worker of the other build");
+  times->add_option("--plant", gate.planted,
+                    "slow the new one down, to see it caught: {\"step_sleep_us\": 300}, "
+                    "{\"sleep_us\": 100}, {\"waits\": true}, {\"copies\": true}, "
+                    "{\"one_more\": true}");
+  auto* noise = app.add_subcommand("noise", "a build against itself");
+  noise->add_option("--runs", gate.runs)->check(CLI::PositiveNumber);
+  for (auto* command : {counts, leaks, times, noise})
+    command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge");
+  for (auto* command : {times, noise}) {
+    command->add_option("--pairs", gate.pairs)->check(CLI::PositiveNumber);
+    command->add_option("--steps", gate.steps, "of a block")->check(CLI::PositiveNumber);
+    command->add_option("--stage", gate.stage)->check(CLI::Range(0, 3));
+    command->add_option("--margin", gate.margin, "a slow-down that is none")
+        ->check(CLI::Range(0.0, 1.0));
+  }
+}
+
+std::string joined(int argc, char** argv) {
+  std::string line = "equigrad_perf";
+  for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];
+  return line;
+}
+
+}  // namespace
+
+int run_commands(int argc, char** argv) {
+  at::set_num_threads(1);  // the proof adds as the ranks do
+  CLI::App app("Races and gates: how fast and how lean the engine is, beside what it could be.");
+  app.require_subcommand(1);
+  RaceCommand race;
+  auto* racing = app.add_subcommand("race", "a suite in one interleaved run");
+  racing->add_option("--suite", race.suite)->check(CLI::IsMember(suite_names()));
+  racing->add_option("--report", race.report, "folder for race.json, race.md, race.html");
+  racing->add_option("--rounds", race.options.rounds)->check(CLI::PositiveNumber);
+  racing->add_option("--filter", race.options.filter, "heats whose name contains this");
+  racing->add_option("--worker", race.programs.worker, "perf_worker of some build");
+  racing->add_option("--peers", race.programs.peers, "a Python with torch and DeepSpeed");
+  racing->add_flag("--no-peers", race.no_peers);
+  racing->add_flag("--no-proof", race.no_proof, "times without proof are no result");
+  GateCommand gate;
+  add_gates(app, gate);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (app.got_subcommand("counts")) return counts_command(gate);
+    if (app.got_subcommand("leaks")) return leaks_command(gate);
+    if (app.got_subcommand("times")) return times_command(gate);
+    if (app.got_subcommand("noise")) return noise_command(gate);
+    return race_command(race, joined(argc, argv));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "equigrad_perf: %s\n", error.what());
+    return 3;
+  }
+}
+
+}  // namespace equigrad::perf

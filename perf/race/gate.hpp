@@ -1,0 +1,66 @@
+// Gate: whether a change made a step cost more.
+//
+//   counts  collectives, bytes and allocations of a step, and the ledger, exactly those of a file
+//   leaks   nothing grows over many steps: neither what the allocator handed out, nor the ledger
+//   times   two builds or two configurations by interleaved pairs: regressed, equivalent or
+//           inconclusive (medians.hpp)
+//
+// A pair is a block of steps of the one and a block of the other, in turn first; its value is the
+// ratio of the blocks' times: wall clock of the slowest rank, and CPU time of all, which other work
+// on the machine disturbs less. Regressed in one of them is regressed. Both are started anew
+// `restarts` times, because where a process's memory lies changes its speed for its whole life.
+//
+// Invariants: counts depend on the build and LibTorch's version only, not on the machine; times
+// are compared within one run on one machine and with nothing else.
+// Units: bytes a rank and step; ratios are new / old.
+// Errors: std::runtime_error when a rank fails.
+// Depends on: race.hpp, medians.hpp.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "perf/race/medians.hpp"
+#include "perf/race/race.hpp"
+
+namespace equigrad::perf {
+
+// By configuration: {"stage 2, pinned, ranks 2": {"rank 0": {"collectives": ..., ...}, ...}}.
+// `faults` go to every worker: planted slow-downs that the gate must catch.
+nlohmann::json count_steps(const std::string& worker, const std::string& scratch,
+                           const nlohmann::json& faults = nlohmann::json::object(),
+                           const std::vector<int>& worlds = {1, 2, 4});
+// "stage 2, pinned, ranks 2: rank 0: collectives.all_to_all: expected 3, got 4", one a difference.
+std::vector<std::string> differences(const nlohmann::json& expected, const nlohmann::json& got);
+
+// The least growth of a few windows of `steps` steps: a collective that is under way when a window
+// ends holds its room a little longer, which comes and goes; a leak is in every window.
+struct LeakReport {
+  int64_t steps = 0;
+  int64_t grown_bytes = 0, grown_count = 0;  // of what the allocator handed out
+  int64_t ledger_bytes = 0;                  // growth of what the engine holds
+  bool leaks() const { return grown_bytes > 0 || grown_count > 0 || ledger_bytes > 0; }
+};
+LeakReport find_leaks(const std::string& worker, const std::string& scratch, int stage,
+                      const nlohmann::json& faults = nlohmann::json::object());
+
+struct TimesPlan {
+  Contestant older, newer;
+  nlohmann::json model;
+  int world = 2;
+  int64_t batch = 4;
+  int pairs = 40, steps = 5, restarts = 2;
+  double margin = 0.05, confidence = 0.999;
+};
+struct TimesResult {
+  std::vector<double> ratios, cpu_ratios;  // by pair
+  reports::MedianEstimate ratio, cpu_ratio;
+  Verdict verdict = Verdict::Inconclusive;
+};
+TimesResult compare_times(const TimesPlan& plan, const std::string& scratch);
+
+// What a time depends on besides the program; times of another machine are not compared.
+std::string machine_key();
+
+}  // namespace equigrad::perf

@@ -1,0 +1,87 @@
+#include "perf/race/gate.hpp"
+
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <equigrad_build_info.hpp>
+#include <fstream>
+
+#include "perf/race/scratch.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+using nlohmann::json;
+using testing::IsEmpty;
+
+std::string worker() {
+  const char* path = std::getenv("EQUIGRAD_PERF_WORKER");
+  return path != nullptr ? path : std::string(build_info::binary_directory()) + "/perf_worker";
+}
+
+class Gate : public testing::Test {
+ protected:
+  const std::string& scratch() const { return folder_.path(); }
+
+ private:
+  Scratch folder_;
+};
+
+json baseline() {
+  std::ifstream file(std::string(build_info::source_directory()) + "/perf/baselines/counts.json");
+  return json::parse(file);
+}
+
+TEST_F(Gate, CountsAreThoseOfTheBaseline) {
+  ASSERT_EQ(baseline().at("torch"), build_info::torch_version());
+  EXPECT_THAT(differences(baseline().at("counts"), count_steps(worker(), scratch())), IsEmpty());
+}
+
+// Of two ranks only.
+std::vector<std::string> found_with(const std::string& scratch, const json& faults) {
+  const json all = baseline().at("counts");
+  json expected = json::object();
+  for (const auto& [name, counts] : all.items())
+    if (name.ends_with("ranks 2")) expected[name] = counts;
+  return differences(expected, count_steps(worker(), scratch, faults, {2}));
+}
+
+TEST_F(Gate, SeesOneMoreCollective) {
+  EXPECT_THAT(found_with(scratch(), {{"one_more", true}}),
+              testing::Contains(testing::HasSubstr("collectives")));
+}
+
+TEST_F(Gate, SeesOneMoreCopy) {
+  EXPECT_THAT(found_with(scratch(), {{"copies", true}}),
+              testing::Contains(testing::HasSubstr("allocations")));
+}
+
+TEST_F(Gate, SeesNothingInASleep) {  // that is for times
+  EXPECT_THAT(found_with(scratch(), {{"sleep_us", 100}}), IsEmpty());
+}
+
+TEST_F(Gate, NothingGrowsAtAnyStage) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto report = find_leaks(worker(), scratch(), stage);
+    EXPECT_FALSE(report.leaks()) << "stage " << stage << ": " << report.grown_bytes << " bytes in "
+                                 << report.grown_count << " blocks, ledger " << report.ledger_bytes;
+  }
+}
+
+TEST_F(Gate, SeesALeakOfOneKibibyteAStep) {
+  const auto report = find_leaks(worker(), scratch(), 2, {{"leak_bytes", 1024}});
+  EXPECT_TRUE(report.leaks());
+  EXPECT_GE(report.grown_bytes, report.steps * 1024);
+}
+
+TEST(Differences, NamesEachPlace) {
+  const json expected = {{"a", {{"x", 1}, {"y", 2}}}, {"b", 3}};
+  const json got = {{"a", {{"x", 1}, {"y", 5}, {"z", 1}}}};
+  EXPECT_THAT(differences(expected, got),
+              testing::ElementsAre("a: y: expected 2, got 5", "a: z: expected nothing, got 1",
+                                   "b: expected 3, got null"));
+  EXPECT_THAT(differences(expected, expected), IsEmpty());
+}
+
+}  // namespace
+}  // namespace equigrad::perf

@@ -1,0 +1,50 @@
+#include "perf/race/medians.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace equigrad::perf {
+namespace {
+
+// The largest k with 2 P(Binomial(n, 1/2) < k) <= 1 - confidence; 0 where there is none.
+std::size_t rank_of_bound(std::size_t n, double confidence) {
+  double below = 0, term = std::pow(0.5, static_cast<double>(n));
+  std::size_t k = 0;
+  for (std::size_t i = 0; i < n / 2; ++i) {
+    below += term;
+    if (2 * below > 1 - confidence) break;
+    k = i + 1;
+    term *= static_cast<double>(n - i) / static_cast<double>(i + 1);
+  }
+  return k;
+}
+
+}  // namespace
+
+reports::MedianEstimate median_interval(std::vector<double> values, double confidence) {
+  if (values.empty()) throw std::runtime_error("[medians] expected values, got none.");
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size(), k = std::max<std::size_t>(rank_of_bound(n, confidence), 1);
+  return {(values[(n - 1) / 2] + values[n / 2]) / 2, values[k - 1], values[n - k]};
+}
+
+int pairs_for(double confidence) {
+  if (!(confidence > 0 && confidence < 1))
+    throw std::runtime_error("[medians] expected a confidence between 0 and 1.");
+  int n = 1;
+  while (rank_of_bound(static_cast<std::size_t>(n), confidence) == 0) ++n;
+  return n;
+}
+
+const char* word(Verdict verdict) {
+  if (verdict == Verdict::Regressed) return "regressed";
+  return verdict == Verdict::Equivalent ? "equivalent" : "inconclusive";
+}
+
+Verdict judge(const reports::MedianEstimate& ratio, double margin) {
+  if (ratio.low > 1 + margin) return Verdict::Regressed;
+  return ratio.high < 1 + margin ? Verdict::Equivalent : Verdict::Inconclusive;
+}
+
+}  // namespace equigrad::perf

@@ -1,0 +1,33 @@
+// Medians: the interval of a median by order statistics, and what a ratio says of a regression.
+//
+// Of n values in order, x(k) .. x(n + 1 - k) holds the median with a confidence of
+// 1 - 2 P(Binomial(n, 1/2) < k): nothing is assumed of the distribution (David & Nagaraja, Order
+// Statistics, 2003, section 7.1).
+//
+//   regressed     the whole interval is above 1 + margin
+//   equivalent    the whole interval is below 1 + margin: not slower by more than it
+//   inconclusive  neither: the interval holds 1 + margin
+//
+// Invariants: two variants that are the same are called regressed with a probability below
+// (1 - confidence) / 2, whatever the machine does, if the pairs are independent.
+// Units: ratios are time of the new / time of the old.
+// Errors: std::runtime_error for no values, or a confidence that n values cannot give.
+// Depends on: reports/race.hpp.
+#pragma once
+
+#include <vector>
+
+#include "reports/race.hpp"
+
+namespace equigrad::perf {
+
+// With fewer values than the confidence needs, the interval is from the least to the largest.
+reports::MedianEstimate median_interval(std::vector<double> values, double confidence);
+// The fewest pairs whose interval can have this confidence.
+int pairs_for(double confidence);
+
+enum class Verdict { Regressed, Equivalent, Inconclusive };
+const char* word(Verdict verdict);
+Verdict judge(const reports::MedianEstimate& ratio, double margin);
+
+}  // namespace equigrad::perf

@@ -1,0 +1,296 @@
+#include "perf/race/race.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+
+#include "perf/race/course.hpp"
+#include "perf/race/medians.hpp"
+#include "perf/race/rank_processes.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+using nlohmann::json;
+using reports::RaceHeat;
+using reports::RaceRow;
+
+constexpr auto kTimeout = std::chrono::minutes(4);
+
+std::string folder(const std::string& parent, const std::string& name) {
+  const std::string path = parent + "/" + name;
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+int64_t largest(const std::vector<json>& answers, const char* key) {
+  int64_t most = 0;
+  for (const auto& answer : answers) most = std::max(most, answer.at(key).get<int64_t>());
+  return most;
+}
+
+void forget(RaceRow& row) {
+  row.round_s.clear();
+  row.round_cpu_s.clear();
+  row.best_step_s = 0;
+}
+
+std::vector<double> ratios_of(const std::vector<double>& values, const std::vector<double>& base) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(values.size(), base.size()); ++i)
+    ratios.push_back(values[i] / base[i]);
+  return ratios;
+}
+
+// Contestants that are alive, beside their rows.
+struct Runner {
+  const Contestant* contestant;
+  RaceRow* row;
+  std::unique_ptr<RankProcesses> ranks;
+};
+
+class Running {
+ public:
+  Running(const Heat& heat, const RaceOptions& options);
+  RaceHeat run();
+
+ private:
+  json start_request(const Contestant& contestant) const;
+  std::unique_ptr<RankProcesses> start(const Contestant& contestant, const json& more);
+  std::vector<std::string> write_gradients(const Contestant& contestant, const json& more,
+                                           const std::string& path);
+  void prove_alone(const Contestant& contestant, RaceRow& row);
+  void prove(const Contestant& contestant, RaceRow& row);
+  void prove_all();
+  static void keep(RaceRow& row, const Proof& proof);
+  void count(const Contestant& contestant, RaceRow& row);
+  void race(std::vector<Runner>& runners);
+  void block(Runner& runner);
+  void run_part(const std::vector<std::size_t>& part);
+  void conclude();
+
+  const Heat& heat_;
+  const RaceOptions& options_;
+  Course course_;
+  RaceHeat found_;
+  int serial_ = 0;
+  std::vector<RaceRow> base_rows_;  // the base's, part by part
+  std::map<std::string, std::size_t> part_of_;
+  std::map<std::string, std::vector<std::string>> contributions_;  // files, by contestant
+};
+
+Running::Running(const Heat& heat, const RaceOptions& options)
+    : heat_(heat),
+      options_(options),
+      course_(heat.model, heat.world, heat.batch, heat.accumulation, options.scratch) {
+  found_.name = heat.name;
+  found_.model = heat.model_text;
+  found_.parameters = course_.parameters();
+  found_.tokens_per_step = course_.tokens_per_step();
+  found_.ranks = heat.world;
+  found_.accumulation = heat.accumulation;
+  found_.rounds = heat.rounds;
+  found_.steps_per_round = heat.steps;
+  found_.base = heat.base;
+  for (const auto& contestant : heat.contestants) {
+    RaceRow row;
+    row.contestant = contestant.name;
+    found_.rows.push_back(row);
+  }
+}
+
+json Running::start_request(const Contestant& contestant) const {
+  json request = {{"do", "start"},
+                  {"model", heat_.model},
+                  {"weights", course_.weights()},
+                  {"batches", course_.batches()},
+                  {"batch", heat_.batch},
+                  {"accumulation", heat_.accumulation},
+                  {"bf16", heat_.bf16}};
+  request.update(contestant.settings);
+  return request;
+}
+
+std::unique_ptr<RankProcesses> Running::start(const Contestant& contestant, const json& more) {
+  auto ranks = std::make_unique<RankProcesses>(
+      contestant.name, contestant.command, heat_.world,
+      folder(options_.scratch, "contestant" + std::to_string(serial_++)), kTimeout);
+  json request = start_request(contestant);
+  request.update(more);
+  ranks->ask(request);
+  return ranks;
+}
+
+std::vector<std::string> Running::write_gradients(const Contestant& contestant, const json& more,
+                                                  const std::string& path) {
+  start(contestant, more)
+      ->ask({{"do", "gradients"}, {"path", path}, {"every_rank", contestant.is_alone}});
+  std::vector<std::string> paths = {path};
+  for (int rank = 1; contestant.is_alone && rank < heat_.world; ++rank)
+    paths.push_back(path + "." + std::to_string(rank));
+  return paths;
+}
+
+// A program without communication: the mean of its ranks' gradients is the reference's, bit by bit.
+void Running::prove_alone(const Contestant& contestant, RaceRow& row) {
+  const std::string path = options_.scratch + "/" + std::to_string(serial_);
+  contributions_[contestant.name] = write_gradients(contestant, json::object(), path);
+  const auto unfused = write_gradients(contestant, {{"unfused", true}}, path + ".unfused");
+  keep(row, course_.prove(course_.mean_of(unfused)));
+}
+
+void Running::prove(const Contestant& contestant, RaceRow& row) {
+  if (!options_.prove || heat_.bf16 || heat_.accumulation > 1) return;
+  if (contestant.is_alone) return prove_alone(contestant, row);
+  const std::string path = options_.scratch + "/gradients.safetensors";
+  write_gradients(contestant, json::object(), path);
+  const auto& of = contestant.contributions_of;
+  keep(row, of.empty() ? course_.prove(path) : course_.prove(path, contributions_.at(of)));
+}
+
+void Running::keep(RaceRow& row, const Proof& proof) {
+  row.proof_margin = proof.report.margin;
+  row.differing_elements = proof.differing_elements;
+  row.is_proven = proof.report.held();
+  if (!row.is_proven)
+    throw std::runtime_error("its first gradients are not the reference's: " +
+                             conformance::oracle::describe(proof.report));
+}
+
+// Collectives and allocations in a run of its own: a counted run is slower.
+void Running::count(const Contestant& contestant, RaceRow& row) {
+  const auto ranks = start(contestant, {{"counted", true}});
+  ranks->ask({{"do", "block"}, {"warm", 2}, {"steps", 0}});
+  const auto answers = ranks->ask({{"do", "counts"}});
+  row.wire_bytes = largest(answers, "wire_bytes");
+  if (answers[0].contains("collectives"))
+    row.collectives = answers[0]["collectives"].get<std::map<std::string, int64_t>>();
+  if (answers[0].contains("allocations")) row.allocations = largest(answers, "allocations");
+}
+
+void Running::block(Runner& runner) {
+  const auto answers =
+      runner.ranks->ask({{"do", "block"}, {"warm", heat_.warm}, {"steps", heat_.steps}});
+  double slowest_s = 0, cpu_s = 0;
+  std::vector<double> slowest_steps_s(static_cast<std::size_t>(heat_.steps));
+  for (const auto& answer : answers) {
+    const auto seconds = answer.at("seconds").get<std::vector<double>>();
+    slowest_s = std::max(slowest_s, std::accumulate(seconds.begin(), seconds.end(), 0.0));
+    for (std::size_t i = 0; i < seconds.size(); ++i)
+      slowest_steps_s[i] = std::max(slowest_steps_s[i], seconds[i]);
+    cpu_s += answer.at("cpu_seconds").get<double>();
+  }
+  auto& row = *runner.row;
+  row.round_s.push_back(slowest_s / heat_.steps);
+  row.round_cpu_s.push_back(cpu_s / heat_.steps);
+  const double best_s = *std::min_element(slowest_steps_s.begin(), slowest_steps_s.end());
+  row.best_step_s = row.best_step_s > 0 ? std::min(row.best_step_s, best_s) : best_s;
+  row.growth_bytes = std::max(row.growth_bytes.value_or(0), largest(answers, "growth_bytes"));
+  if (answers[0].contains("ledger") && !answers[0]["ledger"].is_null()) {
+    int64_t most = 0;
+    for (const auto& answer : answers)
+      most = std::max(most, answer["ledger"].at("held_peak_bytes").get<int64_t>());
+    row.held_peak_bytes = most;
+  }
+}
+
+void Running::race(std::vector<Runner>& runners) {
+  for (int round = -1; round < heat_.rounds; ++round) {  // the first is not kept
+    for (std::size_t turn = 0; turn < runners.size(); ++turn) {
+      auto& runner =
+          runners[(turn + static_cast<std::size_t>(std::max(round, 0))) % runners.size()];
+      if (!runner.ranks) continue;
+      try {
+        block(runner);
+        if (round < 0) forget(*runner.row);
+      } catch (const std::exception& error) {
+        runner.row->trouble = error.what();
+        forget(*runner.row);
+        runner.ranks.reset();
+      }
+    }
+  }
+}
+
+void Running::run_part(const std::vector<std::size_t>& part) {
+  std::vector<Runner> runners;
+  RaceRow base_row;  // of the base in a part where its own row is not
+  for (const std::size_t index : part) {
+    const auto& contestant = heat_.contestants[index];
+    auto* row = &found_.rows[index];
+    if (contestant.name == heat_.base && !row->round_s.empty()) row = &base_row;
+    if (!row->trouble.empty()) continue;
+    std::printf("#   %s: %s\n", heat_.name.c_str(), contestant.name.c_str());
+    std::fflush(stdout);
+    part_of_[contestant.name] = base_rows_.size();
+    try {
+      if (row != &base_row) count(contestant, *row);
+      runners.push_back({&contestant, row, start(contestant, json::object())});
+    } catch (const std::exception& error) {
+      row->trouble = error.what();
+      std::printf("#   %s\n", error.what());
+    }
+  }
+  race(runners);
+  for (const auto& runner : runners)
+    if (runner.contestant->name == heat_.base) base_row = *runner.row;
+  base_rows_.push_back(base_row);
+}
+
+void Running::conclude() {
+  for (auto& row : found_.rows) {
+    if (row.round_s.empty()) continue;
+    row.step_s = median_interval(row.round_s, options_.confidence);
+    row.tokens_per_s = static_cast<double>(found_.tokens_per_step) / row.step_s.median;
+    row.cpu_s = median_interval(row.round_cpu_s, options_.confidence);
+    const auto& base = row.contestant == heat_.base ? row : base_rows_[part_of_[row.contestant]];
+    if (base.round_s.empty()) continue;
+    row.to_base = median_interval(ratios_of(row.round_s, base.round_s), options_.confidence);
+    row.cpu_to_base =
+        median_interval(ratios_of(row.round_cpu_s, base.round_cpu_s), options_.confidence);
+  }
+}
+
+// In the order of the field: those that are alone come first, others compare with them.
+void Running::prove_all() {
+  for (std::size_t i = 0; i < heat_.contestants.size(); ++i) try {
+      prove(heat_.contestants[i], found_.rows[i]);
+    } catch (const std::exception& error) {
+      found_.rows[i].trouble = error.what();
+      std::printf("#   %s: %s: %s\n", heat_.name.c_str(), heat_.contestants[i].name.c_str(),
+                  error.what());
+    }
+}
+
+RaceHeat Running::run() {
+  prove_all();
+  std::vector<std::size_t> rest;
+  std::size_t base = heat_.contestants.size();
+  for (std::size_t i = 0; i < heat_.contestants.size(); ++i)
+    if (heat_.contestants[i].name == heat_.base)
+      base = i;
+    else
+      rest.push_back(i);
+  const bool has_base = base < heat_.contestants.size();
+  const std::size_t room = std::max<std::size_t>(heat_.at_once, 2) - (has_base ? 1 : 0);
+  for (std::size_t begin = 0; begin < rest.size() || begin == 0; begin += room) {
+    std::vector<std::size_t> part;
+    if (has_base) part.push_back(base);
+    for (std::size_t i = begin; i < std::min(begin + room, rest.size()); ++i)
+      part.push_back(rest[i]);
+    run_part(part);
+  }
+  conclude();
+  return found_;
+}
+
+}  // namespace
+
+RaceHeat run_heat(const Heat& heat, const RaceOptions& options) {
+  return Running(heat, options).run();
+}
+
+}  // namespace equigrad::perf

@@ -1,0 +1,235 @@
+#include "perf/race/suites.hpp"
+
+#include <stdexcept>
+
+namespace equigrad::perf {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kDdp = "DDP";
+constexpr const char* kAlone = "LibTorch alone";
+constexpr const char* kPyTorch = "PyTorch alone";
+
+// Contestants of one heat, in the order of the tables.
+class Field {
+ public:
+  Field(const Programs& programs, Heat& heat) : programs_(programs), heat_(heat) {}
+
+  void alone() {
+    Contestant libtorch{kAlone, {programs_.worker}, {{"work", "libtorch"}}, true, true};
+    heat_.contestants.push_back(libtorch);
+    if (!programs_.peers.empty()) peer(kPyTorch, {{"peer", "plain"}}).is_alone = true;
+    if (heat_.base.empty()) heat_.base = programs_.peers.empty() ? kAlone : kDdp;
+  }
+  void peers(bool with_deepspeed = true) {
+    if (programs_.peers.empty()) return;
+    peer(kDdp, {{"peer", "ddp"}});
+    peer("FSDP2", {{"peer", "fsdp2"}});
+    for (int stage = 0; with_deepspeed && stage <= 3; ++stage)
+      peer("DeepSpeed stage " + std::to_string(stage), {{"peer", "deepspeed"}, {"stage", stage}});
+    // Stage 3 puts a linear layer of its own in place of torch's: a product, then the bias, as the
+    // reference has it.
+    if (with_deepspeed) heat_.contestants.back().contributions_of.clear();
+  }
+  void engine(int stage, const std::string& suffix = "", const json& more = json::object()) {
+    heat_.contestants.push_back(
+        engine_contestant("Equigrad stage " + std::to_string(stage) + suffix, programs_,
+                          engine_config(stage, heat_.batch, heat_.accumulation, more)));
+  }
+  void engine_stages(const std::string& suffix = "", const json& more = json::object()) {
+    for (int stage = 0; stage <= 3; ++stage) engine(stage, suffix, more);
+  }
+
+ private:
+  Contestant& peer(const std::string& name, const json& settings) {
+    Contestant contestant{name, {programs_.peers, programs_.peer_script}, settings, false, false};
+    if (name != kPyTorch) contestant.contributions_of = kPyTorch;
+    heat_.contestants.push_back(contestant);
+    return heat_.contestants.back();
+  }
+
+  const Programs& programs_;
+  Heat& heat_;
+};
+
+std::string model_text(const json& model) {
+  if (model.at("kind") == "dots")
+    return model.at("count").dump() + " parameters of " + model.at("width").dump() + " elements";
+  return "GPT, " + model.at("layers").dump() + " layers, dim " + model.at("dim").dump() + ", " +
+         model.at("heads").dump() + " heads, context " + model.at("context").dump() +
+         ", vocabulary " + model.at("vocabulary").dump();
+}
+
+Heat heat_of(const std::string& name, const json& model, int rounds, int steps) {
+  Heat heat;
+  heat.name = name;
+  heat.model = model;
+  heat.model_text = model_text(model);
+  heat.rounds = rounds;
+  heat.steps = steps;
+  return heat;
+}
+
+json dots(int count, int width) { return {{"kind", "dots"}, {"count", count}, {"width", width}}; }
+
+// A stage 3 that keeps little: what a user sets who is short of memory.
+json paged(int64_t live_numel) {
+  return {{"zero_optimization",
+           {{"stage3_max_live_parameters", live_numel},
+            {"stage3_prefetch_bucket_size", live_numel / 2},
+            {"reduce_bucket_size", live_numel},
+            {"allgather_bucket_size", live_numel},
+            {"stage3_param_persistence_threshold", 10'000}}}};
+}
+
+void everyone(const Programs& programs, const SuiteOptions& options, Heat& heat) {
+  Field field(programs, heat);
+  field.alone();
+  field.peers();
+  field.engine_stages();
+  if (heat.model.at("kind") == "gpt") {
+    field.engine(1, ", native", {{"reduction", "native"}});
+    field.engine(2, ", native", {{"reduction", "native"}});
+    field.engine(3, ", paged", paged(4'000'000));
+  }
+  if (options.has_exact) field.engine(2, ", exact", {{"reduction", "exact"}});
+}
+
+std::vector<Heat> targets(const Programs& programs, const SuiteOptions& options) {
+  std::vector<Heat> heats = {
+      heat_of("0.17 M", gpt(10, 16, 2, 128, 4096), 21, 10),
+      heat_of("5.3 M", gpt(4, 256, 8, 128, 4096), 11, 3),
+      heat_of("29.5 M", gpt(8, 512, 8, 128, 4096), 7, 2),
+      heat_of("1,000 tensors", dots(1000, 16), 21, 5),
+  };
+  for (auto& heat : heats) everyone(programs, options, heat);
+  heats[2].at_once = 7;  // about a gigabyte a rank
+  return heats;
+}
+
+std::vector<Heat> modes(const Programs& programs, const SuiteOptions& options) {
+  std::vector<Heat> heats;
+  const json small = gpt(2, 64, 4, 64, 512);
+  for (const int world : {1, 2, 4}) {
+    auto heat = heat_of("small, fp32, ranks " + std::to_string(world), small, 15, 6);
+    heat.world = world;
+    Field field(programs, heat);
+    field.alone();
+    field.peers(world > 1);
+    field.engine_stages();
+    field.engine_stages(", native", {{"reduction", "native"}});
+    if (options.has_exact) field.engine_stages(", exact", {{"reduction", "exact"}});
+    heats.push_back(heat);
+  }
+  auto heat = heat_of("small, bf16, ranks 2", small, 11, 4);
+  heat.bf16 = true;
+  Field field(programs, heat);
+  field.alone();
+  field.peers();
+  const json bf16 = {{"bf16", {{"enabled", true}}}};
+  field.engine_stages(", bf16", bf16);
+  const json low = {{"bf16",
+                     {{"enabled", true},
+                      {"bf16_master_weights_and_grads", true},
+                      {"bf16_optimizer_states", true}}}};
+  for (const int stage : {2, 3}) field.engine(stage, ", bf16 states", low);
+  heats.push_back(heat);
+  return heats;
+}
+
+// Heats that differ in one number; their names are "<series> <number>".
+std::vector<Heat> scaling(const Programs& programs) {
+  std::vector<Heat> heats;
+  const auto add = [&](const std::string& name, const json& model, int rounds, int steps, int world,
+                       int64_t accumulation, const json& more) {
+    auto heat = heat_of(name, model, rounds, steps);
+    heat.world = world;
+    heat.accumulation = accumulation;
+    Field field(programs, heat);
+    field.alone();
+    field.peers(false);
+    field.engine_stages("", more);
+    heats.push_back(heat);
+  };
+  const json none = json::object(), small = gpt(2, 64, 4, 64, 512),
+             medium = gpt(2, 128, 4, 64, 1024);
+  for (const auto& [layers, dim] : {std::pair{2, 64}, {2, 128}, {4, 192}, {4, 256}})
+    add("model dim " + std::to_string(dim), gpt(layers, dim, 4, 64, 1024), 7, 4, 2, 1, none);
+  for (const int world : {1, 2, 3, 4, 8})
+    add("ranks " + std::to_string(world), small, 7, 4, world, 1, none);
+  for (const int accumulation : {1, 2, 4, 8})
+    add("accumulation " + std::to_string(accumulation), small, 7, 3, 2, accumulation, none);
+  for (const int count : {10, 100, 1'000, 10'000})
+    add("parameters " + std::to_string(count), dots(count, 160'000 / count), 7,
+        count < 10'000 ? 10 : 2, 2, 1, none);
+  for (const int64_t bucket : {10'000, 100'000, 1'000'000})
+    add("bucket " + std::to_string(bucket), medium, 7, 4, 2, 1,
+        {{"zero_optimization",
+          {{"reduce_bucket_size", bucket}, {"allgather_bucket_size", bucket}}}});
+  return heats;
+}
+
+std::vector<Heat> smoke(const Programs& programs, const SuiteOptions& options) {
+  std::vector<Heat> heats = {heat_of("small", gpt(2, 64, 4, 64, 512), 3, 2),
+                             heat_of("100 tensors", dots(100, 16), 3, 2)};
+  for (auto& heat : heats) everyone(programs, options, heat);
+  return heats;
+}
+
+}  // namespace
+
+json gpt(int layers, int dim, int heads, int context, int vocabulary) {
+  return {{"kind", "gpt"},  {"layers", layers},   {"dim", dim},
+          {"heads", heads}, {"context", context}, {"vocabulary", vocabulary}};
+}
+
+json engine_config(int stage, int64_t batch, int64_t accumulation, const json& more) {
+  json config = {
+      {"train_micro_batch_size_per_gpu", batch},
+      {"gradient_accumulation_steps", accumulation},
+      {"optimizer",
+       {{"type", "AdamW"},
+        {"params",
+         {{"lr", 1e-3}, {"betas", {0.9, 0.999}}, {"eps", 1e-8}, {"weight_decay", 0.01}}}}},
+      {"zero_optimization", {{"stage", stage}}}};
+  config.merge_patch(more);
+  return config;
+}
+
+Contestant engine_contestant(const std::string& name, const Programs& programs,
+                             const json& config) {
+  return {name,
+          {programs.worker},
+          {{"work", "engine"}, {"config", config.dump()}},
+          /*is_ours=*/true,
+          /*is_alone=*/false};
+}
+
+const std::vector<std::string>& suite_names() {
+  static const std::vector<std::string> names = {"targets", "modes", "scaling", "smoke"};
+  return names;
+}
+
+std::vector<Heat> make_suite(const std::string& name, const Programs& programs,
+                             const SuiteOptions& options) {
+  std::vector<Heat> all;
+  if (name == "targets")
+    all = targets(programs, options);
+  else if (name == "modes")
+    all = modes(programs, options);
+  else if (name == "scaling")
+    all = scaling(programs);
+  else if (name == "smoke")
+    all = smoke(programs, options);
+  else
+    throw std::runtime_error("[race] expected targets, modes, scaling or smoke, got " + name + ".");
+  std::vector<Heat> wanted;
+  for (auto& heat : all) {
+    if (options.rounds > 0) heat.rounds = options.rounds;
+    if (heat.name.find(options.filter) != std::string::npos) wanted.push_back(heat);
+  }
+  return wanted;
+}
+
+}  // namespace equigrad::perf

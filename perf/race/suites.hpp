@@ -1,0 +1,43 @@
+// Suites: which contestants race on what.
+//
+//   targets   the three GPTs of the targets, fp32, 2 ranks, and the overhead with 1,000 parameters
+//   modes     small models: bf16, low-precision states, native reduction, 1 and 4 ranks
+//   scaling   model size, ranks, accumulation, number of parameters, bucket size
+//   smoke     a minute, to see that everything runs
+//
+// Invariants: without `peers` (a Python with DeepSpeed) a suite holds the engine and LibTorch only.
+// Errors: std::runtime_error for an unknown suite.
+// Depends on: race.hpp.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "perf/race/race.hpp"
+
+namespace equigrad::perf {
+
+struct Programs {
+  std::string worker;       // perf_worker
+  std::string peers;        // a Python; empty: none
+  std::string peer_script;  // perf/peers/worker.py
+};
+
+struct SuiteOptions {
+  int rounds = 0;          // 0: the suite's own
+  std::string filter;      // heats whose name contains it
+  bool has_exact = false;  // whether the configuration takes "reduction": "exact"
+};
+
+std::vector<Heat> make_suite(const std::string& name, const Programs& programs,
+                             const SuiteOptions& options);
+const std::vector<std::string>& suite_names();
+
+// The engine with a configuration: "zero_optimization" and top-level keys over the usual ones.
+nlohmann::json engine_config(int stage, int64_t batch, int64_t accumulation,
+                             const nlohmann::json& more);
+Contestant engine_contestant(const std::string& name, const Programs& programs,
+                             const nlohmann::json& config);
+nlohmann::json gpt(int layers, int dim, int heads, int context, int vocabulary);
+
+}  // namespace equigrad::perf

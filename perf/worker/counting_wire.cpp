@@ -1,0 +1,59 @@
+#include "perf/worker/counting_wire.hpp"
+
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <thread>
+
+namespace equigrad::perf {
+
+at::Tensor CountingWire::counted(const char* name, const at::Tensor& input, int64_t bytes) {
+  ++counts_.collectives[name];
+  counts_.bytes += bytes;
+  if (fault_.sleep_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(fault_.sleep_us));
+  return fault_.copies ? input.clone() : input;
+}
+
+comm::PendingPtr CountingWire::started(comm::PendingPtr pending) {
+  if (fault_.waits) pending->wait();
+  return pending;
+}
+
+comm::PendingPtr CountingWire::all_to_all(const at::Tensor& output, const at::Tensor& input) {
+  const int64_t others = world_size() - 1;
+  const auto sent =
+      counted("all_to_all", input, static_cast<int64_t>(input.nbytes()) / world_size() * others);
+  auto pending = started(wire_->all_to_all(output, sent));
+  if (fault_.one_more) comm::exchange(*this, at::zeros({1}, at::kLong));
+  return pending;
+}
+
+comm::PendingPtr CountingWire::all_gather(const at::Tensor& output, const at::Tensor& input) {
+  const int64_t others = world_size() - 1;
+  const auto sent = counted("all_gather", input, static_cast<int64_t>(input.nbytes()) * others);
+  return started(wire_->all_gather(output, sent));
+}
+
+comm::PendingPtr CountingWire::all_reduce_sum(const at::Tensor& tensor) {
+  const int64_t others = world_size() - 1;
+  counted("all_reduce", tensor, 2 * static_cast<int64_t>(tensor.nbytes()) * others / world_size());
+  auto pending = started(wire_->all_reduce_sum(tensor));
+  if (fault_.one_more) comm::exchange(*this, at::zeros({1}, at::kLong));
+  return pending;
+}
+
+comm::PendingPtr CountingWire::reduce_scatter_sum(const at::Tensor& output,
+                                                  const at::Tensor& input) {
+  const int64_t others = world_size() - 1;
+  const auto sent = counted("reduce_scatter", input,
+                            static_cast<int64_t>(input.nbytes()) / world_size() * others);
+  return started(wire_->reduce_scatter_sum(output, sent));
+}
+
+comm::PendingPtr CountingWire::broadcast(const at::Tensor& tensor, int root) {
+  const int64_t others = rank() == root ? world_size() - 1 : 0;
+  counted("broadcast", tensor, static_cast<int64_t>(tensor.nbytes()) * others);
+  return started(wire_->broadcast(tensor, root));
+}
+
+}  // namespace equigrad::perf

@@ -1,0 +1,195 @@
+// One rank of the engine, or of plain LibTorch: does what the controller (perf/race/) says over a
+// socket. perf/peers/worker.py is a peer's; both speak the same:
+//
+//   start      model, weights, batches, configuration            -> parameters, base_bytes
+//   gradients  the first step's averaged gradients into a file   (next after start, or never)
+//   block      a barrier, `warm` steps, `steps` timed   -> seconds, cpu_seconds, growth_bytes
+//   counts     `steps`: collectives, bytes sent, allocations, what has grown
+//   bandwidth  `bytes` to every other rank at once               -> bytes_per_s
+//
+// It links no seams: what is timed is the engine as users link it.
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <ctime>
+#include <thread>
+
+#include "conformance/oracle/tensor_file.hpp"
+#include "perf/worker/allocations.hpp"
+#include "perf/worker/channel.hpp"
+#include "perf/worker/counting_wire.hpp"
+#include "perf/worker/process_bytes.hpp"
+#include "perf/worker/work.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+// Of all threads of this process.
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+class Worker {
+ public:
+  Worker(int rank, int world, const std::string& rendezvous)
+      : rank_(rank), wire_(comm::connect_gloo(rank, world, rendezvous, std::chrono::minutes(10))) {}
+
+  json serve(const json& request) {
+    const std::string verb = request.at("do");
+    if (verb == "start") return start(request);
+    if (verb == "bandwidth") return bandwidth(request);
+    if (!work_) throw std::runtime_error("[perf] expected start first, got " + verb + ".");
+    if (verb == "gradients") return gradients(request);
+    if (verb == "block") return block(request);
+    if (verb == "counts") return counts(request);
+    throw std::runtime_error("[perf] expected start, gradients, block or counts, got " + verb);
+  }
+
+ private:
+  json start(const json& request) {
+    const json faults = request.value("faults", json::object());
+    step_sleep_us_ = faults.value("step_sleep_us", int64_t{0});
+    leak_bytes_ = faults.value("leak_bytes", int64_t{0});
+    counting_ = request.value("counted", false);
+    if (counting_) install_allocation_counter();
+    // Only a counted run goes through the wrapper: a timed one is as users have it.
+    const WireFault fault{faults.value("sleep_us", int64_t{0}), faults.value("waits", false),
+                          faults.value("copies", false), faults.value("one_more", false)};
+    std::shared_ptr<comm::Communicator> wire = wire_;
+    if (counting_ || fault.sleep_us > 0 || fault.waits || fault.copies || fault.one_more)
+      wire = counting_wire_ = std::make_shared<CountingWire>(wire_, fault);
+    work_.reset();
+    barrier();
+    forget_peak();
+    base_bytes_ = status_bytes("VmRSS");
+    work_ = make_work(request, wire);
+    forget_peak();  // what the weights' file took is not training's
+    return {{"base_bytes", base_bytes_}, {"versions", {{"torch", TORCH_VERSION}}}};
+  }
+
+  // Both ranks send at once, and each takes what the other sends.
+  json bandwidth(const json& request) {
+    const auto block =
+        at::zeros({wire_->world_size() * request.at("bytes").get<int64_t>()}, at::kByte);
+    const auto into = at::empty_like(block);
+    barrier();
+    const auto begin = Clock::now();
+    wire_->all_to_all(into, block)->wait();
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return {{"bytes_per_s", request.at("bytes").get<double>() / seconds}};
+  }
+
+  json gradients(const json& request) {
+    const auto found = work_->step_with_gradients();
+    if (rank_ == 0 || request.value("every_rank", false))
+      conformance::oracle::write_tensors(
+          request.at("path").get<std::string>() + (rank_ == 0 ? "" : "." + std::to_string(rank_)),
+          found);
+    return json::object();
+  }
+
+  json block(const json& request) {
+    barrier();
+    for (int64_t i = request.at("warm"); i > 0; --i) step();
+    json seconds = json::array();
+    const double cpu_before = cpu_seconds();
+    for (int64_t i = request.at("steps"); i > 0; --i) {
+      const auto begin = Clock::now();
+      step();
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+    return {{"seconds", seconds},
+            {"cpu_seconds", cpu_seconds() - cpu_before},
+            {"growth_bytes", status_bytes("VmHWM") - base_bytes_},
+            {"ledger", work_->ledger()}};
+  }
+
+  json counts(const json& request) {
+    settle();
+    const auto before = allocations();
+    const int64_t sent_before = sent_bytes();
+    if (counting_wire_) counting_wire_->reset();
+    const int64_t steps = request.value("steps", int64_t{1});
+    for (int64_t i = 0; i < steps; ++i) step();
+    const int64_t sent = sent_bytes() - sent_before;
+    const auto counted = allocations();
+    settle();
+    const auto after = allocations();
+    json answer = {{"steps", steps}, {"wire_bytes", sent}, {"ledger", work_->ledger()}};
+    if (!counting_wire_) return answer;
+    answer["collectives"] = counting_wire_->counts().collectives;
+    answer["payload_bytes"] = counting_wire_->counts().bytes;
+    answer["allocations"] = counted.count - before.count;
+    answer["allocated_bytes"] = counted.bytes - before.bytes;
+    answer["grown_count"] = after.live_count - before.live_count;
+    answer["grown_bytes"] = after.live_bytes - before.live_bytes;
+    return answer;
+  }
+
+  void step() {
+    work_->step();
+    if (step_sleep_us_ > 0) std::this_thread::sleep_for(std::chrono::microseconds(step_sleep_us_));
+    if (leak_bytes_ > 0) leaked_.push_back(at::zeros({leak_bytes_}, at::kByte));
+  }
+
+  // Threads of the backend let go of a collective's tensors a little after it is over.
+  void settle() {
+    barrier();
+    for (int i = 0, still = 0; counting_ && i < 200 && still < 5; ++i) {
+      const int64_t live_bytes = allocations().live_bytes;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      still = allocations().live_bytes == live_bytes ? still + 1 : 0;
+    }
+  }
+
+  void barrier() { comm::exchange(*wire_, at::zeros({1}, at::kLong)); }
+
+  int rank_;
+  std::shared_ptr<comm::Communicator> wire_;
+  std::shared_ptr<CountingWire> counting_wire_;
+  std::unique_ptr<Work> work_;
+  bool counting_ = false;
+  int64_t base_bytes_ = 0, step_sleep_us_ = 0, leak_bytes_ = 0;
+  std::vector<at::Tensor> leaked_;
+};
+
+void serve(Channel channel, int rank, int world, const std::string& rendezvous) {
+  std::unique_ptr<Worker> worker;
+  for (;;) {
+    json answer;
+    const json request = channel.receive();
+    try {
+      if (!worker) worker = std::make_unique<Worker>(rank, world, rendezvous);
+      answer["ok"] = worker->serve(request);
+    } catch (const std::exception& error) {
+      const std::string text = error.what();  // LibTorch appends a backtrace
+      answer = {{"error", text.substr(0, text.find("\nException raised from "))}};
+    }
+    channel.send(answer);
+  }
+}
+
+}  // namespace
+}  // namespace equigrad::perf
+
+int main(int argc, char** argv) {
+  if (argc != 9) return 2;  // --channel C --rank R --world W --rendezvous FILE, from the controller
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  at::set_num_threads(1);
+  at::set_num_interop_threads(1);
+  try {
+    equigrad::perf::serve(equigrad::perf::Channel(std::stoi(argv[2])), std::stoi(argv[4]),
+                          std::stoi(argv[6]), argv[8]);
+  } catch (const std::exception&) {
+    _exit(0);  // the controller is gone, or has enough
+  }
+}

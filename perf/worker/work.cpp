@@ -1,0 +1,150 @@
+#include "perf/worker/work.hpp"
+
+#include <torch/torch.h>
+
+#include <stdexcept>
+
+#include "conformance/oracle/tensor_file.hpp"
+#include "engine/engine.hpp"
+#include "engine/trace/ledger.hpp"
+#include "perf/worker/model.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+using nlohmann::json;
+using Gradients = std::map<std::string, at::Tensor>;
+
+Model read_model(const json& request) {
+  Model model(request.at("model"));
+  model.read_weights(request.at("weights"));
+  return model;
+}
+
+class Batches {
+ public:
+  Batches(const json& request, int rank)
+      : all_(conformance::oracle::read_tensors(request.at("batches"))
+                 .tensors.at("rank" + std::to_string(rank))
+                 .clone()) {}
+  at::Tensor next() { return all_[next_++ % all_.size(0)]; }
+
+ private:
+  at::Tensor all_;
+  int64_t next_ = 0;
+};
+
+class OnEngine final : public Work {
+ public:
+  OnEngine(const json& request, const std::shared_ptr<comm::Communicator>& communicator)
+      : model_(read_model(request)), batches_(request, communicator->rank()) {
+    engine_ = initialize(model_.module(), request.at("config").get<std::string>(), communicator);
+    dtype_ = request.at("bf16").get<bool>() ? at::kBFloat16 : at::kFloat;
+  }
+
+  void step() override {
+    const int64_t micro_batches = engine_->config().gradient_accumulation_steps;
+    for (int64_t i = 0; i < micro_batches; ++i) {
+      backward();
+      engine_->step();
+    }
+  }
+  Gradients step_with_gradients() override {
+    const int64_t micro_batches = engine_->config().gradient_accumulation_steps;
+    for (int64_t i = 0; i + 1 < micro_batches; ++i) {
+      backward();
+      engine_->step();
+    }
+    backward();
+    Gradients found;
+    for (const auto& [name, parameter] : model_.parameters())
+      found[name] = engine_->access().full_gradient(name).to(at::kFloat);
+    engine_->step();
+    return found;
+  }
+  json ledger() const override {
+    const auto& ledger = engine_->ledger();
+    json held = json::object();
+    for (int index = 0; index < trace::kCategories; ++index)
+      held[trace::kCategoryNames[static_cast<std::size_t>(index)]] =
+          ledger.bytes(static_cast<trace::Category>(index));
+    return {{"held", held},
+            {"held_bytes", ledger.total_bytes()},
+            {"held_peak_bytes", ledger.total_peak_bytes()}};
+  }
+
+ private:
+  void backward() { engine_->backward(model_.loss(batches_.next(), dtype_)); }
+
+  Model model_;
+  Batches batches_;
+  at::ScalarType dtype_ = at::kFloat;
+  std::unique_ptr<Engine> engine_;
+};
+
+class Libtorch final : public Work {
+ public:
+  Libtorch(const json& request, int rank)
+      : model_(read_model(request)),
+        batches_(request, rank),
+        accumulation_(request.at("accumulation")) {
+    if (request.at("bf16").get<bool>()) model_.module().to(at::kBFloat16);
+    dtype_ = request.at("bf16").get<bool>() ? at::kBFloat16 : at::kFloat;
+    parameters_ = model_.module().parameters();
+    for (const auto& parameter : parameters_) {
+      averages_.push_back(at::zeros_like(parameter));
+      squares_.push_back(at::zeros_like(parameter));
+      steps_.push_back(at::zeros({}));
+    }
+  }
+
+  void step() override {
+    backward();
+    update();
+  }
+  Gradients step_with_gradients() override {
+    backward();
+    Gradients found;
+    for (const auto& [name, parameter] : model_.parameters())
+      found[name] = parameter.grad().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    update();
+    return found;
+  }
+
+ private:
+  void backward() {
+    for (int64_t i = 0; i < accumulation_; ++i) {
+      const auto loss = model_.loss(batches_.next(), dtype_);
+      (accumulation_ == 1 ? loss : loss / static_cast<double>(accumulation_)).backward();
+    }
+  }
+  void update() {
+    const torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (auto& step : steps_) step.add_(1);
+    for (auto& parameter : parameters_) gradients.push_back(parameter.grad());
+    at::_fused_adamw_(parameters_, gradients, averages_, squares_, {}, steps_, /*lr=*/1e-3,
+                      /*beta1=*/0.9, /*beta2=*/0.999, /*weight_decay=*/0.01, /*eps=*/1e-8,
+                      /*amsgrad=*/false, /*maximize=*/false);
+    for (auto& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
+  }
+
+  Model model_;
+  Batches batches_;
+  int64_t accumulation_;
+  at::ScalarType dtype_ = at::kFloat;
+  std::vector<at::Tensor> parameters_, averages_, squares_, steps_;
+};
+
+}  // namespace
+
+std::unique_ptr<Work> make_work(const json& request,
+                                const std::shared_ptr<comm::Communicator>& communicator) {
+  if (request.at("work") == "engine") return std::make_unique<OnEngine>(request, communicator);
+  if (request.at("work") == "libtorch")
+    return std::make_unique<Libtorch>(request, communicator->rank());
+  throw std::runtime_error("[perf] expected the work engine or libtorch, got " +
+                           request.at("work").dump() + ".");
+}
+
+}  // namespace equigrad::perf

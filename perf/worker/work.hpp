@@ -1,0 +1,38 @@
+// Work: one rank's training, the engine's or plain LibTorch's, a step at a time.
+//
+//   engine     equigrad::initialize with the request's configuration, as a user calls it
+//   libtorch   forward, backward, ATen's fused AdamW; no communication: what a step costs alone
+//
+// Models: "gpt" is the reference's; "dots" has many small parameters, loss = (sum of p . x)^2.
+// Invariants: weights and batches come from the request's files; step i takes the batches that
+//   follow those of step i - 1, round and round.
+// Shapes: batches [count, batch, context + 1] int64 for gpt, [count, width] float for dots.
+// Errors: std::runtime_error, equigrad::Error.
+// Depends on: engine.hpp, reference/model.hpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/comm/communicator.hpp"
+
+namespace equigrad::perf {
+
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void step() = 0;
+  // One step too; what it gives is whole and averaged. Collective.
+  virtual std::map<std::string, at::Tensor> step_with_gradients() = 0;
+  // {"held_bytes", "held_peak_bytes", "held": by category} of its own books; null without any.
+  virtual nlohmann::json ledger() const { return nullptr; }
+};
+
+std::unique_ptr<Work> make_work(const nlohmann::json& request,
+                                const std::shared_ptr<comm::Communicator>& communicator);
+
+}  // namespace equigrad::perf

@@ -1,0 +1,81 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "reports/environment_json.hpp"
+#include "reports/race.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(shortest(value)); }
+
+Json write(const MedianEstimate& estimate) {
+  return {{"median", number(estimate.median)},
+          {"low", number(estimate.low)},
+          {"high", number(estimate.high)}};
+}
+
+Json write(const std::optional<int64_t>& count) { return count ? Json(*count) : Json(nullptr); }
+
+Json write(const RaceRow& row) {
+  Json rounds = Json::array();
+  for (const double seconds : row.round_s) rounds.push_back(number(seconds));
+  return {{"contestant", clean(row.contestant)},
+          {"trouble", clean(row.trouble)},
+          {"step_s", write(row.step_s)},
+          {"to_base", write(row.to_base)},
+          {"best_step_s", number(row.best_step_s)},
+          {"cpu_s", write(row.cpu_s)},
+          {"cpu_to_base", write(row.cpu_to_base)},
+          {"tokens_per_s", number(row.tokens_per_s)},
+          {"growth_bytes", write(row.growth_bytes)},
+          {"held_peak_bytes", write(row.held_peak_bytes)},
+          {"wire_bytes", write(row.wire_bytes)},
+          {"collectives", row.collectives},
+          {"allocations", write(row.allocations)},
+          {"is_proven", row.is_proven},
+          {"proof_margin", number(row.proof_margin)},
+          {"differing_elements", row.differing_elements},
+          {"round_s", rounds}};
+}
+
+Json settings(const RaceHeat& heat) {
+  return {{"name", clean(heat.name)},
+          {"model", clean(heat.model)},
+          {"parameters", heat.parameters},
+          {"tokens_per_step", heat.tokens_per_step},
+          {"ranks", heat.ranks},
+          {"accumulation", heat.accumulation},
+          {"rounds", heat.rounds},
+          {"steps_per_round", heat.steps_per_round},
+          {"base", clean(heat.base)},
+          {"compute_limit_s", number(heat.compute_limit_s)},
+          {"wire_limit_s", number(heat.wire_limit_s)}};
+}
+
+}  // namespace
+
+std::string to_json(const Race& race) {
+  std::string out = "{\"schema_version\": " + std::to_string(race.schema_version) +
+                    ",\n\"environment\": " + write(race.environment).dump() +
+                    ",\n\"command\": " + Json(clean(race.command)).dump() +
+                    ",\n\"versions\": " + Json(race.versions).dump() +
+                    ",\n\"bandwidth_bytes_per_s\": " + number(race.bandwidth_bytes_per_s).dump() +
+                    ",\n\"load_before\": " + number(race.load_before).dump() +
+                    ",\n\"load_after\": " + number(race.load_after).dump() +
+                    ",\n\"wall_s\": " + number(race.wall_s).dump() + ",\n\"heats\": [";
+  for (std::size_t i = 0; i < race.heats.size(); ++i) {
+    std::string head = settings(race.heats[i]).dump();
+    head.pop_back();
+    out += (i == 0 ? "\n" : ",\n") + head + ",\"rows\":[";
+    for (std::size_t r = 0; r < race.heats[i].rows.size(); ++r)
+      out += (r == 0 ? "\n " : ",\n ") + write(race.heats[i].rows[r]).dump();
+    out += "]}";
+  }
+  return out + "]}\n";
+}
+
+}  // namespace equigrad::reports
