@@ -27,7 +27,7 @@ struct Sizes {
   std::int64_t param, window, master, state;
   std::int64_t weight_wire[2], gradient_wire[2];  // by lower_precision
   bool masters_are_shards;                        // stage 3
-  bool copies_gradient;                           // to where the masters are
+  bool copies_gradient;                           // on CUDA, to where the masters are
 
   Sizes(const EngineConfig& config, bool on_cuda);
 };
@@ -40,8 +40,9 @@ struct Model {
   int world;
   layout::BucketPlan plan;
   Sizes sizes;
-  std::vector<std::size_t> all;       // trainable, registered last first
-  std::vector<std::size_t> arrivals;  // in a pass
+  std::vector<std::size_t> all;                 // trainable, registered last first
+  std::vector<std::size_t> arrivals;            // in a pass
+  std::vector<std::vector<std::size_t>> units;  // of pages that come and go together
 
   Model(const layout::ParameterTable& of, const EngineConfig& with, const MemoryOptions& options);
 

@@ -38,6 +38,7 @@ struct Case {
   std::string optimizer = "AdamW";  // or Adam, which is AdamW too, or SGD, with momentum
   bool schedule = false;            // WarmupLR
   bool drops_layers = false;        // progressive layer drop
+  bool has_leaf = false;            // the modules called experts are leaf modules
   int smallest_world = 1;
   std::vector<std::string> answers = {};  // what it answers: "trap 1", "misbehaviour 5"
   std::vector<Precision> precisions = {Precision::Fp32, Precision::Bf16};
@@ -50,6 +51,7 @@ struct Case {
   Case with_optimizer(std::string type) const;
   Case scheduled() const;
   Case dropping_layers() const;
+  Case with_leaf() const;
   Case from_world(int world) const;
   Case answering(std::vector<std::string> known) const;
   Case in(std::vector<Precision> modes) const;

@@ -1,6 +1,7 @@
 #include "engine/parameter/parameters.hpp"
 
 #include "engine/layout/partition.hpp"
+#include "engine/parameter/early_shards.hpp"
 
 namespace equigrad::parameter {
 
@@ -10,9 +11,12 @@ void fill_masters(const Context& context) {
       const layout::Partition partition(slot.numel, context.plan.shards());
       const int rank = context.plan.shards() == 1 ? 0 : context.communicator.rank();
       const auto mine = partition.range(rank);
-      context.masters.narrow(0, bucket.offset + slot.offset, mine.numel())
-          .copy_(context.tensors[slot.parameter].detach().reshape({-1}).narrow(0, mine.begin,
-                                                                               mine.numel()));
+      const auto master = context.masters.narrow(0, bucket.offset + slot.offset, mine.numel());
+      const auto& tensor = context.tensors[slot.parameter];
+      if (const auto early = early_shard(tensor))
+        master.copy_(early->shard.narrow(0, 0, mine.numel()));
+      else
+        master.copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
     }
   }
 }
