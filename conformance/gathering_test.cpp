@@ -95,7 +95,7 @@ TEST(Gathering, WhatTheModifierRankWroteIsEveryRanksAndNoOtherBitChanges) {
         run["seven"].narrow(0, 5, 2).fill_(0.75);
         run["frozen"].detach().fill_(3);
         auto grid = run["grid"].detach();
-        std::memset(grid.mutable_data_ptr(), 0, grid.element_size());
+        std::memset(grid.mutable_data_ptr(), 0, grid.itemsize());
       }
       whole.end();
     }

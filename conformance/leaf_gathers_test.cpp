@@ -30,14 +30,14 @@ std::string config_of(const std::string& zero) {
          zero + "}}";
 }
 
-struct Run {
+struct Trained {
   std::shared_ptr<CountingWire> wire;
   std::shared_ptr<reference::Model> owner =
       conformance::contract::make_contract_model("experts", 3);
   Experts& model = dynamic_cast<Experts&>(*owner);
   std::unique_ptr<Engine> engine;
 
-  Run(RankContext& context, const std::string& zero)
+  Trained(RankContext& context, const std::string& zero)
       : wire(std::make_shared<CountingWire>(context.group())),
         engine(initialize(model, config_of(zero), wire)) {}
 
@@ -65,7 +65,8 @@ TEST(LeafGathers, DoNotDependOnTheRoute) {
     for (const int world : {2, 3}) {
       EXPECT_EQ(on_ranks(world,
                          [&](RankContext& context) {
-                           Run leaf(context, paging + R"(, "leaf_module": {"names": ["experts"]})");
+                           Trained leaf(context,
+                                        paging + R"(, "leaf_module": {"names": ["experts"]})");
                            const auto rank = static_cast<std::size_t>(context.rank());
                            for (int i = 0; i < 3; ++i) leaf.pass(kRoutes[4]);  // learnt
                            const auto want = leaf.pass(kRoutes[4]);
@@ -83,7 +84,7 @@ TEST(LeafGathers, DoNotDependOnTheRoute) {
 TEST(LeafGathers, DependOnTheRouteWithoutALeaf) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       Run plain(context, R"(, "stage3_prefetch_bucket_size": 0)");
+                       Trained plain(context, R"(, "stage3_prefetch_bucket_size": 0)");
                        for (int i = 0; i < 3; ++i) plain.pass(kRoutes[4]);
                        EXPECT_NE(plain.pass(kRoutes[0]), plain.pass(kRoutes[4]));
                      }),
@@ -91,26 +92,26 @@ TEST(LeafGathers, DependOnTheRouteWithoutALeaf) {
 }
 
 TEST(LeafGathers, MarksAndTheConfigurationAreTheSame) {
-  EXPECT_EQ(on_ranks(2,
-                     [](RankContext& context) {
-                       Run by_config(context, R"(, "leaf_module": {"name_suffixes": ["experts"]})");
-                       auto owner = conformance::contract::make_contract_model("experts", 3);
-                       auto& model = dynamic_cast<Experts&>(*owner);
-                       set_z3_leaf_modules<Experts::Group>(model);
-                       const auto wire = std::make_shared<CountingWire>(context.group());
-                       const auto engine = initialize(model, config_of(""), wire);
-                       EXPECT_EQ(engine->config().zero.leaf_module.names,
-                                 std::vector<std::string>{"experts"});
-                       const auto x = sample(7, 5).view({1, 7});
-                       for (auto* all : {&by_config.model, &model}) all->gate(x);
-                       auto& weight = model.experts->all[2]->down->weight;
-                       (void)model.experts->all[0]->up(x);
-                       EXPECT_NE(weight.storage().data(), nullptr) << "came with another expert's";
-                       (void)by_config.model.experts->all[0]->up(x);
-                       EXPECT_NE(by_config.model.experts->all[2]->down->weight.storage().data(),
-                                 nullptr);
-                     }),
-            "");
+  EXPECT_EQ(
+      on_ranks(2,
+               [](RankContext& context) {
+                 Trained by_config(context, R"(, "leaf_module": {"name_suffixes": ["experts"]})");
+                 auto owner = conformance::contract::make_contract_model("experts", 3);
+                 auto& model = dynamic_cast<Experts&>(*owner);
+                 set_z3_leaf_modules<Experts::Group>(model);
+                 const auto wire = std::make_shared<CountingWire>(context.group());
+                 const auto engine = initialize(model, config_of(""), wire);
+                 EXPECT_EQ(engine->config().zero.leaf_module.names,
+                           std::vector<std::string>{"experts"});
+                 const auto x = sample(7, 5).view({1, 7});
+                 for (auto* all : {&by_config.model, &model}) all->gate(x);
+                 auto& weight = model.experts->all[2]->down->weight;
+                 (void)model.experts->all[0]->up(x);
+                 EXPECT_NE(weight.storage().data(), nullptr) << "came with another expert's";
+                 (void)by_config.model.experts->all[0]->up(x);
+                 EXPECT_NE(by_config.model.experts->all[2]->down->weight.storage().data(), nullptr);
+               }),
+      "");
 }
 
 TEST(LeafGathers, TheirBytesAreInTheFormula) {
@@ -118,7 +119,7 @@ TEST(LeafGathers, TheirBytesAreInTheFormula) {
       on_ranks(
           2,
           [](RankContext& context) {
-            Run leaf(context, R"(, "stage3_max_live_parameters": 50,
+            Trained leaf(context, R"(, "stage3_max_live_parameters": 50,
                                               "leaf_module": {"names": ["experts"]})");
             std::vector<layout::Registration> registrations;
             MemoryOptions options{2, false, {}, {{}}};

@@ -90,7 +90,8 @@ std::map<std::string, at::Tensor> trained(Net& net, Engine& engine) {
 }
 
 std::map<std::string, at::Tensor> made_whole(RankContext& context, const std::string& text) {
-  torch::manual_seed(40 + context.rank());  // rank 0's values are everybody's
+  torch::manual_seed(
+      static_cast<uint64_t>(40 + context.rank()));  // rank 0's values are everybody's
   Net net;
   return trained(net, *initialize(net, text, context.group()));
 }
@@ -101,7 +102,7 @@ TEST(ZeroInit, BitsAreThoseOfTheModelThatIsMadeWhole) {
       EXPECT_EQ(on_ranks(world,
                          [more](RankContext& context) {
                            const auto want = made_whole(context, config(3, more));
-                           torch::manual_seed(40 + context.rank());
+                           torch::manual_seed(static_cast<uint64_t>(40 + context.rank()));
                            std::unique_ptr<Net> net;
                            {
                              zero::Init init(config(3, more), context.group());

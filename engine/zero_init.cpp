@@ -63,8 +63,8 @@ class Init::State {
   static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function);
   static void end(const at::RecordFunction& function, at::ObserverContext* context);
 
-  template <class Fn>
-  void for_each(c10::ArrayRef<const c10::IValue> values, Fn fn);
+  template <class Values, class Fn>
+  void for_each(const Values& values, Fn fn);
   void before(const at::RecordFunction& function);
   void after(const at::RecordFunction& function);
   void add(const at::Tensor& tensor);
@@ -113,9 +113,9 @@ void Init::State::end(const at::RecordFunction& function, at::ObserverContext* c
   if (context != nullptr && current != nullptr) current->after(function);
 }
 
-template <class Fn>
-void Init::State::for_each(c10::ArrayRef<const c10::IValue> values, Fn fn) {
-  for (const auto& value : values) {
+template <class Values, class Fn>
+void Init::State::for_each(const Values& values, Fn fn) {
+  for (const c10::IValue& value : values) {
     if (value.isTensor()) {
       fn(value.toTensor());
     } else if (value.isTensorList()) {
@@ -271,9 +271,11 @@ Init::Init(const std::string& config, std::shared_ptr<comm::Communicator> commun
 
 Init::~Init() {
   if (!state_) return;
-  if (std::uncaught_exceptions() > exceptions_) return state_->abandon();
   try {
-    finish();
+    if (std::uncaught_exceptions() > exceptions_)
+      state_->abandon();
+    else
+      finish();
   } catch (...) {
     kept_failure() = std::current_exception();
   }
