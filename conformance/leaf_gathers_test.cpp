@@ -41,7 +41,8 @@ struct Trained {
       : wire(std::make_shared<CountingWire>(context.group())),
         engine(initialize(model, config_of(zero), wire)) {}
 
-  // Rows by these experts; the counts of the pass.
+  // A pass by these experts: the messages of its forward, and the gathers of all of it. (How many
+  // messages a reduction takes depends on which buckets are full.)
   std::pair<int64_t, int64_t> pass(const std::vector<std::size_t>& route) {
     const auto x = sample(7, 5).view({1, 7});
     const auto gates = at::softmax(model.gate(x), 1);
@@ -51,8 +52,9 @@ struct Trained {
       auto& expert = *model.experts->all[which];
       y = y + expert.down(at::gelu(expert.up(x))) * gates[0][static_cast<int64_t>(which)];
     }
+    const auto of_forward = wire->messages - messages;
     engine->backward(y.square().mean());
-    return {wire->messages - messages, wire->gathers - gathers};
+    return {of_forward, wire->gathers - gathers};
   }
 };
 
