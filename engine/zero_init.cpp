@@ -58,17 +58,20 @@ class Init::State {
     bool partitioned = false;
     int pins = 0;
   };
-  struct Context final : at::ObserverContext {};
+  using Storages = std::vector<const c10::StorageImpl*>;
+  struct Context final : at::ObserverContext {
+    Storages read;  // the inputs are gone when the operator ends
+  };
 
   static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function);
   static void end(const at::RecordFunction& function, at::ObserverContext* context);
 
   template <class Values, class Fn>
   void for_each(const Values& values, Fn fn);
-  void before(const at::RecordFunction& function);
-  void after(const at::RecordFunction& function);
+  Storages before(const at::RecordFunction& function);
+  void after(const at::RecordFunction& function, const Storages& read);
   void add(const at::Tensor& tensor);
-  void touch(const at::Tensor& tensor, int pins);
+  void touch(const c10::StorageImpl* storage, int pins);
   void partition_idle(int64_t idle_operators);
   void partition(Made& made, const at::Tensor& tensor);
   void fetch(Made& made, const at::Tensor& tensor);
@@ -105,12 +108,14 @@ Init::State::~State() {
 
 std::unique_ptr<at::ObserverContext> Init::State::start(const at::RecordFunction& function) {
   if (current == nullptr || parameter::Silence::active()) return nullptr;
-  current->before(function);
-  return std::make_unique<Context>();
+  auto context = std::make_unique<Context>();
+  context->read = current->before(function);
+  return context;
 }
 
 void Init::State::end(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (context != nullptr && current != nullptr) current->after(function);
+  if (context == nullptr || current == nullptr) return;
+  current->after(function, static_cast<Context*>(context)->read);
 }
 
 template <class Values, class Fn>
@@ -143,27 +148,31 @@ void Init::State::agree(Say say, int64_t number, int64_t numel) {
   }
 }
 
-void Init::State::before(const at::RecordFunction& function) {
+Init::State::Storages Init::State::before(const at::RecordFunction& function) {
   const parameter::Silence silence;
   const at::NoGradGuard no_grad;
   ++clock_;
+  Storages read;
+  for_each(function.inputs(), [&read](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage())
+      read.push_back(tensor.storage().unsafeGetStorageImpl());
+  });
   try {
-    for_each(function.inputs(), [this](const at::Tensor& tensor) { touch(tensor, 1); });
+    for (const auto* storage : read) touch(storage, 1);
     if (!failure_) partition_idle(kIdleOperators);
   } catch (...) {
     if (!failure_) failure_ = std::current_exception();
   }
+  return read;
 }
 
-void Init::State::after(const at::RecordFunction& function) {
+void Init::State::after(const at::RecordFunction& function, const Storages& read) {
   const parameter::Silence silence;
-  for_each(function.inputs(), [this](const at::Tensor& tensor) { touch(tensor, -1); });
+  for (const auto* storage : read) touch(storage, -1);
   for_each(function.outputs(), [this](const at::Tensor& tensor) { add(tensor); });
 }
 
-void Init::State::touch(const at::Tensor& tensor, int pins) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
-  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+void Init::State::touch(const c10::StorageImpl* storage, int pins) {
   for (auto& made : made_) {
     if (made.storage != storage) continue;
     made.last_use = clock_;
