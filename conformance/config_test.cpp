@@ -140,7 +140,7 @@ TEST(Reading, EveryHonouredKeyReachesItsField) {
   expected.precision.param = DataType::Bf16;
   expected.precision.check_grad_overflow = false;
   expected.optimizer = {OptimizerConfig::Kind::AdamW, 0.25, 0.125, 0.5, 0.75, 1e-6, 0, 0, false};
-  expected.zero = {3, 500, 11, 12, 13, 14, 15};
+  expected.zero = {3, 500, 11, 12, 13, 14, 15, {}, {}};
   EXPECT_EQ(config, expected);
   for (const auto& [word, order] : {std::pair{"pinned", ReductionOrder::Pinned},
                                     {"native", ReductionOrder::Native},

@@ -18,6 +18,7 @@ struct Mode {
   bool offload = false;
   int least_stage = 0;
   bool is_exact = false;
+  bool offload_param = false;
 };
 
 LossScaleConfig scale_of(LossScaleConfig::Policy policy) {
@@ -56,6 +57,8 @@ std::vector<Mode> all_modes() {
   const auto fp16 = all_of(f16, f16, f32, f32), low = all_of(b16, b16, b16, b16);
   return {{"fp32", fp32},
           {"fp32, offload", fp32, true, 1},
+          {"fp32, offload all", fp32, true, 3, false, true},
+          {"bf16, offload parameters", bf16, false, 3, false, true},
           {"fp32, bf16 wire", travelling_in(fp32, b16)},
           {"bf16", bf16},
           {"bf16, offload", bf16, true, 1},
@@ -85,6 +88,7 @@ EngineConfig config_of(const Mode& mode, int stage, int world, int64_t accumulat
   config.precision = mode.precision;
   if (mode.is_exact) config.reduction = ReductionOrder::Exact;
   config.offload_optimizer.to_cpu = mode.offload;
+  config.zero.offload_param.to_cpu = mode.offload_param;
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 40;
   config.zero.allgather_bucket_size = 70;

@@ -104,6 +104,26 @@ TEST(MemoryModel, OffloadedStateWantsAShardAndAGradientOnTheDevice) {
   EXPECT_EQ(of(true, Category::Parameters).idle, 50 * 4);
   EXPECT_EQ(of(false, Category::Gradients).peak, 50 * 4);
   EXPECT_EQ(of(true, Category::Gradients).peak, 50 * 8);
+  config.zero.offload_param.to_cpu = true;
+  EXPECT_EQ(of(true, Category::Parameters).idle, 0) << "the masters are there too";
+  config.offload_optimizer.to_cpu = false;
+  EXPECT_EQ(of(true, Category::Parameters).idle, 50 * 4);
+  EXPECT_EQ(of(false, Category::Parameters).idle, 0);
+}
+
+TEST(MemoryModel, ALeafIsHereAsAWhole) {
+  auto config = fp32(3);
+  config.zero.stage3_param_persistence_threshold = 0;
+  config.zero.stage3_max_live_parameters = 10;
+  const auto of = [&](std::vector<std::vector<std::size_t>> leaves) {
+    return forecast(table_of_sizes({100, 4, 20, 30, 40}, config), config, {2, false, {}, leaves})
+        .of(Category::Gathered);
+  };
+  EXPECT_EQ(of({}).peak, 100 * 4);
+  EXPECT_EQ(of({{2, 3, 4}}).peak, 100 * 4);
+  EXPECT_EQ(of({{1, 3, 4}, {0, 2}}).peak, 120 * 4);
+  EXPECT_EQ(of({}).most, (10 + 140) * 4 + 194 * 4) << "the limit, two more, and their room";
+  EXPECT_EQ(of({{1, 2, 3, 4}}).most, 2 * 194 * 4);
 }
 
 // Figure 1 of the paper, with what this engine holds more (fp32: masters beside parameters) and

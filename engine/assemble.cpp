@@ -13,6 +13,7 @@
 #include "engine/data_types.hpp"
 #include "engine/did_you_mean.hpp"
 #include "engine/gradient/backward_pass.hpp"
+#include "engine/leaf_modules.hpp"
 #include "engine/profile/flops_profiler.hpp"
 #include "engine/training_engine.hpp"
 
@@ -117,6 +118,16 @@ std::map<std::string, std::string> module_types(const torch::nn::Module& model) 
   return types;
 }
 
+// Marks are names, which the configuration may have already.
+void add_marked(torch::nn::Module& model, std::vector<std::string>& names) {
+  const auto marked = get_z3_leaf_modules(model);
+  if (std::find(marked.begin(), marked.end(), &model) != marked.end()) names.emplace_back();
+  const auto below = model.named_modules("", /*include_self=*/false);
+  for (const auto& item : below)
+    if (std::find(marked.begin(), marked.end(), item.value().get()) != marked.end())
+      names.push_back(item.key());
+}
+
 }  // namespace
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
@@ -138,7 +149,7 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
                 "expected at least one parameter, got a model with none. Did the model call "
                 "register_module and register_parameter?");
   }
-  Assembly assembly{layout::ParameterTable(registrations), {}, std::move(overrides)};
+  Assembly assembly{layout::ParameterTable(registrations), {}, std::move(overrides), {}};
   assembly.tensors.resize(assembly.table.size());
   for (const auto& group : groups) {
     for (const auto& parameter : group.parameters) {
@@ -157,7 +168,8 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
         [](const char* name) -> const char* { return std::getenv(name); });
   }
   const int world_size = communicator ? communicator->world_size() : launch.world_size;
-  const auto checked = load_config(config, world_size);
+  auto checked = load_config(config, world_size);
+  add_marked(model, checked.zero.leaf_module.names);
   ParameterGroup all;
   const auto named = model.named_parameters();
   const auto types = module_types(model);

@@ -21,6 +21,7 @@ struct Assembly {
   layout::ParameterTable table;
   std::vector<at::Tensor> tensors;  // by index of the table
   std::vector<optimizer::GroupOverride> groups;
+  std::vector<std::vector<std::size_t>> leaves = {};  // parameters of leaf modules
 };
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,

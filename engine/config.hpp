@@ -52,6 +52,8 @@ struct ZeroConfig {
   std::int64_t stage3_param_persistence_threshold = 100'000;
   std::int64_t stage3_max_live_parameters = 1'000'000'000;
   std::int64_t stage3_max_reuse_distance = 1'000'000'000;
+  LeafModuleConfig leaf_module;
+  OffloadParamConfig offload_param;  // shards, stage 3
   bool operator==(const ZeroConfig&) const = default;
 };
 

@@ -58,6 +58,10 @@ void check_zero(const ZeroConfig& zero, Checks& checks) {
                   zero.stage3_param_persistence_threshold, 0);
   checks.at_least(section + "stage3_max_live_parameters", zero.stage3_max_live_parameters, 0);
   checks.at_least(section + "stage3_max_reuse_distance", zero.stage3_max_reuse_distance, 0);
+  if (zero.offload_param.to_cpu && zero.stage != 3)
+    checks.problem(section + "offload_param.device",
+                   "expected \"none\" below stage 3, got \"cpu\". Parameters are whole on every "
+                   "rank there; set stage 3, or drop the section.");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Config features: the values of the optional sections scheduler, progressive_layer_drop and
-// flops_profiler.
+// flops_profiler, and of zero_optimization's leaf_module and offload_param.
 //
 // Invariants: names and defaults are DeepSpeed's, except that a default of
 // progressive_layer_drop.theta and .gamma exists (DeepSpeed fails without the keys; these are the
@@ -71,6 +71,25 @@ struct FlopsProfilerConfig {
   bool detailed = true;
   std::string output_file;  // empty: standard output
   bool operator==(const FlopsProfilerConfig&) const = default;
+};
+
+// Modules whose parameters come and go together at stage 3 (leaf_modules.hpp). The classes by
+// default are DeepSpeed's: they may match nothing, and a class of that name in any namespace is
+// meant. Every other entry must match a module.
+struct LeafModuleConfig {
+  std::vector<std::string> classes{
+      "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
+      "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
+      "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock"};
+  std::vector<std::string> names;
+  std::vector<std::string> name_suffixes;
+  bool operator==(const LeafModuleConfig&) const = default;
+};
+
+struct OffloadParamConfig {
+  bool to_cpu = false;
+  bool pin_memory = true;
+  bool operator==(const OffloadParamConfig&) const = default;
 };
 
 // The value of "scheduler.type".

@@ -27,6 +27,8 @@ void read_features(ConfigReader& reader, Notes& notes, EngineConfig& config);
 // After the stage is known. A section that is off is read for its types only.
 void read_precision(ConfigReader& reader, Notes& notes, EngineConfig& config);
 void read_amp(ConfigReader& reader, Notes& notes, EngineConfig& config);
+// The sections of zero_optimization, after its stage: leaf_module, offload_param.
+void read_zero_sections(ConfigReader& reader, EngineConfig& config);
 // How gradients are averaged and measured, and where the optimizer's state is.
 void read_averaging(ConfigReader& reader, Notes& notes, EngineConfig& config);
 
@@ -93,6 +95,7 @@ void add_features(const EngineConfig& config, SettingList& list);
 void add_precision(const EngineConfig& config, SettingList& list);
 void add_amp(const EngineConfig& config, SettingList& list);
 void add_averaging(const EngineConfig& config, SettingList& list);
+void add_zero_sections(const ZeroConfig& zero, SettingList& list);
 void add_offload(const EngineConfig& config, SettingList& list);
 
 // "fp32", "bf16" or "fp16".

@@ -217,6 +217,7 @@ EngineConfig read_config(ConfigReader& reader, Notes& notes, int world_size) {
   parse.optimizer();
   parse.zero();
   parse.own_keys();
+  read_zero_sections(reader, config);
   read_precision(reader, notes, config);
   read_averaging(reader, notes, config);
   read_features(reader, notes, config);

@@ -112,6 +112,7 @@ std::vector<Setting> settings_of(const EngineConfig& config, const ConfigReader&
   add_precision(config, list);
   add_amp(config, list);
   add_zero(config.zero, list);
+  add_zero_sections(config.zero, list);
   add_offload(config, list);
   list.add("reduction", config.reduction == ReductionOrder::Exact    ? "exact"
                         : config.reduction == ReductionOrder::Native ? "native"

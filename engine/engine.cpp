@@ -61,6 +61,7 @@ void TrainingEngine::abandon_pass() noexcept {
 
 // A gather that failed in an operator, outside of any pass.
 void TrainingEngine::rethrow_failure() {
+  gathering_.rethrow_failure();
   try {
     parameters_->rethrow_failure();
   } catch (...) {
@@ -161,6 +162,7 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
                             "under \"scheduler\".",
                             lr_kwargs.begin()->first));
   }
+  gathering_.check_closed("engine.step");
   micro_batches_.check_step();
   const bool boundary = micro_batches_.is_boundary();
   const at::NoGradGuard no_grad;

@@ -15,7 +15,8 @@
 // the loss scale does: config_precision.hpp.
 // Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A step()
 // that finds a gradient which is not finite empties the window and writes nothing.
-// Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp, schedule.
+// Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp,
+// gathered_parameters.hpp, schedule.
 // Paper: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 // (arXiv 1910.02054).
 #pragma once
@@ -34,6 +35,7 @@
 #include "engine/config.hpp"
 #include "engine/engine_types.hpp"
 #include "engine/error.hpp"
+#include "engine/gathered_parameters.hpp"
 #include "engine/schedule/progressive_layer_drop.hpp"
 #include "engine/schedule/schedule.hpp"
 
@@ -110,6 +112,10 @@ class Engine {
   virtual at::Tensor full_parameter(const std::string& name) = 0;
   virtual std::vector<LocalShard> local_shards() const = 0;
   virtual Access& access() = 0;
+  // Whole parameters while the guard lives, which one rank may write. Collective.
+  [[nodiscard]] virtual GatheredParameters gather(
+      const std::vector<at::Tensor>& parameters,
+      std::optional<int> modifier_rank = std::nullopt) = 0;
   // Called at every boundary after clipping and before the update.
   virtual void on_step(std::function<void(const std::vector<LocalShard>&)> observer) = 0;
   // Bytes this rank holds, by category, now and at the peak.

@@ -45,7 +45,7 @@ struct LocalShard {
 
 // Elements of parameters that stage 3 gathers for the operators of one cycle, a forward and a
 // backward pass; what is whole all the time (stage3_param_persistence_threshold) is not in it.
-struct Gathering {
+struct GatherTraffic {
   int64_t gathered_numel = 0;  // in the last cycle
   int64_t planned_numel = 0;   // by Belady's rule, for the uses that were learnt
   int64_t least_numel = 0;     // no schedule under stage3_max_live_parameters gathers less
@@ -55,7 +55,7 @@ struct Counters {
   int64_t micro_steps = 0;    // calls of step()
   int64_t global_steps = 0;   // boundaries reached, skipped ones included
   int64_t skipped_steps = 0;  // boundaries skipped for a non-finite gradient
-  Gathering gathering;        // stage 3
+  GatherTraffic gathering;    // stage 3
 };
 
 }  // namespace equigrad

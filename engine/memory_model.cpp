@@ -41,7 +41,9 @@ Sizes::Sizes(const EngineConfig& config, bool on_cuda)
     if (waits_as_sent && config.gradient_accumulation_steps > 1) gradient_wire[lower] = kExactBytes;
   }
   if (is_exact && each) window = kExactBytes;
-  masters_are_shards = precision.master == precision.param && !copies_gradient;
+  const bool one_place =
+      !on_cuda || config.offload_optimizer.to_cpu == config.zero.offload_param.to_cpu;
+  masters_are_shards = precision.master == precision.param && one_place;
 }
 
 Model::Model(const layout::ParameterTable& of, const EngineConfig& with,
@@ -55,6 +57,12 @@ Model::Model(const layout::ParameterTable& of, const EngineConfig& with,
   for (std::size_t i = table.size(); i-- > 0;)
     if (table[i].trainable) all.push_back(i);
   arrivals = options.arrivals.value_or(all);
+  units = options.leaves;
+  std::vector<bool> in_leaf(table.size(), false);
+  for (const auto& leaf : units)
+    for (const std::size_t i : leaf) in_leaf[i] = true;
+  for (std::size_t i = 0; i < table.size(); ++i)
+    if (!in_leaf[i]) units.push_back({i});
 }
 
 HeldBytes Model::parameters() const {

@@ -6,7 +6,8 @@
 //
 //                   between steps                    at the peak of a window, beside that
 //   parameters      stages 0-2: N p;  stage 3: the   -
-//                   masters if they have the type,
+//                   masters if they have the type
+//                   and place (offload_*, on CUDA),
 //                   else n p; n w where weights
 //                   travel in another type; frozen
 //                   ones their shard's p
@@ -54,6 +55,8 @@ struct MemoryOptions {
   // The parameters that every pass reaches, in the order in which their gradients arrive; nothing:
   // all trainable ones, those registered last first. A parameter arrives once a pass.
   std::optional<std::vector<std::size_t>> arrivals;
+  // Parameters that come and go together at stage 3: those of a leaf module.
+  std::vector<std::vector<std::size_t>> leaves = {};
 };
 
 struct HeldBytes {

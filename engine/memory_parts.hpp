@@ -43,8 +43,9 @@ struct Model {
   int world;
   layout::BucketPlan plan;
   Sizes sizes;
-  std::vector<std::size_t> all;       // trainable, registered last first
-  std::vector<std::size_t> arrivals;  // in a pass
+  std::vector<std::size_t> all;                 // trainable, registered last first
+  std::vector<std::size_t> arrivals;            // in a pass
+  std::vector<std::vector<std::size_t>> units;  // of pages that come and go together
 
   Model(const layout::ParameterTable& of, const EngineConfig& with, const MemoryOptions& options);
 

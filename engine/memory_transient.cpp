@@ -134,7 +134,7 @@ std::int64_t Model::persistent_peak() const {
 }
 
 // Of pages that are here or on their way, at most: the limit is asked before an operator's own
-// parameters come, taken to be the two largest (a weight and its bias).
+// parameters come, taken to be the two largest (a weight and its bias), or leaf modules.
 std::int64_t Model::live_bytes() const {
   std::int64_t padded = 0, numel = 0, persistent = 0, padding = 0;
   std::vector<std::int64_t> largest{0, 0};
@@ -143,7 +143,10 @@ std::int64_t Model::live_bytes() const {
     padding += padded_numel(i) - table[i].numel;
     numel += table[i].numel;
     if (is_persistent(i)) persistent += table[i].numel;
-    largest.push_back(table[i].numel);
+  }
+  for (const auto& unit : units) {
+    largest.push_back(0);
+    for (const std::size_t i : unit) largest.back() += table[i].numel;
     std::partial_sort(largest.begin(), largest.begin() + 2, largest.end(), std::greater<>());
     largest.resize(2);
   }
@@ -165,8 +168,15 @@ HeldBytes Model::pages() const {
     else
       held.is_exact = false;
   }
-  for (const std::size_t i : arrivals)
-    if (!is_persistent(i)) one = std::max(one, padded_numel(i) * sizes.param);
+  for (const auto& unit : units) {
+    std::int64_t bytes = 0;
+    bool arrives = false;
+    for (const std::size_t i : unit) {
+      if (!is_persistent(i)) bytes += padded_numel(i) * sizes.param;
+      arrives = arrives || std::find(arrivals.begin(), arrivals.end(), i) != arrivals.end();
+    }
+    if (arrives) one = std::max(one, bytes);
+  }
   held.peak = std::max(persistent_peak(), held.idle + one);
   held.most = held.is_exact ? held.peak : std::max(held.peak, live_bytes() + shared_room);
   return held;

@@ -114,6 +114,10 @@ at::Tensor TensorAccess::slice_of_local(std::size_t parameter, const at::Tensor&
 }
 
 void TensorAccess::write_master(std::size_t parameter, const at::Tensor& slice) {
+  if (at_.parameters.is_held(parameter)) {
+    throw Error("engine.access", "expected a parameter that gather() does not hold, got \"" +
+                                     at_.table[parameter].name + "\". End its scope first.");
+  }
   slice_of(at_.optimizer.masters(), parameter).copy_(slice);
   at_.parameters.publish(parameter);
 }

@@ -19,6 +19,7 @@
 #include "engine/autocast.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/engine.hpp"
+#include "engine/gathering.hpp"
 #include "engine/gradient/backward_pass.hpp"
 #include "engine/gradient/micro_batches.hpp"
 #include "engine/loss/divisors.hpp"
@@ -65,6 +66,11 @@ class TrainingEngine final : public Engine {
     rethrow_failure();
     return access_;
   }
+  GatheredParameters gather(const std::vector<at::Tensor>& parameters,
+                            std::optional<int> modifier_rank) override {
+    rethrow_failure();
+    return gathering_.open(parameters, modifier_rank);
+  }
   std::vector<double> get_lr() const override { return optimizer_.lr(); }
   schedule::LayerDropState layer_drop() const override {
     return layer_drop_ ? layer_drop_->state() : schedule::LayerDropState{false, 1.0};
@@ -105,6 +111,7 @@ class TrainingEngine final : public Engine {
   std::unique_ptr<parameter::Parameters> parameters_;
   Window window_;
   TensorAccess access_;
+  Gathering gathering_;
   double pass_weight_ = 1.0;   // of the pass under way
   bool has_autocast_ = false;  // a forward could run under it
   gradient::MicroBatches micro_batches_;

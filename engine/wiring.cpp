@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/data_types.hpp"
+#include "engine/leaf_parameters.hpp"
 #include "engine/training_engine.hpp"
 
 namespace equigrad {
@@ -32,7 +33,8 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                  state_options(config, communicator_->device()), ledger_),
       parameters_(parameter::make_keeper(
           {table_, plan_, config_.zero, *communicator_, seat_, ledger_, optimizer_.masters(),
-           tensors_, torch_dtype(config.precision.param), weights_on_the_wire(config.precision)},
+           tensors_, torch_dtype(config.precision.param), weights_on_the_wire(config.precision),
+           assembly.leaves},
           stage_.parameters_sharded)),
       window_(plan_, table_.size(), *communicator_, seat_,
               {torch_dtype(config.precision.param), torch_dtype(config.precision.accumulate),
@@ -43,6 +45,9 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
               ledger_),
       access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
                [this] { return factor(); }}),
+      gathering_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
+                  [this] { return factor(); }},
+                 tensors_),
       micro_batches_(config.gradient_accumulation_steps),
       profiled_(config.flops_profiler.enabled && communicator_->rank() == 0, std::move(modules),
                 config.flops_profiler,
@@ -114,6 +119,7 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
     }
     modules = profile::modules_of(named);
   }
+  assembly.leaves = leaf_parameters(modules, assembly.tensors, config.zero.leaf_module);
   return std::make_unique<TrainingEngine>(std::move(assembly), config, std::move(communicator),
                                           std::move(modules));
 }

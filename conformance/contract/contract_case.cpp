@@ -37,6 +37,7 @@ std::vector<Case> all_cases() {
   append(all, the_update());
   append(all, rates());
   append(all, access_to_values());
+  append(all, whole_parameters());
   return all;
 }
 
@@ -62,6 +63,7 @@ Case Case::with_optimizer(std::string type) const {
 Case Case::dropping_layers() const { return changed(*this, &Case::drops_layers, true); }
 Case Case::with_grad_scaler() const { return changed(*this, &Case::grad_scaler, true); }
 Case Case::on_a_late_wire() const { return changed(*this, &Case::late_wire, true); }
+Case Case::with_leaf() const { return changed(*this, &Case::has_leaf, true); }
 Case Case::scheduled() const { return changed(*this, &Case::schedule, true); }
 Case Case::from_world(int world) const { return changed(*this, &Case::smallest_world, world); }
 Case Case::answering(std::vector<std::string> known) const {
@@ -99,6 +101,7 @@ const std::vector<Section>& sections() {
       {"11", "Arguments of a step are checked, and the rate follows its schedule"},
       {"12", "Getters give the averaged value on all ranks; setters handle padded tails"},
       {"13", "Sums follow the documented order; masters come from unrounded weights"},
+      {"14", "Whole parameters come and go together, and for the user's own code, bit for bit"},
   };
   return kSections;
 }

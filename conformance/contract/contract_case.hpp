@@ -40,6 +40,7 @@ struct Case {
   bool drops_layers = false;        // progressive layer drop
   bool grad_scaler = false;         // dynamic fp16 by torch's rule, not DeepSpeed's
   bool late_wire = false;           // collectives complete as late as wait()
+  bool has_leaf = false;            // the modules called experts are leaf modules
   int smallest_world = 1;
   std::vector<std::string> answers = {};  // what it answers: "trap 1", "misbehaviour 5"
   std::vector<Precision> precisions = {Precision::Fp32, Precision::Bf16};
@@ -54,6 +55,7 @@ struct Case {
   Case dropping_layers() const;
   Case with_grad_scaler() const;
   Case on_a_late_wire() const;
+  Case with_leaf() const;
   Case from_world(int world) const;
   Case answering(std::vector<std::string> known) const;
   Case in(std::vector<Precision> modes) const;

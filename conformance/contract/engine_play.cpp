@@ -118,6 +118,16 @@ void EnginePlay::zero_grad() {
   for (auto& engine : engines_) engine->zero_grad();
 }
 
+void EnginePlay::gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
+                        const Call& inside) {
+  const auto all = models_[0]->named_parameters();
+  std::vector<at::Tensor> tensors;
+  for (const auto& name : names) tensors.push_back(all[name]);
+  auto whole = engines_[0]->gather(tensors, modifier_rank);
+  inside();
+  whole.end();
+}
+
 void EnginePlay::fail(const std::string& fragment, const Call& call) {
   const std::string expected = "expected an error with \"" + fragment + "\", got ";
   try {

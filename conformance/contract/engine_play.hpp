@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,8 @@ class EnginePlay final : public Play {
   void set_full(const std::string& what, const std::string& name, const at::Tensor& value) override;
   void set_local(const std::string& what, const std::string& name,
                  const at::Tensor& whole) override;
+  void gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
+              const Call& inside) override;
   void refuse(const std::string& fragment, const Call& call) override { fail(fragment, call); }
   void fail(const std::string& fragment, const Call& call) override;
   void check(const std::string& what, bool holds) override;

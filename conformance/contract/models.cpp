@@ -68,6 +68,35 @@ at::Tensor Wide::criterion(const at::Tensor& output, const reference::Batch& bat
   return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
 }
 
+Experts::Expert::Expert()
+    : up(register_module("up", torch::nn::Linear(7, 11))),
+      down(register_module("down", torch::nn::Linear(11, 5))) {}
+
+Experts::Group::Group() {
+  for (const char* name : {"0", "1", "2"})
+    all.push_back(register_module(name, std::make_shared<Expert>()));
+}
+
+Experts::Experts()
+    : gate(register_module("gate", torch::nn::Linear(7, 3))),
+      experts(register_module("experts", std::make_shared<Group>())) {}
+
+at::Tensor Experts::route(const at::Tensor& x, int64_t turn) {
+  const auto gates = at::softmax(gate(x), 1);
+  const auto chosen = gates.argmax(1);
+  std::vector<at::Tensor> rows;
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    const int64_t which = chosen[i].item<int64_t>();
+    auto& expert = *experts->all[static_cast<std::size_t>((which + turn) % 3)];
+    rows.push_back(expert.down(at::gelu(expert.up(x.narrow(0, i, 1)))) * gates[i][which]);
+  }
+  return at::cat(rows);
+}
+
+at::Tensor Experts::criterion(const at::Tensor& output, const reference::Batch& batch) {
+  return at::cross_entropy_loss(output.to(at::kFloat), batch.target);
+}
+
 Dropper::Dropper()
     : first(register_module("first", torch::nn::Linear(7, 7))),
       second(register_module("second", torch::nn::Linear(7, 7))) {}
@@ -97,6 +126,7 @@ std::shared_ptr<reference::Model> make_contract_model(const std::string& name, u
   std::shared_ptr<reference::Model> model;
   if (name == "tower") model = std::make_shared<Tower>();
   if (name == "wide") model = std::make_shared<Wide>();
+  if (name == "experts") model = std::make_shared<Experts>();
   if (name == "dropper") model = std::make_shared<Dropper>();
   if (name == "heads") model = std::make_shared<Heads>();
   if (!model) return reference::make_model(name, seed);

@@ -4,6 +4,7 @@
 //   tower   below [3, 7] -> [3, 11], above [3, 11] -> [3, 7]
 //   heads   a trunk [3, 7] -> [3, 9] and three heads [3, 9] -> [3, 5]
 //   wide    [3, 7] -> [3, 600] -> [3, 1400]: its second weight travels in several pieces
+//   experts a gate [3, 7] -> [3, 3] that sends every row to one of three experts, [3, 7] -> [3, 5]
 //   dropper two residual blocks [3, 7] -> [3, 7], of which progressive layer drop leaves some out
 //
 // Invariants: weights depend on (name, seed) only, and none is exactly 0 or 1.
@@ -56,6 +57,28 @@ class Wide : public reference::Model {
   at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override;
 
   torch::nn::Linear first, second;
+};
+
+// A mixture of experts: which of them a batch uses depends on its rows, so ranks use different
+// ones.
+class Experts : public reference::Model {
+ public:
+  Experts();
+  // Row i by expert (the largest gate of it + turn) % 3.
+  at::Tensor route(const at::Tensor& x, int64_t turn);
+  at::Tensor output(const reference::Batch& batch) override { return route(batch.input, 0); }
+  at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override;
+
+  torch::nn::Linear gate;
+  struct Expert : torch::nn::Module {
+    Expert();
+    torch::nn::Linear up, down;
+  };
+  struct Group : torch::nn::Module {
+    Group();
+    std::vector<std::shared_ptr<Expert>> all;
+  };
+  std::shared_ptr<Group> experts;
 };
 
 // The input's bits decide what is left out, so that ranks leave out different blocks.

@@ -113,6 +113,11 @@ class Play {
   virtual void set_local(const std::string& what, const std::string& name,
                          const at::Tensor& whole) = 0;
 
+  // Whole parameters of the first model while `inside` runs; what `modifier_rank` writes to them in
+  // it is theirs on every rank afterwards. Collective.
+  virtual void gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
+                      const Call& inside) = 0;
+
   // A call that the engine refuses with a message that has `fragment`. The reference leaves it out.
   virtual void refuse(const std::string& fragment, const Call& call) = 0;
   // A call of a pass that throws for both.

@@ -29,6 +29,7 @@ std::vector<Case> the_update();         // 10, 13
 std::vector<Case> window_length();      // 8: boundary, batch size, no_sync
 std::vector<Case> rates();              // 11
 std::vector<Case> access_to_values();   // 12
+std::vector<Case> whole_parameters();   // 14
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.
 at::Tensor uneven(const at::Tensor& output);

@@ -122,6 +122,28 @@ void ReferenceRank::set_full(const std::string& what, const std::string& name,
                    [&] { all_.steppers_[0]->set(what, name, value); });
 }
 
+// One model stands for every rank's: what a rank writes is seen when all have come. Where no bit
+// was written the master keeps those that the model's type has no room for.
+void ReferenceRank::gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
+                           const Call& inside) {
+  std::map<std::string, at::Tensor> before;
+  for (const auto& name : names) before[name] = parameter(name, 0);
+  inside();
+  for (const auto& name : names) {
+    if (modifier_rank == scene_.rank) all_.written_[name] = parameter(name, 0);
+    model(0).named_parameters()[name].detach().copy_(before[name]);
+  }
+  all_.turns_.meet(scene_.rank, "the end of a gather", [&] {
+    for (const auto& [name, now] : all_.written_) {
+      const auto bits = now.element_size() == 2 ? at::kShort : at::kInt;
+      const auto same = now.view(bits).eq(before.at(name).view(bits));
+      const auto master = all_.steppers_[0]->get("master", name);
+      all_.steppers_[0]->set("master", name, at::where(same, master, now.to(master.options())));
+    }
+    all_.written_.clear();
+  });
+}
+
 void ReferenceRank::zero_grad() {
   for (auto& stepper : all_.steppers_) stepper->discard(scene_.rank);
 }

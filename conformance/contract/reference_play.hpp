@@ -41,6 +41,7 @@ class ReferencePlay {
   std::vector<reference::StepRecord> records_;  // of the window
   int64_t updates_ = 0;                         // that were not skipped
   at::Tensor got_;                              // at the last meeting
+  std::map<std::string, at::Tensor> written_;   // by name, in the last gather
 };
 
 class ReferenceRank final : public Play {
@@ -69,6 +70,8 @@ class ReferenceRank final : public Play {
                  const at::Tensor& whole) override {
     set_full(what, name, whole);
   }
+  void gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
+              const Call& inside) override;
   void refuse(const std::string&, const Call&) override {}
   void fail(const std::string& fragment, const Call& call) override;
   void check(const std::string&, bool) override {}

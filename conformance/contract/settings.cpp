@@ -63,6 +63,7 @@ std::string config_text(const Spec& spec) {
   zero["stage"] = spec.stage;
   zero["reduce_bucket_size"] = bucket;
   zero["allgather_bucket_size"] = bucket;
+  if (spec.of->has_leaf) zero["leaf_module"]["name_suffixes"] = {"experts"};
   if (spec.stage == 3) {  // page everything, all the time
     zero["stage3_param_persistence_threshold"] = 0;
     zero["stage3_max_reuse_distance"] = 0;

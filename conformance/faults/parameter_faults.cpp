@@ -19,6 +19,12 @@ class Keeper : public Parameters {
   void publish() override { publish_(*real_, masters_); }
   void publish(std::size_t parameter) override { real_->publish(parameter); }
   at::Tensor whole(std::size_t parameter) override { return real_->whole(parameter); }
+  void hold(std::size_t parameter) override { real_->hold(parameter); }
+  void let_go(std::size_t parameter, bool keep) override { real_->let_go(parameter, keep); }
+  at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
+    return real_->as_seen(masters, lower_precision);
+  }
+  bool is_held(std::size_t parameter) const override { return real_->is_held(parameter); }
   void end_of_pass() override { real_->end_of_pass(); }
   void rethrow_failure() override { real_->rethrow_failure(); }
 

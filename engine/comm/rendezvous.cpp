@@ -27,6 +27,9 @@ std::string describe(int64_t seat, int64_t meeting, int64_t number) {
     case Meeting::Initialize:
       return "initialize()";
     case Meeting::Access:
+      if (number < 0)
+        return fmt::format("{} of gather() of engine {}",
+                           number == -1 ? "the end" : "the beginning", seat);
       return fmt::format("getter or setter {} of engine {}, parameter {}", number >> 40, seat,
                          number & ((int64_t{1} << 40) - 1));
     default:
@@ -141,12 +144,14 @@ Met Rendezvous::exchange(int64_t seat, const Place& place, const std::vector<boo
     }
     if (abandoned) {
       if (place.meeting == Meeting::Abandoned) return {};
-      throw Error(
-          "comm.rendezvous",
-          fmt::format("expected every rank to finish its {}, got an exception on rank {}. "
-                      "It counts on no rank; do it again, or leave it out, on all of "
-                      "them.",
-                      place.meeting == Meeting::Observed ? "step()" : "backward pass", *abandoned));
+      throw Error("comm.rendezvous",
+                  fmt::format("expected every rank to finish its {}, got an exception on rank {}. "
+                              "It counts on no rank; do it again, or leave it out, on all of "
+                              "them.",
+                              place.meeting == Meeting::Observed ? "step()"
+                              : place.meeting == Meeting::Access ? "gather()"
+                                                                 : "backward pass",
+                              *abandoned));
     }
     if (same) {
       Met met{true, place.flag, place.flag, said.marks(seat, place.meeting, marks.size())};

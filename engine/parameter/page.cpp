@@ -11,7 +11,7 @@ namespace equigrad::parameter {
 PageGather::PageGather(const std::vector<at::Tensor>& shards, comm::Communicator& communicator,
                        trace::Ledger& ledger)
     : world_size_(communicator.world_size()),
-      mine_(shards.size() == 1 ? shards.front() : at::cat(shards)),
+      mine_((shards.size() == 1 ? shards.front() : at::cat(shards)).to(communicator.device())),
       rows_(at::empty({world_size_ * mine_.numel()}, mine_.options())),
       pending_(communicator.all_gather(rows_, mine_)),
       ledger_(ledger),
@@ -46,7 +46,7 @@ void Page::poison(trace::Ledger& ledger) {
   if (state == State::Live) return;
   gather.reset();
   const auto numel = bytes / static_cast<int64_t>(tensor.element_size());
-  const auto nothing = at::empty({numel}, shard.options().dtype(tensor.scalar_type()));
+  const auto nothing = at::empty({numel}, tensor.options().requires_grad(false));
   if (nothing.is_floating_point()) nothing.fill_(std::numeric_limits<double>::quiet_NaN());
   fill(nothing, ledger);
 }

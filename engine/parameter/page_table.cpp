@@ -9,10 +9,39 @@
 
 namespace equigrad::parameter {
 
+namespace {
+
+// This rank's slice of a whole.
+void copy_slice(const Context& context, const at::Tensor& whole, const at::Tensor& shard) {
+  const layout::Partition partition(whole.numel(), context.communicator.world_size());
+  const auto mine = partition.range(context.communicator.rank());
+  shard.narrow(0, 0, mine.numel())
+      .copy_(whole.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
+}
+
+// Where shards are, which may be another place than where operators run.
+at::TensorOptions home_of(const Context& context, at::ScalarType dtype) {
+  const auto device = context.communicator.device();
+  const auto& offload = context.zero.offload_param;
+  const bool moves = offload.to_cpu && !device.is_cpu();
+  return at::TensorOptions()
+      .dtype(dtype)
+      .device(moves ? at::Device(at::kCPU) : device)
+      .pinned_memory(moves && offload.pin_memory);
+}
+
+// The masters themselves, if they have the parameters' type and place.
+at::Tensor shards_of(const Context& context) {
+  const auto home = home_of(context, context.dtype);
+  const auto& masters = context.masters;
+  if (masters.scalar_type() == context.dtype && masters.device() == home.device()) return masters;
+  return at::empty(masters.sizes(), home).copy_(masters);
+}
+
+}  // namespace
+
 PageTable::PageTable(const Context& context)
-    : masters_(context.masters),
-      shards_(context.masters.to(context.communicator.device(), context.dtype)),  // if need be
-      page_of_(context.tensors.size()) {
+    : masters_(context.masters), shards_(shards_of(context)), page_of_(context.tensors.size()) {
   if (!shards_.is_same(masters_)) {
     context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(shards_.nbytes()));
   }
@@ -43,10 +72,8 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
       context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
     }
   } else {
-    page.shard = at::zeros({partition.shard_numel()}, options);
-    const auto mine = partition.range(context.communicator.rank());
-    page.shard.narrow(0, 0, mine.numel())
-        .copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
+    page.shard = at::zeros({partition.shard_numel()}, home_of(context, dtype));
+    copy_slice(context, tensor, page.shard);
     context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
   }
   tensor.set_data(at::empty(tensor.sizes(), options));
@@ -55,6 +82,10 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
   page.disown();
   page_of_[parameter] = pages_.size();
   pages_.push_back(std::move(page));
+}
+
+void PageTable::keep(const Context& context, std::size_t parameter) {
+  copy_slice(context, context.tensors[parameter], pages_[*page_of_[parameter]].shard);
 }
 
 void PageTable::refresh() { refresh(0, masters_.numel()); }

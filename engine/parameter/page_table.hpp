@@ -3,7 +3,8 @@
 // Invariants: after construction no parameter holds data but its shard; trainable shards lie side
 // by side in the order of the bucket plan, the masters themselves if they have the parameters'
 // type, a copy otherwise; those that travel in another type, and frozen parameters, have shards of
-// their own; an empty parameter has no page. Shapes: shards [plan.shard_numel()] in the parameter
+// their own; an empty parameter has no page. Shards are where the parameters are, or on the CPU
+// (offload_param). Shapes: shards [plan.shard_numel()] in the parameter
 // dtype; those of their own [shard_numel]. Errors: none. Depends on: parameter/page,
 // parameter/parameters' Context.
 #pragma once
@@ -26,9 +27,12 @@ class PageTable {
   std::vector<Page>& pages() { return pages_; }
   const std::vector<Page>& pages() const { return pages_; }
   std::optional<std::size_t> page_of(std::size_t parameter) const { return page_of_[parameter]; }
+  const std::vector<std::optional<std::size_t>>& page_of() const { return page_of_; }
   // Masters into shards: all, or elements [begin, begin + numel).
   void refresh();
   void refresh(int64_t begin, int64_t numel);
+  // A frozen parameter's whole into its shard.
+  void keep(const Context& context, std::size_t parameter);
 
  private:
   void adopt(const Context& context, std::size_t parameter);

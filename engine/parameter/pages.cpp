@@ -1,22 +1,14 @@
-// Pages: every rank keeps its shard; a whole parameter is there only while an operator uses it, and
-// a little before (prefetch) and after (reuse). The model's tensor keeps its shape; its storage has
-// no data in between, so an access that nobody saw fails loudly.
+#include "engine/parameter/pages.hpp"
+
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <exception>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
 #include "engine/error.hpp"
-#include "engine/parameter/operator_observer.hpp"
-#include "engine/parameter/page.hpp"
-#include "engine/parameter/page_table.hpp"
-#include "engine/parameter/parameters.hpp"
-#include "engine/parameter/use_trace.hpp"
 
 namespace equigrad::parameter {
 namespace {
@@ -28,46 +20,13 @@ constexpr int64_t kIdleOperators = 4;
 // saves.
 constexpr int64_t kAloneNumel = int64_t{1} << 16;
 
-class Pages final : public Parameters, public OperatorListener {
- public:
-  explicit Pages(const Context& context);
-  ~Pages() override { observation_.reset(); }
+}  // namespace
 
-  void publish() override;
-  void publish(std::size_t parameter) override;
-  at::Tensor whole(std::size_t parameter) override;
-  void end_of_pass() override;
-  void rethrow_failure() override;
-  Traffic traffic() const override { return traffic_; }
-
- private:
-  void before(const std::vector<std::size_t>& pages) noexcept override;
-  void after(const std::vector<std::size_t>& pages) noexcept override;
-
-  void use(const std::vector<std::size_t>& pages);
-  void start_gathers(const std::vector<std::size_t>& pages);
-  void start_gather(const std::vector<std::size_t>& pages);
-  void renew(const std::vector<std::size_t>& pages);
-  void release(Page& page);
-  void release_idle();
-  void release_all();
-  bool should_stay(std::size_t page) const;
-  std::vector<std::size_t> lookahead(int64_t budget_numel) const;
-
-  Context context_;
-  std::recursive_mutex mutex_;
-  PageTable table_;
-  std::vector<Page>& pages_;
-  std::optional<UseTrace> trace_;
-  int64_t clock_ = 0;
-  int64_t live_numel_ = 0;
-  int64_t gathered_numel_ = 0;  // for operators, in this cycle
-  Traffic traffic_;
-  std::exception_ptr failure_;
-  std::unique_ptr<Observation> observation_;
-};
-
-Pages::Pages(const Context& context) : context_(context), table_(context), pages_(table_.pages()) {
+Pages::Pages(const Context& context)
+    : context_(context),
+      table_(context),
+      pages_(table_.pages()),
+      leaves_(context.leaves, table_.page_of(), pages_.size()) {
   const Silence silence;
   std::vector<int64_t> numel_by_page;
   std::vector<bool> always;
@@ -133,10 +92,34 @@ at::Tensor Pages::whole(std::size_t parameter) {
   return copy;
 }
 
+void Pages::hold(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  if (const auto i = table_.page_of(parameter)) {
+    if (pages_[*i].state == Page::State::Released) context_.seat.want({*i});
+    pages_[*i].arrive(context_.ledger);
+    ++pages_[*i].pins;
+  }
+  held_[parameter] = at::Tensor();
+}
+
+void Pages::let_go(std::size_t parameter, bool keep) {
+  const std::lock_guard lock(mutex_);
+  const Silence silence;
+  held_.erase(parameter);
+  const auto i = table_.page_of(parameter);
+  if (!i) return;
+  auto& page = pages_[*i];
+  --page.pins;
+  if (keep && !context_.plan.slot_of(parameter)) table_.keep(context_, parameter);
+  if (page.may_drop() || (!keep && page.pins == 0)) release(page);
+}
+
 void Pages::end_of_pass() {
   const std::lock_guard lock(mutex_);
   const Silence silence;
   release_all();
+  leaves_.end_cycle();
   trace_->end_cycle();
   traffic_ = {std::exchange(gathered_numel_, 0), trace_->plan().gathered_numel,
               trace_->plan().least_numel};
@@ -146,9 +129,10 @@ void Pages::rethrow_failure() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void Pages::before(const std::vector<std::size_t>& pages) noexcept {
+void Pages::before(const std::vector<std::size_t>& read) noexcept {
   const std::lock_guard lock(mutex_);
   const Silence silence;
+  const auto pages = leaves_.whole(read);
   for (const auto page : pages) ++pages_[page].pins;
   try {
     // After a failure nobody answers: the rest of the pass is not real, and says nothing more.
@@ -165,22 +149,29 @@ void Pages::before(const std::vector<std::size_t>& pages) noexcept {
   }
 }
 
-void Pages::after(const std::vector<std::size_t>& pages) noexcept {
+void Pages::after(const std::vector<std::size_t>& read) noexcept {
   const std::lock_guard lock(mutex_);
   const Silence silence;
-  for (const auto i : pages) {
-    auto& page = pages_[i];
-    --page.pins;
-    if (!failure_ && trace_->in_step() && page.may_drop() && !should_stay(i)) release(page);
+  for (const auto i : leaves_.whole(read)) {
+    --pages_[i].pins;
+    if (!leaves_.leaf_of(i)) release_far(i);
   }
+}
+
+// Drops a page that the plan does not keep, or whose next use is too far away.
+void Pages::release_far(std::size_t i) {
+  auto& page = pages_[i];
+  if (!failure_ && trace_->in_step() && page.may_drop() && !should_stay(i)) release(page);
 }
 
 void Pages::use(const std::vector<std::size_t>& pages) {
   const at::NoGradGuard no_grad;
   ++clock_;
   std::vector<std::size_t> missing;
+  const auto next = leaves_.next(pages);
+  for (const auto page : next.uses) trace_->use(page);
+  for (const auto page : next.left) release_far(page);
   for (const auto page : pages) {
-    trace_->use(page);
     pages_[page].last_use = clock_;
     if (pages_[page].state == Page::State::Released) missing.push_back(page);
   }
@@ -209,7 +200,7 @@ std::vector<std::size_t> Pages::lookahead(int64_t budget_numel) const {
   std::vector<std::size_t> ahead;
   if (!trace_->in_step()) return ahead;
   const int64_t room_numel = context_.zero.stage3_max_live_parameters - live_numel_;
-  for (const auto page : trace_->next_pages(std::min(budget_numel, room_numel)))
+  for (const auto page : leaves_.whole(trace_->next_pages(std::min(budget_numel, room_numel))))
     if (pages_[page].absent()) ahead.push_back(page);
   return ahead;
 }
@@ -269,7 +260,8 @@ void Pages::release_idle() {
       }
     }
     if (oldest == nullptr) return;
-    release(*oldest);
+    for (const auto i : leaves_.whole({static_cast<std::size_t>(oldest - pages_.data())}))
+      if (pages_[i].may_drop()) release(pages_[i]);
   }
 }
 
@@ -279,8 +271,6 @@ void Pages::release_all() {
     if (page.may_drop()) release(page);
   }
 }
-
-}  // namespace
 
 std::unique_ptr<Parameters> make_pages(const Context& context) {
   return std::make_unique<Pages>(context);

@@ -10,9 +10,9 @@ void fill_masters(const Context& context) {
       const layout::Partition partition(slot.numel, context.plan.shards());
       const int rank = context.plan.shards() == 1 ? 0 : context.communicator.rank();
       const auto mine = partition.range(rank);
-      context.masters.narrow(0, bucket.offset + slot.offset, mine.numel())
-          .copy_(context.tensors[slot.parameter].detach().reshape({-1}).narrow(0, mine.begin,
-                                                                               mine.numel()));
+      const auto master = context.masters.narrow(0, bucket.offset + slot.offset, mine.numel());
+      const auto& tensor = context.tensors[slot.parameter];
+      master.copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
     }
   }
 }

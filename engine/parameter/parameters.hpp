@@ -15,6 +15,7 @@
 
 #include <array>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,9 +43,13 @@ struct Context {
   // Rounded to this before they travel, at every stage alike; nothing: to `dtype` only. By the
   // bucket's lower_precision.
   std::array<std::optional<at::ScalarType>, 2> wire = {};
+  std::vector<std::vector<std::size_t>> leaves = {};  // parameters that come and go together
 
   at::ScalarType wire_dtype(bool lower_precision) const {
     return wire[lower_precision ? 1 : 0].value_or(dtype);
+  }
+  at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const {
+    return values.to(wire_dtype(lower_precision)).to(dtype);
   }
 };
 
@@ -61,12 +66,24 @@ class Parameters {
   virtual void publish(std::size_t parameter) = 0;
   // A parameter as the model sees it, a copy. Collective where parameters are sharded.
   virtual at::Tensor whole(std::size_t parameter) = 0;
+  // The model's tensor is whole until it is let go, once at a time. Collective where parameters are
+  // sharded.
+  virtual void hold(std::size_t parameter) = 0;
+  // `keep`: what it holds now is its value, on every rank alike; a trained one's is in its master
+  // already, and publish() comes next. Otherwise it is as it was.
+  virtual void let_go(std::size_t parameter, bool keep) = 0;
+  // What the model sees of these masters.
+  virtual at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const = 0;
+  virtual bool is_held(std::size_t parameter) const { return held_.contains(parameter); }
   // A backward pass ended, or threw: nothing needs a whole parameter until the next forward.
   virtual void end_of_pass() = 0;
   // Throws what an operator could not: a gather that failed inside one.
   virtual void rethrow_failure() = 0;
   // Of the last cycle that ended.
   virtual Traffic traffic() const { return {}; }
+
+ protected:
+  std::map<std::size_t, at::Tensor> held_;  // what they were, where it is not kept elsewhere
 };
 
 std::unique_ptr<Parameters> make_replicas(const Context& context);

@@ -67,6 +67,18 @@ class Replicas final : public Parameters {
   at::Tensor whole(std::size_t parameter) override {
     return context_.tensors[parameter].detach().clone();
   }
+  void hold(std::size_t parameter) override {
+    const auto& before = held_[parameter] = whole(parameter);
+    context_.ledger.charge(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+  }
+  void let_go(std::size_t parameter, bool keep) override {
+    const auto before = held_.extract(parameter).mapped();
+    context_.ledger.credit(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+    if (!keep) context_.tensors[parameter].detach().copy_(before);
+  }
+  at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
+    return context_.as_seen(masters, lower_precision);
+  }
   void end_of_pass() override {}
   void rethrow_failure() override {}
 
