@@ -198,26 +198,21 @@ class Conv : public Model {
 
 // Matrices uniform with variance 1 / fan_in, biases around 0, all else (gains) around 1. Nothing
 // starts at exactly 0 or 1, where mistakes hide.
-void initialize(Model& model, uint64_t seed) {
+std::shared_ptr<Model> initialized(std::shared_ptr<Model> model, uint64_t seed) {
   uint64_t key = hash(seed);
-  for (auto& [name, parameter] : unique_parameters(model)) {
+  for (auto& [name, parameter] : unique_parameters(*model)) {
     key = hash(key);
     const bool matrix = parameter.dim() >= 2;
     const int64_t fan_in = matrix ? parameter.numel() / parameter.size(0) : 1;
     const double width = matrix ? std::sqrt(3.0 / static_cast<double>(fan_in)) : 0.1;
     const double center = matrix || name.ends_with("bias") ? 0 : 1;
-    at::Tensor weights = parameter.detach();
-    float* out = weights.mutable_data_ptr<float>();
+    float* out = parameter.detach().mutable_data_ptr<float>();
     for (int64_t i = 0; i < parameter.numel(); ++i) {
       const uint64_t bits = hash(key + static_cast<uint64_t>(i)) >> 40;  // 24 of them
       const double uniform = static_cast<double>(bits) / (1 << 23) - 1;  // [-1, 1)
       out[i] = static_cast<float>(center + width * uniform);
     }
   }
-}
-
-std::shared_ptr<Model> initialized(std::shared_ptr<Model> model, uint64_t seed) {
-  initialize(*model, seed);
   return model;
 }
 
