@@ -37,6 +37,8 @@ constexpr std::array kPanel = {
     "zero3.autocast-bf16-masters-states.w2.gas1.clip-below.sgd.nasty.loss_backward",
     "zero3.fp32.w1.gas3.clip-above.adamw.nasty.engine_backward",
     "zero0.bf16.w1.gas4.clip-off.sgd.nasty.engine_backward",
+    "zero1.fp32-exact.w3.gas3.clip-above.adamw.nasty.engine_backward",
+    "zero2.bf16-exact.w2.gas4.clip-off.sgd.nasty.loss_backward",
 };
 
 // Several gradients of one parameter in one pass; groups with rates of their own; a scale that

@@ -42,7 +42,7 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
                 HasSubstr(" --fault " + std::string(fault.at("fault"))));
   }
   EXPECT_THAT(text_of(folder_ + "/faults.html"), StartsWith("<!DOCTYPE html>"));
-  EXPECT_THAT(text_of(folder_ + "/faults.md"), HasSubstr("| averaged_twice |"));
+  EXPECT_THAT(text_of(folder_ + "/faults.md"), HasSubstr("| averaged\\_twice |"));
 }
 
 TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {

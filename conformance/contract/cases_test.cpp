@@ -34,7 +34,7 @@ std::vector<Spec> one_place_each() {
   for (const auto& one : cases()) {
     const auto gas = one.accumulations[static_cast<std::size_t>(turn) % one.accumulations.size()];
     const auto mode = static_cast<std::size_t>(turn / 4) % one.precisions.size();
-    specs.push_back({&one, turn % 4, one.precisions[mode], 2, gas});
+    specs.push_back({&one, turn % 4, one.precisions[mode], std::max(2, one.smallest_world), gas});
     ++turn;
   }
   return specs;

@@ -154,7 +154,8 @@ void Pages::after(const std::vector<std::size_t>& read) noexcept {
   const Silence silence;
   for (const auto i : leaves_.whole(read)) {
     --pages_[i].pins;
-    if (!leaves_.leaf_of(i)) release_far(i);
+    // The next operator may read it again: uses in a row are one.
+    if (!leaves_.leaf_of(i) && trace_->current() != i) release_far(i);
   }
 }
 
@@ -169,7 +170,9 @@ void Pages::use(const std::vector<std::size_t>& pages) {
   ++clock_;
   std::vector<std::size_t> missing;
   const auto next = leaves_.next(pages);
+  const auto before = trace_->current();
   for (const auto page : next.uses) trace_->use(page);
+  if (before && trace_->current() != before && !leaves_.leaf_of(*before)) release_far(*before);
   for (const auto page : next.left) release_far(page);
   for (const auto page : pages) {
     pages_[page].last_use = clock_;

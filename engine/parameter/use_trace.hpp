@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "engine/parameter/paging_plan.hpp"
@@ -35,6 +36,10 @@ class UseTrace {
   void use(std::size_t page);
   void end_cycle();
   bool in_step() const { return in_step_; }
+  // The page that was used last of all in this cycle.
+  std::optional<std::size_t> current() const {
+    return seen_.empty() ? std::nullopt : std::optional(seen_.back());
+  }
   // In step: elements used between the page's last use and its next one; kNever if the cycle has
   // none.
   int64_t reuse_distance_numel(std::size_t page) const;
