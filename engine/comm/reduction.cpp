@@ -94,10 +94,9 @@ void Reduction::send_piece() {
       std::min(kPieceNumel * communicator_->world_size(), buffer_.numel() - sent_numel_);
   if (numel == 0) return;
   const auto piece = buffer_.narrow(0, sent_numel_, numel);
-  const bool whole = sums_whole();
-  auto received = communicator_->workspace().take(whole ? 2 * numel : numel, piece.options());
-  const auto to = kernels::as_sent(received.tensor()), from = kernels::as_sent(piece);
-  auto pending = whole ? communicator_->all_gather(to, from) : communicator_->all_to_all(to, from);
+  auto received = communicator_->workspace().take(numel, piece.options());
+  auto pending =
+      communicator_->all_to_all(kernels::as_sent(received.tensor()), kernels::as_sent(piece));
   pieces_.push_back({sent_numel_, numel, std::move(received), std::move(pending)});
   sent_numel_ += numel;
 }
@@ -113,13 +112,6 @@ at::Tensor Reduction::finish_pieces() {
     auto piece = std::move(pieces_.front());
     pieces_.pop_front();
     piece.pending->wait();
-    if (sums_whole()) {
-      tree_sum_into(sum.narrow(0, piece.begin, piece.numel),
-                    piece.received.tensor().view({2, piece.numel}));
-      piece.received.give_back();
-      send_piece();
-      continue;
-    }
     auto next = sum_of(piece.received, piece.numel);
     piece.received.give_back();
     if (gather) gather->wait();

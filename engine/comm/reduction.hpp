@@ -40,8 +40,7 @@ class Reduction {
   struct Piece {
     int64_t begin;
     int64_t numel;
-    Workspace::Room received;  // [numel] all contributions to this rank's slice of the piece, or
-                               // [2 * numel] of two ranks to all of it
+    Workspace::Room received;  // [numel] all contributions to this rank's slice of the piece
     PendingPtr pending;
   };
   Reduction(Communicator& communicator, Kind kind, ReductionOrder order, at::Tensor buffer,
@@ -49,11 +48,6 @@ class Reduction {
   at::Tensor sum_of(const Workspace::Room& received, int64_t numel) const;
   void send_piece();
   at::Tensor finish_pieces();
-  // Two ranks trade whole pieces and both add them: as many bytes as trading halves and gathering
-  // their sums, in one round instead of two.
-  bool sums_whole() const {
-    return order_ == ReductionOrder::Pinned && communicator_->world_size() == 2;
-  }
 
   Communicator* communicator_;
   Kind kind_;
