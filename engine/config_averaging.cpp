@@ -59,16 +59,9 @@ bool read_device(ConfigReader& reader, Notes& notes) {
   if (reader.has(kCpuOffload) && reader.has("zero_optimization.offload_optimizer"))
     reader.problem(kCpuOffload,
                    "expected it or \"offload_optimizer\", got both. Drop it; it is the old name.");
-  const std::string device = reader.text(path, "none");
-  if (device == "nvme")
-    reader.problem(path,
-                   "expected \"none\" or \"cpu\", got \"nvme\", which is not supported by this "
-                   "version. Use \"cpu\".");
-  else if (device != "none" && device != "cpu")
-    reader.problem(path, "expected \"none\" or \"cpu\", got \"" + device + "\"." +
-                             did_you_mean(device, {"none", "cpu"}));
+  const bool to_cpu = reads_cpu(reader, path);
   if (reader.has(kCpuOffload)) notes[path] = "as cpu_offload, its old name";
-  return by_old_name || device == "cpu";
+  return by_old_name || to_cpu;
 }
 
 void read_offload(ConfigReader& reader, Notes& notes, OffloadOptimizerConfig& offload) {

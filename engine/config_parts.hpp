@@ -29,6 +29,8 @@ void read_precision(ConfigReader& reader, Notes& notes, EngineConfig& config);
 void read_amp(ConfigReader& reader, Notes& notes, EngineConfig& config);
 // The sections of zero_optimization, after its stage: leaf_module, offload_param.
 void read_zero_sections(ConfigReader& reader, EngineConfig& config);
+// Whether the `device` of an offload section is the CPU; nvme is a problem.
+bool reads_cpu(ConfigReader& reader, const std::string& path);
 // How gradients are averaged and measured, and where the optimizer's state is.
 void read_averaging(ConfigReader& reader, Notes& notes, EngineConfig& config);
 

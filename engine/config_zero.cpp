@@ -22,9 +22,15 @@ void read_list(ConfigReader& reader, const std::string& path, std::vector<std::s
 }
 
 void read_offload(ConfigReader& reader, ZeroConfig& zero) {
-  const std::string path = kOffload + "device";
-  const std::string device = reader.text(path, "none");
+  const bool to_cpu = reads_cpu(reader, kOffload + "device");
   const bool pin_memory = reader.boolean(kOffload + "pin_memory", zero.offload_param.pin_memory);
+  if (to_cpu) zero.offload_param = {true, pin_memory};
+}
+
+}  // namespace
+
+bool reads_cpu(ConfigReader& reader, const std::string& path) {
+  const std::string device = reader.text(path, "none");
   if (device == "nvme")
     reader.problem(path,
                    "expected \"none\" or \"cpu\", got \"nvme\", which is not supported by this "
@@ -32,11 +38,8 @@ void read_offload(ConfigReader& reader, ZeroConfig& zero) {
   else if (device != "none" && device != "cpu")
     reader.problem(path, "expected \"none\" or \"cpu\", got \"" + device + "\"." +
                              did_you_mean(device, {"none", "cpu"}));
-  else if (device == "cpu")
-    zero.offload_param = {true, pin_memory};
+  return device == "cpu";
 }
-
-}  // namespace
 
 void read_zero_sections(ConfigReader& reader, EngineConfig& config) {
   LeafModuleConfig& leaf = config.zero.leaf_module;
