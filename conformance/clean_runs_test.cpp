@@ -48,6 +48,29 @@ TEST(CleanRuns, WhatIsNotCleanRaisesAnAlarmWithItsReplay) {
   EXPECT_THAT(alarm.message, HasSubstr("first: step 1"));
 }
 
+// What has nothing to compare, as where every step overflows, gives way to others; if there is no
+// end of it, it is an alarm after all.
+TEST(CleanRuns, WhatHasNothingToCompareIsReplacedButNotWithoutEnd) {
+  const auto empty = [](const nlohmann::json& request, ranks::RankContext& context) {
+    auto answer = serve(request, context);
+    if (request.at("do") == "case") answer.at("compared").erase("norm");
+    return answer;
+  };
+  TaskLanes lanes(2, 4, empty);
+  const auto runs = clean_runs(options(20), lanes);
+  EXPECT_EQ(runs.run, 20);
+  ASSERT_EQ(runs.alarms.size(), 20u);
+  EXPECT_THAT(runs.alarms[0].message, HasSubstr("nothing was compared of the kind norm"));
+  const auto once = [times = std::make_shared<int>(0)](const nlohmann::json& request,
+                                                       ranks::RankContext& context) {
+    auto answer = serve(request, context);
+    if (request.at("do") == "case" && ++*times <= 3) answer.at("compared").erase("norm");
+    return answer;
+  };
+  TaskLanes others(1, 4, once);
+  EXPECT_THAT(clean_runs(options(20), others).alarms, IsEmpty());
+}
+
 TEST(CleanRuns, TheEndOfTimeEndsThem) {
   TaskLanes lanes(1, 4, serve);
   auto late = options(20);
