@@ -1,5 +1,6 @@
 #include "engine/assemble.hpp"
 
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -14,11 +15,31 @@
 #include "engine/did_you_mean.hpp"
 #include "engine/gradient/backward_pass.hpp"
 #include "engine/leaf_modules.hpp"
+#include "engine/parameter/early_shards.hpp"
 #include "engine/profile/flops_profiler.hpp"
 #include "engine/training_engine.hpp"
+#include "engine/zero_init.hpp"
 
 namespace equigrad {
 namespace {
+
+// What zero::Init has partitioned.
+void check_early(const NamedParameter& parameter, const EngineConfig& config,
+                 const comm::Communicator& communicator) {
+  const auto early = parameter::early_shard(parameter.tensor);
+  if (!early) return;
+  if (config.zero.stage == 3 && early->rank == communicator.rank() &&
+      early->world_size == communicator.world_size()) {
+    return;
+  }
+  throw Error(
+      "initialize",
+      fmt::format("expected stage 3 on rank {} of {} for parameter \"{}\", which zero::Init "
+                  "has partitioned, got stage {} on rank {} of {}. Give both the same "
+                  "configuration and communicator.",
+                  early->rank, early->world_size, parameter.name, config.zero.stage,
+                  communicator.rank(), communicator.world_size()));
+}
 
 void check(const NamedParameter& parameter, const EngineConfig& config) {
   const auto& tensor = parameter.tensor;
@@ -33,7 +54,7 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
                                   parameter.name +
                                   "\", which another engine holds. Destroy that engine first.");
   }
-  if (tensor.numel() > 0 && tensor.storage().data() == nullptr) {
+  if (tensor.numel() > 0 && !parameter::early_shard(tensor) && tensor.storage().data() == nullptr) {
     throw Error("initialize", "expected parameter \"" + parameter.name +
                                   "\" to hold data, got one whose shards went with a stage 3 "
                                   "engine that was destroyed. Keep full_parameter() of every "
@@ -53,7 +74,7 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
 void broadcast(const std::vector<at::Tensor>& tensors, comm::Communicator& communicator) {
   if (communicator.world_size() == 1) return;
   for (const auto& tensor : tensors) {
-    if (tensor.numel() == 0) continue;
+    if (tensor.numel() == 0 || parameter::early_shard(tensor)) continue;
     const auto values = tensor.detach().to(communicator.device()).contiguous();
     communicator.broadcast(values, 0)->wait();
     tensor.detach().copy_(values);
@@ -132,6 +153,7 @@ void add_marked(torch::nn::Module& model, std::vector<std::string>& names) {
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
                   comm::Communicator& communicator) {
+  zero::rethrow_init_failure();
   std::vector<layout::Registration> registrations;
   std::vector<optimizer::GroupOverride> overrides;
   const SafeModules safe(groups, config.precision.autocast);
@@ -139,6 +161,7 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
     overrides.push_back({groups[group].lr, groups[group].weight_decay});
     for (const auto& parameter : groups[group].parameters) {
       check(parameter, config);
+      check_early(parameter, config, communicator);
       registrations.push_back({parameter.name, parameter.tensor.unsafeGetTensorImpl(),
                                parameter.tensor.sizes().vec(), parameter.tensor.requires_grad(),
                                group, safe.hold(parameter)});

@@ -42,6 +42,8 @@ struct RaceRow {
   std::optional<int64_t> wire_bytes;       // sent over TCP in a step, as the kernel counts
   std::map<std::string, int64_t> collectives;
   std::optional<int64_t> allocations;
+  // Elements that stage 3 gathered in a cycle, and the fewest under its budget of live ones.
+  std::optional<int64_t> gathered_numel, least_gathered_numel;
   // The first step's gradients beside the reference's.
   bool is_proven = false;
   double proof_margin = 0;  // share of the computed bound; 1 is its edge

@@ -36,6 +36,8 @@ Json write(const RaceRow& row) {
           {"wire_bytes", write(row.wire_bytes)},
           {"collectives", row.collectives},
           {"allocations", write(row.allocations)},
+          {"gathered_numel", write(row.gathered_numel)},
+          {"least_gathered_numel", write(row.least_gathered_numel)},
           {"is_proven", row.is_proven},
           {"proof_margin", number(row.proof_margin)},
           {"differing_elements", row.differing_elements},

@@ -29,6 +29,11 @@ std::string collectives(const RaceRow& row) {
   return out;
 }
 
+std::string gathered(const RaceRow& row) {
+  if (!row.gathered_numel || !row.least_gathered_numel) return "";
+  return grouped(*row.gathered_numel) + " / " + grouped(*row.least_gathered_numel);
+}
+
 std::string proof(const RaceRow& row) {
   if (!row.is_proven) return "";
   return row.differing_elements == 0 ? "every bit" : "bound: " + format("%.2g", row.proof_margin);
@@ -37,7 +42,7 @@ std::string proof(const RaceRow& row) {
 void write_row(std::ostringstream& out, const RaceRow& row) {
   out << "| " << escape_markdown(row.contestant) << " | ";
   if (row.round_s.empty()) {
-    out << escape_markdown(first_line(row.trouble)) << " | | | | | | | | | | | |\n";
+    out << escape_markdown(first_line(row.trouble)) << " | | | | | | | | | | | | |\n";
     return;
   }
   out << estimate("%.3g", row.step_s, 1e-3) << " | " << estimate("%.2f", row.to_base, 1) << " | "
@@ -45,8 +50,8 @@ void write_row(std::ostringstream& out, const RaceRow& row) {
       << " | " << estimate("%.2f", row.cpu_to_base, 1) << " | "
       << grouped(static_cast<int64_t>(row.tokens_per_s)) << " | " << megabytes(row.growth_bytes)
       << " | " << megabytes(row.held_peak_bytes) << " | " << megabytes(row.wire_bytes) << " | "
-      << collectives(row) << " | " << (row.allocations ? grouped(*row.allocations) : "") << " | "
-      << proof(row) << " |\n";
+      << collectives(row) << " | " << gathered(row) << " | "
+      << (row.allocations ? grouped(*row.allocations) : "") << " | " << proof(row) << " |\n";
 }
 
 void write_heat(std::ostringstream& out, const RaceHeat& heat) {
@@ -62,8 +67,8 @@ void write_heat(std::ostringstream& out, const RaceHeat& heat) {
   out << "\n\n| contestant | step, ms | / " << escape_markdown(heat.base)
       << " | best, ms | CPU, ms | CPU / " << escape_markdown(heat.base)
       << " | tokens/s | peak over base, MB | ledger's peak, MB | sent, MB | collectives | "
-         "allocations | first gradients |\n"
-      << "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|:--|--:|:--|\n";
+         "gathered / least, elements | allocations | first gradients |\n"
+      << "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|:--|--:|--:|:--|\n";
   for (const RaceRow& row : heat.rows) write_row(out, row);
 }
 

@@ -29,9 +29,12 @@ std::string megabytes(const std::optional<int64_t>& bytes) {
 std::string row_of(const RaceRow& row) {
   std::string out = "<tr><th scope=\"row\">" + escape_xml(clipped(row.contestant, 200)) + "</th>";
   if (row.round_s.empty())
-    return out + "<td colspan=\"10\">" + escape_xml(clipped(row.trouble, 600)) + "</td></tr>\n";
+    return out + "<td colspan=\"11\">" + escape_xml(clipped(row.trouble, 600)) + "</td></tr>\n";
   int64_t collectives = 0;
   for (const auto& [name, count] : row.collectives) collectives += count;
+  std::string gathered;
+  if (row.gathered_numel && row.least_gathered_numel)
+    gathered = grouped(*row.gathered_numel) + " / " + grouped(*row.least_gathered_numel);
   const std::string proof = !row.is_proven                ? ""
                             : row.differing_elements == 0 ? "every bit"
                                                           : format("%.2g", row.proof_margin);
@@ -39,7 +42,8 @@ std::string row_of(const RaceRow& row) {
          cell(format("%.3g", row.best_step_s * 1e3)) + cell(interval("%.2f", row.cpu_to_base, 1)) +
          cell(grouped(static_cast<int64_t>(row.tokens_per_s))) + cell(megabytes(row.growth_bytes)) +
          cell(megabytes(row.held_peak_bytes)) + cell(megabytes(row.wire_bytes)) +
-         cell(row.collectives.empty() ? "" : grouped(collectives)) + cell(proof) + "</tr>\n";
+         cell(row.collectives.empty() ? "" : grouped(collectives)) + cell(gathered) + cell(proof) +
+         "</tr>\n";
 }
 
 std::string heat_of(const RaceHeat& heat) {
@@ -59,6 +63,7 @@ std::string heat_of(const RaceHeat& heat) {
        {std::string("Step, ms"), "/ " + heat.base, std::string("Best, ms"), "CPU / " + heat.base,
         std::string("Tokens/s"), std::string("Peak over base, MB"),
         std::string("Ledger&#39;s peak, MB"), std::string("Sent, MB"), std::string("Collectives"),
+        std::string("Gathered / least, elements"),
         std::string("First gradients: share of the bound")})
     out += "<th scope=\"col\" class=\"n\">" + name + "</th>";
   out += "</tr></thead>\n<tbody>\n";

@@ -64,6 +64,7 @@ Case Case::dropping_layers() const { return changed(*this, &Case::drops_layers, 
 Case Case::with_grad_scaler() const { return changed(*this, &Case::grad_scaler, true); }
 Case Case::on_a_late_wire() const { return changed(*this, &Case::late_wire, true); }
 Case Case::with_leaf() const { return changed(*this, &Case::has_leaf, true); }
+Case Case::made_within_init() const { return changed(*this, &Case::within_init, true); }
 Case Case::scheduled() const { return changed(*this, &Case::schedule, true); }
 Case Case::from_world(int world) const { return changed(*this, &Case::smallest_world, world); }
 Case Case::answering(std::vector<std::string> known) const {

@@ -41,6 +41,7 @@ struct Case {
   bool grad_scaler = false;         // dynamic fp16 by torch's rule, not DeepSpeed's
   bool late_wire = false;           // collectives complete as late as wait()
   bool has_leaf = false;            // the modules called experts are leaf modules
+  bool within_init = false;         // models are made in zero::Init's scope
   int smallest_world = 1;
   std::vector<std::string> answers = {};  // what it answers: "trap 1", "misbehaviour 5"
   std::vector<Precision> precisions = {Precision::Fp32, Precision::Bf16};
@@ -56,6 +57,7 @@ struct Case {
   Case with_grad_scaler() const;
   Case on_a_late_wire() const;
   Case with_leaf() const;
+  Case made_within_init() const;
   Case from_world(int world) const;
   Case answering(std::vector<std::string> known) const;
   Case in(std::vector<Precision> modes) const;

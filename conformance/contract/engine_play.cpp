@@ -7,6 +7,7 @@
 #include "conformance/contract/models.hpp"
 #include "conformance/contract/settings.hpp"
 #include "conformance/oracle/bits.hpp"
+#include "engine/zero_init.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
@@ -20,6 +21,19 @@ std::map<std::string, LocalShard> copy_of(const std::vector<LocalShard>& shards)
   return copies;
 }
 
+// In zero::Init's scope rank 0's weights count, as ever; the wrong way has rank 1's.
+std::shared_ptr<reference::Model> make_model(const Spec& spec, const Scene& scene,
+                                             std::size_t which,
+                                             const std::shared_ptr<comm::Communicator>& wire) {
+  const uint64_t seed = scene.seed + which;
+  const auto& name = spec.of->models[which];
+  if (!spec.of->within_init) return make_contract_model(name, seed);
+  zero::Init init(config_text(spec.of_model(which)), wire);
+  auto model = make_contract_model(name, scene.rank == 0 && !scene.fault ? seed : seed + 99);
+  init.finish();
+  return model;
+}
+
 at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
 
 }  // namespace
@@ -30,7 +44,7 @@ EnginePlay::EnginePlay(const Spec& spec, const Scene& scene, ranks::RankContext&
   scene_ = scene;
   scene_.window = -1;
   for (std::size_t i = 0; i < spec.of->models.size(); ++i) {
-    models_.push_back(make_contract_model(spec.of->models[i], scene.seed + i));
+    models_.push_back(make_model(spec, scene, i, wire));
     engines_.push_back(make_engine(spec.of_model(i), *models_[i], wire));
     engines_[i]->on_step([this, i](const std::vector<LocalShard>& shards) {
       stepped_[i].push_back(copy_of(shards));

@@ -34,6 +34,16 @@ nlohmann::json fp16_section(const Spec& spec) {
 // Of logarithmic schedules one is exact: that of 2 steps.
 bool is_log(const Spec& spec) { return spec.stage % 2 == 1; }
 
+reference::LossScaleSpec loss_scale_of(const Spec& spec) {
+  using Policy = reference::LossScaleSpec::Policy;
+  if (spec.precision == Precision::Fp16Static) return {.policy = Policy::Static, .initial = 128};
+  if (spec.precision != Precision::Fp16) return {};
+  if (spec.of->grad_scaler) return {.policy = Policy::GradScaler, .initial = 256, .window = 2};
+  return {.policy = Policy::Zero, .initial = 256, .window = 2, .hysteresis = 1};
+}
+
+}  // namespace
+
 std::string config_text(const Spec& spec) {
   nlohmann::json config;
   config["train_micro_batch_size_per_gpu"] = 1;
@@ -71,16 +81,6 @@ std::string config_text(const Spec& spec) {
   }
   return config.dump();
 }
-
-reference::LossScaleSpec loss_scale_of(const Spec& spec) {
-  using Policy = reference::LossScaleSpec::Policy;
-  if (spec.precision == Precision::Fp16Static) return {.policy = Policy::Static, .initial = 128};
-  if (spec.precision != Precision::Fp16) return {};
-  if (spec.of->grad_scaler) return {.policy = Policy::GradScaler, .initial = 256, .window = 2};
-  return {.policy = Policy::Zero, .initial = 256, .window = 2, .hysteresis = 1};
-}
-
-}  // namespace
 
 reference::Recipe recipe_of(const Spec& spec) {
   reference::Recipe recipe;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "conformance/contract/contract_case.hpp"
 #include "engine/engine.hpp"
@@ -20,6 +21,7 @@ reference::Recipe recipe_of(const Spec& spec);
 double scheduled_rate(const Spec& spec, int64_t updates);
 // Of a case that drops layers: theta of the passes of window 0, 1, ...
 double layer_drop_theta(int64_t window);
+std::string config_text(const Spec& spec);
 std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,
                                     std::shared_ptr<comm::Communicator> communicator);
 

@@ -66,6 +66,15 @@ void train(Play& play) {
                    [&](int64_t number) { play.backward(play.model().loss(play.batch(number))); });
 }
 
+void train_both(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    for (const std::size_t which : {std::size_t{0}, std::size_t{1}}) {
+      const auto loss = play.model(which).loss(play.batch(number));
+      play.backward(loss, {.engine = which});
+    }
+  });
+}
+
 // The last rank writes: a part of one by an operator, a scalar by its pointer, another as a whole.
 void written_by_one_rank(Play& play) {
   const int writer = play.scene().world - 1;
@@ -146,7 +155,13 @@ std::vector<Case> whole_parameters() {
       Case{"14", "a_pass_while_parameters_are_gathered",
            "a pass may run while parameters are gathered, a step may not",
            "the pass is of another batch", a_pass_inside}
-          .lasting(3)};
+          .lasting(3),
+      Case{"14", "made_within_init",
+           "a model that no rank ever held as a whole is rank 0's, bit by bit",
+           "rank 1's weights count", train_both}
+          .on({"nasty", "heads"})
+          .in_every_precision()
+          .made_within_init()};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -22,6 +22,10 @@ RaceRow row(const std::string& contestant, double step_s, double ratio) {
   row.growth_bytes = 285'000'000;
   row.wire_bytes = 21'200'000;
   row.collectives = {{"all_gather", 3}, {"all_to_all", 1}};
+  if (contestant != "DDP") {
+    row.gathered_numel = 1'234'567;
+    row.least_gathered_numel = 1'200'000;
+  }
   row.is_proven = true;
   return row;
 }
@@ -61,6 +65,8 @@ TEST(RaceJson, HoldsEveryRoundAndWhyOneFell) {
 TEST(RaceMarkdown, HasARowForEachContestant) {
   const std::string text = to_markdown(race());
   EXPECT_THAT(text, HasSubstr("| Equigrad stage 2 | 300 [270, 330] | 0.75 [0.68, 0.83] | 240 |"));
+  EXPECT_THAT(text, HasSubstr("1 all\\_to\\_all | 1,234,567 / 1,200,000 |"));
+  EXPECT_THAT(text, HasSubstr("1 all\\_to\\_all |  |"));
   EXPECT_THAT(text, HasSubstr("every bit"));
   EXPECT_THAT(text, HasSubstr("it \\| broke"));  // no more cells than the head has
   EXPECT_THAT(text, Not(HasSubstr("here")));
@@ -70,6 +76,7 @@ TEST(RacePage, EscapesAndDraws) {
   const std::string page = to_html(race());
   EXPECT_THAT(page, HasSubstr("DeepSpeed &lt;3&gt;"));
   EXPECT_THAT(page, Not(HasSubstr("<3>")));
+  EXPECT_THAT(page, HasSubstr(">1,234,567 / 1,200,000<"));
   EXPECT_THAT(page, HasSubstr("Step time along ranks"));
   EXPECT_THAT(page, HasSubstr("</html>"));
 }

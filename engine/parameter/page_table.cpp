@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/layout/partition.hpp"
+#include "engine/parameter/early_shards.hpp"
 
 namespace equigrad::parameter {
 
@@ -73,9 +74,13 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
     }
   } else {
     page.shard = at::zeros({partition.shard_numel()}, home_of(context, dtype));
-    copy_slice(context, tensor, page.shard);
+    if (const auto early = early_shard(tensor))
+      page.shard.copy_(early->shard);
+    else
+      copy_slice(context, tensor, page.shard);
     context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
   }
+  forget_early_shard(tensor);
   tensor.set_data(at::empty(tensor.sizes(), options));
   page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
   page.persistent = tensor.numel() <= context.zero.stage3_param_persistence_threshold;

@@ -1,6 +1,7 @@
 #include "engine/parameter/parameters.hpp"
 
 #include "engine/layout/partition.hpp"
+#include "engine/parameter/early_shards.hpp"
 
 namespace equigrad::parameter {
 
@@ -12,7 +13,10 @@ void fill_masters(const Context& context) {
       const auto mine = partition.range(rank);
       const auto master = context.masters.narrow(0, bucket.offset + slot.offset, mine.numel());
       const auto& tensor = context.tensors[slot.parameter];
-      master.copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
+      if (const auto early = early_shard(tensor))
+        master.copy_(early->shard.narrow(0, 0, mine.numel()));
+      else
+        master.copy_(tensor.detach().reshape({-1}).narrow(0, mine.begin, mine.numel()));
     }
   }
 }

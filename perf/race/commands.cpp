@@ -105,6 +105,17 @@ nlohmann::json read_json(const std::string& path) {
   return nlohmann::json::parse(file);
 }
 
+// What stage 3 gathers in a cycle, beside the least that its budget of live elements allows.
+void print_gathering(const nlohmann::json& counts) {
+  for (const auto& [name, ranks] : counts.items()) {
+    const auto& gathering = ranks.at("rank 0").at("gathering");
+    const int64_t gathered = gathering.at("gathered_numel"), least = gathering.at("least_numel");
+    if (gathered > 0)
+      std::printf("%s: gathers %lld elements a cycle, the least possible is %lld\n", name.c_str(),
+                  static_cast<long long>(gathered), static_cast<long long>(least));
+  }
+}
+
 int counts_command(const GateCommand& command) {
   const Scratch scratch;
   const nlohmann::json got = {{"torch", build_info::torch_version()},
@@ -119,6 +130,7 @@ int counts_command(const GateCommand& command) {
                              ", this is " + got.at("torch").dump() + ". Write a new one.");
   const auto found = differences(expected.at("counts"), got.at("counts"));
   for (const auto& line : found) std::printf("%s\n", line.c_str());
+  print_gathering(got.at("counts"));
   std::printf("counts of %zu configurations: %zu differences\n", got.at("counts").size(),
               found.size());
   return found.empty() ? 0 : 1;

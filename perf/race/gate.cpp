@@ -66,6 +66,7 @@ json counted(RankProcesses& ranks, int64_t steps) {
       kept[key] = answers[rank].at(key);
     kept["held_bytes"] = answers[rank].at("ledger").at("held_bytes");
     kept["held_peak_bytes"] = answers[rank].at("ledger").at("held_peak_bytes");
+    kept["gathering"] = answers[rank].at("ledger").at("gathering");
     by_rank["rank " + std::to_string(rank)] = kept;
   }
   return by_rank;

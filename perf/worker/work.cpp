@@ -68,7 +68,12 @@ class OnEngine final : public Work {
     for (int index = 0; index < trace::kCategories; ++index)
       held[trace::kCategoryNames[static_cast<std::size_t>(index)]] =
           ledger.bytes(static_cast<trace::Category>(index));
+    const auto& gathering = engine_->counters().gathering;
     return {{"held", held},
+            {"gathering",
+             {{"gathered_numel", gathering.gathered_numel},
+              {"planned_numel", gathering.planned_numel},
+              {"least_numel", gathering.least_numel}}},
             {"held_bytes", ledger.total_bytes()},
             {"held_peak_bytes", ledger.total_peak_bytes()}};
   }

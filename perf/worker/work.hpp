@@ -28,7 +28,8 @@ class Work {
   virtual void step() = 0;
   // One step too; what it gives is whole and averaged. Collective.
   virtual std::map<std::string, at::Tensor> step_with_gradients() = 0;
-  // {"held_bytes", "held_peak_bytes", "held": by category} of its own books; null without any.
+  // {"held_bytes", "held_peak_bytes", "held": by category, "gathering": engine_types.hpp's
+  // GatherTraffic} of its own books; null without any.
   virtual nlohmann::json ledger() const { return nullptr; }
 };
 
