@@ -1,5 +1,5 @@
-// No schedule of whole pages gathers less than the plan says, and of pages of one size none gathers
-// less than the plan: every schedule of every small trace.
+// No schedule gathers less than the plan, or than the plan says: every schedule of every small
+// trace.
 #include "engine/parameter/paging_plan.hpp"
 
 #include <gtest/gtest.h>
@@ -48,13 +48,17 @@ void each_trace(std::size_t length, std::size_t pages, Check check) {
   }
 }
 
+void expect_fits(const Sizes& sizes, const Uses& uses, int64_t budget, const PagingPlan& plan) {
+  for (std::size_t i = 0; i < uses.size(); ++i)
+    EXPECT_LE(plan.live_numel[i], std::max(budget, sizes[uses[i]]));
+}
+
 // What the plan itself gathers, and whether it keeps to the budget.
 void expect_plan(const Uses& uses, const Sizes& sizes, int64_t budget, const PagingPlan& plan) {
   unsigned choice = 0;
   for (std::size_t i = 0; i < uses.size(); ++i) choice |= (plan.stays[i] ? 1U : 0U) << i;
   EXPECT_EQ(gathered(uses, sizes, budget, choice), plan.gathered_numel);
-  for (std::size_t i = 0; i < uses.size(); ++i)
-    EXPECT_LE(plan.live_numel[i], std::max(budget, sizes[uses[i]]));
+  expect_fits(sizes, uses, budget, plan);
 }
 
 TEST(PagingPlan, OfPagesOfOneSizeIsTheBestScheduleOfAll) {
@@ -68,17 +72,47 @@ TEST(PagingPlan, OfPagesOfOneSizeIsTheBestScheduleOfAll) {
     });
 }
 
-TEST(PagingPlan, OfSeveralSizesKnowsALeastThatNoScheduleIsBelow) {
-  for (const int64_t budget : {1, 4, 5, 6, 7, 9, 100})
-    each_trace(6, 3, [&](const Uses& uses) {
-      const Sizes sizes = {1, 3, 4};
-      const auto plan = plan_paging(uses, sizes, budget);
-      expect_plan(uses, sizes, budget, plan);
-      const auto least = best(uses, sizes, budget);
-      EXPECT_LE(plan.least_numel, least);
-      EXPECT_LE(least, plan.gathered_numel);
-      if (budget >= 8) EXPECT_EQ(plan.gathered_numel, plan.least_numel) << "everything fits";
-    });
+TEST(PagingPlan, OfSeveralSizesIsTheBestScheduleOfAll) {
+  for (const auto& sizes : {Sizes{1, 3, 4}, Sizes{2, 3, 5}, Sizes{7, 1, 1}})
+    for (const int64_t budget : {1, 4, 5, 6, 7, 8, 9, 100})
+      each_trace(7, 3, [&](const Uses& uses) {
+        const auto plan = plan_paging(uses, sizes, budget);
+        expect_plan(uses, sizes, budget, plan);
+        EXPECT_EQ(plan.gathered_numel, best(uses, sizes, budget));
+        EXPECT_EQ(plan.least_numel, plan.gathered_numel);
+      });
+}
+
+// There and back, as a forward and a backward pass: everything is wanted twice.
+Uses there_and_back(std::size_t pages) {
+  Uses uses;
+  for (std::size_t page = 0; page < pages; ++page) uses.push_back(page);
+  for (std::size_t page = pages; page-- > 0;) uses.push_back(page);
+  return uses;
+}
+
+TEST(PagingPlan, WithoutTimeSaysWhatItHasAndWhatIsProven) {
+  const Sizes sizes = {5, 7, 11, 4, 9, 6, 10, 3};
+  const auto uses = there_and_back(sizes.size());
+  for (int64_t budget = 3; budget < 60; ++budget) {
+    const auto proven = plan_paging(uses, sizes, budget);
+    expect_plan(uses, sizes, budget, proven);
+    EXPECT_EQ(proven.least_numel, proven.gathered_numel);
+    EXPECT_EQ(proven.gathered_numel, best(uses, sizes, budget));
+    const auto hasty = plan_paging(uses, sizes, budget, 0);
+    expect_plan(uses, sizes, budget, hasty);
+    EXPECT_LE(hasty.least_numel, proven.gathered_numel);
+    EXPECT_GE(hasty.gathered_numel, proven.gathered_numel);
+  }
+}
+
+TEST(PagingPlan, OfALargeTraceIsAPlanToo) {
+  Sizes sizes;
+  for (int64_t i = 0; i < 400; ++i) sizes.push_back(1000 + i * i * 7919 % 90'000);
+  const auto uses = there_and_back(sizes.size());
+  const auto plan = plan_paging(uses, sizes, 3'000'000);
+  expect_fits(sizes, uses, 3'000'000, plan);
+  EXPECT_LE(plan.least_numel, plan.gathered_numel);
 }
 
 TEST(PagingPlan, KeepsWhatIsUsedSoonest) {

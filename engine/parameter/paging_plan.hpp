@@ -1,10 +1,12 @@
 // Paging plan: of a known order of uses, which pages stay whole between two of them, so that as
 // little as possible is gathered under a budget of live elements.
 //
-// Belady's rule: when there is no room, the page goes whose next use is farthest away. Of pages of
-// one size no schedule gathers less. Of pages of several sizes the best schedule is a knapsack; the
-// rule on single elements, where a page may go in part, is the least that any schedule of whole
-// pages can gather, and both are told: `gathered_numel` and `least_numel`.
+// Belady's rule, on single elements: when there is no room, those go whose next use is farthest
+// away. No schedule gathers less, but a page may have to go in part. Where one does, two smaller
+// problems remain, with the page kept and with it gone: branch and bound, until the best schedule
+// of whole pages is found and proven, or kMostVisits uses have been looked at. Of pages of one size
+// the rule alone is the best. What the plan gathers and what no schedule can gather less than are
+// both told, `gathered_numel` and `least_numel`: equal, where the plan is proven to be the best.
 //
 //   uses      0 1 2 0 1 2     budget 2 pages: 0 stays, 1 and 2 come twice
 //
@@ -12,7 +14,8 @@
 // may stay, others go at once; least_numel <= gathered_numel. Equal uses give equal plans.
 // Units: elements; positions count uses from 0.
 // Errors: none.
-// Source: L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966.
+// Sources: L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966;
+// A. H. Land, A. G. Doig, An automatic method of solving discrete programming problems, 1960.
 // Depends on: the C++ standard library only.
 #pragma once
 
@@ -21,6 +24,9 @@
 #include <vector>
 
 namespace equigrad::parameter {
+
+// About 10 ms, once for an order of uses.
+inline constexpr int64_t kMostVisits = 200'000;
 
 struct PagingPlan {
   std::vector<bool> stays;          // by position: the page stays until its next use
@@ -32,6 +38,7 @@ struct PagingPlan {
 
 // Pages of 0 elements take part for nothing: those that are whole all the time.
 PagingPlan plan_paging(const std::vector<std::size_t>& uses,
-                       const std::vector<int64_t>& numel_by_page, int64_t budget_numel);
+                       const std::vector<int64_t>& numel_by_page, int64_t budget_numel,
+                       int64_t most_visits = kMostVisits);
 
 }  // namespace equigrad::parameter
