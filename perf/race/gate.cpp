@@ -62,7 +62,8 @@ json counted(RankProcesses& ranks, int64_t steps) {
   const auto answers = ranks.ask({{"do", "counts"}, {"steps", steps}});
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     json kept;
-    for (const char* key : {"collectives", "payload_bytes", "allocations", "allocated_bytes"})
+    for (const char* key :
+         {"collectives", "overlapped", "payload_bytes", "allocations", "allocated_bytes"})
       kept[key] = answers[rank].at(key);
     kept["held_bytes"] = answers[rank].at("ledger").at("held_bytes");
     kept["held_peak_bytes"] = answers[rank].at("ledger").at("held_peak_bytes");

@@ -56,6 +56,11 @@ TEST_F(Gate, SeesOneMoreCopy) {
               testing::Contains(testing::HasSubstr("allocations")));
 }
 
+TEST_F(Gate, SeesThatNothingOverlaps) {
+  EXPECT_THAT(found_with(scratch(), {{"waits", true}}),
+              testing::Contains(testing::HasSubstr("overlapped")));
+}
+
 TEST_F(Gate, SeesNothingInASleep) {  // that is for times
   EXPECT_THAT(found_with(scratch(), {{"sleep_us", 100}}), IsEmpty());
 }

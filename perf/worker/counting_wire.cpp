@@ -3,9 +3,34 @@
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
+#include <optional>
 #include <thread>
+#include <utility>
+
+#include "perf/worker/operators.hpp"
 
 namespace equigrad::perf {
+namespace {
+
+class Watched final : public comm::Pending {
+ public:
+  Watched(const char* name, comm::PendingPtr pending, WireCounts& counts)
+      : name_(name), pending_(std::move(pending)), counts_(counts), began_(operators()) {}
+
+  void wait() override {
+    if (began_ && operators() != *began_) ++counts_.overlapped[name_];
+    began_.reset();
+    pending_->wait();
+  }
+
+ private:
+  const char* name_;
+  comm::PendingPtr pending_;
+  WireCounts& counts_;
+  std::optional<int64_t> began_;  // none once it was waited for
+};
+
+}  // namespace
 
 at::Tensor CountingWire::counted(const char* name, const at::Tensor& input, int64_t bytes) {
   ++counts_.collectives[name];
@@ -14,16 +39,17 @@ at::Tensor CountingWire::counted(const char* name, const at::Tensor& input, int6
   return fault_.copies ? input.clone() : input;
 }
 
-comm::PendingPtr CountingWire::started(comm::PendingPtr pending) {
-  if (fault_.waits) pending->wait();
-  return pending;
+comm::PendingPtr CountingWire::started(const char* name, comm::PendingPtr pending) {
+  auto watched = std::make_unique<Watched>(name, std::move(pending), counts_);
+  if (fault_.waits) watched->wait();
+  return watched;
 }
 
 comm::PendingPtr CountingWire::all_to_all(const at::Tensor& output, const at::Tensor& input) {
   const int64_t others = world_size() - 1;
   const auto sent =
       counted("all_to_all", input, static_cast<int64_t>(input.nbytes()) / world_size() * others);
-  auto pending = started(wire_->all_to_all(output, sent));
+  auto pending = started("all_to_all", wire_->all_to_all(output, sent));
   if (fault_.one_more) comm::exchange(*this, at::zeros({1}, at::kLong));
   return pending;
 }
@@ -31,13 +57,13 @@ comm::PendingPtr CountingWire::all_to_all(const at::Tensor& output, const at::Te
 comm::PendingPtr CountingWire::all_gather(const at::Tensor& output, const at::Tensor& input) {
   const int64_t others = world_size() - 1;
   const auto sent = counted("all_gather", input, static_cast<int64_t>(input.nbytes()) * others);
-  return started(wire_->all_gather(output, sent));
+  return started("all_gather", wire_->all_gather(output, sent));
 }
 
 comm::PendingPtr CountingWire::all_reduce_sum(const at::Tensor& tensor) {
   const int64_t others = world_size() - 1;
   counted("all_reduce", tensor, 2 * static_cast<int64_t>(tensor.nbytes()) * others / world_size());
-  auto pending = started(wire_->all_reduce_sum(tensor));
+  auto pending = started("all_reduce", wire_->all_reduce_sum(tensor));
   if (fault_.one_more) comm::exchange(*this, at::zeros({1}, at::kLong));
   return pending;
 }
@@ -47,13 +73,13 @@ comm::PendingPtr CountingWire::reduce_scatter_sum(const at::Tensor& output,
   const int64_t others = world_size() - 1;
   const auto sent = counted("reduce_scatter", input,
                             static_cast<int64_t>(input.nbytes()) / world_size() * others);
-  return started(wire_->reduce_scatter_sum(output, sent));
+  return started("reduce_scatter", wire_->reduce_scatter_sum(output, sent));
 }
 
 comm::PendingPtr CountingWire::broadcast(const at::Tensor& tensor, int root) {
   const int64_t others = rank() == root ? world_size() - 1 : 0;
   counted("broadcast", tensor, static_cast<int64_t>(tensor.nbytes()) * others);
-  return started(wire_->broadcast(tensor, root));
+  return started("broadcast", wire_->broadcast(tensor, root));
 }
 
 }  // namespace equigrad::perf

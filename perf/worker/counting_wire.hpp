@@ -6,6 +6,9 @@
 // Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel Distrib.
 // Comput. 69, 2009).
 //
+// A collective is overlapped if an operator ran between its call and its wait(); operators.hpp
+// counts them.
+//
 // Invariants: everything else is the wrapped communicator's. Faults are planted slow-downs that the
 // gate must catch, never defaults.
 // Units: bytes a rank; faults in microseconds a collective.
@@ -23,6 +26,7 @@ namespace equigrad::perf {
 
 struct WireCounts {
   std::map<std::string, int64_t> collectives;
+  std::map<std::string, int64_t> overlapped;  // of them: operators ran before wait()
   int64_t bytes = 0;
 };
 
@@ -52,7 +56,7 @@ class CountingWire final : public comm::Communicator {
 
  private:
   at::Tensor counted(const char* name, const at::Tensor& input, int64_t bytes);
-  comm::PendingPtr started(comm::PendingPtr pending);
+  comm::PendingPtr started(const char* name, comm::PendingPtr pending);
 
   std::shared_ptr<comm::Communicator> wire_;
   WireFault fault_;

@@ -22,6 +22,7 @@
 #include "perf/worker/allocations.hpp"
 #include "perf/worker/channel.hpp"
 #include "perf/worker/counting_wire.hpp"
+#include "perf/worker/operators.hpp"
 #include "perf/worker/process_bytes.hpp"
 #include "perf/worker/work.hpp"
 
@@ -60,7 +61,10 @@ class Worker {
     step_sleep_us_ = faults.value("step_sleep_us", int64_t{0});
     leak_bytes_ = faults.value("leak_bytes", int64_t{0});
     counting_ = request.value("counted", false);
-    if (counting_) install_allocation_counter();
+    if (counting_) {
+      install_allocation_counter();
+      install_operator_counter();
+    }
     // Only a counted run goes through the wrapper: a timed one is as users have it.
     const WireFault fault{faults.value("sleep_us", int64_t{0}), faults.value("waits", false),
                           faults.value("copies", false), faults.value("one_more", false)};
@@ -127,6 +131,7 @@ class Worker {
     json answer = {{"steps", steps}, {"wire_bytes", sent}, {"ledger", work_->ledger()}};
     if (!counting_wire_) return answer;
     answer["collectives"] = counting_wire_->counts().collectives;
+    answer["overlapped"] = counting_wire_->counts().overlapped;
     answer["payload_bytes"] = counting_wire_->counts().bytes;
     answer["allocations"] = counted.count - before.count;
     answer["allocated_bytes"] = counted.bytes - before.bytes;
