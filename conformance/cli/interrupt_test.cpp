@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -14,6 +15,7 @@
 
 #include "conformance/cli/said.hpp"
 #include "conformance/contract/contract_case.hpp"
+#include "conformance/faults/fault.hpp"
 #include "conformance/matrix.hpp"
 #include "equigrad_build_info.hpp"
 #include "reports/json.hpp"
@@ -102,6 +104,17 @@ TEST_F(Interrupt, AComparisonIsWrittenAsFarAsItCame) {
   EXPECT_THAT(json, AllOf(HasSubstr("\"pairs\":"), Not(HasSubstr("\"pairs\":0,")),
                           Not(HasSubstr("\"pairs\":1,"))));
   EXPECT_THAT(text_of(report() + "/compare.html"), HasSubstr("<h1><span aria-hidden=\"true\">✗"));
+}
+
+TEST_F(Interrupt, AKillMatrixIsWrittenAsFarAsItCame) {
+  EXPECT_EQ(interrupted({"faults", "--clean", "0", "--report", report()}, " faults, ", SIGINT),
+            130);
+  EXPECT_THAT(text_of(out()), HasSubstr("INTERRUPTED"));
+  const auto matrix = nlohmann::json::parse(text_of(report() + "/faults.json"));
+  EXPECT_EQ(matrix.at("exit_code"), 130);
+  EXPECT_EQ(matrix.at("outcome"), "interrupted");
+  EXPECT_EQ(matrix.at("faults").size(), faults::fault_names().size());
+  EXPECT_THAT(text_of(report() + "/faults.html"), HasSubstr("</html>"));
 }
 
 TEST_F(Interrupt, WhatWasShrunkSoFarIsKept) {
