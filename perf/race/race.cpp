@@ -169,9 +169,8 @@ void Running::count(const Contestant& contestant, RaceRow& row) {
   if (answers[0].contains("collectives"))
     row.collectives = answers[0]["collectives"].get<std::map<std::string, int64_t>>();
   if (answers[0].contains("allocations")) row.allocations = largest(answers, "allocations");
-  if (!answers[0].contains("ledger") || answers[0]["ledger"].is_null()) return;
-  const auto& gathering = answers[0]["ledger"].at("gathering");  // as on every rank
-  if (gathering.at("gathered_numel") == 0) return;
+  const auto gathering = answers[0].value("/ledger/gathering"_json_pointer, json::object());
+  if (gathering.value("gathered_numel", int64_t{0}) == 0) return;  // as on every rank
   row.gathered_numel = gathering.at("gathered_numel").get<int64_t>();
   row.least_gathered_numel = gathering.at("least_numel").get<int64_t>();
 }
