@@ -45,7 +45,7 @@ Race race() {
     heat.rows = {row("DDP", 0.2, 1), row("Equigrad stage 2", 0.15 * ranks, 0.75)};
     RaceRow fallen;
     fallen.contestant = "DeepSpeed <3>";
-    fallen.trouble = "it | broke\nhere";
+    fallen.trouble = "it | broke\nafterwards";
     heat.rows.push_back(fallen);
     race.heats.push_back(heat);
   }
@@ -58,7 +58,7 @@ TEST(RaceJson, HoldsEveryRoundAndWhyOneFell) {
   const auto& rows = json.at("heats").at(1).at("rows");
   EXPECT_EQ(rows.at(1).at("round_s").size(), 3U);
   EXPECT_EQ(rows.at(1).at("collectives").at("all_gather"), 3);
-  EXPECT_EQ(rows.at(2).at("trouble"), "it | broke\nhere");
+  EXPECT_EQ(rows.at(2).at("trouble"), "it | broke\nafterwards");
   EXPECT_TRUE(rows.at(2).at("growth_bytes").is_null());
 }
 
@@ -69,7 +69,7 @@ TEST(RaceMarkdown, HasARowForEachContestant) {
   EXPECT_THAT(text, HasSubstr("1 all\\_to\\_all |  |"));
   EXPECT_THAT(text, HasSubstr("every bit"));
   EXPECT_THAT(text, HasSubstr("it \\| broke"));  // no more cells than the head has
-  EXPECT_THAT(text, Not(HasSubstr("here")));
+  EXPECT_THAT(text, Not(HasSubstr("afterwards")));
 }
 
 TEST(RacePage, EscapesAndDraws) {
