@@ -8,15 +8,15 @@
 //   auto engine = equigrad::initialize(*model, "ds_config.json", communicator);
 //
 // LibTorch's modules tell nobody when they register a parameter. So while it lives the operators of
-// this thread are observed: a tensor that an operator made and that is a leaf which requires a
+// this thread are observed: a tensor that an operator made or used, a leaf which requires a
 // gradient is a parameter; after kIdleOperators operators that did not touch it, every rank takes
 // rank 0's values and keeps its shard of them. An operator that comes back to it (a model that
 // initialises its weights at the end) gets the whole again, and what it writes is kept.
 //
 // Invariants: the bits are those of ordinary construction and initialize() on rank 0, whatever its
 // generators drew there; ranks draw from their own as ever. Not partitioned until initialize() are
-// frozen parameters, buffers, tensors that no operator made (from_blob), that share their storage,
-// or do not fill it. Below stage 3, where parameters are whole, it does nothing. After its end a
+// frozen parameters, buffers, tensors that no operator made or used, that share their storage, or
+// do not fill it. Below stage 3, where parameters are whole, it does nothing. After its end a
 // parameter has no data until initialize(), with the same communicator, takes it over; pointers
 // must not be kept from one operator to another: they are errors where they are asked for late.
 // Units: bytes. A rank's peak is the model's / W, and what the last operators touched: a module or

@@ -42,7 +42,9 @@ TEST(EarlyShards, AShardIsOfItsParameterUntilSomethingElseFillsIt) {
 
 TEST(EarlyShards, WhatIsGivenBackIsThere) {
   const auto parameter = taken();
+  const auto shard = early_shard(parameter)->shard.storage().getWeakStorageImpl();
   give_back(parameter, at::arange(6, at::kFloat).view({2, 3}).clone());
+  EXPECT_TRUE(shard.expired());
   EXPECT_FALSE(early_shard(parameter));
   EXPECT_EQ(parameter.sum().item<float>(), 15);
 }

@@ -111,7 +111,7 @@ void print_gathering(const nlohmann::json& counts) {
     const auto& gathering = ranks.at("rank 0").at("gathering");
     const int64_t gathered = gathering.at("gathered_numel"), least = gathering.at("least_numel");
     if (gathered > 0)
-      std::printf("%s: gathers %lld elements a cycle, the least possible is %lld\n", name.c_str(),
+      std::printf("%s: gathers %lld elements a cycle, no schedule less than %lld\n", name.c_str(),
                   static_cast<long long>(gathered), static_cast<long long>(least));
   }
 }
