@@ -79,6 +79,45 @@ TEST(EngineExceptions, AnExceptionOnOneRankIsToldToTheOthersAndThePassCanBeRunAg
   });
 }
 
+// More pieces than are under way at once: nobody may send the rest of them.
+TEST(EngineExceptions, ALargeBucketUnderWayIsGivenUpByAllRanks) {
+  for (const int stage : {2, 3}) {
+    EXPECT_EQ(on_ranks(2,
+                       [stage](RankContext& context) {
+                         const auto small = at::ones({3}).requires_grad_();
+                         const auto large = at::ones({int64_t{10} << 18}).requires_grad_();
+                         EngineConfig config;
+                         config.train_micro_batch_size_per_gpu = 1;
+                         config.train_batch_size = 2;
+                         config.zero.stage = stage;
+                         config.zero.reduce_bucket_size = 1000;
+                         config.communication_timeout_s = 20;
+                         ParameterGroup all;
+                         all.parameters = {{"small", small, ""}, {"large", large, ""}};
+                         const auto engine = initialize({all}, config, context.group());
+                         for (const bool throws : {true, false}) {
+                           const auto last = small * 2;  // its gradient comes after the large one
+                           if (throws && context.rank() == 1) {
+                             last.register_hook([](const at::Tensor&) {
+                               throw std::runtime_error("from a hook");
+                             });
+                           }
+                           const auto loss = last.sum() + (large * 0.5).sum();
+                           if (throws)
+                             EXPECT_THROW(engine->backward(loss), std::exception);
+                           else
+                             engine->backward(loss);
+                         }
+                         EXPECT_THAT(engine->access().full_gradient("large"),
+                                     HasTheBitsOf(at::full({int64_t{10} << 18}, 0.5)));
+                         EXPECT_THAT(engine->access().full_gradient("small"),
+                                     HasTheBitsOf(at::full({3}, 2.0)));
+                       }),
+              "")
+        << "stage " << stage;
+  }
+}
+
 TEST(EngineExceptions, AGatherThatFailsIsAnErrorOfTheNextCall) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {

@@ -7,9 +7,6 @@
 namespace equigrad::memory {
 namespace {
 
-// As parameter/pages.cpp has it.
-constexpr std::int64_t kAloneNumel = std::int64_t{1} << 16;
-
 // The buckets of one window, as a bucket queue opens, launches and delivers them.
 class Buckets {
  public:
@@ -95,6 +92,8 @@ HeldBytes Model::all_gathers() const {
   for (const auto& bucket : plan.buckets()) {
     const std::int64_t wire = sizes.weight_wire[bucket.lower_precision ? 1 : 0];
     for (const auto& slot : bucket.slots) {
+      if (slot.numel >= layout::kAloneNumel && slot.numel % world == 0 && wire == sizes.param)
+        continue;  // into the parameter's own memory
       const bool joins = before != nullptr && before->lower_precision == bucket.lower_precision &&
                          (columns + slot.shard_numel) * world <= config.zero.allgather_bucket_size;
       columns = slot.shard_numel + (joins ? columns : 0);
@@ -111,7 +110,7 @@ HeldBytes Model::all_gathers() const {
 std::int64_t Model::persistent_peak() const {
   std::int64_t rooms[3] = {0, 0, 0}, now = 0, peak = 0;  // by bytes of the wire
   std::size_t last[3] = {0, 0, 0};
-  const auto is_small = [&](std::size_t i) { return table[i].numel < kAloneNumel; };
+  const auto is_small = [&](std::size_t i) { return table[i].numel < layout::kAloneNumel; };
   const auto room_of = [&](std::size_t i) { return static_cast<std::size_t>(wire_of(i)) / 2; };
   std::vector<std::size_t> stay;
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -160,7 +159,7 @@ HeldBytes Model::pages() const {
   std::int64_t shared_room = 0, one = 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
     const std::int64_t bytes = padded_numel(i) * sizes.param;
-    if (table[i].numel > 0 && table[i].numel < kAloneNumel)
+    if (table[i].numel > 0 && table[i].numel < layout::kAloneNumel)
       shared_room += padded_numel(i) * wire_of(i);
     if (table[i].numel == 0) continue;
     if (is_persistent(i))

@@ -19,11 +19,10 @@ TEST(Bucket, AnElementLiesInItsOwnersRow) {
       const layout::BucketPlan plan(table, shards, 1000);
       ASSERT_EQ(plan.buckets().size(), 1U);
       const auto& place = plan.buckets()[0];
+      const int64_t numel = shards * place.shard_numel;
+      auto want = at::zeros({(numel + multiple - 1) / multiple * multiple});
+      at::full_like(want, std::nan(""));  // whoever gets this memory next clears what he leaves out
       Bucket bucket(place, shards, multiple, at::kFloat);
-      auto want = at::zeros_like(bucket.buffer());
-      EXPECT_EQ(want.numel() % multiple, 0);
-      EXPECT_GE(want.numel(), shards * place.shard_numel);
-      EXPECT_LT(want.numel(), shards * place.shard_numel + multiple);
       for (std::size_t i = 0; i < place.slots.size(); ++i) {
         EXPECT_FALSE(bucket.full());
         const auto& slot = place.slots[i];
@@ -39,6 +38,24 @@ TEST(Bucket, AnElementLiesInItsOwnersRow) {
       EXPECT_THAT(bucket.buffer(), HasTheBitsOf(want)) << shards << " shards";
     }
   }
+}
+
+TEST(Bucket, WhatContributedNothingIsZero) {
+  const auto table = table_of({5, 7, 2});
+  const layout::BucketPlan plan(table, 3, 100);
+  const auto& place = plan.buckets()[0];
+  const auto empty_bucket = [&] {
+    at::full({3 * place.shard_numel}, std::nan(""));
+    return Bucket(place, 3, 1, at::kFloat);
+  };
+  EXPECT_THAT(empty_bucket().buffer(), HasTheBitsOf(at::zeros({3 * place.shard_numel})));
+  EXPECT_THAT(empty_bucket().columns_of(1), HasTheBitsOf(at::zeros({3, 3})));
+  auto bucket = empty_bucket();
+  bucket.columns_of(1);
+  bucket.copy_in(1, sample(7, 4), 1.0);
+  EXPECT_THAT(bucket.columns_of(1),
+              HasTheBitsOf(at::cat({sample(7, 4), at::zeros({2})}).view({3, 3})));
+  EXPECT_THAT(bucket.columns_of(0), HasTheBitsOf(at::zeros({3, 1})));
 }
 
 TEST(Bucket, ASecondContributionIsAddedAndRoundedToTheBuffer) {

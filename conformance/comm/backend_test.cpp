@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "conformance/faults/wire.hpp"
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
@@ -77,6 +78,51 @@ bool wait_for_file(const std::string& path) {
     std::this_thread::sleep_for(milliseconds(20));
   }
   return std::filesystem::exists(path);
+}
+
+// As beside NCCL: what ranks tell each other goes another way than their tensors.
+class TwoWays final : public conformance::faults::Wire {
+ public:
+  using Wire::Wire;
+  Communicator& words() override { return *wire_; }
+  PendingPtr all_gather(const at::Tensor&, const at::Tensor&) override {
+    throw std::runtime_error("a word among the tensors");
+  }
+};
+
+TEST(Communicator, WordsGoTheirOwnWay) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       TwoWays two_ways(context.group());
+                       const auto said = exchange(two_ways, at::tensor({context.rank() + 7L}));
+                       EXPECT_THAT(said, HasTheBitsOf(at::tensor({7L, 8L}).view({2, 1})));
+                       two_ways.rendezvous().meet_to_initialize();
+                     }),
+            "");
+}
+
+// Two ranks' rows are sent from where they lie, others' from a copy.
+TEST(Communicator, RowsMayLieApartOrBeTheSame) {
+  for (const int world : {1, 2, 3}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         auto& group = *context.group();
+                         const int64_t w = context.world_size(), r = context.rank();
+                         const auto of = [w](int64_t rank) {
+                           return sample(w * 10, static_cast<uint64_t>(rank)).view({w, 10});
+                         };
+                         const at::Tensor apart = at::zeros({w * 3}), same = at::zeros({w * 4});
+                         group.all_to_all(apart, of(r).narrow(1, 2, 3))->wait();
+                         group.all_to_all(same, of(r)[0].narrow(0, 5, 4).expand({w, 4}))->wait();
+                         for (int64_t rank = 0; rank < w; ++rank) {
+                           EXPECT_THAT(apart.narrow(0, rank * 3, 3),
+                                       HasTheBitsOf(of(rank)[r].narrow(0, 2, 3).clone()));
+                           EXPECT_THAT(same.narrow(0, rank * 4, 4),
+                                       HasTheBitsOf(of(rank)[0].narrow(0, 5, 4).clone()));
+                         }
+                       }),
+              "");
+  }
 }
 
 TEST(Communicator, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {

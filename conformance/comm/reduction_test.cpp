@@ -74,24 +74,50 @@ TEST(Reduction, PinnedSumsDoNotDependOnHowTheBufferIsCut) {
             "");
 }
 
-// 2^18 elements of a rank are one piece. The adversary hands a gather's result over as late as it
+// 2^18 elements of a row are one piece. The adversary hands a gather's result over as late as it
 // may, so that a piece whose gather was not waited for is seen.
 TEST(Reduction, PinnedSumsOfSeveralPiecesAreTheTreeHoweverLateTheyCome) {
   for (const int world : {2, 3}) {
-    EXPECT_EQ(on_ranks(world,
-                       [](RankContext& context) {
-                         const int w = context.world_size();
-                         const int64_t numel = w * ((int64_t{3} << 18) + 5);
-                         const auto mine = of_rank(context.rank(), numel, at::kFloat);
-                         const auto want = tree_over_ranks(w, numel, at::kFloat);
-                         for (uint64_t seed = 1; seed <= 3; ++seed) {
-                           const auto late =
-                               conformance::faults::adversarial(context.group(), seed);
-                           EXPECT_THAT(pinned_all(*late, mine, at::kFloat), HasTheBitsOf(want));
-                         }
-                       }),
-              "");
+    EXPECT_EQ(
+        on_ranks(world,
+                 [](RankContext& context) {
+                   const int w = context.world_size();
+                   const int64_t numel = w * ((int64_t{3} << 18) + 5);
+                   const auto mine = of_rank(context.rank(), numel, at::kFloat);
+                   const auto want = tree_over_ranks(w, numel, at::kFloat);
+                   for (uint64_t seed = 1; seed <= 3; ++seed) {
+                     const auto late = conformance::faults::adversarial(context.group(), seed);
+                     EXPECT_THAT(pinned_all(*late, mine, at::kFloat), HasTheBitsOf(want));
+                     for (const auto result : {at::kFloat, at::kBFloat16}) {
+                       auto scatter = Reduction::reduce_scatter_sum(*late, ReductionOrder::Pinned,
+                                                                    mine.clone(), result);
+                       EXPECT_THAT(
+                           scatter.finish(),
+                           HasTheBitsOf(
+                               want.narrow(0, context.rank() * (numel / w), numel / w).to(result)));
+                     }
+                   }
+                 }),
+        "");
   }
+}
+
+// One rank gives up before it hears of the others, which give up afterwards.
+TEST(Reduction, OneThatIsDroppedSendsNoMore) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       auto& group = *context.group();
+                       const auto mine = at::ones({2 * 5 * (int64_t{1} << 18)});
+                       for (const auto order : {ReductionOrder::Pinned, ReductionOrder::Native}) {
+                         auto reduction =
+                             Reduction::reduce_scatter_sum(group, order, mine.clone(), at::kFloat);
+                         if (context.rank() == 0) reduction.drop();
+                         const auto word = at::full({3}, context.rank() + 1, at::kLong);
+                         EXPECT_EQ(exchange(group, word).sum().item<int64_t>(), 9);
+                         if (context.rank() == 1) reduction.drop();
+                       }
+                     }),
+            "");
 }
 
 at::Tensor exact_over_ranks(int world, int64_t numel, at::ScalarType dtype) {

@@ -1,4 +1,5 @@
 // Whole parameters on every rank: where they lie, and what publish() writes into them.
+#include "conformance/faults/adversary.hpp"
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
@@ -17,7 +18,7 @@ const std::vector<int64_t> kNumels{7, 12, 5, 0, 6};  // p2 is frozen, p3 empty
 
 struct Model {
   std::shared_ptr<comm::Communicator> group;
-  layout::ParameterTable table = table_of(kNumels, {2});
+  layout::ParameterTable table;
   layout::BucketPlan plan;
   comm::Seat seat;
   ZeroConfig zero;
@@ -27,15 +28,18 @@ struct Model {
   std::unique_ptr<Parameters> keeper;
 
   Model(RankContext& context, bool sharded, at::ScalarType dtype, int64_t gather_size = 10)
-      : group(context.group()),
-        plan(table, sharded ? context.world_size() : 1, 13),
+      : Model(context.group(), kNumels, sharded, dtype, gather_size) {}
+  Model(std::shared_ptr<comm::Communicator> ranks, const std::vector<int64_t>& numels, bool sharded,
+        at::ScalarType dtype, int64_t gather_size)
+      : group(std::move(ranks)),
+        table(table_of(numels, {2})),
+        plan(table, sharded ? group->world_size() : 1, 13),
         seat(*group, table.size()) {
     zero.allgather_bucket_size = gather_size;
-    for (std::size_t i = 0; i < kNumels.size(); ++i) {
-      tensors.push_back(sample(kNumels[i], i).requires_grad_(i != 2));
-    }
+    for (std::size_t i = 0; i < numels.size(); ++i)
+      tensors.push_back(sample(numels[i], i).requires_grad_(i != 2));
     // A parameter that is not contiguous.
-    tensors[1] = sample(12, 1).view({3, 4}).t().requires_grad_();
+    if (numels[1] == 12) tensors[1] = sample(12, 1).view({3, 4}).t().requires_grad_();
     masters = at::zeros({plan.shard_numel()});
     const Context all{table, plan, zero, *group, seat, ledger, masters, tensors, dtype};
     const at::NoGradGuard no_grad;
@@ -88,6 +92,44 @@ TEST(Replicas, PublishRoundsTheMastersOfAllRanksToTheParameterDtype) {
                                EXPECT_EQ(it.ledger.bytes(trace::Category::Gathered), 0);
                              }
                            }
+                         }
+                       }),
+              "");
+  }
+}
+
+// Shards that fill a large parameter are received in it; those that do not are copied out, with the
+// small ones beside them.
+TEST(Replicas, ALargeParameterIsGatheredInItsOwnMemory) {
+  constexpr int64_t large = 6 * layout::kAloneNumel;
+  for (const int world : {2, 3}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         const at::NoGradGuard no_grad;
+                         const std::vector<int64_t> numels{5, large, 9, 7, large + 1, large};
+                         for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                           const auto late = conformance::faults::adversarial(context.group(), 5);
+                           Model it(late, numels, true, dtype, 4 * large);
+                           const auto check = [&](double factor) {
+                             for (const std::size_t i : std::vector<std::size_t>{0, 1, 3, 4, 5})
+                               EXPECT_THAT(it.tensors[i],
+                                           HasTheBitsOf((sample(numels[i], i) * factor).to(dtype)));
+                           };
+                           check(1.0);
+                           const auto version = it.tensors[1]._version();
+                           const auto* place = it.tensors[1].const_data_ptr();
+                           it.masters.mul_(1.25);
+                           it.keeper->publish();
+                           check(1.25);
+                           EXPECT_GT(it.tensors[1]._version(), version);
+                           EXPECT_EQ(it.tensors[1].const_data_ptr(), place);
+                           const auto room =
+                               (large + 30) * static_cast<int64_t>(c10::elementSize(dtype));
+                           EXPECT_LT(it.ledger.peak_bytes(trace::Category::Gathered), room);
+                           it.masters.mul_(0.5);
+                           for (const std::size_t i : std::vector<std::size_t>{0, 1, 3, 4, 5})
+                             it.keeper->publish(i);
+                           check(0.625);
                          }
                        }),
               "");

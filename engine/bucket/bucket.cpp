@@ -1,6 +1,6 @@
 #include "engine/bucket/bucket.hpp"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 
 #include "engine/kernels/exact_tensor.hpp"
 
@@ -27,10 +27,14 @@ void put(const at::Tensor& to, const at::Tensor& from, bool add) {
 
 Bucket::Bucket(const layout::Bucket& place, int shards, int multiple_numel,
                at::TensorOptions options)
-    : place_(place), shards_(shards), filled_(place.slots.size(), false) {
+    : place_(place),
+      shards_(shards),
+      filled_(place.slots.size(), false),
+      written_(place.slots.size(), false) {
   const int64_t numel = shards * place.shard_numel;
   const int64_t padded_numel = (numel + multiple_numel - 1) / multiple_numel * multiple_numel;
-  buffer_ = at::zeros({padded_numel}, options);
+  buffer_ = at::empty({padded_numel}, options);
+  buffer_.narrow(0, numel, padded_numel - numel).zero_();
   view();
 }
 
@@ -41,7 +45,7 @@ void Bucket::view() {
 bool Bucket::is_wide() const { return buffer_.scalar_type() == kernels::kExactSum; }
 
 void Bucket::widen() {
-  buffer_ = kernels::exact_of(buffer_);
+  buffer_ = kernels::exact_of(buffer());
   view();
 }
 
@@ -49,10 +53,12 @@ void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight
   const auto& where = place_.slots[slot];
   auto flat = gradient.reshape({-1});
   if (weight != 1.0) flat = flat.to(at::kFloat).mul(weight);
-  const auto columns = columns_of(slot);
+  const auto columns = this->columns(slot);
   const int64_t rows = where.numel / where.shard_numel;
   const int64_t rest = where.numel - rows * where.shard_numel;
   const bool add = filled_[slot];
+  if (!written_[slot]) clear_padding(slot);
+  written_[slot] = true;
   if (rows != 0) {
     put(columns.narrow(0, 0, rows),
         flat.narrow(0, 0, rows * where.shard_numel).view({rows, where.shard_numel}), add);
@@ -64,9 +70,34 @@ void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight
   filled_[slot] = true;
 }
 
-at::Tensor Bucket::columns_of(std::size_t slot) const {
+at::Tensor Bucket::columns(std::size_t slot) const {
   const auto& where = place_.slots[slot];
   return matrix_.narrow(1, where.offset, where.shard_numel);
+}
+
+void Bucket::clear_padding(std::size_t slot) const {
+  const auto& where = place_.slots[slot];
+  const int64_t rows = where.numel / where.shard_numel;
+  const int64_t rest = where.numel - rows * where.shard_numel;
+  if (rows == shards_) return;
+  const auto last = columns(slot).narrow(0, rows, shards_ - rows);
+  last[0].narrow(0, rest, where.shard_numel - rest).zero_();
+  last.narrow(0, 1, shards_ - rows - 1).zero_();
+}
+
+void Bucket::clear(std::size_t slot) const {
+  if (!written_[slot]) columns(slot).zero_();
+  written_[slot] = true;
+}
+
+at::Tensor Bucket::columns_of(std::size_t slot) const {
+  clear(slot);
+  return columns(slot);
+}
+
+const at::Tensor& Bucket::buffer() const {
+  for (std::size_t slot = 0; slot < written_.size(); ++slot) clear(slot);
+  return buffer_;
 }
 
 }  // namespace equigrad::bucket

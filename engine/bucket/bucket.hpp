@@ -1,8 +1,8 @@
 // Bucket: one contiguous communication buffer, filled parameter by parameter.
 //
-// Invariants: padding and the columns of parameters that contributed nothing are zero; a second
-// contribution to a slot is added to the first, rounded to the buffer's dtype; a buffer of exact
-// sums (kernels/exact_tensor.hpp) rounds nothing.
+// Invariants: padding and the columns of parameters that contributed nothing are zero when they are
+// seen; a second contribution to a slot is added to the first, rounded to the buffer's dtype; a
+// buffer of exact sums (kernels/exact_tensor.hpp) rounds nothing.
 // Shapes: [shards, shard_numel] as layout/bucket_plan.hpp draws it, followed by zeros up to a
 // multiple of `multiple_numel` (an all-reduce cuts the buffer into that many slices).
 // Errors: none.
@@ -29,19 +29,24 @@ class Bucket {
   bool is_wide() const;
   bool holds(std::size_t slot) const { return filled_[slot]; }
   bool full() const { return filled_numel_ == filled_.size(); }
-  const at::Tensor& buffer() const { return buffer_; }
+  const at::Tensor& buffer() const;
+  int64_t bytes() const { return static_cast<int64_t>(buffer_.nbytes()); }
   // A view: [shards, shard_numel of the slot].
   at::Tensor columns_of(std::size_t slot) const;
 
  private:
   void view();
+  at::Tensor columns(std::size_t slot) const;
+  void clear(std::size_t slot) const;
+  void clear_padding(std::size_t slot) const;
 
   const layout::Bucket& place_;
   int shards_;
   at::Tensor buffer_;  // flat
   at::Tensor matrix_;  // [shards, shard_numel], a view of buffer_
   std::vector<bool> filled_;
-  std::size_t filled_numel_ = 0;  // slots that hold a contribution
+  mutable std::vector<bool> written_;  // a contribution, or zeros: clearing all costs a pass
+  std::size_t filled_numel_ = 0;       // slots that hold a contribution
 };
 
 }  // namespace equigrad::bucket

@@ -35,7 +35,7 @@ Bucket& BucketQueue::open(std::size_t bucket) {
     if (waits_exactly())
       options = options.dtype(type_of_waiting(place.lower_precision, sends_sums_));
     entry.emplace(place, plan_.shards(), communicator_.world_size(), options);
-    ledger_.charge(trace::Category::Buckets, bytes_of(entry->buffer()));
+    ledger_.charge(trace::Category::Buckets, entry->bytes());
   }
   return *entry;
 }
@@ -64,9 +64,9 @@ void BucketQueue::copy_in(std::size_t parameter, const at::Tensor& gradient, dou
 }
 
 void BucketQueue::widen(Bucket& bucket) {
-  const int64_t before = bytes_of(bucket.buffer());
+  const int64_t before = bucket.bytes();
   bucket.widen();
-  const int64_t after = bytes_of(bucket.buffer());
+  const int64_t after = bucket.bytes();
   ledger_.charge(trace::Category::Buckets, after);
   ledger_.credit(trace::Category::Buckets, before);
   sends_sums_ = true;
@@ -167,14 +167,14 @@ void BucketQueue::discard() noexcept {
   for (auto& flying : in_flight_) {
     ledger_.credit(trace::Category::Buckets, flying.bytes);
     try {
-      flying.reduction.finish();
+      flying.reduction.drop();
     } catch (...) {
       // A peer is lost: the next collective says so.
     }
   }
   in_flight_.clear();
   for (auto& bucket : buckets_) {
-    if (bucket) ledger_.credit(trace::Category::Buckets, bytes_of(bucket->buffer()));
+    if (bucket) ledger_.credit(trace::Category::Buckets, bucket->bytes());
     bucket.reset();
   }
   next_ = 0;

@@ -74,27 +74,24 @@ class BackendPending final : public Pending {
 class BackendCommunicator final : public Communicator {
  public:
   BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, c10::Device device,
-                      GatherBy gather_by, Peers peers)
+                      GatherBy gather_by, Peers peers, std::shared_ptr<Communicator> words)
       : backend_(std::move(backend)),
         device_(device),
         gather_by_(gather_by),
-        peers_(std::make_shared<const Peers>(std::move(peers))) {}
+        peers_(std::make_shared<const Peers>(std::move(peers))),
+        words_(std::move(words)) {}
 
+  Communicator& words() override { return words_ ? *words_ : *this; }
   int rank() const override { return backend_->getRank(); }
   int world_size() const override { return backend_->getSize(); }
   c10::Device device() const override { return device_; }
 
   PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return start("all_to_all", [&] {
-      at::Tensor to = output;
-      at::Tensor from = input;
-      std::vector<int64_t> equal_splits;
-      return backend_->alltoall_base(to, from, equal_splits, equal_splits);
-    });
+    return send_rows("all_to_all", output, input);
   }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     if (gather_by_ == GatherBy::AllToAll)
-      return world_size() == 2 ? gather_from_other(output, input) : gather_by_copies(output, input);
+      return send_rows("all_gather", output, input.expand({world_size(), input.numel()}));
     return start("all_gather", [&] {
       at::Tensor to = output;
       at::Tensor from = input;
@@ -124,31 +121,36 @@ class BackendCommunicator final : public Communicator {
   }
 
  private:
-  // Each of two ranks sends one message, and needs no copy for it.
-  PendingPtr gather_from_other(const at::Tensor& output, const at::Tensor& input) {
-    const int64_t numel = input.numel();
-    output.narrow(0, rank() * numel, numel).copy_(input);
-    return start("all_gather", [&] {
-      at::Tensor to = output.narrow(0, (1 - rank()) * numel, numel);
-      at::Tensor from = input;
-      std::vector<int64_t> in(2, 0);
-      in[static_cast<std::size_t>(1 - rank())] = numel;
-      auto out = in;  // each is moved from
-      return backend_->alltoall_base(to, from, out, in);
-    });
-  }
-
-  PendingPtr gather_by_copies(const at::Tensor& output, const at::Tensor& input) {
-    const Caller caller{"all_gather", rank(), world_size(), peers_};
-    auto copies = workspace().take(world_size() * input.numel(), input.options());
-    copies.tensor().view({world_size(), input.numel()}).copy_(input);
+  PendingPtr send_rows(const char* collective, const at::Tensor& output, const at::Tensor& input) {
+    if (world_size() == 2 && !device_.is_cuda())
+      return trade_rows(collective, output.view({2, output.numel() / 2}),
+                        input.view({2, input.numel() / 2}));
+    Workspace::Room copies;
+    if (!input.is_contiguous()) {
+      copies = workspace().take(input.numel(), input.options());
+      copies.tensor().view(input.sizes()).copy_(input);
+    }
+    const Caller caller{collective, rank(), world_size(), peers_};
     auto work = with_context(caller, [&] {
       at::Tensor to = output;
-      at::Tensor from = copies.tensor();
+      at::Tensor from = copies.tensor().defined() ? copies.tensor() : input.view({-1});
       std::vector<int64_t> equal_splits;
       return backend_->alltoall_base(to, from, equal_splits, equal_splits);
     });
     return std::make_unique<BackendPending>(std::move(work), caller, std::move(copies));
+  }
+
+  // Each of two ranks sends one message, from where it lies.
+  PendingPtr trade_rows(const char* collective, const at::Tensor& output, const at::Tensor& input) {
+    output[rank()].copy_(input[rank()]);
+    return start(collective, [&] {
+      at::Tensor to = output[1 - rank()];
+      at::Tensor from = input[1 - rank()];
+      std::vector<int64_t> in(2, 0);
+      in[static_cast<std::size_t>(1 - rank())] = from.numel();
+      auto out = in;  // each is moved from
+      return backend_->alltoall_base(to, from, out, in);
+    });
   }
 
   template <class Function>
@@ -161,20 +163,24 @@ class BackendCommunicator final : public Communicator {
   c10::Device device_;
   GatherBy gather_by_;
   std::shared_ptr<const Peers> peers_;
+  std::shared_ptr<Communicator> words_;
 };
 
 }  // namespace
 
 std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                   c10::Device device, GatherBy gather_by, Peers peers) {
-  return std::make_shared<BackendCommunicator>(backend, device, gather_by, std::move(peers));
+                                   c10::Device device, GatherBy gather_by, Peers peers,
+                                   std::shared_ptr<Communicator> words) {
+  return std::make_shared<BackendCommunicator>(backend, device, gather_by, std::move(peers),
+                                               std::move(words));
 }
 
 at::Tensor exchange(Communicator& communicator, const at::Tensor& message) {
-  const auto mine = message.to(communicator.device());
-  const int64_t world_size = communicator.world_size();
+  auto& words = communicator.words();
+  const auto mine = message.to(words.device());
+  const int64_t world_size = words.world_size();
   const auto all = at::empty({world_size * mine.numel()}, mine.options());
-  communicator.all_gather(all, mine)->wait();
+  words.all_gather(all, mine)->wait();
   return all.cpu().view({world_size, mine.numel()});
 }
 

@@ -27,8 +27,10 @@ namespace equigrad::comm {
 // ranks on 2 cores: 0.9 ms against 2.0 ms).
 enum class GatherBy { AllGather, AllToAll };
 
+// `words` carries small messages, if it is given.
 std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                   c10::Device device, GatherBy gather_by, Peers peers = {});
+                                   c10::Device device, GatherBy gather_by, Peers peers = {},
+                                   std::shared_ptr<Communicator> words = nullptr);
 
 std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                         int world_size, std::chrono::milliseconds timeout);

@@ -7,9 +7,9 @@
 // documented order is built on all_to_all in comm/reduction.hpp.
 // Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
 // Errors: CommunicationError naming the collective and this rank, when a peer is lost or the time-
-// out passes (Gloo), and the lost rank where it is known. NCCL reports through its watchdog, which
-// ends the process. Depends on: ATen tensors, comm/workspace, comm/rendezvous. Only comm/*.cpp
-// includes c10d.
+// out passes (Gloo, and the words beside NCCL), and the lost rank where it is known. A collective
+// of NCCL reports through its watchdog, which ends the process. Depends on: ATen tensors,
+// comm/workspace, comm/rendezvous. Only comm/*.cpp includes c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,6 +45,7 @@ class Communicator {
   virtual c10::Device device() const = 0;
 
   // output[r * n, (r + 1) * n) = what rank r holds at input[rank * n, ...).   [W * n] -> [W * n]
+  // Rows may lie apart, or be one and the same: an input [W, n] of contiguous rows.
   virtual PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) = 0;
   // output = the inputs of all ranks in rank order.   [n] -> [W * n]
   virtual PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
@@ -53,6 +54,10 @@ class Communicator {
   // output = this rank's slice of the sum, in the backend's order.   [W * n] -> [n]
   virtual PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) = 0;
   virtual PendingPtr broadcast(const at::Tensor& tensor, int root) = 0;
+
+  // Who carries exchange()'s words: a group on the CPU beside NCCL, so that a word waits for no
+  // kernel and stops no stream; else this one.
+  virtual Communicator& words() { return *this; }
 
   Workspace& workspace() { return workspace_; }
   Rendezvous& rendezvous() { return rendezvous_; }

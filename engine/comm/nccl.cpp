@@ -1,4 +1,5 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "engine/comm/backend.hpp"
@@ -21,7 +22,11 @@ std::shared_ptr<Communicator> nccl_over(const c10::intrusive_ptr<c10d::Store>& s
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(device_index));
   auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, world_size, options);
   group->setBoundDeviceId(device);
-  return wrap(group, device, GatherBy::AllGather);
+  std::shared_ptr<Communicator> words;
+  if (world_size > 1)
+    words = gloo_over(c10::make_intrusive<c10d::PrefixStore>("words", store), rank, world_size,
+                      timeout);
+  return wrap(group, device, GatherBy::AllGather, {}, std::move(words));
 }
 
 std::shared_ptr<Communicator> connect_nccl(int rank, int world_size, int device_index,

@@ -14,8 +14,11 @@
 namespace equigrad::comm {
 namespace {
 
-// Of one piece and one rank: 1 MiB in fp32, which is received into memory that malloc reuses.
+// Of one row of a piece. On a CPU 1 MiB in fp32: what arrives is in the caches when it is added. On
+// CUDA a collective costs more than room.
 constexpr int64_t kPieceNumel = int64_t{1} << 18;
+constexpr int64_t kCudaPieceNumel = int64_t{1} << 25;
+constexpr int kInFlight = 3;
 
 void tree_sum_into(const at::Tensor& result, const at::Tensor& contributions) {
   const int rows = static_cast<int>(contributions.size(0));
@@ -48,24 +51,16 @@ Reduction::Reduction(Communicator& communicator, Kind kind, ReductionOrder order
       order_(order),
       result_dtype_(result_dtype),
       buffer_(std::move(buffer)) {
-  const int64_t world = communicator.world_size();
   switch (kind_) {
-    case Kind::All:
-      send_piece();
-      send_piece();
-      break;
-    case Kind::Scatter:
-      received_ = communicator.workspace().take(buffer_.numel(), buffer_.options());
-      pending_ =
-          communicator.all_to_all(kernels::as_sent(received_.tensor()), kernels::as_sent(buffer_));
-      break;
     case Kind::NativeScatter:
-      native_ = at::empty({buffer_.numel() / world}, buffer_.options());
+      native_ = at::empty({buffer_.numel() / communicator.world_size()}, buffer_.options());
       pending_ = communicator.reduce_scatter_sum(native_, buffer_);
       break;
     case Kind::NativeAll:
       pending_ = communicator.all_reduce_sum(buffer_);
       break;
+    default:
+      for (int piece = 0; piece < kInFlight; ++piece) send_piece();
   }
 }
 
@@ -77,64 +72,103 @@ Reduction Reduction::reduce_scatter_sum(Communicator& communicator, ReductionOrd
 
 Reduction Reduction::all_reduce_sum(Communicator& communicator, ReductionOrder order,
                                     at::Tensor buffer, at::ScalarType result_dtype) {
-  const auto kind = order == ReductionOrder::Native ? Kind::NativeAll : Kind::All;
+  // Adding exactly twice costs more than a message does.
+  const bool both = communicator.world_size() <= 2 && order == ReductionOrder::Pinned &&
+                    buffer.itemsize() <= c10::elementSize(result_dtype);
+  const auto kind = order == ReductionOrder::Native ? Kind::NativeAll
+                    : both                          ? Kind::Both
+                                                    : Kind::Slices;
   return Reduction(communicator, kind, order, std::move(buffer), result_dtype);
 }
 
-// Of what all ranks sent of `numel` elements.
-at::Tensor Reduction::sum_of(const Workspace::Room& received, int64_t numel) const {
-  const int64_t world_size = communicator_->world_size();
-  const auto rows = received.tensor().view({world_size, numel / world_size});
-  return order_ == ReductionOrder::Exact ? kernels::exact_row_sum(rows, result_dtype_)
-                                         : tree_sum(rows, result_dtype_);
-}
-
 void Reduction::send_piece() {
+  const int64_t world = communicator_->world_size();
+  const int64_t row_numel = kind_ == Kind::Both ? buffer_.numel() : buffer_.numel() / world;
   const int64_t numel =
-      std::min(kPieceNumel * communicator_->world_size(), buffer_.numel() - sent_numel_);
+      std::min(buffer_.is_cuda() ? kCudaPieceNumel : kPieceNumel, row_numel - sent_numel_);
   if (numel == 0) return;
-  const auto piece = buffer_.narrow(0, sent_numel_, numel);
-  auto received = communicator_->workspace().take(numel, piece.options());
+  at::Tensor rows;  // [W, numel], row r for rank r
+  if (kind_ == Kind::Scatter)
+    rows = buffer_.view({world, row_numel}).narrow(1, sent_numel_, numel);
+  else if (kind_ == Kind::Both)
+    rows = buffer_.narrow(0, sent_numel_, numel).expand({world, numel});
+  else
+    rows = buffer_.narrow(0, sent_numel_ * world, numel * world).view({world, numel});
+  if (rows.is_contiguous()) rows = rows.view({-1});
+  auto received = communicator_->workspace().take(world * numel, buffer_.options());
   auto pending =
-      communicator_->all_to_all(kernels::as_sent(received.tensor()), kernels::as_sent(piece));
+      communicator_->all_to_all(kernels::as_sent(received.tensor()), kernels::as_sent(rows));
   pieces_.push_back({sent_numel_, numel, std::move(received), std::move(pending)});
   sent_numel_ += numel;
 }
 
-at::Tensor Reduction::finish_pieces() {
-  // A piece that has been sent leaves its room to the sum of the same type.
-  const auto sum = buffer_.scalar_type() == result_dtype_
-                       ? buffer_
-                       : at::empty({buffer_.numel()}, buffer_.options().dtype(result_dtype_));
+void Reduction::add_into(const at::Tensor& sum, Piece& piece) const {
+  const auto rows = piece.received.tensor().view({communicator_->world_size(), piece.numel});
+  if (order_ == ReductionOrder::Exact)
+    sum.copy_(kernels::exact_row_sum(rows, result_dtype_));
+  else
+    tree_sum_into(sum, rows);
+  piece.received.give_back();
+}
+
+// A piece that has been sent leaves its room to the sum of the same type.
+at::Tensor Reduction::room_for_all() const {
+  return buffer_.scalar_type() == result_dtype_
+             ? buffer_
+             : at::empty({buffer_.numel()}, buffer_.options().dtype(result_dtype_));
+}
+
+at::Tensor Reduction::finish_rows() {
+  const auto sum = kind_ == Kind::Both ? room_for_all()
+                                       : at::empty({buffer_.numel() / communicator_->world_size()},
+                                                   buffer_.options().dtype(result_dtype_));
+  while (!pieces_.empty()) {
+    auto piece = std::move(pieces_.front());
+    pieces_.pop_front();
+    piece.pending->wait();
+    send_piece();
+    add_into(sum.narrow(0, piece.begin, piece.numel), piece);
+  }
+  buffer_.reset();
+  return sum;
+}
+
+at::Tensor Reduction::finish_slices() {
+  const int64_t world = communicator_->world_size();
+  const auto sum = room_for_all();
   at::Tensor slice;  // stays until its gather has arrived
   PendingPtr gather;
   while (!pieces_.empty()) {
     auto piece = std::move(pieces_.front());
     pieces_.pop_front();
     piece.pending->wait();
-    auto next = sum_of(piece.received, piece.numel);
-    piece.received.give_back();
+    const auto next = at::empty({piece.numel}, sum.options());
+    add_into(next, piece);
     if (gather) gather->wait();
-    slice = std::move(next);
-    gather = communicator_->all_gather(kernels::as_sent(sum.narrow(0, piece.begin, piece.numel)),
-                                       kernels::as_sent(slice));
+    slice = next;
+    const auto place = sum.narrow(0, piece.begin * world, piece.numel * world);
+    gather = communicator_->all_gather(kernels::as_sent(place), kernels::as_sent(slice));
     send_piece();
   }
   if (gather) gather->wait();
   return sum;
 }
 
+void Reduction::drop() {
+  for (auto& piece : pieces_) {
+    piece.pending->wait();
+    piece.received.give_back();
+  }
+  pieces_.clear();
+  if (pending_) pending_->wait();
+}
+
 at::Tensor Reduction::finish() {
-  if (kind_ == Kind::All) return finish_pieces();
+  if (kind_ == Kind::Slices) return finish_slices();
+  if (kind_ == Kind::Scatter || kind_ == Kind::Both) return finish_rows();
   pending_->wait();
   pending_.reset();
-  if (kind_ == Kind::NativeScatter) return native_.to(result_dtype_);
-  if (kind_ == Kind::NativeAll) return buffer_.to(result_dtype_);
-  const int64_t numel = buffer_.numel();
-  buffer_.reset();
-  auto sum = sum_of(received_, numel);
-  received_.give_back();
-  return sum;
+  return (kind_ == Kind::NativeScatter ? native_ : buffer_).to(result_dtype_);
 }
 
 }  // namespace equigrad::comm

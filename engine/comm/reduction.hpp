@@ -2,9 +2,11 @@
 //
 // Pinned: every rank sends slice r of its buffer to rank r (all-to-all), the owner adds the W
 // contributions in a fixed binary tree in fp32 (kernels/tree_sum.hpp) and rounds once to the result
-// type. The bytes on the wire are those of a ring reduce-scatter. Exact: the same, but the owner
-// sums as kernels/exact_sum.hpp does, and what travels may be running sums (kExactSum). Native: the
-// backend's own collective, in the buffer's type, then one rounding.
+// type. The bytes on the wire are those of a ring reduce-scatter. An all-reduce gathers the slices
+// afterwards; of two ranks each sends the other all it has instead, as many bytes in one message,
+// and both add. Exact: the sums of kernels/exact_sum.hpp, slice by slice; what travels may be
+// running sums (kExactSum). Native: the backend's own collective, in the buffer's type, then one
+// rounding.
 //
 // Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position
 // or timing; exact ones on the contributions only. Nothing is averaged here. The buffer must stay
@@ -22,8 +24,9 @@
 
 namespace equigrad::comm {
 
-// A reduction under way. finish() waits and gives the sum; it is called once, and may use the
-// buffer as its room.
+// A reduction under way. finish() waits and gives the sum; it is called once, by all ranks at the
+// same place, and may use the buffer as its room. drop() waits for what has been sent and sends no
+// more: a rank that gives up may call it before the others do.
 class Reduction {
  public:
   static Reduction reduce_scatter_sum(Communicator& communicator, ReductionOrder order,
@@ -31,34 +34,35 @@ class Reduction {
   static Reduction all_reduce_sum(Communicator& communicator, ReductionOrder order,
                                   at::Tensor buffer, at::ScalarType result_dtype);
   at::Tensor finish();
+  void drop();
 
  private:
-  enum class Kind { Scatter, All, NativeScatter, NativeAll };
-  // An all-reduce that is not native goes piece by piece: while one is added, the next one travels,
-  // and what is received takes little room. The order of additions is element by element, so the
-  // cut is free.
+  enum class Kind { Scatter, Both, Slices, NativeScatter, NativeAll };
+  // What is not native goes piece by piece: while one is added, the next one travels, and what is
+  // received takes little room. The order of additions is element by element, so the cut is free.
   struct Piece {
-    int64_t begin;
-    int64_t numel;
-    Workspace::Room received;  // [numel] all contributions to this rank's slice of the piece
+    int64_t begin;             // in the sum
+    int64_t numel;             // of a row of what is received
+    Workspace::Room received;  // [W, numel]
     PendingPtr pending;
   };
   Reduction(Communicator& communicator, Kind kind, ReductionOrder order, at::Tensor buffer,
             at::ScalarType result_dtype);
-  at::Tensor sum_of(const Workspace::Room& received, int64_t numel) const;
   void send_piece();
-  at::Tensor finish_pieces();
+  void add_into(const at::Tensor& sum, Piece& piece) const;
+  at::Tensor finish_rows();
+  at::Tensor finish_slices();
+  at::Tensor room_for_all() const;
 
   Communicator* communicator_;
   Kind kind_;
   ReductionOrder order_;
   at::ScalarType result_dtype_;
-  at::Tensor buffer_;         // [W * n] what this rank contributes
-  Workspace::Room received_;  // [W * n] scatter: all contributions to this rank's slice
-  at::Tensor native_;         // [n] native scatter: the sum
+  at::Tensor buffer_;  // [W * n] what this rank contributes
+  at::Tensor native_;  // [n] native scatter: the sum
   PendingPtr pending_;
   std::deque<Piece> pieces_;  // sent, not yet added
-  int64_t sent_numel_ = 0;
+  int64_t sent_numel_ = 0;    // of a row
 };
 
 // The rows of `contributions` [rows, n] added in the pinned order, rounded once.   -> [n]

@@ -72,7 +72,8 @@ at::Tensor exact_row_sum(const at::Tensor& rows, at::ScalarType dtype) {
 }
 
 at::Tensor as_sent(const at::Tensor& tensor) {
-  return tensor.scalar_type() == kExactSum ? at::view_as_real(tensor).view({-1}) : tensor;
+  if (tensor.scalar_type() != kExactSum) return tensor;
+  return at::view_as_real(tensor).flatten(tensor.dim() - 1);
 }
 
 }  // namespace equigrad::kernels

@@ -23,7 +23,7 @@ at::Tensor exact_rounded(const at::Tensor& sums);
 // Of the rows: running sums if `dtype` is kExactSum, else rounded to fp32 and then to `dtype`.
 // [rows, n] -> [n]
 at::Tensor exact_row_sum(const at::Tensor& rows, at::ScalarType dtype);
-// The same memory as a backend knows it: sums as pairs of doubles.   [n] -> [2 n]
+// The same memory as a backend knows it: sums as pairs of doubles.   [..., n] -> [..., 2 n]
 at::Tensor as_sent(const at::Tensor& tensor);
 
 }  // namespace equigrad::kernels

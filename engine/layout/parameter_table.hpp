@@ -21,6 +21,10 @@
 
 namespace equigrad::layout {
 
+// A parameter of at least this many elements is gathered alone: copying it out of a larger message
+// would cost more than a collective saves.
+inline constexpr std::int64_t kAloneNumel = std::int64_t{1} << 17;
+
 // One parameter as the model registers it.
 struct Registration {
   std::string name;

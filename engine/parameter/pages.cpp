@@ -16,9 +16,6 @@ namespace {
 // Without a trace a page is dropped after this many operators that used other pages only: an
 // attention's slices of one weight are a few operators apart.
 constexpr int64_t kIdleOperators = 4;
-// A page of at least this many elements travels alone: copying it would cost more than a collective
-// saves.
-constexpr int64_t kAloneNumel = int64_t{1} << 16;
 
 }  // namespace
 
@@ -215,7 +212,7 @@ void Pages::start_gathers(const std::vector<std::size_t>& pages) {
   std::vector<std::size_t> alone;
   for (const auto page : pages) {
     const auto& tensor = pages_[page].tensor;
-    const bool small = tensor.numel() < kAloneNumel && tensor.is_floating_point();
+    const bool small = tensor.numel() < layout::kAloneNumel && tensor.is_floating_point();
     (small ? together[pages_[page].shard.scalar_type()] : alone).push_back(page);
   }
   for (const auto& [dtype, small] : together) start_gather(small);

@@ -1,6 +1,8 @@
 // Replicas: every parameter whole on every rank, filled after each update by bucketed all-gathers
 // (stages 1, 2) or straight from the rank's own masters (stage 0).
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -9,59 +11,68 @@
 namespace equigrad::parameter {
 namespace {
 
-// Neighbouring slots that are gathered together: columns [begin, end) of the flat shard space.
+// Slots that are gathered together. A large one goes alone, into the parameter's own memory, if its
+// shards fill it as they travel.
 struct Gather {
   struct Part {
     std::size_t parameter;
-    int64_t offset;  // inside the gather's columns
+    int64_t begin;  // of its columns in the flat shard space
     int64_t shard_numel;
   };
-  int64_t begin = 0;
-  int64_t end = 0;
+  bool in_place = false;
   bool lower_precision = false;
   std::vector<Part> parts;
+
+  int64_t shard_numel() const {
+    int64_t sum = 0;
+    for (const auto& part : parts) sum += part.shard_numel;
+    return sum;
+  }
 };
 
-std::vector<Gather> plan_gathers(const layout::BucketPlan& plan, int64_t bucket_size_numel) {
-  std::vector<Gather> gathers;
-  for (const auto& bucket : plan.buckets()) {
+Gather::Part part_of(const layout::Bucket& bucket, const layout::Slot& slot) {
+  return {slot.parameter, bucket.offset + slot.offset, slot.shard_numel};
+}
+
+bool goes_in_place(const Context& context, const layout::Bucket& bucket, const layout::Slot& slot) {
+  return context.plan.shards() > 1 && slot.numel >= layout::kAloneNumel &&
+         slot.numel % context.plan.shards() == 0 &&
+         context.wire_dtype(bucket.lower_precision) == context.dtype;
+}
+
+std::vector<Gather> plan_gathers(const Context& context) {
+  std::vector<Gather> alone, together;
+  for (const auto& bucket : context.plan.buckets()) {
     for (const auto& slot : bucket.slots) {
-      const int64_t begin = bucket.offset + slot.offset;
-      const int64_t end = begin + slot.shard_numel;
-      if (gathers.empty() || gathers.back().lower_precision != bucket.lower_precision ||
-          (end - gathers.back().begin) * plan.shards() > bucket_size_numel) {
-        gathers.push_back({begin, begin, bucket.lower_precision, {}});
+      const bool in_place = goes_in_place(context, bucket, slot);
+      auto& gathers = in_place ? alone : together;
+      if (in_place || gathers.empty() || gathers.back().lower_precision != bucket.lower_precision ||
+          (gathers.back().shard_numel() + slot.shard_numel) * context.plan.shards() >
+              context.zero.allgather_bucket_size) {
+        gathers.push_back({in_place, bucket.lower_precision, {}});
       }
-      auto& gather = gathers.back();
-      gather.parts.push_back({slot.parameter, begin - gather.begin, slot.shard_numel});
-      gather.end = end;
+      gathers.back().parts.push_back(part_of(bucket, slot));
     }
   }
-  return gathers;
+  alone.insert(alone.end(), together.begin(), together.end());
+  return alone;
 }
 
 class Replicas final : public Parameters {
  public:
-  explicit Replicas(const Context& context)
-      : context_(context),
-        gathers_(plan_gathers(context.plan, context.zero.allgather_bucket_size)) {
+  explicit Replicas(const Context& context) : context_(context), gathers_(plan_gathers(context)) {
     for (std::size_t i = 0; i < context_.tensors.size(); ++i) adopt(i);
     publish();
   }
 
-  void publish() override {
-    for (const auto& gather : gathers_) publish(gather);
-  }
+  void publish() override { publish(gathers_); }
   void publish(std::size_t parameter) override {
     const auto at = context_.plan.slot_of(parameter);
     if (!at) return;
-    const auto& slot = context_.plan.slot(*at);
     const auto& bucket = context_.plan.buckets()[at->bucket];
-    const int64_t begin = bucket.offset + slot.offset;
-    publish(Gather{begin,
-                   begin + slot.shard_numel,
-                   bucket.lower_precision,
-                   {{parameter, 0, slot.shard_numel}}});
+    const auto& slot = context_.plan.slot(*at);
+    publish(
+        {{goes_in_place(context_, bucket, slot), bucket.lower_precision, {part_of(bucket, slot)}}});
   }
 
   at::Tensor whole(std::size_t parameter) override {
@@ -94,10 +105,40 @@ class Replicas final : public Parameters {
     context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
   }
 
-  void publish(const Gather& gather) {
-    auto columns = context_.masters.narrow(0, gather.begin, gather.end - gather.begin);
-    auto shard =
-        columns.to(context_.communicator.device(), context_.wire_dtype(gather.lower_precision));
+  // Those in place need no room, and travel while the others are copied out.
+  void publish(const std::vector<Gather>& gathers) {
+    std::vector<std::pair<at::Tensor, comm::PendingPtr>> under_way;
+    for (const auto& gather : gathers) {
+      auto shard = shard_of(gather);
+      if (!gather.in_place) {
+        publish(gather, shard);
+        continue;
+      }
+      const auto& tensor = context_.tensors[gather.parts.front().parameter];
+      torch::autograd::impl::bump_version(tensor);  // as any other update in place
+      auto pending = context_.communicator.all_gather(tensor.detach().view({-1}), shard);
+      under_way.emplace_back(std::move(shard), std::move(pending));
+    }
+    for (const auto& [shard, pending] : under_way) pending->wait();
+  }
+
+  // The columns of its parts side by side, as they travel.
+  at::Tensor shard_of(const Gather& gather) const {
+    const auto& last = gather.parts.back();
+    const int64_t begin = gather.parts.front().begin, numel = gather.shard_numel();
+    at::Tensor columns;
+    if (last.begin + last.shard_numel - begin == numel) {  // as they lie
+      columns = context_.masters.narrow(0, begin, numel);
+    } else {
+      std::vector<at::Tensor> apart;
+      for (const auto& part : gather.parts)
+        apart.push_back(context_.masters.narrow(0, part.begin, part.shard_numel));
+      columns = at::cat(apart);
+    }
+    return columns.to(context_.communicator.device(), context_.wire_dtype(gather.lower_precision));
+  }
+
+  void publish(const Gather& gather, const at::Tensor& shard) {
     at::Tensor rows = shard.view({1, shard.numel()});
     if (context_.plan.shards() > 1) {
       const int64_t world = context_.plan.shards();
@@ -108,9 +149,11 @@ class Replicas final : public Parameters {
       context_.ledger.credit(trace::Category::Gathered, bytes);
       rows = gathered.view({world, shard.numel()});
     }
+    int64_t offset = 0;
     for (const auto& part : gather.parts) {
-      copy_out(rows.narrow(1, part.offset, part.shard_numel),
+      copy_out(rows.narrow(1, offset, part.shard_numel),
                context_.tensors[part.parameter].detach().view({-1}));
+      offset += part.shard_numel;
     }
   }
 

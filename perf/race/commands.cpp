@@ -95,7 +95,7 @@ int race_command(RaceCommand command, const std::string& line) {
 struct GateCommand {
   std::string worker = default_programs().worker, older = worker, baseline, planted = "{}";
   bool write = false;
-  int runs = 20, pairs = 40, steps = 5, stage = 2;
+  int runs = 20, pairs = 40, lives = 8, steps = 5, stage = 2;
   double margin = 0.05, confidence = 0.999;
 };
 
@@ -161,6 +161,7 @@ TimesPlan plan_of(const GateCommand& command, const std::string& older) {
   plan.newer = engine_contestant("newer", programs, config);
   plan.newer.settings["faults"] = nlohmann::json::parse(command.planted);
   plan.pairs = command.pairs;
+  plan.lives = command.lives;
   plan.steps = command.steps;
   plan.margin = command.margin;
   plan.confidence = command.confidence;
@@ -217,7 +218,10 @@ void add_gates(CLI::App& app, GateCommand& gate) {
   for (auto* command : {counts, leaks, times, noise})
     command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge");
   for (auto* command : {times, noise}) {
-    command->add_option("--pairs", gate.pairs)->check(CLI::PositiveNumber);
+    command->add_option("--pairs", gate.pairs, "of one life of the programs")
+        ->check(CLI::PositiveNumber);
+    command->add_option("--lives", gate.lives, "at most, while the verdict is open")
+        ->check(CLI::PositiveNumber);
     command->add_option("--steps", gate.steps, "of a block")->check(CLI::PositiveNumber);
     command->add_option("--stage", gate.stage)->check(CLI::Range(0, 3));
     command->add_option("--margin", gate.margin, "a slow-down that is none")

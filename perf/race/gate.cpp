@@ -101,6 +101,29 @@ BlockTimes time_block(RankProcesses& ranks, int steps) {
   return {times.wall_s / steps, times.cpu_s / steps};
 }
 
+// One life of both programs.
+void live(const TimesPlan& plan, const Course& course, const std::string& scratch, int life,
+          TimesResult& result) {
+  std::vector<std::unique_ptr<RankProcesses>> both;
+  for (const auto* contestant : {&plan.older, &plan.newer}) {
+    both.push_back(std::make_unique<RankProcesses>(
+        contestant->name, contestant->command, plan.world,
+        folder(scratch, both.empty() ? "older" : "newer"), kTimeout));
+    both.back()->ask(start_request(plan.model, course, contestant->settings, plan.batch,
+                                   contestant->settings.value("faults", json::object())));
+    time_block(*both.back(), 3);
+  }
+  for (int pair = 0; pair < plan.pairs; ++pair) {
+    BlockTimes times[2];
+    for (const int turn : {0, 1}) {
+      const int which = (pair + life + turn) % 2;
+      times[which] = time_block(*both[static_cast<std::size_t>(which)], plan.steps);
+    }
+    result.ratios.push_back(times[1].wall_s / times[0].wall_s);
+    result.cpu_ratios.push_back(times[1].cpu_s / times[0].cpu_s);
+  }
+}
+
 }  // namespace
 
 json count_steps(const std::string& worker, const std::string& scratch, const json& faults,
@@ -158,31 +181,20 @@ LeakReport find_leaks(const std::string& worker, const std::string& scratch, int
 TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
   const Course course(plan.model, plan.world, plan.batch, 1, scratch);
   TimesResult result;
-  for (int life = 0; life < plan.restarts; ++life) {
-    std::vector<std::unique_ptr<RankProcesses>> both;
-    for (const auto* contestant : {&plan.older, &plan.newer}) {
-      both.push_back(std::make_unique<RankProcesses>(
-          contestant->name, contestant->command, plan.world,
-          folder(scratch, both.empty() ? "older" : "newer"), kTimeout));
-      both.back()->ask(start_request(plan.model, course, contestant->settings, plan.batch,
-                                     contestant->settings.value("faults", json::object())));
-      time_block(*both.back(), 3);
-    }
-    const int pairs = plan.pairs / plan.restarts;
-    for (int pair = 0; pair < pairs; ++pair) {
-      BlockTimes times[2];
-      for (const int turn : {0, 1}) {
-        const int which = (pair + life + turn) % 2;
-        times[which] = time_block(*both[static_cast<std::size_t>(which)], plan.steps);
-      }
-      result.ratios.push_back(times[1].wall_s / times[0].wall_s);
-      result.cpu_ratios.push_back(times[1].cpu_s / times[0].cpu_s);
-    }
+  int looks = 0;
+  for (int lives = 2; lives < 2 * plan.lives; lives *= 2) ++looks;
+  // Wall clock and CPU time are asked.
+  const double confidence = 1 - (1 - plan.confidence) / (2 * std::max(looks, 1));
+  for (int life = 1; life <= plan.lives; ++life) {
+    live(plan, course, scratch, life, result);
+    const bool is_look = life > 1 && (life & (life - 1)) == 0;
+    if (!is_look && life < plan.lives) continue;
+    result.ratio = median_interval(result.ratios, confidence);
+    result.cpu_ratio = median_interval(result.cpu_ratios, confidence);
+    const bool costs_cpu = judge(result.cpu_ratio, plan.margin) == Verdict::Regressed;
+    result.verdict = costs_cpu ? Verdict::Regressed : judge(result.ratio, plan.margin);
+    if (result.verdict != Verdict::Inconclusive) break;
   }
-  result.ratio = median_interval(result.ratios, plan.confidence);
-  result.cpu_ratio = median_interval(result.cpu_ratios, plan.confidence);
-  const bool costs_cpu = judge(result.cpu_ratio, plan.margin) == Verdict::Regressed;
-  result.verdict = costs_cpu ? Verdict::Regressed : judge(result.ratio, plan.margin);
   return result;
 }
 

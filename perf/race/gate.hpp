@@ -7,8 +7,7 @@
 //
 // A pair is a block of steps of the one and a block of the other, in turn first; its value is the
 // ratio of the blocks' times: wall clock of the slowest rank, and CPU time of all, which other work
-// on the machine disturbs less. Regressed in one of them is regressed. Both are started anew
-// `restarts` times, because where a process's memory lies changes its speed for its whole life.
+// on the machine disturbs less. Regressed in one of them is regressed.
 //
 // Invariants: counts depend on the build and LibTorch's version only, not on the machine; times
 // are compared within one run on one machine and with nothing else.
@@ -45,12 +44,15 @@ struct LeakReport {
 LeakReport find_leaks(const std::string& worker, const std::string& scratch, int stage,
                       const nlohmann::json& faults = nlohmann::json::object());
 
+// Both programs are started again after `pairs` pairs: where a process's memory lies changes its
+// speed for its whole life. The verdict is asked for after 2, 4, 8, ... lives, and given once there
+// is one; every question has its share of 1 - confidence.
 struct TimesPlan {
   Contestant older, newer;
   nlohmann::json model;
   int world = 2;
   int64_t batch = 4;
-  int pairs = 40, steps = 5, restarts = 2;
+  int pairs = 40, steps = 5, lives = 8;
   double margin = 0.05, confidence = 0.999;
 };
 struct TimesResult {

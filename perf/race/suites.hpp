@@ -3,6 +3,7 @@
 //   targets   the three GPTs of the targets, fp32, 2 ranks, and the overhead with 1,000 parameters
 //   modes     small models: bf16, low-precision states, native reduction, 1 and 4 ranks
 //   scaling   model size, ranks, accumulation, number of parameters, bucket size
+//   all       these three in one run, of an hour and more
 //   smoke     a minute, to see that everything runs
 //
 // Invariants: without `peers` (a Python with DeepSpeed) a suite holds the engine and LibTorch only.
