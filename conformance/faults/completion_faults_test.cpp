@@ -65,6 +65,8 @@ TEST(CompletionFaults, AreCaughtWhereTheyAct) {
   const std::set<int> all = {0, 1, 2, 3};
   const std::map<std::string, std::set<int>> stages = {
       {"completion.always_buffer_zero", {2, 3}},
+      {"completion.gather_before_copy", {1, 2, 3}},  // two ranks of stage 0 gather nothing
+      {"completion.gather_read_before_wait", {1, 2, 3}},
       {"completion.gather_taken_for_another", {3}},
       {"completion.forward_before_copy_back", {0, 1, 2}}};
   for (const int stage : all) {

@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kPieceNumel = int64_t{1} << 18;
 constexpr int64_t kCudaPieceNumel = int64_t{1} << 25;
 constexpr int kInFlight = 3;
+static_assert(Reduction::kRoomNumel == (kInFlight + 1) * kPieceNumel);  // and the one being added
 
 void tree_sum_into(const at::Tensor& result, const at::Tensor& contributions) {
   const int rows = static_cast<int>(contributions.size(0));

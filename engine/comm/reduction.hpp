@@ -36,6 +36,9 @@ class Reduction {
   at::Tensor finish();
   void drop();
 
+  // On a CPU, what is received has room for this many elements a rank.
+  static constexpr int64_t kRoomNumel = int64_t{4} << 18;
+
  private:
   enum class Kind { Scatter, Both, Slices, NativeScatter, NativeAll };
   // What is not native goes piece by piece: while one is added, the next one travels, and what is

@@ -12,6 +12,7 @@
 
 #include "conformance/cli/machine.hpp"
 #include "perf/race/gate.hpp"
+#include "perf/race/memory.hpp"
 #include "perf/race/scratch.hpp"
 #include "perf/race/suites.hpp"
 
@@ -89,6 +90,16 @@ int race_command(RaceCommand command, const std::string& line) {
   for (const auto& heat : race.heats)
     for (const auto& row : heat.rows)
       if (row.round_s.empty()) return 1;
+  return 0;
+}
+
+int memory_command(const std::string& worker) {
+  for (const auto& model : {gpt(4, 256, 8, 128, 4096), gpt(8, 512, 8, 128, 4096)}) {
+    const Scratch scratch;
+    std::printf("GPT, dim %d\n\n%s\n", model.at("dim").get<int>(),
+                memory_table(measure_memory(worker, scratch.path(), model, 4)).c_str());
+    std::fflush(stdout);
+  }
   return 0;
 }
 
@@ -253,12 +264,15 @@ int run_commands(int argc, char** argv) {
   racing->add_flag("--no-proof", race.no_proof, "times without proof are no result");
   GateCommand gate;
   add_gates(app, gate);
+  auto* memory = app.add_subcommand("memory", "what a rank holds by phase and category");
+  memory->add_option("--worker", gate.worker, "perf_worker of some build");
   CLI11_PARSE(app, argc, argv);
   try {
     if (app.got_subcommand("counts")) return counts_command(gate);
     if (app.got_subcommand("leaks")) return leaks_command(gate);
     if (app.got_subcommand("times")) return times_command(gate);
     if (app.got_subcommand("noise")) return noise_command(gate);
+    if (app.got_subcommand("memory")) return memory_command(gate.worker);
     return race_command(race, joined(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "equigrad_perf: %s\n", error.what());

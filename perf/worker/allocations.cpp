@@ -3,8 +3,11 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
+#include <utility>
 
 namespace equigrad::perf {
 namespace {
@@ -15,9 +18,29 @@ std::unordered_map<void*, int64_t> g_sizes_bytes;
 Allocations g_counts;
 c10::Allocator* g_plain = nullptr;
 
+struct Watch {
+  std::function<void(int64_t)> note;
+  std::thread::id thread;
+  int64_t most_bytes = 0;
+  bool is_new = false;
+
+  // With the mutex held.
+  void tell() {
+    if (!note || !is_new || std::this_thread::get_id() != thread) return;
+    is_new = false;
+    note(most_bytes);
+  }
+  void see(int64_t live_bytes) {
+    if (live_bytes > most_bytes) is_new = true;
+    most_bytes = std::max(most_bytes, live_bytes);
+  }
+};
+Watch g_watch;
+
 void give_back(void* block) {
   {
     const std::lock_guard lock(g_mutex);
+    g_watch.tell();
     const auto found = g_sizes_bytes.find(block);
     if (found != g_sizes_bytes.end()) {
       g_counts.live_bytes -= found->second;
@@ -34,12 +57,14 @@ class Counting final : public c10::Allocator {
     void* block = g_plain->raw_allocate(bytes);
     if (block != nullptr) {
       const std::lock_guard lock(g_mutex);
+      g_watch.tell();
       const auto size_bytes = static_cast<int64_t>(bytes);
       g_sizes_bytes[block] = size_bytes;
       ++g_counts.count;
       ++g_counts.live_count;
       g_counts.bytes += size_bytes;
       g_counts.live_bytes += size_bytes;
+      g_watch.see(g_counts.live_bytes);
     }
     return {block, block, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
@@ -61,6 +86,18 @@ void install_allocation_counter() {
 Allocations allocations() {
   const std::lock_guard lock(g_mutex);
   return g_counts;
+}
+
+void watch_most(std::function<void(int64_t)> note) {
+  const std::lock_guard lock(g_mutex);
+  g_watch = {std::move(note), std::this_thread::get_id(), 0, false};
+  g_watch.see(g_counts.live_bytes);
+}
+
+void unwatch() {
+  const std::lock_guard lock(g_mutex);
+  g_watch.tell();
+  g_watch = {};
 }
 
 }  // namespace equigrad::perf

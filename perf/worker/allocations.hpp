@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace equigrad::perf {
 
@@ -17,5 +18,10 @@ struct Allocations {
 // Once a process; not to be taken back.
 void install_allocation_counter();
 Allocations allocations();
+
+// From now until unwatch(), `note` hears of every new most of live bytes once it has stood until
+// this thread's next block comes or goes: whoever books the block has done so by then.
+void watch_most(std::function<void(int64_t live_bytes)> note);
+void unwatch();
 
 }  // namespace equigrad::perf

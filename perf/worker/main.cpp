@@ -5,6 +5,7 @@
 //   gradients  the first step's averaged gradients into a file   (next after start, or never)
 //   block      a barrier, `warm` steps, `steps` timed   -> seconds, cpu_seconds, growth_bytes
 //   counts     `steps`: collectives, bytes sent, allocations, what has grown
+//   memory     the most of every phase of a step          -> by phase: live_bytes, held
 //   bandwidth  `bytes` to every other rank at once               -> bytes_per_s
 //
 // It links no seams: what is timed is the engine as users link it.
@@ -52,7 +53,9 @@ class Worker {
     if (verb == "gradients") return gradients(request);
     if (verb == "block") return block(request);
     if (verb == "counts") return counts(request);
-    throw std::runtime_error("[perf] expected start, gradients, block or counts, got " + verb);
+    if (verb == "memory") return memory();
+    throw std::runtime_error("[perf] expected start, gradients, block, counts or memory, got " +
+                             verb);
   }
 
  private:
@@ -138,6 +141,21 @@ class Worker {
     answer["grown_count"] = after.live_count - before.live_count;
     answer["grown_bytes"] = after.live_bytes - before.live_bytes;
     return answer;
+  }
+
+  // A counted run's.
+  json memory() {
+    settle();
+    json phases = {
+        {"between", {{"live_bytes", allocations().live_bytes}, {"held", work_->held()}}}};
+    work_->step([&](const char* phase) {
+      unwatch();
+      watch_most([this, &most = phases[phase]](int64_t live_bytes) {
+        most = {{"live_bytes", live_bytes}, {"held", work_->held()}};
+      });
+    });
+    unwatch();
+    return phases;
   }
 
   void step() {

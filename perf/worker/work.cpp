@@ -42,10 +42,11 @@ class OnEngine final : public Work {
     dtype_ = request.at("bf16").get<bool>() ? at::kBFloat16 : at::kFloat;
   }
 
-  void step() override {
+  void step(const Enter& enter) override {
     const int64_t micro_batches = engine_->config().gradient_accumulation_steps;
     for (int64_t i = 0; i < micro_batches; ++i) {
-      backward();
+      backward(enter);
+      enter("step");
       engine_->step();
     }
   }
@@ -62,14 +63,17 @@ class OnEngine final : public Work {
     engine_->step();
     return found;
   }
-  json ledger() const override {
-    const auto& ledger = engine_->ledger();
+  json held() const override {
     json held = json::object();
     for (int index = 0; index < trace::kCategories; ++index)
       held[trace::kCategoryNames[static_cast<std::size_t>(index)]] =
-          ledger.bytes(static_cast<trace::Category>(index));
+          engine_->ledger().bytes(static_cast<trace::Category>(index));
+    return held;
+  }
+  json ledger() const override {
+    const auto& ledger = engine_->ledger();
     const auto& gathering = engine_->counters().gathering;
-    return {{"held", held},
+    return {{"held", held()},
             {"gathering",
              {{"gathered_numel", gathering.gathered_numel},
               {"planned_numel", gathering.planned_numel},
@@ -79,7 +83,12 @@ class OnEngine final : public Work {
   }
 
  private:
-  void backward() { engine_->backward(model_.loss(batches_.next(), dtype_)); }
+  void backward(const Enter& enter = [](const char*) {}) {
+    enter("forward");
+    const auto loss = model_.loss(batches_.next(), dtype_);
+    enter("backward");
+    engine_->backward(loss);
+  }
 
   Model model_;
   Batches batches_;
@@ -103,8 +112,9 @@ class Libtorch final : public Work {
     }
   }
 
-  void step() override {
-    backward();
+  void step(const Enter& enter) override {
+    backward(enter);
+    enter("step");
     update();
   }
   Gradients step_with_gradients() override {
@@ -116,11 +126,30 @@ class Libtorch final : public Work {
     return found;
   }
 
+  // In the engine's words.
+  json held() const override {
+    int64_t parameters = 0, gradients = 0, states = 0;
+    for (const auto& parameter : parameters_) {
+      parameters += static_cast<int64_t>(parameter.nbytes());
+      if (parameter.grad().defined()) gradients += static_cast<int64_t>(parameter.grad().nbytes());
+    }
+    for (const auto* all : {&averages_, &squares_, &steps_})
+      for (const auto& state : *all) states += static_cast<int64_t>(state.nbytes());
+    return {{"parameters", parameters}, {"gradients", gradients}, {"optimizer_state", states}};
+  }
+
  private:
-  void backward() {
+  void backward(const Enter& enter = [](const char*) {}) {
     for (int64_t i = 0; i < accumulation_; ++i) {
+      enter("forward");
       const auto loss = model_.loss(batches_.next(), dtype_);
+      enter("backward");
+      const auto hook = parameters_.back().register_hook([&](const at::Tensor& gradient) {
+        enter("first gradient");
+        return gradient;
+      });
       (accumulation_ == 1 ? loss : loss / static_cast<double>(accumulation_)).backward();
+      parameters_.back().remove_hook(hook);
     }
   }
   void update() {

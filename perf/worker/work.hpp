@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -24,13 +25,22 @@ namespace equigrad::perf {
 
 class Work {
  public:
+  using Enter = std::function<void(const char* phase)>;  // "forward", "backward", "step"; and
+                                                         // without an engine "first gradient"
+
   virtual ~Work() = default;
-  virtual void step() = 0;
+  // Says what it is about to do.
+  virtual void step(const Enter& enter) = 0;
+  void step() {
+    step([](const char*) {});
+  }
   // One step too; what it gives is whole and averaged. Collective.
   virtual std::map<std::string, at::Tensor> step_with_gradients() = 0;
   // {"held_bytes", "held_peak_bytes", "held": by category, "gathering": engine_types.hpp's
   // GatherTraffic} of its own books; null without any.
   virtual nlohmann::json ledger() const { return nullptr; }
+  // Bytes by trace/ledger.hpp's categories, now.
+  virtual nlohmann::json held() const = 0;
 };
 
 std::unique_ptr<Work> make_work(const nlohmann::json& request,

@@ -1,0 +1,48 @@
+// Memory: what a rank holds at the highest moment of every phase of a step, by category.
+//
+// The engine's categories are its own books' (trace/ledger.hpp); what LibTorch's CPU allocator has
+// handed out beside them is told apart by when it is there:
+//
+//   other        between steps: the batches, and room that collectives receive into; in step() what
+//                lives only as long as the update
+//   activations  in forward and backward, beyond that: what operators save, their temporaries, and
+//                gradients on their way to the buckets
+//
+// The forecast of the highest moment is made before the engine runs: what it holds between steps,
+// its buckets, the parameters that are whole (memory_model.hpp), the room that a reduction receives
+// into, and the activations that plain LibTorch has on one rank when the first gradient is there.
+//
+// Invariants: columns of a row add up to its sum.   Units: bytes, of rank 0; a step of accumulation
+// 1.   Errors: std::runtime_error when a rank fails.   Depends on: race.hpp, memory_model.hpp.
+#pragma once
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "engine/trace/ledger.hpp"
+
+namespace equigrad::perf {
+
+struct PhaseBytes {
+  std::string phase;  // "between", "forward", "backward", "first gradient", "step"
+  int64_t live_bytes = 0;
+  std::array<int64_t, trace::kCategories> held_bytes{};
+  int64_t activation_bytes = 0, other_bytes = 0;
+};
+
+struct MemoryRow {
+  std::string contestant;
+  std::vector<PhaseBytes> phases;
+  int64_t forecast_bytes = 0;  // of the highest moment; 0: none
+
+  int64_t peak_bytes() const;
+};
+
+// Plain LibTorch first, then the engine's stages 0 to 3, two ranks, fp32.
+std::vector<MemoryRow> measure_memory(const std::string& worker, const std::string& scratch,
+                                      const nlohmann::json& model, int64_t batch);
+std::string memory_table(const std::vector<MemoryRow>& rows);
+
+}  // namespace equigrad::perf
