@@ -46,7 +46,7 @@ struct OptimizerConfig {
 
 struct ZeroConfig {
   int stage = 0;
-  std::int64_t reduce_bucket_size = 500'000'000;
+  std::int64_t reduce_bucket_size = 500'000'000;  // at most: layout::bucket_size
   std::int64_t allgather_bucket_size = 500'000'000;
   std::int64_t stage3_prefetch_bucket_size = 50'000'000;
   std::int64_t stage3_param_persistence_threshold = 100'000;

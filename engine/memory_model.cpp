@@ -52,7 +52,8 @@ Model::Model(const layout::ParameterTable& of, const EngineConfig& with,
       config(with),
       stage(stage_row(config.zero.stage)),
       world(options.world_size),
-      plan(table, stage.shards(world), config.zero.reduce_bucket_size),
+      plan(table, stage.shards(world),
+           layout::bucket_size(table, config.zero.reduce_bucket_size, each_pass())),
       sizes(config, options.on_cuda) {
   for (std::size_t i = table.size(); i-- > 0;)
     if (table[i].trainable) all.push_back(i);

@@ -19,10 +19,11 @@
 //   optimizer_state n k s                            -
 //   buckets         0                                stages 0, 1: the window, N a (padded);
 //                                                    stages 2, 3: two on their way and those that
-//                                                    are being filled
+//                                                    are being filled (layout's bucket_size)
 //   gathered        stage 3: the pages that stay     stages 1, 2: one all-gather of
-//                   whole                            allgather_bucket_size;  stage 3: pages in use
-//                                                    and on their way
+//                   whole                            allgather_bucket_size, of what is not received
+//                                                    in place;  stage 3: pages in use and on their
+//                                                    way
 //
 // With "reduction": "exact" the window's a is 16 at stages 2 and 3, and so is what a later pass
 // has; at stages 0 and 1 the buckets' is 16, or w without accumulation.

@@ -40,6 +40,31 @@ TEST(Bucket, AnElementLiesInItsOwnersRow) {
   }
 }
 
+// Small ones are copied as bytes.
+TEST(Bucket, SizeLayoutAndTypeOfAGradientDoNotMatter) {
+  for (const int64_t numel : {5, 20'000}) {
+    const auto table = table_of({numel, 4});
+    const layout::BucketPlan plan(table, 3, 100'000);
+    const auto& place = plan.buckets()[0];
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const auto gradient = sample(numel, 3, dtype);
+      const int64_t columns = (numel + 2) / 3;
+      const auto want = at::cat({gradient, at::zeros({3 * columns - numel}, dtype)});
+      for (const auto& given :
+           {gradient, at::stack({gradient, gradient}, 1).select(1, 0), gradient.to(at::kFloat)}) {
+        at::full({3 * place.shard_numel}, std::nan(""), dtype);
+        Bucket bucket(place, 3, 1, dtype);
+        bucket.copy_in(1, given, 1.0);
+        EXPECT_TRUE(bucket.holds(1) && !bucket.full());
+        EXPECT_THAT(bucket.columns_of(1).contiguous(), HasTheBitsOf(want.view({3, columns})));
+        bucket.copy_in(0, sample(4, 9, dtype), 1.0);
+        EXPECT_TRUE(bucket.full());
+        EXPECT_THAT(bucket.columns_of(1).contiguous(), HasTheBitsOf(want.view({3, columns})));
+      }
+    }
+  }
+}
+
 TEST(Bucket, WhatContributedNothingIsZero) {
   const auto table = table_of({5, 7, 2});
   const layout::BucketPlan plan(table, 3, 100);

@@ -113,11 +113,32 @@ TEST(Accumulator, AWeightCountsForItsOwnSumOnly) {
 
 TEST(Accumulator, BucketsThatGotNothingAreZero) {
   Window window(at::kBFloat16);
+  at::full({window.plan.shard_numel()}, std::nan(""), at::kBFloat16);  // the window's memory, soon
   window.accumulator.add(1, sample(800, 1, at::kBFloat16), 1.0);
   const auto average = window.accumulator.take_averaged(1.0);
   const auto& place = window.plan.buckets()[1];
   EXPECT_THAT(average.narrow(0, 0, place.offset), HasTheBitsOf(at::zeros({3})));
   EXPECT_THAT(average.narrow(0, place.offset + 800, 5), HasTheBitsOf(at::zeros({5})));
+}
+
+TEST(Accumulator, ASumOfEverythingIsTheWindow) {
+  const auto table = table_of({5, 3});
+  const layout::BucketPlan plan(table, 2, 1000);
+  trace::Ledger ledger;
+  Accumulator accumulator(plan, at::kFloat, ledger);
+  for (const int64_t passes : {1, 2}) {
+    auto sum = sample(plan.shard_numel(), 1);
+    const auto* memory = sum.const_data_ptr();
+    const auto want = passes == 1 ? sum * 0.5 : (sum + sample(plan.shard_numel(), 2)) * 0.5;
+    accumulator.add(0, std::move(sum), 1.0);
+    accumulator.commit();
+    EXPECT_EQ(ledger.bytes(trace::Category::Gradients), 4 * plan.shard_numel());
+    if (passes == 2) accumulator.add(0, sample(plan.shard_numel(), 2), 1.0);
+    accumulator.commit();
+    const auto average = accumulator.take_averaged(0.5);
+    EXPECT_THAT(average, HasTheBitsOf(want));
+    EXPECT_EQ(average.const_data_ptr(), memory);
+  }
 }
 
 TEST(Accumulator, APassThatIsRolledBackLeavesTheWindowAsItWas) {

@@ -29,6 +29,22 @@ std::vector<std::vector<std::size_t>> grouping(const BucketPlan& plan) {
   return groups;
 }
 
+TEST(BucketPlan, BucketsThatLeaveWhenFullAreAnEighthAtMost) {
+  const std::int64_t million = 1'000'000, small = std::int64_t{1} << 20;
+  auto table = table_of({20 * million, 12 * million, 1});
+  EXPECT_EQ(bucket_size(table, 500 * million, true), 4 * million + 1);
+  EXPECT_EQ(bucket_size(table, 3 * million, true), 3 * million);
+  EXPECT_EQ(bucket_size(table, 500 * million, false), 500 * million);
+  table = table_of({million, million});
+  EXPECT_EQ(bucket_size(table, 500 * million, true), small);
+  EXPECT_EQ(bucket_size(table, 7, true), 7);
+  const std::vector<std::int64_t> numels = {16 * million, 9 * million};
+  EXPECT_EQ(bucket_size(ParameterTable({{"trained", &numels[0], {numels[0]}, true, 0},
+                                        {"frozen", &numels[1], {numels[1]}, false, 0}}),
+                        500 * million, true),
+            2 * million);
+}
+
 TEST(BucketPlan, PlacesTwoParametersAsThePictureShows) {
   const BucketPlan plan(table_of({3, 5}), 2, 100);  // reversed: 5 first
   ASSERT_EQ(plan.buckets().size(), 1u);

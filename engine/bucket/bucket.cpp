@@ -2,10 +2,16 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad::bucket {
 namespace {
+
+// A tensor's views and its copy cost more than its bytes.
+constexpr int64_t kFewNumel = int64_t{1} << 14;
 
 void put(const at::Tensor& to, const at::Tensor& from, bool add) {
   if (to.scalar_type() == kernels::kExactSum) {
@@ -49,8 +55,31 @@ void Bucket::widen() {
   view();
 }
 
+bool Bucket::copy_few(std::size_t slot, const at::Tensor& gradient) {
+  if (filled_[slot] || gradient.numel() > kFewNumel || !gradient.is_contiguous() ||
+      !gradient.is_cpu() || !buffer_.is_cpu() || gradient.scalar_type() != buffer_.scalar_type())
+    return false;
+  const auto& where = place_.slots[slot];
+  const auto size = static_cast<int64_t>(buffer_.itemsize());
+  const auto* from = static_cast<const char*>(gradient.const_data_ptr());
+  auto* to = static_cast<char*>(buffer_.mutable_data_ptr()) + where.offset * size;
+  for (int64_t left = where.numel; left > 0; left -= where.shard_numel) {
+    const int64_t bytes = std::min(left, where.shard_numel) * size;
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    from += bytes;
+    to += place_.shard_numel * size;
+  }
+  return true;
+}
+
 void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight) {
   const auto& where = place_.slots[slot];
+  if (weight == 1.0 && copy_few(slot, gradient)) {
+    if (!written_[slot]) clear_padding(slot);
+    filled_[slot] = written_[slot] = true;
+    ++filled_numel_;
+    return;
+  }
   auto flat = gradient.reshape({-1});
   if (weight != 1.0) flat = flat.to(at::kFloat).mul(weight);
   const auto columns = this->columns(slot);

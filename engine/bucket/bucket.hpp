@@ -35,6 +35,7 @@ class Bucket {
   at::Tensor columns_of(std::size_t slot) const;
 
  private:
+  bool copy_few(std::size_t slot, const at::Tensor& gradient);
   void view();
   at::Tensor columns(std::size_t slot) const;
   void clear(std::size_t slot) const;

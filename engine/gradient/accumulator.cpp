@@ -1,5 +1,6 @@
 #include "engine/gradient/accumulator.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
@@ -50,11 +51,15 @@ void Accumulator::add(std::size_t bucket, at::Tensor sum, double weight) {
 }
 
 void Accumulator::write(std::size_t bucket, const at::Tensor& sum) {
-  if (!window_.defined()) {
-    window_ = at::zeros({plan_.shard_numel()}, options_);
-    ledger_.charge(trace::Category::Gradients, bytes_of(window_));
-  }
   const auto& place = plan_.buckets()[bucket];
+  if (!window_.defined()) {
+    // A sum of everything is the window.
+    const bool is_all = sum.numel() == plan_.shard_numel() && sum.dtype() == options_.dtype();
+    window_ = is_all ? sum : at::empty({plan_.shard_numel()}, options_);
+    ledger_.charge(trace::Category::Gradients, bytes_of(window_));
+    has_bucket_[bucket] = is_all;
+    if (is_all) return;
+  }
   const auto slice = window_.narrow(0, place.offset, place.shard_numel);
   if (!has_bucket_[bucket]) {
     slice.copy_(sum);
@@ -75,7 +80,15 @@ void Accumulator::commit() {
     staged.sum.reset();
   }
   staged_.clear();
+  clear_missing();
   committed_ = true;
+}
+
+void Accumulator::clear_missing() {
+  for (std::size_t bucket = 0; window_.defined() && bucket < has_bucket_.size(); ++bucket) {
+    const auto& place = plan_.buckets()[bucket];
+    if (!has_bucket_[bucket]) window_.narrow(0, place.offset, place.shard_numel).zero_();
+  }
 }
 
 void Accumulator::rollback() {
@@ -89,6 +102,7 @@ void Accumulator::rollback() {
 
 at::Tensor Accumulator::take_averaged(double factor, at::ScalarType dtype) {
   if (!window_.defined()) return at::zeros({plan_.shard_numel()}, options_.dtype(dtype));
+  clear_missing();
   auto average = multiplied(window_, factor, dtype);
   // Beside the window, unless it took its memory.
   const trace::Charge charge(ledger_, trace::Category::Gradients,

@@ -30,7 +30,7 @@ class Accumulator {
   Accumulator(const Accumulator&) = delete;
   Accumulator& operator=(const Accumulator&) = delete;
 
-  // Adds weight * sum, where `sum` is of bucket `bucket`; may write into `sum`.
+  // Adds weight * sum, where `sum` is of bucket `bucket`; may write into `sum`, and may keep it.
   void add(std::size_t bucket, at::Tensor sum, double weight);
   void commit();
   void rollback();
@@ -51,6 +51,7 @@ class Accumulator {
     at::Tensor sum;
   };
   void write(std::size_t bucket, const at::Tensor& sum);
+  void clear_missing();
 
   const layout::BucketPlan& plan_;
   at::TensorOptions options_;  // accumulate dtype, device

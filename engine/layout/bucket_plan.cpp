@@ -1,5 +1,6 @@
 #include "engine/layout/bucket_plan.hpp"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -7,6 +8,20 @@
 #include "engine/layout/partition.hpp"
 
 namespace equigrad::layout {
+namespace {
+
+constexpr std::int64_t kSmallNumel = std::int64_t{1} << 20;
+constexpr std::int64_t kParts = 8;
+
+}  // namespace
+
+std::int64_t bucket_size(const ParameterTable& table, std::int64_t limit_numel, bool leave_full) {
+  if (!leave_full) return limit_numel;
+  std::int64_t numel = 0;
+  for (const Entry& entry : table.entries())
+    if (entry.trainable) numel += entry.numel;
+  return std::min(limit_numel, std::max(kSmallNumel, (numel + kParts - 1) / kParts));
+}
 
 BucketPlan::BucketPlan(const ParameterTable& table, int shards, std::int64_t bucket_size_numel)
     : shards_(shards), location_by_parameter_(table.size()) {

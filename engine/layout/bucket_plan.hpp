@@ -51,6 +51,11 @@ struct SlotLocation {
   bool operator==(const SlotLocation&) const = default;
 };
 
+// The size of buckets. Those that leave as soon as they are full have `limit_numel` at most, and an
+// eighth of what is trained, but for small models: three are all that is there at a time, so larger
+// ones would hold memory, and begin to travel later, for nothing.
+std::int64_t bucket_size(const ParameterTable& table, std::int64_t limit_numel, bool leave_full);
+
 class BucketPlan {
  public:
   BucketPlan(const ParameterTable& table, int shards, std::int64_t bucket_size_numel);
