@@ -64,6 +64,19 @@ TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {
   EXPECT_EQ(of({{4, 2, 1, 3, 0}}).peak, 4 * 16);
 }
 
+TEST(MemoryModel, BucketsThatLeaveWhenFullAreAnEighthOfALargeModel) {
+  const std::vector<std::int64_t> numels(32, 1'000'000);
+  const auto peak = [&](int stage) {
+    const auto config = fp32(stage);
+    return forecast(table_of_sizes(numels, config), config, {2, false, {}})
+        .of(Category::Buckets)
+        .peak;
+  };
+  EXPECT_EQ(peak(1), 32'000'000 * 4);
+  EXPECT_EQ(peak(2), 3 * 4'000'000 * 4);
+  EXPECT_EQ(peak(3), 3 * 4'000'000 * 4);
+}
+
 TEST(MemoryModel, ALaterPassIsHeldUntilItEnds) {
   auto config = bf16(1);
   config.gradient_accumulation_steps = 2;

@@ -54,18 +54,21 @@ json engine_request(int stage, int64_t batch) {
   return {{"work", "engine"}, {"config", engine_config(stage, batch, 1, json::object()).dump()}};
 }
 
-// When the first gradient is there and opens a bucket for them all; where parameters may all be
-// whole at once, they are.
-int64_t forecast_of(int stage, const json& model, int64_t batch, const PhaseBytes& alone) {
+// When the backward begins, or when the first gradient is there. Stages 0, 1: it opens a bucket for
+// them all. Stages 2, 3, at most: all buckets and the window at once; what may be whole is.
+int64_t forecast_of(int stage, const json& model, int64_t batch,
+                    const std::vector<PhaseBytes>& alone) {
   const auto config = parse_config(engine_config(stage, batch, 1, json::object()).dump(), kWorld);
   std::vector<int64_t> numels;
   for (const auto& [name, tensor] : Model(model).parameters()) numels.push_back(tensor.numel());
   const auto held = forecast(table_of_sizes(numels, config), config, {kWorld, false, {}});
   const auto& gathered = held.of(trace::Category::Gathered);
-  const int64_t room_bytes = comm::Reduction::kRoomNumel * kWorld * 4;
-  return held.idle_bytes() + held.of(trace::Category::Buckets).peak + room_bytes +
-         (stage == 3 ? gathered.most - gathered.idle : 0) + alone.activation_bytes +
-         alone.other_bytes;
+  const int64_t begin_bytes = alone[2].activation_bytes;
+  int64_t gradient_bytes = alone[3].activation_bytes + held.of(trace::Category::Buckets).peak;
+  if (stage >= 2) gradient_bytes += held.of(trace::Category::Gradients).peak;
+  return held.idle_bytes() + (stage == 3 ? gathered.most - gathered.idle : 0) +
+         comm::Reduction::kRoomNumel * kWorld * 4 + alone[0].other_bytes +
+         std::max(begin_bytes, gradient_bytes);
 }
 
 std::string megabytes(int64_t bytes) {
@@ -94,12 +97,13 @@ std::vector<MemoryRow> measure_memory(const std::string& worker, const std::stri
     request.update(settings);
     ranks.ask(request);
     ranks.ask({{"do", "block"}, {"warm", 2}, {"steps", 0}});
-    return MemoryRow{name, phases_of(ranks.ask({{"do", "memory"}})[0]), 0};
+    return MemoryRow{name, phases_of(ranks.ask({{"do", "memory"}})[0])};
   };
   std::vector<MemoryRow> rows = {measure("LibTorch alone", {{"work", "libtorch"}})};
   for (int stage = 0; stage <= 3; ++stage) {
     rows.push_back(measure(fmt::format("Equigrad stage {}", stage), engine_request(stage, batch)));
-    rows.back().forecast_bytes = forecast_of(stage, model, batch, rows[0].phases[3]);
+    rows.back().forecast_bytes = forecast_of(stage, model, batch, rows[0].phases);
+    rows.back().is_at_most = stage >= 2;
   }
   return rows;
 }
@@ -120,7 +124,7 @@ std::string memory_table(const std::vector<MemoryRow>& rows) {
       const bool has_forecast = phase.live_bytes == row.peak_bytes() && row.forecast_bytes > 0;
       table += fmt::format(
           " {} | {} | {} | {} |\n", megabytes(phase.activation_bytes), megabytes(phase.other_bytes),
-          has_forecast ? megabytes(row.forecast_bytes) : "",
+          has_forecast ? (row.is_at_most ? "at most " : "") + megabytes(row.forecast_bytes) : "",
           has_forecast
               ? fmt::format("{:+.2f} %",
                             100.0 * static_cast<double>(row.forecast_bytes - phase.live_bytes) /

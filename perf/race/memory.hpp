@@ -36,6 +36,7 @@ struct MemoryRow {
   std::string contestant;
   std::vector<PhaseBytes> phases;
   int64_t forecast_bytes = 0;  // of the highest moment; 0: none
+  bool is_at_most = false;     // the forecast
 
   int64_t peak_bytes() const;
 };
