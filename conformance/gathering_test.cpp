@@ -118,9 +118,12 @@ TEST(Gathering, AWriteElsewhereIsAnErrorOnEveryRankAndLeavesNoTrace) {
           modifier < 0 ? run.engine->gather(tensors(run)) : run.engine->gather(tensors(run), 0);
       const at::NoGradGuard no_grad;
       if (here) run["grid"].add_(1);
+      if (here) run["seven"].add_(1);
       const auto error = error_of([&] { whole.end(); });
+      // Operators read what was there at once.
+      for (const char* name : {"grid", "seven"}) expect_same(run[name] * 1, want.at(name), name);
       if (modifier < 0 || run.world > 1) {
-        EXPECT_THAT(error, HasSubstr("got a write to \"grid\" on another rank. Nothing was kept"));
+        EXPECT_THAT(error, HasSubstr("got a write to \"seven\" on another rank. Nothing was kept"));
       } else {
         EXPECT_EQ(error, "");
       }
@@ -151,6 +154,7 @@ TEST(Gathering, AnExceptionInTheScopeOfOneRankIsToldToAllAndNothingIsWritten) {
       auto whole = run.engine->gather(tensors(run), 0);
       const at::NoGradGuard no_grad;
       if (run.rank == 0) run["grid"].add_(1);
+      if (run.rank == 0) run["seven"].add_(1);
       if (run.rank == 0) throw Error("mine", "it broke");
       whole.end();
     } catch (const Error& caught) {
@@ -159,6 +163,7 @@ TEST(Gathering, AnExceptionInTheScopeOfOneRankIsToldToAllAndNothingIsWritten) {
     EXPECT_THAT(error, HasSubstr(run.rank == 0 ? "it broke"
                                                : "expected every rank to finish its gather(), got "
                                                  "an exception on rank 0"));
+    for (const char* name : {"grid", "seven"}) expect_same(run[name] * 1, want.at(name), name);
     expect_all_same(all_of(run), want);
     run.train(0);
   });

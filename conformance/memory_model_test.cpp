@@ -65,16 +65,19 @@ TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {
 }
 
 TEST(MemoryModel, BucketsThatLeaveWhenFullAreAnEighthOfALargeModel) {
-  const std::vector<std::int64_t> numels(32, 1'000'000);
-  const auto peak = [&](int stage) {
+  const auto peak = [&](int stage, std::size_t tensors, std::int64_t numel) {
     const auto config = fp32(stage);
-    return forecast(table_of_sizes(numels, config), config, {2, false, {}})
+    return forecast(table_of_sizes(std::vector<std::int64_t>(tensors, numel), config), config,
+                    {2, false, {}})
         .of(Category::Buckets)
         .peak;
   };
-  EXPECT_EQ(peak(1), 32'000'000 * 4);
-  EXPECT_EQ(peak(2), 3 * 4'000'000 * 4);
-  EXPECT_EQ(peak(3), 3 * 4'000'000 * 4);
+  EXPECT_EQ(peak(1, 320, 100'000), 32'000'000 * 4);
+  EXPECT_EQ(peak(2, 320, 100'000), 3 * 4'000'000 * 4);
+  EXPECT_EQ(peak(3, 320, 100'000), 3 * 4'000'000 * 4);
+  // Large parameters are buckets of their own.
+  EXPECT_EQ(peak(1, 32, 1'000'000), 32'000'000 * 4);
+  EXPECT_EQ(peak(3, 32, 1'000'000), 3 * 1'000'000 * 4);
 }
 
 TEST(MemoryModel, ALaterPassIsHeldUntilItEnds) {
@@ -157,7 +160,7 @@ TEST(MemoryModel, RatesAreThoseOfManyParameters) {
   };
   EXPECT_EQ(buckets(bf16(1)).peak, 2);
   EXPECT_EQ(buckets(bf16(2)).peak, 0);
-  EXPECT_EQ(buckets(bf16(2)).constant, 3 * 500'000'000LL * 2);
+  EXPECT_EQ(buckets(bf16(2)).constant, 4 * 500'000'000LL * 2);
   for (const auto& config : {fp32(0), fp32(3), bf16(1), bf16(2), low(1), low(3)}) {
     const auto limit = rates(config, {4, false, {}});
     const std::vector<int64_t> numels(40, 1'000'000);

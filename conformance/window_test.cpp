@@ -100,6 +100,22 @@ TEST(Window, WhatIsReadyAgainInOnePassIsAddedInOrderOfArrival) {
   });
 }
 
+// It waits until its pass ends: whoever has it may write to it until the step.
+TEST(Window, AGradientOfALaterPassIsCopied) {
+  for_each_kind([](RankContext& context, const WindowKind& kind) {
+    Windowed it(context, kind);
+    it.pass(1, 1, {4});
+    it.window.begin(1);
+    auto gradient = conformance::contribution(4, 2, it.rank, kind.dtype);
+    const auto same_memory = gradient.variable_data();
+    it.window.ready(4, std::move(gradient));
+    it.window.end();
+    same_memory.fill_(std::nan(""));
+    EXPECT_THAT(it.slice_of(it.window.take_averaged(kFactor), 4),
+                HasTheBitsOf(average_of(it, 4, {{2}})));
+  });
+}
+
 TEST(Window, WhatWasAssignedStandsForTheWindowSoFar) {
   for_each_kind([](RankContext& context, const WindowKind& kind) {
     Windowed it(context, kind);

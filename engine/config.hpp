@@ -47,18 +47,20 @@ struct OptimizerConfig {
 // Sizes are elements.
 struct ZeroConfig {
   int stage = 0;
-  // Of a bucket of gradients, at most; stages 2, 3 cut smaller ones (layout::bucket_size).
+  // Of a bucket of gradients, at most; stages 2, 3 cut smaller ones (layout::bucket_size), and
+  // large parameters have their own (layout::kAloneNumel).
   std::int64_t reduce_bucket_size = 500'000'000;
   // Of the weights that one gather copies out after an update, at most; large ones go alone.
   std::int64_t allgather_bucket_size = 500'000'000;
   // Stage 3: gathered ahead of their operators, at most, by the trace of the step before.
   std::int64_t stage3_prefetch_bucket_size = 50'000'000;
-  // Parameters up to this size stay whole.
+  // Parameters up to this size stay whole, and operators that read no others cost nothing.
   std::int64_t stage3_param_persistence_threshold = 100'000;
   // Whole at a time, those that stay included. What is kept for its next use is what makes the
   // fewest gathers of all schedules (parameter/paging_plan.hpp).
   std::int64_t stage3_max_live_parameters = 1'000'000'000;
-  // Nothing is kept past so many elements of other uses, even where that would save a gather.
+  // Nothing is kept past so many elements of other uses, even where that would save a gather; what
+  // stays whole is no use.
   std::int64_t stage3_max_reuse_distance = 1'000'000'000;
   LeafModuleConfig leaf_module;
   OffloadParamConfig offload_param;  // shards, stage 3

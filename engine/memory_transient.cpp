@@ -21,10 +21,13 @@ class Buckets {
       if (!at) continue;
       open(at->bucket);
       ++filled[at->bucket];
-      const auto full = [&](std::size_t bucket) {
-        return filled[bucket] == plan_.buckets()[bucket].slots.size();
+      const auto is_group_full = [&] {
+        for (std::size_t bucket = next_; bucket < plan_.end_of_group(next_); ++bucket)
+          if (filled[bucket] < plan_.buckets()[bucket].slots.size()) return false;
+        return true;
       };
-      while (each_pass_ && next_ < filled.size() && full(next_)) launch();
+      while (each_pass_ && next_ < filled.size() && is_group_full())
+        for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch();
     }
     while (next_ < filled.size()) launch();
     return peak_;
@@ -57,13 +60,14 @@ class Buckets {
     is_open_[bucket] = true;
   }
   void launch() {
-    if (in_flight_.size() == kInFlight) {
-      hold(-in_flight_.front());
+    const auto group_of = [this](std::size_t of) { return plan_.buckets()[of].group; };
+    while (!in_flight_.empty() && group_of(in_flight_.front()) + kInFlight <= group_of(next_)) {
+      hold(-wire_bytes(in_flight_.front()));
       in_flight_.pop_front();
     }
     open(next_);
     hold(wire_bytes(next_) - held_bytes(next_));
-    in_flight_.push_back(wire_bytes(next_++));
+    in_flight_.push_back(next_++);
   }
 
   const layout::BucketPlan& plan_;
@@ -71,7 +75,7 @@ class Buckets {
   int world_;
   bool each_pass_;
   std::vector<bool> is_open_;
-  std::deque<std::int64_t> in_flight_;
+  std::deque<std::size_t> in_flight_;
   std::size_t next_ = 0;
   std::int64_t now_ = 0, peak_ = 0;
 };

@@ -53,7 +53,8 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
             const bool agreed = !is_exact() || options_.expected_passes > 1;
             if (!options_.reduce_every_pass && agreed) return {true, rounds, rounds, {}};
             return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
-          }),
+          },
+          [this](std::size_t bucket) { return sums_.room(bucket); }),
       used_(parameters, false),
       used_by_pass_(parameters, false),
       contributions_(parameters, 0) {}
@@ -63,14 +64,14 @@ void Window::begin(double weight) {
   std::fill(used_by_pass_.begin(), used_by_pass_.end(), false);
 }
 
-void Window::ready(std::size_t parameter, const at::Tensor& gradient) {
+void Window::ready(std::size_t parameter, at::Tensor gradient) {
   used_by_pass_[parameter] = true;
   count(parameter);
   if (options_.reduce_every_pass)
-    return queue_.copy_in(parameter, gradient, is_exact() ? weight_ : 1.0);
-  if (passes_ == 0) return queue_.copy_in(parameter, gradient, weight_);
+    return queue_.copy_in(parameter, std::move(gradient), is_exact() ? weight_ : 1.0);
+  if (passes_ == 0) return queue_.copy_in(parameter, std::move(gradient), weight_);
   ledger_.charge(trace::Category::Gradients, static_cast<int64_t>(gradient.nbytes()));
-  staged_.push_back({parameter, gradient});
+  staged_.push_back({parameter, std::move(gradient)});
 }
 
 void Window::count(std::size_t parameter) {

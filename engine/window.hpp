@@ -54,7 +54,7 @@ class Window {
 
   // A pass; every contribution counts `weight` times.
   void begin(double weight);
-  void ready(std::size_t parameter, const at::Tensor& gradient);
+  void ready(std::size_t parameter, at::Tensor gradient);
   void end();
   void abandon() noexcept;
   int64_t passes() const { return passes_; }

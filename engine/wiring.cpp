@@ -79,9 +79,9 @@ gradient::BackwardPass TrainingEngine::watch() {
          check_autocast();
          window_.begin(pass_weight_);
        },
-       [this](std::size_t parameter, const at::Tensor& gradient) {
+       [this](std::size_t parameter, at::Tensor gradient) {
          parameters_->rethrow_failure();  // this gradient is not real
-         window_.ready(parameter, gradient);
+         window_.ready(parameter, std::move(gradient));
        },
        [this] { end_pass(); }, [this] { abandon_pass(); }, [this] { check_scale(); }},
       order);

@@ -54,18 +54,22 @@ class Alone final : public comm::Communicator {
 
 // Five parameters in four buckets: p4 | p3 p2 (exactly a bucket) | p1 (larger than one) | p0.
 struct Queue {
-  layout::ParameterTable table = table_of({6, 25, 4, 6, 9});
-  layout::BucketPlan plan{table, 1, 10};
+  layout::ParameterTable table;
+  layout::BucketPlan plan;
   Alone alone;
   trace::Ledger ledger;
   Order delivered, asked;
   bool postpone = false, others_flush = true;  // what the other ranks say
   int64_t rounds_of_others = 0;
-  std::vector<at::Tensor> sums{4};
+  std::vector<at::Tensor> sums;
   BucketQueue queue;
 
-  explicit Queue(bool when_full)
-      : queue(
+  explicit Queue(bool when_full, const std::vector<int64_t>& numels = {6, 25, 4, 6, 9},
+                 int64_t bucket_size_numel = 10)
+      : table(table_of(numels)),
+        plan(table, 1, bucket_size_numel),
+        sums(plan.buckets().size()),
+        queue(
             plan, alone, {at::kFloat, at::kFloat, ReductionOrder::Pinned, when_full}, ledger,
             [this](std::size_t bucket, at::Tensor sum) {
               delivered.push_back(bucket);
@@ -78,9 +82,7 @@ struct Queue {
                                others_flush ? rounds : 0,
                                others_flush ? std::max(rounds, rounds_of_others) : 0,
                                {}};
-            }) {
-    EXPECT_EQ(plan.buckets().size(), 4U);
-  }
+            }) {}
   void copy_in(std::size_t parameter, uint64_t seed) {
     queue.copy_in(parameter, sample(table[parameter].numel, seed), 1.0);
   }
@@ -92,6 +94,25 @@ struct Queue {
 };
 
 const Order kInOrder{0, 1, 2, 3};
+
+// Two groups of two buckets, and one of one.
+TEST(BucketQueue, RanksAgreeOnceForAGroupThatIsFull) {
+  Queue it(true, std::vector<int64_t>(5, layout::kAloneNumel), 2 * layout::kAloneNumel);
+  for (const std::size_t parameter : {3U, 2U}) it.copy_in(parameter, parameter);
+  EXPECT_EQ(it.asked, Order{});
+  it.copy_in(4, 4);
+  EXPECT_EQ(it.asked, Order{0});
+  it.copy_in(1, 1);
+  EXPECT_EQ(it.asked, (Order{0, 2}));
+  EXPECT_EQ(it.delivered, Order{});
+  it.copy_in(0, 0);
+  EXPECT_EQ(it.asked, (Order{0, 2, 4}));
+  EXPECT_EQ(it.delivered, (Order{0, 1})) << "two groups in flight";
+  it.queue.flush();
+  EXPECT_EQ(it.delivered, (Order{0, 1, 2, 3, 4}));
+  for (std::size_t parameter = 0; parameter < 5; ++parameter)
+    EXPECT_THAT(it.sum_of(parameter), HasTheBitsOf(sample(layout::kAloneNumel, parameter)));
+}
 
 TEST(BucketQueue, DeliversInThePlansOrderForAnyOrderOfArrival) {
   for (const bool when_full : {false, true}) {

@@ -65,6 +65,51 @@ TEST(Bucket, SizeLayoutAndTypeOfAGradientDoNotMatter) {
   }
 }
 
+TEST(Bucket, TheGradientOfABucketOfOneIsTheBufferIfNobodyElseHasIt) {
+  const auto table = table_of({6, 5});
+  const layout::BucketPlan plan(table, 2, 1);
+  const auto& even = plan.buckets()[1];
+  const auto& odd = plan.buckets()[0];  // its last row has padding
+  const auto want = sample(6, 1);
+  const auto taken = [&](const layout::Bucket& place, at::Tensor gradient, double weight,
+                         at::ScalarType dtype = at::kFloat) {
+    const auto* memory = gradient.const_data_ptr();
+    Bucket bucket(place, 2, 2, dtype);
+    EXPECT_EQ(bucket.bytes(), 6 * static_cast<int64_t>(c10::elementSize(dtype)));
+    bucket.copy_in(0, std::move(gradient), weight);
+    EXPECT_TRUE(bucket.full() && bucket.holds(0));
+    if (place == even) EXPECT_THAT(bucket.buffer(), HasTheBitsOf((want * weight).to(dtype)));
+    return bucket.buffer().const_data_ptr() == memory;
+  };
+  EXPECT_TRUE(taken(even, sample(6, 1), 1.0));
+  EXPECT_TRUE(taken(even, sample(6, 1).view({3, 2}), 1.0));
+  EXPECT_FALSE(taken(odd, sample(5, 1), 1.0));
+  EXPECT_FALSE(taken(even, sample(6, 1), 2.0));
+  EXPECT_FALSE(taken(even, sample(6, 1), 1.0, at::kBFloat16));
+  EXPECT_FALSE(taken(even, at::cat({sample(6, 1), sample(6, 2)}).narrow(0, 0, 6), 1.0));
+  EXPECT_FALSE(taken(even, at::stack({sample(6, 1), sample(6, 2)}, 1).select(1, 0), 1.0));
+  auto seen = sample(6, 1);
+  EXPECT_FALSE(taken(even, seen, 1.0)) << "its caller has it still";
+  const auto view = seen.variable_data(), other = seen.variable_data();
+  EXPECT_FALSE(taken(even, std::move(seen), 1.0)) << "its memory is theirs";
+  EXPECT_THAT(view, HasTheBitsOf(want));
+}
+
+TEST(Bucket, ABucketOfOneAddsToWhatItHasTaken) {
+  const auto table = table_of({6});
+  const layout::BucketPlan plan(table, 2, 100);
+  Bucket bucket(plan.buckets()[0], 2, 1, at::kFloat);
+  const auto second = sample(6, 2);
+  bucket.copy_in(0, sample(6, 1), 1.0);
+  bucket.copy_in(0, second, 1.0);
+  EXPECT_THAT(bucket.buffer(), HasTheBitsOf(sample(6, 1) + sample(6, 2)));
+  EXPECT_THAT(second, HasTheBitsOf(sample(6, 2)));
+  Bucket nothing(plan.buckets()[0], 2, 1, at::kFloat), read(plan.buckets()[0], 2, 1, at::kFloat);
+  at::full({6}, std::nan(""));
+  EXPECT_THAT(nothing.buffer(), HasTheBitsOf(at::zeros({6})));
+  EXPECT_THAT(read.columns_of(0), HasTheBitsOf(at::zeros({2, 3})));
+}
+
 TEST(Bucket, WhatContributedNothingIsZero) {
   const auto table = table_of({5, 7, 2});
   const layout::BucketPlan plan(table, 3, 100);

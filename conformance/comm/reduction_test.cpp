@@ -34,27 +34,38 @@ at::Tensor pinned_all(Communicator& communicator, const at::Tensor& buffer, at::
 
 TEST(Reduction, PinnedSumsAreTheTreeOverRanks) {
   for (const int world : {1, 2, 3, 4}) {
-    EXPECT_EQ(on_ranks(world,
-                       [](RankContext& context) {
-                         auto& group = *context.group();
-                         const int w = context.world_size();
-                         for (const int64_t n : {1, 5, 1023}) {
-                           for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-                             const auto mine = of_rank(context.rank(), w * n, dtype);
-                             const auto want = tree_over_ranks(w, w * n, dtype);
-                             for (const auto result : {at::kFloat, dtype}) {
-                               EXPECT_THAT(pinned_all(group, mine, result),
-                                           HasTheBitsOf(want.to(result)));
-                               auto scatter = Reduction::reduce_scatter_sum(
-                                   group, ReductionOrder::Pinned, mine.clone(), result);
-                               EXPECT_THAT(
-                                   scatter.finish(),
-                                   HasTheBitsOf(want.narrow(0, context.rank() * n, n).to(result)));
-                             }
-                           }
-                         }
-                       }),
-              "");
+    EXPECT_EQ(
+        on_ranks(
+            world,
+            [](RankContext& context) {
+              auto& group = *context.group();
+              const int w = context.world_size();
+              for (const int64_t n : {1, 5, 1023}) {
+                for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+                  const auto mine = of_rank(context.rank(), w * n, dtype);
+                  const auto want = tree_over_ranks(w, w * n, dtype);
+                  for (const auto result : {at::kFloat, dtype}) {
+                    EXPECT_THAT(pinned_all(group, mine, result), HasTheBitsOf(want.to(result)));
+                    auto scatter = Reduction::reduce_scatter_sum(group, ReductionOrder::Pinned,
+                                                                 mine.clone(), result);
+                    EXPECT_THAT(scatter.finish(),
+                                HasTheBitsOf(want.narrow(0, context.rank() * n, n).to(result)));
+                    auto again = Reduction::reduce_scatter_sum(group, ReductionOrder::Pinned,
+                                                               mine.clone(), result);
+                    const auto room = at::empty({n}, result);
+                    EXPECT_TRUE(again.finish(room).is_same(room));
+                    EXPECT_THAT(room,
+                                HasTheBitsOf(want.narrow(0, context.rank() * n, n).to(result)));
+                    auto all = Reduction::all_reduce_sum(group, ReductionOrder::Pinned,
+                                                         mine.clone(), result);
+                    const auto whole = at::empty({w * n}, result);
+                    EXPECT_TRUE(all.finish(whole).is_same(whole));
+                    EXPECT_THAT(whole, HasTheBitsOf(want.to(result)));
+                  }
+                }
+              }
+            }),
+        "");
   }
 }
 

@@ -49,12 +49,27 @@ TEST(Workspace, WhatWasNotGivenBackIsNotUsedAgain) {
   EXPECT_NE(next.tensor().data_ptr(), in_flight.data_ptr());
 }
 
-TEST(Workspace, ASmallRequestLeavesALargeBlockAlone) {
+TEST(Workspace, TheSmallestBlockThatIsLargeEnoughIsUsed) {
   Workspace workspace;
-  auto large = workspace.take(1'000'000, at::kFloat);
-  const void* memory = large.tensor().data_ptr();
+  auto large = workspace.take(1'000'000, at::kFloat), small = workspace.take(100, at::kFloat);
+  const at::Tensor larger = large.tensor(), smaller = small.tensor();
   large.give_back();
-  EXPECT_NE(workspace.take(100, at::kFloat).tensor().data_ptr(), memory);
+  small.give_back();
+  EXPECT_EQ(workspace.take(90, at::kFloat).tensor().data_ptr(), smaller.data_ptr());
+  EXPECT_EQ(workspace.take(90, at::kFloat).tensor().data_ptr(), larger.data_ptr());
+}
+
+TEST(Workspace, HasNoMoreBlocksThanRoomsWereInUseAtOnce) {
+  Workspace workspace;
+  std::vector<at::Tensor> alive;  // or malloc itself might give the same memory again
+  for (const int64_t numel : {1000, 3000, 9000}) {
+    auto room = workspace.take(numel, at::kFloat);
+    alive.push_back(room.tensor());
+    room.give_back();
+  }
+  const auto room = workspace.take(10, at::kFloat), other = workspace.take(10, at::kFloat);
+  EXPECT_EQ(room.tensor().data_ptr(), alive[2].data_ptr());
+  for (const auto& before : alive) EXPECT_NE(other.tensor().data_ptr(), before.data_ptr());
 }
 
 TEST(Workspace, KeepsNoMoreThanItSays) {

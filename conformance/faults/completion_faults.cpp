@@ -40,10 +40,10 @@ void watch_launches(const std::shared_ptr<Buffers>& flying,
                            const at::Tensor& buffer, at::ScalarType result) {
     return launch(through::all_reduce, communicator, order, buffer, result);
   };
-  seams().reduction_finish = [=](comm::Reduction& self) {
+  seams().reduction_finish = [=](comm::Reduction& self, const at::Tensor& into) {
     const auto keeps = flying->empty() ? at::Tensor() : flying->front();
     if (!flying->empty()) flying->pop_front();
-    return through::reduction_finish(self);
+    return through::reduction_finish(self, into);
   };
 }
 

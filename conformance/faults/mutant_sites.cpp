@@ -29,8 +29,8 @@ void at_bucket(Scene&, Mutate mutate) {
 }
 
 void at_sum(Scene&, Mutate mutate) {
-  seams().reduction_finish = [mutate](comm::Reduction& self) {
-    return mutate(through::reduction_finish(self));
+  seams().reduction_finish = [mutate](comm::Reduction& self, const at::Tensor& into) {
+    return mutate(through::reduction_finish(self, into));
   };
 }
 

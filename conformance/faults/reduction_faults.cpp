@@ -35,8 +35,8 @@ void only_rank_0(Scene& scene) {
     last->push_back(buffer.to(result_dtype, false, /*copy=*/true));
     return through::all_reduce(communicator, order, std::move(buffer), result_dtype);
   };
-  seams().reduction_finish = [&scene, last](comm::Reduction& self) {
-    auto sum = through::reduction_finish(self);
+  seams().reduction_finish = [&scene, last](comm::Reduction& self, const at::Tensor& into) {
+    auto sum = through::reduction_finish(self, into);
     if (last->empty()) return sum;
     const auto own = last->front();
     last->pop_front();

@@ -74,6 +74,40 @@ TEST(BackwardPass, TakesTheGradientOutSoNothingIsAddedTwice) {
   EXPECT_EQ(watch.take(), (Events{"begin", "ready 1", "end", "begin", "ready 1", "end"}));
 }
 
+struct Idle final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const at::Tensor&) override {}
+};
+
+// So the engine may keep it where it lies. Autograd has the tensor whose storage it is.
+TEST(BackwardPass, AGradientIsHandedOverUnlessSomebodyHasIt) {
+  const auto leaf = at::ones({3}).requires_grad_();
+  int64_t tensors = 0, storages = 0;
+  const auto ready = [&](std::size_t, const at::Tensor& gradient) {
+    EXPECT_FALSE(gradient.requires_grad());
+    tensors = static_cast<int64_t>(gradient.use_count());
+    storages = static_cast<int64_t>(gradient.storage().use_count());
+  };
+  const auto new_pass = [&] {
+    return std::make_unique<BackwardPass>(std::vector<WatchedParameter>{{0, "leaf", leaf}},
+                                          PassCallbacks{[] {}, ready, [] {}, [] {}});
+  };
+  auto pass = new_pass();
+  (leaf * leaf).sum().backward();
+  EXPECT_TRUE(tensors == 1 && storages <= 2);
+  // Copies, or not ours alone.
+  (leaf * leaf).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+  EXPECT_TRUE(tensors > 1 || storages != 2);
+  std::vector<at::Tensor> held;
+  leaf.register_hook([&](const at::Tensor& gradient) { held.push_back(gradient.view({1, 3})); });
+  (leaf * leaf).sum().backward();
+  EXPECT_NE(storages, 2);
+  pass.reset();
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Idle>());
+  pass = new_pass();
+  (leaf * leaf).sum().backward();
+  EXPECT_GT(tensors, 1);
+}
+
 TEST(BackwardPass, EveryWayOfStartingOneIsSeen) {
   Watch watch;
   auto output = watch.w * 2;

@@ -71,6 +71,39 @@ TEST(BucketPlan, AParameterLargerThanABucketTravelsAlone) {
               ElementsAre(ElementsAre(3, 2), ElementsAre(1), ElementsAre(0)));
 }
 
+TEST(BucketPlan, LargeOnesTravelAlone) {
+  const auto table = table_of({4, kAloneNumel, 5, kAloneNumel + 1, 6, kAloneNumel - 1});
+  const std::int64_t limit = 4 * kAloneNumel;
+  const BucketPlan plan(table, 2, limit);
+  EXPECT_EQ(grouping(BucketPlan(table, 1, limit)), grouping(plan));
+  EXPECT_THAT(grouping(plan), ElementsAre(ElementsAre(3), ElementsAre(1), ElementsAre(5, 4, 2, 0)));
+  EXPECT_EQ(plan.buckets()[1].offset, kAloneNumel / 2 + 1);
+  EXPECT_EQ(plan.slot_of(2), (SlotLocation{2, 2}));
+  // A bucket that is full comes before what is finished after it.
+  EXPECT_THAT(grouping(BucketPlan(table, 2, kAloneNumel + 5)),
+              ElementsAre(ElementsAre(5, 4), ElementsAre(3), ElementsAre(1), ElementsAre(2, 0)));
+}
+
+TEST(BucketPlan, BucketsInARowLeaveInGroups) {
+  const auto groups = [](const std::vector<std::int64_t>& numels, std::int64_t limit) {
+    std::vector<std::size_t> found;
+    const BucketPlan plan(table_of(numels), 2, limit);
+    for (std::size_t bucket = 0; bucket < plan.buckets().size(); ++bucket) {
+      found.push_back(plan.buckets()[bucket].group);
+      const std::size_t end = plan.end_of_group(bucket);
+      EXPECT_EQ(plan.buckets()[end - 1].group, found.back());
+      EXPECT_TRUE(end == plan.buckets().size() || plan.buckets()[end].group == found.back() + 1);
+    }
+    return found;
+  };
+  const std::int64_t large = kAloneNumel, limit = 500'000'000;
+  const std::vector<std::int64_t> ten(10, large);
+  EXPECT_THAT(groups(ten, limit), ElementsAre(0, 0, 0, 0, 0, 0, 0, 0, 1, 1));
+  EXPECT_THAT(groups(ten, 2 * large), ElementsAre(0, 0, 1, 1, 2, 2, 3, 3, 4, 4));
+  EXPECT_THAT(groups({large, 9 * large, large, 5}, limit), ElementsAre(0, 0, 1, 2));
+  EXPECT_THAT(groups({6, 25, 4, 6, 9}, 10), ElementsAre(0, 1, 2, 3));
+}
+
 TEST(BucketPlan, LowerPrecisionHasBucketsOfItsOwn) {
   const std::vector<std::int64_t> numels{4, 3, 5, 1, 2};
   std::vector<Registration> registrations;

@@ -55,6 +55,7 @@ struct Reduction {
   double predivide_factor = 1;  // f, of Around
   double loss_scale = 1;        // a power of two
   SumOrder order = SumOrder::AddThenReduce;
+  bool any_order = false;  // ranks are added in any order, as in a ring, not in a tree
   double clip_factor = 1;  // the fp32 factor that clipping used; exactly 1: not clipped
 };
 

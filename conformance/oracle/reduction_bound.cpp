@@ -60,7 +60,7 @@ using Counts = std::map<at::ScalarType, int64_t>;  // roundings, by what they ro
 //                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
 //                                  (the first one is 0 + c: exact)
 //                  travels         as below, from A
-//                  tree            at most height(W) additions in fp32
+//                  tree            at most height(W) additions in fp32; W - 1 in any order
 //                  R = A(...)      1 rounding to A if A is not fp32
 //   ReduceThenAdd  travels         as below, from P
 //                  tree            at most height(W) additions in fp32
@@ -87,7 +87,9 @@ Counts counts_of(const Reduction& reduction) {
   const bool first = reduction.order == SumOrder::AddThenReduce;
   const bool exact = reduction.order == SumOrder::Exact;
   Counts counts;
-  const int64_t additions = passes - 1 + tree_height(reduction.world);
+  const int64_t over_ranks =
+      reduction.any_order ? reduction.world - 1 : tree_height(reduction.world);
+  const int64_t additions = passes - 1 + over_ranks;
   counts[at::kFloat] += exact ? std::min<int64_t>(additions, 1) : additions;
   if (first && !within(P, A)) ++counts[A];
   if (A != at::kFloat) counts[A] += passes;  // n - 1 additions and one after or before them

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <sstream>
@@ -32,8 +33,7 @@ float to(at::ScalarType dtype, float value) {
 
 // b and a of the documents.
 std::pair<float, float> factors(const Reduction& r) {
-  const auto world = static_cast<double>(r.world);
-  const auto steps = static_cast<double>(r.accumulation_steps);
+  const double world = double(r.world), steps = double(r.accumulation_steps);
   std::pair<double, double> exact{1, 1 / (steps * world)};
   if (r.division == Division::BeforeSum) exact = {1 / world, 1 / steps};
   if (r.division == Division::Around)
@@ -42,7 +42,8 @@ std::pair<float, float> factors(const Reduction& r) {
   return {static_cast<float>(exact.first), static_cast<float>(exact.second)};
 }
 
-float tree(std::vector<float> level) {
+float sum_of(std::vector<float> level, bool in_a_chain) {
+  if (in_a_chain) return std::accumulate(level.begin() + 1, level.end(), level[0]);
   while (level.size() > 1) {
     std::vector<float> next;
     for (size_t i = 0; i + 1 < level.size(); i += 2) next.push_back(level[i] + level[i + 1]);
@@ -66,12 +67,12 @@ float engine_average(const Contributions& c, const Reduction& r) {
       for (size_t p = 1; p < row.size(); ++p) window = to(A, window + row[p]);
       windows.push_back(travels(A, window));
     }
-    sum = to(A, tree(windows));
+    sum = to(A, sum_of(windows, r.any_order));
   } else {
     for (size_t p = 0; p < c[0].size(); ++p) {
       std::vector<float> column;
       for (const auto& row : c) column.push_back(travels(r.param_dtype, row[p]));
-      const float reduced = tree(column);
+      const float reduced = sum_of(column, r.any_order);
       sum = to(A, p == 0 ? reduced : sum + reduced);
     }
   }
@@ -100,7 +101,7 @@ std::vector<Reduction> all_reductions() {
   for (const auto& types : all_types()) {
     Reduction r;
     r.param_dtype = types.param, r.accumulate_dtype = types.accumulate;
-    r.master_dtype = types.master, r.travels_in = types.travels_in;
+    r.master_dtype = types.master, r.travels_in = types.travels_in, r.predivide_factor = 3;
     for (const auto order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd}) {
       for (const auto division :
            {Division::AfterSum, Division::BeforeSum, Division::Around, Division::Never}) {
@@ -108,7 +109,7 @@ std::vector<Reduction> all_reductions() {
           for (const int64_t passes : {1, 2, 3, 4, 7}) {
             for (const double clip : {1.0, static_cast<double>(0.3f)}) {
               r.world = world, r.accumulation_steps = passes, r.order = order;
-              r.division = division, r.predivide_factor = 3, r.clip_factor = clip;
+              r.division = division, r.any_order = passes == 2, r.clip_factor = clip;
               r.loss_scale = types.param == at::kHalf ? 64 : 1;
               all.push_back(r);
             }

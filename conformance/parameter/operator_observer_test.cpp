@@ -117,6 +117,20 @@ TEST(OperatorObserver, TwoListenersHearOfTheirOwn) {
   EXPECT_EQ(two.listener.take(), (Pages{1}));
 }
 
+TEST(OperatorObserver, WithoutTensorsNothingIsObserved) {
+  Listener listener;
+  {
+    const Observation nothing(listener, {at::Tensor(), at::Tensor()});
+    EXPECT_FALSE(at::hasGlobalCallbacks());
+    const auto tensor = sample(4, 1);
+    const Observation second(listener, {at::Tensor(), tensor});
+    EXPECT_TRUE(at::hasGlobalCallbacks());
+    (void)(tensor * 2);
+    EXPECT_EQ(listener.take(), (Pages{1}));
+  }
+  EXPECT_FALSE(at::hasGlobalCallbacks());
+}
+
 TEST(OperatorObserver, HearsNothingOnceItIsGone) {
   Watched stays;
   Listener listener;

@@ -4,7 +4,6 @@
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
-#include "engine/parameter/page.hpp"
 #include "engine/parameter/parameters.hpp"
 
 namespace equigrad::parameter {
@@ -96,6 +95,24 @@ TEST(Pages, BetweenUsesTheStorageIsEmptyAndAnAccessFails) {
                        it.keeper->end_of_pass();
                        EXPECT_FALSE(it.here(0));
                        EXPECT_EQ(it.gathered(), 0);
+                     }),
+            "");
+}
+
+TEST(Pages, ThoseThatStayWholeAreNotWatched) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       ZeroConfig zero;
+                       zero.stage3_param_persistence_threshold = kDim * kDim;
+                       Model it(context, zero);
+                       EXPECT_FALSE(at::hasGlobalCallbacks());
+                       for (int cycle = 0; cycle < 2; ++cycle) {
+                         EXPECT_THAT(it.cycle(), HasTheBitsOf(cycle_without_pages(at::kFloat)));
+                         EXPECT_TRUE(it.here(0));
+                       }
+                       zero.stage3_param_persistence_threshold -= 1;
+                       const Model other(context, zero);
+                       EXPECT_TRUE(at::hasGlobalCallbacks());
                      }),
             "");
 }
@@ -260,38 +277,17 @@ TEST(Pages, AGatherThatFailsIsReadAsNanAndToldAtTheNextCall) {
             "");
 }
 
-TEST(Page, ViewsSeeTheDataWhileItIsThereAndTheVersionStays) {
+TEST(Pages, ThoseThatStayWholeAreNanWhenTheirGatherHasFailed) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       trace::Ledger ledger;
-                       const auto values = sample(5, 1);
-                       Page page;
-                       page.tensor = at::empty({5});
-                       page.shard = at::zeros({3});
-                       const int64_t begin = 3 * context.rank(),
-                                     numel = context.rank() == 0 ? 3 : 2;
-                       page.shard.narrow(0, 0, numel).copy_(values.narrow(0, begin, numel));
-                       page.bytes = 6 * 4;
-                       const auto view = page.tensor.narrow(0, 1, 3);
-                       const auto version = page.tensor._version();
-                       page.disown();
-                       EXPECT_THROW(view.const_data_ptr<float>(), c10::Error);
-                       page.gather = std::make_shared<PageGather>(
-                           std::vector<at::Tensor>{page.shard}, *context.group(), ledger);
-                       page.state = Page::State::Arriving;
-                       EXPECT_FALSE(page.may_drop());
-                       page.arrive(ledger);
-                       EXPECT_THAT(page.tensor, HasTheBitsOf(values));
-                       EXPECT_THAT(view, HasTheBitsOf(values.narrow(0, 1, 3)));
-                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 24);
-                       page.pins = 1;
-                       EXPECT_FALSE(page.may_drop()) << "an operator reads it";
-                       page.pins = 0;
-                       EXPECT_TRUE(page.may_drop());
-                       page.drop(ledger);
-                       EXPECT_THROW(view.const_data_ptr<float>(), c10::Error);
-                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 0);
-                       EXPECT_EQ(page.tensor._version(), version);
+                       Model it(context, ZeroConfig{});
+                       const auto read = [&] { return at::mul(it.tensors[0].detach(), 2); };
+                       it.wire.cut = true;
+                       EXPECT_EQ(error_of([&] { it.keeper->publish(); }), "[test] the wire is cut");
+                       EXPECT_TRUE(read().isnan().all().item<bool>());
+                       it.wire.cut = false;
+                       it.keeper->publish();
+                       EXPECT_THAT(read(), HasTheBitsOf(original(0) * 2));
                      }),
             "");
 }

@@ -2,16 +2,11 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-#include <cstring>
-
+#include "engine/kernels/copy_rows.hpp"
 #include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad::bucket {
 namespace {
-
-// A tensor's views and its copy cost more than its bytes.
-constexpr int64_t kFewNumel = int64_t{1} << 14;
 
 void put(const at::Tensor& to, const at::Tensor& from, bool add) {
   if (to.scalar_type() == kernels::kExactSum) {
@@ -35,46 +30,67 @@ Bucket::Bucket(const layout::Bucket& place, int shards, int multiple_numel,
                at::TensorOptions options)
     : place_(place),
       shards_(shards),
+      numel_((shards * place.shard_numel + multiple_numel - 1) / multiple_numel * multiple_numel),
+      options_(options),
       filled_(place.slots.size(), false),
       written_(place.slots.size(), false) {
-  const int64_t numel = shards * place.shard_numel;
-  const int64_t padded_numel = (numel + multiple_numel - 1) / multiple_numel * multiple_numel;
-  buffer_ = at::empty({padded_numel}, options);
-  buffer_.narrow(0, numel, padded_numel - numel).zero_();
+  if (place.slots.size() > 1 || place.slots.front().numel != numel_) make_room();
+}
+
+void Bucket::make_room() {
+  if (buffer_.defined()) return;
+  const int64_t numel = shards_ * place_.shard_numel;
+  buffer_ = at::empty({numel_}, options_);
+  buffer_.narrow(0, numel, numel_ - numel).zero_();
   view();
+}
+
+// A gradient that nobody else can write to becomes the buffer. While its hook runs, autograd has
+// the tensor whose storage it took.
+bool Bucket::keep(at::Tensor& gradient) {
+  if (buffer_.defined() || gradient.dtype() != options_.dtype() ||
+      gradient.device() != options_.device() || gradient.requires_grad() ||
+      !gradient.is_contiguous() || gradient.use_count() > 1 || gradient.storage().use_count() > 2 ||
+      gradient.storage().nbytes() != gradient.nbytes())
+    return false;
+  buffer_ = gradient.view({-1});
+  view();
+  return true;
 }
 
 void Bucket::view() {
   matrix_ = buffer_.narrow(0, 0, shards_ * place_.shard_numel).view({shards_, place_.shard_numel});
 }
 
-bool Bucket::is_wide() const { return buffer_.scalar_type() == kernels::kExactSum; }
+bool Bucket::is_wide() const {
+  return c10::typeMetaToScalarType(options_.dtype()) == kernels::kExactSum;
+}
+
+int64_t Bucket::bytes() const { return numel_ * static_cast<int64_t>(options_.dtype().itemsize()); }
 
 void Bucket::widen() {
   buffer_ = kernels::exact_of(buffer());
+  options_ = options_.dtype(kernels::kExactSum);
   view();
 }
 
 bool Bucket::copy_few(std::size_t slot, const at::Tensor& gradient) {
-  if (filled_[slot] || gradient.numel() > kFewNumel || !gradient.is_contiguous() ||
+  if (filled_[slot] || gradient.numel() > kernels::kFewNumel || !gradient.is_contiguous() ||
       !gradient.is_cpu() || !buffer_.is_cpu() || gradient.scalar_type() != buffer_.scalar_type())
     return false;
   const auto& where = place_.slots[slot];
   const auto size = static_cast<int64_t>(buffer_.itemsize());
-  const auto* from = static_cast<const char*>(gradient.const_data_ptr());
-  auto* to = static_cast<char*>(buffer_.mutable_data_ptr()) + where.offset * size;
-  for (int64_t left = where.numel; left > 0; left -= where.shard_numel) {
-    const int64_t bytes = std::min(left, where.shard_numel) * size;
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-    from += bytes;
-    to += place_.shard_numel * size;
-  }
+  kernels::copy_rows(static_cast<char*>(buffer_.mutable_data_ptr()) + where.offset * size,
+                     place_.shard_numel * size, gradient.const_data_ptr(), where.shard_numel * size,
+                     where.shard_numel * size, where.numel * size);
   return true;
 }
 
-void Bucket::copy_in(std::size_t slot, const at::Tensor& gradient, double weight) {
+void Bucket::copy_in(std::size_t slot, at::Tensor gradient, double weight) {
   const auto& where = place_.slots[slot];
-  if (weight == 1.0 && copy_few(slot, gradient)) {
+  const bool kept = weight == 1.0 && keep(gradient);
+  make_room();
+  if (kept || (weight == 1.0 && copy_few(slot, gradient))) {
     if (!written_[slot]) clear_padding(slot);
     filled_[slot] = written_[slot] = true;
     ++filled_numel_;
@@ -104,7 +120,7 @@ at::Tensor Bucket::columns(std::size_t slot) const {
   return matrix_.narrow(1, where.offset, where.shard_numel);
 }
 
-void Bucket::clear_padding(std::size_t slot) const {
+void Bucket::clear_padding(std::size_t slot) {
   const auto& where = place_.slots[slot];
   const int64_t rows = where.numel / where.shard_numel;
   const int64_t rest = where.numel - rows * where.shard_numel;
@@ -114,17 +130,19 @@ void Bucket::clear_padding(std::size_t slot) const {
   last.narrow(0, 1, shards_ - rows - 1).zero_();
 }
 
-void Bucket::clear(std::size_t slot) const {
+void Bucket::clear(std::size_t slot) {
   if (!written_[slot]) columns(slot).zero_();
   written_[slot] = true;
 }
 
-at::Tensor Bucket::columns_of(std::size_t slot) const {
+at::Tensor Bucket::columns_of(std::size_t slot) {
+  make_room();
   clear(slot);
   return columns(slot);
 }
 
-const at::Tensor& Bucket::buffer() const {
+const at::Tensor& Bucket::buffer() {
+  make_room();
   for (std::size_t slot = 0; slot < written_.size(); ++slot) clear(slot);
   return buffer_;
 }

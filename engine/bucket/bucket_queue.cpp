@@ -8,7 +8,7 @@
 namespace equigrad::bucket {
 namespace {
 
-constexpr std::size_t kInFlight = 2;
+constexpr std::size_t kInFlight = 2;  // groups
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
@@ -16,13 +16,14 @@ int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.
 
 BucketQueue::BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
                          QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-                         BeforeLaunch before_launch)
+                         BeforeLaunch before_launch, RoomFor room_for)
     : plan_(plan),
       communicator_(communicator),
       options_(options),
       ledger_(ledger),
       deliver_(std::move(deliver)),
       before_launch_(std::move(before_launch)),
+      room_for_(std::move(room_for)),
       buckets_(plan.buckets().size()),
       sends_sums_(options.expects_sums) {}
 
@@ -40,25 +41,25 @@ Bucket& BucketQueue::open(std::size_t bucket) {
   return *entry;
 }
 
-void BucketQueue::copy_in(std::size_t parameter, const at::Tensor& gradient, double weight) {
+void BucketQueue::copy_in(std::size_t parameter, at::Tensor gradient, double weight) {
   const auto where = plan_.slot_of(parameter);
   if (!where) return;  // empty: nothing to add
   if (options_.launch_when_full) {
     weight *= options_.before_sum;
     if (parts_.size() <= parameter) parts_.resize(parameter + 1);
     const int64_t round = ++parts_[parameter];
-    if (round > 1) return late_.push_back({round, parameter, gradient, weight});
+    if (round > 1) return late_.push_back({round, parameter, std::move(gradient), weight});
   }
   auto& bucket = open(where->bucket);
   if (!waits_exactly()) {
-    bucket.copy_in(where->slot, gradient, weight);
+    bucket.copy_in(where->slot, std::move(gradient), weight);
     if (options_.launch_when_full) launch_full();
     return;
   }
   weight *= options_.before_sum;
   if (!bucket.is_wide() && bucket.holds(where->slot)) widen(bucket);
   const bool lower = plan_.buckets()[where->bucket].lower_precision;
-  if (!bucket.is_wide()) return bucket.copy_in(where->slot, gradient, weight);
+  if (!bucket.is_wide()) return bucket.copy_in(where->slot, std::move(gradient), weight);
   const auto product = weight == 1.0 ? gradient : gradient.to(at::kFloat).mul(weight);
   bucket.copy_in(where->slot, product.to(wire(lower)), 1.0);
 }
@@ -94,21 +95,33 @@ at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision)
 }
 
 void BucketQueue::launch_full() {
-  while (!postponed_ && next_ < buckets_.size() && buckets_[next_] && buckets_[next_]->full()) {
+  while (!postponed_ && next_ < buckets_.size() && is_group_full()) {
     postponed_ = !before_launch_(next_, 0).together;
-    if (!postponed_) launch_next();
+    if (!postponed_) launch_group();
   }
 }
 
-at::Tensor BucketQueue::columns_of(std::size_t parameter) const {
+bool BucketQueue::is_group_full() const {
+  for (std::size_t bucket = next_; bucket < plan_.end_of_group(next_); ++bucket)
+    if (!buckets_[bucket] || !buckets_[bucket]->full()) return false;
+  return true;
+}
+
+void BucketQueue::launch_group() {
+  for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch_next();
+}
+
+at::Tensor BucketQueue::columns_of(std::size_t parameter) {
   const auto where = plan_.slot_of(parameter);
   if (!where || !buckets_[where->bucket]) return {};
   return buckets_[where->bucket]->columns_of(where->slot);
 }
 
 void BucketQueue::launch_next() {
-  if (in_flight_.size() == kInFlight) deliver_oldest();
   const std::size_t bucket = next_++;
+  const auto group_of = [this](std::size_t of) { return plan_.buckets()[of].group; };
+  while (!in_flight_.empty() && group_of(in_flight_.front().bucket) + kInFlight <= group_of(bucket))
+    deliver_oldest();
   auto& opened = open(bucket);
   if (waits_exactly() && sends_sums_ && !opened.is_wide()) widen(opened);
   const at::Tensor held = opened.buffer();
@@ -120,14 +133,22 @@ void BucketQueue::launch_next() {
                                                          options_.result_dtype)
                        : comm::Reduction::reduce_scatter_sum(communicator_, options_.order, buffer,
                                                              options_.result_dtype);
-  in_flight_.push_back({bucket, std::move(reduction), bytes_of(buffer)});
+  // The only bucket of an all-reduce has its room: its own.
+  const auto& place = plan_.buckets()[bucket];
+  const bool has_own = plan_.buckets().size() == 1 || buffer.numel() != place.shard_numel;
+  const bool may_stay =
+      options_.order != ReductionOrder::Native && (plan_.shards() > 1 || !has_own);
+  in_flight_.push_back({bucket, std::move(reduction), bytes_of(buffer), may_stay});
 }
 
 void BucketQueue::deliver_oldest() {
   auto oldest = std::move(in_flight_.front());
   in_flight_.pop_front();
   ledger_.credit(trace::Category::Buckets, oldest.bytes);
-  const auto sum = oldest.reduction.finish();
+  at::Tensor room;
+  if (oldest.may_stay && room_for_) room = room_for_(oldest.bucket);
+  if (room.defined() && room.scalar_type() != options_.result_dtype) room.reset();
+  const auto sum = oldest.reduction.finish(room);
   deliver_(oldest.bucket, sum.narrow(0, 0, plan_.buckets()[oldest.bucket].shard_numel));
 }
 
@@ -145,7 +166,7 @@ void BucketQueue::flush() {
     const auto met = before_launch_(next_, rounds);
     rounds = std::max(rounds, met.greatest_flag);
     if (met.least_flag > 0) break;
-    launch_next();
+    launch_group();
   }
   if (waits_exactly()) sends_sums_ = std::exchange(rounds, 1) == 2;
   launch_round();

@@ -2,7 +2,8 @@
 //
 // Invariants: buckets are launched in the plan's order and delivered in that order, on every rank
 // alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
-// zeros to the same parameter. At most two reductions are in flight. Nothing is delivered twice.
+// zeros to the same parameter. At most two groups of buckets are in flight. Nothing is delivered
+// twice.
 // Where buckets are launched when full, the k-th gradient of one parameter between two flushes
 // travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
 // to what does not depend on which bucket was full when.
@@ -46,24 +47,26 @@ struct QueueOptions {
 class BucketQueue {
  public:
   using Deliver = std::function<void(std::size_t bucket, at::Tensor sum)>;
-  // Called before a bucket's collective, where ranks agree on what comes next. `rounds` is 0 for a
-  // full bucket, and how many this rank needs for a flush; for one of buckets that waited 2 if this
-  // rank must send exact sums, else 1. Once all ranks flush it is called no
-  // more: nothing but buckets comes until the flush ends.
+  // Called before a group's collectives, where ranks agree on what comes next. `rounds` is 0 for
+  // full buckets, and how many this rank needs for a flush; for one of buckets that waited 2 if
+  // this rank must send exact sums, else 1. Once all ranks flush it is called no more: nothing but
+  // buckets comes until the flush ends.
   using BeforeLaunch = std::function<comm::Met(std::size_t bucket, int64_t rounds)>;
+  // Where a sum may be written, if anywhere: [shard_numel]. It is delivered all the same.
+  using RoomFor = std::function<at::Tensor(std::size_t bucket)>;
 
   BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
               QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-              BeforeLaunch before_launch);
+              BeforeLaunch before_launch, RoomFor room_for = {});
 
-  void copy_in(std::size_t parameter, const at::Tensor& gradient, double weight);
+  void copy_in(std::size_t parameter, at::Tensor gradient, double weight);
   // Launches what has not been launched, empty buckets too, and delivers everything.
   void flush();
   // Forgets what was copied in; reductions in flight are completed and dropped.
   void discard() noexcept;
   // What this rank has copied in of one parameter and not launched: [shards, its shard_numel], a
   // view of its bucket; undefined if that has not been opened.
-  at::Tensor columns_of(std::size_t parameter) const;
+  at::Tensor columns_of(std::size_t parameter);
   // What was held, as it travels: multiplied and rounded once; itself if nothing is to be done.
   at::Tensor travelling(const at::Tensor& held, bool lower_precision) const;
   // Exact order: whether any rank holds sums of what waits, asked at parameter's bucket.
@@ -77,6 +80,7 @@ class BucketQueue {
     std::size_t bucket;
     comm::Reduction reduction;
     int64_t bytes;
+    bool may_stay;  // where room_for says
   };
   struct Late {
     int64_t round;
@@ -85,6 +89,8 @@ class BucketQueue {
     double weight;
   };
   void launch_full();
+  void launch_group();
+  bool is_group_full() const;
   void launch_round();
   void launch_next();
   void deliver_oldest();
@@ -100,6 +106,7 @@ class BucketQueue {
   trace::Ledger& ledger_;
   Deliver deliver_;
   BeforeLaunch before_launch_;
+  RoomFor room_for_;
   std::vector<std::optional<Bucket>> buckets_;
   std::deque<InFlight> in_flight_;
   std::size_t next_ = 0;        // the next bucket to launch

@@ -14,12 +14,8 @@
 namespace equigrad::comm {
 namespace {
 
-// Of one row of a piece. On a CPU 1 MiB in fp32: what arrives is in the caches when it is added. On
-// CUDA a collective costs more than room.
-constexpr int64_t kPieceNumel = int64_t{1} << 18;
+// On CUDA a collective costs more than room.
 constexpr int64_t kCudaPieceNumel = int64_t{1} << 25;
-constexpr int kInFlight = 3;
-static_assert(Reduction::kRoomNumel == (kInFlight + 1) * kPieceNumel);  // and the one being added
 
 void tree_sum_into(const at::Tensor& result, const at::Tensor& contributions) {
   const int rows = static_cast<int>(contributions.size(0));
@@ -119,10 +115,12 @@ at::Tensor Reduction::room_for_all() const {
              : at::empty({buffer_.numel()}, buffer_.options().dtype(result_dtype_));
 }
 
-at::Tensor Reduction::finish_rows() {
-  const auto sum = kind_ == Kind::Both ? room_for_all()
-                                       : at::empty({buffer_.numel() / communicator_->world_size()},
-                                                   buffer_.options().dtype(result_dtype_));
+at::Tensor Reduction::finish_rows(const at::Tensor& into) {
+  const auto sum = into.defined() ? into
+                   : kind_ == Kind::Both
+                       ? room_for_all()
+                       : at::empty({buffer_.numel() / communicator_->world_size()},
+                                   buffer_.options().dtype(result_dtype_));
   while (!pieces_.empty()) {
     auto piece = std::move(pieces_.front());
     pieces_.pop_front();
@@ -134,9 +132,9 @@ at::Tensor Reduction::finish_rows() {
   return sum;
 }
 
-at::Tensor Reduction::finish_slices() {
+at::Tensor Reduction::finish_slices(const at::Tensor& into) {
   const int64_t world = communicator_->world_size();
-  const auto sum = room_for_all();
+  const auto sum = into.defined() ? into : room_for_all();
   at::Tensor slice;  // stays until its gather has arrived
   PendingPtr gather;
   while (!pieces_.empty()) {
@@ -164,9 +162,9 @@ void Reduction::drop() {
   if (pending_) pending_->wait();
 }
 
-at::Tensor Reduction::finish() {
-  if (kind_ == Kind::Slices) return finish_slices();
-  if (kind_ == Kind::Scatter || kind_ == Kind::Both) return finish_rows();
+at::Tensor Reduction::finish(const at::Tensor& into) {
+  if (kind_ == Kind::Slices) return finish_slices(into);
+  if (kind_ == Kind::Scatter || kind_ == Kind::Both) return finish_rows(into);
   pending_->wait();
   pending_.reset();
   return (kind_ == Kind::NativeScatter ? native_ : buffer_).to(result_dtype_);

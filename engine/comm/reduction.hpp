@@ -25,7 +25,8 @@
 namespace equigrad::comm {
 
 // A reduction under way. finish() waits and gives the sum; it is called once, by all ranks at the
-// same place, and may use the buffer as its room. drop() waits for what has been sent and sends no
+// same place, and may use the buffer as its room; a sum that is not native is written `into` a
+// tensor of its shape and type, if one is given. drop() waits for what has been sent and sends no
 // more: a rank that gives up may call it before the others do.
 class Reduction {
  public:
@@ -33,11 +34,13 @@ class Reduction {
                                       at::Tensor buffer, at::ScalarType result_dtype);
   static Reduction all_reduce_sum(Communicator& communicator, ReductionOrder order,
                                   at::Tensor buffer, at::ScalarType result_dtype);
-  at::Tensor finish();
+  at::Tensor finish(const at::Tensor& into = {});
   void drop();
 
-  // On a CPU, what is received has room for this many elements a rank.
-  static constexpr int64_t kRoomNumel = int64_t{4} << 18;
+  // On a CPU: of one row of a piece (1 MiB in fp32: what arrives is in the caches when it is
+  // added), and how many are on their way. One more is being added.
+  static constexpr int64_t kPieceNumel = int64_t{1} << 18;
+  static constexpr int kInFlight = 3;
 
  private:
   enum class Kind { Scatter, Both, Slices, NativeScatter, NativeAll };
@@ -53,8 +56,8 @@ class Reduction {
             at::ScalarType result_dtype);
   void send_piece();
   void add_into(const at::Tensor& sum, Piece& piece) const;
-  at::Tensor finish_rows();
-  at::Tensor finish_slices();
+  at::Tensor finish_rows(const at::Tensor& into);
+  at::Tensor finish_slices(const at::Tensor& into);
   at::Tensor room_for_all() const;
 
   Communicator* communicator_;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace equigrad::comm {
@@ -20,20 +21,27 @@ Workspace::Room Workspace::take(int64_t numel, const at::TensorOptions& options)
     return room;
   }
   const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
-  at::Tensor found;
-  for (auto& block : free_) {
-    const int64_t size = block.numel();
-    if (size < bytes || size > 2 * bytes + 4096) continue;  // a much larger one stays for its like
-    found = std::exchange(block, free_.back());
-    free_.pop_back();
-    kept_bytes_ -= size;
-    break;
-  }
+  at::Tensor found = find(bytes);
   if (!found.defined()) found = at::empty({bytes}, options.dtype(at::kByte));
   room.workspace_ = this;
   room.tensor_ = found.narrow(0, 0, bytes).view(c10::typeMetaToScalarType(options.dtype()));
   room.bytes_ = std::move(found);
   return room;
+}
+
+// The smallest that is large enough. If none is, the smallest makes way.
+at::Tensor Workspace::find(int64_t bytes) {
+  const auto rank = [bytes](const at::Tensor& block) {
+    return std::pair(block.numel() < bytes, block.numel());
+  };
+  const auto block =
+      std::min_element(free_.begin(), free_.end(),
+                       [&](const at::Tensor& a, const at::Tensor& b) { return rank(a) < rank(b); });
+  if (block == free_.end()) return {};
+  auto found = std::exchange(*block, free_.back());
+  free_.pop_back();
+  kept_bytes_ -= found.numel();
+  return found.numel() < bytes ? at::Tensor() : found;
 }
 
 void Workspace::keep(at::Tensor bytes) {

@@ -4,7 +4,8 @@
 // a reduce-scatter of 8 M elements went there (measured, Gloo, 2 ranks). On CUDA the caching
 // allocator does the same, so nothing is kept.
 //
-// Invariants: at most kKeptBytes are kept between uses; what was not given back is never used
+// Invariants: at most kKeptBytes are kept between uses, in no more blocks than rooms were in use at
+// once: a request that none of them holds replaces one; what was not given back is never used
 // again, so a collective that was abandoned in flight spoils nothing; the Workspace outlives its
 // Rooms. One thread uses it.
 // Shapes: a room's tensor is flat, uninitialised.
@@ -40,6 +41,7 @@ class Workspace {
   Room take(int64_t numel, const at::TensorOptions& options);
 
  private:
+  at::Tensor find(int64_t bytes);
   void keep(at::Tensor bytes);
   std::vector<at::Tensor> free_;
   int64_t kept_bytes_ = 0;

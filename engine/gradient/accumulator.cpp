@@ -50,19 +50,30 @@ void Accumulator::add(std::size_t bucket, at::Tensor sum, double weight) {
   staged_.push_back({bucket, std::move(sum)});
 }
 
+void Accumulator::open(const at::Tensor& window) {
+  window_ = window;
+  ledger_.charge(trace::Category::Gradients, bytes_of(window_));
+}
+
+at::Tensor Accumulator::room(std::size_t bucket) {
+  if (committed_ || has_bucket_[bucket]) return {};
+  if (!window_.defined()) open(at::empty({plan_.shard_numel()}, options_));
+  const auto& place = plan_.buckets()[bucket];
+  return window_.narrow(0, place.offset, place.shard_numel);
+}
+
 void Accumulator::write(std::size_t bucket, const at::Tensor& sum) {
   const auto& place = plan_.buckets()[bucket];
   if (!window_.defined()) {
     // A sum of everything is the window.
     const bool is_all = sum.numel() == plan_.shard_numel() && sum.dtype() == options_.dtype();
-    window_ = is_all ? sum : at::empty({plan_.shard_numel()}, options_);
-    ledger_.charge(trace::Category::Gradients, bytes_of(window_));
+    open(is_all ? sum : at::empty({plan_.shard_numel()}, options_));
     has_bucket_[bucket] = is_all;
     if (is_all) return;
   }
   const auto slice = window_.narrow(0, place.offset, place.shard_numel);
   if (!has_bucket_[bucket]) {
-    slice.copy_(sum);
+    if (slice.const_data_ptr() != sum.const_data_ptr()) slice.copy_(sum);
   } else if (is_exact(window_)) {
     kernels::exact_add_(slice, sum);
   } else if (window_.scalar_type() == at::kFloat) {

@@ -32,6 +32,8 @@ class Accumulator {
 
   // Adds weight * sum, where `sum` is of bucket `bucket`; may write into `sum`, and may keep it.
   void add(std::size_t bucket, at::Tensor sum, double weight);
+  // Where the first sum of a bucket may be written before it is added; undefined if it may not.
+  at::Tensor room(std::size_t bucket);
   void commit();
   void rollback();
 
@@ -51,6 +53,7 @@ class Accumulator {
     at::Tensor sum;
   };
   void write(std::size_t bucket, const at::Tensor& sum);
+  void open(const at::Tensor& window);
   void clear_missing();
 
   const layout::BucketPlan& plan_;

@@ -55,13 +55,13 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
     const at::NoGradGuard no_grad;
     join();
     if (add(reached, current_graph_task()) && callbacks.graph_task) callbacks.graph_task();
-    const at::Tensor gradient = leaf.grad();
-    leaf.mutable_grad() = at::Tensor();
+    at::Tensor gradient = std::exchange(leaf.mutable_grad(), at::Tensor());
     if (gradient.layout() != c10::kStrided) {
       throw Error("backward", "expected a dense gradient for parameter \"" + parameter.name +
                                   "\", got a sparse one. Build the embedding with sparse(false).");
     }
-    callbacks.ready(parameter.index, gradient.detach());
+    if (gradient.requires_grad()) gradient = gradient.detach();
+    callbacks.ready(parameter.index, std::move(gradient));
   }
 
   void begin() {
@@ -102,6 +102,8 @@ class BackwardPass::Hook final : public torch::autograd::PostAccumulateGradHook 
 
   void operator()(const at::Tensor& leaf) override {
     if (previous_) (*previous_)(leaf);
+    // What a hook of the user has seen, or put there, is not handed over as nobody else's.
+    const at::Tensor seen = previous_ ? leaf.grad() : at::Tensor();
     if (const auto state = state_.lock()) state->ready(state->parameters[position_], leaf);
   }
 

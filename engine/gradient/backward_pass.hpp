@@ -29,7 +29,7 @@ namespace equigrad::gradient {
 
 struct PassCallbacks {
   std::function<void()> begin;
-  std::function<void(std::size_t parameter, const at::Tensor& gradient)> ready;
+  std::function<void(std::size_t parameter, at::Tensor gradient)> ready;
   std::function<void()> end;
   std::function<void()> abandoned;  // must not throw
   // At the first gradient of each graph task of the pass, after `begin`; may be empty.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "engine/error.hpp"
 #include "engine/layout/partition.hpp"
@@ -33,30 +34,56 @@ BucketPlan::BucketPlan(const ParameterTable& table, int shards, std::int64_t buc
                                           std::to_string(bucket_size_numel) +
                                           ". Raise zero_optimization.reduce_bucket_size.");
   struct Open {
-    std::optional<std::size_t> bucket;
+    Bucket bucket;
     std::int64_t filled_numel = 0;  // without padding
   };
   std::array<Open, 2> open;  // by lower_precision
+  const auto close = [this](Open& at) {
+    if (!at.bucket.slots.empty()) buckets_.push_back(std::exchange(at, {}).bucket);
+  };
   for (std::size_t parameter = table.size(); parameter-- > 0;) {
     const Entry& entry = table[parameter];
     if (!entry.trainable || entry.numel == 0) continue;
-    Open& at = open[entry.lower_precision ? 1 : 0];
+    Open alone;
+    const bool is_alone = entry.numel >= kAloneNumel;
+    Open& at = is_alone ? alone : open[entry.lower_precision ? 1 : 0];
     // Written as a difference so that it cannot overflow.
-    if (!at.bucket || entry.numel > bucket_size_numel - at.filled_numel) {
-      at = {buckets_.size(), 0};
-      buckets_.push_back({{}, 0, 0, entry.lower_precision});
-    }
-    Bucket& bucket = buckets_[*at.bucket];
+    if (entry.numel > bucket_size_numel - at.filled_numel) close(at);
     const std::int64_t columns = Partition(entry.numel, shards).shard_numel();
-    location_by_parameter_[parameter] = {*at.bucket, bucket.slots.size()};
-    bucket.slots.push_back({parameter, entry.numel, columns, bucket.shard_numel});
-    bucket.shard_numel += columns;
+    at.bucket.lower_precision = entry.lower_precision;
+    at.bucket.slots.push_back({parameter, entry.numel, columns, at.bucket.shard_numel});
+    at.bucket.shard_numel += columns;
     at.filled_numel += entry.numel;
+    if (is_alone) close(alone);
   }
-  for (Bucket& bucket : buckets_) {
+  for (Open& at : open) close(at);
+  std::sort(buckets_.begin(), buckets_.end(), [](const Bucket& a, const Bucket& b) {
+    return a.slots.back().parameter > b.slots.back().parameter;
+  });
+  locate(std::min(bucket_size_numel, kSmallNumel));
+}
+
+void BucketPlan::locate(std::int64_t group_size_numel) {
+  std::int64_t group_numel = 0;
+  for (std::size_t at = 0; at < buckets_.size(); ++at) {
+    Bucket& bucket = buckets_[at];
+    std::int64_t numel = 0;
+    for (std::size_t slot = 0; slot < bucket.slots.size(); ++slot) {
+      location_by_parameter_[bucket.slots[slot].parameter] = {at, slot};
+      numel += bucket.slots[slot].numel;
+    }
+    const bool joins = at > 0 && numel <= group_size_numel - group_numel;
+    bucket.group = at == 0 ? 0 : buckets_[at - 1].group + (joins ? 0 : 1);
+    group_numel = numel + (joins ? group_numel : 0);
     bucket.offset = shard_numel_;
     shard_numel_ += bucket.shard_numel;
   }
+}
+
+std::size_t BucketPlan::end_of_group(std::size_t bucket) const {
+  const std::size_t group = buckets_.at(bucket).group;
+  while (bucket < buckets_.size() && buckets_[bucket].group == group) ++bucket;
+  return bucket;
 }
 
 std::optional<SlotLocation> BucketPlan::slot_of(std::size_t parameter) const {

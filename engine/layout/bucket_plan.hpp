@@ -2,8 +2,11 @@
 //
 // Trainable, non-empty parameters in reverse registration order (the order in which a backward pass
 // finishes them) are cut into buckets of at most `bucket_size_numel` elements; a larger one travels
-// alone. A bucket's buffer has shape [shards, shard_numel]: row r is what rank r owns, and a
-// parameter has the same columns in every row.
+// alone, and so does one of kAloneNumel elements: its gradient can be sent from where it lies. A
+// bucket comes where its last parameter does. Ranks agree once for a group of buckets, which has at
+// most `bucket_size_numel` elements too, and 2^20, or is one bucket. A bucket's buffer has shape
+// [shards, shard_numel]: row r is what rank r owns, and a parameter has the same columns in every
+// row.
 //
 //   two parameters of 5 and 3 elements, 2 shards:   row 0:  a0 a1 a2 | b0 b1
 //                                                   row 1:  a3 a4  . | b2  .     (. = padding)
@@ -41,6 +44,7 @@ struct Bucket {
   std::vector<Slot> slots;
   std::int64_t shard_numel = 0;  // columns of the row, padding included
   std::int64_t offset = 0;       // of this bucket inside a rank's flat shard space
+  std::size_t group = 0;         // buckets in a row that leave together
   bool lower_precision = false;
   bool operator==(const Bucket&) const = default;
 };
@@ -52,8 +56,8 @@ struct SlotLocation {
 };
 
 // The size of buckets. Those that leave as soon as they are full have `limit_numel` at most, and an
-// eighth of what is trained, but for small models: three are all that is there at a time, so larger
-// ones would hold memory, and begin to travel later, for nothing.
+// eighth of what is trained, but for small models: two on their way and those being filled are all
+// that is there, so larger ones would hold memory, and begin to travel later, for nothing.
 std::int64_t bucket_size(const ParameterTable& table, std::int64_t limit_numel, bool leave_full);
 
 class BucketPlan {
@@ -62,12 +66,16 @@ class BucketPlan {
 
   int shards() const { return shards_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  // The first bucket after the group of this one.
+  std::size_t end_of_group(std::size_t bucket) const;
   std::int64_t shard_numel() const { return shard_numel_; }  // of a rank's flat shard space
   // Nothing for a frozen or empty parameter.
   std::optional<SlotLocation> slot_of(std::size_t parameter) const;
   const Slot& slot(SlotLocation at) const { return buckets_.at(at.bucket).slots.at(at.slot); }
 
  private:
+  void locate(std::int64_t group_size_numel);
+
   int shards_;
   std::vector<Bucket> buckets_;
   std::int64_t shard_numel_ = 0;

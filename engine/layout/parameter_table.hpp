@@ -21,8 +21,9 @@
 
 namespace equigrad::layout {
 
-// A parameter of at least this many elements is gathered alone: copying it out of a larger message
-// would cost more than a collective saves.
+// A parameter of at least this many elements travels alone (a weight: if it can be received where
+// it stays): copying it into a larger message and out of it would cost more than a collective
+// saves.
 inline constexpr std::int64_t kAloneNumel = std::int64_t{1} << 17;
 
 // One parameter as the model registers it.

@@ -86,10 +86,11 @@ Observation::Observation(OperatorListener& listener, const std::vector<at::Tenso
   auto& shared = registry();
   const std::unique_lock lock(shared.mutex);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
     storages_.push_back(tensors[i].storage().unsafeGetStorageImpl());
     shared.entries[storages_.back()] = {&listener_, i};
   }
-  if (shared.callback == 0) {
+  if (shared.callback == 0 && !shared.entries.empty()) {
     shared.callback = at::addGlobalCallback(at::RecordFunctionCallback(start, end)
                                                 .needsInputs(true)
                                                 .scopes({at::RecordScope::FUNCTION}));
@@ -105,7 +106,7 @@ Observation::~Observation() {
       shared.entries.erase(found);
     }
   }
-  if (shared.entries.empty()) {
+  if (shared.callback != 0 && shared.entries.empty()) {
     at::removeCallback(shared.callback);
     shared.callback = 0;
   }

@@ -28,7 +28,8 @@ class OperatorListener {
   virtual void after(const std::vector<std::size_t>& pages) noexcept = 0;
 };
 
-// Reports uses of tensors[i]'s storage as page i while it lives.
+// Reports uses of tensors[i]'s storage as page i while it lives; of none that is undefined. Without
+// any, operators cost nothing.
 class Observation {
  public:
   Observation(OperatorListener& listener, const std::vector<at::Tensor>& tensors);

@@ -13,8 +13,8 @@
 namespace equigrad::parameter {
 namespace {
 
-// Without a trace a page is dropped after this many operators that used other pages only: an
-// attention's slices of one weight are a few operators apart.
+// Without a trace a page is dropped after this many operators that used other watched pages only:
+// an attention's slices of one weight are a few operators apart.
 constexpr int64_t kIdleOperators = 4;
 
 }  // namespace
@@ -28,10 +28,12 @@ Pages::Pages(const Context& context)
   std::vector<int64_t> numel_by_page;
   std::vector<bool> always;
   std::vector<at::Tensor> tensors;
-  for (const auto& page : pages_) {
+  for (std::size_t i = 0; i < pages_.size(); ++i) {
+    const auto& page = pages_[i];
     numel_by_page.push_back(page.tensor.numel());
     always.push_back(page.persistent);
-    tensors.push_back(page.tensor);
+    // What is always here needs no watching, unless others come with it.
+    tensors.push_back(page.persistent && !leaves_.leaf_of(i) ? at::Tensor() : page.tensor);
   }
   trace_.emplace(std::move(numel_by_page), always, context_.zero.stage3_max_live_parameters);
   context_.seat.serve([this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
@@ -71,8 +73,13 @@ void Pages::renew(const std::vector<std::size_t>& pages) {
     if (page.state == Page::State::Live && page.pins == 0) release(page);
     if (page.persistent) persistent.push_back(i);
   }
-  start_gathers(persistent);
-  for (const auto i : persistent) pages_[i].arrive(context_.ledger);
+  try {
+    start_gathers(persistent);
+    for (const auto i : persistent) pages_[i].arrive(context_.ledger);
+  } catch (...) {
+    spoil(persistent);
+    throw;
+  }
 }
 
 at::Tensor Pages::whole(std::size_t parameter) {
@@ -92,24 +99,32 @@ at::Tensor Pages::whole(std::size_t parameter) {
 void Pages::hold(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
   const Silence silence;
+  at::Tensor before;  // of a page that nobody watches; another one's shard says what it was
   if (const auto i = table_.page_of(parameter)) {
-    if (pages_[*i].state == Page::State::Released) context_.seat.want({*i});
-    pages_[*i].arrive(context_.ledger);
-    ++pages_[*i].pins;
+    auto& page = pages_[*i];
+    if (page.state == Page::State::Released) context_.seat.want({*i});
+    page.arrive(context_.ledger);
+    ++page.pins;
+    if (page.persistent) before = page.tensor.detach().clone();
   }
-  held_[parameter] = at::Tensor();
+  if (before.defined())
+    context_.ledger.charge(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+  held_[parameter] = std::move(before);
 }
 
 void Pages::let_go(std::size_t parameter, bool keep) {
   const std::lock_guard lock(mutex_);
   const Silence silence;
-  held_.erase(parameter);
+  const auto before = held_.extract(parameter).mapped();
   const auto i = table_.page_of(parameter);
   if (!i) return;
   auto& page = pages_[*i];
   --page.pins;
   if (keep && !context_.plan.slot_of(parameter)) table_.keep(context_, parameter);
-  if (page.may_drop() || (!keep && page.pins == 0)) release(page);
+  if (page.may_drop()) release(page);
+  if (!before.defined()) return;
+  context_.ledger.credit(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+  if (!keep) page.tensor.variable_data().copy_(before);  // a write was counted when it happened
 }
 
 void Pages::end_of_pass() {
@@ -139,10 +154,14 @@ void Pages::before(const std::vector<std::size_t>& read) noexcept {
     // The operator runs in any case. It must not read a null pointer: it reads NaN, and the next
     // call of the engine throws.
     if (!failure_) failure_ = std::current_exception();
-    for (const auto page : pages) {
-      if (pages_[page].state == Page::State::Released) live_numel_ += pages_[page].tensor.numel();
-      pages_[page].poison(context_.ledger);
-    }
+    spoil(pages);
+  }
+}
+
+void Pages::spoil(const std::vector<std::size_t>& pages) {
+  for (const auto page : pages) {
+    if (pages_[page].state == Page::State::Released) live_numel_ += pages_[page].tensor.numel();
+    pages_[page].poison(context_.ledger);
   }
 }
 

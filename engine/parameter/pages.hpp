@@ -1,10 +1,13 @@
 // Pages: every rank keeps its shard; a whole parameter is there only while an operator uses it, and
-// a little before (prefetch) and after (reuse). The model's tensor keeps its shape; its storage has
-// no data in between, so an access that nobody saw fails loudly.
+// a little before (prefetch) and after (reuse: until the next page is used at least). The model's
+// tensor keeps its shape; its storage has no data in between, so an access that nobody saw fails
+// loudly.
 //
 // Invariants: those of parameters.hpp; pages of a leaf module come and go together; what gather()
-// holds stays. Units: elements, operators. Errors: those of parameters.hpp. Depends on: page_table,
-// leaf_pages, use_trace, operator_observer, parameters.
+// holds stays. Persistent pages are whole from one publish() to the next; outside of leaf modules
+// operators that read only them are not watched, and are no uses. Units: elements, operators.
+// Errors: those of parameters.hpp. Depends on: page_table, leaf_pages, use_trace,
+// operator_observer, parameters.
 #pragma once
 
 #include <cstddef>
@@ -48,6 +51,7 @@ class Pages final : public Parameters, public OperatorListener {
   void start_gathers(const std::vector<std::size_t>& pages);
   void start_gather(const std::vector<std::size_t>& pages);
   void renew(const std::vector<std::size_t>& pages);
+  void spoil(const std::vector<std::size_t>& pages);
   void release(Page& page);
   void release_far(std::size_t page);
   void release_idle();

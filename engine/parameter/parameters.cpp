@@ -1,8 +1,6 @@
 #include "engine/parameter/parameters.hpp"
 
-#include <algorithm>
-#include <cstring>
-
+#include "engine/kernels/copy_rows.hpp"
 #include "engine/layout/partition.hpp"
 #include "engine/parameter/early_shards.hpp"
 
@@ -26,22 +24,14 @@ void fill_masters(const Context& context) {
 
 namespace {
 
-// A tensor's views and its copy cost more than its bytes.
-constexpr int64_t kFewNumel = int64_t{1} << 14;
-
 bool copy_few(const at::Tensor& columns, const at::Tensor& flat) {
-  if (flat.numel() > kFewNumel || !flat.is_cpu() || !columns.is_cpu() ||
+  if (flat.numel() > kernels::kFewNumel || !flat.is_cpu() || !columns.is_cpu() ||
       columns.scalar_type() != flat.scalar_type() || columns.stride(1) != 1 ||
       !flat.is_contiguous())
     return false;
-  const int64_t size = flat.element_size(), row_bytes = columns.stride(0) * size;
-  const auto* from = static_cast<const char*>(columns.const_data_ptr());
-  auto* to = static_cast<char*>(flat.mutable_data_ptr());
-  for (int64_t left = flat.numel(); left > 0; left -= columns.size(1), from += row_bytes) {
-    const int64_t bytes = std::min(left, columns.size(1)) * size;
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-    to += bytes;
-  }
+  const int64_t size = flat.element_size(), row_bytes = columns.size(1) * size;
+  kernels::copy_rows(flat.mutable_data_ptr(), row_bytes, columns.const_data_ptr(),
+                     columns.stride(0) * size, row_bytes, flat.numel() * size);
   flat.unsafeGetTensorImpl()->bump_version();
   return true;
 }

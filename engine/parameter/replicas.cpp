@@ -22,11 +22,11 @@ struct Gather {
   bool in_place = false;
   bool lower_precision = false;
   std::vector<Part> parts;
+  int64_t shard_numel = 0;  // of its parts
 
-  int64_t shard_numel() const {
-    int64_t sum = 0;
-    for (const auto& part : parts) sum += part.shard_numel;
-    return sum;
+  void add(const Part& part) {
+    parts.push_back(part);
+    shard_numel += part.shard_numel;
   }
 };
 
@@ -47,11 +47,11 @@ std::vector<Gather> plan_gathers(const Context& context) {
       const bool in_place = goes_in_place(context, bucket, slot);
       auto& gathers = in_place ? alone : together;
       if (in_place || gathers.empty() || gathers.back().lower_precision != bucket.lower_precision ||
-          (gathers.back().shard_numel() + slot.shard_numel) * context.plan.shards() >
+          (gathers.back().shard_numel + slot.shard_numel) * context.plan.shards() >
               context.zero.allgather_bucket_size) {
-        gathers.push_back({in_place, bucket.lower_precision, {}});
+        gathers.push_back({in_place, bucket.lower_precision, {}, 0});
       }
-      gathers.back().parts.push_back(part_of(bucket, slot));
+      gathers.back().add(part_of(bucket, slot));
     }
   }
   alone.insert(alone.end(), together.begin(), together.end());
@@ -71,8 +71,9 @@ class Replicas final : public Parameters {
     if (!at) return;
     const auto& bucket = context_.plan.buckets()[at->bucket];
     const auto& slot = context_.plan.slot(*at);
-    publish(
-        {{goes_in_place(context_, bucket, slot), bucket.lower_precision, {part_of(bucket, slot)}}});
+    Gather gather{goes_in_place(context_, bucket, slot), bucket.lower_precision, {}, 0};
+    gather.add(part_of(bucket, slot));
+    publish({gather});
   }
 
   at::Tensor whole(std::size_t parameter) override {
@@ -125,7 +126,7 @@ class Replicas final : public Parameters {
   // The columns of its parts side by side, as they travel.
   at::Tensor shard_of(const Gather& gather) const {
     const auto& last = gather.parts.back();
-    const int64_t begin = gather.parts.front().begin, numel = gather.shard_numel();
+    const int64_t begin = gather.parts.front().begin, numel = gather.shard_numel;
     at::Tensor columns;
     if (last.begin + last.shard_numel - begin == numel) {  // as they lie
       columns = context_.masters.narrow(0, begin, numel);

@@ -138,8 +138,9 @@ Proof Course::compare(const std::string& gradients, const Sums& plain) const {
   oracle::Reduction reduction;
   reduction.world = world_;
   reduction.accumulation_steps = accumulation_;
-  // Some of them divide before the sum over ranks: the order with the most roundings.
+  // Some of them divide before the sum over ranks, and add in a ring: the most roundings.
   reduction.division = oracle::Division::BeforeSum;
+  reduction.any_order = true;
   const double passes = static_cast<double>(world_ * accumulation_);
   const auto found = oracle::read_tensors(gradients).tensors;
   if (found.size() != exact_.sum.size() || plain.sum.size() != exact_.sum.size())

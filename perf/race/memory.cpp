@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "engine/comm/reduction.hpp"
+#include "engine/layout/bucket_plan.hpp"
 #include "engine/memory_model.hpp"
 #include "perf/race/course.hpp"
 #include "perf/race/rank_processes.hpp"
@@ -54,21 +55,54 @@ json engine_request(int stage, int64_t batch) {
   return {{"work", "engine"}, {"config", engine_config(stage, batch, 1, json::object()).dump()}};
 }
 
-// When the backward begins, or when the first gradient is there. Stages 0, 1: it opens a bucket for
-// them all. Stages 2, 3, at most: all buckets and the window at once; what may be whole is.
+// What reductions receive into: of two groups, while the first bucket is being added.
+int64_t room_bytes(const layout::BucketPlan& plan) {
+  using comm::Reduction;
+  const auto& buckets = plan.buckets();
+  int64_t most = 0, largest_numel = 0;
+  for (std::size_t begin = 0; begin < buckets.size(); begin = plan.end_of_group(begin)) {
+    int64_t pieces = 1;
+    for (std::size_t i = begin; i < buckets.size() && buckets[i].group < buckets[begin].group + 2;
+         ++i) {
+      const int64_t all =
+          (buckets[i].shard_numel + Reduction::kPieceNumel - 1) / Reduction::kPieceNumel;
+      pieces += std::min<int64_t>(all, Reduction::kInFlight);
+      largest_numel =
+          std::max(largest_numel, std::min(buckets[i].shard_numel, Reduction::kPieceNumel));
+    }
+    most = std::max(most, pieces);
+  }
+  return most * largest_numel * kWorld * 4;
+}
+
+// Of buckets that several gradients are copied into: all of them are open at the first.
+int64_t shared_bytes(const layout::BucketPlan& plan) {
+  int64_t numel = 0;
+  for (const auto& bucket : plan.buckets())
+    if (bucket.slots.size() > 1) numel += plan.shards() * bucket.shard_numel;
+  return numel * 4;
+}
+
+// Stages 0, 1: in backward gradients stay where plain LibTorch has them, but for those that share
+// buckets; in step() all of them and the window. Stages 2, 3: when the backward begins, or when the
+// first gradient is there, with buckets and the window; what may be whole is.
 int64_t forecast_of(int stage, const json& model, int64_t batch,
                     const std::vector<PhaseBytes>& alone) {
   const auto config = parse_config(engine_config(stage, batch, 1, json::object()).dump(), kWorld);
   std::vector<int64_t> numels;
   for (const auto& [name, tensor] : Model(model).parameters()) numels.push_back(tensor.numel());
-  const auto held = forecast(table_of_sizes(numels, config), config, {kWorld, false, {}});
+  const auto table = table_of_sizes(numels, config);
+  const layout::BucketPlan plan(
+      table, stage == 0 ? 1 : kWorld,
+      layout::bucket_size(table, config.zero.reduce_bucket_size, stage >= 2));
+  const auto held = forecast(table, config, {kWorld, false, {}});
   const auto& gathered = held.of(trace::Category::Gathered);
-  const int64_t begin_bytes = alone[2].activation_bytes;
-  int64_t gradient_bytes = alone[3].activation_bytes + held.of(trace::Category::Buckets).peak;
-  if (stage >= 2) gradient_bytes += held.of(trace::Category::Gradients).peak;
-  return held.idle_bytes() + (stage == 3 ? gathered.most - gathered.idle : 0) +
-         comm::Reduction::kRoomNumel * kWorld * 4 + alone[0].other_bytes +
-         std::max(begin_bytes, gradient_bytes);
+  const int64_t reduced_bytes =
+      held.of(trace::Category::Buckets).peak + held.of(trace::Category::Gradients).peak;
+  const int64_t backward_bytes = alone[2].activation_bytes + (stage < 2 ? shared_bytes(plan) : 0);
+  const int64_t later_bytes = reduced_bytes + (stage < 2 ? 0 : alone[3].activation_bytes);
+  return held.idle_bytes() + (stage == 3 ? gathered.most - gathered.idle : 0) + room_bytes(plan) +
+         alone[0].other_bytes + std::max(backward_bytes, later_bytes);
 }
 
 std::string megabytes(int64_t bytes) {
@@ -103,7 +137,6 @@ std::vector<MemoryRow> measure_memory(const std::string& worker, const std::stri
   for (int stage = 0; stage <= 3; ++stage) {
     rows.push_back(measure(fmt::format("Equigrad stage {}", stage), engine_request(stage, batch)));
     rows.back().forecast_bytes = forecast_of(stage, model, batch, rows[0].phases);
-    rows.back().is_at_most = stage >= 2;
   }
   return rows;
 }
@@ -124,7 +157,7 @@ std::string memory_table(const std::vector<MemoryRow>& rows) {
       const bool has_forecast = phase.live_bytes == row.peak_bytes() && row.forecast_bytes > 0;
       table += fmt::format(
           " {} | {} | {} | {} |\n", megabytes(phase.activation_bytes), megabytes(phase.other_bytes),
-          has_forecast ? (row.is_at_most ? "at most " : "") + megabytes(row.forecast_bytes) : "",
+          has_forecast ? "at most " + megabytes(row.forecast_bytes) : "",
           has_forecast
               ? fmt::format("{:+.2f} %",
                             100.0 * static_cast<double>(row.forecast_bytes - phase.live_bytes) /

@@ -8,9 +8,10 @@
 //   activations  in forward and backward, beyond that: what operators save, their temporaries, and
 //                gradients on their way to the buckets
 //
-// The forecast of the highest moment is made before the engine runs: what it holds between steps,
-// its buckets, the parameters that are whole (memory_model.hpp), the room that a reduction receives
-// into, and the activations that plain LibTorch has on one rank when the first gradient is there.
+// The forecast of the highest moment, a bound, is made before the engine runs: what it holds
+// between steps, its buckets, the window, the parameters that are whole (memory_model.hpp), the
+// room that reductions receive into, and what plain LibTorch has on one rank at its highest, or
+// when the first gradient is there.
 //
 // Invariants: columns of a row add up to its sum.   Units: bytes, of rank 0; a step of accumulation
 // 1.   Errors: std::runtime_error when a rank fails.   Depends on: race.hpp, memory_model.hpp.
@@ -35,8 +36,7 @@ struct PhaseBytes {
 struct MemoryRow {
   std::string contestant;
   std::vector<PhaseBytes> phases;
-  int64_t forecast_bytes = 0;  // of the highest moment; 0: none
-  bool is_at_most = false;     // the forecast
+  int64_t forecast_bytes = 0;  // of the highest moment, at most; 0: none
 
   int64_t peak_bytes() const;
 };

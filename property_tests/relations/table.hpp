@@ -55,7 +55,8 @@ inline std::vector<json> grid() {
                    {"schedule", {buckets[i % 4], buckets[(i + 1) % 4], 40, i % 2 * 10, 1000, 1000}},
                    {"seed", 100 + 7 * i}});
   }
-  // Where parameters are gathered, of what a guard leaves to the first.
+  // Two ranks of stage 0 gather nothing: relations of gathers whose guard takes the first setting's
+  // model only are tried on three ranks of stage 2.
   all.push_back(all[0]);
   all.back().update({{"world", 3}, {"stage", 2}});
   return all;

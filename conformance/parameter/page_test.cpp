@@ -1,0 +1,53 @@
+// A page's life: what the model's tensor and its views see while it comes and goes.
+#include "engine/parameter/page.hpp"
+
+#include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/ranks/rank_test.hpp"
+#include "conformance/sample.hpp"
+
+namespace equigrad::parameter {
+namespace {
+
+using conformance::sample;
+using conformance::oracle::HasTheBitsOf;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+
+TEST(Page, ViewsSeeTheDataWhileItIsThereAndTheVersionStays) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       trace::Ledger ledger;
+                       const auto values = sample(5, 1);
+                       Page page;
+                       page.tensor = at::empty({5});
+                       page.shard = at::zeros({3});
+                       const int64_t begin = 3 * context.rank(),
+                                     numel = context.rank() == 0 ? 3 : 2;
+                       page.shard.narrow(0, 0, numel).copy_(values.narrow(0, begin, numel));
+                       page.bytes = 6 * 4;
+                       const auto view = page.tensor.narrow(0, 1, 3);
+                       const auto version = page.tensor._version();
+                       page.disown();
+                       EXPECT_THROW(view.const_data_ptr<float>(), c10::Error);
+                       page.gather = std::make_shared<PageGather>(
+                           std::vector<at::Tensor>{page.shard}, *context.group(), ledger);
+                       page.state = Page::State::Arriving;
+                       EXPECT_FALSE(page.may_drop());
+                       page.arrive(ledger);
+                       EXPECT_THAT(page.tensor, HasTheBitsOf(values));
+                       EXPECT_THAT(view, HasTheBitsOf(values.narrow(0, 1, 3)));
+                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 24);
+                       page.pins = 1;
+                       EXPECT_FALSE(page.may_drop()) << "an operator reads it";
+                       page.pins = 0;
+                       EXPECT_TRUE(page.may_drop());
+                       page.drop(ledger);
+                       EXPECT_THROW(view.const_data_ptr<float>(), c10::Error);
+                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 0);
+                       EXPECT_EQ(page.tensor._version(), version);
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad::parameter
