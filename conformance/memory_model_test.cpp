@@ -31,8 +31,8 @@ EngineConfig low(int stage) {
 
 // By hand: parameters of 5, 0, 7 and 3 elements on 2 ranks have slices of 3, 0, 4 and 2.
 TEST(MemoryModel, PaddingIsCounted) {
-  const auto of = [](const EngineConfig& config) {
-    return forecast(table_of_sizes({5, 0, 7, 3}, config), config, {2, false, {}});
+  const auto of = [](const EngineConfig& config, bool on_cuda = false) {
+    return forecast(table_of_sizes({5, 0, 7, 3}, config), config, {2, on_cuda, {}});
   };
   EXPECT_EQ(of(fp32(0)).of(Category::MasterWeights).idle, 15 * 4);
   EXPECT_EQ(of(fp32(0)).of(Category::Parameters).idle, 15 * 4);
@@ -44,8 +44,11 @@ TEST(MemoryModel, PaddingIsCounted) {
   EXPECT_EQ(of(bf16(1)).of(Category::Gradients).peak, 9 * (2 + 4));
   EXPECT_EQ(of(bf16(2)).of(Category::Gathered).peak, 18 * 2);
   EXPECT_EQ(of(bf16(3)).of(Category::Parameters).idle, 9 * 2);
-  EXPECT_EQ(of(bf16(3)).of(Category::Gathered).idle, 18 * 2);  // below the threshold: whole
-  EXPECT_EQ(of(low(3)).of(Category::Parameters).idle, 0);      // the masters are the shards
+  // Below the threshold: whole, on a CPU where they have always been, without padding.
+  EXPECT_EQ(of(bf16(3)).of(Category::Gathered).idle, 15 * 2);
+  EXPECT_EQ(of(bf16(3)).of(Category::Gathered).peak, (15 + 18) * 2);
+  EXPECT_EQ(of(bf16(3), true).of(Category::Gathered).idle, 18 * 2);
+  EXPECT_EQ(of(low(3)).of(Category::Parameters).idle, 0);  // the masters are the shards
 }
 
 TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {

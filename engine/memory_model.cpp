@@ -52,6 +52,7 @@ Model::Model(const layout::ParameterTable& of, const EngineConfig& with,
       config(with),
       stage(stage_row(config.zero.stage)),
       world(options.world_size),
+      on_cuda(options.on_cuda),
       plan(table, stage.shards(world),
            layout::bucket_size(table, config.zero.reduce_bucket_size, each_pass())),
       sizes(config, options.on_cuda) {

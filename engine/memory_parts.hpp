@@ -41,6 +41,7 @@ struct Model {
   const EngineConfig& config;
   Stage stage;
   int world;
+  bool on_cuda;
   layout::BucketPlan plan;
   Sizes sizes;
   std::vector<std::size_t> all;                 // trainable, registered last first
@@ -64,6 +65,14 @@ struct Model {
   }
   bool is_persistent(std::size_t i) const {
     return table[i].numel <= config.zero.stage3_param_persistence_threshold;
+  }
+  // Keeps its memory from the beginning, without padding.
+  bool is_resident(std::size_t i) const {
+    return !on_cuda && is_persistent(i) && is_small(i) && wire_of(i) == sizes.param;
+  }
+  bool is_small(std::size_t i) const { return table[i].numel < layout::kAloneNumel; }
+  std::int64_t whole_bytes(std::size_t i) const {
+    return (is_resident(i) ? table[i].numel : padded_numel(i)) * sizes.param;
   }
   std::int64_t wire_of(std::size_t i) const {
     const auto at = plan.slot_of(i);

@@ -110,17 +110,17 @@ HeldBytes Model::all_gathers() const {
 }
 
 // When those that stay whole are gathered together: the small ones of a type in one collective,
-// whose room stays until the last of them is copied out of it; the others move in as they are.
+// whose room stays until the last of them is copied out of it, the residents to where they have
+// always been; the others move in as they are.
 std::int64_t Model::persistent_peak() const {
   std::int64_t rooms[3] = {0, 0, 0}, now = 0, peak = 0;  // by bytes of the wire
   std::size_t last[3] = {0, 0, 0};
-  const auto is_small = [&](std::size_t i) { return table[i].numel < layout::kAloneNumel; };
   const auto room_of = [&](std::size_t i) { return static_cast<std::size_t>(wire_of(i)) / 2; };
   std::vector<std::size_t> stay;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (table[i].numel == 0 || !is_persistent(i)) continue;
     stay.push_back(i);
-    now += padded_numel(i) * wire_of(i);
+    now += padded_numel(i) * wire_of(i) + (is_resident(i) ? whole_bytes(i) : 0);
     if (!is_small(i)) continue;
     rooms[room_of(i)] += padded_numel(i) * wire_of(i);
     last[room_of(i)] = i;
@@ -130,7 +130,7 @@ std::int64_t Model::persistent_peak() const {
     const bool is_last = is_small(i) && last[room_of(i)] == i;
     if (!is_small(i)) now -= padded_numel(i) * wire_of(i);
     if (is_last) now -= rooms[room_of(i)];
-    now += padded_numel(i) * sizes.param;
+    if (!is_resident(i)) now += whole_bytes(i);
     peak = std::max(peak, now);
   }
   return peak;
@@ -162,12 +162,10 @@ HeldBytes Model::pages() const {
   HeldBytes held;
   std::int64_t shared_room = 0, one = 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
-    const std::int64_t bytes = padded_numel(i) * sizes.param;
-    if (table[i].numel > 0 && table[i].numel < layout::kAloneNumel)
-      shared_room += padded_numel(i) * wire_of(i);
     if (table[i].numel == 0) continue;
+    if (is_small(i)) shared_room += padded_numel(i) * wire_of(i);
     if (is_persistent(i))
-      held.idle += bytes;
+      held.idle += whole_bytes(i);
     else
       held.is_exact = false;
   }

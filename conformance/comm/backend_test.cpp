@@ -147,6 +147,33 @@ TEST(Communicator, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
             "");
 }
 
+TEST(Communicator, ARankThatDoesNotConnectIsAnErrorOfTheSameType) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       if (context.rank() == 1) return;
+                       try {
+                         connect_gloo(0, 2, context.directory() + "/alone", milliseconds(300));
+                         ADD_FAILURE() << "expected an error";
+                       } catch (const CommunicationError& error) {
+                         EXPECT_THAT(error.what(),
+                                     AllOf(HasSubstr("[rank 0/2] [comm.connect] expected 2 ranks"),
+                                           HasSubstr("within 300 ms")));
+                       }
+                     }),
+            "");
+}
+
+TEST(Communicator, ARankThatLeavesAtOnceLetsTheOthersConnect) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       for (int round = 0; round < 60; ++round)
+                         connect_gloo(context.rank(), 3,
+                                      context.directory() + "/brief" + std::to_string(round),
+                                      std::chrono::seconds(50));
+                     }),
+            "");
+}
+
 // The rank that a collective's error says is lost; -1: it does not know; -2: another error or none.
 template <class Function>
 int lost_in(Function&& function) {

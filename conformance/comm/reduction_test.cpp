@@ -1,6 +1,8 @@
 // The pinned sums over ranks are the tree's, on every rank, however the buffer is cut.
 #include "engine/comm/reduction.hpp"
 
+#include <functional>
+
 #include "conformance/faults/adversary.hpp"
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
@@ -32,41 +34,48 @@ at::Tensor pinned_all(Communicator& communicator, const at::Tensor& buffer, at::
       .finish();
 }
 
-TEST(Reduction, PinnedSumsAreTheTreeOverRanks) {
+// One rank's part of a sum of [W, n], as the buckets have it.
+struct Sum {
+  Communicator& group;
+  int64_t rank, world, n;
+  at::ScalarType dtype;
+  at::Tensor mine() const { return of_rank(static_cast<int>(rank), world * n, dtype); }
+  at::Tensor slice(const at::Tensor& whole) const { return whole.narrow(0, rank * n, n); }
+};
+
+void for_each_sum(const std::function<void(const Sum&)>& test) {
   for (const int world : {1, 2, 3, 4}) {
     EXPECT_EQ(
-        on_ranks(
-            world,
-            [](RankContext& context) {
-              auto& group = *context.group();
-              const int w = context.world_size();
-              for (const int64_t n : {1, 5, 1023}) {
-                for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-                  const auto mine = of_rank(context.rank(), w * n, dtype);
-                  const auto want = tree_over_ranks(w, w * n, dtype);
-                  for (const auto result : {at::kFloat, dtype}) {
-                    EXPECT_THAT(pinned_all(group, mine, result), HasTheBitsOf(want.to(result)));
-                    auto scatter = Reduction::reduce_scatter_sum(group, ReductionOrder::Pinned,
-                                                                 mine.clone(), result);
-                    EXPECT_THAT(scatter.finish(),
-                                HasTheBitsOf(want.narrow(0, context.rank() * n, n).to(result)));
-                    auto again = Reduction::reduce_scatter_sum(group, ReductionOrder::Pinned,
-                                                               mine.clone(), result);
-                    const auto room = at::empty({n}, result);
-                    EXPECT_TRUE(again.finish(room).is_same(room));
-                    EXPECT_THAT(room,
-                                HasTheBitsOf(want.narrow(0, context.rank() * n, n).to(result)));
-                    auto all = Reduction::all_reduce_sum(group, ReductionOrder::Pinned,
-                                                         mine.clone(), result);
-                    const auto whole = at::empty({w * n}, result);
-                    EXPECT_TRUE(all.finish(whole).is_same(whole));
-                    EXPECT_THAT(whole, HasTheBitsOf(want.to(result)));
-                  }
-                }
-              }
-            }),
+        on_ranks(world,
+                 [&](RankContext& context) {
+                   for (const int64_t n : {1, 5, 1023})
+                     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+                       test({*context.group(), context.rank(), context.world_size(), n, dtype});
+                 }),
         "");
   }
+}
+
+TEST(Reduction, PinnedSumsAreTheTreeOverRanks) {
+  for_each_sum([](const Sum& sum) {
+    const auto tree = tree_over_ranks(static_cast<int>(sum.world), sum.world * sum.n, sum.dtype);
+    for (const auto result : {at::kFloat, sum.dtype}) {
+      const auto want = tree.to(result);
+      const auto scatter = [&] {
+        return Reduction::reduce_scatter_sum(sum.group, ReductionOrder::Pinned, sum.mine(), result);
+      };
+      EXPECT_THAT(pinned_all(sum.group, sum.mine(), result), HasTheBitsOf(want));
+      EXPECT_THAT(scatter().finish(), HasTheBitsOf(sum.slice(want)));
+      const auto room = at::empty({sum.n}, result);
+      EXPECT_TRUE(scatter().finish(room).is_same(room));
+      EXPECT_THAT(room, HasTheBitsOf(sum.slice(want)));
+      const auto whole = at::empty({sum.world * sum.n}, result);
+      EXPECT_TRUE(Reduction::all_reduce_sum(sum.group, ReductionOrder::Pinned, sum.mine(), result)
+                      .finish(whole)
+                      .is_same(whole));
+      EXPECT_THAT(whole, HasTheBitsOf(want));
+    }
+  });
 }
 
 TEST(Reduction, PinnedSumsDoNotDependOnHowTheBufferIsCut) {
@@ -138,35 +147,24 @@ at::Tensor exact_over_ranks(int world, int64_t numel, at::ScalarType dtype) {
 }
 
 TEST(Reduction, ExactSumsAreThoseOfTheKernelWhetherTermsTravelOrSums) {
-  for (const int world : {1, 2, 3, 4}) {
-    EXPECT_EQ(on_ranks(world,
-                       [](RankContext& context) {
-                         auto& group = *context.group();
-                         const int w = context.world_size();
-                         for (const int64_t n : {1, 5, 1023}) {
-                           for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-                             const auto mine = of_rank(context.rank(), w * n, dtype);
-                             const auto want = exact_over_ranks(w, w * n, dtype);
-                             const auto slice = want.narrow(0, context.rank() * n, n);
-                             for (const auto& sent : {mine, kernels::exact_of(mine)}) {
-                               for (const auto result : {at::kFloat, kernels::kExactSum}) {
-                                 auto sum = Reduction::reduce_scatter_sum(
-                                                group, ReductionOrder::Exact, sent.clone(), result)
-                                                .finish();
-                                 if (result != at::kFloat) sum = kernels::exact_rounded(sum);
-                                 EXPECT_THAT(sum, HasTheBitsOf(slice));
-                                 sum = Reduction::all_reduce_sum(group, ReductionOrder::Exact,
-                                                                 sent.clone(), result)
-                                           .finish();
-                                 if (result != at::kFloat) sum = kernels::exact_rounded(sum);
-                                 EXPECT_THAT(sum, HasTheBitsOf(want));
-                               }
-                             }
-                           }
-                         }
-                       }),
-              "");
-  }
+  for_each_sum([](const Sum& sum) {
+    const auto want = exact_over_ranks(static_cast<int>(sum.world), sum.world * sum.n, sum.dtype);
+    const auto rounded = [](const at::Tensor& of) {
+      return of.scalar_type() == at::kFloat ? of : kernels::exact_rounded(of);
+    };
+    for (const auto& sent : {sum.mine(), kernels::exact_of(sum.mine())}) {
+      for (const auto result : {at::kFloat, kernels::kExactSum}) {
+        EXPECT_THAT(rounded(Reduction::reduce_scatter_sum(sum.group, ReductionOrder::Exact,
+                                                          sent.clone(), result)
+                                .finish()),
+                    HasTheBitsOf(sum.slice(want)));
+        EXPECT_THAT(rounded(Reduction::all_reduce_sum(sum.group, ReductionOrder::Exact,
+                                                      sent.clone(), result)
+                                .finish()),
+                    HasTheBitsOf(want));
+      }
+    }
+  });
 }
 
 TEST(Reduction, ExactSumsOfSeveralPiecesHoweverLateTheyCome) {

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <memory>
+
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/judge.hpp"
 #include "conformance/lane_tally.hpp"
@@ -193,10 +195,11 @@ TEST(Detection, ARankThatHangsIsAResultWithWhatItWasDoing) {
 
 TEST(Detection, APeerThatCannotBeReachedIsTheMachinesFault) {
   auto apart = options({small_case(0), small_case(1)});
-  apart.serve = [](const json& request, ranks::RankContext& context) {
+  std::shared_ptr<comm::Communicator> group;  // a rank's own; open until the pool ends
+  apart.serve = [&group](const json& request, ranks::RankContext& context) {
     if (is_case_of_stage(request, 1)) {  // rank 0 alone, in a collective that rank 1 never joins
-      const auto group = comm::connect_gloo(context.rank(), 2, context.directory() + "/apart",
-                                            std::chrono::milliseconds(1'000));
+      group = comm::connect_gloo(context.rank(), 2, context.directory() + "/apart",
+                                 std::chrono::milliseconds(1'000));
       if (context.rank() == 0) group->all_reduce_sum(at::ones({1}))->wait();
     }
     return serve(request, context);

@@ -1,11 +1,27 @@
+#include <fmt/format.h>
+
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
 #include "engine/comm/backend.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad::comm {
+namespace {
+
+[[noreturn]] void not_connected(int rank, int world_size, std::chrono::milliseconds timeout,
+                                const char* reason) {
+  throw CommunicationError(
+      fmt::format("rank {}/{}] [comm.connect", rank, world_size),
+      fmt::format("expected {} ranks to connect over Gloo within {} ms, got: {}. See that every "
+                  "rank was started and still runs, and that each host's name resolves to an "
+                  "address the others reach; communication_timeout_s is the time they have.",
+                  world_size, timeout.count(), reason));
+}
+
+}  // namespace
 
 std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                         int world_size, std::chrono::milliseconds timeout) {
@@ -14,11 +30,19 @@ std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& s
                                  ? c10d::ProcessGroupGloo::createDeviceForInterface("lo")
                                  : c10d::ProcessGroupGloo::createDefaultDevice());
   const auto key = [](int of) { return "equigrad/process/" + std::to_string(of); };
-  store->set(key(rank), introduction());
-  auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
-  std::vector<std::string> introductions;  // it took all ranks to make the group
-  for (int of = 0; of < world_size; ++of) introductions.push_back(store->get_to_str(key(of)));
-  return wrap(group, c10::Device(c10::kCPU), GatherBy::AllToAll, Peers(introductions));
+  try {
+    auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
+    // A rank that is connected introduces itself, and waits for all others: who leaves at once
+    // would close connections that another rank has yet to see made.
+    store->set(key(rank), introduction());
+    std::vector<std::string> introductions;
+    for (int of = 0; of < world_size; ++of) introductions.push_back(store->get_to_str(key(of)));
+    return wrap(group, c10::Device(c10::kCPU), GatherBy::AllToAll, Peers(introductions));
+  } catch (const c10::Error& error) {
+    not_connected(rank, world_size, timeout, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    not_connected(rank, world_size, timeout, error.what());
+  }
 }
 
 std::shared_ptr<Communicator> connect_gloo(int rank, int world_size, const std::string& rendezvous,

@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include "engine/kernels/copy_rows.hpp"
+
 namespace equigrad::parameter {
 
 PageGather::PageGather(const std::vector<at::Tensor>& shards, comm::Communicator& communicator,
@@ -34,9 +36,22 @@ at::Tensor PageGather::take(int64_t offset, int64_t shard_numel) {
       .clone(at::MemoryFormat::Contiguous);
 }
 
+void PageGather::copy_to(const at::Tensor& whole, int64_t offset, int64_t shard_numel) const {
+  const int64_t size = mine_.element_size();
+  const auto* rows = static_cast<const char*>(rows_.const_data_ptr());
+  kernels::copy_rows(whole.mutable_data_ptr(), shard_numel * size, rows + offset * size,
+                     mine_.numel() * size, shard_numel * size, whole.numel() * size);
+}
+
 void Page::arrive(trace::Ledger& ledger) {
   if (state != State::Arriving) return;
   gather->wait();
+  if (resident) {
+    gather->copy_to(tensor, offset, shard.numel());
+    gather.reset();
+    state = State::Live;
+    return;
+  }
   const auto whole = gather->take(offset, shard.numel());
   gather.reset();
   fill(whole.to(tensor.scalar_type()), ledger);
@@ -46,9 +61,13 @@ void Page::poison(trace::Ledger& ledger) {
   if (state == State::Live) return;
   gather.reset();
   const auto numel = bytes / static_cast<int64_t>(tensor.element_size());
-  const auto nothing = at::empty({numel}, tensor.options().requires_grad(false));
+  const auto nothing =
+      resident ? tensor.variable_data() : at::empty({numel}, tensor.options().requires_grad(false));
   if (nothing.is_floating_point()) nothing.fill_(std::numeric_limits<double>::quiet_NaN());
-  fill(nothing, ledger);
+  if (resident)
+    state = State::Live;
+  else
+    fill(nothing, ledger);
 }
 
 void Page::fill(const at::Tensor& whole, trace::Ledger& ledger) {
@@ -59,9 +78,10 @@ void Page::fill(const at::Tensor& whole, trace::Ledger& ledger) {
 }
 
 void Page::drop(trace::Ledger& ledger) {
+  state = State::Released;
+  if (resident) return;
   disown();
   ledger.credit(trace::Category::Gathered, bytes);
-  state = State::Released;
 }
 
 void Page::disown() {

@@ -3,16 +3,18 @@
 //   Released --(a gather starts)--> Arriving --arrive()--> Live --drop()--> Released
 //
 // Pages of one round that are small travel in one collective and are copied out of it; a large one
-// travels alone, and its memory becomes the parameter's.
+// travels alone, and its memory becomes the parameter's. A resident page keeps its memory: what is
+// small, in the type it travels in, and persistent, is copied to where it has always been.
 //
-// Invariants: the model's tensor and its storage stay the same objects, with the same version
+// Invariants: a resident page is Released only while new values are under way, and nobody reads it
+// then. The model's tensor and its storage stay the same objects, with the same version
 // counter; only the storage's data pointer changes, so every view and every saved tensor of a graph
 // sees the data while the page is Live, and an access in any other state throws instead of reading
 // what is not there. A page that an operator reads (pins > 0) is not dropped.
 // Shapes: shard [shard_numel]; a gather's rows [world, columns].
 // Units: bytes, elements.
 // Errors: those of the communicator.
-// Depends on: comm/communicator, trace/ledger.
+// Depends on: comm/communicator, layout/parameter_table, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "engine/comm/communicator.hpp"
+#include "engine/layout/parameter_table.hpp"
 #include "engine/trace/ledger.hpp"
 
 namespace equigrad::parameter {
@@ -39,6 +42,8 @@ class PageGather {
   // The flat whole of the page in columns [offset, offset + shard_numel), as it travelled; taken
   // over, not copied, if it is alone.
   at::Tensor take(int64_t offset, int64_t shard_numel);
+  // The same into `whole`, without the padding.
+  void copy_to(const at::Tensor& whole, int64_t offset, int64_t shard_numel) const;
 
  private:
   int64_t world_size_;
@@ -54,19 +59,24 @@ struct Page {
 
   at::Tensor tensor;  // the model's
   at::Tensor shard;   // in the type it travels in
-  int64_t bytes = 0;  // of the whole, padding included
+  int64_t bytes = 0;  // of the whole, padding included, but that of a resident page
   bool persistent = false;
+  bool resident = false;
   State state = State::Released;
   int pins = 0;          // operators that are reading it
   int64_t last_use = 0;  // on the keeper's clock of operators
   std::shared_ptr<PageGather> gather;
   int64_t offset = 0;  // in the gather's columns
 
+  // Travels with others.
+  bool is_small() const {
+    return tensor.numel() < layout::kAloneNumel && tensor.is_floating_point();
+  }
   bool absent() const { return state == State::Released && pins == 0; }
   bool may_drop() const { return state == State::Live && !persistent && pins == 0; }
   // Waits for the gather under way, if any, and moves its data into the model's tensor.
   void arrive(trace::Ledger& ledger);
-  // Frees the data.
+  // Frees the data, but that of a resident page.
   void drop(trace::Ledger& ledger);
   // Fills the data with NaN unless the page is Live: what an operator reads when the gather has
   // failed.

@@ -82,9 +82,16 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
   }
   forget_early_shard(tensor);
   tensor.set_data(at::empty(tensor.sizes(), options));
-  page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
   page.persistent = tensor.numel() <= context.zero.stage3_param_persistence_threshold;
-  page.disown();
+  page.resident = page.persistent && page.is_small() && tensor.is_cpu() &&
+                  page.shard.scalar_type() == tensor.scalar_type();
+  if (page.resident) {
+    page.bytes = static_cast<int64_t>(tensor.nbytes());
+    context.ledger.charge(trace::Category::Gathered, page.bytes);
+  } else {
+    page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
+    page.disown();
+  }
   page_of_[parameter] = pages_.size();
   pages_.push_back(std::move(page));
 }

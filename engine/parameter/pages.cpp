@@ -230,9 +230,8 @@ void Pages::start_gathers(const std::vector<std::size_t>& pages) {
   std::map<at::ScalarType, std::vector<std::size_t>> together;
   std::vector<std::size_t> alone;
   for (const auto page : pages) {
-    const auto& tensor = pages_[page].tensor;
-    const bool small = tensor.numel() < layout::kAloneNumel && tensor.is_floating_point();
-    (small ? together[pages_[page].shard.scalar_type()] : alone).push_back(page);
+    auto& group = pages_[page].is_small() ? together[pages_[page].shard.scalar_type()] : alone;
+    group.push_back(page);
   }
   for (const auto& [dtype, small] : together) start_gather(small);
   for (const auto page : alone) start_gather({page});

@@ -83,7 +83,7 @@ json paged(int64_t live_numel) {
             {"stage3_param_persistence_threshold", 10'000}}}};
 }
 
-void everyone(const Programs& programs, const SuiteOptions& options, Heat& heat) {
+void everyone(const Programs& programs, Heat& heat) {
   Field field(programs, heat);
   field.alone();
   field.peers();
@@ -91,24 +91,24 @@ void everyone(const Programs& programs, const SuiteOptions& options, Heat& heat)
   if (heat.model.at("kind") == "gpt") {
     field.engine(1, ", native", {{"reduction", "native"}});
     field.engine(2, ", native", {{"reduction", "native"}});
+    field.engine(2, ", exact", {{"reduction", "exact"}});
     field.engine(3, ", paged", paged(4'000'000));
   }
-  if (options.has_exact) field.engine(2, ", exact", {{"reduction", "exact"}});
 }
 
-std::vector<Heat> targets(const Programs& programs, const SuiteOptions& options) {
+std::vector<Heat> targets(const Programs& programs) {
   std::vector<Heat> heats = {
       heat_of("0.17 M", gpt(10, 16, 2, 128, 4096), 15, 10),
-      heat_of("5.3 M", gpt(4, 256, 8, 128, 4096), 11, 3),
-      heat_of("29.5 M", gpt(8, 512, 8, 128, 4096), 5, 2),
+      heat_of("5.3 M", gpt(4, 256, 8, 128, 4096), 15, 3),
+      heat_of("29.5 M", gpt(8, 512, 8, 128, 4096), 7, 2),
       heat_of("1,000 tensors", dots(1000, 16), 15, 10),
   };
-  for (auto& heat : heats) everyone(programs, options, heat);
+  for (auto& heat : heats) everyone(programs, heat);
   heats[2].at_once = 7;  // about a gigabyte a rank
   return heats;
 }
 
-std::vector<Heat> modes(const Programs& programs, const SuiteOptions& options) {
+std::vector<Heat> modes(const Programs& programs) {
   std::vector<Heat> heats;
   const json small = gpt(2, 64, 4, 64, 512);
   for (const int world : {1, 2, 4}) {
@@ -119,7 +119,7 @@ std::vector<Heat> modes(const Programs& programs, const SuiteOptions& options) {
     field.peers(world > 1);
     field.engine_stages();
     field.engine_stages(", native", {{"reduction", "native"}});
-    if (options.has_exact) field.engine_stages(", exact", {{"reduction", "exact"}});
+    field.engine_stages(", exact", {{"reduction", "exact"}});
     heats.push_back(heat);
   }
   auto heat = heat_of("small, bf16, ranks 2", small, 11, 4);
@@ -170,10 +170,10 @@ std::vector<Heat> scaling(const Programs& programs) {
   return heats;
 }
 
-std::vector<Heat> smoke(const Programs& programs, const SuiteOptions& options) {
+std::vector<Heat> smoke(const Programs& programs) {
   std::vector<Heat> heats = {heat_of("small", gpt(2, 64, 4, 64, 512), 3, 2),
                              heat_of("100 tensors", dots(100, 16), 3, 2)};
-  for (auto& heat : heats) everyone(programs, options, heat);
+  for (auto& heat : heats) everyone(programs, heat);
   return heats;
 }
 
@@ -218,10 +218,10 @@ std::vector<Heat> make_suite(const std::string& name, const Programs& programs,
     if (name == suite || (name == "all" && suite != "smoke"))
       all.insert(all.end(), heats.begin(), heats.end());
   };
-  add("targets", targets(programs, options));
-  add("modes", modes(programs, options));
+  add("targets", targets(programs));
+  add("modes", modes(programs));
   add("scaling", scaling(programs));
-  add("smoke", smoke(programs, options));
+  add("smoke", smoke(programs));
   if (all.empty())
     throw std::runtime_error("[race] expected all, targets, modes, scaling or smoke, got " + name +
                              ".");

@@ -1,7 +1,7 @@
 // Suites: which contestants race on what.
 //
 //   targets   the three GPTs of the targets, fp32, 2 ranks, and the overhead with 1,000 parameters
-//   modes     small models: bf16, low-precision states, native reduction, 1 and 4 ranks
+//   modes     small models: bf16, low-precision states, native and exact reduction, 1 and 4 ranks
 //   scaling   model size, ranks, accumulation, number of parameters, bucket size
 //   all       these three in one run, of an hour and more
 //   smoke     a minute, to see that everything runs
@@ -25,9 +25,8 @@ struct Programs {
 };
 
 struct SuiteOptions {
-  int rounds = 0;          // 0: the suite's own
-  std::string filter;      // heats whose name contains it
-  bool has_exact = false;  // whether the configuration takes "reduction": "exact"
+  int rounds = 0;      // 0: the suite's own
+  std::string filter;  // heats whose name contains it
 };
 
 std::vector<Heat> make_suite(const std::string& name, const Programs& programs,
