@@ -130,7 +130,8 @@ TEST(Reading, EveryHonouredKeyReachesItsField) {
       "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e2, "allgather_bucket_size": 11,
                             "stage3_prefetch_bucket_size": 12,
                             "stage3_param_persistence_threshold": 13,
-                            "stage3_max_live_parameters": 14, "stage3_max_reuse_distance": 15}})",
+                            "stage3_max_live_parameters": 14, "stage3_max_reuse_distance": 15,
+                            "overlap_comm": false}})",
                                            2);
   EngineConfig expected;
   expected.train_batch_size = 2;
@@ -140,7 +141,7 @@ TEST(Reading, EveryHonouredKeyReachesItsField) {
   expected.precision.param = DataType::Bf16;
   expected.precision.check_grad_overflow = false;
   expected.optimizer = {OptimizerConfig::Kind::AdamW, 0.25, 0.125, 0.5, 0.75, 1e-6, 0, 0, false};
-  expected.zero = {3, 500, 11, 12, 13, 14, 15, {}, {}};
+  expected.zero = {3, 500, 11, 12, 13, 14, 15, false, {}, {}};
   EXPECT_EQ(config, expected);
   for (const auto& [word, order] : {std::pair{"pinned", ReductionOrder::Pinned},
                                     {"native", ReductionOrder::Native},

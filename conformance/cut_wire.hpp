@@ -1,8 +1,12 @@
-// CutWire: a communicator whose all-gathers throw while it is cut.
+// CutWire: a communicator whose all-gathers throw while it is cut, and are counted while they are
+// under way.
 //
 // Invariants: everything else goes to the inner communicator unchanged.
 // Errors: CommunicationError "the wire is cut".   Depends on: conformance/faults/wire.hpp.
 #pragma once
+
+#include <memory>
+#include <utility>
 
 #include "conformance/faults/wire.hpp"
 #include "engine/comm/communication_error.hpp"
@@ -14,10 +18,24 @@ class CutWire final : public faults::Wire {
   using Wire::Wire;
   comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     if (cut) throw comm::CommunicationError("test", "the wire is cut", 1);
-    return Wire::all_gather(output, input);
+    return std::make_unique<Counted>(Wire::all_gather(output, input), under_way);
   }
 
   bool cut = false;
+  int under_way = 0;  // that nobody has waited for
+
+ private:
+  struct Counted final : comm::Pending {
+    Counted(comm::PendingPtr of, int& count) : inner(std::move(of)), under_way(count) {
+      ++under_way;
+    }
+    void wait() override {
+      inner->wait();
+      --under_way;
+    }
+    comm::PendingPtr inner;
+    int& under_way;
+  };
 };
 
 }  // namespace equigrad::conformance

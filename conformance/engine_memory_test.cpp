@@ -93,6 +93,7 @@ EngineConfig config_of(const Mode& mode, int stage, int world, int64_t accumulat
   config.zero.reduce_bucket_size = 40;
   config.zero.allgather_bucket_size = 70;
   config.zero.stage3_param_persistence_threshold = 0;
+  config.zero.overlap_comm = world != 3;
   config.optimizer.momentum = 0.9;
   config.communication_timeout_s = 30;
   return config;

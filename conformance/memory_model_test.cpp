@@ -51,6 +51,24 @@ TEST(MemoryModel, PaddingIsCounted) {
   EXPECT_EQ(of(low(3)).of(Category::Parameters).idle, 0);  // the masters are the shards
 }
 
+// The same parameters: one bucket, that waits for the last of them.
+TEST(MemoryModel, APassHoldsItsBucketAndInTheEndTheWindow) {
+  const auto course = [](const EngineConfig& config) {
+    return forecast_pass(table_of_sizes({5, 0, 7, 3}, config), config, {2, false, {}});
+  };
+  const auto early = course(fp32(2)), late = course(fp32(0));
+  ASSERT_EQ(early.size(), 4u);
+  for (const std::size_t i : {0U, 1U, 2U}) {
+    EXPECT_EQ(early[i].parameter, 3 - i);
+    EXPECT_EQ(early[i].after_bytes, 18 * 4);
+    EXPECT_EQ(early[i].most_bytes, 18 * 4);
+  }
+  EXPECT_EQ(early[3].most_bytes, (18 + 9) * 4);
+  EXPECT_EQ(early[3].after_bytes, 9 * 4);
+  EXPECT_EQ(late[3].most_bytes, 16 * 4);
+  EXPECT_EQ(late[3].after_bytes, 16 * 4);
+}
+
 TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {
   auto config = fp32(1);
   config.zero.reduce_bucket_size = 4;

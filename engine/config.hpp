@@ -62,6 +62,9 @@ struct ZeroConfig {
   // Nothing is kept past so many elements of other uses, even where that would save a gather; what
   // stays whole is no use.
   std::int64_t stage3_max_reuse_distance = 1'000'000'000;
+  // Gathers (stage 3) and reductions (2, 3) go on while operators run; if not, they are over before
+  // the next operator begins, and the least is under way.
+  bool overlap_comm = true;
   LeafModuleConfig leaf_module;
   OffloadParamConfig offload_param;  // shards, stage 3
   bool operator==(const ZeroConfig&) const = default;

@@ -153,7 +153,7 @@ const std::vector<KeyRule>& key_rules() {
       {"zero_optimization.stage3_module_granularity_threshold", kUnsupported, "[0]", ""},
       {"zero_optimization.stage3_use_all_reduce_for_fetch_params", kNoEffect, kOff, kPaging},
       {"zero_optimization.stage3_allgather_sequential", kNoEffect, kOff, kPaging},
-      {"zero_optimization.overlap_comm", kNoEffect, kOff, kSameSum},
+      {"zero_optimization.overlap_comm", kRead, kOff, ""},
       {"zero_optimization.contiguous_gradients", kNoEffect, kOff,
        "gradients are always copied into contiguous buckets"},
       {"zero_optimization.reduce_scatter", kNoEffect, kOff, kSameSum},

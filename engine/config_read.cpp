@@ -186,6 +186,7 @@ void Parse::zero() {
   const auto read = [&](const char* key, std::int64_t& value) {
     value = reader.integer(section + key, value);
   };
+  config.zero.overlap_comm = reader.boolean(section + "overlap_comm", config.zero.overlap_comm);
   read("reduce_bucket_size", config.zero.reduce_bucket_size);
   read("allgather_bucket_size", config.zero.allgather_bucket_size);
   read("stage3_prefetch_bucket_size", config.zero.stage3_prefetch_bucket_size);

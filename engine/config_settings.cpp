@@ -43,6 +43,7 @@ void add_optimizer(const OptimizerConfig& optimizer, const std::string& why_no_l
 void add_zero(const ZeroConfig& zero, SettingList& list) {
   const std::string section = "zero_optimization.";
   list.add(section + "stage", zero.stage);
+  list.add(section + "overlap_comm", zero.overlap_comm);
   list.add(section + "reduce_bucket_size", zero.reduce_bucket_size);
   list.add(section + "allgather_bucket_size", zero.allgather_bucket_size);
   list.add(section + "stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size);

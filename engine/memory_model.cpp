@@ -128,6 +128,11 @@ MemoryForecast forecast(const layout::ParameterTable& table, const EngineConfig&
            memory::always(numel * model.sizes.state), model.buckets(), model.gathered()}};
 }
 
+std::vector<PassBytes> forecast_pass(const layout::ParameterTable& table,
+                                     const EngineConfig& config, const MemoryOptions& options) {
+  return Model(table, config, options).pass();
+}
+
 layout::ParameterTable table_of_sizes(const std::vector<std::int64_t>& numels,
                                       const EngineConfig& config) {
   std::vector<layout::Registration> registrations;

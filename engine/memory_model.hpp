@@ -81,6 +81,15 @@ struct MemoryForecast {
 MemoryForecast forecast(const layout::ParameterTable& table, const EngineConfig& config,
                         const MemoryOptions& options);
 
+// Of the buckets and the window, on the way through the first pass of a window.
+struct PassBytes {
+  std::size_t parameter = 0;  // whose gradient has arrived
+  std::int64_t after_bytes = 0;
+  std::int64_t most_bytes = 0;  // while it arrives, and what is full leaves
+};
+std::vector<PassBytes> forecast_pass(const layout::ParameterTable& table,
+                                     const EngineConfig& config, const MemoryOptions& options);
+
 // Trainable parameters of these sizes, by registration; under autocast all of safe modules.
 layout::ParameterTable table_of_sizes(const std::vector<std::int64_t>& numels,
                                       const EngineConfig& config);

@@ -53,6 +53,7 @@ struct Model {
   HeldBytes parameters() const;
   HeldBytes gradients() const;
   HeldBytes buckets() const;
+  std::vector<PassBytes> pass() const;
   HeldBytes gathered() const { return stage.parameters_sharded ? pages() : all_gathers(); }
 
  private:

@@ -10,32 +10,46 @@ namespace {
 // The buckets of one window, as a bucket queue opens, launches and delivers them.
 class Buckets {
  public:
-  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass)
-      : plan_(plan), sizes_(sizes), world_(world), each_pass_(each_pass) {}
+  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass,
+          bool overlaps)
+      : plan_(plan),
+        sizes_(sizes),
+        world_(world),
+        each_pass_(each_pass),
+        overlaps_(overlaps),
+        is_open_(plan.buckets().size(), false),
+        filled_(plan.buckets().size(), 0) {}
 
   std::int64_t peak(const std::vector<std::size_t>& arrivals) {
-    std::vector<std::size_t> filled(plan_.buckets().size(), 0);
-    is_open_.assign(filled.size(), false);
-    for (const std::size_t parameter : arrivals) {
-      const auto at = plan_.slot_of(parameter);
-      if (!at) continue;
-      open(at->bucket);
-      ++filled[at->bucket];
-      const auto is_group_full = [&] {
-        for (std::size_t bucket = next_; bucket < plan_.end_of_group(next_); ++bucket)
-          if (filled[bucket] < plan_.buckets()[bucket].slots.size()) return false;
-        return true;
-      };
-      while (each_pass_ && next_ < filled.size() && is_group_full())
-        for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch();
-    }
-    while (next_ < filled.size()) launch();
+    for (const std::size_t parameter : arrivals) arrive(parameter);
+    while (next_ < filled_.size()) launch();
     return peak_;
+  }
+
+  // Of buckets and the window, which is there from the first sum on.
+  PassBytes arrive(std::size_t parameter) {
+    most_ = now_ + window_;
+    if (const auto at = plan_.slot_of(parameter)) {
+      open(at->bucket);
+      ++filled_[at->bucket];
+      while (each_pass_ && next_ < filled_.size() && is_group_full()) {
+        for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch();
+        while (!overlaps_ && !in_flight_.empty()) deliver();
+      }
+    }
+    return {parameter, now_ + window_, most_};
+  }
+
+  // The last of a pass: all that has not left leaves.
+  PassBytes finish(PassBytes last) {
+    while (next_ < filled_.size()) launch();
+    window_ = plan_.shard_numel() * sizes_.window;
+    hold(0);
+    return {last.parameter, window_, most_};
   }
 
   // All are open before the first one leaves.
   std::int64_t most() {
-    is_open_.assign(plan_.buckets().size(), false);
     for (std::size_t bucket = 0; bucket < is_open_.size(); ++bucket) open(bucket);
     while (next_ < is_open_.size()) launch();
     return peak_;
@@ -54,16 +68,29 @@ class Buckets {
     const bool as_sent = each_pass_ || sizes_.waits_as_sent;
     return as_sent ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
   }
-  void hold(std::int64_t bytes) { peak_ = std::max(peak_, now_ += bytes); }
+  bool is_group_full() const {
+    for (std::size_t bucket = next_; bucket < plan_.end_of_group(next_); ++bucket)
+      if (filled_[bucket] < plan_.buckets()[bucket].slots.size()) return false;
+    return true;
+  }
+  void hold(std::int64_t bytes) {
+    peak_ = std::max(peak_, now_ += bytes);
+    most_ = std::max(most_, now_ + window_);
+  }
   void open(std::size_t bucket) {
     if (!is_open_[bucket]) hold(held_bytes(bucket));
     is_open_[bucket] = true;
   }
+  void deliver() {
+    window_ = plan_.shard_numel() * sizes_.window;
+    hold(0);
+    hold(-wire_bytes(in_flight_.front()));
+    in_flight_.pop_front();
+  }
   void launch() {
     const auto group_of = [this](std::size_t of) { return plan_.buckets()[of].group; };
     while (!in_flight_.empty() && group_of(in_flight_.front()) + kInFlight <= group_of(next_)) {
-      hold(-wire_bytes(in_flight_.front()));
-      in_flight_.pop_front();
+      deliver();
     }
     open(next_);
     hold(wire_bytes(next_) - held_bytes(next_));
@@ -73,18 +100,29 @@ class Buckets {
   const layout::BucketPlan& plan_;
   const Sizes& sizes_;
   int world_;
-  bool each_pass_;
+  bool each_pass_, overlaps_;
   std::vector<bool> is_open_;
+  std::vector<std::size_t> filled_;
   std::deque<std::size_t> in_flight_;
   std::size_t next_ = 0;
-  std::int64_t now_ = 0, peak_ = 0;
+  std::int64_t now_ = 0, peak_ = 0, window_ = 0, most_ = 0;
 };
 
 }  // namespace
 
 HeldBytes Model::buckets() const {
-  const auto new_window = [&] { return Buckets(plan, sizes, world, each_pass()); };
+  const auto new_window = [&] {
+    return Buckets(plan, sizes, world, each_pass(), config.zero.overlap_comm);
+  };
   return {0, new_window().peak(arrivals), new_window().most()};
+}
+
+std::vector<PassBytes> Model::pass() const {
+  Buckets buckets(plan, sizes, world, each_pass(), config.zero.overlap_comm);
+  std::vector<PassBytes> course;
+  for (const std::size_t parameter : arrivals) course.push_back(buckets.arrive(parameter));
+  if (each_pass() && !course.empty()) course.back() = buckets.finish(course.back());
+  return course;
 }
 
 // One after the other, as parameter/replicas.cpp cuts them.

@@ -29,7 +29,8 @@ bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) con
           each,
           options_.wire,
           options_.before_sum,
-          !each && is_exact() && options_.expected_passes > 1};
+          !each && is_exact() && options_.expected_passes > 1,
+          options_.overlaps};
 }
 
 Window::Window(const layout::BucketPlan& plan, std::size_t parameters,

@@ -45,6 +45,7 @@ struct WindowOptions {
   std::array<std::optional<at::ScalarType>, 2> wire = {};  // by lower_precision
   double before_sum = 1.0;
   int64_t expected_passes = 1;  // of a window
+  bool overlaps = true;         // reductions and what else a pass does
 };
 
 class Window {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/data_types.hpp"
+#include "engine/kept_memory.hpp"
 #include "engine/leaf_parameters.hpp"
 #include "engine/training_engine.hpp"
 
@@ -43,7 +44,7 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction,
                torch_dtype(config.precision.master), gradients_on_the_wire(config.precision),
                loss::factor_before_sum(config.averaging, communicator_->world_size()),
-               config.gradient_accumulation_steps},
+               config.gradient_accumulation_steps, config.zero.overlap_comm},
               ledger_),
       access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
                [this] { return factor(); }}),
@@ -108,6 +109,7 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
                                     std::vector<profile::ModuleEntry> modules) {
   const at::NoGradGuard no_grad;
   validate(config, communicator->world_size());
+  keep_freed_memory();
   if (config.reduction == ReductionOrder::Exact && !communicator->device().is_cpu())
     throw Error("initialize", "expected \"reduction\": \"pinned\" or \"native\" on " +
                                   communicator->device().str() +

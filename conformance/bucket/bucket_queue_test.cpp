@@ -65,12 +65,14 @@ struct Queue {
   BucketQueue queue;
 
   explicit Queue(bool when_full, const std::vector<int64_t>& numels = {6, 25, 4, 6, 9},
-                 int64_t bucket_size_numel = 10)
+                 int64_t bucket_size_numel = 10, bool overlaps = true)
       : table(table_of(numels)),
         plan(table, 1, bucket_size_numel),
         sums(plan.buckets().size()),
         queue(
-            plan, alone, {at::kFloat, at::kFloat, ReductionOrder::Pinned, when_full}, ledger,
+            plan, alone,
+            {at::kFloat, at::kFloat, ReductionOrder::Pinned, when_full, {}, 1.0, false, overlaps},
+            ledger,
             [this](std::size_t bucket, at::Tensor sum) {
               delivered.push_back(bucket);
               sums[bucket] = sum.clone();
@@ -145,6 +147,16 @@ TEST(BucketQueue, LaunchesAFullBucketOnlyAfterThoseBeforeIt) {
   it.copy_in(2, 1);
   EXPECT_EQ(it.asked, kInOrder);
   EXPECT_EQ(it.alone.under_way, 2) << "of four, two were waited for";
+}
+
+TEST(BucketQueue, IfNothingOverlapsAFullBucketIsDeliveredAtOnce) {
+  Queue it(true, {6, 25, 4, 6, 9}, 10, /*overlaps=*/false);
+  it.copy_in(4, 1);
+  EXPECT_EQ(it.delivered, Order{0});
+  for (const std::size_t parameter : {3U, 2U, 1U}) it.copy_in(parameter, 1);
+  EXPECT_EQ(it.delivered, (Order{0, 1, 2}));
+  EXPECT_EQ(it.alone.under_way, 0);
+  EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
 }
 
 TEST(BucketQueue, WhatDidNotArriveIsZero) {

@@ -1,10 +1,6 @@
 // The communicator's collectives, and what the others hear when a rank is lost.
 #include "engine/comm/backend.hpp"
 
-#include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -14,7 +10,6 @@
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
 #include "engine/comm/communication_error.hpp"
-#include "engine/comm/launch.hpp"
 
 namespace equigrad::comm {
 namespace {
@@ -147,33 +142,6 @@ TEST(Communicator, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
             "");
 }
 
-TEST(Communicator, ARankThatDoesNotConnectIsAnErrorOfTheSameType) {
-  EXPECT_EQ(on_ranks(2,
-                     [](RankContext& context) {
-                       if (context.rank() == 1) return;
-                       try {
-                         connect_gloo(0, 2, context.directory() + "/alone", milliseconds(300));
-                         ADD_FAILURE() << "expected an error";
-                       } catch (const CommunicationError& error) {
-                         EXPECT_THAT(error.what(),
-                                     AllOf(HasSubstr("[rank 0/2] [comm.connect] expected 2 ranks"),
-                                           HasSubstr("within 300 ms")));
-                       }
-                     }),
-            "");
-}
-
-TEST(Communicator, ARankThatLeavesAtOnceLetsTheOthersConnect) {
-  EXPECT_EQ(on_ranks(3,
-                     [](RankContext& context) {
-                       for (int round = 0; round < 60; ++round)
-                         connect_gloo(context.rank(), 3,
-                                      context.directory() + "/brief" + std::to_string(round),
-                                      std::chrono::seconds(50));
-                     }),
-            "");
-}
-
 // The rank that a collective's error says is lost; -1: it does not know; -2: another error or none.
 template <class Function>
 int lost_in(Function&& function) {
@@ -238,45 +206,6 @@ TEST(Communicator, NcclWithoutADeviceSaysWhatIsMissing) {
                      AllOf(HasSubstr("expected CUDA device 1000"), HasSubstr("one device a rank")));
                }),
       "");
-}
-
-// A port that is free now.
-int free_port() {
-  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  bind(socket_fd, reinterpret_cast<const sockaddr*>(&address), length);
-  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
-  close(socket_fd);
-  return ntohs(address.sin_port);
-}
-
-TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
-  const int port = free_port();
-  EXPECT_EQ(
-      on_ranks(2,
-               [port](RankContext& context) {
-                 const LaunchEnvironment launch{context.rank(), 2,    context.rank(),
-                                                "127.0.0.1",    port, "torchrun"};
-                 const auto group = connect(launch, c10::kCPU, std::chrono::seconds(30));
-                 const auto said =
-                     exchange(*group, at::full({1}, 5 + context.rank(), at::kLong)).view({-1});
-                 EXPECT_TRUE(at::equal(said, at::tensor({5, 6}, at::kLong)));
-               }),
-      "");
-}
-
-TEST(Connect, OneRankNeedsNobody) {
-  EXPECT_EQ(on_ranks(1,
-                     [](RankContext&) {
-                       const auto group = connect({}, c10::kCPU, std::chrono::seconds(5));
-                       EXPECT_EQ(group->world_size(), 1);
-                       EXPECT_TRUE(at::equal(exchange(*group, at::full({1}, 3, at::kLong)),
-                                             at::full({1, 1}, 3)));
-                     }),
-            "");
 }
 
 }  // namespace

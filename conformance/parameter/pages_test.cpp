@@ -1,75 +1,19 @@
 // Pages: whole parameters are there while an operator needs them and at no other time, whichever
 // ranks need them, and what happens when a gather fails.
-#include "conformance/cut_wire.hpp"
 #include "conformance/oracle/bits_matcher.hpp"
+#include "conformance/paged_model.hpp"
 #include "conformance/ranks/rank_test.hpp"
 #include "conformance/sample.hpp"
-#include "engine/parameter/parameters.hpp"
 
 namespace equigrad::parameter {
 namespace {
 
-using conformance::CutWire;
 using conformance::error_of;
 using conformance::sample;
-using conformance::table_of;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
-
-constexpr int64_t kLayers = 8;
-constexpr int64_t kDim = 25;  // no multiple of 2, 3 or 4
-
-at::Tensor original(int64_t layer) {
-  return sample(kDim * kDim, static_cast<uint64_t>(layer) + 1).view({kDim, kDim});
-}
-
-// kLayers square matrices, and by default nothing is persistent.
-struct Model {
-  CutWire wire;
-  layout::ParameterTable table =
-      table_of(std::vector<int64_t>(static_cast<std::size_t>(kLayers), kDim* kDim), {3});
-  layout::BucketPlan plan;
-  comm::Seat seat;
-  ZeroConfig zero;
-  trace::Ledger ledger;
-  std::vector<at::Tensor> tensors;
-  at::Tensor masters;
-  std::unique_ptr<Parameters> keeper;
-
-  explicit Model(RankContext& context, const ZeroConfig& settings = none_persistent(),
-                 at::ScalarType dtype = at::kFloat)
-      : wire(context.group()),
-        plan(table, context.world_size(), 2000),
-        seat(wire, table.size()),
-        zero(settings) {
-    for (int64_t i = 0; i < kLayers; ++i) tensors.push_back(original(i).requires_grad_(i != 3));
-    masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, wire, seat, ledger, masters, tensors, dtype};
-    const at::NoGradGuard no_grad;
-    fill_masters(all);
-    keeper = make_pages(all);
-  }
-  static ZeroConfig none_persistent() {
-    ZeroConfig zero;
-    zero.stage3_param_persistence_threshold = 0;
-    return zero;
-  }
-  bool here(std::size_t i) const { return tensors[i].storage().data() != nullptr; }
-  int64_t gathered() const { return ledger.bytes(trace::Category::Gathered); }
-  at::Tensor forward(const at::Tensor& input) const {
-    auto x = input;
-    for (const auto& tensor : tensors) x = at::tanh(at::mm(x, tensor.to(at::kFloat)));
-    return x.sum();
-  }
-  // A forward and a backward pass; the gradient of the input.
-  at::Tensor cycle() {
-    auto input = sample(kDim, 50).view({1, kDim}).requires_grad_();
-    forward(input).backward();
-    keeper->end_of_pass();
-    return input.grad();
-  }
-};
+using Model = PagedModel;
 
 at::Tensor cycle_without_pages(at::ScalarType dtype) {
   auto input = sample(kDim, 50).view({1, kDim}).requires_grad_();
@@ -80,8 +24,6 @@ at::Tensor cycle_without_pages(at::ScalarType dtype) {
   x.sum().backward();
   return input.grad();
 }
-
-constexpr int64_t kPageBytes = kDim * kDim * 4;
 
 TEST(Pages, BetweenUsesTheStorageIsEmptyAndAnAccessFails) {
   EXPECT_EQ(on_ranks(2,
@@ -181,6 +123,30 @@ TEST(Pages, OnceLearntNoMoreIsGatheredThanAnyScheduleMust) {
                          }
                      }),
             "");
+}
+
+TEST(Pages, WhatIsGatheredAheadIsUnderWayOnlyIfCommunicationOverlaps) {
+  for (const bool overlaps : {true, false}) {
+    EXPECT_EQ(on_ranks(2,
+                       [overlaps](RankContext& context) {
+                         auto zero = Model::none_persistent();
+                         zero.stage3_prefetch_bucket_size = 2 * kDim * kDim;
+                         zero.overlap_comm = overlaps;
+                         Model it(context, zero);
+                         for (int cycle = 0; cycle < 3; ++cycle) {
+                           int most = 0;
+                           for (std::size_t layer = 0; layer < kLayers; ++layer) {
+                             EXPECT_THAT(at::mul(it.tensors[layer].detach(), 3),
+                                         HasTheBitsOf(original(static_cast<int64_t>(layer)) * 3));
+                             most = std::max(most, it.wire.under_way);
+                           }
+                           EXPECT_EQ(most > 0, overlaps && cycle > 0);
+                           EXPECT_TRUE(it.seat.meet({comm::Meeting::Step}).together);
+                           it.keeper->end_of_pass();
+                         }
+                       }),
+              "");
+  }
 }
 
 TEST(Pages, PersistentPagesStay) {

@@ -109,6 +109,7 @@ bool BucketQueue::is_group_full() const {
 
 void BucketQueue::launch_group() {
   for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch_next();
+  while (!options_.overlaps && !in_flight_.empty()) deliver_oldest();
 }
 
 at::Tensor BucketQueue::columns_of(std::size_t parameter) {

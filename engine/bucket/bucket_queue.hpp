@@ -2,8 +2,8 @@
 //
 // Invariants: buckets are launched in the plan's order and delivered in that order, on every rank
 // alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
-// zeros to the same parameter. At most two groups of buckets are in flight. Nothing is delivered
-// twice.
+// zeros to the same parameter. At most two groups of buckets are in flight, and none between two
+// calls if nothing overlaps. Nothing is delivered twice.
 // Where buckets are launched when full, the k-th gradient of one parameter between two flushes
 // travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
 // to what does not depend on which bucket was full when.
@@ -42,6 +42,7 @@ struct QueueOptions {
   std::array<std::optional<at::ScalarType>, 2> wire = {};
   double before_sum = 1.0;    // every contribution is multiplied by it, in fp32, before it travels
   bool expects_sums = false;  // exact order: buckets that wait hold sums from the start
+  bool overlaps = true;       // otherwise a full group is delivered before copy_in() returns
 };
 
 class BucketQueue {

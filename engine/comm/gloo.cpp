@@ -15,9 +15,9 @@ namespace {
                                 const char* reason) {
   throw CommunicationError(
       fmt::format("rank {}/{}] [comm.connect", rank, world_size),
-      fmt::format("expected {} ranks to connect over Gloo within {} ms, got: {}. See that every "
-                  "rank was started and still runs, and that each host's name resolves to an "
-                  "address the others reach; communication_timeout_s is the time they have.",
+      fmt::format("expected {} ranks to connect over Gloo, no step longer than {} ms, got: {}. See "
+                  "that every rank was started and still runs, and that each host's name resolves "
+                  "to an address the others reach; communication_timeout_s is the time they have.",
                   world_size, timeout.count(), reason));
 }
 
@@ -30,6 +30,7 @@ std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& s
                                  ? c10d::ProcessGroupGloo::createDeviceForInterface("lo")
                                  : c10d::ProcessGroupGloo::createDefaultDevice());
   const auto key = [](int of) { return "equigrad/process/" + std::to_string(of); };
+  const auto done = [](int of) { return "equigrad/connected/" + std::to_string(of); };
   try {
     auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
     // A rank that is connected introduces itself, and waits for all others: who leaves at once
@@ -37,6 +38,9 @@ std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& s
     store->set(key(rank), introduction());
     std::vector<std::string> introductions;
     for (int of = 0; of < world_size; ++of) introductions.push_back(store->get_to_str(key(of)));
+    // Rank 0 may be who serves the store, so it leaves last.
+    store->set(done(rank), "1");
+    for (int of = 0; rank == 0 && of < world_size; ++of) store->get(done(of));
     return wrap(group, c10::Device(c10::kCPU), GatherBy::AllToAll, Peers(introductions));
   } catch (const c10::Error& error) {
     not_connected(rank, world_size, timeout, error.what_without_backtrace());

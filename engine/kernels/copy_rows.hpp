@@ -1,5 +1,5 @@
 // copy_rows: rows of bytes from one matrix to another, where tensors' views and their copy cost
-// more than the bytes: at most `kFewNumel` elements.
+// more than the bytes: `kFewNumel` elements, or many tensors out of one matrix.
 //
 // Shapes: rows of `row_bytes`, one every `from_stride_bytes` and `to_stride_bytes`; `bytes` in all,
 // so the last row may be short. Errors: none. Depends on: nothing.

@@ -6,15 +6,15 @@
 // travels alone, and its memory becomes the parameter's. A resident page keeps its memory: what is
 // small, in the type it travels in, and persistent, is copied to where it has always been.
 //
-// Invariants: a resident page is Released only while new values are under way, and nobody reads it
-// then. The model's tensor and its storage stay the same objects, with the same version
-// counter; only the storage's data pointer changes, so every view and every saved tensor of a graph
-// sees the data while the page is Live, and an access in any other state throws instead of reading
-// what is not there. A page that an operator reads (pins > 0) is not dropped.
+// Invariants: the model's tensor and its storage stay the same objects, with the same version
+// counter; only the storage's data pointer changes, or, of a resident, what it points to, so every
+// view and every saved tensor of a graph sees the data while the page is Live, and an access in any
+// other state throws instead of reading what is not there. A resident is in another state only
+// within one call of its keeper. A page that an operator reads (pins > 0) is not dropped.
 // Shapes: shard [shard_numel]; a gather's rows [world, columns].
 // Units: bytes, elements.
 // Errors: those of the communicator.
-// Depends on: comm/communicator, layout/parameter_table, trace/ledger.
+// Depends on: comm/communicator, kernels/copy_rows, layout/parameter_table, trace/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -49,7 +49,7 @@ PageTable::PageTable(const Context& context)
   for (std::size_t i = 0; i < context.tensors.size(); ++i) adopt(context, i);
 }
 
-// Takes the tensor's data away; what remains is its shard.
+// Takes the tensor's data away, but a resident's memory; what remains is its shard.
 void PageTable::adopt(const Context& context, std::size_t parameter) {
   auto tensor = context.tensors[parameter];
   if (tensor.numel() == 0) {

@@ -254,7 +254,8 @@ void Pages::start_gather(const std::vector<std::size_t>& pages) {
     }
     offset += page.shard.numel();
   }
-  if (gather.use_count() == 1) gather->wait();  // served only: nobody here will wait for it
+  // Served only: nobody here will wait for it.
+  if (gather.use_count() == 1 || !context_.zero.overlap_comm) gather->wait();
 }
 
 void Pages::release(Page& page) {

@@ -8,13 +8,10 @@
 //   activations  in forward and backward, beyond that: what operators save, their temporaries, and
 //                gradients on their way to the buckets
 //
-// The forecast of the highest moment, a bound, is made before the engine runs: what it holds
-// between steps, its buckets, the window, the parameters that are whole (memory_model.hpp), the
-// room that reductions receive into, and what plain LibTorch has on one rank at its highest, or
-// when the first gradient is there.
+// The forecast of the highest moment is made before the engine runs (memory_forecast.hpp).
 //
 // Invariants: columns of a row add up to its sum.   Units: bytes, of rank 0; a step of accumulation
-// 1.   Errors: std::runtime_error when a rank fails.   Depends on: race.hpp, memory_model.hpp.
+// 1.   Errors: std::runtime_error when a rank fails.   Depends on: course, rank_processes.
 #pragma once
 
 #include <array>
@@ -27,7 +24,7 @@
 namespace equigrad::perf {
 
 struct PhaseBytes {
-  std::string phase;  // "between", "forward", "backward", "first gradient", "step"
+  std::string phase;  // "between", "forward", "backward", "step"
   int64_t live_bytes = 0;
   std::array<int64_t, trace::kCategories> held_bytes{};
   int64_t activation_bytes = 0, other_bytes = 0;

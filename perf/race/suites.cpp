@@ -92,6 +92,8 @@ void everyone(const Programs& programs, Heat& heat) {
     field.engine(1, ", native", {{"reduction", "native"}});
     field.engine(2, ", native", {{"reduction", "native"}});
     field.engine(2, ", exact", {{"reduction", "exact"}});
+    const json waits = {{"zero_optimization", {{"overlap_comm", false}}}};
+    for (const int stage : {2, 3}) field.engine(stage, ", no overlap", waits);
     field.engine(3, ", paged", paged(4'000'000));
   }
 }

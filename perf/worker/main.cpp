@@ -5,7 +5,7 @@
 //   gradients  the first step's averaged gradients into a file   (next after start, or never)
 //   block      a barrier, `warm` steps, `steps` timed   -> seconds, cpu_seconds, growth_bytes
 //   counts     `steps`: collectives, bytes sent, allocations, what has grown
-//   memory     the most of every phase of a step          -> by phase: live_bytes, held
+//   memory     a step, moment by moment: begins, parameters, start_bytes, live_bytes, held
 //   bandwidth  `bytes` to every other rank at once               -> bytes_per_s
 //
 // It links no seams: what is timed is the engine as users link it.
@@ -147,16 +147,27 @@ class Worker {
   // A counted run's.
   json memory() {
     settle();
-    json phases = {
-        {"between", {{"live_bytes", allocations().live_bytes}, {"held", work_->held()}}}};
-    work_->step([&](const char* phase) {
+    json moments = json::array();
+    const auto most = [this, &moments](int64_t live_bytes) {
+      moments.back()["live_bytes"] = live_bytes;
+      moments.back()["held"] = work_->held();
+    };
+    const auto enter = [&](const std::string& what, const std::vector<std::size_t>& parameters) {
       unwatch();
-      watch_most([this, &most = phases[phase]](int64_t live_bytes) {
-        most = {{"live_bytes", live_bytes}, {"held", work_->held()}};
-      });
-    });
+      moments.push_back({{"begins", what},
+                         {"parameters", parameters},
+                         {"start_bytes", allocations().live_bytes}});
+      watch_most(most);
+    };
+    try {
+      enter("between", {});
+      work_->step(enter);
+    } catch (...) {
+      unwatch();  // it writes to `moments`
+      throw;
+    }
     unwatch();
-    return phases;
+    return moments;
   }
 
   void step() {

@@ -1,11 +1,14 @@
 #include "perf/worker/work.hpp"
 
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
+#include <optional>
 #include <stdexcept>
 
 #include "conformance/oracle/tensor_file.hpp"
 #include "engine/engine.hpp"
+#include "engine/parameter/operator_observer.hpp"
 #include "engine/trace/ledger.hpp"
 #include "perf/worker/model.hpp"
 
@@ -14,6 +17,39 @@ namespace {
 
 using nlohmann::json;
 using Gradients = std::map<std::string, at::Tensor>;
+
+void begin(const Work::Enter& enter, const char* phase) {
+  if (enter) enter(phase, {});
+}
+
+// Says when parameters are read, and when their gradients are there.
+class Course final : public parameter::OperatorListener {
+ public:
+  Course(const std::vector<at::Tensor>& parameters, const Work::Enter& enter)
+      : parameters_(parameters), enter_(enter), observation_(*this, parameters) {
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      torch::autograd::impl::set_post_acc_grad_hooks(parameters[i],
+                                                     std::make_unique<Arrival>(enter, i));
+  }
+  ~Course() override {
+    for (const auto& parameter : parameters_)
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+  }
+  void before(const std::vector<std::size_t>& read) noexcept override { enter_("use", read); }
+  void after(const std::vector<std::size_t>&) noexcept override {}
+
+ private:
+  struct Arrival final : torch::autograd::PostAccumulateGradHook {
+    Arrival(const Work::Enter& to, std::size_t of) : enter(to), parameter(of) {}
+    void operator()(const at::Tensor&) override { enter("gradient", {parameter}); }
+    const Work::Enter& enter;
+    std::size_t parameter;
+  };
+
+  const std::vector<at::Tensor>& parameters_;
+  const Work::Enter& enter_;
+  parameter::Observation observation_;
+};
 
 Model read_model(const json& request) {
   Model model(request.at("model"));
@@ -46,7 +82,7 @@ class OnEngine final : public Work {
     const int64_t micro_batches = engine_->config().gradient_accumulation_steps;
     for (int64_t i = 0; i < micro_batches; ++i) {
       backward(enter);
-      enter("step");
+      begin(enter, "step");
       engine_->step();
     }
   }
@@ -83,10 +119,10 @@ class OnEngine final : public Work {
   }
 
  private:
-  void backward(const Enter& enter = [](const char*) {}) {
-    enter("forward");
+  void backward(const Enter& enter = nullptr) {
+    begin(enter, "forward");
     const auto loss = model_.loss(batches_.next(), dtype_);
-    enter("backward");
+    begin(enter, "backward");
     engine_->backward(loss);
   }
 
@@ -113,8 +149,12 @@ class Libtorch final : public Work {
   }
 
   void step(const Enter& enter) override {
-    backward(enter);
-    enter("step");
+    {
+      std::optional<Course> course;
+      if (enter) course.emplace(parameters_, enter);
+      backward(enter);
+    }
+    begin(enter, "step");
     update();
   }
   Gradients step_with_gradients() override {
@@ -139,17 +179,12 @@ class Libtorch final : public Work {
   }
 
  private:
-  void backward(const Enter& enter = [](const char*) {}) {
+  void backward(const Enter& enter = nullptr) {
     for (int64_t i = 0; i < accumulation_; ++i) {
-      enter("forward");
+      begin(enter, "forward");
       const auto loss = model_.loss(batches_.next(), dtype_);
-      enter("backward");
-      const auto hook = parameters_.back().register_hook([&](const at::Tensor& gradient) {
-        enter("first gradient");
-        return gradient;
-      });
+      begin(enter, "backward");
       (accumulation_ == 1 ? loss : loss / static_cast<double>(accumulation_)).backward();
-      parameters_.back().remove_hook(hook);
     }
   }
   void update() {

@@ -8,7 +8,7 @@
 //   follow those of step i - 1, round and round.
 // Shapes: batches [count, batch, context + 1] int64 for gpt, [count, width] float for dots.
 // Errors: std::runtime_error, equigrad::Error.
-// Depends on: engine.hpp, reference/model.hpp.
+// Depends on: engine.hpp, parameter/operator_observer, reference/model.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +18,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "engine/comm/communicator.hpp"
 
@@ -25,15 +26,15 @@ namespace equigrad::perf {
 
 class Work {
  public:
-  using Enter = std::function<void(const char* phase)>;  // "forward", "backward", "step"; and
-                                                         // without an engine "first gradient"
+  // What begins: "forward", "backward", "step"; and without an engine, when an operator is about
+  // to read parameters, "use", and when the gradient of one is there, "gradient".
+  using Enter =
+      std::function<void(const std::string& what, const std::vector<std::size_t>& parameters)>;
 
   virtual ~Work() = default;
-  // Says what it is about to do.
+  // Nothing: nobody wants to know.
   virtual void step(const Enter& enter) = 0;
-  void step() {
-    step([](const char*) {});
-  }
+  void step() { step(nullptr); }
   // One step too; what it gives is whole and averaged. Collective.
   virtual std::map<std::string, at::Tensor> step_with_gradients() = 0;
   // {"held_bytes", "held_peak_bytes", "held": by category, "gathering": engine_types.hpp's

@@ -1,0 +1,103 @@
+// Ranks find each other: all of them or none.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "conformance/ranks/rank_test.hpp"
+#include "engine/comm/communication_error.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/comm/launch.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// A port that is free now.
+int free_port() {
+  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  bind(socket_fd, reinterpret_cast<const sockaddr*>(&address), length);
+  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
+  close(socket_fd);
+  return ntohs(address.sin_port);
+}
+
+LaunchEnvironment launch_of(const RankContext& context, int port) {
+  return {context.rank(), context.world_size(), context.rank(), "127.0.0.1", port, "torchrun"};
+}
+
+TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
+  const int port = free_port();
+  EXPECT_EQ(
+      on_ranks(2,
+               [port](RankContext& context) {
+                 const auto group =
+                     connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30));
+                 const auto said =
+                     exchange(*group, at::full({1}, 5 + context.rank(), at::kLong)).view({-1});
+                 EXPECT_TRUE(at::equal(said, at::tensor({5, 6}, at::kLong)));
+               }),
+      "");
+}
+
+// Rank 0 serves the store where they meet.
+TEST(Connect, RanksOfALauncherThatLeaveAtOnceLetTheOthersConnect) {
+  std::vector<int> ports;
+  for (int round = 0; round < 40; ++round) ports.push_back(free_port());
+  EXPECT_EQ(on_ranks(3,
+                     [ports](RankContext& context) {
+                       for (const int port : ports)
+                         connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30));
+                     }),
+            "");
+}
+
+TEST(Connect, OneRankNeedsNobody) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       const auto group = connect({}, c10::kCPU, std::chrono::seconds(5));
+                       EXPECT_EQ(group->world_size(), 1);
+                       EXPECT_TRUE(at::equal(exchange(*group, at::full({1}, 3, at::kLong)),
+                                             at::full({1, 1}, 3)));
+                     }),
+            "");
+}
+
+TEST(Connect, ARankThatDoesNotComeIsACommunicationError) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       if (context.rank() == 1) return;
+                       try {
+                         connect_gloo(0, 2, context.directory() + "/alone", milliseconds(300));
+                         ADD_FAILURE() << "expected an error";
+                       } catch (const CommunicationError& error) {
+                         EXPECT_THAT(error.what(),
+                                     AllOf(HasSubstr("[rank 0/2] [comm.connect] expected 2 ranks"),
+                                           HasSubstr("no step longer than 300 ms")));
+                       }
+                     }),
+            "");
+}
+
+TEST(Connect, ARankThatLeavesAtOnceLetsTheOthersConnect) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       for (int round = 0; round < 60; ++round)
+                         connect_gloo(context.rank(), 3,
+                                      context.directory() + "/brief" + std::to_string(round),
+                                      std::chrono::seconds(50));
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad::comm
