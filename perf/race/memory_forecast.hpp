@@ -6,8 +6,10 @@
 // A moment begins when an operator is about to read parameters, or when a gradient is there, so
 // what goes in one of them is counted to its end: the forecast is a bound.
 //
-// Invariants: pages come all at once and go after their last use where the limits of stage 3 let
-// them; else they count as whole all the time.   Units: bytes of a rank; accumulation 1, fp32.
+// Invariants: up to two ranks; of more the room for rows that do not travel as they lie, and for
+// the second half of an all-reduce, is not in it. Pages come all at once and go after their last
+// use where the limits of stage 3 let them; else they count as whole all the time. Units: bytes of
+// a rank; accumulation 1, fp32, in the pinned order.
 // Errors: those of memory_model.hpp.   Depends on: memory_model.hpp, comm/reduction, layout, stage.
 #pragma once
 
