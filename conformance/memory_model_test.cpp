@@ -69,6 +69,24 @@ TEST(MemoryModel, APassHoldsItsBucketAndInTheEndTheWindow) {
   EXPECT_EQ(late[3].after_bytes, 16 * 4);
 }
 
+// Four groups of one bucket, of 4 MB, and a window of 8: two are under way when the third comes.
+TEST(MemoryModel, TheWindowIsThereFromTheFirstSumOn) {
+  constexpr std::int64_t kMb = std::int64_t{1} << 20;
+  for (const bool overlaps : {true, false}) {
+    auto config = fp32(2);
+    config.zero.overlap_comm = overlaps;
+    const auto course = forecast_pass(table_of_sizes({kMb, kMb, kMb, kMb}, config), config, {2});
+    const std::vector<std::int64_t> after =
+        overlaps ? std::vector<std::int64_t>{4, 8, 16, 8} : std::vector<std::int64_t>{8, 8, 8, 8};
+    const std::vector<std::int64_t> most = overlaps ? std::vector<std::int64_t>{4, 8, 20, 20}
+                                                    : std::vector<std::int64_t>{12, 12, 12, 12};
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(course[i].after_bytes, after[i] * kMb) << overlaps << i;
+      EXPECT_EQ(course[i].most_bytes, most[i] * kMb) << overlaps << i;
+    }
+  }
+}
+
 TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {
   auto config = fp32(1);
   config.zero.reduce_bucket_size = 4;

@@ -66,6 +66,16 @@ TEST(MemoryForecast, AGradientThatIsThereIsInABucketFromThenOn) {
   }
 }
 
+TEST(MemoryForecast, ItIsThereWhenOperatorsHaveMostLater) {
+  for (const int stage : {0, 1, 2, 3})
+    EXPECT_EQ(peak_of(stage, {moment("gradient", {2}, 0, kLargeBytes),
+                              moment("use", {1}, kMuch, kLargeBytes),
+                              moment("gradient", {1}, 0, kLargeBytes + 40),
+                              moment("gradient", {0}, 0, 2 * kLargeBytes + 40)}) -
+                  of_operators(stage),
+              kLargeBytes);
+}
+
 TEST(MemoryForecast, AtTheEndOfAPassTheWindowIsThereTooWhereSumsLeave) {
   const auto end_of_pass = [](int stage) {
     return peak_of(stage, {moment("gradient", {2}, 0, kLargeBytes),
