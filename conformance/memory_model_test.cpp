@@ -75,7 +75,8 @@ TEST(MemoryModel, TheWindowIsThereFromTheFirstSumOn) {
   for (const bool overlaps : {true, false}) {
     auto config = fp32(2);
     config.zero.overlap_comm = overlaps;
-    const auto course = forecast_pass(table_of_sizes({kMb, kMb, kMb, kMb}, config), config, {2});
+    const auto course =
+        forecast_pass(table_of_sizes({kMb, kMb, kMb, kMb}, config), config, {2, false, {}});
     const std::vector<std::int64_t> after =
         overlaps ? std::vector<std::int64_t>{4, 8, 16, 8} : std::vector<std::int64_t>{8, 8, 8, 8};
     const std::vector<std::int64_t> most = overlaps ? std::vector<std::int64_t>{4, 8, 20, 20}
