@@ -2,9 +2,9 @@
 //
 // A step takes and frees the same blocks as the step before: gradients, activations, buckets, the
 // window. glibc's malloc gives the largest back to the kernel when they are freed, and the kernel
-// clears fresh pages for the next step: of a GPT of 5.3 M parameters on 2 ranks a sixth of the
-// CPU's time. keep_freed_memory() tells malloc to keep them. The peak of a process stays what it
-// was; between two steps it does not fall.
+// clears fresh pages for the next step: a tenth of the CPU's time at 5.3 M parameters, 2 ranks
+// (perf/results/races.md). keep_freed_memory() tells malloc to keep them. The peak of a process was
+// the same in those runs; between two steps it does not fall.
 //
 // Invariants: once a process, by the first engine. Nothing is changed where the user has said how
 // malloc is to behave (GLIBC_TUNABLES with glibc.malloc, MALLOC_TRIM_THRESHOLD_,
