@@ -96,6 +96,37 @@ TEST(Communicator, WordsGoTheirOwnWay) {
             "");
 }
 
+TEST(Communicator, TwoRanksOnACpuTrade) {
+  for (const int world : {1, 2, 3}) {
+    EXPECT_EQ(on_ranks(world,
+                       [](RankContext& context) {
+                         auto& group = *context.group();
+                         const auto of = [](int rank) {
+                           return sample(7, static_cast<uint64_t>(rank));
+                         };
+                         const auto output = at::zeros({7});
+                         ASSERT_EQ(group.trades(), context.world_size() == 2);
+                         if (!group.trades()) return;
+                         group.trade(output, of(context.rank()))->wait();
+                         EXPECT_THAT(output, HasTheBitsOf(of(1 - context.rank())));
+                       }),
+              "");
+  }
+}
+
+TEST(Communicator, OneThatDoesNotTradeSaysSo) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       conformance::faults::Wire wire(context.group());
+                       EXPECT_FALSE(wire.trades());
+                       const auto one = at::zeros({1});
+                       EXPECT_EQ(error_of([&] { wire.trade(one, one); }),
+                                 "[comm.trade] expected a communicator that trades, got one that "
+                                 "does not. Ask trades() before, and use all_to_all.");
+                     }),
+            "");
+}
+
 // Two ranks' rows are sent from where they lie, others' from a copy.
 TEST(Communicator, RowsMayLieApartOrBeTheSame) {
   for (const int world : {1, 2, 3}) {

@@ -122,6 +122,29 @@ TEST(Reduction, PinnedSumsOfSeveralPiecesAreTheTreeHoweverLateTheyCome) {
   }
 }
 
+// Two ranks that trade add what arrives to what lies in the buffer, which may be the sum's room.
+TEST(Reduction, WhatTwoRanksTradePieceByPieceIsTheTree) {
+  EXPECT_EQ(
+      on_ranks(2,
+               [](RankContext& context) {
+                 auto& group = *context.group();
+                 ASSERT_TRUE(group.trades());
+                 const int64_t n = (int64_t{5} << 18) + 3;
+                 for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                   const auto mine = of_rank(context.rank(), 2 * n, dtype);
+                   const auto want = tree_over_ranks(2, 2 * n, dtype);
+                   for (const auto result : {at::kFloat, dtype}) {
+                     EXPECT_THAT(pinned_all(group, mine, result), HasTheBitsOf(want.to(result)));
+                     auto scatter = Reduction::reduce_scatter_sum(group, ReductionOrder::Pinned,
+                                                                  mine.clone(), result);
+                     EXPECT_THAT(scatter.finish(),
+                                 HasTheBitsOf(want.narrow(0, context.rank() * n, n).to(result)));
+                   }
+                 }
+               }),
+      "");
+}
+
 // One rank gives up before it hears of the others, which give up afterwards.
 TEST(Reduction, OneThatIsDroppedSendsNoMore) {
   EXPECT_EQ(on_ranks(2,

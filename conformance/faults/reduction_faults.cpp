@@ -8,20 +8,17 @@
 namespace equigrad::conformance::faults {
 namespace {
 
-int64_t bytes_of(kernels::Element type) { return type == kernels::Element::Fp32 ? 4 : 2; }
-
 // Every row of a sum becomes this rank's own: a reduction that this rank is not in.
 void keep_local(Scene& scene, std::function<bool(const Scene&)> now) {
-  seams().tree_sum = [&scene, now](const void* input, kernels::Element input_type, int rows,
+  seams().tree_sum = [&scene, now](const void* const* inputs, kernels::Element input_type, int rows,
                                    int64_t n, void* output, kernels::Element output_type) {
     if (!scene.has_begun() || !now(scene) || rows != scene.world_size())
-      return through::tree_sum(input, input_type, rows, n, output, output_type);
-    const auto row_bytes = static_cast<std::size_t>(n * bytes_of(input_type));
-    const auto* given = static_cast<const char*>(input);
-    const auto* own = given + row_bytes * static_cast<std::size_t>(scene.rank());
-    std::vector<char> local;
-    for (int row = 0; row < rows; ++row) local.insert(local.end(), own, own + row_bytes);
-    if (std::memcmp(local.data(), given, local.size()) != 0) scene.acted();
+      return through::tree_sum(inputs, input_type, rows, n, output, output_type);
+    const auto row_bytes =
+        static_cast<std::size_t>(n * (input_type == kernels::Element::Fp32 ? 4 : 2));
+    const std::vector<const void*> local(static_cast<std::size_t>(rows), inputs[scene.rank()]);
+    for (int row = 0; row < rows; ++row)
+      if (std::memcmp(inputs[row], inputs[scene.rank()], row_bytes) != 0) scene.acted();
     through::tree_sum(local.data(), input_type, rows, n, output, output_type);
   };
 }

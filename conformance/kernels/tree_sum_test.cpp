@@ -20,8 +20,10 @@ Element type_of(at::ScalarType dtype) { return element_of(dtype, "test"); }
 
 at::Tensor kernel(const at::Tensor& rows, at::ScalarType output_type) {
   auto output = at::full({rows.size(1)}, NAN, output_type);
-  tree_sum(rows.const_data_ptr(), type_of(rows.scalar_type()), static_cast<int>(rows.size(0)),
-           rows.size(1), output.mutable_data_ptr(), type_of(output_type));
+  std::vector<const void*> begins;
+  for (const auto& row : rows.unbind(0)) begins.push_back(row.const_data_ptr());
+  tree_sum(begins.data(), type_of(rows.scalar_type()), static_cast<int>(rows.size(0)), rows.size(1),
+           output.mutable_data_ptr(), type_of(output_type));
   return output;
 }
 

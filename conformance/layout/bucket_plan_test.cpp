@@ -102,6 +102,9 @@ TEST(BucketPlan, BucketsInARowLeaveInGroups) {
   EXPECT_THAT(groups(ten, 2 * large), ElementsAre(0, 0, 1, 1, 2, 2, 3, 3, 4, 4));
   EXPECT_THAT(groups({large, 9 * large, large, 5}, limit), ElementsAre(0, 0, 1, 2));
   EXPECT_THAT(groups({6, 25, 4, 6, 9}, 10), ElementsAre(0, 1, 2, 3));
+  const std::vector<std::int64_t> hundred(100, large);  // an eighth is 12 of them, and a half
+  EXPECT_EQ(groups(hundred, 100 * large).back(), 8);
+  EXPECT_EQ(groups(hundred, 10 * large).back(), 9);
 }
 
 TEST(BucketPlan, LowerPrecisionHasBucketsOfItsOwn) {

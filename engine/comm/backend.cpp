@@ -89,6 +89,10 @@ class BackendCommunicator final : public Communicator {
   PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
     return send_rows("all_to_all", output, input);
   }
+  bool trades() const override { return world_size() == 2 && !device_.is_cuda(); }
+  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
+    return trade("all_to_all", output, input);
+  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     if (gather_by_ == GatherBy::AllToAll)
       return send_rows("all_gather", output, input.expand({world_size(), input.numel()}));
@@ -122,7 +126,7 @@ class BackendCommunicator final : public Communicator {
 
  private:
   PendingPtr send_rows(const char* collective, const at::Tensor& output, const at::Tensor& input) {
-    if (world_size() == 2 && !device_.is_cuda())
+    if (trades())
       return trade_rows(collective, output.view({2, output.numel() / 2}),
                         input.view({2, input.numel() / 2}));
     Workspace::Room copies;
@@ -140,12 +144,16 @@ class BackendCommunicator final : public Communicator {
     return std::make_unique<BackendPending>(std::move(work), caller, std::move(copies));
   }
 
-  // Each of two ranks sends one message, from where it lies.
   PendingPtr trade_rows(const char* collective, const at::Tensor& output, const at::Tensor& input) {
     output[rank()].copy_(input[rank()]);
+    return trade(collective, output[1 - rank()], input[1 - rank()]);
+  }
+
+  // Each of two ranks sends one message, from where it lies.
+  PendingPtr trade(const char* collective, const at::Tensor& output, const at::Tensor& input) {
     return start(collective, [&] {
-      at::Tensor to = output[1 - rank()];
-      at::Tensor from = input[1 - rank()];
+      at::Tensor to = output;
+      at::Tensor from = input;
       std::vector<int64_t> in(2, 0);
       in[static_cast<std::size_t>(1 - rank())] = from.numel();
       auto out = in;  // each is moved from
@@ -173,6 +181,12 @@ std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& back
                                    std::shared_ptr<Communicator> words) {
   return std::make_shared<BackendCommunicator>(backend, device, gather_by, std::move(peers),
                                                std::move(words));
+}
+
+PendingPtr Communicator::trade(const at::Tensor&, const at::Tensor&) {
+  throw Error("comm.trade",
+              "expected a communicator that trades, got one that does not. Ask "
+              "trades() before, and use all_to_all.");
 }
 
 at::Tensor exchange(Communicator& communicator, const at::Tensor& message) {

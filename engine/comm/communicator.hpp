@@ -47,6 +47,10 @@ class Communicator {
   // output[r * n, (r + 1) * n) = what rank r holds at input[rank * n, ...).   [W * n] -> [W * n]
   // Rows may lie apart, or be one and the same: an input [W, n] of contiguous rows.
   virtual PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) = 0;
+  // Of two ranks, where trades() says so: output = what the other one holds at input.   [n] -> [n]
+  // An all_to_all that copies no row of its own.
+  virtual bool trades() const { return false; }
+  virtual PendingPtr trade(const at::Tensor& output, const at::Tensor& input);
   // output = the inputs of all ranks in rank order.   [n] -> [W * n]
   virtual PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
   // In place, in the backend's order.   [n]

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "engine/kernels/element_of.hpp"
 #include "engine/kernels/exact_tensor.hpp"
@@ -17,20 +18,25 @@ namespace {
 // On CUDA a collective costs more than room.
 constexpr int64_t kCudaPieceNumel = int64_t{1} << 25;
 
+// Rows that may lie apart, on the CPU.
+void tree_sum_of(const std::vector<at::Tensor>& rows, const at::Tensor& result) {
+  const auto from = kernels::element_of(rows.front().scalar_type(), "comm.reduction");
+  const auto to = kernels::element_of(result.scalar_type(), "comm.reduction");
+  std::vector<const void*> begins;
+  for (const auto& row : rows) begins.push_back(row.const_data_ptr());
+  kernels::tree_sum(begins.data(), from, static_cast<int>(rows.size()), result.numel(),
+                    result.mutable_data_ptr(), to);
+}
+
 void tree_sum_into(const at::Tensor& result, const at::Tensor& contributions) {
-  const int rows = static_cast<int>(contributions.size(0));
-  const int64_t numel = contributions.size(1);
+  if (!contributions.is_cuda()) return tree_sum_of(contributions.unbind(0), result);
   const auto from = kernels::element_of(contributions.scalar_type(), "comm.reduction");
   const auto to = kernels::element_of(result.scalar_type(), "comm.reduction");
-  if (contributions.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(contributions.device());
-    kernels::tree_sum_cuda(
-        contributions.const_data_ptr(), from, rows, numel, result.mutable_data_ptr(), to,
-        c10::cuda::getCurrentCUDAStream(contributions.device().index()).stream());
-  } else {
-    kernels::tree_sum(contributions.const_data_ptr(), from, rows, numel, result.mutable_data_ptr(),
-                      to);
-  }
+  const c10::cuda::CUDAGuard guard(contributions.device());
+  kernels::tree_sum_cuda(contributions.const_data_ptr(), from,
+                         static_cast<int>(contributions.size(0)), contributions.size(1),
+                         result.mutable_data_ptr(), to,
+                         c10::cuda::getCurrentCUDAStream(contributions.device().index()).stream());
 }
 
 }  // namespace
@@ -84,6 +90,7 @@ void Reduction::send_piece() {
   const int64_t numel =
       std::min(buffer_.is_cuda() ? kCudaPieceNumel : kPieceNumel, row_numel - sent_numel_);
   if (numel == 0) return;
+  const bool trades = order_ == ReductionOrder::Pinned && communicator_->trades();
   at::Tensor rows;  // [W, numel], row r for rank r
   if (kind_ == Kind::Scatter)
     rows = buffer_.view({world, row_numel}).narrow(1, sent_numel_, numel);
@@ -91,15 +98,28 @@ void Reduction::send_piece() {
     rows = buffer_.narrow(0, sent_numel_, numel).expand({world, numel});
   else
     rows = buffer_.narrow(0, sent_numel_ * world, numel * world).view({world, numel});
+  sent_numel_ += numel;
+  const int64_t begin = sent_numel_ - numel;
+  auto received = communicator_->workspace().take((trades ? 1 : world) * numel, buffer_.options());
+  if (trades) {
+    const int rank = communicator_->rank();
+    auto pending = communicator_->trade(received.tensor(), rows[1 - rank]);
+    pieces_.push_back({begin, numel, rows[rank], std::move(received), std::move(pending)});
+    return;
+  }
   if (rows.is_contiguous()) rows = rows.view({-1});
-  auto received = communicator_->workspace().take(world * numel, buffer_.options());
   auto pending =
       communicator_->all_to_all(kernels::as_sent(received.tensor()), kernels::as_sent(rows));
-  pieces_.push_back({sent_numel_, numel, std::move(received), std::move(pending)});
-  sent_numel_ += numel;
+  pieces_.push_back({begin, numel, {}, std::move(received), std::move(pending)});
 }
 
 void Reduction::add_into(const at::Tensor& sum, Piece& piece) const {
+  if (piece.own.defined()) {
+    std::vector<at::Tensor> rows{piece.own, piece.received.tensor()};
+    if (communicator_->rank() == 1) std::swap(rows[0], rows[1]);
+    tree_sum_of(rows, sum);
+    return piece.received.give_back();
+  }
   const auto rows = piece.received.tensor().view({communicator_->world_size(), piece.numel});
   if (order_ == ReductionOrder::Exact)
     sum.copy_(kernels::exact_row_sum(rows, result_dtype_));

@@ -49,7 +49,8 @@ class Reduction {
   struct Piece {
     int64_t begin;             // in the sum
     int64_t numel;             // of a row of what is received
-    Workspace::Room received;  // [W, numel]
+    at::Tensor own;            // of two ranks that trade: this one's row, in the buffer
+    Workspace::Room received;  // [W, numel], or the other's row
     PendingPtr pending;
   };
   Reduction(Communicator& communicator, Kind kind, ReductionOrder order, at::Tensor buffer,

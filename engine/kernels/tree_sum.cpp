@@ -10,14 +10,14 @@ namespace {
 
 constexpr int64_t kBlockNumel = 2048;  // rows of one block stay in the first-level caches
 
-void sum_blocks(const char* input, Element input_type, int rows, int64_t n, char* output,
+void sum_blocks(const void* const* inputs, Element input_type, int rows, int64_t n, char* output,
                 Element output_type) {
   std::vector<float> levels(static_cast<size_t>(rows * kBlockNumel));
   for (int64_t start = 0; start < n; start += kBlockNumel) {
     const int64_t width = std::min(kBlockNumel, n - start);
     for (int row = 0; row < rows; ++row) {
-      widen(input + (row * n + start) * element_bytes(input_type), input_type, width,
-            levels.data() + row * kBlockNumel);
+      widen(static_cast<const char*>(inputs[row]) + start * element_bytes(input_type), input_type,
+            width, levels.data() + row * kBlockNumel);
     }
     for (int left = rows; left > 1; left = (left + 1) / 2) {
       for (int row = 0; row < (left + 1) / 2; ++row) {
@@ -35,19 +35,19 @@ void sum_blocks(const char* input, Element input_type, int rows, int64_t n, char
 }
 
 // Two fp32 ranks are the common case on a CPU: no copy through the block is needed.
-void sum_pair(const float* input, int64_t n, float* output) {
-  for (int64_t i = 0; i < n; ++i) output[i] = input[i] + input[n + i];
+void sum_pair(const float* a, const float* b, int64_t n, float* output) {
+  for (int64_t i = 0; i < n; ++i) output[i] = a[i] + b[i];
 }
 
 }  // namespace
 
-void tree_sum(const void* input, Element input_type, int rows, int64_t n, void* output,
+void tree_sum(const void* const* inputs, Element input_type, int rows, int64_t n, void* output,
               Element output_type) {
   if (rows == 2 && input_type == Element::Fp32 && output_type == Element::Fp32) {
-    sum_pair(static_cast<const float*>(input), n, static_cast<float*>(output));
+    sum_pair(static_cast<const float*>(inputs[0]), static_cast<const float*>(inputs[1]), n,
+             static_cast<float*>(output));
   } else {
-    sum_blocks(static_cast<const char*>(input), input_type, rows, n, static_cast<char*>(output),
-               output_type);
+    sum_blocks(inputs, input_type, rows, n, static_cast<char*>(output), output_type);
   }
 }
 

@@ -14,14 +14,17 @@ namespace {
 constexpr std::int64_t kSmallNumel = std::int64_t{1} << 20;
 constexpr std::int64_t kParts = 8;
 
-}  // namespace
-
-std::int64_t bucket_size(const ParameterTable& table, std::int64_t limit_numel, bool leave_full) {
-  if (!leave_full) return limit_numel;
+std::int64_t eighth(const ParameterTable& table) {
   std::int64_t numel = 0;
   for (const Entry& entry : table.entries())
     if (entry.trainable) numel += entry.numel;
-  return std::min(limit_numel, std::max(kSmallNumel, (numel + kParts - 1) / kParts));
+  return std::max(kSmallNumel, (numel + kParts - 1) / kParts);
+}
+
+}  // namespace
+
+std::int64_t bucket_size(const ParameterTable& table, std::int64_t limit_numel, bool leave_full) {
+  return leave_full ? std::min(limit_numel, eighth(table)) : limit_numel;
 }
 
 BucketPlan::BucketPlan(const ParameterTable& table, int shards, std::int64_t bucket_size_numel)
@@ -60,7 +63,7 @@ BucketPlan::BucketPlan(const ParameterTable& table, int shards, std::int64_t buc
   std::sort(buckets_.begin(), buckets_.end(), [](const Bucket& a, const Bucket& b) {
     return a.slots.back().parameter > b.slots.back().parameter;
   });
-  locate(std::min(bucket_size_numel, kSmallNumel));
+  locate(std::min(bucket_size_numel, eighth(table)));
 }
 
 void BucketPlan::locate(std::int64_t group_size_numel) {

@@ -50,7 +50,7 @@ class Rooms {
     const int64_t numel = std::min(comm::Reduction::kPieceNumel, left_numel_);
     if (numel == 0) return;
     left_numel_ -= numel;
-    const int64_t bytes = numel * world_ * 4;
+    const int64_t bytes = numel * (world_ == 2 ? 1 : world_) * 4;  // two ranks trade
     auto block = free_.lower_bound(bytes);
     const bool is_there = block != free_.end();
     if (!is_there && !free_.empty()) {

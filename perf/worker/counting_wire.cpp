@@ -54,6 +54,13 @@ comm::PendingPtr CountingWire::all_to_all(const at::Tensor& output, const at::Te
   return pending;
 }
 
+comm::PendingPtr CountingWire::trade(const at::Tensor& output, const at::Tensor& input) {
+  const auto sent = counted("all_to_all", input, static_cast<int64_t>(input.nbytes()));
+  auto pending = started("all_to_all", wire_->trade(output, sent));
+  if (fault_.one_more) comm::exchange(*this, at::zeros({1}, at::kLong));
+  return pending;
+}
+
 comm::PendingPtr CountingWire::all_gather(const at::Tensor& output, const at::Tensor& input) {
   const int64_t others = world_size() - 1;
   const auto sent = counted("all_gather", input, static_cast<int64_t>(input.nbytes()) * others);

@@ -46,6 +46,8 @@ class CountingWire final : public comm::Communicator {
   int world_size() const override { return wire_->world_size(); }
   c10::Device device() const override { return wire_->device(); }
   comm::PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override;
+  bool trades() const override { return wire_->trades(); }
+  comm::PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override;
   comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override;
   comm::PendingPtr all_reduce_sum(const at::Tensor& tensor) override;
   comm::PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override;
