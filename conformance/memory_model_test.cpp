@@ -115,9 +115,11 @@ TEST(MemoryModel, BucketsThatLeaveWhenFullAreAnEighthOfALargeModel) {
   EXPECT_EQ(peak(1, 320, 100'000), 32'000'000 * 4);
   EXPECT_EQ(peak(2, 320, 100'000), 3 * 4'000'000 * 4);
   EXPECT_EQ(peak(3, 320, 100'000), 3 * 4'000'000 * 4);
-  // Large parameters are buckets of their own.
+  // Large parameters are buckets of their own, and leave in groups.
   EXPECT_EQ(peak(1, 32, 1'000'000), 32'000'000 * 4);
-  EXPECT_EQ(peak(3, 32, 1'000'000), 3 * 1'000'000 * 4);
+  EXPECT_EQ(peak(3, 32, 1'000'000), 3 * 4'000'000 * 4);
+  EXPECT_EQ(peak(3, 64, 1'000'000), 3 * 4'000'000 * 4);
+  EXPECT_EQ(peak(3, 8, 10'000'000), 3 * 10'000'000 * 4);
 }
 
 TEST(MemoryModel, ALaterPassIsHeldUntilItEnds) {

@@ -105,6 +105,7 @@ TEST(BucketPlan, BucketsInARowLeaveInGroups) {
   const std::vector<std::int64_t> hundred(100, large);  // an eighth is 12 of them, and a half
   EXPECT_EQ(groups(hundred, 100 * large).back(), 8);
   EXPECT_EQ(groups(hundred, 10 * large).back(), 9);
+  EXPECT_EQ(groups(std::vector<std::int64_t>(64, 8 * large), limit).back(), 15);  // 2^22 each
 }
 
 TEST(BucketPlan, LowerPrecisionHasBucketsOfItsOwn) {

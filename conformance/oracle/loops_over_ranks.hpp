@@ -1,5 +1,8 @@
 // A reduction of one element in plain loops: the documented order of additions, written once more
-// beside what bound.cpp counts. One fp32 operation a step, rounded to its dtype; no errors.
+// beside what bound.cpp counts. One fp32 operation a step, rounded to its dtype.
+//
+// Invariants: it shares no code with the engine, nor with the bound.
+// Errors: none.   Depends on: bound.hpp's Reduction, ATen's 16-bit types.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -12,6 +12,7 @@ namespace equigrad::layout {
 namespace {
 
 constexpr std::int64_t kSmallNumel = std::int64_t{1} << 20;
+constexpr std::int64_t kLargeGroupNumel = std::int64_t{1} << 22;
 constexpr std::int64_t kParts = 8;
 
 std::int64_t eighth(const ParameterTable& table) {
@@ -63,7 +64,7 @@ BucketPlan::BucketPlan(const ParameterTable& table, int shards, std::int64_t buc
   std::sort(buckets_.begin(), buckets_.end(), [](const Bucket& a, const Bucket& b) {
     return a.slots.back().parameter > b.slots.back().parameter;
   });
-  locate(std::min(bucket_size_numel, eighth(table)));
+  locate(std::min({bucket_size_numel, eighth(table), kLargeGroupNumel}));
 }
 
 void BucketPlan::locate(std::int64_t group_size_numel) {

@@ -5,9 +5,9 @@
 // alone, and so does one of kAloneNumel elements: its gradient can be sent from where it lies. A
 // bucket comes where its last parameter does. Ranks agree once for a group of buckets (each time
 // the earlier one waits for the later): it has at most `bucket_size_numel` elements too, and an
-// eighth of what is trained, or 2^20 if that is more; or it is one bucket. A bucket's buffer has
-// shape [shards, shard_numel]: row r is what rank r owns, and a parameter has the same columns in
-// every row.
+// eighth of what is trained, which is taken for 2^20 if it is less, for 2^22 if it is more; or it
+// is one bucket. A bucket's buffer has shape [shards, shard_numel]: row r is what rank r owns, and
+// a parameter has the same columns in every row.
 //
 //   two parameters of 5 and 3 elements, 2 shards:   row 0:  a0 a1 a2 | b0 b1
 //                                                   row 1:  a3 a4  . | b2  .     (. = padding)

@@ -100,10 +100,10 @@ void everyone(const Programs& programs, Heat& heat) {
 
 std::vector<Heat> targets(const Programs& programs) {
   std::vector<Heat> heats = {
-      heat_of("0.17 M", gpt(10, 16, 2, 128, 4096), 15, 10),
-      heat_of("5.3 M", gpt(4, 256, 8, 128, 4096), 15, 3),
+      heat_of("0.17 M", gpt(10, 16, 2, 128, 4096), 11, 10),
+      heat_of("5.3 M", gpt(4, 256, 8, 128, 4096), 13, 3),
       heat_of("29.5 M", gpt(8, 512, 8, 128, 4096), 7, 2),
-      heat_of("1,000 tensors", dots(1000, 16), 15, 10),
+      heat_of("1,000 tensors", dots(1000, 16), 11, 10),
   };
   for (auto& heat : heats) everyone(programs, heat);
   heats[2].at_once = 7;  // about a gigabyte a rank
@@ -114,7 +114,7 @@ std::vector<Heat> modes(const Programs& programs) {
   std::vector<Heat> heats;
   const json small = gpt(2, 64, 4, 64, 512);
   for (const int world : {1, 2, 4}) {
-    auto heat = heat_of("small, fp32, ranks " + std::to_string(world), small, 15, 6);
+    auto heat = heat_of("small, fp32, ranks " + std::to_string(world), small, 9, 6);
     heat.world = world;
     Field field(programs, heat);
     field.alone();
@@ -124,7 +124,7 @@ std::vector<Heat> modes(const Programs& programs) {
     field.engine_stages(", exact", {{"reduction", "exact"}});
     heats.push_back(heat);
   }
-  auto heat = heat_of("small, bf16, ranks 2", small, 11, 4);
+  auto heat = heat_of("small, bf16, ranks 2", small, 9, 4);
   heat.bf16 = true;
   Field field(programs, heat);
   field.alone();
@@ -157,16 +157,16 @@ std::vector<Heat> scaling(const Programs& programs) {
   const json none = json::object(), small = gpt(2, 64, 4, 64, 512),
              medium = gpt(2, 128, 4, 64, 1024);
   for (const auto& [layers, dim] : {std::pair{2, 64}, {2, 128}, {4, 192}, {4, 256}})
-    add("model dim " + std::to_string(dim), gpt(layers, dim, 4, 64, 1024), 7, 4, 2, 1, none);
+    add("model dim " + std::to_string(dim), gpt(layers, dim, 4, 64, 1024), 5, 4, 2, 1, none);
   for (const int world : {1, 2, 3, 4, 8})
-    add("ranks " + std::to_string(world), small, 7, 4, world, 1, none);
+    add("ranks " + std::to_string(world), small, 5, 4, world, 1, none);
   for (const int accumulation : {1, 2, 4, 8})
-    add("accumulation " + std::to_string(accumulation), small, 7, 3, 2, accumulation, none);
+    add("accumulation " + std::to_string(accumulation), small, 5, 3, 2, accumulation, none);
   for (const int count : {10, 100, 1'000, 10'000})
-    add("parameters " + std::to_string(count), dots(count, 160'000 / count), 7,
+    add("parameters " + std::to_string(count), dots(count, 160'000 / count), 5,
         count < 10'000 ? 10 : 2, 2, 1, none);
   for (const int64_t bucket : {10'000, 100'000, 1'000'000})
-    add("bucket " + std::to_string(bucket), medium, 7, 4, 2, 1,
+    add("bucket " + std::to_string(bucket), medium, 5, 4, 2, 1,
         {{"zero_optimization",
           {{"reduce_bucket_size", bucket}, {"allgather_bucket_size", bucket}}}});
   return heats;
