@@ -133,7 +133,7 @@ TEST(Reduction, WhatTwoRanksTradePieceByPieceIsTheTree) {
                  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
                    const auto mine = of_rank(context.rank(), 2 * n, dtype);
                    const auto want = tree_over_ranks(2, 2 * n, dtype);
-                   for (const auto result : {at::kFloat, dtype}) {
+                   for (const auto result : {at::kFloat, at::kBFloat16}) {
                      EXPECT_THAT(pinned_all(group, mine, result), HasTheBitsOf(want.to(result)));
                      auto scatter = Reduction::reduce_scatter_sum(group, ReductionOrder::Pinned,
                                                                   mine.clone(), result);

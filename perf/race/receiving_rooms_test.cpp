@@ -1,0 +1,49 @@
+// The rooms that reductions receive into, by hand.
+#include "perf/race/receiving_rooms.hpp"
+
+#include <gtest/gtest.h>
+
+#include "conformance/sample.hpp"
+#include "engine/comm/reduction.hpp"
+
+namespace equigrad::perf {
+namespace {
+
+constexpr int64_t kPiece = comm::Reduction::kPieceNumel;
+
+// Every parameter is a bucket and a group of its own.
+int64_t of(const std::vector<int64_t>& numels, int shards, int world) {
+  return receiving_bytes(layout::BucketPlan(conformance::table_of(numels), shards, 1), world) / 4;
+}
+
+// Of two ranks each receives the other's row, of more every rank's.
+TEST(ReceivingRooms, HoldARowOfEveryRankButOfTwo) {
+  EXPECT_EQ(of({10}, 1, 1), 10);
+  EXPECT_EQ(of({10}, 2, 2), 5);
+  EXPECT_EQ(of({10}, 1, 2), 10);
+  EXPECT_EQ(of({9}, 3, 3), 3 * 3);
+}
+
+// Three pieces are on their way while one is added.
+TEST(ReceivingRooms, AreFourPiecesOfALargeBucket) {
+  EXPECT_EQ(of({2 * 2 * kPiece}, 2, 2), 2 * kPiece);
+  EXPECT_EQ(of({2 * 3 * kPiece}, 2, 2), 3 * kPiece);
+  EXPECT_EQ(of({2 * 9 * kPiece}, 2, 2), 4 * kPiece);
+  EXPECT_EQ(of({9 * kPiece}, 1, 2), 4 * kPiece);
+}
+
+TEST(ReceivingRooms, TwoGroupsAreUnderWayAndBlocksAreUsedAgain) {
+  EXPECT_EQ(of({10, 10}, 2, 2), 10);
+  EXPECT_EQ(of({10, 10, 10, 10}, 2, 2), 10);
+}
+
+// The last parameter's comes first. A block that is too small makes way for a larger one.
+TEST(ReceivingRooms, GrowWithTheLargestThatAreUnderWay) {
+  EXPECT_EQ(of({10, 20}, 2, 2), 10 + 5);
+  EXPECT_EQ(of({20, 10}, 2, 2), 5 + 10);
+  EXPECT_EQ(of({20, 10, 10}, 2, 2), 10 + 10);
+  EXPECT_EQ(of({20, 20, 10}, 2, 2), 10 + 10);
+}
+
+}  // namespace
+}  // namespace equigrad::perf
