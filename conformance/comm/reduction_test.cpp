@@ -145,6 +145,20 @@ TEST(Reduction, WhatTwoRanksTradePieceByPieceIsTheTree) {
       "");
 }
 
+// Of two NaNs an addition keeps one: the same on both ranks.
+TEST(Reduction, WhatTwoRanksTradeHasOneOrderForNansToo) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       auto& group = *context.group();
+                       const int32_t bits = 0x7FC00001 + context.rank();
+                       const auto mine = at::full({64}, bits, at::kInt).view(at::kFloat);
+                       const auto sum = pinned_all(group, mine, at::kFloat);
+                       const auto of_all = exchange(group, sum.view(at::kInt).to(at::kLong));
+                       EXPECT_TRUE(of_all[0].equal(of_all[1])) << of_all[0][0] << of_all[1][0];
+                     }),
+            "");
+}
+
 // One rank gives up before it hears of the others, which give up afterwards.
 TEST(Reduction, OneThatIsDroppedSendsNoMore) {
   EXPECT_EQ(on_ranks(2,

@@ -172,6 +172,12 @@ class Adversary final : public Wire {
     return launch("all_to_all", true, output, input,
                   [real](const auto& to, const auto& from) { return real->all_to_all(to, from); });
   }
+  bool trades() const override { return wire_->trades(); }
+  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
+    const auto real = wire_.get();
+    return launch("trade", true, output, input,
+                  [real](const auto& to, const auto& from) { return real->trade(to, from); });
+  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const auto real = wire_.get();
     return launch("all_gather", false, output, input,
