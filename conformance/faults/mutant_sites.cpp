@@ -106,6 +106,12 @@ class MutantWire : public Wire {
     if (at_ == At::Sent) return send(output, mutate_(input));
     return received(wire_->all_to_all(output, input), At::Received, output);
   }
+  bool trades() const override { return wire_->trades(); }
+  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
+    if (at_ != At::Sent) return received(wire_->trade(output, input), At::Received, output);
+    const auto sent = mutate_(input);
+    return std::make_unique<Altered>(wire_->trade(output, sent), sent, nullptr);
+  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     if (!input.is_floating_point()) return wire_->all_gather(output, input);
     if (at_ == At::Published) {
