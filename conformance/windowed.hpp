@@ -27,6 +27,7 @@ struct WindowKind {
   bool each;     // gradients are reduced in every pass
   bool sharded;  // the plan is cut into a slice a rank
   at::ScalarType dtype;
+  bool ahead = false;  // a first pass sends what is full
 };
 
 inline at::Tensor contribution(std::size_t p, uint64_t pass, int rank, at::ScalarType dtype) {
@@ -51,7 +52,12 @@ struct Windowed {
         plan(table, of.sharded ? world : 1, 10),
         seat(*group, table.size()),
         window(plan, table.size(), *group, seat,
-               {of.dtype, of.dtype, of.each, ReductionOrder::Pinned}, ledger) {}
+               {.param_dtype = of.dtype,
+                .accumulate_dtype = of.dtype,
+                .reduce_every_pass = of.each,
+                .order = ReductionOrder::Pinned,
+                .ahead = of.ahead},
+               ledger) {}
 
   void ready(std::size_t p, uint64_t pass) {
     window.ready(p, contribution(p, pass, rank, kind.dtype));
@@ -63,8 +69,16 @@ struct Windowed {
       if (but.count(p) == 0) ready(p, pass);
     }
   }
-  void pass(uint64_t number, double weight = 1, const std::set<std::size_t>& but = {}) {
+  void begin(double weight) {
     window.begin(weight);
+    window.expect_step();
+  }
+  at::Tensor take() {
+    window.agree(0);
+    return window.take_averaged(kFactor);
+  }
+  void pass(uint64_t number, double weight = 1, const std::set<std::size_t>& but = {}) {
+    begin(weight);
     all_ready(number, but);
     window.end();
   }
@@ -131,15 +145,19 @@ void for_each_kind(Fn fn, const std::vector<int>& worlds = {1, 2, 3}) {
     EXPECT_EQ(ranks::on_ranks(world,
                               [fn](ranks::RankContext& context) {
                                 for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-                                  for (const auto& [each, sharded] :
-                                       {std::pair{false, false}, {false, true}, {true, true}}) {
+                                  for (const auto& kind :
+                                       {WindowKind{false, false, dtype}, {false, true, dtype},
+                                        {true, true, dtype}, {false, false, dtype, true},
+                                        {false, true, dtype, true}}) {
                                     const auto text =
                                         std::string(c10::toString(dtype)) +
-                                        (each ? ", every pass" : ", at the boundary") +
-                                        (sharded ? ", sharded" : "");
+                                        (kind.each    ? ", every pass"
+                                         : kind.ahead ? ", ahead of the boundary"
+                                                      : ", at the boundary") +
+                                        (kind.sharded ? ", sharded" : "");
                                     context.note(text);
                                     SCOPED_TRACE(text);
-                                    fn(context, WindowKind{each, sharded, dtype});
+                                    fn(context, kind);
                                   }
                                 }
                               }),

@@ -62,8 +62,8 @@ struct ZeroConfig {
   // Nothing is kept past so many elements of other uses, even where that would save a gather; what
   // stays whole is no use.
   std::int64_t stage3_max_reuse_distance = 1'000'000'000;
-  // Gathers (stage 3) and reductions (2, 3) go on while operators run; if not, they are over before
-  // the next operator begins, and the least is under way.
+  // Gathers (stage 3) and reductions go on while operators run (at 0, 1 those of a window's only
+  // pass); if not, they are over before the next operator begins, and the least is under way.
   bool overlap_comm = true;
   LeafModuleConfig leaf_module;
   OffloadParamConfig offload_param;  // shards, stage 3
@@ -86,6 +86,11 @@ struct EngineConfig {
   double communication_timeout_s = 1800.0;
   ProgressiveLayerDropConfig progressive_layer_drop;
   FlopsProfilerConfig flops_profiler;
+  // Stages 0, 1: whether the only pass of a window may begin its reduction (window.hpp).
+  bool reduces_ahead(int world_size) const {
+    return zero.stage <= 1 && gradient_accumulation_steps == 1 && zero.overlap_comm &&
+           reduction == ReductionOrder::Pinned && world_size > 1;
+  }
   bool operator==(const EngineConfig&) const = default;
 };
 

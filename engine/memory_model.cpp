@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/loss/divisors.hpp"
 #include "engine/memory_parts.hpp"
 
 namespace equigrad {
@@ -20,7 +21,7 @@ HeldBytes always(std::int64_t bytes) { return {bytes, bytes, bytes}; }
 
 }  // namespace
 
-Sizes::Sizes(const EngineConfig& config, bool on_cuda)
+Sizes::Sizes(const EngineConfig& config, int world, bool on_cuda)
     : param(bytes_of(config.precision.param)),
       window(bytes_of(config.precision.accumulate)),
       master(bytes_of(config.precision.master)),
@@ -38,6 +39,11 @@ Sizes::Sizes(const EngineConfig& config, bool on_cuda)
                            : cast                  ? autocast
                            : each || waits_as_sent ? param
                                                    : window;
+    const DataType sent = precision.communication ? *precision.communication
+                          : cast                  ? precision.autocast.dtype
+                                                  : precision.accumulate;
+    copies_to_send[lower] = sent != precision.accumulate ||
+                            loss::factor_before_sum(config.averaging, world) != 1.0;
     if (waits_as_sent && config.gradient_accumulation_steps > 1) gradient_wire[lower] = kExactBytes;
   }
   if (is_exact && each) window = kExactBytes;
@@ -54,8 +60,8 @@ Model::Model(const layout::ParameterTable& of, const EngineConfig& with,
       world(options.world_size),
       on_cuda(options.on_cuda),
       plan(table, stage.shards(world),
-           layout::bucket_size(table, config.zero.reduce_bucket_size, each_pass())),
-      sizes(config, options.on_cuda) {
+           layout::bucket_size(table, config.zero.reduce_bucket_size, leaves_full())),
+      sizes(config, world, options.on_cuda) {
   for (std::size_t i = table.size(); i-- > 0;)
     if (table[i].trainable) all.push_back(i);
   arrivals = options.arrivals.value_or(all);
@@ -147,7 +153,7 @@ MemoryRates rates(const EngineConfig& config, const MemoryOptions& options) {
   // What does not grow with the model is left out by making it nothing: one element a bucket, an
   // all-gather, a page.
   const Stage stage = stage_row(config.zero.stage);
-  const Sizes sizes(config, options.on_cuda);
+  const Sizes sizes(config, options.world_size, options.on_cuda);
   EngineConfig fine = config;
   fine.zero.reduce_bucket_size = fine.zero.allgather_bucket_size = 1;
   fine.zero.stage3_param_persistence_threshold = 0;

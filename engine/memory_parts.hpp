@@ -31,8 +31,9 @@ struct Sizes {
   bool masters_are_shards;                        // stage 3
   bool copies_gradient;                           // to where the masters are
   bool waits_as_sent;                             // what buckets hold for the step: exact order
+  bool copies_to_send[2];                         // by lower_precision, what they hold for the step
 
-  Sizes(const EngineConfig& config, bool on_cuda);
+  Sizes(const EngineConfig& config, int world, bool on_cuda);
 };
 
 // Everything that a forecast is made of.
@@ -61,6 +62,7 @@ struct Model {
   HeldBytes pages() const;
   bool is_exact() const { return config.reduction == ReductionOrder::Exact; }
   bool each_pass() const { return stage.gradients_reduced == ReduceWhen::EveryPass; }
+  bool leaves_full() const { return each_pass() || config.reduces_ahead(world); }
   std::int64_t padded_numel(std::size_t i) const {
     return layout::Partition(table[i].numel, world).padded_numel();
   }

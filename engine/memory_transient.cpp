@@ -10,18 +10,23 @@ namespace {
 // The buckets of one window, as a bucket queue opens, launches and delivers them.
 class Buckets {
  public:
-  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass,
+  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass, bool ahead,
           bool overlaps)
       : plan_(plan),
         sizes_(sizes),
         world_(world),
         each_pass_(each_pass),
+        ahead_(ahead),
         overlaps_(overlaps),
         is_open_(plan.buckets().size(), false),
         filled_(plan.buckets().size(), 0) {}
 
   std::int64_t peak(const std::vector<std::size_t>& arrivals) {
     for (const std::size_t parameter : arrivals) arrive(parameter);
+    ahead_ = false;
+    const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
+    for (std::size_t bucket = 0; !each_pass_ && bucket < arrived; ++bucket)
+      hold(-held_bytes(bucket));
     while (next_ < filled_.size()) launch();
     return peak_;
   }
@@ -32,7 +37,8 @@ class Buckets {
     if (const auto at = plan_.slot_of(parameter)) {
       open(at->bucket);
       ++filled_[at->bucket];
-      while (each_pass_ && next_ < filled_.size() && is_group_full()) {
+      while ((each_pass_ || ahead_) && next_ < filled_.size() && is_group_full()) {
+        if (ahead_ && plan_.end_of_group(next_) == filled_.size()) break;
         for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch();
         while (!overlaps_ && !in_flight_.empty()) deliver();
       }
@@ -84,26 +90,38 @@ class Buckets {
   void deliver() {
     window_ = plan_.shard_numel() * sizes_.window;
     hold(0);
-    hold(-wire_bytes(in_flight_.front()));
+    const auto [bucket, bytes, stays] = in_flight_.front();
+    hold(-bytes);
+    if (stays && !ahead_) hold(-held_bytes(bucket));
     in_flight_.pop_front();
   }
   void launch() {
     const auto group_of = [this](std::size_t of) { return plan_.buckets()[of].group; };
-    while (!in_flight_.empty() && group_of(in_flight_.front()) + kInFlight <= group_of(next_)) {
+    while (!in_flight_.empty() &&
+           group_of(in_flight_.front().bucket) + kInFlight <= group_of(next_)) {
       deliver();
     }
     open(next_);
-    hold(wire_bytes(next_) - held_bytes(next_));
-    in_flight_.push_back(next_++);
+    // What leaves ahead of the step stays here too.
+    const bool is_here =
+        ahead_ && !sizes_.copies_to_send[plan_.buckets()[next_].lower_precision ? 1 : 0];
+    const std::int64_t bytes = is_here ? 0 : wire_bytes(next_);
+    hold(bytes - (ahead_ ? 0 : held_bytes(next_)));
+    in_flight_.push_back({next_++, bytes, ahead_});
   }
 
+  struct Flying {
+    std::size_t bucket;
+    std::int64_t bytes;
+    bool stays;
+  };
   const layout::BucketPlan& plan_;
   const Sizes& sizes_;
   int world_;
-  bool each_pass_, overlaps_;
+  bool each_pass_, ahead_, overlaps_;
   std::vector<bool> is_open_;
   std::vector<std::size_t> filled_;
-  std::deque<std::size_t> in_flight_;
+  std::deque<Flying> in_flight_;
   std::size_t next_ = 0;
   std::int64_t now_ = 0, peak_ = 0, window_ = 0, most_ = 0;
 };
@@ -112,13 +130,15 @@ class Buckets {
 
 HeldBytes Model::buckets() const {
   const auto new_window = [&] {
-    return Buckets(plan, sizes, world, each_pass(), config.zero.overlap_comm);
+    return Buckets(plan, sizes, world, each_pass(), config.reduces_ahead(world),
+                   config.zero.overlap_comm);
   };
   return {0, new_window().peak(arrivals), new_window().most()};
 }
 
 std::vector<PassBytes> Model::pass() const {
-  Buckets buckets(plan, sizes, world, each_pass(), config.zero.overlap_comm);
+  Buckets buckets(plan, sizes, world, each_pass(), config.reduces_ahead(world),
+                  config.zero.overlap_comm);
   std::vector<PassBytes> course;
   for (const std::size_t parameter : arrivals) course.push_back(buckets.arrive(parameter));
   if (each_pass() && !course.empty()) course.back() = buckets.finish(course.back());

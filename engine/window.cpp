@@ -52,7 +52,8 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
           },
           [this](std::size_t bucket, int64_t rounds) -> comm::Met {
             const bool agreed = !is_exact() || options_.expected_passes > 1;
-            if (!options_.reduce_every_pass && agreed) return {true, rounds, rounds, {}};
+            if (!options_.reduce_every_pass && agreed && rounds != 0)
+              return {true, rounds, rounds, {}};
             return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
           },
           [this](std::size_t bucket) { return sums_.room(bucket); }),
@@ -63,7 +64,10 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
 void Window::begin(double weight) {
   weight_ = weight;
   std::fill(used_by_pass_.begin(), used_by_pass_.end(), false);
+  queue_.send_ahead(false);
 }
+
+void Window::expect_step() { queue_.send_ahead(options_.ahead && passes_ == 0); }
 
 void Window::ready(std::size_t parameter, at::Tensor gradient) {
   used_by_pass_[parameter] = true;
@@ -96,13 +100,14 @@ void Window::end() {
     staged.gradient.reset();
   }
   staged_.clear();
+  if (!options_.reduce_every_pass && queue_.left_ahead() == 0) sums_.clear();  // taken back
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used_[i] || used_by_pass_[i];
   ++passes_;
 }
 
 void Window::abandon() noexcept {
   if (options_.reduce_every_pass || passes_ == 0) queue_.discard();
-  if (options_.reduce_every_pass) sums_.rollback();
+  if (options_.reduce_every_pass || passes_ == 0) sums_.rollback();
   for (const auto& staged : staged_) {
     if (!staged.gradient.defined()) continue;  // end() threw midway
     ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
@@ -110,8 +115,22 @@ void Window::abandon() noexcept {
   staged_.clear();
 }
 
+void Window::forget_guess() noexcept {
+  queue_.take_back();
+  sums_.clear();
+}
+
+// The buckets that have left ahead must be the same on every rank.
 comm::Met Window::agree(int64_t flag) {
-  return seat_.meet({comm::Meeting::Step, passes_, flag}, used_);
+  const auto left = 2 * static_cast<int64_t>(queue_.left_ahead());
+  auto met = seat_.meet({comm::Meeting::Step, passes_, left + flag}, used_);
+  if (met.least_flag / 2 != met.greatest_flag / 2) {
+    forget_guess();
+    met = seat_.meet({comm::Meeting::Step, passes_, flag}, used_);
+  }
+  met.least_flag %= 2;
+  met.greatest_flag %= 2;
+  return met;
 }
 
 at::Tensor Window::take_averaged(double factor) {
@@ -166,8 +185,10 @@ void Window::assign(std::size_t parameter, const at::Tensor& slice) {
   const auto& slot = plan_.slot(at);
   if (options_.reduce_every_pass) {
     sums_.forget(plan_.buckets()[at.bucket].offset + slot.offset, slot.shard_numel);
-  } else if (const auto columns = queue_.columns_of(parameter); columns.defined()) {
-    columns.zero_();
+  } else {
+    forget_guess();
+    const auto columns = queue_.columns_of(parameter);
+    if (columns.defined()) columns.zero_();
   }
   assigned_[parameter] = slice.to(options_.average_dtype, false, /*copy=*/true);
   used_[parameter] = true;

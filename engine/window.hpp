@@ -2,10 +2,14 @@
 // optimizer sees.
 //
 //   stages 0, 1   pass -> bucket buffers (a local sum) ...... step(): reduce -> average
+//                 where one pass is the window: bucket -> reduce .. step(): average
 //   stages 2, 3   pass -> bucket -> reduce -> this rank's shard, added up .. step(): average
 //
 // A backward pass is a transaction: it counts when it ends; one that throws leaves the window as it
 // was before. So a pass may be run again, or left out, after an error.
+// What is reduced in a pass of stages 0, 1 is a guess that no other pass follows: the local sums
+// stay, and are what step() reduces if a pass did follow, or a value was assigned, or a rank's
+// pass threw. So the guess changes no bit.
 //
 // Invariants: a contribution is what one graph task delivers to a leaf; every one is added, in the
 // order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
@@ -46,6 +50,7 @@ struct WindowOptions {
   double before_sum = 1.0;
   int64_t expected_passes = 1;  // of a window
   bool overlaps = true;         // reductions and what else a pass does
+  bool ahead = false;           // a pass that expect_step()s begins reductions; stages 0, 1, pinned
 };
 
 class Window {
@@ -55,13 +60,16 @@ class Window {
 
   // A pass; every contribution counts `weight` times.
   void begin(double weight);
+  // The pass that has begun may be the window's only one: reduction may begin in it.
+  void expect_step();
   void ready(std::size_t parameter, at::Tensor gradient);
   void end();
   void abandon() noexcept;
   int64_t passes() const { return passes_; }
   const std::vector<bool>& used() const { return used_; }  // by this rank; by parameter
 
-  // At the boundary. Marks: by parameter, whether any rank used it; flags as given. Collective.
+  // At the boundary. Marks: by parameter, whether any rank used it; flags, 0 or 1, as given.
+  // Collective.
   comm::Met agree(int64_t flag);
   // The average over passes and ranks; the window is empty afterwards. Collective.
   at::Tensor take_averaged(double factor);
@@ -77,6 +85,7 @@ class Window {
     at::Tensor gradient;
   };
   void count(std::size_t parameter);
+  void forget_guess() noexcept;
   bool is_exact() const { return options_.order == ReductionOrder::Exact; }
   bucket::QueueOptions queue_options(const at::TensorOptions& options) const;
 

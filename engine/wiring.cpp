@@ -29,7 +29,8 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       table_(std::move(assembly.table)),
       plan_(table_, stage_.shards(communicator_->world_size()),
             layout::bucket_size(table_, config.zero.reduce_bucket_size,
-                                stage_.gradients_reduced == ReduceWhen::EveryPass)),
+                                stage_.gradients_reduced == ReduceWhen::EveryPass ||
+                                    config.reduces_ahead(communicator_->world_size()))),
       seat_(*communicator_, table_.size()),
       scaler_(loss::make_scaler(config.precision.loss_scale)),
       optimizer_(config.optimizer, assembly.groups, table_, plan_,
@@ -44,7 +45,8 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
                stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction,
                torch_dtype(config.precision.master), gradients_on_the_wire(config.precision),
                loss::factor_before_sum(config.averaging, communicator_->world_size()),
-               config.gradient_accumulation_steps, config.zero.overlap_comm},
+               config.gradient_accumulation_steps, config.zero.overlap_comm,
+               config.reduces_ahead(communicator_->world_size())},
               ledger_),
       access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
                [this] { return factor(); }}),
@@ -79,6 +81,7 @@ gradient::BackwardPass TrainingEngine::watch() {
          parameters_->rethrow_failure();
          check_autocast();
          window_.begin(pass_weight_);
+         if (micro_batches_.expects_step()) window_.expect_step();
        },
        [this](std::size_t parameter, at::Tensor gradient) {
          parameters_->rethrow_failure();  // this gradient is not real

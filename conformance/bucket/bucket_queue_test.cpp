@@ -220,6 +220,49 @@ TEST(BucketQueue, OnceAllFlushNothingMoreIsAsked) {
   EXPECT_EQ(it.asked, Order{0});
 }
 
+TEST(BucketQueue, WhatIsFullMayLeaveAheadAllButTheLastGroup) {
+  Queue it(false);
+  it.queue.send_ahead(true);
+  for (const std::size_t parameter : {0U, 4U, 3U, 2U}) it.copy_in(parameter, parameter + 1);
+  EXPECT_EQ(it.queue.left_ahead(), 2U);
+  it.copy_in(1, 2);
+  EXPECT_EQ(it.asked, (Order{0, 1, 2}));
+  EXPECT_EQ(it.queue.left_ahead(), 3U);
+  EXPECT_EQ(it.delivered, Order{0}) << "two under way";
+  const int64_t all_bytes = 4 * (9 + 10 + 25 + 6);
+  EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), all_bytes) << "what was sent stays";
+  it.queue.flush();
+  EXPECT_EQ(it.asked, (Order{0, 1, 2, 3}));
+  EXPECT_EQ(it.delivered, kInOrder);
+  EXPECT_EQ(it.queue.left_ahead(), 0U);
+  EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+  for (std::size_t parameter = 0; parameter < 5; ++parameter)
+    EXPECT_THAT(it.sum_of(parameter),
+                HasTheBitsOf(sample(it.table[parameter].numel, parameter + 1)));
+}
+
+TEST(BucketQueue, AGradientForWhatHasLeftAheadTakesAllBack) {
+  for (const std::size_t parameter : {4U, 3U}) {  // that has arrived, or is under way
+    Queue it(false);
+    it.queue.send_ahead(true);
+    for (const std::size_t each : {4U, 3U, 2U, 1U}) it.copy_in(each, each + 1);
+    EXPECT_EQ(it.queue.left_ahead(), 3U);
+    it.copy_in(parameter, 9);
+    EXPECT_EQ(it.queue.left_ahead(), 0U);
+    EXPECT_EQ(it.alone.under_way, 0);
+    it.copy_in(0, 1);
+    EXPECT_EQ(it.asked, (Order{0, 1, 2})) << "nothing more leaves ahead";
+    it.delivered.clear();
+    it.queue.flush();
+    EXPECT_EQ(it.delivered, kInOrder);
+    const int64_t numel = it.table[parameter].numel;
+    EXPECT_THAT(it.sum_of(parameter),
+                HasTheBitsOf(sample(numel, parameter + 1) + sample(numel, 9)));
+    EXPECT_THAT(it.sum_of(1), HasTheBitsOf(sample(25, 2)));
+    EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+  }
+}
+
 TEST(BucketQueue, ShowsWhatWasCopiedInAndHasNotLeft) {
   Queue it(false);
   EXPECT_FALSE(it.queue.columns_of(3).defined());

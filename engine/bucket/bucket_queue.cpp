@@ -1,5 +1,7 @@
 #include "engine/bucket/bucket_queue.hpp"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -50,10 +52,11 @@ void BucketQueue::copy_in(std::size_t parameter, at::Tensor gradient, double wei
     const int64_t round = ++parts_[parameter];
     if (round > 1) return late_.push_back({round, parameter, std::move(gradient), weight});
   }
+  if (where->bucket < left_ahead()) take_back();
   auto& bucket = open(where->bucket);
   if (!waits_exactly()) {
     bucket.copy_in(where->slot, std::move(gradient), weight);
-    if (options_.launch_when_full) launch_full();
+    if (options_.launch_when_full || ahead_) launch_full();
     return;
   }
   weight *= options_.before_sum;
@@ -94,8 +97,10 @@ at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision)
   return held.to(at::kFloat).mul(options_.before_sum).to(wire(lower_precision));
 }
 
+// Nothing would be left to overlap with the last group, if it left ahead.
 void BucketQueue::launch_full() {
-  while (!postponed_ && next_ < buckets_.size() && is_group_full()) {
+  while (!postponed_ && next_ < buckets_.size() && is_group_full() &&
+         (!ahead_ || plan_.end_of_group(next_) < buckets_.size())) {
     postponed_ = !before_launch_(next_, 0).together;
     if (!postponed_) launch_group();
   }
@@ -127,8 +132,10 @@ void BucketQueue::launch_next() {
   if (waits_exactly() && sends_sums_ && !opened.is_wide()) widen(opened);
   const at::Tensor held = opened.buffer();
   const at::Tensor buffer = travelling(held, plan_.buckets()[bucket].lower_precision);
-  ledger_.charge(trace::Category::Buckets, bytes_of(buffer) - bytes_of(held));
-  buckets_[bucket].reset();
+  const bool is_here = ahead_ && buffer.is_same(held);
+  const int64_t bytes = is_here ? 0 : bytes_of(buffer);
+  ledger_.charge(trace::Category::Buckets, bytes - (ahead_ ? 0 : bytes_of(held)));
+  if (!ahead_) buckets_[bucket].reset();
   auto reduction = plan_.shards() == 1
                        ? comm::Reduction::all_reduce_sum(communicator_, options_.order, buffer,
                                                          options_.result_dtype)
@@ -139,7 +146,8 @@ void BucketQueue::launch_next() {
   const bool has_own = plan_.buckets().size() == 1 || buffer.numel() != place.shard_numel;
   const bool may_stay =
       options_.order != ReductionOrder::Native && (plan_.shards() > 1 || !has_own);
-  in_flight_.push_back({bucket, std::move(reduction), bytes_of(buffer), may_stay});
+  const int64_t sum_numel = plan_.shards() == 1 ? buffer.numel() : place.shard_numel;
+  in_flight_.push_back({bucket, std::move(reduction), bytes, may_stay, ahead_ ? sum_numel : 0});
 }
 
 void BucketQueue::deliver_oldest() {
@@ -149,8 +157,16 @@ void BucketQueue::deliver_oldest() {
   at::Tensor room;
   if (oldest.may_stay && room_for_) room = room_for_(oldest.bucket);
   if (room.defined() && room.scalar_type() != options_.result_dtype) room.reset();
+  if (!room.defined() && oldest.own_numel != 0)
+    room = at::empty({oldest.own_numel}, options_.buffer.dtype(options_.result_dtype));
   const auto sum = oldest.reduction.finish(room);
+  if (oldest.own_numel != 0 && !ahead_) release(oldest.bucket);
   deliver_(oldest.bucket, sum.narrow(0, 0, plan_.buckets()[oldest.bucket].shard_numel));
+}
+
+void BucketQueue::release(std::size_t bucket) noexcept {
+  if (buckets_[bucket]) ledger_.credit(trace::Category::Buckets, buckets_[bucket]->bytes());
+  buckets_[bucket].reset();
 }
 
 void BucketQueue::launch_round() {
@@ -170,6 +186,9 @@ void BucketQueue::flush() {
     launch_group();
   }
   if (waits_exactly()) sends_sums_ = std::exchange(rounds, 1) == 2;
+  ahead_ = false;
+  const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
+  for (std::size_t bucket = 0; bucket < arrived; ++bucket) release(bucket);
   launch_round();
   sends_sums_ = options_.expects_sums;
   for (int64_t round = 2; round <= rounds; ++round) {
@@ -185,7 +204,13 @@ void BucketQueue::flush() {
   postponed_ = false;
 }
 
-void BucketQueue::discard() noexcept {
+void BucketQueue::take_back() noexcept {
+  complete();
+  next_ = 0;
+  ahead_ = false;
+}
+
+void BucketQueue::complete() noexcept {
   for (auto& flying : in_flight_) {
     ledger_.credit(trace::Category::Buckets, flying.bytes);
     try {
@@ -195,11 +220,11 @@ void BucketQueue::discard() noexcept {
     }
   }
   in_flight_.clear();
-  for (auto& bucket : buckets_) {
-    if (bucket) ledger_.credit(trace::Category::Buckets, bucket->bytes());
-    bucket.reset();
-  }
-  next_ = 0;
+}
+
+void BucketQueue::discard() noexcept {
+  take_back();
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) release(bucket);
   late_.clear();
   parts_.clear();
   postponed_ = false;

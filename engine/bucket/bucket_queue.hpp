@@ -7,6 +7,8 @@
 // Where buckets are launched when full, the k-th gradient of one parameter between two flushes
 // travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
 // to what does not depend on which bucket was full when.
+// Buckets that wait may leave ahead of flush(): what they sent stays here, so that a gradient for
+// one of them takes all back, and every bucket leaves in the flush as if none had left before.
 // In the exact order a bucket that waits holds what it would send, while no parameter has given it
 // two contributions, and then exact sums; ranks agree on which before they launch.
 // Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
@@ -61,6 +63,13 @@ class BucketQueue {
               BeforeLaunch before_launch, RoomFor room_for = {});
 
   void copy_in(std::size_t parameter, at::Tensor gradient, double weight);
+  // Whether groups that are full from now on leave at once, though they wait for flush(). For the
+  // pinned order only: the native one adds in the buckets themselves.
+  void send_ahead(bool ahead) { ahead_ = ahead; }
+  // Buckets that have left ahead. All ranks flush with the same number; who finds another one calls
+  // take_back(), which completes and drops them, and forgets what was delivered.
+  std::size_t left_ahead() const { return options_.launch_when_full ? 0 : next_; }
+  void take_back() noexcept;
   // Launches what has not been launched, empty buckets too, and delivers everything.
   void flush();
   // Forgets what was copied in; reductions in flight are completed and dropped.
@@ -81,7 +90,8 @@ class BucketQueue {
     std::size_t bucket;
     comm::Reduction reduction;
     int64_t bytes;
-    bool may_stay;  // where room_for says
+    bool may_stay;      // where room_for says
+    int64_t own_numel;  // of a sum that must not lie where its bucket still is, or 0
   };
   struct Late {
     int64_t round;
@@ -93,6 +103,8 @@ class BucketQueue {
   void launch_group();
   bool is_group_full() const;
   void launch_round();
+  void complete() noexcept;
+  void release(std::size_t bucket) noexcept;
   void launch_next();
   void deliver_oldest();
   Bucket& open(std::size_t bucket);
@@ -113,6 +125,7 @@ class BucketQueue {
   std::size_t next_ = 0;        // the next bucket to launch
   bool sends_sums_ = false;     // exact order, of what waits
   bool postponed_ = false;      // full buckets wait for the flush
+  bool ahead_ = false;          // those that wait leave when they are full
   std::vector<int64_t> parts_;  // by parameter: gradients since the last flush
   std::vector<Late> late_;      // for rounds after the first
 };

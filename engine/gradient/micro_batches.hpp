@@ -20,6 +20,8 @@ class MicroBatches {
 
   int64_t accumulation_steps() const { return accumulation_steps_; }
   bool is_boundary() const { return boundary_.value_or(in_window_ + 1 >= accumulation_steps_); }
+  // Whether a pass of now belongs to the micro-batch that ends the window, as far as can be known.
+  bool expects_step() const { return is_boundary() && no_sync_.expired(); }
   void set_boundary(std::optional<bool> is_boundary) { boundary_ = is_boundary; }
 
   void end_pass() { ++passes_; }

@@ -1,6 +1,7 @@
 #include "engine/kernels/square_sum.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <type_traits>
 
@@ -125,7 +126,8 @@ class OneByOne {
 // Blocks of numbers in vectors, where they are not too far apart. With E the largest exponent of a
 // block every square, exact in a double, is below T = 2^(2 E - 252). It is cut on two grids:
 //
-//   T 2^-42 and T 2^-84    (s + 1.5 * 2^52 grid) - 1.5 * 2^52 grid is s rounded to the grid
+//   T 2^-42 and T 2^-84    (s + a) - a is s rounded to the grid, where a is a multiple of it from
+//                          2^52 to 2^53 times as large: 1.5 * 2^52 grid and the parts so far
 //
 // Both parts, and sums of a block's parts, are exact; what lies below the second grid must be zero,
 // or the block is left to OneByOne. (Demmel, Nguyen: Fast reproducible floating-point summation.)
@@ -155,11 +157,12 @@ class InBlocks {
     run_on(
         set_, [&parts, values, far, near ]()
                   __attribute__((always_inline)) { cut(values, far, near, parts); });
-    double upper = 0, lower = 0, rest = 0;
+    double upper = 0, lower = 0;
+    uint64_t rest = 0;
     for (int64_t lane = 0; lane < kWidth; ++lane) {
-      upper += parts.upper[lane];
-      lower += parts.lower[lane];
-      rest += parts.rest[lane];
+      upper += parts.upper[lane] - far;
+      lower += parts.lower[lane] - near;
+      rest |= parts.rest[lane];
     }
     if (rest != 0) return false;
     auto& total = totals_[static_cast<size_t>(exponent)];
@@ -173,22 +176,26 @@ class InBlocks {
   static constexpr int kLeast = 19, kMost = 212;
   static constexpr int64_t kWidth = 16;
   struct Parts {
-    alignas(64) double upper[kWidth] = {}, lower[kWidth] = {}, rest[kWidth] = {};
+    alignas(64) double upper[kWidth], lower[kWidth];
+    alignas(64) uint64_t rest[kWidth] = {};  // bits of numbers, all 0
   };
 
   [[gnu::always_inline]] static inline void cut(const float* values, double far, double near,
                                                 Parts& parts) {
     Parts mine;
+    std::fill_n(mine.upper, kWidth, far);
+    std::fill_n(mine.lower, kWidth, near);
     for (int64_t i = 0; i < kNumel; i += kWidth) {
       for (int64_t lane = 0; lane < kWidth; ++lane) {
         const auto value = static_cast<double>(values[i + lane]);
         const double square = value * value;
-        const double upper = (square + far) - far;
-        const double below = square - upper;
-        const double lower = (below + near) - near;
-        mine.upper[lane] += upper;
-        mine.lower[lane] += lower;
-        mine.rest[lane] += std::abs(below - lower);
+        const double upper = mine.upper[lane] + square;
+        const double below = square - (upper - mine.upper[lane]);
+        const double lower = mine.lower[lane] + below;
+        const double rest = below - (lower - mine.lower[lane]);
+        mine.upper[lane] = upper;
+        mine.lower[lane] = lower;
+        mine.rest[lane] |= std::bit_cast<uint64_t>(rest);
       }
     }
     parts = mine;
