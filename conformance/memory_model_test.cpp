@@ -88,6 +88,37 @@ TEST(MemoryModel, TheWindowIsThereFromTheFirstSumOn) {
   }
 }
 
+// The same at stage 0: the first three leave ahead of the step, and stay.
+TEST(MemoryModel, WhatLeavesAheadOfTheStepStaysToo) {
+  constexpr std::int64_t kMb = std::int64_t{1} << 20;
+  using Bytes = std::vector<std::int64_t>;
+  const auto after = [&](const EngineConfig& config) {
+    Bytes all;
+    const auto table = table_of_sizes({kMb, kMb, kMb, kMb}, config);
+    for (const auto& arrival : forecast_pass(table, config, {2, false, {}}))
+      all.push_back(arrival.after_bytes / kMb);
+    return all;
+  };
+  const auto step = [&](const EngineConfig& config) {
+    const auto table = table_of_sizes({kMb, kMb, kMb, kMb}, config);
+    return forecast(table, config, {2, false, {}}).of(Category::Buckets).peak / kMb;
+  };
+  EXPECT_EQ(after(fp32(0)), (Bytes{4, 8, 12 + 16, 16 + 16}));
+  EXPECT_EQ(step(fp32(0)), 16);
+  auto wide = config_of(0, DataType::Bf16, DataType::Fp32, DataType::Fp32);
+  wide.precision.communication = DataType::Fp32;  // beside what waits, what travels
+  EXPECT_EQ(after(wide), (Bytes{2 + 4, 4 + 8, 6 + 8 + 8, 8 + 8 + 8}));
+  EXPECT_EQ(step(wide), 8 + 8);
+  for (auto config : {fp32(0), wide}) {
+    const std::int64_t held = config.precision.param == DataType::Fp32 ? 4 : 2;
+    config.zero.overlap_comm = false;
+    EXPECT_EQ(after(config), (Bytes{held, 2 * held, 3 * held, 4 * held}));
+    config.zero.overlap_comm = true;
+    config.gradient_accumulation_steps = 2;
+    EXPECT_EQ(after(config), (Bytes{held, 2 * held, 3 * held, 4 * held}));
+  }
+}
+
 TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {
   auto config = fp32(1);
   config.zero.reduce_bucket_size = 4;

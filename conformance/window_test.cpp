@@ -69,10 +69,21 @@ TEST(Window, AnAbandonedPassLeavesTheWindowAsItWas) {
       plain.pass(pass, 1, {4});
     }
     EXPECT_EQ(it.window.used(), plain.window.used());
-    EXPECT_THAT(it.take(),
-                HasTheBitsOf(plain.take()));
+    EXPECT_THAT(it.take(), HasTheBitsOf(plain.take()));
     it.window.clear();
     EXPECT_EQ(it.ledger.total_bytes(), 0);
+  });
+}
+
+TEST(Window, WhatIsAssignedAfterTheOnlyPassStandsForIt) {
+  for_each_kind([](RankContext& context, const WindowKind& kind) {
+    Windowed it(context, kind);
+    it.pass(1);
+    const auto value = it.padded_slice(5, sample(kNumels[5], 91));
+    it.window.assign(5, value);
+    const auto average = it.take();
+    EXPECT_THAT(it.slice_of(average, 5), HasTheBitsOf(value));
+    EXPECT_THAT(it.slice_of(average, 4), HasTheBitsOf(average_of(it, 4, {{1}})));
   });
 }
 
@@ -129,8 +140,7 @@ TEST(Window, AGradientOfALaterPassIsCopied) {
     it.window.ready(4, std::move(gradient));
     it.window.end();
     same_memory.fill_(std::nan(""));
-    EXPECT_THAT(it.slice_of(it.take(), 4),
-                HasTheBitsOf(average_of(it, 4, {{2}})));
+    EXPECT_THAT(it.slice_of(it.take(), 4), HasTheBitsOf(average_of(it, 4, {{2}})));
   });
 }
 
@@ -211,9 +221,7 @@ TEST(Window, ClearingOrTakingItBeginsANewOne) {
             it.pass(pass);
             plain.pass(pass);
           }
-          EXPECT_THAT(it.take(),
-                      HasTheBitsOf(plain.take()))
-              << take;
+          EXPECT_THAT(it.take(), HasTheBitsOf(plain.take())) << take;
         }
       },
       {2});

@@ -145,16 +145,16 @@ void for_each_kind(Fn fn, const std::vector<int>& worlds = {1, 2, 3}) {
     EXPECT_EQ(ranks::on_ranks(world,
                               [fn](ranks::RankContext& context) {
                                 for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-                                  for (const auto& kind :
-                                       {WindowKind{false, false, dtype}, {false, true, dtype},
-                                        {true, true, dtype}, {false, false, dtype, true},
-                                        {false, true, dtype, true}}) {
-                                    const auto text =
-                                        std::string(c10::toString(dtype)) +
-                                        (kind.each    ? ", every pass"
-                                         : kind.ahead ? ", ahead of the boundary"
-                                                      : ", at the boundary") +
-                                        (kind.sharded ? ", sharded" : "");
+                                  for (const auto& kind : {WindowKind{false, false, dtype},
+                                                           {false, true, dtype},
+                                                           {true, true, dtype},
+                                                           {false, false, dtype, true},
+                                                           {false, true, dtype, true}}) {
+                                    const auto text = std::string(c10::toString(dtype)) +
+                                                      (kind.each    ? ", every pass"
+                                                       : kind.ahead ? ", ahead of the boundary"
+                                                                    : ", at the boundary") +
+                                                      (kind.sharded ? ", sharded" : "");
                                     context.note(text);
                                     SCOPED_TRACE(text);
                                     fn(context, kind);

@@ -42,8 +42,8 @@ Sizes::Sizes(const EngineConfig& config, int world, bool on_cuda)
     const DataType sent = precision.communication ? *precision.communication
                           : cast                  ? precision.autocast.dtype
                                                   : precision.accumulate;
-    copies_to_send[lower] = sent != precision.accumulate ||
-                            loss::factor_before_sum(config.averaging, world) != 1.0;
+    copies_to_send[lower] =
+        sent != precision.accumulate || loss::factor_before_sum(config.averaging, world) != 1.0;
     if (waits_as_sent && config.gradient_accumulation_steps > 1) gradient_wire[lower] = kExactBytes;
   }
   if (is_exact && each) window = kExactBytes;

@@ -63,6 +63,17 @@ TEST(MicroBatches, AStepNeedsAPassSinceTheLast) {
   EXPECT_TRUE(step(batches)) << "a refused step is not counted";
 }
 
+TEST(MicroBatches, AStepIsExpectedAtTheBoundaryOutsideOfNoSync) {
+  MicroBatches batches(2);
+  EXPECT_FALSE(batches.expects_step());
+  batches.set_boundary(true);
+  EXPECT_TRUE(batches.expects_step());
+  auto guard = batches.no_sync();
+  EXPECT_FALSE(batches.expects_step());
+  guard.reset();
+  EXPECT_TRUE(batches.expects_step());
+}
+
 TEST(MicroBatches, NoStepWhileTheGuardOfNoSyncLives) {
   MicroBatches batches(1);
   auto guard = batches.no_sync();
