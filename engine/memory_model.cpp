@@ -170,11 +170,11 @@ MemoryRates rates(const EngineConfig& config, const MemoryOptions& options) {
   auto& gathered = all[static_cast<std::size_t>(Category::Gathered)];
   gathered = {};
   const auto wire = std::max(sizes.gradient_wire[0], sizes.gradient_wire[1]);
-  // Two on their way, a large one, and one that small ones share.
+  // One on its way, one announced, a large one, and one that small ones share.
   if (stage.gradients_reduced == ReduceWhen::EveryPass)
     buckets = {
         0, 0,
-        static_cast<std::int64_t>(memory::kInFlight + 2) * config.zero.reduce_bucket_size * wire};
+        static_cast<std::int64_t>(memory::kInFlight + 3) * config.zero.reduce_bucket_size * wire};
   if (stage.parameters_sharded)
     gathered.constant = config.zero.stage3_max_live_parameters * sizes.param;
   else if (stage.shards(options.world_size) > 1)

@@ -23,6 +23,7 @@ class Buckets {
 
   std::int64_t peak(const std::vector<std::size_t>& arrivals) {
     for (const std::size_t parameter : arrivals) arrive(parameter);
+    if (announced_) launch_group();
     ahead_ = false;
     const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
     for (std::size_t bucket = 0; !each_pass_ && bucket < arrived; ++bucket)
@@ -36,18 +37,15 @@ class Buckets {
     most_ = now_ + window_;
     if (const auto at = plan_.slot_of(parameter)) {
       open(at->bucket);
-      ++filled_[at->bucket];
-      while ((each_pass_ || ahead_) && next_ < filled_.size() && is_group_full()) {
-        if (ahead_ && plan_.end_of_group(next_) == filled_.size()) break;
-        for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch();
-        while (!overlaps_ && !in_flight_.empty()) deliver();
-      }
+      const bool is_full = ++filled_[at->bucket] == plan_.buckets()[at->bucket].slots.size();
+      if (is_full && (each_pass_ || ahead_)) launch_full();
     }
     return {parameter, now_ + window_, most_};
   }
 
   // The last of a pass: all that has not left leaves.
   PassBytes finish(PassBytes last) {
+    if (announced_) launch_group();
     while (next_ < filled_.size()) launch();
     window_ = plan_.shard_numel() * sizes_.window;
     hold(0);
@@ -74,8 +72,25 @@ class Buckets {
     const bool as_sent = each_pass_ || sizes_.waits_as_sent;
     return as_sent ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
   }
-  bool is_group_full() const {
-    for (std::size_t bucket = next_; bucket < plan_.end_of_group(next_); ++bucket)
+  // A group that is full leaves when one more bucket is, if anything overlaps.
+  void launch_full() {
+    if (announced_) launch_group();
+    for (;;) {
+      const std::size_t first = announced_ ? plan_.end_of_group(next_) : next_;
+      if (first == filled_.size() || !is_group_full(first)) return;
+      if (ahead_ && plan_.end_of_group(first) == filled_.size()) return;
+      if (announced_) launch_group();
+      announced_ = true;
+      if (!overlaps_) launch_group();
+    }
+  }
+  void launch_group() {
+    announced_ = false;
+    for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch();
+    while (!overlaps_ && !in_flight_.empty()) deliver();
+  }
+  bool is_group_full(std::size_t first) const {
+    for (std::size_t bucket = first; bucket < plan_.end_of_group(first); ++bucket)
       if (filled_[bucket] < plan_.buckets()[bucket].slots.size()) return false;
     return true;
   }
@@ -118,7 +133,7 @@ class Buckets {
   const layout::BucketPlan& plan_;
   const Sizes& sizes_;
   int world_;
-  bool each_pass_, ahead_, overlaps_;
+  bool each_pass_, ahead_, overlaps_, announced_ = false;
   std::vector<bool> is_open_;
   std::vector<std::size_t> filled_;
   std::deque<Flying> in_flight_;

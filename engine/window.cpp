@@ -56,7 +56,12 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
               return {true, rounds, rounds, {}};
             return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
           },
-          [this](std::size_t bucket) { return sums_.room(bucket); }),
+          [this](std::size_t bucket) { return sums_.room(bucket); },
+          {[this](std::size_t bucket, const std::function<void(bool)>& then) {
+             seat_.announce({comm::Meeting::Bucket, static_cast<int64_t>(bucket)},
+                            [then](const comm::Met& met) { then(met.together); });
+           },
+           [this] { seat_.settle(); }}),
       used_(parameters, false),
       used_by_pass_(parameters, false),
       contributions_(parameters, 0) {}
@@ -100,6 +105,7 @@ void Window::end() {
     staged.gradient.reset();
   }
   staged_.clear();
+  queue_.settle();
   if (!options_.reduce_every_pass && queue_.left_ahead() == 0) sums_.clear();  // taken back
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used_[i] || used_by_pass_[i];
   ++passes_;
@@ -115,7 +121,7 @@ void Window::abandon() noexcept {
   staged_.clear();
 }
 
-void Window::forget_guess() noexcept {
+void Window::forget_guess() {
   queue_.take_back();
   sums_.clear();
 }

@@ -85,7 +85,7 @@ class Window {
     at::Tensor gradient;
   };
   void count(std::size_t parameter);
-  void forget_guess() noexcept;
+  void forget_guess();
   bool is_exact() const { return options_.order == ReductionOrder::Exact; }
   bucket::QueueOptions queue_options(const at::TensorOptions& options) const;
 

@@ -122,6 +122,84 @@ TEST(Rendezvous, ARankWhosePassThrewIsHeardByAllOthersOnce) {
             "");
 }
 
+// A full bucket, and what the others say of it: nothing before this rank settles or speaks.
+struct Heard {
+  int count = 0;
+  bool together = false;
+  Seat::Then then() {
+    return [this](const Met& met) {
+      ++count;
+      together = met.together;
+    };
+  }
+};
+
+TEST(Rendezvous, WhatIsAnnouncedIsHeardWhenARankSettlesOrSpeaks) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       Meetings it(context);
+                       Heard heard;
+                       it.seat.announce({Meeting::Bucket, 2}, heard.then());
+                       EXPECT_EQ(heard.count, 0);
+                       if (context.rank() != 1) it.seat.settle();
+                       it.seat.meet({Meeting::Step});
+                       EXPECT_EQ(heard.count, 1);
+                       EXPECT_TRUE(heard.together);
+                       it.seat.settle();
+                       EXPECT_EQ(heard.count, 1) << "once";
+                     }),
+            "");
+}
+
+TEST(Rendezvous, WhoHasAnnouncedServesAndIsPostponedLikeWhoWaits) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       Meetings it(context);
+                       Heard heard;
+                       if (context.rank() == 0) {
+                         it.seat.want({7});
+                         it.seat.meet({Meeting::Step});
+                       } else {
+                         it.seat.announce({Meeting::Bucket, 2}, heard.then());
+                         EXPECT_EQ(it.gathered, std::vector<Pages>{});
+                         it.seat.meet({Meeting::Step});
+                         EXPECT_EQ(heard.count, 1);
+                         EXPECT_FALSE(heard.together) << "rank 0 is at its step";
+                       }
+                       EXPECT_EQ(it.gathered, (std::vector<Pages>{{7}}));
+                     }),
+            "");
+}
+
+TEST(Rendezvous, ARankThatThrowsAfterItAnnouncedHearsTheAnswerAndTellsTheOthers) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       Meetings it(context);
+                       Heard heard;
+                       it.seat.announce({Meeting::Bucket, 0}, heard.then());
+                       if (context.rank() == 1) {
+                         it.seat.abandon();
+                       } else {
+                         const auto said = error_of([&] {
+                           it.seat.announce({Meeting::Bucket, 1}, heard.then());
+                           it.seat.settle();
+                         });
+                         EXPECT_THAT(said, HasSubstr("got an exception on rank 1"));
+                         it.seat.abandon();  // they know already: says nothing
+                       }
+                       EXPECT_EQ(heard.count, 1);
+                       EXPECT_TRUE(heard.together) << "all of them launch it";
+                       EXPECT_TRUE(it.seat.meet({Meeting::Step}).together);
+                       // Who throws with a word under way hears that another threw, and is silent.
+                       if (context.rank() != 1)
+                         it.seat.announce({Meeting::Bucket, 5}, heard.then());
+                       it.seat.abandon();
+                       EXPECT_EQ(heard.count, 1);
+                       EXPECT_TRUE(it.seat.meet({Meeting::Step}).together);
+                     }),
+            "");
+}
+
 TEST(Rendezvous, EnginesOfOneCommunicatorServeEachOthersPages) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {

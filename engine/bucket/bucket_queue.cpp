@@ -10,7 +10,7 @@
 namespace equigrad::bucket {
 namespace {
 
-constexpr std::size_t kInFlight = 2;  // groups
+constexpr std::size_t kInFlight = 1;  // groups
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
@@ -18,7 +18,7 @@ int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.
 
 BucketQueue::BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
                          QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-                         BeforeLaunch before_launch, RoomFor room_for)
+                         BeforeLaunch before_launch, RoomFor room_for, Announcing announcing)
     : plan_(plan),
       communicator_(communicator),
       options_(options),
@@ -26,6 +26,7 @@ BucketQueue::BucketQueue(const layout::BucketPlan& plan, comm::Communicator& com
       deliver_(std::move(deliver)),
       before_launch_(std::move(before_launch)),
       room_for_(std::move(room_for)),
+      announcing_(std::move(announcing)),
       buckets_(plan.buckets().size()),
       sends_sums_(options.expects_sums) {}
 
@@ -55,8 +56,9 @@ void BucketQueue::copy_in(std::size_t parameter, at::Tensor gradient, double wei
   if (where->bucket < left_ahead()) take_back();
   auto& bucket = open(where->bucket);
   if (!waits_exactly()) {
+    const bool was_full = bucket.full();
     bucket.copy_in(where->slot, std::move(gradient), weight);
-    if (options_.launch_when_full || ahead_) launch_full();
+    if ((options_.launch_when_full || ahead_) && bucket.full() && !was_full) launch_full();
     return;
   }
   weight *= options_.before_sum;
@@ -97,17 +99,38 @@ at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision)
   return held.to(at::kFloat).mul(options_.before_sum).to(wire(lower_precision));
 }
 
+// When a bucket has been filled: one after that which completed a group hears the answer for it.
 // Nothing would be left to overlap with the last group, if it left ahead.
 void BucketQueue::launch_full() {
-  while (!postponed_ && next_ < buckets_.size() && is_group_full() &&
-         (!ahead_ || plan_.end_of_group(next_) < buckets_.size())) {
-    postponed_ = !before_launch_(next_, 0).together;
-    if (!postponed_) launch_group();
+  settle();
+  while (!postponed_) {
+    const std::size_t first = announced_ ? plan_.end_of_group(next_) : next_;
+    if (first == buckets_.size() || !is_group_full(first) ||
+        (ahead_ && plan_.end_of_group(first) == buckets_.size()))
+      return;
+    announced_ ? settle() : announce();
   }
 }
 
-bool BucketQueue::is_group_full() const {
-  for (std::size_t bucket = next_; bucket < plan_.end_of_group(next_); ++bucket)
+void BucketQueue::announce() {
+  announced_ = true;
+  const auto then = [this](bool together) {
+    announced_ = false;
+    postponed_ = !together;
+    if (together) launch_group();
+  };
+  if (options_.overlaps && announcing_.announce)
+    announcing_.announce(next_, then);
+  else
+    then(before_launch_(next_, 0).together);
+}
+
+void BucketQueue::settle() {
+  if (announced_) announcing_.settle();
+}
+
+bool BucketQueue::is_group_full(std::size_t first) const {
+  for (std::size_t bucket = first; bucket < plan_.end_of_group(first); ++bucket)
     if (!buckets_[bucket] || !buckets_[bucket]->full()) return false;
   return true;
 }
@@ -176,6 +199,7 @@ void BucketQueue::launch_round() {
 }
 
 void BucketQueue::flush() {
+  settle();
   int64_t rounds = sends_sums_ ? 2 : 1;
   for (const auto& late : late_) rounds = std::max(rounds, late.round);
   // Some ranks may still be at full buckets that this one has not filled; it launches them too.
@@ -204,7 +228,8 @@ void BucketQueue::flush() {
   postponed_ = false;
 }
 
-void BucketQueue::take_back() noexcept {
+void BucketQueue::take_back() {
+  settle();
   complete();
   next_ = 0;
   ahead_ = false;
@@ -223,6 +248,12 @@ void BucketQueue::complete() noexcept {
 }
 
 void BucketQueue::discard() noexcept {
+  try {
+    settle();
+  } catch (...) {
+    // What made it throw has thrown on every rank.
+  }
+  announced_ = false;
   take_back();
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) release(bucket);
   late_.clear();

@@ -2,8 +2,8 @@
 //
 // Invariants: buckets are launched in the plan's order and delivered in that order, on every rank
 // alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
-// zeros to the same parameter. At most two groups of buckets are in flight, and none between two
-// calls if nothing overlaps. Nothing is delivered twice.
+// zeros to the same parameter. At most one group of buckets is in flight, one announced, and one
+// filled; none between two calls if nothing overlaps. Nothing is delivered twice.
 // Where buckets are launched when full, the k-th gradient of one parameter between two flushes
 // travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
 // to what does not depend on which bucket was full when.
@@ -55,12 +55,18 @@ class BucketQueue {
   // this rank must send exact sums, else 1. Once all ranks flush it is called no more: nothing but
   // buckets comes until the flush ends.
   using BeforeLaunch = std::function<comm::Met(std::size_t bucket, int64_t rounds)>;
+  // The same for full buckets, without waiting, where something overlaps: `then` is told whether
+  // they may leave, at the latest in settle(). None: before_launch is asked.
+  struct Announcing {
+    std::function<void(std::size_t bucket, std::function<void(bool together)> then)> announce;
+    std::function<void()> settle;
+  };
   // Where a sum may be written, if anywhere: [shard_numel]. It is delivered all the same.
   using RoomFor = std::function<at::Tensor(std::size_t bucket)>;
 
   BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
               QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-              BeforeLaunch before_launch, RoomFor room_for = {});
+              BeforeLaunch before_launch, RoomFor room_for = {}, Announcing announcing = {});
 
   void copy_in(std::size_t parameter, at::Tensor gradient, double weight);
   // Whether groups that are full from now on leave at once, though they wait for flush(). For the
@@ -69,7 +75,9 @@ class BucketQueue {
   // Buckets that have left ahead. All ranks flush with the same number; who finds another one calls
   // take_back(), which completes and drops them, and forgets what was delivered.
   std::size_t left_ahead() const { return options_.launch_when_full ? 0 : next_; }
-  void take_back() noexcept;
+  void take_back();
+  // Waits for the answer to what was announced. flush() and discard() do.
+  void settle();
   // Launches what has not been launched, empty buckets too, and delivers everything.
   void flush();
   // Forgets what was copied in; reductions in flight are completed and dropped.
@@ -101,7 +109,8 @@ class BucketQueue {
   };
   void launch_full();
   void launch_group();
-  bool is_group_full() const;
+  bool is_group_full(std::size_t first) const;
+  void announce();
   void launch_round();
   void complete() noexcept;
   void release(std::size_t bucket) noexcept;
@@ -120,11 +129,13 @@ class BucketQueue {
   Deliver deliver_;
   BeforeLaunch before_launch_;
   RoomFor room_for_;
+  Announcing announcing_;
   std::vector<std::optional<Bucket>> buckets_;
   std::deque<InFlight> in_flight_;
   std::size_t next_ = 0;        // the next bucket to launch
   bool sends_sums_ = false;     // exact order, of what waits
   bool postponed_ = false;      // full buckets wait for the flush
+  bool announced_ = false;      // the group of next_
   bool ahead_ = false;          // those that wait leave when they are full
   std::vector<int64_t> parts_;  // by parameter: gradients since the last flush
   std::vector<Late> late_;      // for rounds after the first

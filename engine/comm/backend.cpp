@@ -189,13 +189,20 @@ PendingPtr Communicator::trade(const at::Tensor&, const at::Tensor&) {
               "trades() before, and use all_to_all.");
 }
 
-at::Tensor exchange(Communicator& communicator, const at::Tensor& message) {
+Exchange::Exchange(Communicator& communicator, const at::Tensor& message) {
   auto& words = communicator.words();
-  const auto mine = message.to(words.device());
-  const int64_t world_size = words.world_size();
-  const auto all = at::empty({world_size * mine.numel()}, mine.options());
-  words.all_gather(all, mine)->wait();
-  return all.cpu().view({world_size, mine.numel()});
+  mine_ = message.to(words.device());
+  all_ = at::empty({words.world_size() * mine_.numel()}, mine_.options());
+  pending_ = words.all_gather(all_, mine_);
+}
+
+at::Tensor Exchange::wait() {
+  pending_->wait();
+  return all_.cpu().view({-1, mine_.numel()});
+}
+
+at::Tensor exchange(Communicator& communicator, const at::Tensor& message) {
+  return Exchange(communicator, message).wait();
 }
 
 }  // namespace equigrad::comm

@@ -74,6 +74,17 @@ class Communicator {
 // What every rank says, heard by all: int64 on the CPU.   [n] -> [W, n]
 at::Tensor exchange(Communicator& communicator, const at::Tensor& message);
 
+// The same under way: said when it is made, heard by wait().
+class Exchange {
+ public:
+  Exchange(Communicator& communicator, const at::Tensor& message);
+  at::Tensor wait();
+
+ private:
+  at::Tensor mine_, all_;
+  PendingPtr pending_;
+};
+
 // Ranks on one machine or several that can see the file `rendezvous` (a c10d FileStore), over Gloo
 // on the CPU.
 std::shared_ptr<Communicator> connect_gloo(int rank, int world_size, const std::string& rendezvous,

@@ -73,12 +73,21 @@ struct Rendezvous::Said {
   }
 };
 
+struct Rendezvous::Announced {
+  int64_t seat;
+  Place place;
+  std::size_t seat_words;
+  Exchange exchange;
+  Seat::Then then;
+};
+
 // Engines are made at a meeting, so ranks that talk have made as many.
 std::size_t Rendezvous::seat_words() const {
   return (static_cast<std::size_t>(next_seat_) + kBitsPerWord - 1) / kBitsPerWord;
 }
 
-Rendezvous::Said Rendezvous::say(int64_t seat, const Place& place, const std::vector<bool>& marks) {
+at::Tensor Rendezvous::message(int64_t seat, const Place& place,
+                               const std::vector<bool>& marks) const {
   const std::size_t before = kPlaceWords + seat_words();
   const std::size_t words = before + (widest_ + kBitsPerWord - 1) / kBitsPerWord;
   const auto mine = at::zeros({static_cast<int64_t>(words)}, at::kLong);
@@ -93,7 +102,11 @@ Rendezvous::Said Rendezvous::say(int64_t seat, const Place& place, const std::ve
   for (const auto& [number, one] : seats_) set_bit(kPlaceWords, static_cast<std::size_t>(number));
   for (std::size_t mark = 0; mark < marks.size(); ++mark)
     if (marks[mark]) set_bit(before, mark);
-  return {comm::exchange(communicator_, mine), seat_words()};
+  return mine;
+}
+
+Rendezvous::Said Rendezvous::say(int64_t seat, const Place& place, const std::vector<bool>& marks) {
+  return {comm::exchange(communicator_, message(seat, place, marks)), seat_words()};
 }
 
 // Every engine's wanted pages, engines in the order of their making. A gather takes all ranks: if
@@ -124,8 +137,13 @@ void Rendezvous::gather(const Said& said) {
 }
 
 Met Rendezvous::exchange(int64_t seat, const Place& place, const std::vector<bool>& marks) {
-  for (;;) {
-    const Said said = say(seat, place, marks);
+  return conclude(say(seat, place, marks), seat, place, marks);
+}
+
+// The answer to what was said; says it again while it is not known.
+Met Rendezvous::conclude(Said said, int64_t seat, const Place& place,
+                         const std::vector<bool>& marks) {
+  for (;; said = say(seat, place, marks)) {
     bool wanted = false, same = true, postponed = false;
     std::optional<int64_t> abandoned;
     for (int64_t rank = 0; rank < said.world(); ++rank) {
@@ -188,10 +206,37 @@ Seat::Seat(Communicator& communicator, std::size_t marks)
   rendezvous_.widest_ = std::max(rendezvous_.widest_, marks);
 }
 
-Seat::~Seat() { rendezvous_.seats_.erase(number_); }
+Seat::~Seat() {
+  rendezvous_.seats_.erase(number_);
+  if (rendezvous_.announced_ && rendezvous_.announced_->seat == number_)
+    rendezvous_.announced_.reset();
+}
+
+// If it throws, all ranks know.
+void Rendezvous::settle() {
+  if (!announced_) return;
+  const auto announced = std::exchange(announced_, nullptr);
+  told_ = true;  // the others are in no pass
+  const auto met = conclude({announced->exchange.wait(), announced->seat_words}, announced->seat,
+                            announced->place, {});
+  told_ = false;
+  announced->then(met);
+}
+
+void Seat::settle() { rendezvous_.settle(); }
+
+void Seat::announce(const Place& place, Then then) {
+  auto& at = rendezvous_;
+  if (at.communicator_.world_size() == 1) return then({true, place.flag, place.flag, {}});
+  at.settle();
+  at.announced_ = std::make_shared<Rendezvous::Announced>(Rendezvous::Announced{
+      number_, place, at.seat_words(), Exchange(at.communicator_, at.message(number_, place, {})),
+      std::move(then)});
+}
 
 void Seat::want(const std::vector<std::size_t>& pages) {
   if (rendezvous_.communicator_.world_size() == 1) return gather_(pages);
+  rendezvous_.settle();
   std::vector<bool> marks(marks_);
   for (const auto page : pages) marks[page] = true;
   rendezvous_.told_ = true;
@@ -201,6 +246,7 @@ void Seat::want(const std::vector<std::size_t>& pages) {
 
 Met Seat::meet(const Place& place, const std::vector<bool>& marks) {
   if (rendezvous_.communicator_.world_size() == 1) return {true, place.flag, place.flag, marks};
+  rendezvous_.settle();
   rendezvous_.told_ = place.meeting == Meeting::Bucket;  // the others are in no pass
   auto met = rendezvous_.exchange(number_, place, marks);
   rendezvous_.told_ = false;
@@ -208,12 +254,20 @@ Met Seat::meet(const Place& place, const std::vector<bool>& marks) {
 }
 
 void Seat::abandon() {
-  if (rendezvous_.communicator_.world_size() == 1 || std::exchange(rendezvous_.told_, true)) return;
+  if (rendezvous_.communicator_.world_size() == 1) return;
+  try {
+    rendezvous_.settle();
+  } catch (const std::exception&) {
+    // All know that somebody's pass threw.
+  }
+  if (std::exchange(rendezvous_.told_, true)) return;
   rendezvous_.exchange(number_, {Meeting::Abandoned}, {});
 }
 
 void Rendezvous::meet_to_initialize() {
-  if (communicator_.world_size() > 1) exchange(-1, {Meeting::Initialize}, {});
+  if (communicator_.world_size() == 1) return;
+  settle();
+  exchange(-1, {Meeting::Initialize}, {});
 }
 
 }  // namespace equigrad::comm

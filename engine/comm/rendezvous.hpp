@@ -8,8 +8,9 @@
 // whose backward pass threw says so, and the others throw too.
 //
 // All engines over one communicator sit at one table: a rank that waits for one of them serves the
-// others. Ranks that have come to different engines' full buckets postpone them to the end of the
-// pass, where engines come in the order of their making.
+// others. A full bucket may be announced: the rank goes on, and hears when it settles, or speaks
+// again, whether the others have come to it too. Ranks that have come to different engines' full
+// buckets postpone them to the end of the pass, where engines come in the order of their making.
 //
 // Invariants: all ranks leave an exchange with the same answer; ranks take their seats in the same
 // order; one thread of a rank speaks.
@@ -21,10 +22,13 @@
 // Depends on: ATen tensors; comm/communicator by name.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -60,7 +64,11 @@ class Rendezvous {
  private:
   friend class Seat;
   struct Said;
+  struct Announced;
   Met exchange(int64_t seat, const Place& place, const std::vector<bool>& marks);
+  Met conclude(Said said, int64_t seat, const Place& place, const std::vector<bool>& marks);
+  void settle();
+  at::Tensor message(int64_t seat, const Place& place, const std::vector<bool>& marks) const;
   Said say(int64_t seat, const Place& place, const std::vector<bool>& marks);
   void gather(const Said& said);
   std::size_t seat_words() const;
@@ -70,6 +78,7 @@ class Rendezvous {
   int64_t next_seat_ = 0;
   std::size_t widest_ = 0;
   bool told_ = false;  // of the pass under way: all ranks know that it threw
+  std::shared_ptr<Announced> announced_;
 };
 
 // One engine's place at the table.
@@ -88,6 +97,11 @@ class Seat {
   // At least one page is wanted; all of them have been started on return.
   void want(const std::vector<std::size_t>& pages);
   Met meet(const Place& place, const std::vector<bool>& marks = {});
+  // As meet(), for a full bucket, without waiting: `then` is called with the answer when this rank
+  // settles, or speaks again, which throws what meet() would.
+  using Then = std::function<void(const Met& met)>;
+  void announce(const Place& place, Then then);
+  void settle();
   void begin_pass() { rendezvous_.told_ = false; }
   // Tells the others that this rank's pass, or its step(), threw: once for all engines that take
   // part, and not if it was they who made it throw.
