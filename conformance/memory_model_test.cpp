@@ -129,7 +129,7 @@ TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {
   };
   EXPECT_EQ(of({}).peak, 5 * 16);
   config.zero.stage = 2;
-  EXPECT_EQ(of({}).peak, 3 * 16);
+  EXPECT_EQ(of({}).peak, 2 * 16);
   EXPECT_EQ(of({}).most, 5 * 16);
   EXPECT_EQ(of({{0, 1, 2, 3, 4}}).peak, 5 * 16);  // the first one to travel comes last
   EXPECT_EQ(of({{4, 2, 3, 1, 0}}).peak, 3 * 16);

@@ -63,7 +63,8 @@ struct ZeroConfig {
   // stays whole is no use.
   std::int64_t stage3_max_reuse_distance = 1'000'000'000;
   // Gathers (stage 3) and reductions go on while operators run (at 0, 1 those of a window's only
-  // pass); if not, they are over before the next operator begins, and the least is under way.
+  // pass); if not, they are over before the next operator begins, the least is under way, and a
+  // pass of stages 0, 1 waits for no other rank.
   bool overlap_comm = true;
   LeafModuleConfig leaf_module;
   OffloadParamConfig offload_param;  // shards, stage 3

@@ -18,8 +18,8 @@
 //   master_weights  n m                              -
 //   optimizer_state n k s                            -
 //   buckets         0                                stages 0, 1: the window, N a (padded);
-//                                                    stages 2, 3: two on their way and those that
-//                                                    are being filled (layout's bucket_size)
+//                                                    stages 2, 3: a group on its way, one that is
+//                                                    announced, those being filled (bucket_size)
 //   gathered        stage 3: the pages that stay     stages 1, 2: one all-gather of
 //                   whole                            allgather_bucket_size, of what is not received
 //                                                    in place;  stage 3: pages in use and on their

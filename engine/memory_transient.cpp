@@ -43,6 +43,12 @@ class Buckets {
     return {parameter, now_ + window_, most_};
   }
 
+  // The last of a pass: what was announced leaves.
+  PassBytes settle(PassBytes last) {
+    if (announced_) launch_group();
+    return {last.parameter, now_ + window_, most_};
+  }
+
   // The last of a pass: all that has not left leaves.
   PassBytes finish(PassBytes last) {
     if (announced_) launch_group();
@@ -72,7 +78,7 @@ class Buckets {
     const bool as_sent = each_pass_ || sizes_.waits_as_sent;
     return as_sent ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
   }
-  // A group that is full leaves when one more bucket is, if anything overlaps.
+  // A group that is full leaves when one more bucket is, if anything overlaps and ranks must agree.
   void launch_full() {
     if (announced_) launch_group();
     for (;;) {
@@ -81,7 +87,7 @@ class Buckets {
       if (ahead_ && plan_.end_of_group(first) == filled_.size()) return;
       if (announced_) launch_group();
       announced_ = true;
-      if (!overlaps_) launch_group();
+      if (!overlaps_ || world_ == 1) launch_group();  // one rank alone knows the answer
     }
   }
   void launch_group() {
@@ -156,7 +162,8 @@ std::vector<PassBytes> Model::pass() const {
                   config.zero.overlap_comm);
   std::vector<PassBytes> course;
   for (const std::size_t parameter : arrivals) course.push_back(buckets.arrive(parameter));
-  if (each_pass() && !course.empty()) course.back() = buckets.finish(course.back());
+  if (course.empty()) return course;
+  course.back() = each_pass() ? buckets.finish(course.back()) : buckets.settle(course.back());
   return course;
 }
 

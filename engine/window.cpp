@@ -72,7 +72,19 @@ void Window::begin(double weight) {
   queue_.send_ahead(false);
 }
 
-void Window::expect_step() { queue_.send_ahead(options_.ahead && passes_ == 0); }
+void Window::expect_step() { queue_.send_ahead(options_.ahead && passes_ == 0 && guesses_); }
+
+// Others may wait to hear of a group that is full there and will not be here: this place is none of
+// theirs, so they are postponed. Nobody waits for the answer.
+void Window::say_no_more() noexcept {
+  try {
+    queue_.settle();
+    if (queue_.owes_word()) seat_.announce({comm::Meeting::Bucket, -1}, [](const comm::Met&) {});
+  } catch (...) {
+    // A peer is lost, or all know that a pass threw: this one ends, and the next meeting tells.
+  }
+  queue_.send_ahead(false);
+}
 
 void Window::ready(std::size_t parameter, at::Tensor gradient) {
   used_by_pass_[parameter] = true;
@@ -106,12 +118,17 @@ void Window::end() {
   }
   staged_.clear();
   queue_.settle();
+  say_no_more();
   if (!options_.reduce_every_pass && queue_.left_ahead() == 0) sums_.clear();  // taken back
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used_[i] || used_by_pass_[i];
   ++passes_;
 }
 
 void Window::abandon() noexcept {
+  if (!options_.reduce_every_pass) {
+    say_no_more();
+    guesses_ = false;
+  }
   if (options_.reduce_every_pass || passes_ == 0) queue_.discard();
   if (options_.reduce_every_pass || passes_ == 0) sums_.rollback();
   for (const auto& staged : staged_) {
@@ -128,6 +145,7 @@ void Window::forget_guess() {
 
 // The buckets that have left ahead must be the same on every rank.
 comm::Met Window::agree(int64_t flag) {
+  if (!options_.reduce_every_pass && queue_.left_ahead() == 0) sums_.clear();
   const auto left = 2 * static_cast<int64_t>(queue_.left_ahead());
   auto met = seat_.meet({comm::Meeting::Step, passes_, left + flag}, used_);
   if (met.least_flag / 2 != met.greatest_flag / 2) {
@@ -151,6 +169,7 @@ at::Tensor Window::take_averaged(double factor) {
         .add_(slice);
   }
   clear();
+  guesses_ = true;
   return average;
 }
 
@@ -201,7 +220,9 @@ void Window::assign(std::size_t parameter, const at::Tensor& slice) {
 }
 
 void Window::clear() {
+  const bool guesses = guesses_;
   abandon();
+  guesses_ = guesses;
   queue_.discard();
   sums_.clear();
   assigned_.clear();

@@ -9,7 +9,8 @@
 // was before. So a pass may be run again, or left out, after an error.
 // What is reduced in a pass of stages 0, 1 is a guess that no other pass follows: the local sums
 // stay, and are what step() reduces if a pass did follow, or a value was assigned, or a rank's
-// pass threw. So the guess changes no bit.
+// pass threw. So the guess changes no bit, and a pass that throws is still its rank's own affair;
+// but a rank waits, for an answer, until the others have filled as much, or their pass has ended.
 //
 // Invariants: a contribution is what one graph task delivers to a leaf; every one is added, in the
 // order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
@@ -86,6 +87,7 @@ class Window {
   };
   void count(std::size_t parameter);
   void forget_guess();
+  void say_no_more() noexcept;
   bool is_exact() const { return options_.order == ReductionOrder::Exact; }
   bucket::QueueOptions queue_options(const at::TensorOptions& options) const;
 
@@ -103,6 +105,7 @@ class Window {
   std::vector<int64_t> contributions_;  // by parameter, of this rank, in this window
   double weight_ = 1.0;                 // of the pass under way
   int64_t passes_ = 0;
+  bool guesses_ = true;  // no pass of this rank threw since the last step
 };
 
 }  // namespace equigrad

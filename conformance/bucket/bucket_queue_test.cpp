@@ -63,6 +63,7 @@ struct Queue {
   bool postpone = false, others_flush = true;  // what the other ranks say
   int64_t rounds_of_others = 0;
   Order announced;
+  bool lost = false;  // the answer to what was announced
   std::function<void(bool)> then;
   std::vector<at::Tensor> sums;
   BucketQueue queue;
@@ -99,6 +100,7 @@ struct Queue {
               then = std::move(told);
             },
             [this] {
+              if (lost) return;
               ASSERT_TRUE(then);
               std::exchange(then, nullptr)(!postpone);
             }};
@@ -215,6 +217,17 @@ TEST(BucketQueue, AnAnswerThatPostponesIsHeardBeforeTheFlush) {
   EXPECT_EQ(it.asked, Order{0});
   EXPECT_EQ(it.delivered, kInOrder);
   EXPECT_THAT(it.sum_of(4), HasTheBitsOf(sample(9, 1)));
+}
+
+TEST(BucketQueue, AnAnswerThatThrewWhereAnotherSpokeThrowsHereToo) {
+  AnnouncingQueue it;
+  it.copy_in(4, 1);
+  it.then = nullptr;
+  it.lost = true;
+  EXPECT_THAT(conformance::error_of([&] { it.copy_in(1, 1); }),
+              testing::HasSubstr("got an exception on another rank"));
+  it.queue.discard();
+  EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
 }
 
 // The others launch what this rank announced before it threw, or took its word back.

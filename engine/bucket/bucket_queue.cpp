@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/error.hpp"
 #include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad::bucket {
@@ -125,8 +126,14 @@ void BucketQueue::announce() {
     then(before_launch_(next_, 0).together);
 }
 
+// The answer may have been heard, and have thrown, where another engine spoke.
 void BucketQueue::settle() {
-  if (announced_) announcing_.settle();
+  if (!announced_) return;
+  announcing_.settle();
+  if (!std::exchange(announced_, false)) return;
+  throw Error("backward",
+              "expected every rank to finish its backward pass, got an exception on another rank. "
+              "It counts on no rank; do it again, or leave it out, on all of them.");
 }
 
 bool BucketQueue::is_group_full(std::size_t first) const {

@@ -69,9 +69,14 @@ class BucketQueue {
               BeforeLaunch before_launch, RoomFor room_for = {}, Announcing announcing = {});
 
   void copy_in(std::size_t parameter, at::Tensor gradient, double weight);
-  // Whether groups that are full from now on leave at once, though they wait for flush(). For the
-  // pinned order only: the native one adds in the buckets themselves.
+  // Whether groups that are full from now on leave, all but the last, though they wait for flush().
+  // For the pinned order only: the native one adds in the buckets themselves.
   void send_ahead(bool ahead) { ahead_ = ahead; }
+  // Whether groups that could have left ahead have not been announced, and will be asked for.
+  bool owes_word() const {
+    return ahead_ && !postponed_ && !announced_ && next_ < buckets_.size() &&
+           plan_.end_of_group(next_) < buckets_.size();
+  }
   // Buckets that have left ahead. All ranks flush with the same number; who finds another one calls
   // take_back(), which completes and drops them, and forgets what was delivered.
   std::size_t left_ahead() const { return options_.launch_when_full ? 0 : next_; }

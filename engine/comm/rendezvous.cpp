@@ -212,14 +212,14 @@ Seat::~Seat() {
     rendezvous_.announced_.reset();
 }
 
-// If it throws, all ranks know.
+// If the answer throws, all ranks know.
 void Rendezvous::settle() {
   if (!announced_) return;
   const auto announced = std::exchange(announced_, nullptr);
-  told_ = true;  // the others are in no pass
+  const bool told = std::exchange(told_, true);  // the others are in no pass
   const auto met = conclude({announced->exchange.wait(), announced->seat_words}, announced->seat,
                             announced->place, {});
-  told_ = false;
+  told_ = told;
   announced->then(met);
 }
 
@@ -239,9 +239,9 @@ void Seat::want(const std::vector<std::size_t>& pages) {
   rendezvous_.settle();
   std::vector<bool> marks(marks_);
   for (const auto page : pages) marks[page] = true;
-  rendezvous_.told_ = true;
+  const bool told = std::exchange(rendezvous_.told_, true);
   rendezvous_.exchange(number_, {Meeting::Pages}, marks);
-  rendezvous_.told_ = false;
+  rendezvous_.told_ = told;
 }
 
 Met Seat::meet(const Place& place, const std::vector<bool>& marks) {

@@ -57,8 +57,8 @@ struct SlotLocation {
 };
 
 // The size of buckets. Those that leave as soon as they are full have `limit_numel` at most, and an
-// eighth of what is trained, but for small models: two on their way and those being filled are all
-// that is there, so larger ones would hold memory, and begin to travel later, for nothing.
+// eighth of what is trained, but for small models: a group on its way, one that is announced and
+// those being filled are all that is there, so larger ones would hold memory for nothing.
 std::int64_t bucket_size(const ParameterTable& table, std::int64_t limit_numel, bool leave_full);
 
 class BucketPlan {
