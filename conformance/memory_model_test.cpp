@@ -109,7 +109,7 @@ TEST(MemoryModel, WhatLeavesAheadOfTheStepStaysToo) {
   auto wide = config_of(0, DataType::Bf16, DataType::Fp32, DataType::Fp32);
   wide.precision.communication = DataType::Fp32;  // beside what waits, what travels
   EXPECT_EQ(after(wide), (Bytes{2, 4 + 4, 6 + 4 + 8, 8 + 4 + 8}));
-  EXPECT_EQ(step(wide), 8 + 4);
+  EXPECT_EQ(step(wide), 8 + 4 + 4) << "one leaves before the other has arrived";
   for (auto config : {fp32(0), wide}) {
     const std::int64_t held = config.precision.param == DataType::Fp32 ? 4 : 2;
     config.zero.overlap_comm = false;

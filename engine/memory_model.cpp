@@ -172,13 +172,10 @@ MemoryRates rates(const EngineConfig& config, const MemoryOptions& options) {
   const auto wire = std::max(sizes.gradient_wire[0], sizes.gradient_wire[1]);
   // One on its way, one announced, a large one, and one that small ones share.
   if (stage.gradients_reduced == ReduceWhen::EveryPass)
-    buckets = {
-        0, 0,
-        static_cast<std::int64_t>(memory::kInFlight + 3) * config.zero.reduce_bucket_size * wire};
+    buckets = {0, 0, 4 * config.zero.reduce_bucket_size * wire};
   else if (fine.reduces_ahead(options.world_size) &&
            (sizes.copies_to_send[0] || sizes.copies_to_send[1]))
-    buckets.constant =
-        static_cast<std::int64_t>(memory::kInFlight + 1) * config.zero.reduce_bucket_size * wire;
+    buckets.constant = 2 * config.zero.reduce_bucket_size * wire;
   if (stage.parameters_sharded)
     gathered.constant = config.zero.stage3_max_live_parameters * sizes.param;
   else if (stage.shards(options.world_size) > 1)

@@ -17,8 +17,6 @@
 
 namespace equigrad::memory {
 
-// As bucket/bucket_queue.cpp has it.
-constexpr std::size_t kInFlight = 1;
 // As kernels/exact_tensor.hpp has it: two doubles.
 constexpr std::int64_t kExactBytes = 16;
 

@@ -28,7 +28,7 @@ class Buckets {
     const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
     for (std::size_t bucket = 0; !each_pass_ && bucket < arrived; ++bucket)
       hold(-held_bytes(bucket));
-    while (next_ < filled_.size()) launch();
+    while (next_ < filled_.size()) launch_group();
     return peak_;
   }
 
@@ -52,7 +52,7 @@ class Buckets {
   // The last of a pass: all that has not left leaves.
   PassBytes finish(PassBytes last) {
     if (announced_) launch_group();
-    while (next_ < filled_.size()) launch();
+    while (next_ < filled_.size()) launch_group();
     window_ = plan_.shard_numel() * sizes_.window;
     hold(0);
     return {last.parameter, window_, most_};
@@ -61,7 +61,7 @@ class Buckets {
   // All are open before the first one leaves.
   std::int64_t most() {
     for (std::size_t bucket = 0; bucket < is_open_.size(); ++bucket) open(bucket);
-    while (next_ < is_open_.size()) launch();
+    while (next_ < is_open_.size()) launch_group();
     return peak_;
   }
 
@@ -92,8 +92,9 @@ class Buckets {
   }
   void launch_group() {
     announced_ = false;
-    for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch();
-    while (!overlaps_ && !in_flight_.empty()) deliver();
+    const std::size_t first = next_;
+    for (const std::size_t end = plan_.end_of_group(first); next_ < end;) launch();
+    while (!in_flight_.empty() && (!overlaps_ || in_flight_.front().bucket < first)) deliver();
   }
   bool is_group_full(std::size_t first) const {
     for (std::size_t bucket = first; bucket < plan_.end_of_group(first); ++bucket)
@@ -117,11 +118,6 @@ class Buckets {
     in_flight_.pop_front();
   }
   void launch() {
-    const auto group_of = [this](std::size_t of) { return plan_.buckets()[of].group; };
-    while (!in_flight_.empty() &&
-           group_of(in_flight_.front().bucket) + kInFlight <= group_of(next_)) {
-      deliver();
-    }
     open(next_);
     // What leaves ahead of the step stays here too.
     const bool is_here =

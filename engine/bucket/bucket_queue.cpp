@@ -11,8 +11,6 @@
 namespace equigrad::bucket {
 namespace {
 
-constexpr std::size_t kInFlight = 1;  // groups
-
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 }  // namespace
@@ -142,9 +140,12 @@ bool BucketQueue::is_group_full(std::size_t first) const {
   return true;
 }
 
+// The groups before it have had the time to travel that this one took to fill.
 void BucketQueue::launch_group() {
-  for (std::size_t end = plan_.end_of_group(next_); next_ < end;) launch_next();
-  while (!options_.overlaps && !in_flight_.empty()) deliver_oldest();
+  const std::size_t first = next_;
+  for (const std::size_t end = plan_.end_of_group(first); next_ < end;) launch_next();
+  while (!in_flight_.empty() && (!options_.overlaps || in_flight_.front().bucket < first))
+    deliver_oldest();
 }
 
 at::Tensor BucketQueue::columns_of(std::size_t parameter) {
@@ -155,9 +156,6 @@ at::Tensor BucketQueue::columns_of(std::size_t parameter) {
 
 void BucketQueue::launch_next() {
   const std::size_t bucket = next_++;
-  const auto group_of = [this](std::size_t of) { return plan_.buckets()[of].group; };
-  while (!in_flight_.empty() && group_of(in_flight_.front().bucket) + kInFlight <= group_of(bucket))
-    deliver_oldest();
   auto& opened = open(bucket);
   if (waits_exactly() && sends_sums_ && !opened.is_wide()) widen(opened);
   const at::Tensor held = opened.buffer();
@@ -200,7 +198,7 @@ void BucketQueue::release(std::size_t bucket) noexcept {
 }
 
 void BucketQueue::launch_round() {
-  while (next_ < buckets_.size()) launch_next();
+  while (next_ < buckets_.size()) launch_group();
   while (!in_flight_.empty()) deliver_oldest();
   next_ = 0;
 }

@@ -11,8 +11,6 @@
 namespace equigrad::perf {
 namespace {
 
-constexpr std::size_t kInFlight = 1;  // groups, as bucket/bucket_queue.cpp has it
-
 class Rooms {
  public:
   Rooms(const layout::BucketPlan& plan, int world)
@@ -24,10 +22,11 @@ class Rooms {
       std::size_t oldest = 0;
       const auto& buckets = plan_.buckets();
       for (std::size_t i = 0; i < buckets.size(); ++i) {
-        while (buckets[oldest].group + kInFlight <= buckets[i].group) deliver(oldest++);
         left_numel_ = row_numel(i);
         for (int piece = 0; piece < comm::Reduction::kInFlight; ++piece) send(i);
         unsent_.push_back(left_numel_);
+        if (i + 1 == plan_.end_of_group(i))
+          while (buckets[oldest].group < buckets[i].group) deliver(oldest++);
       }
       while (oldest < buckets.size()) deliver(oldest++);
       unsent_.clear();

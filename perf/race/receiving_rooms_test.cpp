@@ -32,9 +32,9 @@ TEST(ReceivingRooms, AreFourPiecesOfALargeBucket) {
   EXPECT_EQ(of({9 * kPiece}, 1, 2), 4 * kPiece);
 }
 
-TEST(ReceivingRooms, OneGroupIsUnderWayAndBlocksAreUsedAgain) {
-  EXPECT_EQ(of({10, 10}, 2, 2), 5);
-  EXPECT_EQ(of({10, 10, 10, 10}, 2, 2), 5);
+TEST(ReceivingRooms, AGroupLeavesBeforeTheLastHasArrivedAndBlocksAreUsedAgain) {
+  EXPECT_EQ(of({10, 10}, 2, 2), 10);
+  EXPECT_EQ(of({10, 10, 10, 10}, 2, 2), 10);
   const std::vector<int64_t> together(2, layout::kAloneNumel);  // two buckets, one group
   EXPECT_EQ(receiving_bytes(layout::BucketPlan(conformance::table_of(together), 2, kPiece), 2) / 4,
             layout::kAloneNumel);
@@ -42,13 +42,14 @@ TEST(ReceivingRooms, OneGroupIsUnderWayAndBlocksAreUsedAgain) {
 
 // The last parameter's comes first. A block that is too small makes way for a larger one.
 TEST(ReceivingRooms, GrowWithTheLargestThatIsUnderWay) {
-  EXPECT_EQ(of({10, 20}, 2, 2), 10);
-  EXPECT_EQ(of({20, 10}, 2, 2), 10);
-  EXPECT_EQ(of({20, 10, 10}, 2, 2), 10);
+  EXPECT_EQ(of({10, 20}, 2, 2), 10 + 5);
+  EXPECT_EQ(of({20, 10}, 2, 2), 5 + 10);
+  EXPECT_EQ(of({20, 10, 10}, 2, 2), 10 + 10);
+  EXPECT_EQ(of({20, 20, 10}, 2, 2), 10 + 10);
   const int64_t large = 2 * layout::kAloneNumel;
   const std::vector<int64_t> together{layout::kAloneNumel, large, layout::kAloneNumel};
   EXPECT_EQ(receiving_bytes(layout::BucketPlan(conformance::table_of(together), 2, large), 2) / 4,
-            layout::kAloneNumel);
+            layout::kAloneNumel / 2 + layout::kAloneNumel);
 }
 
 }  // namespace
