@@ -2,6 +2,7 @@
 // stage, number of ranks, passes and their weights made of them.
 #include <gmock/gmock.h>
 
+#include "conformance/window_sums.hpp"
 #include "conformance/windowed.hpp"
 #include "reference/sum.hpp"
 

@@ -6,6 +6,7 @@
 
 #include <chrono>
 
+#include "conformance/window_sums.hpp"
 #include "conformance/windowed.hpp"
 
 namespace equigrad {

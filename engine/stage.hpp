@@ -6,6 +6,8 @@
 //   stage 2  sharded           sharded      replicated   after every backward pass
 //   stage 3  sharded           sharded      sharded      after every backward pass
 //
+// A window's only pass begins the reduction of stages 0, 1 while it runs (window.hpp).
+//
 // Invariants: what a stage shards, every later stage shards too.
 // Errors: equigrad::Error for a stage outside 0-3.
 // Depends on: engine/error.hpp.
