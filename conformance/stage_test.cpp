@@ -25,6 +25,13 @@ TEST(Stage, GradientsAreReducedEveryPassExactlyWhereTheyAreSharded) {
     EXPECT_EQ(row.gradients_reduced == ReduceWhen::EveryPass, row.gradients_sharded);
 }
 
+TEST(Stage, FullBucketsLeaveWhereEveryPassIsReducedOrWhatIsGuessedMayGoAhead) {
+  for (const Stage& row : kStages) {
+    EXPECT_TRUE(row.sends_full_buckets(true));
+    EXPECT_EQ(row.sends_full_buckets(false), row.gradients_reduced == ReduceWhen::EveryPass);
+  }
+}
+
 TEST(Stage, OnlyStageZeroHasOneShard) {
   EXPECT_EQ(stage_row(0).shards(4), 1);
   for (int stage = 1; stage <= 3; ++stage) EXPECT_EQ(stage_row(stage).shards(4), 4);

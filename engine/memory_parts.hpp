@@ -60,7 +60,7 @@ struct Model {
   HeldBytes pages() const;
   bool is_exact() const { return config.reduction == ReductionOrder::Exact; }
   bool each_pass() const { return stage.gradients_reduced == ReduceWhen::EveryPass; }
-  bool leaves_full() const { return each_pass() || config.reduces_ahead(world); }
+  bool leaves_full() const { return stage.sends_full_buckets(config.reduces_ahead(world)); }
   std::int64_t padded_numel(std::size_t i) const {
     return layout::Partition(table[i].numel, world).padded_numel();
   }

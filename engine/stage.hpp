@@ -32,6 +32,10 @@ struct Stage {
 
   // Into how many equal slices every parameter is cut.
   constexpr int shards(int world_size) const { return optimizer_state_sharded ? world_size : 1; }
+  // Whether buckets leave when they are full; `ahead` is EngineConfig::reduces_ahead().
+  constexpr bool sends_full_buckets(bool ahead) const {
+    return ahead || gradients_reduced == ReduceWhen::EveryPass;
+  }
 };
 
 inline constexpr std::array<Stage, 4> kStages{{

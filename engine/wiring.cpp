@@ -28,9 +28,9 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       tensors_(std::move(assembly.tensors)),
       table_(std::move(assembly.table)),
       plan_(table_, stage_.shards(communicator_->world_size()),
-            layout::bucket_size(table_, config.zero.reduce_bucket_size,
-                                stage_.gradients_reduced == ReduceWhen::EveryPass ||
-                                    config.reduces_ahead(communicator_->world_size()))),
+            layout::bucket_size(
+                table_, config.zero.reduce_bucket_size,
+                stage_.sends_full_buckets(config.reduces_ahead(communicator_->world_size())))),
       seat_(*communicator_, table_.size()),
       scaler_(loss::make_scaler(config.precision.loss_scale)),
       optimizer_(config.optimizer, assembly.groups, table_, plan_,

@@ -97,9 +97,8 @@ int64_t forecast_peak_bytes(const std::vector<int64_t>& numels, const EngineConf
   const auto stage = stage_row(config.zero.stage);
   const layout::BucketPlan plan(
       table, stage.shards(world),
-      layout::bucket_size(
-          table, config.zero.reduce_bucket_size,
-          stage.gradients_reduced == ReduceWhen::EveryPass || config.reduces_ahead(world)));
+      layout::bucket_size(table, config.zero.reduce_bucket_size,
+                          stage.sends_full_buckets(config.reduces_ahead(world))));
   const MemoryOptions options{world, false, arrivals_of(alone)};
   const auto held = forecast(table, config, options);
   const auto& gathered = held.of(Category::Gathered);
