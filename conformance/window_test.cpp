@@ -2,10 +2,6 @@
 // that is abandoned; a parameter that is ready twice; what is assigned.
 #include "engine/window.hpp"
 
-#include <unistd.h>
-
-#include <chrono>
-
 #include "conformance/window_sums.hpp"
 #include "conformance/windowed.hpp"
 
@@ -77,71 +73,6 @@ TEST(Window, AnAbandonedPassLeavesTheWindowAsItWas) {
     EXPECT_THAT(it.take(), HasTheBitsOf(plain.take()));
     it.window.clear();
     EXPECT_EQ(it.ledger.total_bytes(), 0);
-  });
-}
-
-// Between a pass and its step ranks may meet elsewhere, as when they log a loss: nobody still waits
-// in a pass for a rank whose own has ended, whatever that filled, or has thrown.
-TEST(Window, APassThatFillsLessOrThrowsOnOneRankLetsTheOthersGo) {
-  const auto place = testing::TempDir() + "equigrad_window_" + std::to_string(::getpid());
-  for_each_kind(
-      [place](RankContext& context, const WindowKind& kind) {
-        if (kind.each) return;
-        static int uses = 0;
-        const auto own = comm::connect_gloo(
-            context.rank(), context.world_size(),
-            place + "_" + std::to_string(context.world_size()) + "_" + std::to_string(uses++),
-            std::chrono::seconds(20));
-        const auto log = [&] { comm::exchange(*own, at::zeros({1}, at::kLong)); };
-        for (const bool throws : {false, true}) {
-          Windowed it(context, kind);
-          const bool last = it.rank == it.world - 1;
-          if (last && throws) {
-            it.begin(1);
-            it.ready(5, 1);
-            it.window.abandon();
-            log();
-            it.pass(1);
-          } else {
-            it.pass(1, 1, last ? std::set<std::size_t>{4} : std::set<std::size_t>{});
-            log();
-          }
-          const auto average = it.take();
-          EXPECT_THAT(it.slice_of(average, 5), HasTheBitsOf(average_of(it, 5, {{1}})));
-          const int with_4 = throws ? it.world : it.world - 1;
-          EXPECT_THAT(it.slice_of(average, 4), HasTheBitsOf(average_of(it, 4, {{1, 1, with_4}})));
-        }
-      },
-      {2, 3});
-}
-
-TEST(Window, WhatIsAssignedAfterTheOnlyPassStandsForIt) {
-  for_each_kind([](RankContext& context, const WindowKind& kind) {
-    Windowed it(context, kind);
-    it.pass(1);
-    const auto value = it.padded_slice(5, sample(kNumels[5], 91));
-    it.window.assign(5, value);
-    const auto average = it.take();
-    EXPECT_THAT(it.slice_of(average, 5), HasTheBitsOf(value));
-    EXPECT_THAT(it.slice_of(average, 4), HasTheBitsOf(average_of(it, 4, {{1}})));
-  });
-}
-
-// Where a pass of stages 0, 1 fails on one rank, the others have sent what they will not take back
-// before the step.
-TEST(Window, ARankMayDoItsPassAgainWhileTheOthersKeepTheirs) {
-  for_each_kind([](RankContext& context, const WindowKind& kind) {
-    if (kind.each) return;
-    Windowed it(context, kind);
-    if (it.rank == it.world - 1) {
-      it.begin(3.0);
-      for (const std::size_t p : {5U, 4U}) it.ready(p, 9);
-      it.window.abandon();
-    }
-    it.pass(1);
-    const auto average = it.take();
-    for (const auto p : kFilled)
-      EXPECT_THAT(it.slice_of(average, p), HasTheBitsOf(average_of(it, p, {{1}}))) << p;
   });
 }
 

@@ -145,7 +145,6 @@ void Window::forget_guess() {
 
 // The buckets that have left ahead must be the same on every rank.
 comm::Met Window::agree(int64_t flag) {
-  if (!options_.reduce_every_pass && queue_.left_ahead() == 0) sums_.clear();
   const auto left = 2 * static_cast<int64_t>(queue_.left_ahead());
   auto met = seat_.meet({comm::Meeting::Step, passes_, left + flag}, used_);
   if (met.least_flag / 2 != met.greatest_flag / 2) {

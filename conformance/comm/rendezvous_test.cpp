@@ -171,6 +171,27 @@ TEST(Rendezvous, WhoHasAnnouncedServesAndIsPostponedLikeWhoWaits) {
             "");
 }
 
+TEST(Rendezvous, WhoHasAnnouncedHearsTheAnswerBeforeItSaysMore) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       Meetings it(context);
+                       Heard heard;
+                       if (context.rank() == 0) it.seat.want({7});
+                       it.seat.announce({Meeting::Bucket, 2}, heard.then());
+                       if (context.rank() == 1) it.seat.want({3});
+                       it.seat.meet({Meeting::Step});
+                       EXPECT_TRUE(heard.together);
+                       EXPECT_EQ(it.gathered, (std::vector<Pages>{{7}, {3}})) << "on every rank";
+
+                       if (context.rank() == 0)
+                         it.seat.announce({Meeting::Bucket, -1}, heard.then());
+                       if (context.rank() == 1) it.seat.want({9});
+                       it.group->rendezvous().meet_to_initialize();
+                       EXPECT_EQ(it.gathered.size(), 3U) << "rank 0 has served";
+                     }),
+            "");
+}
+
 TEST(Rendezvous, ARankThatThrowsAfterItAnnouncedHearsTheAnswerAndTellsTheOthers) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
