@@ -5,6 +5,8 @@
 // Depends on: cut_wire, sample, ranks/rank_context, engine/parameter.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
+
 #include <memory>
 #include <vector>
 

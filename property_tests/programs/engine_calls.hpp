@@ -5,6 +5,8 @@
 // Depends on: engine_player.hpp.
 #pragma once
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include <array>
 #include <string>
 #include <vector>

@@ -7,6 +7,8 @@
 // Depends on: network.hpp, engine/engine.hpp.
 #pragma once
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include <cstddef>
 #include <limits>
 #include <vector>

@@ -4,6 +4,8 @@
 // Depends on: reference_player.hpp.
 #pragma once
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include <string>
 
 #include "property_tests/programs/reference_player.hpp"

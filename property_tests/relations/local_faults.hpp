@@ -1,11 +1,12 @@
 // Local faults: faults that are there to see relations fail which no fault of the catalogue breaks,
 // most of them because they act only where no case of the matrix goes.
 //
-// Invariants: a fault acts in every pass or step that it fits, on every rank; while it lives the
-// seams are its own. Shapes, units: those of the seams. Errors: equigrad::Error for an unknown
-// name. Depends on: conformance/faults.
+// Invariants: a fault acts in every pass or step that it fits, on every rank, and owns the seams.
+// Shapes: the seams'. Errors: equigrad::Error for an unknown name. Depends on: conformance/faults.
 #pragma once
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
