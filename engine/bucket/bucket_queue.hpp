@@ -4,14 +4,17 @@
 // alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
 // zeros to the same parameter. At most one group of buckets is in flight (two while one leaves),
 // one announced, and one filled; none between two calls if nothing overlaps. Nothing is delivered
-// twice. Where buckets are launched when full, the k-th gradient of one parameter between two
-// flushes travels in round k (reentrant checkpointing delivers a shared parameter in parts): what
-// is added to what does not depend on which bucket was full when. Buckets that wait may leave ahead
-// of flush(): what they sent stays here, so that a gradient for one of them takes all back, and
-// every bucket leaves in the flush as if none had left before. In the exact order a bucket that
-// waits holds what it would send, while no parameter has given it two contributions, and then exact
-// sums; ranks agree on which before they launch. Shapes: delivered sums are [shards == 1 ? shards *
-// shard_numel : shard_numel] of their bucket, the result dtype. Errors: those of the communicator.
+// twice.
+// Where buckets are launched when full, the k-th gradient of one parameter between two flushes
+// travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
+// to what does not depend on which bucket was full when.
+// Buckets that wait may leave ahead of flush(): what they sent stays here, so that a gradient for
+// one of them takes all back, and every bucket leaves in the flush as if none had left before.
+// In the exact order a bucket that waits holds what it would send, while no parameter has given it
+// two contributions, and then exact sums; ranks agree on which before they launch.
+// Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
+// the result dtype.
+// Errors: those of the communicator.
 // Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, comm/rendezvous,
 // trace/ledger.
 #pragma once
