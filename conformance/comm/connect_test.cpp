@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <fstream>
+
 #include "conformance/ranks/rank_test.hpp"
 #include "engine/comm/communication_error.hpp"
 #include "engine/comm/communicator.hpp"
@@ -18,17 +20,30 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// A port that is free now.
-int free_port() {
+// Whether a server could listen at `port` now.
+bool is_free(int port) {
   const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+  const int reuse = 1;
+  setsockopt(socket_fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  bind(socket_fd, reinterpret_cast<const sockaddr*>(&address), length);
-  getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &length);
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  const bool bound =
+      bind(socket_fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+      listen(socket_fd, 1) == 0;
   close(socket_fd);
-  return ntohs(address.sin_port);
+  return bound;
+}
+
+// Ports that are free, and stay so: the kernel gives connections, and sockets that name no port,
+// those of its local range, so these lie below it (where it leaves room), others per process.
+std::vector<int> free_ports(size_t count) {
+  int local_range_begin = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> local_range_begin;
+  std::vector<int> ports;
+  for (int port = std::max(local_range_begin, 20'000) - getpid() % 8'192; ports.size() < count;)
+    if (is_free(--port)) ports.push_back(port);
+  return ports;
 }
 
 LaunchEnvironment launch_of(const RankContext& context, int port) {
@@ -36,7 +51,7 @@ LaunchEnvironment launch_of(const RankContext& context, int port) {
 }
 
 TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
-  const int port = free_port();
+  const int port = free_ports(1).front();
   EXPECT_EQ(
       on_ranks(2,
                [port](RankContext& context) {
@@ -51,8 +66,7 @@ TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
 
 // Rank 0 serves the store where they meet.
 TEST(Connect, RanksOfALauncherThatLeaveAtOnceLetTheOthersConnect) {
-  std::vector<int> ports;
-  for (int round = 0; round < 40; ++round) ports.push_back(free_port());
+  const auto ports = free_ports(40);
   EXPECT_EQ(on_ranks(3,
                      [ports](RankContext& context) {
                        for (const int port : ports)
