@@ -1,9 +1,11 @@
 // Ranks find each other: all of them or none.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "conformance/ranks/rank_test.hpp"
@@ -71,6 +73,37 @@ TEST(Connect, RanksOfALauncherThatLeaveAtOnceLetTheOthersConnect) {
                      [ports](RankContext& context) {
                        for (const int port : ports)
                          connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30));
+                     }),
+            "");
+}
+
+// Of this process.
+int batch_threads() {
+  int count = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
+    count += sched_getscheduler(std::stoi(thread.path().filename())) == SCHED_BATCH ? 1 : 0;
+  return count;
+}
+
+TEST(Connect, OnlyTheThreadOfTheSocketsPreemptsNobody) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const int before = batch_threads();
+                       const auto group = connect_gloo(
+                           context.rank(), 2, context.directory() + "/batch", milliseconds(30'000));
+                       EXPECT_EQ(batch_threads() - before, 1);
+                       EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
+                     }),
+            "");
+}
+
+TEST(Connect, APolicyThatTheUserHasChosenStands) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       const sched_param priority{};
+                       ASSERT_EQ(sched_setscheduler(0, SCHED_BATCH, &priority), 0);
+                       connect({}, c10::kCPU, std::chrono::seconds(5));
+                       EXPECT_EQ(sched_getscheduler(0), SCHED_BATCH);
                      }),
             "");
 }
