@@ -150,11 +150,12 @@ class Replicas final : public Parameters {
       context_.ledger.credit(trace::Category::Gathered, bytes);
       rows = gathered.view({world, shard.numel()});
     }
-    int64_t offset = 0;
-    for (const auto& part : gather.parts) {
-      copy_out(rows.narrow(1, offset, part.shard_numel),
-               context_.tensors[part.parameter].detach().view({-1}));
-      offset += part.shard_numel;
+    std::vector<int64_t> widths;
+    for (const auto& part : gather.parts) widths.push_back(part.shard_numel);
+    const auto columns = rows.split_with_sizes(widths, 1);
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      const auto tensor = context_.tensors[gather.parts[i].parameter].detach();
+      copy_out(columns[i], tensor.dim() == 1 ? tensor : tensor.view({-1}));
     }
   }
 
