@@ -38,9 +38,10 @@ class Reduction {
   void drop();
 
   // On a CPU: of one row of a piece (1 MiB in fp32: what arrives is in the caches when it is
-  // added), and how many are on their way. One more is being added.
+  // added), and how many are on their way: what is longer waits for finish(), and overlaps with
+  // nothing. One more is being added.
   static constexpr int64_t kPieceNumel = int64_t{1} << 18;
-  static constexpr int kInFlight = 3;
+  static constexpr int kInFlight = 4;
 
  private:
   enum class Kind { Scatter, Both, Slices, NativeScatter, NativeAll };

@@ -24,12 +24,12 @@ TEST(ReceivingRooms, HoldARowOfEveryRankButOfTwo) {
   EXPECT_EQ(of({9}, 3, 3), 3 * 3);
 }
 
-// Three pieces are on their way while one is added.
-TEST(ReceivingRooms, AreFourPiecesOfALargeBucket) {
+// Four pieces are on their way while one is added.
+TEST(ReceivingRooms, AreFivePiecesOfALargeBucket) {
   EXPECT_EQ(of({2 * 2 * kPiece}, 2, 2), 2 * kPiece);
   EXPECT_EQ(of({2 * 3 * kPiece}, 2, 2), 3 * kPiece);
-  EXPECT_EQ(of({2 * 9 * kPiece}, 2, 2), 4 * kPiece);
-  EXPECT_EQ(of({9 * kPiece}, 1, 2), 4 * kPiece);
+  EXPECT_EQ(of({2 * 9 * kPiece}, 2, 2), 5 * kPiece);
+  EXPECT_EQ(of({9 * kPiece}, 1, 2), 5 * kPiece);
 }
 
 TEST(ReceivingRooms, AGroupLeavesBeforeTheLastHasArrivedAndBlocksAreUsedAgain) {
