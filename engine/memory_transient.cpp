@@ -78,13 +78,13 @@ class Buckets {
     const bool as_sent = each_pass_ || sizes_.waits_as_sent;
     return as_sent ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
   }
-  // A group that is full leaves when one more bucket is, if anything overlaps and ranks must agree.
+  // A group that is full leaves when one more bucket is, if anything overlaps and ranks must agree;
+  // the last one leaves at the end.
   void launch_full() {
     if (announced_) launch_group();
     for (;;) {
       const std::size_t first = announced_ ? plan_.end_of_group(next_) : next_;
-      if (first == filled_.size() || !is_group_full(first)) return;
-      if (ahead_ && plan_.end_of_group(first) == filled_.size()) return;
+      if (!is_group_full(first) || plan_.end_of_group(first) == filled_.size()) return;
       if (announced_) launch_group();
       announced_ = true;
       if (!overlaps_ || world_ == 1) launch_group();  // one rank alone knows the answer

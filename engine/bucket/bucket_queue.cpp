@@ -99,14 +99,13 @@ at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision)
 }
 
 // When a bucket has been filled: one after that which completed a group hears the answer for it.
-// Nothing is left to overlap with the last group: it goes with the flush, which all agree on.
+// The last group of a pass has next to nothing left to overlap with: it goes with the flush, which
+// ranks agree on anyway.
 void BucketQueue::launch_full() {
   settle();
   while (!postponed_) {
     const std::size_t first = announced_ ? plan_.end_of_group(next_) : next_;
-    if (first == buckets_.size() || !is_group_full(first) ||
-        plan_.end_of_group(first) == buckets_.size())
-      return;
+    if (!is_group_full(first) || plan_.end_of_group(first) == buckets_.size()) return;
     announced_ ? settle() : announce();
   }
 }

@@ -40,7 +40,7 @@ struct QueueOptions {
   at::TensorOptions buffer;     // device, and dtype of what waits for flush() or travels as it is
   at::ScalarType result_dtype;  // of the sums
   ReductionOrder order = ReductionOrder::Pinned;
-  bool launch_when_full = false;  // otherwise buckets wait for flush()
+  bool launch_when_full = false;  // all groups but the last; otherwise they wait for flush()
   // What a bucket travels in, by its lower_precision; nothing: the type of `buffer`.
   std::array<std::optional<at::ScalarType>, 2> wire = {};
   double before_sum = 1.0;    // every contribution is multiplied by it, in fp32, before it travels

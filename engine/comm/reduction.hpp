@@ -37,10 +37,10 @@ class Reduction {
   at::Tensor finish(const at::Tensor& into = {});
   void drop();
 
-  // On a CPU: of one row of a piece (1 MiB in fp32: what arrives is in the caches when it is
-  // added), and how many are on their way: what is longer waits for finish(), and overlaps with
-  // nothing. One more is being added.
+  // Of one row of a piece on a CPU: 1 MiB in fp32, so what arrives is in the caches when it is
+  // added.
   static constexpr int64_t kPieceNumel = int64_t{1} << 18;
+  // Pieces on their way; one more is being added. What is longer sends the rest within finish().
   static constexpr int kInFlight = 4;
 
  private:

@@ -1,6 +1,6 @@
 // Receiving rooms: the blocks that reductions receive into, as comm/workspace.hpp gives and keeps
 // them, and as bucket/bucket_queue.hpp and comm/reduction.hpp ask for them: one group is launched
-// and then the one before it is waited for, three pieces of a bucket.
+// and then the one before it is waited for, Reduction::kInFlight pieces of a bucket.
 //
 // Invariants: fp32 in the pinned order, an all-reduce of two ranks at most, or a reduce-scatter.
 // Units: bytes of a rank, the most of any step.
