@@ -6,7 +6,9 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "conformance/oracle/bits_matcher.hpp"
 #include "conformance/ranks/rank_test.hpp"
@@ -161,8 +163,13 @@ TEST(ZeroInit, HoldsAShardAndAModuleOrTwo) {
                        init.finish();
                        // The communicator's workspace keeps what its last gather sent.
                        const int64_t workspace = 4 * net.blocks[0]->up->weight.numel();
+                       const int64_t most = whole / 4 + workspace + 12 * 4 * kDim;
+                       // Threads of Gloo let go of a collective's tensors a little after it is
+                       // over.
+                       for (int tries = 0; tries < 500 && bytes.now > most; ++tries)
+                         std::this_thread::sleep_for(std::chrono::milliseconds(2));
                        EXPECT_GE(bytes.now, whole / 4);
-                       EXPECT_LE(bytes.now, whole / 4 + workspace + 12 * 4 * kDim);
+                       EXPECT_LE(bytes.now, most);
                        EXPECT_LE(bytes.peak, whole / 4 + 3 * block);
                      }),
             "");
