@@ -12,7 +12,7 @@
 // nor on the stage within {0, 1} and {2, 3}; every rank calls backward and step the same number of
 // times in the same order.
 // Shapes: parameters keep theirs at every stage. What is computed and kept in which type, and what
-// the loss scale does: config_precision.hpp.
+// the loss scale does: config/precision.hpp.
 // Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A step()
 // that finds a gradient which is not finite empties the window and writes nothing.
 // Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp,
@@ -31,11 +31,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/access.hpp"
-#include "engine/config.hpp"
-#include "engine/engine_types.hpp"
+#include "engine/api/access.hpp"
+#include "engine/api/engine_types.hpp"
+#include "engine/api/gathered_parameters.hpp"
+#include "engine/config/config.hpp"
 #include "engine/error.hpp"
-#include "engine/gathered_parameters.hpp"
 #include "engine/schedule/progressive_layer_drop.hpp"
 #include "engine/schedule/schedule.hpp"
 

@@ -15,8 +15,8 @@
 // another belongs to that; leaves that share a parameter are one.
 //
 // Invariants: a leaf changes when parameters travel, never a bit of what is computed, and without
-// any the engine is right too (comm/rendezvous.hpp): what leaves save is rounds of gathers whose
-// number depends on each rank's data. initialize() reads the marks; later ones concern later
+// any the engine is right too (agreement/coordinator.hpp): what leaves save is rounds of gathers
+// whose number depends on each rank's data. initialize() reads the marks; later ones concern later
 // engines. A mark goes with its module. Below stage 3 there is nothing to gather.
 // Shapes: none.
 // Errors: equigrad::Error for a name that matches no module, with the nearest that does; then

@@ -12,11 +12,11 @@
 #include <cmath>
 #include <equigrad_build_info.hpp>
 
-#include "conformance/recipe.hpp"
+#include "conformance/cases/recipe.hpp"
 #include "engine/comm/reduction.hpp"
 #include "engine/engine.hpp"
 #include "engine/kernels/exact_tensor.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 #include "perf/perf_ranks.hpp"
 
 namespace equigrad::perf {

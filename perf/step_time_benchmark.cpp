@@ -11,9 +11,9 @@
 
 #include <equigrad_build_info.hpp>
 
-#include "conformance/recipe.hpp"
+#include "conformance/cases/recipe.hpp"
 #include "engine/engine.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 #include "perf/perf_ranks.hpp"
 #include "reference/trainer.hpp"
 

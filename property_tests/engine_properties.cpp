@@ -6,9 +6,9 @@
 
 #include <cmath>
 
+#include "conformance/cases/recipe.hpp"
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/digest.hpp"
-#include "conformance/recipe.hpp"
 #include "engine/engine.hpp"
 #include "property_tests/numbers.hpp"
 #include "property_tests/ranks_of_cases.hpp"

@@ -6,7 +6,7 @@
 #include "conformance/oracle/bits.hpp"
 #include "engine/bucket/bucket.hpp"
 #include "engine/layout/partition.hpp"
-#include "engine/parameter/parameters.hpp"
+#include "engine/parameter/store.hpp"
 #include "property_tests/numbers.hpp"
 #include "property_tests/ranks_of_cases.hpp"
 

@@ -5,7 +5,7 @@
 // above (the smallest four exponents); whole_numbers() are integers with |x| <= 200, exact in bf16
 // and in any sum of 2^16 of them; uniform() are multiples of size / 2^22 in [-size, size].
 // Shapes: flat fp32 [numel].   Errors: none.
-// Depends on: ATen, reference/data.hpp for its hash.
+// Depends on: ATen, reference/models/data.hpp for its hash.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "reference/data.hpp"
+#include "reference/models/data.hpp"
 
 namespace equigrad::property_tests {
 

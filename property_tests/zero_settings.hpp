@@ -3,12 +3,12 @@
 //   {"stage": 3, "schedule": [reduce bucket, gather bucket, prefetch, persistence, live, reuse]}
 //
 // Invariants: none.   Units: elements.   Errors: nlohmann::json::exception for another form.
-// Depends on: engine/config.hpp, nlohmann-json.
+// Depends on: engine/config/config.hpp, nlohmann-json.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::property_tests {
 

@@ -35,7 +35,7 @@
 
 #include "reference/autocast.hpp"
 #include "reference/loss_scale.hpp"
-#include "reference/model.hpp"
+#include "reference/models/model.hpp"
 #include "reference/optimizer.hpp"
 #include "reference/recipe.hpp"
 

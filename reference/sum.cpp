@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "reference/model.hpp"
+#include "reference/models/model.hpp"
 
 namespace equigrad::reference {
 namespace {

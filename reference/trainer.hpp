@@ -13,7 +13,7 @@
 #include <functional>
 #include <memory>
 
-#include "reference/data.hpp"
+#include "reference/models/data.hpp"
 #include "reference/stepper.hpp"
 
 namespace equigrad::reference {

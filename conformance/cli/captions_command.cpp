@@ -2,7 +2,7 @@
 
 #include "conformance/cli/cli.hpp"
 #include "conformance/vision/caption_training.hpp"
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::conformance::cli {
 

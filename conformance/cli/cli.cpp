@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/ranks/interrupt.hpp"
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 #include "equigrad_build_info.hpp"
 
 namespace equigrad::conformance::cli {

@@ -13,7 +13,7 @@
 // Units: exit codes: 0 held, 1 a gate failed, 2 usage or configuration, 3 infrastructure,
 // 4 inconclusive, 130 or 143 interrupted.
 // Errors: none leave; they become exit codes.
-// Depends on: runner.hpp, reports, engine/config.hpp, CLI11 (sources only). No torch.
+// Depends on: runner.hpp, reports, engine/config/config.hpp, CLI11 (sources only). No torch.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/matrix.hpp"
-#include "conformance/program.hpp"
+#include "conformance/cases/matrix.hpp"
+#include "conformance/on_rank/program.hpp"
 
 namespace CLI {
 class App;

@@ -4,11 +4,11 @@
 #include <iostream>
 #include <iterator>
 
+#include "conformance/campaigns/compare_runs.hpp"
 #include "conformance/cli/cli.hpp"
-#include "conformance/cli/compare_runs.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {

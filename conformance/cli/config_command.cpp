@@ -7,9 +7,9 @@
 #include <numeric>
 
 #include "conformance/cli/cli.hpp"
-#include "conformance/oracle/explain.hpp"
-#include "engine/config.hpp"
-#include "engine/memory_model.hpp"
+#include "conformance/diagnosis/explain.hpp"
+#include "engine/config/config.hpp"
+#include "engine/memory/forecast.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {

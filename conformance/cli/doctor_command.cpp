@@ -4,7 +4,7 @@
 
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/machine.hpp"
-#include "conformance/program.hpp"
+#include "conformance/on_rank/program.hpp"
 #include "conformance/ranks/private_directory.hpp"
 
 namespace equigrad::conformance::cli {

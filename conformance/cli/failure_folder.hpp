@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "conformance/program.hpp"
-#include "conformance/shrink.hpp"
+#include "conformance/diagnosis/shrink.hpp"
+#include "conformance/on_rank/program.hpp"
 
 namespace equigrad::conformance::cli {
 

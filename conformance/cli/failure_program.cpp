@@ -1,8 +1,8 @@
 // The program of a failure's folder.
 #include <nlohmann/json.hpp>
 
+#include "conformance/cases/recipe.hpp"
 #include "conformance/cli/failure_folder.hpp"
-#include "conformance/recipe.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -20,13 +20,13 @@ const char* const kHead =
 #include <iostream>
 #include <iterator>
 
-#include "conformance/dots_model.hpp"
+#include "conformance/cases/lattice_model.hpp"
 #include "conformance/faults/fault.hpp"
-#include "conformance/loud_model.hpp"
-#include "conformance/model_groups.hpp"
+#include "conformance/cases/overflowing_model.hpp"
+#include "conformance/cases/model_groups.hpp"
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/tensor_file.hpp"
-#include "conformance/rank_backward.hpp"
+#include "conformance/on_rank/backward.hpp"
 #include "conformance/ranks/pool.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/engine.hpp"

@@ -3,7 +3,7 @@
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/faults/planted_faults.hpp"
-#include "engine/did_you_mean.hpp"
+#include "engine/config/suggest.hpp"
 
 namespace equigrad::conformance::cli {
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <iostream>
 
+#include "conformance/campaigns/fault_panel.hpp"
+#include "conformance/campaigns/fault_run.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
-#include "conformance/fault_panel.hpp"
-#include "conformance/fault_run.hpp"
 #include "conformance/faults/fault.hpp"
 #include "engine/error.hpp"
 

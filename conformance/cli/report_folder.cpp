@@ -10,9 +10,9 @@
 #include <iostream>
 #include <vector>
 
+#include "conformance/cases/matrix.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/contract/contract_case.hpp"
-#include "conformance/matrix.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::cli {

@@ -12,14 +12,14 @@
 #include <map>
 #include <numeric>
 
+#include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/report_folder.hpp"
-#include "conformance/failure_kind.hpp"
+#include "conformance/diagnosis/shrink.hpp"
 #include "conformance/ranks/interrupt.hpp"
-#include "conformance/recipe.hpp"
-#include "conformance/shrink.hpp"
-#include "engine/config.hpp"
+#include "conformance/verdict/failure_kind.hpp"
+#include "engine/config/config.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::cli {

@@ -7,15 +7,15 @@
 #include <iostream>
 #include <set>
 
+#include "conformance/campaigns/contract_runner.hpp"
+#include "conformance/campaigns/runner.hpp"
+#include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
-#include "conformance/contract/contract_runner.hpp"
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/ranks/interrupt.hpp"
-#include "conformance/recipe.hpp"
-#include "conformance/runner.hpp"
 #include "engine/error.hpp"
 #include "reports/annotations.hpp"
 #include "reports/html.hpp"

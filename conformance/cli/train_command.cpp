@@ -5,11 +5,11 @@
 #include <iterator>
 
 #include "conformance/cli/cli.hpp"
-#include "conformance/judge.hpp"
-#include "conformance/lane_tally.hpp"
-#include "conformance/program.hpp"
+#include "conformance/on_rank/program.hpp"
 #include "conformance/ranks/interrupt.hpp"
-#include "engine/config.hpp"
+#include "conformance/verdict/judge.hpp"
+#include "conformance/verdict/lane_tally.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "conformance/contract/known_mistakes.hpp"
-#include "conformance/contract/programs.hpp"
+#include "conformance/contract/programs/programs.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::contract {

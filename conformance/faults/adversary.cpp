@@ -13,7 +13,7 @@
 
 #include "conformance/faults/wire.hpp"
 #include "engine/error.hpp"
-#include "reference/data.hpp"
+#include "reference/models/data.hpp"
 
 namespace equigrad::conformance::faults {
 namespace {

@@ -17,21 +17,21 @@
 #include <optional>
 #include <vector>
 
+#include "engine/autograd/scaled_graph.hpp"
 #include "engine/bucket/bucket_queue.hpp"
 #include "engine/engine.hpp"
 #include "engine/gradient/accumulator.hpp"
 #include "engine/gradient/micro_batches.hpp"
+#include "engine/gradient/window.hpp"
 #include "engine/kernels/square_sum.hpp"
 #include "engine/kernels/tree_sum.hpp"
 #include "engine/kernels/update.hpp"
 #include "engine/layout/partition.hpp"
-#include "engine/loss/scaled_graph.hpp"
 #include "engine/optimizer/sharded_state.hpp"
 #include "engine/optimizer/update_rule.hpp"
 #include "engine/parameter/page_table.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/shard/gradient_shard.hpp"
-#include "engine/window.hpp"
 
 namespace equigrad::conformance::faults {
 

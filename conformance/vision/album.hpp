@@ -5,7 +5,7 @@
 // Shapes: input [N, 1, 28, 28] fp32, exact in bf16; target [N, kCaptionBytes] int64 bytes, zeros
 //   behind the caption.
 // Errors: c10::Error for files that cannot be read, for batches of no multiple of four.
-// Depends on: reference/data.hpp.
+// Depends on: reference/models/data.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <string>
 
-#include "reference/data.hpp"
+#include "reference/models/data.hpp"
 
 namespace equigrad::conformance::vision {
 

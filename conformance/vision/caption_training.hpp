@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/program.hpp"
+#include "conformance/on_rank/program.hpp"
 #include "conformance/ranks/pool.hpp"
 #include "conformance/vision/setting.hpp"
 

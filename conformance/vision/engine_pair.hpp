@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "conformance/lane_tally.hpp"
 #include "conformance/ranks/rank_context.hpp"
+#include "conformance/verdict/lane_tally.hpp"
 #include "conformance/vision/album.hpp"
 #include "conformance/vision/models.hpp"
 #include "conformance/vision/reference_pair.hpp"

@@ -8,7 +8,7 @@
 // Shapes: images [N, 1, 28, 28]; features [N, 4, 32]; text [N, T] int64 bytes, zeros at the end;
 //   logits [N, T, 256], row i for byte i.
 // Errors: c10::Error for other shapes.
-// Depends on: reference/model.hpp, torch::nn.
+// Depends on: reference/models/model.hpp, torch::nn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@
 #include <memory>
 #include <vector>
 
-#include "reference/model.hpp"
+#include "reference/models/model.hpp"
 
 namespace equigrad::conformance::vision {
 

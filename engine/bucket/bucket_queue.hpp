@@ -28,11 +28,11 @@
 #include <optional>
 #include <vector>
 
+#include "engine/agreement/coordinator.hpp"
 #include "engine/bucket/bucket.hpp"
 #include "engine/comm/reduction.hpp"
-#include "engine/comm/rendezvous.hpp"
 #include "engine/layout/bucket_plan.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 
 namespace equigrad::bucket {
 

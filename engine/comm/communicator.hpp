@@ -19,7 +19,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/comm/rendezvous.hpp"
+#include "engine/agreement/coordinator.hpp"
 #include "engine/comm/workspace.hpp"
 
 namespace equigrad::comm {

@@ -20,7 +20,7 @@
 #include <deque>
 
 #include "engine/comm/communicator.hpp"
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::comm {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "engine/layout/bucket_plan.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 
 namespace equigrad::gradient {
 

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "engine/did_you_mean.hpp"
+#include "engine/config/suggest.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::layout {

@@ -10,7 +10,7 @@
 // Units: numel counts elements; an empty parameter has numel 0, a scalar has shape [] and numel 1.
 // Errors: equigrad::Error for an empty or duplicate name, for a tied parameter whose registrations
 // disagree (group, shape, trainable), for an unknown name (with a suggestion).
-// Depends on: engine/error.hpp, engine/did_you_mean.hpp.
+// Depends on: engine/error.hpp, engine/config/suggest.hpp.
 #pragma once
 
 #include <cstddef>

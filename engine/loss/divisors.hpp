@@ -14,12 +14,12 @@
 // Invariants: each factor is computed in fp64 and rounded once to fp32. A pass with scale_wrt_gas =
 // false weighs accumulation_steps times as much as another, for that pass only.
 // Errors: none.
-// Depends on: config_precision.hpp.
+// Depends on: config/precision.hpp.
 #pragma once
 
 #include <cstdint>
 
-#include "engine/config_precision.hpp"
+#include "engine/config/precision.hpp"
 
 namespace equigrad::loss {
 

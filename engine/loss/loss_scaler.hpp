@@ -20,7 +20,7 @@
 // Units: windows and hysteresis count steps.
 // Errors: Error for a configuration outside of these ranges, and from stepped() for an overflow at
 // the floor. The step then counts as any other: S stays, nothing is held, and training may go on.
-// Depends on: engine/config.hpp. Not thread-safe: engines that share one step on one thread.
+// Depends on: engine/config/config.hpp. Not thread-safe: engines that share one step on one thread.
 // Formulas: https://github.com/deepspeedai/DeepSpeed deepspeed/runtime/fp16/loss_scaler.py;
 // https://docs.pytorch.org/docs/stable/amp.html#torch.amp.GradScaler
 #pragma once
@@ -28,7 +28,7 @@
 #include <cstdint>
 #include <set>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::loss {
 

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 #include "engine/layout/bucket_plan.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 
 namespace equigrad::optimizer {
 

@@ -25,7 +25,7 @@
 
 #include "engine/comm/communicator.hpp"
 #include "engine/layout/parameter_table.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 
 namespace equigrad::parameter {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "engine/parameter/page.hpp"
-#include "engine/parameter/parameters.hpp"
+#include "engine/parameter/store.hpp"
 
 namespace equigrad::parameter {
 

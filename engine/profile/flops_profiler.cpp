@@ -12,8 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "engine/autograd/operator_observer.hpp"
 #include "engine/error.hpp"
-#include "engine/parameter/operator_observer.hpp"
 #include "engine/profile/flop_formulas.hpp"
 #include "engine/profile/session.hpp"
 

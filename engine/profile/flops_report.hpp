@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::profile {
 

@@ -9,14 +9,14 @@
 // Units: a global step is a boundary; theta is a probability.
 // Errors: equigrad::Error for a theta_bar outside [0, 1], a gamma below 0 or not finite, and a
 // negative step.
-// Depends on: engine/config.hpp.
+// Depends on: engine/config/config.hpp.
 // Paper: Zhang and He, Accelerating Training of Transformer-Based Language Models with Progressive
 // Layer Dropping (arXiv 2010.13369).
 #pragma once
 
 #include <cstdint>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::schedule {
 

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <sstream>
 
-#include "engine/did_you_mean.hpp"
+#include "engine/config/suggest.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::schedule {

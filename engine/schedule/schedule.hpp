@@ -25,7 +25,7 @@
 // Units: i counts applied updates from 0; rates are doubles, rounded to fp32 by the update.
 // Errors: equigrad::Error for a list that does not have one value for each parameter group, for a
 // keyword (see check), and for a beta1 that decay_mom_rate would carry to 1.
-// Depends on: engine/config.hpp (a SchedulerConfig that passed validate).
+// Depends on: engine/config/config.hpp (a SchedulerConfig that passed validate).
 // Paper: Smith, A disciplined approach to neural network hyper-parameters (arXiv 1803.09820).
 #pragma once
 
@@ -35,7 +35,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::schedule {
 

@@ -18,7 +18,7 @@
 #include <optional>
 
 #include "engine/comm/communicator.hpp"
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 #include "engine/layout/bucket_plan.hpp"
 
 namespace equigrad::shard {

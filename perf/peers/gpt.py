@@ -1,4 +1,4 @@
-"""The reference's GPT (reference/zoo.cpp) in Python.
+"""The reference's GPT (reference/models/zoo.cpp) in Python.
 
 The same operators in the same order, but for one: a linear layer adds its bias within the product here, and after it in
 LibTorch's C++. `unfuse` takes that away too. The mask is no buffer, because DDP would send buffers to all ranks in every step.

@@ -7,7 +7,7 @@
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "perf/worker/model.hpp"
-#include "reference/data.hpp"
+#include "reference/models/data.hpp"
 
 namespace equigrad::perf {
 namespace {

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <numeric>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 #include "perf/race/course.hpp"
 #include "perf/race/memory_forecast.hpp"
 #include "perf/race/rank_processes.hpp"

@@ -1,6 +1,6 @@
 // Memory: what a rank holds at the highest moment of every phase of a step, by category.
 //
-// The engine's categories are its own books' (trace/ledger.hpp); what LibTorch's CPU allocator has
+// The engine's categories are its own books' (memory/ledger.hpp); what LibTorch's CPU allocator has
 // handed out beside them is told apart by when it is there:
 //
 //   other        between steps: the batches, and room that collectives receive into; in step() what
@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 
 namespace equigrad::perf {
 

@@ -5,8 +5,8 @@
 
 #include "engine/layout/bucket_plan.hpp"
 #include "engine/layout/partition.hpp"
-#include "engine/memory_model.hpp"
-#include "engine/stage.hpp"
+#include "engine/layout/stage.hpp"
+#include "engine/memory/forecast.hpp"
 #include "perf/race/receiving_rooms.hpp"
 
 namespace equigrad::perf {

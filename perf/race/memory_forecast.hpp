@@ -1,7 +1,7 @@
 // Memory forecast: the highest moment of a rank, before the engine runs, for any stage: what it
 // holds between steps, the room that reductions receive into, and, from moment to moment of a step
 // of plain LibTorch on one rank, what operators have (activations, temporaries), what the buckets
-// and the window have by then (memory_model.hpp), and which parameters are whole.
+// and the window have by then (memory/forecast.hpp), and which parameters are whole.
 //
 // A moment begins when an operator is about to read parameters, or when a gradient is there, so
 // what goes in one of them is counted to its end: the forecast is a bound.
@@ -10,14 +10,15 @@
 // the second half of an all-reduce, is not in it. Pages come all at once and go after their last
 // use where the limits of stage 3 let them; else they count as whole all the time. Units: bytes of
 // a rank; accumulation 1, fp32, in the pinned order.
-// Errors: those of memory_model.hpp.   Depends on: memory_model.hpp, comm/reduction, layout, stage.
+// Errors: those of memory/forecast.hpp.   Depends on: memory/forecast.hpp, comm/reduction, layout,
+// stage.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "engine/config.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::perf {
 

@@ -6,7 +6,7 @@
 //
 // Shapes: batches [batch, context + 1] int64 for gpt, [width] float for dots.
 // Errors: std::runtime_error for another kind, std::out_of_range for a missing weight.
-// Depends on: reference/model.hpp, oracle/tensor_file (sources only).
+// Depends on: reference/models/model.hpp, oracle/tensor_file (sources only).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "reference/model.hpp"
+#include "reference/models/model.hpp"
 
 namespace equigrad::perf {
 

@@ -7,9 +7,9 @@
 #include <stdexcept>
 
 #include "conformance/oracle/tensor_file.hpp"
+#include "engine/autograd/operator_observer.hpp"
 #include "engine/engine.hpp"
-#include "engine/parameter/operator_observer.hpp"
-#include "engine/trace/ledger.hpp"
+#include "engine/memory/ledger.hpp"
 #include "perf/worker/model.hpp"
 
 namespace equigrad::perf {

@@ -8,7 +8,7 @@
 //   follow those of step i - 1, round and round.
 // Shapes: batches [count, batch, context + 1] int64 for gpt, [count, width] float for dots.
 // Errors: std::runtime_error, equigrad::Error.
-// Depends on: engine.hpp, parameter/operator_observer, reference/model.hpp.
+// Depends on: engine.hpp, parameter/operator_observer, reference/models/model.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,7 +40,7 @@ class Work {
   // {"held_bytes", "held_peak_bytes", "held": by category, "gathering": engine_types.hpp's
   // GatherTraffic} of its own books; null without any.
   virtual nlohmann::json ledger() const { return nullptr; }
-  // Bytes by trace/ledger.hpp's categories, now.
+  // Bytes by memory/ledger.hpp's categories, now.
   virtual nlohmann::json held() const = 0;
 };
 

@@ -3,15 +3,15 @@
 //
 // Invariants: one["mode"] is fp16, fp16-static, fp16-masters, autocast (fp16 over fp32 parameters)
 // or bf16.   Units: power is the exponent of the first scale.   Errors: none of its own.
-// Depends on: engine/config.hpp, conformance/recipe.hpp, reference/stepper.hpp.
+// Depends on: engine/config/config.hpp, conformance/cases/recipe.hpp, reference/stepper.hpp.
 #pragma once
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "conformance/recipe.hpp"
-#include "engine/config.hpp"
+#include "conformance/cases/recipe.hpp"
+#include "engine/config/config.hpp"
 #include "reference/stepper.hpp"
 
 namespace equigrad::property_tests::overflow {

@@ -8,7 +8,7 @@
 // Invariants: weights and batches depend on the setting alone, a batch on its rank and number too.
 // Shapes: above. "extras" is a set of bits: see kHeads and the others.
 // Errors: std::runtime_error("planted ...") from the backward of a pass that is to throw.
-// Depends on: reference/model.hpp, property_tests/numbers.hpp, torch autograd.
+// Depends on: reference/models/model.hpp, property_tests/numbers.hpp, torch autograd.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "conformance/reentrant.hpp"
+#include "conformance/contract/players/reentrant.hpp"
 #include "property_tests/numbers.hpp"
 #include "property_tests/programs/wishes.hpp"
-#include "reference/model.hpp"
+#include "reference/models/model.hpp"
 
 namespace equigrad::property_tests::programs {
 

@@ -6,13 +6,13 @@
 // Invariants: equal settings give equal configurations. fp16 starts at a scale of 2^8, which
 // every overflow halves.
 // Units: schedule counts elements.   Errors: none.
-// Depends on: engine/config.hpp, engine/data_types.hpp, nlohmann-json.
+// Depends on: engine/config/config.hpp, engine/kernels/data_types.hpp, nlohmann-json.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
-#include "engine/config.hpp"
-#include "engine/data_types.hpp"
+#include "engine/config/config.hpp"
+#include "engine/kernels/data_types.hpp"
 #include "property_tests/zero_settings.hpp"
 
 namespace equigrad::property_tests::relations {

@@ -7,7 +7,7 @@
 //
 // Invariants: weights depend on the seed alone, a batch on (step, rank, micro-batch) too.
 // Shapes: output [rows, 3].   Errors: none.
-// Depends on: property_tests/numbers.hpp, setting.hpp, conformance/reentrant.hpp.
+// Depends on: property_tests/numbers.hpp, setting.hpp, conformance/contract/players/reentrant.hpp.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "conformance/reentrant.hpp"
-#include "engine/engine_types.hpp"
+#include "conformance/contract/players/reentrant.hpp"
+#include "engine/api/engine_types.hpp"
 #include "property_tests/numbers.hpp"
 #include "property_tests/relations/setting.hpp"
 

@@ -3,7 +3,7 @@
 // Invariants: a record's digests are sums over the ranks, so they do not depend on who holds what;
 // what every rank holds counts once.
 // Shapes: gradients are this rank's flat shards.   Units: steps and micro-batches count from 0.
-// Errors: none.   Depends on: toy.hpp, conformance/ranks, engine/engine_types.hpp.
+// Errors: none.   Depends on: toy.hpp, conformance/ranks, engine/api/engine_types.hpp.
 #pragma once
 
 #include <functional>

@@ -1,0 +1,210 @@
+#include "conformance/campaigns/clean_runs.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <random>
+
+#include "conformance/campaigns/progress.hpp"
+#include "conformance/verdict/judge.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Outcomes = std::vector<ranks::Outcome>;
+using nlohmann::json;
+
+constexpr double kTwinTimeout_s = 180, kCaseTimeout_s = 60;
+
+// Not the standard library's distributions, which differ from one library to the next.
+class Dice {
+ public:
+  Dice(uint64_t seed, uint64_t index) : bits_(seed * 0x9e3779b97f4a7c15u + index) {}
+  int64_t below(int64_t count) {
+    return static_cast<int64_t>(bits_() % static_cast<uint64_t>(count));
+  }
+  bool coin() { return below(2) == 1; }
+  template <class T>
+  T pick(const std::vector<T>& values) {
+    return values[static_cast<std::size_t>(below(static_cast<int64_t>(values.size())))];
+  }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+// What changes the numbers. Small models and few ranks more often: they are as telling.
+CaseSpec random_tuple(Dice& dice, bool with_images) {
+  CaseSpec spec;
+  spec.precision = dice.pick(precisions());
+  spec.world = dice.pick<int>({1, 1, 2, 2, 2, 3, 4});
+  spec.accumulation = 1 + static_cast<int>(dice.below(5));
+  spec.clip = dice.pick<Clip>({Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf});
+  spec.optimizer = dice.coin() ? Rule::Sgd : Rule::AdamW;
+  const std::vector<std::string> models = {"gpt",   "vision", "vision", "vision", "vision",
+                                           "conv",  "conv",   "conv",   "nasty",  "nasty",
+                                           "nasty", "nasty",  "nasty",  "nasty",  "nasty"};
+  spec.model = dice.pick(models);
+  if (!with_images && spec.model != "gpt") spec.model = "nasty";
+  return spec;
+}
+
+void shuffle_stage_and_style(Dice& dice, CaseSpec& spec) {
+  spec.style = dice.pick<Style>(
+      {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward, Style::TensorBackward});
+  spec.stage = static_cast<int>(dice.below(4));
+  if (spec.is_refused()) spec.stage = 1 + static_cast<int>(dice.below(3));
+}
+
+int64_t any_size(Dice& dice) {
+  return dice.coin() ? 1 + dice.below(2'000)
+                     : dice.pick<int64_t>({1, 2, 7, 64, 300, 5'000, 100'000, 500'000'000});
+}
+
+// Keys which every mode may have, and which may not change a bit.
+json random_knobs(Dice& dice, const CaseSpec& spec) {
+  auto knobs = json::object();
+  json zero = json::object();
+  for (const char* key : {"reduce_bucket_size", "allgather_bucket_size"})
+    if (dice.coin()) zero[key] = any_size(dice);
+  for (const char* key : {"overlap_comm", "contiguous_gradients", "reduce_scatter",
+                          "allgather_partitions", "round_robin_gradients"})
+    if (dice.below(4) == 0) zero[key] = dice.coin();
+  if (dice.below(4) == 0) zero["sub_group_size"] = any_size(dice);
+  if (spec.stage == 3) {
+    for (const char* key : {"stage3_prefetch_bucket_size", "stage3_max_live_parameters",
+                            "stage3_max_reuse_distance", "stage3_param_persistence_threshold"})
+      if (dice.coin()) zero[key] = any_size(dice) - 1;
+  }
+  if (spec.stage > 0 && dice.below(4) == 0) zero["offload_optimizer"]["device"] = "cpu";
+  if (!zero.empty()) knobs["zero_optimization"] = zero;
+  if (dice.below(4) == 0) knobs["optimizer"]["params"]["foreach"] = dice.coin();
+  return knobs;
+}
+
+// A lane works through one group at a time: its twin, then its configurations.
+struct Course {
+  CleanGroup group;
+  std::string twin;
+  bool has_twin = false;
+  std::size_t next = 0;
+};
+
+class CleanRun {
+ public:
+  CleanRun(const CleanOptions& options, TaskLanes& lanes)
+      : options_(options), lanes_(lanes), courses_(lanes.size()) {
+    runs_.asked = options.count;
+  }
+  reports::CleanRuns run();
+
+ private:
+  std::optional<Task> next_task(std::size_t lane);
+  bool begin(std::size_t lane);
+  void take(const CaseSpec& spec, uint64_t seed, const json& knobs, const Outcomes& outcomes);
+  std::string replay(const CaseSpec& spec, uint64_t seed, const json& knobs) const;
+  std::chrono::milliseconds timeout(double seconds) const {
+    return std::chrono::milliseconds(
+        static_cast<long long>(1e3 * seconds * options_.timeout_scale));
+  }
+
+  const CleanOptions& options_;
+  TaskLanes& lanes_;
+  std::vector<Course> courses_;
+  int64_t groups_ = 0, begun_ = 0, replaced_ = 0;
+  reports::CleanRuns runs_;
+};
+
+// The next group, unless there are configurations enough.
+bool CleanRun::begin(std::size_t lane) {
+  auto& course = courses_[lane];
+  if (!course.twin.empty()) unlink(course.twin.c_str());
+  course = {};
+  if (begun_ >= options_.count || options_.is_late()) return false;
+  course.group = clean_group(options_.seed, groups_++, !options_.data.images.empty());
+  const auto wanted = std::min(options_.count - begun_, kConfigsOfATwin);
+  course.group.cases.resize(static_cast<std::size_t>(wanted));
+  begun_ += wanted;
+  course.twin = lanes_.directory() + "/clean." + std::to_string(lane);
+  return true;
+}
+
+std::optional<Task> CleanRun::next_task(std::size_t lane) {
+  if (courses_[lane].next == courses_[lane].group.cases.size() && !begin(lane)) return std::nullopt;
+  auto& course = courses_[lane];
+  const auto spec = course.group.cases[course.next];
+  const uint64_t seed = course.group.seed;
+  json asked = {{"do", course.has_twin ? "case" : "twin"},
+                {"id", spec.id()},
+                {"seed", seed},
+                {"data", to_json(options_.data)},
+                {course.has_twin ? "twin" : "path", course.twin}};
+  if (!course.has_twin) {
+    course.has_twin = true;
+    return Task{1, asked, timeout(kTwinTimeout_s),
+                [this, lane, spec, seed](const Outcomes& outcomes, double) {
+                  if (ranks::all_ok(outcomes)) return;
+                  take(spec, seed, json::object(), outcomes);
+                  courses_[lane].next = courses_[lane].group.cases.size();
+                }};
+  }
+  const json knobs = course.group.knobs[course.next++];
+  asked["knobs"] = knobs;
+  return Task{spec.world, asked, timeout(kCaseTimeout_s),
+              [this, spec, seed, knobs](const Outcomes& outcomes, double) {
+                take(spec, seed, knobs, outcomes);
+              }};
+}
+
+std::string CleanRun::replay(const CaseSpec& spec, uint64_t seed, const json& knobs) const {
+  return options_.replay_prefix + " " + spec.id() + " --seed " + std::to_string(seed) +
+         (knobs.empty() ? "" : " --knobs '" + knobs.dump() + "'") + options_.replay_suffix;
+}
+
+void CleanRun::take(const CaseSpec& spec, uint64_t seed, const json& knobs,
+                    const Outcomes& outcomes) {
+  const auto judged = judge(spec, "", outcomes);
+  // Every step overflows, the twin's too: another one takes its place, but not without end.
+  if (judged.only_empty && ++replaced_ <= kConfigsOfATwin + options_.count / 10) {
+    --begun_;
+    return;
+  }
+  ++runs_.run;
+  for (const auto& lane : judged.record.lanes) runs_.compared += lane.compared;
+  if (reports::passed(judged.record.verdict)) return;
+  runs_.alarms.push_back({spec.id(), judged.record.message, replay(spec, seed, knobs)});
+}
+
+reports::CleanRuns CleanRun::run() {
+  const auto start = Clock::now();
+  Progress progress(options_.count, options_.quiet, "clean configurations");
+  lanes_.run([this](std::size_t lane) { return next_task(lane); },
+             [&] { progress.update(runs_.run, static_cast<int64_t>(runs_.alarms.size()), ""); });
+  progress.finish();
+  for (const auto& course : courses_)
+    if (!course.twin.empty()) unlink(course.twin.c_str());
+  runs_.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return runs_;
+}
+
+}  // namespace
+
+CleanGroup clean_group(uint64_t seed, int64_t index, bool with_images) {
+  Dice dice(seed, static_cast<uint64_t>(index));
+  CleanGroup group;
+  group.seed = 1 + static_cast<uint64_t>(dice.below(1'000'000'000));
+  auto spec = random_tuple(dice, with_images);
+  for (int64_t i = 0; i < kConfigsOfATwin; ++i) {
+    shuffle_stage_and_style(dice, spec);
+    group.cases.push_back(spec);
+    group.knobs.push_back(random_knobs(dice, spec));
+  }
+  return group;
+}
+
+reports::CleanRuns clean_runs(const CleanOptions& options, TaskLanes& lanes) {
+  return CleanRun(options, lanes).run();
+}
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,299 @@
+#include "conformance/campaigns/fault_run.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "conformance/campaigns/clean_runs.hpp"
+#include "conformance/campaigns/fault_panel.hpp"
+#include "conformance/campaigns/process_slots.hpp"
+#include "conformance/campaigns/progress.hpp"
+#include "conformance/contract/contract_case.hpp"
+#include "conformance/faults/fault.hpp"
+#include "conformance/faults/survivors.hpp"
+#include "conformance/ranks/interrupt.hpp"
+#include "conformance/verdict/fault_judge.hpp"
+#include "conformance/verdict/judge.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Outcomes = std::vector<ranks::Outcome>;
+using reports::Fate;
+using std::chrono::milliseconds;
+
+constexpr int kWidest = 4;
+constexpr double kTwinTimeout_s = 180, kCaseTimeout_s = 60;
+// A fault may hang the ranks, which is found out by waiting: this long, and longer for a case that
+// takes long without a fault.
+constexpr double kFaultyTimeout_s = 6, kFaultyTimes = 10;
+
+// A fault on its way through the cases.
+struct Chase {
+  const faults::Fault* fault;
+  std::size_t next = 0;         // case
+  std::size_t of_contract = 0;  // case
+  std::size_t running = 0;      // cases
+  bool has_proof = false;
+};
+
+class FaultRun {
+ public:
+  explicit FaultRun(const FaultOptions& options);
+  reports::KillMatrix run();
+
+ private:
+  void make_rows();
+  void hold_panel();
+  void hold(std::size_t number, const Outcomes& outcomes, double seconds);
+  void chase_through_panel();
+  void chase_through_contract(std::size_t cases);
+  Task planted(std::size_t fault, std::size_t number);
+  Task planted_in_contract(std::size_t fault, const contract::Spec& spec);
+  void take(std::size_t fault, const FaultVerdict& verdict, double seconds);
+  void settle();
+  void run_clean();
+  bool is_late() const;
+  bool is_caught(std::size_t fault) const { return !matrix_.faults[fault].found.empty(); }
+  milliseconds timeout(double seconds) const {
+    return milliseconds(static_cast<long long>(1e3 * seconds * options_.timeout_scale));
+  }
+  nlohmann::json request(const char* what, const std::string& id) const {
+    return {{"do", what}, {"id", id}, {"seed", options_.seed}, {"data", to_json(options_.data)}};
+  }
+  std::string replay(const std::string& id, const std::string& fault) const {
+    return options_.replay_prefix + " " + id + " --seed " + std::to_string(options_.seed) +
+           " --fault " + fault + options_.replay_suffix;
+  }
+  std::string twin_of(std::size_t number) const {
+    return lanes_.directory() + "/panel." + std::to_string(number);
+  }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+  const FaultOptions& options_;
+  const ContractPanel contract_panel_ = contract_panel();
+  Clock::time_point start_ = Clock::now();
+  TaskLanes lanes_;
+  std::vector<double> clean_s_;  // of the panel
+  std::vector<Chase> chases_;
+  reports::KillMatrix matrix_;
+};
+
+FaultRun::FaultRun(const FaultOptions& options)
+    : options_(options),
+      lanes_(options.lanes, kWidest, options.serve),
+      clean_s_(options.panel.size(), 0) {
+  matrix_.seed = options.seed;
+  matrix_.full = options.full;
+  matrix_.clean.asked = options.clean;
+  for (const auto& spec : options.panel) matrix_.panel.push_back(spec.id());
+  make_rows();
+}
+
+void FaultRun::make_rows() {
+  for (const auto& name : options_.faults) {
+    const auto& fault = faults::fault_named(name);
+    Chase chase{&fault};
+    reports::FaultRow row;
+    row.name = fault.name;
+    row.what = fault.what;
+    row.seam = fault.seam;
+    row.phase = fault.phase;
+    row.bugs = fault.bugs;
+    for (const auto& survivor : faults::survivors())
+      if (survivor.fault == name) row.proof = survivor.proof;
+    chase.has_proof = !row.proof.empty();
+    chases_.push_back(chase);
+    matrix_.faults.push_back(row);
+  }
+}
+
+bool FaultRun::is_late() const { return options_.minutes > 0 && seconds() > 60 * options_.minutes; }
+
+// Twins, and the panel without a fault: what fails then proves nothing.
+void FaultRun::hold_panel() {
+  std::vector<std::optional<std::size_t>> has_twin(lanes_.size());  // by lane: whose case is next
+  std::size_t next = 0;
+  const auto next_task = [&](std::size_t lane) -> std::optional<Task> {
+    if (!matrix_.failure.empty()) return std::nullopt;
+    const bool is_case = has_twin[lane].has_value();
+    if (!is_case && next == options_.panel.size()) return std::nullopt;
+    const std::size_t number = is_case ? *has_twin[lane] : next++;
+    const auto& spec = options_.panel[number];
+    auto asked = request(is_case ? "case" : "twin", spec.id());
+    asked[is_case ? "twin" : "path"] = twin_of(number);
+    has_twin[lane].reset();
+    if (is_case)
+      return Task{spec.world, asked, timeout(kCaseTimeout_s),
+                  [this, number](const Outcomes& outcomes, double taken) {
+                    hold(number, outcomes, taken);
+                  }};
+    return Task{1, asked, timeout(kTwinTimeout_s),
+                [this, &has_twin, lane, number](const Outcomes& outcomes, double) {
+                  has_twin[lane] = number;
+                  if (!ranks::all_ok(outcomes))
+                    matrix_.failure = "no twin of " + options_.panel[number].id() + ": " +
+                                      ranks::failures(outcomes);
+                }};
+  };
+  Progress progress(static_cast<int64_t>(options_.panel.size()), options_.quiet, "panel cases");
+  lanes_.run(next_task, [&] { progress.update(static_cast<int64_t>(next), 0, "without a fault"); });
+  progress.finish();
+}
+
+void FaultRun::hold(std::size_t number, const Outcomes& outcomes, double seconds) {
+  clean_s_[number] = seconds;
+  const auto judged = judge(options_.panel[number], "", outcomes);
+  if (judged.answered && reports::passed(judged.record.verdict)) return;
+  matrix_.failure = judged.record.id + " fails without a fault: " + judged.record.message;
+  matrix_.is_void = judged.record.verdict == reports::Verdict::Failed;
+}
+
+Task FaultRun::planted(std::size_t fault, std::size_t number) {
+  const auto& spec = options_.panel[number];
+  auto asked = request("case", spec.id());
+  asked["twin"] = twin_of(number);
+  asked["fault"] = chases_[fault].fault->name;
+  return {spec.world, asked, timeout(kFaultyTimeout_s + kFaultyTimes * clean_s_[number]),
+          [this, fault, &spec](const Outcomes& outcomes, double taken) {
+            const auto& of = *chases_[fault].fault;
+            take(fault, judge_fault(of.phase, spec, replay(spec.id(), of.name), outcomes), taken);
+          }};
+}
+
+Task FaultRun::planted_in_contract(std::size_t fault, const contract::Spec& spec) {
+  auto asked = request("contract", spec.id());
+  asked["plant"] = chases_[fault].fault->name;
+  return {spec.world, asked, timeout(kFaultyTimeout_s + kFaultyTimes),
+          [this, fault, id = spec.id()](const Outcomes& outcomes, double taken) {
+            const auto& of = *chases_[fault].fault;
+            take(fault, judge_contract_fault(of.phase, id, replay(id, of.name), outcomes), taken);
+          }};
+}
+
+void FaultRun::take(std::size_t fault, const FaultVerdict& verdict, double seconds) {
+  auto& row = matrix_.faults[fault];
+  --chases_[fault].running;
+  ++row.cases;
+  row.seconds += seconds;
+  const bool is_first = row.acted_times == 0 || (verdict.found && row.found.empty());
+  if (verdict.acted_times != 0 && is_first) {
+    row.acted_step = verdict.acted_step;
+    row.acted_micro_batch = verdict.acted_micro_batch;
+  }
+  row.acted_times += std::max<int64_t>(verdict.acted_times, verdict.acted_times < 0 ? 1 : 0);
+  row.has_data = row.has_data || verdict.answered;
+  for (std::size_t i = 0; i < reports::kRulesElsewhere; ++i)
+    row.elsewhere[i] = row.elsewhere[i] || verdict.elsewhere[i];
+  if (verdict.found) {
+    row.found.push_back(*verdict.found);
+    row.found.back().seconds = seconds;
+  }
+}
+
+// A fault takes the panel's cases one after the other, so that the first that catches it is the
+// earliest; different faults run side by side.
+void FaultRun::chase_through_panel() {
+  const auto is_done = [this](std::size_t i) {
+    return chases_[i].next == options_.panel.size() || (is_caught(i) && !options_.full);
+  };
+  const auto next_task = [&](std::size_t) -> std::optional<Task> {
+    if (is_late()) return std::nullopt;
+    for (std::size_t i = 0; i < chases_.size(); ++i)
+      if (chases_[i].running == 0 && !is_done(i)) {
+        ++chases_[i].running;
+        return planted(i, chases_[i].next++);
+      }
+    return std::nullopt;
+  };
+  Progress progress(static_cast<int64_t>(chases_.size()), options_.quiet, "faults");
+  lanes_.run(next_task, [&] {
+    int64_t done = 0, open = 0;
+    for (std::size_t i = 0; i < chases_.size(); ++i) {
+      done += chases_[i].running == 0 && is_done(i);
+      open += chases_[i].running == 0 && is_done(i) && !is_caught(i);
+    }
+    progress.update(done, open, "not caught yet count as failed");
+  });
+  progress.finish();
+}
+
+// What the panel did not catch, through the contract's cases too: as many of them, as far as there
+// is time.
+void FaultRun::chase_through_contract(std::size_t cases) {
+  const auto& specs = contract_panel_.cases;
+  cases = std::min(cases, specs.size());
+  std::vector<std::size_t> left;
+  for (std::size_t i = 0; i < chases_.size(); ++i)
+    if (!is_caught(i) && !chases_[i].has_proof && chases_[i].next == options_.panel.size())
+      left.push_back(i);
+  const auto next_task = [&](std::size_t) -> std::optional<Task> {
+    std::optional<std::size_t> least;
+    for (const std::size_t i : left)
+      if (!is_caught(i) && chases_[i].of_contract < cases)
+        if (!least || chases_[i].of_contract < chases_[*least].of_contract) least = i;
+    if (!least || is_late()) return std::nullopt;
+    ++chases_[*least].running;
+    return planted_in_contract(*least, specs[chases_[*least].of_contract++]);
+  };
+  Progress progress(static_cast<int64_t>(left.size() * cases), options_.quiet,
+                    "contract cases for what is left");
+  lanes_.run(next_task, [&] {
+    int64_t done = 0;
+    for (const std::size_t i : left)
+      done += static_cast<int64_t>(is_caught(i) ? cases : chases_[i].of_contract);
+    progress.update(done, 0, "");
+  });
+  progress.finish();
+}
+
+void FaultRun::settle() {
+  for (std::size_t i = 0; i < chases_.size(); ++i) {
+    auto& row = matrix_.faults[i];
+    if (is_caught(i)) {
+      row.fate = Fate::Caught;
+      if (chases_[i].has_proof) matrix_.stale_proofs.push_back(row.name);
+    } else if (chases_[i].running > 0 || chases_[i].next != options_.panel.size()) {
+      row.fate = Fate::NotRun;
+    } else if (chases_[i].has_proof) {
+      row.fate = Fate::Equivalent;
+    } else {
+      row.fate = row.acted_times == 0 ? Fate::DidNotAct : Fate::Survived;
+    }
+  }
+}
+
+void FaultRun::run_clean() {
+  CleanOptions clean = {
+      options_.clean,         options_.seed,          options_.data,  options_.replay_prefix,
+      options_.replay_suffix, options_.timeout_scale, options_.quiet, [this] { return is_late(); }};
+  if (options_.clean > 0) matrix_.clean = clean_runs(clean, lanes_);
+}
+
+reports::KillMatrix FaultRun::run() {
+  hold_panel();
+  if (matrix_.failure.empty()) {
+    chase_through_panel();
+    chase_through_contract(contract_panel_.telling);
+    matrix_.faults_s = seconds();
+    run_clean();
+    const double before = seconds();
+    chase_through_contract(contract_panel_.cases.size());
+    settle();
+    matrix_.faults_s += seconds() - before;
+  }
+  for (std::size_t i = 0; i < options_.panel.size(); ++i) unlink(twin_of(i).c_str());
+  matrix_.interrupted = ranks::interrupted() != 0;
+  matrix_.signal = ranks::interrupted();
+  matrix_.wall_s = seconds();
+  return std::move(matrix_);
+}
+
+}  // namespace
+
+reports::KillMatrix run_faults(const FaultOptions& options) { return FaultRun(options).run(); }
+
+}  // namespace equigrad::conformance

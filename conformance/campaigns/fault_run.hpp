@@ -1,0 +1,42 @@
+// FaultRun: the suite against every fault of the catalogue, as one kill matrix.
+//
+//   the panel without a fault -> every fault through the panel, until it is caught (full: through
+//   all of it) -> clean configurations at random -> survivors through the contract
+//
+// Invariants: nothing counts unless every case of the panel holds without a fault; every fault that
+// is given is in the matrix once, in the order given; what was not run says so.
+// Units: minutes and time-outs are wall clock.
+// Errors: equigrad::Error when the pool cannot start.
+// Depends on: fault_panel.hpp, program.hpp, reports/kill_matrix.hpp. No torch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "conformance/cases/matrix.hpp"
+#include "conformance/on_rank/program.hpp"
+#include "reports/kill_matrix.hpp"
+
+namespace equigrad::conformance {
+
+struct FaultOptions {
+  std::vector<std::string> faults;
+  std::vector<CaseSpec> panel;
+  bool full = false;
+  double minutes = 10;  // 0: as long as it takes
+  int64_t clean = 0;    // configurations
+  uint64_t seed = 1234;
+  DataFiles data;
+  std::string replay_prefix;  // "equigrad run"
+  std::string replay_suffix;
+  double timeout_scale = 1;
+  bool quiet = false;
+  int lanes = 0;
+  ranks::Handler serve = conformance::serve;
+};
+
+// Fills in all but the environment and the command.
+reports::KillMatrix run_faults(const FaultOptions& options);
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,255 @@
+#include "conformance/cases/matrix.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "engine/error.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+constexpr std::array kStages = {0, 1, 2, 3};
+constexpr std::array kStyles = {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward,
+                                Style::TensorBackward};
+constexpr std::array kWorlds = {1, 2, 3, 4};
+constexpr std::array kAccumulations = {1, 3, 4};
+constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf};
+constexpr std::array kRules = {Rule::Sgd, Rule::AdamW};
+constexpr std::array kModels = {"gpt", "nasty", "vision", "conv"};
+
+template <class T, std::size_t n>
+T pick(const std::array<T, n>& values, int index) {
+  return values[static_cast<std::size_t>(index) % n];
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == '.')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+// The value whose word is `text`.
+template <class Values>
+auto value_of(const Values& values, const std::string& text, const std::string& id) {
+  std::string known;
+  for (const auto& value : values) {
+    if (word(value) == text) return value;
+    known += (known.empty() ? "" : ", ") + word(value);
+  }
+  throw Error("matrix", "expected one of " + known + " in a case's id, got \"" + text + "\" in " +
+                            id + ". See equigrad list.");
+}
+
+int number_after(const std::string& prefix, const std::string& text, const std::string& id) {
+  if (text.size() == prefix.size() + 1 && text.rfind(prefix, 0) == 0 && text.back() >= '0' &&
+      text.back() <= '9')
+    return text.back() - '0';
+  throw Error("matrix", "expected " + prefix + " and a digit in a case's id, got \"" + text +
+                            "\" in " + id + ". See equigrad list.");
+}
+
+void add_every_stage_and_style(std::vector<CaseSpec>& cases, CaseSpec spec) {
+  for (const int stage : kStages)
+    for (const Style style : kStyles) {
+      spec.stage = stage;
+      spec.style = style;
+      cases.push_back(spec);
+    }
+}
+
+// The least number of edits that turn `pattern` into some substring of `text` (Sellers 1980).
+std::size_t distance_to_substring(const std::string& pattern, const std::string& text) {
+  std::vector<std::size_t> row(pattern.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  std::size_t best = pattern.size();
+  for (const char c : text) {
+    std::size_t diagonal = row[0];  // row[0] stays 0: a match may start anywhere
+    for (std::size_t i = 1; i <= pattern.size(); ++i) {
+      const std::size_t change = diagonal + (pattern[i - 1] == c ? 0 : 1);
+      diagonal = row[i];
+      row[i] = std::min({change, row[i] + 1, row[i - 1] + 1});
+    }
+    best = std::min(best, row.back());
+  }
+  return best;
+}
+
+template <class T>
+bool holds(const std::vector<T>& wanted, const T& value) {
+  return wanted.empty() || std::find(wanted.begin(), wanted.end(), value) != wanted.end();
+}
+
+bool filter_matches(const std::string& filter, const std::string& id) {
+  if (filter.find_first_of("*?") == std::string::npos) return id.find(filter) != std::string::npos;
+  return glob_matches("*" + filter + "*", id);
+}
+
+}  // namespace
+
+std::string word(Style style) {
+  switch (style) {
+    case Style::EngineBackward:
+      return "engine_backward";
+    case Style::ScaleBackward:
+      return "scale_backward";
+    case Style::LossBackward:
+      return "loss_backward";
+    case Style::TensorBackward:
+      return "tensor_backward";
+  }
+  return {};
+}
+
+std::string word(Clip clip) {
+  switch (clip) {
+    case Clip::Off:
+      return "clip-off";
+    case Clip::Below:
+      return "clip-below";
+    case Clip::Above:
+      return "clip-above";
+    case Clip::AboveInf:
+      return "clip-above-inf";
+  }
+  return {};
+}
+
+std::string word(Rule rule) { return rule == Rule::Sgd ? "sgd" : "adamw"; }
+
+std::string CaseSpec::id() const {
+  return "Required.grad.zero" + std::to_string(stage) + "." + tuple() + "." + word(style);
+}
+
+std::string CaseSpec::tuple() const {
+  return word(precision) + ".w" + std::to_string(world) + ".gas" + std::to_string(accumulation) +
+         "." + word(clip) + "." + word(optimizer) + "." + model;
+}
+
+std::map<std::string, std::string> CaseSpec::dimensions() const {
+  return {{"stage", std::to_string(stage)},
+          {"precision", word(precision)},
+          {"style", word(style)},
+          {"ranks", std::to_string(world)},
+          {"accumulate", std::to_string(accumulation)},
+          {"clip", word(clip).substr(5)},
+          {"optimizer", word(optimizer)},
+          {"model", model}};
+}
+
+CaseSpec parse_id(const std::string& id) {
+  const auto parts = split(id);
+  if (parts.size() != 10 || parts[0] != "Required" || parts[1] != "grad")
+    throw Error("matrix", "expected an id such as " + CaseSpec{}.id() + ", got \"" + id +
+                              "\". See equigrad list.");
+  CaseSpec spec;
+  spec.stage = number_after("zero", parts[2], id);
+  spec.precision = value_of(precisions(), parts[3], id);
+  spec.world = number_after("w", parts[4], id);
+  spec.accumulation = number_after("gas", parts[5], id);
+  spec.clip = value_of(kClips, parts[6], id);
+  spec.optimizer = value_of(kRules, parts[7], id);
+  spec.model = parts[8];
+  spec.style = value_of(kStyles, parts[9], id);
+  return spec;
+}
+
+std::vector<CaseSpec> full_matrix() {
+  std::vector<CaseSpec> cases;
+  for (const Precision precision : precisions())
+    for (const int world : kWorlds)
+      for (const int accumulation : kAccumulations)
+        for (const Clip clip : kClips)
+          for (const Rule rule : kRules)
+            for (const char* model : kModels)
+              add_every_stage_and_style(cases, {0, precision, Style::EngineBackward, world,
+                                                accumulation, clip, rule, model});
+  return cases;
+}
+
+// In fp32 and bf16 one tuple for every (world, model), whose ids are older than the other modes,
+// and one with the infinity norm; in the others one for every (world, accumulation). The dimensions
+// left step through their values at rates found by search: every pair of values of any two
+// dimensions appears, and every triple of accumulation, clip and optimizer.
+std::vector<CaseSpec> default_matrix() {
+  std::vector<CaseSpec> cases;
+  const auto add = [&cases](int p, int w, int accumulation, Clip clip, int rule, int model) {
+    add_every_stage_and_style(
+        cases,
+        {0, precisions()[static_cast<std::size_t>(p)], Style::EngineBackward, pick(kWorlds, w),
+         pick(kAccumulations, accumulation), clip, pick(kRules, rule), pick(kModels, model)});
+  };
+  constexpr std::array kTwoNorm = {Clip::Off, Clip::Below, Clip::Above};
+  for (int p = 0; p < 2; ++p) {
+    for (int w = 0; w < 4; ++w)
+      for (int m = 0; m < 4; ++m) add(p, w, m + w + p, pick(kTwoNorm, m + 2 * w + p), w + m / 2, m);
+    add(p, p + 1, p + 1, Clip::AboveInf, p, p);
+  }
+  for (int p = 2; p < static_cast<int>(precisions().size()); ++p)
+    for (int w = 0; w < 4; ++w)
+      for (int a = 0; a < 3; ++a) add(p, w, a, pick(kClips, w + p), a + p, w + a + p / 2);
+  return cases;
+}
+
+bool glob_matches(const std::string& pattern, const std::string& text) {
+  std::size_t p = 0, t = 0, star = std::string::npos, retry = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p, ++t;
+    } else if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      retry = t;
+    } else if (star != std::string::npos) {
+      p = star + 1;
+      t = ++retry;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+bool selects(const Selection& selection, int stage, const std::string& dtype, int world,
+             const std::string& id) {
+  if (!holds(selection.stages, stage) || !holds(selection.dtypes, dtype) ||
+      !holds(selection.worlds, world))
+    return false;
+  return selection.filters.empty() ||
+         std::any_of(selection.filters.begin(), selection.filters.end(),
+                     [&](const std::string& filter) { return filter_matches(filter, id); });
+}
+
+std::vector<CaseSpec> select(const std::vector<CaseSpec>& cases, const Selection& selection) {
+  std::vector<CaseSpec> selected;
+  for (const auto& spec : cases)
+    if (selects(selection, spec.stage, word(spec.precision), spec.world, spec.id()))
+      selected.push_back(spec);
+  return selected;
+}
+
+std::vector<std::string> near_matches(const std::vector<CaseSpec>& cases, const std::string& filter,
+                                      std::size_t count) {
+  std::vector<std::string> ids;
+  for (const auto& spec : cases) ids.push_back(spec.id());
+  return near_matches(ids, filter, count);
+}
+
+std::vector<std::string> near_matches(const std::vector<std::string>& ids,
+                                      const std::string& filter, std::size_t count) {
+  std::vector<std::pair<std::size_t, std::string>> ranked;
+  for (const auto& id : ids) ranked.emplace_back(distance_to_substring(filter, id), id);
+  count = std::min(count, ranked.size());
+  std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count),
+                    ranked.end());
+  std::vector<std::string> nearest;
+  for (std::size_t i = 0; i < count; ++i) nearest.push_back(ranked[i].second);
+  return nearest;
+}
+
+}  // namespace equigrad::conformance

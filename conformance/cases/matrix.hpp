@@ -1,0 +1,77 @@
+// Matrix: the conformance cases, by name.
+//
+//   Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward
+//                 stage mode world  |   clip    |     model  backward style
+//                           accumulation      optimizer
+//
+// full_matrix() is every combination. default_matrix() has every precision at every stage in every
+// style with every number of ranks and micro-batches; clip, optimizer and model step through their
+// values beside them.
+//
+// Invariants: ids are unique; the default matrix holds every value of every dimension, and every
+// pair of values of two dimensions (matrix_test.cpp counts them).
+// Units: world and accumulation are counts of ranks and micro-batches.
+// Errors: equigrad::Error for a value that no dimension has.
+// Depends on: precision.hpp, engine/error.hpp (sources only).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "conformance/cases/precision_modes.hpp"
+
+namespace equigrad::conformance {
+
+enum class Style { EngineBackward, ScaleBackward, LossBackward, TensorBackward };
+enum class Clip { Off, Below, Above, AboveInf };  // the norm and the threshold: see word()
+enum class Rule { Sgd, AdamW };
+
+struct CaseSpec {
+  int stage = 0;
+  Precision precision = Precision::Fp32;
+  Style style = Style::EngineBackward;
+  int world = 1;
+  int accumulation = 1;
+  Clip clip = Clip::Off;
+  Rule optimizer = Rule::Sgd;
+  std::string model = "gpt";
+
+  std::string id() const;
+  std::map<std::string, std::string> dimensions() const;
+  // What decides the numbers: equal for cases that share a twin up to the order of additions.
+  std::string tuple() const;
+  // The precision is not defined at this stage: the case passes if initialize() says so.
+  bool is_refused() const { return !refusal_keys(precision, stage).empty(); }
+  bool operator==(const CaseSpec&) const = default;
+};
+
+std::string word(Style style);  // engine_backward, scale_backward, loss_backward, ...
+// clip-off; clip-below: the norm is far below the threshold; clip-above: it is above;
+// clip-above-inf: the infinity norm is.
+std::string word(Clip clip);
+std::string word(Rule rule);  // sgd, adamw
+
+// The case with this id.
+CaseSpec parse_id(const std::string& id);
+
+std::vector<CaseSpec> full_matrix();     // 129,024
+std::vector<CaseSpec> default_matrix();  // 4,192
+
+struct Selection {
+  std::vector<std::string> filters;  // substrings or globs (* ?) of ids; a case needs one of them
+  std::vector<int> stages;           // empty: all
+  std::vector<std::string> dtypes;   // words of precisions
+  std::vector<int> worlds;
+};
+bool selects(const Selection& selection, int stage, const std::string& dtype, int world,
+             const std::string& id);
+std::vector<CaseSpec> select(const std::vector<CaseSpec>& cases, const Selection& selection);
+bool glob_matches(const std::string& pattern, const std::string& text);
+// The ids that are nearest to a filter which selected nothing.
+std::vector<std::string> near_matches(const std::vector<std::string>& ids,
+                                      const std::string& filter, std::size_t count);
+std::vector<std::string> near_matches(const std::vector<CaseSpec>& cases, const std::string& filter,
+                                      std::size_t count);
+
+}  // namespace equigrad::conformance

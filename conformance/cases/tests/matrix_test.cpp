@@ -1,0 +1,144 @@
+#include "conformance/cases/matrix.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "engine/error.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+std::set<std::string> ids(const std::vector<CaseSpec>& cases) {
+  std::set<std::string> names;
+  for (const auto& spec : cases) names.insert(spec.id());
+  return names;
+}
+
+// "precision=bf16 & model=conv" for every two dimensions of every case.
+std::set<std::string> pairs(const std::vector<CaseSpec>& cases) {
+  std::set<std::string> found;
+  for (const auto& spec : cases) {
+    const auto dimensions = spec.dimensions();
+    for (auto a = dimensions.begin(); a != dimensions.end(); ++a)
+      for (auto b = std::next(a); b != dimensions.end(); ++b)
+        found.insert(a->first + "=" + a->second + " & " + b->first + "=" + b->second);
+  }
+  return found;
+}
+
+TEST(Matrix, TheFullMatrixHasEveryCombinationOnce) {
+  const auto cases = full_matrix();
+  EXPECT_EQ(cases.size(), 4u * 21 * 4 * 4 * 3 * 4 * 2 * 4);
+  EXPECT_EQ(ids(cases).size(), cases.size());
+}
+
+TEST(Matrix, TheDefaultMatrixIsAPartOfTheFullOne) {
+  const auto cases = default_matrix();
+  EXPECT_EQ(cases.size(), 4192u);
+  const auto all = ids(full_matrix());
+  const auto names = ids(cases);
+  EXPECT_EQ(names.size(), cases.size());
+  for (const auto& name : names) EXPECT_EQ(all.count(name), 1u) << name;
+}
+
+TEST(Matrix, EveryPrecisionIsThereAtEveryStageInEveryStyleWithAllRanksAndMicroBatches) {
+  std::set<std::string> found;
+  for (const auto& spec : default_matrix())
+    found.insert(word(spec.precision) + std::to_string(spec.stage) + word(spec.style) +
+                 std::to_string(spec.world) + std::to_string(spec.accumulation));
+  EXPECT_EQ(found.size(), 21u * 4 * 4 * 4 * 3);
+}
+
+TEST(Matrix, OnlyStage0RefusesAndOnlyWhatIsNotDefinedThere) {
+  std::set<std::string> refused;
+  for (const auto& spec : default_matrix()) {
+    EXPECT_TRUE(spec.stage == 0 || !spec.is_refused()) << spec.id();
+    if (spec.is_refused()) refused.insert(word(spec.precision));
+  }
+  EXPECT_EQ(refused, (std::set<std::string>{"autocast-bf16-masters-states", "bf16-masters",
+                                            "bf16-masters-states", "offload"}));
+}
+
+TEST(Matrix, TheWordsOfPrecisionsAreDistinct) {
+  std::set<std::string> words;
+  for (const auto precision : precisions()) words.insert(word(precision));
+  EXPECT_EQ(words.size(), precisions().size());
+}
+
+// What runs have been compared by since before there were other precisions.
+TEST(Matrix, TheOldestIdsAreStillThere) {
+  const auto names = ids(default_matrix());
+  for (const char* id : {"Required.grad.zero3.bf16.w4.gas3.clip-below.adamw.gpt.tensor_backward",
+                         "Required.grad.zero0.fp32.w1.gas1.clip-off.sgd.gpt.engine_backward",
+                         "Required.grad.zero2.fp32.w1.gas1.clip-off.adamw.conv.loss_backward"})
+    EXPECT_EQ(names.count(id), 1u) << id;
+}
+
+TEST(Matrix, TheDefaultMatrixHasEveryPairOfValues) {
+  EXPECT_EQ(pairs(default_matrix()), pairs(full_matrix()));
+}
+
+TEST(Matrix, TheDefaultMatrixHasEveryTripleOfAccumulationClipAndOptimizer) {
+  std::set<std::string> triples;
+  for (const auto& spec : default_matrix())
+    triples.insert(std::to_string(spec.accumulation) + word(spec.clip) + word(spec.optimizer));
+  EXPECT_EQ(triples.size(), 24u);
+}
+
+TEST(Matrix, AnIdIsReadBackAsItsCase) {
+  for (const auto& spec : full_matrix()) ASSERT_EQ(parse_id(spec.id()), spec) << spec.id();
+}
+
+TEST(Matrix, TheIdOfACaseIsStable) {
+  const CaseSpec spec{3, Precision::Bf16, Style::TensorBackward, 4,
+                      3, Clip::Above,     Rule::AdamW,           "gpt"};
+  EXPECT_EQ(spec.id(), "Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward");
+}
+
+TEST(Matrix, AnIdThatIsNoneIsAnErrorThatNamesThePart) {
+  EXPECT_THROW(parse_id("zero3"), Error);
+  try {
+    parse_id("Required.grad.zero3.fp61.w4.gas3.clip-above.adamw.gpt.tensor_backward");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("fp32, bf16"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Matrix, FiltersAreSubstringsOrGlobsAndSeveralMeanOneOf) {
+  const auto cases = default_matrix();
+  EXPECT_EQ(select(cases, {}).size(), 4192u);
+  EXPECT_EQ(select(cases, {{"zero3"}, {}, {}, {}}).size(), 1048u);
+  EXPECT_EQ(select(cases, {{"zero3", "zero0"}, {}, {}, {}}).size(), 2096u);
+  EXPECT_EQ(select(cases, {{"zero3.fp32.*.conv.t"}, {}, {}, {}}).size(), 4u);
+  EXPECT_EQ(select(cases, {{"zero?.fp16."}, {}, {}, {}}).size(), 192u);
+  EXPECT_EQ(select(cases, {{cases[7].id()}, {}, {}, {}}).size(), 1u);
+  EXPECT_TRUE(select(cases, {{"zero4"}, {}, {}, {}}).empty());
+}
+
+TEST(Matrix, OptionsNarrowWhatFiltersSelect) {
+  const auto cases = default_matrix();
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {}, {}}).size(), 2096u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {}}).size(), 96u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16", "amp-o1"}, {}}).size(), 192u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {4}}).size(), 24u);
+  EXPECT_EQ(select(cases, {{"gas3"}, {2, 3}, {"fp16"}, {4}}).size(), 8u);
+}
+
+TEST(Matrix, AGlobMatchesTheWholeText) {
+  EXPECT_TRUE(glob_matches("*", ""));
+  EXPECT_TRUE(glob_matches("a*c", "abbc"));
+  EXPECT_TRUE(glob_matches("a*b*c", "a-b-b-c"));
+  EXPECT_FALSE(glob_matches("a*c", "abbcd"));
+  EXPECT_FALSE(glob_matches("?", ""));
+}
+
+TEST(Matrix, AFilterThatSelectsNothingGetsNearMatches) {
+  const auto near = near_matches(default_matrix(), "zero3.bf61", 3);
+  ASSERT_EQ(near.size(), 3u);
+  for (const auto& id : near) EXPECT_NE(id.find("zero3.bf16"), std::string::npos) << id;
+}
+
+}  // namespace
+}  // namespace equigrad::conformance

@@ -1,0 +1,144 @@
+// The two recipes of a case are written apart; here they meet: what the engine's parser makes of
+// the one must be the other.
+#include "conformance/cases/recipe.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "conformance/cases/model_groups.hpp"
+#include "conformance/cases/overflowing_model.hpp"
+#include "conformance/cases/twin.hpp"
+#include "conformance/on_rank/program.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+void expect_equal(const reference::Recipe& a, const reference::Recipe& b) {
+  EXPECT_EQ(a.accumulation_steps, b.accumulation_steps);
+  EXPECT_EQ(a.optimizer.rule, b.optimizer.rule);
+  EXPECT_EQ(a.optimizer.lr, b.optimizer.lr);
+  EXPECT_EQ(a.optimizer.momentum, b.optimizer.momentum);
+  EXPECT_EQ(a.optimizer.weight_decay, b.optimizer.weight_decay);
+  EXPECT_EQ(a.gradient_clipping, b.gradient_clipping);
+  EXPECT_EQ(a.compute_dtype, b.compute_dtype);
+  EXPECT_EQ(a.accumulate_dtype, b.accumulate_dtype);
+  EXPECT_EQ(a.order, b.order);
+  EXPECT_EQ(a.precision.master_dtype, b.precision.master_dtype);
+  EXPECT_EQ(a.precision.state_dtype, b.precision.state_dtype);
+  EXPECT_EQ(a.precision.communication_dtype, b.precision.communication_dtype);
+  EXPECT_EQ(a.precision.averaging, b.precision.averaging);
+  EXPECT_EQ(a.precision.infinity_norm, b.precision.infinity_norm);
+  if (a.precision.averaging == reference::Averaging::Around)
+    EXPECT_EQ(a.precision.predivide_factor, b.precision.predivide_factor);
+  ASSERT_EQ(a.precision.autocast.has_value(), b.precision.autocast.has_value());
+  if (a.precision.autocast) {
+    EXPECT_EQ(a.precision.autocast->dtype, b.precision.autocast->dtype);
+    EXPECT_EQ(a.precision.autocast->safe_modules, b.precision.autocast->safe_modules);
+  }
+  const auto &scale = a.precision.loss_scale, &other = b.precision.loss_scale;
+  ASSERT_EQ(scale.policy, other.policy);
+  using Policy = reference::LossScaleSpec::Policy;
+  if (scale.policy != Policy::None) EXPECT_EQ(scale.initial, other.initial);
+  if (scale.policy == Policy::Zero) EXPECT_EQ(scale.hysteresis, other.hysteresis);
+  if (scale.policy == Policy::Zero || scale.policy == Policy::GradScaler)
+    EXPECT_EQ(scale.window, other.window);
+}
+
+TEST(Recipe, TheParserReadsWhatTheTwinDoes) {
+  const auto model = reference::make_model("conv", 1);
+  std::set<std::string> seen;
+  for (const auto& spec : default_matrix()) {
+    if (spec.is_refused() || !seen.insert(spec.tuple() + std::to_string(spec.stage)).second)
+      continue;
+    SCOPED_TRACE(spec.id());
+    const double threshold = spec.clip == Clip::Off ? 0 : 0.5;
+    const auto config = parse_config(config_text(spec, threshold, *model), spec.world);
+    expect_equal(recipe_of(spec, 1, threshold, order_of(spec)), recipe_of(config, spec.world, 1));
+    EXPECT_EQ(config.offload_optimizer.to_cpu,
+              spec.precision == Precision::Offload || spec.precision == Precision::Bf16Masters);
+  }
+}
+
+TEST(Recipe, WhatIsNotDefinedIsRefusedByName) {
+  const auto model = reference::make_model("conv", 1);
+  int refused = 0;
+  for (const auto precision : precisions()) {
+    CaseSpec spec;
+    spec.precision = precision;
+    if (!spec.is_refused()) continue;
+    ++refused;
+    try {
+      parse_config(config_text(spec, 0, *model), 1);
+      ADD_FAILURE() << word(precision);
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find(refusal_keys(precision, 0).at(0)), std::string::npos)
+          << error.what();
+    }
+  }
+  EXPECT_EQ(refused, 4);
+}
+
+// In every precision whose scale changes by itself: without an overflow, one in step 2, in step 3.
+TEST(Recipe, DynamicScalesOverflowInSomeCasesOfTheDefaultMatrix) {
+  std::map<std::string, std::set<int>> steps;
+  for (const auto& spec : default_matrix()) {
+    const auto loud = loud_batch(spec);
+    EXPECT_TRUE(!loud || scaling_of(spec.precision) == Scaling::Dynamic) << spec.id();
+    if (loud) {
+      EXPECT_LT(loud->rank, spec.world);
+      EXPECT_LT(loud->micro_batch, spec.accumulation);
+    }
+    if (scaling_of(spec.precision) == Scaling::Dynamic)
+      steps[word(spec.precision)].insert(loud ? loud->step : 0);
+  }
+  EXPECT_EQ(steps.size(), 4u);
+  for (const auto& [precision, seen] : steps)
+    EXPECT_EQ(seen, (std::set<int>{0, 1, 2})) << precision;
+}
+
+TEST(LoudModel, HasTheParametersOfTheModelInItsOrderAndItsNumbers) {
+  const reference::Data data(reference::read_text({find_data("", false).text}), {});
+  for (const std::string name : {"gpt", "nasty"}) {
+    const auto quiet = reference::make_model(name, 3);
+    const auto loud = std::make_shared<LoudModel>(reference::make_model(name, 3));
+    const auto a = reference::unique_parameters(*quiet), b = reference::unique_parameters(*loud);
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].first, b[i].first);
+      EXPECT_EQ(a[i].second.requires_grad(), b[i].second.requires_grad());
+    }
+    EXPECT_EQ(quiet->named_buffers().keys(), loud->named_buffers().keys());
+    const auto batch = data.make_batch(name, {3, 0, 0, 0});
+    EXPECT_TRUE(at::equal(quiet->loss(batch), loud->loss(batch)));
+    loud->set_loudness(kLoud);
+    EXPECT_GT(loud->loss(batch).item<double>(), 1e29);
+  }
+}
+
+TEST(ModelGroups, NameTheModulesAsPythonDoes) {
+  const auto gpt = reference::make_model("gpt", 1), conv = reference::make_model("conv", 1);
+  const auto of_gpt = module_types(*gpt);
+  using Types = std::set<std::string>;
+  EXPECT_EQ(of_gpt.at("block0.qkv.weight"), Types{"torch.nn.Linear"});
+  EXPECT_EQ(of_gpt.at("token.weight"), Types{"torch.nn.Embedding"});
+  EXPECT_EQ(of_gpt.at("norm.bias"), Types{"torch.nn.LayerNorm"});
+  EXPECT_EQ(of_gpt.at("position").begin()->find("torch.nn"), std::string::npos);
+  const auto of_conv = module_types(*conv);
+  EXPECT_EQ(of_conv.at("second.bias"), Types{"torch.nn.Conv2d"});
+  EXPECT_EQ(of_conv.at("head.weight").size(), 2u);  // tied to a module of another type
+}
+
+TEST(ModelGroups, HoldEveryParameterOnce) {
+  const auto model = reference::make_model("nasty", 1);
+  std::map<std::string, int> times;
+  for (const auto& group : groups_of(*model))
+    for (const auto& parameter : group.parameters) ++times[parameter.name];
+  EXPECT_EQ(times.size(), reference::unique_parameters(*model).size());
+  for (const auto& [name, count] : times) EXPECT_EQ(count, 1) << name;
+}
+
+}  // namespace
+}  // namespace equigrad::conformance

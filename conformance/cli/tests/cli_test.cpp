@@ -1,0 +1,274 @@
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "conformance/cli/said.hpp"
+#include "conformance/contract/contract_case.hpp"
+#include "conformance/faults/fault.hpp"
+#include "conformance/ranks/private_directory.hpp"
+#include "engine/config/config.hpp"
+#include "reports/json.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+Said say(const std::vector<std::string>& words) { return said_to(words); }
+
+class Cli : public InAFolder {
+ protected:
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + "/" + name) << text;
+    return folder_ + "/" + name;
+  }
+  std::string read(const std::string& name) const { return text_of(folder_ + "/" + name); }
+};
+
+const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";
+
+TEST_F(Cli, AWrongWordIsAUsageError) {
+  EXPECT_EQ(say({}).code, kUsage);
+  EXPECT_EQ(say({"rum"}).code, kUsage);
+  EXPECT_EQ(say({"run", "--stages", "7"}).code, kUsage);
+  EXPECT_EQ(say({"run", "--dtypes", "fp8"}).code, kUsage);
+  EXPECT_EQ(say({"train", "--config", "no-such-file.json"}).code, kUsage);
+}
+
+TEST_F(Cli, HelpAndVersionAreAnswers) {
+  const auto help = say({"run", "--help"});
+  EXPECT_EQ(help.code, kHeld);
+  for (const char* flag : {"--full", "--stages", "--dtypes", "--world", "--seed", "--json",
+                           "--junit", "--report", "--list", "--timeout-scale", "--quiet",
+                           "--verbose", "--color", "--data-dir", "--fault", "--lanes", "--knobs"})
+    EXPECT_THAT(help.out, HasSubstr(flag));
+  const auto version = say({"--version"});
+  EXPECT_EQ(version.code, kHeld);
+  EXPECT_THAT(version.out, StartsWith("equigrad "));
+  EXPECT_THAT(version.out, HasSubstr("torch"));
+}
+
+TEST_F(Cli, ListPrintsIdsOnly) {
+  const auto all = say({"list"});
+  EXPECT_EQ(all.code, kHeld);
+  EXPECT_EQ(static_cast<std::size_t>(std::count(all.out.begin(), all.out.end(), '\n')),
+            default_matrix().size() + contract::default_specs().size());
+  const auto some =
+      say({"run", "Required", "--list", "--stages", "3", "--dtypes", "bf16", "--world", "4"});
+  EXPECT_EQ(std::count(some.out.begin(), some.out.end(), '\n'), 16);
+  EXPECT_THAT(some.out, StartsWith("Required.grad.zero3.bf16.w4."));
+}
+
+TEST_F(Cli, NothingSelectedIsAUsageErrorWithWhatIsNear) {
+  const auto said = say({"run", "zero3.bf61"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_EQ(said.out, "");
+  EXPECT_THAT(said.err, HasSubstr("0 cases selected"));
+  EXPECT_THAT(said.err, HasSubstr("zero3.bf16"));
+}
+
+TEST_F(Cli, EveryFilterSelectsSomethingOfAllCasesOrIsRefused) {
+  const std::string in_default = "Contract.1.loss_backward.zero0.fp32.w2.gas1";
+  EXPECT_EQ(say({"list", in_default, kCase, kCase}).out, kCase + "\n" + in_default + "\n");
+  const auto refused = say({"run", in_default, "zero3.bf61"});
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("0 cases selected by \"zero3.bf61\""));
+}
+
+TEST_F(Cli, ACaseOfTheFullMatrixCanBeRunByItsIdAndWritesEveryReport) {
+  EXPECT_EQ(say({"list", kCase}).out, kCase + "\n");
+  const auto said = say({"run", kCase, "--report", folder_ + "/report", "--seed", "7"});
+  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+  EXPECT_THAT(said.out, HasSubstr("HELD"));
+  EXPECT_THAT(said.out, HasSubstr("report/index.html"));
+  EXPECT_THAT(read("report/index.html"), HasSubstr(kCase));
+  EXPECT_THAT(read("report/junit.xml"), HasSubstr(kCase));
+  const auto run = reports::from_json(read("report/run.json"));
+  ASSERT_EQ(run.cases.size(), 1u);
+  EXPECT_EQ(run.cases[0].id, kCase);
+  EXPECT_EQ(run.seed, 7u);
+  EXPECT_FALSE(run.memory.empty());
+}
+
+TEST_F(Cli, JsonOnStdoutIsPure) {
+  const auto said = say({"run", kCase, "-q", "--json", "-", "--report", folder_});
+  EXPECT_EQ(said.code, kHeld) << said.err;
+  EXPECT_EQ(reports::from_json(said.out).cases.size(), 1u);
+  EXPECT_THAT(said.err, HasSubstr("HELD"));
+}
+
+TEST_F(Cli, AFailureIsExitCodeOneWithItsCauseItsTensorsAndALineToPaste) {
+  const auto said = say({"run", kCase, "-q", "--fault", "averaged_twice", "--report", folder_});
+  EXPECT_EQ(said.code, kFailed);
+  EXPECT_THAT(said.out, HasSubstr("averaged twice"));
+  EXPECT_THAT(said.out, HasSubstr("equigrad run " + kCase + " --seed 1234"));
+  const auto run = reports::from_json(read("run.json"));
+  ASSERT_FALSE(run.cases.at(0).files.empty());
+  EXPECT_THAT(said.out, HasSubstr(".inputs.safetensors"));
+  EXPECT_THAT(run.cases[0].files, Contains(HasSubstr("rank0.inputs.safetensors")));
+  for (const auto& file : run.cases[0].files)
+    EXPECT_EQ(access((folder_ + "/" + file).c_str(), R_OK), 0) << file;
+}
+
+TEST_F(Cli, ASelfCheckWithoutAnAnswerIsExitCodeThreeAndWritesEveryReport) {
+  const auto said = say({"run", kCase, "Contract.1.loss_backward.zero0.fp32.w2.gas1", "-q",
+                         "--timeout-scale", "1e-6", "--report", folder_ + "/report"});
+  EXPECT_EQ(said.code, kInfrastructure) << said.out << said.err;
+  const std::string why = "expected every rank to answer before the cases begin";
+  EXPECT_THAT(said.err, HasSubstr(why));
+  EXPECT_THAT(said.out, AllOf(HasSubstr("BROKEN"), HasSubstr(why)));
+  for (const char* file : {"report/index.html", "report/junit.xml", "report/run.json"})
+    EXPECT_THAT(read(file), HasSubstr(why)) << file;
+  const auto run = reports::from_json(read("report/run.json"));
+  ASSERT_EQ(run.cases.size(), 2u);
+  for (const auto& one : run.cases) EXPECT_EQ(one.verdict, reports::Verdict::NotRun) << one.id;
+}
+
+TEST_F(Cli, AFaultOfTheContractIsPlantedByItsName) {
+  const std::string family = "Contract.2.two_losses_on_one_forward",
+                    one = family + ".zero2.fp32.w2";
+  for (const std::string& fault : {std::string("Contract"), family}) {
+    const auto said = say({"run", one, "-q", "--fault", fault, "--report", folder_});
+    EXPECT_EQ(said.code, kFailed) << said.out << said.err;
+    EXPECT_THAT(said.out, HasSubstr(" --fault " + fault));
+    EXPECT_EQ(reports::from_json(read("run.json")).cases.at(0).verdict, reports::Verdict::Failed);
+  }
+  EXPECT_EQ(say({"run", one, "-q", "--report", folder_}).code, kHeld);
+  // What cannot have the fault is not run; nothing else left is a wrong call.
+  const auto both = say({"run", one, kCase, "-q", "--fault", family, "--report", folder_});
+  EXPECT_EQ(both.code, kFailed);
+  EXPECT_EQ(reports::from_json(read("run.json")).cases.size(), 1u);
+  EXPECT_THAT(both.out, HasSubstr("cannot have the fault that is planted"));
+  const auto none = say({"run", kCase, "--fault", family, "--report", folder_});
+  EXPECT_EQ(none.code, kUsage);
+  EXPECT_THAT(none.err, HasSubstr("0 of the selected cases can have the fault"));
+  EXPECT_EQ(say({"run", one, "-q", "--fault", "averaged_twice", "--report", folder_}).code,
+            kFailed);
+  EXPECT_EQ(say({"run", "--fault", "Contract.2.two_loses_on_one_forward"}).code, kUsage);
+  const auto list = say({"list", "--faults"});
+  EXPECT_EQ(list.code, kHeld);
+  EXPECT_THAT(list.out,
+              AllOf(StartsWith("micro_batch_dropped: "), HasSubstr("\n" + family + ": ")));
+  EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'),
+            static_cast<int64_t>(faults::catalogue().size() + 1 + contract::cases().size()));
+}
+
+TEST_F(Cli, CasesOfTheContractAreFoundByTheMistakeTheyAnswer) {
+  EXPECT_THAT(say({"list", "trap-15"}).out, AllOf(HasSubstr("Contract.7.zero_grad_in_the_window."),
+                                                  HasSubstr(".zero_grad_before_the_boundary."),
+                                                  Not(HasSubstr("zero_grad_after"))));
+  const std::string alias =
+      "Contract.trap-15-zero-grad-cancels-the-window.zero_grad_in_the_window.zero2.fp32.w2.gas1";
+  EXPECT_EQ(say({"list", alias}).out, "Contract.7.zero_grad_in_the_window.zero2.fp32.w2.gas1\n");
+  EXPECT_EQ(say({"run", alias, "-q", "--report", folder_}).code, kHeld);
+  EXPECT_THAT(say({"list", "trap-15-zero-gard"}).err, HasSubstr("trap-15-zero-grad"));
+  const auto mistakes = say({"list", "--mistakes"});
+  EXPECT_EQ(std::count(mistakes.out.begin(), mistakes.out.end(), '\n'), 27);
+}
+
+TEST_F(Cli, TrainComparesEveryStepWithTheTwin) {
+  for (const char* stage : {"0", "3"}) {
+    const auto said =
+        say({"train", "--steps", "2", "--stage", stage, "--dtype", "bf16", "--layers", "1", "--dim",
+             "16", "--heads", "2", "--context", "8", "--accumulate", "2"});
+    EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+    EXPECT_THAT(said.out, HasSubstr("HELD  2 steps"));
+  }
+}
+
+TEST_F(Cli, TrainTakesADeepSpeedFile) {
+  const auto file = write("ds.json", R"({"train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 3, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    "zero_optimization": {"stage": 2}})");
+  const auto said = say({"train", "--steps", "2", "--config", file, "--layers", "1", "--dim", "16",
+                         "--heads", "2", "--context", "8"});
+  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+  EXPECT_THAT(said.out, HasSubstr("twin built from the parsed configuration"));
+  for (const char* option : {"--stage", "--accumulate", "--micro-batch"})
+    EXPECT_EQ(say({"train", "--config", file, option, "1"}).code, kUsage) << option;
+  EXPECT_EQ(say({"train", "--config", file, "--dtype", "bf16"}).code, kUsage);
+}
+
+TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
+  const auto good = write("good.json", R"({"train_batch_size": 8, "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}})");
+  const auto said = say({"config", "check", good, "--world", "2"});
+  EXPECT_EQ(said.code, kHeld);
+  EXPECT_THAT(said.out, HasSubstr("train_micro_batch_size_per_gpu"));
+  const auto bad = write("bad.json", R"({"train_batch_size": 8, "zero_optimisation": {}})");
+  const auto refused = say({"config", "check", bad});
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("zero_optimization"));
+}
+
+// DeepSpeed's experiment with 16-bit model states: engine/memory/tests/forecast_test.cpp has its
+// table.
+TEST_F(Cli, ConfigCheckPrintsTheBytesOfARank) {
+  const auto file = write("bf16.json", R"({"train_micro_batch_size_per_gpu": 1,
+    "bf16": {"enabled": true}, "optimizer": {"type": "AdamW"},
+    "zero_optimization": {"stage": 3}})");
+  const auto rates = say({"config", "check", file, "--world", "4"});
+  EXPECT_EQ(rates.code, kHeld);
+  EXPECT_THAT(rates.out, HasSubstr("What a rank of 4 holds, on cpu"));
+  EXPECT_THAT(rates.out, ContainsRegex("total +3\\.5"));
+  EXPECT_THAT(rates.out, ContainsRegex("master_weights +1 +1\n"));
+  const auto sized = say({"config", "check", file, "--world", "4", "--parameters", "6860000000"});
+  EXPECT_THAT(sized.out, HasSubstr("6 860 000 000 parameters in 6 543 tensors"));
+  EXPECT_THAT(sized.out, ContainsRegex("total +24 010 000 000 "));
+  const auto named =
+      say({"config", "check", file, "--world", "4", "--numels", "100,0,7", "--json", "-"});
+  EXPECT_EQ(named.code, kHeld);
+  const auto record = nlohmann::json::parse(named.out);
+  EXPECT_EQ(record.at("parameters"), 107);
+  EXPECT_EQ(record.at("memory").at("master_weights").at("idle_bytes"), (25 + 2) * 4);
+  EXPECT_THAT(named.err, HasSubstr("padding included"));
+}
+
+TEST_F(Cli, ConfigCheckRefusesSizesThatNoModelHas) {
+  const auto file = write("plain.json", R"({"train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW"}})");
+  const auto check = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"config", "check", file});
+    return say(words).code;
+  };
+  EXPECT_EQ(check({"--parameters", "-1"}), kUsage);
+  EXPECT_EQ(check({"--parameters", "many"}), kUsage);
+  EXPECT_EQ(check({"--numels", "5,-1"}), kUsage);
+  EXPECT_EQ(check({"--numels", "900000000000000,200000000000000"}), kUsage);
+  EXPECT_EQ(check({"--parameters", "5", "--numels", "5"}), kUsage);
+  EXPECT_EQ(check({"--device", "tpu"}), kUsage);
+  EXPECT_EQ(check({"--parameters", "1000000000000000"}), kHeld);
+  EXPECT_EQ(check({"--json", folder_ + "/no/such/folder"}), kInfrastructure);
+}
+
+TEST_F(Cli, AFaultThatNobodyCanPlantIsAUsageErrorWithTheNearestName) {
+  const auto said = say({"run", kCase, "--fault", "averged_twice"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_THAT(said.err, HasSubstr("Did you mean \"averaged_twice\"?"));
+  EXPECT_THAT(said.err, HasSubstr("equigrad list --faults"));
+}
+
+TEST_F(Cli, TheRemedyForTheRanksFolderIsForTheFolderThatTheyUse) {
+  EXPECT_THAT(place_remedy("/dev/shm"), HasSubstr("--shm-size"));
+  EXPECT_THAT(place_remedy("/tmp"), HasSubstr("set TMPDIR"));
+  EXPECT_THAT(place_remedy(""), HasSubstr("set TMPDIR"));
+  EXPECT_EQ(ranks::first_writable({folder_ + "/none", folder_, "/tmp"}), folder_);
+  EXPECT_EQ(ranks::first_writable({folder_ + "/none"}), "");
+  EXPECT_EQ(ranks::private_places().front(), "/dev/shm");
+}
+
+TEST_F(Cli, TheDoctorForksRanksAndFindsTheData) {
+  const auto said = say({"doctor"});
+  EXPECT_EQ(said.code, kHeld) << said.out;
+  EXPECT_THAT(said.out, HasSubstr("one sum over Gloo"));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli

@@ -1,0 +1,165 @@
+// `equigrad faults`: a few faults through the panel, what it says of them, and how it ends.
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "conformance/campaigns/fault_panel.hpp"
+#include "conformance/campaigns/fault_run.hpp"
+#include "conformance/cli/said.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+Said say(std::vector<std::string> words) {
+  words.insert(words.begin(), "faults");
+  return said_to(std::move(words));
+}
+
+using FaultsCommandTest = InAFolder;
+
+TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
+  const auto said = say({"averaged_twice", "word_lost", "--clean", "4", "--report", folder_, "-q"});
+  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+  EXPECT_THAT(said.out, AllOf(HasSubstr("averaged_twice"), HasSubstr("exact/gradient"),
+                              HasSubstr("0 false alarms in 4 of 4"), HasSubstr("HELD  ")));
+  const auto json = nlohmann::json::parse(text_of(folder_ + "/faults.json"));
+  EXPECT_EQ(json.at("panel").size(), fault_panel().size());
+  ASSERT_EQ(json.at("faults").size(), 2u);
+  for (const auto& fault : json.at("faults")) {
+    EXPECT_EQ(fault.at("fate"), "caught");
+    EXPECT_EQ(fault.at("cases"), 1) << "the first of the panel catches it";
+    EXPECT_EQ(fault.at("found")[0].at("after_steps"), 0);
+    EXPECT_TRUE(fault.at("found")[0].at("located"));
+    EXPECT_THAT(std::string(fault.at("found")[0].at("replay")),
+                HasSubstr(" --fault " + std::string(fault.at("fault"))));
+  }
+  EXPECT_THAT(text_of(folder_ + "/faults.html"), StartsWith("<!DOCTYPE html>"));
+  EXPECT_THAT(text_of(folder_ + "/faults.md"), HasSubstr("| averaged\\_twice |"));
+}
+
+TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {
+  const auto help = say({"--help"});
+  EXPECT_EQ(help.code, kHeld);
+  for (const char* flag : {"FILTER", "--full", "--minutes", "--clean", "--seed", "--json",
+                           "--report", "--data-dir", "--timeout-scale", "--lanes", "--quiet"})
+    EXPECT_THAT(help.out, HasSubstr(flag));
+}
+
+TEST_F(FaultsCommandTest, TheRecordAloneGoesToStdout) {
+  const auto said = say({"averaged_twice", "--json", "-", "--report", folder_, "-q"});
+  EXPECT_EQ(said.code, kHeld);
+  EXPECT_EQ(nlohmann::json::parse(said.out).at("faults").size(), 1u);
+  EXPECT_THAT(said.err, HasSubstr("HELD  "));
+}
+
+TEST_F(FaultsCommandTest, AWrongNameIsAUsageErrorThatSaysWhatIsNear) {
+  const auto said = say({"avraged_twice", "--report", folder_});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_THAT(said.err, HasSubstr("  averaged_twice\n"));
+  EXPECT_EQ(say({"--minutes", "-1"}).code, kUsage);
+  EXPECT_EQ(say({"--clean", "-1"}).code, kUsage);
+}
+
+TEST_F(FaultsCommandTest, WhatHasNoTimeIsNotAPass) {
+  const auto said = say({"averaged_twice", "--minutes", "0.0001", "--report", folder_, "-q"});
+  EXPECT_EQ(said.code, kInconclusive);
+  EXPECT_THAT(said.out, AllOf(HasSubstr("not_run"), HasSubstr("INCONCLUSIVE")));
+}
+
+FaultOptions options(std::vector<std::string> faults, std::size_t cases) {
+  FaultOptions chosen;
+  chosen.faults = std::move(faults);
+  chosen.panel.assign(fault_panel().begin(),
+                      fault_panel().begin() + static_cast<std::ptrdiff_t>(cases));
+  chosen.minutes = 0.4;
+  chosen.data = find_data("", false);
+  chosen.quiet = true;
+  chosen.lanes = 2;
+  return chosen;
+}
+
+// In the panel's first case nothing overflows.
+TEST(FaultRun, AFaultThatDoesNotActIsNotAPass) {
+  auto few = options({"overflow_unseen"}, 1);
+  few.minutes = 0.2;  // the contract's cases are many
+  few.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
+    if (request.at("do") == "contract")
+      return nlohmann::json{
+          {"exact", {{"differing", 0}, {"first", ""}, {"checks", nlohmann::json::array()}}},
+          {"acted", {{"times", 0}, {"step", -1}, {"micro_batch", -1}}}};
+    return serve(request, context);
+  };
+  const auto matrix = run_faults(few);
+  ASSERT_EQ(matrix.faults.size(), 1u);
+  EXPECT_EQ(matrix.faults[0].fate, reports::Fate::DidNotAct);
+  EXPECT_EQ(reports::exit_code(matrix), 1);
+}
+
+TEST(FaultRun, WithTheWholePanelEveryCaseIsTried) {
+  auto whole = options({"averaged_twice"}, 3);
+  whole.full = true;
+  const auto matrix = run_faults(whole);
+  EXPECT_EQ(matrix.faults[0].cases, 3);
+  EXPECT_EQ(matrix.faults[0].found.size(), 3u);
+}
+
+// What is wrong without a fault proves nothing about faults.
+TEST(FaultRun, APanelThatFailsByItselfIsVoid) {
+  auto spoiled = options({"averaged_twice"}, 2);
+  spoiled.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
+    auto with_fault = request;
+    if (request.at("do") == "case") with_fault["fault"] = "word_lost";
+    return serve(with_fault, context);
+  };
+  const auto matrix = run_faults(spoiled);
+  EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Void);
+  EXPECT_THAT(matrix.failure, HasSubstr("fails without a fault"));
+  EXPECT_EQ(matrix.faults[0].fate, reports::Fate::NotRun);
+}
+
+// Not a number in the masters shows at once, and the engine throws in the next step.
+TEST(FaultRun, WhatDifferedBeforeAnExceptionIsTold) {
+  const auto matrix = run_faults(options({"mutant.master.not_a_number"}, 1));
+  ASSERT_EQ(matrix.faults[0].fate, reports::Fate::Caught);
+  const auto& found = matrix.faults[0].found[0];
+  ASSERT_FALSE(found.checks.empty());
+  EXPECT_THAT(found.checks[0], AllOf(StartsWith("exact/"), Not("exact/exception")));
+  EXPECT_THAT(found.checks, ::testing::Contains("exact/exception"));
+  EXPECT_EQ(found.after_steps, 0);
+}
+
+// Hanging, dying and throwing ranks are replaced, and the next fault finds them whole.
+TEST(FaultRun, WhatEndsTheRanksIsCaughtByThat) {
+  auto rough =
+      options({"averaged_twice", "word_lost", "shard_off_by_one", "micro_batch_dropped"}, 1);
+  rough.timeout_scale = 0.3;
+  rough.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
+    const std::string fault = request.value("fault", "");
+    context.note("step 1 micro-batch 1 engine_backward");
+    if (fault == "averaged_twice" && context.rank() == 1) raise(SIGKILL);
+    if (fault == "word_lost")
+      for (;;) pause();
+    if (fault == "shard_off_by_one") throw std::runtime_error("the engine says no");
+    return serve(request, context);
+  };
+  const auto matrix = run_faults(rough);
+  std::vector<std::string> by;
+  for (const auto& row : matrix.faults) {
+    ASSERT_EQ(row.fate, reports::Fate::Caught) << row.name;
+    by.push_back(row.found[0].checks[0]);
+    EXPECT_EQ(row.found[0].after_steps, 0);
+  }
+  EXPECT_THAT(by, ::testing::ElementsAre("crash", "time-out", "exception", "exact/norm"));
+  EXPECT_FALSE(matrix.faults[0].has_data);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli

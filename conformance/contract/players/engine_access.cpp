@@ -1,0 +1,66 @@
+// The engine's getters, setters and the length of its window, as a program asks for them.
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "conformance/contract/players/engine_play.hpp"
+#include "engine/api/access.hpp"
+
+namespace equigrad::conformance::contract {
+namespace {
+
+// A getter gives a copy: what is written to it reaches nothing of the engine's.
+at::Tensor taken(const at::Tensor& value) {
+  if (!value.defined()) return value;
+  auto mine = value.clone();
+  value.fill_(std::numeric_limits<float>::quiet_NaN());
+  return mine;
+}
+
+}  // namespace
+
+void EnginePlay::set_boundary(std::optional<bool> is_boundary) {
+  for (auto& engine : engines_) engine->set_gradient_accumulation_boundary(is_boundary);
+}
+
+void EnginePlay::set_accumulation(int64_t steps) {
+  scene_.accumulation = steps;
+  for (auto& engine : engines_) engine->set_train_batch_size(steps * scene_.world);
+}
+
+at::Tensor EnginePlay::full(const std::string& what, const std::string& name) {
+  auto& access = engines_[0]->access();
+  if (what == "gradient") return taken(access.full_gradient(name));
+  if (what == "master") return taken(access.full_master(name));
+  return taken(access.full_optimizer_state(name, what));
+}
+
+at::Tensor EnginePlay::local(const std::string& what, const std::string& name) {
+  auto& access = engines_[0]->access();
+  if (what == "gradient") return taken(access.local_gradient(name));
+  if (what == "master") return taken(access.local_master(name));
+  return taken(access.local_optimizer_state(name, what));
+}
+
+void EnginePlay::set_full(const std::string& what, const std::string& name,
+                          const at::Tensor& value) {
+  auto& access = engines_[0]->access();
+  if (what == "gradient") return access.set_full_gradient(name, value);
+  if (what == "master") return access.set_full_master(name, value);
+  access.set_full_optimizer_state(name, what, value);
+}
+
+void EnginePlay::set_local(const std::string& what, const std::string& name,
+                           const at::Tensor& whole) {
+  auto& access = engines_[0]->access();
+  for (const auto& shard : engines_[0]->local_shards()) {
+    if (shard.name != name) continue;
+    const auto mine = whole.flatten().slice(0, shard.begin, shard.end).clone();
+    if (what == "gradient") return access.set_local_gradient(name, mine);
+    if (what == "master") return access.set_local_master(name, mine);
+    return access.set_local_optimizer_state(name, what, mine);
+  }
+  check("a shard of " + name, false);
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,191 @@
+// 8. The window's length in the user's hands.  12. Getters and setters.
+#include <ATen/ATen.h>
+
+#include "conformance/contract/players/models.hpp"
+#include "conformance/contract/programs/programs.hpp"
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance::contract {
+namespace {
+
+void pass(Play& play, int64_t number) { play.backward(play.model().loss(play.batch(number))); }
+
+// The boundary comes when it is set, early or late, and by the count again afterwards.
+void boundary_set(Play& play) {
+  const int64_t length = play.scene().window == 0 ? 2 : play.scene().window == 1 ? 5 : 3;
+  const bool counted = play.scene().window == 2;
+  for (int64_t number = 0; number < length; ++number) {
+    pass(play, number);
+    if (counted)
+      play.set_boundary(std::nullopt);
+    else
+      play.set_boundary(number + 1 == length);
+    if (play.fault() && number == 0) pass(play, number + 10);
+    play.step();
+  }
+}
+
+// Every window has another number of micro-batches, set between windows; never within one.
+void length_changed(Play& play) {
+  const int64_t length = play.scene().window + 1;
+  play.set_accumulation(length);
+  for (int64_t number = 0; number < length; ++number) {
+    if (number > 0 && play.engine() != nullptr)
+      play.refuse("expected to be between windows", [&] { play.set_accumulation(length); });
+    pass(play, number);
+    if (play.fault() && number == 0) pass(play, number);
+    play.step();
+  }
+}
+
+// At stages 0 and 1 passes add up under no_sync(), without step(); at 2 and 3 it is refused.
+void no_sync(Play& play) {
+  const auto& scene = play.scene();
+  each_micro_batch(play, [&](int64_t number) {
+    auto* engine = play.engine();
+    if (engine != nullptr && scene.stage >= 2) {
+      play.refuse("expected ZeRO stage 0 or 1, got", [&] { (void)engine->no_sync(); });
+      pass(play, number);
+    } else {
+      const auto guard = engine == nullptr ? nullptr : engine->no_sync();
+      pass(play, number);
+      play.refuse("expected to be outside of no_sync()", [&] { play.step(); });
+      play.refuse("expected no guard, got one", [&] { (void)engine->no_sync(); });
+    }
+    if (!play.fault()) pass(play, number + 10);
+  });
+}
+
+const std::vector<std::string>& names() {
+  static const std::vector<std::string> kNames = {"encode.weight", "twice.bias", "scalar",
+                                                  "head.weight", "unused.weight"};
+  return kNames;
+}
+
+void get_gradients(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    pass(play, 2 * number);
+    for (const auto& name : names()) {
+      const auto whole = play.full("gradient", name);
+      play.see("gradient so far " + name, play.fault() && whole.defined() ? whole * 2 : whole);
+      play.see("its slice " + name, play.local("gradient", name));
+    }
+    pass(play, 2 * number + 1);
+    play.see("gradient so far, later", play.full("gradient", "head.bias"));
+  });
+}
+
+void get_masters_and_states(Play& play) {
+  each_micro_batch(play, [&](int64_t number) { pass(play, number); });
+  for (const auto& name : names())
+    for (const std::string what : {"master", "exp_avg", "exp_avg_sq"}) {
+      const auto whole = play.full(what, name);
+      play.see(what + " of " + name, play.fault() ? whole + 1 : whole);
+      play.see("slice of " + what + " of " + name, play.local(what, name));
+    }
+}
+
+at::Tensor with_value(const Play& play, const at::Tensor& like) {
+  return uneven_gradient(like).to(at::kFloat) + 0.125 * static_cast<double>(play.scene().window);
+}
+
+void set_gradients(Play& play, bool local) {
+  const auto set = [&](const std::string& name) {
+    const auto value = with_value(play, play.parameter(name));
+    if (local)
+      play.set_local("gradient", name, value);
+    else
+      play.set_full("gradient", name, value);
+  };
+  each_micro_batch(play, [&](int64_t number) {
+    pass(play, 2 * number);
+    if (number == 0 && !play.fault())
+      for (const auto& name : names()) set(name);
+    play.see("gradient that was set", play.full("gradient", "twice.bias"));
+    pass(play, 2 * number + 1);
+    play.see("gradient after it was set", play.full("gradient", "twice.bias"));
+  });
+}
+
+void set_masters_and_states(Play& play, bool local) {
+  for (const auto& name : names())
+    for (const std::string what : {"master", "exp_avg", "exp_avg_sq"}) {
+      const auto value = with_value(play, play.parameter(name)).abs() / 3;
+      if (local)
+        play.set_local(what, name, value);
+      else if (!play.fault() || what != "master")
+        play.set_full(what, name, value);
+    }
+  if (play.fault() && local) play.set_full("master", "scalar", at::ones({}));
+  each_micro_batch(play, [&](int64_t number) { pass(play, number); });
+}
+
+void unknown_names(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    pass(play, number);
+    play.refuse("head.wieght", [&] { play.full("gradient", "head.wieght"); });
+    play.refuse("exp_average", [&] { play.full("exp_average", "head.weight"); });
+    play.refuse(play.fault() ? "no such message" : "frozen",
+                [&] { play.full("master", "frozen"); });
+    play.refuse("shape", [&] { play.set_full("master", "head.weight", at::ones({2})); });
+  });
+}
+
+}  // namespace
+
+std::vector<Case> window_length() {
+  return {
+      Case{"8", "boundary_set_by_hand", "the boundary comes when it is set, then by count again",
+           "a pass is counted that is not there", boundary_set}
+          .in_every_precision()
+          .gas({3})
+          .lasting(4)
+          .answering({"trap 16"}),
+      Case{"8", "batch_size_changed_between_windows",
+           "a window may have another number of micro-batches than the last",
+           "a pass is counted twice", length_changed}
+          .in_every_precision()
+          .gas({2})
+          .lasting(3),
+      Case{"8", "no_sync", "no_sync adds passes up at stages 0 and 1, and is refused later",
+           "one of two passes is left out", no_sync}
+          .in_every_precision()};
+}
+
+std::vector<Case> access_to_values() {
+  const auto by = [](auto program, bool local) {
+    return [program, local](Play& play) { program(play, local); };
+  };
+  return {
+      Case{"12", "gradient_so_far",
+           "the gradient so far is the average over all ranks, at any time",
+           "twice the value is seen", get_gradients}
+          .in_every_precision()
+          .clipped(Clipping::Above)
+          .answering({"trap 13"}),
+      Case{"12", "masters_and_states", "masters and states are given whole and by slice",
+           "another value is seen", get_masters_and_states}
+          .in_every_precision(),
+      Case{"12", "gradient_set_whole", "later passes add to a gradient that was set",
+           "it is not set", by(set_gradients, false)}
+          .in_every_precision()
+          .answering({"trap 14"}),
+      Case{"12", "gradient_set_by_slice", "so they do when each rank sets its slice",
+           "it is not set", by(set_gradients, true)}
+          .in_every_precision()
+          .answering({"trap 14"}),
+      Case{"12", "masters_and_states_set_whole", "values that were set are trained on, tails too",
+           "the master is not set", by(set_masters_and_states, false)}
+          .in_every_precision()
+          .gas({1, 2})
+          .answering({"trap 14"}),
+      Case{"12", "masters_and_states_set_by_slice", "so are those of slices",
+           "one master gets another value", by(set_masters_and_states, true)}
+          .in_every_precision()
+          .gas({1, 2})
+          .answering({"trap 14"}),
+      Case{"12", "names_that_are_not_there", "a name or shape that does not fit is refused",
+           "another message is expected", unknown_names}};
+}
+
+}  // namespace equigrad::conformance::contract

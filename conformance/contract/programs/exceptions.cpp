@@ -1,0 +1,165 @@
+// 6. A pass is a transaction: one that throws contributes nothing, and the engine works on.
+#include <torch/torch.h>
+
+#include <stdexcept>
+
+#include "conformance/contract/players/models.hpp"
+#include "conformance/contract/programs/programs.hpp"
+
+namespace equigrad::conformance::contract {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+
+struct Throwing : torch::autograd::Function<Throwing> {
+  static Variable forward(AutogradContext*, const Variable& x) { return x * 2; }
+  static torch::autograd::tensor_list backward(AutogradContext*, torch::autograd::tensor_list) {
+    throw std::runtime_error("planted in a custom backward");
+  }
+};
+
+// Throws when `second` has its gradient and `first` does not.
+at::Tensor midway(Tower& tower, const at::Tensor& input, bool custom) {
+  auto hidden = tower.below(input);
+  if (custom) return uneven(tower.above(Throwing::apply(hidden)));
+  hidden.register_hook([](const at::Tensor&) -> at::Tensor {
+    throw std::runtime_error("planted in a tensor hook");
+  });
+  return uneven(tower.above(hidden));
+}
+
+void differentiate(Play& play, const at::Tensor& loss, bool by_engine) {
+  if (by_engine)
+    play.backward(loss);
+  else
+    play.run([&] { loss.backward(); });
+}
+
+// Good, throwing, good: the window holds the two good ones.
+void between_two_passes(Play& play, bool custom, bool by_engine) {
+  auto& tower = play.as<Tower>();
+  const std::string fragment = custom ? "planted in a custom backward" : "planted in a tensor hook";
+  each_micro_batch(play, [&](int64_t number) {
+    differentiate(play, uneven(tower.forward(play.batch(2 * number).input)), by_engine);
+    const auto input = play.batch(2 * number + 1).input;
+    play.fail(fragment, [&] { differentiate(play, midway(tower, input, custom), by_engine); });
+    if (play.fault()) differentiate(play, uneven(tower.forward(input)), by_engine);
+    differentiate(play, uneven(tower.forward(input).tanh()), by_engine);
+  });
+}
+
+// The first pass of a window throws, and is done again.
+void first_pass(Play& play) {
+  auto& tower = play.as<Tower>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto input = play.batch(number).input;
+    play.fail("planted", [&] { play.backward(midway(tower, input, number % 2 == 0)); });
+    if (play.fault()) play.backward(uneven(tower.above(tower.below(input).detach())));
+    play.backward(uneven(tower.forward(input)));
+  });
+}
+
+// A call that threw with scale_wrt_gas = false leaves no flag behind.
+void no_flag_stays(Play& play) {
+  auto& tower = play.as<Tower>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto input = play.batch(number).input;
+    play.fail("planted",
+              [&] { play.backward(midway(tower, input, true), {.scale_wrt_gas = false}); });
+    const auto loss = uneven(tower.forward(input));
+    if (play.fault()) return (void)play.backward(loss, {.scale_wrt_gas = false});
+    play.run([&] { loss.backward(); });
+  });
+}
+
+// The last rank throws. Where gradients travel in every pass the others are told within it; at
+// stages 0 and 1 at the boundary, where the ranks' passes are counted, and the window is begun
+// anew. In the second window the others' pass leaves a bucket open: they are told at its end.
+void on_one_rank(Play& play) {
+  auto& tower = play.as<Tower>();
+  const auto& scene = play.scene();
+  const int bad = scene.world - 1;
+  each_micro_batch(play, [&](int64_t number) {
+    differentiate(play, uneven(tower.forward(play.batch(2 * number).input)), true);
+    const auto input = play.batch(2 * number + 1).input;
+    const bool boundary = number + 1 == scene.accumulation;
+    if (scene.stage >= 2 || boundary) {
+      const auto pass = [&] {
+        const auto hidden = tower.below(input);
+        play.backward(uneven(tower.above(scene.window == 0 ? hidden : hidden.detach())));
+      };
+      if (scene.rank == bad)
+        play.fail("planted", [&] { play.backward(midway(tower, input, true)); });
+      else if (scene.stage >= 2)
+        play.refuse("got an exception on rank " + std::to_string(bad), pass);
+      else if (play.engine() != nullptr)
+        pass();
+      if (scene.stage < 2) {
+        play.refuse("expected every rank at the same place", [&] { play.step(); });
+        play.zero_grad();
+      }
+    }
+    const auto loss = uneven(tower.forward(input));
+    play.backward(play.fault() ? loss * 0.5 : loss);
+  });
+}
+
+void in_the_forward(Play& play) {
+  auto& tower = play.as<Tower>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto input = play.batch(number).input;
+    play.fail("planted in the forward", [&] {
+      const auto hidden = tower.below(input);
+      throw std::runtime_error("planted in the forward");
+    });
+    const auto loss = uneven(tower.forward(input));
+    play.backward(play.fault() ? loss * 0.5 : loss);
+  });
+}
+
+}  // namespace
+
+std::vector<Case> exceptions() {
+  const auto between = [](bool custom, bool by_engine) {
+    return [=](Play& play) { between_two_passes(play, custom, by_engine); };
+  };
+  const std::string counted = "the pass that threw is done without its exception";
+  return {
+      Case{"6", "exception_in_a_custom_backward",
+           "a pass that throws midway leaves the window as it was", counted, between(true, true)}
+          .in_every_precision()
+          .on({"tower"})
+          .answering({"trap 6"}),
+      Case{"6", "exception_in_a_custom_backward_plain", "so it does in plain torch calls", counted,
+           between(true, false)}
+          .on({"tower"}),
+      Case{"6", "exception_in_a_tensor_hook", "so it does when a hook throws", counted,
+           between(false, true)}
+          .in_every_precision()
+          .on({"tower"}),
+      Case{"6", "exception_in_a_tensor_hook_plain", "so it does when a hook throws, in plain calls",
+           counted, between(false, false)}
+          .on({"tower"}),
+      Case{"6", "exception_in_the_first_pass", "a window may begin with a pass that throws",
+           "half of that pass counts", first_pass}
+          .in_every_precision()
+          .on({"tower"}),
+      Case{"6", "exception_leaves_no_flag", "scale_wrt_gas of a call that threw is forgotten",
+           "it holds for the next call", no_flag_stays}
+          .on({"tower"})
+          .gas({3, 2})
+          .answering({"trap 6"}),
+      Case{"6", "exception_on_one_rank",
+           "the others get an error that names the rank, and all of them work on",
+           "the pass after it is halved", on_one_rank}
+          .in_every_precision()
+          .on({"tower"})
+          .from_world(2),
+      Case{"6", "exception_in_a_forward", "a forward that throws leaves nothing behind",
+           "the next loss is halved", in_the_forward}
+          .in_every_precision()
+          .on({"tower"})};
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,228 @@
+// 2. Every backward adds to the accumulation window, wherever its loss comes from.
+#include <ATen/ATen.h>
+
+#include "conformance/contract/players/models.hpp"
+#include "conformance/contract/programs/programs.hpp"
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance::contract {
+namespace {
+
+// The fault of most: before a later pass the window is emptied, so only the last one counts.
+void forget(Play& play) {
+  if (play.fault()) play.zero_grad();
+}
+
+void pass(Play& play, const at::Tensor& loss, bool by_engine, bool retain = false) {
+  if (by_engine)
+    play.backward(loss, {.retain_graph = retain});
+  else
+    play.run([&] { loss.backward({}, retain); });
+}
+
+void two_losses(Play& play, bool by_engine) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto output = play.model().output(batch);
+    const auto first = play.model().criterion(output, batch), second = uneven(output);
+    pass(play, first, by_engine, true);
+    forget(play);
+    pass(play, second, by_engine);
+  });
+}
+
+// The first pass is counted once more.
+void first_counted_twice(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto output = play.model().output(batch);
+    const auto first = play.model().criterion(output, batch);
+    play.backward(first, {.retain_graph = true});
+    if (play.fault()) play.backward(first, {.retain_graph = true});
+    play.backward(uneven(output));
+  });
+}
+
+void three_losses(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto output = play.model().output(batch);
+    pass(play, play.model().criterion(output, batch), true, true);
+    pass(play, uneven(output), false, true);
+    forget(play);
+    play.run([&] { output.backward(uneven_gradient(output)); });
+  });
+}
+
+void forward_forward_backward_backward(Play& play, bool by_engine) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto first = play.model().loss(play.batch(2 * number));
+    const auto second = play.model().loss(play.batch(2 * number + 1));
+    pass(play, first, by_engine);
+    forget(play);
+    pass(play, second, by_engine);
+  });
+}
+
+void forward_backward_forward_backward(Play& play, bool by_engine) {
+  each_micro_batch(play, [&](int64_t number) {
+    pass(play, play.model().loss(play.batch(2 * number)), by_engine);
+    forget(play);
+    pass(play, play.model().loss(play.batch(2 * number + 1)), by_engine);
+  });
+}
+
+void many(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    for (int64_t i = 0; i < 5; ++i) {
+      if (i == 4) forget(play);
+      pass(play, play.model().loss(play.batch(5 * number + i)), i % 2 == 0);
+    }
+  });
+}
+
+void sum_of_losses(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto first = play.model().loss(play.batch(2 * number));
+    const auto second = play.model().loss(play.batch(2 * number + 1));
+    play.run([&] { (play.fault() ? second : first + second).backward(); });
+  });
+}
+
+void external_loss(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto output = play.model().output(batch);
+    const auto certain =
+        at::softmax(output.to(at::kFloat), -1).gather(1, batch.target.view({-1, 1}));
+    auto loss = -(certain + 0.125).log().mean();
+    if (play.fault()) loss = loss.detach() + uneven(output);
+    pass(play, loss, number % 2 == 0);
+  });
+}
+
+void loss_on_parameters(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    auto& model = play.model();
+    pass(play, model.criterion(model.output(batch), batch), true);
+    const auto penalty = model.penalty();
+    if (!play.fault()) pass(play, penalty, number % 2 == 0);
+  });
+}
+
+// What a user's module may return.
+struct Outputs {
+  std::vector<at::Tensor> hidden;
+  std::map<std::string, at::Tensor> named;
+};
+
+void outputs_in_containers(Play& play) {
+  auto& tower = play.as<Tower>();
+  each_micro_batch(play, [&](int64_t number) {
+    Outputs outputs;
+    outputs.hidden = {tower.below(play.batch(number).input)};
+    outputs.named["top"] = tower.above(outputs.hidden[0]);
+    const auto hidden = uneven(outputs.hidden[0]);
+    play.backward(uneven(outputs.named["top"]) + (play.fault() ? hidden.detach() : hidden));
+  });
+}
+
+void output_used_twice(Play& play) {
+  auto& tower = play.as<Tower>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto output = tower.forward(play.batch(number).input);
+    const auto again = play.fault() ? output.detach() : output;
+    play.run([&] { (uneven(output) + uneven(again.tanh())).backward(); });
+  });
+}
+
+// Through engine.forward and by the model's own, in one window.
+void through_the_engine(Play& play) {
+  auto& tower = play.as<Tower>();
+  each_micro_batch(play, [&](int64_t number) {
+    const auto input = play.batch(number).input;
+    auto* engine = play.engine();
+    const auto output = engine == nullptr ? tower.forward(input) : engine->forward(tower, input);
+    play.backward(uneven(play.fault() ? output * 0.5 : output));
+    const auto again = uneven(tower.forward(play.batch(number + 10).input));
+    play.run([&] { again.backward(); });
+  });
+}
+
+// The graph of an earlier micro-batch is differentiated again after a step off the boundary.
+void graph_kept_over_a_step(Play& play) {
+  auto& tower = play.as<Tower>();
+  at::Tensor kept;
+  each_micro_batch(play, [&](int64_t number) {
+    const auto output = tower.forward(play.batch(number).input);
+    if (kept.defined()) {
+      forget(play);
+      pass(play, uneven(kept.tanh()), false);
+    }
+    kept = output;
+    pass(play, uneven(output), true, true);
+  });
+}
+
+}  // namespace
+
+std::vector<Case> several_backwards() {
+  const std::string forgets = "the window is emptied before the last pass";
+  const auto by = [](auto program, bool by_engine) {
+    return [program, by_engine](Play& play) { program(play, by_engine); };
+  };
+  return {
+      Case{"2", "two_losses_on_one_forward", "engine.backward twice through one forward adds",
+           forgets, by(two_losses, true)}
+          .in_every_precision()
+          .answering({"trap 1", "misbehaviour 1", "misbehaviour 2"}),
+      Case{"2", "two_losses_on_one_forward_plain", "loss.backward() twice through one forward adds",
+           forgets, by(two_losses, false)}
+          .answering({"misbehaviour 4"}),
+      Case{"2", "the_first_of_two_losses_counts_once", "an earlier pass is not counted again",
+           "the first pass is counted twice", first_counted_twice}
+          .in_every_precision()
+          .gas({1, 2})
+          .answering({"misbehaviour 3"}),
+      Case{"2", "three_losses_three_ways",
+           "three passes through one forward, each in another way, add", forgets, three_losses}
+          .on({"tower"}),
+      Case{"2", "forward_forward_backward_backward", "two forwards, then their two backwards, add",
+           forgets, by(forward_forward_backward_backward, true)}
+          .in_every_precision()
+          .answering({"trap 2", "misbehaviour 6", "misbehaviour 7"}),
+      Case{"2", "forward_forward_backward_backward_plain", "so they do in plain torch calls",
+           forgets, by(forward_forward_backward_backward, false)},
+      Case{"2", "forward_backward_forward_backward", "two forwards, each with its backward, add",
+           forgets, by(forward_backward_forward_backward, true)}
+          .in_every_precision()
+          .answering({"misbehaviour 5"}),
+      Case{"2", "forward_backward_forward_backward_plain", "so they do in plain torch calls",
+           forgets, by(forward_backward_forward_backward, false)},
+      Case{"2", "five_backwards_a_micro_batch", "any number of passes between two steps adds",
+           forgets, many}
+          .on({"tower"})
+          .gas({1, 2}),
+      Case{"2", "sum_of_two_losses", "(first + second).backward() is one pass",
+           "the first is left out", sum_of_losses},
+      Case{"2", "external_loss", "a loss computed outside of the model is right",
+           "another loss is differentiated", external_loss},
+      Case{"2", "loss_on_parameters", "a loss straight on the parameters is a pass like another",
+           "the penalty is left out", loss_on_parameters},
+      Case{"2", "outputs_in_containers", "outputs may come in any type", "one output is detached",
+           outputs_in_containers}
+          .on({"tower"}),
+      Case{"2", "output_used_twice", "an output that two losses use counts for both",
+           "one use is detached", output_used_twice}
+          .on({"tower"}),
+      Case{"2", "through_engine_forward", "a model may be called through the engine and directly",
+           "one output is halved", through_the_engine}
+          .on({"tower"}),
+      Case{"2", "graph_kept_over_a_step", "a retained graph is still right after a step", forgets,
+           graph_kept_over_a_step}
+          .on({"tower"})
+          .gas({3, 2})};
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,104 @@
+// 2. Several engines: chained, under one loss, side by side. "tower" is the first, "nasty" another.
+#include <ATen/ATen.h>
+
+#include "conformance/contract/players/models.hpp"
+#include "conformance/contract/programs/programs.hpp"
+
+namespace equigrad::conformance::contract {
+namespace {
+
+void chained_one_loss(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto between = play.as<Tower>(0).forward(batch.input);
+    const auto input = play.fault() ? between / play.scene().accumulation : between;
+    play.backward(play.model(1).loss({input, batch.target}), {.engine = 1});
+  });
+}
+
+// The second engine's gradient of its input is handed to the first one's output.
+void chained_by_gradient(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto between = play.as<Tower>(0).forward(batch.input);
+    const auto input = between.detach().requires_grad_();
+    play.backward(play.model(1).loss({input, batch.target}), {.engine = 1});
+    play.see("gradient between the engines", input.grad());
+    const auto gradient = play.fault() ? input.grad() / play.scene().accumulation : input.grad();
+    play.run([&] { between.backward(gradient); });
+  });
+}
+
+void shared_loss(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto first = uneven(play.as<Tower>(0).forward(batch.input));
+    const auto second = play.model(1).loss(batch);
+    const auto third = uneven(play.as<Heads>(2).output(batch));
+    play.run([&] { ((play.fault() ? first * 0.5 : first) + second + third).backward(); });
+  });
+}
+
+void independent(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    const auto first = uneven(play.as<Tower>(0).forward(batch.input));
+    const auto second = play.model(1).loss(play.batch(number + 10));
+    play.backward(second, {.engine = 1});
+    play.backward(play.fault() ? first * 0.5 : first, {.engine = 0});
+  });
+}
+
+// On rank 0 the engine whose backward() is called has no parameter in the pass, the other one has.
+void reached_by_its_call_alone(Play& play) {
+  each_micro_batch(play, [&](int64_t number) {
+    const auto batch = play.batch(number);
+    auto loss = play.as<Heads>(1).loss_through(1, batch);
+    if (play.fault()) loss = loss * 0.5;
+    if (play.scene().rank != 0) loss = loss + uneven(play.as<Tower>(0).forward(batch.input));
+    play.backward(loss, {.engine = 0});
+  });
+}
+
+// e(e(x)), and both engines twice in one graph.
+void engines_in_a_loop(Play& play) {
+  auto& first = play.as<Tower>(0);
+  auto& second = play.as<Tower>(1);
+  each_micro_batch(play, [&](int64_t number) {
+    const auto once = second.forward(first.forward(play.batch(number).input));
+    const auto twice = second.forward(first.forward(play.fault() ? once.detach() : once));
+    play.run([&] { uneven(twice).backward(); });
+  });
+}
+
+}  // namespace
+
+std::vector<Case> several_engines() {
+  return {Case{"2", "chained_engines_one_loss", "one loss through two engines counts once for each",
+               "what passes between the engines is divided by gas", chained_one_loss}
+              .on({"tower", "nasty"})
+              .gas({3, 2}),
+          Case{"2", "chained_engines_by_gradient",
+               "the gradient of one engine's input, handed to another's output, counts once",
+               "the gradient between the engines is divided by gas", chained_by_gradient}
+              .on({"tower", "nasty"})
+              .gas({3, 2})
+              .answering({"trap 5"}),
+          Case{"2", "several_engines_under_one_loss", "a loss over three engines is right for each",
+               "one engine's term is halved", shared_loss}
+              .on({"tower", "nasty", "heads"}),
+          Case{"2", "independent_engines", "engines side by side do not touch each other",
+               "one engine's loss is halved", independent}
+              .on({"tower", "nasty"})
+              .answering({"trap 18"}),
+          Case{"2", "engine_that_some_ranks_do_not_reach",
+               "an engine whose backward() reaches only another one, on some ranks, is right",
+               "the other one's loss is halved", reached_by_its_call_alone}
+              .on({"tower", "heads"})
+              .from_world(2),
+          Case{"2", "engines_in_a_loop", "two engines, each used twice in one graph, are right",
+               "the second round is detached from the first", engines_in_a_loop}
+              .on({"tower", "tower"})};
+}
+
+}  // namespace equigrad::conformance::contract

@@ -1,0 +1,255 @@
+// From what differs at the first place to a likely cause.
+#include <ATen/ATen.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "conformance/cases/recipe.hpp"
+#include "conformance/diagnosis/diagnosis.hpp"
+#include "conformance/diagnosis/explain.hpp"
+#include "conformance/diagnosis/other_numbers.hpp"
+#include "conformance/diagnosis/rerun.hpp"
+#include "conformance/diagnosis/update_predictions.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using oracle::Evidence;
+
+// The narrowest type that a gradient is rounded to on its way.
+at::ScalarType rounding_of(const CaseSpec& spec) {
+  const auto wire = recipe_of(spec, 0, 0, order_of(spec)).precision.communication_dtype;
+  const std::vector<at::ScalarType> types = {dtype_of(spec), accumulate_dtype_of(spec),
+                                             wire.value_or(at::kFloat),
+                                             autocast_dtype_of(spec).value_or(at::kFloat)};
+  for (const auto narrow : {at::kBFloat16, at::kHalf})
+    if (std::find(types.begin(), types.end(), narrow) != types.end()) return narrow;
+  return at::kFloat;
+}
+
+class Diagnostician {
+ public:
+  Diagnostician(const Scene& scene, const std::vector<Failure>& failures, Trail& trail)
+      : scene_(scene), failures_(failures), trail_(trail), weights_(scene) {}
+
+  Diagnosis run() {
+    if (failures_.empty()) return {};
+    switch (failures_[0].site.phase) {
+      case Phase::Gradient:
+        return explain_gradients();
+      case Phase::Norm:
+        return explain_number(other_norms(scene_, step()));
+      case Phase::Forward:
+        return explain_number(other_losses(scene_, failures_[0].site, weights_));
+      case Phase::Start:
+      case Phase::Scale:
+        return explain_number(other_scales(scene_, failures_[0].site));
+      default:
+        return explain_tensors();
+    }
+  }
+
+ private:
+  int step() const { return failures_[0].site.step; }
+
+  at::Tensor slice(const Failure& failure, const at::Tensor& whole) const {
+    if (!whole.defined()) return whole;
+    const int64_t begin = failure.site.begin;
+    return whole.flatten().slice(0, begin, begin + failure.want.numel());
+  }
+
+  // As the twin has it after a step; after none, the weights that the model was made with.
+  at::Tensor twin(int of_step, const std::string& what, const std::string& name) const {
+    if (of_step >= 0) return scene_.twin.tensor(of_step, what, name);
+    return what == "parameter" ? weights_.parameter(of_step, name) : at::Tensor();
+  }
+
+  Evidence evidence_of(const Failure& failure) const {
+    const auto& site = failure.site;
+    Evidence evidence;
+    evidence.name = site.parameter;
+    evidence.what = site.what == "clipped gradient" ? "gradient" : site.what;
+    evidence.is_gradient = evidence.what == "gradient";
+    evidence.got = failure.got;
+    evidence.want = failure.want;
+    evidence.world = scene_.spec.world;
+    evidence.accumulation_steps = scene_.spec.accumulation;
+    evidence.shards = scene_.spec.stage == 0 ? 1 : scene_.spec.world;
+    evidence.begin = site.begin;
+    evidence.shape = scene_.shapes.at(site.parameter);
+    evidence.whole = twin(site.step, evidence.what, site.parameter);
+    for (const auto& [name, shape] : scene_.shapes) {
+      const auto other = twin(site.step, evidence.what, name);
+      if (name != site.parameter && other.defined()) evidence.others[name] = other;
+    }
+    const auto previous = slice(failure, twin(site.step - 1, evidence.what, site.parameter));
+    if (previous.defined() && previous.numel() == failure.want.numel())
+      evidence.previous = previous;
+    if (evidence.is_gradient) add_gradient(failure, evidence);
+    return evidence;
+  }
+
+  void add_gradient(const Failure& failure, Evidence& evidence) const {
+    const auto& twin = scene_.twin;
+    const int at = failure.site.step;
+    evidence.loss_scale = twin.loss_scale(at);
+    evidence.next_loss_scale = twin.loss_scale(at + 1);
+    evidence.previous_loss_scale = twin.loss_scale(std::max(at - 1, 0));
+    evidence.clip_factor = clip_factor(twin.grad_norm(at), twin.threshold());
+    evidence.rounding = rounding_of(scene_.spec);
+    const auto averaging = recipe_of(scene_.spec, 0, 0, order_of(scene_.spec)).precision;
+    if (averaging.averaging == reference::Averaging::Never)
+      evidence.divisor = scene_.spec.accumulation;
+    // Each side clipped by its own norm: what they were before it.
+    const double got = clip_factor(scene_.norm, twin.threshold());
+    if (got == evidence.clip_factor || !std::isfinite(scene_.norm)) return;
+    evidence.got = (evidence.got.to(at::kDouble) / got).to(failure.got.scalar_type());
+    evidence.want =
+        (evidence.want.to(at::kDouble) / evidence.clip_factor).to(failure.want.scalar_type());
+    evidence.whole = (evidence.whole.to(at::kDouble) / evidence.clip_factor);
+    const double u = oracle::unit_roundoff(*evidence.rounding);
+    evidence.bound = evidence.want.to(at::kDouble).abs() * oracle::gamma(6, u) +
+                     4 * oracle::half_smallest(failure.got.scalar_type());
+    evidence.formula = "roundings of clipping, which is undone here";
+  }
+
+  Diagnosis explain_gradients() {
+    if (scene_.spec.world * scene_.spec.accumulation <= kMostContributions) weights_.run(step());
+    std::map<std::string, oracle::Explanation> explained;
+    for (const auto& failure : failures_) {
+      auto evidence = evidence_of(failure);
+      for (const auto& row : weights_.contributions(failure.site.parameter)) {
+        auto& of_rank = evidence.contributions.emplace_back();
+        for (const auto& whole : row) of_rank.push_back(slice(failure, whole));
+      }
+      const auto explanation = oracle::explain(evidence);
+      trail_.tell(failure.site.parameter, explanation.culprit.micro_batch,
+                  explanation.culprit.rank);
+      explained[failure.site.parameter] = explanation;
+    }
+    return told(explained);
+  }
+
+  // Of masters, states and published parameters, and of gradients that clipping made wrong.
+  Diagnosis explain_tensors() {
+    std::map<std::string, oracle::Explanation> explained;
+    for (const auto& failure : failures_) {
+      if (failure.site.parameter.empty()) continue;
+      if (explained.count(failure.site.parameter) != 0) continue;  // the first of its tensors
+      auto evidence = evidence_of(failure);
+      add_update(failure, evidence);
+      explained[failure.site.parameter] = oracle::explain(evidence);
+    }
+    return told(explained);
+  }
+
+  void add_update(const Failure& failure, Evidence& evidence) const {
+    const auto& name = failure.site.parameter;
+    const auto found = scene_.updates.find(name);
+    if (found == scene_.updates.end()) return;
+    const auto& seen = found->second;
+    if (failure.site.what != "master" && seen.after.state.count(failure.site.what) == 0) return;
+    oracle::UpdateEvidence update;
+    update.spec = seen.spec;
+    update.before = seen.before;
+    update.after = seen.after;
+    update.gradient = seen.gradient;
+    update.want.master = slice(failure, twin(step(), "master", name));
+    for (const auto& [state, values] : seen.after.state)
+      update.want.state[state] = slice(failure, twin(step(), state, name));
+    if (step() > 0) update.previous_gradient = slice(failure, twin(step() - 1, "gradient", name));
+    for (const auto& [other, rule] : scene_.rules) update.other_groups.push_back(rule);
+    update.world = scene_.spec.world;
+    update.accumulation_steps = scene_.spec.accumulation;
+    update.loss_scale = scene_.twin.loss_scale(step());
+    update.clip_factor = clip_factor(scene_.twin.grad_norm(step()), scene_.twin.threshold());
+    for (const auto& one : oracle::update_predictions(update)) {
+      const bool is_master = failure.site.what == "master";
+      evidence.predictions.push_back(
+          {one.cause, is_master ? one.weights.master : one.weights.state.at(failure.site.what)});
+    }
+  }
+
+  // The text of the first place, or, where its cause is a guess, of the first one that is sure.
+  Diagnosis told(const std::map<std::string, oracle::Explanation>& explained) {
+    if (explained.empty()) return {};
+    auto name = trail_.first().parameter;
+    if (explained.count(name) == 0) name = explained.begin()->first;
+    if (!explained.at(name).is_sure)
+      for (const auto& [other, explanation] : explained)
+        if (explanation.is_sure) {
+          name = other;
+          break;
+        }
+    Diagnosis diagnosis{explained.at(name).text, {}};
+    keep(name, diagnosis);
+    return diagnosis;
+  }
+
+  Diagnosis explain_number(std::vector<oracle::Prediction> predictions) const {
+    const auto& failure = failures_[0];
+    Evidence evidence;
+    evidence.name = failure.site.what;
+    evidence.what = failure.site.what;
+    evidence.is_gradient = false;
+    const bool is_count = !failure.want.is_floating_point();
+    evidence.got = is_count ? failure.got.to(at::kDouble) : failure.got;
+    evidence.want = is_count ? failure.want.to(at::kDouble) : failure.want;
+    for (auto& prediction : predictions)
+      prediction.values = prediction.values.to(evidence.want.scalar_type()).reshape({1});
+    evidence.predictions = std::move(predictions);
+    evidence.shape = {1};
+    return {oracle::explain(evidence).text, {}};
+  }
+
+  // What was compared, and what it was made of.
+  void keep(const std::string& of, Diagnosis& diagnosis) const {
+    if (scene_.keep.empty()) return;
+    const auto failure = std::find_if(failures_.begin(), failures_.end(),
+                                      [&](const auto& one) { return one.site.parameter == of; });
+    const std::string name = "rank" + std::to_string(scene_.rank);
+    const std::map<std::string, std::string> metadata = {
+        {"tensor", of},
+        {"what", failure->site.what},
+        {"step", std::to_string(failure->site.step + 1)},
+        {"begin", std::to_string(failure->site.begin)}};
+    mkdir(scene_.keep.substr(0, scene_.keep.rfind('/')).c_str(), 0777);  // who is first does
+    mkdir(scene_.keep.c_str(), 0777);
+    const auto add = [&](const std::string& file, const std::map<std::string, at::Tensor>& parts) {
+      if (parts.empty()) return;
+      oracle::write_tensors(scene_.keep + "/" + file, parts, metadata);
+      diagnosis.files.push_back(file);
+    };
+    add(name + ".safetensors", {{"got", failure->got}, {"want", failure->want}});
+    std::map<std::string, at::Tensor> inputs;
+    const auto contributions = weights_.contributions(of);
+    for (std::size_t from = 0; from < contributions.size(); ++from)
+      for (std::size_t index = 0; index < contributions[from].size(); ++index)
+        inputs["rank" + std::to_string(from) + "/micro_batch" + std::to_string(index)] =
+            slice(*failure, contributions[from][index]).clone();
+    const auto update = scene_.updates.find(of);
+    if (update != scene_.updates.end()) {
+      inputs["before/master"] = update->second.before.master;
+      inputs["before/gradient"] = update->second.gradient;
+      for (const auto& [state, values] : update->second.before.state)
+        inputs["before/" + state] = values;
+    }
+    add(name + ".inputs.safetensors", inputs);
+  }
+
+  static constexpr int kMostContributions = 64;
+
+  const Scene& scene_;
+  const std::vector<Failure>& failures_;
+  Trail& trail_;
+  Rerun weights_;
+};
+
+}  // namespace
+
+Diagnosis diagnose(const Scene& scene, const std::vector<Failure>& failures, Trail& trail) {
+  return Diagnostician(scene, failures, trail).run();
+}
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,75 @@
+// Diagnosis: from the tensors that differ at the first place to a likely cause.
+//
+// A gradient is explained by every rank's contributions, computed anew with the twin's weights of
+// its step; an update by the rule's own mistakes, from the numbers that it had; a norm by what may
+// have been measured instead; a published parameter by place and time; a loss by the weights that
+// its forward may have read.
+//
+// Invariants: says nothing about right or wrong.
+// Shapes: got and want are flat elements [begin, begin + numel) of the whole parameter.
+// Units: steps and micro-batches count from 0.   Errors: those of the reference and the oracle.
+// Depends on: verdict/divergence.hpp, twin.hpp, oracle/update_bound.hpp.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "conformance/cases/twin.hpp"
+#include "conformance/oracle/update_bound.hpp"
+#include "conformance/verdict/divergence.hpp"
+#include "reference/models/data.hpp"
+
+namespace equigrad::conformance {
+
+// What is compared.
+struct Site {
+  Phase phase;
+  int step;
+  std::string what;       // "gradient", "master", "norm of the gradient"
+  std::string parameter;  // empty: none
+  int64_t begin = 0;
+  int micro_batch = -1;
+};
+std::string where_of(const Site& site);  // "step 1 gradient fc.weight"
+
+struct Failure {
+  Site site;
+  at::Tensor got, want;
+};
+
+// An update as it was: what it began with, and what came of it.
+struct UpdateSeen {
+  oracle::UpdateSpec spec;
+  oracle::Weights before, after;
+  at::Tensor gradient;
+};
+
+// Where a parameter comes in the order of registration, and in which bucket it travels.
+struct Position {
+  int64_t number = 0;
+  int bucket = -1;
+};
+
+struct Scene {
+  const CaseSpec& spec;
+  uint64_t seed;
+  const reference::Data& data;
+  const Twin& twin;
+  std::map<std::string, std::vector<int64_t>> shapes;
+  std::string keep;  // folder for tensors; empty: none
+  int rank;
+  double norm;                                       // that the engine measured
+  std::map<std::string, at::ScalarType> travels_in;  // of safe modules, under autocast
+  std::map<std::string, oracle::UpdateSpec> rules;   // by parameter
+  std::map<std::string, UpdateSeen> updates;
+};
+
+struct Diagnosis {
+  std::string text;
+  std::vector<std::string> files;  // names inside `keep`
+};
+// Tells the trail what it finds out about its places.
+Diagnosis diagnose(const Scene& scene, const std::vector<Failure>& failures, Trail& trail);
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,279 @@
+#include "conformance/diagnosis/hypotheses.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "conformance/diagnosis/coefficients.hpp"
+#include "conformance/diagnosis/search.hpp"
+
+namespace equigrad::conformance::oracle {
+namespace {
+
+constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();  // no prediction here
+
+// x + factor * y
+Values combined(Values x, const Values& y, double factor) {
+  for (size_t j = 0; j < x.size(); ++j) x[j] += factor * y[j];
+  return x;
+}
+
+class GradientSearch {
+ public:
+  GradientSearch(const Evidence& evidence, const std::vector<int64_t>& wrong)
+      : evidence_(evidence),
+        search_(evidence.got, evidence.want, wrong,
+                evidence.rounding.value_or(evidence.got.scalar_type())) {}
+
+  std::vector<Hypothesis> run() {
+    if (!evidence_.contributions.empty()) scale_contributions();
+    for (const auto& prediction : evidence_.predictions)
+      search_.try_tensor(prediction.values, "got = a prediction", prediction.cause);
+    search_.try_roundings(rounding_ulp(evidence_));
+    try_factors();
+    try_places();
+    try_times();
+    if (!parts_.empty()) try_contributions();
+    return search_.sorted();
+  }
+
+ private:
+  void try_factors() {
+    std::vector<std::pair<double, std::string>> named;
+    if (evidence_.is_gradient) named = named_factors(evidence_.world, evidence_.accumulation_steps);
+    if (!evidence_.is_gradient) named = {{0, "lost: zeros"}, {-1, "the sign is flipped"}};
+    const auto add = [&](double factor, const std::string& cause) {
+      if (factor == 1 || !std::isfinite(factor)) return;
+      for (auto& [known, causes] : named)
+        if (known == factor) return void(causes += " or " + cause);
+      named.emplace_back(factor, cause);
+    };
+    const double scale = evidence_.loss_scale, clip = evidence_.clip_factor;
+    add(scale, "the loss scale was not removed");
+    add(1 / scale, "the loss scale was removed twice");
+    add(scale / evidence_.next_loss_scale, "divided by the loss scale of the next step");
+    add(scale / evidence_.previous_loss_scale, "divided by the loss scale of the step before");
+    add(clip, "clipped twice");
+    add(1 / clip, "not clipped");
+    const double fitted = fit_factor();
+    bool is_named = false;
+    for (const auto& [factor, cause] : named) {
+      const auto wrong = search_.wrong().size();
+      const bool is_lost = factor == 0 && wrong * 2 <= static_cast<size_t>(evidence_.want.numel());
+      try_factor(factor,
+                 !is_lost     ? cause
+                 : wrong == 1 ? "one element lost"
+                              : std::to_string(wrong) + " elements lost",
+                 Handicap::kNamed);
+      is_named = is_named || std::fabs(fitted - factor) <= std::fabs(factor) / 1024;
+    }
+    // One or two elements always have a factor of their own.
+    if (is_named || !std::isfinite(fitted) || search_.wrong().size() < 3) return;
+    try_factor(fitted,
+               clip != 1 && evidence_.is_gradient
+                   ? "clipped by the wrong norm, or another common factor"
+                   : "one common factor (a scale or a clipping factor?)",
+               Handicap::kFitted);
+  }
+
+  // The median of got / want: half of the elements may be anything.
+  double fit_factor() const {
+    Values ratios;
+    for (size_t j = 0; j < search_.got().size(); ++j) {
+      if (search_.want()[j] != 0) ratios.push_back(search_.got()[j] / search_.want()[j]);
+    }
+    if (ratios.empty()) return kNothing;
+    const auto middle = ratios.begin() + static_cast<int64_t>(ratios.size() / 2);
+    std::nth_element(ratios.begin(), middle, ratios.end());
+    return *middle;
+  }
+
+  void try_factor(double factor, const std::string& cause, double handicap) {
+    Values predicted = search_.want();
+    for (double& value : predicted) value *= factor;
+    char text[48];
+    std::snprintf(text, sizeof(text), "got = %.4f x want", factor);
+    search_.try_values(predicted, text, cause, handicap);
+  }
+
+  // got[i] = the right value of element i + shift of the whole parameter.
+  Values shifted(const at::Tensor& all, int64_t shift) const {
+    const auto* data = all.const_data_ptr<double>();
+    const int64_t begin = evidence_.whole.defined() ? evidence_.begin : 0;
+    Values predicted;
+    for (const int64_t i : search_.wrong()) {
+      const int64_t from = begin + i + shift;
+      predicted.push_back(from >= 0 && from < all.numel() ? data[from] : kNothing);
+    }
+    return predicted;
+  }
+
+  void try_places() {
+    const auto all = flat_double(evidence_.whole.defined() ? evidence_.whole : evidence_.want);
+    int64_t whole = evidence_.shape.empty() ? evidence_.want.numel() : 1;
+    for (const int64_t extent : evidence_.shape) whole *= extent;
+    for (const int64_t shift : {1, -1, 2, -2, 3, -3, 4, -4}) {
+      const std::string by = (shift > 0 ? "+" : "") + std::to_string(shift);
+      search_.try_values(shifted(all, shift), "got[i] = want[i" + by + "]",
+                         std::abs(shift) == 1 ? "shifted by one element (" + by + ")"
+                                              : "shifted by " + by + " elements",
+                         Handicap::kShift);
+    }
+    const int64_t shard_numel = (whole + evidence_.shards - 1) / evidence_.shards;
+    for (int64_t by = 1; by < evidence_.shards && shard_numel > 4; ++by)
+      for (const int64_t shift : {by * shard_numel, -by * shard_numel}) try_shards(all, shift);
+    for (const auto& [name, other] : evidence_.others) {
+      if (name == evidence_.name) continue;
+      const auto flat = flat_double(other);
+      search_.try_values(shifted(flat, 0), "got = that of " + name,
+                         "the " + evidence_.what + " of " + name, Handicap::kShift);
+    }
+    const auto rounded = [&](at::ScalarType dtype, const char* cause) {
+      search_.try_values(search_.pick(evidence_.want.to(dtype)), "got = want rounded", cause,
+                         Handicap::kNamed);
+    };
+    rounded(at::kBFloat16, "rounded to bf16");
+    rounded(at::kHalf, "rounded to fp16");
+  }
+
+  void try_shards(const at::Tensor& all, int64_t shift) {
+    const int64_t whole = all.numel(), numel = (whole + evidence_.shards - 1) / evidence_.shards;
+    const int64_t first = (evidence_.begin + search_.wrong().front()) / numel,
+                  last = (evidence_.begin + search_.wrong().back()) / numel;
+    const std::string cause =
+        first == last
+            ? "shard " + std::to_string(first) + " holds the values of shard " +
+                  std::to_string(first + shift / numel)
+            : "shards " + std::to_string(first) + " and " + std::to_string(last) + " are swapped";
+    auto predicted = shifted(all, shift);
+    if (first != last) {  // each has the other's
+      const auto back = shifted(all, -shift);
+      for (size_t j = 0; j < predicted.size(); ++j)
+        if ((evidence_.begin + search_.wrong()[j]) / numel == last) predicted[j] = back[j];
+    }
+    search_.try_values(
+        predicted,
+        "got[i] = want[i" + std::string(shift > 0 ? "+" : "") + std::to_string(shift) + "]", cause,
+        Handicap::kShift);
+  }
+
+  void try_times() {
+    if (!evidence_.previous.defined()) return;
+    const auto previous = search_.pick(evidence_.previous);
+    const int64_t shards = evidence_.shards;
+    std::string whose;
+    if (shards > 1) {
+      int64_t whole = 1;
+      for (const int64_t extent : evidence_.shape) whole *= extent;
+      const int64_t numel = std::max<int64_t>(1, (whole + shards - 1) / shards);
+      const int64_t first = (evidence_.begin + search_.wrong().front()) / numel,
+                    last = (evidence_.begin + search_.wrong().back()) / numel;
+      if (first == last) whose = "shard " + std::to_string(first) + " holds ";
+    }
+    search_.try_values(previous, "got = the previous step's value",
+                       whose + "the previous step's values" +
+                           (evidence_.what == "parameter" ? " (not published)" : ""),
+                       Handicap::kNamed);
+    if (!evidence_.is_gradient) return;
+    search_.try_values(combined(search_.want(), previous, 1), "got = want + the previous step's",
+                       "the sum of this step and the previous one (not zeroed)",
+                       Handicap::kContribution);
+  }
+
+  // c scaled so that all contributions together give `want`, which takes averaging and clipping in
+  // without knowing either.
+  void scale_contributions() {
+    const auto& given = evidence_.contributions;
+    const size_t steps = given[0].size();
+    Values sum(search_.want().size(), 0), sizes = sum;
+    for (const auto& row : given) {
+      if (row.size() != steps)
+        throw std::runtime_error("[oracle.explain] expected as many micro-batches on every rank.");
+      parts_.emplace_back();
+      for (const at::Tensor& tensor : row) {
+        parts_.back().push_back(tensor.defined() ? search_.pick(tensor)
+                                                 : Values(search_.want().size(), 0));
+        sum = combined(std::move(sum), parts_.back().back(), 1);
+      }
+    }
+    double top = 0, bottom = 0;
+    for (size_t j = 0; j < sum.size(); ++j) {
+      top += search_.want()[j] * sum[j];
+      bottom += sum[j] * sum[j];
+    }
+    if (bottom == 0 || !std::isfinite(top / bottom)) return parts_.clear();
+    for (auto& row : parts_)
+      for (Values& values : row)
+        for (size_t j = 0; j < values.size(); ++j) {
+          values[j] *= top / bottom;
+          sizes[j] = std::max(sizes[j], std::fabs(values[j]));
+        }
+    search_.set_sizes(std::move(sizes));
+  }
+
+  void try_contributions() {
+    const size_t world = parts_.size(), steps = parts_[0].size();
+    const Matrix right(world, Values(steps, 1));
+    if (world * steps == 1) return;
+    for (size_t r = 0; r < world; ++r)
+      for (size_t m = 0; m < steps; ++m)
+        try_pattern(right, [&](size_t a, size_t b) { return a == r && b == m; });
+    for (size_t r = 0; r < world && world > 1; ++r)
+      try_pattern(right, [&](size_t a, size_t) { return a == r; });
+    for (size_t m = 0; m < steps && steps > 1; ++m)
+      try_pattern(right, [&](size_t, size_t b) { return b == m; });
+    const auto fitted = fit_coefficients(search_.got(), parts_);
+    if (!fitted) return;
+    const Matrix simple = nearest_simple(*fitted);
+    if (!in_words(simple).empty()) try_matrix(simple, in_words(simple), Handicap::kContribution);
+    try_matrix(*fitted, "coefficients of another kind", Handicap::kMatrix);
+  }
+
+  // One row, one column or one place of the matrix: missing, twice, alone, alone in the average.
+  template <class Is>
+  void try_pattern(const Matrix& right, Is is) {
+    const auto world = static_cast<double>(right.size()),
+               steps = static_cast<double>(right[0].size());
+    const std::vector<std::pair<double, double>> inside_outside = {
+        {0, 1}, {2, 1}, {1, 0}, {world, 0}, {steps, 0}};
+    for (const auto& [inside, outside] : inside_outside) {
+      Matrix matrix = right;
+      for (size_t r = 0; r < matrix.size(); ++r)
+        for (size_t m = 0; m < matrix[r].size(); ++m) matrix[r][m] = is(r, m) ? inside : outside;
+      const auto words = in_words(matrix);
+      if (!words.empty()) try_matrix(matrix, words, Handicap::kContribution);
+    }
+  }
+
+  void try_matrix(const Matrix& matrix, const std::string& cause, double handicap) {
+    Values predicted(search_.want().size(), 0);
+    for (size_t r = 0; r < matrix.size(); ++r)
+      for (size_t m = 0; m < matrix[r].size(); ++m)
+        if (matrix[r][m] != 0)
+          predicted = combined(std::move(predicted), parts_[r][m], matrix[r][m]);
+    search_.try_values(predicted, "got = the sum of C x contribution", cause, handicap, matrix);
+  }
+
+  const Evidence& evidence_;
+  Search search_;
+  std::vector<std::vector<Values>> parts_;
+};
+
+}  // namespace
+
+double rounding_ulp(const Evidence& evidence) {
+  return static_cast<double>(evidence.world * evidence.accumulation_steps) + 2;
+}
+
+std::vector<Hypothesis> find_hypotheses(const Evidence& evidence,
+                                        const std::vector<int64_t>& wrong) {
+  if (wrong.empty()) return {};
+  return GradientSearch(evidence, wrong).run();
+}
+
+}  // namespace equigrad::conformance::oracle

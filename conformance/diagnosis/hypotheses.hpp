@@ -1,0 +1,26 @@
+// Hypotheses: what the wrong elements would be under each known fault.
+//
+// Of a gradient: a wrong factor (averaging, loss scale, clipping), wrong coefficients on
+// contributions, another place or another time. Of any other tensor: another place or another time,
+// a lost or rounded element; of an update see update_hypotheses.hpp.
+//
+// Invariants: sorted best first (search.hpp).
+// Shapes: `wrong` holds flat indices into got and want, both finite there.
+// Errors: std::runtime_error for contributions whose sizes do not agree.
+// Depends on: explain.hpp (the values), search.hpp.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "conformance/diagnosis/explain.hpp"
+
+namespace equigrad::conformance::oracle {
+
+std::vector<Hypothesis> find_hypotheses(const Evidence& evidence,
+                                        const std::vector<int64_t>& wrong);
+
+// Relative to [rank][micro_batch] of 1; how many ulp the roundings of such a sum may leave.
+double rounding_ulp(const Evidence& evidence);
+
+}  // namespace equigrad::conformance::oracle

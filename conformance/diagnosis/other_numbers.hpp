@@ -1,0 +1,25 @@
+// OtherNumbers: what a loss, a norm or a loss scale that differs may be instead of the right one.
+//
+// Invariants: the right number is not among them.
+// Shapes: one element each, fp64.   Units: steps count from 0.   Errors: those of the reference.
+// Depends on: diagnosis.hpp, rerun.hpp, diagnosis/explain.hpp (the values).
+#pragma once
+
+#include <vector>
+
+#include "conformance/diagnosis/diagnosis.hpp"
+#include "conformance/diagnosis/explain.hpp"
+#include "conformance/diagnosis/rerun.hpp"
+
+namespace equigrad::conformance {
+
+// The factor that clipping multiplies by; 1: it does not act.
+double clip_factor(double norm, double threshold);
+
+// What may have been measured instead of the whole gradient.
+std::vector<oracle::Prediction> other_norms(const Scene& scene, int step);
+// Other losses of the run, and those of other weights.
+std::vector<oracle::Prediction> other_losses(const Scene& scene, const Site& pass, Rerun& rerun);
+std::vector<oracle::Prediction> other_scales(const Scene& scene, const Site& site);
+
+}  // namespace equigrad::conformance

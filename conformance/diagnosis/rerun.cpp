@@ -1,0 +1,114 @@
+#include "conformance/diagnosis/rerun.hpp"
+
+#include <torch/torch.h>
+
+#include "conformance/cases/lattice_model.hpp"
+#include "conformance/cases/recipe.hpp"
+#include "reference/autocast.hpp"
+
+namespace equigrad::conformance {
+
+Rerun::Rerun(const Scene& scene)
+    : scene_(scene),
+      model_(std::make_shared<LoudModel>(make_case_model(scene.spec.model, scene.seed))) {
+  for (auto& [name, parameter] : reference::unique_parameters(*model_)) {
+    at::Tensor(parameter).set_data(parameter.detach().to(dtype_of(scene.spec)));
+    parameters_[name] = parameter;
+    const auto lowered = scene.travels_in.find(name);
+    auto made = parameter.detach().clone();
+    if (lowered != scene.travels_in.end()) made = made.to(lowered->second).to(made.scalar_type());
+    made_[name] = made.flatten();
+  }
+}
+
+at::Tensor Rerun::parameter(int step, const std::string& name) const {
+  const auto after = step < 0 ? at::Tensor() : scene_.twin.tensor(step, "parameter", name);
+  return after.defined() ? after : made_.at(name);
+}
+
+void Rerun::set(const std::string& name, const at::Tensor& values) {
+  const at::NoGradGuard no_grad;
+  auto& to = parameters_.at(name);
+  to.copy_(values.view_as(to));
+}
+
+void Rerun::set_all(int step) {
+  for (const auto& [name, tensor] : parameters_) set(name, parameter(step, name));
+}
+
+at::Tensor Rerun::loss(int step, int rank, int micro_batch) {
+  const auto& spec = scene_.spec;
+  const auto batch = reference::to_dtype(
+      make_case_batch(scene_.data, spec.model, {scene_.seed, step, rank, micro_batch}),
+      dtype_of(spec));
+  model_->set_loudness(loud_batch(spec) == LoudBatch{step, rank, micro_batch} ? kLoud : 1);
+  const auto recipe = recipe_of(spec, scene_.seed, 0, order_of(spec));
+  const reference::AutocastGuard autocast(recipe.precision.autocast);
+  return model_->loss(batch);
+}
+
+void Rerun::run(int step) {
+  set_all(step - 1);
+  const double scale = scene_.twin.loss_scale(step);
+  contributions_.clear();
+  for (int rank = 0; rank < scene_.spec.world; ++rank) {
+    for (auto& [name, parameter] : parameters_) contributions_[name].emplace_back();
+    for (int index = 0; index < scene_.spec.accumulation; ++index) {
+      model_->zero_grad();
+      (reference::widen(loss(step, rank, index)) * scale).backward();
+      for (const auto& [name, parameter] : parameters_) {
+        const auto gradient =
+            parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter);
+        contributions_[name].back().push_back(
+            gradient.detach().flatten().to(at::kFloat).div(scale));
+      }
+    }
+  }
+}
+
+std::vector<std::vector<at::Tensor>> Rerun::contributions(const std::string& name) const {
+  const auto found = contributions_.find(name);
+  return found == contributions_.end() ? std::vector<std::vector<at::Tensor>>() : found->second;
+}
+
+std::vector<std::pair<std::string, double>> Rerun::other_losses(const Site& pass) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::pair<std::string, double>> all;
+  const auto add = [&](const std::string& weights) {
+    all.emplace_back("the forward read " + weights,
+                     loss(pass.step, scene_.rank, pass.micro_batch).item<double>());
+  };
+  if (pass.step > 0) {
+    set_all(pass.step - 2);
+    add("the parameters of the step before");
+  }
+  set_all(pass.step - 1);
+  for (const auto& [name, parameter] : parameters_) {
+    if (parameter.numel() == 0) continue;
+    const auto right = this->parameter(pass.step - 1, name);
+    if (pass.step > 0) {
+      set(name, this->parameter(pass.step - 2, name));
+      add("the previous step's " + name);
+    }
+    set(name, at::zeros_like(right));
+    add("zeros for " + name);
+    const int64_t shards = scene_.spec.world, numel = (right.numel() + shards - 1) / shards;
+    for (int64_t s = 0; s < shards && shards > 1; ++s) {
+      const auto of = " for shard " + std::to_string(s) + " of " + name;
+      auto part = right.clone();
+      part.slice(0, s * numel, (s + 1) * numel).zero_();
+      set(name, part);
+      add("zeros" + of);
+      if (pass.step == 0) continue;
+      part = right.clone();
+      part.slice(0, s * numel, (s + 1) * numel)
+          .copy_(this->parameter(pass.step - 2, name).slice(0, s * numel, (s + 1) * numel));
+      set(name, part);
+      add("the previous step's values" + of);
+    }
+    set(name, right);
+  }
+  return all;
+}
+
+}  // namespace equigrad::conformance

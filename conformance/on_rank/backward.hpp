@@ -1,0 +1,32 @@
+// RankBackward: a forward and a backward pass of a model with its engine, in each of the four
+// styles.
+//
+// Where the loss is scaled, loss.backward() must be refused before anything is added up; then the
+// style goes on with the scaled loss, so that the rest of a case shows whether the refusal left
+// something behind.
+//
+// Invariants: the four styles compute the same contributions.
+// Shapes: the loss is a scalar, not scaled.
+// Errors: whatever the engine or the model throw; RefusalMissing for a refusal that did not come,
+// or that does not name both right ways. Depends on: matrix.hpp, engine/engine.hpp,
+// reference/models/model.hpp.
+#pragma once
+
+#include <stdexcept>
+
+#include "conformance/cases/matrix.hpp"
+#include "engine/engine.hpp"
+#include "reference/models/model.hpp"
+
+namespace equigrad::conformance {
+
+class RefusalMissing : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The loss that the forward pass gave, detached.
+at::Tensor rank_backward(Engine& engine, reference::Model& model, const reference::Batch& batch,
+                         const CaseSpec& spec);
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,48 @@
+// Judge: from what the ranks of a case answered to its verdict, and the cross lane between cases.
+//
+// Invariants: a death, a time-out or a lost connection is never a pass nor a mere difference; what
+// the engine throws by itself fails its case; a case passes only if every lane compared something
+// and the ranks' shards cover every parameter exactly once.
+// Units: elements.   Errors: nlohmann::json::exception for an answer of another form.
+// Depends on: matrix.hpp, verdict/divergence.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conformance/cases/matrix.hpp"
+#include "conformance/ranks/pool.hpp"
+#include "conformance/verdict/divergence.hpp"
+#include "reports/record.hpp"
+
+namespace equigrad::conformance {
+
+struct Judged {
+  reports::Case record;
+  std::optional<FirstPlace> first;  // where engine and twin part; to_json() has it for programs
+  bool answered = false;    // by all ranks, and not refused: digest and memory mean something
+  bool only_empty = false;  // all that is wrong: there was nothing to compare, as of the twin
+  uint64_t digest = 0;      // of everything the case computed, over all ranks
+  int64_t digested = 0;     // elements in it
+  std::map<std::string, std::pair<int64_t, int64_t>> memory;  // bytes, peak: of the largest rank
+};
+
+// An empty record of the case, not run yet.
+reports::Case record_of(const CaseSpec& spec, const std::string& replay);
+
+Judged judge(const CaseSpec& spec, const std::string& replay,
+             const std::vector<ranks::Outcome>& outcomes);
+
+// The lowest index of a rank's shard problem in words, or empty. `cover` has one answer's rows a
+// rank: [name, begin, end, numel].
+std::string cover_problem(int stage, const std::vector<nlohmann::json>& cover);
+
+// Adds the cross lane to cases of one tuple: those which must agree bit for bit have equal digests.
+// With one micro-batch all stages must, otherwise 0 with 1 and 2 with 3. A case without a partner
+// gets no cross lane.
+void cross_check(const std::vector<CaseSpec>& specs, std::vector<Judged*> cases);
+
+}  // namespace equigrad::conformance

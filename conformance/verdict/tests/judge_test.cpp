@@ -1,0 +1,139 @@
+// From answers to verdicts, with answers made by hand.
+#include "conformance/verdict/judge.hpp"
+
+#include <gmock/gmock.h>
+
+#include "conformance/verdict/lane_tally.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using nlohmann::json;
+using ranks::Outcome;
+using reports::Verdict;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const CaseSpec kCase{2, Precision::Fp32, Style::LossBackward, 2, 1, Clip::Off, Rule::Sgd, "gpt"};
+
+Outcome error(const std::string& text) { return {Outcome::Kind::Error, nullptr, text, "step 1"}; }
+Outcome lost(const std::string& text) {
+  auto outcome = error(text);
+  outcome.lost_peer = true;
+  return outcome;
+}
+Outcome died() { return {Outcome::Kind::Died, nullptr, "signal 11", "step 1"}; }
+Outcome stopped() { return {Outcome::Kind::Stopped, nullptr, "stopped", "step 1"}; }
+
+const char* const kWire =
+    "[rank 0/2] [comm.all_gather] expected all 2 ranks to take part in time, got: Connection "
+    "closed";
+
+Verdict verdict_of(const std::vector<Outcome>& outcomes) {
+  return judge(kCase, "", outcomes).record.verdict;
+}
+
+TEST(Judge, WhatTheEngineThrowsFailsAndWhatTheMachineDoesIsACrash) {
+  EXPECT_EQ(verdict_of({error("[engine.step] expected a backward"), stopped()}), Verdict::Failed);
+  EXPECT_EQ(verdict_of({lost(kWire), stopped()}), Verdict::Crashed);
+  EXPECT_EQ(verdict_of({lost("[ranks.group] expected to reach all 2 ranks"), stopped()}),
+            Verdict::Crashed);
+  EXPECT_EQ(verdict_of({error("std::bad_alloc"), stopped()}), Verdict::Crashed);
+  EXPECT_EQ(verdict_of({lost(kWire), died()}), Verdict::Crashed);
+  EXPECT_EQ(verdict_of({lost(kWire), error("[engine.step] expected a backward")}), Verdict::Failed)
+      << "one rank's exception is why the other lost its peer";
+  EXPECT_EQ(verdict_of({error("[comm.reduction] expected dtype Float"), stopped()}),
+            Verdict::Failed);
+}
+
+// `gradients`: rows of step 1; a row that did not hold makes the exact lane differ.
+Outcome answer(int rank, const json& gradients, const json& second_step) {
+  bool held = true;
+  for (const auto& row : gradients) held = held && row.at(1).get<bool>();
+  const json lane = {{"compared", 10},
+                     {"differing", held ? 0 : 2},
+                     {"margin", exact_text(0)},
+                     {"first", held ? "" : "step 1 gradient w"},
+                     {"worst", nullptr}};
+  json even = lane;
+  even["differing"] = 0;
+  even["first"] = "";
+  json kinds;
+  for (const char* kind :
+       {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound", "update"})
+    kinds[kind] = 1;
+  return {Outcome::Kind::Ok,
+          {{"exact", lane},
+           {"bounded", even},
+           {"digest", 1},
+           {"digested", 1},
+           {"cover", {{"w", 2 * rank, 2 * rank + 2, 4}}},
+           {"memory", json::array()},
+           {"compared", kinds},
+           {"gradients", {gradients, second_step}},
+           {"files", {"rank" + std::to_string(rank) + ".safetensors"}}},
+          "",
+          ""};
+}
+
+TEST(Judge, TheMessageSaysWhatHeldAndHowNarrowly) {
+  const json rank0 = {{"a", true, "0.125"}, {"b", true, "0.5"}, {"w", true, "0.25"}};
+  const json rank1 = {{"a", true, "0.3125"}, {"b", true, "0.1"}, {"w", false, "7"}};
+  const auto record = judge(kCase, "", {answer(0, rank0, rank0), answer(1, rank1, rank0)}).record;
+  EXPECT_EQ(record.verdict, Verdict::Failed);
+  EXPECT_THAT(
+      record.message,
+      HasSubstr("    rest    2 of 3 gradients of step 1 held, smallest headroom 2.0x (b)\n"));
+  EXPECT_THAT(record.message, HasSubstr("    files   fail/" + kCase.id() +
+                                        "/{rank0.safetensors,rank1.safetensors}\n"));
+}
+
+TEST(Judge, AGradientThatHeldIsToldWhenSomethingElseDidNot) {
+  const json held = {{"a", true, "0"}, {"w", true, "0"}};
+  auto wrong = answer(0, held, held);
+  wrong.answer["exact"]["differing"] = 1;
+  const auto record = judge(kCase, "", {wrong, answer(1, held, held)}).record;
+  EXPECT_THAT(record.message, HasSubstr("2 of 2 gradients of step 2 held\n"));
+  EXPECT_THAT(record.message, Not(HasSubstr("headroom")));
+}
+
+TEST(Judge, APassHasNoMessage) {
+  const json held = {{"w", true, "0.5"}};
+  const auto record = judge(kCase, "", {answer(0, held, held), answer(1, held, held)}).record;
+  EXPECT_EQ(record.verdict, Verdict::Equal);
+  EXPECT_EQ(record.message, "");
+}
+
+// Of a refused case there is the exact lane alone, and nothing that stages share.
+TEST(Judge, ARefusedCaseHasOneLaneAndNoPartners) {
+  CaseSpec spec = kCase;
+  spec.stage = 0;
+  spec.precision = Precision::Bf16MastersStates;
+  ASSERT_TRUE(spec.is_refused());
+  const auto refusal = [](bool is_right) {
+    LaneTally exact;
+    if (is_right)
+      exact.add_held(1);
+    else
+      exact.add_finding("initialize", "was taken");
+    return Outcome{Outcome::Kind::Ok, {{"exact", exact.to_json()}}, "", ""};
+  };
+  auto held = judge(spec, "", {refusal(true), refusal(true)});
+  EXPECT_EQ(held.record.verdict, Verdict::Equal);
+  ASSERT_EQ(held.record.lanes.size(), 1u);
+  EXPECT_EQ(held.record.lanes[0].compared, 2);
+  EXPECT_FALSE(held.answered);
+  CaseSpec taken = spec;
+  taken.stage = 1;
+  Judged other;
+  other.answered = true, other.digest = 7;
+  cross_check({spec, taken}, {&held, &other});
+  EXPECT_EQ(held.record.lanes.size(), 1u);
+  EXPECT_TRUE(other.record.lanes.empty());
+  const auto wrong = judge(spec, "", {refusal(true), refusal(false)});
+  EXPECT_EQ(wrong.record.verdict, Verdict::Failed);
+  EXPECT_THAT(wrong.record.message, HasSubstr("rank 1 first: initialize: was taken"));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance

@@ -1,0 +1,119 @@
+#include "engine/autograd/operator_observer.hpp"
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace equigrad::parameter {
+namespace {
+
+struct Entry {
+  OperatorListener* listener;
+  std::size_t page;
+};
+
+// The one thing that engines of a process share: who listens to which storage. It changes when an
+// engine comes or goes.
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries;
+  at::CallbackHandle callback = 0;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+thread_local bool silent = false;
+
+using Uses = std::vector<std::pair<OperatorListener*, std::vector<std::size_t>>>;
+
+struct Context final : at::ObserverContext {
+  Uses uses;
+};
+
+void find(const at::Tensor& tensor, Uses& uses) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  const auto found = registry().entries.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == registry().entries.end()) return;
+  const auto& [listener, page] = found->second;
+  for (auto& [known, pages] : uses) {
+    if (known != listener) continue;
+    if (std::find(pages.begin(), pages.end(), page) == pages.end()) pages.push_back(page);
+    return;
+  }
+  uses.push_back({listener, {page}});
+}
+
+void find(const c10::IValue& value, Uses& uses) {
+  if (value.isTensor()) {
+    find(value.toTensor(), uses);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor()) find(element.toTensor(), uses);
+    }
+  }
+}
+
+std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
+  if (silent) return nullptr;
+  Uses uses;
+  {
+    const std::shared_lock lock(registry().mutex);
+    for (const auto& input : function.inputs()) find(input, uses);
+  }
+  if (uses.empty()) return nullptr;
+  for (const auto& [listener, pages] : uses) listener->before(pages);
+  auto context = std::make_unique<Context>();
+  context->uses = std::move(uses);
+  return context;
+}
+
+void end(const at::RecordFunction& /*function*/, at::ObserverContext* context) {
+  if (context == nullptr) return;
+  for (const auto& [listener, pages] : static_cast<Context*>(context)->uses) listener->after(pages);
+}
+
+}  // namespace
+
+Observation::Observation(OperatorListener& listener, const std::vector<at::Tensor>& tensors)
+    : listener_(listener) {
+  auto& shared = registry();
+  const std::unique_lock lock(shared.mutex);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    storages_.push_back(tensors[i].storage().unsafeGetStorageImpl());
+    shared.entries[storages_.back()] = {&listener_, i};
+  }
+  if (shared.callback == 0 && !shared.entries.empty()) {
+    shared.callback = at::addGlobalCallback(at::RecordFunctionCallback(start, end)
+                                                .needsInputs(true)
+                                                .scopes({at::RecordScope::FUNCTION}));
+  }
+}
+
+Observation::~Observation() {
+  auto& shared = registry();
+  const std::unique_lock lock(shared.mutex);
+  for (const auto* storage : storages_) {
+    const auto found = shared.entries.find(storage);
+    if (found != shared.entries.end() && found->second.listener == &listener_) {
+      shared.entries.erase(found);
+    }
+  }
+  if (shared.callback != 0 && shared.entries.empty()) {
+    at::removeCallback(shared.callback);
+    shared.callback = 0;
+  }
+}
+
+Silence::Silence() : before_(silent) { silent = true; }
+Silence::~Silence() { silent = before_; }
+bool Silence::active() { return silent; }
+
+}  // namespace equigrad::parameter

@@ -1,0 +1,150 @@
+// Every operator that reads a watched storage is announced before it runs and signed off after.
+#include "engine/autograd/operator_observer.hpp"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "conformance/testing/sample.hpp"
+
+namespace equigrad::parameter {
+namespace {
+
+using conformance::sample;
+using Pages = std::vector<std::size_t>;
+
+struct Listener final : OperatorListener {
+  void before(const Pages& pages) noexcept override {
+    began.insert(began.end(), pages.begin(), pages.end());
+    ++open;
+    most_open = std::max(most_open, open);
+  }
+  void after(const Pages& pages) noexcept override {
+    ended.insert(ended.end(), pages.begin(), pages.end());
+    --open;
+  }
+  // The pages of the operators since the last call, each once.
+  Pages take() {
+    EXPECT_EQ(open, 0);
+    std::sort(began.begin(), began.end());
+    std::sort(ended.begin(), ended.end());
+    EXPECT_EQ(began, ended);
+    began.erase(std::unique(began.begin(), began.end()), began.end());
+    ended.clear();
+    return std::exchange(began, {});
+  }
+  Pages began, ended;
+  int open = 0, most_open = 0;
+};
+
+struct Watched {
+  Listener listener;
+  at::Tensor a = sample(12, 1).view({3, 4}).detach().requires_grad_();
+  at::Tensor b = sample(12, 2).view({4, 3}).detach().requires_grad_();
+  at::Tensor x = sample(12, 3).view({4, 3});
+  Observation observation{listener, {a, b}};
+};
+
+TEST(OperatorObserver, SeesAnOperatorThatReadsAWatchedTensor) {
+  Watched it;
+  at::mm(it.a, it.x);
+  EXPECT_EQ(it.listener.take(), (Pages{0}));
+  at::mm(it.a, it.b);
+  EXPECT_EQ(it.listener.take(), (Pages{0, 1}));
+}
+
+TEST(OperatorObserver, DoesNotReportOthers) {
+  Watched it;
+  at::mm(it.x, it.x.t()).add_(1);
+  EXPECT_EQ(it.listener.take(), Pages{});
+}
+
+TEST(OperatorObserver, SeesViewsAndDetachedTensors) {
+  Watched it;
+  auto row = it.a[1], turned = it.b.t(), bare = it.a.detach();
+  it.listener.take();
+  (void)(row * 2);
+  EXPECT_EQ(it.listener.take(), (Pages{0}));
+  (void)(turned * 2);
+  EXPECT_EQ(it.listener.take(), (Pages{1}));
+  (void)(bare * 2);
+  EXPECT_EQ(it.listener.take(), (Pages{0}));
+}
+
+TEST(OperatorObserver, SeesTensorsInLists) {
+  Watched it;
+  at::cat({it.x.view({-1}), it.b.view({-1})});
+  EXPECT_EQ(it.listener.take(), (Pages{1}));
+  at::stack({it.x, it.b});
+  EXPECT_EQ(it.listener.take(), (Pages{1}));
+}
+
+TEST(OperatorObserver, SeesTheOperatorsOfABackwardPass) {
+  Watched it;
+  auto input = it.x.detach().requires_grad_();
+  const auto loss = at::mm(it.a, input).sum();
+  it.listener.take();
+  loss.backward();
+  EXPECT_EQ(it.listener.take(), (Pages{0})) << "the input's gradient needs a";
+}
+
+TEST(OperatorObserver, AnOperatorThatThrowsIsSignedOffToo) {
+  Watched it;
+  EXPECT_THROW(at::mm(it.a, it.a), c10::Error);
+  EXPECT_EQ(it.listener.take(), (Pages{0}));
+}
+
+TEST(OperatorObserver, SilenceHoldsWhileItLivesAndNests) {
+  Watched it;
+  {
+    const Silence silence;
+    {
+      const Silence inner;
+      at::mm(it.a, it.x);
+    }
+    at::mm(it.a, it.x);
+  }
+  EXPECT_EQ(it.listener.take(), Pages{});
+  at::mm(it.a, it.x);
+  EXPECT_EQ(it.listener.take(), (Pages{0}));
+}
+
+TEST(OperatorObserver, TwoListenersHearOfTheirOwn) {
+  Watched one, two;
+  at::mm(one.a, two.b);
+  EXPECT_EQ(one.listener.take(), (Pages{0}));
+  EXPECT_EQ(two.listener.take(), (Pages{1}));
+}
+
+TEST(OperatorObserver, WithoutTensorsNothingIsObserved) {
+  Listener listener;
+  {
+    const Observation nothing(listener, {at::Tensor(), at::Tensor()});
+    EXPECT_FALSE(at::hasGlobalCallbacks());
+    const auto tensor = sample(4, 1);
+    const Observation second(listener, {at::Tensor(), tensor});
+    EXPECT_TRUE(at::hasGlobalCallbacks());
+    (void)(tensor * 2);
+    EXPECT_EQ(listener.take(), (Pages{1}));
+  }
+  EXPECT_FALSE(at::hasGlobalCallbacks());
+}
+
+TEST(OperatorObserver, HearsNothingOnceItIsGone) {
+  Watched stays;
+  Listener listener;
+  const auto tensor = sample(4, 1);
+  {
+    const Observation observation(listener, {tensor});
+    (void)(tensor * 2);
+    EXPECT_EQ(listener.take(), (Pages{0}));
+  }
+  (void)(tensor * 2);
+  EXPECT_EQ(listener.take(), Pages{});
+  (void)(stays.a * 2);
+  EXPECT_EQ(stays.listener.take(), (Pages{0}));
+}
+
+}  // namespace
+}  // namespace equigrad::parameter

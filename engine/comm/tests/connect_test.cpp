@@ -1,0 +1,150 @@
+// Ranks find each other: all of them or none.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "conformance/testing/rank_test.hpp"
+#include "engine/comm/communication_error.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/comm/launch.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Whether a server could listen at `port` now.
+bool is_free(int port) {
+  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+  const int reuse = 1;
+  setsockopt(socket_fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  const bool bound =
+      bind(socket_fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+      listen(socket_fd, 1) == 0;
+  close(socket_fd);
+  return bound;
+}
+
+// Ports that are free, and stay so: the kernel gives connections, and sockets that name no port,
+// those of its local range, so these lie below it (where it leaves room), others per process.
+std::vector<int> free_ports(size_t count) {
+  int local_range_begin = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> local_range_begin;
+  std::vector<int> ports;
+  for (int port = std::max(local_range_begin, 20'000) - getpid() % 8'192; ports.size() < count;)
+    if (is_free(--port)) ports.push_back(port);
+  return ports;
+}
+
+LaunchEnvironment launch_of(const RankContext& context, int port) {
+  return {context.rank(), context.world_size(), context.rank(), "127.0.0.1", port, "torchrun"};
+}
+
+TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
+  const int port = free_ports(1).front();
+  EXPECT_EQ(
+      on_ranks(2,
+               [port](RankContext& context) {
+                 const auto group =
+                     connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30));
+                 const auto said =
+                     exchange(*group, at::full({1}, 5 + context.rank(), at::kLong)).view({-1});
+                 EXPECT_TRUE(at::equal(said, at::tensor({5, 6}, at::kLong)));
+               }),
+      "");
+}
+
+// Rank 0 serves the store where they meet.
+TEST(Connect, RanksOfALauncherThatLeaveAtOnceLetTheOthersConnect) {
+  const auto ports = free_ports(40);
+  EXPECT_EQ(on_ranks(3,
+                     [ports](RankContext& context) {
+                       for (const int port : ports)
+                         connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30));
+                     }),
+            "");
+}
+
+// Of this process.
+int batch_threads() {
+  int count = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
+    count += sched_getscheduler(std::stoi(thread.path().filename())) == SCHED_BATCH ? 1 : 0;
+  return count;
+}
+
+TEST(Connect, OnlyTheThreadOfTheSocketsPreemptsNobody) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const int before = batch_threads();
+                       const auto group = connect_gloo(
+                           context.rank(), 2, context.directory() + "/batch", milliseconds(30'000));
+                       EXPECT_EQ(batch_threads() - before, 1);
+                       EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
+                     }),
+            "");
+}
+
+TEST(Connect, APolicyThatTheUserHasChosenStands) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       const sched_param priority{};
+                       ASSERT_EQ(sched_setscheduler(0, SCHED_BATCH, &priority), 0);
+                       connect({}, c10::kCPU, std::chrono::seconds(5));
+                       EXPECT_EQ(sched_getscheduler(0), SCHED_BATCH);
+                     }),
+            "");
+}
+
+TEST(Connect, OneRankNeedsNobody) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       const auto group = connect({}, c10::kCPU, std::chrono::seconds(5));
+                       EXPECT_EQ(group->world_size(), 1);
+                       EXPECT_TRUE(at::equal(exchange(*group, at::full({1}, 3, at::kLong)),
+                                             at::full({1, 1}, 3)));
+                     }),
+            "");
+}
+
+TEST(Connect, ARankThatDoesNotComeIsACommunicationError) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       if (context.rank() == 1) return;
+                       try {
+                         connect_gloo(0, 2, context.directory() + "/alone", milliseconds(300));
+                         ADD_FAILURE() << "expected an error";
+                       } catch (const CommunicationError& error) {
+                         EXPECT_THAT(error.what(),
+                                     AllOf(HasSubstr("[rank 0/2] [comm.connect] expected 2 ranks"),
+                                           HasSubstr("no step longer than 300 ms")));
+                       }
+                     }),
+            "");
+}
+
+TEST(Connect, ARankThatLeavesAtOnceLetsTheOthersConnect) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       for (int round = 0; round < 60; ++round)
+                         connect_gloo(context.rank(), 3,
+                                      context.directory() + "/brief" + std::to_string(round),
+                                      std::chrono::seconds(50));
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad::comm

@@ -1,0 +1,164 @@
+#include "engine/config/json.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace equigrad {
+namespace {
+
+constexpr int kMostLevels = 32;
+
+// Follows the parser to know where it is: one frame for each open object or array.
+class PathTracker {
+ public:
+  explicit PathTracker(std::vector<std::string>& problems) : problems_(problems) {}
+
+  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
+    switch (event) {
+      case Json::parse_event_t::object_start:
+      case Json::parse_event_t::array_start:
+        if (depth >= kMostLevels)
+          throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
+                                  " levels, got more. Flatten the file.");
+        frames_.emplace_back();
+        break;
+      case Json::parse_event_t::object_end:
+      case Json::parse_event_t::array_end:
+        frames_.pop_back();
+        break;
+      case Json::parse_event_t::key:
+        frames_.back().key = parsed.get<std::string>();
+        if (!frames_.back().seen.insert(frames_.back().key).second)
+          problems_.push_back(path() +
+                              ": expected every key once, got it twice. Drop one of them.");
+        break;
+      case Json::parse_event_t::value:
+        break;
+    }
+    return true;
+  }
+
+  std::string path() const {
+    std::string joined;
+    for (const Frame& frame : frames_)
+      if (!frame.key.empty()) joined += (joined.empty() ? "" : ".") + frame.key;
+    return joined.empty() ? "the file" : joined;
+  }
+
+ private:
+  struct Frame {
+    std::string key;  // empty in an array
+    std::set<std::string> seen;
+  };
+  std::vector<Frame> frames_;
+  std::vector<std::string>& problems_;
+};
+
+std::string after_exception_id(const std::string& what) {
+  const std::size_t end = what.find("] ");
+  return end == std::string::npos ? what : what.substr(end + 2);
+}
+
+}  // namespace
+
+JsonDocument parse_json(const std::string& text) {
+  JsonDocument document;
+  PathTracker tracker(document.problems);
+  const auto track = [&tracker](int depth, Json::parse_event_t event, Json& parsed) {
+    return tracker(depth, event, parsed);
+  };
+  try {
+    document.root = Json::parse(text, track, true, true);
+    if (!document.root.is_object())
+      document.problems.push_back("the file: expected a JSON object, got " +
+                                  std::string(document.root.type_name()) + ". Begin it with {.");
+  } catch (const Json::out_of_range& overflow) {
+    document.problems.push_back(tracker.path() + ": expected a number that fits a double, got " +
+                                after_exception_id(overflow.what()) + ". Give a finite number.");
+  } catch (const Json::exception& syntax) {
+    document.problems.push_back(tracker.path() + ": expected JSON, got a " +
+                                after_exception_id(syntax.what()) +
+                                ". Correct the syntax there; JSON has no NaN and no infinity.");
+  } catch (const std::length_error& too_deep) {
+    document.problems.push_back(too_deep.what());
+  }
+  return document;
+}
+
+std::string shown(const Json& value) {
+  constexpr std::size_t kMostCharacters = 60;
+  const std::string whole = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return whole.size() <= kMostCharacters ? whole : whole.substr(0, kMostCharacters) + "...";
+}
+
+bool is_auto(const Json& value) { return value.is_string() && value.get<std::string>() == "auto"; }
+
+const Json* ConfigReader::find(const std::string& path) const {
+  const Json* at = &root_;
+  std::size_t begin = 0;
+  while (begin <= path.size()) {
+    const std::size_t end = std::min(path.find('.', begin), path.size());
+    if (!at->is_object()) return nullptr;
+    const auto found = at->find(path.substr(begin, end - begin));
+    if (found == at->end() || found->is_null()) return nullptr;
+    at = &*found;
+    begin = end + 1;
+  }
+  return at;
+}
+
+const Json* ConfigReader::usable(const std::string& path) const {
+  return is_bad(path) ? nullptr : find(path);
+}
+
+std::int64_t ConfigReader::integer(const std::string& path, std::int64_t fallback) {
+  const Json* value = usable(path);
+  if (value == nullptr) return fallback;
+  constexpr double kExactInDouble = 9007199254740992.0;  // 2^53
+  if (value->is_number_float()) {                        // such as 5e8
+    const double number = value->get<double>();
+    if (number == std::trunc(number) && std::fabs(number) <= kExactInDouble)
+      return static_cast<std::int64_t>(number);
+  } else if (value->is_number_unsigned()) {
+    if (value->get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()})
+      return value->get<std::int64_t>();
+  } else if (value->is_number_integer()) {
+    return value->get<std::int64_t>();
+  }
+  problem(path, "expected a whole number, got " + shown(*value) + ". Write it without quotes, " +
+                    "such as " + std::to_string(fallback) + ".");
+  return fallback;
+}
+
+double ConfigReader::number(const std::string& path, double fallback) {
+  const Json* value = usable(path);
+  if (value == nullptr) return fallback;
+  if (value->is_number()) return value->get<double>();
+  problem(path, "expected a number, got " + shown(*value) + ". Write it without quotes, such as " +
+                    Json(fallback).dump() + ".");
+  return fallback;
+}
+
+bool ConfigReader::boolean(const std::string& path, bool fallback) {
+  const Json* value = usable(path);
+  if (value == nullptr) return fallback;
+  if (value->is_boolean()) return value->get<bool>();
+  problem(path, "expected true or false, got " + shown(*value) + ". Write it without quotes.");
+  return fallback;
+}
+
+std::string ConfigReader::text(const std::string& path, const std::string& fallback) {
+  const Json* value = usable(path);
+  if (value == nullptr) return fallback;
+  if (value->is_string()) return value->get<std::string>();
+  problem(path, "expected a text in quotes, got " + shown(*value) + ". Write it as \"" + fallback +
+                    "\".");
+  return fallback;
+}
+
+void ConfigReader::problem(const std::string& path, const std::string& text) {
+  bad_paths_.insert(path);
+  problems_.push_back(path + ": " + text);
+}
+
+}  // namespace equigrad

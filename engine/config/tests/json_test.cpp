@@ -1,0 +1,82 @@
+// Strict JSON: what the parser refuses, and where it says the fault is.
+#include "engine/config/json.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace equigrad {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+TEST(ParseJson, AcceptsCommentsOfBothKinds) {
+  const JsonDocument document = parse_json("{// one\n\"a\": /* two */ 1}");
+  EXPECT_THAT(document.problems, IsEmpty());
+  EXPECT_EQ(document.root, Json({{"a", 1}}));
+}
+
+TEST(ParseJson, FindsEveryDoubledKeyWithItsPath) {
+  const JsonDocument document =
+      parse_json(R"({"a": {"b": 1, "b": 1}, "c": [{"d": 1}, {"d": 2, "d": 3}], "a": 1})");
+  EXPECT_THAT(document.problems,
+              ElementsAre(StartsWith("a.b: "), StartsWith("c.d: "), StartsWith("a: ")));
+}
+
+TEST(ParseJson, TheSameKeyInTwoObjectsIsNotDoubled) {
+  EXPECT_THAT(parse_json(R"({"a": {"x": 1}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 2}]})").problems,
+              IsEmpty());
+}
+
+TEST(ParseJson, NamesTheKeyOfANumberThatOverflows) {
+  EXPECT_THAT(parse_json(R"({"a": {"lr": 1e999}})").problems,
+              ElementsAre(AllOf(StartsWith("a.lr: "), HasSubstr("1e999"))));
+}
+
+TEST(ParseJson, NamesThePlaceOfASyntaxError) {
+  for (const char* text : {R"({"a": NaN})", R"({"a": Infinity})", R"({"a": 1,})", R"({"a": 1)",
+                           R"({"a" 1})", "", R"({"a": 1} x)", "{\"a\": \"\xff\"}"})
+    EXPECT_THAT(parse_json(text).problems, ElementsAre(HasSubstr("at line 1, column"))) << text;
+}
+
+TEST(ParseJson, RefusesWhatIsNotAnObject) {
+  EXPECT_THAT(parse_json("[1]").problems, ElementsAre(HasSubstr("got array")));
+}
+
+TEST(ParseJson, RefusesNestingWithoutEnd) {
+  std::string text;
+  for (int i = 0; i < 100'000; ++i) text += "{\"a\":";
+  EXPECT_THAT(parse_json(text).problems, ElementsAre(HasSubstr("at most 32 levels")));
+}
+
+TEST(Reader, ReadsWholeNumbersThatAreWrittenAsFloats) {
+  const Json root = Json::parse(R"({"a": 5e8, "b": 9007199254740994.0, "c": 18446744073709551615,
+                                    "d": -3, "e": 9223372036854775807})");
+  ConfigReader reader(root);
+  EXPECT_EQ(reader.integer("a", 7), 500'000'000);
+  EXPECT_EQ(reader.integer("d", 7), -3);
+  EXPECT_EQ(reader.integer("e", 7), 9223372036854775807);
+  EXPECT_EQ(reader.integer("absent", 7), 7);
+  EXPECT_THAT(reader.problems(), IsEmpty());
+  EXPECT_EQ(reader.integer("b", 7), 7);
+  EXPECT_EQ(reader.integer("c", 7), 7);
+  EXPECT_THAT(reader.problems(), ElementsAre(StartsWith("b: "), StartsWith("c: ")));
+}
+
+TEST(Reader, AWrongValueIsReportedOnceAndThenAbsent) {
+  const Json root = Json::parse(R"({"a": {"b": "x"}, "n": null})");
+  ConfigReader reader(root);
+  EXPECT_TRUE(reader.has("a.b"));
+  EXPECT_FALSE(reader.has("n"));
+  EXPECT_FALSE(reader.has("a.b.c"));
+  EXPECT_EQ(reader.number("a.b", 0.5), 0.5);
+  EXPECT_EQ(reader.number("a.b", 0.5), 0.5);
+  EXPECT_FALSE(reader.has("a.b"));
+  EXPECT_EQ(reader.problems().size(), 1u);
+}
+
+}  // namespace
+}  // namespace equigrad

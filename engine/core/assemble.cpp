@@ -1,0 +1,213 @@
+#include "engine/core/assemble.hpp"
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "engine/autograd/backward_pass.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/comm/launch.hpp"
+#include "engine/config/suggest.hpp"
+#include "engine/core/training_engine.hpp"
+#include "engine/kernels/data_types.hpp"
+#include "engine/leaf_modules.hpp"
+#include "engine/parameter/early_shards.hpp"
+#include "engine/profile/flops_profiler.hpp"
+#include "engine/zero_init.hpp"
+
+namespace equigrad {
+namespace {
+
+// What zero::Init has partitioned.
+void check_early(const NamedParameter& parameter, const EngineConfig& config,
+                 const comm::Communicator& communicator) {
+  const auto early = parameter::early_shard(parameter.tensor);
+  if (!early) return;
+  if (config.zero.stage == 3 && early->rank == communicator.rank() &&
+      early->world_size == communicator.world_size()) {
+    return;
+  }
+  throw Error(
+      "initialize",
+      fmt::format("expected stage 3 on rank {} of {} for parameter \"{}\", which zero::Init "
+                  "has partitioned, got stage {} on rank {} of {}. Give both the same "
+                  "configuration and communicator.",
+                  early->rank, early->world_size, parameter.name, config.zero.stage,
+                  communicator.rank(), communicator.world_size()));
+}
+
+void check(const NamedParameter& parameter, const EngineConfig& config) {
+  const auto& tensor = parameter.tensor;
+  if (!tensor.defined() || !tensor.is_leaf()) {
+    throw Error("initialize", "expected a leaf tensor for parameter \"" + parameter.name +
+                                  "\", got " +
+                                  (tensor.defined() ? "the result of an operator" : "none") +
+                                  ". Register the parameter itself.");
+  }
+  if (tensor.requires_grad() && gradient::is_watched(tensor)) {
+    throw Error("initialize", "expected a parameter that no engine trains, got \"" +
+                                  parameter.name +
+                                  "\", which another engine holds. Destroy that engine first.");
+  }
+  if (tensor.numel() > 0 && !parameter::early_shard(tensor) && tensor.storage().data() == nullptr) {
+    throw Error("initialize", "expected parameter \"" + parameter.name +
+                                  "\" to hold data, got one whose shards went with a stage 3 "
+                                  "engine that was destroyed. Keep full_parameter() of every "
+                                  "parameter before, and copy it into a new model.");
+  }
+  const auto dtype = tensor.scalar_type();
+  if (!tensor.requires_grad() && !tensor.is_floating_point()) return;
+  if (dtype == at::kFloat || dtype == torch_dtype(config.precision.param)) return;
+  throw Error("initialize",
+              "expected dtype Float for parameter \"" + parameter.name + "\", got " +
+                  c10::toString(dtype) +
+                  ". Convert the model with to(torch::kFloat) first; the engine makes the "
+                  "16-bit copy itself.");
+}
+
+// Every rank takes rank 0's values, so that replicas are equal from the start.
+void broadcast(const std::vector<at::Tensor>& tensors, comm::Communicator& communicator) {
+  if (communicator.world_size() == 1) return;
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() == 0 || parameter::early_shard(tensor)) continue;
+    const auto values = tensor.detach().to(communicator.device()).contiguous();
+    communicator.broadcast(values, 0)->wait();
+    tensor.detach().copy_(values);
+  }
+}
+
+// The module types of torch_autocast, by full name; the parser has completed torch's own.
+class SafeModules {
+ public:
+  SafeModules(const std::vector<ParameterGroup>& groups, const AutocastConfig& autocast)
+      : enabled_(autocast.enabled), names_(autocast.lower_precision_safe_modules) {
+    std::set<std::string> types;
+    for (const auto& group : groups)
+      for (const auto& parameter : group.parameters) types.insert(parameter.module_type);
+    if (!enabled_ || names_.empty()) return;
+    if (types == std::set<std::string>{""}) {
+      throw Error("initialize",
+                  "expected the module_type of parameters for torch_autocast, got none. Give the "
+                  "module itself, or set \"lower_precision_safe_modules\": [].");
+    }
+    for (const auto& name : names_) {
+      if (name.starts_with("torch.nn.") || types.contains(name)) continue;
+      types.erase("");
+      throw Error("initialize",
+                  "expected a module of the model in lower_precision_safe_modules, "
+                  "got \"" +
+                      name + "\"." + did_you_mean(name, {types.begin(), types.end()}));
+    }
+  }
+  bool hold(const NamedParameter& parameter) const {
+    return enabled_ &&
+           std::find(names_.begin(), names_.end(), parameter.module_type) != names_.end();
+  }
+
+ private:
+  bool enabled_;
+  const std::vector<std::string>& names_;
+};
+
+// torch::nn::LinearImpl -> torch.nn.Linear
+std::string type_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  for (auto at = name.find("::"); at != std::string::npos; at = name.find("::")) {
+    name.replace(at, 2, ".");
+  }
+  return name;
+}
+
+// By the parameter's full name.
+std::map<std::string, std::string> module_types(const torch::nn::Module& model) {
+  std::map<std::string, std::string> types;
+  const auto add = [&types](const std::string& path, const torch::nn::Module& module) {
+    const auto own = module.named_parameters(/*recurse=*/false);
+    for (const auto& item : own) {
+      types[path.empty() ? item.key() : path + "." + item.key()] = type_name(module);
+    }
+  };
+  add("", model);
+  const auto children = model.named_modules("", /*include_self=*/false);
+  for (const auto& item : children) add(item.key(), *item.value());
+  return types;
+}
+
+// Marks are names, which the configuration may have already.
+void add_marked(torch::nn::Module& model, std::vector<std::string>& names) {
+  const auto marked = get_z3_leaf_modules(model);
+  if (std::find(marked.begin(), marked.end(), &model) != marked.end()) names.emplace_back();
+  const auto below = model.named_modules("", /*include_self=*/false);
+  for (const auto& item : below)
+    if (std::find(marked.begin(), marked.end(), item.value().get()) != marked.end())
+      names.push_back(item.key());
+}
+
+}  // namespace
+
+Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
+                  comm::Communicator& communicator) {
+  zero::rethrow_init_failure();
+  std::vector<layout::Registration> registrations;
+  std::vector<optimizer::GroupOverride> overrides;
+  const SafeModules safe(groups, config.precision.autocast);
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    overrides.push_back({groups[group].lr, groups[group].weight_decay});
+    for (const auto& parameter : groups[group].parameters) {
+      check(parameter, config);
+      check_early(parameter, config, communicator);
+      registrations.push_back({parameter.name, parameter.tensor.unsafeGetTensorImpl(),
+                               parameter.tensor.sizes().vec(), parameter.tensor.requires_grad(),
+                               group, safe.hold(parameter)});
+    }
+  }
+  if (registrations.empty()) {
+    throw Error("initialize",
+                "expected at least one parameter, got a model with none. Did the model call "
+                "register_module and register_parameter?");
+  }
+  Assembly assembly{layout::ParameterTable(registrations), {}, std::move(overrides), {}};
+  assembly.tensors.resize(assembly.table.size());
+  for (const auto& group : groups) {
+    for (const auto& parameter : group.parameters) {
+      assembly.tensors[assembly.table.index_of(parameter.name)] = parameter.tensor;
+    }
+  }
+  broadcast(assembly.tensors, communicator);
+  return assembly;
+}
+
+std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
+                                   std::shared_ptr<comm::Communicator> communicator) {
+  comm::LaunchEnvironment launch;
+  if (!communicator) {
+    launch = comm::read_launch_environment(
+        [](const char* name) -> const char* { return std::getenv(name); });
+  }
+  const int world_size = communicator ? communicator->world_size() : launch.world_size;
+  auto checked = load_config(config, world_size);
+  add_marked(model, checked.zero.leaf_module.names);
+  ParameterGroup all;
+  const auto named = model.named_parameters();
+  const auto types = module_types(model);
+  for (const auto& item : named) {
+    all.parameters.push_back({item.key(), item.value(), types.at(item.key())});
+  }
+  if (!communicator) {
+    const auto device =
+        all.parameters.empty() ? c10::kCPU : all.parameters.front().tensor.device().type();
+    communicator = comm::connect(
+        launch, device,
+        std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));
+  }
+  return make_engine({std::move(all)}, checked, std::move(communicator),
+                     profile::modules_of(model));
+}
+
+}  // namespace equigrad

@@ -1,0 +1,111 @@
+// Window: the gradients of one accumulation window, from autograd's leaves to the average that the
+// optimizer sees.
+//
+//   stages 0, 1   pass -> bucket buffers (a local sum) ...... step(): reduce -> average
+//                 where one pass is the window: bucket -> reduce .. step(): average
+//   stages 2, 3   pass -> bucket -> reduce -> this rank's shard, added up .. step(): average
+//
+// A backward pass is a transaction: it counts when it ends; one that throws leaves the window as it
+// was before. So a pass may be run again, or left out, after an error.
+// What is reduced in a pass of stages 0, 1 is a guess that no other pass follows: the local sums
+// stay, and are what step() reduces if a pass did follow, or a value was assigned, or a rank's
+// pass threw. So the guess changes no bit, and a pass that throws is still its rank's own affair;
+// but a rank waits, for an answer, until the others have filled as much, or their pass has ended.
+//
+// Invariants: a contribution is what one graph task delivers to a leaf; every one is added, in the
+// order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
+// the same parameters; identity is by parameter, never by arrival. What was assigned stands for
+// the window so far; later passes add to it. In the exact order a contribution is multiplied by its
+// weight before it travels, at every stage.
+// Shapes: averages are of average_dtype, flat over the shard space [plan.shard_numel()], or one
+// parameter's slice of it. Errors: equigrad::Error when ranks ran different numbers of passes, and
+// those of the communicator. Depends on: bucket, gradient/accumulator, layout, comm, stage, config,
+// trace/ledger.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "engine/agreement/coordinator.hpp"
+#include "engine/bucket/bucket_queue.hpp"
+#include "engine/config/config.hpp"
+#include "engine/gradient/accumulator.hpp"
+#include "engine/layout/bucket_plan.hpp"
+
+namespace equigrad {
+
+struct WindowOptions {
+  at::ScalarType param_dtype;       // of the gradients
+  at::ScalarType accumulate_dtype;  // of sums over passes
+  bool reduce_every_pass;
+  ReductionOrder order;
+  at::ScalarType average_dtype = at::kFloat;
+  std::array<std::optional<at::ScalarType>, 2> wire = {};  // by lower_precision
+  double before_sum = 1.0;
+  int64_t expected_passes = 1;  // of a window
+  bool overlaps = true;         // reductions and what else a pass does
+  bool ahead = false;           // a pass that expect_step()s begins reductions; stages 0, 1, pinned
+};
+
+class Window {
+ public:
+  Window(const layout::BucketPlan& plan, std::size_t parameters, comm::Communicator& communicator,
+         comm::Seat& seat, const WindowOptions& options, trace::Ledger& ledger);
+
+  // A pass; every contribution counts `weight` times.
+  void begin(double weight);
+  // The pass that has begun may be the window's only one: reduction may begin in it.
+  void expect_step();
+  void ready(std::size_t parameter, at::Tensor gradient);
+  void end();
+  void abandon() noexcept;
+  int64_t passes() const { return passes_; }
+  const std::vector<bool>& used() const { return used_; }  // by this rank; by parameter
+
+  // At the boundary. Marks: by parameter, whether any rank used it; flags, 0 or 1, as given.
+  // Collective.
+  comm::Met agree(int64_t flag);
+  // The average over passes and ranks; the window is empty afterwards. Collective.
+  at::Tensor take_averaged(double factor);
+  // The same of one parameter so far, its padding included; the window stays. Collective.
+  at::Tensor averaged_slice(std::size_t parameter, double factor);
+  // This rank's slice of the average so far, from now on.
+  void assign(std::size_t parameter, const at::Tensor& slice);
+  void clear();
+
+ private:
+  struct Staged {
+    std::size_t parameter;
+    at::Tensor gradient;
+  };
+  void count(std::size_t parameter);
+  void forget_guess();
+  void say_no_more() noexcept;
+  bool is_exact() const { return options_.order == ReductionOrder::Exact; }
+  bucket::QueueOptions queue_options(const at::TensorOptions& options) const;
+
+  const layout::BucketPlan& plan_;
+  comm::Communicator& communicator_;
+  comm::Seat& seat_;
+  WindowOptions options_;
+  trace::Ledger& ledger_;
+  gradient::Accumulator sums_;
+  bucket::BucketQueue queue_;
+  std::vector<bool> used_;          // by this rank, in this window
+  std::vector<bool> used_by_pass_;  // in the pass under way
+  std::vector<Staged> staged_;      // stages 0, 1: of a pass that is not the window's first
+  std::map<std::size_t, at::Tensor> assigned_;
+  std::vector<int64_t> contributions_;  // by parameter, of this rank, in this window
+  double weight_ = 1.0;                 // of the pass under way
+  int64_t passes_ = 0;
+  bool guesses_ = true;  // no pass of this rank threw since the last step
+};
+
+}  // namespace equigrad

@@ -1,0 +1,101 @@
+// Parameters: what the model computes with, kept in step with the master weights.
+//
+// Two keepers: Replicas (every rank holds every parameter whole, stages 0-2) and Pages (every rank
+// holds its shard and gathers the whole for as long as an operator needs it, stage 3). The engine
+// chooses one by the stage's row.
+//
+// Invariants: after publish() the parameter's value is the master rounded to the type it travels in
+// and then to the parameter dtype, on every rank alike; shape and identity of the model's tensors
+// never change; padding is zero. Shapes: a parameter keeps its own; masters are flat over the
+// rank's shard space, in their own type and perhaps on another device. Errors: those of the
+// communicator, and of a peer whose pass threw. Depends on: layout, comm, trace/ledger.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/agreement/coordinator.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/config/config.hpp"
+#include "engine/layout/bucket_plan.hpp"
+#include "engine/memory/ledger.hpp"
+
+namespace equigrad::parameter {
+
+// What both keepers work with; all of it outlives them.
+struct Context {
+  const layout::ParameterTable& table;
+  const layout::BucketPlan& plan;
+  const ZeroConfig& zero;
+  comm::Communicator& communicator;
+  comm::Seat& seat;
+  trace::Ledger& ledger;
+  const at::Tensor& masters;        // [plan.shard_numel()]
+  std::vector<at::Tensor> tensors;  // the model's, by index of the table
+  at::ScalarType dtype;             // that the model computes in
+  // Rounded to this before they travel, at every stage alike; nothing: to `dtype` only. By the
+  // bucket's lower_precision.
+  std::array<std::optional<at::ScalarType>, 2> wire = {};
+  std::vector<std::vector<std::size_t>> leaves = {};  // parameters that come and go together
+
+  at::ScalarType wire_dtype(bool lower_precision) const {
+    return wire[lower_precision ? 1 : 0].value_or(dtype);
+  }
+  at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const {
+    return values.to(wire_dtype(lower_precision)).to(dtype);
+  }
+};
+
+// Elements gathered for operators in one cycle; by the plan; and the least (paging_plan.hpp).
+struct Traffic {
+  int64_t gathered_numel = 0, planned_numel = 0, least_numel = 0;
+};
+
+class Parameters {
+ public:
+  virtual ~Parameters() = default;
+  // Masters into parameters, after an update; or into one of them. Collective.
+  virtual void publish() = 0;
+  virtual void publish(std::size_t parameter) = 0;
+  // A parameter as the model sees it, a copy. Collective where parameters are sharded.
+  virtual at::Tensor whole(std::size_t parameter) = 0;
+  // The model's tensor is whole until it is let go, once at a time. Collective where parameters are
+  // sharded.
+  virtual void hold(std::size_t parameter) = 0;
+  // `keep`: what it holds now is its value, on every rank alike; a trained one's is in its master
+  // already, and publish() comes next. Otherwise it is as it was.
+  virtual void let_go(std::size_t parameter, bool keep) = 0;
+  // What the model sees of these masters.
+  virtual at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const = 0;
+  virtual bool is_held(std::size_t parameter) const { return held_.contains(parameter); }
+  // A backward pass ended, or threw: nothing needs a whole parameter until the next forward.
+  virtual void end_of_pass() = 0;
+  // Throws what an operator could not: a gather that failed inside one.
+  virtual void rethrow_failure() = 0;
+  // Of the last cycle that ended.
+  virtual Traffic traffic() const { return {}; }
+
+ protected:
+  std::map<std::size_t, at::Tensor> held_;  // what they were, where it is not kept elsewhere
+};
+
+std::unique_ptr<Parameters> make_replicas(const Context& context);
+std::unique_ptr<Parameters> make_pages(const Context& context);
+// Fills the masters, then makes the one or the other.
+std::unique_ptr<Parameters> make_keeper(const Context& context, bool sharded);
+
+// Copies this rank's slice of every trainable parameter into the masters, before anything else is
+// rounded.
+void fill_masters(const Context& context);
+
+// Row-major [shards, shard_numel] columns -> a flat parameter [numel], padding left out.
+void copy_out(const at::Tensor& columns, const at::Tensor& flat);
+
+}  // namespace equigrad::parameter

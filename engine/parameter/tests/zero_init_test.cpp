@@ -1,0 +1,243 @@
+// A model that is made piece by piece: the same bits as one that is made whole, without ever
+// holding it; and what happens when ranks make different models.
+#include "engine/zero_init.hpp"
+
+#include <c10/core/CPUAllocator.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "conformance/testing/bits_matcher.hpp"
+#include "conformance/testing/rank_test.hpp"
+#include "conformance/testing/sample.hpp"
+#include "engine/comm/communicator.hpp"
+#include "engine/engine.hpp"
+#include "engine/parameter/early_shards.hpp"
+
+namespace equigrad {
+namespace {
+
+using conformance::error_of;
+using conformance::sample;
+using conformance::oracle::HasTheBitsOf;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+using testing::HasSubstr;
+
+constexpr int64_t kDim = 61, kLayers = 12;
+
+std::string config(int stage, const char* more = "") {
+  return R"({"train_micro_batch_size_per_gpu": 1,
+             "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+             "zero_optimization": {"stage": )" +
+         std::to_string(stage) + R"(, "stage3_param_persistence_threshold": 0}, )" + more +
+         R"("communication_timeout_s": 20})";
+}
+
+struct Block : torch::nn::Module {
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(kDim, 4 * kDim));
+  torch::nn::LayerNorm norm =
+      register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4 * kDim})));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(4 * kDim, kDim));
+};
+
+// Frozen, tied, a buffer; a weight written through its pointer, and one that comes back at the end.
+struct Net : torch::nn::Module {
+  explicit Net(int64_t layers = kLayers) {
+    frozen = register_parameter("frozen", torch::rand({kDim}), /*requires_grad=*/false);
+    buffer = register_buffer("buffer", torch::rand({kDim}));
+    for (int64_t i = 0; i < layers; ++i) {
+      blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<Block>()));
+      auto bias = blocks.back()->up->bias.detach();
+      for (int64_t j = 0; j < bias.numel(); ++j)
+        bias.mutable_data_ptr<float>()[j] = 0.5F / static_cast<float>(j + i + 1);
+    }
+    blocks.back()->register_parameter("tied", blocks[0]->up->weight);
+    torch::NoGradGuard no_grad;
+    blocks[0]->down->weight.uniform_(-0.25, 0.25);  // long after the others
+    blocks[1]->down->weight.mul_(2);
+  }
+  at::Tensor loss() {
+    const auto dtype = blocks[0]->up->weight.scalar_type();
+    auto x = (sample(kDim, 9).view({1, kDim}).tanh() * frozen + buffer).to(dtype);
+    for (auto& block : blocks) x = x + block->down(block->norm(at::gelu(block->up(x))));
+    return x.square().mean();
+  }
+  at::Tensor frozen, buffer;
+  std::vector<std::shared_ptr<Block>> blocks;
+};
+
+// The bytes of this process's tensors on the CPU, now and at the peak, from its making on.
+class Bytes final : public c10::Allocator {
+ public:
+  Bytes() { c10::SetCPUAllocator(this, /*priority=*/100); }
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto* block = static_cast<std::size_t*>(std::aligned_alloc(64, 64 + (bytes + 63) / 64 * 64));
+    *block = bytes;
+    const auto all = now += static_cast<int64_t>(bytes);
+    for (auto most = peak.load(); all > most && !peak.compare_exchange_weak(most, all);) continue;
+    return {block + 8, block, &give_back, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+
+  static inline std::atomic<int64_t> now = 0, peak = 0;
+
+ private:
+  static void give_back(void* block) {
+    now -= static_cast<int64_t>(*static_cast<std::size_t*>(block));
+    std::free(block);
+  }
+};
+
+std::map<std::string, at::Tensor> trained(Net& net, Engine& engine) {
+  std::map<std::string, at::Tensor> all;
+  const auto keep = [&](const std::string& when) {
+    for (const auto& item : net.named_parameters())
+      all[when + item.key()] = engine.full_parameter(item.key());
+  };
+  keep("new ");
+  for (int step = 0; step < 2; ++step) {
+    engine.backward(net.loss());
+    engine.step();
+  }
+  keep("trained ");
+  return all;
+}
+
+std::map<std::string, at::Tensor> made_whole(RankContext& context, const std::string& text) {
+  torch::manual_seed(
+      static_cast<uint64_t>(40 + context.rank()));  // rank 0's values are everybody's
+  Net net;
+  return trained(net, *initialize(net, text, context.group()));
+}
+
+TEST(ZeroInit, BitsAreThoseOfTheModelThatIsMadeWhole) {
+  for (const int world : {1, 2, 3}) {
+    for (const char* more : {"", R"("bf16": {"enabled": true}, )"}) {
+      EXPECT_EQ(on_ranks(world,
+                         [more](RankContext& context) {
+                           const auto want = made_whole(context, config(3, more));
+                           torch::manual_seed(static_cast<uint64_t>(40 + context.rank()));
+                           std::unique_ptr<Net> net;
+                           {
+                             zero::Init init(config(3, more), context.group());
+                             net = std::make_unique<Net>();
+                             EXPECT_TRUE(parameter::early_shard(net->blocks[2]->up->weight));
+                             init.finish();
+                           }
+                           EXPECT_TRUE(parameter::early_shard(net->blocks[0]->up->weight));
+                           EXPECT_FALSE(parameter::early_shard(net->buffer));
+                           const auto engine = initialize(*net, config(3, more), context.group());
+                           const auto got = trained(*net, *engine);
+                           for (const auto& [name, tensor] : want)
+                             EXPECT_THAT(got.at(name), HasTheBitsOf(tensor)) << name;
+                         }),
+                "");
+    }
+  }
+}
+
+TEST(ZeroInit, HoldsAShardAndAModuleOrTwo) {
+  EXPECT_EQ(on_ranks(4,
+                     [](RankContext& context) {
+                       static Bytes bytes;  // outlives every tensor of this process
+                       int64_t whole = 0, block = 0;
+                       {
+                         Net net;
+                         std::set<const void*> seen;
+                         for (const auto& p : net.parameters())
+                           if (seen.insert(p.unsafeGetTensorImpl()).second) whole += 4 * p.numel();
+                         for (const auto& p : net.blocks[0]->parameters()) block += 4 * p.numel();
+                         EXPECT_GE(bytes.peak, whole);
+                       }
+                       EXPECT_EQ(bytes.now, 0);
+                       bytes.peak = 0;
+                       zero::Init init(config(3), context.group());
+                       Net net;
+                       init.finish();
+                       // The communicator's workspace keeps what its last gather sent.
+                       const int64_t workspace = 4 * net.blocks[0]->up->weight.numel();
+                       const int64_t most = whole / 4 + workspace + 12 * 4 * kDim;
+                       // Threads of Gloo let go of a collective's tensors a little after it is
+                       // over.
+                       for (int tries = 0; tries < 500 && bytes.now > most; ++tries)
+                         std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                       EXPECT_GE(bytes.now, whole / 4);
+                       EXPECT_LE(bytes.now, most);
+                       EXPECT_LE(bytes.peak, whole / 4 + 3 * block);
+                     }),
+            "");
+}
+
+TEST(ZeroInit, DoesNothingBelowStageThree) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       zero::Init init(config(2), context.group());
+                       const Net net(2);
+                       EXPECT_FALSE(parameter::early_shard(net.blocks[0]->up->weight));
+                     }),
+            "");
+}
+
+TEST(ZeroInit, RanksThatMakeDifferentModelsAreTold) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       for (const bool by_destructor : {false, true}) {
+                         std::unique_ptr<Net> net;
+                         const auto error = error_of([&] {
+                           {
+                             zero::Init init(config(3), context.group());
+                             net = std::make_unique<Net>(2 + context.rank());
+                             if (!by_destructor) init.finish();
+                           }
+                           initialize(*net, config(3), context.group());
+                         });
+                         EXPECT_THAT(error,
+                                     HasSubstr("expected every rank to make the same model"));
+                       }
+                     }),
+            "");
+}
+
+TEST(ZeroInit, AnExceptionOnOneRankIsToldToTheOthers) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const auto error = error_of([&] {
+                         zero::Init init(config(3), context.group());
+                         const Net net(2);
+                         if (context.rank() == 1) throw Error("mine", "it broke");
+                         init.finish();
+                       });
+                       EXPECT_THAT(error,
+                                   HasSubstr(context.rank() == 1 ? "it broke" : "an exception"));
+                     }),
+            "");
+}
+
+TEST(ZeroInit, WhatItMadeNeedsTheSameRanksAndStage) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       std::unique_ptr<Net> net;
+                       {
+                         zero::Init init(config(3), context.group());
+                         EXPECT_THAT(error_of([&] { zero::Init(config(3), context.group()); }),
+                                     HasSubstr("expected one Init at a time"));
+                         net = std::make_unique<Net>(2);
+                       }
+                       EXPECT_THAT([&] { net->loss(); }, testing::ThrowsMessage<c10::Error>(
+                                                             HasSubstr("[zero.init] expected")));
+                       EXPECT_THAT(error_of([&] { initialize(*net, config(2), context.group()); }),
+                                   HasSubstr("which zero::Init has partitioned, got stage 2"));
+                       initialize(*net, config(3), context.group());
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad

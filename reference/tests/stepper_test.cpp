@@ -1,0 +1,177 @@
+// The stepper: passes of any number and kind, matched over ranks, forgotten when they throw.
+#include "reference/stepper.hpp"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "conformance/contract/players/models.hpp"
+#include "reference/tests/same_bits.hpp"
+#include "reference/tests/sample_data.hpp"
+
+namespace equigrad::reference {
+namespace {
+
+using conformance::same_bits;
+using conformance::contract::Heads;
+using conformance::contract::make_contract_model;
+
+Recipe recipe(int64_t world, Order order = Order::AddThenReduce) {
+  Recipe wanted;
+  wanted.world = world;
+  wanted.accumulation_steps = 2;
+  wanted.optimizer.lr = 0.01;
+  wanted.order = order;
+  return wanted;
+}
+
+class Ranks {
+ public:
+  explicit Ranks(const Recipe& wanted) : stepper(wanted, make_contract_model("heads", 1)) {}
+
+  at::Tensor loss(int64_t rank, int64_t number, std::size_t head = 0) {
+    auto& heads = dynamic_cast<Heads&>(stepper.model());
+    return heads.loss_through(head,
+                              conformance::sample_data().make_batch("nasty", {1, 0, rank, number}));
+  }
+  void pass(int64_t rank, int64_t number, std::size_t head = 0, double weight = 1) {
+    stepper.pass(
+        rank, [&] { loss(rank, number, head).backward(); }, weight);
+  }
+
+  Stepper stepper;
+};
+
+TensorMap after_a_failure(bool fails) {
+  Ranks run(recipe(1));
+  run.pass(0, 0);
+  if (fails) {
+    const auto planted = [&] {
+      run.loss(0, 1).backward();
+      throw std::runtime_error("planted");
+    };
+    EXPECT_THROW(run.stepper.pass(0, planted), std::runtime_error);
+  }
+  run.pass(0, 2);
+  return run.stepper.step().gradients;
+}
+
+TEST(Stepper, APassThatThrowsGivesNothing) {
+  EXPECT_TRUE(same_bits(after_a_failure(true), after_a_failure(false)));
+}
+
+TEST(Stepper, DiscardForgetsOneRanksPasses) {
+  Ranks run(recipe(2)), plain(recipe(2));
+  for (const int64_t rank : {0, 1}) {
+    run.pass(rank, 5);
+    run.stepper.discard(rank);
+    run.pass(rank, 1);
+    plain.pass(rank, 1);
+  }
+  EXPECT_TRUE(same_bits(run.stepper.step().gradients, plain.stepper.step().gradients));
+}
+
+TEST(Stepper, PassesOfRanksMustBeAsMany) {
+  Ranks run(recipe(2));
+  run.pass(0, 0);
+  EXPECT_THROW(run.stepper.step(), c10::Error);
+}
+
+TEST(Stepper, AWeightIsAProductInFp32) {
+  for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd}) {
+    const std::vector<float> values = {1 / 3.0F, 0.1F};
+    const Contributions one = {{at::full({1}, values[0])}, {at::full({1}, values[1])}};
+    const float sum = sum_contributions(one, order, at::kFloat, {3, 1}).item<float>();
+    EXPECT_EQ(sum, values[0] * 3.0F + values[1]);
+    EXPECT_NE(sum, sum_contributions(one, order, at::kFloat).item<float>());
+  }
+}
+
+TEST(Stepper, AWeightCountsForItsPass) {
+  Ranks twice(recipe(1)), plain(recipe(1));
+  twice.pass(0, 0, 0, 2);  // a power of two: no rounding
+  twice.pass(0, 1);
+  plain.pass(0, 0);
+  plain.pass(0, 0);
+  plain.pass(0, 1);
+  EXPECT_TRUE(same_bits(twice.stepper.step().gradients, plain.stepper.step().gradients));
+}
+
+TEST(Stepper, AParameterThatNoRankUsedRests) {
+  Ranks run(recipe(2));
+  for (const int64_t rank : {0, 1}) run.pass(rank, 0, static_cast<std::size_t>(rank));
+  const auto record = run.stepper.step();
+  EXPECT_EQ(record.step_count.at("a.weight"), 1);
+  EXPECT_EQ(record.step_count.at("b.weight"), 1);
+  EXPECT_EQ(record.step_count.at("c.weight"), 0);
+  EXPECT_FALSE(record.gradients.contains("c.weight"));
+}
+
+TEST(Stepper, PartsOfOnePassAreAddedOneByOne) {
+  const auto gradients = [](Order order, bool parts) {
+    Ranks run(recipe(3, order));
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      // Rank 1 comes in two parts, as a backward inside of a backward would.
+      if (parts || rank == 1) {
+        run.stepper.pass(rank, [&] {
+          run.loss(rank, 0).backward();
+          run.loss(rank, 1).backward();
+        });
+      } else {
+        run.stepper.pass(rank, [&] { (run.loss(rank, 0) + run.loss(rank, 1)).backward(); });
+      }
+    }
+    return run.stepper.step().gradients;
+  };
+  EXPECT_FALSE(
+      same_bits(gradients(Order::ReduceThenAdd, true), gradients(Order::ReduceThenAdd, false)));
+  Ranks two_passes(recipe(3, Order::ReduceThenAdd));
+  for (int64_t rank = 0; rank < 3; ++rank)
+    for (const int64_t number : {0, 1}) two_passes.pass(rank, number);
+  EXPECT_TRUE(
+      same_bits(gradients(Order::ReduceThenAdd, true), two_passes.stepper.step().gradients));
+}
+
+TEST(Stepper, PassesAreAddedToAGradientThatWasSet) {
+  Ranks run(recipe(1)), later(recipe(1));
+  const auto value = at::full({5, 9}, 0.25F);
+  run.pass(0, 0);
+  run.stepper.set("gradient", "a.weight", value);
+  EXPECT_TRUE(same_bits(run.stepper.get("gradient", "a.weight"), value));
+  run.pass(0, 1);
+  later.pass(0, 1);
+  const auto got = run.stepper.step(), of_later = later.stepper.step();
+  EXPECT_TRUE(same_bits(got.gradients.at("a.weight"), of_later.gradients.at("a.weight") + value));
+  EXPECT_FALSE(run.stepper.get("gradient", "a.weight").defined()) << "the window has ended";
+}
+
+TEST(Stepper, AMasterThatWasSetIsTheModelsWeightAtOnce) {
+  auto wanted = recipe(1);
+  wanted.compute_dtype = wanted.accumulate_dtype = at::kBFloat16;
+  Ranks run(wanted);
+  const auto value = at::full({5, 9}, 0.3F);
+  run.stepper.set("master", "a.weight", value);
+  run.stepper.set("exp_avg", "a.weight", value);
+  EXPECT_TRUE(same_bits(run.stepper.get("master", "a.weight"), value));
+  EXPECT_TRUE(same_bits(run.stepper.get("exp_avg", "a.weight"), value));
+  EXPECT_TRUE(same_bits(run.stepper.model().named_parameters()["a.weight"].detach(),
+                        value.to(at::kBFloat16)));
+  EXPECT_THROW(run.stepper.get("master", "a.wieght"), c10::Error);
+}
+
+TEST(Stepper, AGradientThatIsNotFiniteWritesNothing) {
+  Ranks run(recipe(1)), fresh(recipe(1));
+  run.stepper.pass(0,
+                   [&] { (run.loss(0, 0) * std::numeric_limits<double>::infinity()).backward(); });
+  const auto record = run.stepper.step();
+  EXPECT_TRUE(record.skipped);
+  EXPECT_FALSE(std::isfinite(record.grad_norm));
+  EXPECT_EQ(record.step_count.at("a.weight"), 0);
+  EXPECT_TRUE(same_bits(record.masters, fresh.stepper.step().masters));
+}
+
+}  // namespace
+}  // namespace equigrad::reference

@@ -1,0 +1,154 @@
+// A kill matrix written: its verdict, its figures, and every format; nothing foreign is markup.
+#include "reports/kill_matrix.hpp"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "reports/tests/markup.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using namespace reports;  // NOLINT: the whole test is about it
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const std::string kForeign = "</pre><script>alert(1)</script>|`*\x01";
+
+FaultRow caught(const std::string& name, std::vector<std::string> checks, int64_t after_steps) {
+  FaultRow row;
+  row.name = name;
+  row.what = "something";
+  row.seam = "reduction";
+  row.fate = Fate::Caught;
+  row.acted_times = 1;
+  row.cases = 1;
+  row.found = {{"Required.grad.a", std::move(checks), after_steps, after_steps == 0, "step 1 it",
+                "equigrad run a", 0.25}};
+  row.has_data = true;
+  row.elsewhere = {true, false, true, false};
+  return row;
+}
+
+KillMatrix example() {
+  KillMatrix matrix;
+  matrix.environment.commit = "0123abc";
+  matrix.panel = {"Required.grad.a"};
+  matrix.faults = {caught("old.one", {"exact/gradient", "exact/master"}, 0),
+                   caught("old.two", {"exact/master"}, 2), caught("mutant.one", {"time-out"}, 0)};
+  matrix.faults[0].bugs = {"DS-01", "FSDP-2"};
+  matrix.faults[1].bugs = {"DS-02"};
+  matrix.faults[2].has_data = false;
+  matrix.clean.asked = matrix.clean.run = 5'000;
+  matrix.faults_s = 60;
+  matrix.wall_s = 120;
+  return matrix;
+}
+
+TEST(KillMatrix, TheFiguresAreCountedByKind) {
+  const auto matrix = example();
+  const auto old = counts(matrix, Faults::Historical), mutants = counts(matrix, Faults::Mutants);
+  EXPECT_EQ(old.faults, 2);
+  EXPECT_EQ(old.caught, 2);
+  EXPECT_EQ(old.within_one_step, 1);
+  EXPECT_EQ(old.located, 1);
+  EXPECT_EQ(mutants.caught, 1);
+  const auto all = counts(matrix, Faults::All);
+  EXPECT_EQ(all.with_data, 2);
+  EXPECT_THAT(all.elsewhere, ElementsAre(2, 0, 2, 0));
+  const auto checks = checks_of(matrix);
+  ASSERT_EQ(checks.size(), 3u);
+  EXPECT_EQ(checks[0].check, "exact/master");
+  EXPECT_EQ(checks[0].all, 2);
+  EXPECT_EQ(checks[0].first, 1);
+}
+
+// Each way to fail, alone.
+TEST(KillMatrix, TheExitCodeIsThatOfTheWorst) {
+  const auto code_of = [](auto change) {
+    auto matrix = example();
+    change(matrix);
+    return exit_code(matrix);
+  };
+  EXPECT_EQ(code_of([](KillMatrix&) {}), 0);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.faults[1].fate = Fate::Survived; }), 1);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.faults[1].fate = Fate::DidNotAct; }), 1);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.faults[1].fate = Fate::Equivalent; }), 0);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.faults[1].fate = Fate::NotRun; }), 4);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.clean.alarms = {{"a", "b", "c"}}; }), 1);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.clean.run = 4'999; }), 4);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.stale_proofs = {"old.one"}; }), 1);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.faults.clear(); }), 4);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.failure = "no ranks"; }), 3);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.is_void = true; }), 1);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.interrupted = true; }), 130);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.interrupted = true, of.signal = 15; }), 143);
+}
+
+TEST(KillMatrix, JsonHasALineForEachFaultAndTheFiguresAgain) {
+  const auto text = to_json(example());
+  const auto read = nlohmann::json::parse(text);
+  EXPECT_EQ(read.at("schema_version"), 1);
+  EXPECT_EQ(read.at("outcome"), "held");
+  EXPECT_EQ(read.at("historical").at("within_one_step"), 1);
+  const auto& faults = read.at("faults");
+  ASSERT_EQ(faults.size(), 3u);
+  EXPECT_EQ(faults[0].at("bugs"), (nlohmann::json{"DS-01", "FSDP-2"}));
+  EXPECT_EQ(faults[0].at("found")[0].at("checks")[0], "exact/gradient");
+  EXPECT_EQ(faults[1].at("found")[0].at("after_steps"), 2);
+  EXPECT_EQ(faults[0].at("elsewhere").at("assert_close"), true);
+  EXPECT_TRUE(faults[2].at("elsewhere").at("assert_close").is_null());
+  EXPECT_NE(text.find("\n {\"fault\":\"mutant.one\""), std::string::npos);
+}
+
+TEST(KillMatrix, TheTerminalAndMarkdownSayWhatWasFound) {
+  auto matrix = example();
+  matrix.faults.push_back(caught("same.bits", {}, 0));
+  matrix.faults.back().fate = Fate::Equivalent;
+  matrix.faults.back().found.clear();
+  matrix.faults.back().proof = "x + 0 is x";
+  for (const auto& text : {to_terminal(matrix), to_markdown(matrix)}) {
+    EXPECT_THAT(text, HasSubstr("historical faults: 2 of 2 caught, 1 of them within one step"));
+    EXPECT_THAT(text, HasSubstr("mutants: 1 of 2 caught, 1 of them within one step; 1 proved"));
+    EXPECT_THAT(text, HasSubstr("2 of 3 caught faults, 66.7 %"));
+    EXPECT_THAT(text, HasSubstr("0 false alarms in 5,000 of 5,000"));
+    EXPECT_THAT(text, HasSubstr("x + 0 is x"));
+    EXPECT_THAT(text, HasSubstr("assert"));
+  }
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("HELD  "));
+  matrix.faults[0].fate = Fate::Survived;
+  matrix.clean.alarms = {{"Required.b", "  it differs\n", "equigrad run b --knobs '{}'"}};
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("SURVIVED  old.one: something\n"));
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("# replay: equigrad run b --knobs '{}'"));
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("FAILED  "));
+}
+
+TEST(KillMatrix, APageIsWellFormedAndForeignTextIsText) {
+  auto matrix = example();
+  matrix.faults[0].name = matrix.faults[0].what = matrix.faults[0].found[0].first = kForeign;
+  matrix.faults[0].found[0].checks = {kForeign};
+  matrix.faults[1].fate = Fate::Survived;
+  matrix.clean.alarms = {{kForeign, kForeign, kForeign}};
+  const Element page = MarkupReader("<main>" + page_kill_matrix(matrix) + "</main>").document();
+  EXPECT_THAT(page.all("script"), IsEmpty());
+  EXPECT_EQ(page.all("section").size(), 3u);
+  EXPECT_EQ(page.all("article").size(), 2u);
+  const auto tables = page.all("table");
+  ASSERT_EQ(tables.size(), 2u);
+  for (const auto* table : tables) {
+    const auto rows = table->all("tr");
+    ASSERT_EQ(rows.size(), 4u);
+    const auto cells = [](const Element* row) {
+      return row->all("th").size() + row->all("td").size();
+    };
+    for (const auto* row : rows) EXPECT_EQ(cells(row), cells(rows[0]));
+  }
+  EXPECT_THAT(to_html(matrix), Not(HasSubstr("<script>alert")));
+  EXPECT_THAT(to_markdown(matrix), Not(HasSubstr("<script")));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance

@@ -1,0 +1,165 @@
+#include "reports/record.hpp"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "reports/tests/example_run.hpp"
+#include "reports/tests/large_run.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using reports::Outcome;
+using reports::Verdict;
+
+reports::Run held_run() { return large_run(32, 0); }
+
+TEST(Record, ARunHoldsWhenEveryCaseDoes) {
+  EXPECT_EQ(reports::outcome(held_run()), Outcome::Held);
+  EXPECT_EQ(reports::exit_code(held_run()), 0);
+}
+
+TEST(Record, OneFailedCaseFailsTheRun) {
+  reports::Run run = held_run();
+  fail(run.cases[5]);
+  EXPECT_EQ(reports::outcome(run), Outcome::Failed);
+  EXPECT_EQ(reports::exit_code(run), 1);
+}
+
+TEST(Record, CrashesAndTimeOutsAloneAreNotFailures) {
+  for (const Verdict verdict : {Verdict::Crashed, Verdict::TimedOut}) {
+    reports::Run run = held_run();
+    run.cases[5].verdict = verdict;
+    EXPECT_EQ(reports::outcome(run), Outcome::Broken);
+    EXPECT_EQ(reports::exit_code(run), 3);
+    fail(run.cases[6]);
+    EXPECT_EQ(reports::exit_code(run), 1);
+  }
+}
+
+TEST(Record, SkippedCasesDoNotFailARun) {
+  reports::Run run = held_run();
+  run.cases[5].verdict = Verdict::Skipped;
+  run.cases[5].lanes.clear();
+  EXPECT_EQ(reports::exit_code(run), 0);
+  EXPECT_EQ(reports::counts(run).skipped, 1);
+}
+
+TEST(Record, AMissedFaultMakesTheRunVoidEvenIfAllElseHeld) {
+  reports::Run run = held_run();
+  run.self_checks[1].caught = false;
+  EXPECT_EQ(reports::outcome(run), Outcome::Void);
+  EXPECT_EQ(reports::exit_code(run), 1);
+}
+
+TEST(Record, FewerThanThreePlantedFaultsMakeTheRunVoid) {
+  reports::Run run = held_run();
+  run.self_checks.pop_back();
+  EXPECT_EQ(reports::outcome(run), Outcome::Void);
+}
+
+TEST(Record, ARunThatComparedNothingIsInconclusive) {
+  reports::Run run = held_run();
+  run.cases.clear();
+  EXPECT_EQ(reports::outcome(run), Outcome::Inconclusive);
+  EXPECT_EQ(reports::exit_code(run), 4);
+}
+
+TEST(Record, OnePassingLaneWithNothingInItMakesTheRunInconclusive) {
+  reports::Run run = held_run();
+  run.cases[5].lanes[1].compared = 0;
+  EXPECT_EQ(reports::counts(run).vacuous, 1);
+  EXPECT_EQ(reports::exit_code(run), 4);
+  run.cases[5].lanes[1].verdict = Verdict::Skipped;
+  EXPECT_EQ(reports::exit_code(run), 0);
+  run.cases[5].lanes.clear();
+  EXPECT_EQ(reports::exit_code(run), 4);
+}
+
+TEST(Record, AnInterruptedRunSaysSoBeforeAnythingElse) {
+  reports::Run run = held_run();
+  fail(run.cases[5]);
+  run.interrupted = true;
+  EXPECT_EQ(reports::outcome(run), Outcome::Interrupted);
+  EXPECT_EQ(reports::exit_code(run), 130);
+  run.signal = 15;
+  EXPECT_EQ(reports::exit_code(run), 143);
+  run.failure = "no answer";
+  EXPECT_EQ(reports::exit_code(run), 143);
+  run.interrupted = false;
+  EXPECT_EQ(reports::outcome(run), Outcome::Broken);
+  EXPECT_EQ(reports::exit_code(run), 3);
+}
+
+TEST(Record, WhatEndedOneShardEndsTheMergedRun) {
+  reports::Run first = large_run(8, 0), second = first;
+  second.cases.clear();
+  second.failure = "no answer";
+  EXPECT_EQ(reports::merge({first, second}).failure, "no answer");
+  second.failure.clear();
+  second.interrupted = true;
+  second.signal = 15;
+  EXPECT_EQ(reports::exit_code(reports::merge({first, second})), 143);
+}
+
+TEST(Record, CountsAddUp) {
+  const reports::Counts sum = reports::counts(example_run());
+  EXPECT_EQ(sum.equal, 1);
+  EXPECT_EQ(sum.within, 1);
+  EXPECT_EQ(sum.failed, 1);
+  EXPECT_EQ(sum.crashed, 1);
+  EXPECT_EQ(sum.timed_out, 1);
+  EXPECT_EQ(sum.skipped, 1);
+  EXPECT_EQ(sum.not_run, 1 + 12);
+  EXPECT_EQ(sum.executed(), 5);
+  EXPECT_EQ(sum.total(), 19);
+  EXPECT_EQ(sum.compared, 7 * 59177);
+}
+
+TEST(Record, DifferencesInTheBoundedLaneAreNotCountedAsDifferingBits) {
+  EXPECT_EQ(reports::counts(large_run(64, 0)).differing, 0);
+  EXPECT_EQ(reports::counts(large_run(64, 64)).differing, 3072);
+}
+
+TEST(Record, MergedShardsAreTheWholeRun) {
+  const reports::Run whole = large_run(100, 9);
+  reports::Run first = whole;
+  reports::Run second = whole;
+  first.cases.resize(40);
+  second.cases.erase(second.cases.begin(), second.cases.begin() + 40);
+  first.not_run = {{"no device", 2}};
+  second.not_run = {{"no device", 3}};
+  const reports::Run merged = reports::merge({first, second});
+  ASSERT_EQ(merged.cases.size(), whole.cases.size());
+  for (size_t i = 0; i < whole.cases.size(); ++i) EXPECT_EQ(merged.cases[i].id, whole.cases[i].id);
+  EXPECT_EQ(merged.not_run.at("no device"), 5);
+  EXPECT_EQ(merged.wall_s, 2 * whole.wall_s);
+  EXPECT_EQ(reports::exit_code(merged), 1);
+}
+
+TEST(Record, AMissedFaultInOneShardMakesTheMergedRunVoid) {
+  reports::Run first = large_run(8, 0);
+  reports::Run second = first;
+  second.cases.clear();
+  second.self_checks[0].caught = false;
+  EXPECT_EQ(reports::outcome(reports::merge({first, second})), Outcome::Void);
+}
+
+TEST(Record, RunsThatDoNotBelongTogetherAreNotMerged) {
+  const reports::Run run = large_run(8, 0);
+  reports::Run other = run;
+  EXPECT_THROW(reports::merge({run, other}), std::runtime_error) << "the same cases twice";
+  other.cases.clear();
+  EXPECT_NO_THROW(reports::merge({run, other}));
+  other.seed = 7;
+  EXPECT_THROW(reports::merge({run, other}), std::runtime_error);
+  other = run;
+  other.cases.clear();
+  other.environment.commit = "fffffff";
+  EXPECT_THROW(reports::merge({run, other}), std::runtime_error);
+  EXPECT_THROW(reports::merge({}), std::runtime_error);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance

@@ -1,0 +1,80 @@
+#include "reports/terminal.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "reports/tests/example_run.hpp"
+#include "reports/tests/golden.hpp"
+#include "reports/tests/large_run.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Terminal, TheTableIsTheOneAgreedOn) {
+  expect_golden(reports::to_terminal(example_run()), "terminal.txt");
+}
+
+TEST(Terminal, WithoutColourThereIsNoEscapeSequence) {
+  reports::Run run = example_run();
+  run.cases[2].message = kHostile;
+  run.cases[2].replay = kHostile;
+  run.command = kHostile;
+  run.not_run = {{kHostile, 1}};
+  EXPECT_THAT(reports::to_terminal(run), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(reports::to_terminal(run), Not(HasSubstr("\xC2\x9B")));
+}
+
+TEST(Terminal, ColourChangesNothingButColour) {
+  std::string coloured = reports::to_terminal(example_run(), {.colour = true});
+  EXPECT_THAT(coloured, HasSubstr("\x1b[31mFAILED\x1b[0m"));
+  for (const char* code : {"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"}) {
+    for (size_t at = 0; (at = coloured.find(code, at)) != std::string::npos;) {
+      coloured.erase(at, std::string(code).size());
+    }
+  }
+  EXPECT_EQ(coloured, reports::to_terminal(example_run()));
+}
+
+TEST(Terminal, OneRowForEachStagePrecisionAndNumberOfRanks) {
+  const std::string text = reports::to_terminal(large_run(512, 0));
+  size_t rows = 0;
+  for (size_t at = 0; (at = text.find("\n      ", at)) != std::string::npos; ++at) ++rows;
+  EXPECT_EQ(rows, 4u * 2 * 4);
+  EXPECT_THAT(text, HasSubstr("\nHELD  Every case that ran held"));
+}
+
+TEST(Terminal, FailuresBeyondTheLimitAreCounted) {
+  const std::string text = reports::to_terminal(large_run(100, 10), {.messages = 3});
+  EXPECT_THAT(text, HasSubstr("\nand 7 more;"));
+  EXPECT_THAT(reports::to_terminal(large_run(100, 10)), Not(HasSubstr(" more;")));
+}
+
+TEST(Terminal, AMissedFaultIsShownAsMissed) {
+  reports::Run run = large_run(8, 0);
+  run.self_checks[0].caught = false;
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("was left out -> NOT CAUGHT\n"));
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("\nVOID  "));
+}
+
+TEST(Terminal, ACaseThatComparedNothingIsShownAsEmpty) {
+  reports::Run run = large_run(8, 0);
+  run.cases[0].lanes.clear();
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("\nempty  " + run.cases[0].id));
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("\nINCONCLUSIVE  "));
+}
+
+TEST(Terminal, ManyGroupsAreShownByPrecisionAlone) {
+  reports::Run run = large_run(512, 0);
+  for (size_t i = 0; i < run.cases.size(); ++i)
+    run.cases[i].dimensions["precision"] = "mode" + std::to_string(i % 7);
+  const std::string text = reports::to_terminal(run);
+  for (int i = 0; i < 7; ++i)
+    EXPECT_THAT(text, HasSubstr("\n    all  mode" + std::to_string(i) + "        all "));
+  EXPECT_THAT(text, Not(HasSubstr("\n      0  mode")));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance
