@@ -21,7 +21,8 @@ constexpr const char* kPlain = R"({"train_micro_batch_size_per_gpu": 2,
   "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}})";
 
 std::string ready(const std::string& name) {
-  return std::string(build_info::source_directory()) + "/conformance/cases/configs/" + name + ".json";
+  return std::string(build_info::source_directory()) + "/conformance/cases/configs/" + name +
+         ".json";
 }
 
 // `spoil` may change a rank's request, and then its answer, which is null at first.
