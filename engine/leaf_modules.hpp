@@ -14,7 +14,7 @@
 // arguments. Names are those of Module::named_modules(), the model itself is "". A leaf inside of
 // another belongs to that; leaves that share a parameter are one.
 //
-// Invariants: a leaf changes when parameters travel, never a bit of what is computed, and without
+// Invariants: a leaf changes when parameters are sent, never a bit of what is computed, and without
 // any the engine is right too (agreement/coordinator.hpp): what leaves save is rounds of gathers
 // whose number depends on each rank's data. initialize() reads the marks; later ones concern later
 // engines. A mark goes with its module. Below stage 3 there is nothing to gather.

@@ -71,7 +71,7 @@ Tensors reduce(const json& one, RankContext& context, const Tensors& gradients,
   trace::Ledger ledger;
   bucket::BucketQueue queue(plan, *group, options, ledger, deliver,
                             [](std::size_t, int64_t rounds) {
-                              return comm::Met{true, rounds, rounds, {}};
+                              return comm::Agreement{true, rounds, rounds, {}};
                             });
   // Gradients come in another order on every rank.
   std::vector<std::size_t> order(numels.size());
@@ -112,7 +112,7 @@ Tensors sums_of_the_reference(const json& one, int world) {
   for (std::size_t p = 0; p < by_rank[0].size(); ++p) {
     Tensors of_one;
     for (const auto& rank : by_rank) of_one.push_back(rank[p]);
-    sums.push_back(reference::sum_contributions({of_one}, reference::Order::ReduceThenAdd,
+    sums.push_back(reference::sum_contributions({of_one}, reference::SumOrder::ReduceThenAdd,
                                                 dtype_of(one, "rounded")));
   }
   return sums;

@@ -97,17 +97,17 @@ std::string curve(const Plane& plane, const std::vector<ScalingPoint>& points,
 }  // namespace
 
 // A bar a contestant, as long as its ratio to the base; its interval; a line where the base is.
-std::string ratio_drawing(const RaceHeat& heat) {
+std::string ratio_drawing(const RaceGroupResult& group) {
   double longest = 1;
   std::size_t rows = 0;
-  for (const RaceRow& row : heat.rows) {
+  for (const RaceRow& row : group.rows) {
     longest = std::max(longest, row.to_base.median);
     rows += row.round_s.empty() ? 0 : 1;
   }
   const double scale = (kWidth - kLeft - kRight) / longest;
-  std::string out = text(kLeft + scale, kTop - 8, "middle", heat.base);
+  std::string out = text(kLeft + scale, kTop - 8, "middle", group.base);
   double y = kTop;
-  for (const RaceRow& row : heat.rows) {
+  for (const RaceRow& row : group.rows) {
     if (row.round_s.empty()) continue;
     const double end = kLeft + scale * row.to_base.median;
     out += text(kLeft - 8, y + 14, "end", row.contestant);
@@ -122,23 +122,23 @@ std::string ratio_drawing(const RaceHeat& heat) {
   }
   out += line(kLeft + scale, kTop, kLeft + scale, y,
               "stroke=\"currentColor\" stroke-dasharray=\"2 4\"");
-  return drawing("Step time of " + heat.name + " as a multiple of " + heat.base + "'s",
+  return drawing("Step time of " + group.name + " as a multiple of " + group.base + "'s",
                  kTop + kRowHeight * static_cast<double>(rows) + 8, out);
 }
 
 std::vector<ScalingSeries> scaling_series(const Race& race) {
   std::vector<ScalingSeries> all;
-  for (const RaceHeat& heat : race.heats) {
-    const std::size_t space = heat.name.rfind(' ');
+  for (const RaceGroupResult& group : race.groups) {
+    const std::size_t space = group.name.rfind(' ');
     if (space == std::string::npos) continue;
     char* end = nullptr;
-    const double along = std::strtod(heat.name.c_str() + space, &end);
-    const std::string series = heat.name.substr(0, space);
+    const double along = std::strtod(group.name.c_str() + space, &end);
+    const std::string series = group.name.substr(0, space);
     if (*end != 0 || !(along > 0)) continue;
     if (all.empty() || all.back().along != series)
       all.push_back({"Step time along " + series, series, {}});
-    ScalingPoint point{along, {}, heat.compute_limit_s};
-    for (const RaceRow& row : heat.rows)
+    ScalingPoint point{along, {}, group.compute_limit_s};
+    for (const RaceRow& row : group.rows)
       if (!row.round_s.empty()) point.step_s[row.contestant] = row.step_s.median;
     all.back().points.push_back(point);
   }

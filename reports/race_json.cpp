@@ -44,18 +44,18 @@ Json write(const RaceRow& row) {
           {"round_s", rounds}};
 }
 
-Json settings(const RaceHeat& heat) {
-  return {{"name", clean(heat.name)},
-          {"model", clean(heat.model)},
-          {"parameters", heat.parameters},
-          {"tokens_per_step", heat.tokens_per_step},
-          {"ranks", heat.ranks},
-          {"accumulation", heat.accumulation},
-          {"rounds", heat.rounds},
-          {"steps_per_round", heat.steps_per_round},
-          {"base", clean(heat.base)},
-          {"compute_limit_s", number(heat.compute_limit_s)},
-          {"wire_limit_s", number(heat.wire_limit_s)}};
+Json settings(const RaceGroupResult& group) {
+  return {{"name", clean(group.name)},
+          {"model", clean(group.model)},
+          {"parameters", group.parameters},
+          {"tokens_per_step", group.tokens_per_step},
+          {"ranks", group.ranks},
+          {"accumulation", group.accumulation},
+          {"rounds", group.rounds},
+          {"steps_per_round", group.steps_per_round},
+          {"base", clean(group.base)},
+          {"compute_limit_s", number(group.compute_limit_s)},
+          {"wire_limit_s", number(group.wire_limit_s)}};
 }
 
 }  // namespace
@@ -68,13 +68,13 @@ std::string to_json(const Race& race) {
                     ",\n\"bandwidth_bytes_per_s\": " + number(race.bandwidth_bytes_per_s).dump() +
                     ",\n\"load_before\": " + number(race.load_before).dump() +
                     ",\n\"load_after\": " + number(race.load_after).dump() +
-                    ",\n\"wall_s\": " + number(race.wall_s).dump() + ",\n\"heats\": [";
-  for (std::size_t i = 0; i < race.heats.size(); ++i) {
-    std::string head = settings(race.heats[i]).dump();
+                    ",\n\"wall_s\": " + number(race.wall_s).dump() + ",\n\"groups\": [";
+  for (std::size_t i = 0; i < race.groups.size(); ++i) {
+    std::string head = settings(race.groups[i]).dump();
     head.pop_back();
     out += (i == 0 ? "\n" : ",\n") + head + ",\"rows\":[";
-    for (std::size_t r = 0; r < race.heats[i].rows.size(); ++r)
-      out += (r == 0 ? "\n " : ",\n ") + write(race.heats[i].rows[r]).dump();
+    for (std::size_t r = 0; r < race.groups[i].rows.size(); ++r)
+      out += (r == 0 ? "\n " : ",\n ") + write(race.groups[i].rows[r]).dump();
     out += "]}";
   }
   return out + "]}\n";

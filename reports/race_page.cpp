@@ -46,28 +46,28 @@ std::string row_of(const RaceRow& row) {
          "</tr>\n";
 }
 
-std::string heat_of(const RaceHeat& heat) {
-  std::string out = "<h3>" + escape_xml(clipped(heat.name, 200)) + "</h3>\n<p>" +
-                    escape_xml(heat.model) + ": " + grouped(heat.parameters) + " parameters, " +
-                    count_of(heat.ranks, "rank") + ", accumulation " +
-                    std::to_string(heat.accumulation) + ", " + grouped(heat.tokens_per_step) +
-                    " tokens a step, " + count_of(heat.rounds, "round") + " of " +
-                    count_of(heat.steps_per_round, "step") + ".";
-  if (heat.compute_limit_s > 0)
-    out += " Limits: " + format("%.3g", heat.compute_limit_s * 1e3) +
-           " ms to compute without communication, " + format("%.3g", heat.wire_limit_s * 1e3) +
-           " ms for the bytes that " + escape_xml(heat.base) + " sends.";
-  out += "</p>\n" + ratio_drawing(heat) +
+std::string group_of(const RaceGroupResult& group) {
+  std::string out = "<h3>" + escape_xml(clipped(group.name, 200)) + "</h3>\n<p>" +
+                    escape_xml(group.model) + ": " + grouped(group.parameters) + " parameters, " +
+                    count_of(group.ranks, "rank") + ", accumulation " +
+                    std::to_string(group.accumulation) + ", " + grouped(group.tokens_per_step) +
+                    " tokens a step, " + count_of(group.rounds, "round") + " of " +
+                    count_of(group.steps_per_round, "step") + ".";
+  if (group.compute_limit_s > 0)
+    out += " Limits: " + format("%.3g", group.compute_limit_s * 1e3) +
+           " ms to compute without communication, " + format("%.3g", group.wire_limit_s * 1e3) +
+           " ms for the bytes that " + escape_xml(group.base) + " sends.";
+  out += "</p>\n" + ratio_drawing(group) +
          "<div class=\"wide\"><table>\n<thead><tr><th scope=\"col\">Contestant</th>";
   for (const std::string& name :
-       {std::string("Step, ms"), "/ " + heat.base, std::string("Best, ms"), "CPU / " + heat.base,
+       {std::string("Step, ms"), "/ " + group.base, std::string("Best, ms"), "CPU / " + group.base,
         std::string("Tokens/s"), std::string("Peak over base, MB"),
         std::string("Ledger&#39;s peak, MB"), std::string("Sent, MB"), std::string("Collectives"),
         std::string("Gathered / least, elements"),
         std::string("First gradients: share of the bound")})
     out += "<th scope=\"col\" class=\"n\">" + name + "</th>";
   out += "</tr></thead>\n<tbody>\n";
-  for (const RaceRow& row : heat.rows) out += row_of(row);
+  for (const RaceRow& row : group.rows) out += row_of(row);
   return out + "</tbody></table></div>\n";
 }
 
@@ -97,7 +97,7 @@ std::string to_html(const Race& race) {
       "<main>\n" + section_open("race", "Race") + lead_of(race);
   for (const auto& [title, along, points] : scaling_series(race))
     out += "<h3>" + escape_xml(title) + "</h3>\n" + scaling_drawing(title, along, points);
-  for (const RaceHeat& heat : race.heats) out += heat_of(heat);
+  for (const RaceGroupResult& group : race.groups) out += group_of(group);
   return out + "</section>\n" + page_environment(run) + "</main>\n<footer><p>Written by equigrad " +
          escape_xml(race.environment.version) +
          ". The same data for programs: race.json.</p></footer>\n</body>\n</html>\n";

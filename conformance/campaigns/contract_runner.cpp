@@ -63,15 +63,15 @@ void judge(reports::Case& record, const std::vector<ranks::Outcome>& outcomes) {
   record.lanes = {lane};
 }
 
-struct Lane {
+struct Slot {
   int job = -1;
   std::size_t spec = 0;
   Clock::time_point start;
 };
 
-std::size_t lane_count(const ContractOptions& options) {
-  const auto wanted = options.lanes > 0 ? static_cast<std::size_t>(options.lanes)
-                                        : lanes_for(std::thread::hardware_concurrency(),
+std::size_t slot_count(const ContractOptions& options) {
+  const auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
+                                        : slots_for(std::thread::hardware_concurrency(),
                                                     available_memory_bytes(), kWidest);
   return std::min(wanted, options.specs.size());
 }
@@ -131,17 +131,17 @@ std::vector<reports::Case> not_run(const ContractOptions& options, const std::st
 std::vector<reports::Case> run_contract(const ContractOptions& options) {
   auto records = not_run(options, "interrupted before this case");
   if (records.empty() || ranks::interrupted() != 0) return records;
-  std::vector<Lane> lanes(lane_count(options));
+  std::vector<Slot> slots(slot_count(options));
   const std::chrono::milliseconds timeout(
       static_cast<long long>(kTimeoutMs * options.timeout_scale));
-  ranks::Pool pool(static_cast<int>(lanes.size()) * kWidest, serve,
+  ranks::Pool pool(static_cast<int>(slots.size()) * kWidest, serve,
                    {timeout, std::chrono::milliseconds(2'000), false});
   Progress progress(static_cast<int64_t>(records.size()), options.quiet);
   std::size_t next = 0;
   int64_t done = 0, failed = 0;
   while (ranks::interrupted() == 0) {
-    for (std::size_t i = 0; i < lanes.size() && next < records.size(); ++i) {
-      if (lanes[i].job >= 0) continue;
+    for (std::size_t i = 0; i < slots.size() && next < records.size(); ++i) {
+      if (slots[i].job >= 0) continue;
       std::vector<int> set;
       for (int rank = 0; rank < options.specs[next].world; ++rank)
         set.push_back(static_cast<int>(i) * kWidest + rank);
@@ -151,20 +151,20 @@ std::vector<reports::Case> run_contract(const ContractOptions& options) {
                                 {"data", to_json(options.data)},
                                 {"fault", options.fault}};
       if (!options.plant.empty()) request["plant"] = options.plant;
-      lanes[i] = {pool.start(set, request), next, Clock::now()};
+      slots[i] = {pool.start(set, request), next, Clock::now()};
       ++next;
     }
     if (pool.jobs() == 0) break;
     const auto finished = pool.wait(std::chrono::milliseconds(1'000));
     if (!finished) continue;
-    for (auto& lane : lanes) {
-      if (lane.job != finished->job) continue;
-      lane.job = -1;
-      auto& record = records[lane.spec];
+    for (auto& slot : slots) {
+      if (slot.job != finished->job) continue;
+      slot.job = -1;
+      auto& record = records[slot.spec];
       judge(record, finished->outcomes);
-      record.seconds = std::chrono::duration<double>(Clock::now() - lane.start).count();
+      record.seconds = std::chrono::duration<double>(Clock::now() - slot.start).count();
       if (!reports::passed(record.verdict)) ++failed;
-      progress.update(++done, failed, options.specs[lane.spec].of->name);
+      progress.update(++done, failed, options.specs[slot.spec].of->name);
     }
   }
   progress.finish();

@@ -16,7 +16,7 @@ constexpr std::array kWorlds = {1, 2, 3, 4};
 constexpr std::array kAccumulations = {1, 3, 4};
 constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf};
 constexpr std::array kRules = {Rule::Sgd, Rule::AdamW};
-constexpr std::array kModels = {"gpt", "nasty", "vision", "conv"};
+constexpr std::array kModels = {"gpt", "irregular", "vision", "conv"};
 
 template <class T, std::size_t n>
 T pick(const std::array<T, n>& values, int index) {
@@ -127,8 +127,8 @@ std::string CaseSpec::id() const {
 }
 
 std::string CaseSpec::tuple() const {
-  return word(precision) + ".w" + std::to_string(world) + ".gas" + std::to_string(accumulation) +
-         "." + word(clip) + "." + word(optimizer) + "." + model;
+  return word(precision) + ".w" + std::to_string(world) + ".accumulation" +
+         std::to_string(accumulation) + "." + word(clip) + "." + word(optimizer) + "." + model;
 }
 
 std::map<std::string, std::string> CaseSpec::dimensions() const {
@@ -151,7 +151,7 @@ CaseSpec parse_id(const std::string& id) {
   spec.stage = number_after("zero", parts[2], id);
   spec.precision = value_of(precisions(), parts[3], id);
   spec.world = number_after("w", parts[4], id);
-  spec.accumulation = number_after("gas", parts[5], id);
+  spec.accumulation = number_after("accumulation", parts[5], id);
   spec.clip = value_of(kClips, parts[6], id);
   spec.optimizer = value_of(kRules, parts[7], id);
   spec.model = parts[8];

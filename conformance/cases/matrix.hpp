@@ -1,6 +1,6 @@
 // Matrix: the conformance cases, by name.
 //
-//   Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward
+//   Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward
 //                 stage mode world  |   clip    |     model  backward style
 //                           accumulation      optimizer
 //

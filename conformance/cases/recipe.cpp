@@ -43,7 +43,7 @@ reference::LossScaleSpec loss_scale_of(const CaseSpec& spec) {
   switch (spec.precision) {
     case Precision::Fp16:
     case Precision::Fp16Masters:
-      return {.policy = Policy::Zero,
+      return {.policy = Policy::DeepSpeed,
               .initial = std::exp2(kScalePower),
               .window = 1,
               .hysteresis = hysteresis_of(spec)};
@@ -64,8 +64,8 @@ reference::PrecisionSpec precision_of(const CaseSpec& spec) {
   if (spec.precision == Precision::Bf16MastersStates ||
       spec.precision == Precision::AutocastBf16MastersStates)
     precision.state_dtype = at::kBFloat16;
-  if (spec.precision == Precision::Fp32WireBf16) precision.communication_dtype = at::kBFloat16;
-  if (spec.precision == Precision::Bf16WireFp32) precision.communication_dtype = at::kFloat;
+  if (spec.precision == Precision::Fp32CommBf16) precision.communication_dtype = at::kBFloat16;
+  if (spec.precision == Precision::Bf16CommFp32) precision.communication_dtype = at::kFloat;
   if (const auto dtype = autocast_dtype_of(spec)) precision.autocast.emplace().dtype = *dtype;
   precision.loss_scale = loss_scale_of(spec);
   if (spec.precision == Precision::Fp32Prescale || spec.precision == Precision::Fp16Prescale)
@@ -90,7 +90,7 @@ void add_narrow_section(nlohmann::json& config, const CaseSpec& spec) {
   auto& zero = config["zero_optimization"];
   switch (spec.precision) {
     case Precision::Bf16:
-    case Precision::Bf16WireFp32:
+    case Precision::Bf16CommFp32:
     case Precision::Bf16Exact:
       config["bf16"] = {{"enabled", true}};
       break;
@@ -144,10 +144,10 @@ void add_precision(nlohmann::json& config, const CaseSpec& spec) {
     case Precision::Offload:
       config["zero_optimization"]["offload_optimizer"]["device"] = "cpu";
       break;
-    case Precision::Fp32WireBf16:
+    case Precision::Fp32CommBf16:
       config["communication_data_type"] = "bf16";
       break;
-    case Precision::Bf16WireFp32:
+    case Precision::Bf16CommFp32:
       config["communication_data_type"] = "fp32";
       break;
     case Precision::Fp32Prescale:
@@ -196,7 +196,7 @@ at::ScalarType dtype_of(const CaseSpec& spec) {
     case Precision::Bf16MastersStates:
     case Precision::Bf16Masters:
     case Precision::AutocastBf16MastersStates:
-    case Precision::Bf16WireFp32:
+    case Precision::Bf16CommFp32:
     case Precision::Bf16Exact:
       return at::kBFloat16;
     case Precision::Fp16:
@@ -225,24 +225,24 @@ std::optional<at::ScalarType> autocast_dtype_of(const CaseSpec& spec) {
   return is_half ? at::kHalf : at::kBFloat16;
 }
 
-std::optional<LoudBatch> loud_batch(const CaseSpec& spec) {
+std::optional<OverflowingBatch> overflowing_batch(const CaseSpec& spec) {
   if (scaling_of(spec.precision) != Scaling::Dynamic) return std::nullopt;
   if (has_static_amp(spec)) return std::nullopt;
   const int kind = (spec.world + 2 * spec.accumulation + (spec.clip == Clip::Off ? 1 : 0)) % 3;
   if (kind == 0) return std::nullopt;
-  return LoudBatch{kind, spec.world - 1, spec.accumulation / 2};
+  return OverflowingBatch{kind, spec.world - 1, spec.accumulation / 2};
 }
 
-reference::Order order_of(int stage) {
-  return stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
+reference::SumOrder order_of(int stage) {
+  return stage <= 1 ? reference::SumOrder::AddThenReduce : reference::SumOrder::ReduceThenAdd;
 }
 
-reference::Order order_of(const CaseSpec& spec) {
-  return sums_exactly(spec.precision) ? reference::Order::Grid : order_of(spec.stage);
+reference::SumOrder order_of(const CaseSpec& spec) {
+  return sums_exactly(spec.precision) ? reference::SumOrder::ExactGrid : order_of(spec.stage);
 }
 
 reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshold,
-                            reference::Order order) {
+                            reference::SumOrder order) {
   reference::Recipe recipe;
   recipe.model = spec.model;
   recipe.seed = seed;

@@ -52,7 +52,7 @@ int64_t accumulation_at(const Case& one, int stage, std::size_t precision, int w
 Case Case::on(std::vector<std::string> names) const {
   return changed(*this, &Case::models, std::move(names));
 }
-Case Case::gas(std::vector<int64_t> steps) const {
+Case Case::accumulation(std::vector<int64_t> steps) const {
   return changed(*this, &Case::accumulations, std::move(steps));
 }
 Case Case::lasting(int count) const { return changed(*this, &Case::windows, count); }
@@ -62,7 +62,7 @@ Case Case::with_optimizer(std::string type) const {
 }
 Case Case::dropping_layers() const { return changed(*this, &Case::drops_layers, true); }
 Case Case::with_grad_scaler() const { return changed(*this, &Case::grad_scaler, true); }
-Case Case::on_a_late_wire() const { return changed(*this, &Case::late_wire, true); }
+Case Case::with_late_collectives() const { return changed(*this, &Case::late_collectives, true); }
 Case Case::with_leaf() const { return changed(*this, &Case::has_leaf, true); }
 Case Case::made_within_init() const { return changed(*this, &Case::within_init, true); }
 Case Case::scheduled() const { return changed(*this, &Case::schedule, true); }
@@ -91,7 +91,7 @@ const std::vector<Section>& sections() {
   static const std::vector<Section> kSections = {
       {"1", "Four ways into a backward pass give the same bits"},
       {"2", "Every backward adds to the accumulation window"},
-      {"3", "1/gas is one factor, whatever the outputs look like"},
+      {"3", "1/accumulation is one factor, whatever the outputs look like"},
       {"4", "A pass is scaled once, by its engine's loss scale, and a step divides by that scale"},
       {"5", "Parameters reused, tied, frozen, empty, unused or used on one rank only are right"},
       {"6", "A pass that throws contributes nothing, and the engine works on"},
@@ -120,7 +120,7 @@ Spec Spec::of_model(std::size_t which) const {
 
 std::string Spec::place() const {
   return ".zero" + std::to_string(stage) + "." + word(precision) + ".w" + std::to_string(world) +
-         ".gas" + std::to_string(accumulation);
+         ".accumulation" + std::to_string(accumulation);
 }
 
 std::string Spec::id() const { return of->family() + place(); }

@@ -1,6 +1,6 @@
 // ContractCase: every line of the contract as named cases, each at every stage.
 //
-//   Contract.2.two_losses_on_one_forward.zero2.bf16.w3.gas1
+//   Contract.2.two_losses_on_one_forward.zero2.bf16.w3.accumulation1
 //            line of the contract       stage dtype  ranks  accumulation
 //
 // Invariants: names are unique; every case is in the default selection at all stages and all its
@@ -31,7 +31,7 @@ struct Case {
   std::string sentence;  // what holds, for the report
   std::string fault;     // the wrong way that its program can play, in words
   std::function<void(Play&)> program;
-  std::vector<std::string> models = {"nasty"};  // models.hpp; one engine each
+  std::vector<std::string> models = {"irregular"};  // models.hpp; one engine each
   std::vector<int64_t> accumulations = {1, 3};
   int windows = 2;
   Clipping clipping = Clipping::Off;
@@ -39,7 +39,7 @@ struct Case {
   bool schedule = false;            // WarmupLR
   bool drops_layers = false;        // progressive layer drop
   bool grad_scaler = false;         // dynamic fp16 by torch's rule, not DeepSpeed's
-  bool late_wire = false;           // collectives complete as late as wait()
+  bool late_collectives = false;    // collectives complete as late as wait()
   bool has_leaf = false;            // the modules called experts are leaf modules
   bool within_init = false;         // models are made in zero::Init's scope
   int smallest_world = 1;
@@ -48,14 +48,14 @@ struct Case {
   std::size_t fp32_from = 99;  // of models: engines from here on are in fp32
 
   Case on(std::vector<std::string> names) const;
-  Case gas(std::vector<int64_t> steps) const;
+  Case accumulation(std::vector<int64_t> steps) const;
   Case lasting(int count) const;
   Case clipped(Clipping where) const;
   Case with_optimizer(std::string type) const;
   Case scheduled() const;
   Case dropping_layers() const;
   Case with_grad_scaler() const;
-  Case on_a_late_wire() const;
+  Case with_late_collectives() const;
   Case with_leaf() const;
   Case made_within_init() const;
   Case from_world(int world) const;
@@ -79,9 +79,9 @@ struct Spec {
   Spec of_model(std::size_t which) const;  // in that engine's precision
   std::string id() const;
   // Its other names, one for each known mistake that it answers (known_mistakes.hpp):
-  // Contract.trap-01-a-second-backward-accumulates.two_losses_on_one_forward.zero2.bf16.w3.gas1
+  // Contract.trap-18-engines-share-no-state.independent_engines.zero2.bf16.w3.accumulation3
   std::vector<std::string> aliases() const;
-  std::string place() const;  // .zero2.bf16.w3.gas1
+  std::string place() const;  // .zero2.bf16.w3.accumulation1
   std::map<std::string, std::string> dimensions() const;
   bool is_fp16() const {
     return precision == Precision::Fp16 || precision == Precision::Fp16Static;

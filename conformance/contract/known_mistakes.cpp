@@ -32,7 +32,7 @@ const std::vector<KnownMistake>& known_mistakes() {
       {"trap 4", "trap-04-a-gradient-goes-to-its-own-parameter",
        "gradients of different parameters are added, by order of arrival"},
       {"trap 5", "trap-05-accumulation-divides-once",
-       "1/gas hangs on the outputs: twice in a chain, not at all beside them"},
+       "1/accumulation hangs on the outputs: twice in a chain, not at all beside them"},
       {"trap 6", "trap-06-an-exception-leaves-no-flag",
        "flags of a call that threw, or of an earlier call, stay"},
       {"trap 7", "trap-07-missing-scale-is-checked-before-reducing",

@@ -13,12 +13,12 @@ namespace {
 
 oracle::Weights weights_of(const LocalShard& shard) { return {shard.master, shard.state}; }
 
-oracle::Division division_of(reference::Averaging averaging) {
+oracle::Averaging averaging_of(reference::Averaging averaging) {
   using reference::Averaging;
-  return averaging == Averaging::BeforeSum ? oracle::Division::BeforeSum
-         : averaging == Averaging::Around  ? oracle::Division::Around
-         : averaging == Averaging::Never   ? oracle::Division::Never
-                                           : oracle::Division::AfterSum;
+  return averaging == Averaging::BeforeSum ? oracle::Averaging::BeforeSum
+         : averaging == Averaging::Around  ? oracle::Averaging::Around
+         : averaging == Averaging::Never   ? oracle::Averaging::Never
+                                           : oracle::Averaging::AfterSum;
 }
 
 }  // namespace
@@ -70,15 +70,16 @@ void RankCase::bound_gradient(int step, const LocalShard& shard, const std::stri
   reduction.accumulate_dtype = accumulate_dtype_of(spec_);
   reduction.master_dtype = shard.master.scalar_type();
   if (sums_exactly(spec_.precision))
-    reduction.order = oracle::SumOrder::Exact;
+    reduction.order = oracle::SumOrder::ExactGrid;
   else
     reduction.order =
         spec_.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
   const auto precision = recipe_of(spec_, seed_, 0, order_of(spec_)).precision;
-  reduction.travels_in = precision.communication_dtype;
-  const auto lowered = travels_in_.find(shard.name);
-  if (!reduction.travels_in && lowered != travels_in_.end()) reduction.travels_in = lowered->second;
-  reduction.division = division_of(precision.averaging);
+  reduction.communication_dtype = precision.communication_dtype;
+  const auto lowered = communication_dtypes_.find(shard.name);
+  if (!reduction.communication_dtype && lowered != communication_dtypes_.end())
+    reduction.communication_dtype = lowered->second;
+  reduction.averaging = averaging_of(precision.averaging);
   reduction.predivide_factor = precision.predivide_factor;
   reduction.loss_scale = twin_.loss_scale(step);
   const double norm = engine_->get_global_grad_norm().value_or(NAN);
@@ -170,8 +171,9 @@ void RankCase::check_shard(int step, const LocalShard& shard) {
 // What the update began with, for its explanation.
 void RankCase::note_update(int step, const LocalShard& shard) {
   const auto before = before_.find(shard.name);
-  if (trail_.places().front().phase != Phase::Update || trail_.places().front().step != step ||
-      before == before_.end() || !before->second.gradient.defined())
+  if (divergences_.all().front().phase != Phase::Update ||
+      divergences_.all().front().step != step || before == before_.end() ||
+      !before->second.gradient.defined())
     return;
   auto& seen = update_seen_[shard.name];
   seen.spec = update_spec(shard.name);

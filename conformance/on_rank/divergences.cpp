@@ -72,7 +72,8 @@ void RankCase::find_positions() {
   const auto add = [&](const std::string& name, const at::Tensor& tensor, std::size_t group) {
     positions_[name] = {static_cast<int64_t>(registrations.size()), -1};
     registrations.push_back({name, tensor.unsafeGetTensorImpl(), shapes_.at(name),
-                             tensor.requires_grad(), group, travels_in_.count(name) != 0});
+                             tensor.requires_grad(), group,
+                             communication_dtypes_.count(name) != 0});
   };
   if (model_->groups().size() > 1) {
     std::size_t number = 0;
@@ -102,32 +103,32 @@ bool RankCase::compare(const Site& site, const at::Tensor& got, at::Tensor want)
 
 bool RankCase::check(const Site& site, const at::Tensor& got, at::Tensor want) {
   const bool held = compare(site, got, want);
-  if (!held) note_place(site, got, want);
+  if (!held) note_divergence(site, got, want);
   return held;
 }
 
 void RankCase::finding(const Site& site, const std::string& what) {
   exact_.add_finding(where_of(site), what);
-  auto place = site;
-  place.what += ": " + what;
-  note_place(place, {}, {});
+  auto divergence = site;
+  divergence.what += ": " + what;
+  note_divergence(divergence, {}, {});
 }
 
-void RankCase::note_place(const Site& site, const at::Tensor& got, const at::Tensor& want) {
-  Place place{site.phase, site.step, site.micro_batch, -1, site.what, site.parameter};
+void RankCase::note_divergence(const Site& site, const at::Tensor& got, const at::Tensor& want) {
+  Divergence divergence{site.phase, site.step, site.micro_batch, -1, site.what, site.parameter};
   const auto known = positions_.find(site.parameter);
   if (known != positions_.end()) {
     const bool is_gradient = site.phase == Phase::Gradient;
-    place.position = is_gradient ? -known->second.number : known->second.number;
-    if (is_gradient) place.bucket = known->second.bucket;
+    divergence.position = is_gradient ? -known->second.number : known->second.number;
+    if (is_gradient) divergence.bucket = known->second.bucket;
   }
   if (want.defined() && !site.parameter.empty()) {
     const auto [begin, end] = range_of(got, want);
-    place.begin = site.begin + begin;
-    place.end = site.begin + end;
+    divergence.begin = site.begin + begin;
+    divergence.end = site.begin + end;
   }
-  trail_.add(place);
-  const auto& first = trail_.places().front();
+  divergences_.add(divergence);
+  const auto& first = divergences_.all().front();
   const auto is_here = [&](const Site& one) {
     return one.phase == first.phase && one.step == first.step;
   };
@@ -141,7 +142,7 @@ void RankCase::note_place(const Site& site, const at::Tensor& got, const at::Ten
   int64_t compared = 0;
   for (const auto& [name, shape] : shapes_)
     if (twin_.tensor(site.step, of, name).defined()) ++compared;
-  trail_.set_compared(compared);
+  divergences_.set_compared(compared);
 }
 
 // A gradient is seen after clipping, so that a wrong norm makes all of it wrong, and a wrong factor
@@ -155,7 +156,8 @@ void RankCase::note_gradients(int step, const std::vector<Failure>& seen, bool n
   const double norm = norm_, right = twin_.grad_norm(step), threshold = twin_.threshold();
   const Site of_norm{Phase::Norm, step, "norm of the gradient", "", 0, -1};
   if (!norm_held && std::isfinite(norm) && all_near(seen, norm, right, threshold))
-    return note_place(of_norm, at::full({1}, norm, at::kDouble), at::full({1}, right, at::kDouble));
+    return note_divergence(of_norm, at::full({1}, norm, at::kDouble),
+                           at::full({1}, right, at::kDouble));
   const bool is_clip = norm_held && threshold > 0 && !only_moved(wrong);
   if (!norm_held && wrong.empty()) wrong = seen;  // a factor that clipping has taken away
   for (auto& one : wrong) {
@@ -163,7 +165,7 @@ void RankCase::note_gradients(int step, const std::vector<Failure>& seen, bool n
       one.site.phase = Phase::Clip;
       one.site.what = "clipped gradient";
     }
-    note_place(one.site, one.got, one.want);
+    note_divergence(one.site, one.got, one.want);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "conformance/cases/lattice_model.hpp"
+#include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/model_groups.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/faults/adversary.hpp"
@@ -51,7 +51,7 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
       context_(context),
       data_(data),
       twin_(request.at("twin"), order_of(spec_)),
-      model_(std::make_shared<LoudModel>(make_case_model(spec_.model, seed_))),
+      model_(std::make_shared<OverflowingModel>(make_case_model(spec_.model, seed_))),
       moment_(std::make_shared<faults::Moment>()) {
   for (const auto& [name, tensor] : reference::unique_parameters(*model_))
     shapes_[name] = tensor.sizes().vec();
@@ -63,14 +63,14 @@ RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
     }
   if (const auto dtype = autocast_dtype_of(spec_))
     for (const auto& [name, types] : module_types(*model_))
-      if (std::all_of(types.begin(), types.end(), is_safe)) travels_in_[name] = *dtype;
+      if (std::all_of(types.begin(), types.end(), is_safe)) communication_dtypes_[name] = *dtype;
   make_engine(request);
   find_positions();
 }
 
 void RankCase::make_engine(const nlohmann::json& request) {
   const std::string fault = request.value("fault", "");
-  // One style in four on a wire that does everything as late as it may.
+  // One style in four on a communicator that does everything as late as it may.
   const uint64_t by_style = spec_.style == Style::TensorBackward ? seed_ + 1 : 0;
   const uint64_t adversary = request.value("adversary", by_style);
   context_.note("initialize");
@@ -87,7 +87,7 @@ void RankCase::make_engine(const nlohmann::json& request) {
         names.push_back(name);
     }
     fault_ = std::make_unique<faults::Planted>(fault, context_.rank(), spec_.world, moment_, names);
-    communicator = fault_->wire(communicator);
+    communicator = fault_->wrap(communicator);
   }
   const auto config = with_knobs(config_text(spec_, twin_.threshold(), *model_),
                                  request.value("knobs", nlohmann::json::object()));
@@ -141,7 +141,7 @@ nlohmann::json RankCase::run() {
   } catch (const comm::CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
-    if (trail_.places().empty()) throw;
+    if (divergences_.all().empty()) throw;
     const std::string text = error.what();
     exact_.add_finding(at_step(moment_->step, "exception"),
                        text.substr(0, text.find("\nException raised from ")));
@@ -175,7 +175,9 @@ void RankCase::micro_batch(int step, int index) {
       acts_so_far());
   const auto batch = reference::to_dtype(
       make_case_batch(data_, spec_.model, {seed_, step, context_.rank(), index}), dtype_of(spec_));
-  model_->set_loudness(loud_batch(spec_) == LoudBatch{step, context_.rank(), index} ? kLoud : 1);
+  model_->set_loss_factor(overflowing_batch(spec_) == OverflowingBatch{step, context_.rank(), index}
+                              ? kOverflowFactor
+                              : 1);
   try {
     const auto loss = rank_backward(*engine_, *model_, batch, spec_);
     const int64_t loss_index = int64_t{index} * spec_.world + context_.rank();
@@ -194,14 +196,23 @@ void RankCase::explain(nlohmann::json& answer) {
   if (!failures_.empty()) {
     context_.note("explaining a difference");
     engine_.reset();
-    Scene scene{spec_,           seed_,        data_,       twin_, shapes_,     keep_,
-                context_.rank(), failed_norm_, travels_in_, {},    update_seen_};
-    for (const auto& [name, rule] : rules_) scene.rules[name] = update_spec(name);
-    const auto diagnosis = diagnose(scene, failures_, trail_);
+    DiagnosisInput input{spec_,
+                         seed_,
+                         data_,
+                         twin_,
+                         shapes_,
+                         keep_,
+                         context_.rank(),
+                         failed_norm_,
+                         communication_dtypes_,
+                         {},
+                         update_seen_};
+    for (const auto& [name, rule] : rules_) input.rules[name] = update_spec(name);
+    const auto diagnosis = diagnose(input, failures_, divergences_);
     answer["text"] = diagnosis.text;
     answer["files"] = diagnosis.files;
   }
-  answer["trail"] = trail_.to_json();
+  answer["divergences"] = divergences_.to_json();
 }
 
 void RankCase::see_with_other_rules(const std::string& where, const at::Tensor& got,

@@ -35,10 +35,10 @@ namespace equigrad::conformance {
 
 class RankCase {
  public:
-  // request: id, seed, twin (path); optional fault (name), adversary (seed, 0: a plain wire;
-  // without it the style tensor_backward has one), keep (folder for tensors), config (path for what
-  // initialize() gets), steps (1 to kSteps) and knobs (merged into the engine's configuration, and
-  // no part of the case).
+  // request: id, seed, twin (path); optional fault (name), adversary (seed, 0: a plain
+  // communicator; without it the style tensor_backward has one), keep (folder for tensors), config
+  // (path for what initialize() gets), steps (1 to kSteps) and knobs (merged into the engine's
+  // configuration, and no part of the case).
   RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
   nlohmann::json run();
 
@@ -57,10 +57,10 @@ class RankCase {
   void check_update(int step, const LocalShard& shard);
   void check_parameters(int step);
   bool compare(const Site& site, const at::Tensor& got, at::Tensor want);
-  // As compare(), and the place where it fails is one that engine and twin may part at.
+  // As compare(), and where it fails engine and twin may diverge.
   bool check(const Site& site, const at::Tensor& got, at::Tensor want);
   void finding(const Site& site, const std::string& what);
-  void note_place(const Site& site, const at::Tensor& got, const at::Tensor& want);
+  void note_divergence(const Site& site, const at::Tensor& got, const at::Tensor& want);
   void note_gradients(int step, const std::vector<Failure>& seen, bool norm_held);
   void find_positions();
   oracle::UpdateSpec update_spec(const std::string& name) const;
@@ -78,14 +78,14 @@ class RankCase {
   ranks::RankContext& context_;
   const reference::Data& data_;
   Twin twin_;
-  std::shared_ptr<LoudModel> model_;
+  std::shared_ptr<OverflowingModel> model_;
   std::shared_ptr<faults::Moment> moment_;
   std::unique_ptr<faults::Planted> fault_;  // null: none
   oracle::OtherRules other_rules_;          // of what differs while a fault is planted
   std::unique_ptr<Engine> engine_;
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::map<std::string, reference::OptimizerSpec> rules_;  // by parameter, its group's settings
-  std::map<std::string, at::ScalarType> travels_in_;       // of safe modules, under autocast
+  std::map<std::string, at::ScalarType> communication_dtypes_;  // of safe modules, under autocast
   std::map<std::string, int64_t> updates_;
   int64_t skipped_ = 0;
   std::map<std::string, LocalShard> before_;  // copies, as the update found them
@@ -94,8 +94,8 @@ class RankCase {
     double margin = 0;  // of the reduction's bound, in the first step applied
   };
   std::vector<std::map<std::string, GradientResult>> gradients_;  // by step, then name
-  Trail trail_;
-  std::vector<Failure> failures_;                  // those at the trail's places
+  Divergences divergences_;
+  std::vector<Failure> failures_;                  // those at the divergences
   double norm_ = 0;                                // of the last step that showed it
   double failed_norm_ = 0;                         // of the step of the failures
   std::map<std::string, UpdateSeen> update_seen_;  // of failures

@@ -55,7 +55,7 @@ std::string first_findings(const std::string& lane, const std::vector<Outcome>& 
   return text;
 }
 
-// The line of the first place, and what its rank, or the next one that knows, makes of it.
+// The line of the first divergence, and what its rank, or the next one that knows, makes of it.
 std::string first_text(const Judged& judged, const std::vector<Outcome>& outcomes) {
   std::string text = judged.first ? line_of(*judged.first) : "";
   if (judged.first) {

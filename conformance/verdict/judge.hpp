@@ -22,7 +22,8 @@ namespace equigrad::conformance {
 
 struct Judged {
   reports::Case record;
-  std::optional<FirstPlace> first;  // where engine and twin part; to_json() has it for programs
+  std::optional<FirstDivergence>
+      first;                // where engine and twin first differ; to_json() has it for programs
   bool answered = false;    // by all ranks, and not refused: digest and memory mean something
   bool only_empty = false;  // all that is wrong: there was nothing to compare, as of the twin
   uint64_t digest = 0;      // of everything the case computed, over all ranks

@@ -17,14 +17,14 @@ int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.
 
 BucketQueue::BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
                          QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-                         BeforeLaunch before_launch, RoomFor room_for, Announcing announcing)
+                         BeforeLaunch before_launch, BlockFor block_for, Announcing announcing)
     : plan_(plan),
       communicator_(communicator),
       options_(options),
       ledger_(ledger),
       deliver_(std::move(deliver)),
       before_launch_(std::move(before_launch)),
-      room_for_(std::move(room_for)),
+      block_for_(std::move(block_for)),
       announcing_(std::move(announcing)),
       buckets_(plan.buckets().size()),
       sends_sums_(options.expects_sums) {}
@@ -34,7 +34,8 @@ Bucket& BucketQueue::open(std::size_t bucket) {
   if (!entry) {
     const auto& place = plan_.buckets()[bucket];
     auto options = options_.buffer;
-    if (options_.launch_when_full) options = options.dtype(wire(place.lower_precision));
+    if (options_.launch_when_full)
+      options = options.dtype(communication_dtype(place.lower_precision));
     if (waits_exactly())
       options = options.dtype(type_of_waiting(place.lower_precision, sends_sums_));
     entry.emplace(place, plan_.shards(), communicator_.world_size(), options);
@@ -52,25 +53,25 @@ void BucketQueue::copy_in(std::size_t parameter, at::Tensor gradient, double wei
     const int64_t round = ++parts_[parameter];
     if (round > 1) return late_.push_back({round, parameter, std::move(gradient), weight});
   }
-  if (where->bucket < left_ahead()) take_back();
+  if (where->bucket < eagerly_sent()) take_back();
   auto& bucket = open(where->bucket);
   if (!waits_exactly()) {
     const bool was_full = bucket.full();
     bucket.copy_in(where->slot, std::move(gradient), weight);
-    if ((options_.launch_when_full || ahead_) && bucket.full() && !was_full) launch_full();
+    if ((options_.launch_when_full || eager_) && bucket.full() && !was_full) launch_full();
     return;
   }
   weight *= options_.before_sum;
-  if (!bucket.is_wide() && bucket.holds(where->slot)) widen(bucket);
+  if (!bucket.holds_exact_sums() && bucket.holds(where->slot)) to_exact_sums(bucket);
   const bool lower = plan_.buckets()[where->bucket].lower_precision;
-  if (!bucket.is_wide()) return bucket.copy_in(where->slot, std::move(gradient), weight);
+  if (!bucket.holds_exact_sums()) return bucket.copy_in(where->slot, std::move(gradient), weight);
   const auto product = weight == 1.0 ? gradient : gradient.to(at::kFloat).mul(weight);
-  bucket.copy_in(where->slot, product.to(wire(lower)), 1.0);
+  bucket.copy_in(where->slot, product.to(communication_dtype(lower)), 1.0);
 }
 
-void BucketQueue::widen(Bucket& bucket) {
+void BucketQueue::to_exact_sums(Bucket& bucket) {
   const int64_t before = bucket.bytes();
-  bucket.widen();
+  bucket.to_exact_sums();
   const int64_t after = bucket.bytes();
   ledger_.charge(trace::Category::Buckets, after);
   ledger_.credit(trace::Category::Buckets, before);
@@ -84,18 +85,18 @@ bool BucketQueue::agree_on_sums(std::size_t parameter) {
 }
 
 at::ScalarType BucketQueue::type_of_waiting(bool lower_precision, bool sums) const {
-  return sums ? kernels::kExactSum : wire(lower_precision);
+  return sums ? kernels::kExactSum : communication_dtype(lower_precision);
 }
 
-at::ScalarType BucketQueue::wire(bool lower_precision) const {
-  return options_.wire[lower_precision ? 1 : 0].value_or(
+at::ScalarType BucketQueue::communication_dtype(bool lower_precision) const {
+  return options_.communication_dtypes[lower_precision ? 1 : 0].value_or(
       c10::typeMetaToScalarType(options_.buffer.dtype()));
 }
 
-at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision) const {
-  if (options_.launch_when_full || is_exact()) return held;  // it was copied in as it travels
-  if (options_.before_sum == 1.0) return held.to(wire(lower_precision));
-  return held.to(at::kFloat).mul(options_.before_sum).to(wire(lower_precision));
+at::Tensor BucketQueue::as_sent(const at::Tensor& held, bool lower_precision) const {
+  if (options_.launch_when_full || is_exact()) return held;  // it was copied in as it is sent
+  if (options_.before_sum == 1.0) return held.to(communication_dtype(lower_precision));
+  return held.to(at::kFloat).mul(options_.before_sum).to(communication_dtype(lower_precision));
 }
 
 // When a bucket has been filled: one after that which completed a group hears the answer for it.
@@ -139,7 +140,7 @@ bool BucketQueue::is_group_full(std::size_t first) const {
   return true;
 }
 
-// The groups before it have had the time to travel that this one took to fill.
+// The groups before it have had the time to be sent that this one took to fill.
 void BucketQueue::launch_group() {
   const std::size_t first = next_;
   for (const std::size_t end = plan_.end_of_group(first); next_ < end;) launch_next();
@@ -156,38 +157,38 @@ at::Tensor BucketQueue::columns_of(std::size_t parameter) {
 void BucketQueue::launch_next() {
   const std::size_t bucket = next_++;
   auto& opened = open(bucket);
-  if (waits_exactly() && sends_sums_ && !opened.is_wide()) widen(opened);
+  if (waits_exactly() && sends_sums_ && !opened.holds_exact_sums()) to_exact_sums(opened);
   const at::Tensor held = opened.buffer();
-  const at::Tensor buffer = travelling(held, plan_.buckets()[bucket].lower_precision);
-  const bool is_here = ahead_ && buffer.is_same(held);
+  const at::Tensor buffer = as_sent(held, plan_.buckets()[bucket].lower_precision);
+  const bool is_here = eager_ && buffer.is_same(held);
   const int64_t bytes = is_here ? 0 : bytes_of(buffer);
-  ledger_.charge(trace::Category::Buckets, bytes - (ahead_ ? 0 : bytes_of(held)));
-  if (!ahead_) buckets_[bucket].reset();
+  ledger_.charge(trace::Category::Buckets, bytes - (eager_ ? 0 : bytes_of(held)));
+  if (!eager_) buckets_[bucket].reset();
   auto reduction = plan_.shards() == 1
                        ? comm::Reduction::all_reduce_sum(communicator_, options_.order, buffer,
                                                          options_.result_dtype)
                        : comm::Reduction::reduce_scatter_sum(communicator_, options_.order, buffer,
                                                              options_.result_dtype);
-  // The only bucket of an all-reduce has its room: its own.
+  // The sum of an all-reduce's only bucket is written to the bucket itself.
   const auto& place = plan_.buckets()[bucket];
   const bool has_own = plan_.buckets().size() == 1 || buffer.numel() != place.shard_numel;
   const bool may_stay =
       options_.order != ReductionOrder::Native && (plan_.shards() > 1 || !has_own);
   const int64_t sum_numel = plan_.shards() == 1 ? buffer.numel() : place.shard_numel;
-  in_flight_.push_back({bucket, std::move(reduction), bytes, may_stay, ahead_ ? sum_numel : 0});
+  in_flight_.push_back({bucket, std::move(reduction), bytes, may_stay, eager_ ? sum_numel : 0});
 }
 
 void BucketQueue::deliver_oldest() {
   auto oldest = std::move(in_flight_.front());
   in_flight_.pop_front();
   ledger_.credit(trace::Category::Buckets, oldest.bytes);
-  at::Tensor room;
-  if (oldest.may_stay && room_for_) room = room_for_(oldest.bucket);
-  if (room.defined() && room.scalar_type() != options_.result_dtype) room.reset();
-  if (!room.defined() && oldest.own_numel != 0)
-    room = at::empty({oldest.own_numel}, options_.buffer.dtype(options_.result_dtype));
-  const auto sum = oldest.reduction.finish(room);
-  if (oldest.own_numel != 0 && !ahead_) release(oldest.bucket);
+  at::Tensor block;
+  if (oldest.may_stay && block_for_) block = block_for_(oldest.bucket);
+  if (block.defined() && block.scalar_type() != options_.result_dtype) block.reset();
+  if (!block.defined() && oldest.own_numel != 0)
+    block = at::empty({oldest.own_numel}, options_.buffer.dtype(options_.result_dtype));
+  const auto sum = oldest.reduction.finish(block);
+  if (oldest.own_numel != 0 && !eager_) release(oldest.bucket);
   deliver_(oldest.bucket, sum.narrow(0, 0, plan_.buckets()[oldest.bucket].shard_numel));
 }
 
@@ -214,7 +215,7 @@ void BucketQueue::flush() {
     launch_group();
   }
   if (waits_exactly()) sends_sums_ = std::exchange(rounds, 1) == 2;
-  ahead_ = false;
+  eager_ = false;
   const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
   for (std::size_t bucket = 0; bucket < arrived; ++bucket) release(bucket);
   launch_round();
@@ -236,7 +237,7 @@ void BucketQueue::take_back() {
   settle();
   complete();
   next_ = 0;
-  ahead_ = false;
+  eager_ = false;
 }
 
 void BucketQueue::complete() noexcept {

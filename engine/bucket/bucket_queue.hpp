@@ -6,9 +6,9 @@
 // one announced, and one filled; none between two calls if nothing overlaps. Nothing is delivered
 // twice.
 // Where buckets are launched when full, the k-th gradient of one parameter between two flushes
-// travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
+// is sent in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
 // to what does not depend on which bucket was full when.
-// Buckets that wait may leave ahead of flush(): what they sent stays here, so that a gradient for
+// Buckets that wait may be sent eagerly: what they sent stays until flush(), so that a gradient for
 // one of them takes all back, and every bucket leaves in the flush as if none had left before.
 // In the exact order a bucket that waits holds what it would send, while no parameter has given it
 // two contributions, and then exact sums; ranks agree on which before they launch.
@@ -37,13 +37,13 @@
 namespace equigrad::bucket {
 
 struct QueueOptions {
-  at::TensorOptions buffer;     // device, and dtype of what waits for flush() or travels as it is
+  at::TensorOptions buffer;     // device, and dtype of what waits for flush() or is sent as it is
   at::ScalarType result_dtype;  // of the sums
   ReductionOrder order = ReductionOrder::Pinned;
   bool launch_when_full = false;  // all groups but the last; otherwise they wait for flush()
-  // What a bucket travels in, by its lower_precision; nothing: the type of `buffer`.
-  std::array<std::optional<at::ScalarType>, 2> wire = {};
-  double before_sum = 1.0;    // every contribution is multiplied by it, in fp32, before it travels
+  // What a bucket is sent in, by its lower_precision; nothing: the type of `buffer`.
+  std::array<std::optional<at::ScalarType>, 2> communication_dtypes = {};
+  double before_sum = 1.0;    // every contribution is multiplied by it, in fp32, before it is sent
   bool expects_sums = false;  // exact order: buckets that wait hold sums from the start
   bool overlaps = true;       // otherwise a full group is delivered before copy_in() returns
 };
@@ -55,7 +55,7 @@ class BucketQueue {
   // full buckets, and how many this rank needs for a flush; for one of buckets that waited 2 if
   // this rank must send exact sums, else 1. Once all ranks flush it is called no more: nothing but
   // buckets comes until the flush ends.
-  using BeforeLaunch = std::function<comm::Met(std::size_t bucket, int64_t rounds)>;
+  using BeforeLaunch = std::function<comm::Agreement(std::size_t bucket, int64_t rounds)>;
   // The same for full buckets, without waiting, where something overlaps: `then` is told whether
   // they may leave, at the latest in settle(). None: before_launch is asked.
   struct Announcing {
@@ -63,24 +63,24 @@ class BucketQueue {
     std::function<void()> settle;
   };
   // Where a sum may be written, if anywhere: [shard_numel]. It is delivered all the same.
-  using RoomFor = std::function<at::Tensor(std::size_t bucket)>;
+  using BlockFor = std::function<at::Tensor(std::size_t bucket)>;
 
   BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
               QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-              BeforeLaunch before_launch, RoomFor room_for = {}, Announcing announcing = {});
+              BeforeLaunch before_launch, BlockFor block_for = {}, Announcing announcing = {});
 
   void copy_in(std::size_t parameter, at::Tensor gradient, double weight);
   // Whether groups that are full from now on leave, all but the last, though they wait for flush().
   // For the pinned order only: the native one adds in the buckets themselves.
-  void send_ahead(bool ahead) { ahead_ = ahead; }
-  // Whether groups that could have left ahead have not been announced, and will be asked for.
+  void send_eagerly(bool eager) { eager_ = eager; }
+  // Whether groups that may be sent eagerly have not been announced, and will be asked for.
   bool owes_word() const {
-    return ahead_ && !postponed_ && !announced_ && next_ < buckets_.size() &&
+    return eager_ && !postponed_ && !announced_ && next_ < buckets_.size() &&
            plan_.end_of_group(next_) < buckets_.size();
   }
-  // Buckets that have left ahead. All ranks flush with the same number; who finds another one calls
+  // Buckets sent eagerly. All ranks flush with the same number; who finds another one calls
   // take_back(), which completes and drops them, and forgets what was delivered.
-  std::size_t left_ahead() const { return options_.launch_when_full ? 0 : next_; }
+  std::size_t eagerly_sent() const { return options_.launch_when_full ? 0 : next_; }
   void take_back();
   // Waits for the answer to what was announced. flush() and discard() do.
   void settle();
@@ -91,12 +91,12 @@ class BucketQueue {
   // What this rank has copied in of one parameter and not launched: [shards, its shard_numel], a
   // view of its bucket; undefined if that has not been opened.
   at::Tensor columns_of(std::size_t parameter);
-  // What was held, as it travels: multiplied and rounded once; itself if nothing is to be done.
-  at::Tensor travelling(const at::Tensor& held, bool lower_precision) const;
+  // What was held, as it is sent: multiplied and rounded once; itself if nothing is to be done.
+  at::Tensor as_sent(const at::Tensor& held, bool lower_precision) const;
   // Exact order: whether any rank holds sums of what waits, asked at parameter's bucket.
   // Collective.
   bool agree_on_sums(std::size_t parameter);
-  // The same for one parameter's columns: exact sums, or what was copied in, as it travels.
+  // The same for one parameter's columns: exact sums, or what was copied in, as it is sent.
   at::ScalarType type_of_waiting(bool lower_precision, bool sums) const;
 
  private:
@@ -104,7 +104,7 @@ class BucketQueue {
     std::size_t bucket;
     comm::Reduction reduction;
     int64_t bytes;
-    bool may_stay;      // where room_for says
+    bool may_stay;      // where block_for says
     int64_t own_numel;  // of a sum that must not lie where its bucket still is, or 0
   };
   struct Late {
@@ -123,10 +123,10 @@ class BucketQueue {
   void launch_next();
   void deliver_oldest();
   Bucket& open(std::size_t bucket);
-  void widen(Bucket& bucket);
+  void to_exact_sums(Bucket& bucket);
   bool is_exact() const { return options_.order == ReductionOrder::Exact; }
   bool waits_exactly() const { return is_exact() && !options_.launch_when_full; }
-  at::ScalarType wire(bool lower_precision) const;
+  at::ScalarType communication_dtype(bool lower_precision) const;
 
   const layout::BucketPlan& plan_;
   comm::Communicator& communicator_;
@@ -134,7 +134,7 @@ class BucketQueue {
   trace::Ledger& ledger_;
   Deliver deliver_;
   BeforeLaunch before_launch_;
-  RoomFor room_for_;
+  BlockFor block_for_;
   Announcing announcing_;
   std::vector<std::optional<Bucket>> buckets_;
   std::deque<InFlight> in_flight_;
@@ -142,7 +142,7 @@ class BucketQueue {
   bool sends_sums_ = false;     // exact order, of what waits
   bool postponed_ = false;      // full buckets wait for the flush
   bool announced_ = false;      // the group of next_
-  bool ahead_ = false;          // those that wait leave when they are full
+  bool eager_ = false;          // those that wait leave when they are full
   std::vector<int64_t> parts_;  // by parameter: gradients since the last flush
   std::vector<Late> late_;      // for rounds after the first
 };

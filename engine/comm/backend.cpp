@@ -58,7 +58,7 @@ auto with_context(const Caller& caller, Function&& function) {
 
 class BackendPending final : public Pending {
  public:
-  BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller, Workspace::Room sent = {})
+  BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller, Workspace::Block sent = {})
       : work_(std::move(work)), caller_(std::move(caller)), sent_(std::move(sent)) {}
   void wait() override {
     with_context(caller_, [&] { return work_->wait(); });
@@ -68,7 +68,7 @@ class BackendPending final : public Pending {
  private:
   c10::intrusive_ptr<c10d::Work> work_;
   Caller caller_;
-  Workspace::Room sent_;  // copies under way
+  Workspace::Block sent_;  // copies under way
 };
 
 class BackendCommunicator final : public Communicator {
@@ -129,7 +129,7 @@ class BackendCommunicator final : public Communicator {
     if (trades())
       return trade_rows(collective, output.view({2, output.numel() / 2}),
                         input.view({2, input.numel() / 2}));
-    Workspace::Room copies;
+    Workspace::Block copies;
     if (!input.is_contiguous()) {
       copies = workspace().take(input.numel(), input.options());
       copies.tensor().view(input.sizes()).copy_(input);

@@ -1,5 +1,5 @@
 // Communicator: the seam between the engine and whatever carries its bytes (Gloo, NCCL, or a test's
-// faulty wire).
+// faulty one).
 //
 // Invariants: every rank issues the same collectives in the same order, from one thread; an input
 // is not written and an output not read before wait(). Nothing here knows an order of additions
@@ -64,11 +64,11 @@ class Communicator {
   virtual Communicator& words() { return *this; }
 
   Workspace& workspace() { return workspace_; }
-  Rendezvous& rendezvous() { return rendezvous_; }
+  Coordinator& coordinator() { return coordinator_; }
 
  private:
   Workspace workspace_;
-  Rendezvous rendezvous_{*this};
+  Coordinator coordinator_{*this};
 };
 
 // What every rank says, heard by all: int64 on the CPU.   [n] -> [W, n]

@@ -15,7 +15,7 @@
 namespace equigrad::comm {
 namespace {
 
-// On CUDA a collective costs more than room.
+// On CUDA a collective costs more than memory.
 constexpr int64_t kCudaPieceNumel = int64_t{1} << 25;
 
 // Rows that may lie apart, on the CPU.
@@ -128,7 +128,7 @@ void Reduction::add_into(const at::Tensor& sum, Piece& piece) const {
   piece.received.give_back();
 }
 
-// A piece that has been sent leaves its room to the sum of the same type.
+// The memory of a piece that has been sent is used for the sum of the same type.
 at::Tensor Reduction::room_for_all() const {
   return buffer_.scalar_type() == result_dtype_
              ? buffer_

@@ -18,7 +18,7 @@ constexpr const char* kDiskOnly = "only offloading to a disk uses it";
 constexpr const char* kKernelChoice = "the update rule has one implementation";
 constexpr const char* kPython =
     "It is a Python facility; the C++ autograd graph needs no compilation. Drop the key.";
-constexpr const char* kPaging = "it changes how parameters travel, not their bits";
+constexpr const char* kPaging = "it changes when parameters are sent, not their bits";
 
 }  // namespace
 

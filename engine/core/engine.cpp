@@ -44,13 +44,13 @@ void TrainingEngine::end_pass() {
   micro_batches_.end_pass();
 }
 
-// The window is as it was before the pass. Where gradients travel in every pass the other ranks
+// The window is as it was before the pass. Where gradients are sent in every pass the other ranks
 // wait for this one's: they are told.
 void TrainingEngine::abandon_pass() noexcept {
   // A peer may be lost too. The exception that abandoned the pass is on its way to the caller.
   window_.abandon();
   try {
-    if (stage_.gradients_reduced == ReduceWhen::EveryPass) seat_.abandon();
+    if (stage_.gradients_reduced == ReduceWhen::EveryPass) participant_.abandon();
   } catch (...) {
   }
   try {
@@ -76,7 +76,8 @@ at::Tensor TrainingEngine::full_parameter(const std::string& name) {
   auto value = parameters_->whole(parameter);
   // A rank that has the page serves those that have not.
   if (stage_.parameters_sharded)
-    seat_.meet({comm::Meeting::Access, (int64_t{15} << 40) + static_cast<int64_t>(parameter)});
+    participant_.meet(
+        {comm::SyncKind::Access, (int64_t{15} << 40) + static_cast<int64_t>(parameter)});
   return value;
 }
 
@@ -114,7 +115,7 @@ void TrainingEngine::zero_grad() {
 
 at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) {
   rethrow_failure();
-  seat_.begin_pass();
+  participant_.begin_pass();
   pass_weight_ = loss::pass_weight(config_.gradient_accumulation_steps, scale_wrt_gas);
   const auto restore = c10::make_scope_exit([this] { pass_weight_ = 1.0; });
   // A loss that is refused on one rank is a pass that throws: the others wait for it.
@@ -166,15 +167,15 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   micro_batches_.check_step();
   const bool boundary = micro_batches_.is_boundary();
   const at::NoGradGuard no_grad;
-  comm::Met met;
-  if (boundary) met = window_.agree(observer_ ? 1 : 0);  // if it throws, nothing has changed
+  comm::Agreement agreement;
+  if (boundary) agreement = window_.agree(observer_ ? 1 : 0);  // if it throws, nothing has changed
   ++counters_.micro_steps;
   micro_batches_.end_step();
   if (!boundary) return;
   applied_ = false;
   try {
     profiled_.begin_update();
-    update(met);
+    update(agreement);
     if (applied_ && schedule_) schedule_->step(lr_kwargs);
     set_rates();
   } catch (...) {
@@ -187,19 +188,19 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
 }
 
 // The observer is the user's: it may throw, or read parameters, on one rank only.
-void TrainingEngine::observe(const at::Tensor& gradient, const comm::Met& met) {
-  if (met.greatest_flag == 0) return;  // no rank has one
-  seat_.begin_pass();
+void TrainingEngine::observe(const at::Tensor& gradient, const comm::Agreement& agreement) {
+  if (agreement.greatest_flag == 0) return;  // no rank has one
+  participant_.begin_pass();
   try {
-    if (observer_) observer_(access_.shards(gradient, met.marks));
+    if (observer_) observer_(access_.shards(gradient, agreement.marks));
   } catch (...) {
-    seat_.abandon();
+    participant_.abandon();
     throw;
   }
-  seat_.meet({comm::Meeting::Observed});
+  participant_.meet({comm::SyncKind::Observed});
 }
 
-void TrainingEngine::update(const comm::Met& met) {
+void TrainingEngine::update(const comm::Agreement& agreement) {
   if (layer_drop_) layer_drop_->update(counters_.global_steps);
   const auto gradient = window_.take_averaged(factor());
   const trace::Charge charge(ledger_, trace::Category::Gradients,
@@ -211,8 +212,8 @@ void TrainingEngine::update(const comm::Met& met) {
   if (config_.gradient_clipping > 0) {
     shard::clip_(gradient, measure.norm, config_.gradient_clipping);
   }
-  observe(gradient, met);
-  optimizer_.update(gradient, met.marks);
+  observe(gradient, agreement);
+  optimizer_.update(gradient, agreement.marks);
   parameters_->publish();
   ++counters_.global_steps;
   applied_ = true;

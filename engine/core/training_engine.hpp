@@ -92,8 +92,8 @@ class TrainingEngine final : public Engine {
                                   communicator_->world_size()) /
            scaler_->scale();  // a power of two: exact
   }
-  void update(const comm::Met& met);
-  void observe(const at::Tensor& gradient, const comm::Met& met);
+  void update(const comm::Agreement& agreement);
+  void observe(const at::Tensor& gradient, const comm::Agreement& agreement);
   void set_rates();
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
 
@@ -104,7 +104,7 @@ class TrainingEngine final : public Engine {
   std::vector<at::Tensor> tensors_;  // by index of the table
   layout::ParameterTable table_;
   layout::BucketPlan plan_;
-  comm::Seat seat_;
+  comm::Participant participant_;
   std::shared_ptr<loss::LossScaler> scaler_;
   std::map<const void*, const std::string*> names_;  // by tensor
   optimizer::ShardedState optimizer_;

@@ -30,27 +30,28 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
       plan_(table_, stage_.shards(communicator_->world_size()),
             layout::bucket_size(
                 table_, config.zero.reduce_bucket_size,
-                stage_.sends_full_buckets(config.reduces_ahead(communicator_->world_size())))),
-      seat_(*communicator_, table_.size()),
+                stage_.sends_full_buckets(config.reduces_eagerly(communicator_->world_size())))),
+      participant_(*communicator_, table_.size()),
       scaler_(loss::make_scaler(config.precision.loss_scale)),
       optimizer_(config.optimizer, assembly.groups, table_, plan_,
                  state_options(config, communicator_->device()), ledger_),
       parameters_(parameter::make_keeper(
-          {table_, plan_, config_.zero, *communicator_, seat_, ledger_, optimizer_.masters(),
-           tensors_, torch_dtype(config.precision.param), weights_on_the_wire(config.precision),
-           assembly.leaves},
+          {table_, plan_, config_.zero, *communicator_, participant_, ledger_, optimizer_.masters(),
+           tensors_, torch_dtype(config.precision.param),
+           weight_communication_dtypes(config.precision), assembly.leaves},
           stage_.parameters_sharded)),
-      window_(plan_, table_.size(), *communicator_, seat_,
-              {torch_dtype(config.precision.param), torch_dtype(config.precision.accumulate),
-               stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction,
-               torch_dtype(config.precision.master), gradients_on_the_wire(config.precision),
-               loss::factor_before_sum(config.averaging, communicator_->world_size()),
-               config.gradient_accumulation_steps, config.zero.overlap_comm,
-               config.reduces_ahead(communicator_->world_size())},
-              ledger_),
-      access_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
+      window_(
+          plan_, table_.size(), *communicator_, participant_,
+          {torch_dtype(config.precision.param), torch_dtype(config.precision.accumulate),
+           stage_.gradients_reduced == ReduceWhen::EveryPass, config.reduction,
+           torch_dtype(config.precision.master), gradient_communication_dtypes(config.precision),
+           loss::factor_before_sum(config.averaging, communicator_->world_size()),
+           config.gradient_accumulation_steps, config.zero.overlap_comm,
+           config.reduces_eagerly(communicator_->world_size())},
+          ledger_),
+      access_({table_, plan_, *communicator_, participant_, window_, optimizer_, *parameters_,
                [this] { return factor(); }}),
-      gathering_({table_, plan_, *communicator_, seat_, window_, optimizer_, *parameters_,
+      gathering_({table_, plan_, *communicator_, participant_, window_, optimizer_, *parameters_,
                   [this] { return factor(); }},
                  tensors_),
       micro_batches_(config.gradient_accumulation_steps),
@@ -69,7 +70,7 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
 gradient::BackwardPass TrainingEngine::watch() {
   // Of several engines in a pass those end first that can still fail on another rank.
   const bool waits = stage_.gradients_reduced == ReduceWhen::EveryPass;
-  const int64_t order = seat_.number() + (waits ? 0 : int64_t{1} << 32);
+  const int64_t order = participant_.number() + (waits ? 0 : int64_t{1} << 32);
   std::vector<gradient::WatchedParameter> watched;
   for (std::size_t i = 0; i < table_.size(); ++i) {
     if (table_[i].trainable) watched.push_back({i, table_[i].name, tensors_[i]});
@@ -77,7 +78,7 @@ gradient::BackwardPass TrainingEngine::watch() {
   return gradient::BackwardPass(
       std::move(watched),
       {[this] {
-         seat_.begin_pass();
+         participant_.begin_pass();
          parameters_->rethrow_failure();
          check_autocast();
          window_.begin(pass_weight_);
@@ -117,7 +118,7 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
     throw Error("initialize", "expected \"reduction\": \"pinned\" or \"native\" on " +
                                   communicator->device().str() +
                                   ", got \"exact\", which sums on the CPU only.");
-  communicator->rendezvous().meet_to_initialize();
+  communicator->coordinator().meet_to_initialize();
   auto assembly = assemble(groups, config, *communicator);
   if (modules.empty()) {
     std::vector<std::pair<std::string, at::Tensor>> named;

@@ -20,25 +20,25 @@ at::ScalarType type_of_window(const WindowOptions& options) {
 
 }  // namespace
 
-// At the boundary the window's local sums travel; after every pass the gradients themselves do.
+// At the boundary the window's local sums are sent; after every pass the gradients themselves are.
 bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) const {
   const bool each = options_.reduce_every_pass;
   return {options.dtype(each || is_exact() ? options_.param_dtype : options_.accumulate_dtype),
           each && !is_exact() ? at::kFloat : type_of_window(options_),
           options_.order,
           each,
-          options_.wire,
+          options_.communication_dtypes,
           options_.before_sum,
           !each && is_exact() && options_.expected_passes > 1,
           options_.overlaps};
 }
 
 Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
-               comm::Communicator& communicator, comm::Seat& seat, const WindowOptions& options,
-               trace::Ledger& ledger)
+               comm::Communicator& communicator, comm::Participant& participant,
+               const WindowOptions& options, trace::Ledger& ledger)
     : plan_(plan),
       communicator_(communicator),
-      seat_(seat),
+      participant_(participant),
       options_(options),
       ledger_(ledger),
       sums_(plan, at::TensorOptions().dtype(type_of_window(options)).device(communicator.device()),
@@ -50,18 +50,20 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
             const bool was_weighed = !options_.reduce_every_pass || is_exact();
             sums_.add(bucket, std::move(sum), was_weighed ? 1.0 : weight_);
           },
-          [this](std::size_t bucket, int64_t rounds) -> comm::Met {
+          [this](std::size_t bucket, int64_t rounds) -> comm::Agreement {
             const bool agreed = !is_exact() || options_.expected_passes > 1;
             if (!options_.reduce_every_pass && agreed && rounds != 0)
               return {true, rounds, rounds, {}};
-            return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
+            return participant_.meet(
+                {comm::SyncKind::Bucket, static_cast<int64_t>(bucket), rounds});
           },
-          [this](std::size_t bucket) { return sums_.room(bucket); },
+          [this](std::size_t bucket) { return sums_.block(bucket); },
           {[this](std::size_t bucket, const std::function<void(bool)>& then) {
-             seat_.announce({comm::Meeting::Bucket, static_cast<int64_t>(bucket)},
-                            [then](const comm::Met& met) { then(met.together); });
+             participant_.announce(
+                 {comm::SyncKind::Bucket, static_cast<int64_t>(bucket)},
+                 [then](const comm::Agreement& agreement) { then(agreement.together); });
            },
-           [this] { seat_.settle(); }}),
+           [this] { participant_.settle(); }}),
       used_(parameters, false),
       used_by_pass_(parameters, false),
       contributions_(parameters, 0) {}
@@ -69,21 +71,23 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
 void Window::begin(double weight) {
   weight_ = weight;
   std::fill(used_by_pass_.begin(), used_by_pass_.end(), false);
-  queue_.send_ahead(false);
+  queue_.send_eagerly(false);
 }
 
-void Window::expect_step() { queue_.send_ahead(options_.ahead && passes_ == 0 && guesses_); }
+void Window::expect_step() { queue_.send_eagerly(options_.eager && passes_ == 0 && guesses_); }
 
 // Others may wait to hear of a group that is full there and will not be here: this place is none of
 // theirs, so they are postponed. Nobody waits for the answer.
 void Window::say_no_more() noexcept {
   try {
     queue_.settle();
-    if (queue_.owes_word()) seat_.announce({comm::Meeting::Bucket, -1}, [](const comm::Met&) {});
+    if (queue_.owes_word())
+      participant_.announce({comm::SyncKind::Bucket, -1}, [](const comm::Agreement&) {});
   } catch (...) {
-    // A peer is lost, or all know that a pass threw: this one ends, and the next meeting tells.
+    // A peer is lost, or all know that a pass threw: this one ends, and the next synchronisation
+    // point tells.
   }
-  queue_.send_ahead(false);
+  queue_.send_eagerly(false);
 }
 
 void Window::ready(std::size_t parameter, at::Tensor gradient) {
@@ -119,7 +123,7 @@ void Window::end() {
   staged_.clear();
   queue_.settle();
   say_no_more();
-  if (!options_.reduce_every_pass && queue_.left_ahead() == 0) sums_.clear();  // taken back
+  if (!options_.reduce_every_pass && queue_.eagerly_sent() == 0) sums_.clear();  // taken back
   for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used_[i] || used_by_pass_[i];
   ++passes_;
 }
@@ -143,17 +147,17 @@ void Window::forget_guess() {
   sums_.clear();
 }
 
-// The buckets that have left ahead must be the same on every rank.
-comm::Met Window::agree(int64_t flag) {
-  const auto left = 2 * static_cast<int64_t>(queue_.left_ahead());
-  auto met = seat_.meet({comm::Meeting::Step, passes_, left + flag}, used_);
-  if (met.least_flag / 2 != met.greatest_flag / 2) {
+// The buckets that have been sent eagerly must be the same on every rank.
+comm::Agreement Window::agree(int64_t flag) {
+  const auto left = 2 * static_cast<int64_t>(queue_.eagerly_sent());
+  auto agreement = participant_.meet({comm::SyncKind::Step, passes_, left + flag}, used_);
+  if (agreement.least_flag / 2 != agreement.greatest_flag / 2) {
     forget_guess();
-    met = seat_.meet({comm::Meeting::Step, passes_, flag}, used_);
+    agreement = participant_.meet({comm::SyncKind::Step, passes_, flag}, used_);
   }
-  met.least_flag %= 2;
-  met.greatest_flag %= 2;
-  return met;
+  agreement.least_flag %= 2;
+  agreement.greatest_flag %= 2;
+  return agreement;
 }
 
 at::Tensor Window::take_averaged(double factor) {
@@ -193,7 +197,7 @@ at::Tensor Window::averaged_slice(std::size_t parameter, double factor) {
     if (columns.defined()) buffer.narrow(0, 0, numel).view({plan_.shards(), -1}).copy_(columns);
     const auto reduce = plan_.shards() == 1 ? &comm::Reduction::all_reduce_sum
                                             : &comm::Reduction::reduce_scatter_sum;
-    sum = reduce(communicator_, options_.order, queue_.travelling(buffer, lower),
+    sum = reduce(communicator_, options_.order, queue_.as_sent(buffer, lower),
                  options_.accumulate_dtype)
               .finish();
     sum = sum.narrow(0, 0, slot.shard_numel);

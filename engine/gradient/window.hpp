@@ -16,7 +16,7 @@
 // order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
 // the same parameters; identity is by parameter, never by arrival. What was assigned stands for
 // the window so far; later passes add to it. In the exact order a contribution is multiplied by its
-// weight before it travels, at every stage.
+// weight before it is sent, at every stage.
 // Shapes: averages are of average_dtype, flat over the shard space [plan.shard_numel()], or one
 // parameter's slice of it. Errors: equigrad::Error when ranks ran different numbers of passes, and
 // those of the communicator. Depends on: bucket, gradient/accumulator, layout, comm, stage, config,
@@ -47,17 +47,17 @@ struct WindowOptions {
   bool reduce_every_pass;
   ReductionOrder order;
   at::ScalarType average_dtype = at::kFloat;
-  std::array<std::optional<at::ScalarType>, 2> wire = {};  // by lower_precision
+  std::array<std::optional<at::ScalarType>, 2> communication_dtypes = {};  // by lower_precision
   double before_sum = 1.0;
   int64_t expected_passes = 1;  // of a window
   bool overlaps = true;         // reductions and what else a pass does
-  bool ahead = false;           // a pass that expect_step()s begins reductions; stages 0, 1, pinned
+  bool eager = false;           // a pass that expect_step()s begins reductions; stages 0, 1, pinned
 };
 
 class Window {
  public:
   Window(const layout::BucketPlan& plan, std::size_t parameters, comm::Communicator& communicator,
-         comm::Seat& seat, const WindowOptions& options, trace::Ledger& ledger);
+         comm::Participant& participant, const WindowOptions& options, trace::Ledger& ledger);
 
   // A pass; every contribution counts `weight` times.
   void begin(double weight);
@@ -71,7 +71,7 @@ class Window {
 
   // At the boundary. Marks: by parameter, whether any rank used it; flags, 0 or 1, as given.
   // Collective.
-  comm::Met agree(int64_t flag);
+  comm::Agreement agree(int64_t flag);
   // The average over passes and ranks; the window is empty afterwards. Collective.
   at::Tensor take_averaged(double factor);
   // The same of one parameter so far, its padding included; the window stays. Collective.
@@ -93,7 +93,7 @@ class Window {
 
   const layout::BucketPlan& plan_;
   comm::Communicator& communicator_;
-  comm::Seat& seat_;
+  comm::Participant& participant_;
   WindowOptions options_;
   trace::Ledger& ledger_;
   gradient::Accumulator sums_;

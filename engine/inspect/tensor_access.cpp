@@ -74,8 +74,9 @@ at::Tensor TensorAccess::slice_of(const at::Tensor& flat, std::size_t parameter)
 
 bool TensorAccess::meet(Call call, std::size_t parameter, int64_t flag) {
   const auto number = static_cast<int64_t>(call) * kCall + static_cast<int64_t>(parameter);
-  const auto met = at_.seat.meet({comm::Meeting::Access, number, flag}, at_.window.used());
-  if (met.least_flag == met.greatest_flag) return met.marks[parameter];
+  const auto agreement =
+      at_.participant.meet({comm::SyncKind::Access, number, flag}, at_.window.used());
+  if (agreement.least_flag == agreement.greatest_flag) return agreement.marks[parameter];
   const bool reads = call == Call::Gradient;
   throw Error(
       "engine.access",
@@ -114,8 +115,8 @@ at::Tensor TensorAccess::slice_of_local(std::size_t parameter, const at::Tensor&
 }
 
 void TensorAccess::write_master(std::size_t parameter, const at::Tensor& slice) {
-  if (at_.parameters.is_held(parameter)) {
-    throw Error("engine.access", "expected a parameter that gather() does not hold, got \"" +
+  if (at_.parameters.is_pinned(parameter)) {
+    throw Error("engine.access", "expected a parameter that gather() has not pinned, got \"" +
                                      at_.table[parameter].name + "\". End its scope first.");
   }
   slice_of(at_.optimizer.masters(), parameter).copy_(slice);

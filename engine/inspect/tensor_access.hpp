@@ -28,7 +28,7 @@ struct Stations {
   const layout::ParameterTable& table;
   const layout::BucketPlan& plan;
   comm::Communicator& communicator;
-  comm::Seat& seat;
+  comm::Participant& participant;
   Window& window;
   optimizer::ShardedState& optimizer;
   parameter::Parameters& parameters;

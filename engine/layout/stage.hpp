@@ -32,9 +32,9 @@ struct Stage {
 
   // Into how many equal slices every parameter is cut.
   constexpr int shards(int world_size) const { return optimizer_state_sharded ? world_size : 1; }
-  // Whether buckets leave when they are full; `ahead` is EngineConfig::reduces_ahead().
-  constexpr bool sends_full_buckets(bool ahead) const {
-    return ahead || gradients_reduced == ReduceWhen::EveryPass;
+  // Whether buckets leave when they are full; `eager` is EngineConfig::reduces_eagerly().
+  constexpr bool sends_full_buckets(bool eager) const {
+    return eager || gradients_reduced == ReduceWhen::EveryPass;
   }
 };
 

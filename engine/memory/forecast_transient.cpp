@@ -10,13 +10,13 @@ namespace {
 // The buckets of one window, as a bucket queue opens, launches and delivers them.
 class Buckets {
  public:
-  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass, bool ahead,
+  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass, bool eager,
           bool overlaps)
       : plan_(plan),
         sizes_(sizes),
         world_(world),
         each_pass_(each_pass),
-        ahead_(ahead),
+        eager_(eager),
         overlaps_(overlaps),
         is_open_(plan.buckets().size(), false),
         filled_(plan.buckets().size(), 0) {}
@@ -24,7 +24,7 @@ class Buckets {
   std::int64_t peak(const std::vector<std::size_t>& arrivals) {
     for (const std::size_t parameter : arrivals) arrive(parameter);
     if (announced_) launch_group();
-    ahead_ = false;
+    eager_ = false;
     const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
     for (std::size_t bucket = 0; !each_pass_ && bucket < arrived; ++bucket)
       hold(-held_bytes(bucket));
@@ -38,7 +38,7 @@ class Buckets {
     if (const auto at = plan_.slot_of(parameter)) {
       open(at->bucket);
       const bool is_full = ++filled_[at->bucket] == plan_.buckets()[at->bucket].slots.size();
-      if (is_full && (each_pass_ || ahead_)) launch_full();
+      if (is_full && (each_pass_ || eager_)) launch_full();
     }
     return {parameter, now_ + window_, most_};
   }
@@ -71,12 +71,13 @@ class Buckets {
     return layout::Partition(plan_.shards() * plan_.buckets()[bucket].shard_numel, world_)
         .padded_numel();
   }
-  std::int64_t wire_bytes(std::size_t bucket) const {
-    return numel(bucket) * sizes_.gradient_wire[plan_.buckets()[bucket].lower_precision ? 1 : 0];
+  std::int64_t sent_bytes(std::size_t bucket) const {
+    return numel(bucket) *
+           sizes_.gradient_sent_bytes[plan_.buckets()[bucket].lower_precision ? 1 : 0];
   }
   std::int64_t held_bytes(std::size_t bucket) const {
     const bool as_sent = each_pass_ || sizes_.waits_as_sent;
-    return as_sent ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
+    return as_sent ? sent_bytes(bucket) : numel(bucket) * sizes_.window;
   }
   // A group that is full leaves when one more bucket is, if anything overlaps and ranks must agree;
   // the last one leaves at the end.
@@ -114,17 +115,17 @@ class Buckets {
     hold(0);
     const auto [bucket, bytes, stays] = in_flight_.front();
     hold(-bytes);
-    if (stays && !ahead_) hold(-held_bytes(bucket));
+    if (stays && !eager_) hold(-held_bytes(bucket));
     in_flight_.pop_front();
   }
   void launch() {
     open(next_);
-    // What leaves ahead of the step stays here too.
+    // What is sent eagerly, before the step, stays here too.
     const bool is_here =
-        ahead_ && !sizes_.copies_to_send[plan_.buckets()[next_].lower_precision ? 1 : 0];
-    const std::int64_t bytes = is_here ? 0 : wire_bytes(next_);
-    hold(bytes - (ahead_ ? 0 : held_bytes(next_)));
-    in_flight_.push_back({next_++, bytes, ahead_});
+        eager_ && !sizes_.copies_to_send[plan_.buckets()[next_].lower_precision ? 1 : 0];
+    const std::int64_t bytes = is_here ? 0 : sent_bytes(next_);
+    hold(bytes - (eager_ ? 0 : held_bytes(next_)));
+    in_flight_.push_back({next_++, bytes, eager_});
   }
 
   struct Flying {
@@ -135,7 +136,7 @@ class Buckets {
   const layout::BucketPlan& plan_;
   const Sizes& sizes_;
   int world_;
-  bool each_pass_, ahead_, overlaps_, announced_ = false;
+  bool each_pass_, eager_, overlaps_, announced_ = false;
   std::vector<bool> is_open_;
   std::vector<std::size_t> filled_;
   std::deque<Flying> in_flight_;
@@ -147,20 +148,20 @@ class Buckets {
 
 HeldBytes Model::buckets() const {
   const auto new_window = [&] {
-    return Buckets(plan, sizes, world, each_pass(), config.reduces_ahead(world),
+    return Buckets(plan, sizes, world, each_pass(), config.reduces_eagerly(world),
                    config.zero.overlap_comm);
   };
   return {0, new_window().peak(arrivals), new_window().most()};
 }
 
 std::vector<PassBytes> Model::pass() const {
-  Buckets buckets(plan, sizes, world, each_pass(), config.reduces_ahead(world),
+  Buckets buckets(plan, sizes, world, each_pass(), config.reduces_eagerly(world),
                   config.zero.overlap_comm);
-  std::vector<PassBytes> course;
-  for (const std::size_t parameter : arrivals) course.push_back(buckets.arrive(parameter));
-  if (course.empty()) return course;
-  course.back() = each_pass() ? buckets.finish(course.back()) : buckets.settle(course.back());
-  return course;
+  std::vector<PassBytes> timeline;
+  for (const std::size_t parameter : arrivals) timeline.push_back(buckets.arrive(parameter));
+  if (timeline.empty()) return timeline;
+  timeline.back() = each_pass() ? buckets.finish(timeline.back()) : buckets.settle(timeline.back());
+  return timeline;
 }
 
 // One after the other, as parameter/replicas.cpp cuts them.
@@ -170,14 +171,14 @@ HeldBytes Model::all_gathers() const {
   std::int64_t columns = 0;
   const layout::Bucket* before = nullptr;
   for (const auto& bucket : plan.buckets()) {
-    const std::int64_t wire = sizes.weight_wire[bucket.lower_precision ? 1 : 0];
+    const std::int64_t sent_bytes = sizes.weight_sent_bytes[bucket.lower_precision ? 1 : 0];
     for (const auto& slot : bucket.slots) {
-      if (slot.numel >= layout::kAloneNumel && slot.numel % world == 0 && wire == sizes.param)
+      if (slot.numel >= layout::kAloneNumel && slot.numel % world == 0 && sent_bytes == sizes.param)
         continue;  // into the parameter's own memory
       const bool joins = before != nullptr && before->lower_precision == bucket.lower_precision &&
                          (columns + slot.shard_numel) * world <= config.zero.allgather_bucket_size;
       columns = slot.shard_numel + (joins ? columns : 0);
-      held.peak = std::max(held.peak, columns * world * wire);
+      held.peak = std::max(held.peak, columns * world * sent_bytes);
       before = &bucket;
     }
   }
@@ -186,26 +187,28 @@ HeldBytes Model::all_gathers() const {
 }
 
 // When those that stay whole are gathered together: the small ones of a type in one collective,
-// whose room stays until the last of them is copied out of it, the residents to where they have
+// whose block stays until the last of them is copied out of it, the residents to where they have
 // always been; the others move in as they are.
 std::int64_t Model::persistent_peak() const {
-  std::int64_t rooms[3] = {0, 0, 0}, now = 0, peak = 0;  // by bytes of the wire
+  std::int64_t blocks[3] = {0, 0, 0}, now = 0, peak = 0;  // by bytes that an element is sent in
   std::size_t last[3] = {0, 0, 0};
-  const auto room_of = [&](std::size_t i) { return static_cast<std::size_t>(wire_of(i)) / 2; };
+  const auto block_of = [&](std::size_t i) {
+    return static_cast<std::size_t>(sent_bytes_of(i)) / 2;
+  };
   std::vector<std::size_t> stay;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (table[i].numel == 0 || !is_persistent(i)) continue;
     stay.push_back(i);
-    now += padded_numel(i) * wire_of(i) + (is_resident(i) ? whole_bytes(i) : 0);
+    now += padded_numel(i) * sent_bytes_of(i) + (is_resident(i) ? whole_bytes(i) : 0);
     if (!is_small(i)) continue;
-    rooms[room_of(i)] += padded_numel(i) * wire_of(i);
-    last[room_of(i)] = i;
+    blocks[block_of(i)] += padded_numel(i) * sent_bytes_of(i);
+    last[block_of(i)] = i;
   }
   peak = now;
   for (const std::size_t i : stay) {
-    const bool is_last = is_small(i) && last[room_of(i)] == i;
-    if (!is_small(i)) now -= padded_numel(i) * wire_of(i);
-    if (is_last) now -= rooms[room_of(i)];
+    const bool is_last = is_small(i) && last[block_of(i)] == i;
+    if (!is_small(i)) now -= padded_numel(i) * sent_bytes_of(i);
+    if (is_last) now -= blocks[block_of(i)];
     if (!is_resident(i)) now += whole_bytes(i);
     peak = std::max(peak, now);
   }
@@ -236,10 +239,10 @@ std::int64_t Model::live_bytes() const {
 
 HeldBytes Model::pages() const {
   HeldBytes held;
-  std::int64_t shared_room = 0, one = 0;
+  std::int64_t shared_block = 0, one = 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (table[i].numel == 0) continue;
-    if (is_small(i)) shared_room += padded_numel(i) * wire_of(i);
+    if (is_small(i)) shared_block += padded_numel(i) * sent_bytes_of(i);
     if (is_persistent(i))
       held.idle += whole_bytes(i);
     else
@@ -255,7 +258,7 @@ HeldBytes Model::pages() const {
     if (arrives) one = std::max(one, bytes);
   }
   held.peak = std::max(persistent_peak(), held.idle + one);
-  held.most = held.is_exact ? held.peak : std::max(held.peak, live_bytes() + shared_room);
+  held.most = held.is_exact ? held.peak : std::max(held.peak, live_bytes() + shared_block);
   return held;
 }
 

@@ -17,7 +17,7 @@ namespace equigrad::optimizer {
 namespace {
 
 // On the CPU a chunk's operands stay in the second-level cache from one operation to the next; on
-// CUDA a chunk bounds the room that the operations take.
+// CUDA a chunk bounds the memory that the operations take.
 constexpr int64_t kCpuChunkNumel = int64_t{1} << 15;
 constexpr int64_t kCudaChunkNumel = int64_t{1} << 24;
 constexpr int64_t kGrainNumel = int64_t{1} << 16;  // at least so many to a thread
@@ -150,11 +150,11 @@ void update_by_operations_(const OptimizerConfig& config, int64_t step, const at
     std::vector<at::Tensor> wide{part(parameter).to(at::kFloat)};
     for (const auto& tensor : state) wide.push_back(part(tensor).to(at::kFloat));
     auto g = part(gradient).to(at::kFloat);
-    auto room = scratch.narrow(0, 0, numel);
+    auto block = scratch.narrow(0, 0, numel);
     if (config.kind != OptimizerConfig::Kind::Sgd) {
-      adam_chunk(config, step, wide[0], g, wide[1], wide[2], room);
+      adam_chunk(config, step, wide[0], g, wide[1], wide[2], block);
     } else {
-      sgd_chunk(config, step, wide[0], g, state.empty() ? nullptr : &wide[1], room);
+      sgd_chunk(config, step, wide[0], g, state.empty() ? nullptr : &wide[1], block);
     }
     if (parameter.scalar_type() != at::kFloat) part(parameter).copy_(wide[0]);
     for (std::size_t i = 0; i < state.size(); ++i) {

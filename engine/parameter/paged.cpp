@@ -36,7 +36,8 @@ Pages::Pages(const Context& context)
     tensors.push_back(page.persistent && !leaves_.leaf_of(i) ? at::Tensor() : page.tensor);
   }
   trace_.emplace(std::move(numel_by_page), always, context_.zero.stage3_max_live_parameters);
-  context_.seat.serve([this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
+  context_.participant.serve(
+      [this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
   publish();
   observation_ = std::make_unique<Observation>(*this, tensors);
 }
@@ -89,33 +90,33 @@ at::Tensor Pages::whole(std::size_t parameter) {
   const auto& tensor = context_.tensors[parameter];
   if (!table_.page_of(parameter)) return tensor.detach().clone();
   auto& page = pages_[*table_.page_of(parameter)];
-  if (page.state == Page::State::Released) context_.seat.want({*table_.page_of(parameter)});
+  if (page.state == Page::State::Released) context_.participant.want({*table_.page_of(parameter)});
   page.arrive(context_.ledger);
   auto copy = tensor.detach().clone();
   if (page.may_drop()) release(page);
   return copy;
 }
 
-void Pages::hold(std::size_t parameter) {
+void Pages::pin(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
   const Silence silence;
   at::Tensor before;  // of a page that nobody watches; another one's shard says what it was
   if (const auto i = table_.page_of(parameter)) {
     auto& page = pages_[*i];
-    if (page.state == Page::State::Released) context_.seat.want({*i});
+    if (page.state == Page::State::Released) context_.participant.want({*i});
     page.arrive(context_.ledger);
     ++page.pins;
     if (page.persistent) before = page.tensor.detach().clone();
   }
   if (before.defined())
     context_.ledger.charge(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
-  held_[parameter] = std::move(before);
+  pinned_[parameter] = std::move(before);
 }
 
-void Pages::let_go(std::size_t parameter, bool keep) {
+void Pages::unpin(std::size_t parameter, bool keep) {
   const std::lock_guard lock(mutex_);
   const Silence silence;
-  const auto before = held_.extract(parameter).mapped();
+  const auto before = pinned_.extract(parameter).mapped();
   const auto i = table_.page_of(parameter);
   if (!i) return;
   auto& page = pages_[*i];
@@ -203,7 +204,7 @@ void Pages::use(const std::vector<std::size_t>& pages) {
   for (const auto page : ahead) ahead_numel += pages_[page].tensor.numel();
   if (!missing.empty() || 2 * ahead_numel > budget_numel) {
     missing.insert(missing.end(), ahead.begin(), ahead.end());
-    context_.seat.want(missing);
+    context_.participant.want(missing);
   }
   for (const auto page : pages) pages_[page].arrive(context_.ledger);
 }

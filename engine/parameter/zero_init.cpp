@@ -250,7 +250,7 @@ Init::Init(const std::string& config, std::shared_ptr<comm::Communicator> commun
     : exceptions_(std::uncaught_exceptions()) {
   const auto checked = load_config(config, communicator->world_size());
   if (checked.zero.stage != 3) return;
-  communicator->rendezvous().meet_to_initialize();
+  communicator->coordinator().meet_to_initialize();
   state_ = std::make_unique<State>(std::move(communicator));
 }
 

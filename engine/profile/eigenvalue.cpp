@@ -68,7 +68,7 @@ class Hessian {
 
   Tensors parameters_;
   comm::Communicator* communicator_;
-  std::unique_ptr<comm::Seat> seat_;  // at which a rank that has its product serves the others
+  std::unique_ptr<comm::Participant> participant_;  // serves ranks without a product
   int64_t products_ = 0;
   int64_t numel_ = 0;
   Tensors gradients_;  // with a graph of their own; of the parameters that have one
@@ -78,7 +78,8 @@ class Hessian {
 Hessian::Hessian(const Tensor& loss, const Tensors& parameters, const EigenvalueOptions& options,
                  comm::Communicator* communicator)
     : parameters_(trainable(parameters)), communicator_(communicator) {
-  if (communicator_ != nullptr) seat_ = std::make_unique<comm::Seat>(*communicator_, 1);
+  if (communicator_ != nullptr)
+    participant_ = std::make_unique<comm::Participant>(*communicator_, 1);
   for (const auto& parameter : parameters_) numel_ += parameter.numel();
   try {
     check(loss, parameters_, options);
@@ -90,7 +91,7 @@ Hessian::Hessian(const Tensor& loss, const Tensors& parameters, const Eigenvalue
       reached_.push_back(i);
     }
   } catch (...) {
-    if (seat_) seat_->abandon();  // the others wait for this rank's product
+    if (participant_) participant_->abandon();  // the others wait for this rank's product
     throw;
   }
 }
@@ -141,11 +142,11 @@ Tensor Hessian::times(const Tensor& vector) {
   try {
     product = local_times(vector);
   } catch (...) {
-    if (seat_) seat_->abandon();
+    if (participant_) participant_->abandon();
     throw;
   }
   const at::NoGradGuard no_grad;
-  if (seat_) seat_->meet({comm::Meeting::Access, products_++});
+  if (participant_) participant_->meet({comm::SyncKind::Access, products_++});
   return averaged(std::move(product));
 }
 

@@ -2,14 +2,14 @@
 //
 // Invariants: the listing makes the calls that EnginePlayer makes, in the same order.
 // Units: none.   Errors: none.
-// Depends on: wishes.hpp. No torch.
+// Depends on: command_seeds.hpp. No torch.
 #pragma once
 
 #include <array>
 #include <string>
 
+#include "property_tests/programs/command_seeds.hpp"
 #include "property_tests/programs/misuse_texts.hpp"
-#include "property_tests/programs/wishes.hpp"
 
 namespace equigrad::property_tests::programs {
 
@@ -34,7 +34,7 @@ inline std::string pass_text(const json& call, const std::string& roots) {
   std::string text = "differentiate({" + roots + "}, {.style = " + call.at("style").dump();
   text += ", .fp16 = fp16";
   if (call.value("retain", false)) text += ", .retain = true";
-  if (!call.value("gas", true)) text += ", .gas = false";
+  if (!call.value("scale_wrt_gas", true)) text += ", .scale_wrt_gas = false";
   if (call.value("infinite", false)) text += ", .infinite = rank == 0";
   return text + "}, " + engine_text(call) + ".get());";
 }
@@ -52,7 +52,7 @@ inline std::string backward_text(const json& call) {
   const auto retain = text_of(call.value("retain", false));
   if (call.at("style") == 0)
     return engine_text(call) + "->backward(" + losses + ", " + retain + ", " +
-           text_of(call.value("gas", true)) + ");";
+           text_of(call.value("scale_wrt_gas", true)) + ");";
   return engine_text(call) + "->scale(" + losses + ").backward({}, " + retain + ");";
 }
 

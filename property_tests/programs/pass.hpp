@@ -22,7 +22,7 @@ using Roots = std::vector<Kept>;
 
 struct PassOptions {
   int style = 0;
-  bool retain = false, gas = true;
+  bool retain = false, scale_wrt_gas = true;
   bool infinite = false;
   std::size_t engine = 0;  // whose backward or scale is called
   bool fp16 = false;       // every pass is scaled
@@ -32,7 +32,7 @@ struct PassOptions {
 inline PassOptions pass_options(const json& call, const json& setting, int rank) {
   return {call.at("style"),
           call.value("retain", false),
-          call.value("gas", true),
+          call.value("scale_wrt_gas", true),
           rank == 0 && call.value("infinite", false),
           call.value("engine", std::size_t{0}),
           setting.at("precision") == 2};
@@ -60,7 +60,7 @@ inline at::Tensor differentiate(const Roots& roots, const PassOptions& options, 
   for (std::size_t i = 1; i < roots.size(); ++i) loss = loss + roots[i].loss;
   if (options.infinite) loss = loss * infinity;
   if (engine != nullptr && options.style == 0)
-    return engine->backward(loss, options.retain, options.gas).detach();
+    return engine->backward(loss, options.retain, options.scale_wrt_gas).detach();
   (options.style == 2 && !options.fp16 ? loss : scaled(loss)).backward({}, options.retain);
   return loss.detach();
 }

@@ -1,13 +1,15 @@
-// Script: wishes made into a program of calls that are legal, and of misuse that must be refused.
+// Script: command seeds made into a program of calls that are legal, and of misuse that must be
+// refused.
 //
-//   Wish {kind, a, b, c, d} --Script::add--> {"call": "backward", "slots": [0], "style": 2, ...}
+//   CommandSeed {kind, a, b, c, d} --Script::add--> {"call": "backward", "slots": [0], ...}
 //
-// Invariants: any list of wishes gives a program, so any wish can be left out of one. A call says
-// all that a player needs: players keep no rules of their own. Every rank makes the same calls.
+// Invariants: any list of command seeds gives a program, so any of them can be left out of one. A
+// call says all that a player needs: players keep no rules of their own. Every rank makes the same
+// calls.
 // Graphs are kept until the weights change, as torch demands.
 // Units: slots are places for a forward's output and loss; batches are numbered from 0.
 // Errors: none.
-// Depends on: wishes.hpp. No torch.
+// Depends on: command_seeds.hpp. No torch.
 #pragma once
 
 #include <array>
@@ -16,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "property_tests/programs/wishes.hpp"
+#include "property_tests/programs/command_seeds.hpp"
 
 namespace equigrad::property_tests::programs {
 
@@ -32,34 +34,34 @@ class Script {
         names_(trained(setting)),
         states_(state_names(setting)) {}
 
-  void add(const Wish& wish) {
-    switch (kKinds[static_cast<std::size_t>(wish.kind)]) {
+  void add(const CommandSeed& drawn) {
+    switch (kKinds[static_cast<std::size_t>(drawn.kind)]) {
       case Kind::Backward:
-        return backward(wish);
+        return backward(drawn);
       case Kind::Step:
-        return step(wish);
+        return step(drawn);
       case Kind::Forward:
-        return forward(wish.b % 3, wish.d);
+        return forward(drawn.b % 3, drawn.d);
       case Kind::ZeroGrad:
         return emit({{"call", "zero_grad"}});
       case Kind::Boundary:
-        return boundary(wish);
+        return boundary(drawn);
       case Kind::Get:
-        return access("get", wish);
+        return access("get", drawn);
       case Kind::Set:
-        return access("set", wish);
+        return access("set", drawn);
       case Kind::NoSync:
-        return no_sync(wish);
+        return no_sync(drawn);
       case Kind::BatchSize:
-        return batch_size(wish);
+        return batch_size(drawn);
       case Kind::Throw:
-        return throwing(wish);
+        return throwing(drawn);
       case Kind::Twice:
-        return twice(wish);
+        return twice(drawn);
       case Kind::Misuse:
-        return misuse(wish);
+        return misuse(drawn);
       case Kind::Look:
-        return look(wish);
+        return look(drawn);
       case Kind::Grad:
         return emit({{"call", "grad"}, {"batch", batches_++}});
     }
@@ -85,31 +87,31 @@ class Script {
   int engine(int which) const { return pair_ ? which % 2 : 0; }
 
   void forward(int slot, int way);
-  void backward(const Wish& wish);
-  void step(const Wish& wish);
-  void boundary(const Wish& wish);
+  void backward(const CommandSeed& drawn);
+  void step(const CommandSeed& drawn);
+  void boundary(const CommandSeed& drawn);
   void end_no_sync() {
     guarded_ = false;
     emit({{"call", "end_no_sync"}});
   }
-  void no_sync(const Wish& wish);
-  void batch_size(const Wish& wish);
-  void throwing(const Wish& wish);
-  void twice(const Wish& wish) {
+  void no_sync(const CommandSeed& drawn);
+  void batch_size(const CommandSeed& drawn);
+  void throwing(const CommandSeed& drawn);
+  void twice(const CommandSeed& drawn) {
     emit({{"call", "twice"},
-          {"style", wish.a % 4},
+          {"style", drawn.a % 4},
           {"batch", batches_++},
-          {"branch", wish.b % 4},
-          {"engine", engine(wish.d)}});
+          {"branch", drawn.b % 4},
+          {"engine", engine(drawn.d)}});
     count_pass();
   }
 
-  void look(const Wish& wish) {
-    emit({{"call", "look"}, {"alone", wish.a % 2 == 1}, {"batch", batches_++}});
+  void look(const CommandSeed& drawn) {
+    emit({{"call", "look"}, {"alone", drawn.a % 2 == 1}, {"batch", batches_++}});
   }
 
-  void access(const std::string& call, const Wish& wish);
-  void misuse(const Wish& wish);
+  void access(const std::string& call, const CommandSeed& drawn);
+  void misuse(const CommandSeed& drawn);
 
   int world_, stage_, accumulation_;
   bool fp16_, pair_, frozen_;

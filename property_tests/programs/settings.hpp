@@ -70,13 +70,13 @@ inline reference::Recipe recipe_of(const json& setting) {
   recipe.accumulate_dtype = setting.at("narrow_sums") ? recipe.compute_dtype : at::kFloat;
   if (setting.at("precision") == 2) {
     auto& scale = recipe.precision.loss_scale;
-    scale.policy = reference::LossScaleSpec::Policy::Zero;
+    scale.policy = reference::LossScaleSpec::Policy::DeepSpeed;
     scale.initial = 4096;
     scale.window = setting.at("scale_window");
     scale.hysteresis = setting.at("hysteresis");
   }
-  recipe.order = setting.at("stage").get<int>() <= 1 ? reference::Order::AddThenReduce
-                                                     : reference::Order::ReduceThenAdd;
+  recipe.order = setting.at("stage").get<int>() <= 1 ? reference::SumOrder::AddThenReduce
+                                                     : reference::SumOrder::ReduceThenAdd;
   recipe.absolute_sums = false;
   return recipe;
 }

@@ -22,7 +22,7 @@
 
 #include "conformance/contract/players/reentrant.hpp"
 #include "property_tests/numbers.hpp"
-#include "property_tests/programs/wishes.hpp"
+#include "property_tests/programs/command_seeds.hpp"
 #include "reference/models/model.hpp"
 
 namespace equigrad::property_tests::programs {

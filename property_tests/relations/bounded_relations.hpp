@@ -13,8 +13,8 @@ namespace equigrad::property_tests::relations {
 
 // Rows [begin, end) of a micro-batch.
 inline at::Tensor part_of_loss(Session& s, const Source& from, int64_t begin, int64_t end) {
-  const auto x = s.toy.input(from, s.dtype()).slice(0, begin, end);
-  return s.toy.loss(s.toy.output(x), s.toy.target(from).slice(0, begin, end));
+  const auto x = s.network.input(from, s.dtype()).slice(0, begin, end);
+  return s.network.loss(s.network.output(x), s.network.target(from).slice(0, begin, end));
 }
 
 inline std::string parts(const json& one, Runs& runs, int rows, bool joined) {
@@ -36,8 +36,8 @@ inline std::string turned_samples(const json& one, Runs& runs) {
   const Probe straight{linear_of(one, 9)};
   Probe turned = straight;
   turned.pass = [](Session& s, const Source& from) {
-    const auto x = s.toy.input(from, s.dtype()).flip({0});
-    s.engine->backward(s.toy.loss(s.toy.output(x), s.toy.target(from).flip({0})));
+    const auto x = s.network.input(from, s.dtype()).flip({0});
+    s.engine->backward(s.network.loss(s.network.output(x), s.network.target(from).flip({0})));
   };
   return both_held(straight, turned, runs);
 }

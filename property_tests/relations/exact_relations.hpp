@@ -16,30 +16,30 @@ inline json exact_of(const json& one) {
 // The same micro-batches, dealt out anew, at another stage, in other buckets.
 inline std::string dealt_anew(const json& drawn, Runs& runs) {
   const auto one = exact_of(drawn);
-  const int world = world_of(one), gas = gas_of(one), seed = one.at("seed");
+  const int world = world_of(one), accumulation = accumulation_of(one), seed = one.at("seed");
   auto other = changed(one, "stage", (stage_of(one) + 1 + seed % 3) % 4);
   other["schedule"][0] = one.at("schedule").at(0) > 30 ? 7 : 1000;
   Way way;
   way.reversed = true;
   way.source = [=](Source at) {
-    const int all = world * gas, dealt = (at.micro * world + at.rank + seed) % all;
-    return Source{at.step, dealt / gas, dealt % gas};
+    const int all = world * accumulation, dealt = (at.micro * world + at.rank + seed) % all;
+    return Source{at.step, dealt / accumulation, dealt % accumulation};
   };
   return parted(runs.train(other, way), runs.train(one));
 }
 
-inline Source of_all_ranks(const Source& at, int gas) {
-  return {at.step, at.micro / gas, at.micro % gas};
+inline Source of_all_ranks(const Source& at, int accumulation) {
+  return {at.step, at.micro / accumulation, at.micro % accumulation};
 }
 
 inline std::string exact_ranks_for_passes(const json& drawn, Runs& runs) {
   const auto one = exact_of(drawn);
-  const int gas = gas_of(one), seed = one.at("seed");
-  auto many = changed(one, "gas", gas * world_of(one));
+  const int accumulation = accumulation_of(one), seed = one.at("seed");
+  auto many = changed(one, "accumulation", accumulation * world_of(one));
   many["stage"] = (stage_of(one) + seed) % 4;
   Way passes;
   passes.world = 1;
-  passes.source = [gas](Source at) { return of_all_ranks(at, gas); };
+  passes.source = [accumulation](Source at) { return of_all_ranks(at, accumulation); };
   return parted(runs.train(many, passes), runs.train(one));
 }
 
@@ -50,22 +50,22 @@ inline std::string ranks_change(const json& drawn, Runs& runs) {
   one["rule"] = 0;              // its states say all: Adam counts steps, too
   one["momentum"] = 0.9;
   const auto whole = runs.train(one);
-  const int gas = gas_of(one);
+  const int accumulation = accumulation_of(one);
   Way later;
   later.world = 1;
-  later.source = [gas](Source at) { return of_all_ranks(at, gas); };
+  later.source = [accumulation](Source at) { return of_all_ranks(at, accumulation); };
   std::map<std::string, at::Tensor> momenta;
   {
     Session before(one, runs.context, {});
     before.step(0);
-    for (const auto& [name, tensor, module] : before.toy.parameters) {
+    for (const auto& [name, tensor, module] : before.network.parameters) {
       if (!tensor.requires_grad() || tensor.numel() == 0) continue;
       later.start[name] = before.engine->access().full_master(name);
       momenta[name] = before.engine->access().full_optimizer_state(name, "momentum_buffer");
     }
   }
   if (runs.context.rank() > 0) return "";
-  Session after(changed(one, "gas", gas * world_of(one)), runs.context, later);
+  Session after(changed(one, "accumulation", accumulation * world_of(one)), runs.context, later);
   for (const auto& [name, momentum] : momenta) {
     if (name == "unused") continue;
     after.engine->access().set_full_optimizer_state(name, "momentum_buffer", momentum);

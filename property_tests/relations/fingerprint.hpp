@@ -1,4 +1,4 @@
-// Fingerprint: relation 33. Random words of 64 bits travel as gradients through the engine, and
+// Fingerprint: relation 33. Random words of 64 bits are sent as gradients through the engine, and
 // arrive as their sum mod 2^64.
 //
 // A word is cut into four slices of 16 bits, whole numbers that fp32 adds exactly in any order; a
@@ -6,7 +6,8 @@
 // doubled or moved is a random word too much or too little: the chance that the sum is right all
 // the same is 2^-64, or 2^-63 for two of them.
 //
-// Invariants: every word is owned by one rank; sums only, no average. Shapes: those of Toy.
+// Invariants: every word is owned by one rank; sums only, no average. Shapes: those of
+// ProbeNetwork.
 // Units: words.   Errors: none.   Depends on: relation.hpp, torch's autograd.
 #pragma once
 
@@ -57,13 +58,13 @@ inline std::string fingerprints(const json& drawn, Runs& runs) {
   auto one = changed(changed(changed(drawn, "dtype", kFp32), "clip", 0.0), "sum_only", true);
   one["model"] = kMlp;
   one["wide_sums"] = true;
-  if (gas_of(one) == 3) one["gas"] = 2;  // the sum is divided by it
+  if (accumulation_of(one) == 3) one["accumulation"] = 2;  // the sum is divided by it
   Way way;
   way.steps = kSlices;
   way.pass = [&one](Session& s, const Source& from) {
     std::vector<at::Tensor> outputs, slices;
     for (std::size_t i = 0; i < kFingerprinted.size(); ++i) {
-      outputs.push_back(s.toy[kFingerprinted[i]] * 1);
+      outputs.push_back(s.network[kFingerprinted[i]] * 1);
       slices.push_back(slice_of(one, i, outputs.back(), from));
     }
     torch::autograd::backward(outputs, slices);
@@ -78,25 +79,25 @@ inline std::string fingerprints(const json& drawn, Runs& runs) {
         owned[shard.name] = shard;
         auto& words = sums[shard.name];
         words.resize(static_cast<std::size_t>(shard.end - shard.begin));
-        const auto got = shard.gradient.flatten() * gas_of(one);
+        const auto got = shard.gradient.flatten() * accumulation_of(one);
         for (std::size_t i = 0; i < words.size(); ++i)
           words[i] += static_cast<uint64_t>(got[static_cast<int64_t>(i)].item<double>())
                       << (16 * step);
       }
     });
-    for (int micro = 0; micro < gas_of(one); ++micro)
+    for (int micro = 0; micro < accumulation_of(one); ++micro)
       session.micro_batch({step, runs.context.rank(), micro});
   }
   std::string wrong;
   for (std::size_t tensor = 0; tensor < kFingerprinted.size(); ++tensor) {
     const auto& name = kFingerprinted[tensor];
     const auto& shard = owned[name];
-    const auto cover = is_owned_once(session, shard, session.toy[name].numel(), stage_of(one));
+    const auto cover = is_owned_once(session, shard, session.network[name].numel(), stage_of(one));
     if (!cover.empty() && wrong.empty()) wrong = name + ": " + cover;
     for (int64_t i = shard.begin; i < shard.end && wrong.empty(); ++i) {
       uint64_t want = 0;
       for (int rank = 0; rank < world_of(one); ++rank)
-        for (int micro = 0; micro < gas_of(one); ++micro)
+        for (int micro = 0; micro < accumulation_of(one); ++micro)
           want += word_of(one, tensor, i, rank, micro);
       if (sums[name].at(static_cast<std::size_t>(i - shard.begin)) != want)
         wrong = "word " + std::to_string(i) + " of " + name + " is not the sum of the ranks' words";

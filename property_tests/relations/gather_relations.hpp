@@ -22,7 +22,7 @@ inline std::map<std::string, at::Tensor> gathered(const json& one, RankContext& 
   Session session(one, context, way);
   std::map<std::string, at::Tensor> all;
   bool masters_agree = true;
-  for (const auto& parameter : session.toy.parameters) {
+  for (const auto& parameter : session.network.parameters) {
     if (parameter.tensor.numel() == 0) continue;
     all[parameter.name] = session.engine->full_parameter(parameter.name);
     if (parameter.name == "frozen") continue;
@@ -37,9 +37,9 @@ inline std::map<std::string, at::Tensor> gathered(const json& one, RankContext& 
 
 inline std::string cut_and_gathered(const json& one, RankContext& context) {
   std::map<std::string, at::Tensor> values;
-  const Toy toy(one);
+  const ProbeNetwork network(one);
   const auto dtype = torch_dtype(precision_of(one).param);
-  for (const auto& parameter : toy.parameters)
+  for (const auto& parameter : network.parameters)
     if (parameter.tensor.numel() > 0)
       values[parameter.name] = parameter.tensor.detach().to(dtype).to(at::kFloat);
   const int first = 1 + one.at("seed").get<int>() % context.world_size();
@@ -62,7 +62,7 @@ inline std::string replicas(const json& one, Runs& runs) {
   Session session(one, runs.context, {});
   session.train();
   uint64_t mine = 0;
-  for (const auto& parameter : session.toy.parameters) {
+  for (const auto& parameter : session.network.parameters) {
     const auto seen = stage_of(one) == 3 ? session.engine->full_parameter(parameter.name)
                                          : parameter.tensor.detach();
     mine += conformance::oracle::digest(parameter.name, 0, 0, seen.flatten());
@@ -85,7 +85,7 @@ inline std::string under_the_adversary(const json& one, Runs& runs) {
   const uint64_t seed = one.at("seed").get<uint64_t>() + 1;
   for (const bool always_late : {false, true}) {
     Way way;
-    way.wire = [=](auto real) {
+    way.wrap = [=](auto real) {
       return conformance::faults::adversarial(std::move(real), {seed, true, always_late});
     };
     const auto wrong = parted(runs.train(one, way), runs.plain());
@@ -116,7 +116,7 @@ inline std::vector<Relation> gather_relations() {
        other_schedule,
        {"later slots"}},
       {32,
-       "whatever a wire may do changes nothing",
+       "whatever a communicator may do changes nothing",
        Class::Exact,
        many,
        under_the_adversary,

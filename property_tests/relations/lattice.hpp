@@ -7,7 +7,7 @@
 // ranks. Below 2^p, p the bits of the significand, each is a number of the dtype.
 //
 // Invariants: what fp64 computes agrees with every element, or the certificate is worthless.
-// Shapes: those of Toy 3.   Units: bits.   Errors: none.
+// Shapes: those of ProbeNetwork 3.   Units: bits.   Errors: none.
 // Depends on: relation.hpp, conformance/oracle/bits.hpp, engine/loss/divisors.hpp.
 #pragma once
 
@@ -23,9 +23,9 @@ namespace equigrad::property_tests::relations {
 class Lattice {
  public:
   // `magnitudes`: of absolute values, an upper bound of every intermediate's magnitude.
-  Lattice(const json& one, bool magnitudes) : toy_(one), magnitudes_(magnitudes) {
+  Lattice(const json& one, bool magnitudes) : network_(one), magnitudes_(magnitudes) {
     for (int rank = 0; rank < world_of(one); ++rank)
-      for (int micro = 0; micro < gas_of(one); ++micro) add({0, rank, micro});
+      for (int micro = 0; micro < accumulation_of(one); ++micro) add({0, rank, micro});
     for (const auto& [name, sum] : sums) see(sum);
   }
   std::map<std::string, at::Tensor> sums;
@@ -41,11 +41,12 @@ class Lattice {
     return x;
   }
   void add(const Source& from) {
-    const auto x = see(wide(toy_.input(from, at::kFloat))), up = see(wide(toy_.target(from)));
-    const auto first = wide(toy_["first"]), second = wide(toy_["second"]);
-    const auto before = see(x.matmul(first.t()) + wide(toy_["bias"]));
+    const auto x = see(wide(network_.input(from, at::kFloat))),
+               up = see(wide(network_.target(from)));
+    const auto first = wide(network_["first"]), second = wide(network_["second"]);
+    const auto before = see(x.matmul(first.t()) + wide(network_["bias"]));
     const auto hidden = before.clamp_min(0);
-    see(hidden.matmul(second.t()) + wide(toy_["last bias"]));
+    see(hidden.matmul(second.t()) + wide(network_["last bias"]));
     auto down = see(up.matmul(second));
     if (!magnitudes_) down = down * (before > 0);
     sum("second", up.t().matmul(hidden));
@@ -58,7 +59,7 @@ class Lattice {
     sum = sum.defined() ? sum + gradient : gradient;
   }
 
-  Toy toy_;
+  ProbeNetwork network_;
   bool magnitudes_;
 };
 
@@ -74,7 +75,7 @@ inline bool is_certified(const json& one) {
 // Every element is what fp64 says, times the one factor that is rounded.
 inline std::string against_fp64(const json& one, const Record& got) {
   const auto sums = Lattice(one, false).sums;
-  const auto factor = static_cast<float>(1.0 / (gas_of(one) * world_of(one)));
+  const auto factor = static_cast<float>(1.0 / (accumulation_of(one) * world_of(one)));
   for (const auto& [name, sum] : sums) {
     const auto& shard = got.gradients.at(name);
     const auto want = sum.flatten().slice(0, shard.begin, shard.end).to(at::kFloat) * factor;
@@ -86,11 +87,11 @@ inline std::string against_fp64(const json& one, const Record& got) {
 
 inline std::string any_order(const json& drawn, Runs& runs) {
   const auto one = lattice_of(drawn);
-  const int world = world_of(one), gas = gas_of(one), seed = one.at("seed");
+  const int world = world_of(one), accumulation = accumulation_of(one), seed = one.at("seed");
   Way plain, other;
   plain.steps = other.steps = 1;
   other.source = [=](Source at) {
-    return Source{at.step, (at.rank + seed) % world, (at.micro + seed) % gas};
+    return Source{at.step, (at.rank + seed) % world, (at.micro + seed) % accumulation};
   };
   other.reversed = true;
   const auto want = runs.train(one, plain);
@@ -104,12 +105,14 @@ inline std::string any_order(const json& drawn, Runs& runs) {
 // So many micro-batches more on so many ranks fewer.
 inline std::string ranks_for_passes(const json& drawn, Runs& runs) {
   const auto one = lattice_of(drawn);
-  const int gas = gas_of(one);
+  const int accumulation = accumulation_of(one);
   Way ranks, passes;
   ranks.steps = passes.steps = 1;
   passes.world = 1;
-  passes.source = [gas](Source at) { return Source{at.step, at.micro / gas, at.micro % gas}; };
-  const auto alone = runs.train(changed(one, "gas", gas * world_of(one)), passes);
+  passes.source = [accumulation](Source at) {
+    return Source{at.step, at.micro / accumulation, at.micro % accumulation};
+  };
+  const auto alone = runs.train(changed(one, "accumulation", accumulation * world_of(one)), passes);
   return parted(alone, runs.train(one, ranks), is_gradient);
 }
 

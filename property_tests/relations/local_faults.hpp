@@ -20,22 +20,22 @@
 
 namespace equigrad::property_tests::relations {
 
-using conformance::faults::Scene;
+using conformance::faults::FaultContext;
 using conformance::faults::seams;
 namespace through = conformance::faults::through;
-using Plant = std::function<void(Scene&)>;
+using Plant = std::function<void(FaultContext&)>;
 
 inline Plant every_gradient(std::function<at::Tensor(const at::Tensor&)> change) {
-  return [change](Scene& scene) {
-    conformance::faults::change_gradient(scene, [&scene, change](std::size_t, const at::Tensor& g) {
-      return scene.has_begun() ? change(g) : at::Tensor();
+  return [change](FaultContext& context) {
+    conformance::faults::change_gradient(context, [&context, change](auto, const at::Tensor& g) {
+      return context.has_begun() ? change(g) : at::Tensor();
     });
   };
 }
 
 inline Plant every_update(
     std::function<void(OptimizerConfig&, int64_t&, const at::Tensor&)> change) {
-  return [change](Scene&) {
+  return [change](FaultContext&) {
     seams().update = [change](const OptimizerConfig& config, int64_t step,
                               const at::Tensor& parameter, const at::Tensor& gradient,
                               const std::vector<at::Tensor>& state) {
@@ -48,7 +48,7 @@ inline Plant every_update(
 
 // What scale() gives is too large where `now` says so.
 inline Plant wrong_scale(std::function<bool(const at::Tensor&, const loss::LossScaler*)> now) {
-  return [now](Scene&) {
+  return [now](FaultContext&) {
     seams().loss_scale = [now](const at::Tensor& tensor,
                                const std::shared_ptr<loss::LossScaler>& scaler) {
       const auto scaled = through::loss_scale(tensor, scaler);
@@ -60,17 +60,17 @@ inline Plant wrong_scale(std::function<bool(const at::Tensor&, const loss::LossS
 // The gradients of passes that `lost` says, asked with the pass's number in its micro-batch and
 // whether its graph task is the first's.
 inline Plant lost_passes(std::function<bool(int pass, bool nested)> lost) {
-  return [lost](Scene& scene) {
+  return [lost](FaultContext& context) {
     struct Place {
       int step = -1, micro = -1, pass = 0, task = -1;
     };
     const auto at = std::make_shared<Place>();
-    seams().window_begin = [at, &scene](Window& self, double weight) {
-      const bool again = at->step == scene.step() && at->micro == scene.micro_batch();
-      *at = {scene.step(), scene.micro_batch(), again ? at->pass + 1 : 0, -1};
+    seams().window_begin = [at, &context](Window& self, double weight) {
+      const bool again = at->step == context.step() && at->micro == context.micro_batch();
+      *at = {context.step(), context.micro_batch(), again ? at->pass + 1 : 0, -1};
       through::window_begin(self, weight);
     };
-    conformance::faults::change_gradient(scene, [at, lost](std::size_t, const at::Tensor& g) {
+    conformance::faults::change_gradient(context, [at, lost](std::size_t, const at::Tensor& g) {
       const int task = torch::autograd::get_current_graph_task_id();
       if (at->task == -1) at->task = task;
       return lost(at->pass, task != at->task) ? at::zeros_like(g) : at::Tensor();
@@ -78,7 +78,7 @@ inline Plant lost_passes(std::function<bool(int pass, bool nested)> lost) {
   };
 }
 
-inline void decays_unused(Scene&) {
+inline void decays_unused(FaultContext&) {
   seams().update_all = [](optimizer::ShardedState& self, const at::Tensor& gradient,
                           const std::vector<bool>& used) {
     auto more = used;
@@ -87,7 +87,7 @@ inline void decays_unused(Scene&) {
   };
 }
 
-inline void reading_doubles(Scene&) {
+inline void reading_doubles(FaultContext&) {
   seams().window_slice = [](Window& self, std::size_t parameter, double factor) {
     const auto slice = through::window_slice(self, parameter, factor);
     through::window_assign(self, parameter, slice * 2);
@@ -95,7 +95,7 @@ inline void reading_doubles(Scene&) {
   };
 }
 
-inline void norm_of_shards_is_off(Scene&) {
+inline void norm_of_shards_is_off(FaultContext&) {
   seams().measure = [](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
     auto measure = through::measure(gradient, over, type);
     if (over != nullptr) measure.norm *= 1.0000001;
@@ -103,7 +103,7 @@ inline void norm_of_shards_is_off(Scene&) {
   };
 }
 
-inline void later_slots_lose_a_word(Scene&) {
+inline void later_slots_lose_a_word(FaultContext&) {
   seams().bucket_copy_in = [](bucket::Bucket& self, std::size_t slot, const at::Tensor& gradient,
                               double weight) {
     auto sent = gradient.clone();

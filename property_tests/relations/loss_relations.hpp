@@ -35,7 +35,7 @@ inline Pass tensor_backward(bool in_fp32) {
     auto leaf = output.detach();
     if (in_fp32) leaf = leaf.to(at::kFloat);
     leaf.requires_grad_();
-    s.toy.loss(leaf, s.toy.target(from)).backward();
+    s.network.loss(leaf, s.network.target(from)).backward();
     s.engine->scale(output).backward(leaf.grad());
   };
 }
@@ -51,7 +51,7 @@ inline std::string styles_agree(const json& one, Runs& runs) {
 inline std::string many_backwards(const json& one, Runs& runs) {
   const int n = 2 + one.at("seed").get<int>() % 4;
   const bool rounds = !is_power_of_two(n);  // n g is not g's mantissa any more
-  const bool is_exact = gas_of(one) == 1 && adds_what_it_keeps(one);
+  const bool is_exact = accumulation_of(one) == 1 && adds_what_it_keeps(one);
   if (!is_exact ||
       (rounds && (!one.at("wide_sums").get<bool>() || is_fp16(one) ||
                   !is_power_of_two(world_of(one)) || (stage_of(one) < 2 && world_of(one) > 1))))

@@ -27,7 +27,7 @@ inline std::string unused_and_frozen(const json& one, Runs& runs) {
   Session session(one, runs.context, {});
   const auto dtype = session.dtype();
   session.train();
-  const Toy before(one);
+  const ProbeNetwork before(one);
   for (const std::string name : {"unused", "frozen"}) {
     if (session.record.gradients.contains(name)) return name + " has a gradient";
     const auto report = conformance::oracle::compare(session.engine->full_parameter(name),
@@ -40,11 +40,11 @@ inline std::string unused_and_frozen(const json& one, Runs& runs) {
 inline std::string joint_and_separate(const json& one, Runs& runs) {
   Way joint, separate;
   joint.pass = [](Session& s, const Source& from) {
-    s.engine->backward(s.loss(from) + s.toy.beside_loss());
+    s.engine->backward(s.loss(from) + s.network.beside_loss());
   };
   separate.pass = [](Session& s, const Source& from) {
     s.engine->backward(s.loss(from));
-    s.engine->backward(s.toy.beside_loss());
+    s.engine->backward(s.network.beside_loss());
   };
   return parted(runs.train(one, joint), runs.train(one, separate));
 }
@@ -52,7 +52,7 @@ inline std::string joint_and_separate(const json& one, Runs& runs) {
 inline std::string repeated(const json& one, Runs& runs) {
   Way same, once;
   same.source = [](Source at) { return Source{at.step, at.rank, 0}; };
-  return parted(runs.train(one, same), runs.train(changed(one, "gas", 1), once));
+  return parted(runs.train(one, same), runs.train(changed(one, "accumulation", 1), once));
 }
 
 inline std::string swapped(const json& one, Runs& runs) {
@@ -116,7 +116,7 @@ inline std::vector<Relation> pass_relations() {
        always,
        [](const json& one, Runs& runs) {
          return as_plain(one, runs, [](Session& s, const Source& from) {
-           s.engine->backward(s.toy.loss(s.output(from, true), s.toy.target(from)));
+           s.engine->backward(s.network.loss(s.output(from, true), s.network.target(from)));
          });
        },
        {"nested pass lost"}},
@@ -124,14 +124,14 @@ inline std::vector<Relation> pass_relations() {
        "a micro-batch that is repeated counts once on average",
        Class::Guarded,
        [](const json& one) {
-         return (gas_of(one) == 2 || gas_of(one) == 4) && adds_what_it_keeps(one);
+         return (accumulation_of(one) == 2 || accumulation_of(one) == 4) && adds_what_it_keeps(one);
        },
        repeated,
        {"micro_batch_dropped"}},
       {13,
        "the first two micro-batches may change places",
        Class::Guarded,
-       [](const json& one) { return gas_of(one) >= 2 && adds_what_it_keeps(one); },
+       [](const json& one) { return accumulation_of(one) >= 2 && adds_what_it_keeps(one); },
        swapped,
        {"micro_batch_dropped"}},
       {14, "who watches changes nothing", Class::Exact, always, watched, {"reading doubles"}},

@@ -28,19 +28,19 @@ class Planted {
       of_catalogue_ =
           std::make_unique<conformance::faults::Planted>(fault, rank, world, moment, parameters);
     } else {
-      scene_ = std::make_unique<Scene>(rank, world, moment, parameters);
-      local->second(*scene_);
+      context_ = std::make_unique<FaultContext>(rank, world, moment, parameters);
+      local->second(*context_);
     }
   }
   ~Planted() {
     if (is_ours_) --living();
-    if (scene_) seams() = {};
+    if (context_) seams() = {};
   }
   Planted(const Planted&) = delete;
   Planted& operator=(const Planted&) = delete;
 
-  std::shared_ptr<comm::Communicator> wire(std::shared_ptr<comm::Communicator> real) {
-    return of_catalogue_ ? of_catalogue_->wire(std::move(real)) : real;
+  std::shared_ptr<comm::Communicator> wrap(std::shared_ptr<comm::Communicator> real) {
+    return of_catalogue_ ? of_catalogue_->wrap(std::move(real)) : real;
   }
 
  private:
@@ -50,7 +50,7 @@ class Planted {
   }
   bool is_ours_;
   std::unique_ptr<conformance::faults::Planted> of_catalogue_;
-  std::unique_ptr<Scene> scene_;
+  std::unique_ptr<FaultContext> context_;
 };
 
 }  // namespace equigrad::property_tests::relations

@@ -38,24 +38,24 @@ inline json linear_of(const json& one, int rows) {
 
 // up^T input of what the ranks are given, averaged; of magnitudes: what a bound is relative to.
 inline at::Tensor exact_of(const Probe& probe, bool magnitudes) {
-  const Toy toy(probe.one);
+  const ProbeNetwork network(probe.one);
   const auto dtype = torch_dtype(precision_of(probe.one).param);
   at::Tensor sum = at::zeros({3, 5}, at::kDouble);
   for (int rank = 0; rank < world_of(probe.one); ++rank)
-    for (int micro = 0; micro < gas_of(probe.one); ++micro) {
-      auto x = toy.input({0, rank, micro}, dtype).to(at::kDouble);
-      auto up = toy.target({0, rank, micro}).to(at::kDouble) * probe.loss_factor;
+    for (int micro = 0; micro < accumulation_of(probe.one); ++micro) {
+      auto x = network.input({0, rank, micro}, dtype).to(at::kDouble);
+      auto up = network.target({0, rank, micro}).to(at::kDouble) * probe.loss_factor;
       sum = sum + (magnitudes ? up.abs().t().matmul(x.abs()) : up.t().matmul(x));
     }
-  return sum / (world_of(probe.one) * gas_of(probe.one));
+  return sum / (world_of(probe.one) * accumulation_of(probe.one));
 }
 
 inline oracle::Reduction reduction_of(const Probe& probe) {
   oracle::Reduction reduction;
   const auto precision = precision_of(probe.one);
   reduction.world = world_of(probe.one);
-  reduction.accumulation_steps = gas_of(probe.one);
-  reduction.passes = gas_of(probe.one) * probe.passes;
+  reduction.accumulation_steps = accumulation_of(probe.one);
+  reduction.passes = accumulation_of(probe.one) * probe.passes;
   reduction.param_dtype = torch_dtype(precision.param);
   reduction.accumulate_dtype = torch_dtype(precision.accumulate);
   reduction.order =
@@ -81,7 +81,7 @@ inline std::string held(const Probe& probe, Runs& runs) {
   // Of 16 bits: the upstream gradient and the product are each stored in them.
   const double stored =
       1 + oracle::roundings(2 + probe.passes, oracle::unit_roundoff(reduction.param_dtype));
-  // The backend's own order of additions: one after the other, in the type that travels.
+  // The backend's own order of additions: one after the other, in the type that is sent.
   const double order =
       probe.one.value("native", false) ? 1 + oracle::gamma(reduction.world - 1, 0x1p-24) : 1;
   const double relative = product * stored * order * (1 + sums.relative) - 1;

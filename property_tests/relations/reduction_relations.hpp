@@ -11,7 +11,7 @@ namespace equigrad::property_tests::relations {
 
 inline std::string other_stage(const json& one, Runs& runs) {
   const int stage = stage_of(one), seed = one.at("seed");
-  const int other = gas_of(one) == 1 ? (stage + 1 + seed % 3) % 4 : stage ^ 1;
+  const int other = accumulation_of(one) == 1 ? (stage + 1 + seed % 3) % 4 : stage ^ 1;
   return parted(runs.train(changed(one, "stage", other)), runs.plain());
 }
 

@@ -1,4 +1,4 @@
-// Session: one engine on a toy, and a record of everything it computes.
+// Session: one engine on a network, and a record of everything it computes.
 //
 // Invariants: a session plants the setting's fault, if no other session has.
 // Shapes: those of way.hpp.   Units: steps and micro-batches count from 0.
@@ -21,25 +21,26 @@ namespace equigrad::property_tests::relations {
 
 class Session {
  public:
-  Toy toy;
+  ProbeNetwork network;
   Record record;
 
   Session(const json& one, RankContext& context, const Way& way)
-      : toy(one, way.reversed),
+      : network(one, way.reversed),
         one_(one),
         way_(way),
         rank_(context.rank()),
         world_(way.world != 0 ? way.world : context.world_size()),
         moment_(std::make_shared<conformance::faults::Moment>()),
         group_(context.group(world_)),
-        planted_(one.value("fault", ""), rank_, world_, moment_, names_of(toy)) {
-    auto wire = way.wire ? way.wire(group_) : group_;
-    wire = planted_.wire(wire);
+        planted_(one.value("fault", ""), rank_, world_, moment_, names_of(network)) {
+    auto communicator = way.wrap ? way.wrap(group_) : group_;
+    communicator = planted_.wrap(communicator);
     {
       const at::NoGradGuard no_grad;
-      for (const auto& [name, value] : way.start) at::Tensor(toy[name]).copy_(value);
+      for (const auto& [name, value] : way.start) at::Tensor(network[name]).copy_(value);
     }
-    engine = initialize({ParameterGroup{toy.parameters, {}, {}}}, config_of(one, world_), wire);
+    engine = initialize({ParameterGroup{network.parameters, {}, {}}}, config_of(one, world_),
+                        communicator);
     begin({0, rank_, 0});
   }
   Session(const Session&) = delete;
@@ -47,9 +48,11 @@ class Session {
 
   at::ScalarType dtype() const { return torch_dtype(engine->config().precision.param); }
   at::Tensor output(const Source& from, bool checkpointed = false) const {
-    return toy.output(toy.input(from, dtype()), checkpointed);
+    return network.output(network.input(from, dtype()), checkpointed);
   }
-  at::Tensor loss(const Source& from) const { return toy.loss(output(from), toy.target(from)); }
+  at::Tensor loss(const Source& from) const {
+    return network.loss(output(from), network.target(from));
+  }
   void begin(const Source& from) { *moment_ = {from.step, from.micro}; }
   const std::shared_ptr<comm::Communicator>& group() const { return group_; }
 
@@ -59,7 +62,7 @@ class Session {
   }
   void step(int step) {
     observe(step);
-    for (int micro = 0; micro < gas_of(one_); ++micro) micro_batch({step, rank_, micro});
+    for (int micro = 0; micro < accumulation_of(one_); ++micro) micro_batch({step, rank_, micro});
     after(step);
   }
   void micro_batch(const Source& at) {
@@ -97,7 +100,7 @@ class Session {
       for (const auto& [name, state] : shard.state)
         add(step, "state " + shard.name + " " + name, shard.begin, state, speaks());
     }
-    for (const auto& parameter : toy.parameters)
+    for (const auto& parameter : network.parameters)
       add(step, "parameter " + parameter.name, 0, engine->full_parameter(parameter.name).flatten(),
           rank_ == 0);
   }
@@ -106,20 +109,21 @@ class Session {
     auto mine = at::zeros({static_cast<int64_t>(record.digests.size()) + 1}, at::kLong);
     int64_t i = 0;
     for (const auto& [key, digest] : record.digests) mine[i++] = static_cast<int64_t>(digest);
-    mine[i] = std::bit_cast<int32_t>(toy.least);  // in the order of the numbers, which are positive
+    mine[i] =
+        std::bit_cast<int32_t>(network.least);  // in the order of the numbers, which are positive
     const auto all = comm::exchange(*group_, mine);
     i = 0;
     for (auto& [key, digest] : record.digests)
       digest = static_cast<uint64_t>(all.select(1, i++).sum().item<int64_t>());
-    toy.least = std::bit_cast<float>(all.select(1, i).min().item<int32_t>());
-    record.least = toy.least;
+    network.least = std::bit_cast<float>(all.select(1, i).min().item<int32_t>());
+    record.least = network.least;
     return record;
   }
 
  private:
-  static std::vector<std::string> names_of(const Toy& toy) {
+  static std::vector<std::string> names_of(const ProbeNetwork& network) {
     std::vector<std::string> names;
-    for (const auto& parameter : toy.parameters) names.push_back(parameter.name);
+    for (const auto& parameter : network.parameters) names.push_back(parameter.name);
     return names;
   }
   // At stage 0 every rank holds everything: rank 0 speaks for all.

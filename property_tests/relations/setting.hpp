@@ -1,7 +1,7 @@
 // Setting: the configuration in which relations are tried, as JSON: drawn once, read by all ranks.
 //
-//   world stage gas  dtype (0 fp32, 1 bf16, 2 fp16)  wide_sums  model (toy.hpp)  rows
-//   rule (0 SGD, 1 Adam, 2 AdamW)  clip  decay  momentum  schedule [6]  seed  fault (optional)
+//   world stage accumulation  dtype (0 fp32, 1 bf16, 2 fp16)  wide_sums  model (probe_network.hpp)
+//   rows rule (0 SGD, 1 Adam, 2 AdamW)  clip  decay  momentum  schedule [6]  seed  fault (optional)
 //
 // Invariants: equal settings give equal configurations. fp16 starts at a scale of 2^8, which
 // every overflow halves.
@@ -24,7 +24,7 @@ constexpr int kFp32 = 0, kBf16 = 1, kFp16 = 2;
 inline bool is_fp16(const json& one) { return one.at("dtype") == kFp16; }
 inline bool is_power_of_two(int n) { return (n & (n - 1)) == 0; }
 inline int world_of(const json& one) { return one.at("world"); }
-inline int gas_of(const json& one) { return one.at("gas"); }
+inline int accumulation_of(const json& one) { return one.at("accumulation"); }
 inline int stage_of(const json& one) { return one.at("stage"); }
 
 // Stages 2 and 3 add sums over ranks in fp32 to what they keep in 16 bits, so the first is rounded
@@ -49,7 +49,7 @@ inline PrecisionConfig precision_of(const json& one) {
 
 inline EngineConfig config_of(const json& one, int world) {
   EngineConfig config;
-  config.gradient_accumulation_steps = one.at("gas");
+  config.gradient_accumulation_steps = one.at("accumulation");
   config.train_batch_size = config.gradient_accumulation_steps * world;
   config.precision = precision_of(one);
   config.gradient_clipping = one.at("clip");

@@ -12,11 +12,12 @@ namespace equigrad::property_tests::relations {
 
 // A step that overflows on one rank, between two that do not.
 inline std::string overflow(const json& one, Runs& runs) {
-  const Source loud{1, one.at("seed").get<int>() % world_of(one), gas_of(one) - 1};
+  const Source overflowing{1, one.at("seed").get<int>() % world_of(one), accumulation_of(one) - 1};
   Way way;
   way.steps = 3;
-  way.pass = [loud](Session& s, const Source& from) {
-    const bool now = from.step == loud.step && from.rank == loud.rank && from.micro == loud.micro;
+  way.pass = [overflowing](Session& s, const Source& from) {
+    const bool now = from.step == overflowing.step && from.rank == overflowing.rank &&
+                     from.micro == overflowing.micro;
     s.engine->backward(s.loss(from) * (now ? 0x1p100 : 1.0));
   };
   const auto got = runs.train(one, way);
@@ -40,7 +41,7 @@ inline std::string other_scale(const json& one, Runs& runs) {
 
 inline std::string no_rate(const json& one, Runs& runs) {
   Session session(changed(changed(one, "lr", 0.0), "decay", 0.0), runs.context, {});
-  const Toy before(one);
+  const ProbeNetwork before(one);
   session.train();
   for (const auto& parameter : before.parameters) {
     const auto report = conformance::oracle::compare(session.engine->full_parameter(parameter.name),
@@ -55,7 +56,7 @@ inline std::string exported(const json& one, Runs& runs) {
   const Way way;
   Session first(one, runs.context, way), second(one, runs.context, way);
   first.step(0);
-  for (const auto& parameter : first.toy.parameters) {
+  for (const auto& parameter : first.network.parameters) {
     const auto& name = parameter.name;
     if (name == "frozen" || parameter.tensor.numel() == 0) continue;
     auto& to = second.engine->access();
@@ -76,7 +77,7 @@ inline Record two_engines(const json& one, Runs& runs, bool second_first) {
   for (int step = 0; step < way.steps; ++step) {
     a.observe(step);
     b.observe(step);
-    for (int micro = 0; micro < gas_of(one); ++micro) {
+    for (int micro = 0; micro < accumulation_of(one); ++micro) {
       const Source at{step, runs.context.rank(), micro};
       a.begin(at);
       a.engine->scale(a.loss(at) + b.loss(at)).backward();

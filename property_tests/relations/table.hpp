@@ -40,11 +40,11 @@ inline std::vector<json> grid() {
   std::vector<json> all;
   for (int i = 0; i < 12; ++i) {
     const int dtype = i % 3;
-    const int gases[] = {2, 1, 3, 4};
+    const int accumulations[] = {2, 1, 3, 4};
     const int64_t buckets[] = {20, 1000, 7, 45};
     all.push_back({{"world", 2 + (i / 2) % 3},
                    {"stage", i % 4},
-                   {"gas", gases[i / 3]},
+                   {"accumulation", accumulations[i / 3]},
                    {"dtype", dtype},
                    {"wide_sums", dtype == kFp32 || i % 2 == 0},
                    {"model", i % 5 % 3},

@@ -3,7 +3,7 @@
 // Invariants: a record's digests are sums over the ranks, so they do not depend on who holds what;
 // what every rank holds counts once.
 // Shapes: gradients are this rank's flat shards.   Units: steps and micro-batches count from 0.
-// Errors: none.   Depends on: toy.hpp, conformance/ranks, engine/api/engine_types.hpp.
+// Errors: none.   Depends on: probe_network.hpp, conformance/ranks, engine/api/engine_types.hpp.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 #include "conformance/ranks/rank_context.hpp"
 #include "engine/comm/communicator.hpp"
-#include "property_tests/relations/toy.hpp"
+#include "property_tests/relations/probe_network.hpp"
 
 namespace equigrad::property_tests::relations {
 
@@ -33,13 +33,13 @@ class Session;
 struct Way {
   std::function<void(Session&, const Source&)> pass;  // instead of engine.backward(loss)
   std::function<Source(Source)> source;               // of the batch
-  std::function<std::shared_ptr<comm::Communicator>(std::shared_ptr<comm::Communicator>)> wire;
+  std::function<std::shared_ptr<comm::Communicator>(std::shared_ptr<comm::Communicator>)> wrap;
   double factor = 1;  // gradients are multiplied by it before they are digested
   int world = 0;      // the first so many ranks; 0: all
   int steps = 2;
   bool reversed = false;  // parameters are registered in reverse
   bool observed = true;
-  std::map<std::string, at::Tensor> start;  // values of parameters; the toy's own otherwise
+  std::map<std::string, at::Tensor> start;  // values of parameters; the network's own otherwise
 };
 
 }  // namespace equigrad::property_tests::relations

@@ -46,7 +46,7 @@ class ReferencePlay {
 
 class ReferenceRank final : public Play {
  public:
-  ReferenceRank(ReferencePlay& all, const Scene& scene, const reference::Data& data);
+  ReferenceRank(ReferencePlay& all, const ContractContext& context, const reference::Data& data);
 
   void window();
   const Seen& seen() const { return seen_; }

@@ -39,7 +39,7 @@ reference::LossScaleSpec loss_scale_of(const Spec& spec) {
   if (spec.precision == Precision::Fp16Static) return {.policy = Policy::Static, .initial = 128};
   if (spec.precision != Precision::Fp16) return {};
   if (spec.of->grad_scaler) return {.policy = Policy::GradScaler, .initial = 256, .window = 2};
-  return {.policy = Policy::Zero, .initial = 256, .window = 2, .hysteresis = 1};
+  return {.policy = Policy::DeepSpeed, .initial = 256, .window = 2, .hysteresis = 1};
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ reference::Recipe recipe_of(const Spec& spec) {
   recipe.accumulate_dtype = spec.sums_in_fp32() ? at::kFloat : recipe.compute_dtype;
   recipe.precision.loss_scale = loss_scale_of(spec);
   recipe.order =
-      spec.stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
+      spec.stage <= 1 ? reference::SumOrder::AddThenReduce : reference::SumOrder::ReduceThenAdd;
   recipe.absolute_sums = false;
   return recipe;
 }

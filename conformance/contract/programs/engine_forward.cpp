@@ -16,7 +16,7 @@ at::Tensor forward(Play& play, const at::Tensor& input, bool drops) {
     play.check("the state says whether layers are dropped", state.progressive_layer_drop == drops);
     return engine->forward(model, input);
   }
-  const double theta = drops ? layer_drop_theta(play.scene().window) : 1.0;
+  const double theta = drops ? layer_drop_theta(play.context().window) : 1.0;
   play.see("theta", at::scalar_tensor(theta).to(at::kFloat));
   return model.forward(input, {drops, theta});
 }

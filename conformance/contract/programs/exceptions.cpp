@@ -73,29 +73,29 @@ void no_flag_stays(Play& play) {
   });
 }
 
-// The last rank throws. Where gradients travel in every pass the others are told within it; at
+// The last rank throws. Where gradients are sent in every pass the others are told within it; at
 // stages 0 and 1 at the boundary, where the ranks' passes are counted, and the window is begun
 // anew. In the second window the others' pass leaves a bucket open: they are told at its end.
 void on_one_rank(Play& play) {
   auto& tower = play.as<Tower>();
-  const auto& scene = play.scene();
-  const int bad = scene.world - 1;
+  const auto& context = play.context();
+  const int bad = context.world - 1;
   each_micro_batch(play, [&](int64_t number) {
     differentiate(play, uneven(tower.forward(play.batch(2 * number).input)), true);
     const auto input = play.batch(2 * number + 1).input;
-    const bool boundary = number + 1 == scene.accumulation;
-    if (scene.stage >= 2 || boundary) {
+    const bool boundary = number + 1 == context.accumulation;
+    if (context.stage >= 2 || boundary) {
       const auto pass = [&] {
         const auto hidden = tower.below(input);
-        play.backward(uneven(tower.above(scene.window == 0 ? hidden : hidden.detach())));
+        play.backward(uneven(tower.above(context.window == 0 ? hidden : hidden.detach())));
       };
-      if (scene.rank == bad)
+      if (context.rank == bad)
         play.fail("planted", [&] { play.backward(midway(tower, input, true)); });
-      else if (scene.stage >= 2)
+      else if (context.stage >= 2)
         play.refuse("got an exception on rank " + std::to_string(bad), pass);
       else if (play.engine() != nullptr)
         pass();
-      if (scene.stage < 2) {
+      if (context.stage < 2) {
         play.refuse("expected every rank at the same place", [&] { play.step(); });
         play.zero_grad();
       }
@@ -148,7 +148,7 @@ std::vector<Case> exceptions() {
       Case{"6", "exception_leaves_no_flag", "scale_wrt_gas of a call that threw is forgotten",
            "it holds for the next call", no_flag_stays}
           .on({"tower"})
-          .gas({3, 2})
+          .accumulation({3, 2})
           .answering({"trap 6"}),
       Case{"6", "exception_on_one_rank",
            "the others get an error that names the rank, and all of them work on",

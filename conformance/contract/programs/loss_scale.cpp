@@ -68,7 +68,7 @@ void scaled_twice(Play& play) {
 // What was scaled before the third step, which doubles the scale, is differentiated after it.
 void scaled_before_a_step(Play& play) {
   auto& tower = play.as<Tower>();
-  const auto window = play.scene().window;
+  const auto window = play.context().window;
   if (window == 2) play.kept() = play.scale(tower.first->weight.to(at::kFloat).sum());
   if (window == 3)
     play.refuse("with the scale of an earlier step", [&] { play.kept().backward(); });
@@ -98,9 +98,9 @@ void scaled_output(Play& play) {
 
 // The third and the fifth step double the scale: they divide by what their passes had.
 void growth(Play& play) {
-  const auto window = play.scene().window;
+  const auto window = play.context().window;
   if (auto* engine = play.engine();
-      engine != nullptr && play.scene().precision == Precision::Fp16) {
+      engine != nullptr && play.context().precision == Precision::Fp16) {
     const double want = window < 3 ? 256 : window < 5 ? 512 : 1024;
     play.check("the scale is doubled by the third and the fifth step",
                engine->loss_scale() == want);
@@ -116,31 +116,31 @@ void growth(Play& play) {
 // The second window overflows on the last rank, in one pass.
 void overflow(Play& play) {
   auto& heads = play.as<Heads>();
-  const auto& scene = play.scene();
+  const auto& context = play.context();
   see_scale(play);
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     auto loss = heads.loss_through(0, batch) + heads.loss_through(1, batch);
-    const bool now = scene.window == 1 && number == 0 && scene.rank + 1 == scene.world;
+    const bool now = context.window == 1 && number == 0 && context.rank + 1 == context.world;
     if (now && !play.fault()) loss = loss + (heads.tops[1]->bias.to(at::kFloat) * kInfinity).sum();
     play.backward(loss);
   });
   see_scale(play);
   if (auto* engine = play.engine(); engine != nullptr) {
-    play.check("skipped_steps counts it", engine->counters().skipped_steps == scene.window >= 1);
-    play.check("was_step_applied tells it", engine->was_step_applied() == (scene.window != 1));
+    play.check("skipped_steps counts it", engine->counters().skipped_steps == context.window >= 1);
+    play.check("was_step_applied tells it", engine->was_step_applied() == (context.window != 1));
   }
 }
 
 // The window that overflowed is given up: the passes after it count, and the scale stays.
 void overflow_forgotten(Play& play) {
   auto& heads = play.as<Heads>();
-  const auto& scene = play.scene();
+  const auto& context = play.context();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     const auto loss = heads.loss_through(0, batch) + heads.loss_through(1, batch);
     if (number == 0) {
-      const bool now = scene.window == 1 && scene.rank + 1 == scene.world;
+      const bool now = context.window == 1 && context.rank + 1 == context.world;
       const auto bad = (heads.tops[1]->bias.to(at::kFloat) * (now ? kInfinity : 1.0)).sum();
       play.backward(loss + bad, {.retain_graph = true});
       if (!play.fault()) play.zero_grad();
@@ -156,7 +156,7 @@ void emptied_window(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto loss = play.model().loss(play.batch(number));
     play.backward(play.fault() ? loss * 0.5 : loss);
-    const bool cancel = play.scene().window == 2 && number + 1 == play.scene().accumulation;
+    const bool cancel = play.context().window == 2 && number + 1 == play.context().accumulation;
     if (cancel) play.zero_grad();
   });
 }
@@ -164,8 +164,8 @@ void emptied_window(Play& play) {
 // One scale for two engines under one loss. In the third window the second engine overflows: it
 // skips, the first does not, and the scale is halved once for both.
 void shared_scale(Play& play) {
-  const auto& scene = play.scene();
-  if (scene.window == 0) play.share_loss_scale(1, 0);
+  const auto& context = play.context();
+  if (context.window == 0) play.share_loss_scale(1, 0);
   see_scale(play, 0);
   see_scale(play, 1);
   auto& tower = play.as<Tower>(0);
@@ -174,7 +174,7 @@ void shared_scale(Play& play) {
     const auto batch = play.batch(number);
     const auto first = uneven(tower.forward(batch.input));
     auto second = heads.loss_through(1, batch);
-    const bool now = scene.window == 2 && number == 0 && scene.rank + 1 == scene.world;
+    const bool now = context.window == 2 && number == 0 && context.rank + 1 == context.world;
     if (now) second = second + (heads.tops[1]->bias.to(at::kFloat) * kInfinity).sum();
     const auto loss = (play.fault() ? first * 0.5 : first) + second;
     if (number % 2 == 0) return (void)play.backward(loss, {.engine = 1});
@@ -234,12 +234,12 @@ std::vector<Case> refusals() {
       Case{"4", "engines_under_one_loss_must_share_a_scale",
            "two engines under one loss without a shared scale are an error that says so",
            "one engine's loss is halved", not_shared}
-          .on({"tower", "nasty"})
+          .on({"tower", "irregular"})
           .answering({"trap 18"}),
       Case{"4", "scale_reaches_an_engine_that_has_none",
            "an engine in fp32 refuses a pass that another's loss scale is in",
            "one engine's output is halved", scale_of_another}
-          .on({"tower", "nasty"})
+          .on({"tower", "irregular"})
           .with_fp32_from(1)
           .answering({"trap 18"})};
 }

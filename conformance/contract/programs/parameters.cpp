@@ -7,7 +7,7 @@
 namespace equigrad::conformance::contract {
 namespace {
 
-void nasty(Play& play) {
+void irregular(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto loss = play.model().loss(play.batch(number));
     play.backward(play.fault() && number == 0 ? loss * 0.5 : loss);
@@ -29,7 +29,7 @@ void reused(Play& play) {
 void on_one_rank_only(Play& play) {
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
-    const std::size_t head = play.scene().rank == 0 && !play.fault() ? 0 : 1;
+    const std::size_t head = play.context().rank == 0 && !play.fault() ? 0 : 1;
     play.backward(heads.loss_through(head, play.batch(number)));
   });
 }
@@ -37,7 +37,7 @@ void on_one_rank_only(Play& play) {
 void in_turns(Play& play) {
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
-    const auto turn = static_cast<std::size_t>(number + (play.fault() ? 0 : play.scene().rank));
+    const auto turn = static_cast<std::size_t>(number + (play.fault() ? 0 : play.context().rank));
     const auto loss = heads.loss_through(turn % 3, play.batch(number));
     if (turn % 2 == 0)
       play.backward(loss);
@@ -54,7 +54,7 @@ void hooks_in_another_order(Play& play) {
     const auto hidden = heads.trunk(batch.input);
     std::vector<at::Tensor> losses(3);
     for (std::size_t i = 0; i < 3; ++i) {
-      const auto head = (i + static_cast<std::size_t>(play.scene().rank)) % 3;
+      const auto head = (i + static_cast<std::size_t>(play.context().rank)) % 3;
       losses[head] = heads.criterion(heads.head(head, hidden), batch);
     }
     const auto last = play.fault() ? losses[2].detach() : losses[2];
@@ -68,7 +68,7 @@ void unused_for_a_window(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     auto loss = heads.loss_through(0, batch);
-    if (play.scene().window != 1)
+    if (play.context().window != 1)
       loss = loss + heads.loss_through(1, batch) + heads.loss_through(2, batch);
     else if (play.fault())
       loss = loss + heads.loss_through(1, batch) * 0;
@@ -80,7 +80,7 @@ void unused_for_a_window(Play& play) {
 void zero_gradient(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto loss = play.model().loss(play.batch(number));
-    play.backward(play.scene().window == 1 && !play.fault() ? loss * 0 : loss);
+    play.backward(play.context().window == 1 && !play.fault() ? loss * 0 : loss);
   });
 }
 
@@ -89,7 +89,7 @@ void zero_gradient(Play& play) {
 std::vector<Case> parameters() {
   return {
       Case{"5", "tied_reused_frozen_empty_scalar", "every odd parameter is right",
-           "the first micro-batch counts half", nasty}
+           "the first micro-batch counts half", irregular}
           .in_every_precision(),
       Case{"5", "reused_in_one_graph", "a module used several times in one graph is right",
            "one use is detached", reused}
@@ -103,7 +103,7 @@ std::vector<Case> parameters() {
       Case{"5", "used_in_turns", "so they do when the use changes with the micro-batch",
            "all ranks take the same turn", in_turns}
           .on({"heads"})
-          .gas({3, 4})
+          .accumulation({3, 4})
           .from_world(2),
       Case{"5", "hooks_in_another_order_on_each_rank",
            "a gradient goes to its parameter in whatever order it comes", "one term is detached",

@@ -183,7 +183,7 @@ std::vector<Case> several_backwards() {
       Case{"2", "the_first_of_two_losses_counts_once", "an earlier pass is not counted again",
            "the first pass is counted twice", first_counted_twice}
           .in_every_precision()
-          .gas({1, 2})
+          .accumulation({1, 2})
           .answering({"misbehaviour 3"}),
       Case{"2", "three_losses_three_ways",
            "three passes through one forward, each in another way, add", forgets, three_losses}
@@ -203,7 +203,7 @@ std::vector<Case> several_backwards() {
       Case{"2", "five_backwards_a_micro_batch", "any number of passes between two steps adds",
            forgets, many}
           .on({"tower"})
-          .gas({1, 2}),
+          .accumulation({1, 2}),
       Case{"2", "sum_of_two_losses", "(first + second).backward() is one pass",
            "the first is left out", sum_of_losses},
       Case{"2", "external_loss", "a loss computed outside of the model is right",
@@ -222,7 +222,7 @@ std::vector<Case> several_backwards() {
       Case{"2", "graph_kept_over_a_step", "a retained graph is still right after a step", forgets,
            graph_kept_over_a_step}
           .on({"tower"})
-          .gas({3, 2})};
+          .accumulation({3, 2})};
 }
 
 }  // namespace equigrad::conformance::contract

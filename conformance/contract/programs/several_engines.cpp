@@ -1,4 +1,5 @@
-// 2. Several engines: chained, under one loss, side by side. "tower" is the first, "nasty" another.
+// 2. Several engines: chained, under one loss, side by side. "tower" is the first, "irregular"
+// another.
 #include <ATen/ATen.h>
 
 #include "conformance/contract/players/models.hpp"
@@ -11,7 +12,7 @@ void chained_one_loss(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     const auto between = play.as<Tower>(0).forward(batch.input);
-    const auto input = play.fault() ? between / play.scene().accumulation : between;
+    const auto input = play.fault() ? between / play.context().accumulation : between;
     play.backward(play.model(1).loss({input, batch.target}), {.engine = 1});
   });
 }
@@ -24,7 +25,7 @@ void chained_by_gradient(Play& play) {
     const auto input = between.detach().requires_grad_();
     play.backward(play.model(1).loss({input, batch.target}), {.engine = 1});
     play.see("gradient between the engines", input.grad());
-    const auto gradient = play.fault() ? input.grad() / play.scene().accumulation : input.grad();
+    const auto gradient = play.fault() ? input.grad() / play.context().accumulation : input.grad();
     play.run([&] { between.backward(gradient); });
   });
 }
@@ -55,7 +56,7 @@ void reached_by_its_call_alone(Play& play) {
     const auto batch = play.batch(number);
     auto loss = play.as<Heads>(1).loss_through(1, batch);
     if (play.fault()) loss = loss * 0.5;
-    if (play.scene().rank != 0) loss = loss + uneven(play.as<Tower>(0).forward(batch.input));
+    if (play.context().rank != 0) loss = loss + uneven(play.as<Tower>(0).forward(batch.input));
     play.backward(loss, {.engine = 0});
   });
 }
@@ -75,21 +76,21 @@ void engines_in_a_loop(Play& play) {
 
 std::vector<Case> several_engines() {
   return {Case{"2", "chained_engines_one_loss", "one loss through two engines counts once for each",
-               "what passes between the engines is divided by gas", chained_one_loss}
-              .on({"tower", "nasty"})
-              .gas({3, 2}),
+               "what passes between the engines is divided by accumulation", chained_one_loss}
+              .on({"tower", "irregular"})
+              .accumulation({3, 2}),
           Case{"2", "chained_engines_by_gradient",
                "the gradient of one engine's input, handed to another's output, counts once",
-               "the gradient between the engines is divided by gas", chained_by_gradient}
-              .on({"tower", "nasty"})
-              .gas({3, 2})
+               "the gradient between the engines is divided by accumulation", chained_by_gradient}
+              .on({"tower", "irregular"})
+              .accumulation({3, 2})
               .answering({"trap 5"}),
           Case{"2", "several_engines_under_one_loss", "a loss over three engines is right for each",
                "one engine's term is halved", shared_loss}
-              .on({"tower", "nasty", "heads"}),
+              .on({"tower", "irregular", "heads"}),
           Case{"2", "independent_engines", "engines side by side do not touch each other",
                "one engine's loss is halved", independent}
-              .on({"tower", "nasty"})
+              .on({"tower", "irregular"})
               .answering({"trap 18"}),
           Case{"2", "engine_that_some_ranks_do_not_reach",
                "an engine whose backward() reaches only another one, on some ranks, is right",

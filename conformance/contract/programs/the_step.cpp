@@ -11,16 +11,17 @@ namespace equigrad::conformance::contract {
 namespace {
 
 void off_the_boundary(Play& play) {
-  const auto& scene = play.scene();
-  for (int64_t number = 0; number < scene.accumulation; ++number) {
+  const auto& context = play.context();
+  for (int64_t number = 0; number < context.accumulation; ++number) {
     play.see("parameter before the boundary", play.parameter("head.weight"));
     if (auto* engine = play.engine()) {
-      const int64_t last = scene.accumulation - (play.fault() ? 2 : 1);
+      const int64_t last = context.accumulation - (play.fault() ? 2 : 1);
       play.check("the boundary comes with the last micro-batch",
                  engine->is_gradient_accumulation_boundary() == (number == last));
       play.check("micro_steps counts calls of step()",
-                 engine->counters().micro_steps == scene.window * scene.accumulation + number);
-      play.check("global_steps counts boundaries", engine->counters().global_steps == scene.window);
+                 engine->counters().micro_steps == context.window * context.accumulation + number);
+      play.check("global_steps counts boundaries",
+                 engine->counters().global_steps == context.window);
     }
     play.backward(play.model().loss(play.batch(number)));
     play.step();
@@ -45,16 +46,16 @@ void twice(Play& play) {
 // One parameter of one rank is bad, in one micro-batch of the second window.
 void not_finite(Play& play, double bad) {
   auto& heads = play.as<Heads>();
-  const auto& scene = play.scene();
-  const bool skips = scene.precision != Precision::Fp32;
-  for (int64_t number = 0; number < scene.accumulation; ++number) {
+  const auto& context = play.context();
+  const bool skips = context.precision != Precision::Fp32;
+  for (int64_t number = 0; number < context.accumulation; ++number) {
     const auto batch = play.batch(number);
     auto loss = heads.loss_through(0, batch) + heads.loss_through(1, batch);
-    const bool now = scene.window == 1 && number == 0 && scene.rank + 1 == scene.world;
+    const bool now = context.window == 1 && number == 0 && context.rank + 1 == context.world;
     if (now && !play.fault()) loss = loss + (heads.tops[1]->bias.to(at::kFloat) * bad).sum();
     play.backward(loss);
-    const bool boundary = number + 1 == scene.accumulation;
-    if (!boundary || scene.window != 1 || skips) {
+    const bool boundary = number + 1 == context.accumulation;
+    if (!boundary || context.window != 1 || skips) {
       play.step();
       continue;
     }
@@ -62,12 +63,12 @@ void not_finite(Play& play, double bad) {
     play.refuse("the first in parameter \"b.bias\"", [&] { play.step(); });
   }
   if (auto* engine = play.engine(); engine != nullptr && skips)
-    play.check("skipped_steps counts it", engine->counters().skipped_steps == scene.window >= 1);
+    play.check("skipped_steps counts it", engine->counters().skipped_steps == context.window >= 1);
 }
 
 // But in fp32 the second window is skipped: the schedule stays where it was.
 void rate_follows(Play& play) {
-  if (play.scene().precision != Precision::Fp32)
+  if (play.context().precision != Precision::Fp32)
     return not_finite(play, std::numeric_limits<double>::infinity());
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
@@ -107,7 +108,7 @@ std::vector<Case> rates() {
           Case{"11", "rate_of_every_group",
                "groups with rates of their own follow the schedule from the first step on",
                "the loss is halved", rate_of_every_group}
-              .on({"nasty"})
+              .on({"irregular"})
               .lasting(4)
               .scheduled(),
           Case{"11", "unknown_lr_arguments",
@@ -130,7 +131,7 @@ std::vector<Case> the_step() {
       Case{"8", "step_before_the_boundary", "a step before the boundary changes nothing",
            "the boundary is expected one micro-batch early", off_the_boundary}
           .in_every_precision()
-          .gas({3, 2})
+          .accumulation({3, 2})
           .answering({"trap 16"}),
       Case{"8", "step_without_a_backward", "a step without a backward is refused",
            "there is a backward", without_a_backward}

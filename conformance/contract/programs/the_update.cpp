@@ -17,7 +17,7 @@ void train(Play& play) {
 
 // A gradient of the threshold's length: one element is set, the others are none.
 void at_the_threshold(Play& play) {
-  const int64_t last = play.scene().accumulation - 1;
+  const int64_t last = play.context().accumulation - 1;
   each_micro_batch(play, [&](int64_t number) {
     play.backward(play.model().loss(play.batch(number)));
     if (number != last) return;
@@ -32,7 +32,7 @@ void at_the_threshold(Play& play) {
 // Numbers of very different size, so that another order is another sum.
 void order_of_sums(Play& play) {
   auto& tower = play.as<Tower>();
-  const int64_t last = play.scene().accumulation - 1;
+  const int64_t last = play.context().accumulation - 1;
   each_micro_batch(play, [&](int64_t number) {
     const int64_t turn = play.fault() ? last - number : number;
     const auto loss = uneven(tower.forward(play.batch(turn).input));
@@ -42,8 +42,8 @@ void order_of_sums(Play& play) {
 
 // Before anything was trained, the masters hold more than the model's 16 bits show.
 void masters(Play& play) {
-  if (auto* engine = play.engine(); engine != nullptr && play.scene().window == 0) {
-    const auto fresh = make_contract_model("nasty", play.scene().seed);
+  if (auto* engine = play.engine(); engine != nullptr && play.context().window == 0) {
+    const auto fresh = make_contract_model("irregular", play.context().seed);
     for (const auto& shard : engine->local_shards()) {
       auto whole = fresh->named_parameters()[shard.name].detach();
       if (play.fault()) whole = whole.to(at::kBFloat16).to(at::kFloat);
@@ -92,27 +92,27 @@ std::vector<Case> the_update() {
                "micro-batches come in another order", order_of_sums}
               .in_every_precision()
               .on({"tower"})
-              .gas({4, 5})
+              .accumulation({4, 5})
               .with_optimizer("SGD")
               .answering({"trap 12"}),
           Case{"13", "bucket_of_several_pieces",
                "a bucket is summed piece by piece, however late each piece comes",
                "the loss is less", train}
               .on({"wide"})
-              .on_a_late_wire()
-              .gas({1})
+              .with_late_collectives()
+              .accumulation({1})
               .with_optimizer("SGD"),
           Case{"13", "bucket_of_several_pieces_of_three",
                "so it is where every rank owns a slice of each piece", "the loss is less", train}
               .on({"wide"})
-              .on_a_late_wire()
+              .with_late_collectives()
               .from_world(3)
-              .gas({1})
+              .accumulation({1})
               .with_optimizer("SGD"),
           Case{"13", "masters_before_rounding", "masters are the weights before they are rounded",
                "they are expected to be rounded", masters}
               .in_every_precision()
-              .gas({1})};
+              .accumulation({1})};
 }
 
 }  // namespace equigrad::conformance::contract

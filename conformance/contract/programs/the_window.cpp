@@ -10,7 +10,7 @@ namespace {
 void zero_grad_in_the_middle(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     play.backward(play.model().loss(play.batch(number)));
-    if (number == play.scene().accumulation / 2 && !play.fault()) play.zero_grad();
+    if (number == play.context().accumulation / 2 && !play.fault()) play.zero_grad();
     const auto again = play.model().loss(play.batch(number + 10));
     play.run([&] { again.backward(); });
   });
@@ -19,7 +19,7 @@ void zero_grad_in_the_middle(Play& play) {
 void zero_grad_before_the_boundary(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     play.backward(play.model().loss(play.batch(number)));
-    const bool cancel = play.scene().window == 1 && number + 1 == play.scene().accumulation;
+    const bool cancel = play.context().window == 1 && number + 1 == play.context().accumulation;
     if (cancel && !play.fault()) play.zero_grad();
   });
 }
@@ -83,7 +83,7 @@ void itself_again(Play& play) {
 // A model without an engine is trained by torch beside the engine's, as if there were none.
 void plain_model_beside(Play& play) {
   const auto plain = make_contract_model("tower", 99);
-  plain->to(play.scene().dtype());
+  plain->to(play.context().dtype());
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     const auto of_plain = plain->loss(play.fault() ? play.batch(number + 10) : batch);

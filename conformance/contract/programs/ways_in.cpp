@@ -55,7 +55,7 @@ Case way(const std::string& name, const std::string& sentence, Way by) {
 
 void mixed(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
-    one_pass(play, static_cast<Way>((number + play.scene().window) % 4), number);
+    one_pass(play, static_cast<Way>((number + play.context().window) % 4), number);
   });
 }
 

@@ -14,7 +14,7 @@ void routed(Play& play) {
   auto& model = play.as<Experts>();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
-    const int64_t turn = play.scene().rank + number + (play.fault() ? 1 : 0);
+    const int64_t turn = play.context().rank + number + (play.fault() ? 1 : 0);
     play.backward(model.criterion(model.route(batch.input, turn), batch));
   });
 }
@@ -24,7 +24,7 @@ void unused_expert(Play& play) {
   auto& model = play.as<Experts>();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
-    const std::size_t which = play.scene().rank == 0 && !play.fault() ? 1 : 0;
+    const std::size_t which = play.context().rank == 0 && !play.fault() ? 1 : 0;
     auto& expert = *model.experts->all[which];
     const auto hidden = at::gelu(expert.up(batch.input));
     const auto loss = model.criterion(expert.down(hidden) * model.gate(batch.input).sum(), batch);
@@ -37,7 +37,7 @@ void evaluated_between(Play& play) {
   auto& model = play.as<Experts>();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
-    if ((play.scene().rank + play.scene().window + number) % 2 == 0) {
+    if ((play.context().rank + play.context().window + number) % 2 == 0) {
       const torch::NoGradGuard no_grad;
       play.see("an evaluation", model.route(batch.input, 2));
     }
@@ -77,10 +77,10 @@ void train_both(Play& play) {
 
 // The last rank writes: a part of one by an operator, a scalar by its pointer, another as a whole.
 void written_by_one_rank(Play& play) {
-  const int writer = play.scene().world - 1;
+  const int writer = play.context().world - 1;
   play.gather(names(), writer, [&] {
     see_all(play);
-    if (play.scene().rank != writer) return;
+    if (play.context().rank != writer) return;
     now(play, "encode.weight").flatten().narrow(0, 5, 30).mul_(play.fault() ? 1.75 : 1.5);
     std::memset(now(play, "scalar").mutable_data_ptr(), 0x3f, 2);
     now(play, "unused.weight").fill_(0.25);
@@ -93,20 +93,20 @@ void written_by_one_rank(Play& play) {
 void written_where_nobody_may(Play& play) {
   play.refuse("expected no writes without a modifier rank, got a write to \"twice.bias\"", [&] {
     play.gather(names(), std::nullopt, [&] {
-      if (play.scene().rank == 0) now(play, "twice.bias").add_(1);
+      if (play.context().rank == 0) now(play, "twice.bias").add_(1);
     });
   });
   play.gather(names(), std::nullopt, [&] { see_all(play); });
   if (play.fault())
     play.gather(names(), 0, [&] {
-      if (play.scene().rank == 0) now(play, "twice.bias").add_(1);
+      if (play.context().rank == 0) now(play, "twice.bias").add_(1);
     });
   train(play);
 }
 
 // A forward and a backward pass while parameters are whole; step() waits for the end.
 void a_pass_inside(Play& play) {
-  const int64_t accumulation = play.scene().accumulation;
+  const int64_t accumulation = play.context().accumulation;
   play.gather(names(), 0, [&] {
     play.backward(play.model().loss(play.batch(play.fault() ? 9 : 0)));
     play.refuse("expected no scope of gather(), got 1 that are open", [&] { play.step(); });
@@ -126,7 +126,7 @@ std::vector<Case> whole_parameters() {
                     "experts that each rank's data chooses train as one leaf module",
                     "rows go to the next expert", routed};
   return {
-      expert.in_every_precision().on({"experts"}).gas({1, 3}).lasting(3).with_leaf(),
+      expert.in_every_precision().on({"experts"}).accumulation({1, 3}).lasting(3).with_leaf(),
       Case{"14", "experts_without_a_leaf_module", "so they do where nothing is a leaf",
            "rows go to the next expert", routed}
           .on({"experts"})
@@ -159,7 +159,7 @@ std::vector<Case> whole_parameters() {
       Case{"14", "made_within_init",
            "a model that no rank ever held as a whole is rank 0's, bit by bit",
            "rank 1's weights count", train_both}
-          .on({"nasty", "heads"})
+          .on({"irregular", "heads"})
           .in_every_precision()
           .made_within_init()};
 }

@@ -32,9 +32,11 @@ std::vector<Spec> one_place_each() {
   std::vector<Spec> specs;
   int turn = 0;
   for (const auto& one : cases()) {
-    const auto gas = one.accumulations[static_cast<std::size_t>(turn) % one.accumulations.size()];
+    const auto accumulation =
+        one.accumulations[static_cast<std::size_t>(turn) % one.accumulations.size()];
     const auto mode = static_cast<std::size_t>(turn / 4) % one.precisions.size();
-    specs.push_back({&one, turn % 4, one.precisions[mode], std::max(2, one.smallest_world), gas});
+    specs.push_back(
+        {&one, turn % 4, one.precisions[mode], std::max(2, one.smallest_world), accumulation});
     ++turn;
   }
   return specs;
@@ -48,7 +50,7 @@ TEST(ContractCases, HoldAtEveryStageAndPrecision) {
     EXPECT_FALSE(reports::vacuous(record)) << record.id;
     seconds += record.seconds;
   }
-  std::cout << records.size() << " cases, " << seconds << " s in all lanes\n";
+  std::cout << records.size() << " cases, " << seconds << " s in all slots\n";
 }
 
 TEST(ContractCases, FailWithTheirFaultPlanted) {
@@ -67,7 +69,7 @@ TEST(ContractCases, HaveIdsThatAreUniqueAndParsed) {
   }
   for (const auto& spec : default_specs()) EXPECT_TRUE(ids.contains(spec.id())) << spec.id();
   EXPECT_EQ(parse_contract_id(default_specs().back().id()).id(), default_specs().back().id());
-  EXPECT_THROW(parse_contract_id("Contract.2.no_such_case.zero1.fp32.w1.gas1"), Error);
+  EXPECT_THROW(parse_contract_id("Contract.2.no_such_case.zero1.fp32.w1.accumulation1"), Error);
 }
 
 TEST(ContractCases, AnswerEveryKnownMistakeUnderItsName) {

@@ -32,7 +32,7 @@ inline const std::set<std::string> kMirrors = {
     "TensorAccess",    // Access' implementation
     "Communicator",    // c10d::Backend
     "BackendCommunicator",
-    "CountingWire",  // Communicator's
+    "CountingCommunicator",  // Communicator's
     "Play",
     "EnginePlay",
     "ReferenceRank",  // Engine, as a contract case calls it

@@ -1,4 +1,5 @@
-// Full buckets that are announced, and buckets that wait for the step and leave ahead of it.
+// Full buckets that are announced, and buckets that wait for the step and are sent eagerly, before
+// it.
 #include "conformance/testing/bits_matcher.hpp"
 #include "engine/bucket/tests/queue_alone.hpp"
 
@@ -63,7 +64,7 @@ TEST(BucketQueue, AnAnswerThatThrewWhereAnotherSpokeThrowsHereToo) {
 TEST(BucketQueue, WhatWasAnnouncedIsSettledBeforeItIsForgottenOrTakenBack) {
   for (const bool discards : {true, false}) {
     AnnouncingQueue it(discards);
-    it.queue.send_ahead(!discards);
+    it.queue.send_eagerly(!discards);
     it.copy_in(4, 1);
     EXPECT_TRUE(it.then);
     discards ? it.queue.discard() : it.queue.take_back();
@@ -79,38 +80,38 @@ TEST(BucketQueue, WhatWasAnnouncedIsSettledBeforeItIsForgottenOrTakenBack) {
   }
 }
 
-TEST(BucketQueue, WhatIsFullMayLeaveAheadAllButTheLastGroup) {
+TEST(BucketQueue, WhatIsFullMayBeSentEagerlyAllButTheLastGroup) {
   Queue it(false);
-  it.queue.send_ahead(true);
+  it.queue.send_eagerly(true);
   for (const std::size_t parameter : {0U, 4U, 3U, 2U}) it.copy_in(parameter, parameter + 1);
-  EXPECT_EQ(it.queue.left_ahead(), 2U);
+  EXPECT_EQ(it.queue.eagerly_sent(), 2U);
   it.copy_in(1, 2);
   EXPECT_EQ(it.asked, (Order{0, 1, 2}));
-  EXPECT_EQ(it.queue.left_ahead(), 3U);
+  EXPECT_EQ(it.queue.eagerly_sent(), 3U);
   EXPECT_EQ(it.delivered, (Order{0, 1})) << "one under way";
   const int64_t all_bytes = 4 * (9 + 10 + 25 + 6);
   EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), all_bytes) << "what was sent stays";
   it.queue.flush();
   EXPECT_EQ(it.asked, (Order{0, 1, 2, 3}));
   EXPECT_EQ(it.delivered, kInOrder);
-  EXPECT_EQ(it.queue.left_ahead(), 0U);
+  EXPECT_EQ(it.queue.eagerly_sent(), 0U);
   EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
   for (std::size_t parameter = 0; parameter < 5; ++parameter)
     EXPECT_THAT(it.sum_of(parameter),
                 HasTheBitsOf(sample(it.table[parameter].numel, parameter + 1)));
 }
 
-TEST(BucketQueue, AGradientForWhatHasLeftAheadTakesAllBack) {
+TEST(BucketQueue, AGradientForWhatWasSentEagerlyTakesAllBack) {
   for (const std::size_t parameter : {4U, 3U}) {  // that has arrived, or is under way
     Queue it(false);
-    it.queue.send_ahead(true);
+    it.queue.send_eagerly(true);
     for (const std::size_t each : {4U, 3U, 2U, 1U}) it.copy_in(each, each + 1);
-    EXPECT_EQ(it.queue.left_ahead(), 3U);
+    EXPECT_EQ(it.queue.eagerly_sent(), 3U);
     it.copy_in(parameter, 9);
-    EXPECT_EQ(it.queue.left_ahead(), 0U);
+    EXPECT_EQ(it.queue.eagerly_sent(), 0U);
     EXPECT_EQ(it.alone.under_way, 0);
     it.copy_in(0, 1);
-    EXPECT_EQ(it.asked, (Order{0, 1, 2})) << "nothing more leaves ahead";
+    EXPECT_EQ(it.asked, (Order{0, 1, 2})) << "nothing more is sent eagerly";
     it.delivered.clear();
     it.queue.flush();
     EXPECT_EQ(it.delivered, kInOrder);

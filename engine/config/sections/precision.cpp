@@ -285,7 +285,7 @@ void add_precision(const EngineConfig& config, SettingList& list) {
   list.add(kAccumulate, name_of(precision.accumulate));
   list.add("communication_data_type",
            precision.communication ? Json(name_of(*precision.communication)) : Json(),
-           "gradients travel in the type they have");
+           "gradients are sent in the type they have");
 }
 
 }  // namespace equigrad

@@ -121,15 +121,17 @@ TEST(EngineExceptions, ALargeBucketUnderWayIsGivenUpByAllRanks) {
 TEST(EngineExceptions, AGatherThatFailsIsAnErrorOfTheNextCall) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       const auto wire = std::make_shared<conformance::CutWire>(context.group());
-                       SmallRun run(context, {.stage = 3}, wire), plain(context, {.stage = 3});
+                       const auto communicator =
+                           std::make_shared<conformance::CuttingCommunicator>(context.group());
+                       SmallRun run(context, {.stage = 3}, communicator),
+                           plain(context, {.stage = 3});
                        const auto cut_loss = [&] {
-                         wire->cut = true;
+                         communicator->cut = true;
                          const auto loss = run.loss(0);
-                         wire->cut = false;
+                         communicator->cut = false;
                          return loss;
                        };
-                       const std::string cut = "[test] the wire is cut";
+                       const std::string cut = "[test] communication is cut";
                        EXPECT_EQ(error_of([&] { run.engine->backward(cut_loss()); }), cut);
                        // A type of its own, on whatever way it comes.
                        EXPECT_THROW(run.engine->backward(cut_loss()), comm::CommunicationError);

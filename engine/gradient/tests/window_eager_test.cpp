@@ -91,9 +91,9 @@ TEST(Window, ARankMayDoItsPassAgainWhileTheOthersKeepTheirs) {
 TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
   for_each_kind(
       [](RankContext& context, const WindowKind& kind) {
-        if (!kind.ahead) return;
+        if (!kind.eager) return;
         Windowed it(context, kind);
-        comm::Seat other(*it.group, 1);
+        comm::Participant other(*it.group, 1);
         if (it.rank == it.world - 1) {
           other.abandon();
         } else {
@@ -113,7 +113,7 @@ TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
 TEST(Window, ClearingItDoesNotEndTheGuess) {
   for_each_kind(
       [](RankContext& context, const WindowKind& kind) {
-        if (!kind.ahead) return;
+        if (!kind.eager) return;
         Windowed it(context, kind);
         it.pass(1);
         const auto held = it.ledger.total_bytes();

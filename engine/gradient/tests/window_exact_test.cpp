@@ -33,7 +33,7 @@ struct Exact : Windowed {
   Window exact;
   Exact(RankContext& context, const WindowKind& of, int64_t expected_passes)
       : Windowed(context, of),
-        exact(plan, table.size(), *group, seat,
+        exact(plan, table.size(), *group, participant,
               {of.dtype,
                at::kFloat,
                of.each,
@@ -64,7 +64,7 @@ struct Exact : Windowed {
       }
     }
     const auto sum =
-        reference::sum_contributions(made, reference::Order::Grid, at::kFloat, weights);
+        reference::sum_contributions(made, reference::SumOrder::ExactGrid, at::kFloat, weights);
     return padded_slice(p, sum * at::full({}, kFactor, at::kFloat));
   }
   void expect(const std::vector<Given>& all) {
@@ -121,7 +121,7 @@ TEST(WindowExact, RanksAgreeOnWhatTravels) {
     reference::Contributions made(1);
     for (int r = 0; r < it.world; ++r) made[0].push_back(contribution(p, 1, r, kind.dtype));
     made[0].push_back(part);
-    const auto sum = reference::sum_contributions(made, reference::Order::Grid, at::kFloat);
+    const auto sum = reference::sum_contributions(made, reference::SumOrder::ExactGrid, at::kFloat);
     const auto want = it.padded_slice(p, sum * at::full({}, kFactor, at::kFloat));
     EXPECT_THAT(it.exact.averaged_slice(p, kFactor), HasTheBitsOf(want));
     EXPECT_THAT(it.slice_of(it.exact.take_averaged(kFactor), p), HasTheBitsOf(want));

@@ -54,7 +54,7 @@ TEST(Window, AnAbandonedPassLeavesTheWindowAsItWas) {
       // Halfway, with a weight of its own; then with everything delivered, some of it twice.
       for (const bool halfway : {true, false}) {
         it.begin(3.0);
-        // The last buckets are full, so where passes are reduced they have travelled.
+        // The last buckets are full, so where passes are reduced they have been sent.
         for (const std::size_t p : {5U, 4U}) it.ready(p, 50 + pass);
         if (!halfway) it.all_ready(60 + pass);
         it.window.abandon();

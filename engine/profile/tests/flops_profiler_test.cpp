@@ -252,8 +252,8 @@ TEST(FlopsProfiler, ChangesNoGradientAndMayRunBesideAnother) {
   EXPECT_EQ(outer.report().modules.front().forward.flops, 0);
 }
 
-// Parameters come and go at stage 3, gradients travel within the pass at stages 2 and 3: the counts
-// are those of the bare model.
+// Parameters come and go at stage 3, gradients are sent within the pass at stages 2 and 3: the
+// counts are those of the bare model.
 TEST(FlopsProfiler, CountsTheSameAtEveryStage) {
   conformance::at_every_stage(2, [](conformance::ranks::RankContext& context, int stage) {
     const auto batch = gpt_batch(static_cast<uint64_t>(context.rank()));

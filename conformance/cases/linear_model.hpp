@@ -1,9 +1,9 @@
-// DotsModel: the smallest models there are, for failures that are shrunk: dots1 to dots7.
+// LinearModel: the smallest models there are, for failures that are shrunk: linear1 to linear7.
 //
-//   dots3: parameters dot1 [1], dot2 [2], dot3 [3];  y[b, i] = input[b, :i] . dot_i;
+//   linear3: parameters dot1 [1], dot2 [2], dot3 [3];  y[b, i] = input[b, :i] . dot_i;
 //          loss = mean((y - target)^2) / 2
 //
-// They are no part of the matrix, and are trained on nasty's batches.
+// They are no part of the matrix, and are trained on the irregular model's batches.
 //
 // Invariants: any other name is one of reference/models/model.hpp and data.hpp, and gives what they
 // give. Shapes: input [3, 7], target [3]; output [3, n]. Errors: those of the reference for an

@@ -1,5 +1,5 @@
-// Wire: a communicator that hands everything on to a real one; a fault or an adversary overrides
-// what it changes.
+// ForwardingCommunicator: a communicator that forwards everything to a real one; a fault or an
+// adversary overrides what it changes.
 //
 // Invariants: as it stands it behaves like the one that it wraps. Altered keeps an altered input
 // alive, and alters the output once it is there.
@@ -37,37 +37,38 @@ class Altered : public comm::Pending {
   std::function<void()> alter_output_;
 };
 
-class Wire : public comm::Communicator {
+class ForwardingCommunicator : public comm::Communicator {
  public:
-  explicit Wire(std::shared_ptr<comm::Communicator> wire) : wire_(std::move(wire)) {}
+  explicit ForwardingCommunicator(std::shared_ptr<comm::Communicator> communicator)
+      : real_(std::move(communicator)) {}
 
-  int rank() const override { return wire_->rank(); }
-  int world_size() const override { return wire_->world_size(); }
-  c10::Device device() const override { return wire_->device(); }
+  int rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  c10::Device device() const override { return real_->device(); }
   PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return wire_->all_to_all(output, input);
+    return real_->all_to_all(output, input);
   }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    return wire_->all_gather(output, input);
+    return real_->all_gather(output, input);
   }
   PendingPtr all_reduce_sum(const at::Tensor& tensor) override {
-    return wire_->all_reduce_sum(tensor);
+    return real_->all_reduce_sum(tensor);
   }
   PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override {
-    return wire_->reduce_scatter_sum(output, input);
+    return real_->reduce_scatter_sum(output, input);
   }
   PendingPtr broadcast(const at::Tensor& tensor, int root) override {
-    return wire_->broadcast(tensor, root);
+    return real_->broadcast(tensor, root);
   }
 
  protected:
   // all_to_all that sends `input` instead of what it was given.
   PendingPtr send(const at::Tensor& output, at::Tensor input) {
-    auto pending = wire_->all_to_all(output, input);
+    auto pending = real_->all_to_all(output, input);
     return std::make_unique<Altered>(std::move(pending), std::move(input), nullptr);
   }
 
-  std::shared_ptr<comm::Communicator> wire_;
+  std::shared_ptr<comm::Communicator> real_;
 };
 
 }  // namespace equigrad::conformance::faults

@@ -1,4 +1,4 @@
-#include "perf/race/course.hpp"
+#include "perf/race/workload.hpp"
 
 #include <torch/torch.h>
 
@@ -36,8 +36,8 @@ at::Tensor numbers(const json& model, int64_t rank) {
 
 }  // namespace
 
-Course::Course(const json& model, int world, int64_t batch, int64_t accumulation,
-               const std::string& directory)
+Workload::Workload(const json& model, int world, int64_t batch, int64_t accumulation,
+                   const std::string& directory)
     : model_(model),
       world_(world),
       batch_(batch),
@@ -48,7 +48,7 @@ Course::Course(const json& model, int world, int64_t batch, int64_t accumulation
   write_weights();
 }
 
-void Course::write_batches() {
+void Workload::write_batches() {
   const bool is_text = model_.at("kind") == "gpt";
   const reference::Data text(reference::read_text(
       {std::string(build_info::source_directory()) + "/reference/data/plays_slice.txt"}));
@@ -59,7 +59,7 @@ void Course::write_batches() {
   oracle::write_tensors(batches_, by_rank);
 }
 
-void Course::write_weights() {
+void Workload::write_weights() {
   Model model(model_);
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, parameter] : model.parameters()) {
@@ -69,12 +69,12 @@ void Course::write_weights() {
   oracle::write_tensors(weights_, weights);
 }
 
-int64_t Course::tokens_per_step() const {
+int64_t Workload::tokens_per_step() const {
   const int64_t length = model_.at("kind") == "gpt" ? model_.at("context").get<int64_t>() : 1;
   return length * batch_ * accumulation_ * world_;
 }
 
-Course::Sums Course::contributions(at::ScalarType dtype) const {
+Workload::Sums Workload::contributions(at::ScalarType dtype) const {
   const auto batches = oracle::read_tensors(batches_).tensors;
   Model model(model_);
   model.read_weights(weights_);
@@ -96,18 +96,18 @@ Course::Sums Course::contributions(at::ScalarType dtype) const {
   return sums;
 }
 
-void Course::find_exact() {
+void Workload::find_exact() {
   if (!exact_.sum.empty()) return;
   plain_ = contributions(at::kFloat);
   exact_ = contributions(at::kDouble);
 }
 
-Proof Course::prove(const std::string& gradients) {
+Proof Workload::prove(const std::string& gradients) {
   find_exact();
   return compare(gradients, plain_);
 }
 
-std::string Course::mean_of(const std::vector<std::string>& of_ranks) const {
+std::string Workload::mean_of(const std::vector<std::string>& of_ranks) const {
   std::map<std::string, at::Tensor> mean;
   for (const auto& path : of_ranks)
     for (const auto& [name, gradient] : oracle::read_tensors(path).tensors) {
@@ -120,7 +120,7 @@ std::string Course::mean_of(const std::vector<std::string>& of_ranks) const {
   return path;
 }
 
-Proof Course::prove(const std::string& gradients, const std::vector<std::string>& of_ranks) {
+Proof Workload::prove(const std::string& gradients, const std::vector<std::string>& of_ranks) {
   find_exact();
   Sums plain;
   for (const auto& path : of_ranks)
@@ -134,12 +134,12 @@ Proof Course::prove(const std::string& gradients, const std::vector<std::string>
   return compare(gradients, plain);
 }
 
-Proof Course::compare(const std::string& gradients, const Sums& plain) const {
+Proof Workload::compare(const std::string& gradients, const Sums& plain) const {
   oracle::Reduction reduction;
   reduction.world = world_;
   reduction.accumulation_steps = accumulation_;
   // Some of them divide before the sum over ranks, and add in a ring: the most roundings.
-  reduction.division = oracle::Division::BeforeSum;
+  reduction.averaging = oracle::Averaging::BeforeSum;
   reduction.any_order = true;
   const double passes = static_cast<double>(world_ * accumulation_);
   const auto found = oracle::read_tensors(gradients).tensors;

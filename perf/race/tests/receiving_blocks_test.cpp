@@ -1,5 +1,5 @@
-// The rooms that reductions receive into, by hand.
-#include "perf/race/receiving_rooms.hpp"
+// The blocks that reductions receive into, by hand.
+#include "perf/race/receiving_blocks.hpp"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ int64_t of(const std::vector<int64_t>& numels, int shards, int world) {
 }
 
 // Of two ranks each receives the other's row, of more every rank's.
-TEST(ReceivingRooms, HoldARowOfEveryRankButOfTwo) {
+TEST(ReceivingBlocks, HoldARowOfEveryRankButOfTwo) {
   EXPECT_EQ(of({10}, 1, 1), 10);
   EXPECT_EQ(of({10}, 2, 2), 5);
   EXPECT_EQ(of({10}, 1, 2), 10);
@@ -25,14 +25,14 @@ TEST(ReceivingRooms, HoldARowOfEveryRankButOfTwo) {
 }
 
 // Four pieces are on their way while one is added.
-TEST(ReceivingRooms, AreFivePiecesOfALargeBucket) {
+TEST(ReceivingBlocks, AreFivePiecesOfALargeBucket) {
   EXPECT_EQ(of({2 * 2 * kPiece}, 2, 2), 2 * kPiece);
   EXPECT_EQ(of({2 * 3 * kPiece}, 2, 2), 3 * kPiece);
   EXPECT_EQ(of({2 * 9 * kPiece}, 2, 2), 5 * kPiece);
   EXPECT_EQ(of({9 * kPiece}, 1, 2), 5 * kPiece);
 }
 
-TEST(ReceivingRooms, AGroupLeavesBeforeTheLastHasArrivedAndBlocksAreUsedAgain) {
+TEST(ReceivingBlocks, AGroupLeavesBeforeTheLastHasArrivedAndBlocksAreUsedAgain) {
   EXPECT_EQ(of({10, 10}, 2, 2), 10);
   EXPECT_EQ(of({10, 10, 10, 10}, 2, 2), 10);
   const std::vector<int64_t> together(2, layout::kAloneNumel);  // two buckets, one group
@@ -41,7 +41,7 @@ TEST(ReceivingRooms, AGroupLeavesBeforeTheLastHasArrivedAndBlocksAreUsedAgain) {
 }
 
 // The last parameter's comes first. A block that is too small makes way for a larger one.
-TEST(ReceivingRooms, GrowWithTheLargestThatIsUnderWay) {
+TEST(ReceivingBlocks, GrowWithTheLargestThatIsUnderWay) {
   EXPECT_EQ(of({10, 20}, 2, 2), 10 + 5);
   EXPECT_EQ(of({20, 10}, 2, 2), 5 + 10);
   EXPECT_EQ(of({20, 10, 10}, 2, 2), 10 + 10);

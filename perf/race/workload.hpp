@@ -1,4 +1,4 @@
-// Course: what all contestants of a race work on: a model's weights and every rank's batches, in
+// Workload: what all contestants of a race train: a model's weights and every rank's batches, in
 // two files that both languages read; and what the first step's gradients must be.
 //
 // Batches: text as tokens: two neighbouring bytes b, c of the text are the token (31 b + c) mod
@@ -31,11 +31,11 @@ struct Proof {
   int64_t differing_elements = 0;  // from plain, bit by bit
 };
 
-class Course {
+class Workload {
  public:
   // Writes the files into `directory`.
-  Course(const nlohmann::json& model, int world, int64_t batch, int64_t accumulation,
-         const std::string& directory);
+  Workload(const nlohmann::json& model, int world, int64_t batch, int64_t accumulation,
+           const std::string& directory);
 
   const std::string& weights() const { return weights_; }
   const std::string& batches() const { return batches_; }

@@ -1,5 +1,5 @@
-// DotRun: an engine on parameters whose gradients a test knows: the loss is their dot product with
-// given numbers. So an average can be computed by hand.
+// LinearLossRun: an engine on parameters whose gradients a test knows: the loss is their dot
+// product with given numbers. So an average can be computed by hand.
 //
 // Invariants: what a parameter gets depends on (parameter, pass, rank) only; almost all sums round.
 // "lone" is used by the last rank only, "unused" by none, "frozen" is not trained.
@@ -18,7 +18,7 @@
 
 namespace equigrad::conformance {
 
-struct DotOptions {
+struct LinearLossOptions {
   int stage = 0;
   bool bf16 = false;
   int64_t accumulation = 3;
@@ -27,15 +27,15 @@ struct DotOptions {
   int64_t persistent_numel = 0;
 };
 
-struct DotRun {
-  DotOptions options;
+struct LinearLossRun {
+  LinearLossOptions options;
   int rank, world;
   at::ScalarType dtype;
   std::vector<NamedParameter> parameters;
   std::unique_ptr<Engine> engine;
   std::map<std::string, at::Tensor> of_last_step;  // this rank's gradients
 
-  DotRun(ranks::RankContext& context, const DotOptions& with)
+  LinearLossRun(ranks::RankContext& context, const LinearLossOptions& with)
       : options(with),
         rank(context.rank()),
         world(context.world_size()),

@@ -1,4 +1,4 @@
-// Receiving rooms: the blocks that reductions receive into, as comm/workspace.hpp gives and keeps
+// Receiving blocks: the memory that reductions receive into, as comm/workspace.hpp gives and keeps
 // them, and as bucket/bucket_queue.hpp and comm/reduction.hpp ask for them: one group is launched
 // and then the one before it is waited for, Reduction::kInFlight pieces of a bucket.
 //

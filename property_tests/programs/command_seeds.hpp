@@ -1,4 +1,4 @@
-// Wish: what is drawn and shrunk, before it is known what it means at its place in a program.
+// CommandSeed: what is drawn and shrunk, before its meaning at its place in a program is known.
 //
 // Invariants: 0 is the simplest of every argument.
 // Units: a setting's "extras" is a set of the bits of Extras.
@@ -45,12 +45,12 @@ enum class Kind {
   Grad
 };
 
-struct Wish {
+struct CommandSeed {
   int kind, a, b, c, d;  // a place in kKinds; 0 is the simplest of everything
 };
 constexpr int kArguments = 60;
 
-// Some kinds are wished for more often than others.
+// Some kinds are drawn more often than others.
 constexpr std::array kKinds = {
     Kind::Backward, Kind::Backward, Kind::Backward, Kind::Backward,  Kind::Backward, Kind::Backward,
     Kind::Step,     Kind::Step,     Kind::Step,     Kind::Step,      Kind::Step,     Kind::Forward,

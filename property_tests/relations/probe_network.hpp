@@ -1,4 +1,4 @@
-// Toy: the smallest networks in which every relation can be broken.
+// ProbeNetwork: the smallest networks in which every relation can be violated.
 //
 //   0 tanh layer, linear layer   1 a convolution in front instead   2 an embedding in front
 //   3 lattice: small whole numbers, relu, a loss that is linear in the output
@@ -36,12 +36,12 @@ inline at::Tensor whole(uint64_t seed, uint64_t stream, int64_t numel, uint64_t 
   });
 }
 
-class Toy {
+class ProbeNetwork {
  public:
   std::vector<NamedParameter> parameters;
   mutable float least = INFINITY;  // magnitude of a gradient of any node that is not zero
 
-  explicit Toy(const json& one, bool reversed = false)
+  explicit ProbeNetwork(const json& one, bool reversed = false)
       : kind_(one.at("model")), seed_(one.at("seed")), rows_(one.value("rows", 2)) {
     const int64_t hidden = kind_ == kConv ? 18 : kind_ == kEmbedding ? 12 : 5;
     add("first", kind_ == kConv        ? std::vector<int64_t>{2, 4}

@@ -1,4 +1,4 @@
-#include "perf/race/receiving_rooms.hpp"
+#include "perf/race/receiving_blocks.hpp"
 
 #include <algorithm>
 #include <deque>
@@ -11,9 +11,9 @@
 namespace equigrad::perf {
 namespace {
 
-class Rooms {
+class Blocks {
  public:
-  Rooms(const layout::BucketPlan& plan, int world)
+  Blocks(const layout::BucketPlan& plan, int world)
       : plan_(plan), world_(world), pieces_(plan.buckets().size()) {}
 
   // At most, of any step: what a step leaves is there in the next.
@@ -76,7 +76,7 @@ class Rooms {
 }  // namespace
 
 int64_t receiving_bytes(const layout::BucketPlan& plan, int world) {
-  return Rooms(plan, world).most_bytes();
+  return Blocks(plan, world).most_bytes();
 }
 
 }  // namespace equigrad::perf

@@ -1,5 +1,5 @@
-// Said: what a command says and how it ends, for tests of the command line; each in a folder of its
-// own.
+// CommandResult: what a command prints and its exit code, for tests of the command line; each in a
+// folder of its own.
 //
 // Invariants: the folder is there before a test begins, and gone when it has ended.
 // Units: none.   Errors: a test that cannot make its folder fails.
@@ -18,25 +18,25 @@
 
 namespace equigrad::conformance::cli {
 
-struct Said {
+struct CommandResult {
   int code;
   std::string out, err;
 };
 
 template <class Fn>
-Said said_by(const Fn& fn) {
+CommandResult result_of(const Fn& fn) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
   const int code = fn();
   return {code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
 }
 
-// What `equigrad WORDS...` says.
-inline Said said_to(std::vector<std::string> words) {
+// Of `equigrad WORDS...`.
+inline CommandResult result_of_words(std::vector<std::string> words) {
   words.insert(words.begin(), "equigrad");
   std::vector<const char*> argv;
   for (const auto& word : words) argv.push_back(word.c_str());
-  return said_by([&] { return run_cli(static_cast<int>(argv.size()), argv.data()); });
+  return result_of([&] { return run_cli(static_cast<int>(argv.size()), argv.data()); });
 }
 
 inline std::string text_of(const std::string& path) {

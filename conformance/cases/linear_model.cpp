@@ -1,4 +1,4 @@
-#include "conformance/cases/lattice_model.hpp"
+#include "conformance/cases/linear_model.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,16 +7,16 @@
 namespace equigrad::conformance {
 namespace {
 
-// The n of "dots<n>"; 0: another model.
-int64_t dots_of(const std::string& name) {
-  const bool is_dots =
-      name.size() == 5 && name.starts_with("dots") && name[4] >= '1' && name[4] <= '7';
-  return is_dots ? name[4] - '0' : 0;
+// The n of "linear<n>"; 0: another model.
+int64_t linear_size(const std::string& name) {
+  const bool is_linear =
+      name.size() == 7 && name.starts_with("linear") && name[6] >= '1' && name[6] <= '7';
+  return is_linear ? name[6] - '0' : 0;
 }
 
-class Dots : public reference::Model {
+class Linear : public reference::Model {
  public:
-  Dots(int64_t count, uint64_t seed) {
+  Linear(int64_t count, uint64_t seed) {
     uint64_t key = reference::hash(seed);
     for (int64_t numel = 1; numel <= count; ++numel) {
       auto dot = at::empty({numel});
@@ -47,13 +47,13 @@ class Dots : public reference::Model {
 }  // namespace
 
 std::shared_ptr<reference::Model> make_case_model(const std::string& name, uint64_t seed) {
-  if (const int64_t count = dots_of(name)) return std::make_shared<Dots>(count, seed);
+  if (const int64_t count = linear_size(name)) return std::make_shared<Linear>(count, seed);
   return reference::make_model(name, seed);
 }
 
 reference::Batch make_case_batch(const reference::Data& data, const std::string& model,
                                  const reference::Draw& draw) {
-  return data.make_batch(dots_of(model) > 0 ? "nasty" : model, draw);
+  return data.make_batch(linear_size(model) > 0 ? "irregular" : model, draw);
 }
 
 }  // namespace equigrad::conformance

@@ -1,4 +1,5 @@
-// CountingWire: a communicator that counts what goes through it, and may be slower on purpose.
+// CountingCommunicator: a communicator that counts what goes through it, and may be slower on
+// purpose.
 //
 // What a rank sends, of W ranks and n elements of e bytes: all_to_all (W - 1) n e (its own part
 // stays), all_gather (W - 1) n e, reduce_scatter (W - 1) n e, broadcast (W - 1) n e at the root;
@@ -24,45 +25,45 @@
 
 namespace equigrad::perf {
 
-struct WireCounts {
+struct CommunicationCounts {
   std::map<std::string, int64_t> collectives;
   std::map<std::string, int64_t> overlapped;  // of them: operators ran before wait()
   int64_t bytes = 0;
 };
 
-struct WireFault {
+struct CommunicationFault {
   int64_t sleep_us = 0;   // before each collective
   bool waits = false;     // a collective is over when its call returns: nothing overlaps
   bool copies = false;    // its input once more
   bool one_more = false;  // an exchange of one number after every all_to_all and all_reduce
 };
 
-class CountingWire final : public comm::Communicator {
+class CountingCommunicator final : public comm::Communicator {
  public:
-  CountingWire(std::shared_ptr<comm::Communicator> wire, WireFault fault)
-      : wire_(std::move(wire)), fault_(fault) {}
+  CountingCommunicator(std::shared_ptr<comm::Communicator> communicator, CommunicationFault fault)
+      : real_(std::move(communicator)), fault_(fault) {}
 
-  int rank() const override { return wire_->rank(); }
-  int world_size() const override { return wire_->world_size(); }
-  c10::Device device() const override { return wire_->device(); }
+  int rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  c10::Device device() const override { return real_->device(); }
   comm::PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override;
-  bool trades() const override { return wire_->trades(); }
+  bool trades() const override { return real_->trades(); }
   comm::PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override;
   comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override;
   comm::PendingPtr all_reduce_sum(const at::Tensor& tensor) override;
   comm::PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override;
   comm::PendingPtr broadcast(const at::Tensor& tensor, int root) override;
 
-  const WireCounts& counts() const { return counts_; }
+  const CommunicationCounts& counts() const { return counts_; }
   void reset() { counts_ = {}; }
 
  private:
   at::Tensor counted(const char* name, const at::Tensor& input, int64_t bytes);
   comm::PendingPtr started(const char* name, comm::PendingPtr pending);
 
-  std::shared_ptr<comm::Communicator> wire_;
-  WireFault fault_;
-  WireCounts counts_;
+  std::shared_ptr<comm::Communicator> real_;
+  CommunicationFault fault_;
+  CommunicationCounts counts_;
 };
 
 }  // namespace equigrad::perf
