@@ -3,8 +3,8 @@
 // different ones. DeepSpeed: deepspeed.utils.set_z3_leaf_modules and its kin; the configuration's
 // zero_optimization.leaf_module says the same.
 //
-//   equigrad::set_z3_leaf_modules<MoEImpl>(*model);              // a class and what derives from
-//   it equigrad::set_z3_leaf_modules(*model, {"MoE"});              // its name, bare or in full
+//   equigrad::set_z3_leaf_modules<MoEImpl>(*model);  // a class and what derives from it
+//   equigrad::set_z3_leaf_modules(*model, {"MoE"});  // its name, bare or in full
 //   equigrad::set_z3_leaf_modules_by_name(*model, {"layers.0.experts"});
 //   equigrad::set_z3_leaf_modules_by_suffix(*model, {"experts"});
 //   auto engine = equigrad::initialize(*model, "ds_config.json");
