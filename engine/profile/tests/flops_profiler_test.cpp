@@ -24,7 +24,7 @@ namespace nn = torch::nn;
 
 template <class Pass>
 FlopsReport profile_of(const nn::Module& model, Pass pass) {
-  FlopsProfiler profiler(modules_of(model));
+  FlopsProfiler profiler(model);
   profiler.start();
   pass();
   profiler.stop();
@@ -240,7 +240,7 @@ TEST(FlopsProfiler, ChangesNoGradientAndMayRunBesideAnother) {
   model->loss(batch).backward();
   const auto plain = model->parameters().front().grad().clone();
   model->zero_grad();
-  FlopsProfiler outer(modules_of(*model));
+  FlopsProfiler outer(*model);
   outer.start();
   const auto inner = profile_of(*model, [&] { model->loss(batch).backward(); });
   EXPECT_THAT(model->parameters().front().grad(), conformance::oracle::HasTheBitsOf(plain));
