@@ -69,7 +69,7 @@ std::string scattered_and_gathered(const json& one, comm::Communicator& communic
   const layout::BucketPlan plan(model.table, communicator.world_size(), one.at("bucket_size"));
   trace::Ledger ledger;
   const auto masters = at::zeros({plan.shard_numel()});
-  comm::Participant participant(communicator, model.table.size());
+  agreement::Participant participant(communicator, model.table.size());
   const parameter::Context context{model.table,  plan,          zero,
                                    communicator, participant,   ledger,
                                    masters,      model.tensors, bf16 ? at::kBFloat16 : at::kFloat};

@@ -71,7 +71,7 @@ Tensors reduce(const json& one, RankContext& context, const Tensors& gradients,
   trace::Ledger ledger;
   bucket::BucketQueue queue(plan, *group, options, ledger, deliver,
                             [](std::size_t, int64_t rounds) {
-                              return comm::Agreement{true, rounds, rounds, {}};
+                              return agreement::Agreement{true, rounds, rounds, {}};
                             });
   // Gradients come in another order on every rank.
   std::vector<std::size_t> order(numels.size());

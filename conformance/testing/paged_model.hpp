@@ -32,7 +32,7 @@ struct PagedModel {
   layout::ParameterTable table = conformance::table_of(
       std::vector<int64_t>(static_cast<std::size_t>(kLayers), kDim* kDim), {3});
   layout::BucketPlan plan;
-  comm::Participant participant;
+  agreement::Participant participant;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;

@@ -40,7 +40,7 @@ struct Windowed {
   int rank, world;
   layout::ParameterTable table = table_of(kNumels);
   layout::BucketPlan plan;
-  comm::Participant participant;
+  agreement::Participant participant;
   trace::Ledger ledger;
   Window window;
 

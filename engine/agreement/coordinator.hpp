@@ -26,28 +26,25 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "engine/agreement/sync_point.hpp"
+
 namespace equigrad::comm {
-
 class Communicator;
+}
+
+namespace equigrad::agreement {
+
 class Participant;
-
-// A point at which all ranks synchronise; the number tells one bucket, or window of so many passes,
-// from another.
-enum class SyncKind : int64_t { Pages = 0, Bucket, Step, Observed, Access, Initialize, Abandoned };
-
-struct SyncPoint {
-  SyncKind kind;
-  int64_t number = 0;
-  int64_t flag = 0;  // a Bucket's: 0 it is full, otherwise I am flushing, in so many rounds
-};
 
 // The answer that all ranks get once they have reached the same point.
 struct Agreement {
@@ -59,7 +56,7 @@ struct Agreement {
 
 class Coordinator {
  public:
-  explicit Coordinator(Communicator& communicator) : communicator_(communicator) {}
+  explicit Coordinator(comm::Communicator& communicator) : communicator_(communicator) {}
 
   // Before an engine is constructed: serves those that exist until all ranks construct one.
   void meet_to_initialize();
@@ -68,23 +65,28 @@ class Coordinator {
   friend class Participant;
   struct Statements;
   struct Announced;
-  Agreement exchange(int64_t participant, const SyncPoint& point, const std::vector<bool>& marks);
-  Agreement conclude(Statements statements, int64_t participant, const SyncPoint& point,
+  class Speaking;
+  Agreement exchange(int64_t participant, const PointWords& point, const std::vector<bool>& marks);
+  Agreement conclude(Statements statements, int64_t participant, const PointWords& point,
                      const std::vector<bool>& marks);
   void settle();
-  at::Tensor message(int64_t participant, const SyncPoint& point,
+  at::Tensor message(int64_t participant, const PointWords& point,
                      const std::vector<bool>& marks) const;
-  Statements say(int64_t participant, const SyncPoint& point, const std::vector<bool>& marks);
+  Statements say(int64_t participant, const PointWords& point, const std::vector<bool>& marks);
   void gather(const Statements& statements);
   std::size_t participant_words() const;
 
-  Communicator& communicator_;
+  comm::Communicator& communicator_;
+  std::atomic<std::thread::id> speaker_ = {};  // none: nobody of this rank speaks
   std::map<int64_t, Participant*> participants_;
   int64_t next_participant_ = 0;
   std::size_t widest_ = 0;
   bool failure_is_known_ = false;  // all ranks know that the pass under way threw
   std::shared_ptr<Announced> announced_;
 };
+
+// The one of this communicator, made when it is first asked for.
+Coordinator& coordinator_of(comm::Communicator& communicator);
 
 // One engine's part in the agreement.
 class Participant {
@@ -93,7 +95,7 @@ class Participant {
   using Gather = std::function<void(const std::vector<std::size_t>& pages)>;
 
   // At most `marks` pages, and as many marks.
-  Participant(Communicator& communicator, std::size_t marks);
+  Participant(comm::Communicator& communicator, std::size_t marks);
   ~Participant();
   Participant(const Participant&) = delete;
   Participant& operator=(const Participant&) = delete;
@@ -121,4 +123,4 @@ class Participant {
   Gather gather_;
 };
 
-}  // namespace equigrad::comm
+}  // namespace equigrad::agreement

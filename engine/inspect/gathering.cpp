@@ -13,8 +13,6 @@
 namespace equigrad {
 namespace {
 
-constexpr int64_t kOpen = -3, kPinned = -2, kClose = -1;  // numbers of points
-
 int64_t digest(std::string_view bytes) {
   return static_cast<int64_t>(std::hash<std::string_view>()(bytes) >> 1);
 }
@@ -114,8 +112,8 @@ void Gathering::meet_to_open(const std::vector<std::size_t>& parameters,
   asked.push_back(static_cast<std::size_t>(modifier_rank.value_or(-1)));
   const std::string_view bytes(reinterpret_cast<const char*>(asked.data()),
                                asked.size() * sizeof(asked[0]));
-  const auto agreement = at_.participant.meet({comm::SyncKind::Access, kOpen, digest(bytes)});
-  if (agreement.least_flag == agreement.greatest_flag) return;
+  const auto met = at_.participant.meet(agreement::GatherBegins{.digest = digest(bytes)});
+  if (met.least_flag == met.greatest_flag) return;
   throw Error("engine.gather",
               "expected the same parameters and modifier rank on every rank, got others on some. "
               "Make the same call on every rank.");
@@ -132,8 +130,7 @@ GatheredParameters Gathering::open(const std::vector<at::Tensor>& parameters,
       at_.parameters.pin(index);
       opened.push_back({index, digest_of(index)});
     }
-    at_.participant.meet(
-        {comm::SyncKind::Access, kPinned});  // who had a page served those who had not
+    at_.participant.meet(agreement::GatherStands{});  // who had a page served those who had not
   } catch (...) {
     for (const auto& one : opened) at_.parameters.unpin(one.parameter, /*keep=*/false);
     throw;
@@ -156,11 +153,10 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
   }
   const bool may_write = modifier_rank == at_.communicator.rank();
   try {
-    const auto agreement = at_.participant.meet(
-        {comm::SyncKind::Access, kClose, wrote && !may_write ? 1 : 0}, written);
-    if (agreement.greatest_flag != 0) {
-      const auto first =
-          std::find(agreement.marks.begin(), agreement.marks.end(), true) - agreement.marks.begin();
+    const auto met =
+        at_.participant.meet(agreement::GatherEnds{.has_written = wrote && !may_write}, written);
+    if (met.greatest_flag != 0) {
+      const auto first = std::find(met.marks.begin(), met.marks.end(), true) - met.marks.begin();
       throw Error("engine.gather",
                   fmt::format("expected {}, got a write to \"{}\" on another rank. Nothing was "
                               "kept; write on the modifier rank only.",
@@ -169,12 +165,12 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
                               at_.table[static_cast<std::size_t>(first)].name));
     }
     for (const auto& one : opened) {
-      if (!agreement.marks[one.parameter]) continue;
+      if (!met.marks[one.parameter]) continue;
       const auto whole = tensors_[one.parameter].detach();
       at_.communicator.broadcast(whole.view({-1}), *modifier_rank)->wait();
       take_over(one.parameter);
     }
-    written = agreement.marks;
+    written = met.marks;
   } catch (...) {
     unpin(opened, {});
     throw;

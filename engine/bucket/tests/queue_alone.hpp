@@ -92,11 +92,11 @@ struct Queue {
             [this](std::size_t bucket, int64_t rounds) {
               EXPECT_FALSE(then) << "what was announced comes first";
               asked.push_back(bucket);
-              if (postpone && rounds == 0) return comm::Agreement{false, 0, 0, {}};
-              return comm::Agreement{true,
-                                     others_flush ? rounds : 0,
-                                     others_flush ? std::max(rounds, rounds_of_others) : 0,
-                                     {}};
+              if (postpone && rounds == 0) return agreement::Agreement{false, 0, 0, {}};
+              return agreement::Agreement{true,
+                                          others_flush ? rounds : 0,
+                                          others_flush ? std::max(rounds, rounds_of_others) : 0,
+                                          {}};
             },
             {}, announcing()) {}
   BucketQueue::Announcing announcing() {

@@ -9,6 +9,7 @@
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
+#include "engine/agreement/coordinator.hpp"
 #include "engine/comm/communication_error.hpp"
 
 namespace equigrad::comm {
@@ -91,7 +92,7 @@ TEST(Communicator, WordsGoTheirOwnWay) {
                        TwoWays two_ways(context.group());
                        const auto said = exchange(two_ways, at::tensor({context.rank() + 7L}));
                        EXPECT_THAT(said, HasTheBitsOf(at::tensor({7L, 8L}).view({2, 1})));
-                       two_ways.coordinator().meet_to_initialize();
+                       agreement::coordinator_of(two_ways).meet_to_initialize();
                      }),
             "");
 }

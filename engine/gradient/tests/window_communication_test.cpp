@@ -62,7 +62,7 @@ void play(RankContext& context, bool each, bool sharded, at::ScalarType dtype,
   const auto group = context.group();
   const auto parameters = table();
   const layout::BucketPlan plan(parameters, sharded ? context.world_size() : 1, 10);
-  comm::Participant participant(*group, parameters.size());
+  agreement::Participant participant(*group, parameters.size());
   trace::Ledger ledger;
   Window window(plan, parameters.size(), *group, participant,
                 {dtype, dtype, each, ReductionOrder::Pinned, at::kFloat, communication.types,

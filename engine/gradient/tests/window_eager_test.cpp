@@ -93,7 +93,7 @@ TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
       [](RankContext& context, const WindowKind& kind) {
         if (!kind.eager) return;
         Windowed it(context, kind);
-        comm::Participant other(*it.group, 1);
+        agreement::Participant other(*it.group, 1);
         if (it.rank == it.world - 1) {
           other.abandon();
         } else {

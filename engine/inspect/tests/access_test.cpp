@@ -177,19 +177,20 @@ TEST(Access, RanksThatComeToDifferentCallsAreAllToldAndCanGoOn) {
         };
         engine.zero_grad();
         run.backward(9);
-        const std::string asks = "rank 0 at getter or setter", steps = "rank 1 at step()";
+        const std::string asks = "rank 0 at the getter of", sets = "rank 0 at the setter of",
+                          steps = "rank 1 at step()";
         told([&] { first ? void(access.full_gradient("seven")) : engine.step(); }, asks, steps);
         told([&] { first ? void(access.full_master("seven")) : engine.step(); }, asks, steps);
         told([&] { first ? access.set_full_gradient("seven", at::ones({7})) : engine.step(); },
-             asks, steps);
+             sets, steps);
         told(
             [&] {
               first ? access.set_local_master("one", run.mine(at::ones({1}))) : engine.step();
             },
-            asks, steps);
+            sets, steps);
         told([&] { access.full_master(first ? "seven" : "grid"); }, "parameter 0", "parameter 1");
         told([&] { first ? access.full_gradient("seven") : access.full_master("seven"); },
-             "rank 0 at getter or setter 0", "rank 1 at getter or setter 1");
+             "rank 0 at the getter of a gradient", "rank 1 at the getter of a master");
         EXPECT_EQ(engine.counters().micro_steps, 1);
         expect_same(access.full_gradient("seven"), run.average("seven", {9}), "nothing was lost");
         engine.zero_grad();

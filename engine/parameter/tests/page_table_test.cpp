@@ -30,7 +30,7 @@ struct Tables {
   std::shared_ptr<comm::Communicator> group;
   layout::ParameterTable table = table_of(kNumels, {2, 5});
   layout::BucketPlan plan;
-  comm::Participant participant;
+  agreement::Participant participant;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;

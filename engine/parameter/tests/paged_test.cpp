@@ -141,7 +141,7 @@ TEST(Pages, WhatIsGatheredAheadIsUnderWayOnlyIfCommunicationOverlaps) {
                              most = std::max(most, it.communicator.under_way);
                            }
                            EXPECT_EQ(most > 0, overlaps && cycle > 0);
-                           EXPECT_TRUE(it.participant.meet({comm::SyncKind::Step}).together);
+                           EXPECT_TRUE(it.participant.meet(agreement::Step{}).together);
                            it.keeper->end_of_pass();
                          }
                        }),
@@ -216,7 +216,7 @@ TEST(Pages, RanksMayTakeDifferentBranches) {
                                at::mul(it.tensors[static_cast<std::size_t>(layer)].detach(), 3),
                                HasTheBitsOf(original(layer) * 3));
                          }
-                         EXPECT_TRUE(it.participant.meet({comm::SyncKind::Step}).together);
+                         EXPECT_TRUE(it.participant.meet(agreement::Step{}).together);
                          it.keeper->end_of_pass();
                        }
                        EXPECT_EQ(it.gathered(), 0);

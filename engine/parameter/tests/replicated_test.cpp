@@ -20,7 +20,7 @@ struct Model {
   std::shared_ptr<comm::Communicator> group;
   layout::ParameterTable table;
   layout::BucketPlan plan;
-  comm::Participant participant;
+  agreement::Participant participant;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;
