@@ -15,7 +15,7 @@
 // Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
 // the result dtype.
 // Errors: those of the communicator.
-// Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, comm/rendezvous,
+// Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, agreement/coordinator,
 // trace/ledger.
 #pragma once
 
@@ -55,7 +55,7 @@ class BucketQueue {
   // full buckets, and how many this rank needs for a flush; for one of buckets that waited 2 if
   // this rank must send exact sums, else 1. Once all ranks flush it is called no more: nothing but
   // buckets comes until the flush ends.
-  using BeforeLaunch = std::function<comm::Agreement(std::size_t bucket, int64_t rounds)>;
+  using BeforeLaunch = std::function<agreement::Agreement(std::size_t bucket, int64_t rounds)>;
   // The same for full buckets, without waiting, where something overlaps: `then` is told whether
   // they may leave, at the latest in settle(). None: before_launch is asked.
   struct Announcing {
@@ -73,6 +73,8 @@ class BucketQueue {
   // Whether groups that are full from now on leave, all but the last, though they wait for flush().
   // For the pinned order only: the native one adds in the buckets themselves.
   void send_eagerly(bool eager) { eager_ = eager; }
+  // While nothing waits: whether buckets hold exact sums from the start (QueueOptions).
+  void expect_sums(bool expects) { options_.expects_sums = sends_sums_ = expects; }
   // Whether groups that may be sent eagerly have not been announced, and will be asked for.
   bool owes_word() const {
     return eager_ && !postponed_ && !announced_ && next_ < buckets_.size() &&

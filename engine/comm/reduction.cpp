@@ -1,6 +1,7 @@
 #include "engine/comm/reduction.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -54,6 +55,7 @@ Reduction::Reduction(Communicator& communicator, Kind kind, ReductionOrder order
       order_(order),
       result_dtype_(result_dtype),
       buffer_(std::move(buffer)) {
+  RECORD_USER_SCOPE("comm.reduce");
   switch (kind_) {
     case Kind::NativeScatter:
       native_ = at::empty({buffer_.numel() / communicator.world_size()}, buffer_.options());
@@ -183,6 +185,7 @@ void Reduction::drop() {
 }
 
 at::Tensor Reduction::finish(const at::Tensor& into) {
+  RECORD_USER_SCOPE("comm.finish");
   if (kind_ == Kind::Slices) return finish_slices(into);
   if (kind_ == Kind::Scatter || kind_ == Kind::Both) return finish_rows(into);
   pending_->wait();

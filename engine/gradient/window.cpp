@@ -34,7 +34,7 @@ bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) con
 }
 
 Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
-               comm::Communicator& communicator, comm::Participant& participant,
+               comm::Communicator& communicator, agreement::Participant& participant,
                const WindowOptions& options, trace::Ledger& ledger)
     : plan_(plan),
       communicator_(communicator),
@@ -50,18 +50,17 @@ Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
             const bool was_weighed = !options_.reduce_every_pass || is_exact();
             sums_.add(bucket, std::move(sum), was_weighed ? 1.0 : weight_);
           },
-          [this](std::size_t bucket, int64_t rounds) -> comm::Agreement {
+          [this](std::size_t bucket, int64_t rounds) -> agreement::Agreement {
             const bool agreed = !is_exact() || options_.expected_passes > 1;
             if (!options_.reduce_every_pass && agreed && rounds != 0)
               return {true, rounds, rounds, {}};
-            return participant_.meet(
-                {comm::SyncKind::Bucket, static_cast<int64_t>(bucket), rounds});
+            return participant_.meet(agreement::LaunchBucket{.bucket = bucket, .rounds = rounds});
           },
           [this](std::size_t bucket) { return sums_.block(bucket); },
           {[this](std::size_t bucket, const std::function<void(bool)>& then) {
              participant_.announce(
-                 {comm::SyncKind::Bucket, static_cast<int64_t>(bucket)},
-                 [then](const comm::Agreement& agreement) { then(agreement.together); });
+                 agreement::LaunchBucket{.bucket = bucket},
+                 [then](const agreement::Agreement& agreement) { then(agreement.together); });
            },
            [this] { participant_.settle(); }}),
       used_(parameters, false),
@@ -74,6 +73,12 @@ void Window::begin(double weight) {
   queue_.send_eagerly(false);
 }
 
+void Window::expect_passes(int64_t passes) {
+  options_.expected_passes = passes;
+  queue_.expect_sums(
+      queue_options(at::TensorOptions().device(communicator_.device())).expects_sums);
+}
+
 void Window::expect_step() { queue_.send_eagerly(options_.eager && passes_ == 0 && guesses_); }
 
 // Others may wait to hear of a group that is full there and will not be here: this place is none of
@@ -82,7 +87,7 @@ void Window::say_no_more() noexcept {
   try {
     queue_.settle();
     if (queue_.owes_word())
-      participant_.announce({comm::SyncKind::Bucket, -1}, [](const comm::Agreement&) {});
+      participant_.announce(agreement::NoFullBucket{}, [](const agreement::Agreement&) {});
   } catch (...) {
     // A peer is lost, or all know that a pass threw: this one ends, and the next synchronisation
     // point tells.
@@ -148,12 +153,13 @@ void Window::forget_guess() {
 }
 
 // The buckets that have been sent eagerly must be the same on every rank.
-comm::Agreement Window::agree(int64_t flag) {
+agreement::Agreement Window::agree(int64_t flag) {
   const auto left = 2 * static_cast<int64_t>(queue_.eagerly_sent());
-  auto agreement = participant_.meet({comm::SyncKind::Step, passes_, left + flag}, used_);
+  auto agreement =
+      participant_.meet(agreement::Step{.passes = passes_, .flag = left + flag}, used_);
   if (agreement.least_flag / 2 != agreement.greatest_flag / 2) {
     forget_guess();
-    agreement = participant_.meet({comm::SyncKind::Step, passes_, flag}, used_);
+    agreement = participant_.meet(agreement::Step{.passes = passes_, .flag = flag}, used_);
   }
   agreement.least_flag %= 2;
   agreement.greatest_flag %= 2;

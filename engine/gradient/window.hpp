@@ -57,10 +57,12 @@ struct WindowOptions {
 class Window {
  public:
   Window(const layout::BucketPlan& plan, std::size_t parameters, comm::Communicator& communicator,
-         comm::Participant& participant, const WindowOptions& options, trace::Ledger& ledger);
+         agreement::Participant& participant, const WindowOptions& options, trace::Ledger& ledger);
 
   // A pass; every contribution counts `weight` times.
   void begin(double weight);
+  // While it is empty: how many passes the next windows are expected to have.
+  void expect_passes(int64_t passes);
   // The pass that has begun may be the window's only one: reduction may begin in it.
   void expect_step();
   void ready(std::size_t parameter, at::Tensor gradient);
@@ -71,7 +73,7 @@ class Window {
 
   // At the boundary. Marks: by parameter, whether any rank used it; flags, 0 or 1, as given.
   // Collective.
-  comm::Agreement agree(int64_t flag);
+  agreement::Agreement agree(int64_t flag);
   // The average over passes and ranks; the window is empty afterwards. Collective.
   at::Tensor take_averaged(double factor);
   // The same of one parameter so far, its padding included; the window stays. Collective.
@@ -93,7 +95,7 @@ class Window {
 
   const layout::BucketPlan& plan_;
   comm::Communicator& communicator_;
-  comm::Participant& participant_;
+  agreement::Participant& participant_;
   WindowOptions options_;
   trace::Ledger& ledger_;
   gradient::Accumulator sums_;

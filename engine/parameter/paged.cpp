@@ -1,7 +1,7 @@
 #include "engine/parameter/paged.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/variable.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <map>
@@ -69,7 +69,7 @@ void Pages::renew(const std::vector<std::size_t>& pages) {
     auto& page = pages_[i];
     // As after any update in place: a graph that was recorded before it must not be used with the
     // new values.
-    torch::autograd::impl::bump_version(page.tensor);
+    page.tensor.unsafeGetTensorImpl()->bump_version();
     page.arrive(context_.ledger);
     if (page.state == Page::State::Live && page.pins == 0) release(page);
     if (page.persistent) persistent.push_back(i);
@@ -128,9 +128,17 @@ void Pages::unpin(std::size_t parameter, bool keep) {
   if (!keep) page.tensor.variable_data().copy_(before);  // a write was counted when it happened
 }
 
-void Pages::end_of_pass() {
+void Pages::end_of_pass() noexcept {
   const std::lock_guard lock(mutex_);
   const Silence silence;
+  for (std::size_t i = 0; i < pages_.size(); ++i) {
+    try {
+      pages_[i].arrive(context_.ledger);
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+      spoil({i});
+    }
+  }
   release_all();
   leaves_.end_cycle();
   trace_->end_cycle();
@@ -239,6 +247,7 @@ void Pages::start_gathers(const std::vector<std::size_t>& pages) {
 }
 
 void Pages::start_gather(const std::vector<std::size_t>& pages) {
+  RECORD_USER_SCOPE("parameter.gather");
   std::vector<at::Tensor> shards;
   for (const auto page : pages) shards.push_back(pages_[page].shard);
   auto gather = std::make_shared<PageGather>(shards, context_.communicator, context_.ledger);

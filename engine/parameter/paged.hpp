@@ -39,7 +39,7 @@ class Pages final : public Parameters, public OperatorListener {
   at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
     return context_.as_seen(masters, lower_precision);
   }
-  void end_of_pass() override;
+  void end_of_pass() noexcept override;
   void rethrow_failure() override;
   Traffic traffic() const override { return traffic_; }
 

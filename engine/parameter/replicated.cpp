@@ -2,7 +2,6 @@
 // (stages 1, 2) or straight from the rank's own masters (stage 0).
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -91,7 +90,7 @@ class Replicas final : public Parameters {
   at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
     return context_.as_seen(masters, lower_precision);
   }
-  void end_of_pass() override {}
+  void end_of_pass() noexcept override {}
   void rethrow_failure() override {}
 
  private:
@@ -116,7 +115,7 @@ class Replicas final : public Parameters {
         continue;
       }
       const auto& tensor = context_.tensors[gather.parts.front().parameter];
-      torch::autograd::impl::bump_version(tensor);  // as any other update in place
+      tensor.unsafeGetTensorImpl()->bump_version();  // as any other update in place
       auto pending = context_.communicator.all_gather(tensor.detach().view({-1}), shard);
       under_way.emplace_back(std::move(shard), std::move(pending));
     }

@@ -35,7 +35,7 @@ struct Context {
   const layout::BucketPlan& plan;
   const ZeroConfig& zero;
   comm::Communicator& communicator;
-  comm::Participant& participant;
+  agreement::Participant& participant;
   trace::Ledger& ledger;
   const at::Tensor& masters;        // [plan.shard_numel()]
   std::vector<at::Tensor> tensors;  // the model's, by index of the table
@@ -75,8 +75,9 @@ class Parameters {
   // What the model sees of these masters.
   virtual at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const = 0;
   virtual bool is_pinned(std::size_t parameter) const { return pinned_.contains(parameter); }
-  // A backward pass ended, or threw: nothing needs a whole parameter until the next forward.
-  virtual void end_of_pass() = 0;
+  // A backward pass ended, or threw: nothing needs a whole parameter until the next forward. The
+  // pass counts by now: what fails is thrown by rethrow_failure().
+  virtual void end_of_pass() noexcept = 0;
   // Throws what an operator could not: a gather that failed inside one.
   virtual void rethrow_failure() = 0;
   // Of the last cycle that ended.

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include "conformance/testing/counting_communicator.hpp"
 #include "conformance/testing/small_run.hpp"
 
 namespace equigrad {
@@ -113,6 +114,36 @@ TEST(Engine, SeveralPassesOfOneMicroBatchAddUp) {
     once.engine->backward(once.loss(0) * 2);
     once.engine->step();
     expect_equal(twice.all(), once.all(), "two passes");
+  });
+}
+
+// As an engine that had this length from the start: the same bits, and as many messages.
+TEST(Engine, AnotherNumberOfAccumulationStepsIsThatOfTheNextWindow) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    for (const auto reduction : {ReductionOrder::Pinned, ReductionOrder::Exact}) {
+      for (const auto& [before, after] : {std::pair<int64_t, int64_t>{1, 2}, {3, 1}}) {
+        SmallOptions options{.stage = stage, .accumulation = before, .reduction = reduction};
+        const auto communicator =
+            std::make_shared<conformance::CountingCommunicator>(context.group());
+        SmallRun run(context, options, communicator);
+        options.accumulation = after;
+        const auto plain_wire =
+            std::make_shared<conformance::CountingCommunicator>(context.group());
+        SmallRun plain(context, options, plain_wire);
+        run.engine->set_train_batch_size(after * context.world_size());
+        communicator->messages = plain_wire->messages = 0;
+        for (int64_t micro = 0; micro < 4; ++micro) {
+          run.train(micro);
+          plain.train(micro);
+        }
+        // In the pinned order a window of one pass has smaller buckets, which are made once.
+        if (reduction == ReductionOrder::Exact) {
+          EXPECT_EQ(communicator->messages, plain_wire->messages) << before << " to " << after;
+        }
+        EXPECT_EQ(run.engine->counters().global_steps, 4 / after);
+        expect_equal(run.all(), plain.all(), "after another batch size");
+      }
+    }
   });
 }
 
