@@ -112,7 +112,7 @@ int exit_code(const KillMatrix& matrix);  // 0, 1, 3, 4 where something was not 
 // The figures, a line each.
 std::vector<std::string> summary_lines(const KillMatrix& matrix);
 
-std::string to_json(const KillMatrix& matrix);  // a line for each fault
+std::string to_json(const KillMatrix& matrix);  // faults.schema.json
 std::string to_terminal(const KillMatrix& matrix);
 std::string to_markdown(const KillMatrix& matrix);
 std::string to_html(const KillMatrix& matrix);           // one page; needs no other file
