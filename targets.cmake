@@ -134,6 +134,25 @@ function(equigrad_room room)
   set_property(GLOBAL APPEND PROPERTY EQUIGRAD_ROOMS ${target})
 endfunction()
 
+# The files of a room's templates/ as template_text(name), so that no file is needed when the program runs.
+function(equigrad_templates room)
+  equigrad_target(${room} target)
+  file(GLOB names RELATIVE "${PROJECT_SOURCE_DIR}/${room}/templates" CONFIGURE_DEPENDS ${room}/templates/*)
+  foreach(name IN LISTS names)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${room}/templates/${name}")
+    file(READ "${room}/templates/${name}" text)
+    string(APPEND texts "  if (name == \"${name}\") return R\"=(${text})=\";\n")
+  endforeach()
+  set(source "${PROJECT_BINARY_DIR}/generated/${room}_templates.cpp")
+  file(GENERATE OUTPUT "${source}" CONTENT "#include \"${room}/templates.hpp\"
+
+std::string_view equigrad::${room}::template_text(std::string_view name) {
+${texts}  return {};
+}
+")
+  target_sources(${target} PRIVATE "${source}")
+endfunction()
+
 # All rooms of a folder as one library.
 function(equigrad_umbrella name folder)
   get_property(rooms GLOBAL PROPERTY EQUIGRAD_ROOMS)
