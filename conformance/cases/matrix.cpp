@@ -1,5 +1,7 @@
 #include "conformance/cases/matrix.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -86,8 +88,7 @@ bool holds(const std::vector<T>& wanted, const T& value) {
 }
 
 bool filter_matches(const std::string& filter, const std::string& id) {
-  if (filter.find_first_of("*?") == std::string::npos) return id.find(filter) != std::string::npos;
-  return glob_matches("*" + filter + "*", id);
+  return ::fnmatch(("*" + filter + "*").c_str(), id.c_str(), FNM_NOESCAPE) == 0;
 }
 
 }  // namespace
@@ -194,25 +195,6 @@ std::vector<CaseSpec> default_matrix() {
     for (int w = 0; w < 4; ++w)
       for (int a = 0; a < 3; ++a) add(p, w, a, pick(kClips, w + p), a + p, w + a + p / 2);
   return cases;
-}
-
-bool glob_matches(const std::string& pattern, const std::string& text) {
-  std::size_t p = 0, t = 0, star = std::string::npos, retry = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      ++p, ++t;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      retry = t;
-    } else if (star != std::string::npos) {
-      p = star + 1;
-      t = ++retry;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
 }
 
 bool selects(const Selection& selection, int stage, const std::string& dtype, int world,

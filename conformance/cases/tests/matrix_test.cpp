@@ -128,12 +128,18 @@ TEST(Matrix, OptionsNarrowWhatFiltersSelect) {
   EXPECT_EQ(select(cases, {{"accumulation3"}, {2, 3}, {"fp16"}, {4}}).size(), 8u);
 }
 
-TEST(Matrix, AGlobMatchesTheWholeText) {
-  EXPECT_TRUE(glob_matches("*", ""));
-  EXPECT_TRUE(glob_matches("a*c", "abbc"));
-  EXPECT_TRUE(glob_matches("a*b*c", "a-b-b-c"));
-  EXPECT_FALSE(glob_matches("a*c", "abbcd"));
-  EXPECT_FALSE(glob_matches("?", ""));
+TEST(Matrix, AFilterIsAGlobOfAPart) {
+  const auto matches = [](const std::string& filter, const std::string& id) {
+    return selects({{filter}, {}, {}, {}}, 0, "", 0, id);
+  };
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_TRUE(matches("a*c", "0abbc1"));
+  EXPECT_TRUE(matches("a*b*c", "a-b-b-c"));
+  EXPECT_TRUE(matches("zero[13].", "zero3."));
+  EXPECT_FALSE(matches("zero[13].", "zero2."));
+  EXPECT_FALSE(matches("a*c", "abb"));
+  EXPECT_FALSE(matches("?", ""));
+  EXPECT_FALSE(matches("a\\*", "a*")) << "a backslash is itself";
 }
 
 TEST(Matrix, AFilterThatSelectsNothingGetsNearMatches) {
