@@ -93,7 +93,7 @@ std::string in_words(const std::string& id) {
 }
 
 bool is_selected(const Selection& selection, const Spec& spec) {
-  auto names = spec.aliases();
+  auto names = aliases(spec);
   names.push_back(spec.id());
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
     return selects(selection, spec.stage, word(spec.precision), spec.world, name);

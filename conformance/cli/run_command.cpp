@@ -49,7 +49,7 @@ std::vector<std::string> default_ids() {
   for (const auto& spec : default_matrix()) ids.push_back(spec.id());
   for (const auto& spec : contract::default_specs()) {
     ids.push_back(spec.id());
-    for (const auto& alias : spec.aliases()) ids.push_back(alias);
+    for (const auto& alias : contract::aliases(spec)) ids.push_back(alias);
   }
   return ids;
 }

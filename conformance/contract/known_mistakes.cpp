@@ -71,6 +71,13 @@ const KnownMistake& known_mistake(const std::string& id) {
                               ", got \"" + id + "\". See known_mistakes.cpp.");
 }
 
+std::vector<std::string> aliases(const Spec& spec) {
+  std::vector<std::string> names;
+  for (const auto& answer : spec.of->answers)
+    names.push_back("Contract." + known_mistake(answer).name + "." + spec.of->name + spec.place());
+  return names;
+}
+
 std::string known_mistakes_table() {
   std::string table = "| name | what is seen | cases |\n|---|---|---|\n";
   for (const auto& mistake : known_mistakes()) {

@@ -1,5 +1,6 @@
 #include "conformance/on_rank/contract.hpp"
 
+#include "conformance/contract/contract_case.hpp"
 #include "conformance/contract/players/engine_play.hpp"
 #include "conformance/contract/players/reference_play.hpp"
 #include "conformance/faults/adversary.hpp"
@@ -20,16 +21,21 @@ nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext&
     seen.push_back(reference.seen(rank_context.rank()));
   }
   rank_context.note("initialize");
-  const ContractContext context = {
-      rank_context.rank(), spec.world, spec.stage, spec.precision,
-      spec.accumulation,   -1,         seed,       request.value("fault", false)};
+  const ContractContext context = {.rank = rank_context.rank(),
+                                   .world = spec.world,
+                                   .stage = spec.stage,
+                                   .precision = spec.precision,
+                                   .accumulation = spec.accumulation,
+                                   .window = -1,
+                                   .seed = seed,
+                                   .fault = request.value("fault", false)};
   const auto moment = std::make_shared<faults::Moment>();
   std::unique_ptr<faults::Planted> fault;
   if (request.contains("plant"))
     fault = std::make_unique<faults::Planted>(request.at("plant"), rank_context.rank(), spec.world,
                                               moment, std::vector<std::string>{});
   const auto communicator =
-      faults::adversarial(rank_context.group(), spec.of->late_collectives ? seed + 1 : 0);
+      faults::adversarial(rank_context.group(), spec.of->has(Feature::LateWire) ? seed + 1 : 0);
   EnginePlay engine(spec, context, rank_context, data,
                     fault ? fault->wrap(communicator) : communicator);
   for (std::size_t window = 0; window < steps.size(); ++window) {

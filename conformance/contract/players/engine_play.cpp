@@ -27,7 +27,7 @@ std::shared_ptr<reference::Model> make_model(
     const std::shared_ptr<comm::Communicator>& communicator) {
   const uint64_t seed = context.seed + which;
   const auto& name = spec.of->models[which];
-  if (!spec.of->within_init) return make_contract_model(name, seed);
+  if (!spec.of->has(Feature::WithinInit)) return make_contract_model(name, seed);
   zero::Init init(config_text(spec.of_model(which)), communicator);
   auto model = make_contract_model(name, context.rank == 0 && !context.fault ? seed : seed + 99);
   init.finish();

@@ -4,7 +4,7 @@
 // is compared with the reference's, and so is everything that the program saw.
 // Shapes/Units: those of play.hpp.
 // Errors: what the engine throws where the program expects no error.
-// Depends on: play.hpp, contract_case.hpp, reference/stepper.hpp, engine/engine.hpp,
+// Depends on: play.hpp, contract_spec.hpp, reference/stepper.hpp, engine/engine.hpp,
 // lane_tally.hpp.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/contract/contract_case.hpp"
+#include "conformance/contract/players/contract_spec.hpp"
 #include "conformance/contract/players/play.hpp"
 #include "conformance/ranks/rank_context.hpp"
 #include "conformance/verdict/lane_tally.hpp"

@@ -10,7 +10,7 @@
 // Shapes: a batch is the irregular model's: input [3, 7] floats, target [3] classes below 5.
 // Errors: a player never throws for a finding; it notes it. A reference that is asked for a second
 // boundary in one window throws.
-// Depends on: contract_case.hpp, reference/models/model.hpp, reference/models/data.hpp,
+// Depends on: contract_spec.hpp, reference/models/model.hpp, reference/models/data.hpp,
 // engine/engine.hpp by name only.
 #pragma once
 
@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/contract/contract_case.hpp"
+#include "conformance/contract/players/contract_spec.hpp"
 #include "reference/models/data.hpp"
 #include "reference/models/model.hpp"
 

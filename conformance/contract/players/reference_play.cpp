@@ -16,8 +16,13 @@ ReferencePlay::ReferencePlay(const Spec& spec, uint64_t seed, const reference::D
     steppers_.push_back(std::make_unique<reference::Stepper>(
         recipe_of(spec.of_model(i)), make_contract_model(spec.of->models[i], seed + i)));
   for (int rank = 0; rank < spec.world; ++rank) {
-    const ContractContext context = {
-        rank, spec.world, spec.stage, spec.precision, spec.accumulation, -1, seed, false};
+    const ContractContext context = {.rank = rank,
+                                     .world = spec.world,
+                                     .stage = spec.stage,
+                                     .precision = spec.precision,
+                                     .accumulation = spec.accumulation,
+                                     .window = -1,
+                                     .seed = seed};
     ranks_.push_back(std::make_unique<ReferenceRank>(*this, context, data));
   }
 }
@@ -89,7 +94,8 @@ void ReferenceRank::step() {
   ++boundaries_;
   all_.turns_.meet(context_.rank, "a boundary", [this] {
     for (auto& stepper : all_.steppers_) {
-      if (all_.spec_.of->schedule) stepper->set_lr(scheduled_rate(all_.spec_, all_.updates_));
+      if (all_.spec_.of->has(Feature::RateSchedule))
+        stepper->set_lr(scheduled_rate(all_.spec_, all_.updates_));
       all_.records_.push_back(stepper->step());
     }
     if (!all_.records_[0].skipped) ++all_.updates_;

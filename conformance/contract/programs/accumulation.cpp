@@ -59,30 +59,41 @@ void returned_value(Play& play) {
 }  // namespace
 
 std::vector<Case> accumulation() {
-  return {
-      Case{"3", "auxiliary_terms_are_divided", "terms beside the output are divided too",
-           "terms beside the output are not divided", auxiliary_terms}
-          .in_every_precision()
-          .on({"tower"})
-          .accumulation({3, 4})
-          .answering({"trap 5"}),
-      Case{"3", "loss_on_the_last_output", "a loss on one of several outputs is divided once",
-           "what lies before the other output is divided twice", loss_on_the_last_output}
-          .on({"tower"})
-          .accumulation({3, 4}),
-      Case{"3", "output_listed_twice", "an output that is listed twice is divided once",
-           "it is divided twice", output_listed_twice}
-          .in_every_precision()
-          .on({"tower"})
-          .accumulation({3, 4}),
-      Case{"3", "scale_wrt_gas_false_for_one_call", "scale_wrt_gas = false holds for its call only",
-           "it holds for the rest of the window", undivided_for_one_call}
-          .accumulation({3, 2})
-          .answering({"trap 6"}),
-      Case{"3", "backward_returns_the_divided_loss", "engine.backward returns loss / accumulation",
-           "it returns the loss", returned_value}
-          .in_every_precision()
-          .accumulation({3, 2})};
+  return {{.section = "3",
+           .name = "auxiliary_terms_are_divided",
+           .sentence = "terms beside the output are divided too",
+           .fault = "terms beside the output are not divided",
+           .program = auxiliary_terms,
+           .models = {"tower"},
+           .places = {.accumulations = {3, 4}, .precisions = kEveryPrecision},
+           .answers = {"trap 5"}},
+          {.section = "3",
+           .name = "loss_on_the_last_output",
+           .sentence = "a loss on one of several outputs is divided once",
+           .fault = "what lies before the other output is divided twice",
+           .program = loss_on_the_last_output,
+           .models = {"tower"},
+           .places = {.accumulations = {3, 4}}},
+          {.section = "3",
+           .name = "output_listed_twice",
+           .sentence = "an output that is listed twice is divided once",
+           .fault = "it is divided twice",
+           .program = output_listed_twice,
+           .models = {"tower"},
+           .places = {.accumulations = {3, 4}, .precisions = kEveryPrecision}},
+          {.section = "3",
+           .name = "scale_wrt_gas_false_for_one_call",
+           .sentence = "scale_wrt_gas = false holds for its call only",
+           .fault = "it holds for the rest of the window",
+           .program = undivided_for_one_call,
+           .places = {.accumulations = {3, 2}},
+           .answers = {"trap 6"}},
+          {.section = "3",
+           .name = "backward_returns_the_divided_loss",
+           .sentence = "engine.backward returns loss / accumulation",
+           .fault = "it returns the loss",
+           .program = returned_value,
+           .places = {.accumulations = {3, 2}, .precisions = kEveryPrecision}}};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -122,46 +122,68 @@ void a_pass_inside(Play& play) {
 }  // namespace
 
 std::vector<Case> whole_parameters() {
-  const Case expert{"14", "experts_of_a_leaf_module",
-                    "experts that each rank's data chooses train as one leaf module",
-                    "rows go to the next expert", routed};
   return {
-      expert.in_every_precision().on({"experts"}).accumulation({1, 3}).lasting(3).with_leaf(),
-      Case{"14", "experts_without_a_leaf_module", "so they do where nothing is a leaf",
-           "rows go to the next expert", routed}
-          .on({"experts"})
-          .lasting(3),
-      Case{"14", "an_expert_that_no_rank_uses",
-           "a leaf's parameters that a rank, or none, uses are right", "rank 0 uses the others'",
-           unused_expert}
-          .on({"experts"})
-          .from_world(2)
-          .lasting(3)
-          .with_leaf(),
-      Case{"14", "evaluation_on_some_ranks", "an evaluation on some ranks is harmless",
-           "the input is doubled", evaluated_between}
-          .on({"experts"})
-          .lasting(3)
-          .with_leaf(),
-      Case{"14", "gathered_and_written_by_one_rank",
+      {.section = "14",
+       .name = "experts_of_a_leaf_module",
+       .sentence = "experts that each rank's data chooses train as one leaf module",
+       .fault = "rows go to the next expert",
+       .program = routed,
+       .models = {"experts"},
+       .places = {.precisions = kEveryPrecision},
+       .windows = 3,
+       .features = {Feature::LeafModules}},
+      {.section = "14",
+       .name = "experts_without_a_leaf_module",
+       .sentence = "so they do where nothing is a leaf",
+       .fault = "rows go to the next expert",
+       .program = routed,
+       .models = {"experts"},
+       .windows = 3},
+      {.section = "14",
+       .name = "an_expert_that_no_rank_uses",
+       .sentence = "a leaf's parameters that a rank, or none, uses are right",
+       .fault = "rank 0 uses the others'",
+       .program = unused_expert,
+       .models = {"experts"},
+       .places = {.smallest_world = 2},
+       .windows = 3,
+       .features = {Feature::LeafModules}},
+      {.section = "14",
+       .name = "evaluation_on_some_ranks",
+       .sentence = "an evaluation on some ranks is harmless",
+       .fault = "the input is doubled",
+       .program = evaluated_between,
+       .models = {"experts"},
+       .windows = 3,
+       .features = {Feature::LeafModules}},
+      {.section = "14",
+       .name = "gathered_and_written_by_one_rank",
+       .sentence =
            "what one rank writes to gathered parameters reaches every rank's shards and masters",
-           "it writes something else", written_by_one_rank}
-          .in_every_precision()
-          .lasting(3),
-      Case{"14", "gathered_and_written_where_nobody_may",
-           "a write without a modifier rank is an error, and leaves no trace",
-           "it is made on the modifier rank", written_where_nobody_may}
-          .lasting(3),
-      Case{"14", "a_pass_while_parameters_are_gathered",
-           "a pass may run while parameters are gathered, a step may not",
-           "the pass is of another batch", a_pass_inside}
-          .lasting(3),
-      Case{"14", "made_within_init",
-           "a model that no rank ever held as a whole is rank 0's, bit by bit",
-           "rank 1's weights count", train_both}
-          .on({"irregular", "heads"})
-          .in_every_precision()
-          .made_within_init()};
+       .fault = "it writes something else",
+       .program = written_by_one_rank,
+       .places = {.precisions = kEveryPrecision},
+       .windows = 3},
+      {.section = "14",
+       .name = "gathered_and_written_where_nobody_may",
+       .sentence = "a write without a modifier rank is an error, and leaves no trace",
+       .fault = "it is made on the modifier rank",
+       .program = written_where_nobody_may,
+       .windows = 3},
+      {.section = "14",
+       .name = "a_pass_while_parameters_are_gathered",
+       .sentence = "a pass may run while parameters are gathered, a step may not",
+       .fault = "the pass is of another batch",
+       .program = a_pass_inside,
+       .windows = 3},
+      {.section = "14",
+       .name = "made_within_init",
+       .sentence = "a model that no rank ever held as a whole is rank 0's, bit by bit",
+       .fault = "rank 1's weights count",
+       .program = train_both,
+       .models = {"irregular", "heads"},
+       .places = {.precisions = kEveryPrecision},
+       .features = {Feature::WithinInit}}};
 }
 
 }  // namespace equigrad::conformance::contract
