@@ -298,6 +298,17 @@ function(equigrad_property_test file)
   equigrad_forks_ranks(property.${name})
 endfunction()
 
+# property_tests/programs becomes a library of program_properties.
+function(equigrad_property_library folder)
+  file(GLOB sources RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS property_tests/${folder}/*.cpp)
+  set(library equigrad_property_${folder})
+  add_library(${library} STATIC ${sources})
+  target_link_libraries(${library} PUBLIC equigrad_conformance PRIVATE equigrad_warnings)
+  equigrad_use_torch(${library})
+  string(REGEX REPLACE "s$" "_properties" program ${folder})
+  target_link_libraries(${program} PRIVATE ${library})
+endfunction()
+
 # perf/race/tests/gate_test.cpp becomes the program race_gate_test. Counts are exact on every machine; times are no test.
 function(equigrad_perf_test file)
   string(REGEX REPLACE "^perf/(.*)_test\\.cpp$" "\\1" stem ${file})

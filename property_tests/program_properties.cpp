@@ -14,13 +14,11 @@
 #include <random>
 #include <set>
 
-#include "property_tests/programs/engine_access.hpp"
-#include "property_tests/programs/engine_calls.hpp"
+#include "property_tests/programs/engine_player.hpp"
 #include "property_tests/programs/listing.hpp"
-#include "property_tests/programs/misuse.hpp"
-#include "property_tests/programs/reference_access.hpp"
-#include "property_tests/programs/reference_calls.hpp"
-#include "property_tests/programs/script_calls.hpp"
+#include "property_tests/programs/reference_player.hpp"
+#include "property_tests/programs/script.hpp"
+#include "property_tests/programs/settings.hpp"
 #include "property_tests/ranks_of_cases.hpp"
 
 namespace equigrad::property_tests::programs {

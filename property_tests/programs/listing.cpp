@@ -1,46 +1,64 @@
-// CallTexts: the calls of a program as C++, for its listing.
-//
-// Invariants: the listing makes the calls that EnginePlayer makes, in the same order.
-// Units: none.   Errors: none.
-// Depends on: command_seeds.hpp. No torch.
-#pragma once
+#include "property_tests/programs/listing.hpp"
 
 #include <array>
-#include <string>
-
-#include "property_tests/programs/command_seeds.hpp"
-#include "property_tests/programs/misuse_texts.hpp"
+#include <map>
 
 namespace equigrad::property_tests::programs {
+namespace {
 
-inline std::string text_of(bool value) { return value ? "true" : "false"; }
+std::string misuse_text(const std::string& what) {
+  const std::string access = "engine->access().";
+  const std::map<std::string, std::string> calls = {
+      {"step in no_sync", "engine->step();"},
+      {"step without backward", "engine->step();"},
+      {"nested no_sync", "(void)engine->no_sync();"},
+      {"no_sync at this stage", "(void)engine->no_sync();"},
+      {"batch size in a window", "engine->set_train_batch_size(2 * world);"},
+      {"batch size that is no multiple", "engine->set_train_batch_size(2 * world + 1);"},
+      {"backward of an output", "engine->backward(network.run(batch(0), 0).outputs[0]);"},
+      {"unscaled loss", "network.run(batch(0), 1).loss.backward();"},
+      {"loss scaled twice", "engine->backward(engine->scale(network.run(batch(0), 1).loss));"},
+      {"scale without a graph", "(void)engine->scale(at::ones({}));"},
+      {"keyword without a scheduler", "engine->step({{\"epoch\", 1.0}});"},
+      {"unknown name", access + "full_master(\"nobody\");"},
+      {"frozen name", access + "full_gradient(\"frozen\");"},
+      {"unknown state", access + "full_optimizer_state(\"first.weight\", \"exp_average\");"},
+      {"another shape", access + "set_full_gradient(\"first.weight\", at::ones({1, 1, 1}));"},
+      {"values that differ",
+       access + "set_full_master(\"first.weight\", at::full(network.weight().sizes(), rank, "
+                "at::kFloat));"},
+      {"another call on rank 0", "rank == 0 ? " + access + "full_master(\"first.weight\") : " +
+                                     access + "full_gradient(\"first.weight\");"}};
+  return "try { " + calls.at(what) + " } catch (const Error&) {}  // " + what;
+}
 
-inline std::string run_text(const json& call, const std::string& branch,
-                            const std::string& where = "") {
+std::string text_of_bool(bool value) { return value ? "true" : "false"; }
+
+std::string run_text(const json& call, const std::string& branch, const std::string& where = "") {
   return "network.run(batch(" + call.at("batch").dump() + "), " + branch + where + ")";
 }
 
-inline std::string branch_text(const json& call) {
+std::string branch_text(const json& call) {
   const auto branch = call.at("branch").dump();
   if (!call.at("by_rank").get<bool>()) return branch;
   return branch == "5" ? "rank % 2 == 0 ? 5 : 0" : "(" + branch + " + rank) % 5";
 }
 
-inline std::string engine_text(const json& call) {
+std::string engine_text(const json& call) {
   return "engines[" + std::to_string(call.value("engine", 0)) + "]";
 }
 
-inline std::string pass_text(const json& call, const std::string& roots) {
+std::string pass_text(const json& call, const std::string& roots) {
   std::string text = "differentiate({" + roots + "}, {.style = " + call.at("style").dump();
   text += ", .fp16 = fp16";
   if (call.value("retain", false)) text += ", .retain = true";
-  if (!call.value("scale_wrt_gas", true)) text += ", .scale_wrt_gas = false";
+  if (!call.value("accumulation", true)) text += ", .accumulation = false";
   if (call.value("infinite", false)) text += ", .infinite = rank == 0";
   return text + "}, " + engine_text(call) + ".get());";
 }
 
 // The styles that need no helper, in the words of a user.
-inline std::string backward_text(const json& call) {
+std::string backward_text(const json& call) {
   std::string roots, losses;
   for (const auto& slot : call.at("slots")) {
     const std::string kept = "kept[" + slot.dump() + "]";
@@ -49,14 +67,14 @@ inline std::string backward_text(const json& call) {
   }
   if (call.value("infinite", false) || call.at("style").get<int>() >= 2)
     return pass_text(call, roots);
-  const auto retain = text_of(call.value("retain", false));
+  const auto retain = text_of_bool(call.value("retain", false));
   if (call.at("style") == 0)
     return engine_text(call) + "->backward(" + losses + ", " + retain + ", " +
-           text_of(call.value("scale_wrt_gas", true)) + ");";
+           text_of_bool(call.value("accumulation", true)) + ");";
   return engine_text(call) + "->scale(" + losses + ").backward({}, " + retain + ");";
 }
 
-inline std::string throw_text(const json& call) {
+std::string throw_text(const json& call) {
   const bool all = call.at("rank").is_null();
   constexpr std::array kPlaces = {"Throw::Midway", "Throw::Top", "Throw::Late"};
   const std::string place = kPlaces[call.at("place").get<std::size_t>()];
@@ -73,7 +91,7 @@ inline std::string throw_text(const json& call) {
   return text;
 }
 
-inline std::string access_text(const json& call) {
+std::string access_text(const json& call) {
   const std::string what = call.at("what"), name = "\"" + call.at("name").get<std::string>() + "\"";
   if (what == "parameter") return engine_text(call) + "->full_parameter(" + name + ");";
   const std::string scope = call.at("local").get<bool>() ? "local_" : "full_";
@@ -90,7 +108,9 @@ inline std::string access_text(const json& call) {
   return text + ");";
 }
 
-inline std::string text_of(const json& call) {
+}  // namespace
+
+std::string text_of(const json& call) {
   const std::string name = call.at("call");
   if (name == "forward")
     return "kept[" + call.at("slot").dump() + "] = " + run_text(call, branch_text(call)) + ";";
@@ -122,6 +142,32 @@ inline std::string text_of(const json& call) {
            ".loss}, {network.weight()});";
   if (name == "refuse") return misuse_text(call.at("what"));
   return "// then everything is compared";
+}
+
+std::string listing(const json& setting, const json& config, const json& calls) {
+  std::string text =
+      "const json setting = R\"(" + setting.dump() +
+      ")\"_json;\nconst bool fp16 = " + text_of_bool(setting.at("precision") == 2) +
+      ";\nNetwork network(setting);\n"
+      "std::vector<std::unique_ptr<Engine>> engines;\n"
+      "for (const auto& model : network.models())\n"
+      "  engines.push_back(initialize(*model, R\"(" +
+      config.dump() +
+      ")\", context.group()));\n"
+      "if (fp16 && engines.size() == 2) engines[1]->share_loss_scale(*engines[0]);\n"
+      "auto& engine = engines[0];\n"
+      "const int rank = context.rank(), world = context.world_size();\n"
+      "const auto batch = [&](int n) { return batch_of(setting, rank, n); };\n"
+      "std::map<int, Kept> kept;\nstd::vector<std::shared_ptr<void>> guards;\n"
+      "const auto value = [&](int n, std::size_t of, const std::string& name) {\n"
+      "  return value_for(engines[of]->access().full_master(name), n);\n};\n"
+      "const auto mine = [&](std::size_t of, const std::string& name, at::Tensor whole) {\n"
+      "  for (const auto& shard : engines[of]->local_shards())\n"
+      "    if (shard.name == name)\n"
+      "      whole = whole.flatten().slice(0, shard.begin, shard.end);\n"
+      "  return whole;\n};\n";
+  for (const auto& call : calls) text += text_of(call) + "\n";
+  return text;
 }
 
 }  // namespace equigrad::property_tests::programs

@@ -1,9 +1,4 @@
-// Local faults: faults that are there to see relations fail which no fault of the catalogue breaks,
-// most of them because they act only where no case of the matrix goes.
-//
-// Invariants: a fault acts in every pass or step that it fits, on every rank, and owns the seams.
-// Shapes: the seams'. Errors: equigrad::Error for an unknown name. Depends on: conformance/faults.
-#pragma once
+#include "property_tests/relations/planted.hpp"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros_like.h>
@@ -12,20 +7,19 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <memory>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "conformance/faults/fault_groups.hpp"
 
 namespace equigrad::property_tests::relations {
+namespace {
 
 using conformance::faults::FaultContext;
 using conformance::faults::seams;
 namespace through = conformance::faults::through;
 using Plant = std::function<void(FaultContext&)>;
 
-inline Plant every_gradient(std::function<at::Tensor(const at::Tensor&)> change) {
+Plant every_gradient(std::function<at::Tensor(const at::Tensor&)> change) {
   return [change](FaultContext& context) {
     conformance::faults::change_gradient(context, [&context, change](auto, const at::Tensor& g) {
       return context.has_begun() ? change(g) : at::Tensor();
@@ -33,8 +27,7 @@ inline Plant every_gradient(std::function<at::Tensor(const at::Tensor&)> change)
   };
 }
 
-inline Plant every_update(
-    std::function<void(OptimizerConfig&, int64_t&, const at::Tensor&)> change) {
+Plant every_update(std::function<void(OptimizerConfig&, int64_t&, const at::Tensor&)> change) {
   return [change](FaultContext&) {
     seams().update = [change](const OptimizerConfig& config, int64_t step,
                               const at::Tensor& parameter, const at::Tensor& gradient,
@@ -47,7 +40,7 @@ inline Plant every_update(
 }
 
 // What scale() gives is too large where `now` says so.
-inline Plant wrong_scale(std::function<bool(const at::Tensor&, const loss::LossScaler*)> now) {
+Plant wrong_scale(std::function<bool(const at::Tensor&, const loss::LossScaler*)> now) {
   return [now](FaultContext&) {
     seams().loss_scale = [now](const at::Tensor& tensor,
                                const std::shared_ptr<loss::LossScaler>& scaler) {
@@ -59,7 +52,7 @@ inline Plant wrong_scale(std::function<bool(const at::Tensor&, const loss::LossS
 
 // The gradients of passes that `lost` says, asked with the pass's number in its micro-batch and
 // whether its graph task is the first's.
-inline Plant lost_passes(std::function<bool(int pass, bool nested)> lost) {
+Plant lost_passes(std::function<bool(int pass, bool nested)> lost) {
   return [lost](FaultContext& context) {
     struct Place {
       int step = -1, micro = -1, pass = 0, task = -1;
@@ -78,7 +71,7 @@ inline Plant lost_passes(std::function<bool(int pass, bool nested)> lost) {
   };
 }
 
-inline void decays_unused(FaultContext&) {
+void decays_unused(FaultContext&) {
   seams().update_all = [](optimizer::ShardedState& self, const at::Tensor& gradient,
                           const std::vector<bool>& used) {
     auto more = used;
@@ -87,7 +80,7 @@ inline void decays_unused(FaultContext&) {
   };
 }
 
-inline void reading_doubles(FaultContext&) {
+void reading_doubles(FaultContext&) {
   seams().window_slice = [](Window& self, std::size_t parameter, double factor) {
     const auto slice = through::window_slice(self, parameter, factor);
     through::window_assign(self, parameter, slice * 2);
@@ -95,7 +88,7 @@ inline void reading_doubles(FaultContext&) {
   };
 }
 
-inline void norm_of_shards_is_off(FaultContext&) {
+void norm_of_shards_is_off(FaultContext&) {
   seams().measure = [](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
     auto measure = through::measure(gradient, over, type);
     if (over != nullptr) measure.norm *= 1.0000001;
@@ -103,7 +96,7 @@ inline void norm_of_shards_is_off(FaultContext&) {
   };
 }
 
-inline void later_slots_lose_a_word(FaultContext&) {
+void later_slots_lose_a_word(FaultContext&) {
   seams().bucket_copy_in = [](bucket::Bucket& self, std::size_t slot, const at::Tensor& gradient,
                               double weight) {
     auto sent = gradient.clone();
@@ -112,7 +105,7 @@ inline void later_slots_lose_a_word(FaultContext&) {
   };
 }
 
-inline const std::map<std::string, Plant>& local_faults() {
+const std::map<std::string, Plant>& local_faults() {
   static int64_t calls = 0;  // of this process, as what is not initialised is
   static const std::map<std::string, Plant> all = {
       {"rectified", every_gradient([](const at::Tensor& g) { return g.clamp_min(0); })},
@@ -145,6 +138,38 @@ inline const std::map<std::string, Plant>& local_faults() {
        })},
   };
   return all;
+}
+
+// Of this process.
+int& living() {
+  static int count = 0;
+  return count;
+}
+
+}  // namespace
+
+Planted::Planted(const std::string& fault, int rank, int world,
+                 const std::shared_ptr<const conformance::faults::Moment>& moment,
+                 const std::vector<std::string>& parameters)
+    : is_ours_(!fault.empty()) {
+  if (!is_ours_ || living()++ > 0) return;
+  const auto local = local_faults().find(fault);
+  if (local == local_faults().end()) {
+    of_catalogue_ =
+        std::make_unique<conformance::faults::Planted>(fault, rank, world, moment, parameters);
+  } else {
+    context_ = std::make_unique<FaultContext>(rank, world, moment, parameters);
+    local->second(*context_);
+  }
+}
+
+Planted::~Planted() {
+  if (is_ours_) --living();
+  if (context_) seams() = {};
+}
+
+std::shared_ptr<comm::Communicator> Planted::wrap(std::shared_ptr<comm::Communicator> real) {
+  return of_catalogue_ ? of_catalogue_->wrap(std::move(real)) : real;
 }
 
 }  // namespace equigrad::property_tests::relations

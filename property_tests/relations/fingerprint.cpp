@@ -8,28 +8,31 @@
 //
 // Invariants: every word is owned by one rank; sums only, no average. Shapes: those of
 // ProbeNetwork.
-// Units: words.   Errors: none.   Depends on: relation.hpp, torch's autograd.
-#pragma once
-
+// Units: words.
+#include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <array>
+#include <map>
 
-#include "property_tests/relations/relation.hpp"
+#include "property_tests/numbers.hpp"
+#include "property_tests/relations/table.hpp"
 
 namespace equigrad::property_tests::relations {
+namespace {
 
 constexpr int kSlices = 4;
 constexpr uint64_t kSliceMask = 0xFFFF;
-inline const std::array<std::string, 3> kFingerprinted{"first", "second", "beside"};
+const std::array<std::string, 3> kFingerprinted{"first", "second", "beside"};
 
-inline uint64_t word_of(const json& one, std::size_t tensor, int64_t i, int rank, int micro) {
+uint64_t word_of(const json& one, std::size_t tensor, int64_t i, int rank, int micro) {
   const auto stream = static_cast<uint64_t>(7000 + 100 * rank + 10 * micro) + tensor;
   return word(one.at("seed"), stream, i);
 }
 
-inline at::Tensor slice_of(const json& one, std::size_t tensor, const at::Tensor& like,
-                           const Source& from) {
+at::Tensor slice_of(const json& one, std::size_t tensor, const at::Tensor& like,
+                    const Source& from) {
   auto values = at::empty({like.numel()}, at::kFloat);
   for (int64_t i = 0; i < values.numel(); ++i)
     values[i] = static_cast<float>(
@@ -38,8 +41,7 @@ inline at::Tensor slice_of(const json& one, std::size_t tensor, const at::Tensor
 }
 
 // All shards of a tensor, one after the other, on every rank alike.
-inline std::string is_owned_once(Session& session, const LocalShard& shard, int64_t numel,
-                                 int stage) {
+std::string is_owned_once(Session& session, const LocalShard& shard, int64_t numel, int stage) {
   const auto mine = at::tensor({shard.begin, shard.end}, at::kLong);
   const auto all = comm::exchange(*session.group(), mine);
   int64_t end = 0;
@@ -54,7 +56,7 @@ inline std::string is_owned_once(Session& session, const LocalShard& shard, int6
   return end == numel ? "" : "the last element has no owner";
 }
 
-inline std::string fingerprints(const json& drawn, Runs& runs) {
+std::string fingerprints(const json& drawn, Runs& runs) {
   auto one = changed(changed(changed(drawn, "dtype", kFp32), "clip", 0.0), "sum_only", true);
   one["model"] = kMlp;
   one["wide_sums"] = true;
@@ -106,7 +108,9 @@ inline std::string fingerprints(const json& drawn, Runs& runs) {
   return wrong;
 }
 
-inline std::vector<Relation> fingerprint_relations() {
+}  // namespace
+
+std::vector<Relation> fingerprint_relations() {
   return {{33,
            "words of 64 bits arrive as their sum, each at one owner",
            Class::Exact,

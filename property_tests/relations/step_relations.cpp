@@ -1,17 +1,72 @@
-// Relations 36 to 41: of what a step does.
-//
-// Shapes, units, errors: those of relation.hpp.
-// Invariants: none besides those of relation.hpp.
-// Depends on: relation.hpp, conformance/oracle/bits.hpp.
-#pragma once
+// Relations 34 to 41: of what a step does, and its stations to a whole and to its pieces.
+#include <ATen/ATen.h>
+
+#include <algorithm>
 
 #include "conformance/oracle/bits.hpp"
-#include "property_tests/relations/relation.hpp"
+#include "engine/layout/partition.hpp"
+#include "engine/optimizer/update_rule.hpp"
+#include "engine/shard/gradient_shard.hpp"
+#include "property_tests/numbers.hpp"
+#include "property_tests/relations/table.hpp"
 
 namespace equigrad::property_tests::relations {
+namespace {
+
+// Three updates of a whole, and of its pieces.
+std::string pieces(const json& one, Runs& runs) {
+  const Session beside(one, runs.context, {});  // plants the fault
+  const auto config = config_of(one, runs.context.world_size()).optimizer;
+  const uint64_t seed = one.at("seed");
+  const int64_t numel = 40 + static_cast<int64_t>(seed % 60);
+  const auto states = optimizer::state_names(config).size();
+  std::vector<at::Tensor> whole{uniform(seed, 1, numel, 1)}, cut{whole[0].clone()};
+  for (std::size_t i = 0; i < states; ++i) {
+    whole.push_back(at::zeros({numel}));
+    cut.push_back(at::zeros({numel}));
+  }
+  for (int64_t step = 1; step <= 3; ++step) {
+    const auto gradient = spread(seed, static_cast<uint64_t>(step) + 5, numel);
+    const auto update = [&](const std::vector<at::Tensor>& all, int64_t begin, int64_t end) {
+      std::vector<at::Tensor> state;
+      for (std::size_t i = 1; i < all.size(); ++i) state.push_back(all[i].slice(0, begin, end));
+      optimizer::update_(config, step, all[0].slice(0, begin, end),
+                         gradient.slice(0, begin, end).clone(), state);
+    };
+    update(whole, 0, numel);
+    for (int64_t begin = 0, piece = 1; begin < numel; begin += piece, piece = 1 + piece * 5 % 13)
+      update(cut, begin, std::min(numel, begin + piece));
+  }
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    const auto report = conformance::oracle::compare(cut[i], whole[i]);
+    if (!report.equal()) return "of " + std::to_string(numel) + ": " + describe(report);
+  }
+  return "";
+}
+
+// The norm, and what clipping leaves, of a whole and of the ranks' shards.
+std::string norm_of_shards(const json& one, Runs& runs) {
+  const Session beside(one, runs.context, {});  // plants the fault
+  const auto group = runs.context.group();
+  const uint64_t seed = one.at("seed");
+  const int64_t numel = 30 + static_cast<int64_t>(seed % 100);
+  const auto mine = layout::Partition(numel, group->world_size()).range(group->rank());
+  for (const auto type : {NormType::Two, NormType::Infinity}) {
+    auto whole = spread(seed, 3, numel);
+    auto shard = whole.slice(0, mine.begin, mine.end).clone();
+    const double norm = shard::measure(whole, nullptr, type).norm;
+    const double got = shard::measure(shard, group.get(), type).norm;
+    if (got != norm) return "the norms are " + std::to_string(norm) + " and " + std::to_string(got);
+    shard::clip_(whole, norm, norm / 3);
+    shard::clip_(shard, got, got / 3);
+    const auto report = conformance::oracle::compare(shard, whole.slice(0, mine.begin, mine.end));
+    if (!report.equal()) return "clipped: " + describe(report);
+  }
+  return "";
+}
 
 // A step that overflows on one rank, between two that do not.
-inline std::string overflow(const json& one, Runs& runs) {
+std::string overflow(const json& one, Runs& runs) {
   const Source overflowing{1, one.at("seed").get<int>() % world_of(one), accumulation_of(one) - 1};
   Way way;
   way.steps = 3;
@@ -31,7 +86,7 @@ inline std::string overflow(const json& one, Runs& runs) {
          std::to_string(got.scales.at(1));
 }
 
-inline std::string other_scale(const json& one, Runs& runs) {
+std::string other_scale(const json& one, Runs& runs) {
   auto low = one;
   low["scale_power"] = 5;
   const auto got = runs.train(low);
@@ -39,7 +94,7 @@ inline std::string other_scale(const json& one, Runs& runs) {
   return parted(got, runs.plain(), is_not_scale);
 }
 
-inline std::string no_rate(const json& one, Runs& runs) {
+std::string no_rate(const json& one, Runs& runs) {
   Session session(changed(changed(one, "lr", 0.0), "decay", 0.0), runs.context, {});
   const ProbeNetwork before(one);
   session.train();
@@ -52,7 +107,7 @@ inline std::string no_rate(const json& one, Runs& runs) {
 }
 
 // Trained one step, exported, imported by a fresh engine, trained on.
-inline std::string exported(const json& one, Runs& runs) {
+std::string exported(const json& one, Runs& runs) {
   const Way way;
   Session first(one, runs.context, way), second(one, runs.context, way);
   first.step(0);
@@ -69,7 +124,7 @@ inline std::string exported(const json& one, Runs& runs) {
 }
 
 // Two engines under one loss; `second_first`: the other one steps first.
-inline Record two_engines(const json& one, Runs& runs, bool second_first) {
+Record two_engines(const json& one, Runs& runs, bool second_first) {
   const auto other = changed(one, "seed", one.at("seed").get<int>() + 1);
   const Way way;
   Session a(one, runs.context, way), b(other, runs.context, way);
@@ -93,7 +148,26 @@ inline Record two_engines(const json& one, Runs& runs, bool second_first) {
   return both;
 }
 
-inline std::vector<Relation> step_relations() {
+}  // namespace
+
+std::vector<Relation> station_relations() {
+  return {
+      {34,
+       "an update of pieces is the update of the whole",
+       Class::Exact,
+       always,
+       pieces,
+       {"tail"}},
+      {35,
+       "norm and clipping are those of the whole on any number of ranks",
+       Class::Exact,
+       always,
+       norm_of_shards,
+       {"norm of shards"}},
+  };
+}
+
+std::vector<Relation> step_relations() {
   return {
       {36,
        "an overflow on one rank changes nothing, and the scale halves",

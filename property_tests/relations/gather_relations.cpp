@@ -1,20 +1,22 @@
 // Relations 23, 27, 31 and 32: of shards, gathers, and when things move.
 //
-// Shapes, units, errors: those of relation.hpp.   Invariants: all go through the whole engine.
-// Depends on: relation.hpp, conformance/faults/adversary.hpp, conformance/oracle/bits.hpp.
-#pragma once
+// Invariants: all go through the whole engine.
+#include <ATen/ATen.h>
 
 #include <map>
+#include <utility>
 
 #include "conformance/faults/adversary.hpp"
 #include "conformance/oracle/bits.hpp"
-#include "property_tests/relations/relation.hpp"
+#include "conformance/oracle/digest.hpp"
+#include "property_tests/relations/table.hpp"
 
 namespace equigrad::property_tests::relations {
+namespace {
 
 // What an engine on the first `world` ranks makes of these values: cut into shards and gathered.
-inline std::map<std::string, at::Tensor> gathered(const json& one, RankContext& context, int world,
-                                                  const std::map<std::string, at::Tensor>& values) {
+std::map<std::string, at::Tensor> gathered(const json& one, RankContext& context, int world,
+                                           const std::map<std::string, at::Tensor>& values) {
   if (context.rank() >= world) return {};
   Way way;
   way.world = world;
@@ -35,7 +37,7 @@ inline std::map<std::string, at::Tensor> gathered(const json& one, RankContext& 
   return all;
 }
 
-inline std::string cut_and_gathered(const json& one, RankContext& context) {
+std::string cut_and_gathered(const json& one, RankContext& context) {
   std::map<std::string, at::Tensor> values;
   const ProbeNetwork network(one);
   const auto dtype = torch_dtype(precision_of(one).param);
@@ -58,7 +60,7 @@ inline std::string cut_and_gathered(const json& one, RankContext& context) {
   return "";
 }
 
-inline std::string replicas(const json& one, Runs& runs) {
+std::string replicas(const json& one, Runs& runs) {
   Session session(one, runs.context, {});
   session.train();
   uint64_t mine = 0;
@@ -72,7 +74,7 @@ inline std::string replicas(const json& one, Runs& runs) {
   return all.eq(said).all().item<bool>() ? "" : "the replicas differ";
 }
 
-inline std::string other_schedule(const json& one, Runs& runs) {
+std::string other_schedule(const json& one, Runs& runs) {
   auto other = one;
   const int64_t seed = one.at("seed");
   other["schedule"] = {1 + seed % 50, 1 + seed / 3 % 90, seed % 7 * 10,
@@ -81,7 +83,7 @@ inline std::string other_schedule(const json& one, Runs& runs) {
   return parted(runs.train(other), runs.plain());
 }
 
-inline std::string under_the_adversary(const json& one, Runs& runs) {
+std::string under_the_adversary(const json& one, Runs& runs) {
   const uint64_t seed = one.at("seed").get<uint64_t>() + 1;
   for (const bool always_late : {false, true}) {
     Way way;
@@ -94,7 +96,9 @@ inline std::string under_the_adversary(const json& one, Runs& runs) {
   return "";
 }
 
-inline std::vector<Relation> gather_relations() {
+}  // namespace
+
+std::vector<Relation> gather_relations() {
   const auto many = [](const json& one) { return world_of(one) > 1; };
   return {
       {23,
