@@ -1,4 +1,4 @@
-// Precision: the modes of the matrix, by name; what each means is in recipe.cpp, twice.
+// Precision: the modes of the matrix, by name; what each means is in precision_modes.cpp, twice.
 //
 //   name                          parameters masters states  beside
 //   fp32                          fp32       fp32    fp32
@@ -64,9 +64,8 @@ std::string word(Precision precision);
 std::vector<std::string> refusal_keys(Precision precision, int stage);
 
 enum class Scaling { None, Static, Dynamic };
-Scaling scaling_of(Precision precision);  // of the loss
+Scaling scaling_of(Precision precision);  // of the loss, with one micro-batch
 bool is_autocast(Precision precision);
 bool sums_exactly(Precision precision);
-bool computes_in_fp16(Precision precision);
 
 }  // namespace equigrad::conformance
