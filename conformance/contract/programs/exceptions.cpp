@@ -1,6 +1,7 @@
 // 6. A pass is a transaction: one that throws contributes nothing, and the engine works on.
 #include <torch/torch.h>
 
+#include <functional>
 #include <stdexcept>
 
 #include "conformance/contract/players/models.hpp"

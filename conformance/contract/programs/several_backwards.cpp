@@ -1,6 +1,8 @@
 // 2. Every backward adds to the accumulation window, wherever its loss comes from.
 #include <ATen/ATen.h>
 
+#include <functional>
+
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/programs/programs.hpp"
 #include "engine/engine.hpp"
@@ -165,14 +167,16 @@ void graph_kept_over_a_step(Play& play) {
   });
 }
 
+template <class Program>
+std::function<void(Play&)> by(Program program, bool by_engine) {
+  return [program, by_engine](Play& play) { program(play, by_engine); };
+}
+
 const char* const kForgets = "the window is emptied before the last pass";
 
 }  // namespace
 
 std::vector<Case> several_backwards() {
-  const auto by = [](auto program, bool by_engine) {
-    return [program, by_engine](Play& play) { program(play, by_engine); };
-  };
   return {{.section = "2",
            .name = "two_losses_on_one_forward",
            .sentence = "engine.backward twice through one forward adds",

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <cstring>
+#include <utility>
 
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/programs/programs.hpp"
@@ -119,43 +120,44 @@ void a_pass_inside(Play& play) {
   }
 }
 
-}  // namespace
+std::vector<Case> experts() {
+  return {{.section = "14",
+           .name = "experts_of_a_leaf_module",
+           .sentence = "experts that each rank's data chooses train as one leaf module",
+           .fault = "rows go to the next expert",
+           .program = routed,
+           .models = {"experts"},
+           .places = {.precisions = kEveryPrecision},
+           .windows = 3,
+           .features = {Feature::LeafModules}},
+          {.section = "14",
+           .name = "experts_without_a_leaf_module",
+           .sentence = "so they do where nothing is a leaf",
+           .fault = "rows go to the next expert",
+           .program = routed,
+           .models = {"experts"},
+           .windows = 3},
+          {.section = "14",
+           .name = "an_expert_that_no_rank_uses",
+           .sentence = "a leaf's parameters that a rank, or none, uses are right",
+           .fault = "rank 0 uses the others'",
+           .program = unused_expert,
+           .models = {"experts"},
+           .places = {.smallest_world = 2},
+           .windows = 3,
+           .features = {Feature::LeafModules}},
+          {.section = "14",
+           .name = "evaluation_on_some_ranks",
+           .sentence = "an evaluation on some ranks is harmless",
+           .fault = "the input is doubled",
+           .program = evaluated_between,
+           .models = {"experts"},
+           .windows = 3,
+           .features = {Feature::LeafModules}}};
+}
 
-std::vector<Case> whole_parameters() {
+std::vector<Case> gathered() {
   return {
-      {.section = "14",
-       .name = "experts_of_a_leaf_module",
-       .sentence = "experts that each rank's data chooses train as one leaf module",
-       .fault = "rows go to the next expert",
-       .program = routed,
-       .models = {"experts"},
-       .places = {.precisions = kEveryPrecision},
-       .windows = 3,
-       .features = {Feature::LeafModules}},
-      {.section = "14",
-       .name = "experts_without_a_leaf_module",
-       .sentence = "so they do where nothing is a leaf",
-       .fault = "rows go to the next expert",
-       .program = routed,
-       .models = {"experts"},
-       .windows = 3},
-      {.section = "14",
-       .name = "an_expert_that_no_rank_uses",
-       .sentence = "a leaf's parameters that a rank, or none, uses are right",
-       .fault = "rank 0 uses the others'",
-       .program = unused_expert,
-       .models = {"experts"},
-       .places = {.smallest_world = 2},
-       .windows = 3,
-       .features = {Feature::LeafModules}},
-      {.section = "14",
-       .name = "evaluation_on_some_ranks",
-       .sentence = "an evaluation on some ranks is harmless",
-       .fault = "the input is doubled",
-       .program = evaluated_between,
-       .models = {"experts"},
-       .windows = 3,
-       .features = {Feature::LeafModules}},
       {.section = "14",
        .name = "gathered_and_written_by_one_rank",
        .sentence =
@@ -184,6 +186,14 @@ std::vector<Case> whole_parameters() {
        .models = {"irregular", "heads"},
        .places = {.precisions = kEveryPrecision},
        .features = {Feature::WithinInit}}};
+}
+
+}  // namespace
+
+std::vector<Case> whole_parameters() {
+  auto all = experts();
+  for (auto& one : gathered()) all.push_back(std::move(one));
+  return all;
 }
 
 }  // namespace equigrad::conformance::contract
