@@ -26,12 +26,11 @@ namespace equigrad::conformance {
 struct Site {
   Phase phase;
   int step;
-  std::string what;       // "gradient", "master", "norm of the gradient"
-  std::string parameter;  // empty: none
+  std::string what;            // "gradient", "master", "norm of the gradient"
+  std::string parameter = {};  // empty: none
   int64_t begin = 0;
   int micro_batch = -1;
 };
-std::string where_of(const Site& site);  // "step 1 gradient fc.weight"
 
 struct Failure {
   Site site;

@@ -1,4 +1,5 @@
-// Where engine and twin part on this rank: what the comparisons of a case note for its first line.
+#include "conformance/on_rank/placed_failures.hpp"
+
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
@@ -7,7 +8,6 @@
 
 #include "conformance/cases/model_groups.hpp"
 #include "conformance/diagnosis/other_numbers.hpp"
-#include "conformance/on_rank/run.hpp"
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/bound.hpp"
 #include "engine/layout/bucket_plan.hpp"
@@ -63,71 +63,54 @@ bool only_moved(const std::vector<Failure>& seen) {
 
 }  // namespace
 
-std::string where_of(const Site& site) {
-  return at_step(site.step, site.what + (site.parameter.empty() ? "" : " " + site.parameter));
-}
-
-void RankCase::find_positions() {
+std::map<std::string, Position> positions_of(const CaseFacts& facts, OverflowingModel& model,
+                                             int64_t reduce_bucket_size) {
+  std::map<std::string, Position> positions;
   std::vector<layout::Registration> registrations;
   const auto add = [&](const std::string& name, const at::Tensor& tensor, std::size_t group) {
-    positions_[name] = {static_cast<int64_t>(registrations.size()), -1};
-    registrations.push_back({name, tensor.unsafeGetTensorImpl(), shapes_.at(name),
-                             tensor.requires_grad(), group,
-                             communication_dtypes_.count(name) != 0});
+    positions[name] = {static_cast<int64_t>(registrations.size()), -1};
+    registrations.push_back({.name = name,
+                             .identity = tensor.unsafeGetTensorImpl(),
+                             .shape = facts.shapes.at(name),
+                             .trainable = tensor.requires_grad(),
+                             .group = group,
+                             .lower_precision = facts.communication_dtypes.contains(name)});
   };
-  if (model_->groups().size() > 1) {
+  if (model.groups().size() > 1) {
     std::size_t number = 0;
-    for (const auto& group : groups_of(*model_)) {
+    for (const auto& group : groups_of(model)) {
       for (const auto& parameter : group.parameters) add(parameter.name, parameter.tensor, number);
       ++number;
     }
   } else {
-    for (const auto& [name, tensor] : reference::unique_parameters(*model_)) add(name, tensor, 0);
+    for (const auto& [name, tensor] : reference::unique_parameters(model)) add(name, tensor, 0);
   }
   const layout::BucketPlan plan(layout::ParameterTable(registrations),
-                                spec_.stage == 0 ? 1 : spec_.world,
-                                engine_->config().zero.reduce_bucket_size);
-  for (auto& [name, position] : positions_)
+                                facts.spec.stage == 0 ? 1 : facts.spec.world, reduce_bucket_size);
+  for (auto& [name, position] : positions)
     if (const auto slot = plan.slot_of(static_cast<std::size_t>(position.number)))
       position.bucket = static_cast<int>(slot->bucket);
+  return positions;
 }
 
-bool RankCase::compare(const Site& site, const at::Tensor& got, at::Tensor want) {
-  const auto report = oracle::compare(got, want);
-  if (fault_ && !report.equal()) see_with_other_rules(where_of(site), got, want);
-  compared_[site.what.substr(0, site.what.find(' '))] += report.compared;
-  const bool held = exact_.add(where_of(site), site.begin, report);
-  if (!held) first_.note(where_of(site), site.begin, got, want);
-  return held;
-}
-
-bool RankCase::check(const Site& site, const at::Tensor& got, at::Tensor want) {
-  const bool held = compare(site, got, want);
-  if (!held) note_divergence(site, got, want);
-  return held;
-}
-
-void RankCase::finding(const Site& site, const std::string& what) {
-  exact_.add_finding(where_of(site), what);
-  auto divergence = site;
-  divergence.what += ": " + what;
-  note_divergence(divergence, {}, {});
-}
-
-void RankCase::note_divergence(const Site& site, const at::Tensor& got, const at::Tensor& want) {
-  Divergence divergence{site.phase, site.step, site.micro_batch, -1, site.what, site.parameter};
+void PlacedFailures::note(const Site& site, const at::Tensor& got, const at::Tensor& want) {
+  Place place{.phase = site.phase,
+              .step = site.step,
+              .micro_batch = site.micro_batch,
+              .what = site.what,
+              .parameter = site.parameter};
   const auto known = positions_.find(site.parameter);
   if (known != positions_.end()) {
     const bool is_gradient = site.phase == Phase::Gradient;
-    divergence.position = is_gradient ? -known->second.number : known->second.number;
-    if (is_gradient) divergence.bucket = known->second.bucket;
+    place.position = is_gradient ? -known->second.number : known->second.number;
+    if (is_gradient) place.bucket = known->second.bucket;
   }
   if (want.defined() && !site.parameter.empty()) {
     const auto [begin, end] = range_of(got, want);
-    divergence.begin = site.begin + begin;
-    divergence.end = site.begin + end;
+    place.begin = site.begin + begin;
+    place.end = site.begin + end;
   }
-  divergences_.add(divergence);
+  divergences_.add(place);
   const auto& first = divergences_.all().front();
   const auto is_here = [&](const Site& one) {
     return one.phase == first.phase && one.step == first.step;
@@ -140,24 +123,24 @@ void RankCase::note_divergence(const Site& site, const at::Tensor& got, const at
                    : site.phase == Phase::Update  ? "master"
                                                   : "gradient";
   int64_t compared = 0;
-  for (const auto& [name, shape] : shapes_)
-    if (twin_.tensor(site.step, of, name).defined()) ++compared;
+  for (const auto& [name, shape] : facts_.shapes)
+    if (facts_.twin.tensor(site.step, of, name).defined()) ++compared;
   divergences_.set_compared(compared);
 }
 
 // A gradient is seen after clipping, so that a wrong norm makes all of it wrong, and a wrong factor
 // on all of it may be gone. The order of the run tells what was first: the gradient, its norm, or
 // what was clipped.
-void RankCase::note_gradients(int step, const std::vector<Failure>& seen, bool norm_held) {
+void PlacedFailures::note_gradients(int step, const std::vector<Failure>& seen, bool norm_held) {
   std::vector<Failure> wrong;
   for (const auto& one : seen)
     if (!oracle::compare(one.got, one.want).equal()) wrong.push_back(one);
   if (wrong.empty() && norm_held) return;
-  const double norm = norm_, right = twin_.grad_norm(step), threshold = twin_.threshold();
-  const Site of_norm{Phase::Norm, step, "norm of the gradient", "", 0, -1};
+  const double norm = norm_, right = facts_.twin.grad_norm(step),
+               threshold = facts_.twin.threshold();
+  const Site of_norm{.phase = Phase::Norm, .step = step, .what = "norm of the gradient"};
   if (!norm_held && std::isfinite(norm) && all_near(seen, norm, right, threshold))
-    return note_divergence(of_norm, at::full({1}, norm, at::kDouble),
-                           at::full({1}, right, at::kDouble));
+    return note(of_norm, at::full({1}, norm, at::kDouble), at::full({1}, right, at::kDouble));
   const bool is_clip = norm_held && threshold > 0 && !only_moved(wrong);
   if (!norm_held && wrong.empty()) wrong = seen;  // a factor that clipping has taken away
   for (auto& one : wrong) {
@@ -165,8 +148,38 @@ void RankCase::note_gradients(int step, const std::vector<Failure>& seen, bool n
       one.site.phase = Phase::Clip;
       one.site.what = "clipped gradient";
     }
-    note_divergence(one.site, one.got, one.want);
+    note(one.site, one.got, one.want);
   }
+}
+
+bool PlacedFailures::wants_update(int step) const {
+  const auto& first = divergences_.all().front();
+  return first.phase == Phase::Update && first.step == step;
+}
+
+void PlacedFailures::note_update(const std::string& parameter, UpdateSeen seen) {
+  update_seen_[parameter] = std::move(seen);
+}
+
+void PlacedFailures::explain(std::map<std::string, oracle::UpdateSpec> rules,
+                             nlohmann::json& answer) {
+  if (has_tensors()) {
+    const FaultContext context{.spec = facts_.spec,
+                               .seed = facts_.seed,
+                               .data = facts_.data,
+                               .twin = facts_.twin,
+                               .shapes = facts_.shapes,
+                               .keep = facts_.keep,
+                               .rank = facts_.context.rank(),
+                               .norm = failed_norm_,
+                               .communication_dtypes = facts_.communication_dtypes,
+                               .rules = std::move(rules),
+                               .updates = update_seen_};
+    const auto diagnosis = diagnose(context, failures_, divergences_);
+    answer["text"] = diagnosis.text;
+    answer["files"] = diagnosis.files;
+  }
+  answer["divergences"] = divergences_.to_json();
 }
 
 }  // namespace equigrad::conformance
