@@ -23,8 +23,8 @@ const std::vector<KnownMistake>& known_mistakes();
 const KnownMistake& known_mistake(const std::string& id);
 
 // A case's other names, one for each known mistake that it answers:
-// Contract.trap-01-a-second-backward-accumulates.two_losses_on_one_forward.zero2.bf16.w3.accumulation
-// 1
+// Contract.trap-01-a-second-backward-accumulates.two_losses_on_one_forward.zero2.bf16.w3
+//   .accumulation1
 std::vector<std::string> aliases(const Spec& spec);
 
 // The table of README.md: a row for each mistake with the cases that answer it.
