@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/comm/reduction.hpp"
+#include "engine/layout/launch_schedule.hpp"
 #include "engine/layout/partition.hpp"
 
 namespace equigrad::perf {
@@ -14,22 +15,20 @@ namespace {
 class Blocks {
  public:
   Blocks(const layout::BucketPlan& plan, int world)
-      : plan_(plan), world_(world), pieces_(plan.buckets().size()) {}
+      : plan_(plan),
+        world_(world),
+        pieces_(plan.buckets().size()),
+        unsent_(plan.buckets().size()) {}
 
   // At most, of any step: what a step leaves is there in the next.
   int64_t most_bytes() {
+    layout::LaunchSchedule schedule(plan_, /*launch_when_full=*/true, /*overlaps=*/true);
     for (int step = 0; step < 3; ++step) {
-      std::size_t oldest = 0;
-      const auto& buckets = plan_.buckets();
-      for (std::size_t i = 0; i < buckets.size(); ++i) {
-        left_numel_ = row_numel(i);
-        for (int piece = 0; piece < comm::Reduction::kInFlight; ++piece) send(i);
-        unsent_.push_back(left_numel_);
-        if (i + 1 == plan_.end_of_group(i))
-          while (buckets[oldest].group < buckets[i].group) deliver(oldest++);
+      schedule.flush();
+      while (const auto next = schedule.next()) {
+        if (next->action == layout::LaunchStep::Action::Launch) launch(next->bucket);
+        if (next->action == layout::LaunchStep::Action::Deliver) deliver(next->bucket);
       }
-      while (oldest < buckets.size()) deliver(oldest++);
-      unsent_.clear();
     }
     return most_bytes_;
   }
@@ -38,6 +37,11 @@ class Blocks {
   int64_t row_numel(std::size_t bucket) const {
     const int64_t numel = plan_.buckets()[bucket].shard_numel;
     return plan_.shards() == 1 ? layout::Partition(numel, world_).padded_numel() : numel;
+  }
+  void launch(std::size_t bucket) {
+    left_numel_ = row_numel(bucket);
+    for (int piece = 0; piece < comm::Reduction::kInFlight; ++piece) send(bucket);
+    unsent_[bucket] = left_numel_;
   }
   void send(std::size_t bucket) {
     const int64_t numel = std::min(comm::Reduction::kPieceNumel, left_numel_);

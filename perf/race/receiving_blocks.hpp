@@ -1,6 +1,6 @@
 // Receiving blocks: the memory that reductions receive into, as comm/workspace.hpp gives and keeps
-// them, and as bucket/bucket_queue.hpp and comm/reduction.hpp ask for them: one group is launched
-// and then the one before it is waited for, Reduction::kInFlight pieces of a bucket.
+// them, and as layout/launch_schedule.hpp and comm/reduction.hpp ask for them: group by group, each
+// launched before the one before it has arrived, Reduction::kInFlight pieces of a bucket.
 //
 // Invariants: fp32 in the pinned order, an all-reduce of two ranks at most, or a reduce-scatter.
 // Units: bytes of a rank, the most of any step.
