@@ -37,12 +37,12 @@ void forget_earlier(FaultContext& context, Which which) {
 }
 
 void clear_in_every_pass(FaultContext& context) {
-  seams().window_begin = [&context](Window& self, double weight) {
-    if (self.passes() > 0) {
+  seams().window_begin = [&context](gradient::Window& self, double weight, bool expects_step) {
+    if (self.progress().passes > 0) {
       through::window_clear(self);
       context.acted();
     }
-    through::window_begin(self, weight);
+    through::window_begin(self, weight, expects_step);
   };
 }
 
@@ -55,7 +55,7 @@ void drop_micro_batches(FaultContext& context, std::function<bool(const FaultCon
 // The average of every step contains those of the steps before it.
 void never_zero(FaultContext& context) {
   auto sum = std::make_shared<at::Tensor>();
-  seams().window_average = [&context, sum](Window& self, double factor) {
+  seams().window_average = [&context, sum](gradient::Window& self, double factor) {
     auto average = through::window_average(self, factor);
     if (sum->defined()) {
       context.acted();
@@ -87,7 +87,7 @@ void keep_foreign_rows(FaultContext& context) {
 
 void start_from_received_bytes(FaultContext& context) {
   const auto layout = watch_layout();
-  seams().window_average = [&context, layout](Window& self, double factor) {
+  seams().window_average = [&context, layout](gradient::Window& self, double factor) {
     auto average = through::window_average(self, factor);
     if (context.step() > 0) {
       average.add_(layout->masters);

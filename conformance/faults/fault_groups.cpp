@@ -21,7 +21,7 @@ std::shared_ptr<const Layout> watch_layout() {
 }
 
 void change_factor(FaultContext& context, std::function<double(double)> change) {
-  seams().window_average = [&context, change](Window& self, double factor) {
+  seams().window_average = [&context, change](gradient::Window& self, double factor) {
     const double other = change(factor);
     if (other != factor) context.acted();
     return through::window_average(self, other);
@@ -29,7 +29,7 @@ void change_factor(FaultContext& context, std::function<double(double)> change) 
 }
 
 void change_gradient(FaultContext& context, Change change) {
-  seams().window_ready = [&context, change](Window& self, std::size_t parameter,
+  seams().window_ready = [&context, change](gradient::Window& self, std::size_t parameter,
                                             const at::Tensor& gradient) {
     const auto other = change(parameter, gradient);
     if (!other.defined()) return through::window_ready(self, parameter, gradient);

@@ -37,10 +37,11 @@ void at_threshold(FaultContext& context, MutateNumber mutate) {
 }
 
 void at_weight(FaultContext& context, MutateNumber mutate) {
-  seams().window_begin = [&context, mutate](Window& self, double weight) {
+  seams().window_begin = [&context, mutate](gradient::Window& self, double weight,
+                                            bool expects_step) {
     const double other = is_time(context) ? mutate(weight) : weight;
     if (other != weight) context.acted();
-    through::window_begin(self, other);
+    through::window_begin(self, other, expects_step);
   };
 }
 

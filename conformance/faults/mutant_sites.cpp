@@ -11,7 +11,7 @@ namespace {
 void put(const at::Tensor& into, const Mutate& mutate) { into.copy_(mutate(into)); }
 
 void at_gradient(FaultContext& context, Mutate mutate) {
-  seams().window_ready = [&context, mutate](Window& self, std::size_t parameter,
+  seams().window_ready = [&context, mutate](gradient::Window& self, std::size_t parameter,
                                             const at::Tensor& gradient) {
     if (!is_time(context)) return through::window_ready(self, parameter, gradient);
     const auto before = context.act().times;
@@ -42,7 +42,7 @@ void at_accumulator(FaultContext&, Mutate mutate) {
 }
 
 void at_average(FaultContext&, Mutate mutate) {
-  seams().window_average = [mutate](Window& self, double factor) {
+  seams().window_average = [mutate](gradient::Window& self, double factor) {
     return mutate(through::window_average(self, factor));
   };
 }

@@ -83,7 +83,7 @@ void publish_half(FaultContext& context) {
 // A page that is wanted again in the same pass is taken for one that is still there.
 void release_after_first_use(FaultContext& context) {
   auto seen = std::make_shared<std::set<const void*>>();
-  seams().window_end = [seen](Window& self) {
+  seams().window_end = [seen](gradient::Window& self) {
     seen->clear();
     through::window_end(self);
   };

@@ -47,9 +47,9 @@ void only_rank_0(FaultContext& context) {
 // A gradient that comes in several parts: only the first counts.
 void first_part_only(FaultContext& context) {
   auto seen = std::make_shared<std::set<std::size_t>>();
-  seams().window_begin = [seen](Window& self, double weight) {
+  seams().window_begin = [seen](gradient::Window& self, double weight, bool expects_step) {
     seen->clear();
-    through::window_begin(self, weight);
+    through::window_begin(self, weight, expects_step);
   };
   change_gradient(context, [seen](std::size_t parameter, const at::Tensor& gradient) {
     return seen->insert(parameter).second ? at::Tensor() : at::zeros_like(gradient);
@@ -57,7 +57,7 @@ void first_part_only(FaultContext& context) {
 }
 
 void fire_twice(FaultContext& context) {
-  seams().window_ready = [&context](Window& self, std::size_t parameter,
+  seams().window_ready = [&context](gradient::Window& self, std::size_t parameter,
                                     const at::Tensor& gradient) {
     through::window_ready(self, parameter, gradient);
     if (parameter != 0) return;
@@ -69,7 +69,7 @@ void fire_twice(FaultContext& context) {
 // The first bucket's factor goes to the memory of another one.
 void scale_another_bucket(FaultContext& context) {
   const auto layout = watch_layout();
-  seams().window_average = [&context, layout](Window& self, double factor) {
+  seams().window_average = [&context, layout](gradient::Window& self, double factor) {
     auto average = through::window_average(self, factor);
     const auto& buckets = layout->plan->buckets();
     if (factor == 1.0 || buckets.empty()) return average;

@@ -42,7 +42,7 @@ struct Windowed {
   layout::BucketPlan plan;
   agreement::Participant participant;
   trace::Ledger ledger;
-  Window window;
+  gradient::Window window;
 
   Windowed(ranks::RankContext& context, const WindowKind& of)
       : kind(of),
@@ -51,7 +51,7 @@ struct Windowed {
         world(context.world_size()),
         plan(table, of.sharded ? world : 1, 10),
         participant(*group, table.size()),
-        window(plan, table.size(), *group, participant,
+        window(plan, table.size(), participant,
                {.param_dtype = of.dtype,
                 .accumulate_dtype = of.dtype,
                 .reduce_every_pass = of.each,
@@ -69,10 +69,7 @@ struct Windowed {
       if (but.count(p) == 0) ready(p, pass);
     }
   }
-  void begin(double weight) {
-    window.begin(weight);
-    window.expect_step();
-  }
+  void begin(double weight) { window.begin(weight, /*expects_step=*/true); }
   at::Tensor take() {
     window.agree(0);
     return window.take_averaged(kFactor);

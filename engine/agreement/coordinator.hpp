@@ -114,6 +114,7 @@ class Participant {
   // part, and not if it was they who made it throw.
   void abandon();
   int64_t number() const { return number_; }  // by the order of making
+  comm::Communicator& communicator() const { return coordinator_.communicator_; }
 
  private:
   friend class Coordinator;

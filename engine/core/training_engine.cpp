@@ -29,7 +29,7 @@ WindowOptions window_options(const EngineConfig& config, int world_size) {
       .reduce_every_pass = stage_row(config.zero.stage).gradients_reduced == ReduceWhen::EveryPass,
       .order = config.reduction,
       .average_dtype = torch_dtype(config.precision.master),
-      .wrap = gradient_communication_dtypes(config.precision),
+      .communication_dtypes = gradient_communication_dtypes(config.precision),
       .before_sum = loss::factor_before_sum(config.averaging, world_size),
       .expected_passes = config.gradient_accumulation_steps,
       .overlaps = config.zero.overlap_comm,
@@ -72,19 +72,20 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
       loss{loss::make_scaler(config.precision.loss_scale)},
       optimizer(config.optimizer, assembly.groups, model.table, model.plan,
                 state_options(config, communicator->device()), ledger),
-      parameters(parameter::make_keeper({.table = model.table,
-                                         .plan = model.plan,
-                                         .zero = config.zero,
-                                         .communicator = *communicator,
-                                         .participant = group.participant,
-                                         .ledger = ledger,
-                                         .masters = optimizer.masters(),
-                                         .tensors = model.tensors,
-                                         .dtype = torch_dtype(config.precision.param),
-                                         .wrap = weight_communication_dtypes(config.precision),
-                                         .leaves = assembly.leaves},
-                                        stage().parameters_sharded)),
-      window(model.plan, model.table.size(), *communicator, group.participant,
+      parameters(parameter::make_keeper(
+          {.table = model.table,
+           .plan = model.plan,
+           .zero = config.zero,
+           .communicator = *communicator,
+           .participant = group.participant,
+           .ledger = ledger,
+           .masters = optimizer.masters(),
+           .tensors = model.tensors,
+           .dtype = torch_dtype(config.precision.param),
+           .communication_dtypes = weight_communication_dtypes(config.precision),
+           .leaves = assembly.leaves},
+          stage().parameters_sharded)),
+      window(model.plan, model.table.size(), group.participant,
              window_options(config, communicator->world_size()), ledger),
       inspection{TensorAccess({.table = model.table,
                                .plan = model.plan,
@@ -169,8 +170,7 @@ void TrainingEngine::begin_pass() {
   parts_.group.participant.begin_pass();
   parts_.parameters->rethrow_failure();
   check_autocast();
-  parts_.window.begin(parts_.loss.pass_weight);
-  if (parts_.schedules.micro_batches.expects_step()) parts_.window.expect_step();
+  parts_.window.begin(parts_.loss.pass_weight, parts_.schedules.micro_batches.expects_step());
 }
 
 void TrainingEngine::end_pass() {
@@ -261,12 +261,12 @@ void TrainingEngine::share_loss_scale(TrainingEngine& owner) {
                 "expected engines with the same loss scale in their configurations, got different "
                 "ones. Give both the same \"fp16\" or \"torch_autocast\" section.");
   }
-  if (parts_.window.passes() != 0) {
+  if (parts_.window.progress().passes != 0) {
     throw Error(
         "engine.share_loss_scale",
         fmt::format("expected an empty accumulation window, got {} backward passes. Call it "
                     "before the first backward, or after step() or zero_grad().",
-                    parts_.window.passes()));
+                    parts_.window.progress().passes));
   }
   parts_.loss.scaler->released(this);
   parts_.loss.scaler = owner.parts_.loss.scaler;

@@ -98,7 +98,7 @@ struct Parts {
   Loss loss;
   optimizer::ShardedState optimizer;
   std::unique_ptr<parameter::Parameters> parameters;
-  Window window;
+  gradient::Window window;
   Inspection inspection;
   Schedules schedules;
   Outcome outcome;

@@ -71,7 +71,7 @@ at::Tensor TensorAccess::slice_of(const at::Tensor& flat, std::size_t parameter)
 }
 
 bool TensorAccess::meet(const agreement::SyncPoint& point, std::size_t parameter) {
-  const auto met = at_.participant.meet(point, at_.window.used());
+  const auto met = at_.participant.meet(point, at_.window.progress().used);
   if (met.least_flag == met.greatest_flag) return met.marks[parameter];
   const bool reads = std::holds_alternative<agreement::ReadGradient>(point);
   throw Error(
@@ -83,7 +83,7 @@ bool TensorAccess::meet(const agreement::SyncPoint& point, std::size_t parameter
 }
 
 at::Tensor TensorAccess::averaged(std::size_t parameter) {
-  if (!meet(agreement::ReadGradient{parameter, at_.window.passes()}, parameter)) return {};
+  if (!meet(agreement::ReadGradient{parameter, at_.window.progress().passes}, parameter)) return {};
   if (!at_.plan.slot_of(parameter)) return at::zeros({0});
   return at_.window.averaged_slice(parameter, at_.factor());
 }

@@ -30,7 +30,7 @@ struct Stations {
   const layout::BucketPlan& plan;
   comm::Communicator& communicator;
   agreement::Participant& participant;
-  Window& window;
+  gradient::Window& window;
   optimizer::ShardedState& optimizer;
   parameter::Parameters& parameters;
   std::function<double()> factor;  // what a sum is averaged with

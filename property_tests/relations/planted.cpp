@@ -58,10 +58,11 @@ Plant lost_passes(std::function<bool(int pass, bool nested)> lost) {
       int step = -1, micro = -1, pass = 0, task = -1;
     };
     const auto at = std::make_shared<Place>();
-    seams().window_begin = [at, &context](Window& self, double weight) {
+    seams().window_begin = [at, &context](gradient::Window& self, double weight,
+                                          bool expects_step) {
       const bool again = at->step == context.step() && at->micro == context.micro_batch();
       *at = {context.step(), context.micro_batch(), again ? at->pass + 1 : 0, -1};
-      through::window_begin(self, weight);
+      through::window_begin(self, weight, expects_step);
     };
     conformance::faults::change_gradient(context, [at, lost](std::size_t, const at::Tensor& g) {
       const int task = torch::autograd::get_current_graph_task_id();
@@ -81,7 +82,7 @@ void decays_unused(FaultContext&) {
 }
 
 void reading_doubles(FaultContext&) {
-  seams().window_slice = [](Window& self, std::size_t parameter, double factor) {
+  seams().window_slice = [](gradient::Window& self, std::size_t parameter, double factor) {
     const auto slice = through::window_slice(self, parameter, factor);
     through::window_assign(self, parameter, slice * 2);
     return slice;

@@ -3,7 +3,7 @@
 #include "conformance/testing/windowed.hpp"
 #include "engine/gradient/window.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 namespace {
 
 using conformance::contribution;
@@ -64,12 +64,12 @@ void play(RankContext& context, bool each, bool sharded, at::ScalarType dtype,
   const layout::BucketPlan plan(parameters, sharded ? context.world_size() : 1, 10);
   agreement::Participant participant(*group, parameters.size());
   trace::Ledger ledger;
-  Window window(plan, parameters.size(), *group, participant,
+  Window window(plan, parameters.size(), participant,
                 {dtype, dtype, each, ReductionOrder::Pinned, at::kFloat, communication.types,
                  communication.before_sum},
                 ledger);
   for (const uint64_t pass : {1U, 2U}) {
-    window.begin(1.0);
+    window.begin(1.0, /*expects_step=*/false);
     for (std::size_t p = 0; p < kNumels.size(); ++p) {
       window.ready(p, contribution(p, pass, context.rank(), dtype));
     }
@@ -117,4 +117,4 @@ TEST(WindowCommunicationDtype, EveryContributionIsRoundedOnceToIt) {
 }
 
 }  // namespace
-}  // namespace equigrad
+}  // namespace equigrad::gradient

@@ -8,7 +8,7 @@
 #include "conformance/testing/window_sums.hpp"
 #include "engine/comm/communicator.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 namespace {
 
 using conformance::average_of;
@@ -102,7 +102,7 @@ TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
           EXPECT_THAT(error_of([&] { it.window.end(); }), testing::HasSubstr("exception on rank"));
           it.window.abandon();
         }
-        EXPECT_EQ(it.window.passes(), 0);
+        EXPECT_EQ(it.window.progress().passes, 0);
         it.pass(1);
         const auto average = it.take();
         EXPECT_THAT(it.slice_of(average, 4), HasTheBitsOf(average_of(it, 4, {{1}})));
@@ -127,4 +127,4 @@ TEST(Window, ClearingItDoesNotEndTheGuess) {
 }
 
 }  // namespace
-}  // namespace equigrad
+}  // namespace equigrad::gradient
