@@ -68,6 +68,7 @@ TEST(LaunchSchedule, WhatIsAnnouncedIsHeardWhenOneMoreBucketIsFull) {
   EXPECT_EQ(it.states(), "f---");
   EXPECT_EQ(it.fill(0), "a0");
   EXPECT_EQ(it.fill(1, false), "") << "not full";
+  EXPECT_EQ(it.fill(0), "") << "a second contribution to what is full already";
   EXPECT_EQ(it.fill(3), "h0 l0") << "whichever it is";
   EXPECT_EQ(it.states(), "sf-F");
   EXPECT_EQ(it.fill(1), "a1");
@@ -213,6 +214,9 @@ TEST(LaunchSchedule, WhatLeavesEagerlyKeepsItsBufferUntilTheFlush) {
   EXPECT_EQ(it.schedule.next(), (LaunchStep{Action::Deliver, 2}));
   EXPECT_EQ(it.states(), "...s") << "its buffer goes when it has arrived";
   EXPECT_EQ(it.run(), "d3");
+  it.schedule.launch_eagerly(true);
+  EXPECT_EQ(it.fill(0) + " " + it.fill(1), "a0 l0 a1 l1 d0");
+  EXPECT_EQ(it.flush(), "r0 o2 l2 d1 o3 l3 d2 d3") << "in the next window too";
 }
 
 TEST(LaunchSchedule, EagerLaunchesBeginAndEndWhereTheyAreToldTo) {
@@ -225,6 +229,17 @@ TEST(LaunchSchedule, EagerLaunchesBeginAndEndWhereTheyAreToldTo) {
   EXPECT_EQ(it.fill(1), "");
   EXPECT_EQ(it.flush(), "l1 d0 o2 l2 d1 o3 l3 d2 d3");
   EXPECT_EQ(it.fill(0), "") << "and a flush ends them";
+}
+
+TEST(LaunchSchedule, ThoseThatLeaveWhenFullAreNotEager) {
+  for (const bool eager : {true, false}) {
+    Played it(true, true, 2);
+    it.schedule.launch_eagerly(eager);
+    EXPECT_EQ(it.fill(0), "a0");
+    it.schedule.answer(LaunchAnswer::Together);
+    EXPECT_EQ(it.run(), "l0");
+    EXPECT_EQ(it.states(), "s-") << "nothing is kept";
+  }
 }
 
 TEST(LaunchSchedule, EagerLaunchesDoNotEndWhileAnAnswerIsExpected) {
