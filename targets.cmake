@@ -82,7 +82,7 @@ endfunction()
 function(equigrad_files_of room)
   file(GLOB_RECURSE sources RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS ${room}/*.cpp)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS ${room}/*.hpp)
-  set(others "/tests/" "/(main|quickstart)\\.cpp$")
+  set(others "/tests/" "/(main|quickstart|seam_table)\\.cpp$")
   file(STRINGS CMakeLists.txt rows REGEX "^equigrad_room\\(${room}/")
   foreach(row IN LISTS rows)
     string(REGEX MATCH "${room}/[a-z_/]+" other "${row}")
@@ -187,6 +187,7 @@ function(equigrad_shared name of)
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
   target_link_libraries(${name} PUBLIC equigrad_torch ${ARGN})
   target_link_options(${name} PUBLIC $<TARGET_PROPERTY:${of},INTERFACE_LINK_OPTIONS>)
+  set_property(TARGET ${name} PROPERTY LINK_DEPENDS $<TARGET_PROPERTY:${of},INTERFACE_LINK_DEPENDS>)
 endfunction()
 
 function(equigrad_program name library)
@@ -230,14 +231,27 @@ function(equigrad_cpu_kernels room)
   set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
-# The linker leads the calls between stations that faults can take the place of through wrappers (faults/seams.cpp).
+# The linker leads the calls between stations that faults can take the place of through wrappers (faults/seams.cpp). What
+# it calls them is read from what the compiler makes of seam_table.cpp, so a row that no station fits stops the build.
 function(equigrad_seams target list)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${list}")
-  file(STRINGS "${list}" lines REGEX "^EQUIGRAD_SEAM")
-  foreach(line IN LISTS lines)
-    string(REGEX MATCH "_ZN[A-Za-z0-9_]+" symbol "${line}")
-    target_link_options(${target} INTERFACE "LINKER:--wrap=${symbol}")
-  endforeach()
+  get_filename_component(folder "${list}" DIRECTORY)
+  set(generated "${PROJECT_BINARY_DIR}/generated/seams")
+  set(header "${generated}/equigrad_seam_symbols.hpp")
+  set(options "${generated}/wrap.options")
+  add_library(equigrad_seam_table OBJECT ${folder}/seam_table.cpp)
+  target_include_directories(equigrad_seam_table PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_compile_options(equigrad_seam_table PRIVATE -S -fno-verbose-asm)
+  equigrad_use_torch(equigrad_seam_table)
+  add_custom_command(OUTPUT "${header}" "${options}" VERBATIM COMMENT "Symbols of ${list}"
+    DEPENDS $<TARGET_OBJECTS:equigrad_seam_table> ${list} ${folder}/read_symbols.cmake
+    COMMAND "${CMAKE_COMMAND}" -D "SEAMS=${PROJECT_SOURCE_DIR}/${list}"
+            -D "ASSEMBLY=$<TARGET_OBJECTS:equigrad_seam_table>" -D "HEADER=${header}" -D "OPTIONS=${options}"
+            -P "${PROJECT_SOURCE_DIR}/${folder}/read_symbols.cmake")
+  add_custom_target(equigrad_seam_symbols DEPENDS "${header}" "${options}")
+  add_dependencies(${target} equigrad_seam_symbols)
+  target_include_directories(${target} PRIVATE "${generated}")
+  target_link_options(${target} INTERFACE "@${options}")
+  set_property(TARGET ${target} APPEND PROPERTY INTERFACE_LINK_DEPENDS "${options}")
 endfunction()
 
 # ---- Tests: one program and one CTest test per file, because a process that loads LibTorch takes half a second ----
