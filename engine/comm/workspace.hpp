@@ -6,8 +6,8 @@
 //
 // Invariants: at most kKeptBytes are kept between uses, in no more blocks than were in use at
 // once: a request that fits into none of them replaces one; what was not given back is never used
-// again, so a collective that was abandoned in flight spoils nothing; the Workspace outlives its
-// Blocks. One thread uses it.
+// again, so a collective that was abandoned in flight spoils nothing; a block has one Block, so it
+// is given back once; the Workspace outlives its Blocks. One thread uses it.
 // Shapes: a block's tensor is flat, uninitialised.
 // Units: bytes, elements.
 // Errors: none.
@@ -27,6 +27,9 @@ class Workspace {
 
   class Block {
    public:
+    Block() = default;
+    Block(Block&&) = default;
+    Block& operator=(Block&&) = default;
     const at::Tensor& tensor() const { return tensor_; }
     // Once nothing is in flight any more. A block that is merely destroyed is not used again.
     void give_back();

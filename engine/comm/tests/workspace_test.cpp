@@ -4,6 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <type_traits>
+#include <utility>
+
 namespace equigrad::comm {
 namespace {
 
@@ -18,6 +21,21 @@ TEST(Workspace, GivesTheSameMemoryAgainOnceItWasGivenBack) {
   const auto second = workspace.take(20'000, at::kBFloat16);
   EXPECT_EQ(second.tensor().data_ptr(), memory);
   EXPECT_EQ(second.tensor().scalar_type(), at::kBFloat16);
+}
+
+// Of two copies each would give the block back, and two collectives receive into it.
+TEST(Workspace, ABlockIsGivenBackOnce) {
+  EXPECT_FALSE(std::is_copy_constructible_v<Workspace::Block>);
+  EXPECT_FALSE(std::is_copy_assignable_v<Workspace::Block>);
+  Workspace workspace;
+  auto first = workspace.take(10'000, at::kFloat);
+  auto other = std::move(first);
+  other.give_back();
+  other.give_back();
+  first.give_back();  // NOLINT(bugprone-use-after-move): nothing is left in it
+  const auto second = workspace.take(10'000, at::kFloat);
+  const auto third = workspace.take(10'000, at::kFloat);
+  EXPECT_NE(third.tensor().data_ptr(), second.tensor().data_ptr());
 }
 
 TEST(Workspace, BlocksInUseDoNotOverlap) {
