@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/comm/communication_error.hpp"
+#include "engine/error.hpp"
 
 namespace equigrad::comm {
 namespace {
@@ -190,6 +191,7 @@ PendingPtr Communicator::trade(const at::Tensor&, const at::Tensor&) {
 }
 
 Exchange::Exchange(Communicator& communicator, const at::Tensor& message) {
+  EQUIGRAD_CHECK(message.scalar_type() == at::kLong, "comm.exchange", "words are int64");
   auto& words = communicator.words();
   mine_ = message.to(words.device());
   all_ = at::empty({words.world_size() * mine_.numel()}, mine_.options());

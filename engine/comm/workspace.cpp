@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/error.hpp"
+
 namespace equigrad::comm {
 
 void Workspace::Block::give_back() {
@@ -47,6 +49,8 @@ at::Tensor Workspace::find(int64_t bytes) {
 void Workspace::keep(at::Tensor bytes) {
   if (kept_bytes_ + bytes.numel() > kKeptBytes) return;
   kept_bytes_ += bytes.numel();
+  EQUIGRAD_CHECK(kept_bytes_ >= bytes.numel() && kept_bytes_ <= kKeptBytes, "comm.workspace",
+                 "what is kept is counted, and within the limit");
   free_.push_back(std::move(bytes));
 }
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/error.hpp"
 #include "engine/kernels/element_of.hpp"
 #include "engine/kernels/square_root.hpp"
 #include "engine/kernels/update.hpp"
@@ -121,6 +122,14 @@ std::vector<std::string> state_names(const OptimizerConfig& config) {
 
 void update_(const OptimizerConfig& config, int64_t step, const at::Tensor& parameter,
              const at::Tensor& gradient, const std::vector<at::Tensor>& state) {
+  const std::size_t states =
+      config.kind != OptimizerConfig::Kind::Sgd ? 2U : (config.momentum != 0 ? 1U : 0U);
+  EQUIGRAD_CHECK(step >= 1, "optimizer.update", "steps count from 1");
+  EQUIGRAD_CHECK(gradient.numel() == parameter.numel() && state.size() == states,
+                 "optimizer.update", "operands have one length, and the rule all its states");
+  for (const auto& tensor : state)
+    EQUIGRAD_CHECK(tensor.numel() == parameter.numel(), "optimizer.update",
+                   "operands have one length");
   if (parameter.is_cuda()) return update_by_operations_(config, step, parameter, gradient, state);
   const bool adam = config.kind != OptimizerConfig::Kind::Sgd;
   at::parallel_for(0, parameter.numel(), kGrainNumel, [&](int64_t begin, int64_t end) {
