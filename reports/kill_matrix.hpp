@@ -4,7 +4,7 @@
 // Invariants: fate and summary are given by whoever ran, or counted here, never by a writer. A
 //   fault without `bugs` is a mutant. A row that is not Caught has no `found`. Only rows with
 //   has_data count for the rules in use elsewhere: the others crashed, threw or hung, which needs
-//   no rule.
+//   no rule. In JSON the seed is a decimal string, as in every report (json.hpp).
 // Units: steps and micro-batches count from 0; after_steps counts optimizer steps from the one in
 //   which the fault first acted (0: the same step; -1: not known); seconds are wall clock.
 // Errors: none.

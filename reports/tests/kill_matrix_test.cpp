@@ -147,6 +147,13 @@ TEST(KillMatrix, WhatIsWrittenKeepsToThePublishedSchemaWhichRefusesTheRest) {
   EXPECT_THAT(schema_problems("faults.schema.json", bad), Each(Not("")));
 }
 
+// A reader that takes numbers for doubles, as JavaScript does, would get 18446744073709551616.
+TEST(KillMatrix, EveryDigitOfASeedOf64BitsIsInTheJson) {
+  auto matrix = example();
+  matrix.seed = 18446744073709551615U;
+  EXPECT_EQ(nlohmann::json::parse(to_json(matrix)).at("seed"), "18446744073709551615");
+}
+
 TEST(KillMatrix, TheTerminalAndMarkdownSayWhatWasFound) {
   auto matrix = example();
   matrix.faults.push_back(caught("same.bits", {}, 0));
