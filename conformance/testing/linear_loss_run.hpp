@@ -35,7 +35,9 @@ struct LinearLossRun {
   std::unique_ptr<Engine> engine;
   std::map<std::string, at::Tensor> of_last_step;  // this rank's gradients
 
-  LinearLossRun(ranks::RankContext& context, const LinearLossOptions& with)
+  // `over`: the rank's own group unless another communicator is given.
+  LinearLossRun(ranks::RankContext& context, const LinearLossOptions& with,
+                std::shared_ptr<comm::Communicator> over = nullptr)
       : options(with),
         rank(context.rank()),
         world(context.world_size()),
@@ -57,7 +59,8 @@ struct LinearLossRun {
       config.optimizer.weight_decay = 0;
       config.optimizer.momentum = with.momentum;
     }
-    engine = initialize({ParameterGroup{parameters, {}, {}}}, config, context.group());
+    engine = initialize({ParameterGroup{parameters, {}, {}}}, config,
+                        over ? std::move(over) : context.group());
     engine->on_step([this](const std::vector<LocalShard>& shards) {
       of_last_step.clear();
       for (const auto& shard : shards) {

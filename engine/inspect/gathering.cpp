@@ -164,12 +164,14 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
                                             : std::string("no writes without a modifier rank"),
                               at_.table[static_cast<std::size_t>(first)].name));
     }
+    // No master changes before everything has arrived: unpin() cannot bring masters back.
     for (const auto& one : opened) {
       if (!met.marks[one.parameter]) continue;
       const auto whole = tensors_[one.parameter].detach();
       at_.communicator.broadcast(whole.view({-1}), *modifier_rank)->wait();
-      take_over(one.parameter);
     }
+    for (const auto& one : opened)
+      if (met.marks[one.parameter]) take_over(one.parameter);
     written = met.marks;
   } catch (...) {
     unpin(opened, {});

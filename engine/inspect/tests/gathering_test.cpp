@@ -4,7 +4,9 @@
 
 #include <cstring>
 
+#include "conformance/faults/forwarding_communicator.hpp"
 #include "conformance/testing/linear_loss_run.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad {
 namespace {
@@ -131,6 +133,42 @@ TEST(Gathering, AWriteElsewhereIsAnErrorOnEveryRankAndLeavesNoTrace) {
       expect_all_same(all_of(run), want);
     }
   });
+}
+
+// Loses one broadcast on every rank, once it has arrived.
+class LosingWire final : public conformance::faults::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  comm::PendingPtr broadcast(const at::Tensor& tensor, int root) override {
+    auto pending = ForwardingCommunicator::broadcast(tensor, root);
+    if (countdown < 0 || countdown-- > 0) return pending;
+    pending->wait();
+    throw comm::CommunicationError("test", "the broadcast is lost");
+  }
+
+  int countdown = -1;  // broadcasts before the one that is lost; -1: none is
+};
+
+TEST(Gathering, ABroadcastThatIsLostLeavesNoMasterChanged) {
+  for (const int world : {2, 3}) {
+    at_every_stage(world, [](RankContext& context, int stage) {
+      for (const int countdown : {0, 1, 2}) {
+        const auto communicator = std::make_shared<LosingWire>(context.group());
+        LinearLossRun run(context, LinearLossOptions{.stage = stage}, communicator);
+        for (int64_t pass = 0; pass < 2; ++pass) run.train(pass);
+        const auto want = all_of(run);
+        auto whole = run.engine->gather(tensors(run), 0);
+        {
+          const at::NoGradGuard no_grad;
+          for (const char* name : {"seven", "grid", "scalar"})
+            if (run.rank == 0) run[name].add_(1);
+        }
+        communicator->countdown = countdown;
+        EXPECT_THAT(error_of([&] { whole.end(); }), HasSubstr("the broadcast is lost"));
+        expect_all_same(all_of(run), want);
+      }
+    });
+  }
 }
 
 TEST(Gathering, ADestructorLeavesItsErrorToTheNextCall) {
