@@ -147,6 +147,7 @@ void Pages::end_of_pass() noexcept {
 }
 
 void Pages::rethrow_failure() {
+  const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
