@@ -167,17 +167,6 @@ class Adversary final : public ForwardingCommunicator {
     }
   }
 
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    const auto real = real_.get();
-    return launch("all_to_all", true, output, input,
-                  [real](const auto& to, const auto& from) { return real->all_to_all(to, from); });
-  }
-  bool trades() const override { return real_->trades(); }
-  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
-    const auto real = real_.get();
-    return launch("trade", true, output, input,
-                  [real](const auto& to, const auto& from) { return real->trade(to, from); });
-  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const auto real = real_.get();
     return launch("all_gather", false, output, input,
@@ -203,6 +192,13 @@ class Adversary final : public ForwardingCommunicator {
   }
 
  private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    const auto real = real_.get();
+    const char* name = by == &comm::Communicator::trade ? "trade" : "all_to_all";
+    return launch(name, true, output, input,
+                  [real, by](const auto& to, const auto& from) { return (*real.*by)(to, from); });
+  }
+
   PendingPtr launch(const char* kind, bool is_sum, const at::Tensor& output,
                     const at::Tensor& input, Begin begin) {
     auto flight = std::make_shared<Flight>();

@@ -14,41 +14,49 @@ class FaultyCommunicator : public ForwardingCommunicator {
 
  protected:
   // Sends `sent` in place of `input`, which is an act if it is another one.
-  PendingPtr send_instead(const at::Tensor& output, const at::Tensor& input, at::Tensor sent) {
+  PendingPtr send_instead(Carrier by, const at::Tensor& output, const at::Tensor& input,
+                          at::Tensor sent) {
     if (!sent.equal(input)) context_.acted();
-    return send(output, std::move(sent));
+    return send(by, output, std::move(sent));
   }
 
   FaultContext& context_;
 };
 
+// Of every contribution, a rank's own one too.
+class OfEveryRow : public FaultyCommunicator {
+ public:
+  using FaultyCommunicator::FaultyCommunicator;
+  bool trades() const override { return false; }
+};
+
 class MicroBatchDropped : public FaultyCommunicator {
   using FaultyCommunicator::FaultyCommunicator;
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
     const bool now = rank() == 1 && context_.step() == 0 && context_.micro_batch() == 1;
-    return send_instead(output, input, now ? at::zeros_like(input) : input);
+    return send_instead(by, output, input, now ? at::zeros_like(input) : input);
   }
 };
 
-class AveragedTwice : public FaultyCommunicator {
-  using FaultyCommunicator::FaultyCommunicator;
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return send_instead(output, input,
+class AveragedTwice : public OfEveryRow {
+  using OfEveryRow::OfEveryRow;
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    return send_instead(by, output, input,
                         context_.has_begun() ? input / static_cast<double>(world_size()) : input);
   }
 };
 
 class ShardOffByOne : public FaultyCommunicator {
   using FaultyCommunicator::FaultyCommunicator;
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return send_instead(output, input, context_.has_begun() ? at::roll(input, 1) : input);
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    return send_instead(by, output, input, context_.has_begun() ? at::roll(input, 1) : input);
   }
 };
 
 class WordLost : public FaultyCommunicator {
   using FaultyCommunicator::FaultyCommunicator;
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    auto pending = real_->all_to_all(output, input);
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    auto pending = (*real_.*by)(output, input);
     if (lost_ || context_.step() != 1 || rank() != 0) return pending;
     return std::make_unique<Altered>(std::move(pending), at::Tensor(), [this, output] {
       const auto words = output.flatten().nonzero();
@@ -82,27 +90,27 @@ class GatherStale : public FaultyCommunicator {
 };
 
 // The scale of the passes is 2^8 at first (kScalePower, recipe.cpp).
-class ScaleNotDivided : public FaultyCommunicator {
-  using FaultyCommunicator::FaultyCommunicator;
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return send_instead(output, input, context_.has_begun() ? input * 256.0 : input);
+class ScaleNotDivided : public OfEveryRow {
+  using OfEveryRow::OfEveryRow;
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    return send_instead(by, output, input, context_.has_begun() ? input * 256.0 : input);
   }
 };
 
 // After the second step the scale doubles, so whoever divides by it then gets half the gradient.
-class UpdatedScale : public FaultyCommunicator {
-  using FaultyCommunicator::FaultyCommunicator;
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return send_instead(output, input, context_.step() == 1 ? input * 0.5 : input);
+class UpdatedScale : public OfEveryRow {
+  using OfEveryRow::OfEveryRow;
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    return send_instead(by, output, input, context_.step() == 1 ? input * 0.5 : input);
   }
 };
 
 // Of what one rank alone does not see the other ranks never hear again, and the case ends early: so
 // here nobody sees it.
-class OverflowUnseen : public FaultyCommunicator {
-  using FaultyCommunicator::FaultyCommunicator;
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return cleaned(real_->all_to_all(output, input), output);
+class OverflowUnseen : public OfEveryRow {
+  using OfEveryRow::OfEveryRow;
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    return cleaned((*real_.*by)(output, input), output);
   }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return cleaned(real_->all_gather(output, input), output);
@@ -132,8 +140,8 @@ Fault in_communicator(const std::string& name, const std::string& what,
 std::vector<Fault> communicator_faults() {
   return {
       in_communicator<MicroBatchDropped>(
-          "micro_batch_dropped", "rank 1's second micro-batch of step 1 never reaches the sum", {},
-          "gradient"),
+          "micro_batch_dropped", "rank 1's second micro-batch of step 1 never reaches the others",
+          {}, "gradient"),
       in_communicator<AveragedTwice>("averaged_twice",
                                      "every contribution is divided by the world size once more",
                                      {}, "gradient"),

@@ -158,14 +158,15 @@ class ReadEarly : public ForwardingCommunicator {
  public:
   ReadEarly(std::shared_ptr<comm::Communicator> communicator, FaultContext& context, bool gathers)
       : ForwardingCommunicator(std::move(communicator)), context_(context), gathers_(gathers) {}
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return early(real_->all_to_all(output, input), output, !gathers_);
-  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return early(real_->all_gather(output, input), output, gathers_);
   }
 
  private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    return early((*real_.*by)(output, input), output, !gathers_);
+  }
+
   PendingPtr early(PendingPtr pending, const at::Tensor& output, bool is_meant) {
     if (!is_meant || !output.is_floating_point()) return pending;
     return std::make_unique<Altered>(std::move(pending), at::Tensor(), [this, output] {

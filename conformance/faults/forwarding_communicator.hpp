@@ -1,7 +1,11 @@
 // ForwardingCommunicator: a communicator that forwards everything to a real one; a fault or an
 // adversary overrides what it changes.
 //
-// Invariants: as it stands it behaves like the one that it wraps. Altered keeps an altered input
+// Invariants: as it stands it behaves like the one that it wraps. What is sent to be summed goes
+// through carry(), whether by all_to_all or, of two ranks, by trade: one place to override, or the
+// path of two ranks would meet no fault. By trade only the other rank's row is sent; what must
+// alter a rank's own row as well does not trade. The ranks' words pass here too, unless they have a
+// group of their own. Altered keeps an altered input
 // alive, and alters the output once it is there.
 // Shapes, errors: those of engine/comm/communicator.hpp.
 // Depends on: engine/comm/communicator.hpp.
@@ -45,8 +49,12 @@ class ForwardingCommunicator : public comm::Communicator {
   int rank() const override { return real_->rank(); }
   int world_size() const override { return real_->world_size(); }
   c10::Device device() const override { return real_->device(); }
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return real_->all_to_all(output, input);
+  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) final {
+    return carry(&comm::Communicator::all_to_all, output, input);
+  }
+  bool trades() const override { return real_->trades(); }
+  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) final {
+    return carry(&comm::Communicator::trade, output, input);
   }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return real_->all_gather(output, input);
@@ -61,10 +69,20 @@ class ForwardingCommunicator : public comm::Communicator {
     return real_->broadcast(tensor, root);
   }
 
+  comm::Communicator& words() override {
+    auto& words = real_->words();
+    return &words == real_.get() ? *this : words;
+  }
+
  protected:
-  // all_to_all that sends `input` instead of what it was given.
-  PendingPtr send(const at::Tensor& output, at::Tensor input) {
-    auto pending = real_->all_to_all(output, input);
+  using Carrier = PendingPtr (comm::Communicator::*)(const at::Tensor&, const at::Tensor&);
+
+  virtual PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) {
+    return (*real_.*by)(output, input);
+  }
+  // Sends `input` instead of what carry() was given.
+  PendingPtr send(Carrier by, const at::Tensor& output, at::Tensor input) {
+    auto pending = (*real_.*by)(output, input);
     return std::make_unique<Altered>(std::move(pending), std::move(input), nullptr);
   }
 

@@ -102,16 +102,6 @@ class MutatingCommunicator : public ForwardingCommunicator {
   enum class At { Sent, Received, Published, Gathered };
   MutatingCommunicator(CommunicatorPtr communicator, At at, Mutate mutate)
       : ForwardingCommunicator(std::move(communicator)), at_(at), mutate_(std::move(mutate)) {}
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    if (at_ == At::Sent) return send(output, mutate_(input));
-    return received(real_->all_to_all(output, input), At::Received, output);
-  }
-  bool trades() const override { return real_->trades(); }
-  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
-    if (at_ != At::Sent) return received(real_->trade(output, input), At::Received, output);
-    const auto sent = mutate_(input);
-    return std::make_unique<Altered>(real_->trade(output, sent), sent, nullptr);
-  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     if (!input.is_floating_point()) return real_->all_gather(output, input);
     if (at_ == At::Published) {
@@ -122,6 +112,10 @@ class MutatingCommunicator : public ForwardingCommunicator {
   }
 
  private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    if (at_ == At::Sent) return send(by, output, mutate_(input));
+    return received((*real_.*by)(output, input), At::Received, output);
+  }
   PendingPtr received(PendingPtr pending, At at, const at::Tensor& output) {
     if (at_ != at) return pending;
     return std::make_unique<Altered>(std::move(pending), at::Tensor(),

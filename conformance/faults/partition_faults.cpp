@@ -12,17 +12,19 @@ class SwappedShards : public ForwardingCommunicator {
  public:
   SwappedShards(std::shared_ptr<comm::Communicator> communicator, FaultContext& context)
       : ForwardingCommunicator(std::move(communicator)), context_(context) {}
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    if (world_size() < 2 || !context_.has_begun()) return send(output, input);
+  bool trades() const override { return false; }  // a rank's own row is one of the two
+
+ private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    if (world_size() < 2 || !context_.has_begun()) return send(by, output, input);
     auto rows = input.clone().view({world_size(), -1});
     const auto first = rows[0].clone();
     rows[0].copy_(rows[1]);
     rows[1].copy_(first);
     if (!same_bits(rows, input)) context_.acted();
-    return send(output, rows.view(-1));
+    return send(by, output, rows.view(-1));
   }
 
- private:
   FaultContext& context_;
 };
 
