@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <thread>
 
 #include "conformance/campaigns/progress.hpp"
@@ -10,58 +9,15 @@
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/ranks/pool.hpp"
-#include "conformance/verdict/lane_tally.hpp"
+#include "conformance/verdict/contract_judge.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using reports::Verdict;
 
 constexpr double kTimeoutMs = 60'000;
 constexpr int kWidest = 4;
-
-Verdict verdict_of_failure(const std::vector<ranks::Outcome>& outcomes) {
-  using Kind = ranks::Outcome::Kind;
-  const auto any = [&](Kind kind) {
-    return std::any_of(outcomes.begin(), outcomes.end(),
-                       [&](const auto& outcome) { return outcome.kind == kind; });
-  };
-  if (any(Kind::Died)) return Verdict::Crashed;
-  return any(Kind::TimedOut) ? Verdict::TimedOut : Verdict::Failed;
-}
-
-void judge(reports::Case& record, const std::vector<ranks::Outcome>& outcomes) {
-  record.message.clear();
-  if (!ranks::all_ok(outcomes)) {
-    record.verdict = verdict_of_failure(outcomes);
-    record.message = ranks::failures(outcomes);
-    return;
-  }
-  reports::Lane lane{"exact", Verdict::Equal, 0, 0, 0, {}};
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    const auto& part = outcomes[rank].answer.at("exact");
-    lane.compared += part.at("compared").get<int64_t>();
-    lane.differing += part.at("differing").get<int64_t>();
-    const std::string first = part.at("first");
-    if (!first.empty())
-      record.message += "  exact, rank " + std::to_string(rank) + " first: " + first + "\n";
-    const auto& worst = part.at("worst");
-    if (worst.is_null() || lane.worst) continue;
-    lane.worst = {worst.at("tensor"),
-                  worst.at("index"),
-                  exact_value(worst.at("got")),
-                  exact_value(worst.at("want")),
-                  0,
-                  exact_value(worst.at("ulp"))};
-  }
-  if (lane.differing > 0) {
-    lane.verdict = Verdict::Failed;
-    lane.margin = std::numeric_limits<double>::infinity();
-  }
-  record.verdict = lane.verdict;
-  record.lanes = {lane};
-}
 
 struct Slot {
   int job = -1;
@@ -161,7 +117,7 @@ std::vector<reports::Case> run_contract(const ContractOptions& options) {
       if (slot.job != finished->job) continue;
       slot.job = -1;
       auto& record = records[slot.spec];
-      judge(record, finished->outcomes);
+      judge_contract(record, finished->outcomes);
       record.seconds = std::chrono::duration<double>(Clock::now() - slot.start).count();
       if (!reports::passed(record.verdict)) ++failed;
       progress.update(++done, failed, options.specs[slot.spec].of->name);

@@ -34,6 +34,9 @@ struct Judged {
 // An empty record of the case, not run yet.
 reports::Case record_of(const CaseSpec& spec, const std::string& replay);
 
+// Of outcomes that are not all answers: Failed only where the engine threw.
+reports::Verdict verdict_of_failure(const std::vector<ranks::Outcome>& outcomes);
+
 Judged judge(const CaseSpec& spec, const std::string& replay,
              const std::vector<ranks::Outcome>& outcomes);
 
