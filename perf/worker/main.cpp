@@ -22,9 +22,9 @@
 #include "conformance/oracle/tensor_file.hpp"
 #include "perf/worker/allocations.hpp"
 #include "perf/worker/channel.hpp"
-#include "perf/worker/counting_communicator.hpp"
 #include "perf/worker/operators.hpp"
 #include "perf/worker/process_bytes.hpp"
+#include "perf/worker/raced_wire.hpp"
 #include "perf/worker/work.hpp"
 
 namespace equigrad::perf {
@@ -70,13 +70,13 @@ class Worker {
       install_operator_counter();
     }
     // Only a counted run goes through the wrapper: a timed one is as users have it.
-    const CommunicationFault fault{faults.value("sleep_us", int64_t{0}),
-                                   faults.value("waits", false), faults.value("copies", false),
-                                   faults.value("one_more", false)};
+    const CommunicationFault fault{.sleep_us = faults.value("sleep_us", int64_t{0}),
+                                   .waits = faults.value("waits", false),
+                                   .copies = faults.value("copies", false),
+                                   .one_more = faults.value("one_more", false)};
     std::shared_ptr<comm::Communicator> communicator = communicator_;
-    if (counting_ || fault.sleep_us > 0 || fault.waits || fault.copies || fault.one_more)
-      communicator = counting_communicator_ =
-          std::make_shared<CountingCommunicator>(communicator_, fault);
+    if (counting_ || fault != CommunicationFault{})
+      communicator = raced_wire_ = std::make_shared<RacedWire>(communicator_, fault);
     work_.reset();
     barrier();
     forget_peak();
@@ -128,7 +128,7 @@ class Worker {
     settle();
     const auto before = allocations();
     const int64_t sent_before = sent_bytes();
-    if (counting_communicator_) counting_communicator_->reset();
+    if (raced_wire_) raced_wire_->reset();
     const int64_t steps = request.value("steps", int64_t{1});
     for (int64_t i = 0; i < steps; ++i) step();
     const int64_t sent = sent_bytes() - sent_before;
@@ -136,10 +136,10 @@ class Worker {
     settle();
     const auto after = allocations();
     json answer = {{"steps", steps}, {"wire_bytes", sent}, {"ledger", work_->ledger()}};
-    if (!counting_communicator_) return answer;
-    answer["collectives"] = counting_communicator_->counts().collectives;
-    answer["overlapped"] = counting_communicator_->counts().overlapped;
-    answer["payload_bytes"] = counting_communicator_->counts().bytes;
+    if (!raced_wire_) return answer;
+    answer["collectives"] = raced_wire_->counts().collectives;
+    answer["overlapped"] = raced_wire_->overlapped();
+    answer["payload_bytes"] = raced_wire_->counts().bytes;
     answer["allocations"] = counted.count - before.count;
     answer["allocated_bytes"] = counted.bytes - before.bytes;
     answer["grown_count"] = after.live_count - before.live_count;
@@ -193,7 +193,7 @@ class Worker {
 
   int rank_;
   std::shared_ptr<comm::Communicator> communicator_;
-  std::shared_ptr<CountingCommunicator> counting_communicator_;
+  std::shared_ptr<RacedWire> raced_wire_;
   std::unique_ptr<Work> work_;
   bool counting_ = false;
   int64_t base_bytes_ = 0, step_sleep_us_ = 0, leak_bytes_ = 0;

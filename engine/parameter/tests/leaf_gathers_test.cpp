@@ -47,14 +47,14 @@ struct Trained {
     const auto x = sample(7, 5).view({1, 7});
     const auto gates = at::softmax(model.gate(x), 1);
     auto y = at::zeros({1, 5});
-    const auto messages = communicator->messages, gathers = communicator->gathers;
+    const auto before = communicator->counts();
     for (const auto which : route) {
       auto& expert = *model.experts->all[which];
       y = y + expert.down(at::gelu(expert.up(x))) * gates[0][static_cast<int64_t>(which)];
     }
-    const auto of_forward = communicator->messages - messages;
+    const auto of_forward = communicator->counts().messages - before.messages;
     engine->backward(y.square().mean());
-    return {of_forward, communicator->gathers - gathers};
+    return {of_forward, communicator->counts().gathers() - before.gathers()};
   }
 };
 
