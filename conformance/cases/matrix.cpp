@@ -168,8 +168,12 @@ std::vector<CaseSpec> full_matrix() {
         for (const Clip clip : kClips)
           for (const Rule rule : kRules)
             for (const char* model : kModels)
-              add_every_stage_and_style(cases, {0, precision, Style::EngineBackward, world,
-                                                accumulation, clip, rule, model});
+              add_every_stage_and_style(cases, {.precision = precision,
+                                                .world = world,
+                                                .accumulation = accumulation,
+                                                .clip = clip,
+                                                .optimizer = rule,
+                                                .model = model});
   return cases;
 }
 
@@ -180,10 +184,12 @@ std::vector<CaseSpec> full_matrix() {
 std::vector<CaseSpec> default_matrix() {
   std::vector<CaseSpec> cases;
   const auto add = [&cases](int p, int w, int accumulation, Clip clip, int rule, int model) {
-    add_every_stage_and_style(
-        cases,
-        {0, precisions()[static_cast<std::size_t>(p)], Style::EngineBackward, pick(kWorlds, w),
-         pick(kAccumulations, accumulation), clip, pick(kRules, rule), pick(kModels, model)});
+    add_every_stage_and_style(cases, {.precision = precisions()[static_cast<std::size_t>(p)],
+                                      .world = pick(kWorlds, w),
+                                      .accumulation = pick(kAccumulations, accumulation),
+                                      .clip = clip,
+                                      .optimizer = pick(kRules, rule),
+                                      .model = pick(kModels, model)});
   };
   constexpr std::array kTwoNorm = {Clip::Off, Clip::Below, Clip::Above};
   for (int p = 0; p < 2; ++p) {

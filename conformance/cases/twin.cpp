@@ -46,7 +46,9 @@ double threshold_for(const CaseSpec& spec, uint64_t seed, const reference::Data&
   reference::Trainer trainer(
       recipe_of(spec, seed, 0, orders_of(spec)[0]), make_case_model(spec.model, seed),
       [&](int64_t step, int64_t rank, int64_t micro_batch) {
-        return make_case_batch(data, spec.model, {seed, step, rank, micro_batch});
+        return make_case_batch(
+            data, spec.model,
+            {.seed = seed, .step = step, .rank = rank, .micro_batch = micro_batch});
       });
   for (int step = 0; step < kSteps; ++step) {
     const auto record = trainer.train_step();
@@ -69,7 +71,10 @@ class CaseTrainer {
                                               static_cast<int>(micro_batch)};
                    model->set_loss_factor(overflowing == now ? kOverflowFactor : 1);
                    return make_case_batch(data, recipe.model,
-                                          {recipe.seed, now.step, rank, micro_batch});
+                                          {.seed = recipe.seed,
+                                           .step = now.step,
+                                           .rank = rank,
+                                           .micro_batch = micro_batch});
                  }) {}
 
   double loss_scale() const { return trainer_.loss_scale(); }

@@ -40,7 +40,9 @@ void Rerun::set_all(int step) {
 at::Tensor Rerun::loss(int step, int rank, int micro_batch) {
   const auto& spec = input_.spec;
   const auto batch = reference::to_dtype(
-      make_case_batch(input_.data, spec.model, {input_.seed, step, rank, micro_batch}),
+      make_case_batch(
+          input_.data, spec.model,
+          {.seed = input_.seed, .step = step, .rank = rank, .micro_batch = micro_batch}),
       dtype_of(spec));
   model_->set_loss_factor(
       overflowing_batch(spec) == OverflowingBatch{step, rank, micro_batch} ? kOverflowFactor : 1);

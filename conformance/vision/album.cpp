@@ -55,8 +55,10 @@ reference::Batch Album::draw(const reference::Draw& draw, int64_t images) const 
   const int64_t draws = images / kImagesOfADraw;
   std::vector<at::Tensor> inputs, labels;
   for (int64_t i = 0; i < draws; ++i) {
-    const auto batch =
-        train_.make_batch("conv", {draw.seed, draw.step, draw.rank, draw.micro_batch * draws + i});
+    const auto batch = train_.make_batch("conv", {.seed = draw.seed,
+                                                  .step = draw.step,
+                                                  .rank = draw.rank,
+                                                  .micro_batch = draw.micro_batch * draws + i});
     inputs.push_back(batch.input);
     labels.push_back(batch.target);
   }

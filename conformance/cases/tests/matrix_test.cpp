@@ -92,8 +92,14 @@ TEST(Matrix, AnIdIsReadBackAsItsCase) {
 }
 
 TEST(Matrix, TheIdOfACaseIsStable) {
-  const CaseSpec spec{3, Precision::Bf16, Style::TensorBackward, 4,
-                      3, Clip::Above,     Rule::AdamW,           "gpt"};
+  const CaseSpec spec{.stage = 3,
+                      .precision = Precision::Bf16,
+                      .style = Style::TensorBackward,
+                      .world = 4,
+                      .accumulation = 3,
+                      .clip = Clip::Above,
+                      .optimizer = Rule::AdamW,
+                      .model = "gpt"};
   EXPECT_EQ(spec.id(),
             "Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward");
 }

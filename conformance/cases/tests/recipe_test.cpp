@@ -112,7 +112,7 @@ TEST(OverflowingModel, HasTheParametersOfTheModelInItsOrderAndItsNumbers) {
       EXPECT_EQ(a[i].second.requires_grad(), b[i].second.requires_grad());
     }
     EXPECT_EQ(quiet->named_buffers().keys(), overflowing->named_buffers().keys());
-    const auto batch = data.make_batch(name, {3, 0, 0, 0});
+    const auto batch = data.make_batch(name, {.seed = 3, .step = 0, .rank = 0, .micro_batch = 0});
     EXPECT_TRUE(at::equal(quiet->loss(batch), overflowing->loss(batch)));
     overflowing->set_loss_factor(kOverflowFactor);
     EXPECT_GT(overflowing->loss(batch).item<double>(), 1e29);

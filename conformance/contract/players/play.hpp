@@ -5,6 +5,11 @@
 //
 // A program plays one accumulation window: it ends with the step() at the boundary.
 //
+// Play is as wide as what it plays: one function for each call of an engine that a program may
+// make, and four for what a program expects and sees. A pass, a step and a value of one window
+// share its ranks' turns and its batches, so objects for each of them would all hold the same
+// window.
+//
 // Invariants: both players give a program the same batches and models with the same weights. What
 // one player is asked to see() must be, bit for bit, what the other sees.
 // Shapes: a batch is the irregular model's: input [3, 7] floats, target [3] classes below 5.
@@ -72,9 +77,11 @@ class Play {
   bool fault() const { return context_.fault; }
   // Another number is another batch; so is another rank or window.
   reference::Batch batch(int64_t number = 0) const {
-    return reference::to_dtype(
-        data_.make_batch("irregular", {context_.seed, context_.window, context_.rank, number}),
-        context_.dtype());
+    return reference::to_dtype(data_.make_batch("irregular", {.seed = context_.seed,
+                                                              .step = context_.window,
+                                                              .rank = context_.rank,
+                                                              .micro_batch = number}),
+                               context_.dtype());
   }
 
   // For a program: what it keeps from one window to another.

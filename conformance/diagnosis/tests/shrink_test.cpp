@@ -9,7 +9,15 @@ namespace equigrad::conformance {
 namespace {
 
 Candidate large() {
-  return {{3, Precision::Fp16, Style::TensorBackward, 4, 4, Clip::AboveInf, Rule::AdamW, "gpt"}, 3};
+  return {{.stage = 3,
+           .precision = Precision::Fp16,
+           .style = Style::TensorBackward,
+           .world = 4,
+           .accumulation = 4,
+           .clip = Clip::AboveInf,
+           .optimizer = Rule::AdamW,
+           .model = "gpt"},
+          3};
 }
 
 TEST(Shrink, WhatAlwaysFailsBecomesTheSimplestCase) {

@@ -173,8 +173,14 @@ TEST(Adversary, UnderItTheEngineComputesTheSame) {
 TEST(Adversary, UnderItCasesOfTheMatrixHold) {
   RunOptions options;
   for (const int stage : {0, 1, 2, 3})
-    options.cases.push_back({stage, Precision::Bf16, Style::TensorBackward, 3, 3, Clip::Above,
-                             Rule::AdamW, "irregular"});
+    options.cases.push_back({.stage = stage,
+                             .precision = Precision::Bf16,
+                             .style = Style::TensorBackward,
+                             .world = 3,
+                             .accumulation = 3,
+                             .clip = Clip::Above,
+                             .optimizer = Rule::AdamW,
+                             .model = "irregular"});
   options.data = find_data("", false);
   options.quiet = true;
   options.slots = 1;

@@ -14,7 +14,14 @@ namespace equigrad::conformance::faults {
 namespace {
 
 CaseSpec case_at(int stage) {
-  return {stage, Precision::Fp32, Style::EngineBackward, 2, 3, Clip::Off, Rule::Sgd, "gpt"};
+  return {.stage = stage,
+          .precision = Precision::Fp32,
+          .style = Style::EngineBackward,
+          .world = 2,
+          .accumulation = 3,
+          .clip = Clip::Off,
+          .optimizer = Rule::Sgd,
+          .model = "gpt"};
 }
 
 class Cases {

@@ -24,7 +24,14 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 CaseSpec small_case(int stage, Style style = Style::LossBackward) {
-  return {stage, Precision::Fp32, style, 2, 3, Clip::Off, Rule::Sgd, "irregular"};
+  return {.stage = stage,
+          .precision = Precision::Fp32,
+          .style = style,
+          .world = 2,
+          .accumulation = 3,
+          .clip = Clip::Off,
+          .optimizer = Rule::Sgd,
+          .model = "irregular"};
 }
 
 RunOptions options(std::vector<CaseSpec> cases, const std::string& fault = "") {
@@ -96,15 +103,28 @@ TEST(Detection, AStaleGatherIsSeen) {
 }
 
 TEST(Detection, AFaultIsSeenInBf16WithClippingAndAdamWToo) {
-  CaseSpec spec{2, Precision::Bf16, Style::TensorBackward, 3, 4, Clip::Above, Rule::AdamW, "gpt"};
+  CaseSpec spec{.stage = 2,
+                .precision = Precision::Bf16,
+                .style = Style::TensorBackward,
+                .world = 3,
+                .accumulation = 4,
+                .clip = Clip::Above,
+                .optimizer = Rule::AdamW,
+                .model = "gpt"};
   expect_seen("averaged_twice", {spec}, "step 1");
   expect_seen("word_lost", {spec}, "step 2");
 }
 
 // Three micro-batches add up in fp32, so that the fault itself does not overflow.
 CaseSpec scaled_case(int stage, int accumulation) {
-  return {stage,     Precision::Fp16, Style::ScaleBackward, 2, accumulation,
-          Clip::Off, Rule::Sgd,       "irregular"};
+  return {.stage = stage,
+          .precision = Precision::Fp16,
+          .style = Style::ScaleBackward,
+          .world = 2,
+          .accumulation = accumulation,
+          .clip = Clip::Off,
+          .optimizer = Rule::Sgd,
+          .model = "irregular"};
 }
 
 TEST(Detection, AnAverageThatIsNotDividedByTheScaleIsSeen) {

@@ -8,7 +8,8 @@ namespace equigrad::conformance {
 namespace {
 
 Divergence gradient(int step, const std::string& name, int64_t position) {
-  Divergence divergence{Phase::Gradient, step, -1, -1, "gradient", name};
+  Divergence divergence{
+      .phase = Phase::Gradient, .step = step, .what = "gradient", .parameter = name};
   divergence.position = position;
   divergence.begin = 2;
   divergence.end = 5;
@@ -16,7 +17,7 @@ Divergence gradient(int step, const std::string& name, int64_t position) {
 }
 
 Divergence of(Phase phase, int step, const std::string& what, const std::string& name = "") {
-  Divergence divergence{phase, step, -1, -1, what, name};
+  Divergence divergence{.phase = phase, .step = step, .what = what, .parameter = name};
   if (!name.empty()) divergence.end = 4;
   return divergence;
 }

@@ -12,8 +12,14 @@ using nlohmann::json;
 using ranks::Outcome;
 using ::testing::ElementsAre;
 
-const CaseSpec kCase{2, Precision::Fp32, Style::LossBackward, 2,
-                     3, Clip::Off,       Rule::Sgd,           "irregular"};
+const CaseSpec kCase{.stage = 2,
+                     .precision = Precision::Fp32,
+                     .style = Style::LossBackward,
+                     .world = 2,
+                     .accumulation = 3,
+                     .clip = Clip::Off,
+                     .optimizer = Rule::Sgd,
+                     .model = "irregular"};
 
 json check(const char* kind, int step) {
   return {{"kind", kind}, {"step", step}, {"of", "w"}, {"differing", 1}};

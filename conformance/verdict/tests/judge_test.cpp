@@ -14,7 +14,14 @@ using reports::Verdict;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const CaseSpec kCase{2, Precision::Fp32, Style::LossBackward, 2, 1, Clip::Off, Rule::Sgd, "gpt"};
+const CaseSpec kCase{.stage = 2,
+                     .precision = Precision::Fp32,
+                     .style = Style::LossBackward,
+                     .world = 2,
+                     .accumulation = 1,
+                     .clip = Clip::Off,
+                     .optimizer = Rule::Sgd,
+                     .model = "gpt"};
 
 Outcome error(const std::string& text) { return {Outcome::Kind::Error, nullptr, text, "step 1"}; }
 Outcome lost(const std::string& text) {
