@@ -39,7 +39,7 @@ void forget_earlier(FaultContext& context, Which which) {
 void clear_in_every_pass(FaultContext& context) {
   seams().window_begin = [&context](gradient::Window& self, double weight, bool expects_step) {
     if (self.progress().passes > 0) {
-      through::window_clear(self);
+      through::window_abandon(self, gradient::WindowPart::All);
       context.acted();
     }
     through::window_begin(self, weight, expects_step);

@@ -190,7 +190,7 @@ void TrainingEngine::end_pass() {
 // The window is as it was before the pass. Where gradients are sent in every pass the other ranks
 // wait for this one's: they are told.
 void TrainingEngine::abandon_pass() noexcept {
-  parts_.window.abandon();
+  parts_.window.abandon(gradient::WindowPart::Pass);
   try {
     if (parts_.stage().gradients_reduced == ReduceWhen::EveryPass)
       parts_.group.participant.abandon();
@@ -273,7 +273,7 @@ void TrainingEngine::share_loss_scale(TrainingEngine& owner) {
 }
 
 void TrainingEngine::zero_grad() {
-  parts_.window.clear();
+  parts_.window.abandon(gradient::WindowPart::All);
   parts_.loss.scaler->released(this);
 }
 

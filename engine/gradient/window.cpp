@@ -104,7 +104,11 @@ void Window::end() {
   ++progress_.passes;
 }
 
-void Window::abandon() noexcept {
+void Window::abandon(WindowPart part) noexcept {
+  part == WindowPart::Pass ? abandon_pass() : clear();
+}
+
+void Window::abandon_pass() noexcept {
   if (!options_.reduce_every_pass) {
     try {
       queue_.end_eager_launches();
@@ -184,9 +188,9 @@ void Window::assign(std::size_t parameter, const at::Tensor& slice) {
   progress_.used[parameter] = true;
 }
 
-void Window::clear() {
+void Window::clear() noexcept {
   const bool guesses = guesses_;
-  abandon();
+  abandon_pass();
   guesses_ = guesses;
   queue_.discard();
   sums_.clear();

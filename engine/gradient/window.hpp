@@ -59,6 +59,11 @@ struct WindowProgress {
   std::vector<bool> used;  // by parameter: a pass reached it, or it was assigned
 };
 
+enum class WindowPart {
+  Pass,  // under way: the window is as it was before
+  All,
+};
+
 class Window final : private bucket::SumSink {
  public:
   Window(const layout::BucketPlan& plan, std::size_t parameters,
@@ -73,7 +78,8 @@ class Window final : private bucket::SumSink {
   void expect_passes(int64_t passes);
   void ready(std::size_t parameter, at::Tensor gradient);
   void end();
-  void abandon() noexcept;
+  // Forgets what was given.
+  void abandon(WindowPart part) noexcept;
   const WindowProgress& progress() const { return progress_; }
 
   // At the boundary. Marks: by parameter, whether any rank used it; flags, 0 or 1, as given.
@@ -85,7 +91,6 @@ class Window final : private bucket::SumSink {
   at::Tensor averaged_slice(std::size_t parameter, double factor);
   // This rank's slice of the average so far, from now on.
   void assign(std::size_t parameter, const at::Tensor& slice);
-  void clear();
 
  private:
   struct Staged {
@@ -100,6 +105,8 @@ class Window final : private bucket::SumSink {
   at::Tensor block(std::size_t bucket) override { return sums_.block(bucket); }
   void add(std::size_t bucket, at::Tensor sum) override;
   void count(std::size_t parameter);
+  void abandon_pass() noexcept;
+  void clear() noexcept;
   void forget_guess();
   bool is_exact() const { return options_.order == ReductionOrder::Exact; }
   at::TensorOptions on_device(at::ScalarType dtype) const;

@@ -41,7 +41,7 @@ TEST(Window, APassThatFillsLessOrThrowsOnOneRankLetsTheOthersGo) {
           if (last && throws != 0) {
             it.begin(1);
             it.ready(5, 1);
-            it.window.abandon();
+            it.window.abandon(WindowPart::Pass);
             if (throws == 1) log();
             it.pass(1);
           } else {
@@ -78,7 +78,7 @@ TEST(Window, ARankMayDoItsPassAgainWhileTheOthersKeepTheirs) {
     if (it.rank == it.world - 1) {
       it.begin(3.0);
       for (const std::size_t p : {5U, 4U}) it.ready(p, 9);
-      it.window.abandon();
+      it.window.abandon(WindowPart::Pass);
     }
     it.pass(1);
     const auto average = it.take();
@@ -100,7 +100,7 @@ TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
           it.begin(1);
           it.ready(5, 9);
           EXPECT_THAT(error_of([&] { it.window.end(); }), testing::HasSubstr("exception on rank"));
-          it.window.abandon();
+          it.window.abandon(WindowPart::Pass);
         }
         EXPECT_EQ(it.window.progress().passes, 0);
         it.pass(1);
@@ -117,7 +117,7 @@ TEST(Window, ClearingItDoesNotEndTheGuess) {
         Windowed it(context, kind);
         it.pass(1);
         const auto held = it.ledger.total_bytes();
-        it.window.clear();
+        it.window.abandon(WindowPart::All);
         it.pass(2);
         EXPECT_EQ(it.ledger.total_bytes(), held) << "what has arrived";
         EXPECT_GT(it.ledger.bytes(trace::Category::Gradients), 0);

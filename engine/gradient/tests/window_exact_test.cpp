@@ -138,7 +138,7 @@ TEST(WindowExact, APassThatIsAbandonedAndAWindowThatIsClearedLeaveNothing) {
         it.exact.begin(1.0, /*expects_step=*/false);
         for (const std::size_t p : {4u, 2u})
           it.exact.ready(p, contribution(p, pass, it.rank, kind.dtype));
-        it.exact.abandon();
+        it.exact.abandon(WindowPart::Pass);
       };
       abandoned(7);
       it.give({1});
@@ -147,7 +147,7 @@ TEST(WindowExact, APassThatIsAbandonedAndAWindowThatIsClearedLeaveNothing) {
       it.expect({{1}, {2}});
       it.give({5});
       it.give({6});
-      it.exact.clear();
+      it.exact.abandon(WindowPart::All);
       it.give({3});
       it.expect({{3}});
     }
@@ -181,12 +181,12 @@ TEST(WindowExact, MoreGradientsThanASumHoldsAreAnError) {
                        const auto give = [&](int64_t count) {
                          for (int64_t i = 0; i < count; ++i) {
                            it.exact.ready(3, gradient);
-                           if (i % 4096 == 0) it.exact.abandon();
+                           if (i % 4096 == 0) it.exact.abandon(WindowPart::Pass);
                          }
                        };
                        const int64_t most = (int64_t{1} << 19) - 1;
                        EXPECT_EQ(error_of([&] { give(most); }), "");
-                       it.exact.clear();
+                       it.exact.abandon(WindowPart::All);
                        EXPECT_EQ(error_of([&] { give(most); }), "") << "a new window";
                        EXPECT_THAT(error_of([&] { give(1); }),
                                    testing::HasSubstr("expected at most 524287 gradients"));

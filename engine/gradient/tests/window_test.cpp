@@ -57,7 +57,7 @@ TEST(Window, AnAbandonedPassLeavesTheWindowAsItWas) {
         // The last buckets are full, so where passes are reduced they have been sent.
         for (const std::size_t p : {5U, 4U}) it.ready(p, 50 + pass);
         if (!halfway) it.all_ready(60 + pass);
-        it.window.abandon();
+        it.window.abandon(WindowPart::Pass);
         EXPECT_EQ(it.window.progress().passes, static_cast<int64_t>(pass) - 1);
         EXPECT_EQ(it.window.progress().used, used);
         EXPECT_EQ(it.ledger.total_bytes(), held);
@@ -71,7 +71,7 @@ TEST(Window, AnAbandonedPassLeavesTheWindowAsItWas) {
     }
     EXPECT_EQ(it.window.progress().used, plain.window.progress().used);
     EXPECT_THAT(it.take(), HasTheBitsOf(plain.take()));
-    it.window.clear();
+    it.window.abandon(WindowPart::All);
     EXPECT_EQ(it.ledger.total_bytes(), 0);
   });
 }
@@ -181,7 +181,7 @@ TEST(Window, ClearingOrTakingItBeginsANewOne) {
           it.pass(1, 3.0);
           it.pass(2);
           it.window.assign(2, it.padded_slice(2, sample(7, 9)));
-          take ? void(it.take()) : it.window.clear();
+          take ? void(it.take()) : it.window.abandon(WindowPart::All);
           EXPECT_EQ(it.window.progress().passes, 0) << take;
           EXPECT_EQ(it.window.progress().used, std::vector<bool>(kNumels.size(), false)) << take;
           EXPECT_EQ(it.ledger.total_bytes(), 0) << take;
