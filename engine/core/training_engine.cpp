@@ -22,7 +22,7 @@ optimizer::StateOptions state_options(const EngineConfig& config, at::Device dev
           offload ? at::Device(at::kCPU) : device, offload && config.offload_optimizer.pin_memory};
 }
 
-WindowOptions window_options(const EngineConfig& config, int world_size) {
+gradient::WindowOptions window_options(const EngineConfig& config, int world_size) {
   return {
       .param_dtype = torch_dtype(config.precision.param),
       .accumulate_dtype = torch_dtype(config.precision.accumulate),
@@ -33,7 +33,7 @@ WindowOptions window_options(const EngineConfig& config, int world_size) {
       .before_sum = loss::factor_before_sum(config.averaging, world_size),
       .expected_passes = config.gradient_accumulation_steps,
       .overlaps = config.zero.overlap_comm,
-      .ahead = config.reduces_eagerly(world_size)};
+      .eager = config.reduces_eagerly(world_size)};
 }
 
 void check_scalar(const at::Tensor& loss) {
