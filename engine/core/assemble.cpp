@@ -122,7 +122,10 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
       check_early(parameter, config, communicator);
       registrations.push_back({parameter.name, parameter.tensor.unsafeGetTensorImpl(),
                                parameter.tensor.sizes().vec(), parameter.tensor.requires_grad(),
-                               group, safe.hold(parameter)});
+                               group, safe.hold(parameter),
+                               parameter.tensor.is_floating_point()
+                                   ? 0
+                                   : static_cast<int64_t>(parameter.tensor.element_size())});
     }
   }
   if (registrations.empty()) {

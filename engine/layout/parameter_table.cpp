@@ -29,9 +29,10 @@ void check_tied(const Entry& entry, const Registration& again) {
     throw Error(kWhere, "expected a tied parameter in one group, got " + names + " in groups " +
                             std::to_string(entry.group) + " and " + std::to_string(again.group) +
                             ". Leave it in one of them.");
-  if (entry.shape != again.shape || entry.trainable != again.trainable)
+  if (entry.shape != again.shape || entry.trainable != again.trainable ||
+      entry.element_bytes != again.element_bytes)
     throw Error(kWhere, "expected the names of a tied parameter to agree, got " + names +
-                            " with different shapes or requires_grad. Register one tensor.");
+                            " with different shapes, types or requires_grad. Register one tensor.");
 }
 
 }  // namespace
@@ -53,13 +54,14 @@ ParameterTable::ParameterTable(const std::vector<Registration>& registrations) {
                               "\" twice. Rename one of the parameters.");
     const std::int64_t numel = product(registration);
     if (is_new) {
-      entries_.push_back({registration.name,
-                          numel,
-                          registration.shape,
-                          registration.trainable,
-                          registration.group,
-                          registration.lower_precision,
-                          {}});
+      entries_.push_back({.name = registration.name,
+                          .numel = numel,
+                          .shape = registration.shape,
+                          .trainable = registration.trainable,
+                          .group = registration.group,
+                          .lower_precision = registration.lower_precision,
+                          .aliases = {},
+                          .element_bytes = registration.element_bytes});
     } else {
       Entry& entry = entries_[tied->second];
       check_tied(entry, registration);
@@ -67,6 +69,9 @@ ParameterTable::ParameterTable(const std::vector<Registration>& registrations) {
       entry.aliases.push_back(registration.name);
     }
   }
+  EQUIGRAD_CHECK(
+      index_by_name_.size() == registrations.size() && entries_.size() == index_by_identity.size(),
+      kWhere, "one entry per identity, one index per name");
 }
 
 std::size_t ParameterTable::index_of(const std::string& name) const {

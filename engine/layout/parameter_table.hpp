@@ -7,10 +7,10 @@
 //
 // Invariants: one entry per identity; names and aliases are unique; index = position in entries();
 // numel is the product of shape.
-// Units: numel counts elements; an empty parameter has numel 0, a scalar has shape [] and numel 1.
-// Errors: equigrad::Error for an empty or duplicate name, for a tied parameter whose registrations
-// disagree (group, shape, trainable), for an unknown name (with a suggestion).
-// Depends on: engine/error.hpp, engine/config/suggest.hpp.
+// Units: numel counts elements, element_bytes bytes; an empty parameter has numel 0, a scalar has
+// shape [] and numel 1. Errors: equigrad::Error for an empty or duplicate name, for a tied
+// parameter whose registrations disagree (group, shape, trainable, type), for an unknown name (with
+// a suggestion). Depends on: engine/error.hpp, engine/config/suggest.hpp.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,8 @@ struct Registration {
   std::vector<std::int64_t> shape;
   bool trainable = true;
   std::size_t group = 0;
-  bool lower_precision = false;  // is sent in a type of fewer bits (autocast's safe modules)
+  bool lower_precision = false;    // is sent in a type of fewer bits (autocast's safe modules)
+  std::int64_t element_bytes = 0;  // of a type of its own (integers); 0: the model's
 };
 
 struct Entry {
@@ -44,6 +45,7 @@ struct Entry {
   std::size_t group = 0;
   bool lower_precision = false;
   std::vector<std::string> aliases;
+  std::int64_t element_bytes = 0;  // as registered
   bool operator==(const Entry&) const = default;
 };
 

@@ -78,9 +78,9 @@ HeldBytes Model::parameters() const {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (!stage.parameters_sharded) {
-      bytes += table[i].numel * sizes.param;
+      bytes += table[i].numel * own_bytes(i);
     } else if (!plan.slot_of(i)) {  // frozen
-      bytes += padded_numel(i) / world * sizes.param;
+      bytes += padded_numel(i) / world * own_bytes(i);
     } else if (sent_bytes_of(i) != sizes.param) {
       bytes += padded_numel(i) / world * sent_bytes_of(i);
     }

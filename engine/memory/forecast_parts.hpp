@@ -64,18 +64,26 @@ struct Model {
   std::int64_t padded_numel(std::size_t i) const {
     return layout::Partition(table[i].numel, world).padded_numel();
   }
+  // Of an element of the model's own tensor.
+  std::int64_t own_bytes(std::size_t i) const {
+    return table[i].element_bytes != 0 ? table[i].element_bytes : sizes.param;
+  }
   bool is_persistent(std::size_t i) const {
     return table[i].numel <= config.zero.stage3_param_persistence_threshold;
   }
   // Keeps its memory from the beginning, without padding.
   bool is_resident(std::size_t i) const {
-    return !on_cuda && is_persistent(i) && is_small(i) && sent_bytes_of(i) == sizes.param;
+    return !on_cuda && is_persistent(i) && is_small(i) && sent_bytes_of(i) == own_bytes(i);
   }
-  bool is_small(std::size_t i) const { return table[i].numel < layout::kAloneNumel; }
+  // Travels with others. Integers are sent alone.
+  bool is_small(std::size_t i) const {
+    return table[i].numel < layout::kAloneNumel && table[i].element_bytes == 0;
+  }
   std::int64_t whole_bytes(std::size_t i) const {
-    return (is_resident(i) ? table[i].numel : padded_numel(i)) * sizes.param;
+    return (is_resident(i) ? table[i].numel : padded_numel(i)) * own_bytes(i);
   }
   std::int64_t sent_bytes_of(std::size_t i) const {
+    if (table[i].element_bytes != 0) return table[i].element_bytes;
     const auto at = plan.slot_of(i);
     return sizes.weight_sent_bytes[at && plan.buckets()[at->bucket].lower_precision ? 1 : 0];
   }

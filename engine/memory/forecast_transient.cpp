@@ -193,10 +193,11 @@ std::int64_t Model::persistent_peak() const {
 // Of pages that are here or on their way, at most: the limit is asked before an operator's own
 // parameters come, taken to be the two largest (a weight and its bias), or leaf modules.
 std::int64_t Model::live_bytes() const {
-  std::int64_t padded = 0, numel = 0, persistent = 0, padding = 0;
+  std::int64_t padded_bytes = 0, numel = 0, persistent = 0, padding = 0, widest = sizes.param;
   std::vector<std::int64_t> largest{0, 0};
   for (std::size_t i = 0; i < table.size(); ++i) {
-    padded += padded_numel(i);
+    padded_bytes += padded_numel(i) * own_bytes(i);
+    widest = std::max(widest, own_bytes(i));
     padding += padded_numel(i) - table[i].numel;
     numel += table[i].numel;
     if (is_persistent(i)) persistent += table[i].numel;
@@ -208,8 +209,8 @@ std::int64_t Model::live_bytes() const {
     largest.resize(2);
   }
   const std::int64_t limit = std::max(config.zero.stage3_max_live_parameters, persistent);
-  if (limit >= numel) return padded * sizes.param;
-  return std::min(padded, limit + largest[0] + largest[1] + padding) * sizes.param;
+  if (limit >= numel) return padded_bytes;
+  return std::min(padded_bytes, (limit + largest[0] + largest[1] + padding) * widest);
 }
 
 HeldBytes Model::pages() const {
@@ -227,7 +228,7 @@ HeldBytes Model::pages() const {
     std::int64_t bytes = 0;
     bool arrives = false;
     for (const std::size_t i : unit) {
-      if (!is_persistent(i)) bytes += padded_numel(i) * sizes.param;
+      if (!is_persistent(i)) bytes += padded_numel(i) * own_bytes(i);
       arrives = arrives || std::find(arrivals.begin(), arrivals.end(), i) != arrivals.end();
     }
     if (arrives) one = std::max(one, bytes);
