@@ -7,8 +7,11 @@
 namespace equigrad::conformance {
 namespace {
 
+// Models of text and of images take small buckets in opposite halves of the tuples, so small
+// buckets meet optimizers with momentum (optimizer_of) and without.
 bool small_buckets(const CaseSpec& spec) {
-  return (static_cast<std::size_t>(spec.world + spec.accumulation) + spec.model.size()) % 2 == 0;
+  const bool is_even = (spec.world + spec.accumulation) % 2 == 0;
+  return reference::reads_images(spec.model) ? is_even : !is_even;
 }
 
 // A size that some parameter has exactly.

@@ -3,7 +3,8 @@
 // misreads must not be misread by the twin too.
 //
 // Invariants: equal seeds and cases give equal texts. Half of the tuples have buckets so small that
-// a parameter fills one exactly and others are sent alone.
+// a parameter fills one exactly and others are sent alone: in the default matrix some of every
+// model at every stage, with momentum and without.
 // Units: bucket sizes count elements; threshold is the gradient norm to clip at, 0: off.
 // Errors: none of its own.
 // Depends on: matrix.hpp, reference/trainer.hpp, engine/config/config.hpp.

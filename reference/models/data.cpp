@@ -86,6 +86,8 @@ Images read_images(const std::string& images_path, const std::string& labels_pat
   return images;
 }
 
+bool reads_images(const std::string& model) { return model == "vision" || model == "conv"; }
+
 Data::Data(std::string text, Images images) : text_(std::move(text)), images_(std::move(images)) {}
 
 Batch Data::make_batch(const std::string& model, const Draw& draw) const {

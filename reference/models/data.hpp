@@ -51,6 +51,9 @@ struct Images {
 std::string read_text(const std::vector<std::string>& paths);
 Images read_images(const std::string& images_path, const std::string& labels_path);
 
+// The models that are trained on images; the others need none.
+bool reads_images(const std::string& model);
+
 class Data {
  public:
   explicit Data(std::string text, Images images = {});

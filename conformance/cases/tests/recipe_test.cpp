@@ -62,6 +62,25 @@ TEST(Recipe, TheParserReadsWhatTheTwinDoes) {
   }
 }
 
+TEST(Recipe, EveryModelMeetsBothSizesOfBucketsAtEveryStage) {
+  std::map<std::pair<std::string, int>, std::set<bool>> sizes;
+  std::set<std::pair<bool, bool>> with_momentum;
+  std::map<std::string, std::shared_ptr<reference::Model>> models;
+  for (const auto& spec : default_matrix()) {
+    if (spec.is_refused()) continue;
+    auto& model = models[spec.model];
+    if (!model) model = reference::make_model(spec.model, 1);
+    const auto config = parse_config(config_text(spec, 0, *model), spec.world);
+    const bool is_small = config.zero.reduce_bucket_size < 5000;
+    sizes[{spec.model, spec.stage}].insert(is_small);
+    if (spec.optimizer == Rule::Sgd)
+      with_momentum.insert({is_small, config.optimizer.momentum != 0});
+  }
+  EXPECT_EQ(sizes.size(), 16u);
+  for (const auto& [at, seen] : sizes) EXPECT_EQ(seen.size(), 2u) << at.first << at.second;
+  EXPECT_EQ(with_momentum.size(), 4u);
+}
+
 TEST(Recipe, WhatIsNotDefinedIsRefusedByName) {
   const auto model = reference::make_model("conv", 1);
   int refused = 0;
