@@ -134,7 +134,7 @@ function(equigrad_room room)
   set_property(GLOBAL APPEND PROPERTY EQUIGRAD_ROOMS ${target})
 endfunction()
 
-# The files of a room's templates/ as template_text(name), so that no file is needed when the program runs.
+# The files of a room's templates/ as template_text(name) of its document.hpp, so that no file is needed when the program runs.
 function(equigrad_templates room)
   equigrad_target(${room} target)
   file(GLOB names RELATIVE "${PROJECT_SOURCE_DIR}/${room}/templates" CONFIGURE_DEPENDS ${room}/templates/*)
@@ -144,7 +144,7 @@ function(equigrad_templates room)
     string(APPEND texts "  if (name == \"${name}\") return R\"=(${text})=\";\n")
   endforeach()
   set(source "${PROJECT_BINARY_DIR}/generated/${room}_templates.cpp")
-  file(GENERATE OUTPUT "${source}" CONTENT "#include \"${room}/templates.hpp\"
+  file(GENERATE OUTPUT "${source}" CONTENT "#include \"${room}/document.hpp\"
 
 std::string_view equigrad::${room}::template_text(std::string_view name) {
 ${texts}  return {};

@@ -1,20 +1,12 @@
 #include "reports/comparison.hpp"
 
 #include <cmath>
-#include <cstdio>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
-
-std::string formatted(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
 
 // Zero decimals do not hide a p that is small.
 std::string p_text(double p) { return p < 0.0001 ? "p < 0.0001" : "p = " + formatted("%.4f", p); }
@@ -99,9 +91,7 @@ std::string to_terminal(const Comparison& comparison) {
       out << "    " << (i == 0 ? "A  " : "B  ") << estimate_text(quantity.each[i], quantity.unit)
           << "\n";
     out << "    B - A  " << estimate_text(quantity.difference, quantity.unit, true) << "   B / A  "
-        << (std::isfinite(quantity.ratio) ? formatted("%.4f", quantity.ratio)
-                                          : shortest(quantity.ratio))
-        << "\n";
+        << formatted("%.4f", quantity.ratio) << "\n";
   }
   const std::string test = equivalence_text(comparison);
   if (!test.empty()) out << "#\n# " << test << "\n";

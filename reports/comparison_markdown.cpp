@@ -1,5 +1,4 @@
 #include <cmath>
-#include <cstdio>
 #include <sstream>
 
 #include "reports/comparison.hpp"
@@ -7,12 +6,6 @@
 
 namespace equigrad::reports {
 namespace {
-
-std::string ratio_text(double ratio) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3f", ratio);
-  return std::isfinite(ratio) ? text : shortest(ratio);
-}
 
 void write_quantities(std::ostringstream& out, const Comparison& comparison) {
   out << "\n| mean over " << comparison.pairs << " pairs ["
@@ -23,7 +16,7 @@ void write_quantities(std::ostringstream& out, const Comparison& comparison) {
         << estimate_text(quantity.each[0], quantity.unit) << " | "
         << estimate_text(quantity.each[1], quantity.unit) << " | "
         << estimate_text(quantity.difference, quantity.unit, true) << " | "
-        << ratio_text(quantity.ratio) << " |\n";
+        << formatted("%.3f", quantity.ratio) << " |\n";
 }
 
 void write_runs(std::ostringstream& out, const Comparison& comparison) {
@@ -61,10 +54,9 @@ std::string to_markdown(const Comparison& comparison) {
   const std::string test = equivalence_text(comparison);
   if (!test.empty()) out << "\n" << escape_markdown(test) << "\n";
   write_runs(out, comparison);
-  out << "\nequigrad " << escape_markdown(env.version) << ", commit " << escape_markdown(env.commit)
-      << ", torch " << escape_markdown(env.torch) << ", " << escape_markdown(env.compiler) << ", "
-      << escape_markdown(env.device) << ", " << escape_markdown(env.cpu) << " x" << env.cores
-      << ", " << escape_markdown(env.time) << ", " << seconds_text(comparison.wall_s) << "\n";
+  out << "\n"
+      << environment_line(env) << ", " << escape_markdown(env.time) << ", "
+      << seconds_text(comparison.wall_s) << "\n";
   return out.str();
 }
 

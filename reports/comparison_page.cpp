@@ -1,5 +1,4 @@
 #include <cmath>
-#include <cstdio>
 
 #include "reports/comparison.hpp"
 #include "reports/document.hpp"
@@ -7,12 +6,6 @@
 
 namespace equigrad::reports {
 namespace {
-
-std::string ratio_text(double ratio) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3f", ratio);
-  return std::isfinite(ratio) ? text : shortest(ratio);
-}
 
 std::string interval_name(const Comparison& comparison) {
   return shortest(std::round(100 * comparison.confidence)) + " %";
@@ -25,7 +18,7 @@ std::string quantities_table(const Comparison& comparison) {
         row(shown(one.name, 200), number_cell(estimate_text(one.each[0], one.unit)) +
                                       number_cell(estimate_text(one.each[1], one.unit)) +
                                       number_cell(estimate_text(one.difference, one.unit, true)) +
-                                      number_cell(ratio_text(one.ratio)));
+                                      number_cell(formatted("%.3f", one.ratio)));
   return table("Means over " + std::to_string(comparison.pairs) + " pairs, with " +
                    interval_name(comparison) + " intervals. B - A is of pairs.",
                table_head({{""}, {"A", true}, {"B", true}, {"B - A", true}, {"B / A", true}}),

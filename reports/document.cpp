@@ -2,7 +2,6 @@
 
 #include <stdexcept>
 
-#include "reports/templates.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {

@@ -20,6 +20,9 @@
 
 namespace equigrad::reports {
 
+// The file reports/templates/NAME; empty where there is none.
+std::string_view template_text(std::string_view name);
+
 using Values = std::vector<std::pair<std::string_view, std::string_view>>;
 std::string filled(std::string_view template_name, const Values& values = {});
 

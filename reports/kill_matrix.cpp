@@ -1,7 +1,6 @@
 #include "reports/kill_matrix.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
 #include "reports/text.hpp"
@@ -10,10 +9,8 @@ namespace equigrad::reports {
 namespace {
 
 std::string percent(int64_t part, int64_t whole) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%",
-                whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole));
-  return text;
+  return formatted("%.1f %%",
+                   whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole));
 }
 
 std::string of(int64_t part, int64_t whole) { return grouped(part) + " of " + grouped(whole); }

@@ -47,9 +47,8 @@ std::string to_markdown(const KillMatrix& matrix) {
   for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << "--:|";
   out << "\n";
   for (const auto& row : matrix.faults) write_row(out, row);
-  out << "\nequigrad " << escape_markdown(env.version) << ", commit " << escape_markdown(env.commit)
-      << ", torch " << escape_markdown(env.torch) << ", " << escape_markdown(env.compiler) << ", "
-      << escape_markdown(env.cpu) << " x" << env.cores << ", " << escape_markdown(env.time) << ", "
+  out << "\n"
+      << environment_line(env) << ", " << escape_markdown(env.time) << ", "
       << seconds_text(matrix.wall_s) << "\n";
   return out.str();
 }

@@ -40,16 +40,12 @@ void write_table(std::ostringstream& out, const Run& run) {
 
 void write_front(std::ostringstream& out, const Run& run) {
   const Counts sum = counts(run);
-  const Environment& env = run.environment;
   out << "## Equigrad: " << word(outcome(run)) << "\n\n"
       << escape_markdown(outcome_text(run)) << "\n\n"
       << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
       << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
       << ".\n\n"
-      << "equigrad " << escape_markdown(env.version) << ", commit " << escape_markdown(env.commit)
-      << ", torch " << escape_markdown(env.torch) << ", " << escape_markdown(env.compiler) << ", "
-      << escape_markdown(env.device) << ", " << escape_markdown(env.cpu) << " x" << env.cores
-      << ", seed " << run.seed << "\n";
+      << environment_line(run.environment) << ", seed " << run.seed << "\n";
   write_table(out, run);
   out << "\n| planted fault | caught by |\n|:--|:--|\n";
   for (const SelfCheck& check : run.self_checks) {

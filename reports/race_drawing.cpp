@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 
 #include "reports/drawing.hpp"
@@ -21,12 +20,6 @@ constexpr const char* kAlone = "#8461b3";
 const char* colour_of(const std::string& contestant) {
   if (contestant.find("alone") != std::string::npos) return kAlone;
   return contestant.rfind("Equigrad", 0) == 0 ? kOurs : kPeers;
-}
-
-std::string ratio_text(double ratio) {
-  char words[32];
-  std::snprintf(words, sizeof words, "%.2f", ratio);
-  return words;
 }
 
 // Logarithmic in both directions, so that what is proportional is a straight line.
@@ -100,7 +93,8 @@ std::string ratio_drawing(const RaceGroupResult& group) {
     const double low = kLeft + scale * std::min(row.to_base.low, longest);
     const double high = kLeft + scale * std::min(row.to_base.high, longest);
     out += drawn_line(low, y + 10.5, high, y + 10.5, "stroke=\"currentColor\"");
-    out += drawn_text(std::max(end, high) + 5, y + 14, "start", ratio_text(row.to_base.median));
+    out +=
+        drawn_text(std::max(end, high) + 5, y + 14, "start", formatted("%.2f", row.to_base.median));
     y += kRowHeight;
   }
   out += drawn_line(kLeft + scale, kTop, kLeft + scale, y,

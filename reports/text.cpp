@@ -36,12 +36,6 @@ bool is_control(std::string_view sequence) {
   return first == 0xC2 && static_cast<unsigned char>(sequence[1]) < 0xA0;
 }
 
-std::string formatted(const char* format, double value) {
-  std::array<char, 64> buffer{};
-  const int length = std::snprintf(buffer.data(), buffer.size(), format, value);
-  return {buffer.data(), static_cast<size_t>(length)};
-}
-
 std::string nonfinite(double value) {
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
@@ -127,6 +121,13 @@ std::string shortest(double value) {
   return {buffer.data(), end};
 }
 
+std::string formatted(const char* format, double value) {
+  if (!std::isfinite(value)) return nonfinite(value);
+  std::array<char, 64> buffer{};
+  const int length = std::snprintf(buffer.data(), buffer.size(), format, value);
+  return {buffer.data(), static_cast<size_t>(length)};
+}
+
 std::string short_number(double value) {
   if (!std::isfinite(value)) return nonfinite(value);
   if (value == 0) return "0";
@@ -197,6 +198,12 @@ std::string counts_text(const Counts& sum) {
   if (sum.crashed > 0) out += ", " + grouped(sum.crashed) + " crashed";
   if (sum.timed_out > 0) out += ", " + grouped(sum.timed_out) + " timed out";
   return out + ", " + grouped(sum.skipped) + " skipped, " + grouped(sum.not_run) + " not run";
+}
+
+std::string environment_line(const Environment& env) {
+  return escape_markdown("equigrad " + env.version + ", commit " + env.commit + ", torch " +
+                         env.torch + ", " + env.compiler + ", " + env.device + ", " + env.cpu) +
+         " x" + std::to_string(env.cores);
 }
 
 std::string outcome_text(const Run& run) {

@@ -28,7 +28,8 @@ std::string first_line(std::string_view text);
 // gets a hash of itself at the end, so that different names stay different.
 std::string anchor(std::string_view id);
 
-std::string shortest(double value);        // round trip; "nan", "inf", "-inf"
+std::string shortest(double value);                       // round trip; "nan", "inf", "-inf"
+std::string formatted(const char* format, double value);  // printf's; or nan, inf, -inf
 std::string short_number(double value);    // two significant digits, for tables: 0.31, 2.4e+06
 std::string grouped(int64_t value);        // 1,234,567
 std::string bytes_text(int64_t bytes);     // 1.21 MiB
@@ -43,6 +44,9 @@ std::string dimension(const Case& one, const std::string& key);
 
 // The table headline every writer repeats: "512 cases: 480 equal, 32 within bounds".
 std::string counts_text(const Counts& sum);
+
+// What it was built from and ran on, in Markdown.
+std::string environment_line(const Environment& env);
 
 // One sentence that says what the outcome means for this run.
 std::string outcome_text(const Run& run);
