@@ -1,0 +1,79 @@
+// The covering selection of a matrix: every pair, nothing superfluous, and the same every time.
+#include "conformance/cases/covering.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+namespace equigrad::conformance {
+namespace {
+
+using Pairs = std::set<std::string>;
+
+// "precision=bf16 & model=conv" for every two dimensions of every case that is not refused.
+Pairs pairs(const std::vector<CaseSpec>& cases) {
+  Pairs found;
+  for (const auto& spec : cases) {
+    if (spec.is_refused()) continue;
+    const auto dimensions = spec.dimensions();
+    for (auto a = dimensions.begin(); a != dimensions.end(); ++a)
+      for (auto b = std::next(a); b != dimensions.end(); ++b)
+        found.insert(a->first + "=" + a->second + " & " + b->first + "=" + b->second);
+  }
+  return found;
+}
+
+std::vector<CaseSpec> without(std::vector<CaseSpec> cases, std::size_t index) {
+  cases.erase(cases.begin() + static_cast<std::ptrdiff_t>(index));
+  return cases;
+}
+
+TEST(Covering, EveryPairOfValuesThatAnyValidCaseHasIsInIt) {
+  EXPECT_EQ(pairs(covering_of(default_matrix())), pairs(full_matrix()));
+}
+
+TEST(Covering, ItIsAPartOfTheMatrixWithoutARefusedCase) {
+  const auto matrix = default_matrix();
+  for (const auto& spec : covering_of(matrix)) {
+    EXPECT_EQ(std::count(matrix.begin(), matrix.end(), spec), 1) << spec.id();
+    EXPECT_FALSE(spec.is_refused()) << spec.id();
+  }
+}
+
+// The two largest dimensions have 21 and 4 values, so that no selection has fewer than 84 cases.
+TEST(Covering, ItIsNearlyAsSmallAsAnyCanBe) {
+  EXPECT_LE(covering_of(default_matrix()).size(), 90u);
+}
+
+TEST(Covering, WithoutAnyOfItsCasesAPairIsMissing) {
+  const auto selection = covering_of(default_matrix());
+  const auto all = pairs(selection);
+  for (std::size_t i = 0; i < selection.size(); ++i)
+    EXPECT_NE(pairs(without(selection, i)), all) << selection[i].id() << " is superfluous";
+}
+
+TEST(Covering, WhatIsGivenComesFirstAndSparesOthers) {
+  const auto matrix = default_matrix();
+  const auto alone = covering_of(matrix);
+  const std::vector<CaseSpec> given(alone.end() - 3, alone.end());
+  const auto selection = covering_of(matrix, given);
+  EXPECT_TRUE(std::equal(given.begin(), given.end(), selection.begin()));
+  EXPECT_EQ(pairs(selection), pairs(matrix));
+  for (std::size_t i = given.size(); i < selection.size(); ++i)
+    EXPECT_NE(pairs(without(selection, i)), pairs(matrix)) << selection[i].id();
+}
+
+TEST(Covering, TheSameMatrixHasTheSameSelection) {
+  EXPECT_EQ(covering_of(default_matrix()), covering_of(default_matrix()));
+}
+
+TEST(Covering, OfCasesThatCoverAsMuchTheMoreTellingOneIsChosen) {
+  CaseSpec plain, telling;
+  telling.world = 2, telling.accumulation = 3, telling.model = "irregular";
+  EXPECT_EQ(covering_of({plain, telling}).front(), telling);
+  EXPECT_TRUE(covering_of({}).empty());
+}
+
+}  // namespace
+}  // namespace equigrad::conformance
