@@ -58,6 +58,10 @@ Json write(const SelfCheck& check) {
   return {{"fault", check.fault}, {"what", check.what}, {"caught", check.caught}, {"by", check.by}};
 }
 
+Json write(const Part& part) {
+  return {{"name", part.name}, {"cases", part.cases}, {"wall_s", number(part.wall_s)}};
+}
+
 Json write(const MemoryRow& row) {
   return {{"stage", row.stage},       {"precision", row.precision}, {"ranks", row.ranks},
           {"category", row.category}, {"bytes", row.bytes},         {"peak_bytes", row.peak_bytes}};
@@ -215,6 +219,9 @@ Run read_run(const Json& json) {
   for (const Json& check : json.at("self_checks"))
     run.self_checks.push_back(read_self_check(check));
   for (const Json& one : json.at("cases")) run.cases.push_back(read_case(one));
+  if (json.contains("parts"))
+    for (const Json& part : json.at("parts"))
+      run.parts.push_back({part.at("name"), part.at("cases"), read_number(part.at("wall_s"))});
   if (json.contains("statements")) {
     for (const Json& one : json.at("statements"))
       run.statements.push_back(
@@ -248,6 +255,7 @@ std::string to_json(const Run& run) {
   if (!run.failure.empty()) out["failure"] = run.failure;
   if (run.signal != 0) out["signal"] = run.signal;
   if (!run.underflow.empty()) out["underflow"] = write_all(run.underflow);
+  if (!run.parts.empty()) out["parts"] = write_all(run.parts);
   if (!run.statements.empty()) out["statements"] = write_all(contract_rows(run));
   // Bytes that are not UTF-8 become U+FFFD; the default would throw and lose the whole report.
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -3,6 +3,7 @@
 #include <map>
 #include <sstream>
 
+#include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 
@@ -104,6 +105,26 @@ void write_self_checks(std::ostringstream& out, Tally& all, const Run& run, Uniq
   all.errors += tally.errors;
 }
 
+// A suite for each stage, precision and number of ranks of the part.
+void write_part(std::ostringstream& out, Tally& all, const Run& part, const std::string& name,
+                UniqueNames& unique) {
+  for (const Group& group : group_by(part, {"stage", "precision", "ranks"})) {
+    const std::string suite = (name.empty() ? "" : name + ".") + "zero" + group.key[0] + "." +
+                              group.key[1] + ".w" + group.key[2];
+    std::ostringstream body;
+    Tally tally;
+    for (const Case* one : group.cases)
+      write_case(body, tally, *one, unique(clean(one->id)), suite);
+    out << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << " time=\""
+        << shortest(group.seconds) << "\">\n"
+        << body.str() << "  </testsuite>\n";
+    all.tests += tally.tests;
+    all.failures += tally.failures;
+    all.errors += tally.errors;
+    all.skipped += tally.skipped;
+  }
+}
+
 }  // namespace
 
 std::string to_junit(const Run& run) {
@@ -111,19 +132,11 @@ std::string to_junit(const Run& run) {
   Tally all;
   UniqueNames unique;
   write_self_checks(suites, all, run, unique);
-  for (const Group& group : group_by(run, {"stage", "precision", "ranks"})) {
-    const std::string suite = "zero" + group.key[0] + "." + group.key[1] + ".w" + group.key[2];
-    std::ostringstream body;
-    Tally tally;
-    for (const Case* one : group.cases)
-      write_case(body, tally, *one, unique(clean(one->id)), suite);
-    suites << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << " time=\""
-           << shortest(group.seconds) << "\">\n"
-           << body.str() << "  </testsuite>\n";
-    all.tests += tally.tests;
-    all.failures += tally.failures;
-    all.errors += tally.errors;
-    all.skipped += tally.skipped;
+  for (const PartRange& part : part_ranges(run)) {
+    Run cases;
+    cases.cases.assign(run.cases.begin() + static_cast<std::ptrdiff_t>(part.begin),
+                       run.cases.begin() + static_cast<std::ptrdiff_t>(part.end));
+    write_part(suites, all, cases, part.name, unique);
   }
   return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"equigrad\"" +
          attributes(all) + " time=\"" + shortest(run.wall_s) + "\">\n" + suites.str() +

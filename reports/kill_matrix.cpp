@@ -25,6 +25,20 @@ std::string kills_line(const std::string& name, const KillCounts& sum) {
   return out;
 }
 
+std::string covering_line(const KillMatrix& matrix) {
+  const auto part = [&](const char* name, Faults which, double floor) {
+    const auto sum = counts(matrix, which);
+    char least[32];
+    std::snprintf(least, sizeof least, "%.0f %%", 100 * floor);
+    return std::string(name) + " " + of(sum.by_covering, sum.faults) + ", " +
+           percent(sum.by_covering, sum.faults) + " (at least " + least + ")";
+  };
+  return "caught by the covering selection alone, " +
+         count_of(static_cast<int64_t>(matrix.panel.size()), "case") + ": " +
+         part("historical faults", Faults::Historical, kCoveringHistorical) + "; " +
+         part("mutants", Faults::Mutants, kCoveringMutants);
+}
+
 }  // namespace
 
 std::string_view word(Fate fate) {
@@ -51,6 +65,7 @@ void KillCounts::add(const FaultRow& row) {
   not_run += row.fate == Fate::NotRun;
   if (row.fate != Fate::Caught || row.found.empty()) return;
   ++caught;
+  by_covering += is_covered(row);
   const Found& first = row.found.front();
   within_one_step += first.after_steps == 0 || first.after_steps == 1;
   located += first.located;
@@ -86,14 +101,31 @@ std::vector<CheckCount> checks_of(const KillMatrix& matrix) {
   return checks;
 }
 
+bool is_covered(const FaultRow& row) {
+  return row.fate == Fate::Caught && std::any_of(row.found.begin(), row.found.end(),
+                                                 [](const Found& found) { return found.covering; });
+}
+
+bool covering_holds(const KillMatrix& matrix) {
+  const auto reaches = [&](Faults which, double share) {
+    const auto sum = counts(matrix, which);
+    return static_cast<double>(sum.by_covering) >= share * static_cast<double>(sum.faults);
+  };
+  return reaches(Faults::Historical, kCoveringHistorical) &&
+         reaches(Faults::Mutants, kCoveringMutants);
+}
+
 Outcome outcome(const KillMatrix& matrix) {
   const auto sum = counts(matrix, Faults::All);
   if (matrix.interrupted) return Outcome::Interrupted;
   if (matrix.is_void) return Outcome::Void;
   if (!matrix.failure.empty()) return Outcome::Broken;
-  if (sum.survived > 0 || sum.did_not_act > 0 || !matrix.clean.alarms.empty() ||
+  const bool is_open = sum.survived > 0 || sum.did_not_act > 0;
+  if ((is_open && !matrix.covering_only) || !matrix.clean.alarms.empty() ||
       !matrix.stale_proofs.empty())
     return Outcome::Failed;
+  const bool has_floor = matrix.is_whole || matrix.covering_only;
+  if (sum.not_run == 0 && has_floor && !covering_holds(matrix)) return Outcome::Failed;
   const bool all_run = sum.not_run == 0 && matrix.clean.run >= matrix.clean.asked;
   return all_run && sum.faults > 0 ? Outcome::Held : Outcome::Inconclusive;
 }
@@ -104,7 +136,7 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix) {
   const auto all = counts(matrix, Faults::All);
   std::vector<std::string> lines = {
       kills_line("historical faults", counts(matrix, Faults::Historical)),
-      kills_line("mutants", counts(matrix, Faults::Mutants)),
+      kills_line("mutants", counts(matrix, Faults::Mutants)), covering_line(matrix),
       "located on the first line: " + of(all.located, all.caught) + " caught faults, " +
           percent(all.located, all.caught)};
   std::string elsewhere = "the rules in use elsewhere, on the same data of " +

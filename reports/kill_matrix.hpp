@@ -1,6 +1,9 @@
 // KillMatrix: everything that `equigrad faults` found, as plain values: which check caught which
 // fault, what the rules in use elsewhere say of the same data, and what clean runs raised.
 //
+// What the covering selection (`equigrad run --covering`) catches alone is counted beside it, and
+// has a floor of its own.
+//
 // Invariants: fate and summary are given by whoever ran, or counted here, never by a writer. A
 //   fault without `bugs` is a mutant. A row that is not Caught has no `found`. Only rows with
 //   has_data count for the rules in use elsewhere: the others crashed, threw or hung, which needs
@@ -38,6 +41,7 @@ struct Found {
   std::string first;     // that line
   std::string replay;
   double seconds = 0;
+  bool covering = false;  // the case is one of the covering selection
 };
 
 // relative Frobenius error, calc_diff, torch.testing.assert_close, loss curve
@@ -77,7 +81,9 @@ struct KillMatrix {
   std::string command;
   uint64_t seed = 0;
   bool full = false;
-  std::vector<std::string> panel;  // ids, in the order in which they are tried
+  bool covering_only = false;      // no other case was run
+  bool is_whole = false;           // every fault of the catalogue was asked for
+  std::vector<std::string> panel;  // the covering selection, in the order in which it is tried
   std::vector<FaultRow> faults;
   std::vector<std::string> stale_proofs;  // of faults that were caught, or that are none
   CleanRuns clean;
@@ -88,7 +94,11 @@ struct KillMatrix {
   double faults_s = 0, wall_s = 0;
 };
 
+// So many of all historical faults, and of all mutants, the covering selection alone must catch.
+inline constexpr double kCoveringHistorical = 0.97, kCoveringMutants = 0.95;
+
 struct KillCounts {
+  int64_t by_covering = 0;  // of the caught: those that some case of the covering selection caught
   int64_t faults = 0, caught = 0, within_one_step = 0, located = 0;
   int64_t survived = 0, equivalent = 0, did_not_act = 0, not_run = 0;
   int64_t with_data = 0;  // of the caught
@@ -105,6 +115,10 @@ struct CheckCount {
   int64_t first = 0, all = 0;
 };
 std::vector<CheckCount> checks_of(const KillMatrix& matrix);
+
+bool is_covered(const FaultRow& row);  // caught by a case of the covering selection
+// Whether the covering selection alone catches as much as it must.
+bool covering_holds(const KillMatrix& matrix);
 
 std::string_view word(Fate fate);  // caught, survived, equivalent, did_not_act, not_run
 Outcome outcome(const KillMatrix& matrix);

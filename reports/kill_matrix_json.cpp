@@ -12,7 +12,8 @@ Json write(const Found& found) {
           {"located", found.located},
           {"first", clean(found.first)},
           {"replay", clean(found.replay)},
-          {"seconds", number(found.seconds)}};
+          {"seconds", number(found.seconds)},
+          {"covering", found.covering}};
 }
 
 Json write(const FaultRow& row) {
@@ -32,6 +33,7 @@ Json write(const FaultRow& row) {
             {"step", row.acted_step},
             {"micro_batch", row.acted_micro_batch}}},
           {"cases", row.cases},
+          {"covering", is_covered(row)},
           {"found", found},
           {"elsewhere", elsewhere},
           {"proof", clean(row.proof)},
@@ -45,6 +47,7 @@ Json write(const KillCounts& sum) {
           {"caught", sum.caught},
           {"within_one_step", sum.within_one_step},
           {"located", sum.located},
+          {"by_covering", sum.by_covering},
           {"survived", sum.survived},
           {"equivalent", sum.equivalent},
           {"did_not_act", sum.did_not_act},
@@ -84,6 +87,7 @@ std::string to_json(const KillMatrix& matrix) {
                          {"command", clean(matrix.command)},
                          {"seed", std::to_string(matrix.seed)},
                          {"full", matrix.full},
+                         {"covering_only", matrix.covering_only},
                          {"failure", clean(matrix.failure)},
                          {"faults_s", number(matrix.faults_s)},
                          {"wall_s", number(matrix.wall_s)},

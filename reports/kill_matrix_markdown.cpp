@@ -11,11 +11,11 @@ void write_row(std::ostringstream& out, const FaultRow& row) {
   out << "| " << escape_markdown(row.name) << " | " << escape_markdown(row.what) << " | "
       << word(row.fate) << " | ";
   if (row.found.empty()) {
-    out << "| | " << escape_markdown(row.proof) << " |";
+    out << "| | | " << escape_markdown(row.proof) << " |";
   } else {
     const Found& found = row.found.front();
     out << (found.after_steps < 0 ? "?" : std::to_string(found.after_steps)) << " | "
-        << (found.located ? "yes" : "no") << " | ";
+        << (found.located ? "yes" : "no") << " | " << (is_covered(row) ? "yes" : "no") << " | ";
     for (std::size_t i = 0; i < found.checks.size(); ++i)
       out << (i == 0 ? "" : ", ") << escape_markdown(found.checks[i]);
     out << " |";
@@ -41,9 +41,9 @@ std::string to_markdown(const KillMatrix& matrix) {
   if (!matrix.failure.empty()) out << "\n" << escape_markdown(matrix.failure) << "\n";
   for (const auto& line : summary_lines(matrix)) out << "\n" << escape_markdown(line) << ".\n";
   write_alarms(out, matrix.clean);
-  out << "\n| fault | what | fate | steps | located | checks, or proof |";
+  out << "\n| fault | what | fate | steps | located | covering | checks, or proof |";
   for (const char* rule : kRuleNames) out << " " << escape_markdown(rule) << " |";
-  out << "\n|:--|:--|:--|--:|:--|:--|";
+  out << "\n|:--|:--|:--|--:|:--|:--|:--|";
   for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << "--:|";
   out << "\n";
   for (const auto& row : matrix.faults) write_row(out, row);

@@ -27,7 +27,7 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
 constexpr size_t kColumns = 12;
 
 std::string head_of(const std::vector<CheckCount>& checks) {
-  std::vector<Column> columns = {{"Fault"}, {"Fate"}, {"Steps", true}, {"Located"}};
+  std::vector<Column> columns = {{"Fault"}, {"Fate"}, {"Steps", true}, {"Located"}, {"Covering"}};
   for (const auto& check : checks) columns.push_back({shown(check.check, 40), true});
   columns.push_back({"Other checks"});
   for (const char* rule : kRuleNames) columns.push_back({escape_xml(rule), true});
@@ -63,6 +63,7 @@ std::string fault_row(const FaultRow& row, const std::vector<CheckCount>& column
   const int64_t steps = caught ? row.found[0].after_steps : -1;
   out += number_cell(!caught || steps < 0 ? "–" : std::to_string(steps));
   out += !caught ? "<td>–</td>" : row.found[0].located ? "<td>yes</td>" : "<td>no</td>";
+  out += !caught ? "<td>–</td>" : is_covered(row) ? "<td>yes</td>" : "<td>no</td>";
   for (const auto& column : columns) out += number_cell(seen_mark(row, column.check));
   out += cell(others(row, columns), 300);
   for (size_t i = 0; i < kRulesElsewhere; ++i)
@@ -79,7 +80,8 @@ std::string matrix_section(const KillMatrix& matrix) {
   return section(
       "matrix", "Kill matrix",
       "<p class=\"lead\">Steps counts from the one in which the fault first acted. Located: the "
-      "failure&#39;s first line names the phase and the step. 1st: the check that saw it first; "
+      "failure&#39;s first line names the phase and the step. Covering: a case of the covering "
+      "selection, with which every run begins, caught it. 1st: the check that saw it first; "
       "x: saw it too. The rules in use elsewhere were given the same tensors; – where the case "
       "ended before there were any.</p>\n" +
           table(count_of(static_cast<int64_t>(matrix.faults.size()), "fault"), head_of(columns),

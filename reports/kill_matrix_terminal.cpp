@@ -36,8 +36,9 @@ void write_row(std::ostringstream& out, const FaultRow& row, int width) {
   out << line;
   if (caught) {
     const Found& found = row.found.front();
-    std::snprintf(line, sizeof line, "  %4s  %s  %s  %6.2f", steps_text(found.after_steps).c_str(),
-                  found.located ? "yes" : "no ", marks(row).c_str(), row.seconds);
+    std::snprintf(line, sizeof line, "  %4s  %s  %s  %s  %6.2f",
+                  steps_text(found.after_steps).c_str(), found.located ? "yes" : "no ",
+                  is_covered(row) ? "yes" : "no ", marks(row).c_str(), row.seconds);
     out << line << "  " << first_checks(found) << "\n";
   } else if (row.fate == Fate::Equivalent) {
     out << "  " << clean(row.proof) << "\n";
@@ -60,10 +61,15 @@ void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
 std::string verdict(const KillMatrix& matrix) {
   switch (outcome(matrix)) {
     case Outcome::Held:
+      if (matrix.covering_only)
+        return "HELD  the covering selection alone catches as many faults as it must.";
       return "HELD  every fault was caught or is proved to change nothing, and nothing clean "
              "raised an alarm.";
     case Outcome::Failed:
-      return "FAILED  a fault survived or did not act, or something clean raised an alarm.";
+      if (matrix.covering_only)
+        return "FAILED  the covering selection alone does not catch as many faults as it must.";
+      return "FAILED  a fault survived or did not act, the covering selection catches too few, or "
+             "something clean raised an alarm.";
     case Outcome::Void:
       return "VOID  " + clean(matrix.failure);
     case Outcome::Broken:
@@ -83,13 +89,13 @@ std::string to_terminal(const KillMatrix& matrix) {
   std::size_t width = 5;
   for (const auto& row : matrix.faults) width = std::max(width, row.name.size());
   char line[256];
-  std::snprintf(line, sizeof line, "# %-*s  %-11s  %-12s  %4s  %s  %s  %6s  %s\n",
-                static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "else", "s",
-                "checks that caught it");
+  std::snprintf(line, sizeof line, "# %-*s  %-11s  %-12s  %4s  %s  %s  %s  %6s  %s\n",
+                static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "cov", "else",
+                "s", "checks that caught it");
   out << line;
   for (const auto& row : matrix.faults) write_row(out, row, static_cast<int>(width));
   out << "#\n# step: optimizer steps from the one in which it acted; loc: located on the first "
-         "line\n# else: ";
+         "line\n# cov: caught by a case of the covering selection\n# else: ";
   for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << (i == 0 ? "" : ", ") << kRuleNames[i];
   out << "; x: would have seen it\n#\n# check that saw it: faults it saw, and saw first\n";
   for (const auto& check : checks_of(matrix)) {

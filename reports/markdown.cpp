@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 
@@ -38,6 +39,12 @@ void write_table(std::ostringstream& out, const Run& run) {
   }
 }
 
+std::string parts_text(const Run& run) {
+  std::string out;
+  for (const std::string& line : part_lines(run)) out += escape_markdown(line) + ".\n\n";
+  return out;
+}
+
 void write_front(std::ostringstream& out, const Run& run) {
   const Counts sum = counts(run);
   out << "## Equigrad: " << word(outcome(run)) << "\n\n"
@@ -45,7 +52,7 @@ void write_front(std::ostringstream& out, const Run& run) {
       << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
       << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
       << ".\n\n"
-      << environment_line(run.environment) << ", seed " << run.seed << "\n";
+      << parts_text(run) << environment_line(run.environment) << ", seed " << run.seed << "\n";
   write_table(out, run);
   out << "\n| planted fault | caught by |\n|:--|:--|\n";
   for (const SelfCheck& check : run.self_checks) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "reports/document.hpp"
+#include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 
@@ -56,6 +57,12 @@ std::string self_check_line(const Run& run) {
          "</a> caught in this run.</p>\n";
 }
 
+std::string part_paragraphs(const Run& run) {
+  std::string out;
+  for (const std::string& line : part_lines(run)) out += "<p>" + escape_xml(line) + "</p>\n";
+  return out;
+}
+
 }  // namespace
 
 std::string group_anchor(const std::string& stage, const std::string& precision,
@@ -66,8 +73,8 @@ std::string group_anchor(const std::string& stage, const std::string& precision,
 std::string page_banner(const Run& run) {
   const Counts sum = counts(run);
   const Group all = whole(run);
-  std::string out = "<p>" + escape_xml(outcome_text(run)) + "</p>\n" + self_check_line(run) +
-                    "<dl class=\"tiles\">\n";
+  std::string out = "<p>" + escape_xml(outcome_text(run)) + "</p>\n" + part_paragraphs(run) +
+                    self_check_line(run) + "<dl class=\"tiles\">\n";
   out += tile(grouped(sum.executed()), "cases ran", "");
   out += tile(grouped(sum.equal), "equal, bit for bit", "");
   out += tile(grouped(sum.within), "within their bound", sum.within == 0 ? "zero" : "");

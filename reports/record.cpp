@@ -157,6 +157,7 @@ int exit_code(const Run& run) { return exit_code(outcome(run), run.signal); }
 Run merge(const std::vector<Run>& shards) {
   require(!shards.empty(), "expected at least one run, got none. Name the run.json files.");
   Run whole = shards.front();
+  whole.parts.clear();
   std::set<std::string> seen;
   for (const Case& one : whole.cases) seen.insert(one.id);
   for (size_t i = 1; i < shards.size(); ++i) {

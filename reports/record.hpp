@@ -95,6 +95,7 @@ struct Run {
   std::string command;
   std::vector<SelfCheck> self_checks;
   std::vector<Case> cases;
+  std::vector<Part> parts;  // of the cases, one after the other; empty: the run has none
   std::vector<Statement> statements;
   std::map<std::string, int64_t> not_run;  // reason -> cases that are not even listed
   std::string failure;  // what ended the run before its cases began; empty: nothing did
@@ -139,6 +140,7 @@ int exit_code(Outcome outcome, int signal);
 int exit_code(const Run& run);
 
 // Shards of one run as one run: same schema, seed and commit, no case twice, or it throws.
+// It has no parts.
 Run merge(const std::vector<Run>& shards);
 
 }  // namespace equigrad::reports

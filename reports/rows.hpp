@@ -1,7 +1,7 @@
 // Rows: what a run's record (record.hpp) holds beside its cases.
 //
 // Invariants: plain values.
-// Units: bytes and elements; scales are powers of two.
+// Units: bytes and elements; scales are powers of two; seconds are wall clock.
 // Errors: none.
 // Depends on: the C++ standard library only.
 #pragma once
@@ -10,6 +10,13 @@
 #include <string>
 
 namespace equigrad::reports {
+
+// Cases of a run that had all ended before those of the next part began.
+struct Part {
+  std::string name;  // covering, rest
+  int64_t cases = 0;
+  double wall_s = 0;
+};
 
 // Bytes that one rank (the largest) holds in one category of the engine's ledger.
 struct MemoryRow {

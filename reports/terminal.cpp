@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reports/contract.hpp"
+#include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 #include "reports/underflow.hpp"
@@ -154,6 +155,7 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   write_wrong(out, run, options);
   out << "\n";
   write_reasons(out, run);
+  for (const std::string& line : part_lines(run)) out << "# " << line << "\n";
   std::string headline(word(end));
   for (char& c : headline) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   const Verdict tone = end == Outcome::Held                             ? Verdict::Equal

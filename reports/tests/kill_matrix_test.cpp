@@ -70,6 +70,48 @@ TEST(KillMatrix, TheFiguresAreCountedByKind) {
   EXPECT_EQ(checks[0].first, 1);
 }
 
+// Of 40 faults 39 are 97.5 %, and 38 are 95 %.
+TEST(KillMatrix, WhatTheCoveringSelectionCatchesAloneHasAFloor) {
+  const auto outcome_with = [](int64_t historical, int64_t mutants, auto change) {
+    KillMatrix matrix = example();
+    matrix.faults.clear();
+    for (int i = 0; i < 80; ++i) {
+      auto& row = matrix.faults.emplace_back(caught("one", {"exact/master"}, 0));
+      if (i < 40) row.bugs = {"DS-01"};
+      row.found[0].covering = i < 40 ? i < historical : i - 40 < mutants;
+    }
+    change(matrix);
+    return outcome(matrix);
+  };
+  const auto whole = [](KillMatrix& of) { of.is_whole = true; };
+  const auto only = [](KillMatrix& of) {
+    of.covering_only = true;
+    for (auto& row : of.faults)
+      if (!row.found[0].covering) row.fate = Fate::Survived, row.found.clear();
+  };
+  EXPECT_EQ(outcome_with(39, 38, whole), Outcome::Held);
+  EXPECT_EQ(outcome_with(38, 40, whole), Outcome::Failed);
+  EXPECT_EQ(outcome_with(40, 37, whole), Outcome::Failed);
+  EXPECT_EQ(outcome_with(0, 0, [](KillMatrix&) {}), Outcome::Held) << "a few faults by name";
+  EXPECT_EQ(outcome_with(39, 38, only), Outcome::Held);
+  EXPECT_EQ(outcome_with(38, 38, only), Outcome::Failed);
+}
+
+TEST(KillMatrix, EveryFormatSaysWhatTheCoveringSelectionCatches) {
+  auto matrix = example();
+  matrix.faults[0].found[0].covering = matrix.faults[2].found[0].covering = true;
+  const std::string line =
+      "caught by the covering selection alone, 1 case: historical faults 1 of 2, 50.0 % (at least "
+      "97 %); mutants 1 of 1, 100.0 % (at least 95 %)";
+  EXPECT_THAT(to_terminal(matrix), HasSubstr(line));
+  EXPECT_THAT(to_html(matrix), HasSubstr(line));
+  EXPECT_THAT(to_markdown(matrix), HasSubstr("covering selection alone"));
+  const auto read = nlohmann::json::parse(to_json(matrix));
+  EXPECT_EQ(read.at("historical").at("by_covering"), 1);
+  EXPECT_EQ(read.at("faults")[0].at("covering"), true);
+  EXPECT_EQ(read.at("faults")[1].at("covering"), false);
+}
+
 // Each way to fail, alone.
 TEST(KillMatrix, TheExitCodeIsThatOfTheWorst) {
   const auto code_of = [](auto change) {

@@ -1,0 +1,27 @@
+// Parts: a run whose covering selection was run before the rest, part by part.
+//
+// Invariants: a run without parts has no lines and one range, without a name.
+// Units: elements; seconds of wall clock.   Errors: none.   Depends on: record.hpp.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "reports/record.hpp"
+
+namespace equigrad::reports {
+
+// The cases [begin, end) of a run.
+struct PartRange {
+  std::string name;
+  std::size_t begin = 0, end = 0;
+};
+std::vector<PartRange> part_ranges(const Run& run);
+
+// A line for each part, such as "covering: HELD  88 cases, 25,378,723 elements compared, 0
+// differing where none may, in 14.4 s". What the planted faults said is the whole run's verdict,
+// not a part's.
+std::vector<std::string> part_lines(const Run& run);
+
+}  // namespace equigrad::reports
