@@ -12,10 +12,7 @@ namespace equigrad::conformance {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Outcomes = std::vector<ranks::Outcome>;
 using nlohmann::json;
-
-constexpr double kTwinTimeout_s = 180, kCaseTimeout_s = 60;
 
 // Not the standard library's distributions, which differ from one library to the next.
 class Dice {
@@ -94,7 +91,7 @@ struct SlotState {
 
 class CleanRun {
  public:
-  CleanRun(const CleanOptions& options, TaskSlots& slots)
+  CleanRun(const CleanOptions& options, ProcessSlots& slots)
       : options_(options), slots_(slots), states_(slots.size()) {
     runs_.asked = options.count;
   }
@@ -105,13 +102,9 @@ class CleanRun {
   bool begin(std::size_t slot);
   void take(const CaseSpec& spec, uint64_t seed, const json& knobs, const Outcomes& outcomes);
   std::string replay(const CaseSpec& spec, uint64_t seed, const json& knobs) const;
-  std::chrono::milliseconds timeout(double seconds) const {
-    return std::chrono::milliseconds(
-        static_cast<long long>(1e3 * seconds * options_.timeout_scale));
-  }
 
   const CleanOptions& options_;
-  TaskSlots& slots_;
+  ProcessSlots& slots_;
   std::vector<SlotState> states_;
   int64_t groups_ = 0, begun_ = 0, replaced_ = 0;
   reports::CleanRuns runs_;
@@ -143,7 +136,7 @@ std::optional<Task> CleanRun::next_task(std::size_t slot) {
                 {state.has_twin ? "twin" : "path", state.twin}};
   if (!state.has_twin) {
     state.has_twin = true;
-    return Task{1, asked, timeout(kTwinTimeout_s),
+    return Task{1, asked, kTwinTimeout_s,
                 [this, slot, spec, seed](const Outcomes& outcomes, double) {
                   if (ranks::all_ok(outcomes)) return;
                   take(spec, seed, json::object(), outcomes);
@@ -152,7 +145,7 @@ std::optional<Task> CleanRun::next_task(std::size_t slot) {
   }
   const json knobs = state.group.knobs[state.next++];
   asked["knobs"] = knobs;
-  return Task{spec.world, asked, timeout(kCaseTimeout_s),
+  return Task{spec.world, asked, kCaseTimeout_s,
               [this, spec, seed, knobs](const Outcomes& outcomes, double) {
                 take(spec, seed, knobs, outcomes);
               }};
@@ -204,7 +197,7 @@ CleanGroup clean_group(uint64_t seed, int64_t index, bool with_images) {
   return group;
 }
 
-reports::CleanRuns clean_runs(const CleanOptions& options, TaskSlots& slots) {
+reports::CleanRuns clean_runs(const CleanOptions& options, ProcessSlots& slots) {
   return CleanRun(options, slots).run();
 }
 

@@ -40,10 +40,9 @@ struct CleanOptions {
   uint64_t seed = 1;
   DataFiles data;
   std::string replay_prefix, replay_suffix;
-  double timeout_scale = 1;
   bool quiet = false;
   std::function<bool()> is_late = [] { return false; };
 };
-reports::CleanRuns clean_runs(const CleanOptions& options, TaskSlots& slots);
+reports::CleanRuns clean_runs(const CleanOptions& options, ProcessSlots& slots);
 
 }  // namespace equigrad::conformance

@@ -4,14 +4,14 @@
 #include <chrono>
 #include <cstdio>
 
+#include "conformance/campaigns/process_slots.hpp"
 #include "conformance/campaigns/progress.hpp"
-#include "conformance/ranks/interrupt.hpp"
 #include "conformance/verdict/comparison_judge.hpp"
 #include "conformance/verdict/lane_tally.hpp"
 #include "conformance/verdict/statistics.hpp"
 #include "reports/text.hpp"
 
-namespace equigrad::conformance::cli {
+namespace equigrad::conformance {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -21,20 +21,21 @@ using reports::ComparedRun;
 using reports::ComparisonOutcome;
 
 constexpr int kStepsARequest = 10;
+constexpr double kStepsTimeout_s = 300;
 
 // A text that begins with a comment would be taken for a path.
 std::string without_comments(const std::string& config) {
   return json::parse(config, nullptr, true, true).dump();
 }
 
-int64_t largest(const std::vector<Outcome>& outcomes, const char* key) {
+int64_t largest(const Outcomes& outcomes, const char* key) {
   int64_t most = 0;
   for (const auto& outcome : outcomes) most = std::max(most, outcome.answer.at(key).get<int64_t>());
   return most;
 }
 
 // What is held by the rank that holds most.
-std::map<std::string, int64_t> held_of(const std::vector<Outcome>& outcomes) {
+std::map<std::string, int64_t> held_of(const Outcomes& outcomes) {
   const auto most = std::max_element(
       outcomes.begin(), outcomes.end(), [](const Outcome& one, const Outcome& other) {
         return one.answer.at("held_bytes") < other.answer.at("held_bytes");
@@ -45,54 +46,46 @@ std::map<std::string, int64_t> held_of(const std::vector<Outcome>& outcomes) {
 // Trains run after run, each in processes of its own, so that one's memory is not another's.
 class Comparing {
  public:
-  Comparing(const CompareCommand& command, const ranks::Handler& serve, reports::Comparison& to);
+  Comparing(const CompareOptions& options, const ranks::Handler& serve, reports::Comparison& to);
   void run();
 
  private:
   bool train(int configuration, uint64_t seed);
-  bool advance(ranks::Pool& pool, const json& start, ComparedRun& run);
-  std::optional<std::vector<Outcome>> ask(ranks::Pool& pool, const json& request, ComparedRun& run);
+  bool advance(ProcessSlots& slots, const json& start, ComparedRun& run);
+  std::optional<Outcomes> ask(ProcessSlots& slots, const json& request, ComparedRun& run);
   void print_head() const;
   void print(const ComparedRun& run) const;
 
-  const CompareCommand& command_;
+  const CompareOptions& options_;
   const ranks::Handler serve_;
   reports::Comparison& to_;
   Progress progress_;
-  std::vector<int> ranks_;
   std::vector<double> seconds_;  // by step of the run under way
   std::optional<Ending> ending_;
 };
 
-Comparing::Comparing(const CompareCommand& command, const ranks::Handler& serve,
+Comparing::Comparing(const CompareOptions& options, const ranks::Handler& serve,
                      reports::Comparison& to)
-    : command_(command),
+    : options_(options),
       serve_(serve),
       to_(to),
-      progress_(int64_t{2} * command.steps * command.seeds, command.quiet, "steps") {
-  for (int rank = 0; rank < command.world; ++rank) ranks_.push_back(rank);
-}
+      progress_(int64_t{2} * options.steps * options.seeds, options.quiet, "steps") {}
 
 // Nothing where it was interrupted or a rank did not answer; why is in ending_ then.
-std::optional<std::vector<Outcome>> Comparing::ask(ranks::Pool& pool, const json& request,
-                                                   ComparedRun& run) {
-  pool.start(ranks_, request);
-  std::optional<ranks::Finished> finished;
-  while (!finished) {
-    finished = pool.wait(std::chrono::seconds(1));
-    if (ranks::interrupted() == 0) continue;
+std::optional<Outcomes> Comparing::ask(ProcessSlots& slots, const json& request, ComparedRun& run) {
+  auto outcomes = slots.ask(options_.world, request, kStepsTimeout_s);
+  if (!outcomes) {
     run.trouble = "interrupted";
     ending_ = {ComparisonOutcome::Interrupted, "Stopped in run " +
                                                    std::to_string(to_.runs.size() + 1) + " of " +
-                                                   std::to_string(2 * command_.seeds) + "."};
+                                                   std::to_string(2 * options_.seeds) + "."};
     return std::nullopt;
   }
-  if (ranks::all_ok(finished->outcomes)) return finished->outcomes;
-  run.trouble = ranks::failures(finished->outcomes);
-  const bool thrown =
-      std::any_of(finished->outcomes.begin(), finished->outcomes.end(), [](const Outcome& outcome) {
-        return outcome.kind == Outcome::Kind::Error && !ranks::is_infrastructure_error(outcome);
-      });
+  if (ranks::all_ok(*outcomes)) return outcomes;
+  run.trouble = ranks::failures(*outcomes);
+  const bool thrown = std::any_of(outcomes->begin(), outcomes->end(), [](const Outcome& outcome) {
+    return outcome.kind == Outcome::Kind::Error && !ranks::is_infrastructure_error(outcome);
+  });
   ending_ = {thrown ? ComparisonOutcome::Failed : ComparisonOutcome::Broken,
              std::string(run.configuration == 0 ? "A" : "B") + " with seed " +
                  std::to_string(run.seed) + ", step " + std::to_string(run.losses.size() + 1) +
@@ -101,26 +94,26 @@ std::optional<std::vector<Outcome>> Comparing::ask(ranks::Pool& pool, const json
 }
 
 // The next steps of a run.
-bool Comparing::advance(ranks::Pool& pool, const json& start, ComparedRun& run) {
+bool Comparing::advance(ProcessSlots& slots, const json& start, ComparedRun& run) {
   json request = start;
   request["verb"] = "steps";
   const auto done = static_cast<int>(run.losses.size());
-  const int count = std::min(kStepsARequest, command_.steps - done);
+  const int count = std::min(kStepsARequest, options_.steps - done);
   request["count"] = count;
-  const auto outcomes = ask(pool, request, run);
+  const auto outcomes = ask(slots, request, run);
   if (!outcomes) return false;
   for (int step = 0; step < count; ++step) {
     double loss = 0, slowest_s = 0;
     for (const auto& outcome : *outcomes) {
       const auto index = static_cast<std::size_t>(step);
-      loss += exact_value(outcome.answer.at("losses").at(index)) / command_.world;
+      loss += exact_value(outcome.answer.at("losses").at(index)) / options_.world;
       slowest_s = std::max(slowest_s, outcome.answer.at("seconds").at(index).get<double>());
     }
     run.losses.push_back(loss);
     seconds_.push_back(slowest_s);
   }
   progress_.update(
-      static_cast<int64_t>(to_.runs.size()) * command_.steps + done + count, 0,
+      static_cast<int64_t>(to_.runs.size()) * options_.steps + done + count, 0,
       std::string(run.configuration == 0 ? "A" : "B") + ", seed " + std::to_string(run.seed));
   return true;
 }
@@ -131,31 +124,31 @@ bool Comparing::train(int configuration, uint64_t seed) {
   run.configuration = configuration;
   run.seed = seed;
   seconds_.clear();
-  ranks::Pool pool(
-      command_.world, serve_,
-      {std::chrono::milliseconds(static_cast<long long>(300'000 * command_.timeout_scale)),
-       std::chrono::milliseconds(2'000), false});
+  ProcessSlots slots({.slots = 1,
+                      .widest = options_.world,
+                      .timeout_scale = options_.timeout_scale,
+                      .serve = serve_});
   json request = {{"do", "compare"},
                   {"verb", "start"},
-                  {"kind", command_.data},
+                  {"kind", options_.data},
                   {"seed", seed},
                   {"config", without_comments(to_.configurations[of].text)},
-                  {"layers", command_.layers},
-                  {"dim", command_.dim},
-                  {"heads", command_.heads},
-                  {"context", command_.context},
-                  {"data", to_json(find_data(command_.data_dir, true))}};
-  const auto started = ask(pool, request, run);
+                  {"layers", options_.layers},
+                  {"dim", options_.dim},
+                  {"heads", options_.heads},
+                  {"context", options_.context},
+                  {"data", to_json(find_data(options_.data_dir, true))}};
+  const auto started = ask(slots, request, run);
   if (started && to_.runs.empty()) {
     to_.parameters = started->front().answer.at("parameters");
     to_.tokens_per_step = started->front().answer.at("tokens");
     print_head();
   }
   bool going = started.has_value();
-  while (going && static_cast<int>(run.losses.size()) < command_.steps)
-    going = advance(pool, request, run);
+  while (going && static_cast<int>(run.losses.size()) < options_.steps)
+    going = advance(slots, request, run);
   request["verb"] = "finish";
-  if (const auto outcomes = going ? ask(pool, request, run) : std::nullopt) {
+  if (const auto outcomes = going ? ask(slots, request, run) : std::nullopt) {
     run.complete = true;
     run.step_s = median_of(seconds_);
     run.held = held_of(*outcomes);
@@ -174,8 +167,8 @@ bool Comparing::train(int configuration, uint64_t seed) {
 void Comparing::print_head() const {
   std::printf("# compare: %s, %s, %s parameters, %d rank%s, %d steps, %d seeds from %llu\n",
               to_.data.c_str(), to_.model.c_str(), reports::grouped(to_.parameters).c_str(),
-              to_.ranks, to_.ranks == 1 ? "" : "s", command_.steps, command_.seeds,
-              static_cast<unsigned long long>(command_.seed));
+              to_.ranks, to_.ranks == 1 ? "" : "s", options_.steps, options_.seeds,
+              static_cast<unsigned long long>(options_.seed));
   std::printf("# A: %s\n# B: %s\n# final loss: mean of the last %lld steps; margin: %s\n#\n",
               to_.configurations[0].name.c_str(), to_.configurations[1].name.c_str(),
               static_cast<long long>(to_.final_steps), reports::margin_text(to_).c_str());
@@ -207,9 +200,9 @@ void Comparing::run() {
 
 }  // namespace
 
-void run_comparison(const CompareCommand& command, const ranks::Handler& serve,
+void run_comparison(const CompareOptions& options, const ranks::Handler& serve,
                     reports::Comparison& comparison) {
-  Comparing(command, serve, comparison).run();
+  Comparing(options, serve, comparison).run();
 }
 
-}  // namespace equigrad::conformance::cli
+}  // namespace equigrad::conformance

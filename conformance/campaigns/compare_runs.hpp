@@ -5,16 +5,31 @@
 // comparison however it ends.
 // Units: losses are means over ranks, seconds the slowest rank's, bytes the largest rank's.
 // Errors: none of a rank's: they are the comparison's outcome.
-// Depends on: cli.hpp, reports/comparison.hpp.
+// Depends on: program.hpp, reports/comparison.hpp.
 #pragma once
 
-#include "conformance/cli/cli.hpp"
+#include <cstdint>
+#include <string>
+
+#include "conformance/on_rank/program.hpp"
 #include "reports/comparison.hpp"
 
-namespace equigrad::conformance::cli {
+namespace equigrad::conformance {
+
+struct CompareOptions {
+  std::string data = "text";  // or images
+  int steps = 1000;           // of a run
+  int seeds = 5;              // pairs of runs
+  int world = 2;
+  int layers = 3, dim = 96, heads = 4, context = 64;
+  uint64_t seed = 1234;  // the first
+  std::string data_dir;
+  double timeout_scale = 1;
+  bool quiet = false;
+};
 
 // Prints a line for each run. `comparison` comes with its settings and gets all the rest.
-void run_comparison(const CompareCommand& command, const ranks::Handler& serve,
+void run_comparison(const CompareOptions& options, const ranks::Handler& serve,
                     reports::Comparison& comparison);
 
-}  // namespace equigrad::conformance::cli
+}  // namespace equigrad::conformance

@@ -1,36 +1,13 @@
 #include "conformance/campaigns/contract_runner.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "conformance/campaigns/progress.hpp"
-#include "conformance/campaigns/slots.hpp"
 #include "conformance/contract/known_mistakes.hpp"
-#include "conformance/ranks/interrupt.hpp"
-#include "conformance/ranks/pool.hpp"
 #include "conformance/verdict/contract_judge.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr double kTimeoutMs = 60'000;
-constexpr int kWidest = 4;
-
-struct Slot {
-  int job = -1;
-  std::size_t spec = 0;
-  Clock::time_point start;
-};
-
-std::size_t slot_count(const ContractOptions& options) {
-  const auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
-                                        : slots_for(std::thread::hardware_concurrency(),
-                                                    available_memory_bytes(), kWidest);
-  return std::min(wanted, options.specs.size());
-}
 
 reports::Case empty_record(const ContractOptions& options, const Spec& spec,
                            const std::string& reason) {
@@ -84,47 +61,41 @@ std::vector<reports::Case> not_run(const ContractOptions& options, const std::st
   return records;
 }
 
-std::vector<reports::Case> run_contract(const ContractOptions& options) {
+std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessSlots& slots) {
   auto records = not_run(options, "interrupted before this case");
-  if (records.empty() || ranks::interrupted() != 0) return records;
-  std::vector<Slot> slots(slot_count(options));
-  const std::chrono::milliseconds timeout(
-      static_cast<long long>(kTimeoutMs * options.timeout_scale));
-  ranks::Pool pool(static_cast<int>(slots.size()) * kWidest, serve,
-                   {timeout, std::chrono::milliseconds(2'000), false});
-  Progress progress(static_cast<int64_t>(records.size()), options.quiet);
   std::size_t next = 0;
   int64_t done = 0, failed = 0;
-  while (ranks::interrupted() == 0) {
-    for (std::size_t i = 0; i < slots.size() && next < records.size(); ++i) {
-      if (slots[i].job >= 0) continue;
-      std::vector<int> set;
-      for (int rank = 0; rank < options.specs[next].world; ++rank)
-        set.push_back(static_cast<int>(i) * kWidest + rank);
-      nlohmann::json request = {{"do", "contract"},
-                                {"id", records[next].id},
-                                {"seed", options.seed},
-                                {"data", to_json(options.data)},
-                                {"fault", options.fault}};
-      if (!options.plant.empty()) request["plant"] = options.plant;
-      slots[i] = {pool.start(set, request), next, Clock::now()};
-      ++next;
-    }
-    if (pool.jobs() == 0) break;
-    const auto finished = pool.wait(std::chrono::milliseconds(1'000));
-    if (!finished) continue;
-    for (auto& slot : slots) {
-      if (slot.job != finished->job) continue;
-      slot.job = -1;
-      auto& record = records[slot.spec];
-      judge_contract(record, finished->outcomes);
-      record.seconds = std::chrono::duration<double>(Clock::now() - slot.start).count();
-      if (!reports::passed(record.verdict)) ++failed;
-      progress.update(++done, failed, options.specs[slot.spec].of->name);
-    }
-  }
+  std::string now;
+  const auto next_task = [&](std::size_t) -> std::optional<Task> {
+    if (next == records.size()) return std::nullopt;
+    auto& record = records[next];
+    const auto& spec = options.specs[next++];
+    nlohmann::json request = {{"do", "contract"},
+                              {"id", record.id},
+                              {"seed", options.seed},
+                              {"data", to_json(options.data)},
+                              {"fault", options.fault}};
+    if (!options.plant.empty()) request["plant"] = options.plant;
+    now = spec.of->name;
+    return Task{spec.world, request, kCaseTimeout_s, [&](const Outcomes& outcomes, double seconds) {
+                  judge_contract(record, outcomes);
+                  record.seconds = seconds;
+                  ++done;
+                  if (!reports::passed(record.verdict)) ++failed;
+                }};
+  };
+  Progress progress(static_cast<int64_t>(records.size()), options.quiet);
+  slots.run(next_task, [&] { progress.update(done, failed, now); });
   progress.finish();
   return records;
+}
+
+std::vector<reports::Case> run_contract(const ContractOptions& options) {
+  ProcessSlots slots({.slots = options.slots,
+                      .most = options.specs.size(),
+                      .timeout_scale = options.timeout_scale,
+                      .serve = serve});
+  return run_contract(options, slots);
 }
 
 }  // namespace equigrad::conformance::contract

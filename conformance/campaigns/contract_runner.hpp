@@ -1,9 +1,9 @@
-// ContractRunner: contract cases over a pool of ranks, as records.
+// ContractRunner: contract cases over process slots, as records.
 //
 // Invariants: every spec is in the result once, in the order given, with a verdict.
-// Units: time-outs are seconds of wall clock times timeout_scale.
+// Units: seconds of wall clock.
 // Errors: equigrad::Error when the pool cannot start.
-// Depends on: contract_case.hpp, matrix.hpp, program.hpp, ranks/pool.hpp, reports/record.hpp. No
+// Depends on: process_slots.hpp, contract_case.hpp, matrix.hpp, program.hpp, reports/record.hpp. No
 // torch.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/campaigns/process_slots.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/on_rank/program.hpp"
@@ -36,7 +37,8 @@ std::vector<Spec> selected_specs(const Selection& selection, bool full);
 // The contract's lines and its cases in words.
 std::vector<reports::Statement> statements();
 
-std::vector<reports::Case> run_contract(const ContractOptions& options);
+std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessSlots& slots);
+std::vector<reports::Case> run_contract(const ContractOptions& options);  // in slots of its own
 // Records of cases that are not run at all, for this reason.
 std::vector<reports::Case> not_run(const ContractOptions& options, const std::string& reason);
 

@@ -1,9 +1,9 @@
-// FaultPanel: the cases of the matrix into which every fault is planted.
+// FaultPanel: the cases into which every fault is planted: the covering selection's, and the
+// contract's for what is left.
 //
-// Invariants: every value of every dimension of the matrix is in it, no two cases share a twin, and
-// each takes a fraction of a second. The order is that in which a fault meets them: those that
-// catch most come first.
-// Units: none.   Errors: none.   Depends on: matrix.hpp, contract/contract_case.hpp.
+// Invariants: the order is that in which a fault meets them: those that catch most come first.
+// Units: none.   Errors: none.
+// Depends on: covering_selection.hpp, matrix.hpp, contract/contract_case.hpp.
 #pragma once
 
 #include <vector>
@@ -13,12 +13,13 @@
 
 namespace equigrad::conformance {
 
+// Those of the matrix, all of the covering selection.
 const std::vector<CaseSpec>& fault_panel();
 
 // Every case of the contract, for what the panel did not catch.
 struct ContractPanel {
   std::vector<contract::Spec> cases;
-  std::size_t telling = 0;  // so many of them, the first, see what no case of the matrix can
+  std::size_t covering = 0;  // so many of them, the first, are the covering selection's
 };
 ContractPanel contract_panel();
 

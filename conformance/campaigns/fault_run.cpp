@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 #include "conformance/campaigns/clean_runs.hpp"
 #include "conformance/campaigns/fault_panel.hpp"
@@ -21,14 +20,9 @@ namespace equigrad::conformance {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Outcomes = std::vector<ranks::Outcome>;
 using reports::Fate;
-using std::chrono::milliseconds;
 
-constexpr int kWidest = 4;
-constexpr double kTwinTimeout_s = 180, kCaseTimeout_s = 60;
-// A fault may hang the ranks, which is found out by waiting: this long, and longer for a case that
-// takes long without a fault.
+// Ranks may hang, which is found out by waiting: so long, or longer where the case takes long.
 constexpr double kFaultyTimeout_s = 6, kFaultyTimes = 10;
 
 // A fault on its way through the cases.
@@ -52,15 +46,12 @@ class FaultRun {
   void chase_through_panel();
   void chase_through_contract(std::size_t cases);
   Task planted(std::size_t fault, std::size_t number);
-  Task planted_in_contract(std::size_t fault, const contract::Spec& spec);
-  void take(std::size_t fault, const FaultVerdict& verdict, double seconds);
+  Task planted_in_contract(std::size_t fault, std::size_t number);
+  void take(std::size_t fault, const FaultVerdict& verdict, bool covering, double seconds);
   void settle();
   void run_clean();
-  bool is_late() const;
+  bool is_late() const { return options_.minutes > 0 && seconds() > 60 * options_.minutes; }
   bool is_caught(std::size_t fault) const { return !matrix_.faults[fault].found.empty(); }
-  milliseconds timeout(double seconds) const {
-    return milliseconds(static_cast<long long>(1e3 * seconds * options_.timeout_scale));
-  }
   nlohmann::json request(const char* what, const std::string& id) const {
     return {{"do", what}, {"id", id}, {"seed", options_.seed}, {"data", to_json(options_.data)}};
   }
@@ -68,15 +59,15 @@ class FaultRun {
     return options_.replay_prefix + " " + id + " --seed " + std::to_string(options_.seed) +
            " --fault " + fault + options_.replay_suffix;
   }
-  std::string twin_of(std::size_t number) const {
-    return slots_.directory() + "/panel." + std::to_string(number);
+  std::string twin_of(std::size_t i) const {
+    return slots_.directory() + "/panel." + std::to_string(i);
   }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   const FaultOptions& options_;
   const ContractPanel contract_panel_ = contract_panel();
   Clock::time_point start_ = Clock::now();
-  TaskSlots slots_;
+  ProcessSlots slots_;
   std::vector<double> clean_s_;  // of the panel
   std::vector<Chase> chases_;
   reports::KillMatrix matrix_;
@@ -84,12 +75,17 @@ class FaultRun {
 
 FaultRun::FaultRun(const FaultOptions& options)
     : options_(options),
-      slots_(options.slots, kWidest, options.serve),
+      slots_(
+          {.slots = options.slots, .timeout_scale = options.timeout_scale, .serve = options.serve}),
       clean_s_(options.panel.size(), 0) {
   matrix_.seed = options.seed;
   matrix_.full = options.full;
+  matrix_.covering_only = options.covering_only;
+  matrix_.is_whole = options.faults.size() == faults::fault_names().size();
   matrix_.clean.asked = options.clean;
   for (const auto& spec : options.panel) matrix_.panel.push_back(spec.id());
+  for (std::size_t i = 0; i < contract_panel_.covering; ++i)
+    matrix_.panel.push_back(contract_panel_.cases[i].id());
   make_rows();
 }
 
@@ -97,12 +93,11 @@ void FaultRun::make_rows() {
   for (const auto& name : options_.faults) {
     const auto& fault = faults::fault_named(name);
     Chase chase{&fault};
-    reports::FaultRow row;
-    row.name = fault.name;
-    row.what = fault.what;
-    row.seam = fault.seam;
-    row.phase = fault.phase;
-    row.bugs = fault.bugs;
+    reports::FaultRow row{.name = fault.name,
+                          .what = fault.what,
+                          .seam = fault.seam,
+                          .phase = fault.phase,
+                          .bugs = fault.bugs};
     for (const auto& survivor : faults::survivors())
       if (survivor.fault == name) row.proof = survivor.proof;
     chase.has_proof = !row.proof.empty();
@@ -110,8 +105,6 @@ void FaultRun::make_rows() {
     matrix_.faults.push_back(row);
   }
 }
-
-bool FaultRun::is_late() const { return options_.minutes > 0 && seconds() > 60 * options_.minutes; }
 
 // Twins, and the panel without a fault: what fails then proves nothing.
 void FaultRun::hold_panel() {
@@ -127,11 +120,11 @@ void FaultRun::hold_panel() {
     asked[is_case ? "twin" : "path"] = twin_of(number);
     has_twin[slot].reset();
     if (is_case)
-      return Task{spec.world, asked, timeout(kCaseTimeout_s),
+      return Task{spec.world, asked, kCaseTimeout_s,
                   [this, number](const Outcomes& outcomes, double taken) {
                     hold(number, outcomes, taken);
                   }};
-    return Task{1, asked, timeout(kTwinTimeout_s),
+    return Task{1, asked, kTwinTimeout_s,
                 [this, &has_twin, slot, number](const Outcomes& outcomes, double) {
                   has_twin[slot] = number;
                   if (!ranks::all_ok(outcomes))
@@ -157,24 +150,28 @@ Task FaultRun::planted(std::size_t fault, std::size_t number) {
   auto asked = request("case", spec.id());
   asked["twin"] = twin_of(number);
   asked["fault"] = chases_[fault].fault->name;
-  return {spec.world, asked, timeout(kFaultyTimeout_s + kFaultyTimes * clean_s_[number]),
+  return {spec.world, asked, kFaultyTimeout_s + kFaultyTimes * clean_s_[number],
           [this, fault, &spec](const Outcomes& outcomes, double taken) {
             const auto& of = *chases_[fault].fault;
-            take(fault, judge_fault(of.phase, spec, replay(spec.id(), of.name), outcomes), taken);
+            take(fault, judge_fault(of.phase, spec, replay(spec.id(), of.name), outcomes), true,
+                 taken);
           }};
 }
 
-Task FaultRun::planted_in_contract(std::size_t fault, const contract::Spec& spec) {
+Task FaultRun::planted_in_contract(std::size_t fault, std::size_t number) {
+  const auto& spec = contract_panel_.cases[number];
+  const bool covering = number < contract_panel_.covering;
   auto asked = request("contract", spec.id());
   asked["plant"] = chases_[fault].fault->name;
-  return {spec.world, asked, timeout(kFaultyTimeout_s + kFaultyTimes),
-          [this, fault, id = spec.id()](const Outcomes& outcomes, double taken) {
+  return {spec.world, asked, kFaultyTimeout_s + kFaultyTimes,
+          [this, fault, covering, id = spec.id()](const Outcomes& outcomes, double taken) {
             const auto& of = *chases_[fault].fault;
-            take(fault, judge_contract_fault(of.phase, id, replay(id, of.name), outcomes), taken);
+            take(fault, judge_contract_fault(of.phase, id, replay(id, of.name), outcomes), covering,
+                 taken);
           }};
 }
 
-void FaultRun::take(std::size_t fault, const FaultVerdict& verdict, double seconds) {
+void FaultRun::take(std::size_t fault, const FaultVerdict& verdict, bool covering, double seconds) {
   auto& row = matrix_.faults[fault];
   --chases_[fault].running;
   ++row.cases;
@@ -191,6 +188,7 @@ void FaultRun::take(std::size_t fault, const FaultVerdict& verdict, double secon
   if (verdict.found) {
     row.found.push_back(*verdict.found);
     row.found.back().seconds = seconds;
+    row.found.back().covering = covering;
   }
 }
 
@@ -224,8 +222,6 @@ void FaultRun::chase_through_panel() {
 // What the panel did not catch, through the contract's cases too: as many of them, as far as there
 // is time.
 void FaultRun::chase_through_contract(std::size_t cases) {
-  const auto& specs = contract_panel_.cases;
-  cases = std::min(cases, specs.size());
   std::vector<std::size_t> left;
   for (std::size_t i = 0; i < chases_.size(); ++i)
     if (!is_caught(i) && !chases_[i].has_proof && chases_[i].next == options_.panel.size())
@@ -237,7 +233,7 @@ void FaultRun::chase_through_contract(std::size_t cases) {
         if (!least || chases_[i].of_contract < chases_[*least].of_contract) least = i;
     if (!least || is_late()) return std::nullopt;
     ++chases_[*least].running;
-    return planted_in_contract(*least, specs[chases_[*least].of_contract++]);
+    return planted_in_contract(*least, chases_[*least].of_contract++);
   };
   Progress progress(static_cast<int64_t>(left.size() * cases), options_.quiet,
                     "contract cases for what is left");
@@ -267,9 +263,13 @@ void FaultRun::settle() {
 }
 
 void FaultRun::run_clean() {
-  CleanOptions clean = {
-      options_.clean,         options_.seed,          options_.data,  options_.replay_prefix,
-      options_.replay_suffix, options_.timeout_scale, options_.quiet, [this] { return is_late(); }};
+  CleanOptions clean = {.count = options_.clean,
+                        .seed = options_.seed,
+                        .data = options_.data,
+                        .replay_prefix = options_.replay_prefix,
+                        .replay_suffix = options_.replay_suffix,
+                        .quiet = options_.quiet,
+                        .is_late = [this] { return is_late(); }};
   if (options_.clean > 0) matrix_.clean = clean_runs(clean, slots_);
 }
 
@@ -277,11 +277,11 @@ reports::KillMatrix FaultRun::run() {
   hold_panel();
   if (matrix_.failure.empty()) {
     chase_through_panel();
-    chase_through_contract(contract_panel_.telling);
+    chase_through_contract(contract_panel_.covering);
     matrix_.faults_s = seconds();
     run_clean();
     const double before = seconds();
-    chase_through_contract(contract_panel_.cases.size());
+    if (!options_.covering_only) chase_through_contract(contract_panel_.cases.size());
     settle();
     matrix_.faults_s += seconds() - before;
   }

@@ -3,6 +3,9 @@
 //   the panel without a fault -> every fault through the panel, until it is caught (full: through
 //   all of it) -> clean configurations at random -> survivors through the contract
 //
+// The panel and the first of the contract's cases are the covering selection: what they catch is
+// what `equigrad run --covering` alone would.
+//
 // Invariants: nothing counts unless every case of the panel holds without a fault; every fault that
 // is given is in the matrix once, in the order given; what was not run says so.
 // Units: minutes and time-outs are wall clock.
@@ -24,8 +27,9 @@ struct FaultOptions {
   std::vector<std::string> faults;
   std::vector<CaseSpec> panel;
   bool full = false;
-  double minutes = 10;  // 0: as long as it takes
-  int64_t clean = 0;    // configurations
+  bool covering_only = false;  // nothing but the covering selection's cases
+  double minutes = 10;         // 0: as long as it takes
+  int64_t clean = 0;           // configurations
   uint64_t seed = 1234;
   DataFiles data;
   std::string replay_prefix;  // "equigrad run"

@@ -1,5 +1,6 @@
 #include "conformance/campaigns/process_slots.hpp"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -9,46 +10,70 @@
 namespace equigrad::conformance {
 namespace {
 
-std::size_t slot_count(int slots, int widest) {
-  if (slots > 0) return static_cast<std::size_t>(slots);
-  return slots_for(std::thread::hardware_concurrency(), available_memory_bytes(), widest);
+constexpr std::chrono::milliseconds kPatience{1'000}, kGrace{2'000};
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<long long>(1e3 * seconds));
+}
+
+std::size_t slot_count(const SlotOptions& options) {
+  const auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
+                                        : slots_for(std::thread::hardware_concurrency(),
+                                                    available_memory_bytes(), options.widest);
+  return std::clamp<std::size_t>(options.most, 1, wanted);
 }
 
 }  // namespace
 
-TaskSlots::TaskSlots(int slots, int widest, const ranks::Handler& serve)
-    : widest_(widest),
-      slots_(slot_count(slots, widest)),
-      pool_(static_cast<int>(slots_.size()) * widest, serve,
-            {std::chrono::milliseconds(60'000), std::chrono::milliseconds(2'000), false}) {}
+ProcessSlots::ProcessSlots(const SlotOptions& options)
+    : widest_(options.widest),
+      timeout_scale_(options.timeout_scale),
+      slots_(slot_count(options)),
+      pool_(static_cast<int>(slots_.size()) * widest_, options.serve,
+            {milliseconds_of(kCaseTimeout_s * timeout_scale_), kGrace, false}) {}
 
-void TaskSlots::start(std::size_t slot, Task task) {
+void ProcessSlots::start(std::size_t slot, Task task) {
   std::vector<int> ranks;
   for (int rank = 0; rank < task.world; ++rank)
     ranks.push_back(static_cast<int>(slot) * widest_ + rank);
-  const int job = pool_.start(ranks, task.request, task.timeout);
+  const int job =
+      pool_.start(ranks, task.request, milliseconds_of(task.timeout_s * timeout_scale_));
   slots_[slot] = {job, std::move(task), Clock::now()};
 }
 
-void TaskSlots::run(const std::function<std::optional<Task>(std::size_t slot)>& next,
-                    const std::function<void()>& tick) {
+void ProcessSlots::finish(const ranks::Finished& finished) {
+  const auto slot = std::find_if(slots_.begin(), slots_.end(),
+                                 [&](const Slot& one) { return one.job == finished.job; });
+  slot->job = -1;
+  const Task task = std::move(slot->task);
+  task.done(finished.outcomes, std::chrono::duration<double>(Clock::now() - slot->start).count());
+}
+
+void ProcessSlots::run(const std::function<std::optional<Task>(std::size_t slot)>& next,
+                       const std::function<void()>& tick) {
   while (ranks::interrupted() == 0) {
     for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
       if (slots_[slot].job >= 0) continue;
       if (auto task = next(slot)) start(slot, std::move(*task));
     }
     if (pool_.jobs() == 0) return;
-    const auto finished = pool_.wait(std::chrono::milliseconds(1'000));
+    if (const auto finished = pool_.wait(kPatience)) finish(*finished);
     tick();
-    if (!finished) continue;
-    for (auto& slot : slots_) {
-      if (slot.job != finished->job) continue;
-      slot.job = -1;
-      const Task task = std::move(slot.task);
-      task.done(finished->outcomes,
-                std::chrono::duration<double>(Clock::now() - slot.start).count());
-    }
   }
+}
+
+std::optional<Outcomes> ProcessSlots::ask(int world, const nlohmann::json& request,
+                                          double timeout_s) {
+  std::optional<Outcomes> answer;
+  bool is_asked = false;
+  run(
+      [&](std::size_t) -> std::optional<Task> {
+        if (std::exchange(is_asked, true)) return std::nullopt;
+        return Task{world, request, timeout_s,
+                    [&](const Outcomes& outcomes, double) { answer = outcomes; }};
+      },
+      [] {});
+  return answer;
 }
 
 }  // namespace equigrad::conformance

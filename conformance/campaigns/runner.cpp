@@ -4,86 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
-#include "conformance/campaigns/kept_failures.hpp"
 #include "conformance/campaigns/progress.hpp"
-#include "conformance/campaigns/run_rows.hpp"
 #include "conformance/campaigns/self_check.hpp"
-#include "conformance/campaigns/slots.hpp"
 #include "conformance/ranks/interrupt.hpp"
-#include "conformance/ranks/pool.hpp"
-#include "conformance/verdict/judge.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-constexpr milliseconds kCaseTimeout{60'000};
-constexpr milliseconds kTwinTimeout{180'000};
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// The cases that share a twin.
-struct Tuple {
-  enum class Twin { Missing, Running, Ready, Failed };
-  std::vector<std::size_t> cases;
-  std::size_t next = 0;  // of cases, to start
-  std::size_t left = 0;  // of cases, to finish
-  Twin twin = Twin::Missing;
-  std::string path;
-};
-
-// What a slot is busy with.
-struct Work {
-  int job = -1;
-  std::size_t tuple = 0;
-  std::optional<std::size_t> case_index;  // none: the tuple's twin
-  Clock::time_point start;
-};
-
-class Runner {
- public:
-  explicit Runner(const RunOptions& options);
-  reports::Run run();
-
- private:
-  milliseconds scaled(milliseconds time) const {
-    return milliseconds(
-        static_cast<long long>(static_cast<double>(time.count()) * options_.timeout_scale));
-  }
-  std::vector<int> ranks_of(std::size_t slot, int world) const;
-  nlohmann::json request(const char* what, const std::string& id) const;
-  std::string replay(const std::string& id) const;
-  void self_check();
-  void give_up(const std::string& reason);
-  void make_tuples();
-  void feed_lanes();
-  std::optional<std::size_t> tuple_with_a_case() const;
-  std::optional<std::size_t> tuple_without_twin() const;
-  void start_case(std::size_t slot, std::size_t tuple);
-  void start_twin(std::size_t slot, std::size_t tuple);
-  void finish(const ranks::Finished& finished);
-  void finish_twin(Tuple& tuple, const ranks::Finished& finished);
-  void finish_tuple(Tuple& tuple);
-  void collect();
-
-  const RunOptions& options_;
-  int widest_;
-  std::vector<Work> slots_;
-  ranks::Pool pool_;
-  KeptFailures kept_;
-  std::vector<Tuple> tuples_;
-  std::vector<Judged> judged_;
-  RunRows rows_;
-  reports::Run run_;
-  int64_t done_ = 0, failed_ = 0;
-};
 
 int widest(const RunOptions& options) {
   int ranks = kSelfCheckRanks;
@@ -91,20 +19,12 @@ int widest(const RunOptions& options) {
   return ranks;
 }
 
-std::size_t slot_count(const RunOptions& options) {
-  const auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
-                                        : slots_for(std::thread::hardware_concurrency(),
-                                                    available_memory_bytes(), widest(options));
-  return std::min(wanted, options.cases.size() + 1);
-}
+}  // namespace
 
-Runner::Runner(const RunOptions& options)
+MatrixRun::MatrixRun(const RunOptions& options, ProcessSlots& slots)
     : options_(options),
-      widest_(widest(options)),
-      slots_(slot_count(options)),
-      pool_(static_cast<int>(slots_.size()) * widest_, options.serve,
-            {scaled(kCaseTimeout), milliseconds(2'000), false}),
-      kept_(options.keep, options.keep_tensors, pool_.directory()),
+      slots_(slots),
+      kept_(options.keep, options.keep_tensors, slots.directory()),
       judged_(options.cases.size()) {
   run_.seed = options.seed;
   for (std::size_t i = 0; i < judged_.size(); ++i) {
@@ -112,29 +32,38 @@ Runner::Runner(const RunOptions& options)
     record = record_of(options.cases[i], replay(options.cases[i].id()));
     record.message = "interrupted before this case";
   }
+  make_tuples();
 }
 
-std::vector<int> Runner::ranks_of(std::size_t slot, int world) const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < world; ++rank) ranks.push_back(static_cast<int>(slot) * widest_ + rank);
-  return ranks;
-}
-
-nlohmann::json Runner::request(const char* what, const std::string& id) const {
+nlohmann::json MatrixRun::request(const char* what, const std::string& id) const {
   return {{"do", what}, {"id", id}, {"seed", options_.seed}, {"data", to_json(options_.data)}};
 }
 
-std::string Runner::replay(const std::string& id) const {
+std::string MatrixRun::replay(const std::string& id) const {
   return options_.replay_prefix + " " + id + " --seed " + std::to_string(options_.seed) +
          options_.replay_suffix;
 }
 
-void Runner::self_check() {
-  const auto ask = [this](const char* what, const std::string& id) { return request(what, id); };
-  run_.self_checks = conformance::self_check(pool_, ask);
+void MatrixRun::check_itself() {
+  Progress progress(static_cast<int64_t>(options_.cases.size()), options_.quiet);
+  progress.update(0, 0, "planted faults");
+  try {
+    run_.self_checks = self_check(
+        slots_, [this](const char* what, const std::string& id) { return request(what, id); });
+  } catch (const Error& error) {
+    if (ranks::interrupted() == 0) give_up(error.what());
+  }
+  progress.finish();
 }
 
-void Runner::make_tuples() {
+// What the self-check found out so far is told, and that no case was begun.
+void MatrixRun::give_up(const std::string& reason) {
+  run_.failure = reason;
+  for (auto& judged : judged_)
+    judged.record.message = "not begun: the planted faults got no answer";
+}
+
+void MatrixRun::make_tuples() {
   std::map<std::string, std::size_t> by_name;
   for (std::size_t i = 0; i < options_.cases.size(); ++i) {
     const auto [found, added] = by_name.emplace(options_.cases[i].tuple(), tuples_.size());
@@ -143,90 +72,79 @@ void Runner::make_tuples() {
   }
   for (auto& tuple : tuples_) {
     tuple.left = tuple.cases.size();
-    tuple.path = pool_.directory() + "/twin." + options_.cases[tuple.cases[0]].tuple();
+    tuple.path = slots_.directory() + "/twin." + options_.cases[tuple.cases[0]].tuple();
   }
 }
 
-std::optional<std::size_t> Runner::tuple_with_a_case() const {
-  for (std::size_t i = 0; i < tuples_.size(); ++i)
-    if (tuples_[i].twin == Tuple::Twin::Ready && tuples_[i].next < tuples_[i].cases.size())
-      return i;
-  return std::nullopt;
+bool MatrixRun::has_a_case(const Tuple& tuple) const {
+  return tuple.next < tuple.cases.size() && tuple.cases[tuple.next] < end_;
 }
 
-std::optional<std::size_t> Runner::tuple_without_twin() const {
+std::optional<std::size_t> MatrixRun::tuple_with(Tuple::Twin twin) const {
   for (std::size_t i = 0; i < tuples_.size(); ++i)
-    if (tuples_[i].twin == Tuple::Twin::Missing) return i;
+    if (tuples_[i].twin == twin && has_a_case(tuples_[i])) return i;
   return std::nullopt;
 }
 
 // A twin is made while the tuple before it is still being worked on, so that no slot waits for one.
-void Runner::feed_lanes() {
-  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].job >= 0) continue;
-    const auto ahead = std::count_if(tuples_.begin(), tuples_.end(), [](const Tuple& tuple) {
-      const bool fresh = tuple.twin == Tuple::Twin::Ready && tuple.next == 0;
-      return fresh || tuple.twin == Tuple::Twin::Running;
-    });
-    const auto with_case = tuple_with_a_case();
-    const auto without_twin = tuple_without_twin();
-    if (without_twin && (ahead == 0 || !with_case))
-      start_twin(slot, *without_twin);
-    else if (with_case)
-      start_case(slot, *with_case);
-  }
+std::optional<Task> MatrixRun::next_task() {
+  const auto ahead = std::count_if(tuples_.begin(), tuples_.end(), [](const Tuple& tuple) {
+    const bool fresh = tuple.twin == Tuple::Twin::Ready && tuple.next == 0;
+    return fresh || tuple.twin == Tuple::Twin::Running;
+  });
+  const auto with_case = tuple_with(Tuple::Twin::Ready);
+  const auto without_twin = tuple_with(Tuple::Twin::Missing);
+  if (without_twin && (ahead == 0 || !with_case)) return twin_of(*without_twin);
+  if (with_case) return case_of(*with_case);
+  return std::nullopt;
 }
 
-void Runner::start_twin(std::size_t slot, std::size_t index) {
+Task MatrixRun::twin_of(std::size_t index) {
   auto& tuple = tuples_[index];
-  auto twin = request("twin", options_.cases[tuple.cases[0]].id());
-  twin["path"] = tuple.path;
+  auto asked = request("twin", options_.cases[tuple.cases[0]].id());
+  asked["path"] = tuple.path;
   tuple.twin = Tuple::Twin::Running;
-  slots_[slot] = {pool_.start(ranks_of(slot, 1), twin, scaled(kTwinTimeout)), index, std::nullopt,
-                  Clock::now()};
+  return {1, asked, kTwinTimeout_s,
+          [this, &tuple](const Outcomes& outcomes, double) { finish_twin(tuple, outcomes); }};
 }
 
-void Runner::start_case(std::size_t slot, std::size_t index) {
+Task MatrixRun::case_of(std::size_t index) {
   auto& tuple = tuples_[index];
   const std::size_t number = tuple.cases[tuple.next++];
   const auto& spec = options_.cases[number];
-  auto one = request("case", spec.id());
-  one["twin"] = tuple.path;
-  if (!options_.fault.empty()) one["fault"] = options_.fault;
-  kept_.ask(one, spec.id());
-  if (!options_.knobs.empty()) one["knobs"] = options_.knobs;
-  slots_[slot] = {pool_.start(ranks_of(slot, spec.world), one), index, number, Clock::now()};
+  auto asked = request("case", spec.id());
+  asked["twin"] = tuple.path;
+  if (!options_.fault.empty()) asked["fault"] = options_.fault;
+  kept_.ask(asked, spec.id());
+  if (!options_.knobs.empty()) asked["knobs"] = options_.knobs;
+  return {spec.world, asked, kCaseTimeout_s,
+          [this, &tuple, number](const Outcomes& outcomes, double seconds) {
+            finish_case(tuple, number, outcomes, seconds);
+          }};
 }
 
-void Runner::finish(const ranks::Finished& finished) {
-  for (auto& work : slots_) {
-    if (work.job != finished.job) continue;
-    work.job = -1;
-    auto& tuple = tuples_[work.tuple];
-    if (!work.case_index) return finish_twin(tuple, finished);
-    const auto& spec = options_.cases[*work.case_index];
-    auto& judged = judged_[*work.case_index];
-    judged = judge(spec, replay(spec.id()), finished.outcomes);
-    judged.record.seconds = seconds_since(work.start);
-    rows_.add_memory(spec, judged);
-    kept_.ended(judged.record);
-    ++done_;
-    if (!reports::passed(judged.record.verdict)) ++failed_;
-    if (--tuple.left == 0) finish_tuple(tuple);
-    return;
-  }
+void MatrixRun::finish_case(Tuple& tuple, std::size_t number, const Outcomes& outcomes,
+                            double seconds) {
+  const auto& spec = options_.cases[number];
+  auto& judged = judged_[number];
+  judged = judge(spec, replay(spec.id()), outcomes);
+  judged.record.seconds = seconds;
+  rows_.add_memory(spec, judged);
+  kept_.ended(judged.record);
+  ++done_;
+  if (!reports::passed(judged.record.verdict)) ++failed_;
+  if (--tuple.left == 0) finish_tuple(tuple);
 }
 
-void Runner::finish_twin(Tuple& tuple, const ranks::Finished& finished) {
-  if (ranks::all_ok(finished.outcomes)) {
+void MatrixRun::finish_twin(Tuple& tuple, const Outcomes& outcomes) {
+  if (ranks::all_ok(outcomes)) {
     tuple.twin = Tuple::Twin::Ready;
-    rows_.add_underflow(options_.cases[tuple.cases[0]], finished.outcomes.at(0).answer);
+    rows_.add_underflow(options_.cases[tuple.cases[0]], outcomes.at(0).answer);
     return;
   }
   tuple.twin = Tuple::Twin::Failed;
   for (const std::size_t number : tuple.cases) {
-    judged_[number] =
-        judge(options_.cases[number], judged_[number].record.replay, finished.outcomes);
+    judged_[number] = judge(options_.cases[number], judged_[number].record.replay, outcomes);
     judged_[number].record.verdict = reports::Verdict::Crashed;  // nothing was compared
     auto& message = judged_[number].record.message;
     message = "the twin could not be made: " + message;
@@ -234,7 +152,7 @@ void Runner::finish_twin(Tuple& tuple, const ranks::Finished& finished) {
   }
 }
 
-void Runner::finish_tuple(Tuple& tuple) {
+void MatrixRun::finish_tuple(Tuple& tuple) {
   std::vector<CaseSpec> specs;
   std::vector<Judged*> cases;
   for (const std::size_t number : tuple.cases) {
@@ -245,48 +163,53 @@ void Runner::finish_tuple(Tuple& tuple) {
   unlink(tuple.path.c_str());
 }
 
-// What the self-check found out so far is told, and that no case was begun.
-void Runner::give_up(const std::string& reason) {
-  run_.failure = reason;
-  for (auto& judged : judged_)
-    judged.record.message = "not begun: the planted faults got no answer";
+void MatrixRun::run_until(std::size_t end) {
+  end_ = end;
+  done_ = failed_ = 0;
+  if (!run_.failure.empty()) return;
+  const auto open = std::count_if(
+      judged_.begin(), judged_.begin() + static_cast<std::ptrdiff_t>(end),
+      [](const Judged& one) { return one.record.verdict == reports::Verdict::NotRun; });
+  Progress progress(open, options_.quiet);
+  std::string now;
+  slots_.run(
+      [&](std::size_t) {
+        auto task = next_task();
+        if (task) now = task->request.at("id");
+        return task;
+      },
+      [&] { progress.update(done_, failed_, now); });
+  progress.finish();
 }
 
-void Runner::collect() {
+std::vector<reports::Case> MatrixRun::records(std::size_t count) const {
+  std::vector<reports::Case> records;
+  for (std::size_t i = 0; i < count; ++i) records.push_back(judged_[i].record);
+  return records;
+}
+
+reports::Run MatrixRun::take() {
   for (auto& judged : judged_) run_.cases.push_back(std::move(judged.record));
   rows_.give(run_);
   kept_.give(run_.cases);
-  run_.interrupted = ranks::interrupted() != 0;
   run_.signal = ranks::interrupted();
-}
-
-reports::Run Runner::run() {
-  const auto start = Clock::now();
-  Progress progress(static_cast<int64_t>(options_.cases.size()), options_.quiet);
-  progress.update(0, 0, "planted faults");
-  try {
-    self_check();
-  } catch (const Error& error) {
-    if (ranks::interrupted() == 0) give_up(error.what());
-  }
-  make_tuples();
-  while (ranks::interrupted() == 0 && run_.failure.empty()) {
-    feed_lanes();
-    if (pool_.jobs() == 0) break;
-    const auto finished = pool_.wait(milliseconds(1'000));
-    if (finished) finish(*finished);
-    const auto& work = slots_.front();
-    progress.update(done_, failed_,
-                    work.case_index ? options_.cases[*work.case_index].tuple() : "a twin");
-  }
-  progress.finish();
-  collect();
-  run_.wall_s = seconds_since(start);
+  run_.interrupted = run_.signal != 0;
   return std::move(run_);
 }
 
-}  // namespace
-
-reports::Run run_matrix(const RunOptions& options) { return Runner(options).run(); }
+reports::Run run_matrix(const RunOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  ProcessSlots slots({.slots = options.slots,
+                      .widest = widest(options),
+                      .most = options.cases.size() + 1,
+                      .timeout_scale = options.timeout_scale,
+                      .serve = options.serve});
+  MatrixRun matrix(options, slots);
+  matrix.check_itself();
+  matrix.run_until(options.cases.size());
+  auto run = matrix.take();
+  run.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return run;
+}
 
 }  // namespace equigrad::conformance

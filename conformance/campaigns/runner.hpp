@@ -1,22 +1,27 @@
-// Runner: a selection of the matrix over a pool of ranks, as one record.
+// Runner: a selection of the matrix over process slots, as one record.
 //
 //   planted faults -> for every tuple: its twin, then its cases, as many at once as there are slots
-//                     slot 0: ranks 0 1 2 3      slot 1: ranks 4 5 6 7      ...
 //
 // Invariants: every case given is in the record once, in the order given, with a verdict; a run
-// that is interrupted records what it has, the rest as not run. Twins are removed once used.
-// Units: time-outs are seconds of wall clock times timeout_scale.
+// that is interrupted records what it has, the rest as not run. A tuple's twin is made once, and
+// removed when its last case has ended.
+// Units: seconds of wall clock.
 // Errors: equigrad::Error when the pool cannot start. When the planted faults got no answer
 // (self_check.hpp) no case is begun, and Run::failure says why.
-// Depends on: matrix.hpp, judge.hpp, program.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
+// Depends on: process_slots.hpp, matrix.hpp, judge.hpp, program.hpp, reports/record.hpp. No torch.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "conformance/campaigns/kept_failures.hpp"
+#include "conformance/campaigns/process_slots.hpp"
+#include "conformance/campaigns/run_rows.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/on_rank/program.hpp"
+#include "conformance/verdict/judge.hpp"
 #include "reports/record.hpp"
 
 namespace equigrad::conformance {
@@ -37,7 +42,55 @@ struct RunOptions {
   ranks::Handler serve = conformance::serve;        // what the ranks run
 };
 
-// Fills in self_checks, cases, memory, underflow, seed, failure, interrupted, signal and wall_s.
+class MatrixRun {
+ public:
+  MatrixRun(const RunOptions& options, ProcessSlots& slots);
+  MatrixRun(const MatrixRun&) = delete;
+  // Whether faults are seen; where they got no answer no case is begun any more.
+  void check_itself();
+  // The cases before `end` that have not been run yet.
+  void run_until(std::size_t end);
+  // Of the first `count` cases; and all that the record has.
+  std::vector<reports::Case> records(std::size_t count) const;
+  const std::string& failure() const { return run_.failure; }
+  reports::Run take();
+
+ private:
+  // The cases that share a twin.
+  struct Tuple {
+    enum class Twin { Missing, Running, Ready, Failed };
+    std::vector<std::size_t> cases;  // in their order
+    std::size_t next = 0;            // of cases, to start
+    std::size_t left = 0;            // of cases, to finish
+    Twin twin = Twin::Missing;
+    std::string path;
+  };
+  nlohmann::json request(const char* what, const std::string& id) const;
+  std::string replay(const std::string& id) const;
+  void give_up(const std::string& reason);
+  void make_tuples();
+  bool has_a_case(const Tuple& tuple) const;
+  std::optional<std::size_t> tuple_with(Tuple::Twin twin) const;
+  std::optional<Task> next_task();
+  Task twin_of(std::size_t index);
+  Task case_of(std::size_t index);
+  void finish_twin(Tuple& tuple, const Outcomes& outcomes);
+  void finish_case(Tuple& tuple, std::size_t number, const Outcomes& outcomes, double seconds);
+  void finish_tuple(Tuple& tuple);
+
+  const RunOptions& options_;
+  ProcessSlots& slots_;
+  KeptFailures kept_;
+  std::vector<Tuple> tuples_;
+  std::vector<Judged> judged_;
+  RunRows rows_;
+  reports::Run run_;
+  std::size_t end_ = 0;  // cases from here on are not begun yet
+  int64_t done_ = 0, failed_ = 0;
+};
+
+// All of it. Fills in self_checks, cases, memory, underflow, seed, failure, interrupted, signal and
+// wall_s.
 reports::Run run_matrix(const RunOptions& options);
 
 }  // namespace equigrad::conformance

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "conformance/faults/fault.hpp"
 #include "conformance/faults/planted_faults.hpp"
@@ -15,7 +14,7 @@ namespace equigrad::conformance {
 namespace {
 
 // What a rank that died, hung or lost its peers leaves unsaid is not "not caught".
-void require_answers(const std::vector<ranks::Outcome>& outcomes, const std::string& what) {
+void require_answers(const Outcomes& outcomes, const std::string& what) {
   const bool lost =
       std::any_of(outcomes.begin(), outcomes.end(), [](const ranks::Outcome& outcome) {
         return outcome.kind == ranks::Outcome::Kind::Died ||
@@ -36,43 +35,43 @@ struct Ground {
   std::string spoiled;  // why red would prove nothing here; empty: it would
 };
 
-std::vector<int> ranks_of(const CaseSpec& spec) {
-  std::vector<int> ranks(static_cast<std::size_t>(spec.world));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
+// An interrupt leaves nothing to say of the fault.
+Outcomes answers(ProcessSlots& slots, int world, const nlohmann::json& request,
+                 const std::string& what) {
+  const auto outcomes = slots.ask(world, request);
+  if (!outcomes) throw Error("self_check", "expected an answer, got an interrupt.");
+  require_answers(*outcomes, what);
+  return *outcomes;
 }
 
 // Makes the twin, and runs the case without a fault: red proves nothing where green is not to be
 // had.
-Ground prepare(ranks::Pool& pool, const Ask& ask, const std::string& id) {
-  Ground ground{parse_id(id), pool.directory() + "/self-check." + id, ""};
+Ground prepare(ProcessSlots& slots, const Ask& ask, const std::string& id) {
+  Ground ground{parse_id(id), slots.directory() + "/self-check." + id, ""};
   auto twin = ask("twin", id);
   twin["path"] = ground.path;
-  const auto made = pool.run({0}, twin);
-  require_answers(made, "the twin");
+  const auto made = answers(slots, 1, twin, "the twin");
   if (!ranks::all_ok(made)) {
     ground.spoiled = "nothing: no twin: " + ranks::failures(made);
     return ground;
   }
   auto request = ask("case", id);
   request["twin"] = ground.path;
-  const auto outcomes = pool.run(ranks_of(ground.spec), request);
-  require_answers(outcomes, "the case without a fault");
+  const auto outcomes = answers(slots, ground.spec.world, request, "the case without a fault");
   const auto clean = judge(ground.spec, "", outcomes);
   if (!clean.answered || !reports::passed(clean.record.verdict))
     ground.spoiled = "nothing: the case fails without a fault: " + clean.record.message;
   return ground;
 }
 
-reports::SelfCheck plant(ranks::Pool& pool, const Ask& ask, const faults::PlantedFault& fault,
+reports::SelfCheck plant(ProcessSlots& slots, const Ask& ask, const faults::PlantedFault& fault,
                          const Ground& ground) {
   reports::SelfCheck check{fault.name, faults::fault_named(fault.name).what, false, ground.spoiled};
   if (!ground.spoiled.empty()) return check;
   auto request = ask("case", fault.in);
   request["twin"] = ground.path;
   request["fault"] = fault.name;
-  const auto outcomes = pool.run(ranks_of(ground.spec), request);
-  require_answers(outcomes, "planted: " + fault.name);
+  const auto outcomes = answers(slots, ground.spec.world, request, "planted: " + fault.name);
   const auto judged = judge(ground.spec, "", outcomes);
   if (!judged.answered) {
     check.by = "nothing: the case ended early: " + judged.record.message;
@@ -87,14 +86,14 @@ reports::SelfCheck plant(ranks::Pool& pool, const Ask& ask, const faults::Plante
 
 }  // namespace
 
-std::vector<reports::SelfCheck> self_check(ranks::Pool& pool, const Ask& ask) {
+std::vector<reports::SelfCheck> self_check(ProcessSlots& slots, const Ask& ask) {
   std::map<std::string, Ground> grounds;
   std::vector<reports::SelfCheck> checks;
   for (const auto& fault : faults::planted_faults()) {
     auto found = grounds.find(fault.in);
     if (found == grounds.end())
-      found = grounds.emplace(fault.in, prepare(pool, ask, fault.in)).first;
-    checks.push_back(plant(pool, ask, fault, found->second));
+      found = grounds.emplace(fault.in, prepare(slots, ask, fault.in)).first;
+    checks.push_back(plant(slots, ask, fault, found->second));
   }
   for (const auto& [id, ground] : grounds) unlink(ground.path.c_str());
   return checks;

@@ -1,10 +1,10 @@
 // SelfCheck: proof, before a run, that the run would see a fault.
 //
 // Invariants: every planted fault is tried on a small case in which it can act; only a difference
-// in the exact lane counts as caught, a case that ended early does not. Units: ranks 0 to
-// kSelfCheckRanks - 1 of the pool are used, and must be idle. Errors: equigrad::Error when
-// interrupted, or when a rank dies, hangs or loses its peers. Depends on:
-// faults/planted_faults.hpp, judge.hpp, ranks/pool.hpp. No torch.
+// in the exact lane counts as caught, a case that ended early does not. The slots are idle.
+// Units: none.
+// Errors: equigrad::Error when interrupted, or when a rank dies, hangs or loses its peers.
+// Depends on: process_slots.hpp, faults/planted_faults.hpp, judge.hpp. No torch.
 #pragma once
 
 #include <functional>
@@ -12,15 +12,15 @@
 #include <string>
 #include <vector>
 
-#include "conformance/ranks/pool.hpp"
+#include "conformance/campaigns/process_slots.hpp"
 #include "reports/record.hpp"
 
 namespace equigrad::conformance {
 
-constexpr int kSelfCheckRanks = 2;
+constexpr int kSelfCheckRanks = 2;  // that a slot needs to have
 
 // `ask` makes a request of a kind ("twin", "case") for a case's id.
 using Ask = std::function<nlohmann::json(const char* what, const std::string& id)>;
-std::vector<reports::SelfCheck> self_check(ranks::Pool& pool, const Ask& ask);
+std::vector<reports::SelfCheck> self_check(ProcessSlots& slots, const Ask& ask);
 
 }  // namespace equigrad::conformance

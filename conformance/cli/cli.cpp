@@ -22,7 +22,12 @@ std::vector<std::string> precision_words() {
 void add_selection(CLI::App& app, RunCommand& command) {
   app.add_option("FILTER", command.selection.filters,
                  "Part of a case's id, or a glob; several mean one of them");
-  app.add_flag("--full", command.full, "Every combination instead of the default matrix");
+  auto* full =
+      app.add_flag("--full", command.full, "Every combination instead of the default matrix");
+  app.add_flag("--covering", command.covering,
+               "The covering selection alone, with which every run begins: every pair of values of "
+               "two dimensions, in under a minute")
+      ->excludes(full);
   app.add_option("--stages", command.selection.stages, "ZeRO stages, such as 2,3 (default: all)")
       ->delimiter(',')
       ->check(CLI::Range(0, 3));

@@ -13,7 +13,7 @@
 // Units: exit codes: 0 held, 1 a gate failed, 2 usage or configuration, 3 infrastructure,
 // 4 inconclusive, 130 or 143 interrupted.
 // Errors: none leave; they become exit codes.
-// Depends on: runner.hpp, reports, engine/config/config.hpp, CLI11 (sources only). No torch.
+// Depends on: compare_runs.hpp, reports, engine/config/config.hpp, CLI11 (sources only). No torch.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/campaigns/compare_runs.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/on_rank/program.hpp"
 
@@ -35,7 +36,7 @@ enum ExitCode { kHeld = 0, kFailed = 1, kUsage = 2, kInfrastructure = 3, kInconc
 
 struct RunCommand {
   Selection selection;
-  bool full = false;
+  bool full = false, covering = false;  // covering: nothing but the covering selection
   bool list = false, list_faults = false, list_mistakes = false;  // the latter: instead of ids
   uint64_t seed = 1234;
   std::string json, junit;  // files, or "-" for stdout
@@ -93,21 +94,12 @@ int captions_command(const TrainCommand& command);
 // The DeepSpeed configuration that the options stand for.
 std::string train_config(const TrainCommand& command);
 
-struct CompareCommand {
+struct CompareCommand : CompareOptions {
   std::vector<std::string> configs;  // files: A, B
-  std::string data = "text";         // or images
-  int steps = 1000;
-  int seeds = 5;  // pairs of runs
-  int world = 2;
-  double margin = 0.05;  // nats
+  double margin = 0.05;              // nats
   bool margin_is_stated = false;
   int final_steps = 50;
-  int layers = 3, dim = 96, heads = 4, context = 64;
-  uint64_t seed = 1234;                    // the first
   std::string report = "equigrad-report";  // compare.html, compare.json, compare.md
-  std::string data_dir;
-  double timeout_scale = 1;
-  bool quiet = false;
   std::string line;
 };
 int compare_command(const CompareCommand& command,
@@ -116,6 +108,7 @@ int compare_command(const CompareCommand& command,
 struct FaultsCommand {
   std::vector<std::string> filters;  // of names
   bool full = false;                 // every case for every fault
+  bool covering = false;             // nothing but the covering selection's cases
   std::optional<double> minutes;     // nothing: 10, and with --full as long as it takes
   std::optional<int64_t> clean;      // nothing: 5,000, and with filters none
   uint64_t seed = 1234;

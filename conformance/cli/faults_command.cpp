@@ -41,7 +41,9 @@ FaultOptions options_of(const FaultsCommand& command) {
   FaultOptions options;
   options.full = command.full;
   options.minutes = command.minutes.value_or(command.full ? 0 : kMinutesOfTheTier);
-  options.clean = command.clean.value_or(command.filters.empty() ? kCleanOfTheTier : 0);
+  options.covering_only = command.covering;
+  const bool is_whole = command.filters.empty() && !command.covering;
+  options.clean = command.clean.value_or(is_whole ? kCleanOfTheTier : 0);
   options.seed = command.seed;
   options.data = find_data(command.data_dir, false);
   options.replay_prefix = command.program + " run";
@@ -66,11 +68,15 @@ void add_faults(CLI::App& app, FaultsCommand& command) {
                  "Part of a fault's name, or a glob; several mean one of them");
   app.add_flag("--full", command.full,
                "Every case of the panel for every fault, not only up to the first that catches it");
+  app.add_flag("--covering", command.covering,
+               "What `equigrad run --covering` alone catches: no other case, no random "
+               "configurations");
   app.add_option("--minutes", command.minutes,
                  "Stop after so long, 0: never (default: 10, with --full 0)")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--clean", command.clean,
-                 "Random configurations without a fault (default: 5000, with a FILTER 0)")
+  app.add_option(
+         "--clean", command.clean,
+         "Random configurations without a fault (default: 5000, with a FILTER or --covering 0)")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--seed", command.seed, "Of weights, data and configurations");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");

@@ -1,27 +1,26 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <iostream>
 #include <set>
 
-#include "conformance/campaigns/contract_runner.hpp"
-#include "conformance/campaigns/runner.hpp"
+#include "conformance/campaigns/covering_selection.hpp"
+#include "conformance/campaigns/suite.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/contract/known_mistakes.hpp"
-#include "conformance/ranks/interrupt.hpp"
 #include "engine/error.hpp"
 #include "reports/annotations.hpp"
 #include "reports/html.hpp"
 #include "reports/json.hpp"
 #include "reports/junit.hpp"
 #include "reports/markdown.hpp"
+#include "reports/parts.hpp"
 #include "reports/terminal.hpp"
 
 namespace equigrad::conformance::cli {
@@ -40,6 +39,12 @@ struct Selected {
 };
 
 Selected selected(const RunCommand& command, bool full) {
+  if (command.covering && !full) {
+    Selected covering{select(covering_selection().cases, command.selection), {}};
+    for (const auto& spec : contract::selected_specs(command.selection, false))
+      if (covering_selection().has(spec)) covering.contract.push_back(spec);
+    return covering;
+  }
   return {select(full ? full_matrix() : default_matrix(), command.selection),
           contract::selected_specs(command.selection, full)};
 }
@@ -68,7 +73,7 @@ Selected selected_cases(const RunCommand& command) {
   for (const auto& filter : command.selection.filters) {
     auto alone = command;
     alone.selection.filters = {filter};
-    if (selected(alone, command.full).size() > 0) continue;
+    if (command.covering || selected(alone, command.full).size() > 0) continue;
     const auto of_all = selected(alone, true);
     if (of_all.size() == 0) {
       say_what_is_near(filter);
@@ -85,14 +90,18 @@ Selected selected_cases(const RunCommand& command) {
 
 bool needs_images(const CaseSpec& spec) { return spec.model == "conv" || spec.model == "vision"; }
 
+bool is_narrowed(const Selection& selection) {
+  return !selection.filters.empty() || !selection.stages.empty() || !selection.dtypes.empty() ||
+         !selection.worlds.empty();
+}
+
 // What is in the matrix and is not run, by reason.
 std::map<std::string, int64_t> left_out(const RunCommand& command, std::size_t selected) {
-  const bool narrowed = !command.selection.filters.empty() || !command.selection.stages.empty() ||
-                        !command.selection.dtypes.empty() || !command.selection.worlds.empty();
   const auto all = full_matrix().size() + contract::full_specs().size();
   const auto rest = static_cast<int64_t>(all - selected);
   if (rest == 0) return {};
-  return {{narrowed ? "not selected" : "only with --full", rest}};
+  if (is_narrowed(command.selection)) return {{"not selected", rest}};
+  return {{command.covering ? "not in the covering selection" : "only with --full", rest}};
 }
 
 RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
@@ -124,31 +133,17 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
 contract::ContractOptions contract_options(const RunOptions& options,
                                            std::vector<contract::Spec> specs,
                                            const std::string& fault) {
-  return {std::move(specs),
-          options.seed,
-          options.data,
-          options.replay_prefix,
-          options.replay_suffix,
-          options.timeout_scale,
-          options.quiet,
-          options.slots,
-          fault.starts_with("Contract"),
-          fault.starts_with("Contract") ? "" : fault};
-}
-
-// The contract's cases follow the matrix's.
-void add_contract(const RunOptions& options, std::vector<contract::Spec> specs,
-                  const std::string& fault, reports::Run& run) {
-  if (specs.empty()) return;
-  const auto start = std::chrono::steady_clock::now();
-  const auto all = contract_options(options, std::move(specs), fault);
-  for (auto& record :
-       run.failure.empty() ? contract::run_contract(all) : contract::not_run(all, run.failure))
-    run.cases.push_back(std::move(record));
-  run.statements = contract::statements();
-  run.interrupted = run.interrupted || ranks::interrupted() != 0;
-  run.signal = ranks::interrupted();
-  run.wall_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const bool of_contract = fault.starts_with("Contract");
+  return {.specs = std::move(specs),
+          .seed = options.seed,
+          .data = options.data,
+          .replay_prefix = options.replay_prefix,
+          .replay_suffix = options.replay_suffix,
+          .timeout_scale = options.timeout_scale,
+          .quiet = options.quiet,
+          .lanes = options.slots,
+          .fault = of_contract,
+          .plant = of_contract ? "" : fault};
 }
 
 void write_reports(const RunCommand& command, const reports::Run& run) {
@@ -229,8 +224,15 @@ int run_command(const RunCommand& command) {
     std::cerr << options.cases.size() + cases.contract.size() << " cases, seed " << command.seed
               << "\n";
   const auto environment = environment_here();
-  auto run = run_matrix(options);
-  add_contract(options, std::move(cases.contract), command.fault, run);
+  const bool pure = command.json == "-" || command.junit == "-";
+  std::ostream& out = pure ? std::cerr : std::cout;
+  auto run =
+      run_suite({.matrix = options,
+                 .contract = contract_options(options, std::move(cases.contract), command.fault),
+                 .in_parts = !is_narrowed(command.selection) && command.fault.empty(),
+                 .covering_ended = [&out](const reports::Run& covering) {
+                   for (const auto& line : reports::part_lines(covering)) out << line << std::endl;
+                 }});
   run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;
@@ -240,8 +242,6 @@ int run_command(const RunCommand& command) {
   if (command.verbose)
     for (const auto& one : run.cases)
       std::cerr << reports::word(one.verdict) << "  " << one.seconds << " s  " << one.id << "\n";
-  const bool pure = command.json == "-" || command.junit == "-";
-  std::ostream& out = pure ? std::cerr : std::cout;
   out << reports::to_terminal(run,
                               {use_colour(command.color, pure ? STDERR_FILENO : STDOUT_FILENO), 20})
       << "# report: " << absolute(command.report + "/index.html") << "\n";

@@ -26,7 +26,7 @@ CleanOptions options(int64_t count) {
 }
 
 TEST(CleanRuns, NothingRaisesAnAlarm) {
-  TaskSlots slots(2, 4, serve);
+  ProcessSlots slots({.slots = 2, .serve = serve});
   const auto runs = clean_runs(options(40), slots);
   EXPECT_EQ(runs.run, 40);
   EXPECT_GT(runs.compared, 0);
@@ -39,7 +39,7 @@ TEST(CleanRuns, WhatIsNotCleanRaisesAnAlarmWithItsReplay) {
     if (request.at("do") == "case") with_fault["fault"] = "averaged_twice";
     return serve(with_fault, context);
   };
-  TaskSlots slots(2, 4, faulty);
+  ProcessSlots slots({.slots = 2, .serve = faulty});
   const auto runs = clean_runs(options(20), slots);
   EXPECT_EQ(runs.run, 20);
   ASSERT_FALSE(runs.alarms.empty());
@@ -56,7 +56,7 @@ TEST(CleanRuns, WhatHasNothingToCompareIsReplacedButNotWithoutEnd) {
     if (request.at("do") == "case") answer.at("compared").erase("norm");
     return answer;
   };
-  TaskSlots slots(2, 4, empty);
+  ProcessSlots slots({.slots = 2, .serve = empty});
   const auto runs = clean_runs(options(20), slots);
   EXPECT_EQ(runs.run, 20);
   ASSERT_EQ(runs.alarms.size(), 20u);
@@ -67,12 +67,12 @@ TEST(CleanRuns, WhatHasNothingToCompareIsReplacedButNotWithoutEnd) {
     if (request.at("do") == "case" && ++*times <= 3) answer.at("compared").erase("norm");
     return answer;
   };
-  TaskSlots others(1, 4, once);
+  ProcessSlots others({.slots = 1, .serve = once});
   EXPECT_THAT(clean_runs(options(20), others).alarms, IsEmpty());
 }
 
 TEST(CleanRuns, TheEndOfTimeEndsThem) {
-  TaskSlots slots(1, 4, serve);
+  ProcessSlots slots({.slots = 1, .serve = serve});
   auto late = options(20);
   late.is_late = [] { return true; };
   const auto runs = clean_runs(late, slots);

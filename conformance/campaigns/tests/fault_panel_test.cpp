@@ -1,45 +1,35 @@
-// The panel has every value of every dimension of the matrix, and no case twice.
+// The panel is the covering selection, the most telling cases first; the contract's cases follow.
 #include "conformance/campaigns/fault_panel.hpp"
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <set>
+
+#include "conformance/campaigns/covering_selection.hpp"
+#include "conformance/cases/covering.hpp"
 
 namespace equigrad::conformance {
 namespace {
 
-using Values = std::map<std::string, std::set<std::string>>;
-
-Values values_of(const std::vector<CaseSpec>& cases) {
-  Values values;
-  for (const auto& spec : cases)
-    for (const auto& [dimension, value] : spec.dimensions()) values[dimension].insert(value);
-  return values;
-}
-
-TEST(FaultPanel, HasEveryValueOfEveryDimension) {
-  EXPECT_EQ(values_of(fault_panel()), values_of(full_matrix()));
-  EXPECT_LE(fault_panel().size(), 30u);
-}
-
-TEST(FaultPanel, NoTwoCasesShareATwinAndNoneIsRefused) {
-  std::set<std::string> tuples;
-  for (const auto& spec : fault_panel()) {
-    EXPECT_TRUE(tuples.insert(spec.tuple()).second) << spec.id();
-    EXPECT_FALSE(spec.is_refused()) << spec.id();
+TEST(FaultPanel, HasEveryCaseOfTheCoveringSelectionTheMostTellingFirst) {
+  EXPECT_EQ(fault_panel().size(), covering_selection().cases.size());
+  std::set<std::string> ids;
+  for (std::size_t i = 0; i < fault_panel().size(); ++i) {
+    EXPECT_TRUE(covering_selection().has(fault_panel()[i])) << fault_panel()[i].id();
+    ids.insert(fault_panel()[i].id());
+    if (i > 0) EXPECT_GE(tells(fault_panel()[i - 1]), tells(fault_panel()[i]));
   }
+  EXPECT_EQ(ids.size(), fault_panel().size());
 }
 
-TEST(FaultPanel, HasEveryCaseOfTheContractOnceTheTellingOnesFirst) {
+TEST(FaultPanel, HasEveryCaseOfTheContractOnceTheCoveringOnesFirst) {
   const auto panel = contract_panel();
   std::set<std::string> ids;
   for (const auto& spec : panel.cases) EXPECT_TRUE(ids.insert(spec.id()).second) << spec.id();
   EXPECT_EQ(ids.size(), contract::default_specs().size());
-  std::set<std::string> families;
-  for (std::size_t i = 0; i < panel.telling; ++i) families.insert(panel.cases[i].of->family());
-  EXPECT_EQ(families.size(), 4u);
-  EXPECT_FALSE(families.contains(panel.cases[panel.telling].of->family()));
+  EXPECT_EQ(panel.covering, covering_selection().specs.size());
+  for (std::size_t i = 0; i < panel.cases.size(); ++i)
+    EXPECT_EQ(covering_selection().has(panel.cases[i]), i < panel.covering) << i;
 }
 
 }  // namespace

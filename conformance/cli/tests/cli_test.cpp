@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "conformance/campaigns/covering_selection.hpp"
 #include "conformance/cli/command_result.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
@@ -46,8 +47,8 @@ TEST_F(Cli, AWrongWordIsAUsageError) {
 TEST_F(Cli, HelpAndVersionAreAnswers) {
   const auto help = say({"run", "--help"});
   EXPECT_EQ(help.code, kHeld);
-  for (const char* flag : {"--full", "--stages", "--dtypes", "--world", "--seed", "--json",
-                           "--junit", "--report", "--list", "--timeout-scale", "--quiet",
+  for (const char* flag : {"--full", "--covering", "--stages", "--dtypes", "--world", "--seed",
+                           "--json", "--junit", "--report", "--list", "--timeout-scale", "--quiet",
                            "--verbose", "--color", "--data-dir", "--fault", "--slots", "--knobs"})
     EXPECT_THAT(help.out, HasSubstr(flag));
   const auto version = say({"--version"});
@@ -65,6 +66,19 @@ TEST_F(Cli, ListPrintsIdsOnly) {
       say({"run", "Required", "--list", "--stages", "3", "--dtypes", "bf16", "--world", "4"});
   EXPECT_EQ(std::count(some.out.begin(), some.out.end(), '\n'), 16);
   EXPECT_THAT(some.out, StartsWith("Required.grad.zero3.bf16.w4."));
+}
+
+TEST_F(Cli, TheCoveringSelectionIsListedAndNarrowedLikeAnyOther) {
+  const auto& covering = covering_selection();
+  const auto all = say({"list", "--covering"});
+  EXPECT_EQ(static_cast<std::size_t>(std::count(all.out.begin(), all.out.end(), '\n')),
+            covering.cases.size() + covering.specs.size());
+  EXPECT_THAT(all.out, HasSubstr(covering.cases.back().id()));
+  const auto some = say({"list", "--covering", "--dtypes", "amp-o1", "--world", "2"}).out;
+  EXPECT_GE(std::count(some.begin(), some.end(), '\n'), 1);
+  EXPECT_THAT(all.out, HasSubstr(some));
+  EXPECT_EQ(say({"run", "--covering", "--full"}).code, kUsage);
+  EXPECT_EQ(say({"list", "--covering", "zero3.bf61"}).code, kUsage);
 }
 
 TEST_F(Cli, NothingSelectedIsAUsageErrorWithWhatIsNear) {

@@ -32,13 +32,14 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("averaged_twice"), HasSubstr("exact/gradient"),
                                 HasSubstr("0 false alarms in 4 of 4"), HasSubstr("HELD  ")));
   const auto json = nlohmann::json::parse(text_of(folder_ + "/faults.json"));
-  EXPECT_EQ(json.at("panel").size(), fault_panel().size());
+  EXPECT_EQ(json.at("panel").size(), fault_panel().size() + contract_panel().covering);
   ASSERT_EQ(json.at("faults").size(), 2u);
   for (const auto& fault : json.at("faults")) {
     EXPECT_EQ(fault.at("fate"), "caught");
     EXPECT_EQ(fault.at("cases"), 1) << "the first of the panel catches it";
     EXPECT_EQ(fault.at("found")[0].at("after_steps"), 0);
     EXPECT_TRUE(fault.at("found")[0].at("located"));
+    EXPECT_TRUE(fault.at("covering"));
     EXPECT_THAT(std::string(fault.at("found")[0].at("replay")),
                 HasSubstr(" --fault " + std::string(fault.at("fault"))));
   }
@@ -49,8 +50,9 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
 TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {
   const auto help = say({"--help"});
   EXPECT_EQ(help.code, kHeld);
-  for (const char* flag : {"FILTER", "--full", "--minutes", "--clean", "--seed", "--json",
-                           "--report", "--data-dir", "--timeout-scale", "--slots", "--quiet"})
+  for (const char* flag :
+       {"FILTER", "--full", "--covering", "--minutes", "--clean", "--seed", "--json", "--report",
+        "--data-dir", "--timeout-scale", "--slots", "--quiet"})
     EXPECT_THAT(help.out, HasSubstr(flag));
 }
 
@@ -75,11 +77,16 @@ TEST_F(FaultsCommandTest, WhatHasNoTimeIsNotAPass) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("not_run"), HasSubstr("INCONCLUSIVE")));
 }
 
+// Sums over micro-batches and ranks without a loss scale; paging; a scale that grows and overflows.
+constexpr const char* kCases[] = {
+    "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.engine_backward",
+    "Required.grad.zero3.fp32.w2.accumulation3.clip-above.adamw.irregular.loss_backward",
+    "Required.grad.zero1.fp16.w2.accumulation4.clip-above.adamw.irregular.scale_backward"};
+
 FaultOptions options(std::vector<std::string> faults, std::size_t cases) {
   FaultOptions chosen;
   chosen.faults = std::move(faults);
-  chosen.panel.assign(fault_panel().begin(),
-                      fault_panel().begin() + static_cast<std::ptrdiff_t>(cases));
+  for (std::size_t i = 0; i < cases; ++i) chosen.panel.push_back(parse_id(kCases[i]));
   chosen.minutes = 0.4;
   chosen.data = find_data("", false);
   chosen.quiet = true;
@@ -87,17 +94,19 @@ FaultOptions options(std::vector<std::string> faults, std::size_t cases) {
   return chosen;
 }
 
+// No case of the contract sees anything.
+nlohmann::json without_contract(const nlohmann::json& request, ranks::RankContext& context) {
+  if (request.at("do") == "contract")
+    return {{"exact", {{"differing", 0}, {"first", ""}, {"checks", nlohmann::json::array()}}},
+            {"acted", {{"times", 0}, {"step", -1}, {"micro_batch", -1}}}};
+  return serve(request, context);
+}
+
 // In the panel's first case nothing overflows.
 TEST(FaultRun, AFaultThatDoesNotActIsNotAPass) {
   auto few = options({"overflow_unseen"}, 1);
   few.minutes = 0.2;  // the contract's cases are many
-  few.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
-    if (request.at("do") == "contract")
-      return nlohmann::json{
-          {"exact", {{"differing", 0}, {"first", ""}, {"checks", nlohmann::json::array()}}},
-          {"acted", {{"times", 0}, {"step", -1}, {"micro_batch", -1}}}};
-    return serve(request, context);
-  };
+  few.serve = without_contract;
   const auto matrix = run_faults(few);
   ASSERT_EQ(matrix.faults.size(), 1u);
   EXPECT_EQ(matrix.faults[0].fate, reports::Fate::DidNotAct);
@@ -110,6 +119,19 @@ TEST(FaultRun, WithTheWholePanelEveryCaseIsTried) {
   const auto matrix = run_faults(whole);
   EXPECT_EQ(matrix.faults[0].cases, 3);
   EXPECT_EQ(matrix.faults[0].found.size(), 3u);
+}
+
+// In the first case nothing overflows, and no other is to be tried.
+TEST(FaultRun, OfTheCoveringSelectionAloneAShareIsAskedFor) {
+  auto few = options({"averaged_twice", "overflow_unseen"}, 1);
+  few.covering_only = true;
+  few.serve = without_contract;
+  auto matrix = run_faults(few);
+  EXPECT_TRUE(reports::is_covered(matrix.faults[0]));
+  EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Failed);
+  EXPECT_EQ(static_cast<std::size_t>(matrix.faults[1].cases), 1 + contract_panel().covering);
+  few.faults = {"averaged_twice"};
+  EXPECT_EQ(reports::outcome(run_faults(few)), reports::Outcome::Held);
 }
 
 // What is wrong without a fault proves nothing about faults.

@@ -1,0 +1,120 @@
+#include "conformance/campaigns/suite.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "conformance/campaigns/covering_selection.hpp"
+#include "conformance/campaigns/self_check.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Moves those of the covering selection to the front, and counts them.
+template <class Spec>
+std::size_t covering_first(std::vector<Spec>& specs) {
+  const auto& covering = covering_selection();
+  const auto end = std::stable_partition(specs.begin(), specs.end(),
+                                         [&](const Spec& spec) { return covering.has(spec); });
+  return static_cast<std::size_t>(end - specs.begin());
+}
+
+class Suite {
+ public:
+  explicit Suite(SuiteOptions options);
+  reports::Run run();
+
+ private:
+  void add_contract(std::size_t begin, std::size_t end, const MatrixRun& matrix);
+  reports::Run covering_part(const MatrixRun& matrix) const;
+  void add_parts(reports::Run& run) const;
+
+  Clock::time_point start_ = Clock::now();
+  SuiteOptions options_;
+  std::size_t cases_, specs_;  // of the covering selection
+  ProcessSlots slots_;
+  std::vector<reports::Case> contract_;
+  double covering_s_ = 0;
+};
+
+int widest(const SuiteOptions& options) {
+  int ranks = kSelfCheckRanks;
+  for (const auto& spec : options.matrix.cases) ranks = std::max(ranks, spec.world);
+  for (const auto& spec : options.contract.specs) ranks = std::max(ranks, spec.world);
+  return ranks;
+}
+
+Suite::Suite(SuiteOptions options)
+    : options_(std::move(options)),
+      cases_(options_.in_parts ? covering_first(options_.matrix.cases) : 0),
+      specs_(options_.in_parts ? covering_first(options_.contract.specs) : 0),
+      slots_({.slots = options_.matrix.lanes,
+              .widest = widest(options_),
+              .most = options_.matrix.cases.size() + options_.contract.specs.size() + 1,
+              .timeout_scale = options_.matrix.timeout_scale,
+              .serve = options_.matrix.serve}) {}
+
+void Suite::add_contract(std::size_t begin, std::size_t end, const MatrixRun& matrix) {
+  auto part = options_.contract;
+  const auto at = [&](std::size_t i) {
+    return options_.contract.specs.begin() + static_cast<std::ptrdiff_t>(i);
+  };
+  part.specs.assign(at(begin), at(end));
+  auto records = matrix.failure().empty() ? contract::run_contract(part, slots_)
+                                          : contract::not_run(part, matrix.failure());
+  std::move(records.begin(), records.end(), std::back_inserter(contract_));
+}
+
+reports::Run Suite::covering_part(const MatrixRun& matrix) const {
+  reports::Run part;
+  part.cases = matrix.records(cases_);
+  part.cases.insert(part.cases.end(), contract_.begin(), contract_.end());
+  part.parts = {{"covering", static_cast<int64_t>(part.cases.size()), covering_s_}};
+  return part;
+}
+
+// The contract's cases of a part follow the matrix's.
+void Suite::add_parts(reports::Run& run) const {
+  const auto at = [](auto& list, std::size_t i) {
+    return list.begin() + static_cast<std::ptrdiff_t>(i);
+  };
+  const auto of_contract = contract_;
+  run.cases.insert(at(run.cases, cases_), of_contract.begin(), at(of_contract, specs_));
+  run.cases.insert(run.cases.end(), at(of_contract, specs_), of_contract.end());
+  if (!options_.in_parts) return;
+  const auto covering = cases_ + specs_;
+  run.parts = {{"covering", static_cast<int64_t>(covering), covering_s_}};
+  if (const auto rest = run.cases.size() - covering; rest > 0)
+    run.parts.push_back({"rest", static_cast<int64_t>(rest), seconds_since(start_) - covering_s_});
+}
+
+reports::Run Suite::run() {
+  MatrixRun matrix(options_.matrix, slots_);
+  matrix.check_itself();
+  matrix.run_until(cases_);
+  add_contract(0, specs_, matrix);
+  covering_s_ = seconds_since(start_);
+  const bool has_rest =
+      cases_ < options_.matrix.cases.size() || specs_ < options_.contract.specs.size();
+  if (options_.in_parts && has_rest) options_.covering_ended(covering_part(matrix));
+  matrix.run_until(options_.matrix.cases.size());
+  add_contract(specs_, options_.contract.specs.size(), matrix);
+  auto run = matrix.take();
+  add_parts(run);
+  if (!options_.contract.specs.empty()) run.statements = contract::statements();
+  run.wall_s = seconds_since(start_);
+  return run;
+}
+
+}  // namespace
+
+reports::Run run_suite(SuiteOptions options) { return Suite(std::move(options)).run(); }
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,31 @@
+// Suite: one run of the matrix and of the contract in the same process slots, the covering
+// selection's cases of both first, as one record of two parts.
+//
+//   planted faults -> covering: matrix, contract -> what those came to -> rest: matrix, contract
+//
+// Invariants: every case is run once; a tuple's twin is made once, whichever part needs it first.
+// Units: seconds of wall clock.
+// Errors: equigrad::Error when the pool cannot start; what runner.hpp says of planted faults.
+// Depends on: runner.hpp, contract_runner.hpp, covering_selection.hpp. No torch.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "conformance/campaigns/contract_runner.hpp"
+#include "conformance/campaigns/runner.hpp"
+
+namespace equigrad::conformance {
+
+struct SuiteOptions {
+  RunOptions matrix;
+  contract::ContractOptions contract;
+  bool in_parts = false;  // false: as many cases as were chosen, in any order
+  // Called when the covering selection's cases have ended and others follow, with the record of
+  // those alone.
+  std::function<void(const reports::Run&)> covering_ended = [](const reports::Run&) {};
+};
+
+reports::Run run_suite(SuiteOptions options);
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,65 @@
+// Requests in slots: each answered once, one at a time in a slot, and whatever ends a rank ends
+// nothing but its request.
+#include "conformance/campaigns/process_slots.hpp"
+
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <set>
+
+namespace equigrad::conformance {
+namespace {
+
+using nlohmann::json;
+using Kind = ranks::Outcome::Kind;
+using ::testing::ElementsAre;
+
+json answer(const json& request, ranks::RankContext& context) {
+  if (request.at("do") == "die" && context.rank() == 0) raise(SIGKILL);
+  if (request.at("do") == "hang")
+    for (;;) pause();
+  return {{"number", request.value("number", 0)},
+          {"process", getpid()},
+          {"world", context.world_size()}};
+}
+
+TEST(ProcessSlots, EveryRequestIsAnsweredOnceInASlotThatIsFree) {
+  ProcessSlots slots({.slots = 2, .widest = 2, .serve = answer});
+  ASSERT_EQ(slots.size(), 2u);
+  std::vector<int> answered(20), busy(2);
+  int next = 0, ticks = 0;
+  slots.run(
+      [&](std::size_t slot) -> std::optional<Task> {
+        EXPECT_EQ(busy[slot], 0);
+        if (next == 20) return std::nullopt;
+        ++busy[slot];
+        return Task{.world = 1 + next % 2,
+                    .request = {{"do", "add"}, {"number", next++}},
+                    .done = [&, slot](const Outcomes& outcomes, double seconds) {
+                      --busy[slot];
+                      ++answered[outcomes.at(0).answer.at("number").get<std::size_t>()];
+                      EXPECT_EQ(outcomes.size(), outcomes[0].answer.at("world").get<std::size_t>());
+                      EXPECT_GE(seconds, 0);
+                    }};
+      },
+      [&] { ++ticks; });
+  for (const int times : answered) EXPECT_EQ(times, 1);
+  EXPECT_GE(ticks, 20);
+}
+
+TEST(ProcessSlots, ADeathAndATimeOutAreAnswersAndTheNextRequestFindsRanks) {
+  ProcessSlots slots({.slots = 1, .widest = 2, .timeout_scale = 0.01, .serve = answer});
+  std::vector<Kind> kinds;
+  for (const char* what : {"die", "hang", "add"})
+    kinds.push_back(slots.ask(2, {{"do", what}}, 20).value().front().kind);
+  EXPECT_THAT(kinds, ElementsAre(Kind::Died, Kind::TimedOut, Kind::Ok));
+}
+
+TEST(ProcessSlots, ThereAreNoMoreOfThemThanThereIsToDo) {
+  EXPECT_EQ(ProcessSlots({.slots = 8, .widest = 1, .most = 3, .serve = answer}).size(), 3u);
+  EXPECT_EQ(ProcessSlots({.slots = 8, .widest = 1, .most = 0, .serve = answer}).size(), 1u);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance
