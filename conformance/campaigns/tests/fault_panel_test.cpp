@@ -1,4 +1,4 @@
-// The panel is the covering selection, the most telling cases first; the contract's cases follow.
+// The panel is the covering selection, the plainest cases first; the contract's cases follow.
 #include "conformance/campaigns/fault_panel.hpp"
 
 #include <gtest/gtest.h>
@@ -6,20 +6,22 @@
 #include <set>
 
 #include "conformance/campaigns/covering_selection.hpp"
-#include "conformance/cases/covering.hpp"
 
 namespace equigrad::conformance {
 namespace {
 
-TEST(FaultPanel, HasEveryCaseOfTheCoveringSelectionTheMostTellingFirst) {
+TEST(FaultPanel, HasEveryCaseOfTheCoveringSelectionThePlainestFirst) {
   EXPECT_EQ(fault_panel().size(), covering_selection().cases.size());
   std::set<std::string> ids;
   for (std::size_t i = 0; i < fault_panel().size(); ++i) {
     EXPECT_TRUE(covering_selection().has(fault_panel()[i])) << fault_panel()[i].id();
     ids.insert(fault_panel()[i].id());
-    if (i > 0) EXPECT_GE(tells(fault_panel()[i - 1]), tells(fault_panel()[i]));
   }
   EXPECT_EQ(ids.size(), fault_panel().size());
+  const auto& first = fault_panel().front();
+  EXPECT_EQ(first.model + word(first.clip), "nastyclip-below");
+  EXPECT_EQ(scaling_of(first.precision), Scaling::None);
+  EXPECT_EQ(first.world, 2);
 }
 
 TEST(FaultPanel, HasEveryCaseOfTheContractOnceTheCoveringOnesFirst) {
