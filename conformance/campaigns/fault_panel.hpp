@@ -1,8 +1,8 @@
 // FaultPanel: the cases into which every fault is planted: the covering selection's, and the
 // contract's for what is left.
 //
-// Invariants: the order is that in which a fault meets them: those that catch
-// most, and show best what it did, come first.
+// Invariants: the order is that in which a fault meets them: those that catch most, and show best
+// what it did, come first.
 // Units: none.   Errors: none.
 // Depends on: covering_selection.hpp, matrix.hpp, contract/contract_case.hpp.
 #pragma once

@@ -1,6 +1,7 @@
 // Cli: the `equigrad` command.
 //
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
+//   equigrad run --covering       what every run begins with, alone: the gate of a CI
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
 //   equigrad repro CASE           the smallest case that fails as this one does
