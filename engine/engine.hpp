@@ -52,74 +52,88 @@ namespace trace {
 class Ledger;
 }
 
+class TrainingEngine;
+
 class Engine {
  public:
-  virtual ~Engine() = default;
+  explicit Engine(std::unique_ptr<TrainingEngine> engine);
+  ~Engine();
 
   // Runs the backward pass of a scalar loss and returns loss / accumulation steps (or the loss,
   // scale_wrt_gas false).
-  virtual at::Tensor backward(const at::Tensor& loss, bool retain_graph = false,
-                              bool scale_wrt_gas = true) = 0;
+  at::Tensor backward(const at::Tensor& loss, bool retain_graph = false, bool scale_wrt_gas = true);
   // The tensor to call .backward() on; the tensor itself where the precision needs no loss scale.
-  virtual at::Tensor scale(const at::Tensor& tensor) = 0;
+  at::Tensor scale(const at::Tensor& tensor);
   // What scale() multiplies by now; 1 where the precision needs no loss scale.
-  virtual double loss_scale() const = 0;
+  double loss_scale() const;
   // Engines under one loss need one scale: from now on this engine uses the other's.
-  virtual void share_loss_scale(Engine& other) = 0;
+  void share_loss_scale(Engine& other);
 
   // model.forward(inputs...), with the state of progressive layer drop as the last argument if the
-  // model takes one. Calling the model itself is as good, but for torch_autocast.
+  // model takes one. Calling the model itself is as good, but for torch_autocast, and for a gather
+  // that fails at stage 3: this call throws; the model itself gives NaN, and the engine's next call
+  // throws.
   template <class Model, class... Inputs>
   auto forward(Model& model, Inputs&&... inputs) {
+    check_forward();
     const auto guard = autocast();
     struct Anything {};  // a forward that takes this takes whatever comes (Sequential)
     if constexpr (
         requires { model.forward(std::forward<Inputs>(inputs)..., layer_drop()); } &&
         !requires { model.forward(std::forward<Inputs>(inputs)..., Anything{}); }) {
-      return model.forward(std::forward<Inputs>(inputs)..., layer_drop());
+      return checked(model.forward(std::forward<Inputs>(inputs)..., layer_drop()));
     } else {
-      return model.forward(std::forward<Inputs>(inputs)...);
+      return checked(model.forward(std::forward<Inputs>(inputs)...));
     }
   }
   // While the guard lives, operators choose their types as torch_autocast says; nothing without it.
-  [[nodiscard]] virtual std::shared_ptr<void> autocast() = 0;
-  virtual schedule::LayerDropState layer_drop() const = 0;
+  [[nodiscard]] std::shared_ptr<void> autocast();
+  schedule::LayerDropState layer_drop() const;
 
   // Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, zero the
   // window, and the scheduler's step, to which lr_kwargs go.
-  virtual void step(const schedule::LrKeywords& lr_kwargs = {}) = 0;
+  void step(const schedule::LrKeywords& lr_kwargs = {});
   // Empties the accumulation window. The boundary comes where it would have come.
-  virtual void zero_grad() = 0;
+  void zero_grad();
   // Whether the next step() acts: after gradient_accumulation_steps calls of it, unless it was set.
-  virtual bool is_gradient_accumulation_boundary() const = 0;
+  bool is_gradient_accumulation_boundary() const;
   // Holds until it is set again; std::nullopt gives the decision back to the count.
-  virtual void set_gradient_accumulation_boundary(std::optional<bool> is_boundary) = 0;
+  void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
   // While the guard lives, passes add up and step() is an error. Stages 0 and 1: later ones reduce
   // in every pass.
-  [[nodiscard]] virtual std::shared_ptr<void> no_sync() = 0;
+  [[nodiscard]] std::shared_ptr<void> no_sync();
   // Between windows: other accumulation steps for the same micro-batch size.
-  virtual void set_train_batch_size(int64_t train_batch_size) = 0;
+  void set_train_batch_size(int64_t train_batch_size);
 
-  virtual const EngineConfig& config() const = 0;
-  virtual std::vector<double> get_lr() const = 0;  // of the next update, by parameter group
-  virtual const Counters& counters() const = 0;
+  const EngineConfig& config() const;
+  std::vector<double> get_lr() const;  // of the next update, by parameter group
+  const Counters& counters() const;
   // Whether the last step() at a boundary updated the parameters; false before the first.
-  virtual bool was_step_applied() const = 0;
+  bool was_step_applied() const;
   // Norm of the averaged gradient before clipping, of the last boundary; NaN if it was not finite,
   // nothing before the first.
-  virtual std::optional<double> get_global_grad_norm() const = 0;
+  std::optional<double> get_global_grad_norm() const;
   // The whole parameter as the model sees it, a copy of its own. Collective.
-  virtual at::Tensor full_parameter(const std::string& name) = 0;
-  virtual std::vector<LocalShard> local_shards() const = 0;
-  virtual Access& access() = 0;
+  at::Tensor full_parameter(const std::string& name);
+  std::vector<LocalShard> local_shards() const;
+  Access& access();
   // Whole parameters while the guard lives, which one rank may write. Collective.
-  [[nodiscard]] virtual GatheredParameters gather(
-      const std::vector<at::Tensor>& parameters,
-      std::optional<int> modifier_rank = std::nullopt) = 0;
+  [[nodiscard]] GatheredParameters gather(const std::vector<at::Tensor>& parameters,
+                                          std::optional<int> modifier_rank = std::nullopt);
   // Called at every boundary after clipping and before the update.
-  virtual void on_step(std::function<void(const std::vector<LocalShard>&)> observer) = 0;
+  void on_step(std::function<void(const std::vector<LocalShard>&)> observer);
   // Bytes this rank holds, by category, now and at the peak.
-  virtual const trace::Ledger& ledger() const = 0;
+  const trace::Ledger& ledger() const;
+
+ private:
+  void check_forward();
+  template <class Output>
+  Output checked(Output output) {
+    check_forward();
+    return output;
+  }
+
+  std::unique_ptr<TrainingEngine> engine_;
 };
 
 // The core: named parameters, a checked configuration, a communicator (comm/launch.hpp makes one).

@@ -3,8 +3,8 @@
 // different ones. DeepSpeed: deepspeed.utils.set_z3_leaf_modules and its kin; the configuration's
 // zero_optimization.leaf_module says the same.
 //
-//   equigrad::set_z3_leaf_modules<MoEImpl>(*model);              // a class and what derives from
-//   it equigrad::set_z3_leaf_modules(*model, {"MoE"});              // its name, bare or in full
+//   equigrad::set_z3_leaf_modules<MoEImpl>(*model);  // a class and what derives from it
+//   equigrad::set_z3_leaf_modules(*model, {"MoE"});  // its name, bare or in full
 //   equigrad::set_z3_leaf_modules_by_name(*model, {"layers.0.experts"});
 //   equigrad::set_z3_leaf_modules_by_suffix(*model, {"experts"});
 //   auto engine = equigrad::initialize(*model, "ds_config.json");
@@ -14,7 +14,7 @@
 // arguments. Names are those of Module::named_modules(), the model itself is "". A leaf inside of
 // another belongs to that; leaves that share a parameter are one.
 //
-// Invariants: a leaf changes when parameters travel, never a bit of what is computed, and without
+// Invariants: a leaf changes when parameters are sent, never a bit of what is computed, and without
 // any the engine is right too (agreement/coordinator.hpp): what leaves save is rounds of gathers
 // whose number depends on each rank's data. initialize() reads the marks; later ones concern later
 // engines. A mark goes with its module. Below stage 3 there is nothing to gather.

@@ -2,7 +2,7 @@
 //
 //   window/<n>/ranks:W/passes:P   P gradients of n fp32 elements on every rank become their sum
 //     pinned    added in fp32, then the tree over ranks
-//     exact     running sums on a grid of bins; one pass: the gradients themselves travel
+//     exact     running sums on a grid of bins; one pass: the gradients themselves are sent
 //     shared    the other method, fixed point with a shared exponent: gradients are kept until the
 //               end, ranks agree on the largest exponent of every element, then whole numbers of 64
 //               bits are added

@@ -69,9 +69,9 @@ std::string scattered_and_gathered(const json& one, comm::Communicator& communic
   const layout::BucketPlan plan(model.table, communicator.world_size(), one.at("bucket_size"));
   trace::Ledger ledger;
   const auto masters = at::zeros({plan.shard_numel()});
-  comm::Seat seat(communicator, model.table.size());
+  agreement::Participant participant(communicator, model.table.size());
   const parameter::Context context{model.table,  plan,          zero,
-                                   communicator, seat,          ledger,
+                                   communicator, participant,   ledger,
                                    masters,      model.tensors, bf16 ? at::kBFloat16 : at::kFloat};
   parameter::fill_masters(context);
   const auto keeper = pages ? parameter::make_pages(context) : parameter::make_replicas(context);

@@ -4,7 +4,8 @@
 //
 //   EQUIGRAD_PROGRAMS=2000 program_properties    that many programs; 200 without it
 //
-// Only wishes are drawn and shrunk: a program that fails shrinks to fewer calls, then simpler ones.
+// Only command seeds are drawn and shrunk: a program that fails shrinks to fewer calls, then
+// simpler ones.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -13,20 +14,18 @@
 #include <random>
 #include <set>
 
-#include "property_tests/programs/engine_access.hpp"
-#include "property_tests/programs/engine_calls.hpp"
+#include "property_tests/programs/engine_player.hpp"
 #include "property_tests/programs/listing.hpp"
-#include "property_tests/programs/misuse.hpp"
-#include "property_tests/programs/reference_access.hpp"
-#include "property_tests/programs/reference_calls.hpp"
-#include "property_tests/programs/script_calls.hpp"
+#include "property_tests/programs/reference_player.hpp"
+#include "property_tests/programs/script.hpp"
+#include "property_tests/programs/settings.hpp"
 #include "property_tests/ranks_of_cases.hpp"
 
 namespace equigrad::property_tests::programs {
 
-inline void showValue(const Wish& wish, std::ostream& out) {
-  out << "{" << wish.kind << ", " << wish.a << ", " << wish.b << ", " << wish.c << ", " << wish.d
-      << "}";
+inline void showValue(const CommandSeed& drawn, std::ostream& out) {
+  out << "{" << drawn.kind << ", " << drawn.a << ", " << drawn.b << ", " << drawn.c << ", "
+      << drawn.d << "}";
 }
 
 namespace {
@@ -117,10 +116,11 @@ json any_setting() {
           {"seed", *rc::gen::noShrink(rc::gen::inRange(0, 1 << 30))}};
 }
 
-rc::Gen<Wish> any_wish() {
+rc::Gen<CommandSeed> any_command_seed() {
   const auto argument = rc::gen::inRange(0, kArguments);
-  return full_size(rc::gen::construct<Wish>(rc::gen::inRange(0, static_cast<int>(kKinds.size())),
-                                            argument, argument, argument, argument));
+  return full_size(
+      rc::gen::construct<CommandSeed>(rc::gen::inRange(0, static_cast<int>(kKinds.size())),
+                                      argument, argument, argument, argument));
 }
 
 // Whatever is drawn, programs have every call and every misuse in them.
@@ -185,8 +185,9 @@ RC_GTEST_PROP(Programs, EveryCallLeavesWhatTheReferenceLeaves, ()) {
   static Ranks ranks;
   const json setting = any_setting();
   Script script(setting);
-  for (const auto& wish : *rc::gen::scale(0.3, rc::gen::container<std::vector<Wish>>(any_wish())))
-    script.add(wish);
+  for (const auto& drawn :
+       *rc::gen::scale(0.3, rc::gen::container<std::vector<CommandSeed>>(any_command_seed())))
+    script.add(drawn);
   const json calls = script.finish();
   const auto wrong = ranks.wrong({{"setting", setting}, {"calls", calls}});
   if (!wrong.empty()) RC_FAIL(wrong + "\n\n" + listing(setting, config_of(setting), calls));

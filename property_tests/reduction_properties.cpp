@@ -48,6 +48,24 @@ Tensors contributions(const json& one, uint64_t rank) {
   return all;
 }
 
+class Slices final : public bucket::SumSink {
+ public:
+  Slices(const layout::BucketPlan& plan, int rank, Tensors& sums)
+      : plan_(plan), rank_(rank), sums_(sums) {}
+  at::Tensor block(std::size_t) override { return {}; }
+  void add(std::size_t bucket, at::Tensor sum) override {
+    for (const auto& slot : plan_.buckets()[bucket].slots) {
+      const auto mine = layout::Partition(slot.numel, plan_.shards()).range(rank_);
+      sums_[slot.parameter] = sum.narrow(0, slot.offset, mine.numel()).clone();
+    }
+  }
+
+ private:
+  const layout::BucketPlan& plan_;
+  int rank_;
+  Tensors& sums_;
+};
+
 // The slices of the sums that this rank gets (all of them when nothing is sharded).
 Tensors reduce(const json& one, RankContext& context, const Tensors& gradients,
                int64_t bucket_size) {
@@ -57,22 +75,14 @@ Tensors reduce(const json& one, RankContext& context, const Tensors& gradients,
   const int shards = one.at("sharded").get<bool>() ? context.world_size() : 1;
   const layout::BucketPlan plan(table, shards, bucket_size);
   Tensors sums(numels.size());
-  const auto deliver = [&](std::size_t bucket, const at::Tensor& sum) {
-    for (const auto& slot : plan.buckets()[bucket].slots) {
-      const auto mine =
-          layout::Partition(slot.numel, shards).range(shards == 1 ? 0 : group->rank());
-      sums[slot.parameter] = sum.narrow(0, slot.offset, mine.numel()).clone();
-    }
-  };
+  Slices sink(plan, shards == 1 ? 0 : context.rank(), sums);
   bucket::QueueOptions options{at::TensorOptions().dtype(dtype_of(one, "bf16")),
                                dtype_of(one, "rounded")};
   options.order = one.at("native").get<bool>() ? ReductionOrder::Native : ReductionOrder::Pinned;
   options.launch_when_full = one.at("when_full");
   trace::Ledger ledger;
-  bucket::BucketQueue queue(plan, *group, options, ledger, deliver,
-                            [](std::size_t, int64_t rounds) {
-                              return comm::Met{true, rounds, rounds, {}};
-                            });
+  agreement::Participant participant(*group, table.size());
+  bucket::BucketQueue queue(plan, participant, options, ledger, sink);
   // Gradients come in another order on every rank.
   std::vector<std::size_t> order(numels.size());
   std::iota(order.begin(), order.end(), 0);
@@ -112,7 +122,7 @@ Tensors sums_of_the_reference(const json& one, int world) {
   for (std::size_t p = 0; p < by_rank[0].size(); ++p) {
     Tensors of_one;
     for (const auto& rank : by_rank) of_one.push_back(rank[p]);
-    sums.push_back(reference::sum_contributions({of_one}, reference::Order::ReduceThenAdd,
+    sums.push_back(reference::sum_contributions({of_one}, reference::SumOrder::ReduceThenAdd,
                                                 dtype_of(one, "rounded")));
   }
   return sums;

@@ -128,7 +128,7 @@ json any_setting() {
   const auto size = [] { return *rc::gen::inRange<int64_t>(1, 120); };
   return {{"world", *rc::gen::inRange(1, 5)},
           {"stage", *rc::gen::inRange(0, 4)},
-          {"gas", *rc::gen::inRange(1, 5)},
+          {"accumulation", *rc::gen::inRange(1, 5)},
           {"dtype", dtype},
           {"wide_sums", dtype == kFp32 || *rc::gen::arbitrary<bool>()},
           {"model", *rc::gen::inRange(0, 3)},

@@ -4,7 +4,7 @@
 //   all tables of up to 3 parameters of 0 to 24 elements, and of 4 and 5 the multisets (in rising
 //   and in falling order), of which every kStride-th is taken; on 1 to 8 ranks; with 7 bucket sizes
 //
-// Stages 1 to 3 share the plan; they differ in when a bucket travels. EQUIGRAD_TRIALS=1 takes every
+// Stages 1 to 3 share the plan; they differ in when a bucket is sent. EQUIGRAD_TRIALS=1 takes every
 // multiset; a seed other than 0 (EQUIGRAD_SEED) begins the slices elsewhere.
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ class World {
           if (row >= ranks_ || slot.offset + column >= bucket.shard_numel)
             return "out of its bucket";
           auto& place = places_[at(row, bucket.offset + slot.offset + column)];
-          if (place != kPadding) return "two elements travel in one place";
+          if (place != kPadding) return "two elements are sent in one place";
           place = mark(slot.parameter, element);
         }
     }

@@ -29,7 +29,7 @@ LossScale::LossScale(const LossScaleSpec& spec)
 }
 
 void LossScale::update(bool overflow) {
-  if (spec_.policy == Policy::Zero) update_zero(overflow);
+  if (spec_.policy == Policy::DeepSpeed) update_deepspeed(overflow);
   if (spec_.policy != Policy::GradScaler) return;
   good_steps_ = overflow ? 0 : good_steps_ + 1;
   const bool grows = good_steps_ == spec_.window;
@@ -37,7 +37,7 @@ void LossScale::update(bool overflow) {
   if (overflow || grows) scale_ *= overflow ? 0.5 : 2;
 }
 
-void LossScale::update_zero(bool overflow) {
+void LossScale::update_deepspeed(bool overflow) {
   const int64_t good = iteration_ - last_overflow_ - 1;  // good steps before this one
   const bool grows = !overflow && good > 0 && good % spec_.window == 0;
   if (overflow && (spec_.hysteresis == 1 || hysteresis_ == 1)) {

@@ -37,7 +37,7 @@ class LossScale {
   const LossScaleSpec& spec() const { return spec_; }
 
  private:
-  void update_zero(bool overflow);
+  void update_deepspeed(bool overflow);
 
   LossScaleSpec spec_;
   double scale_;

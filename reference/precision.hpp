@@ -1,7 +1,7 @@
 // Precision: what the reference computes in when it is not plain fp32 or fp64.
 //
 //   contribution  compute dtype (under autocast the leaf's own); the loss times the loss scale S
-//   travels       t = T(x b): x a contribution (ReduceThenAdd) or a rank's window (AddThenReduce),
+//   sent          t = T(x b): x a contribution (ReduceThenAdd) or a rank's window (AddThenReduce),
 //                 b the factor before the sum (left out if 1), T the communication dtype; without
 //                 one the autocast dtype for safe modules, else x's own
 //   average       g = M(R a / S): M the masters' dtype, a the factor after the sum
@@ -18,8 +18,8 @@
 //   Never          1        1 / accumulation_steps
 //
 // Invariants: b and a are rounded once to fp32; S is a power of two, so a / S is exact.
-//   Order::Exact knows no T and no b: its a is 1 / (accumulation_steps world), for Never
-//   1 / accumulation_steps. A frozen parameter has no master and does not travel: the
+//   SumOrder::Fp64 knows no T and no b: its a is 1 / (accumulation_steps world), for Never
+//   1 / accumulation_steps. A frozen parameter has no master and is not sent: the
 //   model sees P(weight).
 // Errors: none here; the stepper checks.
 // Depends on: ATen's scalar types.
@@ -35,7 +35,7 @@
 namespace equigrad::reference {
 
 struct LossScaleSpec {
-  enum class Policy { None, Static, Zero, GradScaler };  // Zero: the rule of DeepSpeed's ZeRO
+  enum class Policy { None, Static, DeepSpeed, GradScaler };
   Policy policy = Policy::None;
   double initial = 65536.0;
   int64_t window = 1000;  // steps without overflow before it grows; GradScaler's default is 2000

@@ -21,12 +21,12 @@ void check(const Recipe& recipe) {
   expect(recipe.world > 0, "at least one rank", recipe.world);
   expect(recipe.accumulation_steps > 0, "at least one micro-batch", recipe.accumulation_steps);
   expect(narrow(compute) || oracle, "fp32, bf16, fp16 or fp64 to compute in", compute);
-  expect(narrow(recipe.accumulate_dtype) || oracle || recipe.order == Order::Exact,
+  expect(narrow(recipe.accumulate_dtype) || oracle || recipe.order == SumOrder::Fp64,
          "fp32, bf16 or fp16 to accumulate in", recipe.accumulate_dtype);
   expect(own(precision.master_dtype), "masters in fp32 or as computed", precision.master_dtype);
   expect(own(precision.state_dtype), "states in fp32 or as computed", precision.state_dtype);
-  if (const auto wire = precision.communication_dtype) {
-    expect(narrow(*wire) && !oracle, "fp32, bf16 or fp16 to communicate in, none in fp64", *wire);
+  if (const auto sent = precision.communication_dtype) {
+    expect(narrow(*sent) && !oracle, "fp32, bf16 or fp16 to communicate in, none in fp64", *sent);
   }
   if (const auto& cast = precision.autocast) {
     expect(half(cast->dtype), "autocast to bf16 or fp16", cast->dtype);
@@ -41,7 +41,7 @@ Factors factors(const Recipe& recipe) {
   const auto steps = static_cast<double>(recipe.accumulation_steps);
   const Averaging kind = recipe.precision.averaging;
   const double in_all = kind == Averaging::Never ? 1 / steps : 1 / (steps * world);
-  if (recipe.order == Order::Exact) return {1, in_all, in_all};
+  if (recipe.order == SumOrder::Fp64) return {1, in_all, in_all};
   if (kind == Averaging::BeforeSum) return {1 / world, 1 / steps, in_all};
   if (kind == Averaging::Around) return {1 / f, f / (steps * world), in_all};
   return {1, in_all, in_all};

@@ -24,7 +24,7 @@ struct Recipe {
   double gradient_clipping = 0;                  // 0: off
   at::ScalarType compute_dtype = at::kFloat;     // kFloat, kBFloat16, kHalf or kDouble
   at::ScalarType accumulate_dtype = at::kFloat;  // kFloat or 16 bits; not read in fp64 or Exact
-  Order order = Order::Exact;
+  SumOrder order = SumOrder::Fp64;
   PrecisionSpec precision;
   bool absolute_sums = true;  // fill StepRecord::absolute_sum
 };

@@ -69,8 +69,8 @@ void Stepper::make_slots() {
     slot.parameter = parameter;
     slot.spec = specs[name];
     slot.safe = safe.contains(parameter.unsafeGetTensorImpl());
-    slot.wire = precision.communication_dtype;
-    if (slot.safe && !slot.wire) slot.wire = precision.autocast->dtype;
+    slot.sent_in = precision.communication_dtype;
+    if (slot.safe && !slot.sent_in) slot.sent_in = precision.autocast->dtype;
     convert(slot);
     slot.passes.resize(weights_.size());
     slot.arrived = std::make_shared<Parts>();
@@ -223,7 +223,7 @@ void Stepper::average(const Slot& slot, StepRecord& record) const {
   }
   const Factors factor = factors(recipe_);
   const at::Tensor sum = sum_contributions(contributions, recipe_.order, recipe_.accumulate_dtype,
-                                           weights, {factor.before, slot.wire});
+                                           weights, {factor.before, slot.sent_in});
   // A number is rounded to the tensor's dtype before it multiplies.
   const at::Tensor mean = widen(sum) * (factor.after / loss_scale());
   const at::ScalarType dtype = slot.master.scalar_type();

@@ -1,7 +1,7 @@
 // Stepper: what `world` ranks would compute, in one process: backward passes in, steps out.
 //
 // Whoever drives it runs each rank's passes in plain torch calls, in that rank's order, and then
-// the step of all of them. The plain run is Order::Exact in fp32; the oracle is the same in fp64;
+// the step of all of them. The plain run is SumOrder::Fp64 in fp32; the oracle is the same in fp64;
 // the twin is a run in an engine's precision and order of additions. With R of sum.hpp, and S, a,
 // M, T and P of precision.hpp:
 //
@@ -92,9 +92,9 @@ class Stepper {
   struct Slot {                           // one unique parameter
     std::string name;
     at::Tensor parameter;
-    at::Tensor master;                   // undefined when frozen or empty
-    std::optional<at::ScalarType> wire;  // T
-    bool safe = false;                   // of a safe module under autocast
+    at::Tensor master;                      // undefined when frozen or empty
+    std::optional<at::ScalarType> sent_in;  // T
+    bool safe = false;                      // of a safe module under autocast
     TensorMap state;
     OptimizerSpec spec;  // with its group's settings
     int64_t step_count = 0;

@@ -15,8 +15,8 @@ at::Tensor weighed(const at::Tensor& wide, double weight) {
   return weight == 1.0 ? wide : wide * weight;
 }
 
-at::Tensor sent(const at::Tensor& x, double factor, const Wire& wire) {
-  return widen(weighed(widen(x), factor).to(wire.dtype.value_or(x.scalar_type())));
+at::Tensor sent(const at::Tensor& x, double factor, const Sending& sending) {
+  return widen(weighed(widen(x), factor).to(sending.dtype.value_or(x.scalar_type())));
 }
 
 float grid_sum(const float* x, const float* end) {
@@ -31,8 +31,8 @@ float grid_sum(const float* x, const float* end) {
 }
 
 // Of t(x): neighbours first, level by level; an odd last one goes up unchanged.
-at::Tensor tree_sum(std::vector<at::Tensor> level, const Wire& wire) {
-  for (at::Tensor& x : level) x = sent(x, wire.factor, wire);
+at::Tensor tree_sum(std::vector<at::Tensor> level, const Sending& sending) {
+  for (at::Tensor& x : level) x = sent(x, sending.factor, sending);
   for (size_t step = 1; step < level.size(); step *= 2) {
     for (size_t i = 0; i + step < level.size(); i += 2 * step)
       level[i] = level[i] + level[i + step];
@@ -42,20 +42,20 @@ at::Tensor tree_sum(std::vector<at::Tensor> level, const Wire& wire) {
 
 }  // namespace
 
-at::Tensor sum_contributions(const Contributions& contributions, Order order,
+at::Tensor sum_contributions(const Contributions& contributions, SumOrder order,
                              at::ScalarType accumulate_dtype, std::vector<double> weights,
-                             const Wire& wire) {
+                             const Sending& sending) {
   weights.resize(contributions.size(), 1.0);
   const at::Tensor& first = contributions[0][0];
-  std::vector<at::Tensor> xs;  // of Exact and Grid
-  for (size_t pass = 0; pass < contributions.size() && order >= Order::Grid; ++pass) {
+  std::vector<at::Tensor> xs;  // of Fp64 and ExactGrid
+  for (size_t pass = 0; pass < contributions.size() && order >= SumOrder::ExactGrid; ++pass) {
     for (const at::Tensor& c : contributions[pass]) {
-      xs.push_back(order == Order::Exact ? weighed(c.to(at::kDouble), weights[pass])
-                                         : sent(c, weights[pass] * wire.factor, wire));
+      xs.push_back(order == SumOrder::Fp64 ? weighed(c.to(at::kDouble), weights[pass])
+                                           : sent(c, weights[pass] * sending.factor, sending));
     }
   }
-  if (order == Order::Exact) return std::accumulate(xs.begin(), xs.end(), at::zeros_like(xs[0]));
-  if (order == Order::Grid) {
+  if (order == SumOrder::Fp64) return std::accumulate(xs.begin(), xs.end(), at::zeros_like(xs[0]));
+  if (order == SumOrder::ExactGrid) {
     const at::Tensor columns = at::stack(xs, -1), sum = at::empty_like(xs[0]);
     const float *x = columns.const_data_ptr<float>(), *end = x + columns.numel();
     for (float* to = sum.mutable_data_ptr<float>(); x < end; x += xs.size()) {
@@ -65,7 +65,7 @@ at::Tensor sum_contributions(const Contributions& contributions, Order order,
   }
   const at::ScalarType narrow =
       first.scalar_type() == at::kDouble ? at::kDouble : accumulate_dtype;  // A
-  if (order == Order::AddThenReduce) {
+  if (order == SumOrder::AddThenReduce) {
     std::vector<at::Tensor> windows;
     for (size_t rank = 0; rank < contributions[0].size(); ++rank) {
       at::Tensor window = at::zeros_like(first, narrow);
@@ -75,11 +75,11 @@ at::Tensor sum_contributions(const Contributions& contributions, Order order,
       }
       windows.push_back(window);
     }
-    return tree_sum(windows, wire).to(narrow);
+    return tree_sum(windows, sending).to(narrow);
   }
   at::Tensor sum;
   for (size_t pass = 0; pass < contributions.size(); ++pass) {
-    const at::Tensor reduced = weighed(tree_sum(contributions[pass], wire), weights[pass]);
+    const at::Tensor reduced = weighed(tree_sum(contributions[pass], sending), weights[pass]);
     sum = (sum.defined() ? widen(sum) + reduced : reduced).to(narrow);
   }
   return sum;

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "reports/comparison.hpp"
+#include "reports/drawing.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-constexpr double kWidth = 760, kHeight = 300;
+constexpr double kWidth = kDrawingWidth, kHeight = 300;
 constexpr double kLeft = 64, kRight = 24, kTop = 14, kBottom = 40;  // of the frame
 // Blue and vermilion, apart for every common colour blindness; B is dashed as well.
 constexpr std::array<const char*, 2> kColours = {"#1f6f9f", "#c7482b"};
@@ -32,8 +33,6 @@ struct Frame {
   }
 };
 
-std::string at(double place) { return shortest(std::round(place * 10) / 10); }
-
 // 1, 2 or 5 times a power of ten, so that there are about five of them.
 double tick_distance(double range) {
   const double power = std::pow(10, std::floor(std::log10(range / 5)));
@@ -49,28 +48,18 @@ std::string tick_text(double value, double distance) {
   return text;
 }
 
-std::string line(double x1, double y1, double x2, double y2, const std::string& how) {
-  return "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) +
-         "\" " + how + "/>\n";
-}
-
-std::string label(double x, double y, const char* anchor, const std::string& text) {
-  return "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor +
-         "\" fill=\"currentColor\">" + escape_xml(text) + "</text>\n";
-}
-
 std::string axes(const Frame& frame, const std::string& name) {
   const std::string thin = "stroke=\"currentColor\" stroke-opacity=\".18\"";
   std::string out;
   const double up = tick_distance(frame.high - frame.low);
   for (double value = std::ceil(frame.low / up) * up; value <= frame.high; value += up) {
-    out += line(kLeft, frame.y(value), kWidth - kRight, frame.y(value), thin);
-    out += label(kLeft - 6, frame.y(value) + 4, "end", tick_text(value, up));
+    out += drawn_line(kLeft, frame.y(value), kWidth - kRight, frame.y(value), thin);
+    out += drawn_text(kLeft - 6, frame.y(value) + 4, "end", tick_text(value, up));
   }
   const double along = tick_distance(frame.last_step);
   for (double step = 0; step <= frame.last_step; step += along)
-    out += label(frame.x(step), kHeight - kBottom + 16, "middle", tick_text(step, along));
-  out += label((kLeft + kWidth - kRight) / 2, kHeight - 6, "middle", "optimizer steps");
+    out += drawn_text(frame.x(step), kHeight - kBottom + 16, "middle", tick_text(step, along));
+  out += drawn_text((kLeft + kWidth - kRight) / 2, kHeight - 6, "middle", "optimizer steps");
   return out + "<text transform=\"rotate(-90)\" x=\"" + at(-(kTop + kHeight - kBottom) / 2) +
          "\" y=\"12\" text-anchor=\"middle\" fill=\"currentColor\">" + escape_xml(name) +
          "</text>\n";
@@ -90,14 +79,8 @@ std::string series(const Frame& frame, const Comparison& comparison,
     below = x + "," + at(frame.y(value.low)) + " " + below;
   }
   return "<polygon points=\"" + above + below + "\" fill=\"" + colour +
-         "\" fill-opacity=\".2\"/>\n<polyline points=\"" + means + "\" fill=\"none\" stroke=\"" +
-         colour + "\" stroke-width=\"1.6\"" + dash + "/>\n";
-}
-
-std::string drawing(const std::string& title, const std::string& inside) {
-  return "<svg class=\"chart\" viewBox=\"0 0 " + at(kWidth) + " " + at(kHeight) +
-         "\" width=\"760\" role=\"img\" font-size=\"12\">\n<title>" + escape_xml(title) +
-         "</title>\n" + inside + "</svg>\n";
+         "\" fill-opacity=\".2\"/>\n" +
+         drawn_curve(means, std::string("stroke=\"") + colour + "\"" + dash);
 }
 
 Frame frame_of(const Comparison& comparison, double start) {
@@ -129,12 +112,13 @@ std::string loss_drawing(const Comparison& comparison) {
   for (std::size_t i = 0; i < 2; ++i) {
     const double y = kTop + 14 + 18 * static_cast<double>(i), x = kWidth - 250;
     out += series(frame, comparison, values[i], kColours[i], kDashes[i]);
-    out += line(x, y - 4, x + 28, y - 4,
-                std::string("stroke=\"") + kColours[i] + "\" stroke-width=\"2\"" + kDashes[i]);
-    out += label(x + 34, y, "start",
-                 std::string(i == 0 ? "A  " : "B  ") + comparison.configurations[i].name);
+    out +=
+        drawn_line(x, y - 4, x + 28, y - 4,
+                   std::string("stroke=\"") + kColours[i] + "\" stroke-width=\"2\"" + kDashes[i]);
+    out += drawn_text(x + 34, y, "start",
+                      std::string(i == 0 ? "A  " : "B  ") + comparison.configurations[i].name);
   }
-  return drawing("Loss of A and of B by step", out);
+  return drawing("Loss of A and of B by step", kHeight, out);
 }
 
 std::string difference_drawing(const Comparison& comparison) {
@@ -148,13 +132,13 @@ std::string difference_drawing(const Comparison& comparison) {
   for (const double margin : {-comparison.margin, comparison.margin}) frame.widen(margin);
   open_up(frame);
   std::string out = axes(frame, "B - A (nats)");
-  out += line(kLeft, frame.y(0), kWidth - kRight, frame.y(0), "stroke=\"currentColor\"");
+  out += drawn_line(kLeft, frame.y(0), kWidth - kRight, frame.y(0), "stroke=\"currentColor\"");
   for (const double margin : {-comparison.margin, comparison.margin})
-    out += line(kLeft, frame.y(margin), kWidth - kRight, frame.y(margin),
-                "stroke=\"currentColor\" stroke-dasharray=\"2 4\"");
-  out += label(kWidth - kRight - 4, frame.y(comparison.margin) - 5, "end", "margin");
+    out += drawn_line(kLeft, frame.y(margin), kWidth - kRight, frame.y(margin),
+                      "stroke=\"currentColor\" stroke-dasharray=\"2 4\"");
+  out += drawn_text(kWidth - kRight - 4, frame.y(comparison.margin) - 5, "end", "margin");
   out += series(frame, comparison, values, kViolet, "");
-  return drawing("Difference of the paired losses by step, and the margin", out);
+  return drawing("Difference of the paired losses by step, and the margin", kHeight, out);
 }
 
 }  // namespace equigrad::reports

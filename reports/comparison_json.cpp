@@ -1,16 +1,9 @@
-#include <cmath>
-#include <nlohmann/json.hpp>
-
 #include "reports/comparison.hpp"
-#include "reports/environment_json.hpp"
+#include "reports/json_text.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(shortest(value)); }
 
 Json write(const Estimate& estimate) {
   return {{"mean", number(estimate.mean)},
@@ -22,7 +15,7 @@ Json write(const ComparedRun& run) {
   Json losses = Json::array();
   for (const double loss : run.losses) losses.push_back(number(loss));
   return {{"configuration", run.configuration == 0 ? "A" : "B"},
-          {"seed", run.seed},
+          {"seed", std::to_string(run.seed)},
           {"complete", run.complete},
           {"trouble", clean(run.trouble)},
           {"final_loss", number(run.final_loss)},
@@ -56,7 +49,8 @@ Json write(const CurvePoint& point) {
 
 // Configurations may have comments, which JSON has not: they stay text.
 Json settings(const Comparison& comparison) {
-  Json configurations = Json::object();
+  Json configurations = Json::object(), seeds = Json::array();
+  for (const uint64_t seed : comparison.seeds) seeds.push_back(std::to_string(seed));
   for (std::size_t i = 0; i < 2; ++i)
     configurations[i == 0 ? "A" : "B"] = {{"name", clean(comparison.configurations[i].name)},
                                           {"text", clean(comparison.configurations[i].text)}};
@@ -68,7 +62,7 @@ Json settings(const Comparison& comparison) {
           {"ranks", comparison.ranks},
           {"steps", comparison.steps},
           {"final_steps", comparison.final_steps},
-          {"seeds", comparison.seeds},
+          {"seeds", seeds},
           {"margin", number(comparison.margin)},
           {"margin_is_default", comparison.margin_is_default},
           {"confidence", number(comparison.confidence)},
@@ -88,26 +82,25 @@ Json verdict(const Comparison& comparison) {
           {"high", number(test.high)}};
 }
 
-template <class Items, class Write>
-std::string lines(const Items& items, Write write_one) {
-  std::string out = "[";
-  for (const auto& item : items) out += (out == "[" ? "\n " : ",\n ") + write_one(item).dump();
-  return out + "]";
+template <class Items>
+Json all_of(const Items& items) {
+  Json out = Json::array();
+  for (const auto& item : items) out.push_back(write(item));
+  return out;
 }
 
 }  // namespace
 
 std::string to_json(const Comparison& comparison) {
-  const auto plain = [](const auto& item) { return write(item); };
-  return "{\"schema_version\": " + std::to_string(comparison.schema_version) +
-         ",\n\"verdict\": " + verdict(comparison).dump() +
-         ",\n\"environment\": " + write(comparison.environment).dump() +
-         ",\n\"command\": " + Json(clean(comparison.command)).dump() +
-         ",\n\"wall_s\": " + number(comparison.wall_s).dump() +
-         ",\n\"settings\": " + settings(comparison).dump() +
-         ",\n\"quantities\": " + lines(comparison.quantities, plain) +
-         ",\n\"runs\": " + lines(comparison.runs, plain) +
-         ",\n\"curve\": " + lines(comparison.curve, plain) + "}\n";
+  return document_lines({{"schema_version", comparison.schema_version},
+                         {"verdict", verdict(comparison)},
+                         {"environment", write(comparison.environment)},
+                         {"command", clean(comparison.command)},
+                         {"wall_s", number(comparison.wall_s)},
+                         {"settings", settings(comparison)},
+                         {"quantities", all_of(comparison.quantities)},
+                         {"runs", all_of(comparison.runs)},
+                         {"curve", all_of(comparison.curve)}});
 }
 
 }  // namespace equigrad::reports

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <utility>
 
-#include "reports/page.hpp"
+#include "reports/document.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 
@@ -52,11 +52,10 @@ std::string cells(const ContractRow& row, const std::vector<std::string>& stages
 }
 
 std::string words(const Statement& statement) {
-  std::string out = escape_xml(clipped(statement.sentence, 400));
+  std::string out = shown(statement.sentence, 400);
   if (statement.name.empty()) return "<strong>" + out + "</strong>";
-  out += " <span class=\"note\"><code>" + escape_xml(clipped(statement.name, 200)) + "</code>";
-  for (const std::string& answer : statement.answers)
-    out += "<br>" + escape_xml(clipped(answer, 200));
+  out += " <span class=\"note\"><code>" + shown(statement.name, 200) + "</code>";
+  for (const std::string& answer : statement.answers) out += "<br>" + shown(answer, 200);
   return out + "</span>";
 }
 
@@ -125,25 +124,20 @@ std::string contract_lines(const Run& run) {
 }
 
 std::string page_contract(const Run& run) {
-  std::string out = section_open("contract", "Contract");
   const std::vector<ContractRow> rows = contract_rows(run);
-  if (rows.empty()) return out + "<p>No case of the contract was run.</p>\n</section>\n";
+  if (rows.empty())
+    return section("contract", "Contract", "<p>No case of the contract was run.</p>\n");
   const std::vector<std::string> stages = stages_of(rows);
-  out +=
-      "<div class=\"wide\"><table>\n<caption>What the engine promises, line by line, and how many "
-      "cases held at each ZeRO stage: 20/22 means that 2 of 22 did not.</caption>\n<thead><tr>"
-      "<th scope=\"col\">Line</th><th scope=\"col\">Promise</th>";
-  for (const std::string& stage : stages) {
-    out += "<th scope=\"col\" class=\"n\">stage " + escape_xml(clipped(stage, 20)) + "</th>";
-  }
-  out += "</tr></thead>\n<tbody>\n";
-  for (const ContractRow& row : rows) {
-    const bool section = row.statement->name.empty();
-    out += "<tr><th scope=\"row\">" +
-           (section ? escape_xml(clipped(row.statement->section, 20)) : std::string()) +
-           "</th><td>" + words(*row.statement) + "</td>" + cells(row, stages) + "</tr>\n";
-  }
-  return out + "</tbody></table></div>\n</section>\n";
+  std::vector<Column> columns = {{"Line"}, {"Promise"}};
+  for (const std::string& stage : stages) columns.push_back({"stage " + shown(stage, 20), true});
+  std::string body;
+  for (const ContractRow& one : rows)
+    body += row(one.statement->name.empty() ? shown(one.statement->section, 20) : "",
+                "<td>" + words(*one.statement) + "</td>" + cells(one, stages));
+  return section("contract", "Contract",
+                 table("What the engine promises, line by line, and how many cases held at each "
+                       "ZeRO stage: 20/22 means that 2 of 22 did not.",
+                       table_head(columns), body));
 }
 
 }  // namespace equigrad::reports

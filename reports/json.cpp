@@ -5,23 +5,18 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "reports/contract.hpp"
-#include "reports/environment_json.hpp"
+#include "reports/json_text.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::array kVerdicts = {Verdict::Equal,   Verdict::Within,  Verdict::Failed,
                                   Verdict::Skipped, Verdict::Crashed, Verdict::TimedOut,
                                   Verdict::NotRun};
-
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(shortest(value)); }
 
 std::string bits_of(double value) {
   std::array<char, 24> buffer{};

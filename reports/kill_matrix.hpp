@@ -4,7 +4,7 @@
 // Invariants: fate and summary are given by whoever ran, or counted here, never by a writer. A
 //   fault without `bugs` is a mutant. A row that is not Caught has no `found`. Only rows with
 //   has_data count for the rules in use elsewhere: the others crashed, threw or hung, which needs
-//   no rule.
+//   no rule. In JSON the seed is a decimal string, as in every report (json.hpp).
 // Units: steps and micro-batches count from 0; after_steps counts optimizer steps from the one in
 //   which the fault first acted (0: the same step; -1: not known); seconds are wall clock.
 // Errors: none.
@@ -112,7 +112,7 @@ int exit_code(const KillMatrix& matrix);  // 0, 1, 3, 4 where something was not 
 // The figures, a line each.
 std::vector<std::string> summary_lines(const KillMatrix& matrix);
 
-std::string to_json(const KillMatrix& matrix);  // a line for each fault
+std::string to_json(const KillMatrix& matrix);  // faults.schema.json
 std::string to_terminal(const KillMatrix& matrix);
 std::string to_markdown(const KillMatrix& matrix);
 std::string to_html(const KillMatrix& matrix);           // one page; needs no other file

@@ -1,20 +1,18 @@
-#include <cmath>
-#include <nlohmann/json.hpp>
-
-#include "reports/environment_json.hpp"
+#include "reports/json_text.hpp"
 #include "reports/kill_matrix.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 Json write(const Found& found) {
-  return {
-      {"in", found.in},           {"checks", found.checks},      {"after_steps", found.after_steps},
-      {"located", found.located}, {"first", clean(found.first)}, {"replay", clean(found.replay)},
-      {"seconds", found.seconds}};
+  return {{"in", found.in},
+          {"checks", found.checks},
+          {"after_steps", found.after_steps},
+          {"located", found.located},
+          {"first", clean(found.first)},
+          {"replay", clean(found.replay)},
+          {"seconds", number(found.seconds)}};
 }
 
 Json write(const FaultRow& row) {
@@ -37,7 +35,7 @@ Json write(const FaultRow& row) {
           {"found", found},
           {"elsewhere", elsewhere},
           {"proof", clean(row.proof)},
-          {"seconds", row.seconds}};
+          {"seconds", number(row.seconds)}};
 }
 
 Json write(const KillCounts& sum) {
@@ -64,7 +62,7 @@ Json write(const CleanRuns& runs) {
           {"run", runs.run},
           {"compared", runs.compared},
           {"alarms", alarms},
-          {"seconds", runs.seconds}};
+          {"seconds", number(runs.seconds)}};
 }
 
 Json checks(const KillMatrix& matrix) {
@@ -77,25 +75,25 @@ Json checks(const KillMatrix& matrix) {
 }  // namespace
 
 std::string to_json(const KillMatrix& matrix) {
-  std::string faults = "[";
-  for (const auto& row : matrix.faults)
-    faults += (faults == "[" ? "\n " : ",\n ") + write(row).dump();
-  return "{\"schema_version\": " + std::to_string(matrix.schema_version) + ",\n\"outcome\": \"" +
-         std::string(word(outcome(matrix))) +
-         "\",\n\"exit_code\": " + std::to_string(exit_code(matrix)) +
-         ",\n\"environment\": " + write(matrix.environment).dump() +
-         ",\n\"command\": " + Json(clean(matrix.command)).dump() +
-         ",\n\"seed\": " + std::to_string(matrix.seed) +
-         ",\n\"full\": " + (matrix.full ? "true" : "false") +
-         ",\n\"failure\": " + Json(clean(matrix.failure)).dump() +
-         ",\n\"faults_s\": " + Json(matrix.faults_s).dump() +
-         ",\n\"wall_s\": " + Json(matrix.wall_s).dump() +
-         ",\n\"historical\": " + write(counts(matrix, Faults::Historical)).dump() +
-         ",\n\"mutants\": " + write(counts(matrix, Faults::Mutants)).dump() +
-         ",\n\"checks\": " + checks(matrix).dump() +
-         ",\n\"stale_proofs\": " + Json(matrix.stale_proofs).dump() +
-         ",\n\"clean\": " + write(matrix.clean).dump() +
-         ",\n\"panel\": " + Json(matrix.panel).dump() + ",\n\"faults\": " + faults + "]}\n";
+  Json faults = Json::array();
+  for (const auto& row : matrix.faults) faults.push_back(write(row));
+  return document_lines({{"schema_version", matrix.schema_version},
+                         {"outcome", word(outcome(matrix))},
+                         {"exit_code", exit_code(matrix)},
+                         {"environment", write(matrix.environment)},
+                         {"command", clean(matrix.command)},
+                         {"seed", std::to_string(matrix.seed)},
+                         {"full", matrix.full},
+                         {"failure", clean(matrix.failure)},
+                         {"faults_s", number(matrix.faults_s)},
+                         {"wall_s", number(matrix.wall_s)},
+                         {"historical", write(counts(matrix, Faults::Historical))},
+                         {"mutants", write(counts(matrix, Faults::Mutants))},
+                         {"checks", checks(matrix)},
+                         {"stale_proofs", matrix.stale_proofs},
+                         {"clean", write(matrix.clean)},
+                         {"panel", matrix.panel},
+                         {"faults", faults}});
 }
 
 }  // namespace equigrad::reports

@@ -3,6 +3,8 @@
 #include <array>
 #include <cmath>
 
+#include "reports/document.hpp"
+#include "reports/summary.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -56,63 +58,16 @@ std::string self_check_line(const Run& run) {
 
 }  // namespace
 
-std::string margin_class(Verdict verdict, double margin) {
-  switch (verdict) {
-    case Verdict::Failed:
-      return "bad";
-    case Verdict::Crashed:
-      return "crash";
-    case Verdict::TimedOut:
-      return "late";
-    case Verdict::Skipped:
-      return "skip-c";
-    case Verdict::NotRun:
-      return "none";
-    case Verdict::Equal:
-      return "m0";
-    case Verdict::Within:
-      return margin <= 0.25 ? "m1" : margin <= 0.5 ? "m2" : margin <= 0.75 ? "m3" : "m4";
-  }
-  return "none";
-}
-
-std::string verdict_cell(Verdict verdict, double margin, const std::string& text) {
-  return "<td class=\"v " + margin_class(verdict, margin) + "\"><span>" + glyph(verdict) + " " +
-         text + "</span></td>";
-}
-
-std::string number_cell(const std::string& text) { return "<td class=\"n\">" + text + "</td>"; }
-
 std::string group_anchor(const std::string& stage, const std::string& precision,
                          const std::string& ranks) {
   return anchor("zero" + stage + "." + precision + ".w" + ranks);
 }
 
-std::string section_open(const std::string& id, const std::string& title) {
-  return "<section id=\"" + id + "\" aria-labelledby=\"" + id + "-h\">\n<h2 id=\"" + id + "-h\">" +
-         title + "</h2>\n";
-}
-
-std::string clipped(const std::string& text, size_t limit_bytes) {
-  if (text.size() <= limit_bytes) return text;
-  size_t end = limit_bytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
-  return text.substr(0, end) + " [" +
-         count_of(static_cast<int64_t>(text.size() - end), "more byte") + " in run.json]";
-}
-
 std::string page_banner(const Run& run) {
   const Counts sum = counts(run);
   const Group all = whole(run);
-  const Outcome end = outcome(run);
-  std::string title(word(end));
-  title[0] = static_cast<char>(title[0] - 'a' + 'A');
-  const char* mark = end == Outcome::Held ? "✓" : end == Outcome::Inconclusive ? "?" : "✗";
-  std::string out = "<header class=\"" + std::string(word(end)) +
-                    "\">\n<p class=\"brand\">Equigrad conformance run, " +
-                    escape_xml(run.environment.time) + "</p>\n<h1><span aria-hidden=\"true\">" +
-                    mark + "</span> " + title + "</h1>\n<p>" + escape_xml(outcome_text(run)) +
-                    "</p>\n" + self_check_line(run) + "<dl class=\"tiles\">\n";
+  std::string out = "<p>" + escape_xml(outcome_text(run)) + "</p>\n" + self_check_line(run) +
+                    "<dl class=\"tiles\">\n";
   out += tile(grouped(sum.executed()), "cases ran", "");
   out += tile(grouped(sum.equal), "equal, bit for bit", "");
   out += tile(grouped(sum.within), "within their bound", sum.within == 0 ? "zero" : "");
@@ -130,29 +85,24 @@ std::string page_banner(const Run& run) {
   if (bounded != nullptr && bounded->cases > 0) {
     out += tile(short_number(bounded->margin), "worst share of a bound", "");
   }
-  return out + "</dl>\n" + proportions(sum) + "</header>\n";
+  return out + "</dl>\n" + proportions(sum);
 }
 
 std::string page_not_run(const Run& run) {
-  std::string out = section_open("not-run", "Not run and skipped");
   const std::vector<Reason> why = reasons(run);
-  if (why.empty()) return out + "<p>Everything that was asked for was run.</p>\n</section>\n";
-  out +=
-      "<div class=\"wide\"><table>\n<caption>What this run says nothing about, and "
-      "why</caption>\n<thead><tr><th scope=\"col\">State</th><th scope=\"col\" "
-      "class=\"n\">Cases</th><th scope=\"col\">Reason</th></tr></thead>\n<tbody>\n";
   constexpr size_t kReasons = 200;
-  for (size_t i = 0; i < why.size() && i < kReasons; ++i) {
-    out += "<tr>" + verdict_cell(why[i].verdict, 0, spoken(why[i].verdict)) +
-           number_cell(grouped(why[i].cases)) + "<td>" + escape_xml(clipped(why[i].text, 400)) +
-           "</td></tr>\n";
-  }
-  out += "</tbody></table></div>\n";
-  if (why.size() > kReasons) {
-    out += "<p>" + count_of(static_cast<int64_t>(why.size() - kReasons), "more reason") +
+  std::string rows, more;
+  for (size_t i = 0; i < why.size() && i < kReasons; ++i)
+    rows += "<tr>" + verdict_cell(why[i].verdict, 0, spoken(why[i].verdict)) +
+            number_cell(grouped(why[i].cases)) + cell(why[i].text, 400) + "</tr>\n";
+  if (why.size() > kReasons)
+    more = "<p>" + count_of(static_cast<int64_t>(why.size() - kReasons), "more reason") +
            " in run.json.</p>\n";
-  }
-  return out + "</section>\n";
+  return section("not-run", "Not run and skipped",
+                 why.empty() ? "<p>Everything that was asked for was run.</p>\n"
+                             : table("What this run says nothing about, and why",
+                                     table_head({{"State"}, {"Cases", true}, {"Reason"}}), rows) +
+                                   more);
 }
 
 }  // namespace equigrad::reports

@@ -7,41 +7,28 @@
 //   and is shown there.
 // Units: budgets in bytes.
 // Errors: none.
-// Depends on: reports/summary.hpp, reports/text.hpp.
+// Depends on: reports/document.hpp, reports/summary.hpp.
 #pragma once
 
 #include <set>
 #include <string>
-#include <string_view>
 
 #include "reports/record.hpp"
-#include "reports/summary.hpp"
 
 namespace equigrad::reports {
 
-std::string_view page_style();
-std::string_view page_script();
-
-std::string page_banner(const Run& run);
+std::string page_banner(const Run& run);  // below the heading
 std::string page_matrix(const Run& run);
 std::string page_claims(const Run& run);
 std::string page_self_checks(const Run& run);
 std::string page_memory(const Run& run);
 std::string page_not_run(const Run& run);
-std::string page_environment(const Run& run);
-std::string page_definitions();
 
 // Adds the ids of the cases it has shown, so that no id is given twice.
 std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Case*>& shown);
 std::string page_cases(const Run& run, size_t budget_bytes, const std::set<const Case*>& shown);
 
-// Shared by the sections.
-std::string margin_class(Verdict verdict, double margin);  // the CSS class of a coloured cell
-std::string verdict_cell(Verdict verdict, double margin, const std::string& text);  // a <td>
-std::string number_cell(const std::string& text);                                   // a <td>
 std::string group_anchor(const std::string& stage, const std::string& precision,
                          const std::string& ranks);
-std::string section_open(const std::string& id, const std::string& title);
-std::string clipped(const std::string& text, size_t limit_bytes);  // whole characters, with a note
 
 }  // namespace equigrad::reports

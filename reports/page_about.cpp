@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "reports/document.hpp"
 #include "reports/page.hpp"
 #include "reports/text.hpp"
 
@@ -81,18 +82,15 @@ std::string drawn(const Bar& bar, const std::vector<std::string>& categories, in
 }
 
 std::string memory_head(const std::vector<std::string>& categories) {
-  std::string out =
-      "<thead><tr><th scope=\"col\">Stage</th><th scope=\"col\">Share of the largest</th>"
-      "<th scope=\"col\" class=\"n\">Total</th><th scope=\"col\" class=\"n\">Of stage 0</th>"
-      "<th scope=\"col\" class=\"n\">Peak</th>";
-  for (size_t i = 0; i < categories.size(); ++i) {
-    out += std::string(
-               "<th scope=\"col\" class=\"n\"><svg class=\"swatch\" viewBox=\"0 0 1 1\" "
-               "width=\"11\" height=\"11\" aria-hidden=\"true\"><rect width=\"1\" "
-               "height=\"1\" fill=\"") +
-           colour(i) + "\"/></svg>" + escape_xml(clipped(categories[i], 60)) + "</th>";
-  }
-  return out + "</tr></thead>\n";
+  std::vector<Column> columns = {
+      {"Stage"}, {"Share of the largest"}, {"Total", true}, {"Of stage 0", true}, {"Peak", true}};
+  for (size_t i = 0; i < categories.size(); ++i)
+    columns.push_back({std::string("<svg class=\"swatch\" viewBox=\"0 0 1 1\" width=\"11\" "
+                                   "height=\"11\" aria-hidden=\"true\"><rect width=\"1\" "
+                                   "height=\"1\" fill=\"") +
+                           colour(i) + "\"/></svg>" + shown(categories[i], 60),
+                       true});
+  return table_head(columns);
 }
 
 std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey, Bar>& bars,
@@ -105,91 +103,44 @@ std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey,
                                  static_cast<double>(whole_model->second.total_bytes))) +
             " %";
   }
-  std::string out = "<tr><th scope=\"row\">" + std::to_string(stage) + "</th>" +
-                    drawn(bar, categories, most_bytes) + number_cell(bytes_text(bar.total_bytes)) +
+  std::string out = drawn(bar, categories, most_bytes) + number_cell(bytes_text(bar.total_bytes)) +
                     number_cell(ratio) + number_cell(bytes_text(bar.peak_bytes));
   for (const std::string& category : categories) {
     const auto found = bar.bytes.find(category);
     out += number_cell(found == bar.bytes.end() ? "–" : bytes_text(found->second));
   }
-  return out + "</tr>\n";
-}
-
-std::string term(const std::string& name, const std::string& text) {
-  return "<dt>" + name + "</dt><dd>" + text + "</dd>\n";
+  return row(std::to_string(stage), out);
 }
 
 }  // namespace
 
 std::string page_memory(const Run& run) {
-  std::string out = section_open("memory", "Memory");
-  if (run.memory.empty()) return out + "<p>No ledger was recorded in this run.</p>\n</section>\n";
+  if (run.memory.empty())
+    return section("memory", "Memory", "<p>No ledger was recorded in this run.</p>\n");
   const std::map<BarKey, Bar> bars = bars_of(run);
   const std::vector<std::string> precisions = names_of(run, &MemoryRow::precision);
   std::vector<std::string> categories = names_of(run, &MemoryRow::category);
   categories.erase(std::remove(categories.begin(), categories.end(), "total"), categories.end());
   int64_t most_bytes = 0;
   for (const auto& [key, bar] : bars) most_bytes = std::max(most_bytes, bar.total_bytes);
-  out +=
-      "<div class=\"wide\"><table class=\"bars\">\n<caption>Bytes that the largest rank holds at "
-      "the end of a step, from the engine&#39;s ledger; peak is the most it held at one "
-      "moment of the step, or the sum of the parts&#39; peaks where only those were "
-      "recorded</caption>\n" +
-      memory_head(categories);
-  std::string title;
+  std::string rows, title;
   for (const auto& [key, bar] : bars) {
     const auto& [precision, ranks, stage] = key;
     const std::string next = escape_xml(precisions[precision]) + ", " + count_of(ranks, "rank");
-    if (next != title) {
-      out += (title.empty() ? "<tbody>" : "</tbody>\n<tbody>") +
-             ("\n<tr><th class=\"sub\" scope=\"rowgroup\" colspan=\"" +
-              std::to_string(5 + categories.size()) + "\">" + next + "</th></tr>\n");
-      title = next;
-    }
-    out += memory_row(key, bar, bars, categories, most_bytes);
+    if (next != title)
+      rows += (title.empty() ? "" : "</tbody>\n<tbody>\n") +
+              ("<tr><th class=\"sub\" scope=\"rowgroup\" colspan=\"" +
+               std::to_string(5 + categories.size()) + "\">" + next + "</th></tr>\n");
+    title = next;
+    rows += memory_row(key, bar, bars, categories, most_bytes);
   }
-  return out + "</tbody></table></div>\n</section>\n";
-}
-
-std::string page_environment(const Run& run) {
-  const Environment& env = run.environment;
-  return section_open("environment", "Environment") + "<dl class=\"words\">\n" +
-         term("Command", "<code>" + escape_xml(clipped(run.command, 4000)) + "</code>") +
-         term("Seed", std::to_string(run.seed)) +
-         term("Equigrad",
-              escape_xml(env.version) + ", commit <code>" + escape_xml(env.commit) + "</code>") +
-         term("LibTorch", escape_xml(env.torch)) + term("Compiler", escape_xml(env.compiler)) +
-         term("Device", escape_xml(env.device)) +
-         term("Processor", escape_xml(env.cpu) + ", " + count_of(env.cores, "core") + ", " +
-                               count_of(env.threads_per_rank, "thread") + " a rank") +
-         term("System", escape_xml(env.os)) + term("Started", escape_xml(env.time)) +
-         term("Took", seconds_text(run.wall_s)) + "</dl>\n</section>\n";
-}
-
-std::string page_definitions() {
-  return section_open("definitions", "Definitions") + "<dl class=\"words\">\n" +
-         term("Exact lane",
-              "The engine against the twin: the reference&#39;s plain loops in the engine&#39;s "
-              "precision and order of additions. No bit may differ.") +
-         term("Cross lane",
-              "The engine against itself: the ways into a backward pass, and the stages that "
-              "promise it, must give the same bits.") +
-         term(
-             "Bounded lane",
-             "The engine against higher precision, beside a plain run of its own precision: it may "
-             "be further off by what the roundings of its sums explain, element by element, and an "
-             "update by those of its formula. The bounds are computed, never chosen.") +
-         term("Share of bound",
-              "The largest |got - want| / bound of the elements compared, also called margin: 0 "
-              "when all bits agree, above 1 when a bound is broken, inf when no difference is "
-              "allowed and there is one.") +
-         term("ulp", "Unit in the last place of the type that was compared.") +
-         term("Equal", "Every bit agrees in the exact and cross lanes.") +
-         term("Within", "Something differs, inside its bound, in a lane that allows it.") +
-         term("Crashed, timed out",
-              "A rank died or did not answer: nothing is known about the gradients.") +
-         term("Void", "A planted fault was not caught, so nothing that this run found counts.") +
-         term("Inconclusive", "A comparison had nothing in it.") + "</dl>\n</section>\n";
+  return section(
+      "memory", "Memory",
+      table(
+          "Bytes that the largest rank holds at the end of a step, from the engine&#39;s ledger; "
+          "peak is the most it held at one moment of the step, or the sum of the parts&#39; peaks "
+          "where only those were recorded",
+          memory_head(categories), rows, "bars"));
 }
 
 }  // namespace equigrad::reports

@@ -1,7 +1,9 @@
 #include <array>
 #include <utility>
 
+#include "reports/document.hpp"
 #include "reports/page.hpp"
+#include "reports/summary.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -14,52 +16,55 @@ std::string file_item(const std::string& file) {
   const bool plain = anchor(file) == file || file.find_first_not_of(
                                                  "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
                                                  "XYZ0123456789._-/") == std::string::npos;
-  const std::string text = escape_xml(clipped(file, 400));
+  const std::string text = shown(file, 400);
   return plain ? "<a href=\"" + text + "\">" + text + "</a>" : text;
 }
 
 std::string lanes_table(const Case& one) {
-  std::string out =
-      "<div class=\"wide\"><table>\n<caption>Lanes of this case</caption>\n<thead><tr><th "
-      "scope=\"col\">Lane</th><th scope=\"col\" class=\"n\">Compared</th><th scope=\"col\" "
-      "class=\"n\">Differing</th><th scope=\"col\" class=\"n\">Share of bound</th><th "
-      "scope=\"col\">Verdict</th><th scope=\"col\">Worst element</th><th scope=\"col\" "
-      "class=\"n\">Got</th><th scope=\"col\" class=\"n\">Want</th><th scope=\"col\" "
-      "class=\"n\">Bound</th><th scope=\"col\" class=\"n\">ulp</th></tr></thead>\n<tbody>\n";
+  std::string rows;
   for (const Lane& lane : one.lanes) {
-    out += "<tr><th scope=\"row\">" + escape_xml(clipped(lane.name, 60)) + "</th>" +
-           number_cell(grouped(lane.compared)) + number_cell(grouped(lane.differing)) +
-           number_cell(short_number(lane.margin)) +
-           verdict_cell(lane.verdict, lane.margin, spoken(lane.verdict));
-    if (lane.worst) {
-      out += "<td><code>" + escape_xml(clipped(lane.worst->tensor, 200)) + "[" +
-             std::to_string(lane.worst->index) + "]</code></td>" +
-             number_cell(shortest(lane.worst->got)) + number_cell(shortest(lane.worst->want)) +
-             number_cell(short_number(lane.worst->bound)) +
-             number_cell(short_number(lane.worst->ulp));
-    } else {
-      out +=
-          "<td>–</td>" + number_cell("–") + number_cell("–") + number_cell("–") + number_cell("–");
-    }
-    out += "</tr>\n";
+    std::string cells = number_cell(grouped(lane.compared)) + number_cell(grouped(lane.differing)) +
+                        number_cell(short_number(lane.margin)) +
+                        verdict_cell(lane.verdict, lane.margin, spoken(lane.verdict));
+    if (lane.worst)
+      cells += "<td><code>" + shown(lane.worst->tensor, 200) + "[" +
+               std::to_string(lane.worst->index) + "]</code></td>" +
+               number_cell(shortest(lane.worst->got)) + number_cell(shortest(lane.worst->want)) +
+               number_cell(short_number(lane.worst->bound)) +
+               number_cell(short_number(lane.worst->ulp));
+    else
+      cells +=
+          cell("–", 3) + number_cell("–") + number_cell("–") + number_cell("–") + number_cell("–");
+    rows += row(shown(lane.name, 60), cells);
   }
-  return out + "</tbody></table></div>\n";
+  return table("Lanes of this case",
+               table_head({{"Lane"},
+                           {"Compared", true},
+                           {"Differing", true},
+                           {"Share of bound", true},
+                           {"Verdict"},
+                           {"Worst element"},
+                           {"Got", true},
+                           {"Want", true},
+                           {"Bound", true},
+                           {"ulp", true}}),
+               rows);
 }
 
 std::string failure(const Case& one) {
   const bool empty = passed(one.verdict);
-  const Verdict shown = empty ? Verdict::Failed : one.verdict;
+  const Verdict verdict = empty ? Verdict::Failed : one.verdict;
   const std::string id = anchor(one.id);
-  std::string out = "<article id=\"" + id + "\" class=\"" + margin_class(shown, 0) +
-                    "\">\n<h3><span class=\"tag\">" + glyph(shown) + " " +
-                    (empty ? "compared nothing" : spoken(shown)) +
-                    "</span> <a class=\"id\" href=\"#" + id + "\">" +
-                    escape_xml(clipped(one.id, 400)) + "</a></h3>\n";
+  std::string out = "<article id=\"" + id + "\" class=\"" + margin_class(verdict, 0) +
+                    "\">\n<h3><span class=\"tag\">" + glyph(verdict) + " " +
+                    (empty ? "compared nothing" : spoken(verdict)) +
+                    "</span> <a class=\"id\" href=\"#" + id + "\">" + shown(one.id, 400) +
+                    "</a></h3>\n";
   const std::string message = empty ? "passed without comparing anything" : message_of(one);
-  out += "<pre>" + escape_xml(clipped(message, kMessageBytes)) + "</pre>\n";
+  out += "<pre>" + shown(message, kMessageBytes) + "</pre>\n";
   if (!one.lanes.empty()) out += lanes_table(one);
   if (!one.replay.empty()) {
-    out += "<p>Replay: <code>" + escape_xml(clipped(one.replay, 1000)) + "</code></p>\n";
+    out += "<p>Replay: <code>" + shown(one.replay, 1000) + "</code></p>\n";
   }
   constexpr size_t kFiles = 20;
   for (size_t i = 0; i < one.files.size() && i < kFiles; ++i) {
@@ -112,33 +117,31 @@ std::string short_counts(const Counts& sum) {
   return out;
 }
 
-std::string group_open(const Group& group, const std::vector<std::string>& lanes) {
+std::string group_of(const Group& group, const std::vector<std::string>& lanes,
+                     const std::string& rows) {
   const std::string name = "stage " + escape_xml(group.key[0]) + ", " + escape_xml(group.key[1]) +
                            ", " + escape_xml(group.key[2]) +
                            (group.key[2] == "1" ? " rank" : " ranks");
-  const bool wrong = went_wrong(group.verdict());
-  std::string out = "<details id=\"" + group_anchor(group.key[0], group.key[1], group.key[2]) +
-                    (wrong ? "\" open>" : "\">") + "<summary><b>" + glyph(group.verdict()) + " " +
-                    name + "</b> <span class=\"note\">" + short_counts(group.counts) +
-                    "</span></summary>\n<div class=\"wide\"><table class=\"sort\">\n<caption>" +
-                    name +
-                    "</caption>\n<thead><tr><th scope=col>Style<th scope=col>Accumulate<th " +
-                    "scope=col>Clip<th scope=col>Optimizer<th scope=col>Model";
-  for (const std::string& lane : lanes) {
-    const char* unit = lane == "bounded" ? ": share of bound" : ": differing";
-    out += "<th scope=col class=n>" + escape_xml(clipped(lane, 60)) + unit;
-  }
-  return out + "<th scope=col class=n>Time<th scope=col>Verdict</tr></thead>\n<tbody>\n";
+  std::vector<Column> columns = {{"Style"}, {"Accumulate"}, {"Clip"}, {"Optimizer"}, {"Model"}};
+  for (const std::string& lane : lanes)
+    columns.push_back(
+        {shown(lane, 60) + (lane == "bounded" ? ": share of bound" : ": differing"), true});
+  columns.push_back({"Time", true});
+  columns.push_back({"Verdict"});
+  return "<details id=\"" + group_anchor(group.key[0], group.key[1], group.key[2]) +
+         (went_wrong(group.verdict()) ? "\" open>" : "\">") + "<summary><b>" +
+         glyph(group.verdict()) + " " + name + "</b> <span class=\"note\">" +
+         short_counts(group.counts) + "</span></summary>\n" +
+         table(name, table_head(columns), rows, "sort") + "</details>\n";
 }
 
 }  // namespace
 
 std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Case*>& shown) {
   const std::vector<const Case*> wrong = worst_first(wrong_cases(run));
-  std::string out = section_open("failures", "Failures");
-  if (wrong.empty()) return out + "<p>None.</p>\n</section>\n";
-  out += "<p class=\"lead\">" + count_of(static_cast<int64_t>(wrong.size()), "case") +
-         " went wrong, the worst first.</p>\n";
+  if (wrong.empty()) return section("failures", "Failures", "<p>None.</p>\n");
+  std::string out = "<p class=\"lead\">" + count_of(static_cast<int64_t>(wrong.size()), "case") +
+                    " went wrong, the worst first.</p>\n";
   for (const Case* one : wrong) {
     std::string article = failure(*one);
     if (out.size() + article.size() > budget_bytes) continue;
@@ -149,33 +152,32 @@ std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Ca
     out += "<p>" + count_of(static_cast<int64_t>(wrong.size() - shown.size()), "more case") +
            " that went wrong did not fit on this page; run.json has them all.</p>\n";
   }
-  return out + "</section>\n";
+  return section("failures", "Failures", out);
 }
 
 std::string page_cases(const Run& run, size_t budget_bytes, const std::set<const Case*>& shown) {
   std::vector<std::string> lanes;
   for (const LaneTotal& lane : whole(run).lanes) lanes.push_back(lane.name);
-  std::string out = section_open("cases", "Cases") +
-                    "<p class=\"lead\">Every case, by stage, precision and ranks. Open a group to "
-                    "see its cases.</p>\n";
+  std::string out =
+      "<p class=\"lead\">Every case, by stage, precision and ranks. Open a group to see its "
+      "cases.</p>\n";
   int64_t left_out = 0;
   for (const Group& group : group_by(run, {"stage", "precision", "ranks"})) {
-    out += group_open(group, lanes);
+    const size_t used = out.size() + group_of(group, lanes, "").size();
+    std::string rows;
     for (const Case* one : group.cases) {
-      std::string row = case_row(*one, !shown.contains(one), lanes);
-      if (out.size() + row.size() > budget_bytes) {
+      const std::string next = case_row(*one, !shown.contains(one), lanes);
+      if (used + rows.size() + next.size() > budget_bytes)
         ++left_out;
-      } else {
-        out += row;
-      }
+      else
+        rows += next;
     }
-    out += "</tbody></table></div></details>\n";
+    out += group_of(group, lanes, rows);
   }
-  if (left_out > 0) {
+  if (left_out > 0)
     out += "<p>" + count_of(left_out, "more case") +
            " did not fit on this page; run.json has them all.</p>\n";
-  }
-  return out + "</section>\n";
+  return section("cases", "Cases", out);
 }
 
 }  // namespace equigrad::reports

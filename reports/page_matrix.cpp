@@ -1,6 +1,8 @@
 #include <map>
 
+#include "reports/document.hpp"
 #include "reports/page.hpp"
+#include "reports/summary.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -36,7 +38,7 @@ std::string target(const Group& group) {
   return group_anchor(group.key[0], group.key[1], group.key[3]);
 }
 
-std::string cell(const Cells& cells, const std::vector<std::string>& key, bool edge) {
+std::string matrix_cell(const Cells& cells, const std::vector<std::string>& key, bool edge) {
   const std::string space = edge ? " edge" : "";
   const auto found = cells.find(key);
   if (found == cells.end())
@@ -68,16 +70,6 @@ std::string head(const std::vector<std::string>& styles, const std::vector<std::
   return out + "</tr></thead>\n";
 }
 
-constexpr std::string_view kLegend =
-    "<ul class=\"key\" aria-label=\"Legend\"><li><span class=\"m0\">=</span> equal</li>"
-    "<li><span class=\"m1\">≈</span> up to ¼ of bound</li>"
-    "<li><span class=\"m2\">≈</span> up to ½</li><li><span class=\"m3\">≈</span> up to ¾</li>"
-    "<li><span class=\"m4\">≈</span> up to 1</li>"
-    "<li><span class=\"bad\">✗</span> failed</li><li><span class=\"crash\">!</span> crashed</li>"
-    "<li><span class=\"late\">◷</span> timed out</li><li><span class=\"skip-c\">–</span> "
-    "skipped</li>"
-    "<li><span class=\"none\">·</span> not run</li></ul>\n";
-
 }  // namespace
 
 std::string page_matrix(const Run& run) {
@@ -90,32 +82,28 @@ std::string page_matrix(const Run& run) {
     std::vector<std::string> key = group.key;
     cells.emplace(std::move(key), std::move(group));
   }
-  std::string out = section_open("matrix", "Matrix");
-  if (run.cases.empty()) return out + "<p>No case was run.</p>\n</section>\n";
-  out +=
-      "<div class=\"wide\"><table class=\"x\">\n<caption>Worst case of each cell: = every bit "
-      "equal, a number is the worst share of its bound, ✗ 2/12 means 2 of 12 cases went wrong. "
-      "A cell links to its cases.</caption>\n" +
-      head(styles, ranks);
+  if (run.cases.empty()) return section("matrix", "Matrix", "<p>No case was run.</p>\n");
+  std::string rows;
   for (const std::string& stage : stages) {
-    out += "<tbody>\n";
+    if (!rows.empty()) rows += "</tbody>\n<tbody>\n";
     for (size_t p = 0; p < precisions.size(); ++p) {
-      out += "<tr>";
-      if (p == 0) {
-        out += "<th scope=\"rowgroup\" rowspan=\"" + std::to_string(precisions.size()) + "\">" +
-               escape_xml(stage) + "</th>";
-      }
-      out += "<th scope=\"row\">" + escape_xml(precisions[p]) + "</th>";
-      for (const std::string& style : styles) {
-        for (size_t r = 0; r < ranks.size(); ++r) {
-          out += cell(cells, {stage, precisions[p], style, ranks[r]}, r == 0);
-        }
-      }
-      out += "</tr>\n";
+      rows += "<tr>";
+      if (p == 0)
+        rows += "<th scope=\"rowgroup\" rowspan=\"" + std::to_string(precisions.size()) + "\">" +
+                escape_xml(stage) + "</th>";
+      rows += "<th scope=\"row\">" + escape_xml(precisions[p]) + "</th>";
+      for (const std::string& style : styles)
+        for (size_t r = 0; r < ranks.size(); ++r)
+          rows += matrix_cell(cells, {stage, precisions[p], style, ranks[r]}, r == 0);
+      rows += "</tr>\n";
     }
-    out += "</tbody>\n";
   }
-  return out + "</table></div>\n" + std::string(kLegend) + "</section>\n";
+  return section(
+      "matrix", "Matrix",
+      table("Worst case of each cell: = every bit equal, a number is the worst share of its bound, "
+            "✗ 2/12 means 2 of 12 cases went wrong. A cell links to its cases.",
+            head(styles, ranks), rows, "x") +
+          filled("legend.html"));
 }
 
 }  // namespace equigrad::reports

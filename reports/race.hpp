@@ -3,9 +3,9 @@
 //   round 1:  A B C   round 2:  B C A   round 3:  C A B   ...       one contestant computes at a
 //   time
 //
-// A heat is one model, number of ranks and accumulation. Ratios are of two times of one round, so
-// what the machine does meanwhile meets both. Intervals are of the median, by order statistics:
-// they assume nothing of how times are distributed.
+// A group is the contestants of one model, number of ranks and accumulation. Ratios are of two
+// times of one round, so what the machine does meanwhile meets both. Intervals are of the median,
+// by order statistics: they assume nothing of how times are distributed.
 //
 // Invariants: statistics and verdicts are given by whoever raced, never by a writer. A contestant
 // that could not run says why in `trouble` and has no rounds.
@@ -50,7 +50,7 @@ struct RaceRow {
   int64_t differing_elements = 0;
 };
 
-struct RaceHeat {
+struct RaceGroupResult {
   std::string name;   // 5.3 M, fp32
   std::string model;  // gpt: 4 layers, ...
   int64_t parameters = 0, tokens_per_step = 0;
@@ -70,14 +70,14 @@ struct Race {
   double bandwidth_bytes_per_s = 0;        // one way between two ranks, 16 MiB at a time
   double load_before = 0, load_after = 0;  // of the machine, runnable processes
   double wall_s = 0;
-  std::vector<RaceHeat> heats;
+  std::vector<RaceGroupResult> groups;
 };
 
 std::string to_json(const Race& race);
 std::string to_markdown(const Race& race);
 std::string to_html(const Race& race);  // one page; needs no other file
-std::string ratio_drawing(const RaceHeat& heat);
-// How the cost grows along heats whose names differ in a last number: "ranks 2", "ranks 4".
+std::string ratio_drawing(const RaceGroupResult& group);
+// How the cost grows along groups whose names differ in a last number: "ranks 2", "ranks 4".
 struct ScalingPoint {
   double along = 0;
   std::map<std::string, double> step_s;  // by contestant

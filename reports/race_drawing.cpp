@@ -4,13 +4,14 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "reports/drawing.hpp"
 #include "reports/race.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-constexpr double kWidth = 760, kLeft = 190, kRight = 70, kRowHeight = 22, kTop = 24;
+constexpr double kWidth = kDrawingWidth, kLeft = 190, kRight = 70, kRowHeight = 22, kTop = 24;
 constexpr double kHeight = 320, kPlotLeft = 64, kPlotRight = 190, kBottom = 44;
 // Ours blue, peers vermilion, what does not communicate violet.
 constexpr const char* kOurs = "#1f6f9f";
@@ -20,24 +21,6 @@ constexpr const char* kAlone = "#8461b3";
 const char* colour_of(const std::string& contestant) {
   if (contestant.find("alone") != std::string::npos) return kAlone;
   return contestant.rfind("Equigrad", 0) == 0 ? kOurs : kPeers;
-}
-
-std::string at(double place) { return shortest(std::round(place * 10) / 10); }
-
-std::string text(double x, double y, const char* anchor, const std::string& words) {
-  return "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor +
-         "\" fill=\"currentColor\">" + escape_xml(words) + "</text>\n";
-}
-
-std::string line(double x1, double y1, double x2, double y2, const std::string& how) {
-  return "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) +
-         "\" " + how + "/>\n";
-}
-
-std::string drawing(const std::string& title, double height, const std::string& inside) {
-  return "<svg class=\"chart\" viewBox=\"0 0 " + at(kWidth) + " " + at(height) +
-         "\" width=\"760\" role=\"img\" font-size=\"12\">\n<title>" + escape_xml(title) +
-         "</title>\n" + inside + "</svg>\n";
 }
 
 std::string ratio_text(double ratio) {
@@ -88,57 +71,57 @@ std::string curve(const Plane& plane, const std::vector<ScalingPoint>& points,
   const std::string how = std::string("stroke=\"") + colour_of(name) + "\" stroke-dasharray=\"" +
                           kDashes[static_cast<std::size_t>(number) % kDashes.size()] + "\"";
   const double y = kTop + 16.0 * number;
-  return "<polyline points=\"" + places + "\" fill=\"none\" stroke-width=\"1.6\" " + how + "/>\n" +
-         line(kWidth - kPlotRight + 10, y - 4, kWidth - kPlotRight + 34, y - 4,
-              how + " stroke-width=\"2\"") +
-         text(kWidth - kPlotRight + 40, y, "start", name);
+  return drawn_curve(places, how) +
+         drawn_line(kWidth - kPlotRight + 10, y - 4, kWidth - kPlotRight + 34, y - 4,
+                    how + " stroke-width=\"2\"") +
+         drawn_text(kWidth - kPlotRight + 40, y, "start", name);
 }
 
 }  // namespace
 
 // A bar a contestant, as long as its ratio to the base; its interval; a line where the base is.
-std::string ratio_drawing(const RaceHeat& heat) {
+std::string ratio_drawing(const RaceGroupResult& group) {
   double longest = 1;
   std::size_t rows = 0;
-  for (const RaceRow& row : heat.rows) {
+  for (const RaceRow& row : group.rows) {
     longest = std::max(longest, row.to_base.median);
     rows += row.round_s.empty() ? 0 : 1;
   }
   const double scale = (kWidth - kLeft - kRight) / longest;
-  std::string out = text(kLeft + scale, kTop - 8, "middle", heat.base);
+  std::string out = drawn_text(kLeft + scale, kTop - 8, "middle", group.base);
   double y = kTop;
-  for (const RaceRow& row : heat.rows) {
+  for (const RaceRow& row : group.rows) {
     if (row.round_s.empty()) continue;
     const double end = kLeft + scale * row.to_base.median;
-    out += text(kLeft - 8, y + 14, "end", row.contestant);
+    out += drawn_text(kLeft - 8, y + 14, "end", row.contestant);
     out += "<rect x=\"" + at(kLeft) + "\" y=\"" + at(y + 3) + "\" width=\"" + at(end - kLeft) +
            "\" height=\"" + at(kRowHeight - 7) + "\" fill=\"" + colour_of(row.contestant) +
            "\" fill-opacity=\".75\"/>\n";
     const double low = kLeft + scale * std::min(row.to_base.low, longest);
     const double high = kLeft + scale * std::min(row.to_base.high, longest);
-    out += line(low, y + 10.5, high, y + 10.5, "stroke=\"currentColor\"");
-    out += text(std::max(end, high) + 5, y + 14, "start", ratio_text(row.to_base.median));
+    out += drawn_line(low, y + 10.5, high, y + 10.5, "stroke=\"currentColor\"");
+    out += drawn_text(std::max(end, high) + 5, y + 14, "start", ratio_text(row.to_base.median));
     y += kRowHeight;
   }
-  out += line(kLeft + scale, kTop, kLeft + scale, y,
-              "stroke=\"currentColor\" stroke-dasharray=\"2 4\"");
-  return drawing("Step time of " + heat.name + " as a multiple of " + heat.base + "'s",
+  out += drawn_line(kLeft + scale, kTop, kLeft + scale, y,
+                    "stroke=\"currentColor\" stroke-dasharray=\"2 4\"");
+  return drawing("Step time of " + group.name + " as a multiple of " + group.base + "'s",
                  kTop + kRowHeight * static_cast<double>(rows) + 8, out);
 }
 
 std::vector<ScalingSeries> scaling_series(const Race& race) {
   std::vector<ScalingSeries> all;
-  for (const RaceHeat& heat : race.heats) {
-    const std::size_t space = heat.name.rfind(' ');
+  for (const RaceGroupResult& group : race.groups) {
+    const std::size_t space = group.name.rfind(' ');
     if (space == std::string::npos) continue;
     char* end = nullptr;
-    const double along = std::strtod(heat.name.c_str() + space, &end);
-    const std::string series = heat.name.substr(0, space);
+    const double along = std::strtod(group.name.c_str() + space, &end);
+    const std::string series = group.name.substr(0, space);
     if (*end != 0 || !(along > 0)) continue;
     if (all.empty() || all.back().along != series)
       all.push_back({"Step time along " + series, series, {}});
-    ScalingPoint point{along, {}, heat.compute_limit_s};
-    for (const RaceRow& row : heat.rows)
+    ScalingPoint point{along, {}, group.compute_limit_s};
+    for (const RaceRow& row : group.rows)
       if (!row.round_s.empty()) point.step_s[row.contestant] = row.step_s.median;
     all.back().points.push_back(point);
   }
@@ -157,11 +140,12 @@ std::string scaling_drawing(const std::string& title, const std::string& along,
   int number = 0;
   for (auto& [name, index] : names) out += curve(plane, points, name, number++);
   for (const ScalingPoint& point : points)
-    out += text(plane.x(point.along), kHeight - kBottom + 18, "middle", short_number(point.along));
+    out += drawn_text(plane.x(point.along), kHeight - kBottom + 18, "middle",
+                      short_number(point.along));
   for (const double seconds : {plane.low, std::sqrt(plane.low * plane.high), plane.high})
-    out += text(kPlotLeft - 6, plane.y(seconds) + 4, "end", short_number(seconds * 1e3));
-  out += text((kPlotLeft + kWidth - kPlotRight) / 2, kHeight - 6, "middle", along);
-  out += text(kPlotLeft, kTop - 8, "end", "ms");
+    out += drawn_text(kPlotLeft - 6, plane.y(seconds) + 4, "end", short_number(seconds * 1e3));
+  out += drawn_text((kPlotLeft + kWidth - kPlotRight) / 2, kHeight - 6, "middle", along);
+  out += drawn_text(kPlotLeft, kTop - 8, "end", "ms");
   return drawing(title, kHeight, out);
 }
 

@@ -1,16 +1,9 @@
-#include <cmath>
-#include <nlohmann/json.hpp>
-
-#include "reports/environment_json.hpp"
+#include "reports/json_text.hpp"
 #include "reports/race.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(shortest(value)); }
 
 Json write(const MedianEstimate& estimate) {
   return {{"median", number(estimate.median)},
@@ -44,40 +37,37 @@ Json write(const RaceRow& row) {
           {"round_s", rounds}};
 }
 
-Json settings(const RaceHeat& heat) {
-  return {{"name", clean(heat.name)},
-          {"model", clean(heat.model)},
-          {"parameters", heat.parameters},
-          {"tokens_per_step", heat.tokens_per_step},
-          {"ranks", heat.ranks},
-          {"accumulation", heat.accumulation},
-          {"rounds", heat.rounds},
-          {"steps_per_round", heat.steps_per_round},
-          {"base", clean(heat.base)},
-          {"compute_limit_s", number(heat.compute_limit_s)},
-          {"wire_limit_s", number(heat.wire_limit_s)}};
+Json write(const RaceGroupResult& group) {
+  Json rows = Json::array();
+  for (const RaceRow& row : group.rows) rows.push_back(write(row));
+  return {{"name", clean(group.name)},
+          {"model", clean(group.model)},
+          {"parameters", group.parameters},
+          {"tokens_per_step", group.tokens_per_step},
+          {"ranks", group.ranks},
+          {"accumulation", group.accumulation},
+          {"rounds", group.rounds},
+          {"steps_per_round", group.steps_per_round},
+          {"base", clean(group.base)},
+          {"compute_limit_s", number(group.compute_limit_s)},
+          {"wire_limit_s", number(group.wire_limit_s)},
+          {"rows", rows}};
 }
 
 }  // namespace
 
 std::string to_json(const Race& race) {
-  std::string out = "{\"schema_version\": " + std::to_string(race.schema_version) +
-                    ",\n\"environment\": " + write(race.environment).dump() +
-                    ",\n\"command\": " + Json(clean(race.command)).dump() +
-                    ",\n\"versions\": " + Json(race.versions).dump() +
-                    ",\n\"bandwidth_bytes_per_s\": " + number(race.bandwidth_bytes_per_s).dump() +
-                    ",\n\"load_before\": " + number(race.load_before).dump() +
-                    ",\n\"load_after\": " + number(race.load_after).dump() +
-                    ",\n\"wall_s\": " + number(race.wall_s).dump() + ",\n\"heats\": [";
-  for (std::size_t i = 0; i < race.heats.size(); ++i) {
-    std::string head = settings(race.heats[i]).dump();
-    head.pop_back();
-    out += (i == 0 ? "\n" : ",\n") + head + ",\"rows\":[";
-    for (std::size_t r = 0; r < race.heats[i].rows.size(); ++r)
-      out += (r == 0 ? "\n " : ",\n ") + write(race.heats[i].rows[r]).dump();
-    out += "]}";
-  }
-  return out + "]}\n";
+  Json groups = Json::array();
+  for (const RaceGroupResult& group : race.groups) groups.push_back(write(group));
+  return document_lines({{"schema_version", race.schema_version},
+                         {"environment", write(race.environment)},
+                         {"command", clean(race.command)},
+                         {"versions", race.versions},
+                         {"bandwidth_bytes_per_s", number(race.bandwidth_bytes_per_s)},
+                         {"load_before", number(race.load_before)},
+                         {"load_after", number(race.load_after)},
+                         {"wall_s", number(race.wall_s)},
+                         {"groups", groups}});
 }
 
 }  // namespace equigrad::reports

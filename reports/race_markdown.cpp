@@ -54,22 +54,22 @@ void write_row(std::ostringstream& out, const RaceRow& row) {
       << (row.allocations ? grouped(*row.allocations) : "") << " | " << proof(row) << " |\n";
 }
 
-void write_heat(std::ostringstream& out, const RaceHeat& heat) {
-  out << "\n### " << escape_markdown(heat.name) << "\n\n"
-      << escape_markdown(heat.model) << ": " << grouped(heat.parameters) << " parameters; "
-      << count_of(heat.ranks, "rank") << ", accumulation " << heat.accumulation << ", "
-      << grouped(heat.tokens_per_step) << " tokens a step; " << count_of(heat.rounds, "round")
-      << " of " << count_of(heat.steps_per_round, "step") << ".";
-  if (heat.compute_limit_s > 0)
-    out << " Limits: " << format("%.3g", heat.compute_limit_s * 1e3)
-        << " ms to compute without communication, " << format("%.3g", heat.wire_limit_s * 1e3)
-        << " ms for the bytes that " << escape_markdown(heat.base) << " sends.";
-  out << "\n\n| contestant | step, ms | / " << escape_markdown(heat.base)
-      << " | best, ms | CPU, ms | CPU / " << escape_markdown(heat.base)
+void write_group(std::ostringstream& out, const RaceGroupResult& group) {
+  out << "\n### " << escape_markdown(group.name) << "\n\n"
+      << escape_markdown(group.model) << ": " << grouped(group.parameters) << " parameters; "
+      << count_of(group.ranks, "rank") << ", accumulation " << group.accumulation << ", "
+      << grouped(group.tokens_per_step) << " tokens a step; " << count_of(group.rounds, "round")
+      << " of " << count_of(group.steps_per_round, "step") << ".";
+  if (group.compute_limit_s > 0)
+    out << " Limits: " << format("%.3g", group.compute_limit_s * 1e3)
+        << " ms to compute without communication, " << format("%.3g", group.wire_limit_s * 1e3)
+        << " ms for the bytes that " << escape_markdown(group.base) << " sends.";
+  out << "\n\n| contestant | step, ms | / " << escape_markdown(group.base)
+      << " | best, ms | CPU, ms | CPU / " << escape_markdown(group.base)
       << " | tokens/s | peak over base, MB | ledger's peak, MB | sent, MB | collectives | "
          "gathered / least, elements | allocations | first gradients |\n"
       << "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|:--|--:|--:|:--|\n";
-  for (const RaceRow& row : heat.rows) write_row(out, row);
+  for (const RaceRow& row : group.rows) write_row(out, row);
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ std::string to_markdown(const Race& race) {
          "ratio is of two times of one round. `CPU` is the time of all threads of all ranks, which "
          "other work on the machine hardly changes. `sent` and `collectives`: a rank's, of one "
          "step.\n";
-  for (const RaceHeat& heat : race.heats) write_heat(out, heat);
+  for (const RaceGroupResult& group : race.groups) write_group(out, group);
   return out.str();
 }
 

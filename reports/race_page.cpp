@@ -1,21 +1,17 @@
 #include <cstdio>
 
-#include "reports/page.hpp"
+#include "reports/document.hpp"
 #include "reports/race.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-constexpr std::string_view kChartStyle = ".chart{display:block;max-width:100%;height:auto}\n";
-
 std::string format(const char* how, double value) {
   char text[64];
   std::snprintf(text, sizeof text, how, value);
   return text;
 }
-
-std::string cell(const std::string& text) { return number_cell(escape_xml(text)); }
 
 std::string interval(const char* how, const MedianEstimate& value, double unit) {
   return format(how, value.median / unit) + " [" + format(how, value.low / unit) + ", " +
@@ -26,49 +22,54 @@ std::string megabytes(const std::optional<int64_t>& bytes) {
   return bytes ? format("%.3g", static_cast<double>(*bytes) / 1e6) : "";
 }
 
-std::string row_of(const RaceRow& row) {
-  std::string out = "<tr><th scope=\"row\">" + escape_xml(clipped(row.contestant, 200)) + "</th>";
-  if (row.round_s.empty())
-    return out + "<td colspan=\"11\">" + escape_xml(clipped(row.trouble, 600)) + "</td></tr>\n";
+std::string row_of(const RaceRow& of) {
+  const std::string name = shown(of.contestant, 200);
+  if (of.round_s.empty())
+    return row(name, "<td colspan=\"11\">" + shown(of.trouble, 600) + "</td>");
   int64_t collectives = 0;
-  for (const auto& [name, count] : row.collectives) collectives += count;
+  for (const auto& [kind, count] : of.collectives) collectives += count;
   std::string gathered;
-  if (row.gathered_numel && row.least_gathered_numel)
-    gathered = grouped(*row.gathered_numel) + " / " + grouped(*row.least_gathered_numel);
-  const std::string proof = !row.is_proven                ? ""
-                            : row.differing_elements == 0 ? "every bit"
-                                                          : format("%.2g", row.proof_margin);
-  return out + cell(interval("%.3g", row.step_s, 1e-3)) + cell(interval("%.2f", row.to_base, 1)) +
-         cell(format("%.3g", row.best_step_s * 1e3)) + cell(interval("%.2f", row.cpu_to_base, 1)) +
-         cell(grouped(static_cast<int64_t>(row.tokens_per_s))) + cell(megabytes(row.growth_bytes)) +
-         cell(megabytes(row.held_peak_bytes)) + cell(megabytes(row.wire_bytes)) +
-         cell(row.collectives.empty() ? "" : grouped(collectives)) + cell(gathered) + cell(proof) +
-         "</tr>\n";
+  if (of.gathered_numel && of.least_gathered_numel)
+    gathered = grouped(*of.gathered_numel) + " / " + grouped(*of.least_gathered_numel);
+  const std::string proof = !of.is_proven                ? ""
+                            : of.differing_elements == 0 ? "every bit"
+                                                         : format("%.2g", of.proof_margin);
+  return row(name, number_cell(interval("%.3g", of.step_s, 1e-3)) +
+                       number_cell(interval("%.2f", of.to_base, 1)) +
+                       number_cell(format("%.3g", of.best_step_s * 1e3)) +
+                       number_cell(interval("%.2f", of.cpu_to_base, 1)) +
+                       number_cell(grouped(static_cast<int64_t>(of.tokens_per_s))) +
+                       number_cell(megabytes(of.growth_bytes)) +
+                       number_cell(megabytes(of.held_peak_bytes)) +
+                       number_cell(megabytes(of.wire_bytes)) +
+                       number_cell(of.collectives.empty() ? "" : grouped(collectives)) +
+                       number_cell(gathered) + number_cell(proof));
 }
 
-std::string heat_of(const RaceHeat& heat) {
-  std::string out = "<h3>" + escape_xml(clipped(heat.name, 200)) + "</h3>\n<p>" +
-                    escape_xml(heat.model) + ": " + grouped(heat.parameters) + " parameters, " +
-                    count_of(heat.ranks, "rank") + ", accumulation " +
-                    std::to_string(heat.accumulation) + ", " + grouped(heat.tokens_per_step) +
-                    " tokens a step, " + count_of(heat.rounds, "round") + " of " +
-                    count_of(heat.steps_per_round, "step") + ".";
-  if (heat.compute_limit_s > 0)
-    out += " Limits: " + format("%.3g", heat.compute_limit_s * 1e3) +
-           " ms to compute without communication, " + format("%.3g", heat.wire_limit_s * 1e3) +
-           " ms for the bytes that " + escape_xml(heat.base) + " sends.";
-  out += "</p>\n" + ratio_drawing(heat) +
-         "<div class=\"wide\"><table>\n<thead><tr><th scope=\"col\">Contestant</th>";
+std::string group_of(const RaceGroupResult& group) {
+  std::string out = "<h3>" + shown(group.name, 200) + "</h3>\n<p>" + escape_xml(group.model) +
+                    ": " + grouped(group.parameters) + " parameters, " +
+                    count_of(group.ranks, "rank") + ", accumulation " +
+                    std::to_string(group.accumulation) + ", " + grouped(group.tokens_per_step) +
+                    " tokens a step, " + count_of(group.rounds, "round") + " of " +
+                    count_of(group.steps_per_round, "step") + ".";
+  if (group.compute_limit_s > 0)
+    out += " Limits: " + format("%.3g", group.compute_limit_s * 1e3) +
+           " ms to compute without communication, " + format("%.3g", group.wire_limit_s * 1e3) +
+           " ms for the bytes that " + escape_xml(group.base) + " sends.";
+  std::vector<Column> columns = {{"Contestant"}};
   for (const std::string& name :
-       {std::string("Step, ms"), "/ " + heat.base, std::string("Best, ms"), "CPU / " + heat.base,
-        std::string("Tokens/s"), std::string("Peak over base, MB"),
-        std::string("Ledger&#39;s peak, MB"), std::string("Sent, MB"), std::string("Collectives"),
+       {std::string("Step, ms"), "/ " + escape_xml(group.base), std::string("Best, ms"),
+        "CPU / " + escape_xml(group.base), std::string("Tokens/s"),
+        std::string("Peak over base, MB"), std::string("Ledger&#39;s peak, MB"),
+        std::string("Sent, MB"), std::string("Collectives"),
         std::string("Gathered / least, elements"),
         std::string("First gradients: share of the bound")})
-    out += "<th scope=\"col\" class=\"n\">" + name + "</th>";
-  out += "</tr></thead>\n<tbody>\n";
-  for (const RaceRow& row : heat.rows) out += row_of(row);
-  return out + "</tbody></table></div>\n";
+    columns.push_back({name, true});
+  std::string rows;
+  for (const RaceRow& one : group.rows) rows += row_of(one);
+  return out + "</p>\n" + ratio_drawing(group) +
+         table("Step times, bytes and proofs by contestant", table_head(columns), rows);
 }
 
 std::string lead_of(const Race& race) {
@@ -83,24 +84,21 @@ std::string lead_of(const Race& race) {
 }  // namespace
 
 std::string to_html(const Race& race) {
-  Run run;  // what the environment's section reads
-  run.environment = race.environment;
-  run.command = race.command;
-  run.wall_s = race.wall_s;
-  std::string out =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>Equigrad race</title>\n<style>" +
-      std::string(page_style()) + std::string(kChartStyle) +
-      "</style>\n</head>\n<body>\n<header class=\"held\">\n<p class=\"brand\">Equigrad race, " +
-      escape_xml(race.environment.time) + "</p>\n<h1>How fast, beside whom</h1>\n</header>\n" +
-      "<main>\n" + section_open("race", "Race") + lead_of(race);
+  std::string out = lead_of(race);
   for (const auto& [title, along, points] : scaling_series(race))
     out += "<h3>" + escape_xml(title) + "</h3>\n" + scaling_drawing(title, along, points);
-  for (const RaceHeat& heat : race.heats) out += heat_of(heat);
-  return out + "</section>\n" + page_environment(run) + "</main>\n<footer><p>Written by equigrad " +
-         escape_xml(race.environment.version) +
-         ". The same data for programs: race.json.</p></footer>\n</body>\n</html>\n";
+  for (const RaceGroupResult& group : race.groups) out += group_of(group);
+  return to_html(Document{.origin = {race.environment, race.command, 0, race.wall_s},
+                          .brand = "Equigrad race",
+                          .tone = "held",
+                          .mark = {},
+                          .heading = "How fast, beside whom",
+                          .title = "Equigrad race",
+                          .banner_html = {},
+                          .links = {},
+                          .html = section("race", "Race", out),
+                          .end_html = {},
+                          .data_file = "race.json"});
 }
 
 }  // namespace equigrad::reports

@@ -54,7 +54,7 @@ struct Lane {
 
 // Dimensions: stage, precision, style, ranks, accumulate; clip, optimizer, model or section, case.
 struct Case {
-  std::string id;  // Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward
+  std::string id;  // Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward
   std::map<std::string, std::string> dimensions;
   Verdict verdict = Verdict::NotRun;
   std::vector<Lane> lanes;

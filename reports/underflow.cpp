@@ -5,7 +5,7 @@
 #include <sstream>
 #include <vector>
 
-#include "reports/page.hpp"
+#include "reports/document.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -68,26 +68,28 @@ std::string underflow_lines(const Run& run) {
 }
 
 std::string page_underflow(const Run& run) {
-  std::string out = section_open("underflow", "Underflow");
-  if (run.underflow.empty())
-    return out + "<p>No case of this run scaled its loss.</p>\n</section>\n";
-  out +=
-      "<div class=\"wide\"><table>\n<caption>What is lost of the gradients of the first step that "
-      "is applied when they are "
-      "multiplied by its loss scale and rounded to fp16, over the cases that were "
-      "run</caption>\n<thead><tr><th scope=\"col\">Precision</th><th scope=\"col\">Model</th>";
-  for (const char* head : {"Scale", "Elements", "Become zero", "Subnormal", "Overflow",
-                           "Smallest scale that loses none"})
-    out += std::string("<th scope=\"col\" class=\"n\">") + head + "</th>";
-  out += "</tr></thead>\n<tbody>\n";
-  for (const UnderflowRow& row : run.underflow) {
-    out += "<tr><th scope=\"row\">" + escape_xml(clipped(row.precision, 60)) + "</th><td>" +
-           escape_xml(clipped(row.model, 60)) + "</td>" + number_cell(scale_text(row.scale)) +
-           number_cell(grouped(row.numel)) + number_cell(grouped(row.zero)) +
-           number_cell(grouped(row.subnormal)) + number_cell(grouped(row.overflow)) +
-           number_cell(scale_text(row.lossless)) + "</tr>\n";
-  }
-  return out + "</tbody></table></div>\n</section>\n";
+  std::string rows;
+  for (const UnderflowRow& one : run.underflow)
+    rows += row(shown(one.precision, 60),
+                cell(one.model, 60) + number_cell(scale_text(one.scale)) +
+                    number_cell(grouped(one.numel)) + number_cell(grouped(one.zero)) +
+                    number_cell(grouped(one.subnormal)) + number_cell(grouped(one.overflow)) +
+                    number_cell(scale_text(one.lossless)));
+  return section(
+      "underflow", "Underflow",
+      rows.empty()
+          ? "<p>No case of this run scaled its loss.</p>\n"
+          : table("What is lost of the gradients of the first step that is applied when they are "
+                  "multiplied by its loss scale and rounded to fp16, over the cases that were run",
+                  table_head({{"Precision"},
+                              {"Model"},
+                              {"Scale", true},
+                              {"Elements", true},
+                              {"Become zero", true},
+                              {"Subnormal", true},
+                              {"Overflow", true},
+                              {"Smallest scale that loses none", true}}),
+                  rows));
 }
 
 }  // namespace equigrad::reports

@@ -42,11 +42,12 @@ CaseSpec random_tuple(Dice& dice, bool with_images) {
   spec.accumulation = 1 + static_cast<int>(dice.below(5));
   spec.clip = dice.pick<Clip>({Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf});
   spec.optimizer = dice.coin() ? Rule::Sgd : Rule::AdamW;
-  const std::vector<std::string> models = {"gpt",   "vision", "vision", "vision", "vision",
-                                           "conv",  "conv",   "conv",   "nasty",  "nasty",
-                                           "nasty", "nasty",  "nasty",  "nasty",  "nasty"};
+  const std::vector<std::string> models = {"gpt",       "vision",    "vision",    "vision",
+                                           "vision",    "conv",      "conv",      "conv",
+                                           "irregular", "irregular", "irregular", "irregular",
+                                           "irregular", "irregular", "irregular"};
   spec.model = dice.pick(models);
-  if (!with_images && spec.model != "gpt") spec.model = "nasty";
+  if (!with_images && spec.model != "gpt") spec.model = "irregular";
   return spec;
 }
 
@@ -83,8 +84,8 @@ json random_knobs(Dice& dice, const CaseSpec& spec) {
   return knobs;
 }
 
-// A lane works through one group at a time: its twin, then its configurations.
-struct Course {
+// A slot works through one group at a time: its twin, then its configurations.
+struct SlotState {
   CleanGroup group;
   std::string twin;
   bool has_twin = false;
@@ -93,15 +94,15 @@ struct Course {
 
 class CleanRun {
  public:
-  CleanRun(const CleanOptions& options, TaskLanes& lanes)
-      : options_(options), lanes_(lanes), courses_(lanes.size()) {
+  CleanRun(const CleanOptions& options, TaskSlots& slots)
+      : options_(options), slots_(slots), states_(slots.size()) {
     runs_.asked = options.count;
   }
   reports::CleanRuns run();
 
  private:
-  std::optional<Task> next_task(std::size_t lane);
-  bool begin(std::size_t lane);
+  std::optional<Task> next_task(std::size_t slot);
+  bool begin(std::size_t slot);
   void take(const CaseSpec& spec, uint64_t seed, const json& knobs, const Outcomes& outcomes);
   std::string replay(const CaseSpec& spec, uint64_t seed, const json& knobs) const;
   std::chrono::milliseconds timeout(double seconds) const {
@@ -110,46 +111,46 @@ class CleanRun {
   }
 
   const CleanOptions& options_;
-  TaskLanes& lanes_;
-  std::vector<Course> courses_;
+  TaskSlots& slots_;
+  std::vector<SlotState> states_;
   int64_t groups_ = 0, begun_ = 0, replaced_ = 0;
   reports::CleanRuns runs_;
 };
 
 // The next group, unless there are configurations enough.
-bool CleanRun::begin(std::size_t lane) {
-  auto& course = courses_[lane];
-  if (!course.twin.empty()) unlink(course.twin.c_str());
-  course = {};
+bool CleanRun::begin(std::size_t slot) {
+  auto& state = states_[slot];
+  if (!state.twin.empty()) unlink(state.twin.c_str());
+  state = {};
   if (begun_ >= options_.count || options_.is_late()) return false;
-  course.group = clean_group(options_.seed, groups_++, !options_.data.images.empty());
+  state.group = clean_group(options_.seed, groups_++, !options_.data.images.empty());
   const auto wanted = std::min(options_.count - begun_, kConfigsOfATwin);
-  course.group.cases.resize(static_cast<std::size_t>(wanted));
+  state.group.cases.resize(static_cast<std::size_t>(wanted));
   begun_ += wanted;
-  course.twin = lanes_.directory() + "/clean." + std::to_string(lane);
+  state.twin = slots_.directory() + "/clean." + std::to_string(slot);
   return true;
 }
 
-std::optional<Task> CleanRun::next_task(std::size_t lane) {
-  if (courses_[lane].next == courses_[lane].group.cases.size() && !begin(lane)) return std::nullopt;
-  auto& course = courses_[lane];
-  const auto spec = course.group.cases[course.next];
-  const uint64_t seed = course.group.seed;
-  json asked = {{"do", course.has_twin ? "case" : "twin"},
+std::optional<Task> CleanRun::next_task(std::size_t slot) {
+  if (states_[slot].next == states_[slot].group.cases.size() && !begin(slot)) return std::nullopt;
+  auto& state = states_[slot];
+  const auto spec = state.group.cases[state.next];
+  const uint64_t seed = state.group.seed;
+  json asked = {{"do", state.has_twin ? "case" : "twin"},
                 {"id", spec.id()},
                 {"seed", seed},
                 {"data", to_json(options_.data)},
-                {course.has_twin ? "twin" : "path", course.twin}};
-  if (!course.has_twin) {
-    course.has_twin = true;
+                {state.has_twin ? "twin" : "path", state.twin}};
+  if (!state.has_twin) {
+    state.has_twin = true;
     return Task{1, asked, timeout(kTwinTimeout_s),
-                [this, lane, spec, seed](const Outcomes& outcomes, double) {
+                [this, slot, spec, seed](const Outcomes& outcomes, double) {
                   if (ranks::all_ok(outcomes)) return;
                   take(spec, seed, json::object(), outcomes);
-                  courses_[lane].next = courses_[lane].group.cases.size();
+                  states_[slot].next = states_[slot].group.cases.size();
                 }};
   }
-  const json knobs = course.group.knobs[course.next++];
+  const json knobs = state.group.knobs[state.next++];
   asked["knobs"] = knobs;
   return Task{spec.world, asked, timeout(kCaseTimeout_s),
               [this, spec, seed, knobs](const Outcomes& outcomes, double) {
@@ -179,11 +180,11 @@ void CleanRun::take(const CaseSpec& spec, uint64_t seed, const json& knobs,
 reports::CleanRuns CleanRun::run() {
   const auto start = Clock::now();
   Progress progress(options_.count, options_.quiet, "clean configurations");
-  lanes_.run([this](std::size_t lane) { return next_task(lane); },
+  slots_.run([this](std::size_t slot) { return next_task(slot); },
              [&] { progress.update(runs_.run, static_cast<int64_t>(runs_.alarms.size()), ""); });
   progress.finish();
-  for (const auto& course : courses_)
-    if (!course.twin.empty()) unlink(course.twin.c_str());
+  for (const auto& state : states_)
+    if (!state.twin.empty()) unlink(state.twin.c_str());
   runs_.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return runs_;
 }
@@ -203,8 +204,8 @@ CleanGroup clean_group(uint64_t seed, int64_t index, bool with_images) {
   return group;
 }
 
-reports::CleanRuns clean_runs(const CleanOptions& options, TaskLanes& lanes) {
-  return CleanRun(options, lanes).run();
+reports::CleanRuns clean_runs(const CleanOptions& options, TaskSlots& slots) {
+  return CleanRun(options, slots).run();
 }
 
 }  // namespace equigrad::conformance

@@ -44,6 +44,6 @@ struct CleanOptions {
   bool quiet = false;
   std::function<bool()> is_late = [] { return false; };
 };
-reports::CleanRuns clean_runs(const CleanOptions& options, TaskLanes& lanes);
+reports::CleanRuns clean_runs(const CleanOptions& options, TaskSlots& slots);
 
 }  // namespace equigrad::conformance

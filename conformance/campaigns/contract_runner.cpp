@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <thread>
 
 #include "conformance/campaigns/progress.hpp"
@@ -10,68 +9,25 @@
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/ranks/pool.hpp"
-#include "conformance/verdict/lane_tally.hpp"
+#include "conformance/verdict/contract_judge.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using reports::Verdict;
 
 constexpr double kTimeoutMs = 60'000;
 constexpr int kWidest = 4;
 
-Verdict verdict_of_failure(const std::vector<ranks::Outcome>& outcomes) {
-  using Kind = ranks::Outcome::Kind;
-  const auto any = [&](Kind kind) {
-    return std::any_of(outcomes.begin(), outcomes.end(),
-                       [&](const auto& outcome) { return outcome.kind == kind; });
-  };
-  if (any(Kind::Died)) return Verdict::Crashed;
-  return any(Kind::TimedOut) ? Verdict::TimedOut : Verdict::Failed;
-}
-
-void judge(reports::Case& record, const std::vector<ranks::Outcome>& outcomes) {
-  record.message.clear();
-  if (!ranks::all_ok(outcomes)) {
-    record.verdict = verdict_of_failure(outcomes);
-    record.message = ranks::failures(outcomes);
-    return;
-  }
-  reports::Lane lane{"exact", Verdict::Equal, 0, 0, 0, {}};
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    const auto& part = outcomes[rank].answer.at("exact");
-    lane.compared += part.at("compared").get<int64_t>();
-    lane.differing += part.at("differing").get<int64_t>();
-    const std::string first = part.at("first");
-    if (!first.empty())
-      record.message += "  exact, rank " + std::to_string(rank) + " first: " + first + "\n";
-    const auto& worst = part.at("worst");
-    if (worst.is_null() || lane.worst) continue;
-    lane.worst = {worst.at("tensor"),
-                  worst.at("index"),
-                  exact_value(worst.at("got")),
-                  exact_value(worst.at("want")),
-                  0,
-                  exact_value(worst.at("ulp"))};
-  }
-  if (lane.differing > 0) {
-    lane.verdict = Verdict::Failed;
-    lane.margin = std::numeric_limits<double>::infinity();
-  }
-  record.verdict = lane.verdict;
-  record.lanes = {lane};
-}
-
-struct Lane {
+struct Slot {
   int job = -1;
   std::size_t spec = 0;
   Clock::time_point start;
 };
 
-std::size_t lane_count(const ContractOptions& options) {
-  const auto wanted = options.lanes > 0 ? static_cast<std::size_t>(options.lanes)
-                                        : lanes_for(std::thread::hardware_concurrency(),
+std::size_t slot_count(const ContractOptions& options) {
+  const auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
+                                        : slots_for(std::thread::hardware_concurrency(),
                                                     available_memory_bytes(), kWidest);
   return std::min(wanted, options.specs.size());
 }
@@ -93,7 +49,7 @@ std::string in_words(const std::string& id) {
 }
 
 bool is_selected(const Selection& selection, const Spec& spec) {
-  auto names = spec.aliases();
+  auto names = aliases(spec);
   names.push_back(spec.id());
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
     return selects(selection, spec.stage, word(spec.precision), spec.world, name);
@@ -131,17 +87,17 @@ std::vector<reports::Case> not_run(const ContractOptions& options, const std::st
 std::vector<reports::Case> run_contract(const ContractOptions& options) {
   auto records = not_run(options, "interrupted before this case");
   if (records.empty() || ranks::interrupted() != 0) return records;
-  std::vector<Lane> lanes(lane_count(options));
+  std::vector<Slot> slots(slot_count(options));
   const std::chrono::milliseconds timeout(
       static_cast<long long>(kTimeoutMs * options.timeout_scale));
-  ranks::Pool pool(static_cast<int>(lanes.size()) * kWidest, serve,
+  ranks::Pool pool(static_cast<int>(slots.size()) * kWidest, serve,
                    {timeout, std::chrono::milliseconds(2'000), false});
   Progress progress(static_cast<int64_t>(records.size()), options.quiet);
   std::size_t next = 0;
   int64_t done = 0, failed = 0;
   while (ranks::interrupted() == 0) {
-    for (std::size_t i = 0; i < lanes.size() && next < records.size(); ++i) {
-      if (lanes[i].job >= 0) continue;
+    for (std::size_t i = 0; i < slots.size() && next < records.size(); ++i) {
+      if (slots[i].job >= 0) continue;
       std::vector<int> set;
       for (int rank = 0; rank < options.specs[next].world; ++rank)
         set.push_back(static_cast<int>(i) * kWidest + rank);
@@ -151,20 +107,20 @@ std::vector<reports::Case> run_contract(const ContractOptions& options) {
                                 {"data", to_json(options.data)},
                                 {"fault", options.fault}};
       if (!options.plant.empty()) request["plant"] = options.plant;
-      lanes[i] = {pool.start(set, request), next, Clock::now()};
+      slots[i] = {pool.start(set, request), next, Clock::now()};
       ++next;
     }
     if (pool.jobs() == 0) break;
     const auto finished = pool.wait(std::chrono::milliseconds(1'000));
     if (!finished) continue;
-    for (auto& lane : lanes) {
-      if (lane.job != finished->job) continue;
-      lane.job = -1;
-      auto& record = records[lane.spec];
-      judge(record, finished->outcomes);
-      record.seconds = std::chrono::duration<double>(Clock::now() - lane.start).count();
+    for (auto& slot : slots) {
+      if (slot.job != finished->job) continue;
+      slot.job = -1;
+      auto& record = records[slot.spec];
+      judge_contract(record, finished->outcomes);
+      record.seconds = std::chrono::duration<double>(Clock::now() - slot.start).count();
       if (!reports::passed(record.verdict)) ++failed;
-      progress.update(++done, failed, options.specs[lane.spec].of->name);
+      progress.update(++done, failed, options.specs[slot.spec].of->name);
     }
   }
   progress.finish();

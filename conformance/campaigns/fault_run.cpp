@@ -69,14 +69,14 @@ class FaultRun {
            " --fault " + fault + options_.replay_suffix;
   }
   std::string twin_of(std::size_t number) const {
-    return lanes_.directory() + "/panel." + std::to_string(number);
+    return slots_.directory() + "/panel." + std::to_string(number);
   }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   const FaultOptions& options_;
   const ContractPanel contract_panel_ = contract_panel();
   Clock::time_point start_ = Clock::now();
-  TaskLanes lanes_;
+  TaskSlots slots_;
   std::vector<double> clean_s_;  // of the panel
   std::vector<Chase> chases_;
   reports::KillMatrix matrix_;
@@ -84,7 +84,7 @@ class FaultRun {
 
 FaultRun::FaultRun(const FaultOptions& options)
     : options_(options),
-      lanes_(options.lanes, kWidest, options.serve),
+      slots_(options.slots, kWidest, options.serve),
       clean_s_(options.panel.size(), 0) {
   matrix_.seed = options.seed;
   matrix_.full = options.full;
@@ -115,32 +115,32 @@ bool FaultRun::is_late() const { return options_.minutes > 0 && seconds() > 60 *
 
 // Twins, and the panel without a fault: what fails then proves nothing.
 void FaultRun::hold_panel() {
-  std::vector<std::optional<std::size_t>> has_twin(lanes_.size());  // by lane: whose case is next
+  std::vector<std::optional<std::size_t>> has_twin(slots_.size());  // by slot: whose case is next
   std::size_t next = 0;
-  const auto next_task = [&](std::size_t lane) -> std::optional<Task> {
+  const auto next_task = [&](std::size_t slot) -> std::optional<Task> {
     if (!matrix_.failure.empty()) return std::nullopt;
-    const bool is_case = has_twin[lane].has_value();
+    const bool is_case = has_twin[slot].has_value();
     if (!is_case && next == options_.panel.size()) return std::nullopt;
-    const std::size_t number = is_case ? *has_twin[lane] : next++;
+    const std::size_t number = is_case ? *has_twin[slot] : next++;
     const auto& spec = options_.panel[number];
     auto asked = request(is_case ? "case" : "twin", spec.id());
     asked[is_case ? "twin" : "path"] = twin_of(number);
-    has_twin[lane].reset();
+    has_twin[slot].reset();
     if (is_case)
       return Task{spec.world, asked, timeout(kCaseTimeout_s),
                   [this, number](const Outcomes& outcomes, double taken) {
                     hold(number, outcomes, taken);
                   }};
     return Task{1, asked, timeout(kTwinTimeout_s),
-                [this, &has_twin, lane, number](const Outcomes& outcomes, double) {
-                  has_twin[lane] = number;
+                [this, &has_twin, slot, number](const Outcomes& outcomes, double) {
+                  has_twin[slot] = number;
                   if (!ranks::all_ok(outcomes))
                     matrix_.failure = "no twin of " + options_.panel[number].id() + ": " +
                                       ranks::failures(outcomes);
                 }};
   };
   Progress progress(static_cast<int64_t>(options_.panel.size()), options_.quiet, "panel cases");
-  lanes_.run(next_task, [&] { progress.update(static_cast<int64_t>(next), 0, "without a fault"); });
+  slots_.run(next_task, [&] { progress.update(static_cast<int64_t>(next), 0, "without a fault"); });
   progress.finish();
 }
 
@@ -210,7 +210,7 @@ void FaultRun::chase_through_panel() {
     return std::nullopt;
   };
   Progress progress(static_cast<int64_t>(chases_.size()), options_.quiet, "faults");
-  lanes_.run(next_task, [&] {
+  slots_.run(next_task, [&] {
     int64_t done = 0, open = 0;
     for (std::size_t i = 0; i < chases_.size(); ++i) {
       done += chases_[i].running == 0 && is_done(i);
@@ -241,7 +241,7 @@ void FaultRun::chase_through_contract(std::size_t cases) {
   };
   Progress progress(static_cast<int64_t>(left.size() * cases), options_.quiet,
                     "contract cases for what is left");
-  lanes_.run(next_task, [&] {
+  slots_.run(next_task, [&] {
     int64_t done = 0;
     for (const std::size_t i : left)
       done += static_cast<int64_t>(is_caught(i) ? cases : chases_[i].of_contract);
@@ -270,7 +270,7 @@ void FaultRun::run_clean() {
   CleanOptions clean = {
       options_.clean,         options_.seed,          options_.data,  options_.replay_prefix,
       options_.replay_suffix, options_.timeout_scale, options_.quiet, [this] { return is_late(); }};
-  if (options_.clean > 0) matrix_.clean = clean_runs(clean, lanes_);
+  if (options_.clean > 0) matrix_.clean = clean_runs(clean, slots_);
 }
 
 reports::KillMatrix FaultRun::run() {

@@ -32,7 +32,7 @@ struct FaultOptions {
   std::string replay_suffix;
   double timeout_scale = 1;
   bool quiet = false;
-  int lanes = 0;
+  int slots = 0;
   ranks::Handler serve = conformance::serve;
 };
 

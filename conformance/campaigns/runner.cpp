@@ -39,7 +39,7 @@ struct Tuple {
   std::string path;
 };
 
-// What a lane is busy with.
+// What a slot is busy with.
 struct Work {
   int job = -1;
   std::size_t tuple = 0;
@@ -57,7 +57,7 @@ class Runner {
     return milliseconds(
         static_cast<long long>(static_cast<double>(time.count()) * options_.timeout_scale));
   }
-  std::vector<int> ranks_of(std::size_t lane, int world) const;
+  std::vector<int> ranks_of(std::size_t slot, int world) const;
   nlohmann::json request(const char* what, const std::string& id) const;
   std::string replay(const std::string& id) const;
   void self_check();
@@ -66,8 +66,8 @@ class Runner {
   void feed_lanes();
   std::optional<std::size_t> tuple_with_a_case() const;
   std::optional<std::size_t> tuple_without_twin() const;
-  void start_case(std::size_t lane, std::size_t tuple);
-  void start_twin(std::size_t lane, std::size_t tuple);
+  void start_case(std::size_t slot, std::size_t tuple);
+  void start_twin(std::size_t slot, std::size_t tuple);
   void finish(const ranks::Finished& finished);
   void finish_twin(Tuple& tuple, const ranks::Finished& finished);
   void finish_tuple(Tuple& tuple);
@@ -75,7 +75,7 @@ class Runner {
 
   const RunOptions& options_;
   int widest_;
-  std::vector<Work> lanes_;
+  std::vector<Work> slots_;
   ranks::Pool pool_;
   KeptFailures kept_;
   std::vector<Tuple> tuples_;
@@ -91,9 +91,9 @@ int widest(const RunOptions& options) {
   return ranks;
 }
 
-std::size_t lane_count(const RunOptions& options) {
-  const auto wanted = options.lanes > 0 ? static_cast<std::size_t>(options.lanes)
-                                        : lanes_for(std::thread::hardware_concurrency(),
+std::size_t slot_count(const RunOptions& options) {
+  const auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
+                                        : slots_for(std::thread::hardware_concurrency(),
                                                     available_memory_bytes(), widest(options));
   return std::min(wanted, options.cases.size() + 1);
 }
@@ -101,8 +101,8 @@ std::size_t lane_count(const RunOptions& options) {
 Runner::Runner(const RunOptions& options)
     : options_(options),
       widest_(widest(options)),
-      lanes_(lane_count(options)),
-      pool_(static_cast<int>(lanes_.size()) * widest_, options.serve,
+      slots_(slot_count(options)),
+      pool_(static_cast<int>(slots_.size()) * widest_, options.serve,
             {scaled(kCaseTimeout), milliseconds(2'000), false}),
       kept_(options.keep, options.keep_tensors, pool_.directory()),
       judged_(options.cases.size()) {
@@ -114,9 +114,9 @@ Runner::Runner(const RunOptions& options)
   }
 }
 
-std::vector<int> Runner::ranks_of(std::size_t lane, int world) const {
+std::vector<int> Runner::ranks_of(std::size_t slot, int world) const {
   std::vector<int> ranks;
-  for (int rank = 0; rank < world; ++rank) ranks.push_back(static_cast<int>(lane) * widest_ + rank);
+  for (int rank = 0; rank < world; ++rank) ranks.push_back(static_cast<int>(slot) * widest_ + rank);
   return ranks;
 }
 
@@ -160,10 +160,10 @@ std::optional<std::size_t> Runner::tuple_without_twin() const {
   return std::nullopt;
 }
 
-// A twin is made while the tuple before it is still being worked on, so that no lane waits for one.
+// A twin is made while the tuple before it is still being worked on, so that no slot waits for one.
 void Runner::feed_lanes() {
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    if (lanes_[lane].job >= 0) continue;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].job >= 0) continue;
     const auto ahead = std::count_if(tuples_.begin(), tuples_.end(), [](const Tuple& tuple) {
       const bool fresh = tuple.twin == Tuple::Twin::Ready && tuple.next == 0;
       return fresh || tuple.twin == Tuple::Twin::Running;
@@ -171,22 +171,22 @@ void Runner::feed_lanes() {
     const auto with_case = tuple_with_a_case();
     const auto without_twin = tuple_without_twin();
     if (without_twin && (ahead == 0 || !with_case))
-      start_twin(lane, *without_twin);
+      start_twin(slot, *without_twin);
     else if (with_case)
-      start_case(lane, *with_case);
+      start_case(slot, *with_case);
   }
 }
 
-void Runner::start_twin(std::size_t lane, std::size_t index) {
+void Runner::start_twin(std::size_t slot, std::size_t index) {
   auto& tuple = tuples_[index];
   auto twin = request("twin", options_.cases[tuple.cases[0]].id());
   twin["path"] = tuple.path;
   tuple.twin = Tuple::Twin::Running;
-  lanes_[lane] = {pool_.start(ranks_of(lane, 1), twin, scaled(kTwinTimeout)), index, std::nullopt,
+  slots_[slot] = {pool_.start(ranks_of(slot, 1), twin, scaled(kTwinTimeout)), index, std::nullopt,
                   Clock::now()};
 }
 
-void Runner::start_case(std::size_t lane, std::size_t index) {
+void Runner::start_case(std::size_t slot, std::size_t index) {
   auto& tuple = tuples_[index];
   const std::size_t number = tuple.cases[tuple.next++];
   const auto& spec = options_.cases[number];
@@ -195,11 +195,11 @@ void Runner::start_case(std::size_t lane, std::size_t index) {
   if (!options_.fault.empty()) one["fault"] = options_.fault;
   kept_.ask(one, spec.id());
   if (!options_.knobs.empty()) one["knobs"] = options_.knobs;
-  lanes_[lane] = {pool_.start(ranks_of(lane, spec.world), one), index, number, Clock::now()};
+  slots_[slot] = {pool_.start(ranks_of(slot, spec.world), one), index, number, Clock::now()};
 }
 
 void Runner::finish(const ranks::Finished& finished) {
-  for (auto& work : lanes_) {
+  for (auto& work : slots_) {
     if (work.job != finished.job) continue;
     work.job = -1;
     auto& tuple = tuples_[work.tuple];
@@ -275,7 +275,7 @@ reports::Run Runner::run() {
     if (pool_.jobs() == 0) break;
     const auto finished = pool_.wait(milliseconds(1'000));
     if (finished) finish(*finished);
-    const auto& work = lanes_.front();
+    const auto& work = slots_.front();
     progress.update(done_, failed_,
                     work.case_index ? options_.cases[*work.case_index].tuple() : "a twin");
   }

@@ -1,7 +1,7 @@
 // Runner: a selection of the matrix over a pool of ranks, as one record.
 //
-//   planted faults -> for every tuple: its twin, then its cases, as many at once as there are lanes
-//                     lane 0: ranks 0 1 2 3      lane 1: ranks 4 5 6 7      ...
+//   planted faults -> for every tuple: its twin, then its cases, as many at once as there are slots
+//                     slot 0: ranks 0 1 2 3      slot 1: ranks 4 5 6 7      ...
 //
 // Invariants: every case given is in the record once, in the order given, with a verdict; a run
 // that is interrupted records what it has, the rest as not run. Twins are removed once used.
@@ -31,7 +31,7 @@ struct RunOptions {
   std::string replay_suffix;  // such as " --data-dir D"
   double timeout_scale = 1;
   bool quiet = false;
-  int lanes = 0;      // 0: as campaigns/slots.hpp says
+  int slots = 0;      // 0: as campaigns/slots.hpp says
   std::string fault;  // planted into every case; for trying the failure path
   nlohmann::json knobs = nlohmann::json::object();  // on_rank/run.hpp
   ranks::Handler serve = conformance::serve;        // what the ranks run

@@ -45,10 +45,10 @@ int64_t free_in_the_group() {
 
 }  // namespace
 
-std::size_t lanes_for(unsigned cores, int64_t memory_bytes, int ranks_a_lane) {
+std::size_t slots_for(unsigned cores, int64_t memory_bytes, int ranks_a_slot) {
   const std::size_t wanted = std::max(cores, 1u) + 1;
   if (memory_bytes <= 0) return wanted;
-  const int64_t fitting = memory_bytes / (kRankBytes * std::max(ranks_a_lane, 1));
+  const int64_t fitting = memory_bytes / (kRankBytes * std::max(ranks_a_slot, 1));
   return std::clamp<std::size_t>(static_cast<std::size_t>(fitting), 1, wanted);
 }
 

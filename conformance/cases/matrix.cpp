@@ -1,5 +1,7 @@
 #include "conformance/cases/matrix.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -16,7 +18,7 @@ constexpr std::array kWorlds = {1, 2, 3, 4};
 constexpr std::array kAccumulations = {1, 3, 4};
 constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf};
 constexpr std::array kRules = {Rule::Sgd, Rule::AdamW};
-constexpr std::array kModels = {"gpt", "nasty", "vision", "conv"};
+constexpr std::array kModels = {"gpt", "irregular", "vision", "conv"};
 
 template <class T, std::size_t n>
 T pick(const std::array<T, n>& values, int index) {
@@ -86,8 +88,7 @@ bool holds(const std::vector<T>& wanted, const T& value) {
 }
 
 bool filter_matches(const std::string& filter, const std::string& id) {
-  if (filter.find_first_of("*?") == std::string::npos) return id.find(filter) != std::string::npos;
-  return glob_matches("*" + filter + "*", id);
+  return ::fnmatch(("*" + filter + "*").c_str(), id.c_str(), FNM_NOESCAPE) == 0;
 }
 
 }  // namespace
@@ -127,8 +128,8 @@ std::string CaseSpec::id() const {
 }
 
 std::string CaseSpec::tuple() const {
-  return word(precision) + ".w" + std::to_string(world) + ".gas" + std::to_string(accumulation) +
-         "." + word(clip) + "." + word(optimizer) + "." + model;
+  return word(precision) + ".w" + std::to_string(world) + ".accumulation" +
+         std::to_string(accumulation) + "." + word(clip) + "." + word(optimizer) + "." + model;
 }
 
 std::map<std::string, std::string> CaseSpec::dimensions() const {
@@ -151,7 +152,7 @@ CaseSpec parse_id(const std::string& id) {
   spec.stage = number_after("zero", parts[2], id);
   spec.precision = value_of(precisions(), parts[3], id);
   spec.world = number_after("w", parts[4], id);
-  spec.accumulation = number_after("gas", parts[5], id);
+  spec.accumulation = number_after("accumulation", parts[5], id);
   spec.clip = value_of(kClips, parts[6], id);
   spec.optimizer = value_of(kRules, parts[7], id);
   spec.model = parts[8];
@@ -194,25 +195,6 @@ std::vector<CaseSpec> default_matrix() {
     for (int w = 0; w < 4; ++w)
       for (int a = 0; a < 3; ++a) add(p, w, a, pick(kClips, w + p), a + p, w + a + p / 2);
   return cases;
-}
-
-bool glob_matches(const std::string& pattern, const std::string& text) {
-  std::size_t p = 0, t = 0, star = std::string::npos, retry = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      ++p, ++t;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      retry = t;
-    } else if (star != std::string::npos) {
-      p = star + 1;
-      t = ++retry;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
 }
 
 bool selects(const Selection& selection, int stage, const std::string& dtype, int world,

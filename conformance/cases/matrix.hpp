@@ -1,6 +1,6 @@
 // Matrix: the conformance cases, by name.
 //
-//   Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward
+//   Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward
 //                 stage mode world  |   clip    |     model  backward style
 //                           accumulation      optimizer
 //
@@ -59,7 +59,7 @@ std::vector<CaseSpec> full_matrix();     // 129,024
 std::vector<CaseSpec> default_matrix();  // 4,192
 
 struct Selection {
-  std::vector<std::string> filters;  // substrings or globs (* ?) of ids; a case needs one of them
+  std::vector<std::string> filters;  // globs (* ? [ ]) of parts of ids; a case needs one of them
   std::vector<int> stages;           // empty: all
   std::vector<std::string> dtypes;   // words of precisions
   std::vector<int> worlds;
@@ -67,7 +67,6 @@ struct Selection {
 bool selects(const Selection& selection, int stage, const std::string& dtype, int world,
              const std::string& id);
 std::vector<CaseSpec> select(const std::vector<CaseSpec>& cases, const Selection& selection);
-bool glob_matches(const std::string& pattern, const std::string& text);
 // The ids that are nearest to a filter which selected nothing.
 std::vector<std::string> near_matches(const std::vector<std::string>& ids,
                                       const std::string& filter, std::size_t count);

@@ -1,7 +1,7 @@
-// LoudModel: a model of the zoo whose loss can be made so large that gradients overflow.
+// OverflowingModel: a model of the zoo whose loss can be made so large that gradients overflow.
 //
 // Invariants: it has the modules, parameters and buffers of the model it was made from, under their
-// names and in their order; with a loudness of 1 it computes that model's numbers.
+// names and in their order; with a loss factor of 1 it computes that model's numbers.
 // Shapes: the model's.   Errors: the model's.
 // Depends on: reference/models/model.hpp.
 #pragma once
@@ -12,21 +12,21 @@
 
 namespace equigrad::conformance {
 
-class LoudModel : public reference::Model {
+class OverflowingModel : public reference::Model {
  public:
-  explicit LoudModel(std::shared_ptr<reference::Model> quiet);
+  explicit OverflowingModel(std::shared_ptr<reference::Model> model);
 
   // Multiplies what the criterion gives from now on.
-  void set_loudness(double loudness) { loudness_ = loudness; }
+  void set_loss_factor(double loss_factor) { loss_factor_ = loss_factor; }
 
-  at::Tensor output(const reference::Batch& batch) override { return quiet_->output(batch); }
+  at::Tensor output(const reference::Batch& batch) override { return model_->output(batch); }
   at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override;
-  at::Tensor penalty() override { return quiet_->penalty(); }
-  std::vector<reference::GroupSpec> groups() override { return quiet_->groups(); }
+  at::Tensor penalty() override { return model_->penalty(); }
+  std::vector<reference::GroupSpec> groups() override { return model_->groups(); }
 
  private:
-  std::shared_ptr<reference::Model> quiet_;
-  double loudness_ = 1;
+  std::shared_ptr<reference::Model> model_;
+  double loss_factor_ = 1;
 };
 
 }  // namespace equigrad::conformance

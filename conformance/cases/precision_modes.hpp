@@ -1,4 +1,4 @@
-// Precision: the modes of the matrix, by name; what each means is in recipe.cpp, twice.
+// Precision: the modes of the matrix, by name; what each means is in precision_modes.cpp, twice.
 //
 //   name                          parameters masters states  beside
 //   fp32                          fp32       fp32    fp32
@@ -14,8 +14,8 @@
 //   amp-o1                        fp32       fp32    fp32    amp: autocast in fp16, static
 //   amp-o2                        fp16       fp32    fp32    amp: dynamic; static (accumulation 4)
 //   offload                       fp32       fp32    fp32    offload_optimizer, stages 1-3
-//   fp32-wire-bf16                fp32       fp32    fp32    gradients travel in bf16
-//   bf16-wire-fp32                bf16       fp32    fp32    gradients travel in fp32
+//   fp32-comm-bf16                fp32       fp32    fp32    gradients are sent in bf16
+//   bf16-comm-fp32                bf16       fp32    fp32    gradients are sent in fp32
 //   fp32-prescale                 fp32       fp32    fp32    prescale_gradients
 //   fp16-prescale                 fp16       fp32    fp32    the same in 16 bits, static
 //   fp32-predivide                fp32       fp32    fp32    gradient_predivide_factor 3
@@ -47,8 +47,8 @@ enum class Precision {
   AmpO1,
   AmpO2,
   Offload,
-  Fp32WireBf16,
-  Bf16WireFp32,
+  Fp32CommBf16,
+  Bf16CommFp32,
   Fp32Prescale,
   Fp16Prescale,
   Fp32Predivide,
@@ -64,9 +64,8 @@ std::string word(Precision precision);
 std::vector<std::string> refusal_keys(Precision precision, int stage);
 
 enum class Scaling { None, Static, Dynamic };
-Scaling scaling_of(Precision precision);  // of the loss
+Scaling scaling_of(Precision precision);  // of the loss, with one micro-batch
 bool is_autocast(Precision precision);
 bool sums_exactly(Precision precision);
-bool computes_in_fp16(Precision precision);
 
 }  // namespace equigrad::conformance

@@ -3,7 +3,7 @@
 // misreads must not be misread by the twin too.
 //
 // Invariants: equal seeds and cases give equal texts. Half of the tuples have buckets so small that
-// a parameter fills one exactly and others travel alone.
+// a parameter fills one exactly and others are sent alone.
 // Units: bucket sizes count elements; threshold is the gradient norm to clip at, 0: off.
 // Errors: none of its own.
 // Depends on: matrix.hpp, reference/trainer.hpp, engine/config/config.hpp.
@@ -24,26 +24,26 @@ constexpr int kSteps = 3;  // optimizer steps of a case
 
 // A loss this large overflows every 16-bit gradient; one micro-batch of one rank has it, in two of
 // three cases with a dynamic loss scale.
-constexpr double kLoud = 0x1p100;
-struct LoudBatch {
+constexpr double kOverflowFactor = 0x1p100;
+struct OverflowingBatch {
   int step = 0;
   int rank = 0;
   int micro_batch = 0;
-  bool operator==(const LoudBatch&) const = default;
+  bool operator==(const OverflowingBatch&) const = default;
 };
-std::optional<LoudBatch> loud_batch(const CaseSpec& spec);
+std::optional<OverflowingBatch> overflowing_batch(const CaseSpec& spec);
 
 reference::OptimizerSpec optimizer_of(const CaseSpec& spec);
 at::ScalarType dtype_of(const CaseSpec& spec);
 at::ScalarType accumulate_dtype_of(const CaseSpec& spec);
 // What the safe modules of autocast and the computation use; nothing without autocast.
 std::optional<at::ScalarType> autocast_dtype_of(const CaseSpec& spec);
-reference::Order order_of(int stage);  // unless sums are exact
-reference::Order order_of(const CaseSpec& spec);
+reference::SumOrder order_of(int stage);  // unless sums are exact
+reference::SumOrder order_of(const CaseSpec& spec);
 
 // The twin's recipe.
 reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshold,
-                            reference::Order order);
+                            reference::SumOrder order);
 // The engine's configuration, as JSON text.
 std::string config_text(const CaseSpec& spec, double threshold, const reference::Model& model);
 

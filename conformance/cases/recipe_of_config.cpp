@@ -16,7 +16,7 @@ reference::LossScaleSpec loss_scale_of(const LossScaleConfig& from) {
   using To = reference::LossScaleSpec::Policy;
   reference::LossScaleSpec to;
   to.policy = from.policy == From::Static       ? To::Static
-              : from.policy == From::DeepSpeed  ? To::Zero
+              : from.policy == From::DeepSpeed  ? To::DeepSpeed
               : from.policy == From::GradScaler ? To::GradScaler
                                                 : To::None;
   to.initial = from.policy == From::Static
@@ -87,7 +87,7 @@ reference::Recipe recipe_of(const EngineConfig& config, int world, uint64_t seed
   recipe.compute_dtype = scalar_type(config.precision.param);
   recipe.accumulate_dtype = scalar_type(config.precision.accumulate);
   const bool is_exact = config.reduction == ReductionOrder::Exact;
-  recipe.order = is_exact ? reference::Order::Grid : order_of(config.zero.stage);
+  recipe.order = is_exact ? reference::SumOrder::ExactGrid : order_of(config.zero.stage);
   recipe.precision = precision_of(config);
   recipe.absolute_sums = false;
   return recipe;

@@ -9,19 +9,19 @@
 #include <stdexcept>
 #include <utility>
 
-#include "conformance/cases/lattice_model.hpp"
+#include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/overflowing_model.hpp"
 #include "conformance/cases/recipe.hpp"
 
 namespace equigrad::conformance {
 namespace {
 
-using reference::Order;
+using reference::SumOrder;
 
-std::string word(Order order) {
-  return order == Order::Grid            ? "grid"
-         : order == Order::AddThenReduce ? "add_then_reduce"
-                                         : "reduce_then_add";
+std::string word(SumOrder order) {
+  return order == SumOrder::ExactGrid       ? "exact_grid"
+         : order == SumOrder::AddThenReduce ? "add_then_reduce"
+                                            : "reduce_then_add";
 }
 
 // Exact and readable.
@@ -32,10 +32,10 @@ std::string hexadecimal(double value) {
 }
 
 // What the stages of a tuple add in; with one micro-batch there is one order only.
-std::vector<Order> orders_of(const CaseSpec& spec) {
-  if (sums_exactly(spec.precision)) return {Order::Grid};
-  if (spec.accumulation == 1) return {Order::AddThenReduce};
-  return {Order::AddThenReduce, Order::ReduceThenAdd};
+std::vector<SumOrder> orders_of(const CaseSpec& spec) {
+  if (sums_exactly(spec.precision)) return {SumOrder::ExactGrid};
+  if (spec.accumulation == 1) return {SumOrder::AddThenReduce};
+  return {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd};
 }
 
 // Clipping must act, or must not; the norm of the first step that is applied says where the
@@ -55,18 +55,19 @@ double threshold_for(const CaseSpec& spec, uint64_t seed, const reference::Data&
   throw std::runtime_error("[twin] expected a step with finite gradients in " + spec.tuple() + ".");
 }
 
-// The trainer of a case from its `first` step on, whose loss is loud where the case's is.
+// The trainer of a case from its `first` step on, whose loss overflows where the case's does.
 class CaseTrainer {
  public:
   CaseTrainer(const reference::Recipe& recipe, const CaseSpec& spec, const reference::Data& data,
               int first = 0)
-      : model_(std::make_shared<LoudModel>(make_case_model(recipe.model, recipe.seed))),
+      : model_(std::make_shared<OverflowingModel>(make_case_model(recipe.model, recipe.seed))),
         trainer_(recipe, model_,
-                 [model = model_, recipe, loud = loud_batch(spec), &data, first](
+                 [model = model_, recipe, overflowing = overflowing_batch(spec), &data, first](
                      int64_t step, int64_t rank, int64_t micro_batch) {
-                   const LoudBatch now{first + static_cast<int>(step), static_cast<int>(rank),
-                                       static_cast<int>(micro_batch)};
-                   model->set_loudness(loud == now ? kLoud : 1);
+                   const OverflowingBatch now{first + static_cast<int>(step),
+                                              static_cast<int>(rank),
+                                              static_cast<int>(micro_batch)};
+                   model->set_loss_factor(overflowing == now ? kOverflowFactor : 1);
                    return make_case_batch(data, recipe.model,
                                           {recipe.seed, now.step, rank, micro_batch});
                  }) {}
@@ -75,13 +76,13 @@ class CaseTrainer {
   reference::StepRecord train_step() { return trainer_.train_step(); }
 
  private:
-  std::shared_ptr<LoudModel> model_;
+  std::shared_ptr<OverflowingModel> model_;
   reference::Trainer trainer_;
 };
 
 // The exact sum of the engine's own contributions: its types up to the sum, none of them after it.
 reference::Recipe plain_recipe(const CaseSpec& spec, uint64_t seed) {
-  auto recipe = recipe_of(spec, seed, 0, Order::Exact);
+  auto recipe = recipe_of(spec, seed, 0, SumOrder::Fp64);
   auto& precision = recipe.precision;
   precision.master_dtype = precision.state_dtype = at::kFloat;
   if (precision.averaging != reference::Averaging::Never)
@@ -164,7 +165,7 @@ std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t 
   file.metadata["threshold"] = hexadecimal(threshold);
   std::optional<oracle::UnderflowLedger> ledger;
   std::map<int, double> bounded;  // steps, with their scales
-  for (const Order order : orders_of(spec))
+  for (const SumOrder order : orders_of(spec))
     bounded.insert(add_steps(file, spec, recipe_of(spec, seed, threshold, order), data));
   bounded.erase(-1);
   for (const auto& [step, scale] : bounded) {
@@ -177,9 +178,9 @@ std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t 
   return ledger;
 }
 
-Twin::Twin(const std::string& path, Order order)
+Twin::Twin(const std::string& path, SumOrder order)
     : file_(oracle::read_tensors(path)), order_(word(order)) {
-  if (file_.metadata.count(order_ + "/0/grad_norm") == 0) order_ = word(Order::AddThenReduce);
+  if (file_.metadata.count(order_ + "/0/grad_norm") == 0) order_ = word(SumOrder::AddThenReduce);
   if (file_.metadata.count(order_ + "/0/grad_norm") == 0)
     throw std::runtime_error("[twin] expected a twin's file, got " + path + ".");
 }

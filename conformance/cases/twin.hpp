@@ -8,8 +8,8 @@
 //   precise/<first_applied>/gradient/<name>             in fp64 for plain fp32, else in fp32
 //
 // Invariants: one file serves all stages and styles of a tuple; a gradient that is absent was used
-// by nobody. Both orders of addition are there unless they agree (one micro-batch), or grid alone
-// where sums are exact.
+// by nobody. Both orders of addition are there unless they agree (one micro-batch), or exact_grid
+// alone where sums are exact.
 // Shapes: those of the parameters; losses [accumulation * world], of all steps, fp32.
 // Errors: std::runtime_error for a file that is not a twin; c10::Error from the reference.
 // Depends on: recipe.hpp, reference/trainer.hpp, oracle/tensor_file.hpp, oracle/underflow.hpp.
@@ -40,7 +40,7 @@ void add_step(oracle::TensorFile& file, const std::string& prefix,
 
 class Twin {
  public:
-  Twin(const std::string& path, reference::Order order);
+  Twin(const std::string& path, reference::SumOrder order);
 
   // [numel] flat, or undefined. `what` is gradient, master, parameter or the name of a state.
   at::Tensor tensor(int step, const std::string& what, const std::string& name) const;

@@ -53,7 +53,7 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
-  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
+  app.add_option("--slots", command.slots, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
   app.add_option("--fault", command.fault, fault_help())->check(fault_problem);
   app.add_option("--knobs", command.knobs,

@@ -44,7 +44,7 @@ struct RunCommand {
   std::string keep_tensors = "fail";  // or none
   std::string data_dir;
   double timeout_scale = 1;
-  int lanes = 0;
+  int slots = 0;
   std::string fault, knobs;  // knobs: a JSON object
   bool quiet = false, verbose = false;
   std::string color = "auto";
@@ -52,7 +52,7 @@ struct RunCommand {
   std::string line;                  // the whole command
 };
 int run_command(const RunCommand& command);
-// What --fault takes, in words: faults of the wire, and the wrong way of each case of the contract.
+// What --fault takes, in words: communicators' faults, and the wrong way of each contract case.
 std::vector<std::pair<std::string, std::string>> faults_by_name();
 std::string fault_problem(const std::string& name);  // empty if it can be planted
 std::string fault_help();
@@ -124,7 +124,7 @@ struct FaultsCommand {
   std::string report = "equigrad-report";  // faults.html, faults.json, faults.md
   std::string data_dir;
   double timeout_scale = 1;
-  int lanes = 0;
+  int slots = 0;
   bool quiet = false;
   std::string program = "equigrad", line;
 };

@@ -108,7 +108,7 @@ std::string memory_text(const ConfigCommand& command, const EngineConfig& config
   if (config.precision.autocast.enabled)
     text += "\nEvery parameter is taken to be one of lower_precision_safe_modules.\n";
   return text +
-         "\nNot in it: activations, the room that collectives receive into, the allocator.\n"
+         "\nNot in it: activations, the memory that collectives receive into, the allocator.\n"
          "Categories do not all peak at one time.\n";
 }
 

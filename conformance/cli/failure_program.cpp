@@ -20,7 +20,7 @@ const char* const kHead =
 #include <iostream>
 #include <iterator>
 
-#include "conformance/cases/lattice_model.hpp"
+#include "conformance/cases/linear_model.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/cases/overflowing_model.hpp"
 #include "conformance/cases/model_groups.hpp"
@@ -80,7 +80,7 @@ class Expected {
 nlohmann::json run_rank(ranks::RankContext& context) {
   Expected expected(context.rank());
   const reference::Data data(@DATA@);
-  auto model = std::make_shared<LoudModel>(make_case_model("@MODEL@", kSeed));
+  auto model = std::make_shared<OverflowingModel>(make_case_model("@MODEL@", kSeed));
   if (context.rank() != 0) {  // every rank takes over rank 0's weights
     const at::NoGradGuard no_grad;
     for (auto& parameter : model->parameters()) parameter.mul_(0.75).add_(0.125);
@@ -90,7 +90,7 @@ nlohmann::json run_rank(ranks::RankContext& context) {
 
 const char* const kFault = R"text(  auto moment = std::make_shared<faults::Moment>();
   faults::Planted fault("@FAULT@", context.rank(), kWorld, moment, {});
-  communicator = fault.wire(communicator);
+  communicator = fault.wrap(communicator);
 )text";
 
 const char* const kLoop = R"text(
@@ -110,7 +110,7 @@ const char* const kLoop = R"text(
     for (int index = 0; index < kMicroBatches; ++index) {
 @MOMENT@      const auto batch = reference::to_dtype(
           make_case_batch(data, "@MODEL@", {kSeed, step, context.rank(), index}), at::@DTYPE@);
-@LOUD@@BACKWARD@      const int64_t place = index * kWorld + context.rank();
+@OVERFLOW@@BACKWARD@      const int64_t place = index * kWorld + context.rank();
       expected.check(step, "loss", place, loss.reshape({1}));
       engine->step();
     }
@@ -156,13 +156,13 @@ std::string dtype_text(const CaseSpec& spec) {
   return dtype == at::kBFloat16 ? "kBFloat16" : dtype == at::kHalf ? "kHalf" : "kFloat";
 }
 
-std::string loud_text(const CaseSpec& spec) {
-  const auto loud = loud_batch(spec);
-  if (!loud) return {};
-  return "      const bool is_loud = step == " + std::to_string(loud->step) +
-         " && context.rank() == " + std::to_string(loud->rank) +
-         " && index == " + std::to_string(loud->micro_batch) +
-         ";\n      model->set_loudness(is_loud ? 0x1p100 : 1);  // makes gradients overflow\n";
+std::string overflow_text(const CaseSpec& spec) {
+  const auto overflowing = overflowing_batch(spec);
+  if (!overflowing) return {};
+  return "      const bool overflows = step == " + std::to_string(overflowing->step) +
+         " && context.rank() == " + std::to_string(overflowing->rank) +
+         " && index == " + std::to_string(overflowing->micro_batch) +
+         ";\n      model->set_loss_factor(overflows ? 0x1p100 : 1);  // makes gradients overflow\n";
 }
 
 // The style of the case; the longer ones as the harness has them.
@@ -203,7 +203,7 @@ std::string program_text(const Failure& failure) {
       {"@FAULT@", failure.fault},
       {"@MOMENT@", has_fault ? "      *moment = {step, index, kMicroBatches};\n" : ""},
       {"@DTYPE@", dtype_text(spec)},
-      {"@LOUD@", loud_text(spec)},
+      {"@OVERFLOW@", overflow_text(spec)},
       {"@BACKWARD@", backward_text(spec)}};
   for (const auto& [word, by] : words) replace_all(text, word, by);
   return text;

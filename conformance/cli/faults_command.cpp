@@ -48,7 +48,7 @@ FaultOptions options_of(const FaultsCommand& command) {
   if (!command.data_dir.empty()) options.replay_suffix = " --data-dir '" + command.data_dir + "'";
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
-  options.lanes = command.lanes;
+  options.slots = command.slots;
   if (options.data.text.empty())
     throw Error("data",
                 "expected plays.txt or plays_slice.txt, got none. Name their folder with "
@@ -78,7 +78,7 @@ void add_faults(CLI::App& app, FaultsCommand& command) {
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(CLI::PositiveNumber);
-  app.add_option("--lanes", command.lanes, "Cases at the same time (0: cores + 1 if they fit)")
+  app.add_option("--slots", command.slots, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }

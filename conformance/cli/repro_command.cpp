@@ -251,8 +251,8 @@ CaseSpec spec_of(const ReproCommand& command) {
     if (spec.world < 1 || spec.accumulation < 1 || spec.stage > 3)
       problems.push_back("expected a rank, a micro-batch and a stage up to 3, got " + command.id);
     if (!is_model(spec.model))
-      problems.push_back("expected a model of the matrix or dots1 to dots7, got \"" + spec.model +
-                         "\" in " + command.id);
+      problems.push_back("expected a model of the matrix or linear1 to linear7, got \"" +
+                         spec.model + "\" in " + command.id);
   } catch (const Error& error) {
     problems.emplace_back(error.what());
     for (const auto& id : near_matches(default_matrix(), command.id, 3))

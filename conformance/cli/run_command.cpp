@@ -49,7 +49,7 @@ std::vector<std::string> default_ids() {
   for (const auto& spec : default_matrix()) ids.push_back(spec.id());
   for (const auto& spec : contract::default_specs()) {
     ids.push_back(spec.id());
-    for (const auto& alias : spec.aliases()) ids.push_back(alias);
+    for (const auto& alias : contract::aliases(spec)) ids.push_back(alias);
   }
   return ids;
 }
@@ -112,7 +112,7 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   }
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
-  options.lanes = command.lanes;
+  options.slots = command.slots;
   if (!command.fault.starts_with("Contract")) options.fault = command.fault;
   if (options.data.text.empty())
     throw Error("data",
@@ -131,7 +131,7 @@ contract::ContractOptions contract_options(const RunOptions& options,
           options.replay_suffix,
           options.timeout_scale,
           options.quiet,
-          options.lanes,
+          options.slots,
           fault.starts_with("Contract"),
           fault.starts_with("Contract") ? "" : fault};
 }

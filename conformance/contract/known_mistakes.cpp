@@ -32,7 +32,7 @@ const std::vector<KnownMistake>& known_mistakes() {
       {"trap 4", "trap-04-a-gradient-goes-to-its-own-parameter",
        "gradients of different parameters are added, by order of arrival"},
       {"trap 5", "trap-05-accumulation-divides-once",
-       "1/gas hangs on the outputs: twice in a chain, not at all beside them"},
+       "1/accumulation hangs on the outputs: twice in a chain, not at all beside them"},
       {"trap 6", "trap-06-an-exception-leaves-no-flag",
        "flags of a call that threw, or of an earlier call, stay"},
       {"trap 7", "trap-07-missing-scale-is-checked-before-reducing",
@@ -69,6 +69,13 @@ const KnownMistake& known_mistake(const std::string& id) {
     if (mistake.id == id) return mistake;
   throw Error("contract", "expected a known mistake such as " + known_mistakes().front().id +
                               ", got \"" + id + "\". See known_mistakes.cpp.");
+}
+
+std::vector<std::string> aliases(const Spec& spec) {
+  std::vector<std::string> names;
+  for (const auto& answer : spec.of->answers)
+    names.push_back("Contract." + known_mistake(answer).name + "." + spec.of->name + spec.place());
+  return names;
 }
 
 std::string known_mistakes_table() {

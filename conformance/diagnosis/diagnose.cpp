@@ -1,4 +1,4 @@
-// From what differs at the first place to a likely cause.
+// From what differs at the first divergence to a likely cause.
 #include <ATen/ATen.h>
 #include <sys/stat.h>
 
@@ -19,9 +19,10 @@ using oracle::Evidence;
 
 // The narrowest type that a gradient is rounded to on its way.
 at::ScalarType rounding_of(const CaseSpec& spec) {
-  const auto wire = recipe_of(spec, 0, 0, order_of(spec)).precision.communication_dtype;
+  const auto communication_dtype =
+      recipe_of(spec, 0, 0, order_of(spec)).precision.communication_dtype;
   const std::vector<at::ScalarType> types = {dtype_of(spec), accumulate_dtype_of(spec),
-                                             wire.value_or(at::kFloat),
+                                             communication_dtype.value_or(at::kFloat),
                                              autocast_dtype_of(spec).value_or(at::kFloat)};
   for (const auto narrow : {at::kBFloat16, at::kHalf})
     if (std::find(types.begin(), types.end(), narrow) != types.end()) return narrow;
@@ -30,8 +31,9 @@ at::ScalarType rounding_of(const CaseSpec& spec) {
 
 class Diagnostician {
  public:
-  Diagnostician(const Scene& scene, const std::vector<Failure>& failures, Trail& trail)
-      : scene_(scene), failures_(failures), trail_(trail), weights_(scene) {}
+  Diagnostician(const DiagnosisInput& input, const std::vector<Failure>& failures,
+                Divergences& divergences)
+      : input_(input), failures_(failures), divergences_(divergences), weights_(input) {}
 
   Diagnosis run() {
     if (failures_.empty()) return {};
@@ -39,12 +41,12 @@ class Diagnostician {
       case Phase::Gradient:
         return explain_gradients();
       case Phase::Norm:
-        return explain_number(other_norms(scene_, step()));
+        return explain_number(other_norms(input_, step()));
       case Phase::Forward:
-        return explain_number(other_losses(scene_, failures_[0].site, weights_));
+        return explain_number(other_losses(input_, failures_[0].site, weights_));
       case Phase::Start:
       case Phase::Scale:
-        return explain_number(other_scales(scene_, failures_[0].site));
+        return explain_number(other_scales(input_, failures_[0].site));
       default:
         return explain_tensors();
     }
@@ -61,7 +63,7 @@ class Diagnostician {
 
   // As the twin has it after a step; after none, the weights that the model was made with.
   at::Tensor twin(int of_step, const std::string& what, const std::string& name) const {
-    if (of_step >= 0) return scene_.twin.tensor(of_step, what, name);
+    if (of_step >= 0) return input_.twin.tensor(of_step, what, name);
     return what == "parameter" ? weights_.parameter(of_step, name) : at::Tensor();
   }
 
@@ -73,13 +75,13 @@ class Diagnostician {
     evidence.is_gradient = evidence.what == "gradient";
     evidence.got = failure.got;
     evidence.want = failure.want;
-    evidence.world = scene_.spec.world;
-    evidence.accumulation_steps = scene_.spec.accumulation;
-    evidence.shards = scene_.spec.stage == 0 ? 1 : scene_.spec.world;
+    evidence.world = input_.spec.world;
+    evidence.accumulation_steps = input_.spec.accumulation;
+    evidence.shards = input_.spec.stage == 0 ? 1 : input_.spec.world;
     evidence.begin = site.begin;
-    evidence.shape = scene_.shapes.at(site.parameter);
+    evidence.shape = input_.shapes.at(site.parameter);
     evidence.whole = twin(site.step, evidence.what, site.parameter);
-    for (const auto& [name, shape] : scene_.shapes) {
+    for (const auto& [name, shape] : input_.shapes) {
       const auto other = twin(site.step, evidence.what, name);
       if (name != site.parameter && other.defined()) evidence.others[name] = other;
     }
@@ -91,19 +93,19 @@ class Diagnostician {
   }
 
   void add_gradient(const Failure& failure, Evidence& evidence) const {
-    const auto& twin = scene_.twin;
+    const auto& twin = input_.twin;
     const int at = failure.site.step;
     evidence.loss_scale = twin.loss_scale(at);
     evidence.next_loss_scale = twin.loss_scale(at + 1);
     evidence.previous_loss_scale = twin.loss_scale(std::max(at - 1, 0));
     evidence.clip_factor = clip_factor(twin.grad_norm(at), twin.threshold());
-    evidence.rounding = rounding_of(scene_.spec);
-    const auto averaging = recipe_of(scene_.spec, 0, 0, order_of(scene_.spec)).precision;
+    evidence.rounding = rounding_of(input_.spec);
+    const auto averaging = recipe_of(input_.spec, 0, 0, order_of(input_.spec)).precision;
     if (averaging.averaging == reference::Averaging::Never)
-      evidence.divisor = scene_.spec.accumulation;
+      evidence.divisor = input_.spec.accumulation;
     // Each side clipped by its own norm: what they were before it.
-    const double got = clip_factor(scene_.norm, twin.threshold());
-    if (got == evidence.clip_factor || !std::isfinite(scene_.norm)) return;
+    const double got = clip_factor(input_.norm, twin.threshold());
+    if (got == evidence.clip_factor || !std::isfinite(input_.norm)) return;
     evidence.got = (evidence.got.to(at::kDouble) / got).to(failure.got.scalar_type());
     evidence.want =
         (evidence.want.to(at::kDouble) / evidence.clip_factor).to(failure.want.scalar_type());
@@ -115,7 +117,7 @@ class Diagnostician {
   }
 
   Diagnosis explain_gradients() {
-    if (scene_.spec.world * scene_.spec.accumulation <= kMostContributions) weights_.run(step());
+    if (input_.spec.world * input_.spec.accumulation <= kMostContributions) weights_.run(step());
     std::map<std::string, oracle::Explanation> explained;
     for (const auto& failure : failures_) {
       auto evidence = evidence_of(failure);
@@ -124,8 +126,8 @@ class Diagnostician {
         for (const auto& whole : row) of_rank.push_back(slice(failure, whole));
       }
       const auto explanation = oracle::explain(evidence);
-      trail_.tell(failure.site.parameter, explanation.culprit.micro_batch,
-                  explanation.culprit.rank);
+      divergences_.tell(failure.site.parameter, explanation.culprit.micro_batch,
+                        explanation.culprit.rank);
       explained[failure.site.parameter] = explanation;
     }
     return told(explained);
@@ -146,8 +148,8 @@ class Diagnostician {
 
   void add_update(const Failure& failure, Evidence& evidence) const {
     const auto& name = failure.site.parameter;
-    const auto found = scene_.updates.find(name);
-    if (found == scene_.updates.end()) return;
+    const auto found = input_.updates.find(name);
+    if (found == input_.updates.end()) return;
     const auto& seen = found->second;
     if (failure.site.what != "master" && seen.after.state.count(failure.site.what) == 0) return;
     oracle::UpdateEvidence update;
@@ -159,11 +161,11 @@ class Diagnostician {
     for (const auto& [state, values] : seen.after.state)
       update.want.state[state] = slice(failure, twin(step(), state, name));
     if (step() > 0) update.previous_gradient = slice(failure, twin(step() - 1, "gradient", name));
-    for (const auto& [other, rule] : scene_.rules) update.other_groups.push_back(rule);
-    update.world = scene_.spec.world;
-    update.accumulation_steps = scene_.spec.accumulation;
-    update.loss_scale = scene_.twin.loss_scale(step());
-    update.clip_factor = clip_factor(scene_.twin.grad_norm(step()), scene_.twin.threshold());
+    for (const auto& [other, rule] : input_.rules) update.other_groups.push_back(rule);
+    update.world = input_.spec.world;
+    update.accumulation_steps = input_.spec.accumulation;
+    update.loss_scale = input_.twin.loss_scale(step());
+    update.clip_factor = clip_factor(input_.twin.grad_norm(step()), input_.twin.threshold());
     for (const auto& one : oracle::update_predictions(update)) {
       const bool is_master = failure.site.what == "master";
       evidence.predictions.push_back(
@@ -171,10 +173,11 @@ class Diagnostician {
     }
   }
 
-  // The text of the first place, or, where its cause is a guess, of the first one that is sure.
+  // The text of the first divergence, or, where its cause is a guess, of the first one that is
+  // sure.
   Diagnosis told(const std::map<std::string, oracle::Explanation>& explained) {
     if (explained.empty()) return {};
-    auto name = trail_.first().parameter;
+    auto name = divergences_.first().parameter;
     if (explained.count(name) == 0) name = explained.begin()->first;
     if (!explained.at(name).is_sure)
       for (const auto& [other, explanation] : explained)
@@ -205,20 +208,20 @@ class Diagnostician {
 
   // What was compared, and what it was made of.
   void keep(const std::string& of, Diagnosis& diagnosis) const {
-    if (scene_.keep.empty()) return;
+    if (input_.keep.empty()) return;
     const auto failure = std::find_if(failures_.begin(), failures_.end(),
                                       [&](const auto& one) { return one.site.parameter == of; });
-    const std::string name = "rank" + std::to_string(scene_.rank);
+    const std::string name = "rank" + std::to_string(input_.rank);
     const std::map<std::string, std::string> metadata = {
         {"tensor", of},
         {"what", failure->site.what},
         {"step", std::to_string(failure->site.step + 1)},
         {"begin", std::to_string(failure->site.begin)}};
-    mkdir(scene_.keep.substr(0, scene_.keep.rfind('/')).c_str(), 0777);  // who is first does
-    mkdir(scene_.keep.c_str(), 0777);
+    mkdir(input_.keep.substr(0, input_.keep.rfind('/')).c_str(), 0777);  // who is first does
+    mkdir(input_.keep.c_str(), 0777);
     const auto add = [&](const std::string& file, const std::map<std::string, at::Tensor>& parts) {
       if (parts.empty()) return;
-      oracle::write_tensors(scene_.keep + "/" + file, parts, metadata);
+      oracle::write_tensors(input_.keep + "/" + file, parts, metadata);
       diagnosis.files.push_back(file);
     };
     add(name + ".safetensors", {{"got", failure->got}, {"want", failure->want}});
@@ -228,8 +231,8 @@ class Diagnostician {
       for (std::size_t index = 0; index < contributions[from].size(); ++index)
         inputs["rank" + std::to_string(from) + "/micro_batch" + std::to_string(index)] =
             slice(*failure, contributions[from][index]).clone();
-    const auto update = scene_.updates.find(of);
-    if (update != scene_.updates.end()) {
+    const auto update = input_.updates.find(of);
+    if (update != input_.updates.end()) {
       inputs["before/master"] = update->second.before.master;
       inputs["before/gradient"] = update->second.gradient;
       for (const auto& [state, values] : update->second.before.state)
@@ -240,16 +243,17 @@ class Diagnostician {
 
   static constexpr int kMostContributions = 64;
 
-  const Scene& scene_;
+  const DiagnosisInput& input_;
   const std::vector<Failure>& failures_;
-  Trail& trail_;
+  Divergences& divergences_;
   Rerun weights_;
 };
 
 }  // namespace
 
-Diagnosis diagnose(const Scene& scene, const std::vector<Failure>& failures, Trail& trail) {
-  return Diagnostician(scene, failures, trail).run();
+Diagnosis diagnose(const DiagnosisInput& input, const std::vector<Failure>& failures,
+                   Divergences& divergences) {
+  return Diagnostician(input, failures, divergences).run();
 }
 
 }  // namespace equigrad::conformance

@@ -26,12 +26,11 @@ namespace equigrad::conformance {
 struct Site {
   Phase phase;
   int step;
-  std::string what;       // "gradient", "master", "norm of the gradient"
-  std::string parameter;  // empty: none
+  std::string what;            // "gradient", "master", "norm of the gradient"
+  std::string parameter = {};  // empty: none
   int64_t begin = 0;
   int micro_batch = -1;
 };
-std::string where_of(const Site& site);  // "step 1 gradient fc.weight"
 
 struct Failure {
   Site site;
@@ -45,13 +44,13 @@ struct UpdateSeen {
   at::Tensor gradient;
 };
 
-// Where a parameter comes in the order of registration, and in which bucket it travels.
+// Where a parameter comes in the order of registration, and in which bucket it is sent.
 struct Position {
   int64_t number = 0;
   int bucket = -1;
 };
 
-struct Scene {
+struct DiagnosisInput {
   const CaseSpec& spec;
   uint64_t seed;
   const reference::Data& data;
@@ -59,9 +58,9 @@ struct Scene {
   std::map<std::string, std::vector<int64_t>> shapes;
   std::string keep;  // folder for tensors; empty: none
   int rank;
-  double norm;                                       // that the engine measured
-  std::map<std::string, at::ScalarType> travels_in;  // of safe modules, under autocast
-  std::map<std::string, oracle::UpdateSpec> rules;   // by parameter
+  double norm;                                                 // that the engine measured
+  std::map<std::string, at::ScalarType> communication_dtypes;  // of safe modules, under autocast
+  std::map<std::string, oracle::UpdateSpec> rules;             // by parameter
   std::map<std::string, UpdateSeen> updates;
 };
 
@@ -69,7 +68,8 @@ struct Diagnosis {
   std::string text;
   std::vector<std::string> files;  // names inside `keep`
 };
-// Tells the trail what it finds out about its places.
-Diagnosis diagnose(const Scene& scene, const std::vector<Failure>& failures, Trail& trail);
+// Tells `divergences` what it finds out about them.
+Diagnosis diagnose(const DiagnosisInput& input, const std::vector<Failure>& failures,
+                   Divergences& divergences);
 
 }  // namespace equigrad::conformance

@@ -2,7 +2,7 @@
 //
 // Of a gradient: a wrong factor (averaging, loss scale, clipping), wrong coefficients on
 // contributions, another place or another time. Of any other tensor: another place or another time,
-// a lost or rounded element; of an update see update_hypotheses.hpp.
+// a lost or rounded element; of an update see update_predictions.hpp.
 //
 // Invariants: sorted best first (search.hpp).
 // Shapes: `wrong` holds flat indices into got and want, both finite there.

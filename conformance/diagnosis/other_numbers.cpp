@@ -17,10 +17,11 @@ oracle::Prediction number(const std::string& cause, double value) {
   return {cause, at::full({1}, value, at::kDouble)};
 }
 
-void add_products(const Scene& scene, int step, double of, std::vector<oracle::Prediction>& all) {
-  const auto world = static_cast<double>(scene.spec.world),
-             steps = static_cast<double>(scene.spec.accumulation),
-             scale = scene.twin.loss_scale(step);
+void add_products(const DiagnosisInput& input, int step, double of,
+                  std::vector<oracle::Prediction>& all) {
+  const auto world = static_cast<double>(input.spec.world),
+             steps = static_cast<double>(input.spec.accumulation),
+             scale = input.twin.loss_scale(step);
   const std::vector<std::pair<double, std::string>> factors = {
       {world, "the number of ranks"},
       {std::sqrt(world), "the square root of the number of ranks"},
@@ -36,16 +37,16 @@ void add_products(const Scene& scene, int step, double of, std::vector<oracle::P
 
 }  // namespace
 
-std::vector<oracle::Prediction> other_norms(const Scene& scene, int step) {
+std::vector<oracle::Prediction> other_norms(const DiagnosisInput& input, int step) {
   std::vector<oracle::Prediction> all;
-  const double right = scene.twin.grad_norm(step);
-  const double clip = clip_factor(right, scene.twin.threshold());
-  const int64_t shards = scene.spec.stage == 0 ? 1 : scene.spec.world;
+  const double right = input.twin.grad_norm(step);
+  const double clip = clip_factor(right, input.twin.threshold());
+  const int64_t shards = input.spec.stage == 0 ? 1 : input.spec.world;
   double squares = 0, largest = 0, sizes = 0;
   std::vector<double> of_shards(static_cast<std::size_t>(shards));
   std::map<std::string, double> of_names;
-  for (const auto& [name, shape] : scene.shapes) {
-    const auto whole = scene.twin.tensor(step, "gradient", name);
+  for (const auto& [name, shape] : input.shapes) {
+    const auto whole = input.twin.tensor(step, "gradient", name);
     if (!whole.defined() || whole.numel() == 0) continue;
     const auto flat = whole.to(at::kDouble) / clip;
     of_names[name] = flat.square().sum().item<double>();
@@ -76,28 +77,29 @@ std::vector<oracle::Prediction> other_norms(const Scene& scene, int step) {
     all.push_back(number(name + " counted twice", std::sqrt(squares + square)));
     all.push_back(number("the norm of " + name + " alone", std::sqrt(square)));
   }
-  if (step > 0) all.push_back(number("the previous step's norm", scene.twin.grad_norm(step - 1)));
-  add_products(scene, step, right, all);
+  if (step > 0) all.push_back(number("the previous step's norm", input.twin.grad_norm(step - 1)));
+  add_products(input, step, right, all);
   return all;
 }
 
-std::vector<oracle::Prediction> other_losses(const Scene& scene, const Site& site, Rerun& rerun) {
+std::vector<oracle::Prediction> other_losses(const DiagnosisInput& input, const Site& site,
+                                             Rerun& rerun) {
   std::vector<oracle::Prediction> all;
-  for (int micro_batch = 0; micro_batch < scene.spec.accumulation; ++micro_batch)
-    for (int rank = 0; rank < scene.spec.world; ++rank)
+  for (int micro_batch = 0; micro_batch < input.spec.accumulation; ++micro_batch)
+    for (int rank = 0; rank < input.spec.world; ++rank)
       all.push_back(number("the loss of micro-batch " + std::to_string(micro_batch + 1) +
                                " of rank " + std::to_string(rank),
-                           scene.twin.loss(site.step, micro_batch * scene.spec.world + rank)));
+                           input.twin.loss(site.step, micro_batch * input.spec.world + rank)));
   if (site.step > 0)
     all.push_back(
-        number("the loss of the step before", scene.twin.loss(site.step - 1, site.begin)));
-  add_products(scene, site.step, scene.twin.loss(site.step, site.begin), all);
+        number("the loss of the step before", input.twin.loss(site.step - 1, site.begin)));
+  add_products(input, site.step, input.twin.loss(site.step, site.begin), all);
   for (auto& one : rerun.other_losses(site)) all.push_back(number(one.first, one.second));
   return all;
 }
 
-std::vector<oracle::Prediction> other_scales(const Scene& scene, const Site& site) {
-  const auto& twin = scene.twin;
+std::vector<oracle::Prediction> other_scales(const DiagnosisInput& input, const Site& site) {
+  const auto& twin = input.twin;
   const auto after = twin.loss_scale(site.step + 1), before = twin.loss_scale(site.step);
   std::vector<oracle::Prediction> all = {number("it has not changed", before)};
   if (site.what == "skipped_steps") return {};

@@ -17,9 +17,10 @@ namespace equigrad::conformance {
 double clip_factor(double norm, double threshold);
 
 // What may have been measured instead of the whole gradient.
-std::vector<oracle::Prediction> other_norms(const Scene& scene, int step);
+std::vector<oracle::Prediction> other_norms(const DiagnosisInput& input, int step);
 // Other losses of the run, and those of other weights.
-std::vector<oracle::Prediction> other_losses(const Scene& scene, const Site& pass, Rerun& rerun);
-std::vector<oracle::Prediction> other_scales(const Scene& scene, const Site& site);
+std::vector<oracle::Prediction> other_losses(const DiagnosisInput& input, const Site& pass,
+                                             Rerun& rerun);
+std::vector<oracle::Prediction> other_scales(const DiagnosisInput& input, const Site& site);
 
 }  // namespace equigrad::conformance

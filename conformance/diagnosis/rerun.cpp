@@ -2,27 +2,28 @@
 
 #include <torch/torch.h>
 
-#include "conformance/cases/lattice_model.hpp"
+#include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "reference/autocast.hpp"
 
 namespace equigrad::conformance {
 
-Rerun::Rerun(const Scene& scene)
-    : scene_(scene),
-      model_(std::make_shared<LoudModel>(make_case_model(scene.spec.model, scene.seed))) {
+Rerun::Rerun(const DiagnosisInput& input)
+    : input_(input),
+      model_(std::make_shared<OverflowingModel>(make_case_model(input.spec.model, input.seed))) {
   for (auto& [name, parameter] : reference::unique_parameters(*model_)) {
-    at::Tensor(parameter).set_data(parameter.detach().to(dtype_of(scene.spec)));
+    at::Tensor(parameter).set_data(parameter.detach().to(dtype_of(input.spec)));
     parameters_[name] = parameter;
-    const auto lowered = scene.travels_in.find(name);
+    const auto lowered = input.communication_dtypes.find(name);
     auto made = parameter.detach().clone();
-    if (lowered != scene.travels_in.end()) made = made.to(lowered->second).to(made.scalar_type());
+    if (lowered != input.communication_dtypes.end())
+      made = made.to(lowered->second).to(made.scalar_type());
     made_[name] = made.flatten();
   }
 }
 
 at::Tensor Rerun::parameter(int step, const std::string& name) const {
-  const auto after = step < 0 ? at::Tensor() : scene_.twin.tensor(step, "parameter", name);
+  const auto after = step < 0 ? at::Tensor() : input_.twin.tensor(step, "parameter", name);
   return after.defined() ? after : made_.at(name);
 }
 
@@ -37,23 +38,24 @@ void Rerun::set_all(int step) {
 }
 
 at::Tensor Rerun::loss(int step, int rank, int micro_batch) {
-  const auto& spec = scene_.spec;
+  const auto& spec = input_.spec;
   const auto batch = reference::to_dtype(
-      make_case_batch(scene_.data, spec.model, {scene_.seed, step, rank, micro_batch}),
+      make_case_batch(input_.data, spec.model, {input_.seed, step, rank, micro_batch}),
       dtype_of(spec));
-  model_->set_loudness(loud_batch(spec) == LoudBatch{step, rank, micro_batch} ? kLoud : 1);
-  const auto recipe = recipe_of(spec, scene_.seed, 0, order_of(spec));
+  model_->set_loss_factor(
+      overflowing_batch(spec) == OverflowingBatch{step, rank, micro_batch} ? kOverflowFactor : 1);
+  const auto recipe = recipe_of(spec, input_.seed, 0, order_of(spec));
   const reference::AutocastGuard autocast(recipe.precision.autocast);
   return model_->loss(batch);
 }
 
 void Rerun::run(int step) {
   set_all(step - 1);
-  const double scale = scene_.twin.loss_scale(step);
+  const double scale = input_.twin.loss_scale(step);
   contributions_.clear();
-  for (int rank = 0; rank < scene_.spec.world; ++rank) {
+  for (int rank = 0; rank < input_.spec.world; ++rank) {
     for (auto& [name, parameter] : parameters_) contributions_[name].emplace_back();
-    for (int index = 0; index < scene_.spec.accumulation; ++index) {
+    for (int index = 0; index < input_.spec.accumulation; ++index) {
       model_->zero_grad();
       (reference::widen(loss(step, rank, index)) * scale).backward();
       for (const auto& [name, parameter] : parameters_) {
@@ -76,7 +78,7 @@ std::vector<std::pair<std::string, double>> Rerun::other_losses(const Site& pass
   std::vector<std::pair<std::string, double>> all;
   const auto add = [&](const std::string& weights) {
     all.emplace_back("the forward read " + weights,
-                     loss(pass.step, scene_.rank, pass.micro_batch).item<double>());
+                     loss(pass.step, input_.rank, pass.micro_batch).item<double>());
   };
   if (pass.step > 0) {
     set_all(pass.step - 2);
@@ -92,7 +94,7 @@ std::vector<std::pair<std::string, double>> Rerun::other_losses(const Site& pass
     }
     set(name, at::zeros_like(right));
     add("zeros for " + name);
-    const int64_t shards = scene_.spec.world, numel = (right.numel() + shards - 1) / shards;
+    const int64_t shards = input_.spec.world, numel = (right.numel() + shards - 1) / shards;
     for (int64_t s = 0; s < shards && shards > 1; ++s) {
       const auto of = " for shard " + std::to_string(s) + " of " + name;
       auto part = right.clone();

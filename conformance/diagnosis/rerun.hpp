@@ -21,7 +21,7 @@ namespace equigrad::conformance {
 
 class Rerun {
  public:
-  explicit Rerun(const Scene& scene);
+  explicit Rerun(const DiagnosisInput& input);
 
   // The parameter after a step, flat.
   at::Tensor parameter(int step, const std::string& name) const;
@@ -37,8 +37,8 @@ class Rerun {
   void set_all(int step);
   at::Tensor loss(int step, int rank, int micro_batch);
 
-  const Scene& scene_;
-  std::shared_ptr<LoudModel> model_;
+  const DiagnosisInput& input_;
+  std::shared_ptr<OverflowingModel> model_;
   std::map<std::string, at::Tensor> parameters_, made_;
   std::map<std::string, std::vector<std::vector<at::Tensor>>> contributions_;
 };

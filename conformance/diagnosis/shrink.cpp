@@ -38,8 +38,8 @@ std::vector<int> counts(int first, int last) {
 
 // By parameters: 1, 2, 3 and 4 of a few elements, and those of the zoo.
 const std::vector<std::string>& models() {
-  static const std::vector<std::string> names = {"dots1", "dots2",  "dots3", "dots4",
-                                                 "nasty", "vision", "conv",  "gpt"};
+  static const std::vector<std::string> names = {"linear1",   "linear2", "linear3", "linear4",
+                                                 "irregular", "vision",  "conv",    "gpt"};
   return names;
 }
 
@@ -99,9 +99,9 @@ const std::vector<Dimension>& dimensions() {
 }  // namespace
 
 bool is_model(const std::string& name) {
-  const bool is_dots =
-      name.size() == 5 && name.starts_with("dots") && name[4] >= '1' && name[4] <= '7';
-  return is_dots || std::find(models().begin(), models().end(), name) != models().end();
+  const bool is_linear =
+      name.size() == 7 && name.starts_with("linear") && name[6] >= '1' && name[6] <= '7';
+  return is_linear || std::find(models().begin(), models().end(), name) != models().end();
 }
 
 std::string Candidate::name() const { return spec.id() + " --steps " + std::to_string(steps); }

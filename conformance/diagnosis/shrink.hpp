@@ -1,6 +1,6 @@
 // Shrink: from a case that fails to the smallest one that still fails in the same way.
 //
-//   4 ranks -> 2, 3 micro-batches -> 2, 3 steps -> 1, model gpt -> dots2, zero3 -> zero0
+//   4 ranks -> 2, 3 micro-batches -> 2, 3 steps -> 1, model gpt -> linear2, zero3 -> zero0
 //
 // Dimension after dimension, from its simplest value on, and again from the first one until no
 // value of any dimension can be made simpler (Zeller and Hildebrandt, Simplifying and Isolating
@@ -37,8 +37,8 @@ struct Shrunk {
 };
 Shrunk shrink(const Candidate& failing, const Fails& fails);
 
-// Whether a case can have this model: one of the matrix, or dots1 to dots7
-// (cases/lattice_model.hpp).
+// Whether a case can have this model: one of the matrix, or linear1 to linear7
+// (cases/linear_model.hpp).
 bool is_model(const std::string& name);
 
 // "4 ranks -> 2, 3 steps -> 1"; empty where nothing differs.

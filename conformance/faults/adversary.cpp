@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/faults/wire.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
 #include "engine/error.hpp"
 #include "reference/models/data.hpp"
 
@@ -32,19 +32,19 @@ struct Flight {
   std::string name;          // "all_gather 12"
   at::Tensor input, output;  // the caller's; either may be missing
   at::Tensor sent, poison;   // what they held at the launch, in bytes
-  at::Tensor room;           // what the real collective writes to
+  at::Tensor block;          // what the real collective writes to
   Begin begin;
   PendingPtr real;  // null: not begun
   bool complete = false;
 
   void launch() {
     if (real) return;
-    auto from = room;
+    auto from = block;
     if (input.defined()) {
       if (is_freed(input)) bytes_of(input).fill_(0xFF);  // somebody else's by now
-      from = input.clone();  // so that whoever counts its owners does not count the wire
+      from = input.clone();  // so that whoever counts its owners does not count the communicator
     }
-    real = begin(room.defined() ? room : from, from);
+    real = begin(block.defined() ? block : from, from);
   }
 
   void finish() {
@@ -54,7 +54,7 @@ struct Flight {
     complete = true;
     if (!output.defined()) return;
     was_touched_ = !bytes_of(output).equal(poison);
-    output.copy_(room);
+    output.copy_(block);
   }
 
   // Before finish(): empty, or what the caller did to it in flight.
@@ -63,7 +63,7 @@ struct Flight {
     if (output.defined() && is_freed(output)) return "its output was freed";
     if (input.defined() && !bytes_of(input).equal(sent)) return "its input was written to";
     if (!output.defined()) return "";
-    const bool is_right = bytes_of(output).equal(complete ? bytes_of(room) : poison);
+    const bool is_right = bytes_of(output).equal(complete ? bytes_of(block) : poison);
     return is_right && !was_touched_ ? "" : "its output was written to";
   }
 
@@ -73,7 +73,7 @@ struct Flight {
 using FlightPtr = std::shared_ptr<Flight>;
 
 // What is in flight on this rank. `line` begins in this order on every rank.
-struct Sky {
+struct CollectiveQueue {
   AdversaryOptions options;
   int rank = 0;
   int slow_rank = 0;
@@ -112,17 +112,17 @@ struct Sky {
 
 class Waiting final : public comm::Pending {
  public:
-  Waiting(std::shared_ptr<Sky> sky, FlightPtr flight)
-      : sky_(std::move(sky)), flight_(std::move(flight)) {}
+  Waiting(std::shared_ptr<CollectiveQueue> queue, FlightPtr flight)
+      : queue_(std::move(queue)), flight_(std::move(flight)) {}
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
   ~Waiting() override {
     if (waited_) return;
     try {
-      sky_->begin_all();  // or the other ranks would wait for ever
+      queue_->begin_all();  // or the other ranks would wait for ever
       flight_->launch();
-      sky_->orphans.push_back(flight_);
+      queue_->orphans.push_back(flight_);
     } catch (...) {
       // A peer is lost: the next collective says so.
     }
@@ -130,106 +130,103 @@ class Waiting final : public comm::Pending {
 
   void wait() override {
     if (std::exchange(waited_, true)) return;
-    sky_->begin_all();
+    queue_->begin_all();
     flight_->launch();
-    sky_->maybe_sleep(11);
-    sky_->finish_some();
+    queue_->maybe_sleep(11);
+    queue_->finish_some();
     const std::string broken = flight_->broken();
     flight_->finish();
-    std::erase(sky_->flying, flight_);
-    if (broken.empty() || !sky_->options.complains) return;
+    std::erase(queue_->flying, flight_);
+    if (broken.empty() || !queue_->options.complains) return;
     throw Error("adversary",
                 fmt::format("expected {} of rank {} to be left alone until wait(), got that {} in "
                             "flight. Wait first, or give it memory of its own.",
-                            flight_->name, sky_->rank, broken));
+                            flight_->name, queue_->rank, broken));
   }
 
  private:
-  std::shared_ptr<Sky> sky_;
+  std::shared_ptr<CollectiveQueue> queue_;
   FlightPtr flight_;
   bool waited_ = false;
 };
 
-class Adversary final : public Wire {
+class Adversary final : public ForwardingCommunicator {
  public:
   Adversary(std::shared_ptr<comm::Communicator> real, const AdversaryOptions& options)
-      : Wire(std::move(real)), sky_(std::make_shared<Sky>()) {
-    sky_->options = options;
-    sky_->rank = wire_->rank();
-    sky_->slow_rank =
+      : ForwardingCommunicator(std::move(real)), queue_(std::make_shared<CollectiveQueue>()) {
+    queue_->options = options;
+    queue_->rank = real_->rank();
+    queue_->slow_rank =
         static_cast<int>(reference::hash(options.seed) % static_cast<uint64_t>(world_size()));
   }
   ~Adversary() override {
     try {
-      for (auto& orphan : sky_->orphans) orphan->finish();
+      for (auto& orphan : queue_->orphans) orphan->finish();
     } catch (...) {
       // A peer is lost, and nobody waits for these.
     }
   }
 
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    const auto real = wire_.get();
-    return launch("all_to_all", true, output, input,
-                  [real](const auto& to, const auto& from) { return real->all_to_all(to, from); });
-  }
-  bool trades() const override { return wire_->trades(); }
-  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
-    const auto real = wire_.get();
-    return launch("trade", true, output, input,
-                  [real](const auto& to, const auto& from) { return real->trade(to, from); });
-  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    const auto real = wire_.get();
+    const auto real = real_.get();
     return launch("all_gather", false, output, input,
                   [real](const auto& to, const auto& from) { return real->all_gather(to, from); });
   }
   PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override {
-    const auto real = wire_.get();
+    const auto real = real_.get();
     return launch(
         "reduce_scatter_sum", true, output, input,
         [real](const auto& to, const auto& from) { return real->reduce_scatter_sum(to, from); });
   }
-  // In place: nobody may read or write it, so what is sent lies in the room from the beginning.
+  // In place: nobody may read or write it, so what is sent lies in the block from the beginning.
   PendingPtr all_reduce_sum(const at::Tensor& tensor) override {
-    const auto real = wire_.get();
+    const auto real = real_.get();
     return launch("all_reduce_sum", true, tensor, {},
                   [real](const auto& to, const auto&) { return real->all_reduce_sum(to); });
   }
   PendingPtr broadcast(const at::Tensor& tensor, int root) override {
-    const auto real = wire_.get();
+    const auto real = real_.get();
     const bool sends = root == rank();
     return launch("broadcast", false, sends ? at::Tensor() : tensor, sends ? tensor : at::Tensor(),
                   [real, root](const auto& to, const auto&) { return real->broadcast(to, root); });
   }
 
  private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    const auto real = real_.get();
+    const char* name = by == &comm::Communicator::trade ? "trade" : "all_to_all";
+    return launch(name, true, output, input,
+                  [real, by](const auto& to, const auto& from) { return (*real.*by)(to, from); });
+  }
+
   PendingPtr launch(const char* kind, bool is_sum, const at::Tensor& output,
                     const at::Tensor& input, Begin begin) {
     auto flight = std::make_shared<Flight>();
-    flight->name = fmt::format("{} {}", kind, ++sky_->number);
+    flight->name = fmt::format("{} {}", kind, ++queue_->number);
     flight->begin = std::move(begin);
     flight->input = input;
     if (input.defined()) flight->sent = bytes_of(input).clone();
     if (output.defined()) {
       flight->output = output;
-      flight->room = output.clone();
+      flight->block = output.clone();
       flight->poison = bytes_of(output);
-      flight->poison.fill_(sky_->options.seed % 2 == 1 ? 0xFF : 0x5A);
+      flight->poison.fill_(queue_->options.seed % 2 == 1 ? 0xFF : 0x5A);
       flight->poison = flight->poison.clone();
     }
-    sky_->maybe_sleep(5);
+    queue_->maybe_sleep(5);
     enter(flight, is_sum);
-    return std::make_unique<Waiting>(sky_, std::move(flight));
+    return std::make_unique<Waiting>(queue_, std::move(flight));
   }
 
   void enter(const FlightPtr& flight, bool is_sum) {
-    const bool late = sky_->options.always_late || (is_sum ? sky_->dice(1) : sky_->own_dice(2)) % 2;
+    const bool late =
+        queue_->options.always_late || (is_sum ? queue_->dice(1) : queue_->own_dice(2)) % 2;
     if (is_sum && late) return;  // begins at its own wait(), on every rank alike
-    sky_->line.push_back(flight);
-    if (!late) sky_->begin_all();
+    queue_->line.push_back(flight);
+    if (!late) queue_->begin_all();
   }
 
-  std::shared_ptr<Sky> sky_;
+  std::shared_ptr<CollectiveQueue> queue_;
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 // Sums (all_to_all, all_reduce_sum, reduce_scatter_sum) begin at once or as late as their own
 // wait(), by the seed; gathers and broadcasts begin at once, or when the next collective is waited
-// for. A result stays in a room of its own until wait(), or is handed over earlier, at the wait()
+// for. A result stays in a block of its own until wait(), or is handed over earlier, at the wait()
 // of another collective. Until then the output holds a pattern: NaN, or numbers that nobody sent.
 // One rank is late by milliseconds, now and then. At wait() the adversary looks whether the input
 // is what it was at the launch and the output is untouched, and whether their memory is still the
@@ -13,7 +13,7 @@
 //   the same collectives in the same order, as long as they wait for sums in the same order.
 // Shapes: those of engine/comm/communicator.hpp.   Units: milliseconds.
 // Errors: equigrad::Error naming the collective, its number on this rank, and what was done to it.
-// Depends on: wire.hpp.
+// Depends on: forwarding_communicator.hpp.
 #pragma once
 
 #include <cstdint>

@@ -7,20 +7,20 @@ namespace equigrad::conformance::faults {
 namespace {
 
 // What the last pass left is still there when the next step begins.
-void keep_entries(Scene& scene) {
+void keep_entries(FaultContext& context) {
   auto last = std::make_shared<std::map<std::size_t, at::Tensor>>();
-  change_gradient(scene, [&scene, last](std::size_t parameter, const at::Tensor& gradient) {
+  change_gradient(context, [&context, last](std::size_t parameter, const at::Tensor& gradient) {
     auto& before = (*last)[parameter];
     const auto stale = before;
     before = gradient.clone();
-    const bool now = scene.step() > 0 && scene.micro_batch() == 0 && stale.defined();
+    const bool now = context.step() > 0 && context.micro_batch() == 0 && stale.defined();
     return now ? gradient + stale : at::Tensor();
   });
 }
 
-void shift_later_slots(Scene& scene) {
-  seams().bucket_copy_in = [&scene](bucket::Bucket& self, std::size_t slot,
-                                    const at::Tensor& gradient, double weight) {
+void shift_later_slots(FaultContext& context) {
+  seams().bucket_copy_in = [&context](bucket::Bucket& self, std::size_t slot,
+                                      const at::Tensor& gradient, double weight) {
     const auto columns = self.columns_of(slot);
     if (slot == 0 || columns.size(1) < 2)
       return through::bucket_copy_in(self, slot, gradient, weight);
@@ -28,16 +28,16 @@ void shift_later_slots(Scene& scene) {
     columns.zero_();
     through::bucket_copy_in(self, slot, gradient, weight);
     const auto added = at::roll(columns, 1, 1);
-    if (!same_bits(added, columns)) scene.acted();
+    if (!same_bits(added, columns)) context.acted();
     columns.copy_(held + added);
   };
 }
 
 // A parameter larger than the bucket is reduced from a buffer that it was not written to.
-void reduce_largest_from_elsewhere(Scene& scene) {
+void reduce_largest_from_elsewhere(FaultContext& context) {
   const auto layout = watch_layout();
   auto last = std::make_shared<at::Tensor>();
-  change_gradient(scene, [layout, last](std::size_t, const at::Tensor& gradient) {
+  change_gradient(context, [layout, last](std::size_t, const at::Tensor& gradient) {
     int64_t largest = 0;
     for (const auto& bucket : layout->plan->buckets())
       for (const auto& slot : bucket.slots) largest = std::max(largest, slot.numel);
@@ -48,27 +48,27 @@ void reduce_largest_from_elsewhere(Scene& scene) {
   });
 }
 
-void dirty_padding(Scene& scene) {
-  seams().bucket_copy_in = [&scene](bucket::Bucket& self, std::size_t slot,
-                                    const at::Tensor& gradient, double weight) {
+void dirty_padding(FaultContext& context) {
+  seams().bucket_copy_in = [&context](bucket::Bucket& self, std::size_t slot,
+                                      const at::Tensor& gradient, double weight) {
     through::bucket_copy_in(self, slot, gradient, weight);
     const auto columns = self.columns_of(slot);
     for (int64_t at = gradient.numel(); at < columns.numel(); ++at) {
       columns[at / columns.size(1)][at % columns.size(1)].fill_(0.5);
-      scene.acted();
+      context.acted();
     }
   };
 }
 
-void launch_before_the_last_add(Scene& scene) {
-  change_gradient(scene, [](std::size_t parameter, const at::Tensor& gradient) {
+void launch_before_the_last_add(FaultContext& context) {
+  change_gradient(context, [](std::size_t parameter, const at::Tensor& gradient) {
     return parameter == 0 ? at::zeros_like(gradient) : at::Tensor();
   });
 }
 
-void swap_equal_sizes(Scene& scene) {
+void swap_equal_sizes(FaultContext& context) {
   auto held = std::make_shared<std::map<int64_t, at::Tensor>>();
-  change_gradient(scene, [held](std::size_t, const at::Tensor& gradient) {
+  change_gradient(context, [held](std::size_t, const at::Tensor& gradient) {
     auto& other = (*held)[gradient.numel()];
     const auto swapped = other;
     other = gradient.clone();

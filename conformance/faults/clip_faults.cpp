@@ -12,13 +12,13 @@ namespace {
 using Measured = shard::Measure;
 
 // Another measure than the one that was taken.
-void change_measure(Scene& scene, std::function<Measured(Measured)> change) {
-  seams().measure = [&scene, change](const at::Tensor& gradient, comm::Communicator* over,
-                                     NormType type) {
+void change_measure(FaultContext& context, std::function<Measured(Measured)> change) {
+  seams().measure = [&context, change](const at::Tensor& gradient, comm::Communicator* over,
+                                       NormType type) {
     const auto measured = through::measure(gradient, over, type);
     const auto other = change(measured);
     if (other.norm != measured.norm || other.non_finite_numel != measured.non_finite_numel)
-      scene.acted();
+      context.acted();
     return other;
   };
 }
@@ -26,37 +26,39 @@ void change_measure(Scene& scene, std::function<Measured(Measured)> change) {
 using Factor = std::function<double(double norm, double threshold)>;
 
 // What the gradient is multiplied by, whatever the threshold says.
-void change_clip(Scene& scene, Factor factor) {
-  seams().clip = [&scene, factor](const at::Tensor& gradient, double norm, double threshold) {
+void change_clip(FaultContext& context, Factor factor) {
+  seams().clip = [&context, factor](const at::Tensor& gradient, double norm, double threshold) {
     const auto right = gradient.clone();
     through::clip(right, norm, threshold);
     const double wrong = factor(norm, threshold);
     if (wrong != 1.0) gradient.copy_(gradient.to(at::kFloat).mul_(wrong));
-    if (!same_bits(gradient, right)) scene.acted();
+    if (!same_bits(gradient, right)) context.acted();
     return wrong;
   };
 }
 
-void measure_own_shard(Scene& scene) {
-  seams().measure = [&scene](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
+void measure_own_shard(FaultContext& context) {
+  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over,
+                               NormType type) {
     if (over == nullptr) return through::measure(gradient, over, type);
     const auto whole = through::measure(gradient, over, type);
     const auto own = through::measure(gradient, nullptr, type);
-    if (own.norm != whole.norm) scene.acted();
+    if (own.norm != whole.norm) context.acted();
     return Measured{own.norm, whole.non_finite_numel};
   };
 }
 
-void measure_by_two(Scene& scene) {
-  seams().measure = [&scene](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
-    if (type != NormType::Two) scene.acted();
+void measure_by_two(FaultContext& context) {
+  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over,
+                               NormType type) {
+    if (type != NormType::Two) context.acted();
     return through::measure(gradient, over, NormType::Two);
   };
 }
 
-void measure_the_last_gradient(Scene& scene) {
+void measure_the_last_gradient(FaultContext& context) {
   auto last = std::make_shared<std::optional<Measured>>();
-  change_measure(scene, [last](Measured measured) {
+  change_measure(context, [last](Measured measured) {
     const auto before = *last;
     *last = measured;
     return before ? Measured{before->norm, measured.non_finite_numel} : measured;
@@ -64,18 +66,18 @@ void measure_the_last_gradient(Scene& scene) {
 }
 
 // Of AP-02: the threshold is for the gradient, the norm for the scaled one.
-void clip_before_unscaling(Scene& scene) {
+void clip_before_unscaling(FaultContext& context) {
   auto scale = std::make_shared<double>(1);
   seams().loss_scale = [scale](const at::Tensor& tensor,
                                const std::shared_ptr<loss::LossScaler>& scaler) {
     if (scaler) *scale = scaler->scale();
     return through::loss_scale(tensor, scaler);
   };
-  seams().clip = [&scene, scale](const at::Tensor& gradient, double norm, double threshold) {
+  seams().clip = [&context, scale](const at::Tensor& gradient, double norm, double threshold) {
     const auto right = gradient.clone();
     through::clip(right, norm, threshold);
     const double factor = through::clip(gradient, norm * *scale, threshold);
-    if (!same_bits(gradient, right)) scene.acted();
+    if (!same_bits(gradient, right)) context.acted();
     return factor;
   };
 }
@@ -87,18 +89,18 @@ double coefficient(double norm, double threshold) { return threshold / (norm + 1
 std::vector<Fault> clip_faults() {
   return {
       at_seams("clip.skipped", "a gradient above the threshold is not clipped", {"DS-58"}, "clip",
-               [](Scene& s) { change_clip(s, [](double, double) { return 1.0; }); }),
+               [](FaultContext& s) { change_clip(s, [](double, double) { return 1.0; }); }),
       at_seams("clip.max_for_min", "the greater of 1 and the coefficient, not the lesser",
                {"DS-59"}, "clip",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_clip(s, [](double norm, double threshold) {
                    return std::max(1.0, coefficient(norm, threshold));
                  });
                }),
       at_seams("clip.always", "a gradient below the threshold is made as large as it", {}, "clip",
-               [](Scene& s) { change_clip(s, coefficient); }),
+               [](FaultContext& s) { change_clip(s, coefficient); }),
       at_seams("clip.twice", "the coefficient is applied twice", {}, "clip",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_clip(s, [](double norm, double threshold) {
                    const double once = std::min(1.0, coefficient(norm, threshold));
                    return once * once;
@@ -108,7 +110,7 @@ std::vector<Fault> clip_faults() {
                {"AP-02"}, "clip", clip_before_unscaling),
       at_seams("clip.zero_times_infinity", "an infinite norm becomes NaN and stops nothing",
                {"DS-60"}, "scale",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_measure(s, [](Measured measured) {
                    if (measured.non_finite_numel == 0) return measured;
                    return Measured{std::numeric_limits<double>::quiet_NaN(), 0};
@@ -116,7 +118,7 @@ std::vector<Fault> clip_faults() {
                }),
       at_seams("clip.norm_reduced_twice", "the squared norm is summed over the world once more",
                {"DS-62"}, "norm",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_measure(s, [&s](Measured measured) {
                    measured.norm *= std::sqrt(static_cast<double>(s.world_size()));
                    return measured;
@@ -128,7 +130,7 @@ std::vector<Fault> clip_faults() {
                measure_own_shard),
       at_seams("clip.norm_of_an_empty_slot", "the norm is that of a gradient that is not there",
                {"MG-13"}, "norm",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_measure(s, [](Measured measured) {
                    return Measured{0, measured.non_finite_numel};
                  });
@@ -136,7 +138,7 @@ std::vector<Fault> clip_faults() {
       at_seams("clip.norm_type_ignored", "the norm is the 2-norm, whatever was asked for",
                {"CA-05"}, "norm", measure_by_two),
       at_seams("clip.norm_in_fp32", "the norm is rounded to fp32", {}, "norm",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_measure(s, [](Measured measured) {
                    return Measured{static_cast<double>(static_cast<float>(measured.norm)),
                                    measured.non_finite_numel};

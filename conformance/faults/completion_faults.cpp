@@ -1,5 +1,6 @@
 // Faults of completion: somebody reads, writes or sends before what it waits for is done. The ones
-// that are a race on a real wire have an adversary beneath, so that the race is always lost.
+// that are a race on a real communicator have an adversary beneath, so that the race is always
+// lost.
 #include <ATen/ATen.h>
 
 #include <deque>
@@ -7,7 +8,7 @@
 
 #include "conformance/faults/adversary.hpp"
 #include "conformance/faults/fault_groups.hpp"
-#include "conformance/faults/wire.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
 
 namespace equigrad::conformance::faults {
 namespace {
@@ -15,8 +16,9 @@ namespace {
 using Buffers = std::deque<at::Tensor>;  // what is sent and not waited for, the oldest first
 
 // Every sum begins as late as it may.
-std::shared_ptr<comm::Communicator> late(std::shared_ptr<comm::Communicator> wire, Scene&) {
-  return adversarial(std::move(wire), AdversaryOptions{1, /*complains=*/false, true});
+std::shared_ptr<comm::Communicator> late(std::shared_ptr<comm::Communicator> communicator,
+                                         FaultContext&) {
+  return adversarial(std::move(communicator), AdversaryOptions{1, /*complains=*/false, true});
 }
 
 // Keeps account of the buffers in flight. `before` gives what is sent instead, `after` is called
@@ -48,45 +50,45 @@ void watch_launches(const std::shared_ptr<Buffers>& flying,
 }
 
 // As if both began at the same address.
-void overwrite(const at::Tensor& in_flight, const at::Tensor& by, Scene& scene) {
+void overwrite(const at::Tensor& in_flight, const at::Tensor& by, FaultContext& context) {
   const int64_t numel = std::min(in_flight.numel(), by.numel());
   const auto lost = in_flight.narrow(0, 0, numel);
   const auto written = by.narrow(0, 0, numel).to(lost.scalar_type());
-  if (!lost.equal(written)) scene.acted();
+  if (!lost.equal(written)) context.acted();
   lost.copy_(written);
 }
 
-void send_buffer_reused(Scene& scene) {
+void send_buffer_reused(FaultContext& context) {
   const auto flying = std::make_shared<Buffers>();
   watch_launches(
       flying,
-      [flying, &scene](const at::Tensor& buffer) {
-        if (scene.has_begun() && !flying->empty()) overwrite(flying->back(), buffer, scene);
+      [flying, &context](const at::Tensor& buffer) {
+        if (context.has_begun() && !flying->empty()) overwrite(flying->back(), buffer, context);
         return buffer;
       },
       nullptr);
 }
 
-void always_buffer_zero(Scene& scene) {
+void always_buffer_zero(FaultContext& context) {
   const auto flying = std::make_shared<Buffers>();
   watch_launches(flying, nullptr, nullptr);
-  seams().bucket_copy_in = [flying, &scene](bucket::Bucket& self, std::size_t slot,
-                                            const at::Tensor& gradient, double weight) {
+  seams().bucket_copy_in = [flying, &context](bucket::Bucket& self, std::size_t slot,
+                                              const at::Tensor& gradient, double weight) {
     through::bucket_copy_in(self, slot, gradient, weight);
-    if (scene.has_begun() && !flying->empty()) overwrite(flying->back(), self.buffer(), scene);
+    if (context.has_begun() && !flying->empty()) overwrite(flying->back(), self.buffer(), context);
   };
 }
 
-void freed_before_wait(Scene& scene) {
-  watch_launches(std::make_shared<Buffers>(), nullptr, [&scene](const at::Tensor& buffer) {
-    if (scene.step() < 1 || !scene.is_last_rank()) return;
+void freed_before_wait(FaultContext& context) {
+  watch_launches(std::make_shared<Buffers>(), nullptr, [&context](const at::Tensor& buffer) {
+    if (context.step() < 1 || !context.is_last_rank()) return;
     buffer.fill_(1);  // its next owner's
-    scene.acted();
+    context.acted();
   });
 }
 
-// The bucket travels as it was before the last gradient had been copied in.
-void launched_before_producer(Scene& scene) {
+// The bucket is sent as it was before the last gradient had been copied in.
+void launched_before_producer(FaultContext& context) {
   const auto before =
       std::make_shared<std::map<const void*, at::Tensor>>();  // by the buffer's data
   seams().bucket_copy_in = [before](bucket::Bucket& self, std::size_t slot,
@@ -96,28 +98,28 @@ void launched_before_producer(Scene& scene) {
   };
   watch_launches(
       std::make_shared<Buffers>(),
-      [before, &scene](const at::Tensor& buffer) {
+      [before, &context](const at::Tensor& buffer) {
         const auto found = before->find(buffer.const_data_ptr());
         if (found == before->end()) return buffer;
         auto incomplete = found->second;
         before->erase(found);
         const bool fits =
             incomplete.sizes() == buffer.sizes() && incomplete.dtype() == buffer.dtype();
-        if (!fits || !scene.has_begun() || scene.rank() != 0) return buffer;
-        if (!incomplete.equal(buffer)) scene.acted();
+        if (!fits || !context.has_begun() || context.rank() != 0) return buffer;
+        if (!incomplete.equal(buffer)) context.acted();
         return incomplete;
       },
       nullptr);
 }
 
 // The page takes the columns of the first page of its gather.
-void gather_taken_for_another(Scene& scene) {
-  seams().page_arrive = [&scene](parameter::Page& self, trace::Ledger& ledger) {
+void gather_taken_for_another(FaultContext& context) {
+  seams().page_arrive = [&context](parameter::Page& self, trace::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving && self.offset != 0;
-    if (arrives && scene.has_begun()) {
+    if (arrives && context.has_begun()) {
       self.gather->wait();
       const auto right = self.gather->take(self.offset, self.shard.numel());
-      if (!right.equal(self.gather->take(0, self.shard.numel()))) scene.acted();
+      if (!right.equal(self.gather->take(0, self.shard.numel()))) context.acted();
       self.offset = 0;
     }
     through::page_arrive(self, ledger);
@@ -125,84 +127,86 @@ void gather_taken_for_another(Scene& scene) {
 }
 
 // The second half of `fresh` as it was.
-at::Tensor half_old(const at::Tensor& fresh, const at::Tensor& old, Scene& scene) {
+at::Tensor half_old(const at::Tensor& fresh, const at::Tensor& old, FaultContext& context) {
   auto mixed = fresh.clone();
   const int64_t half = fresh.numel() / 2;
   mixed.narrow(0, half, fresh.numel() - half).copy_(old.narrow(0, half, fresh.numel() - half));
-  if (!mixed.equal(fresh)) scene.acted();
+  if (!mixed.equal(fresh)) context.acted();
   return mixed;
 }
 
-void update_before_copy_to_host(Scene& scene) {
+void update_before_copy_to_host(FaultContext& context) {
   const auto last = std::make_shared<at::Tensor>();
-  seams().update_all = [last, &scene](optimizer::ShardedState& self, const at::Tensor& gradient,
-                                      const std::vector<bool>& used) {
+  seams().update_all = [last, &context](optimizer::ShardedState& self, const at::Tensor& gradient,
+                                        const std::vector<bool>& used) {
     const auto old = std::exchange(*last, gradient.clone());
-    through::update_all(self, old.defined() ? half_old(gradient, old, scene) : gradient, used);
+    through::update_all(self, old.defined() ? half_old(gradient, old, context) : gradient, used);
   };
 }
 
-void forward_before_copy_back(Scene& scene) {
-  seams().copy_out = [&scene](const at::Tensor& columns, const at::Tensor& flat) {
+void forward_before_copy_back(FaultContext& context) {
+  seams().copy_out = [&context](const at::Tensor& columns, const at::Tensor& flat) {
     const auto old = flat.clone();
     through::copy_out(columns, flat);
-    if (scene.has_begun() && scene.is_last_rank()) flat.copy_(half_old(flat.clone(), old, scene));
+    if (context.has_begun() && context.is_last_rank())
+      flat.copy_(half_old(flat.clone(), old, context));
   };
 }
 
 // What arrives is there only when it has been read: the reader sees what last came of that size.
-class ReadEarly : public Wire {
+class ReadEarly : public ForwardingCommunicator {
  public:
-  ReadEarly(std::shared_ptr<comm::Communicator> wire, Scene& scene, bool gathers)
-      : Wire(std::move(wire)), scene_(scene), gathers_(gathers) {}
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    return early(wire_->all_to_all(output, input), output, !gathers_);
-  }
+  ReadEarly(std::shared_ptr<comm::Communicator> communicator, FaultContext& context, bool gathers)
+      : ForwardingCommunicator(std::move(communicator)), context_(context), gathers_(gathers) {}
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    return early(wire_->all_gather(output, input), output, gathers_);
+    return early(real_->all_gather(output, input), output, gathers_);
   }
 
  private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    return early((*real_.*by)(output, input), output, !gathers_);
+  }
+
   PendingPtr early(PendingPtr pending, const at::Tensor& output, bool is_meant) {
     if (!is_meant || !output.is_floating_point()) return pending;
     return std::make_unique<Altered>(std::move(pending), at::Tensor(), [this, output] {
       const auto arrived = output.clone();
       auto& seen = last_[{output.scalar_type(), output.numel()}];
       if (!seen.defined()) seen = at::zeros_like(output);
-      if (scene_.has_begun() && scene_.is_last_rank()) {
-        if (!seen.equal(arrived)) scene_.acted();
+      if (context_.has_begun() && context_.is_last_rank()) {
+        if (!seen.equal(arrived)) context_.acted();
         output.copy_(seen);
       }
       seen = arrived;
     });
   }
 
-  Scene& scene_;
+  FaultContext& context_;
   bool gathers_;
   std::map<std::pair<at::ScalarType, int64_t>, at::Tensor> last_;
 };
 
 // The last rank sends a shard of which the second half is still that of the step before.
-class GatherBeforeCopy : public Wire {
+class GatherBeforeCopy : public ForwardingCommunicator {
  public:
-  GatherBeforeCopy(std::shared_ptr<comm::Communicator> wire, Scene& scene)
-      : Wire(std::move(wire)), scene_(scene) {}
+  GatherBeforeCopy(std::shared_ptr<comm::Communicator> communicator, FaultContext& context)
+      : ForwardingCommunicator(std::move(communicator)), context_(context) {}
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    if (!input.is_floating_point()) return wire_->all_gather(output, input);
-    if (scene_.step() != step_) {
+    if (!input.is_floating_point()) return real_->all_gather(output, input);
+    if (context_.step() != step_) {
       last_ = std::exchange(now_, {});
-      step_ = scene_.step();
+      step_ = context_.step();
     }
     const std::size_t call = now_.size();
     now_.push_back(input.clone());
-    const bool acts = scene_.is_last_rank() && scene_.step() >= 1 && call < last_.size() &&
+    const bool acts = context_.is_last_rank() && context_.step() >= 1 && call < last_.size() &&
                       last_[call].sizes() == input.sizes();
-    const auto sent = acts ? half_old(input, last_[call], scene_) : input;
-    return std::make_unique<Altered>(wire_->all_gather(output, sent), sent, nullptr);
+    const auto sent = acts ? half_old(input, last_[call], context_) : input;
+    return std::make_unique<Altered>(real_->all_gather(output, sent), sent, nullptr);
   }
 
  private:
-  Scene& scene_;
+  FaultContext& context_;
   int step_ = -1;
   std::vector<at::Tensor> last_, now_;
 };
@@ -210,8 +214,8 @@ class GatherBeforeCopy : public Wire {
 Fault read_early(const std::string& name, const std::string& what, std::vector<std::string> bugs,
                  const std::string& phase, bool gathers) {
   Fault fault{name, what, "completion", std::move(bugs), phase, nullptr, nullptr};
-  fault.wire = [gathers](std::shared_ptr<comm::Communicator> wire, Scene& scene) {
-    return std::make_shared<ReadEarly>(std::move(wire), scene, gathers);
+  fault.wrap = [gathers](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
+    return std::make_shared<ReadEarly>(std::move(communicator), context, gathers);
   };
   return fault;
 }
@@ -224,8 +228,8 @@ Fault before_copy() {
               "parameter",
               nullptr,
               nullptr};
-  fault.wire = [](std::shared_ptr<comm::Communicator> wire, Scene& scene) {
-    return std::make_shared<GatherBeforeCopy>(std::move(wire), scene);
+  fault.wrap = [](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
+    return std::make_shared<GatherBeforeCopy>(std::move(communicator), context);
   };
   return fault;
 }

@@ -34,18 +34,18 @@ nlohmann::json Act::to_json() const {
           {"parameters", parameters}};
 }
 
-Scene::Scene(int rank, int world_size, std::shared_ptr<const Moment> moment,
-             std::vector<std::string> parameters)
+FaultContext::FaultContext(int rank, int world_size, std::shared_ptr<const Moment> moment,
+                           std::vector<std::string> parameters)
     : rank_(rank),
       world_size_(world_size),
       moment_(std::move(moment)),
       parameters_(std::move(parameters)) {}
 
-void Scene::acted() {
+void FaultContext::acted() {
   if (act_.times++ == 0) act_.first = *moment_;
 }
 
-void Scene::acted_on(std::size_t parameter) {
+void FaultContext::acted_on(std::size_t parameter) {
   acted();
   const bool is_first =
       act_.first.step == moment_->step && act_.first.micro_batch == moment_->micro_batch;
@@ -74,14 +74,14 @@ const Fault& fault_named(const std::string& name) {
 Planted::Planted(const std::string& name, int rank, int world_size,
                  std::shared_ptr<const Moment> moment, std::vector<std::string> parameters)
     : fault_(fault_named(name)),
-      scene_(rank, world_size, std::move(moment), std::move(parameters)) {
-  if (fault_.plant) fault_.plant(scene_);
+      context_(rank, world_size, std::move(moment), std::move(parameters)) {
+  if (fault_.plant) fault_.plant(context_);
 }
 
 Planted::~Planted() { seams() = {}; }
 
-std::shared_ptr<comm::Communicator> Planted::wire(std::shared_ptr<comm::Communicator> real) {
-  return fault_.wire ? fault_.wire(std::move(real), scene_) : real;
+std::shared_ptr<comm::Communicator> Planted::wrap(std::shared_ptr<comm::Communicator> real) {
+  return fault_.wrap ? fault_.wrap(std::move(real), context_) : real;
 }
 
 }  // namespace equigrad::conformance::faults

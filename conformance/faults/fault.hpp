@@ -40,10 +40,10 @@ struct Act {
 };
 
 // What a fault sees while it is planted.
-class Scene {
+class FaultContext {
  public:
-  Scene(int rank, int world_size, std::shared_ptr<const Moment> moment,
-        std::vector<std::string> parameters);
+  FaultContext(int rank, int world_size, std::shared_ptr<const Moment> moment,
+               std::vector<std::string> parameters);
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
   bool is_last_rank() const { return rank_ + 1 == world_size_; }
@@ -65,15 +65,16 @@ class Scene {
 };
 
 struct Fault {
-  std::string name;                   // "accumulation.overwrites", "mutant.average.rolled"
-  std::string what;                   // in words, for the report
-  std::string seam;                   // kSeams
-  std::vector<std::string> bugs;      // "DS-01"; empty: a mutant
-  std::string phase;                  // where it shows first: kPhases
-  std::function<void(Scene&)> plant;  // fills seams()
-  // In place of the wire; null: none.
-  std::function<std::shared_ptr<comm::Communicator>(std::shared_ptr<comm::Communicator>, Scene&)>
-      wire;
+  std::string name;                          // "accumulation.overwrites", "mutant.average.rolled"
+  std::string what;                          // in words, for the report
+  std::string seam;                          // kSeams
+  std::vector<std::string> bugs;             // "DS-01"; empty: a mutant
+  std::string phase;                         // where it shows first: kPhases
+  std::function<void(FaultContext&)> plant;  // fills seams()
+  // Wraps the communicator; null: nothing is wrapped.
+  std::function<std::shared_ptr<comm::Communicator>(std::shared_ptr<comm::Communicator>,
+                                                    FaultContext&)>
+      wrap;
 };
 
 // communicator partition bucket reduction accumulation loss_scale clip optimizer parameter
@@ -101,12 +102,12 @@ class Planted {
   ~Planted();
   Planted(const Planted&) = delete;
   Planted& operator=(const Planted&) = delete;
-  std::shared_ptr<comm::Communicator> wire(std::shared_ptr<comm::Communicator> real);
-  const Act& act() const { return scene_.act(); }
+  std::shared_ptr<comm::Communicator> wrap(std::shared_ptr<comm::Communicator> real);
+  const Act& act() const { return context_.act(); }
 
  private:
   const Fault& fault_;
-  Scene scene_;
+  FaultContext context_;
 };
 
 }  // namespace equigrad::conformance::faults

@@ -7,33 +7,33 @@
 namespace equigrad::conformance::faults {
 
 Fault at_seams(const std::string& name, const std::string& what, std::vector<std::string> bugs,
-               const std::string& phase, std::function<void(Scene&)> plant) {
+               const std::string& phase, std::function<void(FaultContext&)> plant) {
   return {name, what, name.substr(0, name.find('.')), std::move(bugs), phase, plant, nullptr};
 }
 
 std::shared_ptr<const Layout> watch_layout() {
   auto layout = std::make_shared<Layout>();
-  seams().make_keeper = [layout](const parameter::Context& context, bool sharded) {
-    *layout = {&context.plan, &context.table, context.masters};
-    return through::make_keeper(context, sharded);
+  seams().make_keeper = [layout](const parameter::Context& model, bool sharded) {
+    *layout = {&model.plan, &model.table, model.masters};
+    return through::make_keeper(model, sharded);
   };
   return layout;
 }
 
-void change_factor(Scene& scene, std::function<double(double)> change) {
-  seams().window_average = [&scene, change](Window& self, double factor) {
+void change_factor(FaultContext& context, std::function<double(double)> change) {
+  seams().window_average = [&context, change](gradient::Window& self, double factor) {
     const double other = change(factor);
-    if (other != factor) scene.acted();
+    if (other != factor) context.acted();
     return through::window_average(self, other);
   };
 }
 
-void change_gradient(Scene& scene, Change change) {
-  seams().window_ready = [&scene, change](Window& self, std::size_t parameter,
-                                          const at::Tensor& gradient) {
+void change_gradient(FaultContext& context, Change change) {
+  seams().window_ready = [&context, change](gradient::Window& self, std::size_t parameter,
+                                            const at::Tensor& gradient) {
     const auto other = change(parameter, gradient);
     if (!other.defined()) return through::window_ready(self, parameter, gradient);
-    if (!same_bits(other, gradient)) scene.acted_on(parameter);
+    if (!same_bits(other, gradient)) context.acted_on(parameter);
     through::window_ready(self, parameter, other);
   };
 }

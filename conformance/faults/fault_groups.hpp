@@ -30,7 +30,7 @@ std::vector<Fault> mutant_faults();
 
 // A fault of the seams alone.
 Fault at_seams(const std::string& name, const std::string& what, std::vector<std::string> bugs,
-               const std::string& phase, std::function<void(Scene&)> plant);
+               const std::string& phase, std::function<void(FaultContext&)> plant);
 
 // How the engine cuts and holds its parameters, from when it is made.
 struct Layout {
@@ -41,11 +41,11 @@ struct Layout {
 std::shared_ptr<const Layout> watch_layout();
 
 // Another factor for the average: the one that it gets, and what it was given for.
-void change_factor(Scene& scene, std::function<double(double factor)> change);
+void change_factor(FaultContext& context, std::function<double(double factor)> change);
 
 // Another gradient when one is ready; nothing: that one. Copies are the fault's own.
 using Change = std::function<at::Tensor(std::size_t parameter, const at::Tensor& gradient)>;
-void change_gradient(Scene& scene, Change change);
+void change_gradient(FaultContext& context, Change change);
 
 // Whether two tensors have the same bits, NaN and the sign of zero included.
 bool same_bits(const at::Tensor& a, const at::Tensor& b);

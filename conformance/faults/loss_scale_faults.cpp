@@ -22,41 +22,42 @@ std::shared_ptr<const Scale> watch_scale() {
   return scale;
 }
 
-void scale_nothing(Scene& scene) {
-  seams().loss_scale = [&scene](const at::Tensor& tensor,
-                                const std::shared_ptr<loss::LossScaler>& scaler) {
-    if (scaler && scaler->is_needed()) scene.acted();
+void scale_nothing(FaultContext& context) {
+  seams().loss_scale = [&context](const at::Tensor& tensor,
+                                  const std::shared_ptr<loss::LossScaler>& scaler) {
+    if (scaler && scaler->is_needed()) context.acted();
     return tensor;
   };
 }
 
-void scale_twice(Scene& scene) {
-  seams().loss_scale = [&scene](const at::Tensor& tensor,
-                                const std::shared_ptr<loss::LossScaler>& scaler) {
-    if (scaler && scaler->is_needed()) scene.acted();
+void scale_twice(FaultContext& context) {
+  seams().loss_scale = [&context](const at::Tensor& tensor,
+                                  const std::shared_ptr<loss::LossScaler>& scaler) {
+    if (scaler && scaler->is_needed()) context.acted();
     return through::loss_scale(through::loss_scale(tensor, scaler), scaler);
   };
 }
 
 // Only rank 0 hears of an overflow.
-void keep_overflow_to_rank_0(Scene& scene) {
-  seams().measure = [&scene](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
+void keep_overflow_to_rank_0(FaultContext& context) {
+  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over,
+                               NormType type) {
     auto measure = through::measure(gradient, over, type);
-    if (scene.rank() != 0 && measure.non_finite_numel > 0) {
-      scene.acted();
+    if (context.rank() != 0 && measure.non_finite_numel > 0) {
+      context.acted();
       measure.non_finite_numel = 0;
     }
     return measure;
   };
 }
 
-void report_by_the_updated_scale(Scene& scene) {
+void report_by_the_updated_scale(FaultContext& context) {
   const auto scale = watch_scale();
-  seams().measure = [&scene, scale](const at::Tensor& gradient, comm::Communicator* over,
-                                    NormType type) {
+  seams().measure = [&context, scale](const at::Tensor& gradient, comm::Communicator* over,
+                                      NormType type) {
     auto measure = through::measure(gradient, over, type);
-    if (scale->is_needed && scene.step() == 1 && measure.norm != 0) {
-      scene.acted();
+    if (scale->is_needed && context.step() == 1 && measure.norm != 0) {
+      context.acted();
       measure.norm /= 2;
     }
     return measure;
@@ -64,10 +65,10 @@ void report_by_the_updated_scale(Scene& scene) {
 }
 
 // A right scaler goes along: the fault acts when the two scales part.
-void change_the_scale(Scene& scene, int times, std::function<bool(bool)> overflow) {
+void change_the_scale(FaultContext& context, int times, std::function<bool(bool)> overflow) {
   auto right = std::make_shared<std::optional<loss::LossScaler>>();
-  seams().scaler_stepped = [&scene, times, overflow, right](loss::LossScaler& self,
-                                                            const void* engine, bool had_overflow) {
+  seams().scaler_stepped = [&context, times, overflow, right](
+                               loss::LossScaler& self, const void* engine, bool had_overflow) {
     if (!self.is_needed()) return through::scaler_stepped(self, engine, had_overflow);
     if (!*right) *right = self;
     through::scaler_stepped(**right, engine, had_overflow);
@@ -75,7 +76,7 @@ void change_the_scale(Scene& scene, int times, std::function<bool(bool)> overflo
       through::scaler_hold(self, engine);
       through::scaler_stepped(self, engine, overflow(had_overflow));
     }
-    if (self.scale() != (*right)->scale()) scene.acted();
+    if (self.scale() != (*right)->scale()) context.acted();
   };
 }
 
@@ -86,7 +87,7 @@ std::vector<Fault> loss_scale_faults() {
       at_seams(
           "loss_scale.removed_where_there_is_none",
           "gradients of a loss that was not scaled are divided by 65536", {"DS-07"}, "gradient",
-          [](Scene& s) {
+          [](FaultContext& s) {
             const auto scale = watch_scale();
             change_factor(
                 s, [scale](double factor) { return scale->is_needed ? factor : factor / 65536; });
@@ -96,12 +97,12 @@ std::vector<Fault> loss_scale_faults() {
       at_seams("loss_scale.applied_twice", "the loss is scaled twice", {}, "forward", scale_twice),
       at_seams("loss_scale.removed_twice", "the gradient is divided by the scale twice", {},
                "gradient",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  const auto scale = watch_scale();
                  change_factor(s, [scale](double factor) { return factor / scale->value; });
                }),
       at_seams("loss_scale.kept", "the gradient is not divided by the scale", {}, "gradient",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  const auto scale = watch_scale();
                  change_factor(s, [scale](double factor) { return factor * scale->value; });
                }),
@@ -111,12 +112,15 @@ std::vector<Fault> loss_scale_faults() {
       at_seams("loss_scale.norm_by_the_updated_scale",
                "the norm of the second step is that of the scale that grew after it", {"DS-63"},
                "norm", report_by_the_updated_scale),
-      at_seams("loss_scale.counts_twice", "every step counts twice for the loss scale", {}, "scale",
-               [](Scene& s) { change_the_scale(s, 2, [](bool overflow) { return overflow; }); }),
-      at_seams("loss_scale.never_counts", "no step counts for the loss scale", {}, "scale",
-               [](Scene& s) { change_the_scale(s, 0, [](bool overflow) { return overflow; }); }),
+      at_seams(
+          "loss_scale.counts_twice", "every step counts twice for the loss scale", {}, "scale",
+          [](FaultContext& s) { change_the_scale(s, 2, [](bool overflow) { return overflow; }); }),
+      at_seams(
+          "loss_scale.never_counts", "no step counts for the loss scale", {}, "scale",
+          [](FaultContext& s) { change_the_scale(s, 0, [](bool overflow) { return overflow; }); }),
       at_seams("loss_scale.ignores_overflow", "a skipped step does not lower the scale", {},
-               "scale", [](Scene& s) { change_the_scale(s, 1, [](bool) { return false; }); }),
+               "scale",
+               [](FaultContext& s) { change_the_scale(s, 1, [](bool) { return false; }); }),
   };
 }
 

@@ -9,43 +9,45 @@ namespace {
 
 using shard::Measure;
 
-void at_factor(Scene& scene, MutateNumber mutate) {
-  change_factor(
-      scene, [&scene, mutate](double factor) { return is_time(scene) ? mutate(factor) : factor; });
+void at_factor(FaultContext& context, MutateNumber mutate) {
+  change_factor(context, [&context, mutate](double factor) {
+    return is_time(context) ? mutate(factor) : factor;
+  });
 }
 
-void at_norm(Scene& scene, MutateNumber mutate) {
-  seams().measure = [&scene, mutate](const at::Tensor& gradient, comm::Communicator* over,
-                                     NormType type) {
+void at_norm(FaultContext& context, MutateNumber mutate) {
+  seams().measure = [&context, mutate](const at::Tensor& gradient, comm::Communicator* over,
+                                       NormType type) {
     auto measure = through::measure(gradient, over, type);
-    const double norm = is_time(scene) ? mutate(measure.norm) : measure.norm;
-    if (norm != measure.norm) scene.acted();
+    const double norm = is_time(context) ? mutate(measure.norm) : measure.norm;
+    if (norm != measure.norm) context.acted();
     return Measure{norm, measure.non_finite_numel};
   };
 }
 
-void at_threshold(Scene& scene, MutateNumber mutate) {
-  seams().clip = [&scene, mutate](const at::Tensor& gradient, double norm, double threshold) {
-    if (!is_time(scene)) return through::clip(gradient, norm, threshold);
+void at_threshold(FaultContext& context, MutateNumber mutate) {
+  seams().clip = [&context, mutate](const at::Tensor& gradient, double norm, double threshold) {
+    if (!is_time(context)) return through::clip(gradient, norm, threshold);
     const auto right = gradient.clone();
     through::clip(right, norm, threshold);
     const double factor = through::clip(gradient, norm, mutate(threshold));
-    if (!same_bits(right, gradient)) scene.acted();
+    if (!same_bits(right, gradient)) context.acted();
     return factor;
   };
 }
 
-void at_weight(Scene& scene, MutateNumber mutate) {
-  seams().window_begin = [&scene, mutate](Window& self, double weight) {
-    const double other = is_time(scene) ? mutate(weight) : weight;
-    if (other != weight) scene.acted();
-    through::window_begin(self, other);
+void at_weight(FaultContext& context, MutateNumber mutate) {
+  seams().window_begin = [&context, mutate](gradient::Window& self, double weight,
+                                            bool expects_step) {
+    const double other = is_time(context) ? mutate(weight) : weight;
+    if (other != weight) context.acted();
+    through::window_begin(self, other, expects_step);
   };
 }
 
 // A setting of the update.
-void at_setting(Scene& scene, double OptimizerConfig::*setting, MutateNumber mutate) {
-  seams().update = [&scene, setting, mutate](
+void at_setting(FaultContext& context, double OptimizerConfig::*setting, MutateNumber mutate) {
+  seams().update = [&context, setting, mutate](
                        const OptimizerConfig& config, int64_t step, const at::Tensor& parameter,
                        const at::Tensor& gradient, const std::vector<at::Tensor>& state) {
     auto other = config;
@@ -53,78 +55,79 @@ void at_setting(Scene& scene, double OptimizerConfig::*setting, MutateNumber mut
     const bool used =
         adam || (setting != &OptimizerConfig::beta1 && setting != &OptimizerConfig::beta2 &&
                  setting != &OptimizerConfig::eps);
-    if (is_time(scene) && used) other.*setting = mutate(config.*setting);
-    if (!(other == config)) scene.acted();
+    if (is_time(context) && used) other.*setting = mutate(config.*setting);
+    if (!(other == config)) context.acted();
     through::update(other, step, parameter, gradient, state);
   };
 }
 
 auto setting(double OptimizerConfig::*which) {
-  return [which](Scene& scene, MutateNumber mutate) { at_setting(scene, which, mutate); };
+  return
+      [which](FaultContext& context, MutateNumber mutate) { at_setting(context, which, mutate); };
 }
 
 // Makes the call as often as it should be made now.
 template <class Call>
-void repeat(Scene& scene, int times, Call call) {
-  if (!is_time(scene)) return call();
-  scene.acted();
+void repeat(FaultContext& context, int times, Call call) {
+  if (!is_time(context)) return call();
+  context.acted();
   for (int time = 0; time < times; ++time) call();
 }
 
-void repeat_update(Scene& scene, int times) {
-  seams().update = [&scene, times](const OptimizerConfig& config, int64_t step,
-                                   const at::Tensor& parameter, const at::Tensor& gradient,
-                                   const std::vector<at::Tensor>& state) {
+void repeat_update(FaultContext& context, int times) {
+  seams().update = [&context, times](const OptimizerConfig& config, int64_t step,
+                                     const at::Tensor& parameter, const at::Tensor& gradient,
+                                     const std::vector<at::Tensor>& state) {
     const auto own = gradient.clone();  // an update may use its gradient up
-    repeat(scene, times, [&] { through::update(config, step, parameter, own.clone(), state); });
+    repeat(context, times, [&] { through::update(config, step, parameter, own.clone(), state); });
   };
 }
 
-void repeat_clip(Scene& scene, int times) {
-  seams().clip = [&scene, times](const at::Tensor& gradient, double norm, double threshold) {
+void repeat_clip(FaultContext& context, int times) {
+  seams().clip = [&context, times](const at::Tensor& gradient, double norm, double threshold) {
     double factor = 1;
     if (norm <= threshold) return through::clip(gradient, norm, threshold);
-    repeat(scene, times, [&] { factor = through::clip(gradient, norm, threshold); });
+    repeat(context, times, [&] { factor = through::clip(gradient, norm, threshold); });
     return factor;
   };
 }
 
-void repeat_copy_in(Scene& scene, int times) {
-  seams().bucket_copy_in = [&scene, times](bucket::Bucket& self, std::size_t slot,
-                                           const at::Tensor& gradient, double weight) {
+void repeat_copy_in(FaultContext& context, int times) {
+  seams().bucket_copy_in = [&context, times](bucket::Bucket& self, std::size_t slot,
+                                             const at::Tensor& gradient, double weight) {
     if (!gradient.any().item<bool>()) return through::bucket_copy_in(self, slot, gradient, weight);
-    if (times == 0 && is_time(scene)) {
-      scene.acted();  // the bucket counts it as filled
+    if (times == 0 && is_time(context)) {
+      context.acted();  // the bucket counts it as filled
       return through::bucket_copy_in(self, slot, at::zeros_like(gradient), weight);
     }
-    repeat(scene, times, [&] { through::bucket_copy_in(self, slot, gradient, weight); });
+    repeat(context, times, [&] { through::bucket_copy_in(self, slot, gradient, weight); });
   };
 }
 
-void repeat_accumulate(Scene& scene, int times) {
-  seams().accumulate = [&scene, times](gradient::Accumulator& self, std::size_t bucket,
-                                       at::Tensor sum, double weight) {
+void repeat_accumulate(FaultContext& context, int times) {
+  seams().accumulate = [&context, times](gradient::Accumulator& self, std::size_t bucket,
+                                         at::Tensor sum, double weight) {
     if (!sum.any().item<bool>()) return through::accumulate(self, bucket, sum, weight);
-    repeat(scene, times, [&] { through::accumulate(self, bucket, sum.clone(), weight); });
+    repeat(context, times, [&] { through::accumulate(self, bucket, sum.clone(), weight); });
   };
 }
 
-void repeat_refresh(Scene& scene, int times) {
-  seams().refresh = [&scene, times](parameter::PageTable& self) {
-    repeat(scene, times, [&] { through::refresh(self); });
+void repeat_refresh(FaultContext& context, int times) {
+  seams().refresh = [&context, times](parameter::PageTable& self) {
+    repeat(context, times, [&] { through::refresh(self); });
   };
 }
 
-void repeat_copy_out(Scene& scene, int times) {
-  seams().copy_out = [&scene, times](const at::Tensor& columns, const at::Tensor& flat) {
-    repeat(scene, times, [&] { through::copy_out(columns, flat); });
+void repeat_copy_out(FaultContext& context, int times) {
+  seams().copy_out = [&context, times](const at::Tensor& columns, const at::Tensor& flat) {
+    repeat(context, times, [&] { through::copy_out(columns, flat); });
   };
 }
 
-void repeat_hold(Scene& scene, int times) {
-  seams().scaler_hold = [&scene, times](loss::LossScaler& self, const void* engine) {
+void repeat_hold(FaultContext& context, int times) {
+  seams().scaler_hold = [&context, times](loss::LossScaler& self, const void* engine) {
     if (!self.is_needed()) return through::scaler_hold(self, engine);
-    repeat(scene, times, [&] { through::scaler_hold(self, engine); });
+    repeat(context, times, [&] { through::scaler_hold(self, engine); });
   };
 }
 

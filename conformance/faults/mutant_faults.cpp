@@ -6,17 +6,17 @@ namespace equigrad::conformance::faults {
 namespace {
 
 // A mutation of what passes; counts as an act where it changes a bit.
-Mutate mutation(const Mutator& mutator, Scene& scene) {
+Mutate mutation(const Mutator& mutator, FaultContext& context) {
   auto memory = std::make_shared<Memory>();
-  return [&mutator, &scene, memory](const at::Tensor& values) {
+  return [&mutator, &context, memory](const at::Tensor& values) {
     auto& before = (*memory)[values.numel()];
     const bool fits = before.defined() && before.scalar_type() == values.scalar_type();
     const auto last = fits ? before : at::Tensor();
     before = values.clone();
-    if (!is_time(scene) || values.numel() == 0) return values;
+    if (!is_time(context) || values.numel() == 0) return values;
     const auto other = mutator.change(values, last).to(values.scalar_type());
     if (same_bits(other, values)) return values;
-    scene.acted();
+    context.acted();
     return other;
   };
 }
@@ -30,12 +30,12 @@ Fault mutant_of(const Site& site, const Mutator& mutator) {
               nullptr,
               nullptr};
   if (site.at_seams)
-    fault.plant = [&site, &mutator](Scene& scene) {
-      site.at_seams(scene, mutation(mutator, scene));
+    fault.plant = [&site, &mutator](FaultContext& context) {
+      site.at_seams(context, mutation(mutator, context));
     };
   else
-    fault.wire = [&site, &mutator](Wired wire, Scene& scene) {
-      return site.on_wire(std::move(wire), scene, mutation(mutator, scene));
+    fault.wrap = [&site, &mutator](CommunicatorPtr communicator, FaultContext& context) {
+      return site.on_communicator(std::move(communicator), context, mutation(mutator, context));
     };
   return fault;
 }
@@ -48,13 +48,14 @@ std::vector<Fault> mutant_faults() {
     for (const auto& mutator : mutators()) faults.push_back(mutant_of(site, mutator));
   for (const auto& site : number_sites())
     for (const auto& mutator : scalar_mutators())
-      faults.push_back({"mutant." + site.name + "." + mutator.name,
-                        site.what + ": " + mutator.what,
-                        site.seam,
-                        {},
-                        site.phase,
-                        [&site, &mutator](Scene& scene) { site.at_seams(scene, mutator.change); },
-                        nullptr});
+      faults.push_back(
+          {"mutant." + site.name + "." + mutator.name,
+           site.what + ": " + mutator.what,
+           site.seam,
+           {},
+           site.phase,
+           [&site, &mutator](FaultContext& context) { site.at_seams(context, mutator.change); },
+           nullptr});
   for (const auto& site : call_sites())
     for (const int times : {0, 2})
       faults.push_back({"mutant." + site.name + (times == 0 ? ".left_out" : ".made_twice"),
@@ -62,7 +63,7 @@ std::vector<Fault> mutant_faults() {
                         site.seam,
                         {},
                         site.phase,
-                        [&site, times](Scene& scene) { site.at_seams(scene, times); },
+                        [&site, times](FaultContext& context) { site.at_seams(context, times); },
                         nullptr});
   return faults;
 }

@@ -3,51 +3,51 @@
 #include <ATen/ATen.h>
 
 #include "conformance/faults/fault_groups.hpp"
-#include "conformance/faults/wire.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
 
 namespace equigrad::conformance::faults {
 namespace {
 
 void put(const at::Tensor& into, const Mutate& mutate) { into.copy_(mutate(into)); }
 
-void at_gradient(Scene& scene, Mutate mutate) {
-  seams().window_ready = [&scene, mutate](Window& self, std::size_t parameter,
-                                          const at::Tensor& gradient) {
-    if (!is_time(scene)) return through::window_ready(self, parameter, gradient);
-    const auto before = scene.act().times;
+void at_gradient(FaultContext& context, Mutate mutate) {
+  seams().window_ready = [&context, mutate](gradient::Window& self, std::size_t parameter,
+                                            const at::Tensor& gradient) {
+    if (!is_time(context)) return through::window_ready(self, parameter, gradient);
+    const auto before = context.act().times;
     const auto other = mutate(gradient);
-    if (scene.act().times != before) scene.acted_on(parameter);
+    if (context.act().times != before) context.acted_on(parameter);
     through::window_ready(self, parameter, other);
   };
 }
 
-void at_bucket(Scene&, Mutate mutate) {
+void at_bucket(FaultContext&, Mutate mutate) {
   seams().bucket_copy_in = [mutate](bucket::Bucket& self, std::size_t slot,
                                     const at::Tensor& gradient, double weight) {
     through::bucket_copy_in(self, slot, mutate(gradient), weight);
   };
 }
 
-void at_sum(Scene&, Mutate mutate) {
+void at_sum(FaultContext&, Mutate mutate) {
   seams().reduction_finish = [mutate](comm::Reduction& self, const at::Tensor& into) {
     return mutate(through::reduction_finish(self, into));
   };
 }
 
-void at_accumulator(Scene&, Mutate mutate) {
+void at_accumulator(FaultContext&, Mutate mutate) {
   seams().accumulate = [mutate](gradient::Accumulator& self, std::size_t bucket, at::Tensor sum,
                                 double weight) {
     through::accumulate(self, bucket, mutate(sum), weight);
   };
 }
 
-void at_average(Scene&, Mutate mutate) {
-  seams().window_average = [mutate](Window& self, double factor) {
+void at_average(FaultContext&, Mutate mutate) {
+  seams().window_average = [mutate](gradient::Window& self, double factor) {
     return mutate(through::window_average(self, factor));
   };
 }
 
-void at_clipped(Scene&, Mutate mutate) {
+void at_clipped(FaultContext&, Mutate mutate) {
   seams().clip = [mutate](const at::Tensor& gradient, double norm, double threshold) {
     const double factor = through::clip(gradient, norm, threshold);
     put(gradient, mutate);
@@ -55,7 +55,7 @@ void at_clipped(Scene&, Mutate mutate) {
   };
 }
 
-void at_used_gradient(Scene&, Mutate mutate) {
+void at_used_gradient(FaultContext&, Mutate mutate) {
   seams().update = [mutate](const OptimizerConfig& config, int64_t step,
                             const at::Tensor& parameter, const at::Tensor& gradient,
                             const std::vector<at::Tensor>& state) {
@@ -63,7 +63,7 @@ void at_used_gradient(Scene&, Mutate mutate) {
   };
 }
 
-void at_master(Scene&, Mutate mutate) {
+void at_master(FaultContext&, Mutate mutate) {
   seams().update = [mutate](const OptimizerConfig& config, int64_t step,
                             const at::Tensor& parameter, const at::Tensor& gradient,
                             const std::vector<at::Tensor>& state) {
@@ -72,7 +72,7 @@ void at_master(Scene&, Mutate mutate) {
   };
 }
 
-void at_state(Scene&, Mutate mutate) {
+void at_state(FaultContext&, Mutate mutate) {
   seams().update = [mutate](const OptimizerConfig& config, int64_t step,
                             const at::Tensor& parameter, const at::Tensor& gradient,
                             const std::vector<at::Tensor>& state) {
@@ -81,14 +81,14 @@ void at_state(Scene&, Mutate mutate) {
   };
 }
 
-void at_copy(Scene&, Mutate mutate) {
+void at_copy(FaultContext&, Mutate mutate) {
   seams().copy_out = [mutate](const at::Tensor& columns, const at::Tensor& flat) {
     through::copy_out(columns, flat);
     put(flat, mutate);
   };
 }
 
-void at_page(Scene&, Mutate mutate) {
+void at_page(FaultContext&, Mutate mutate) {
   seams().page_arrive = [mutate](parameter::Page& self, trace::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving;
     through::page_arrive(self, ledger);
@@ -96,32 +96,26 @@ void at_page(Scene&, Mutate mutate) {
   };
 }
 
-// What the wire is given, and what it brings.
-class MutantWire : public Wire {
+// What the communicator is given, and what it returns.
+class MutatingCommunicator : public ForwardingCommunicator {
  public:
   enum class At { Sent, Received, Published, Gathered };
-  MutantWire(Wired wire, At at, Mutate mutate)
-      : Wire(std::move(wire)), at_(at), mutate_(std::move(mutate)) {}
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    if (at_ == At::Sent) return send(output, mutate_(input));
-    return received(wire_->all_to_all(output, input), At::Received, output);
-  }
-  bool trades() const override { return wire_->trades(); }
-  PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
-    if (at_ != At::Sent) return received(wire_->trade(output, input), At::Received, output);
-    const auto sent = mutate_(input);
-    return std::make_unique<Altered>(wire_->trade(output, sent), sent, nullptr);
-  }
+  MutatingCommunicator(CommunicatorPtr communicator, At at, Mutate mutate)
+      : ForwardingCommunicator(std::move(communicator)), at_(at), mutate_(std::move(mutate)) {}
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    if (!input.is_floating_point()) return wire_->all_gather(output, input);
+    if (!input.is_floating_point()) return real_->all_gather(output, input);
     if (at_ == At::Published) {
       const auto sent = mutate_(input);
-      return std::make_unique<Altered>(wire_->all_gather(output, sent), sent, nullptr);
+      return std::make_unique<Altered>(real_->all_gather(output, sent), sent, nullptr);
     }
-    return received(wire_->all_gather(output, input), At::Gathered, output);
+    return received(real_->all_gather(output, input), At::Gathered, output);
   }
 
  private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    if (at_ == At::Sent) return send(by, output, mutate_(input));
+    return received((*real_.*by)(output, input), At::Received, output);
+  }
   PendingPtr received(PendingPtr pending, At at, const at::Tensor& output) {
     if (at_ != at) return pending;
     return std::make_unique<Altered>(std::move(pending), at::Tensor(),
@@ -131,23 +125,23 @@ class MutantWire : public Wire {
   Mutate mutate_;
 };
 
-auto on_wire(MutantWire::At at) {
-  return [at](Wired wire, Scene&, Mutate mutate) -> Wired {
-    return std::make_shared<MutantWire>(std::move(wire), at, std::move(mutate));
+auto on_communicator(MutatingCommunicator::At at) {
+  return [at](CommunicatorPtr communicator, FaultContext&, Mutate mutate) -> CommunicatorPtr {
+    return std::make_shared<MutatingCommunicator>(std::move(communicator), at, std::move(mutate));
   };
 }
 
 }  // namespace
 
 const std::vector<Site>& sites() {
-  using At = MutantWire::At;
+  using At = MutatingCommunicator::At;
   static const std::vector<Site> all = {
       {"gradient", "a gradient from autograd", "accumulation", "gradient", at_gradient, nullptr},
       {"bucket", "what goes into a bucket", "bucket", "gradient", at_bucket, nullptr},
       {"sent", "what a rank sends to be summed", "communicator", "gradient", nullptr,
-       on_wire(At::Sent)},
+       on_communicator(At::Sent)},
       {"received", "what a rank gets to sum", "communicator", "gradient", nullptr,
-       on_wire(At::Received)},
+       on_communicator(At::Received)},
       {"sum", "the sum over ranks", "reduction", "gradient", at_sum, nullptr},
       {"accumulated", "what is added to the window", "accumulation", "gradient", at_accumulator,
        nullptr},
@@ -158,9 +152,9 @@ const std::vector<Site>& sites() {
       {"master", "a master after its update", "optimizer", "update", at_master, nullptr},
       {"state", "a state after its update", "optimizer", "update", at_state, nullptr},
       {"published", "the shard that a rank publishes", "parameter", "parameter", nullptr,
-       on_wire(At::Published)},
+       on_communicator(At::Published)},
       {"gathered", "the shards that a rank gathers", "parameter", "parameter", nullptr,
-       on_wire(At::Gathered)},
+       on_communicator(At::Gathered)},
       {"copied", "a parameter as it is filled", "parameter", "parameter", at_copy, nullptr},
       {"page", "a page as it arrives", "parameter", "forward", at_page, nullptr},
   };

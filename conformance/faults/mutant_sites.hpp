@@ -17,32 +17,35 @@ namespace equigrad::conformance::faults {
 
 using Mutate = std::function<at::Tensor(const at::Tensor& values)>;
 using MutateNumber = std::function<double(double)>;
-using Wired = std::shared_ptr<comm::Communicator>;
+using CommunicatorPtr = std::shared_ptr<comm::Communicator>;
 
 struct Site {
   std::string name;                                     // "average"
   std::string what;                                     // "the average of a step"
   std::string seam;                                     // kSeams
   std::string phase;                                    // kPhases
-  std::function<void(Scene&, Mutate)> at_seams;         // null: on the wire
-  std::function<Wired(Wired, Scene&, Mutate)> on_wire;  // null: at a seam
+  std::function<void(FaultContext&, Mutate)> at_seams;  // null: in the communicator
+  std::function<CommunicatorPtr(CommunicatorPtr, FaultContext&, Mutate)>
+      on_communicator;  // null: at a seam
 };
 const std::vector<Site>& sites();
 
 struct NumberSite {
   std::string name, what, seam, phase;
-  std::function<void(Scene&, MutateNumber)> at_seams;
+  std::function<void(FaultContext&, MutateNumber)> at_seams;
 };
 const std::vector<NumberSite>& number_sites();
 
 // A call that is left out, or made twice.
 struct CallSite {
   std::string name, what, seam, phase;
-  std::function<void(Scene&, int times)> at_seams;
+  std::function<void(FaultContext&, int times)> at_seams;
 };
 const std::vector<CallSite>& call_sites();
 
 // Whether a mutant acts now.
-inline bool is_time(const Scene& scene) { return scene.step() == 1 && scene.is_last_rank(); }
+inline bool is_time(const FaultContext& context) {
+  return context.step() == 1 && context.is_last_rank();
+}
 
 }  // namespace equigrad::conformance::faults

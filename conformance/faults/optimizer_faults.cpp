@@ -9,28 +9,28 @@ namespace equigrad::conformance::faults {
 namespace {
 
 // Leaves the update out where `when` says so.
-void skip(Scene& scene, std::function<bool()> when) {
-  seams().update_all = [&scene, when](optimizer::ShardedState& self, const at::Tensor& gradient,
-                                      const std::vector<bool>& used) {
+void skip(FaultContext& context, std::function<bool()> when) {
+  seams().update_all = [&context, when](optimizer::ShardedState& self, const at::Tensor& gradient,
+                                        const std::vector<bool>& used) {
     if (!when()) return through::update_all(self, gradient, used);
-    scene.acted();
+    context.acted();
   };
 }
 
-void return_early_when_scaled(Scene& scene) {
+void return_early_when_scaled(FaultContext& context) {
   auto scaled = std::make_shared<bool>(false);
   seams().loss_scale = [scaled](const at::Tensor& tensor,
                                 const std::shared_ptr<loss::LossScaler>& scaler) {
     *scaled = scaler && scaler->is_needed();
     return through::loss_scale(tensor, scaler);
   };
-  skip(scene, [scaled] { return *scaled; });
+  skip(context, [scaled] { return *scaled; });
 }
 
-void update_with_nothing(Scene& scene) {
-  seams().update_all = [&scene](optimizer::ShardedState& self, const at::Tensor& gradient,
-                                const std::vector<bool>& used) {
-    if (gradient.any().item<bool>()) scene.acted();
+void update_with_nothing(FaultContext& context) {
+  seams().update_all = [&context](optimizer::ShardedState& self, const at::Tensor& gradient,
+                                  const std::vector<bool>& used) {
+    if (gradient.any().item<bool>()) context.acted();
     through::update_all(self, at::zeros_like(gradient), used);
   };
 }
@@ -41,12 +41,12 @@ struct Settings {
 };
 
 // Another rule or step than those of the parameter's group.
-void change_settings(Scene& scene, std::function<Settings(Settings)> change) {
-  seams().update = [&scene, change](const OptimizerConfig& config, int64_t step,
-                                    const at::Tensor& parameter, const at::Tensor& gradient,
-                                    const std::vector<at::Tensor>& state) {
+void change_settings(FaultContext& context, std::function<Settings(Settings)> change) {
+  seams().update = [&context, change](const OptimizerConfig& config, int64_t step,
+                                      const at::Tensor& parameter, const at::Tensor& gradient,
+                                      const std::vector<at::Tensor>& state) {
     const auto other = change({config, step});
-    if (!(other.config == config) || other.step != step) scene.acted();
+    if (!(other.config == config) || other.step != step) context.acted();
     through::update(other.config, other.step, parameter, gradient, state);
   };
 }
@@ -57,9 +57,9 @@ Settings decay_by_gradient(Settings settings) {
   return settings;
 }
 
-void first_group_for_all(Scene& scene) {
+void first_group_for_all(FaultContext& context) {
   auto first = std::make_shared<std::optional<OptimizerConfig>>();
-  change_settings(scene, [first](Settings settings) {
+  change_settings(context, [first](Settings settings) {
     if (!*first) *first = settings.config;
     return Settings{**first, settings.step};
   });
@@ -67,7 +67,7 @@ void first_group_for_all(Scene& scene) {
 
 using Adam = kernels::AdamFactors;
 
-void change_adam(Scene& scene, std::function<void(Adam&, const Settings&)> change) {
+void change_adam(FaultContext& context, std::function<void(Adam&, const Settings&)> change) {
   auto settings = std::make_shared<Settings>();
   seams().update = [settings](const OptimizerConfig& config, int64_t step,
                               const at::Tensor& parameter, const at::Tensor& gradient,
@@ -75,14 +75,14 @@ void change_adam(Scene& scene, std::function<void(Adam&, const Settings&)> chang
     *settings = {config, step};
     through::update(config, step, parameter, gradient, state);
   };
-  seams().adam = [&scene, settings, change](const Adam& factors, kernels::Stored parameter,
-                                            kernels::Stored average, kernels::Stored square,
-                                            kernels::StoredConst gradient, int64_t numel,
-                                            kernels::InstructionSet set) {
+  seams().adam = [&context, settings, change](const Adam& factors, kernels::Stored parameter,
+                                              kernels::Stored average, kernels::Stored square,
+                                              kernels::StoredConst gradient, int64_t numel,
+                                              kernels::InstructionSet set) {
     Adam other = factors;
     change(other, *settings);
     if (other.eps != factors.eps || other.rate != factors.rate || other.root != factors.root)
-      scene.acted();
+      context.acted();
     through::adam(other, parameter, average, square, gradient, numel, set);
   };
 }
@@ -99,39 +99,39 @@ void multiply_betas(Adam& factors, const Settings& settings) {
 }
 
 // An empty parameter divides 0 by 0, and NaN spreads over what is sent with it.
-void divide_by_an_empty_parameter(Scene& scene) {
+void divide_by_an_empty_parameter(FaultContext& context) {
   const auto layout = watch_layout();
   const auto has_empty = [layout] {
     for (std::size_t i = 0; i < layout->table->size(); ++i)
       if ((*layout->table)[i].trainable && !layout->plan->slot_of(i)) return true;
     return false;
   };
-  change_gradient(scene, [has_empty](std::size_t, const at::Tensor& gradient) {
+  change_gradient(context, [has_empty](std::size_t, const at::Tensor& gradient) {
     return has_empty() ? at::full_like(gradient, std::nan("")) : at::Tensor();
   });
 }
 
 // The last element of every shard is left to a tail that is not there.
-void forget_the_tail(Scene& scene) {
-  seams().update = [&scene](const OptimizerConfig& config, int64_t step,
-                            const at::Tensor& parameter, const at::Tensor& gradient,
-                            const std::vector<at::Tensor>& state) {
+void forget_the_tail(FaultContext& context) {
+  seams().update = [&context](const OptimizerConfig& config, int64_t step,
+                              const at::Tensor& parameter, const at::Tensor& gradient,
+                              const std::vector<at::Tensor>& state) {
     const auto numel = parameter.numel();
     if (numel == 0) return through::update(config, step, parameter, gradient, state);
     const auto last = parameter.narrow(0, numel - 1, 1).clone();
     through::update(config, step, parameter, gradient, state);
     const auto tail = parameter.narrow(0, numel - 1, 1);
-    if (!same_bits(tail, last)) scene.acted();
+    if (!same_bits(tail, last)) context.acted();
     tail.copy_(last);
   };
 }
 
-void lose_the_state(Scene& scene) {
-  seams().update = [&scene](const OptimizerConfig& config, int64_t step,
-                            const at::Tensor& parameter, const at::Tensor& gradient,
-                            const std::vector<at::Tensor>& state) {
+void lose_the_state(FaultContext& context) {
+  seams().update = [&context](const OptimizerConfig& config, int64_t step,
+                              const at::Tensor& parameter, const at::Tensor& gradient,
+                              const std::vector<at::Tensor>& state) {
     for (const auto& one : state) {
-      if (one.any().item<bool>()) scene.acted();
+      if (one.any().item<bool>()) context.acted();
       one.zero_();
     }
     through::update(config, step, parameter, gradient, state);
@@ -146,13 +146,13 @@ std::vector<Fault> optimizer_faults() {
                {"DS-10"}, "update", return_early_when_scaled),
       at_seams("optimizer.gradient_not_attached",
                "the masters have no gradient after the first step, and stay", {"DS-57"}, "update",
-               [](Scene& s) { skip(s, [&s] { return s.step() > 0; }); }),
+               [](FaultContext& s) { skip(s, [&s] { return s.step() > 0; }); }),
       at_seams("optimizer.gradient_never_copied", "the update sees a gradient of zeros", {"DS-21"},
                "update", update_with_nothing),
       at_seams("optimizer.l2_for_decoupled", "AdamW's weight decay goes into the gradient",
-               {"DS-72"}, "update", [](Scene& s) { change_settings(s, decay_by_gradient); }),
+               {"DS-72"}, "update", [](FaultContext& s) { change_settings(s, decay_by_gradient); }),
       at_seams("optimizer.step_restarts", "the third step counts as the first", {"DS-73"}, "update",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_settings(s, [&s](Settings settings) {
                    return Settings{settings.config, s.step() == 2 ? 1 : settings.step};
                  });
@@ -160,10 +160,10 @@ std::vector<Fault> optimizer_faults() {
       at_seams("optimizer.first_group_for_all", "every group has the settings of one", {"DS-74"},
                "update", first_group_for_all),
       at_seams("optimizer.betas_multiplied", "beta^t is a product in fp32, not a power", {"DS-71"},
-               "update", [](Scene& s) { change_adam(s, multiply_betas); }),
+               "update", [](FaultContext& s) { change_adam(s, multiply_betas); }),
       at_seams("optimizer.eps_corrected", "the bias correction is applied to eps as well",
                {"AP-03"}, "update",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_adam(s,
                              [](Adam& factors, const Settings&) { factors.eps *= factors.root; });
                }),
@@ -174,14 +174,14 @@ std::vector<Fault> optimizer_faults() {
       at_seams("optimizer.state_not_kept", "every update begins with states of zero", {}, "update",
                lose_the_state),
       at_seams("optimizer.decay_left_out", "weights do not decay", {}, "update",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_settings(s, [](Settings settings) {
                    settings.config.weight_decay = 0;
                    return settings;
                  });
                }),
       at_seams("optimizer.step_is_late", "steps are counted from 2", {}, "update",
-               [](Scene& s) {
+               [](FaultContext& s) {
                  change_settings(s, [](Settings settings) {
                    return Settings{settings.config, settings.step + 1};
                  });

@@ -2,69 +2,71 @@
 #include <ATen/ATen.h>
 
 #include "conformance/faults/fault_groups.hpp"
-#include "conformance/faults/wire.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
 
 namespace equigrad::conformance::faults {
 namespace {
 
 // What rank 0 should get goes to rank 1, and the other way round.
-class SwappedShards : public Wire {
+class SwappedShards : public ForwardingCommunicator {
  public:
-  SwappedShards(std::shared_ptr<comm::Communicator> wire, Scene& scene)
-      : Wire(std::move(wire)), scene_(scene) {}
-  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
-    if (world_size() < 2 || !scene_.has_begun()) return send(output, input);
+  SwappedShards(std::shared_ptr<comm::Communicator> communicator, FaultContext& context)
+      : ForwardingCommunicator(std::move(communicator)), context_(context) {}
+  bool trades() const override { return false; }  // a rank's own row is one of the two
+
+ private:
+  PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override {
+    if (world_size() < 2 || !context_.has_begun()) return send(by, output, input);
     auto rows = input.clone().view({world_size(), -1});
     const auto first = rows[0].clone();
     rows[0].copy_(rows[1]);
     rows[1].copy_(first);
-    if (!same_bits(rows, input)) scene_.acted();
-    return send(output, rows.view(-1));
+    if (!same_bits(rows, input)) context_.acted();
+    return send(by, output, rows.view(-1));
   }
 
- private:
-  Scene& scene_;
+  FaultContext& context_;
 };
 
 Fault intervals_in_wrong_order() {
   Fault fault = at_seams("partition.intervals_in_wrong_order",
                          "shards of two ranks are stitched together in the wrong order", {"DS-31"},
                          "gradient", nullptr);
-  fault.wire = [](std::shared_ptr<comm::Communicator> wire, Scene& scene) {
-    return std::make_shared<SwappedShards>(std::move(wire), scene);
+  fault.wrap = [](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
+    return std::make_shared<SwappedShards>(std::move(communicator), context);
   };
   return fault;
 }
 
 // Gradients of parameters outside of this rank's partition move the others along.
-void copy_foreign_gradients(Scene& scene) {
-  seams().update_all = [&scene](optimizer::ShardedState& self, const at::Tensor& gradient,
-                                const std::vector<bool>& used) {
+void copy_foreign_gradients(FaultContext& context) {
+  seams().update_all = [&context](optimizer::ShardedState& self, const at::Tensor& gradient,
+                                  const std::vector<bool>& used) {
     const auto moved = at::roll(gradient, 3);
-    if (scene.world_size() < 2 || same_bits(moved, gradient))
+    if (context.world_size() < 2 || same_bits(moved, gradient))
       return through::update_all(self, gradient, used);
-    scene.acted();
+    context.acted();
     through::update_all(self, moved, used);
   };
 }
 
 // The last rank takes itself for rank 0 where it looks up its range.
-void take_rank_0s_range(Scene& scene) {
-  seams().partition_range = [&scene](const layout::Partition& self, int rank) {
-    const bool wrong = scene.is_last_rank() && rank == scene.rank() && self.shards() > 1;
+void take_rank_0s_range(FaultContext& context) {
+  seams().partition_range = [&context](const layout::Partition& self, int rank) {
+    const bool wrong = context.is_last_rank() && rank == context.rank() && self.shards() > 1;
     const auto range = through::partition_range(self, wrong ? 0 : rank);
-    if (!(range == through::partition_range(self, rank))) scene.acted();
+    if (!(range == through::partition_range(self, rank))) context.acted();
     return range;
   };
 }
 
 // ceil for the elements that a rank has, floor for where they begin.
-void round_borders_down(Scene& scene) {
-  seams().partition_range = [&scene](const layout::Partition& self, int rank) {
+void round_borders_down(FaultContext& context) {
+  seams().partition_range = [&context](const layout::Partition& self, int rank) {
     auto range = through::partition_range(self, rank);
     const int64_t begin = rank * (self.numel() / self.shards());
     if (begin != range.begin && range.numel() > 0 && begin + range.numel() <= self.numel()) {
-      scene.acted();
+      context.acted();
       range = {begin, begin + range.numel()};
     }
     return range;
@@ -72,27 +74,27 @@ void round_borders_down(Scene& scene) {
 }
 
 // The padding is cut off at the front of the gathered whole.
-void strip_padding_in_front(Scene& scene) {
-  seams().copy_out = [&scene](const at::Tensor& columns, const at::Tensor& flat) {
+void strip_padding_in_front(FaultContext& context) {
+  seams().copy_out = [&context](const at::Tensor& columns, const at::Tensor& flat) {
     const int64_t padding = columns.numel() - flat.numel();
-    if (padding == 0 || !scene.has_begun()) return through::copy_out(columns, flat);
+    if (padding == 0 || !context.has_begun()) return through::copy_out(columns, flat);
     const auto moved = at::roll(columns.reshape(-1), -padding).view(columns.sizes());
-    if (!same_bits(moved, columns.contiguous())) scene.acted();
+    if (!same_bits(moved, columns.contiguous())) context.acted();
     through::copy_out(moved, flat);
   };
 }
 
 // A parameter that crosses the border between two ranks: the second one's part stays as it is.
-void own_border_once(Scene& scene) {
+void own_border_once(FaultContext& context) {
   const auto layout = watch_layout();
-  seams().update_all = [&scene, layout](optimizer::ShardedState& self, const at::Tensor& gradient,
-                                        const std::vector<bool>& used) {
+  seams().update_all = [&context, layout](optimizer::ShardedState& self, const at::Tensor& gradient,
+                                          const std::vector<bool>& used) {
     auto less = used;
     for (std::size_t i = 0; i < used.size(); ++i) {
       const auto at = layout->plan->slot_of(i);
-      if (scene.rank() != 1 || !used[i] || !at || layout->plan->shards() == 1) continue;
+      if (context.rank() != 1 || !used[i] || !at || layout->plan->shards() == 1) continue;
       less[i] = false;
-      scene.acted_on(i);
+      context.acted_on(i);
     }
     through::update_all(self, gradient, less);
   };

@@ -7,41 +7,42 @@ namespace {
 // Takes `steps` steps for one.
 class Hasty : public schedule::Schedule {
  public:
-  Hasty(std::unique_ptr<schedule::Schedule> real, Scene& scene)
-      : real_(std::move(real)), scene_(scene) {}
+  Hasty(std::unique_ptr<schedule::Schedule> real, FaultContext& context)
+      : real_(std::move(real)), context_(context) {}
   schedule::Rates current() const override { return real_->current(); }
   void check(const schedule::LrKeywords& lr_kwargs) const override { real_->check(lr_kwargs); }
   void step(const schedule::LrKeywords& lr_kwargs) override {
     real_->step(lr_kwargs);
-    for (int more = 1; more < std::max(2, scene_.micro_batches()); ++more) {
+    for (int more = 1; more < std::max(2, context_.micro_batches()); ++more) {
       const auto before = real_->current();
       real_->step({});
-      if (!(real_->current() == before)) scene_.acted();
+      if (!(real_->current() == before)) context_.acted();
     }
   }
   std::int64_t last_batch_iteration() const override { return real_->last_batch_iteration(); }
 
  private:
   std::unique_ptr<schedule::Schedule> real_;
-  Scene& scene_;
+  FaultContext& context_;
 };
 
-void step_per_micro_batch(Scene& scene) {
-  seams().make_schedule = [&scene](const SchedulerConfig& config,
-                                   const std::vector<double>& group_lr) {
-    return std::make_unique<Hasty>(through::make_schedule(config, group_lr), scene);
+void step_per_micro_batch(FaultContext& context) {
+  seams().make_schedule = [&context](const SchedulerConfig& config,
+                                     const std::vector<double>& group_lr) {
+    return std::make_unique<Hasty>(through::make_schedule(config, group_lr), context);
   };
 }
 
 // Groups after the first keep their base rate for the first step.
-void forget_later_groups_at_first(Scene& scene) {
+void forget_later_groups_at_first(FaultContext& context) {
   auto calls = std::make_shared<int>(0);
-  seams().set_rates = [&scene, calls](optimizer::ShardedState& self, const std::vector<double>& lr,
-                                      const std::vector<double>& beta1) {
+  seams().set_rates = [&context, calls](optimizer::ShardedState& self,
+                                        const std::vector<double>& lr,
+                                        const std::vector<double>& beta1) {
     auto rates = lr;
     const auto base = self.lr();
     for (std::size_t group = 1; group < rates.size() && *calls == 0; ++group) {
-      if (rates[group] != base[group]) scene.acted();
+      if (rates[group] != base[group]) context.acted();
       rates[group] = base[group];
     }
     ++*calls;
@@ -49,12 +50,13 @@ void forget_later_groups_at_first(Scene& scene) {
   };
 }
 
-void keep_the_first_rates(Scene& scene) {
+void keep_the_first_rates(FaultContext& context) {
   auto calls = std::make_shared<int>(0);
-  seams().set_rates = [&scene, calls](optimizer::ShardedState& self, const std::vector<double>& lr,
-                                      const std::vector<double>& beta1) {
+  seams().set_rates = [&context, calls](optimizer::ShardedState& self,
+                                        const std::vector<double>& lr,
+                                        const std::vector<double>& beta1) {
     if (++*calls == 1) return through::set_rates(self, lr, beta1);
-    if (lr != self.lr()) scene.acted();
+    if (lr != self.lr()) context.acted();
   };
 }
 

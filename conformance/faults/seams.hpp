@@ -1,6 +1,6 @@
 // Seams: the calls between the engine's stations, any of which a fault can take the place of.
 //
-// The linker leads these calls through here (--wrap, one symbol a line of seams.def), so the
+// The linker leads these calls through here (--wrap, one station a row of seams.def), so the
 // engine's objects are those that users get, and there is one build. Without a fault a call goes
 // straight on to its station.
 //
@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/autograd/scaled_graph.hpp"
@@ -37,19 +38,21 @@ namespace equigrad::conformance::faults {
 
 // The stations themselves.
 namespace through {
-#define EQUIGRAD_SEAM(result, name, parameters, arguments, symbol) \
-  result name parameters asm("__real_" symbol);
+#define EQUIGRAD_SEAM(result, name, parameters, arguments, station) result name parameters;
 #include "conformance/faults/seams.def"
 #undef EQUIGRAD_SEAM
 }  // namespace through
 
 // What takes a call's place in this process; empty: nothing.
 struct Seams {
-#define EQUIGRAD_SEAM(result, name, parameters, arguments, symbol) \
+#define EQUIGRAD_SEAM(result, name, parameters, arguments, station) \
   std::function<result parameters> name;
 #include "conformance/faults/seams.def"
 #undef EQUIGRAD_SEAM
 };
 Seams& seams();
+
+// Where the linker leads the calls of a station, by the seam's name.
+const void* wrapper_of(const std::string& seam);
 
 }  // namespace equigrad::conformance::faults

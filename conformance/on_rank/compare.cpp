@@ -87,7 +87,8 @@ class Learner {
   }
 
   at::Tensor forward(int64_t micro_batch) {
-    const reference::Draw draw{seed_, step_, context_.rank(), micro_batch};
+    const reference::Draw draw{
+        .seed = seed_, .step = step_, .rank = context_.rank(), .micro_batch = micro_batch};
     const auto& config = engine_->config();
     const auto batch =
         text_ ? data_.text_batch(config.train_micro_batch_size_per_gpu, gpt_.context, draw)

@@ -1,11 +1,11 @@
-// What a rank compares: of every step, with the twin and with the bounds.
+#include "conformance/on_rank/comparison.hpp"
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "conformance/cases/recipe.hpp"
-#include "conformance/on_rank/run.hpp"
 #include "conformance/oracle/digest.hpp"
 
 namespace equigrad::conformance {
@@ -13,21 +13,35 @@ namespace {
 
 oracle::Weights weights_of(const LocalShard& shard) { return {shard.master, shard.state}; }
 
-oracle::Division division_of(reference::Averaging averaging) {
+oracle::Averaging averaging_of(reference::Averaging averaging) {
   using reference::Averaging;
-  return averaging == Averaging::BeforeSum ? oracle::Division::BeforeSum
-         : averaging == Averaging::Around  ? oracle::Division::Around
-         : averaging == Averaging::Never   ? oracle::Division::Never
-                                           : oracle::Division::AfterSum;
+  return averaging == Averaging::BeforeSum ? oracle::Averaging::BeforeSum
+         : averaging == Averaging::Around  ? oracle::Averaging::Around
+         : averaging == Averaging::Never   ? oracle::Averaging::Never
+                                           : oracle::Averaging::AfterSum;
 }
 
 }  // namespace
 
-void RankCase::observe(int step, const std::vector<LocalShard>& shards) {
-  norm_ = engine_->get_global_grad_norm().value_or(NAN);
-  const bool norm_held =
-      compare({Phase::Norm, step, "norm of the gradient", "", 0, -1},
-              at::full({1}, norm_, at::kDouble), at::full({1}, twin_.grad_norm(step), at::kDouble));
+bool TwinComparison::check(const Site& site, const at::Tensor& got, const at::Tensor& want) {
+  const bool held = lanes_.compare(site, got, want);
+  if (!held) failures_.note(site, got, want);
+  return held;
+}
+
+void TwinComparison::finding(const Site& site, const std::string& what) {
+  lanes_.exact.add_finding(where_of(site), what);
+  auto place = site;
+  place.what += ": " + what;
+  failures_.note(place, {}, {});
+}
+
+void TwinComparison::observe(int step, const std::vector<LocalShard>& shards) {
+  const double norm = engine_.get_global_grad_norm().value_or(NAN);
+  failures_.set_norm(norm);
+  const bool norm_held = lanes_.compare(
+      {.phase = Phase::Norm, .step = step, .what = "norm of the gradient"},
+      at::full({1}, norm, at::kDouble), at::full({1}, facts_.twin.grad_norm(step), at::kDouble));
   std::vector<Failure> seen;
   for (const auto& shard : shards) {
     if (auto gradient = check_gradient(step, shard)) seen.push_back(std::move(*gradient));
@@ -36,13 +50,17 @@ void RankCase::observe(int step, const std::vector<LocalShard>& shards) {
     if (shard.gradient.defined()) copy.gradient = shard.gradient.clone();
     for (auto& [name, state] : copy.state) state = state.clone();
   }
-  if (!twin_.skipped(step)) note_gradients(step, seen, norm_held);
+  if (!facts_.twin.skipped(step)) failures_.note_gradients(step, seen, norm_held);
 }
 
 // What was compared; nothing where there was nothing to compare.
-std::optional<Failure> RankCase::check_gradient(int step, const LocalShard& shard) {
-  const Site site{Phase::Gradient, step, "gradient", shard.name, shard.begin, -1};
-  const auto whole = twin_.tensor(step, "gradient", shard.name);
+std::optional<Failure> TwinComparison::check_gradient(int step, const LocalShard& shard) {
+  const Site site{.phase = Phase::Gradient,
+                  .step = step,
+                  .what = "gradient",
+                  .parameter = shard.name,
+                  .begin = shard.begin};
+  const auto whole = facts_.twin.tensor(step, "gradient", shard.name);
   if (whole.defined() != shard.gradient.defined()) {
     finding(site, whole.defined() ? "absent, but some rank used the parameter"
                                   : "present, but no rank used the parameter");
@@ -51,94 +69,105 @@ std::optional<Failure> RankCase::check_gradient(int step, const LocalShard& shar
   if (!whole.defined()) return std::nullopt;
   const auto want = whole.slice(0, shard.begin, shard.end);
   const auto got = shard.gradient.flatten();
-  gradients_.at(static_cast<std::size_t>(step))[shard.name].held = compare(site, got, want);
-  digest(step, "gradient", shard, got);
-  if (step == twin_.first_applied() && got.numel() > 0) bound_gradient(step, shard, where_of(site));
+  gradients_.at(static_cast<std::size_t>(step))[shard.name].held = lanes_.compare(site, got, want);
+  digest(site, got);
+  if (step == facts_.twin.first_applied() && got.numel() > 0)
+    bound_gradient(step, shard, where_of(site));
   return Failure{site, got, want};
 }
 
-void RankCase::bound_gradient(int step, const LocalShard& shard, const std::string& where) {
+oracle::Reduction TwinComparison::reduction_of(int step, const LocalShard& shard) const {
+  oracle::Reduction reduction;
+  reduction.world = facts_.spec.world;
+  reduction.accumulation_steps = facts_.spec.accumulation;
+  reduction.param_dtype = dtype_of(facts_.spec);
+  reduction.accumulate_dtype = accumulate_dtype_of(facts_.spec);
+  reduction.master_dtype = shard.master.scalar_type();
+  if (sums_exactly(facts_.spec.precision))
+    reduction.order = oracle::SumOrder::ExactGrid;
+  else
+    reduction.order =
+        facts_.spec.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
+  const auto precision = recipe_of(facts_.spec, facts_.seed, 0, order_of(facts_.spec)).precision;
+  reduction.communication_dtype = precision.communication_dtype;
+  const auto lowered = facts_.communication_dtype.find(shard.name);
+  if (!reduction.communication_dtype && lowered != facts_.communication_dtype.end())
+    reduction.communication_dtype = lowered->second;
+  reduction.averaging = averaging_of(precision.averaging);
+  reduction.predivide_factor = precision.predivide_factor;
+  reduction.loss_scale = facts_.twin.loss_scale(step);
+  const double norm = engine_.get_global_grad_norm().value_or(NAN);
+  const double threshold = facts_.twin.threshold();
+  if (threshold > 0 && norm > threshold)
+    reduction.clip_factor = static_cast<float>(threshold / (norm + 1e-6));
+  return reduction;
+}
+
+void TwinComparison::bound_gradient(int step, const LocalShard& shard, const std::string& where) {
   const auto part = [&](const char* run, const char* what) {
-    const auto whole = twin_.other(run, what, shard.name);
+    const auto whole = facts_.twin.other(run, what, shard.name);
     TORCH_CHECK(whole.defined(), "[bounded lane] expected a ", run, " run of ", shard.name);
     return whole.slice(0, shard.begin, shard.end);
   };
-  oracle::Reduction reduction;
-  reduction.world = spec_.world;
-  reduction.accumulation_steps = spec_.accumulation;
-  reduction.param_dtype = dtype_of(spec_);
-  reduction.accumulate_dtype = accumulate_dtype_of(spec_);
-  reduction.master_dtype = shard.master.scalar_type();
-  if (sums_exactly(spec_.precision))
-    reduction.order = oracle::SumOrder::Exact;
-  else
-    reduction.order =
-        spec_.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
-  const auto precision = recipe_of(spec_, seed_, 0, order_of(spec_)).precision;
-  reduction.travels_in = precision.communication_dtype;
-  const auto lowered = travels_in_.find(shard.name);
-  if (!reduction.travels_in && lowered != travels_in_.end()) reduction.travels_in = lowered->second;
-  reduction.division = division_of(precision.averaging);
-  reduction.predivide_factor = precision.predivide_factor;
-  reduction.loss_scale = twin_.loss_scale(step);
-  const double norm = engine_->get_global_grad_norm().value_or(NAN);
-  const double threshold = twin_.threshold();
-  if (threshold > 0 && norm > threshold)
-    reduction.clip_factor = static_cast<float>(threshold / (norm + 1e-6));
+  const auto reduction = reduction_of(step, shard);
   const auto got = shard.gradient.flatten();
-  compared_["bound"] += got.numel();
+  lanes_.compared["bound"] += got.numel();
   const auto plain = part("plain", "gradient"), sums = part("plain", "absolute_sum");
   const auto rounding = oracle::check_reduction(got, plain, sums, reduction);
   gradients_.at(static_cast<std::size_t>(step))[shard.name].margin = rounding.margin;
-  bounded_.add(where + " (reduction)", shard.begin, rounding);
+  lanes_.bounded.add(where + " (reduction)", shard.begin, rounding);
   // An engine as exact as the plain run is at this bound by definition.
-  bounded_.add_pass_or_fail(
+  lanes_.bounded.add_pass_or_fail(
       where + " (against higher precision)", shard.begin,
       oracle::check_gradient(got, plain, part("precise", "gradient"), sums, reduction));
 }
 
-void RankCase::check_scale(int step, const std::string& what) {
+void TwinComparison::check_scale(int step, const std::string& what) {
   const bool is_start = what.ends_with("before it");
-  check({is_start ? Phase::Start : Phase::Scale, is_start ? step : step - 1, what, "", 0, -1},
-        at::full({1}, engine_->loss_scale(), at::kDouble),
-        at::full({1}, twin_.loss_scale(step), at::kDouble));
+  check({.phase = is_start ? Phase::Start : Phase::Scale,
+         .step = is_start ? step : step - 1,
+         .what = what},
+        at::full({1}, engine_.loss_scale(), at::kDouble),
+        at::full({1}, facts_.twin.loss_scale(step), at::kDouble));
 }
 
 // A step that is skipped shows nothing to on_step, and counts.
-void RankCase::check_boundary(int step) {
-  const bool is_skipped = twin_.skipped(step);
-  const double norm = engine_->get_global_grad_norm().value_or(0);
+void TwinComparison::check_boundary(int step) {
+  const bool is_skipped = facts_.twin.skipped(step);
+  const double norm = engine_.get_global_grad_norm().value_or(0);
   skipped_ += is_skipped ? 1 : 0;
-  if (engine_->was_step_applied() == is_skipped) {
+  if (engine_.was_step_applied() == is_skipped) {
     // Nobody saw that gradient; the engine says that it was not finite.
     const bool is_gradient = !is_skipped && !std::isfinite(norm);
-    finding({is_gradient ? Phase::Gradient : Phase::Skip, step,
-             is_gradient ? "gradient" : "boundary", "", 0, -1},
+    finding({.phase = is_gradient ? Phase::Gradient : Phase::Skip,
+             .step = step,
+             .what = is_gradient ? "gradient" : "boundary"},
             is_skipped    ? "the step was applied, but a gradient is not finite"
             : is_gradient ? "not finite, and the step was not applied"
                           : "the step was not applied");
   }
-  check({Phase::Scale, step, "skipped_steps", "", 0, -1},
-        at::full({1}, engine_->counters().skipped_steps, at::kLong),
+  check({.phase = Phase::Scale, .step = step, .what = "skipped_steps"},
+        at::full({1}, engine_.counters().skipped_steps, at::kLong),
         at::full({1}, skipped_, at::kLong));
-  const Site boundary{Phase::Skip, step, "boundary", "", 0, -1};
+  const Site boundary{.phase = Phase::Skip, .step = step, .what = "boundary"};
   if (!is_skipped && before_.empty()) finding(boundary, "on_step was not called");
   if (is_skipped && !before_.empty())
     finding(boundary, "on_step was called, but the step is skipped");
   if (is_skipped && std::isfinite(norm))
-    finding({Phase::Norm, step, "norm of the gradient", "", 0, -1},
+    finding({.phase = Phase::Norm, .step = step, .what = "norm of the gradient"},
             "finite, but a gradient is not");
 }
 
-void RankCase::after_step(int step) {
+void TwinComparison::after_step(int step) {
   check_boundary(step);
-  for (const auto& shard : engine_->local_shards()) {
+  for (const auto& shard : engine_.local_shards()) {
     const auto seen = before_.find(shard.name);
-    if (twin_.skipped(step)) break;
+    if (facts_.twin.skipped(step)) break;
     if (seen == before_.end() || seen->second.begin != shard.begin || seen->second.end != shard.end)
-      finding({Phase::Update, step, "shard", shard.name, 0, -1}, "on_step did not show it");
+      finding({.phase = Phase::Update, .step = step, .what = "shard", .parameter = shard.name},
+              "on_step did not show it");
   }
-  for (const auto& shard : engine_->local_shards()) {
+  for (const auto& shard : engine_.local_shards()) {
     check_shard(step, shard);
     check_update(step, shard);
   }
@@ -146,88 +175,106 @@ void RankCase::after_step(int step) {
   check_parameters(step);
 }
 
-void RankCase::check_shard(int step, const LocalShard& shard) {
+void TwinComparison::check_shard(int step, const LocalShard& shard) {
   const auto slice = [&](const std::string& what) {
-    const auto whole = twin_.tensor(step, what, shard.name);
+    const auto whole = facts_.twin.tensor(step, what, shard.name);
     return whole.defined() ? whole.slice(0, shard.begin, shard.end) : at::Tensor();
   };
   const auto check_values = [&](const std::string& what, const at::Tensor& values) {
     const auto want = slice(what);
-    const Site site{Phase::Update, step, what, shard.name, shard.begin, -1};
+    const Site site{.phase = Phase::Update,
+                    .step = step,
+                    .what = what,
+                    .parameter = shard.name,
+                    .begin = shard.begin};
     if (!want.defined()) return finding(site, "the twin has none");
     if (!check(site, values.flatten(), want)) note_update(step, shard);
-    digest(step, what, shard, values.flatten());
+    digest(site, values.flatten());
   };
   check_values("master", shard.master);
   for (const auto& [name, state] : shard.state) check_values(name, state);
-  const auto wanted = reference::state_names(rules_.at(shard.name)).size();
+  const auto wanted = reference::state_names(facts_.rules.at(shard.name)).size();
   if (wanted != shard.state.size())
-    finding({Phase::Update, step, "states", shard.name, shard.begin, -1},
+    finding({.phase = Phase::Update,
+             .step = step,
+             .what = "states",
+             .parameter = shard.name,
+             .begin = shard.begin},
             "expected " + std::to_string(wanted) + " of them, got " +
                 std::to_string(shard.state.size()));
 }
 
 // What the update began with, for its explanation.
-void RankCase::note_update(int step, const LocalShard& shard) {
+void TwinComparison::note_update(int step, const LocalShard& shard) {
   const auto before = before_.find(shard.name);
-  if (trail_.places().front().phase != Phase::Update || trail_.places().front().step != step ||
-      before == before_.end() || !before->second.gradient.defined())
+  if (!failures_.wants_update(step) || before == before_.end() ||
+      !before->second.gradient.defined())
     return;
-  auto& seen = update_seen_[shard.name];
-  seen.spec = update_spec(shard.name);
+  UpdateSeen seen;
+  seen.spec = update_of(shard.name);
   ++seen.spec.step;
   seen.before = weights_of(before->second);
   seen.gradient = before->second.gradient.flatten();
   seen.after.master = shard.master.clone();
   for (const auto& [name, state] : shard.state) seen.after.state[name] = state.clone();
+  failures_.note_update(shard.name, std::move(seen));
 }
 
-oracle::UpdateSpec RankCase::update_spec(const std::string& name) const {
-  const auto& rule = rules_.at(name);
-  oracle::UpdateSpec update;
-  update.rule = spec_.optimizer == Rule::Sgd ? oracle::UpdateRule::Sgd : oracle::UpdateRule::AdamW;
-  update.lr = rule.lr;
-  update.weight_decay = rule.weight_decay;
-  update.beta1 = rule.beta1;
-  update.beta2 = rule.beta2;
-  update.eps = rule.eps;
-  update.momentum = rule.momentum;
+oracle::UpdateSpec TwinComparison::update_of(const std::string& name) const {
   const auto count = updates_.find(name);
-  update.step = count == updates_.end() ? 0 : count->second;
-  return update;
+  return update_spec(facts_, name, count == updates_.end() ? 0 : count->second);
 }
 
-void RankCase::check_update(int step, const LocalShard& shard) {
+std::map<std::string, oracle::UpdateSpec> TwinComparison::update_specs() const {
+  std::map<std::string, oracle::UpdateSpec> specs;
+  for (const auto& [name, rule] : facts_.rules) specs[name] = update_of(name);
+  return specs;
+}
+
+void TwinComparison::check_update(int step, const LocalShard& shard) {
   const auto before = before_.find(shard.name);
   if (before == before_.end() || !before->second.gradient.defined() || shard.begin == shard.end)
     return;
   ++updates_[shard.name];
-  const auto update = update_spec(shard.name);
-  compared_["update"] += shard.master.numel();
-  bounded_.add(at_step(step, "update of " + shard.name), shard.begin,
-               oracle::check_update(update, weights_of(before->second),
-                                    before->second.gradient.flatten(), weights_of(shard)));
+  const auto update = update_of(shard.name);
+  lanes_.compared["update"] += shard.master.numel();
+  lanes_.bounded.add(at_step(step, "update of " + shard.name), shard.begin,
+                     oracle::check_update(update, weights_of(before->second),
+                                          before->second.gradient.flatten(), weights_of(shard)));
 }
 
-void RankCase::check_parameters(int step) {
-  context_.note(at_step(step, "full parameters"));
-  for (const auto& [name, shape] : shapes_) {
-    const auto got = engine_->full_parameter(name);
-    const auto want = twin_.tensor(step, "parameter", name);
-    const Site site{Phase::Parameter, step, "parameter", name, 0, -1};
+void TwinComparison::check_parameters(int step) {
+  facts_.context.note(at_step(step, "full parameters"));
+  for (const auto& [name, shape] : facts_.shapes) {
+    const auto got = engine_.full_parameter(name);
+    const auto want = facts_.twin.tensor(step, "parameter", name);
+    const Site site{
+        .phase = Phase::Parameter, .step = step, .what = "parameter", .parameter = name};
     if (got.sizes().vec() != shape) finding(site, "the shape has changed");
     check(site, got.flatten(), want);
-    const LocalShard whole{name, 0, got.numel(), {}, {}, {}};
-    if (context_.rank() == 0) digest(step, "parameter", whole, got.flatten());
+    if (facts_.context.rank() == 0) digest(site, got.flatten());
   }
 }
 
 // At stage 0 every rank holds everything: rank 0 speaks for all.
-void RankCase::digest(int step, const std::string& what, const LocalShard& shard,
-                      const at::Tensor& values) {
-  if (spec_.stage == 0 && context_.rank() != 0) return;
-  digest_ += oracle::digest(what + "/" + shard.name, step, shard.begin, values);
-  digested_ += values.numel();
+void TwinComparison::digest(const Site& site, const at::Tensor& values) {
+  if (facts_.spec.stage == 0 && facts_.context.rank() != 0) return;
+  digest_.sum += oracle::digest(site.what + "/" + site.parameter, site.step, site.begin, values);
+  digest_.numel += values.numel();
+}
+
+// [name, held, margin] of every gradient, step by step: what held beside what did not.
+void TwinComparison::add_to(nlohmann::json& answer) const {
+  auto steps = nlohmann::json::array();
+  for (const auto& gradients : gradients_) {
+    auto rows = nlohmann::json::array();
+    for (const auto& [name, result] : gradients)
+      rows.push_back({name, result.held, exact_text(result.margin)});
+    steps.push_back(rows);
+  }
+  answer["gradients"] = steps;
+  answer["digest"] = digest_.sum;
+  answer["digested"] = digest_.numel;
 }
 
 }  // namespace equigrad::conformance

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "conformance/cases/lattice_model.hpp"
+#include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/model_groups.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/faults/adversary.hpp"
@@ -16,12 +16,6 @@
 
 namespace equigrad::conformance {
 namespace {
-
-// The default of torch_autocast.lower_precision_safe_modules.
-bool is_safe(const std::string& module_type) {
-  return module_type == "torch.nn.Linear" || module_type == "torch.nn.Conv1d" ||
-         module_type == "torch.nn.Conv2d" || module_type == "torch.nn.Conv3d";
-}
 
 // Other weights than rank 0's, which every rank must take over.
 void unsettle(const torch::nn::Module& model) {
@@ -36,46 +30,34 @@ void keep_config(const nlohmann::json& request, const ranks::RankContext& contex
   if (!path.empty() && context.rank() == 0) std::ofstream(path) << config;
 }
 
-}  // namespace
-
-std::string at_step(int step, const std::string& what) {
-  return "step " + std::to_string(step + 1) + " " + what;
+std::shared_ptr<OverflowingModel> make_model(const nlohmann::json& request) {
+  const auto spec = parse_id(request.at("id"));
+  return std::make_shared<OverflowingModel>(make_case_model(spec.model, request.at("seed")));
 }
+
+}  // namespace
 
 RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
                    const reference::Data& data)
-    : spec_(parse_id(request.at("id"))),
-      seed_(request.at("seed")),
-      keep_(request.value("keep", "")),
+    : model_(make_model(request)),
+      facts_(facts_of(request, context, data, *model_)),
       steps_(request.value("steps", kSteps)),
-      context_(context),
-      data_(data),
-      twin_(request.at("twin"), order_of(spec_)),
-      model_(std::make_shared<LoudModel>(make_case_model(spec_.model, seed_))),
       moment_(std::make_shared<faults::Moment>()) {
-  for (const auto& [name, tensor] : reference::unique_parameters(*model_))
-    shapes_[name] = tensor.sizes().vec();
-  for (const auto& group : model_->groups())
-    for (const auto& name : group.names) {
-      auto& rule = rules_[name] = optimizer_of(spec_);
-      rule.lr = group.lr.value_or(rule.lr);
-      rule.weight_decay = group.weight_decay.value_or(rule.weight_decay);
-    }
-  if (const auto dtype = autocast_dtype_of(spec_))
-    for (const auto& [name, types] : module_types(*model_))
-      if (std::all_of(types.begin(), types.end(), is_safe)) travels_in_[name] = *dtype;
   make_engine(request);
-  find_positions();
+  lanes_.with_other_rules = fault_ != nullptr;
+  failures_.emplace(facts_,
+                    positions_of(facts_, *model_, engine_->config().zero.reduce_bucket_size));
+  comparison_.emplace(facts_, *engine_, steps_, lanes_, *failures_);
 }
 
 void RankCase::make_engine(const nlohmann::json& request) {
   const std::string fault = request.value("fault", "");
-  // One style in four on a wire that does everything as late as it may.
-  const uint64_t by_style = spec_.style == Style::TensorBackward ? seed_ + 1 : 0;
+  // One style in four on a communicator that does everything as late as it may.
+  const uint64_t by_style = facts_.spec.style == Style::TensorBackward ? facts_.seed + 1 : 0;
   const uint64_t adversary = request.value("adversary", by_style);
-  context_.note("initialize");
-  if (context_.rank() != 0) unsettle(*model_);
-  auto communicator = faults::adversarial(context_.group(), adversary);
+  facts_.context.note("initialize");
+  if (facts_.context.rank() != 0) unsettle(*model_);
+  auto communicator = faults::adversarial(facts_.context.group(), adversary);
   const bool has_groups = model_->groups().size() > 1;
   if (!fault.empty()) {
     std::vector<std::string> names;  // as the engine's table has them
@@ -86,16 +68,17 @@ void RankCase::make_engine(const nlohmann::json& request) {
       for (const auto& [name, tensor] : reference::unique_parameters(*model_))
         names.push_back(name);
     }
-    fault_ = std::make_unique<faults::Planted>(fault, context_.rank(), spec_.world, moment_, names);
-    communicator = fault_->wire(communicator);
+    fault_ = std::make_unique<faults::Planted>(fault, facts_.context.rank(), facts_.spec.world,
+                                               moment_, names);
+    communicator = fault_->wrap(communicator);
   }
-  const auto config = with_knobs(config_text(spec_, twin_.threshold(), *model_),
+  const auto config = with_knobs(config_text(facts_.spec, facts_.twin.threshold(), *model_),
                                  request.value("knobs", nlohmann::json::object()));
-  keep_config(request, context_, config);
+  keep_config(request, facts_.context, config);
   // Both ways in: a model with several groups by the core, the others as modules.
-  engine_ = has_groups
-                ? initialize(groups_of(*model_), parse_config(config, spec_.world), communicator)
-                : initialize(*model_, config, communicator);
+  engine_ = has_groups ? initialize(groups_of(*model_), parse_config(config, facts_.spec.world),
+                                    communicator)
+                       : initialize(*model_, config, communicator);
 }
 
 nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& context) {
@@ -125,108 +108,97 @@ nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& co
 }
 
 void RankCase::play(int step) {
-  engine_->on_step([this, step](const std::vector<LocalShard>& shards) { observe(step, shards); });
-  check_scale(step, "loss_scale before it");
-  for (int index = 0; index < spec_.accumulation; ++index) micro_batch(step, index);
-  check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
-  after_step(step);
+  engine_->on_step(
+      [this, step](const std::vector<LocalShard>& shards) { comparison_->observe(step, shards); });
+  comparison_->check_scale(step, "loss_scale before it");
+  for (int index = 0; index < facts_.spec.accumulation; ++index) micro_batch(step, index);
+  comparison_->check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
+  comparison_->after_step(step);
 }
 
 // What differed before an exception is told with it.
 nlohmann::json RankCase::run() {
-  gradients_.resize(static_cast<std::size_t>(steps_));
   const auto autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
   try {
     for (int step = 0; step < steps_; ++step) play(step);
   } catch (const comm::CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
-    if (trail_.places().empty()) throw;
+    if (failures_->empty()) throw;
     const std::string text = error.what();
-    exact_.add_finding(at_step(moment_->step, "exception"),
-                       text.substr(0, text.find("\nException raised from ")));
+    lanes_.exact.add_finding(at_step(moment_->step, "exception"),
+                             text.substr(0, text.find("\nException raised from ")));
   }
   if (at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype)
-    exact_.add_finding("after the last step", "the thread's autocast type is another than before");
+    lanes_.exact.add_finding("after the last step",
+                             "the thread's autocast type is another than before");
+  return answer();
+}
+
+nlohmann::json RankCase::answer() {
   std::map<std::string, int64_t> numels;  // of the trainable parameters
-  for (const auto& [name, rule] : rules_) numels[name] = c10::multiply_integers(shapes_.at(name));
-  nlohmann::json answer = {{"exact", exact_.to_json()},
-                           {"bounded", bounded_.to_json()},
-                           {"digest", digest_},
-                           {"digested", digested_},
+  for (const auto& [name, rule] : facts_.rules)
+    numels[name] = c10::multiply_integers(facts_.shapes.at(name));
+  nlohmann::json answer = {{"exact", lanes_.exact.to_json()},
+                           {"bounded", lanes_.bounded.to_json()},
                            {"cover", cover_rows(numels, *engine_)},
                            {"memory", memory_rows(*engine_)},
-                           {"compared", compared_},
-                           {"gradients", gradient_rows()}};
+                           {"compared", lanes_.compared}};
+  comparison_->add_to(answer);
   if (fault_) {
     answer["acted"] = fault_->act().to_json();
-    answer["rules"] = other_rules_.to_json();
+    answer["rules"] = lanes_.other_rules.to_json();
   }
-  explain(answer);
-  if (!first_.where.empty() && !keep_.empty())
-    answer["files"].push_back(first_.write(keep_, context_.rank()));
+  auto specs = comparison_->update_specs();
+  if (failures_->has_tensors()) {  // to run ranks again takes memory: the engine goes first
+    facts_.context.note("explaining a difference");
+    comparison_.reset();
+    engine_.reset();
+  }
+  failures_->explain(std::move(specs), answer);
+  if (!lanes_.first.where.empty() && !facts_.keep.empty())
+    answer["files"].push_back(lanes_.first.write(facts_.keep, facts_.context.rank()));
   return answer;
 }
 
 void RankCase::micro_batch(int step, int index) {
-  *moment_ = {step, index, spec_.accumulation};
-  context_.note(
-      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(spec_.style)) +
+  *moment_ = {step, index, facts_.spec.accumulation};
+  facts_.context.note(
+      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(facts_.spec.style)) +
       acts_so_far());
   const auto batch = reference::to_dtype(
-      make_case_batch(data_, spec_.model, {seed_, step, context_.rank(), index}), dtype_of(spec_));
-  model_->set_loudness(loud_batch(spec_) == LoudBatch{step, context_.rank(), index} ? kLoud : 1);
+      make_case_batch(
+          facts_.data, facts_.spec.model,
+          {.seed = facts_.seed, .step = step, .rank = facts_.context.rank(), .micro_batch = index}),
+      dtype_of(facts_.spec));
+  model_->set_loss_factor(overflowing_batch(facts_.spec) ==
+                                  OverflowingBatch{step, facts_.context.rank(), index}
+                              ? kOverflowFactor
+                              : 1);
   try {
-    const auto loss = rank_backward(*engine_, *model_, batch, spec_);
-    const int64_t loss_index = int64_t{index} * spec_.world + context_.rank();
-    check({Phase::Forward, step, "loss", "", loss_index, index}, loss.reshape({1}),
-          at::full({1}, twin_.loss(step, loss_index), at::kFloat));
+    const auto loss = rank_backward(*engine_, *model_, batch, facts_.spec);
+    const int64_t loss_index = int64_t{index} * facts_.spec.world + facts_.context.rank();
+    comparison_->check({.phase = Phase::Forward,
+                        .step = step,
+                        .what = "loss",
+                        .begin = loss_index,
+                        .micro_batch = index},
+                       loss.reshape({1}),
+                       at::full({1}, facts_.twin.loss(step, loss_index), at::kFloat));
   } catch (const RefusalMissing& missing) {
-    finding({Phase::Forward, step, "loss.backward()", "", 0, index}, missing.what());
+    comparison_->finding(
+        {.phase = Phase::Forward, .step = step, .what = "loss.backward()", .micro_batch = index},
+        missing.what());
   }
-  context_.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)) +
-                acts_so_far());
+  facts_.context.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)) +
+                      acts_so_far());
   engine_->step();
-}
-
-// Where engine and twin part, and what it looks like.
-void RankCase::explain(nlohmann::json& answer) {
-  if (!failures_.empty()) {
-    context_.note("explaining a difference");
-    engine_.reset();
-    Scene scene{spec_,           seed_,        data_,       twin_, shapes_,     keep_,
-                context_.rank(), failed_norm_, travels_in_, {},    update_seen_};
-    for (const auto& [name, rule] : rules_) scene.rules[name] = update_spec(name);
-    const auto diagnosis = diagnose(scene, failures_, trail_);
-    answer["text"] = diagnosis.text;
-    answer["files"] = diagnosis.files;
-  }
-  answer["trail"] = trail_.to_json();
-}
-
-void RankCase::see_with_other_rules(const std::string& where, const at::Tensor& got,
-                                    const at::Tensor& want) {
-  const auto is = [&](const char* kind) { return where.find(kind) != std::string::npos; };
-  if (is(" gradient ") || is(" master ") || is(" parameter ")) other_rules_.see_tensor(got, want);
-  if (where.ends_with(" loss")) other_rules_.see_loss(got.item<float>(), want.item<float>());
 }
 
 // For whoever reads the last note of a rank that did not answer.
 std::string RankCase::acts_so_far() const {
   if (!fault_ || fault_->act().times == 0) return {};
   return ", the planted fault acted in " + at_step(fault_->act().first.step, "");
-}
-
-// [name, held, margin] of every gradient, step by step: what held beside what did not.
-nlohmann::json RankCase::gradient_rows() const {
-  auto steps = nlohmann::json::array();
-  for (const auto& gradients : gradients_) {
-    auto rows = nlohmann::json::array();
-    for (const auto& [name, result] : gradients)
-      rows.push_back({name, result.held, exact_text(result.margin)});
-    steps.push_back(rows);
-  }
-  return steps;
 }
 
 }  // namespace equigrad::conformance

@@ -135,7 +135,7 @@ class EngineSession : public Session {
   }
 
   nlohmann::json compare(const nlohmann::json& request) override {
-    const Twin twin(request.at("path"), reference::Order::AddThenReduce);
+    const Twin twin(request.at("path"), reference::SumOrder::AddThenReduce);
     LaneTally tally;
     for (std::size_t i = 0; i < losses_.size(); ++i) {
       const int64_t index = static_cast<int64_t>(i) * job_.world + context_.rank();

@@ -31,27 +31,27 @@ double roundings(int64_t n, double u);
 enum class SumOrder {
   AddThenReduce,  // stages 0 and 1: each rank adds its passes up, then a tree over the ranks
   ReduceThenAdd,  // stages 2 and 3: a tree over the ranks for each pass, the results added up
-  Exact,          // every contribution to 32 bits below the largest, then one rounding
+  ExactGrid,      // every contribution to 32 bits below the largest, then one rounding
 };
 
 // When a sum over ranks is divided by their number; see Reduction.
-enum class Division { AfterSum, BeforeSum, Around, Never };
+enum class Averaging { AfterSum, BeforeSum, Around, Never };
 
-// A contribution is added up, multiplied by b (no product where b = 1) and rounded to what travels,
+// A contribution is added up, multiplied by b (no product where b = 1) and rounded to what is sent,
 // summed over the ranks, and multiplied by a / loss_scale: b a = 1 / (accumulation_steps world), or
 // 1 / accumulation_steps where ranks are added only. Both are rounded to fp32.
 //
-//   division  AfterSum  BeforeSum  Around  Never
-//   b         1         1/world    1/f     1
+//   averaging  AfterSum  BeforeSum  Around  Never
+//   b          1         1/world    1/f     1
 struct Reduction {
   int64_t world = 1;
   int64_t accumulation_steps = 1;
   int64_t passes = 0;  // backward passes of a rank in the window; 0: one a micro-batch
   at::ScalarType param_dtype = at::kFloat;  // of the contributions
   at::ScalarType accumulate_dtype = at::kFloat;
-  at::ScalarType master_dtype = at::kFloat;  // of the average, and of what clipping gives
-  std::optional<at::ScalarType> travels_in;  // nothing: in the dtype that it has
-  Division division = Division::AfterSum;
+  at::ScalarType master_dtype = at::kFloat;           // of the average, and of what clipping gives
+  std::optional<at::ScalarType> communication_dtype;  // nothing: in the dtype that it has
+  Averaging averaging = Averaging::AfterSum;
   double predivide_factor = 1;  // f, of Around
   double loss_scale = 1;        // a power of two
   SumOrder order = SumOrder::AddThenReduce;

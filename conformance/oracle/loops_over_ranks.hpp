@@ -26,10 +26,10 @@ inline float to(at::ScalarType dtype, float value) {
 inline std::pair<float, float> factors(const Reduction& r) {
   const double world = double(r.world), steps = double(r.accumulation_steps);
   std::pair<double, double> exact{1, 1 / (steps * world)};
-  if (r.division == Division::BeforeSum) exact = {1 / world, 1 / steps};
-  if (r.division == Division::Around)
+  if (r.averaging == Averaging::BeforeSum) exact = {1 / world, 1 / steps};
+  if (r.averaging == Averaging::Around)
     exact = {1 / r.predivide_factor, r.predivide_factor / (steps * world)};
-  if (r.division == Division::Never) exact = {1, 1 / steps};
+  if (r.averaging == Averaging::Never) exact = {1, 1 / steps};
   return {static_cast<float>(exact.first), static_cast<float>(exact.second)};
 }
 
@@ -47,8 +47,8 @@ inline float sum_of(std::vector<float> level, bool in_a_chain) {
 inline float engine_average(const Contributions& c, const Reduction& r) {
   const auto A = r.accumulate_dtype, M = r.master_dtype;
   const auto [before, after] = factors(r);
-  const auto travels = [&r, b = before](at::ScalarType own, float x) {
-    return to(r.travels_in.value_or(own), b == 1 ? x : x * b);
+  const auto as_sent = [&r, b = before](at::ScalarType own, float x) {
+    return to(r.communication_dtype.value_or(own), b == 1 ? x : x * b);
   };
   float sum = 0;
   if (r.order == SumOrder::AddThenReduce) {
@@ -56,13 +56,13 @@ inline float engine_average(const Contributions& c, const Reduction& r) {
     for (const auto& row : c) {
       float window = to(A, row[0]);
       for (size_t p = 1; p < row.size(); ++p) window = to(A, window + row[p]);
-      windows.push_back(travels(A, window));
+      windows.push_back(as_sent(A, window));
     }
     sum = to(A, sum_of(windows, r.any_order));
   } else {
     for (size_t p = 0; p < c[0].size(); ++p) {
       std::vector<float> column;
-      for (const auto& row : c) column.push_back(travels(r.param_dtype, row[p]));
+      for (const auto& row : c) column.push_back(as_sent(r.param_dtype, row[p]));
       const float reduced = sum_of(column, r.any_order);
       sum = to(A, p == 0 ? reduced : sum + reduced);
     }

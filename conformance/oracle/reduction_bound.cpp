@@ -39,14 +39,14 @@ struct Factors {
 Factors factors_of(const Reduction& reduction) {
   const auto world = static_cast<double>(reduction.world);
   const auto steps = static_cast<double>(reduction.accumulation_steps);
-  switch (reduction.division) {
-    case Division::AfterSum:
+  switch (reduction.averaging) {
+    case Averaging::AfterSum:
       return {1, 1 / (steps * world)};
-    case Division::BeforeSum:
+    case Averaging::BeforeSum:
       return {1 / world, 1 / steps};
-    case Division::Around:
+    case Averaging::Around:
       return {1 / reduction.predivide_factor, reduction.predivide_factor / (steps * world)};
-    case Division::Never:
+    case Averaging::Never:
       return {1, 1 / steps};
   }
   return {};
@@ -59,17 +59,17 @@ using Counts = std::map<at::ScalarType, int64_t>;  // roundings, by what they ro
 //   AddThenReduce  to A            1 rounding to A if P is not within A, else exact
 //                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
 //                                  (the first one is 0 + c: exact)
-//                  travels         as below, from A
+//                  sent            as below, from A
 //                  tree            at most height(W) additions in fp32; W - 1 in any order
 //                  R = A(...)      1 rounding to A if A is not fp32
-//   ReduceThenAdd  travels         as below, from P
+//   ReduceThenAdd  sent            as below, from P
 //                  tree            at most height(W) additions in fp32
 //                  R = A(...)      1 rounding to A if A is not fp32
 //                  n - 1 additions 1 rounding to fp32 each, and 1 to A if A is not fp32
-//   Exact          travels         as below, from P
+//   ExactGrid      sent            as below, from P
 //                  the grid        each of the W n contributions to within 2^-32 of the largest
 //                  R               1 rounding to fp32 if W n > 1
-//   travels        b, and x b      1 rounding each, none where b is a power of two
+//   sent           b, and x b      1 rounding each, none where b is a power of two
 //                  T(...)          1 rounding to T, none where T holds x b
 //   both           a, and R a / S  1 rounding each, none where a is a power of two
 //                  M(...)          1 rounding to M, none where M holds R and a is a power of two
@@ -85,7 +85,7 @@ Counts counts_of(const Reduction& reduction) {
   const Factors factors = factors_of(reduction);
   const int64_t passes = passes_of(reduction);
   const bool first = reduction.order == SumOrder::AddThenReduce;
-  const bool exact = reduction.order == SumOrder::Exact;
+  const bool exact = reduction.order == SumOrder::ExactGrid;
   Counts counts;
   const int64_t over_ranks =
       reduction.any_order ? reduction.world - 1 : tree_height(reduction.world);
@@ -94,10 +94,10 @@ Counts counts_of(const Reduction& reduction) {
   if (first && !within(P, A)) ++counts[A];
   if (A != at::kFloat) counts[A] += passes;  // n - 1 additions and one after or before them
   const auto source = first ? A : P;
-  const auto travels = reduction.travels_in.value_or(source);
+  const auto sent_in = reduction.communication_dtype.value_or(source);
   if (!is_power_of_two(factors.before)) counts[at::kFloat] += 2;
-  if (travels != at::kFloat && (!within(source, travels) || !is_power_of_two(factors.before)))
-    ++counts[travels];
+  if (sent_in != at::kFloat && (!within(source, sent_in) || !is_power_of_two(factors.before)))
+    ++counts[sent_in];
   if (!is_power_of_two(factors.after)) counts[at::kFloat] += 2;
   const auto M = reduction.master_dtype;
   if (M != at::kFloat && (!within(A, M) || !is_power_of_two(factors.after))) ++counts[M];
@@ -115,7 +115,7 @@ double underflow_of(const Reduction& reduction) {
   const auto passes = static_cast<double>(passes_of(reduction));
   const auto world = static_cast<double>(reduction.world);
   const bool first = reduction.order == SumOrder::AddThenReduce;
-  const auto travels = reduction.travels_in.value_or(first ? A : reduction.param_dtype);
+  const auto sent_in = reduction.communication_dtype.value_or(first ? A : reduction.param_dtype);
   const double after = factors.after / reduction.loss_scale;
   const double clip = std::fabs(reduction.clip_factor);
   double all = 0;
@@ -124,8 +124,8 @@ double underflow_of(const Reduction& reduction) {
     all += (world * (passes + 1) + 1) * half_smallest(A) * std::max(1.0, factors.before) * after;
   const double sent = first ? world : world * passes;  // roundings on their way to the sum
   if (factors.before != 1) all += sent * half_smallest(at::kFloat) * after;
-  if (travels != at::kFloat && (reduction.travels_in || factors.before != 1))
-    all += sent * half_smallest(travels) * after;
+  if (sent_in != at::kFloat && (reduction.communication_dtype || factors.before != 1))
+    all += sent * half_smallest(sent_in) * after;
   if (after != 1) all += half_smallest(at::kFloat);
   if (M != at::kFloat) all += half_smallest(M);
   all *= clip;
@@ -144,7 +144,7 @@ ReductionBound reduction_bound(const Reduction& reduction) {
     throw std::runtime_error("[oracle.reduction_bound] expected a power of two as loss scale.");
   }
   ReductionBound bound;
-  if (reduction.order == SumOrder::Exact) {
+  if (reduction.order == SumOrder::ExactGrid) {
     const auto all = static_cast<double>(reduction.world * passes_of(reduction));
     bound.relative = all > 1 ? all * 0x1p-32 : 0;
   }

@@ -1,22 +1,22 @@
-// CountingWire: a communicator that counts its all-gathers, the ranks' messages to each other among
-// them.
+// CountingCommunicator: a communicator that counts its all-gathers, the ranks' messages to each
+// other among them.
 //
 // Invariants: everything goes to the inner communicator unchanged.
-// Errors: the inner communicator's.   Depends on: conformance/faults/wire.hpp.
+// Errors: the inner communicator's.   Depends on: conformance/faults/forwarding_communicator.hpp.
 #pragma once
 
 #include <cstdint>
 
-#include "conformance/faults/wire.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
 
 namespace equigrad::conformance {
 
-class CountingWire final : public faults::Wire {
+class CountingCommunicator final : public faults::ForwardingCommunicator {
  public:
-  using Wire::Wire;
+  using ForwardingCommunicator::ForwardingCommunicator;
   comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     ++(input.scalar_type() == at::kLong ? messages : gathers);
-    return Wire::all_gather(output, input);
+    return ForwardingCommunicator::all_gather(output, input);
   }
 
   int64_t messages = 0;  // of int64

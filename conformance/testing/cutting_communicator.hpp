@@ -1,24 +1,25 @@
-// CutWire: a communicator whose all-gathers throw while it is cut, and are counted while they are
-// under way.
+// CuttingCommunicator: a communicator whose all-gathers throw while it is cut, and are counted
+// while they are under way.
 //
 // Invariants: everything else goes to the inner communicator unchanged.
-// Errors: CommunicationError "the wire is cut".   Depends on: conformance/faults/wire.hpp.
+// Errors: CommunicationError "communication is cut".   Depends on:
+// conformance/faults/forwarding_communicator.hpp.
 #pragma once
 
 #include <memory>
 #include <utility>
 
-#include "conformance/faults/wire.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
 #include "engine/comm/communication_error.hpp"
 
 namespace equigrad::conformance {
 
-class CutWire final : public faults::Wire {
+class CuttingCommunicator final : public faults::ForwardingCommunicator {
  public:
-  using Wire::Wire;
+  using ForwardingCommunicator::ForwardingCommunicator;
   comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    if (cut) throw comm::CommunicationError("test", "the wire is cut", 1);
-    return std::make_unique<Counted>(Wire::all_gather(output, input), under_way);
+    if (cut) throw comm::CommunicationError("test", "communication is cut", 1);
+    return std::make_unique<Counted>(ForwardingCommunicator::all_gather(output, input), under_way);
   }
 
   bool cut = false;

@@ -66,9 +66,10 @@ class Numbers {
                 : type_ == Element::Bf16 ? uint32_t{c10::BFloat16(value).x}
                                          : uint32_t{c10::Half(value).x});
   }
-  // As they lie in memory, one number of room before them: aligned to the format, and to no vector.
+  // As they lie in memory, one number of memory before them: aligned to the format, and to no
+  // vector.
   std::vector<char> packed() const;
-  static Numbers unpacked(Element type, const std::vector<char>& room);
+  static Numbers unpacked(Element type, const std::vector<char>& memory);
   // The first element that is another; -1 if there is none.
   int64_t first_difference(const Numbers& other) const;
 
@@ -103,17 +104,17 @@ inline Numbers Numbers::wild(Element type, int64_t numel, uint64_t seed) {
 
 inline std::vector<char> Numbers::packed() const {
   const auto size = static_cast<std::size_t>(equigrad::kernels::element_bytes(type_));
-  std::vector<char> room((bits_.size() + 1) * size);
+  std::vector<char> memory((bits_.size() + 1) * size);
   for (std::size_t i = 0; i < bits_.size(); ++i)
-    std::memcpy(room.data() + (i + 1) * size, &bits_[i], size);
-  return room;
+    std::memcpy(memory.data() + (i + 1) * size, &bits_[i], size);
+  return memory;
 }
 
-inline Numbers Numbers::unpacked(Element type, const std::vector<char>& room) {
+inline Numbers Numbers::unpacked(Element type, const std::vector<char>& memory) {
   const auto size = static_cast<std::size_t>(equigrad::kernels::element_bytes(type));
-  Numbers numbers(type, static_cast<int64_t>(room.size() / size) - 1);
+  Numbers numbers(type, static_cast<int64_t>(memory.size() / size) - 1);
   for (std::size_t i = 0; i < numbers.bits_.size(); ++i)
-    std::memcpy(&numbers.bits_[i], room.data() + (i + 1) * size, size);
+    std::memcpy(&numbers.bits_[i], memory.data() + (i + 1) * size, size);
   return numbers;
 }
 

@@ -1,7 +1,7 @@
 // Paged model: square matrices that stage 3 pages, without an engine around them.
 //
 // Invariants: every rank's is the same; matrix 3 is frozen; cycle() uses them one after the other.
-// Shapes: kLayers of [kDim, kDim].   Errors: those of the wire.
+// Shapes: kLayers of [kDim, kDim].   Errors: those of the communicator.
 // Depends on: cut_wire, sample, ranks/rank_context, engine/parameter.
 #pragma once
 
@@ -28,11 +28,11 @@ inline constexpr int64_t kPageBytes = kDim * kDim * 4;
 
 // kLayers square matrices, and by default nothing is persistent.
 struct PagedModel {
-  conformance::CutWire wire;
+  conformance::CuttingCommunicator communicator;
   layout::ParameterTable table = conformance::table_of(
       std::vector<int64_t>(static_cast<std::size_t>(kLayers), kDim* kDim), {3});
   layout::BucketPlan plan;
-  comm::Seat seat;
+  agreement::Participant participant;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;
@@ -42,13 +42,14 @@ struct PagedModel {
   explicit PagedModel(conformance::ranks::RankContext& context,
                       const ZeroConfig& settings = none_persistent(),
                       at::ScalarType dtype = at::kFloat)
-      : wire(context.group()),
+      : communicator(context.group()),
         plan(table, context.world_size(), 2000),
-        seat(wire, table.size()),
+        participant(communicator, table.size()),
         zero(settings) {
     for (int64_t i = 0; i < kLayers; ++i) tensors.push_back(original(i).requires_grad_(i != 3));
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, wire, seat, ledger, masters, tensors, dtype};
+    const Context all{table,  plan,    zero,    communicator, participant,
+                      ledger, masters, tensors, dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     keeper = make_pages(all);

@@ -29,6 +29,7 @@ struct SmallOptions {
   std::optional<SchedulerConfig> scheduler = {};
   ProgressiveLayerDropConfig layer_drop = {};
   std::optional<PrecisionConfig> precision = {};  // instead of bf16 or fp32
+  ReductionOrder reduction = ReductionOrder::Pinned;
 };
 
 // fp16 with a scale of 2^power that doubles after every clean step and halves after every other.
@@ -50,6 +51,7 @@ inline EngineConfig config_of(const SmallOptions& options, int world) {
   config.zero.reduce_bucket_size = 20;
   config.zero.stage3_param_persistence_threshold = 0;
   config.gradient_clipping = options.clipping;
+  config.reduction = options.reduction;
   if (options.bf16) config.precision.param = config.precision.accumulate = DataType::Bf16;
   if (options.precision) config.precision = *options.precision;
   config.optimizer.lr = 0.01;

@@ -27,7 +27,7 @@ struct WindowKind {
   bool each;     // gradients are reduced in every pass
   bool sharded;  // the plan is cut into a slice a rank
   at::ScalarType dtype;
-  bool ahead = false;  // a first pass sends what is full
+  bool eager = false;  // a first pass sends what is full
 };
 
 inline at::Tensor contribution(std::size_t p, uint64_t pass, int rank, at::ScalarType dtype) {
@@ -40,9 +40,9 @@ struct Windowed {
   int rank, world;
   layout::ParameterTable table = table_of(kNumels);
   layout::BucketPlan plan;
-  comm::Seat seat;
+  agreement::Participant participant;
   trace::Ledger ledger;
-  Window window;
+  gradient::Window window;
 
   Windowed(ranks::RankContext& context, const WindowKind& of)
       : kind(of),
@@ -50,13 +50,13 @@ struct Windowed {
         rank(context.rank()),
         world(context.world_size()),
         plan(table, of.sharded ? world : 1, 10),
-        seat(*group, table.size()),
-        window(plan, table.size(), *group, seat,
+        participant(*group, table.size()),
+        window(plan, table.size(), participant,
                {.param_dtype = of.dtype,
                 .accumulate_dtype = of.dtype,
                 .reduce_every_pass = of.each,
                 .order = ReductionOrder::Pinned,
-                .ahead = of.ahead},
+                .eager = of.eager},
                ledger) {}
 
   void ready(std::size_t p, uint64_t pass) {
@@ -69,10 +69,7 @@ struct Windowed {
       if (but.count(p) == 0) ready(p, pass);
     }
   }
-  void begin(double weight) {
-    window.begin(weight);
-    window.expect_step();
-  }
+  void begin(double weight) { window.begin(weight, /*expects_step=*/true); }
   at::Tensor take() {
     window.agree(0);
     return window.take_averaged(kFactor);
@@ -115,7 +112,7 @@ void for_each_kind(Fn fn, const std::vector<int>& worlds = {1, 2, 3}) {
                                                            {false, true, dtype, true}}) {
                                     const auto text = std::string(c10::toString(dtype)) +
                                                       (kind.each    ? ", every pass"
-                                                       : kind.ahead ? ", ahead of the boundary"
+                                                       : kind.eager ? ", eagerly"
                                                                     : ", at the boundary") +
                                                       (kind.sharded ? ", sharded" : "");
                                     context.note(text);

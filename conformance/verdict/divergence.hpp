@@ -1,11 +1,11 @@
-// Place: where engine and twin part first, in the order of the run.
+// Divergence: where engine and twin first differ, in the order of the run.
 //
 //   first   step 1, gradient of head.bias [0, 3) on rank 0, micro-batch 2, bucket 0
 //
 // The order of a step is that of Phase; of one phase over all ranks: the micro-batch where it is
 // known, then the order in which the run comes to the parameters, then the rank.
 //
-// Invariants: a Trail keeps the places of its earliest phase only; equal answers give equal lines.
+// Invariants: Divergences keeps those of the earliest phase only; equal answers give equal lines.
 // Units: flat elements [begin, end) of the whole parameter; steps and micro-batches count from 0
 // here, from 1 in lines.   Errors: nlohmann::json::exception for an answer of another form.
 // Depends on: nlohmann-json. No torch.
@@ -23,7 +23,7 @@ namespace equigrad::conformance {
 enum class Phase { Start, Forward, Gradient, Norm, Clip, Skip, Update, Parameter, Scale };
 std::string word(Phase phase);  // scale forward gradient norm clip scale update parameter scale
 
-struct Place {
+struct Divergence {
   Phase phase = Phase::Forward;
   int step = 0;
   int micro_batch = -1;   // -1: not known
@@ -36,39 +36,39 @@ struct Place {
 };
 
 // Of one rank.
-class Trail {
+class Divergences {
  public:
-  void add(Place place);
-  const std::vector<Place>& places() const { return places_; }
-  // Of the place of this name: what its explanation found out.
+  void add(Divergence divergence);
+  const std::vector<Divergence>& all() const { return all_; }
+  // Of the divergence of this name: what its explanation found out.
   void tell(const std::string& parameter, int micro_batch, int from_rank);
-  // The place that comes first, which is what the rank explains.
-  const Place& first() const;
-  // Parameters that were looked at, in the phase of the places.
+  // The one that comes first, which is what the rank explains.
+  const Divergence& first() const;
+  // Parameters that were compared, in the phase of the divergences.
   void set_compared(int64_t parameters) { compared_ = parameters; }
   nlohmann::json to_json() const;
 
  private:
-  std::vector<Place> places_;
+  std::vector<Divergence> all_;
   int64_t compared_ = 0;
 };
 
-struct FirstPlace {
-  Place place;
+struct FirstDivergence {
+  Divergence divergence;
   int rank = 0;
   std::vector<std::string> parameters;  // all that are wrong in this phase of this step
   int64_t compared = 0;                 // of so many
 };
 
-// `trails`: one a rank. Nothing where no rank has a place.
-std::optional<FirstPlace> first_place(const std::vector<nlohmann::json>& trails);
+// `of_ranks`: those of each rank. Nothing where no rank has one.
+std::optional<FirstDivergence> first_divergence(const std::vector<nlohmann::json>& of_ranks);
 // "  first   step 1, ...\n"
-std::string line_of(const FirstPlace& first);
+std::string line_of(const FirstDivergence& first);
 // {"phase", "step", "micro_batch", "parameter", "parameters", "rank", "from_rank", "begin", "end",
 //  "bucket", "what"}
-nlohmann::json to_json(const FirstPlace& first);
+nlohmann::json to_json(const FirstDivergence& first);
 
 // Of ranks that did not answer: what the first of them was doing, "step 2 micro-batch 3 ...".
-std::optional<FirstPlace> place_of_note(int rank, const std::string& note);
+std::optional<FirstDivergence> divergence_of_note(int rank, const std::string& note);
 
 }  // namespace equigrad::conformance

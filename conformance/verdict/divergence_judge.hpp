@@ -1,4 +1,5 @@
-// JudgePlaces: where engine and twin part, from what all ranks of a case answered, or did not.
+// JudgeDivergences: where engine and twin first differ, from what all ranks of a case answered, or
+// did not.
 //
 // Invariants: as verdict/divergence.hpp.
 // Units: none.   Errors: nlohmann::json::exception for an answer of another form.
@@ -14,8 +15,8 @@
 namespace equigrad::conformance {
 
 // Where every rank answered.
-std::optional<FirstPlace> first_of(const std::vector<ranks::Outcome>& outcomes);
+std::optional<FirstDivergence> first_of(const std::vector<ranks::Outcome>& outcomes);
 // What the first rank was doing that ended by itself, not because another one did.
-std::optional<FirstPlace> first_failure(const std::vector<ranks::Outcome>& outcomes);
+std::optional<FirstDivergence> first_failure(const std::vector<ranks::Outcome>& outcomes);
 
 }  // namespace equigrad::conformance

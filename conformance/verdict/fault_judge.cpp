@@ -160,7 +160,7 @@ std::string phase_of(const std::string& kind) {
 
 std::string misplaced(const std::string& phase, const Judged& judged, const Outcomes& outcomes) {
   if (!judged.first) return "no first place";
-  const auto& place = judged.first->place;
+  const auto& place = judged.first->divergence;
   if (!judged.answered) {
     std::optional<int> acted;
     for (const auto& outcome : outcomes)

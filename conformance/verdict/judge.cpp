@@ -55,7 +55,7 @@ std::string first_findings(const std::string& lane, const std::vector<Outcome>& 
   return text;
 }
 
-// The line of the first place, and what its rank, or the next one that knows, makes of it.
+// The line of the first divergence, and what its rank, or the next one that knows, makes of it.
 std::string first_text(const Judged& judged, const std::vector<Outcome>& outcomes) {
   std::string text = judged.first ? line_of(*judged.first) : "";
   if (judged.first) {
@@ -121,19 +121,6 @@ std::string files_line(const std::vector<std::string>& files) {
   return "    files   " + files[0].substr(0, files[0].rfind('/')) + "/{" + names + "}\n";
 }
 
-Verdict verdict_of_failure(const std::vector<Outcome>& outcomes) {
-  const auto any = [&](Outcome::Kind kind) {
-    return std::any_of(outcomes.begin(), outcomes.end(),
-                       [&](const Outcome& outcome) { return outcome.kind == kind; });
-  };
-  if (any(Outcome::Kind::Died)) return Verdict::Crashed;
-  if (any(Outcome::Kind::TimedOut)) return Verdict::TimedOut;
-  const bool thrown = std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
-    return outcome.kind == Outcome::Kind::Error && !ranks::is_infrastructure_error(outcome);
-  });
-  return thrown ? Verdict::Failed : Verdict::Crashed;
-}
-
 void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const auto& answer = outcomes[rank].answer;
@@ -194,6 +181,19 @@ void cross_check_class(const std::vector<CaseSpec>& specs, const std::vector<Jud
 }
 
 }  // namespace
+
+Verdict verdict_of_failure(const std::vector<Outcome>& outcomes) {
+  const auto any = [&](Outcome::Kind kind) {
+    return std::any_of(outcomes.begin(), outcomes.end(),
+                       [&](const Outcome& outcome) { return outcome.kind == kind; });
+  };
+  if (any(Outcome::Kind::Died)) return Verdict::Crashed;
+  if (any(Outcome::Kind::TimedOut)) return Verdict::TimedOut;
+  const bool thrown = std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
+    return outcome.kind == Outcome::Kind::Error && !ranks::is_infrastructure_error(outcome);
+  });
+  return thrown ? Verdict::Failed : Verdict::Crashed;
+}
 
 reports::Case record_of(const CaseSpec& spec, const std::string& replay) {
   reports::Case record;

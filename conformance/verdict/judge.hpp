@@ -22,7 +22,8 @@ namespace equigrad::conformance {
 
 struct Judged {
   reports::Case record;
-  std::optional<FirstPlace> first;  // where engine and twin part; to_json() has it for programs
+  std::optional<FirstDivergence>
+      first;                // where engine and twin first differ; to_json() has it for programs
   bool answered = false;    // by all ranks, and not refused: digest and memory mean something
   bool only_empty = false;  // all that is wrong: there was nothing to compare, as of the twin
   uint64_t digest = 0;      // of everything the case computed, over all ranks
@@ -32,6 +33,9 @@ struct Judged {
 
 // An empty record of the case, not run yet.
 reports::Case record_of(const CaseSpec& spec, const std::string& replay);
+
+// Of outcomes that are not all answers: Failed only where the engine threw.
+reports::Verdict verdict_of_failure(const std::vector<ranks::Outcome>& outcomes);
 
 Judged judge(const CaseSpec& spec, const std::string& replay,
              const std::vector<ranks::Outcome>& outcomes);

@@ -1,8 +1,8 @@
 #include "conformance/verdict/statistics.hpp"
 
 #include <algorithm>
+#include <boost/math/distributions/students_t.hpp>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "engine/error.hpp"
@@ -12,39 +12,6 @@ namespace {
 
 void require(bool holds, const std::string& what) {
   if (!holds) throw Error("statistics", what);
-}
-
-// I_x(a, b) for x below (a + 1) / (a + b + 2), where the fraction converges fast. Lentz's method.
-double beta_fraction(double x, double a, double b) {
-  constexpr double kTiny = 1e-300;  // instead of a denominator of 0
-  constexpr int kTerms = 10'000;
-  double c = 1, d = 1 - (a + b) * x / (a + 1);
-  d = 1 / (d == 0 ? kTiny : d);
-  double fraction = d;
-  for (int m = 1; m <= kTerms; ++m) {
-    const double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
-    const double odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
-    double change = 1;
-    for (const double term : {even, odd}) {
-      d = 1 + term * d;
-      c = 1 + term / c;
-      d = 1 / (d == 0 ? kTiny : d);
-      c = c == 0 ? kTiny : c;
-      change = c * d;
-      fraction *= change;
-    }
-    if (std::fabs(change - 1) <= std::numeric_limits<double>::epsilon()) break;
-  }
-  const double log_front = a * std::log(x) + b * std::log1p(-x) + std::lgamma(a + b) -
-                           std::lgamma(a) - std::lgamma(b) - std::log(a);
-  return std::exp(log_front) * fraction;
-}
-
-// The regularized incomplete beta function.
-double incomplete_beta(double x, double a, double b) {
-  if (x <= 0) return 0;
-  if (x >= 1) return 1;
-  return x < (a + 1) / (a + b + 2) ? beta_fraction(x, a, b) : 1 - beta_fraction(1 - x, b, a);
 }
 
 double standard_error(const Sample& sample) {
@@ -87,21 +54,13 @@ double median_of(std::vector<double> values) {
 
 double student_t_below(double t, double freedom) {
   require(freedom > 0, "expected degrees of freedom, got " + std::to_string(freedom) + ".");
-  const double tail = incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2;
-  return t <= 0 ? tail : 1 - tail;
+  return boost::math::cdf(boost::math::students_t(freedom), t);
 }
 
 double student_t_quantile(double probability, double freedom) {
   require(probability > 0 && probability < 1,
           "expected a probability between 0 and 1, got " + std::to_string(probability) + ".");
-  if (probability == 0.5) return 0;
-  if (probability > 0.5) return -student_t_quantile(1 - probability, freedom);
-  double low = -1, high = 0;
-  while (student_t_below(low, freedom) > probability) low *= 2;
-  // Halved until no double lies between.
-  for (double middle = low / 2; low < middle && middle < high; middle = (low + high) / 2)
-    (student_t_below(middle, freedom) < probability ? low : high) = middle;
-  return high;
+  return boost::math::quantile(boost::math::students_t(freedom), probability);
 }
 
 Interval mean_interval(const Sample& sample, double confidence) {

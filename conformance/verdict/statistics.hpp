@@ -12,10 +12,9 @@
 // Units: those of the values; levels and confidences are between 0 and 1.
 // Errors: equigrad::Error for fewer than two values, one that is not finite, a level or a margin
 // out of range.
-// Depends on: the C++ standard library; engine/error.hpp (sources only). No torch.
+// Depends on: the C++ standard library; Boost.Math, engine/error.hpp (sources only). No torch.
 // Papers: Student, The Probable Error of a Mean (Biometrika 6, 1908); Schuirmann, A comparison of
-// the two one-sided tests procedure (J. Pharmacokinet. Biopharm. 15, 1987); the incomplete beta
-// function as a continued fraction, NIST DLMF 8.17.22.
+// the two one-sided tests procedure (J. Pharmacokinet. Biopharm. 15, 1987).
 #pragma once
 
 #include <cstdint>

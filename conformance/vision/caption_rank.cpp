@@ -68,7 +68,7 @@ class Session {
   }
 
   json write(int64_t count) {
-    const auto batch = album_.held_out(engines_.seat() * count, count);
+    const auto batch = album_.held_out(engines_.group_rank() * count, count);
     const auto written = engines_.write(batch.input);
     if (!written.defined()) return {{"right", 0}, {"shown", 0}, {"samples", json::array()}};
     int64_t right = 0;

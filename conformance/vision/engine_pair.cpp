@@ -83,7 +83,7 @@ void EnginePair::step() {
 void EnginePair::micro_batch(int64_t index) {
   context_.note("step " + std::to_string(step_ + 1) + " micro-batch " + std::to_string(index + 1));
   const auto batch =
-      reference::to_dtype(album_.draw({setting_.seed, step_, seat(), index}, setting_.images),
+      reference::to_dtype(album_.draw({setting_.seed, step_, group_rank(), index}, setting_.images),
                           setting_.bf16 ? at::kBFloat16 : at::kFloat);
   if (setting_.way == Way::OneGraph)
     in_one_graph(batch);
@@ -102,7 +102,8 @@ void EnginePair::by_gradient(const reference::Batch& batch) {
   const auto fault = setting_.fault;
   at::Tensor features, gradient;
   if (encoder_) features = encoder().forward(batch.input);
-  const int sender = (fault == Fault::OtherFeatures ? seat() + 1 : seat()) % setting_.ranks;
+  const int sender =
+      (fault == Fault::OtherFeatures ? group_rank() + 1 : group_rank()) % setting_.ranks;
   auto input = carry(features, batch.input.size(0), sender);
   if (language_) {
     if (fault == Fault::NotDetached)
@@ -112,7 +113,8 @@ void EnginePair::by_gradient(const reference::Batch& batch) {
     backward(captioner().forward(input, batch.target), batch, fault == Fault::NotDetached);
     gradient = input.grad();
   }
-  gradient = carry(gradient, batch.input.size(0), all_->world_size() - setting_.ranks + seat());
+  gradient =
+      carry(gradient, batch.input.size(0), all_->world_size() - setting_.ranks + group_rank());
   if (!encoder_) return;
   if (fault == Fault::DividedTwice) gradient = gradient / setting_.accumulation;
   const auto before = std::exchange(handed_before_, gradient);
@@ -153,7 +155,7 @@ void EnginePair::compare(const PairRecord& want, LaneTally& encoder_tally,
                          LaneTally& language_tally) {
   for (std::size_t i = 0; i < losses_.size(); ++i) {
     const auto& wanted = want.losses[i * static_cast<std::size_t>(setting_.ranks) +
-                                     static_cast<std::size_t>(seat())];
+                                     static_cast<std::size_t>(group_rank())];
     language_tally.add("loss", 0, oracle::compare(losses_[i], wanted));
   }
   if (encoder_) compare_half(*encoder_, want.encoder, encoder_tally);
@@ -194,7 +196,7 @@ at::Tensor EnginePair::write(const at::Tensor& images) {
   const at::NoGradGuard no_grad;
   at::Tensor features;
   if (encoder_) features = encoder().forward(images.to(setting_.bf16 ? at::kBFloat16 : at::kFloat));
-  features = carry(features, images.size(0), seat());
+  features = carry(features, images.size(0), group_rank());
   return language_ ? captioner().write(features) : at::Tensor();
 }
 

@@ -2,7 +2,7 @@
 //
 // Invariants: the engine of the encoder never sees a loss, and the other never sees an image. Every
 //   rank calls step() of what it has once per micro-batch.
-// Shapes: features and their gradient travel whole: [N, 4, 32], in the compute dtype.
+// Shapes: features and their gradient are sent whole: [N, 4, 32], in the compute dtype.
 // Errors: those of the engines and of the communicators.
 // Depends on: setting.hpp, album.hpp, models.hpp, reference_pair.hpp, engine/engine.hpp,
 // lane_tally.hpp, ranks/rank_context.hpp.
@@ -36,7 +36,7 @@ class EnginePair {
   // What the language model writes to images that it has not seen. Undefined where there is none.
   at::Tensor write(const at::Tensor& images);
   // The rank's place among those of an engine.
-  int seat() const { return context_.rank() % setting_.ranks; }
+  int group_rank() const { return context_.rank() % setting_.ranks; }
 
  private:
   struct Half {

@@ -13,7 +13,8 @@ reference::Recipe recipe_of(const Setting& setting, int stage, double clipping) 
   recipe.gradient_clipping = clipping;
   recipe.compute_dtype = setting.bf16 ? at::kBFloat16 : at::kFloat;
   recipe.accumulate_dtype = recipe.compute_dtype;
-  recipe.order = stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
+  recipe.order =
+      stage <= 1 ? reference::SumOrder::AddThenReduce : reference::SumOrder::ReduceThenAdd;
   recipe.absolute_sums = false;
   return recipe;
 }

@@ -6,7 +6,7 @@
 //   Handed     a rank has both engines; B reads a leaf, and its gradient goes to A by
 //              features.backward(gradient)
 //   OneGraph   a rank has both engines; one backward pass of B's loss runs through both
-//   TwoGroups  ranks 0 .. k-1 have A, ranks k .. 2k-1 have B; features and gradients travel
+//   TwoGroups  ranks 0 .. k-1 have A, ranks k .. 2k-1 have B; features and gradients are sent
 //
 // Invariants: equal settings give equal bits. The three ways differ in nothing that is compared.
 // Units: `ranks` are those of an engine; `images` are those of a micro-batch.
@@ -50,7 +50,7 @@ struct Setting {
                                           "logits_backward"};
     return std::string(kWays[static_cast<int>(way)]) + ".zero" + std::to_string(encoder_stage) +
            "_zero" + std::to_string(language_stage) + (bf16 ? ".bf16.w" : ".fp32.w") +
-           std::to_string(ranks) + ".gas" + std::to_string(accumulation) + "." +
+           std::to_string(ranks) + ".accumulation" + std::to_string(accumulation) + "." +
            kStyles[static_cast<int>(style)];
   }
 };

@@ -9,10 +9,18 @@
 #include <utility>
 
 namespace equigrad::parameter {
+
+// A listener, and whoever is telling it something. Operators of other threads may hold it longer
+// than its Observation lives.
+struct Watch {
+  std::mutex mutex;
+  OperatorListener* listener;  // null: the Observation has ended
+};
+
 namespace {
 
 struct Entry {
-  OperatorListener* listener;
+  std::shared_ptr<Watch> watch;
   std::size_t page;
 };
 
@@ -31,7 +39,7 @@ Registry& registry() {
 
 thread_local bool silent = false;
 
-using Uses = std::vector<std::pair<OperatorListener*, std::vector<std::size_t>>>;
+using Uses = std::vector<std::pair<std::shared_ptr<Watch>, std::vector<std::size_t>>>;
 
 struct Context final : at::ObserverContext {
   Uses uses;
@@ -41,13 +49,13 @@ void find(const at::Tensor& tensor, Uses& uses) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const auto found = registry().entries.find(tensor.storage().unsafeGetStorageImpl());
   if (found == registry().entries.end()) return;
-  const auto& [listener, page] = found->second;
+  const auto& [watch, page] = found->second;
   for (auto& [known, pages] : uses) {
-    if (known != listener) continue;
+    if (known != watch) continue;
     if (std::find(pages.begin(), pages.end(), page) == pages.end()) pages.push_back(page);
     return;
   }
-  uses.push_back({listener, {page}});
+  uses.push_back({watch, {page}});
 }
 
 void find(const c10::IValue& value, Uses& uses) {
@@ -60,6 +68,13 @@ void find(const c10::IValue& value, Uses& uses) {
   }
 }
 
+void tell(const Uses& uses, void (OperatorListener::*what)(const std::vector<std::size_t>&)) {
+  for (const auto& [watch, pages] : uses) {
+    const std::lock_guard lock(watch->mutex);
+    if (watch->listener != nullptr) (watch->listener->*what)(pages);
+  }
+}
+
 std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
   if (silent) return nullptr;
   Uses uses;
@@ -68,27 +83,27 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
     for (const auto& input : function.inputs()) find(input, uses);
   }
   if (uses.empty()) return nullptr;
-  for (const auto& [listener, pages] : uses) listener->before(pages);
+  tell(uses, &OperatorListener::before);
   auto context = std::make_unique<Context>();
   context->uses = std::move(uses);
   return context;
 }
 
 void end(const at::RecordFunction& /*function*/, at::ObserverContext* context) {
-  if (context == nullptr) return;
-  for (const auto& [listener, pages] : static_cast<Context*>(context)->uses) listener->after(pages);
+  if (context != nullptr) tell(static_cast<Context*>(context)->uses, &OperatorListener::after);
 }
 
 }  // namespace
 
 Observation::Observation(OperatorListener& listener, const std::vector<at::Tensor>& tensors)
-    : listener_(listener) {
+    : watch_(std::make_shared<Watch>()) {
+  watch_->listener = &listener;
   auto& shared = registry();
   const std::unique_lock lock(shared.mutex);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
     storages_.push_back(tensors[i].storage().unsafeGetStorageImpl());
-    shared.entries[storages_.back()] = {&listener_, i};
+    shared.entries[storages_.back()] = {watch_, i};
   }
   if (shared.callback == 0 && !shared.entries.empty()) {
     shared.callback = at::addGlobalCallback(at::RecordFunctionCallback(start, end)
@@ -98,11 +113,15 @@ Observation::Observation(OperatorListener& listener, const std::vector<at::Tenso
 }
 
 Observation::~Observation() {
+  {
+    const std::lock_guard lock(watch_->mutex);
+    watch_->listener = nullptr;
+  }
   auto& shared = registry();
   const std::unique_lock lock(shared.mutex);
   for (const auto* storage : storages_) {
     const auto found = shared.entries.find(storage);
-    if (found != shared.entries.end() && found->second.listener == &listener_) {
+    if (found != shared.entries.end() && found->second.watch == watch_) {
       shared.entries.erase(found);
     }
   }

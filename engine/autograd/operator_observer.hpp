@@ -6,8 +6,9 @@
 // so it is found too.
 //
 // Invariants: before() runs on the operator's thread before it reads its inputs, after() when it
-// ends, thrown or not; other operators cost one look-up per input. Operators that the listener
-// itself runs are not reported (Silence).
+// ends, thrown or not; other operators cost one look-up per input. A listener is told one thing at
+// a time, and nothing once its Observation has ended, which waits for a thread that is telling it.
+// Operators that the listener itself runs are not reported (Silence).
 // Errors: an exception must not leave before() or after(): autograd's observers swallow it.
 // Depends on: ATen's RecordFunction, in the source. The library and this project must be built with
 // NDEBUG alike.
@@ -28,8 +29,10 @@ class OperatorListener {
   virtual void after(const std::vector<std::size_t>& pages) noexcept = 0;
 };
 
+struct Watch;
+
 // Reports uses of tensors[i]'s storage as page i while it lives; of none that is undefined. Without
-// any, operators cost nothing.
+// any, operators cost nothing. Its listener must not end it from before() or after().
 class Observation {
  public:
   Observation(OperatorListener& listener, const std::vector<at::Tensor>& tensors);
@@ -38,7 +41,7 @@ class Observation {
   Observation& operator=(const Observation&) = delete;
 
  private:
-  OperatorListener& listener_;
+  std::shared_ptr<Watch> watch_;
   std::vector<c10::StorageImpl*> storages_;
 };
 

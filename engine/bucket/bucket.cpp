@@ -34,10 +34,10 @@ Bucket::Bucket(const layout::Bucket& place, int shards, int multiple_numel,
       options_(options),
       filled_(place.slots.size(), false),
       written_(place.slots.size(), false) {
-  if (place.slots.size() > 1 || place.slots.front().numel != numel_) make_room();
+  if (place.slots.size() > 1 || place.slots.front().numel != numel_) allocate();
 }
 
-void Bucket::make_room() {
+void Bucket::allocate() {
   if (buffer_.defined()) return;
   const int64_t numel = shards_ * place_.shard_numel;
   buffer_ = at::empty({numel_}, options_);
@@ -62,13 +62,13 @@ void Bucket::view() {
   matrix_ = buffer_.narrow(0, 0, shards_ * place_.shard_numel).view({shards_, place_.shard_numel});
 }
 
-bool Bucket::is_wide() const {
+bool Bucket::holds_exact_sums() const {
   return c10::typeMetaToScalarType(options_.dtype()) == kernels::kExactSum;
 }
 
 int64_t Bucket::bytes() const { return numel_ * static_cast<int64_t>(options_.dtype().itemsize()); }
 
-void Bucket::widen() {
+void Bucket::to_exact_sums() {
   buffer_ = kernels::exact_of(buffer());
   options_ = options_.dtype(kernels::kExactSum);
   view();
@@ -89,7 +89,7 @@ bool Bucket::copy_few(std::size_t slot, const at::Tensor& gradient) {
 void Bucket::copy_in(std::size_t slot, at::Tensor gradient, double weight) {
   const auto& where = place_.slots[slot];
   const bool kept = weight == 1.0 && keep(gradient);
-  make_room();
+  allocate();
   if (kept || (weight == 1.0 && copy_few(slot, gradient))) {
     if (!written_[slot]) clear_padding(slot);
     filled_[slot] = written_[slot] = true;
@@ -136,13 +136,13 @@ void Bucket::clear(std::size_t slot) {
 }
 
 at::Tensor Bucket::columns_of(std::size_t slot) {
-  make_room();
+  allocate();
   clear(slot);
   return columns(slot);
 }
 
 const at::Tensor& Bucket::buffer() {
-  make_room();
+  allocate();
   for (std::size_t slot = 0; slot < written_.size(); ++slot) clear(slot);
   return buffer_;
 }

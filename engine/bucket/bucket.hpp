@@ -26,8 +26,8 @@ class Bucket {
   // Adds a parameter's gradient, any shape, weight * gradient if weight is not 1.
   void copy_in(std::size_t slot, at::Tensor gradient, double weight);
   // From contributions to exact sums of them.
-  void widen();
-  bool is_wide() const;
+  void to_exact_sums();
+  bool holds_exact_sums() const;
   bool holds(std::size_t slot) const { return filled_[slot]; }
   bool full() const { return filled_numel_ == filled_.size(); }
   const at::Tensor& buffer();
@@ -36,7 +36,7 @@ class Bucket {
   at::Tensor columns_of(std::size_t slot);
 
  private:
-  void make_room();
+  void allocate();
   bool keep(at::Tensor& gradient);
   bool copy_few(std::size_t slot, const at::Tensor& gradient);
   void view();

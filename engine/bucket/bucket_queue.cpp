@@ -1,31 +1,36 @@
 #include "engine/bucket/bucket_queue.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "engine/comm/communicator.hpp"
 #include "engine/error.hpp"
 #include "engine/kernels/exact_tensor.hpp"
 
 namespace equigrad::bucket {
 namespace {
 
+using layout::BucketState;
+using layout::LaunchAnswer;
+using layout::LaunchPhase;
+using layout::LaunchStep;
+
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 }  // namespace
 
-BucketQueue::BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
-                         QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-                         BeforeLaunch before_launch, RoomFor room_for, Announcing announcing)
+BucketQueue::BucketQueue(const layout::BucketPlan& plan, agreement::Participant& participant,
+                         QueueOptions options, trace::Ledger& ledger, SumSink& sink)
     : plan_(plan),
-      communicator_(communicator),
+      participant_(participant),
       options_(options),
       ledger_(ledger),
-      deliver_(std::move(deliver)),
-      before_launch_(std::move(before_launch)),
-      room_for_(std::move(room_for)),
-      announcing_(std::move(announcing)),
+      sink_(sink),
+      schedule_(plan, options.launch_when_full, options.overlaps),
       buckets_(plan.buckets().size()),
       sends_sums_(options.expects_sums) {}
 
@@ -34,10 +39,11 @@ Bucket& BucketQueue::open(std::size_t bucket) {
   if (!entry) {
     const auto& place = plan_.buckets()[bucket];
     auto options = options_.buffer;
-    if (options_.launch_when_full) options = options.dtype(wire(place.lower_precision));
+    if (options_.launch_when_full)
+      options = options.dtype(communication_dtype(place.lower_precision));
     if (waits_exactly())
       options = options.dtype(type_of_waiting(place.lower_precision, sends_sums_));
-    entry.emplace(place, plan_.shards(), communicator_.world_size(), options);
+    entry.emplace(place, plan_.shards(), communicator().world_size(), options);
     ledger_.charge(trace::Category::Buckets, entry->bytes());
   }
   return *entry;
@@ -52,143 +58,157 @@ void BucketQueue::copy_in(std::size_t parameter, at::Tensor gradient, double wei
     const int64_t round = ++parts_[parameter];
     if (round > 1) return late_.push_back({round, parameter, std::move(gradient), weight});
   }
-  if (where->bucket < left_ahead()) take_back();
+  if (where->bucket < left_eagerly()) take_back();
+  if (waits_exactly()) return copy_exactly(*where, std::move(gradient), weight);
   auto& bucket = open(where->bucket);
-  if (!waits_exactly()) {
-    const bool was_full = bucket.full();
-    bucket.copy_in(where->slot, std::move(gradient), weight);
-    if ((options_.launch_when_full || ahead_) && bucket.full() && !was_full) launch_full();
-    return;
-  }
-  weight *= options_.before_sum;
-  if (!bucket.is_wide() && bucket.holds(where->slot)) widen(bucket);
-  const bool lower = plan_.buckets()[where->bucket].lower_precision;
-  if (!bucket.is_wide()) return bucket.copy_in(where->slot, std::move(gradient), weight);
-  const auto product = weight == 1.0 ? gradient : gradient.to(at::kFloat).mul(weight);
-  bucket.copy_in(where->slot, product.to(wire(lower)), 1.0);
+  const bool was_full = bucket.full();
+  bucket.copy_in(where->slot, std::move(gradient), weight);
+  schedule_.fill(where->bucket, bucket.full());
+  if (bucket.full() && !was_full) run();
 }
 
-void BucketQueue::widen(Bucket& bucket) {
+void BucketQueue::copy_exactly(const layout::SlotLocation& where, at::Tensor gradient,
+                               double weight) {
+  auto& bucket = open(where.bucket);
+  schedule_.fill(where.bucket, false);
+  weight *= options_.before_sum;
+  if (!bucket.holds_exact_sums() && bucket.holds(where.slot)) to_exact_sums(bucket);
+  const bool lower = plan_.buckets()[where.bucket].lower_precision;
+  if (!bucket.holds_exact_sums()) return bucket.copy_in(where.slot, std::move(gradient), weight);
+  const auto product = weight == 1.0 ? gradient : gradient.to(at::kFloat).mul(weight);
+  bucket.copy_in(where.slot, product.to(communication_dtype(lower)), 1.0);
+}
+
+void BucketQueue::to_exact_sums(Bucket& bucket) {
   const int64_t before = bucket.bytes();
-  bucket.widen();
+  bucket.to_exact_sums();
   const int64_t after = bucket.bytes();
   ledger_.charge(trace::Category::Buckets, after);
   ledger_.credit(trace::Category::Buckets, before);
   sends_sums_ = true;
 }
 
-bool BucketQueue::agree_on_sums(std::size_t parameter) {
-  const auto where = plan_.slot_of(parameter);
-  const int64_t mine = sends_sums_ ? 2 : 1;
-  return before_launch_(where ? where->bucket : 0, mine).greatest_flag == 2;
-}
-
 at::ScalarType BucketQueue::type_of_waiting(bool lower_precision, bool sums) const {
-  return sums ? kernels::kExactSum : wire(lower_precision);
+  return sums ? kernels::kExactSum : communication_dtype(lower_precision);
 }
 
-at::ScalarType BucketQueue::wire(bool lower_precision) const {
-  return options_.wire[lower_precision ? 1 : 0].value_or(
+at::ScalarType BucketQueue::communication_dtype(bool lower_precision) const {
+  return options_.communication_dtypes[lower_precision ? 1 : 0].value_or(
       c10::typeMetaToScalarType(options_.buffer.dtype()));
 }
 
-at::Tensor BucketQueue::travelling(const at::Tensor& held, bool lower_precision) const {
-  if (options_.launch_when_full || is_exact()) return held;  // it was copied in as it travels
-  if (options_.before_sum == 1.0) return held.to(wire(lower_precision));
-  return held.to(at::kFloat).mul(options_.before_sum).to(wire(lower_precision));
+// Multiplied and rounded once; itself if nothing is to be done.
+at::Tensor BucketQueue::as_sent(const at::Tensor& held, bool lower_precision) const {
+  if (options_.launch_when_full || is_exact()) return held;  // it was copied in as it is sent
+  if (options_.before_sum == 1.0) return held.to(communication_dtype(lower_precision));
+  return held.to(at::kFloat).mul(options_.before_sum).to(communication_dtype(lower_precision));
 }
 
-// When a bucket has been filled: one after that which completed a group hears the answer for it.
-// The last group of a pass has next to nothing left to overlap with: it goes with the flush, which
-// ranks agree on anyway.
-void BucketQueue::launch_full() {
-  settle();
-  while (!postponed_) {
-    const std::size_t first = announced_ ? plan_.end_of_group(next_) : next_;
-    if (!is_group_full(first) || plan_.end_of_group(first) == buckets_.size()) return;
-    announced_ ? settle() : announce();
+comm::Reduction BucketQueue::reduce(const at::Tensor& buffer) const {
+  const auto sum =
+      plan_.shards() == 1 ? &comm::Reduction::all_reduce_sum : &comm::Reduction::reduce_scatter_sum;
+  return sum(communicator(), options_.order, buffer, options_.result_dtype);
+}
+
+void BucketQueue::run() {
+  while (const auto step = schedule_.next()) perform(*step);
+}
+
+void BucketQueue::perform(const LaunchStep& step) {
+  switch (step.action) {
+    case LaunchStep::Action::Announce:
+      return announce(step.bucket);
+    case LaunchStep::Action::Hear:
+      return settle();
+    case LaunchStep::Action::Open:
+      open(step.bucket);
+      return;
+    case LaunchStep::Action::Launch:
+      return launch(step.bucket);
+    case LaunchStep::Action::Deliver:
+      return deliver(step.bucket);
+    case LaunchStep::Action::Release:
+      return release(step.bucket);
   }
 }
 
-void BucketQueue::announce() {
-  announced_ = true;
-  const auto then = [this](bool together) {
-    announced_ = false;
-    postponed_ = !together;
-    if (together) launch_group();
-  };
-  if (options_.overlaps && announcing_.announce)
-    announcing_.announce(next_, then);
-  else
-    then(before_launch_(next_, 0).together);
+void BucketQueue::announce(std::size_t bucket) {
+  const agreement::LaunchBucket place{.bucket = bucket};
+  if (!options_.overlaps) return hear(participant_.meet(place).together);
+  participant_.announce(
+      place, [this](const agreement::Agreement& agreement) { hear(agreement.together); });
+}
+
+void BucketQueue::hear(bool together) {
+  schedule_.answer(together ? LaunchAnswer::Together : LaunchAnswer::Postponed);
+  run();
+}
+
+bool BucketQueue::is_announced() const {
+  return schedule_.phase() == LaunchPhase::Announced || schedule_.phase() == LaunchPhase::Due;
 }
 
 // The answer may have been heard, and have thrown, where another engine spoke.
 void BucketQueue::settle() {
-  if (!announced_) return;
-  announcing_.settle();
-  if (!std::exchange(announced_, false)) return;
+  if (!is_announced()) return;
+  participant_.settle();
+  if (!is_announced()) return;
+  schedule_.answer(LaunchAnswer::Lost);
   throw Error("backward",
               "expected every rank to finish its backward pass, got an exception on another rank. "
               "It counts on no rank; do it again, or leave it out, on all of them.");
 }
 
-bool BucketQueue::is_group_full(std::size_t first) const {
-  for (std::size_t bucket = first; bucket < plan_.end_of_group(first); ++bucket)
-    if (!buckets_[bucket] || !buckets_[bucket]->full()) return false;
-  return true;
+// Others may wait to hear of a group that is full there and will not be here: this point is none of
+// theirs, so they are postponed. Nobody waits for the answer.
+void BucketQueue::end_eager_launches() {
+  const auto restore = c10::make_scope_exit([this] { schedule_.launch_eagerly(false); });
+  settle();
+  const std::size_t next = schedule_.launched();
+  const bool may_be_awaited = !options_.launch_when_full && next < buckets_.size() &&
+                              schedule_.phase() == LaunchPhase::Filling &&
+                              plan_.end_of_group(next) < buckets_.size();
+  if (!may_be_awaited) return;
+  try {
+    participant_.announce(agreement::NoFullBucket{}, [](const agreement::Agreement&) {});
+  } catch (...) {
+    // A peer is lost, or all know that a pass threw: this one ends, and the next synchronisation
+    // point tells.
+  }
 }
 
-// The groups before it have had the time to travel that this one took to fill.
-void BucketQueue::launch_group() {
-  const std::size_t first = next_;
-  for (const std::size_t end = plan_.end_of_group(first); next_ < end;) launch_next();
-  while (!in_flight_.empty() && (!options_.overlaps || in_flight_.front().bucket < first))
-    deliver_oldest();
-}
-
-at::Tensor BucketQueue::columns_of(std::size_t parameter) {
-  const auto where = plan_.slot_of(parameter);
-  if (!where || !buckets_[where->bucket]) return {};
-  return buckets_[where->bucket]->columns_of(where->slot);
-}
-
-void BucketQueue::launch_next() {
-  const std::size_t bucket = next_++;
-  auto& opened = open(bucket);
-  if (waits_exactly() && sends_sums_ && !opened.is_wide()) widen(opened);
-  const at::Tensor held = opened.buffer();
-  const at::Tensor buffer = travelling(held, plan_.buckets()[bucket].lower_precision);
-  const bool is_here = ahead_ && buffer.is_same(held);
-  const int64_t bytes = is_here ? 0 : bytes_of(buffer);
-  ledger_.charge(trace::Category::Buckets, bytes - (ahead_ ? 0 : bytes_of(held)));
-  if (!ahead_) buckets_[bucket].reset();
-  auto reduction = plan_.shards() == 1
-                       ? comm::Reduction::all_reduce_sum(communicator_, options_.order, buffer,
-                                                         options_.result_dtype)
-                       : comm::Reduction::reduce_scatter_sum(communicator_, options_.order, buffer,
-                                                             options_.result_dtype);
-  // The only bucket of an all-reduce has its room: its own.
+void BucketQueue::launch(std::size_t bucket) {
+  auto& opened = *buckets_[bucket];
   const auto& place = plan_.buckets()[bucket];
+  const bool is_kept = schedule_.state(bucket) == BucketState::SentKept;
+  if (waits_exactly() && sends_sums_ && !opened.holds_exact_sums()) to_exact_sums(opened);
+  const at::Tensor held = opened.buffer();
+  const at::Tensor buffer = as_sent(held, place.lower_precision);
+  const int64_t bytes = is_kept && buffer.is_same(held) ? 0 : bytes_of(buffer);
+  ledger_.charge(trace::Category::Buckets, bytes - (is_kept ? 0 : bytes_of(held)));
+  if (!is_kept) buckets_[bucket].reset();
+  auto reduction = reduce(buffer);
+  // The only bucket of an all-reduce has its block: its own.
   const bool has_own = plan_.buckets().size() == 1 || buffer.numel() != place.shard_numel;
   const bool may_stay =
       options_.order != ReductionOrder::Native && (plan_.shards() > 1 || !has_own);
   const int64_t sum_numel = plan_.shards() == 1 ? buffer.numel() : place.shard_numel;
-  in_flight_.push_back({bucket, std::move(reduction), bytes, may_stay, ahead_ ? sum_numel : 0});
+  in_flight_.push_back({bucket, std::move(reduction), bytes, may_stay, is_kept ? sum_numel : 0});
 }
 
-void BucketQueue::deliver_oldest() {
+void BucketQueue::deliver(std::size_t bucket) {
+  if (in_flight_.empty() || in_flight_.front().bucket != bucket) return;  // its launch threw
   auto oldest = std::move(in_flight_.front());
   in_flight_.pop_front();
   ledger_.credit(trace::Category::Buckets, oldest.bytes);
-  at::Tensor room;
-  if (oldest.may_stay && room_for_) room = room_for_(oldest.bucket);
-  if (room.defined() && room.scalar_type() != options_.result_dtype) room.reset();
-  if (!room.defined() && oldest.own_numel != 0)
-    room = at::empty({oldest.own_numel}, options_.buffer.dtype(options_.result_dtype));
-  const auto sum = oldest.reduction.finish(room);
-  if (oldest.own_numel != 0 && !ahead_) release(oldest.bucket);
-  deliver_(oldest.bucket, sum.narrow(0, 0, plan_.buckets()[oldest.bucket].shard_numel));
+  at::Tensor block;
+  if (oldest.may_stay) block = sink_.block(bucket);
+  if (block.defined() && block.scalar_type() != options_.result_dtype) block.reset();
+  if (!block.defined() && oldest.own_numel != 0)
+    block = at::empty({oldest.own_numel}, options_.buffer.dtype(options_.result_dtype));
+  const auto sum = oldest.reduction.finish(block);
+  if (schedule_.state(bucket) == BucketState::Arrived) release(bucket);
+  sink_.add(bucket, sum.narrow(0, 0, plan_.buckets()[bucket].shard_numel));
 }
 
 void BucketQueue::release(std::size_t bucket) noexcept {
@@ -196,10 +216,16 @@ void BucketQueue::release(std::size_t bucket) noexcept {
   buckets_[bucket].reset();
 }
 
-void BucketQueue::launch_round() {
-  while (next_ < buckets_.size()) launch_group();
-  while (!in_flight_.empty()) deliver_oldest();
-  next_ = 0;
+void BucketQueue::release_all() noexcept {
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) release(bucket);
+}
+
+// `rounds`: how many this rank needs; of buckets that wait 2 if it must send exact sums, else 1.
+// Those leave in a flush that ranks have agreed on, so only what is sent may be unknown.
+agreement::Agreement BucketQueue::meet_to_flush(std::size_t bucket, int64_t rounds) {
+  const bool is_known = !options_.launch_when_full && (!is_exact() || options_.expects_sums);
+  if (is_known) return {true, rounds, rounds, {}};
+  return participant_.meet(agreement::LaunchBucket{.bucket = bucket, .rounds = rounds});
 }
 
 void BucketQueue::flush() {
@@ -208,38 +234,36 @@ void BucketQueue::flush() {
   for (const auto& late : late_) rounds = std::max(rounds, late.round);
   // Some ranks may still be at full buckets that this one has not filled; it launches them too.
   for (;;) {
-    const auto met = before_launch_(next_, rounds);
-    rounds = std::max(rounds, met.greatest_flag);
-    if (met.least_flag > 0) break;
-    launch_group();
+    const auto agreement = meet_to_flush(schedule_.launched(), rounds);
+    rounds = std::max(rounds, agreement.greatest_flag);
+    if (agreement.least_flag > 0) break;
+    hear(true);
   }
   if (waits_exactly()) sends_sums_ = std::exchange(rounds, 1) == 2;
-  ahead_ = false;
-  const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
-  for (std::size_t bucket = 0; bucket < arrived; ++bucket) release(bucket);
-  launch_round();
+  schedule_.flush();
+  run();
   sends_sums_ = options_.expects_sums;
   for (int64_t round = 2; round <= rounds; ++round) {
     for (const auto& late : late_) {
       if (late.round != round) continue;
       const auto where = plan_.slot_of(late.parameter);
       open(where->bucket).copy_in(where->slot, late.gradient, late.weight);
+      schedule_.fill(where->bucket, false);
     }
-    launch_round();
+    schedule_.flush();
+    run();
   }
   late_.clear();
   parts_.clear();
-  postponed_ = false;
 }
 
 void BucketQueue::take_back() {
   settle();
-  complete();
-  next_ = 0;
-  ahead_ = false;
+  drop_in_flight();
+  schedule_.take_back();
 }
 
-void BucketQueue::complete() noexcept {
+void BucketQueue::drop_in_flight() noexcept {
   for (auto& flying : in_flight_) {
     ledger_.credit(trace::Category::Buckets, flying.bytes);
     try {
@@ -257,13 +281,39 @@ void BucketQueue::discard() noexcept {
   } catch (...) {
     // What made it throw has thrown on every rank.
   }
-  announced_ = false;
-  take_back();
-  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) release(bucket);
+  drop_in_flight();
+  schedule_.clear();
+  release_all();
   late_.clear();
   parts_.clear();
-  postponed_ = false;
   sends_sums_ = options_.expects_sums;
+}
+
+at::Tensor BucketQueue::sum_of_waiting(std::size_t parameter) {
+  const auto where = *plan_.slot_of(parameter);
+  const auto& slot = plan_.slot(where);
+  const bool lower = plan_.buckets()[where.bucket].lower_precision;
+  auto type = options_.result_dtype;
+  if (waits_exactly()) {
+    const auto agreement = meet_to_flush(where.bucket, sends_sums_ ? 2 : 1);
+    type = type_of_waiting(lower, agreement.greatest_flag == 2);
+  }
+  // An all-reduce cuts its buffer into W slices.
+  const int64_t numel = plan_.shards() * slot.shard_numel;
+  const int64_t world = communicator().world_size();
+  const auto buffer = at::zeros({(numel + world - 1) / world * world}, options_.buffer.dtype(type));
+  if (auto& bucket = buckets_[where.bucket]) {
+    auto columns = bucket->columns_of(where.slot);
+    if (type == kernels::kExactSum && columns.scalar_type() != type)
+      columns = kernels::exact_of(columns);
+    buffer.narrow(0, 0, numel).view({plan_.shards(), -1}).copy_(columns);
+  }
+  return reduce(as_sent(buffer, lower)).finish().narrow(0, 0, slot.shard_numel);
+}
+
+void BucketQueue::forget(std::size_t parameter) {
+  const auto where = *plan_.slot_of(parameter);
+  if (auto& bucket = buckets_[where.bucket]) bucket->columns_of(where.slot).zero_();
 }
 
 }  // namespace equigrad::bucket

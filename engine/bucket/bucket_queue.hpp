@@ -1,22 +1,25 @@
 // BucketQueue: buckets from the first gradient that enters to the reduced sum that leaves.
 //
+// Gradients come from the window, sums go to the sink that it gave; in between, the queue does the
+// steps of layout/launch_schedule.hpp, and asks the other ranks where the schedule needs them.
+//
 // Invariants: buckets are launched in the plan's order and delivered in that order, on every rank
 // alike, whatever the order in which gradients arrive; so a rank without a gradient contributes
 // zeros to the same parameter. At most one group of buckets is in flight (two while one leaves),
 // one announced, and one filled; none between two calls if nothing overlaps. Nothing is delivered
-// twice.
+// twice. A group leaves where the answer for it is heard, which may be in another engine's call:
+// there, and nowhere later, all ranks are at the same place in their sequence of collectives.
 // Where buckets are launched when full, the k-th gradient of one parameter between two flushes
-// travels in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
+// is sent in round k (reentrant checkpointing delivers a shared parameter in parts): what is added
 // to what does not depend on which bucket was full when.
-// Buckets that wait may leave ahead of flush(): what they sent stays here, so that a gradient for
-// one of them takes all back, and every bucket leaves in the flush as if none had left before.
-// In the exact order a bucket that waits holds what it would send, while no parameter has given it
-// two contributions, and then exact sums; ranks agree on which before they launch.
+// Buckets that wait may leave eagerly, before flush(): what they sent stays here, so that a
+// gradient for one of them takes all back, and every bucket leaves in the flush as if none had left
+// before. In the exact order a bucket that waits holds what it would send, while no parameter has
+// given it two contributions, and then exact sums; ranks agree on which before they launch.
 // Shapes: delivered sums are [shards == 1 ? shards * shard_numel : shard_numel] of their bucket,
 // the result dtype.
-// Errors: those of the communicator.
-// Depends on: bucket/bucket, layout/bucket_plan, comm/reduction, comm/rendezvous,
-// trace/ledger.
+// Errors: those of the communicator; equigrad::Error when another rank's pass threw.
+// Depends on: bucket/bucket, layout/launch_schedule, comm/reduction, agreement, memory/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +27,6 @@
 #include <array>
 #include <cstddef>
 #include <deque>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -32,79 +34,68 @@
 #include "engine/bucket/bucket.hpp"
 #include "engine/comm/reduction.hpp"
 #include "engine/layout/bucket_plan.hpp"
+#include "engine/layout/launch_schedule.hpp"
 #include "engine/memory/ledger.hpp"
 
 namespace equigrad::bucket {
 
 struct QueueOptions {
-  at::TensorOptions buffer;     // device, and dtype of what waits for flush() or travels as it is
+  at::TensorOptions buffer;     // device, and dtype of what waits for flush() or is sent as it is
   at::ScalarType result_dtype;  // of the sums
   ReductionOrder order = ReductionOrder::Pinned;
   bool launch_when_full = false;  // all groups but the last; otherwise they wait for flush()
-  // What a bucket travels in, by its lower_precision; nothing: the type of `buffer`.
-  std::array<std::optional<at::ScalarType>, 2> wire = {};
-  double before_sum = 1.0;    // every contribution is multiplied by it, in fp32, before it travels
+  // What a bucket is sent in, by its lower_precision; nothing: the type of `buffer`.
+  std::array<std::optional<at::ScalarType>, 2> communication_dtypes = {};
+  double before_sum = 1.0;    // every contribution is multiplied by it, in fp32, before it is sent
   bool expects_sums = false;  // exact order: buckets that wait hold sums from the start
   bool overlaps = true;       // otherwise a full group is delivered before copy_in() returns
 };
 
+// Where sums go.
+class SumSink {
+ public:
+  // Where a sum may be written, if anywhere: [shard_numel]. It is added all the same.
+  virtual at::Tensor block(std::size_t bucket) = 0;
+  virtual void add(std::size_t bucket, at::Tensor sum) = 0;
+
+ protected:
+  ~SumSink() = default;
+};
+
 class BucketQueue {
  public:
-  using Deliver = std::function<void(std::size_t bucket, at::Tensor sum)>;
-  // Called before a group's collectives, where ranks agree on what comes next. `rounds` is 0 for
-  // full buckets, and how many this rank needs for a flush; for one of buckets that waited 2 if
-  // this rank must send exact sums, else 1. Once all ranks flush it is called no more: nothing but
-  // buckets comes until the flush ends.
-  using BeforeLaunch = std::function<comm::Met(std::size_t bucket, int64_t rounds)>;
-  // The same for full buckets, without waiting, where something overlaps: `then` is told whether
-  // they may leave, at the latest in settle(). None: before_launch is asked.
-  struct Announcing {
-    std::function<void(std::size_t bucket, std::function<void(bool together)> then)> announce;
-    std::function<void()> settle;
-  };
-  // Where a sum may be written, if anywhere: [shard_numel]. It is delivered all the same.
-  using RoomFor = std::function<at::Tensor(std::size_t bucket)>;
-
-  BucketQueue(const layout::BucketPlan& plan, comm::Communicator& communicator,
-              QueueOptions options, trace::Ledger& ledger, Deliver deliver,
-              BeforeLaunch before_launch, RoomFor room_for = {}, Announcing announcing = {});
+  BucketQueue(const layout::BucketPlan& plan, agreement::Participant& participant,
+              QueueOptions options, trace::Ledger& ledger, SumSink& sink);
 
   void copy_in(std::size_t parameter, at::Tensor gradient, double weight);
+  // While nothing waits: whether buckets hold exact sums from the start (QueueOptions).
+  void expect_sums(bool expects) { options_.expects_sums = sends_sums_ = expects; }
   // Whether groups that are full from now on leave, all but the last, though they wait for flush().
-  // For the pinned order only: the native one adds in the buckets themselves.
-  void send_ahead(bool ahead) { ahead_ = ahead; }
-  // Whether groups that could have left ahead have not been announced, and will be asked for.
-  bool owes_word() const {
-    return ahead_ && !postponed_ && !announced_ && next_ < buckets_.size() &&
-           plan_.end_of_group(next_) < buckets_.size();
-  }
-  // Buckets that have left ahead. All ranks flush with the same number; who finds another one calls
-  // take_back(), which completes and drops them, and forgets what was delivered.
-  std::size_t left_ahead() const { return options_.launch_when_full ? 0 : next_; }
+  // For the pinned order only: the native one adds in the buckets themselves. Whoever began it
+  // ends it when no more gradients come: other ranks may wait for an announcement of this one. The
+  // end waits for the answer to what was announced, and throws if another rank's pass did.
+  void launch_eagerly(bool eager) { schedule_.launch_eagerly(eager); }
+  void end_eager_launches();
+  // Buckets that have left eagerly. All ranks flush with the same number; who finds another one
+  // calls take_back(), which completes and drops them, and forgets what was delivered.
+  std::size_t left_eagerly() const { return options_.launch_when_full ? 0 : schedule_.launched(); }
   void take_back();
-  // Waits for the answer to what was announced. flush() and discard() do.
-  void settle();
   // Launches what has not been launched, empty buckets too, and delivers everything.
   void flush();
   // Forgets what was copied in; reductions in flight are completed and dropped.
   void discard() noexcept;
-  // What this rank has copied in of one parameter and not launched: [shards, its shard_numel], a
-  // view of its bucket; undefined if that has not been opened.
-  at::Tensor columns_of(std::size_t parameter);
-  // What was held, as it travels: multiplied and rounded once; itself if nothing is to be done.
-  at::Tensor travelling(const at::Tensor& held, bool lower_precision) const;
-  // Exact order: whether any rank holds sums of what waits, asked at parameter's bucket.
-  // Collective.
-  bool agree_on_sums(std::size_t parameter);
-  // The same for one parameter's columns: exact sums, or what was copied in, as it travels.
-  at::ScalarType type_of_waiting(bool lower_precision, bool sums) const;
+  // Of one parameter that waits for flush(), padding included: this rank's slice of the sum over
+  // ranks, [shard_numel of its slot], the result dtype. It waits on. Collective.
+  at::Tensor sum_of_waiting(std::size_t parameter);
+  // Sets what waits of one parameter to zero.
+  void forget(std::size_t parameter);
 
  private:
   struct InFlight {
     std::size_t bucket;
     comm::Reduction reduction;
     int64_t bytes;
-    bool may_stay;      // where room_for says
+    bool may_stay;      // where the sink says
     int64_t own_numel;  // of a sum that must not lie where its bucket still is, or 0
   };
   struct Late {
@@ -113,36 +104,38 @@ class BucketQueue {
     at::Tensor gradient;
     double weight;
   };
-  void launch_full();
-  void launch_group();
-  bool is_group_full(std::size_t first) const;
-  void announce();
-  void launch_round();
-  void complete() noexcept;
+  void settle();
+  void run();
+  void perform(const layout::LaunchStep& step);
+  void announce(std::size_t bucket);
+  void hear(bool together);
+  void launch(std::size_t bucket);
+  void deliver(std::size_t bucket);
   void release(std::size_t bucket) noexcept;
-  void launch_next();
-  void deliver_oldest();
+  void release_all() noexcept;
+  void drop_in_flight() noexcept;
+  void copy_exactly(const layout::SlotLocation& where, at::Tensor gradient, double weight);
+  agreement::Agreement meet_to_flush(std::size_t bucket, int64_t rounds);
   Bucket& open(std::size_t bucket);
-  void widen(Bucket& bucket);
+  void to_exact_sums(Bucket& bucket);
+  at::Tensor as_sent(const at::Tensor& held, bool lower_precision) const;
+  comm::Reduction reduce(const at::Tensor& buffer) const;
+  bool is_announced() const;
   bool is_exact() const { return options_.order == ReductionOrder::Exact; }
   bool waits_exactly() const { return is_exact() && !options_.launch_when_full; }
-  at::ScalarType wire(bool lower_precision) const;
+  at::ScalarType communication_dtype(bool lower_precision) const;
+  at::ScalarType type_of_waiting(bool lower_precision, bool sums) const;
+  comm::Communicator& communicator() const { return participant_.communicator(); }
 
   const layout::BucketPlan& plan_;
-  comm::Communicator& communicator_;
+  agreement::Participant& participant_;
   QueueOptions options_;
   trace::Ledger& ledger_;
-  Deliver deliver_;
-  BeforeLaunch before_launch_;
-  RoomFor room_for_;
-  Announcing announcing_;
+  SumSink& sink_;
+  layout::LaunchSchedule schedule_;
   std::vector<std::optional<Bucket>> buckets_;
   std::deque<InFlight> in_flight_;
-  std::size_t next_ = 0;        // the next bucket to launch
-  bool sends_sums_ = false;     // exact order, of what waits
-  bool postponed_ = false;      // full buckets wait for the flush
-  bool announced_ = false;      // the group of next_
-  bool ahead_ = false;          // those that wait leave when they are full
+  bool sends_sums_;             // exact order, of what waits
   std::vector<int64_t> parts_;  // by parameter: gradients since the last flush
   std::vector<Late> late_;      // for rounds after the first
 };

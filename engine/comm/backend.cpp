@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/comm/communication_error.hpp"
+#include "engine/error.hpp"
 
 namespace equigrad::comm {
 namespace {
@@ -58,7 +59,7 @@ auto with_context(const Caller& caller, Function&& function) {
 
 class BackendPending final : public Pending {
  public:
-  BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller, Workspace::Room sent = {})
+  BackendPending(c10::intrusive_ptr<c10d::Work> work, Caller caller, Workspace::Block sent = {})
       : work_(std::move(work)), caller_(std::move(caller)), sent_(std::move(sent)) {}
   void wait() override {
     with_context(caller_, [&] { return work_->wait(); });
@@ -68,7 +69,7 @@ class BackendPending final : public Pending {
  private:
   c10::intrusive_ptr<c10d::Work> work_;
   Caller caller_;
-  Workspace::Room sent_;  // copies under way
+  Workspace::Block sent_;  // copies under way
 };
 
 class BackendCommunicator final : public Communicator {
@@ -129,7 +130,7 @@ class BackendCommunicator final : public Communicator {
     if (trades())
       return trade_rows(collective, output.view({2, output.numel() / 2}),
                         input.view({2, input.numel() / 2}));
-    Workspace::Room copies;
+    Workspace::Block copies;
     if (!input.is_contiguous()) {
       copies = workspace().take(input.numel(), input.options());
       copies.tensor().view(input.sizes()).copy_(input);
@@ -190,6 +191,7 @@ PendingPtr Communicator::trade(const at::Tensor&, const at::Tensor&) {
 }
 
 Exchange::Exchange(Communicator& communicator, const at::Tensor& message) {
+  EQUIGRAD_CHECK(message.scalar_type() == at::kLong, "comm.exchange", "words are int64");
   auto& words = communicator.words();
   mine_ = message.to(words.device());
   all_ = at::empty({words.world_size() * mine_.numel()}, mine_.options());

@@ -1,5 +1,5 @@
 // Communicator: the seam between the engine and whatever carries its bytes (Gloo, NCCL, or a test's
-// faulty wire).
+// faulty one).
 //
 // Invariants: every rank issues the same collectives in the same order, from one thread; an input
 // is not written and an output not read before wait(). Nothing here knows an order of additions
@@ -9,7 +9,7 @@
 // Errors: CommunicationError naming the collective and this rank, when a peer is lost or the time-
 // out passes (Gloo, and the words beside NCCL), and the lost rank where it is known. A collective
 // of NCCL reports through its watchdog, which ends the process. Depends on: ATen tensors,
-// comm/workspace, comm/rendezvous. Only comm/*.cpp includes c10d.
+// comm/workspace. Only comm/*.cpp includes c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,6 @@
 #include <memory>
 #include <string>
 
-#include "engine/agreement/coordinator.hpp"
 #include "engine/comm/workspace.hpp"
 
 namespace equigrad::comm {
@@ -64,11 +63,13 @@ class Communicator {
   virtual Communicator& words() { return *this; }
 
   Workspace& workspace() { return workspace_; }
-  Rendezvous& rendezvous() { return rendezvous_; }
+  // What all who work with this communicator share, and which lives as long as it: null until one
+  // of them puts it there (agreement/coordinator.hpp).
+  std::shared_ptr<void>& companion() { return companion_; }
 
  private:
   Workspace workspace_;
-  Rendezvous rendezvous_{*this};
+  std::shared_ptr<void> companion_;
 };
 
 // What every rank says, heard by all: int64 on the CPU.   [n] -> [W, n]

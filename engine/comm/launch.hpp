@@ -1,11 +1,13 @@
 // Launch: who this process is among the ranks, read from the environment of its launcher.
 //
 // In this order, and the first set that is present wins:
-//   RANK WORLD_SIZE LOCAL_RANK                        torchrun, the DeepSpeed launcher
-//   OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK           mpirun
-//   SLURM_PROCID SLURM_NTASKS SLURM_LOCALID           srun (without SLURM_PROCID: an allocation
-//   only) PMI_RANK PMI_SIZE MPI_LOCALRANKID                 Hydra; the local rank is the rank if
-//   not named none                                              one rank
+//   RANK                  WORLD_SIZE            LOCAL_RANK                  torchrun, DeepSpeed
+//   OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  OMPI_COMM_WORLD_LOCAL_RANK  mpirun
+//   SLURM_PROCID          SLURM_NTASKS          SLURM_LOCALID               srun
+//   PMI_RANK              PMI_SIZE              MPI_LOCALRANKID             Hydra
+//   none of them: one rank
+// Without SLURM_PROCID the others of Slurm are an allocation only. Hydra's local rank is the rank
+// where it isn't named.
 // A later set that gives another answer is an error, but for launchers that run inside others:
 // under torchrun (TORCHELASTIC_RUN_ID) and under mpirun, Slurm's variables describe the outer job.
 //

@@ -1,6 +1,7 @@
 #include "engine/comm/reduction.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/error.hpp"
 #include "engine/kernels/element_of.hpp"
 #include "engine/kernels/exact_tensor.hpp"
 #include "engine/kernels/tree_sum.hpp"
@@ -15,7 +17,7 @@
 namespace equigrad::comm {
 namespace {
 
-// On CUDA a collective costs more than room.
+// On CUDA a collective costs more than memory.
 constexpr int64_t kCudaPieceNumel = int64_t{1} << 25;
 
 // Rows that may lie apart, on the CPU.
@@ -54,6 +56,9 @@ Reduction::Reduction(Communicator& communicator, Kind kind, ReductionOrder order
       order_(order),
       result_dtype_(result_dtype),
       buffer_(std::move(buffer)) {
+  RECORD_USER_SCOPE("comm.reduce");
+  EQUIGRAD_CHECK(buffer_.dim() == 1 && buffer_.numel() % communicator.world_size() == 0,
+                 "comm.reduction", "a buffer is flat and padded to a multiple of the ranks");
   switch (kind_) {
     case Kind::NativeScatter:
       native_ = at::empty({buffer_.numel() / communicator.world_size()}, buffer_.options());
@@ -128,7 +133,7 @@ void Reduction::add_into(const at::Tensor& sum, Piece& piece) const {
   piece.received.give_back();
 }
 
-// A piece that has been sent leaves its room to the sum of the same type.
+// The memory of a piece that has been sent is used for the sum of the same type.
 at::Tensor Reduction::room_for_all() const {
   return buffer_.scalar_type() == result_dtype_
              ? buffer_
@@ -183,8 +188,17 @@ void Reduction::drop() {
 }
 
 at::Tensor Reduction::finish(const at::Tensor& into) {
+  RECORD_USER_SCOPE("comm.finish");
+  EQUIGRAD_CHECK(buffer_.defined(), "comm.reduction", "a reduction is finished once");
+  const auto sum_numel = kind_ == Kind::Scatter || kind_ == Kind::NativeScatter
+                             ? buffer_.numel() / communicator_->world_size()
+                             : buffer_.numel();
+  EQUIGRAD_CHECK(
+      !into.defined() || (into.numel() == sum_numel && into.scalar_type() == result_dtype_),
+      "comm.reduction", "a sum is written into its own shape and type");
   if (kind_ == Kind::Slices) return finish_slices(into);
   if (kind_ == Kind::Scatter || kind_ == Kind::Both) return finish_rows(into);
+  EQUIGRAD_CHECK(pending_ != nullptr, "comm.reduction", "a reduction is finished once");
   pending_->wait();
   pending_.reset();
   return (kind_ == Kind::NativeScatter ? native_ : buffer_).to(result_dtype_);

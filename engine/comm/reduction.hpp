@@ -2,9 +2,9 @@
 //
 // Pinned: every rank sends slice r of its buffer to rank r (all-to-all), the owner adds the W
 // contributions in a fixed binary tree in fp32 (kernels/tree_sum.hpp) and rounds once to the result
-// type. The bytes on the wire are those of a ring reduce-scatter. An all-reduce gathers the slices
+// type. The bytes sent are those of a ring reduce-scatter. An all-reduce gathers the slices
 // afterwards; of two ranks each sends the other all it has instead, as many bytes in one message,
-// and both add. Exact: the sums of kernels/exact_sum.hpp, slice by slice; what travels may be
+// and both add. Exact: the sums of kernels/exact_sum.hpp, slice by slice; what is sent may be
 // running sums (kExactSum). Native: the backend's own collective, in the buffer's type, then one
 // rounding.
 //
@@ -25,7 +25,7 @@
 namespace equigrad::comm {
 
 // A reduction under way. finish() waits and gives the sum; it is called once, by all ranks at the
-// same place, and may use the buffer as its room; a sum that is not native is written `into` a
+// same place, and may use the buffer as its memory; a sum that is not native is written `into` a
 // tensor of its shape and type, if one is given. drop() waits for what has been sent and sends no
 // more: a rank that gives up may call it before the others do.
 class Reduction {
@@ -45,13 +45,13 @@ class Reduction {
 
  private:
   enum class Kind { Scatter, Both, Slices, NativeScatter, NativeAll };
-  // What is not native goes piece by piece: while one is added, the next one travels, and what is
-  // received takes little room. The order of additions is element by element, so the cut is free.
+  // What is not native goes piece by piece: while one is added, the next one is sent, and what is
+  // received takes little memory. The order of additions is element by element, so the cut is free.
   struct Piece {
-    int64_t begin;             // in the sum
-    int64_t numel;             // of a row of what is received
-    at::Tensor own;            // of two ranks that trade: this one's row, in the buffer
-    Workspace::Room received;  // [W, numel], or the other's row
+    int64_t begin;              // in the sum
+    int64_t numel;              // of a row of what is received
+    at::Tensor own;             // of two ranks that trade: this one's row, in the buffer
+    Workspace::Block received;  // [W, numel], or the other's row
     PendingPtr pending;
   };
   Reduction(Communicator& communicator, Kind kind, ReductionOrder order, at::Tensor buffer,

@@ -5,34 +5,36 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/error.hpp"
+
 namespace equigrad::comm {
 
-void Workspace::Room::give_back() {
+void Workspace::Block::give_back() {
   tensor_.reset();
   if (workspace_ != nullptr && bytes_.defined()) workspace_->keep(std::move(bytes_));
   bytes_.reset();
   workspace_ = nullptr;
 }
 
-Workspace::Room Workspace::take(int64_t numel, const at::TensorOptions& options) {
-  Room room;
+Workspace::Block Workspace::take(int64_t numel, const at::TensorOptions& options) {
+  Block block;
   if (options.device().is_cuda()) {
-    room.tensor_ = at::empty({numel}, options);
-    return room;
+    block.tensor_ = at::empty({numel}, options);
+    return block;
   }
   const int64_t bytes = numel * static_cast<int64_t>(options.dtype().itemsize());
   at::Tensor found = find(bytes);
   if (!found.defined()) found = at::empty({bytes}, options.dtype(at::kByte));
-  room.workspace_ = this;
-  room.tensor_ = found.narrow(0, 0, bytes).view(c10::typeMetaToScalarType(options.dtype()));
-  room.bytes_ = std::move(found);
-  return room;
+  block.workspace_ = this;
+  block.tensor_ = found.narrow(0, 0, bytes).view(c10::typeMetaToScalarType(options.dtype()));
+  block.bytes_ = std::move(found);
+  return block;
 }
 
 // The smallest that is large enough. If none is, the smallest makes way.
 at::Tensor Workspace::find(int64_t bytes) {
-  const auto rank = [bytes](const at::Tensor& block) {
-    return std::pair(block.numel() < bytes, block.numel());
+  const auto rank = [bytes](const at::Tensor& one) {
+    return std::pair(one.numel() < bytes, one.numel());
   };
   const auto block =
       std::min_element(free_.begin(), free_.end(),
@@ -47,6 +49,8 @@ at::Tensor Workspace::find(int64_t bytes) {
 void Workspace::keep(at::Tensor bytes) {
   if (kept_bytes_ + bytes.numel() > kKeptBytes) return;
   kept_bytes_ += bytes.numel();
+  EQUIGRAD_CHECK(kept_bytes_ >= bytes.numel() && kept_bytes_ <= kKeptBytes, "comm.workspace",
+                 "what is kept is counted, and within the limit");
   free_.push_back(std::move(bytes));
 }
 

@@ -4,11 +4,11 @@
 // a reduce-scatter of 8 M elements went there (measured, Gloo, 2 ranks). On CUDA the caching
 // allocator does the same, so nothing is kept.
 //
-// Invariants: at most kKeptBytes are kept between uses, in no more blocks than rooms were in use at
-// once: a request that none of them holds replaces one; what was not given back is never used
-// again, so a collective that was abandoned in flight spoils nothing; the Workspace outlives its
-// Rooms. One thread uses it.
-// Shapes: a room's tensor is flat, uninitialised.
+// Invariants: at most kKeptBytes are kept between uses, in no more blocks than were in use at
+// once: a request that fits into none of them replaces one; what was not given back is never used
+// again, so a collective that was abandoned in flight spoils nothing; a block has one Block, so it
+// is given back once; the Workspace outlives its Blocks. One thread uses it.
+// Shapes: a block's tensor is flat, uninitialised.
 // Units: bytes, elements.
 // Errors: none.
 // Depends on: ATen tensors.
@@ -25,10 +25,13 @@ class Workspace {
  public:
   static constexpr int64_t kKeptBytes = int64_t{64} << 20;
 
-  class Room {
+  class Block {
    public:
+    Block() = default;
+    Block(Block&&) = default;
+    Block& operator=(Block&&) = default;
     const at::Tensor& tensor() const { return tensor_; }
-    // Once nothing is in flight any more. A room that merely ends is not used again.
+    // Once nothing is in flight any more. A block that is merely destroyed is not used again.
     void give_back();
 
    private:
@@ -38,7 +41,7 @@ class Workspace {
     at::Tensor tensor_;
   };
 
-  Room take(int64_t numel, const at::TensorOptions& options);
+  Block take(int64_t numel, const at::TensorOptions& options);
 
  private:
   at::Tensor find(int64_t bytes);

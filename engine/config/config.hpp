@@ -88,7 +88,7 @@ struct EngineConfig {
   ProgressiveLayerDropConfig progressive_layer_drop;
   FlopsProfilerConfig flops_profiler;
   // Stages 0, 1: whether the only pass of a window may begin its reduction (window.hpp).
-  bool reduces_ahead(int world_size) const {
+  bool reduces_eagerly(int world_size) const {
     return zero.stage <= 1 && gradient_accumulation_steps == 1 && zero.overlap_comm &&
            reduction == ReductionOrder::Pinned && world_size > 1;
   }

@@ -41,7 +41,7 @@ struct LossScaleConfig {
 struct AutocastConfig {
   bool enabled = false;
   DataType dtype = DataType::Bf16;
-  // Their parameters travel in `dtype`, gradients and weights; and the model sees the weights so
+  // Their parameters are sent in `dtype`, gradients and weights; and the model sees the weights so
   // rounded, at every stage alike. Full names, such as torch.nn.Linear.
   std::vector<std::string> lower_precision_safe_modules{"torch.nn.Linear", "torch.nn.Conv1d",
                                                         "torch.nn.Conv2d", "torch.nn.Conv3d"};
@@ -71,7 +71,7 @@ struct PrecisionConfig {
   DataType accumulate = DataType::Fp32;  // data_types.grad_accum_dtype
   DataType master = DataType::Fp32;      // of master weights and of the average
   DataType optimizer_state = DataType::Fp32;
-  std::optional<DataType> communication;  // nothing: gradients travel in the type they have
+  std::optional<DataType> communication;  // nothing: gradients are sent in the type they have
   bool check_grad_overflow = true;        // bf16 only: skip the step; fp32 always throws
   LossScaleConfig loss_scale;
   AutocastConfig autocast;

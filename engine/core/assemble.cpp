@@ -1,23 +1,16 @@
 #include "engine/core/assemble.hpp"
 
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <map>
 #include <set>
 #include <utility>
 
 #include "engine/autograd/backward_pass.hpp"
 #include "engine/comm/communicator.hpp"
-#include "engine/comm/launch.hpp"
 #include "engine/config/suggest.hpp"
-#include "engine/core/training_engine.hpp"
 #include "engine/kernels/data_types.hpp"
-#include "engine/leaf_modules.hpp"
 #include "engine/parameter/early_shards.hpp"
-#include "engine/profile/flops_profiler.hpp"
 #include "engine/zero_init.hpp"
 
 namespace equigrad {
@@ -114,41 +107,6 @@ class SafeModules {
   const std::vector<std::string>& names_;
 };
 
-// torch::nn::LinearImpl -> torch.nn.Linear
-std::string type_name(const torch::nn::Module& module) {
-  std::string name = module.name();
-  if (name.ends_with("Impl")) name.resize(name.size() - 4);
-  for (auto at = name.find("::"); at != std::string::npos; at = name.find("::")) {
-    name.replace(at, 2, ".");
-  }
-  return name;
-}
-
-// By the parameter's full name.
-std::map<std::string, std::string> module_types(const torch::nn::Module& model) {
-  std::map<std::string, std::string> types;
-  const auto add = [&types](const std::string& path, const torch::nn::Module& module) {
-    const auto own = module.named_parameters(/*recurse=*/false);
-    for (const auto& item : own) {
-      types[path.empty() ? item.key() : path + "." + item.key()] = type_name(module);
-    }
-  };
-  add("", model);
-  const auto children = model.named_modules("", /*include_self=*/false);
-  for (const auto& item : children) add(item.key(), *item.value());
-  return types;
-}
-
-// Marks are names, which the configuration may have already.
-void add_marked(torch::nn::Module& model, std::vector<std::string>& names) {
-  const auto marked = get_z3_leaf_modules(model);
-  if (std::find(marked.begin(), marked.end(), &model) != marked.end()) names.emplace_back();
-  const auto below = model.named_modules("", /*include_self=*/false);
-  for (const auto& item : below)
-    if (std::find(marked.begin(), marked.end(), item.value().get()) != marked.end())
-      names.push_back(item.key());
-}
-
 }  // namespace
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
@@ -181,33 +139,6 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
   }
   broadcast(assembly.tensors, communicator);
   return assembly;
-}
-
-std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
-                                   std::shared_ptr<comm::Communicator> communicator) {
-  comm::LaunchEnvironment launch;
-  if (!communicator) {
-    launch = comm::read_launch_environment(
-        [](const char* name) -> const char* { return std::getenv(name); });
-  }
-  const int world_size = communicator ? communicator->world_size() : launch.world_size;
-  auto checked = load_config(config, world_size);
-  add_marked(model, checked.zero.leaf_module.names);
-  ParameterGroup all;
-  const auto named = model.named_parameters();
-  const auto types = module_types(model);
-  for (const auto& item : named) {
-    all.parameters.push_back({item.key(), item.value(), types.at(item.key())});
-  }
-  if (!communicator) {
-    const auto device =
-        all.parameters.empty() ? c10::kCPU : all.parameters.front().tensor.device().type();
-    communicator = comm::connect(
-        launch, device,
-        std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));
-  }
-  return make_engine({std::move(all)}, checked, std::move(communicator),
-                     profile::modules_of(model));
 }
 
 }  // namespace equigrad

@@ -1,239 +1,82 @@
-// Calls the stations in order: loss, gradient, shard, optimizer, parameter.
+// Engine's calls, each on the station that it is about, or on the training engine where the order
+// of several matters.
 #include "engine/engine.hpp"
 
-#include <ATen/core/grad_mode.h>
-#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <limits>
 #include <utility>
 
+#include "engine/autograd/autocast.hpp"
 #include "engine/core/training_engine.hpp"
-#include "engine/shard/gradient_shard.hpp"
 
 namespace equigrad {
-namespace {
 
-void check_scalar(const at::Tensor& loss) {
-  if (!loss.defined() || loss.numel() != 1) {
-    throw Error("engine.backward",
-                fmt::format("expected a scalar loss, got shape {}. For other outputs call "
-                            "output.backward(gradient).",
-                            loss.defined() ? fmt::format("[{}]", fmt::join(loss.sizes(), ", "))
-                                           : std::string("of an undefined tensor")));
-  }
+Engine::Engine(std::unique_ptr<TrainingEngine> engine) : engine_(std::move(engine)) {}
+Engine::~Engine() = default;
+
+at::Tensor Engine::backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) {
+  return engine_->backward(loss, retain_graph, scale_wrt_gas);
 }
+at::Tensor Engine::scale(const at::Tensor& tensor) { return engine_->scale(tensor); }
+double Engine::loss_scale() const { return engine_->parts().loss.scaler->scale(); }
+void Engine::share_loss_scale(Engine& other) { engine_->share_loss_scale(*other.engine_); }
 
-}  // namespace
-
-void TrainingEngine::set_rates() {
-  if (!schedule_) return;
-  const auto rates = schedule_->current();
-  optimizer_.set_rates(rates.lr, rates.beta1);
+std::shared_ptr<void> Engine::autocast() {
+  auto& parts = engine_->parts();
+  parts.loss.has_autocast = true;
+  return make_autocast_guard(parts.config.precision.autocast,
+                             parts.group.communicator->device().type());
 }
-
-void TrainingEngine::end_pass() {
-  profiled_.end_pass();
-  parameters_->rethrow_failure();  // of a gather in this pass
-  window_.end();
-  scaler_->hold(this);
-  parameters_->end_of_pass();
-  const auto traffic = parameters_->traffic();
-  counters_.gathering = {traffic.gathered_numel, traffic.planned_numel, traffic.least_numel};
-  micro_batches_.end_pass();
+schedule::LayerDropState Engine::layer_drop() const {
+  const auto& drop = engine_->parts().schedules.layer_drop;
+  return drop ? drop->state() : schedule::LayerDropState{false, 1.0};
 }
+void Engine::check_forward() { engine_->rethrow_failure(); }
 
-// The window is as it was before the pass. Where gradients travel in every pass the other ranks
-// wait for this one's: they are told.
-void TrainingEngine::abandon_pass() noexcept {
-  // A peer may be lost too. The exception that abandoned the pass is on its way to the caller.
-  window_.abandon();
-  try {
-    if (stage_.gradients_reduced == ReduceWhen::EveryPass) seat_.abandon();
-  } catch (...) {
-  }
-  try {
-    parameters_->end_of_pass();
-  } catch (...) {
-  }
+void Engine::step(const schedule::LrKeywords& lr_kwargs) { engine_->step(lr_kwargs); }
+void Engine::zero_grad() { engine_->zero_grad(); }
+bool Engine::is_gradient_accumulation_boundary() const {
+  return engine_->parts().schedules.micro_batches.is_boundary();
 }
-
-// A gather that failed in an operator, outside of any pass.
-void TrainingEngine::rethrow_failure() {
-  gathering_.rethrow_failure();
-  try {
-    parameters_->rethrow_failure();
-  } catch (...) {
-    abandon_pass();
-    throw;
-  }
+void Engine::set_gradient_accumulation_boundary(std::optional<bool> is_boundary) {
+  engine_->parts().schedules.micro_batches.set_boundary(is_boundary);
 }
-
-at::Tensor TrainingEngine::full_parameter(const std::string& name) {
-  rethrow_failure();
-  const auto parameter = table_.index_of(name);
-  auto value = parameters_->whole(parameter);
-  // A rank that has the page serves those that have not.
-  if (stage_.parameters_sharded)
-    seat_.meet({comm::Meeting::Access, (int64_t{15} << 40) + static_cast<int64_t>(parameter)});
-  return value;
-}
-
-at::Tensor TrainingEngine::scale(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.requires_grad()) {
-    throw Error("engine.scale",
-                "expected a tensor with a graph, got one that requires no gradient. Compute it "
-                "from the model's parameters outside of NoGradGuard.");
-  }
-  return loss::scale(tensor, scaler_);
-}
-
-void TrainingEngine::share_loss_scale(Engine& other) {
-  auto& owner = dynamic_cast<TrainingEngine&>(other);
-  if (!(config_.precision.loss_scale == owner.config_.precision.loss_scale)) {
-    throw Error("engine.share_loss_scale",
-                "expected engines with the same loss scale in their configurations, got different "
-                "ones. Give both the same \"fp16\" or \"torch_autocast\" section.");
-  }
-  if (window_.passes() != 0) {
-    throw Error(
-        "engine.share_loss_scale",
-        fmt::format("expected an empty accumulation window, got {} backward passes. Call it "
-                    "before the first backward, or after step() or zero_grad().",
-                    window_.passes()));
-  }
-  scaler_->released(this);
-  scaler_ = owner.scaler_;
-}
-
-void TrainingEngine::zero_grad() {
-  window_.clear();
-  scaler_->released(this);
-}
-
-at::Tensor TrainingEngine::backward(const at::Tensor& loss, bool retain_graph, bool scale_wrt_gas) {
-  rethrow_failure();
-  seat_.begin_pass();
-  pass_weight_ = loss::pass_weight(config_.gradient_accumulation_steps, scale_wrt_gas);
-  const auto restore = c10::make_scope_exit([this] { pass_weight_ = 1.0; });
-  // A loss that is refused on one rank is a pass that throws: the others wait for it.
-  pass_.run([&] {
-    check_scalar(loss);
-    const auto scaled = scale(loss);
-    const auto hook = loss.register_hook([this](const at::Tensor&) { pass_.join(); });
-    const auto remove = c10::make_scope_exit([&] { loss.remove_hook(hook); });
-    scaled.backward({}, retain_graph);
-  });
-  if (!scale_wrt_gas) return loss;
-  return loss / static_cast<double>(config_.gradient_accumulation_steps);
-}
-
-std::shared_ptr<void> TrainingEngine::autocast() {
-  has_autocast_ = true;
-  return make_autocast_guard(config_.precision.autocast, communicator_->device().type());
-}
-
-std::shared_ptr<void> TrainingEngine::no_sync() {
-  if (stage_.gradients_reduced == ReduceWhen::EveryPass) {
+std::shared_ptr<void> Engine::no_sync() {
+  auto& parts = engine_->parts();
+  if (parts.stage().gradients_reduced == ReduceWhen::EveryPass) {
     throw Error("engine.no_sync",
                 fmt::format("expected ZeRO stage 0 or 1, got {}, which reduces gradients in every "
                             "pass to keep only its shard of them. Accumulation needs no no_sync: "
                             "call step() once per micro-batch.",
-                            config_.zero.stage));
+                            parts.config.zero.stage));
   }
-  return micro_batches_.no_sync();
+  return parts.schedules.micro_batches.no_sync();
+}
+void Engine::set_train_batch_size(int64_t train_batch_size) {
+  engine_->set_train_batch_size(train_batch_size);
 }
 
-void TrainingEngine::set_train_batch_size(int64_t train_batch_size) {
-  micro_batches_.set_train_batch_size(
-      train_batch_size, config_.train_micro_batch_size_per_gpu * communicator_->world_size());
-  config_.train_batch_size = train_batch_size;
-  config_.gradient_accumulation_steps = micro_batches_.accumulation_steps();
+const EngineConfig& Engine::config() const { return engine_->parts().config; }
+std::vector<double> Engine::get_lr() const { return engine_->parts().optimizer.lr(); }
+const Counters& Engine::counters() const { return engine_->parts().outcome.counters; }
+bool Engine::was_step_applied() const { return engine_->parts().outcome.applied; }
+std::optional<double> Engine::get_global_grad_norm() const { return engine_->parts().outcome.norm; }
+at::Tensor Engine::full_parameter(const std::string& name) { return engine_->full_parameter(name); }
+std::vector<LocalShard> Engine::local_shards() const {
+  return engine_->parts().inspection.access.shards({}, {});
 }
-
-void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
-  rethrow_failure();
-  if (schedule_) {
-    schedule_->check(lr_kwargs);
-  } else if (!lr_kwargs.empty()) {
-    throw Error("engine.step",
-                fmt::format("expected no lr_kwargs without a scheduler, got \"{}\". Configure one "
-                            "under \"scheduler\".",
-                            lr_kwargs.begin()->first));
-  }
-  gathering_.check_closed("engine.step");
-  micro_batches_.check_step();
-  const bool boundary = micro_batches_.is_boundary();
-  const at::NoGradGuard no_grad;
-  comm::Met met;
-  if (boundary) met = window_.agree(observer_ ? 1 : 0);  // if it throws, nothing has changed
-  ++counters_.micro_steps;
-  micro_batches_.end_step();
-  if (!boundary) return;
-  applied_ = false;
-  try {
-    profiled_.begin_update();
-    update(met);
-    if (applied_ && schedule_) schedule_->step(lr_kwargs);
-    set_rates();
-  } catch (...) {
-    zero_grad();
-    throw;
-  }
-  profiled_.boundary(counters_.global_steps);
-  scaler_->stepped(this,
-                   !applied_);  // last: what this window was scaled by is what it was divided by
+Access& Engine::access() {
+  engine_->rethrow_failure();
+  return engine_->parts().inspection.access;
 }
-
-// The observer is the user's: it may throw, or read parameters, on one rank only.
-void TrainingEngine::observe(const at::Tensor& gradient, const comm::Met& met) {
-  if (met.greatest_flag == 0) return;  // no rank has one
-  seat_.begin_pass();
-  try {
-    if (observer_) observer_(access_.shards(gradient, met.marks));
-  } catch (...) {
-    seat_.abandon();
-    throw;
-  }
-  seat_.meet({comm::Meeting::Observed});
+GatheredParameters Engine::gather(const std::vector<at::Tensor>& parameters,
+                                  std::optional<int> modifier_rank) {
+  engine_->rethrow_failure();
+  return engine_->parts().inspection.gathering.open(parameters, modifier_rank);
 }
-
-void TrainingEngine::update(const comm::Met& met) {
-  if (layer_drop_) layer_drop_->update(counters_.global_steps);
-  const auto gradient = window_.take_averaged(factor());
-  const trace::Charge charge(ledger_, trace::Category::Gradients,
-                             static_cast<int64_t>(gradient.nbytes()));
-  const auto measure = shard::measure(gradient, plan_.shards() == 1 ? nullptr : communicator_.get(),
-                                      config_.gradient_norm);
-  norm_ = measure.non_finite_numel == 0 ? measure.norm : std::numeric_limits<double>::quiet_NaN();
-  if (!may_update(gradient, measure.non_finite_numel)) return;
-  if (config_.gradient_clipping > 0) {
-    shard::clip_(gradient, measure.norm, config_.gradient_clipping);
-  }
-  observe(gradient, met);
-  optimizer_.update(gradient, met.marks);
-  parameters_->publish();
-  ++counters_.global_steps;
-  applied_ = true;
+void Engine::on_step(std::function<void(const std::vector<LocalShard>&)> observer) {
+  engine_->parts().inspection.observer = std::move(observer);
 }
-
-// A gradient that is not finite is skipped where the loss is scaled, and in bf16; it is an error in
-// fp32. On all ranks alike.
-bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_numel) {
-  if (non_finite_numel == 0) return true;
-  if (scaler_->is_needed() || config_.precision.param == DataType::Bf16) {
-    if (!scaler_->is_needed() && !config_.precision.check_grad_overflow) return true;
-    ++counters_.global_steps;
-    ++counters_.skipped_steps;
-    return false;
-  }
-  const auto bad = shard::first_non_finite(gradient, plan_, table_.size(), *communicator_);
-  throw Error(
-      "engine.step",
-      fmt::format("expected finite gradients, got {} elements that are not, the first in parameter "
-                  "\"{}\". Nothing was written; look at the inputs, or lower the learning rate.",
-                  non_finite_numel, bad ? table_[*bad].name : std::string("?")));
-}
+const trace::Ledger& Engine::ledger() const { return engine_->parts().ledger; }
 
 }  // namespace equigrad

@@ -55,7 +55,7 @@ void Accumulator::open(const at::Tensor& window) {
   ledger_.charge(trace::Category::Gradients, bytes_of(window_));
 }
 
-at::Tensor Accumulator::room(std::size_t bucket) {
+at::Tensor Accumulator::block(std::size_t bucket) {
   if (committed_ || has_bucket_[bucket]) return {};
   if (!window_.defined()) open(at::empty({plan_.shard_numel()}, options_));
   const auto& place = plan_.buckets()[bucket];

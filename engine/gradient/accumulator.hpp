@@ -33,7 +33,7 @@ class Accumulator {
   // Adds weight * sum, where `sum` is of bucket `bucket`; may write into `sum`, and may keep it.
   void add(std::size_t bucket, at::Tensor sum, double weight);
   // Where the first sum of a bucket may be written before it is added; undefined if it may not.
-  at::Tensor room(std::size_t bucket);
+  at::Tensor block(std::size_t bucket);
   void commit();
   void rollback();
 

@@ -1,16 +1,14 @@
 #include "engine/gradient/window.hpp"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "engine/comm/communicator.hpp"
-#include "engine/comm/reduction.hpp"
 #include "engine/kernels/exact_sum.hpp"
 #include "engine/kernels/exact_tensor.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 namespace {
 
 at::ScalarType type_of_window(const WindowOptions& options) {
@@ -20,89 +18,71 @@ at::ScalarType type_of_window(const WindowOptions& options) {
 
 }  // namespace
 
-// At the boundary the window's local sums travel; after every pass the gradients themselves do.
-bucket::QueueOptions Window::queue_options(const at::TensorOptions& options) const {
+at::TensorOptions Window::on_device(at::ScalarType dtype) const {
+  return at::TensorOptions().dtype(dtype).device(participant_.communicator().device());
+}
+
+// At the boundary the window's local sums are sent; after every pass the gradients themselves are.
+bucket::QueueOptions Window::queue_options() const {
   const bool each = options_.reduce_every_pass;
-  return {options.dtype(each || is_exact() ? options_.param_dtype : options_.accumulate_dtype),
-          each && !is_exact() ? at::kFloat : type_of_window(options_),
-          options_.order,
-          each,
-          options_.wire,
-          options_.before_sum,
-          !each && is_exact() && options_.expected_passes > 1,
-          options_.overlaps};
+  return {
+      .buffer = on_device(each || is_exact() ? options_.param_dtype : options_.accumulate_dtype),
+      .result_dtype = each && !is_exact() ? at::kFloat : type_of_window(options_),
+      .order = options_.order,
+      .launch_when_full = each,
+      .communication_dtypes = options_.communication_dtypes,
+      .before_sum = options_.before_sum,
+      .expects_sums = !each && is_exact() && options_.expected_passes > 1,
+      .overlaps = options_.overlaps};
 }
 
 Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
-               comm::Communicator& communicator, comm::Seat& seat, const WindowOptions& options,
+               agreement::Participant& participant, const WindowOptions& options,
                trace::Ledger& ledger)
     : plan_(plan),
-      communicator_(communicator),
-      seat_(seat),
+      participant_(participant),
       options_(options),
       ledger_(ledger),
-      sums_(plan, at::TensorOptions().dtype(type_of_window(options)).device(communicator.device()),
-            ledger),
-      queue_(
-          plan, communicator, queue_options(at::TensorOptions().device(communicator.device())),
-          ledger,
-          [this](std::size_t bucket, at::Tensor sum) {
-            const bool was_weighed = !options_.reduce_every_pass || is_exact();
-            sums_.add(bucket, std::move(sum), was_weighed ? 1.0 : weight_);
-          },
-          [this](std::size_t bucket, int64_t rounds) -> comm::Met {
-            const bool agreed = !is_exact() || options_.expected_passes > 1;
-            if (!options_.reduce_every_pass && agreed && rounds != 0)
-              return {true, rounds, rounds, {}};
-            return seat_.meet({comm::Meeting::Bucket, static_cast<int64_t>(bucket), rounds});
-          },
-          [this](std::size_t bucket) { return sums_.room(bucket); },
-          {[this](std::size_t bucket, const std::function<void(bool)>& then) {
-             seat_.announce({comm::Meeting::Bucket, static_cast<int64_t>(bucket)},
-                            [then](const comm::Met& met) { then(met.together); });
-           },
-           [this] { seat_.settle(); }}),
-      used_(parameters, false),
-      used_by_pass_(parameters, false),
+      sums_(plan, on_device(type_of_window(options)), ledger),
+      queue_(plan, participant, queue_options(), ledger, *this),
+      progress_{0, std::vector<bool>(parameters, false)},
+      pass_{1.0, std::vector<bool>(parameters, false), {}},
       contributions_(parameters, 0) {}
 
-void Window::begin(double weight) {
-  weight_ = weight;
-  std::fill(used_by_pass_.begin(), used_by_pass_.end(), false);
-  queue_.send_ahead(false);
+void Window::add(std::size_t bucket, at::Tensor sum) {
+  const bool was_weighed = !options_.reduce_every_pass || is_exact();
+  sums_.add(bucket, std::move(sum), was_weighed ? 1.0 : pass_.weight);
 }
 
-void Window::expect_step() { queue_.send_ahead(options_.ahead && passes_ == 0 && guesses_); }
+void Window::begin(double weight, bool expects_step) {
+  pass_.weight = weight;
+  std::fill(pass_.used.begin(), pass_.used.end(), false);
+  queue_.launch_eagerly(expects_step && options_.eager && progress_.passes == 0 && guesses_);
+}
 
-// Others may wait to hear of a group that is full there and will not be here: this place is none of
-// theirs, so they are postponed. Nobody waits for the answer.
-void Window::say_no_more() noexcept {
-  try {
-    queue_.settle();
-    if (queue_.owes_word()) seat_.announce({comm::Meeting::Bucket, -1}, [](const comm::Met&) {});
-  } catch (...) {
-    // A peer is lost, or all know that a pass threw: this one ends, and the next meeting tells.
-  }
-  queue_.send_ahead(false);
+void Window::expect_passes(int64_t passes) {
+  options_.expected_passes = passes;
+  queue_.expect_sums(queue_options().expects_sums);
 }
 
 void Window::ready(std::size_t parameter, at::Tensor gradient) {
-  used_by_pass_[parameter] = true;
+  pass_.used[parameter] = true;
   count(parameter);
   if (options_.reduce_every_pass)
-    return queue_.copy_in(parameter, std::move(gradient), is_exact() ? weight_ : 1.0);
-  if (passes_ == 0) return queue_.copy_in(parameter, std::move(gradient), weight_);
+    return queue_.copy_in(parameter, std::move(gradient), is_exact() ? pass_.weight : 1.0);
+  if (progress_.passes == 0) return queue_.copy_in(parameter, std::move(gradient), pass_.weight);
   ledger_.charge(trace::Category::Gradients, static_cast<int64_t>(gradient.nbytes()));
-  staged_.push_back({parameter, std::move(gradient)});
+  pass_.staged.push_back({parameter, std::move(gradient)});
 }
 
 void Window::count(std::size_t parameter) {
-  const int64_t most = kernels::kMostExactTerms / communicator_.world_size();
+  const int world = participant_.communicator().world_size();
+  const int64_t most = kernels::kMostExactTerms / world;
   if (!is_exact() || ++contributions_[parameter] <= most) return;
   throw Error("backward", "expected at most " + std::to_string(most) +
                               " gradients of a parameter between two steps with \"reduction\": "
                               "\"exact\" on " +
-                              std::to_string(communicator_.world_size()) +
+                              std::to_string(world) +
                               " ranks, got more. Call step() before, or use \"pinned\".");
 }
 
@@ -111,31 +91,35 @@ void Window::end() {
     queue_.flush();
     sums_.commit();
   }
-  for (auto& staged : staged_) {
-    queue_.copy_in(staged.parameter, staged.gradient, weight_);
+  for (auto& staged : pass_.staged) {
+    queue_.copy_in(staged.parameter, staged.gradient, pass_.weight);
     ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
     staged.gradient.reset();
   }
-  staged_.clear();
-  queue_.settle();
-  say_no_more();
-  if (!options_.reduce_every_pass && queue_.left_ahead() == 0) sums_.clear();  // taken back
-  for (std::size_t i = 0; i < used_.size(); ++i) used_[i] = used_[i] || used_by_pass_[i];
-  ++passes_;
+  pass_.staged.clear();
+  queue_.end_eager_launches();
+  if (!options_.reduce_every_pass && queue_.left_eagerly() == 0) sums_.clear();  // taken back
+  for (std::size_t i = 0; i < pass_.used.size(); ++i)
+    progress_.used[i] = progress_.used[i] || pass_.used[i];
+  ++progress_.passes;
 }
 
 void Window::abandon() noexcept {
   if (!options_.reduce_every_pass) {
-    say_no_more();
+    try {
+      queue_.end_eager_launches();
+    } catch (...) {
+      // Another rank's pass threw as well.
+    }
     guesses_ = false;
   }
-  if (options_.reduce_every_pass || passes_ == 0) queue_.discard();
-  if (options_.reduce_every_pass || passes_ == 0) sums_.rollback();
-  for (const auto& staged : staged_) {
+  if (options_.reduce_every_pass || progress_.passes == 0) queue_.discard();
+  if (options_.reduce_every_pass || progress_.passes == 0) sums_.rollback();
+  for (const auto& staged : pass_.staged) {
     if (!staged.gradient.defined()) continue;  // end() threw midway
     ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
   }
-  staged_.clear();
+  pass_.staged.clear();
 }
 
 void Window::forget_guess() {
@@ -143,17 +127,19 @@ void Window::forget_guess() {
   sums_.clear();
 }
 
-// The buckets that have left ahead must be the same on every rank.
-comm::Met Window::agree(int64_t flag) {
-  const auto left = 2 * static_cast<int64_t>(queue_.left_ahead());
-  auto met = seat_.meet({comm::Meeting::Step, passes_, left + flag}, used_);
-  if (met.least_flag / 2 != met.greatest_flag / 2) {
+// The buckets that have left eagerly must be the same on every rank.
+agreement::Agreement Window::agree(int64_t flag) {
+  const auto left = 2 * static_cast<int64_t>(queue_.left_eagerly());
+  auto agreement = participant_.meet(
+      agreement::Step{.passes = progress_.passes, .flag = left + flag}, progress_.used);
+  if (agreement.least_flag / 2 != agreement.greatest_flag / 2) {
     forget_guess();
-    met = seat_.meet({comm::Meeting::Step, passes_, flag}, used_);
+    agreement = participant_.meet(agreement::Step{.passes = progress_.passes, .flag = flag},
+                                  progress_.used);
   }
-  met.least_flag %= 2;
-  met.greatest_flag %= 2;
-  return met;
+  agreement.least_flag %= 2;
+  agreement.greatest_flag %= 2;
+  return agreement;
 }
 
 at::Tensor Window::take_averaged(double factor) {
@@ -175,30 +161,11 @@ at::Tensor Window::take_averaged(double factor) {
 at::Tensor Window::averaged_slice(std::size_t parameter, double factor) {
   const auto at = *plan_.slot_of(parameter);
   const auto& slot = plan_.slot(at);
-  at::Tensor sum;
-  if (options_.reduce_every_pass) {
-    sum = sums_.slice(plan_.buckets()[at.bucket].offset + slot.offset, slot.shard_numel);
-  } else {
-    // An all-reduce cuts its buffer into W slices.
-    const int64_t numel = plan_.shards() * slot.shard_numel;
-    const int64_t world = communicator_.world_size();
-    const bool lower = plan_.buckets()[at.bucket].lower_precision;
-    auto type = options_.accumulate_dtype;
-    if (is_exact()) type = queue_.type_of_waiting(lower, queue_.agree_on_sums(parameter));
-    const auto buffer = at::zeros({(numel + world - 1) / world * world},
-                                  at::TensorOptions().dtype(type).device(communicator_.device()));
-    auto columns = queue_.columns_of(parameter);
-    if (columns.defined() && type == kernels::kExactSum && columns.scalar_type() != type)
-      columns = kernels::exact_of(columns);
-    if (columns.defined()) buffer.narrow(0, 0, numel).view({plan_.shards(), -1}).copy_(columns);
-    const auto reduce = plan_.shards() == 1 ? &comm::Reduction::all_reduce_sum
-                                            : &comm::Reduction::reduce_scatter_sum;
-    sum = reduce(communicator_, options_.order, queue_.travelling(buffer, lower),
-                 options_.accumulate_dtype)
-              .finish();
-    sum = sum.narrow(0, 0, slot.shard_numel);
-  }
-  auto average = gradient::multiplied(sum.clone(), factor, options_.average_dtype);
+  const auto sum =
+      options_.reduce_every_pass
+          ? sums_.slice(plan_.buckets()[at.bucket].offset + slot.offset, slot.shard_numel)
+          : queue_.sum_of_waiting(parameter);
+  auto average = multiplied(sum.clone(), factor, options_.average_dtype);
   const auto assigned = assigned_.find(parameter);
   if (assigned != assigned_.end()) average.add_(assigned->second);
   return average;
@@ -211,11 +178,10 @@ void Window::assign(std::size_t parameter, const at::Tensor& slice) {
     sums_.forget(plan_.buckets()[at.bucket].offset + slot.offset, slot.shard_numel);
   } else {
     forget_guess();
-    const auto columns = queue_.columns_of(parameter);
-    if (columns.defined()) columns.zero_();
+    queue_.forget(parameter);
   }
   assigned_[parameter] = slice.to(options_.average_dtype, false, /*copy=*/true);
-  used_[parameter] = true;
+  progress_.used[parameter] = true;
 }
 
 void Window::clear() {
@@ -225,9 +191,9 @@ void Window::clear() {
   queue_.discard();
   sums_.clear();
   assigned_.clear();
-  std::fill(used_.begin(), used_.end(), false);
   std::fill(contributions_.begin(), contributions_.end(), 0);
-  passes_ = 0;
+  std::fill(progress_.used.begin(), progress_.used.end(), false);
+  progress_.passes = 0;
 }
 
-}  // namespace equigrad
+}  // namespace equigrad::gradient

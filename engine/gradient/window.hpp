@@ -16,11 +16,11 @@
 // order of arrival. A parameter counts as used if any rank's pass reached it, so all ranks update
 // the same parameters; identity is by parameter, never by arrival. What was assigned stands for
 // the window so far; later passes add to it. In the exact order a contribution is multiplied by its
-// weight before it travels, at every stage.
+// weight before it is sent, at every stage.
 // Shapes: averages are of average_dtype, flat over the shard space [plan.shard_numel()], or one
 // parameter's slice of it. Errors: equigrad::Error when ranks ran different numbers of passes, and
-// those of the communicator. Depends on: bucket, gradient/accumulator, layout, comm, stage, config,
-// trace/ledger.
+// those of the communicator. Depends on: bucket, gradient/accumulator, layout, agreement, config,
+// memory/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +28,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -39,7 +38,7 @@
 #include "engine/gradient/accumulator.hpp"
 #include "engine/layout/bucket_plan.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 
 struct WindowOptions {
   at::ScalarType param_dtype;       // of the gradients
@@ -47,31 +46,39 @@ struct WindowOptions {
   bool reduce_every_pass;
   ReductionOrder order;
   at::ScalarType average_dtype = at::kFloat;
-  std::array<std::optional<at::ScalarType>, 2> wire = {};  // by lower_precision
+  std::array<std::optional<at::ScalarType>, 2> communication_dtypes = {};  // by lower_precision
   double before_sum = 1.0;
   int64_t expected_passes = 1;  // of a window
   bool overlaps = true;         // reductions and what else a pass does
-  bool ahead = false;           // a pass that expect_step()s begins reductions; stages 0, 1, pinned
+  bool eager = false;           // a pass that expects a step begins reductions; stages 0, 1, pinned
 };
 
-class Window {
- public:
-  Window(const layout::BucketPlan& plan, std::size_t parameters, comm::Communicator& communicator,
-         comm::Seat& seat, const WindowOptions& options, trace::Ledger& ledger);
+// What this rank has given to a window.
+struct WindowProgress {
+  int64_t passes = 0;
+  std::vector<bool> used;  // by parameter: a pass reached it, or it was assigned
+};
 
-  // A pass; every contribution counts `weight` times.
-  void begin(double weight);
-  // The pass that has begun may be the window's only one: reduction may begin in it.
-  void expect_step();
+class Window final : private bucket::SumSink {
+ public:
+  Window(const layout::BucketPlan& plan, std::size_t parameters,
+         agreement::Participant& participant, const WindowOptions& options, trace::Ledger& ledger);
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  // A pass; every contribution counts `weight` times. `expects_step`: it may be the window's only
+  // one, so reduction may begin in it.
+  void begin(double weight, bool expects_step);
+  // While it is empty: how many passes the next windows are expected to have.
+  void expect_passes(int64_t passes);
   void ready(std::size_t parameter, at::Tensor gradient);
   void end();
   void abandon() noexcept;
-  int64_t passes() const { return passes_; }
-  const std::vector<bool>& used() const { return used_; }  // by this rank; by parameter
+  const WindowProgress& progress() const { return progress_; }
 
   // At the boundary. Marks: by parameter, whether any rank used it; flags, 0 or 1, as given.
   // Collective.
-  comm::Met agree(int64_t flag);
+  agreement::Agreement agree(int64_t flag);
   // The average over passes and ranks; the window is empty afterwards. Collective.
   at::Tensor take_averaged(double factor);
   // The same of one parameter so far, its padding included; the window stays. Collective.
@@ -85,27 +92,30 @@ class Window {
     std::size_t parameter;
     at::Tensor gradient;
   };
+  struct Pass {
+    double weight = 1.0;
+    std::vector<bool> used;
+    std::vector<Staged> staged;  // stages 0, 1: of a pass that is not the window's first
+  };
+  at::Tensor block(std::size_t bucket) override { return sums_.block(bucket); }
+  void add(std::size_t bucket, at::Tensor sum) override;
   void count(std::size_t parameter);
   void forget_guess();
-  void say_no_more() noexcept;
   bool is_exact() const { return options_.order == ReductionOrder::Exact; }
-  bucket::QueueOptions queue_options(const at::TensorOptions& options) const;
+  at::TensorOptions on_device(at::ScalarType dtype) const;
+  bucket::QueueOptions queue_options() const;
 
   const layout::BucketPlan& plan_;
-  comm::Communicator& communicator_;
-  comm::Seat& seat_;
+  agreement::Participant& participant_;
   WindowOptions options_;
   trace::Ledger& ledger_;
-  gradient::Accumulator sums_;
+  Accumulator sums_;
   bucket::BucketQueue queue_;
-  std::vector<bool> used_;          // by this rank, in this window
-  std::vector<bool> used_by_pass_;  // in the pass under way
-  std::vector<Staged> staged_;      // stages 0, 1: of a pass that is not the window's first
+  WindowProgress progress_;
+  Pass pass_;  // under way
   std::map<std::size_t, at::Tensor> assigned_;
   std::vector<int64_t> contributions_;  // by parameter, of this rank, in this window
-  double weight_ = 1.0;                 // of the pass under way
-  int64_t passes_ = 0;
-  bool guesses_ = true;  // no pass of this rank threw since the last step
+  bool guesses_ = true;                 // no pass of this rank threw since the last step
 };
 
-}  // namespace equigrad
+}  // namespace equigrad::gradient

@@ -13,8 +13,6 @@
 namespace equigrad {
 namespace {
 
-constexpr int64_t kOpen = -3, kHeld = -2, kClose = -1;  // numbers of places
-
 int64_t digest(std::string_view bytes) {
   return static_cast<int64_t>(std::hash<std::string_view>()(bytes) >> 1);
 }
@@ -99,7 +97,7 @@ std::vector<std::size_t> Gathering::checked(const std::vector<at::Tensor>& param
   std::vector<std::size_t> indices;
   for (const auto& tensor : parameters) {
     const auto index = index_of(tensor);
-    if (at_.parameters.is_held(index)) {
+    if (at_.parameters.is_pinned(index)) {
       throw Error("engine.gather", "expected a parameter that no scope holds, got \"" +
                                        at_.table[index].name + "\". End the other scope first.");
     }
@@ -114,7 +112,7 @@ void Gathering::meet_to_open(const std::vector<std::size_t>& parameters,
   asked.push_back(static_cast<std::size_t>(modifier_rank.value_or(-1)));
   const std::string_view bytes(reinterpret_cast<const char*>(asked.data()),
                                asked.size() * sizeof(asked[0]));
-  const auto met = at_.seat.meet({comm::Meeting::Access, kOpen, digest(bytes)});
+  const auto met = at_.participant.meet(agreement::GatherBegins{.digest = digest(bytes)});
   if (met.least_flag == met.greatest_flag) return;
   throw Error("engine.gather",
               "expected the same parameters and modifier rank on every rank, got others on some. "
@@ -129,12 +127,12 @@ GatheredParameters Gathering::open(const std::vector<at::Tensor>& parameters,
   std::vector<Opened> opened;
   try {
     for (const auto index : indices) {
-      at_.parameters.hold(index);
+      at_.parameters.pin(index);
       opened.push_back({index, digest_of(index)});
     }
-    at_.seat.meet({comm::Meeting::Access, kHeld});  // who had a page served those who had not
+    at_.participant.meet(agreement::GatherStands{});  // who had a page served those who had not
   } catch (...) {
-    for (const auto& one : opened) at_.parameters.let_go(one.parameter, /*keep=*/false);
+    for (const auto& one : opened) at_.parameters.unpin(one.parameter, /*keep=*/false);
     throw;
   }
   return GatheredParameters(std::make_unique<Scope>(*this, std::move(opened), modifier_rank));
@@ -156,7 +154,7 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
   const bool may_write = modifier_rank == at_.communicator.rank();
   try {
     const auto met =
-        at_.seat.meet({comm::Meeting::Access, kClose, wrote && !may_write ? 1 : 0}, written);
+        at_.participant.meet(agreement::GatherEnds{.has_written = wrote && !may_write}, written);
     if (met.greatest_flag != 0) {
       const auto first = std::find(met.marks.begin(), met.marks.end(), true) - met.marks.begin();
       throw Error("engine.gather",
@@ -166,18 +164,20 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
                                             : std::string("no writes without a modifier rank"),
                               at_.table[static_cast<std::size_t>(first)].name));
     }
+    // No master changes before everything has arrived: unpin() cannot bring masters back.
     for (const auto& one : opened) {
       if (!met.marks[one.parameter]) continue;
       const auto whole = tensors_[one.parameter].detach();
       at_.communicator.broadcast(whole.view({-1}), *modifier_rank)->wait();
-      take_over(one.parameter);
     }
+    for (const auto& one : opened)
+      if (met.marks[one.parameter]) take_over(one.parameter);
     written = met.marks;
   } catch (...) {
-    let_go(opened, {});
+    unpin(opened, {});
     throw;
   }
-  let_go(opened, written);
+  unpin(opened, written);
   for (const auto& one : opened)
     if (written[one.parameter]) at_.parameters.publish(one.parameter);
 }
@@ -185,7 +185,7 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
 // Where no bit was written the master keeps those that the model's type has no room for.
 void Gathering::take_over(std::size_t parameter) {
   const auto where = at_.plan.slot_of(parameter);
-  if (!where) return;  // frozen: let_go() takes it
+  if (!where) return;  // frozen: unpin() takes it
   const auto& bucket = at_.plan.buckets()[where->bucket];
   const auto& slot = at_.plan.slot(*where);
   const int rank = at_.plan.shards() == 1 ? 0 : at_.communicator.rank();
@@ -197,11 +197,11 @@ void Gathering::take_over(std::size_t parameter) {
   master.copy_(at::where(same, master, now.to(master.options())));
 }
 
-void Gathering::let_go(const std::vector<Opened>& opened, const std::vector<bool>& written) {
+void Gathering::unpin(const std::vector<Opened>& opened, const std::vector<bool>& written) {
   for (const auto& one : opened) {
     const bool was_written = digest_of(one.parameter) != one.digest;
-    at_.parameters.let_go(one.parameter,
-                          !was_written || (!written.empty() && written[one.parameter]));
+    at_.parameters.unpin(one.parameter,
+                         !was_written || (!written.empty() && written[one.parameter]));
   }
 }
 
@@ -209,9 +209,9 @@ void Gathering::let_go(const std::vector<Opened>& opened, const std::vector<bool
 void Gathering::close_by_exception(const std::vector<Opened>& opened) noexcept {
   try {
     const at::NoGradGuard no_grad;
-    let_go(opened, {});
-    at_.seat.begin_pass();
-    at_.seat.abandon();
+    unpin(opened, {});
+    at_.participant.begin_pass();
+    at_.participant.abandon();
   } catch (...) {
   }
 }

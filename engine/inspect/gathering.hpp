@@ -44,7 +44,7 @@ class Gathering {
   void meet_to_open(const std::vector<std::size_t>& parameters, std::optional<int> modifier_rank);
   void close(const std::vector<Opened>& opened, std::optional<int> modifier_rank);
   void close_by_exception(const std::vector<Opened>& opened) noexcept;
-  void let_go(const std::vector<Opened>& opened, const std::vector<bool>& written);
+  void unpin(const std::vector<Opened>& opened, const std::vector<bool>& written);
   void take_over(std::size_t parameter);
   int64_t digest_of(std::size_t parameter) const;
 

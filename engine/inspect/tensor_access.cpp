@@ -14,8 +14,6 @@
 namespace equigrad {
 namespace {
 
-constexpr int64_t kCall = int64_t{1} << 40;
-
 std::string shape_text(at::IntArrayRef shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
@@ -72,11 +70,10 @@ at::Tensor TensorAccess::slice_of(const at::Tensor& flat, std::size_t parameter)
   return flat.narrow(0, at_.plan.buckets()[at->bucket].offset + slot.offset, slot.shard_numel);
 }
 
-bool TensorAccess::meet(Call call, std::size_t parameter, int64_t flag) {
-  const auto number = static_cast<int64_t>(call) * kCall + static_cast<int64_t>(parameter);
-  const auto met = at_.seat.meet({comm::Meeting::Access, number, flag}, at_.window.used());
+bool TensorAccess::meet(const agreement::SyncPoint& point, std::size_t parameter) {
+  const auto met = at_.participant.meet(point, at_.window.progress().used);
   if (met.least_flag == met.greatest_flag) return met.marks[parameter];
-  const bool reads = call == Call::Gradient;
+  const bool reads = std::holds_alternative<agreement::ReadGradient>(point);
   throw Error(
       "engine.access",
       fmt::format("expected {} on every rank for \"{}\", got others on some. {}",
@@ -86,7 +83,7 @@ bool TensorAccess::meet(Call call, std::size_t parameter, int64_t flag) {
 }
 
 at::Tensor TensorAccess::averaged(std::size_t parameter) {
-  if (!meet(Call::Gradient, parameter, at_.window.passes())) return {};
+  if (!meet(agreement::ReadGradient{parameter, at_.window.progress().passes}, parameter)) return {};
   if (!at_.plan.slot_of(parameter)) return at::zeros({0});
   return at_.window.averaged_slice(parameter, at_.factor());
 }
@@ -114,8 +111,8 @@ at::Tensor TensorAccess::slice_of_local(std::size_t parameter, const at::Tensor&
 }
 
 void TensorAccess::write_master(std::size_t parameter, const at::Tensor& slice) {
-  if (at_.parameters.is_held(parameter)) {
-    throw Error("engine.access", "expected a parameter that gather() does not hold, got \"" +
+  if (at_.parameters.is_pinned(parameter)) {
+    throw Error("engine.access", "expected a parameter that gather() has not pinned, got \"" +
                                      at_.table[parameter].name + "\". End its scope first.");
   }
   slice_of(at_.optimizer.masters(), parameter).copy_(slice);
@@ -137,7 +134,7 @@ at::Tensor TensorAccess::full_gradient(const std::string& name) {
 at::Tensor TensorAccess::full_master(const std::string& name) {
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
-  meet(Call::Master, parameter, 0);
+  meet(agreement::ReadMaster{parameter}, parameter);
   return gather(slice_of(at_.optimizer.masters(), parameter), parameter);
 }
 
@@ -145,7 +142,7 @@ at::Tensor TensorAccess::full_optimizer_state(const std::string& name, const std
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
   const auto index = state_index(name, state);
-  meet(Call::State, parameter, static_cast<int64_t>(index));
+  meet(agreement::ReadState{parameter, index}, parameter);
   return gather(slice_of(at_.optimizer.states()[index], parameter), parameter);
 }
 
@@ -153,7 +150,7 @@ void TensorAccess::set_full_gradient(const std::string& name, const at::Tensor& 
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
   const auto whole = checked(value, at_.table[parameter].shape, name);
-  meet(Call::SetGradient, parameter, digest(whole));
+  meet(agreement::WriteGradient{parameter, digest(whole)}, parameter);
   if (whole.numel() > 0) at_.window.assign(parameter, slice_of_full(parameter, whole));
 }
 
@@ -161,7 +158,7 @@ void TensorAccess::set_full_master(const std::string& name, const at::Tensor& va
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
   const auto whole = checked(value, at_.table[parameter].shape, name);
-  meet(Call::SetMaster, parameter, digest(whole));
+  meet(agreement::WriteMaster{parameter, digest(whole)}, parameter);
   if (whole.numel() > 0) write_master(parameter, slice_of_full(parameter, whole));
 }
 
@@ -171,7 +168,8 @@ void TensorAccess::set_full_optimizer_state(const std::string& name, const std::
   const auto parameter = trainable(name);
   const auto index = state_index(name, state);
   const auto whole = checked(value, at_.table[parameter].shape, name);
-  meet(Call::SetState, parameter, digest(whole) / 16 * 16 + static_cast<int64_t>(index));
+  meet(agreement::WriteState{parameter, digest(whole) / 16 * 16 + static_cast<int64_t>(index)},
+       parameter);
   if (whole.numel() > 0) write_state(parameter, index, slice_of_full(parameter, whole));
 }
 
@@ -198,8 +196,8 @@ void TensorAccess::set_local_gradient(const std::string& name, const at::Tensor&
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
   const auto part = checked(value, {mine(parameter).numel()}, name);
-  slices_differ() ? meet(Call::Local, parameter, 0)
-                  : meet(Call::SetGradient, parameter, digest(part));
+  slices_differ() ? meet(agreement::WriteLocal{parameter, /*is_master=*/false}, parameter)
+                  : meet(agreement::WriteGradient{parameter, digest(part)}, parameter);
   if (at_.plan.slot_of(parameter)) at_.window.assign(parameter, slice_of_local(parameter, part));
 }
 
@@ -207,8 +205,8 @@ void TensorAccess::set_local_master(const std::string& name, const at::Tensor& v
   const at::NoGradGuard no_grad;
   const auto parameter = trainable(name);
   const auto part = checked(value, {mine(parameter).numel()}, name);
-  slices_differ() ? meet(Call::Local, parameter, 1)
-                  : meet(Call::SetMaster, parameter, digest(part));
+  slices_differ() ? meet(agreement::WriteLocal{parameter, /*is_master=*/true}, parameter)
+                  : meet(agreement::WriteMaster{parameter, digest(part)}, parameter);
   if (at_.plan.slot_of(parameter)) write_master(parameter, slice_of_local(parameter, part));
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/agreement/coordinator.hpp"
 #include "engine/api/access.hpp"
 #include "engine/api/engine_types.hpp"
 #include "engine/comm/communicator.hpp"
@@ -28,8 +29,8 @@ struct Stations {
   const layout::ParameterTable& table;
   const layout::BucketPlan& plan;
   comm::Communicator& communicator;
-  comm::Seat& seat;
-  Window& window;
+  agreement::Participant& participant;
+  gradient::Window& window;
   optimizer::ShardedState& optimizer;
   parameter::Parameters& parameters;
   std::function<double()> factor;  // what a sum is averaged with
@@ -59,7 +60,6 @@ class TensorAccess final : public Access {
   std::vector<LocalShard> shards(const at::Tensor& gradient, const std::vector<bool>& used) const;
 
  private:
-  enum class Call : int64_t { Gradient, Master, State, SetGradient, SetMaster, SetState, Local };
   std::size_t trainable(const std::string& name) const;
   std::size_t state_index(const std::string& name, const std::string& state) const;
   layout::Range mine(std::size_t parameter) const;
@@ -69,8 +69,7 @@ class TensorAccess final : public Access {
   at::Tensor gather(const at::Tensor& slice, std::size_t parameter);
   at::Tensor slice_of_full(std::size_t parameter, const at::Tensor& value) const;
   at::Tensor slice_of_local(std::size_t parameter, const at::Tensor& value) const;
-  bool meet(Call call, std::size_t parameter, int64_t flag);
-  void meet_to_write(Call call, std::size_t parameter, const at::Tensor& value);
+  bool meet(const agreement::SyncPoint& point, std::size_t parameter);
   void write_master(std::size_t parameter, const at::Tensor& slice);
   void write_state(std::size_t parameter, std::size_t state, const at::Tensor& slice);
 

@@ -1,7 +1,7 @@
 // Data types: what the configuration calls a type, as ATen does; and the types in which a
-// parameter's gradients and weights travel.
+// parameter's gradients and weights are sent.
 //
-// Invariants: weights travel in the parameters' type, those of lower precision (autocast's safe
+// Invariants: weights are sent in the parameters' type, those of lower precision (autocast's safe
 // modules) in autocast's; gradients likewise, unless communication_data_type says otherwise.
 // Errors: none.
 // Depends on: config/precision.hpp, ATen's scalar types.
@@ -29,19 +29,19 @@ inline at::ScalarType torch_dtype(DataType dtype) {
 }
 
 // [0] of most parameters, [1] of those of lower precision; nothing: the type they have anyway.
-using WireTypes = std::array<std::optional<at::ScalarType>, 2>;
+using CommunicationDtypes = std::array<std::optional<at::ScalarType>, 2>;
 
-inline WireTypes weights_on_the_wire(const PrecisionConfig& precision) {
+inline CommunicationDtypes weight_communication_dtypes(const PrecisionConfig& precision) {
   if (!precision.autocast.enabled) return {};
   return {std::nullopt, torch_dtype(precision.autocast.dtype)};
 }
 
-inline WireTypes gradients_on_the_wire(const PrecisionConfig& precision) {
+inline CommunicationDtypes gradient_communication_dtypes(const PrecisionConfig& precision) {
   if (precision.communication) {
     const auto all = torch_dtype(*precision.communication);
     return {all, all};
   }
-  return weights_on_the_wire(precision);
+  return weight_communication_dtypes(precision);
 }
 
 }  // namespace equigrad

@@ -4,8 +4,7 @@
 //   last place that is kept:    b = floor((e - 1) / 32)    u = 2^(32 (b - 1) + 1)
 //
 //   sum = the terms of u and more, each rounded to a multiple of u (to nearest, ties to even),
-//   added
-//         without any error, and rounded once to fp32
+//         added without any error, and rounded once to fp32
 //
 // Why no order matters: u belongs to the set of terms, every rounding to one term and u, and the
 // additions are exact. A running sum has not yet seen its largest term, so it keeps two bins, each

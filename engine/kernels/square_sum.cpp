@@ -215,14 +215,14 @@ class InBlocks {
   std::array<__int128, 256> totals_{};
 };
 
-// A block's numbers: where they are, or widened, or padded with zeros, in `room`.
+// A block's numbers: where they are, or widened, or padded with zeros, in `memory`.
 template <class Number, std::size_t kNumel>
-const float* in_fp32(const Number* values, int64_t numel, std::array<float, kNumel>& room) {
+const float* in_fp32(const Number* values, int64_t numel, std::array<float, kNumel>& memory) {
   if constexpr (std::is_same_v<Number, float>)
     if (numel == static_cast<int64_t>(kNumel)) return values;
-  std::transform(values, values + numel, room.begin(), [](Number one) { return widened(one); });
-  std::fill(room.begin() + numel, room.end(), 0.0F);
-  return room.data();
+  std::transform(values, values + numel, memory.begin(), [](Number one) { return widened(one); });
+  std::fill(memory.begin() + numel, memory.end(), 0.0F);
+  return memory.data();
 }
 
 }  // namespace
@@ -232,10 +232,10 @@ void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel
   constexpr int64_t kNumel = InBlocks::kNumel;
   OneByOne<Format> one_by_one(words());
   InBlocks in_blocks(words(), instruction_set());
-  alignas(64) std::array<float, kNumel> room;
+  alignas(64) std::array<float, kNumel> memory;
   for (int64_t start = 0; start < numel; start += kNumel) {
     const int64_t width = std::min(kNumel, numel - start);
-    const float* block = in_fp32(values + start, width, room);
+    const float* block = in_fp32(values + start, width, memory);
     if (!in_blocks.add(block)) one_by_one.add(values + start, width);
   }
 }

@@ -71,11 +71,18 @@ void BucketPlan::locate(std::int64_t group_size_numel) {
   std::int64_t group_numel = 0;
   for (std::size_t at = 0; at < buckets_.size(); ++at) {
     Bucket& bucket = buckets_[at];
-    std::int64_t numel = 0;
+    EQUIGRAD_CHECK(!bucket.slots.empty(), "layout.bucket_plan", "no bucket is empty");
+    std::int64_t numel = 0, columns = 0;
     for (std::size_t slot = 0; slot < bucket.slots.size(); ++slot) {
-      location_by_parameter_[bucket.slots[slot].parameter] = {at, slot};
+      auto& location = location_by_parameter_.at(bucket.slots[slot].parameter);
+      EQUIGRAD_CHECK(!location && bucket.slots[slot].offset == columns, "layout.bucket_plan",
+                     "a parameter has one slot, and slots lie one behind the other");
+      location = {at, slot};
       numel += bucket.slots[slot].numel;
+      columns += bucket.slots[slot].shard_numel;
     }
+    EQUIGRAD_CHECK(columns == bucket.shard_numel, "layout.bucket_plan",
+                   "slots leave no column free");
     const bool joins = at > 0 && numel <= group_size_numel - group_numel;
     bucket.group = at == 0 ? 0 : buckets_[at - 1].group + (joins ? 0 : 1);
     group_numel = numel + (joins ? group_numel : 0);

@@ -1,7 +1,7 @@
-// BucketPlan: which parameters travel together, and where each lies in its bucket.
+// BucketPlan: which parameters are sent together, and where each lies in its bucket.
 //
 // Trainable, non-empty parameters in reverse registration order (the order in which a backward pass
-// finishes them) are cut into buckets of at most `bucket_size_numel` elements; a larger one travels
+// finishes them) are cut into buckets of at most `bucket_size_numel` elements; a larger one is sent
 // alone, and so does one of kAloneNumel elements: its gradient can be sent from where it lies. A
 // bucket comes where its last parameter does. Ranks agree once for a group of buckets (each time
 // the earlier one waits for the later): it has at most `bucket_size_numel` elements too, and an
@@ -12,7 +12,7 @@
 //   two parameters of 5 and 3 elements, 2 shards:   row 0:  a0 a1 a2 | b0 b1
 //                                                   row 1:  a3 a4  . | b2  .     (. = padding)
 //
-// Parameters that travel in a lower precision have buckets of their own.
+// Parameters that are sent in a lower precision have buckets of their own.
 //
 // A rank's shards of all buckets, end to end, are its flat shard space [plan.shard_numel()].
 //

@@ -21,7 +21,7 @@
 
 namespace equigrad::layout {
 
-// A parameter of at least this many elements travels alone (a weight: if it can be received where
+// A parameter of at least this many elements is sent alone (a weight: if it can be received where
 // it stays): copying it into a larger message and out of it would cost more than a collective
 // saves.
 inline constexpr std::int64_t kAloneNumel = std::int64_t{1} << 17;
@@ -33,7 +33,7 @@ struct Registration {
   std::vector<std::int64_t> shape;
   bool trainable = true;
   std::size_t group = 0;
-  bool lower_precision = false;  // travels in a type of fewer bits (autocast's safe modules)
+  bool lower_precision = false;  // is sent in a type of fewer bits (autocast's safe modules)
 };
 
 struct Entry {

@@ -19,6 +19,8 @@ Partition::Partition(std::int64_t numel, int shards) : numel_(numel), shards_(sh
     throw Error("layout.partition", "expected a padded size that fits in 64 bits, got " +
                                         std::to_string(numel) + " elements. Split the parameter.");
   shard_numel_ = (numel + shards - 1) / shards;
+  EQUIGRAD_CHECK(padded_numel() >= numel && padded_numel() - numel < shards, "layout.partition",
+                 "shards cover every element, with less padding than shards");
 }
 
 Range Partition::range(int rank) const {

@@ -32,9 +32,9 @@ struct Stage {
 
   // Into how many equal slices every parameter is cut.
   constexpr int shards(int world_size) const { return optimizer_state_sharded ? world_size : 1; }
-  // Whether buckets leave when they are full; `ahead` is EngineConfig::reduces_ahead().
-  constexpr bool sends_full_buckets(bool ahead) const {
-    return ahead || gradients_reduced == ReduceWhen::EveryPass;
+  // Whether buckets leave when they are full; `eager` is EngineConfig::reduces_eagerly().
+  constexpr bool sends_full_buckets(bool eager) const {
+    return eager || gradients_reduced == ReduceWhen::EveryPass;
   }
 };
 
@@ -44,6 +44,15 @@ inline constexpr std::array<Stage, 4> kStages{{
     {true, true, false, ReduceWhen::EveryPass},
     {true, true, true, ReduceWhen::EveryPass},
 }};
+static_assert([] {
+  for (std::size_t i = 1; i < kStages.size(); ++i) {
+    const Stage &before = kStages[i - 1], &stage = kStages[i];
+    if (before.optimizer_state_sharded && !stage.optimizer_state_sharded) return false;
+    if (before.gradients_sharded && !stage.gradients_sharded) return false;
+    if (before.parameters_sharded && !stage.parameters_sharded) return false;
+  }
+  return true;
+}());
 
 inline const Stage& stage_row(int stage) {
   if (stage < 0 || stage > 3)

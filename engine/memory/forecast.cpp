@@ -34,17 +34,18 @@ Sizes::Sizes(const EngineConfig& config, int world, bool on_cuda)
   for (const int lower : {0, 1}) {
     const bool cast = lower == 1 && precision.autocast.enabled;
     const std::int64_t autocast = bytes_of(precision.autocast.dtype);
-    weight_wire[lower] = cast ? autocast : param;
-    gradient_wire[lower] = precision.communication ? bytes_of(*precision.communication)
-                           : cast                  ? autocast
-                           : each || waits_as_sent ? param
-                                                   : window;
+    weight_sent_bytes[lower] = cast ? autocast : param;
+    gradient_sent_bytes[lower] = precision.communication ? bytes_of(*precision.communication)
+                                 : cast                  ? autocast
+                                 : each || waits_as_sent ? param
+                                                         : window;
     const DataType sent = precision.communication ? *precision.communication
                           : cast                  ? precision.autocast.dtype
                                                   : precision.accumulate;
     copies_to_send[lower] =
         sent != precision.accumulate || loss::factor_before_sum(config.averaging, world) != 1.0;
-    if (waits_as_sent && config.gradient_accumulation_steps > 1) gradient_wire[lower] = kExactBytes;
+    if (waits_as_sent && config.gradient_accumulation_steps > 1)
+      gradient_sent_bytes[lower] = kExactBytes;
   }
   if (is_exact && each) window = kExactBytes;
   const bool one_place =
@@ -80,8 +81,8 @@ HeldBytes Model::parameters() const {
       bytes += table[i].numel * sizes.param;
     } else if (!plan.slot_of(i)) {  // frozen
       bytes += padded_numel(i) / world * sizes.param;
-    } else if (wire_of(i) != sizes.param) {
-      bytes += padded_numel(i) / world * wire_of(i);
+    } else if (sent_bytes_of(i) != sizes.param) {
+      bytes += padded_numel(i) / world * sent_bytes_of(i);
     }
   }
   if (stage.parameters_sharded && !sizes.masters_are_shards)
@@ -169,17 +170,17 @@ MemoryRates rates(const EngineConfig& config, const MemoryOptions& options) {
   auto& buckets = all[static_cast<std::size_t>(Category::Buckets)];
   auto& gathered = all[static_cast<std::size_t>(Category::Gathered)];
   gathered = {};
-  const auto wire = std::max(sizes.gradient_wire[0], sizes.gradient_wire[1]);
+  const auto sent_bytes = std::max(sizes.gradient_sent_bytes[0], sizes.gradient_sent_bytes[1]);
   // One on its way, one announced, a large one, and one that small ones share.
   if (stage.gradients_reduced == ReduceWhen::EveryPass)
-    buckets = {0, 0, 4 * config.zero.reduce_bucket_size * wire};
-  else if (fine.reduces_ahead(options.world_size) &&
+    buckets = {0, 0, 4 * config.zero.reduce_bucket_size * sent_bytes};
+  else if (fine.reduces_eagerly(options.world_size) &&
            (sizes.copies_to_send[0] || sizes.copies_to_send[1]))
-    buckets.constant = 2 * config.zero.reduce_bucket_size * wire;
+    buckets.constant = 2 * config.zero.reduce_bucket_size * sent_bytes;
   if (stage.parameters_sharded)
     gathered.constant = config.zero.stage3_max_live_parameters * sizes.param;
   else if (stage.shards(options.world_size) > 1)
-    gathered.constant = config.zero.allgather_bucket_size * sizes.weight_wire[0];
+    gathered.constant = config.zero.allgather_bucket_size * sizes.weight_sent_bytes[0];
   return all;
 }
 

@@ -1,7 +1,7 @@
 // Memory model: the bytes that one rank's engine holds, by category, from sizes alone.
 //
 // With p, a, m, s, w = bytes of an element of the parameters, the accumulation window, the master
-// weights, the optimizer state and what travels; k states; N = elements of all parameters;
+// weights, the optimizer state and what is sent; k states; N = elements of all parameters;
 // n = elements of this rank's padded shards of the trainable ones (stage 0: of whole ones):
 //
 //                   between steps                    at the peak of a window, beside that
@@ -9,7 +9,7 @@
 //                   masters if they have the type
 //                   and place (offload_*, on CUDA),
 //                   else n p; n w where weights
-//                   travel in another type; frozen
+//                   are sent in another type; frozen
 //                   ones their shard's p
 //   gradients       0                                stages 0, 1: what a later pass has, until it
 //                                                    ends: N p;  stages 2, 3: n a, and n 4 of a
@@ -31,9 +31,10 @@
 // Invariants: equal to memory/ledger.hpp to the byte, padding included, where is_exact() says so.
 // Not exact are the pages of stage 3 that come and go: what is whole at one time depends on the
 // model's operators. `most_bytes` holds for any order of arrival in which all ranks have the same
-// one. Not in it: activations, the room that collectives receive into, buffers, allocators. Units:
-// bytes and elements. A rank's bytes are every rank's: shards are padded to one length. Errors:
-// those of layout and of stage_row. Depends on: config, layout, stage, trace/ledger. No torch.
+// one. Not in it: activations, the memory that collectives receive into, buffers, allocators.
+// Units: bytes and elements. A rank's bytes are every rank's: shards are padded to one length.
+// Errors: those of layout and of stage_row. Depends on: config, layout, stage, trace/ledger. No
+// torch.
 // Paper: Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1.
 #pragma once
 

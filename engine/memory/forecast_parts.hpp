@@ -25,11 +25,11 @@ inline std::int64_t bytes_of(DataType type) { return type == DataType::Fp32 ? 4 
 // Bytes of an element, of each thing.
 struct Sizes {
   std::int64_t param, window, master, state;
-  std::int64_t weight_wire[2], gradient_wire[2];  // by lower_precision
-  bool masters_are_shards;                        // stage 3
-  bool copies_gradient;                           // to where the masters are
-  bool waits_as_sent;                             // what buckets hold for the step: exact order
-  bool copies_to_send[2];                         // by lower_precision, what they hold for the step
+  std::int64_t weight_sent_bytes[2], gradient_sent_bytes[2];  // by lower_precision
+  bool masters_are_shards;                                    // stage 3
+  bool copies_gradient;                                       // to where the masters are
+  bool waits_as_sent;      // what buckets hold for the step: exact order
+  bool copies_to_send[2];  // by lower_precision, what they hold for the step
 
   Sizes(const EngineConfig& config, int world, bool on_cuda);
 };
@@ -60,7 +60,7 @@ struct Model {
   HeldBytes pages() const;
   bool is_exact() const { return config.reduction == ReductionOrder::Exact; }
   bool each_pass() const { return stage.gradients_reduced == ReduceWhen::EveryPass; }
-  bool leaves_full() const { return stage.sends_full_buckets(config.reduces_ahead(world)); }
+  bool leaves_full() const { return stage.sends_full_buckets(config.reduces_eagerly(world)); }
   std::int64_t padded_numel(std::size_t i) const {
     return layout::Partition(table[i].numel, world).padded_numel();
   }
@@ -69,15 +69,15 @@ struct Model {
   }
   // Keeps its memory from the beginning, without padding.
   bool is_resident(std::size_t i) const {
-    return !on_cuda && is_persistent(i) && is_small(i) && wire_of(i) == sizes.param;
+    return !on_cuda && is_persistent(i) && is_small(i) && sent_bytes_of(i) == sizes.param;
   }
   bool is_small(std::size_t i) const { return table[i].numel < layout::kAloneNumel; }
   std::int64_t whole_bytes(std::size_t i) const {
     return (is_resident(i) ? table[i].numel : padded_numel(i)) * sizes.param;
   }
-  std::int64_t wire_of(std::size_t i) const {
+  std::int64_t sent_bytes_of(std::size_t i) const {
     const auto at = plan.slot_of(i);
-    return sizes.weight_wire[at && plan.buckets()[at->bucket].lower_precision ? 1 : 0];
+    return sizes.weight_sent_bytes[at && plan.buckets()[at->bucket].lower_precision ? 1 : 0];
   }
   std::int64_t persistent_peak() const;
   std::int64_t live_bytes() const;

@@ -1,166 +1,142 @@
 // What comes and goes: the buckets of a window, all-gathers of weights, pages.
-#include <deque>
 #include <functional>
+#include <utility>
 
+#include "engine/layout/launch_schedule.hpp"
 #include "engine/memory/forecast_parts.hpp"
 
 namespace equigrad::memory {
 namespace {
 
-// The buckets of one window, as a bucket queue opens, launches and delivers them.
+// The buckets of one window: their memory, through the states that layout/launch_schedule.hpp
+// leads them through. All ranks have filled as much as this one when they are asked.
 class Buckets {
  public:
-  Buckets(const layout::BucketPlan& plan, const Sizes& sizes, int world, bool each_pass, bool ahead,
-          bool overlaps)
-      : plan_(plan),
-        sizes_(sizes),
-        world_(world),
-        each_pass_(each_pass),
-        ahead_(ahead),
-        overlaps_(overlaps),
-        is_open_(plan.buckets().size(), false),
-        filled_(plan.buckets().size(), 0) {}
+  explicit Buckets(const Model& model)
+      : model_(model),
+        schedule_(model.plan, is_each_pass(), model.config.zero.overlap_comm),
+        filled_(model.plan.buckets().size(), 0),
+        held_(model.plan.buckets().size(), 0) {
+    schedule_.launch_eagerly(is_eager());
+  }
 
   std::int64_t peak(const std::vector<std::size_t>& arrivals) {
     for (const std::size_t parameter : arrivals) arrive(parameter);
-    if (announced_) launch_group();
-    ahead_ = false;
-    const std::size_t arrived = in_flight_.empty() ? next_ : in_flight_.front().bucket;
-    for (std::size_t bucket = 0; !each_pass_ && bucket < arrived; ++bucket)
-      hold(-held_bytes(bucket));
-    while (next_ < filled_.size()) launch_group();
+    flush();
     return peak_;
   }
 
   // Of buckets and the window, which is there from the first sum on.
   PassBytes arrive(std::size_t parameter) {
     most_ = now_ + window_;
-    if (const auto at = plan_.slot_of(parameter)) {
-      open(at->bucket);
-      const bool is_full = ++filled_[at->bucket] == plan_.buckets()[at->bucket].slots.size();
-      if (is_full && (each_pass_ || ahead_)) launch_full();
+    if (const auto at = model_.plan.slot_of(parameter)) {
+      const std::size_t slots = model_.plan.buckets()[at->bucket].slots.size();
+      fill(at->bucket, ++filled_[at->bucket] == slots);
+      run();
     }
     return {parameter, now_ + window_, most_};
   }
 
-  // The last of a pass: what was announced leaves.
-  PassBytes settle(PassBytes last) {
-    if (announced_) launch_group();
+  // The last of a pass: what was announced leaves, and all else where sums leave in every pass.
+  PassBytes end(PassBytes last) {
+    is_each_pass() ? flush() : settle();
     return {last.parameter, now_ + window_, most_};
-  }
-
-  // The last of a pass: all that has not left leaves.
-  PassBytes finish(PassBytes last) {
-    if (announced_) launch_group();
-    while (next_ < filled_.size()) launch_group();
-    window_ = plan_.shard_numel() * sizes_.window;
-    hold(0);
-    return {last.parameter, window_, most_};
   }
 
   // All are open before the first one leaves.
   std::int64_t most() {
-    for (std::size_t bucket = 0; bucket < is_open_.size(); ++bucket) open(bucket);
-    while (next_ < is_open_.size()) launch_group();
+    const auto& buckets = model_.plan.buckets();
+    for (std::size_t bucket = 0; bucket < buckets.size(); ++bucket) fill(bucket, false);
+    while (is_eager() && schedule_.launched() < buckets.size()) answer();
+    flush();
     return peak_;
   }
 
  private:
-  // An all-reduce cuts its buffer into as many slices as there are ranks.
-  std::int64_t numel(std::size_t bucket) const {
-    return layout::Partition(plan_.shards() * plan_.buckets()[bucket].shard_numel, world_)
-        .padded_numel();
+  using Action = layout::LaunchStep::Action;
+  using State = layout::BucketState;
+
+  bool is_each_pass() const { return model_.stage.gradients_reduced == ReduceWhen::EveryPass; }
+  bool is_eager() const { return model_.config.reduces_eagerly(model_.world); }
+  void fill(std::size_t bucket, bool is_full) {
+    schedule_.fill(bucket, is_full);
+    account(bucket);
   }
-  std::int64_t wire_bytes(std::size_t bucket) const {
-    return numel(bucket) * sizes_.gradient_wire[plan_.buckets()[bucket].lower_precision ? 1 : 0];
-  }
-  std::int64_t held_bytes(std::size_t bucket) const {
-    const bool as_sent = each_pass_ || sizes_.waits_as_sent;
-    return as_sent ? wire_bytes(bucket) : numel(bucket) * sizes_.window;
-  }
-  // A group that is full leaves when one more bucket is, if anything overlaps and ranks must agree;
-  // the last one leaves at the end.
-  void launch_full() {
-    if (announced_) launch_group();
-    for (;;) {
-      const std::size_t first = announced_ ? plan_.end_of_group(next_) : next_;
-      if (!is_group_full(first) || plan_.end_of_group(first) == filled_.size()) return;
-      if (announced_) launch_group();
-      announced_ = true;
-      if (!overlaps_ || world_ == 1) launch_group();  // one rank alone knows the answer
+  void run() {
+    while (const auto step = schedule_.next()) {
+      const bool answers = !model_.config.zero.overlap_comm || model_.world == 1;  // at once
+      if (step->action == Action::Hear || (step->action == Action::Announce && answers)) answer();
+      if (step->action == Action::Deliver) {
+        window_ = model_.plan.shard_numel() * model_.sizes.window;
+        hold(0);
+      }
+      account(step->bucket);
     }
   }
-  void launch_group() {
-    announced_ = false;
-    const std::size_t first = next_;
-    for (const std::size_t end = plan_.end_of_group(first); next_ < end;) launch();
-    while (!in_flight_.empty() && (!overlaps_ || in_flight_.front().bucket < first)) deliver();
+  void answer() {
+    schedule_.answer(layout::LaunchAnswer::Together);
+    run();
   }
-  bool is_group_full(std::size_t first) const {
-    for (std::size_t bucket = first; bucket < plan_.end_of_group(first); ++bucket)
-      if (filled_[bucket] < plan_.buckets()[bucket].slots.size()) return false;
-    return true;
+  void settle() {
+    if (schedule_.phase() == layout::LaunchPhase::Announced) answer();
+  }
+  void flush() {
+    settle();
+    schedule_.flush();
+    run();
+  }
+
+  std::int64_t bytes(std::size_t bucket) const {
+    const layout::Bucket& place = model_.plan.buckets()[bucket];
+    const auto& sizes = model_.sizes;
+    const std::size_t lower = place.lower_precision ? 1 : 0;
+    // An all-reduce cuts its buffer into as many slices as there are ranks.
+    const std::int64_t numel =
+        layout::Partition(model_.plan.shards() * place.shard_numel, model_.world).padded_numel();
+    const std::int64_t sent = numel * sizes.gradient_sent_bytes[lower];
+    const bool as_sent = is_each_pass() || sizes.waits_as_sent;
+    const std::int64_t buffer = as_sent ? sent : numel * sizes.window;
+    switch (schedule_.state(bucket)) {
+      case State::Filling:
+      case State::Full:
+      case State::ArrivedKept:
+        return buffer;
+      case State::Sent:
+        return sent;
+      case State::SentKept:
+        return buffer + (sizes.copies_to_send[lower] ? sent : 0);
+      default:
+        return 0;
+    }
+  }
+  void account(std::size_t bucket) {
+    const std::int64_t before = std::exchange(held_[bucket], bytes(bucket));
+    hold(held_[bucket] - before);
   }
   void hold(std::int64_t bytes) {
     peak_ = std::max(peak_, now_ += bytes);
     most_ = std::max(most_, now_ + window_);
   }
-  void open(std::size_t bucket) {
-    if (!is_open_[bucket]) hold(held_bytes(bucket));
-    is_open_[bucket] = true;
-  }
-  void deliver() {
-    window_ = plan_.shard_numel() * sizes_.window;
-    hold(0);
-    const auto [bucket, bytes, stays] = in_flight_.front();
-    hold(-bytes);
-    if (stays && !ahead_) hold(-held_bytes(bucket));
-    in_flight_.pop_front();
-  }
-  void launch() {
-    open(next_);
-    // What leaves ahead of the step stays here too.
-    const bool is_here =
-        ahead_ && !sizes_.copies_to_send[plan_.buckets()[next_].lower_precision ? 1 : 0];
-    const std::int64_t bytes = is_here ? 0 : wire_bytes(next_);
-    hold(bytes - (ahead_ ? 0 : held_bytes(next_)));
-    in_flight_.push_back({next_++, bytes, ahead_});
-  }
 
-  struct Flying {
-    std::size_t bucket;
-    std::int64_t bytes;
-    bool stays;
-  };
-  const layout::BucketPlan& plan_;
-  const Sizes& sizes_;
-  int world_;
-  bool each_pass_, ahead_, overlaps_, announced_ = false;
-  std::vector<bool> is_open_;
+  const Model& model_;
+  layout::LaunchSchedule schedule_;
   std::vector<std::size_t> filled_;
-  std::deque<Flying> in_flight_;
-  std::size_t next_ = 0;
+  std::vector<std::int64_t> held_;  // by bucket
   std::int64_t now_ = 0, peak_ = 0, window_ = 0, most_ = 0;
 };
 
 }  // namespace
 
 HeldBytes Model::buckets() const {
-  const auto new_window = [&] {
-    return Buckets(plan, sizes, world, each_pass(), config.reduces_ahead(world),
-                   config.zero.overlap_comm);
-  };
-  return {0, new_window().peak(arrivals), new_window().most()};
+  return {0, Buckets(*this).peak(arrivals), Buckets(*this).most()};
 }
 
 std::vector<PassBytes> Model::pass() const {
-  Buckets buckets(plan, sizes, world, each_pass(), config.reduces_ahead(world),
-                  config.zero.overlap_comm);
-  std::vector<PassBytes> course;
-  for (const std::size_t parameter : arrivals) course.push_back(buckets.arrive(parameter));
-  if (course.empty()) return course;
-  course.back() = each_pass() ? buckets.finish(course.back()) : buckets.settle(course.back());
-  return course;
+  Buckets buckets(*this);
+  std::vector<PassBytes> timeline;
+  for (const std::size_t parameter : arrivals) timeline.push_back(buckets.arrive(parameter));
+  if (!timeline.empty()) timeline.back() = buckets.end(timeline.back());
+  return timeline;
 }
 
 // One after the other, as parameter/replicas.cpp cuts them.
@@ -170,14 +146,14 @@ HeldBytes Model::all_gathers() const {
   std::int64_t columns = 0;
   const layout::Bucket* before = nullptr;
   for (const auto& bucket : plan.buckets()) {
-    const std::int64_t wire = sizes.weight_wire[bucket.lower_precision ? 1 : 0];
+    const std::int64_t sent_bytes = sizes.weight_sent_bytes[bucket.lower_precision ? 1 : 0];
     for (const auto& slot : bucket.slots) {
-      if (slot.numel >= layout::kAloneNumel && slot.numel % world == 0 && wire == sizes.param)
+      if (slot.numel >= layout::kAloneNumel && slot.numel % world == 0 && sent_bytes == sizes.param)
         continue;  // into the parameter's own memory
       const bool joins = before != nullptr && before->lower_precision == bucket.lower_precision &&
                          (columns + slot.shard_numel) * world <= config.zero.allgather_bucket_size;
       columns = slot.shard_numel + (joins ? columns : 0);
-      held.peak = std::max(held.peak, columns * world * wire);
+      held.peak = std::max(held.peak, columns * world * sent_bytes);
       before = &bucket;
     }
   }
@@ -186,26 +162,28 @@ HeldBytes Model::all_gathers() const {
 }
 
 // When those that stay whole are gathered together: the small ones of a type in one collective,
-// whose room stays until the last of them is copied out of it, the residents to where they have
+// whose block stays until the last of them is copied out of it, the residents to where they have
 // always been; the others move in as they are.
 std::int64_t Model::persistent_peak() const {
-  std::int64_t rooms[3] = {0, 0, 0}, now = 0, peak = 0;  // by bytes of the wire
+  std::int64_t blocks[3] = {0, 0, 0}, now = 0, peak = 0;  // by bytes that an element is sent in
   std::size_t last[3] = {0, 0, 0};
-  const auto room_of = [&](std::size_t i) { return static_cast<std::size_t>(wire_of(i)) / 2; };
+  const auto block_of = [&](std::size_t i) {
+    return static_cast<std::size_t>(sent_bytes_of(i)) / 2;
+  };
   std::vector<std::size_t> stay;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (table[i].numel == 0 || !is_persistent(i)) continue;
     stay.push_back(i);
-    now += padded_numel(i) * wire_of(i) + (is_resident(i) ? whole_bytes(i) : 0);
+    now += padded_numel(i) * sent_bytes_of(i) + (is_resident(i) ? whole_bytes(i) : 0);
     if (!is_small(i)) continue;
-    rooms[room_of(i)] += padded_numel(i) * wire_of(i);
-    last[room_of(i)] = i;
+    blocks[block_of(i)] += padded_numel(i) * sent_bytes_of(i);
+    last[block_of(i)] = i;
   }
   peak = now;
   for (const std::size_t i : stay) {
-    const bool is_last = is_small(i) && last[room_of(i)] == i;
-    if (!is_small(i)) now -= padded_numel(i) * wire_of(i);
-    if (is_last) now -= rooms[room_of(i)];
+    const bool is_last = is_small(i) && last[block_of(i)] == i;
+    if (!is_small(i)) now -= padded_numel(i) * sent_bytes_of(i);
+    if (is_last) now -= blocks[block_of(i)];
     if (!is_resident(i)) now += whole_bytes(i);
     peak = std::max(peak, now);
   }
@@ -236,10 +214,10 @@ std::int64_t Model::live_bytes() const {
 
 HeldBytes Model::pages() const {
   HeldBytes held;
-  std::int64_t shared_room = 0, one = 0;
+  std::int64_t shared_block = 0, one = 0;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (table[i].numel == 0) continue;
-    if (is_small(i)) shared_room += padded_numel(i) * wire_of(i);
+    if (is_small(i)) shared_block += padded_numel(i) * sent_bytes_of(i);
     if (is_persistent(i))
       held.idle += whole_bytes(i);
     else
@@ -255,7 +233,7 @@ HeldBytes Model::pages() const {
     if (arrives) one = std::max(one, bytes);
   }
   held.peak = std::max(persistent_peak(), held.idle + one);
-  held.most = held.is_exact ? held.peak : std::max(held.peak, live_bytes() + shared_room);
+  held.most = held.is_exact ? held.peak : std::max(held.peak, live_bytes() + shared_block);
   return held;
 }
 

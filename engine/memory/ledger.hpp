@@ -1,7 +1,7 @@
 // Ledger: the bytes one rank's engine holds, by category, now and at the peak.
 //
 // Invariants: every tensor the engine keeps is charged when it is made and credited when it is let
-// go, except the room that a collective under way receives into (comm/workspace.hpp); the total's
+// go, except the memory that a collective under way receives into (comm/workspace.hpp); the total's
 // peak is the largest total ever seen, not the sum of the categories' peaks. Activations are the
 // user's and are not here.
 // Units: bytes.

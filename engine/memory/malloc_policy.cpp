@@ -28,7 +28,9 @@ bool keep_freed_memory() {
     if (user_has_said()) return false;
 #ifdef __GLIBC__
     constexpr int kNever = std::numeric_limits<int>::max();
-    return mallopt(M_TRIM_THRESHOLD, kNever) == 1 && mallopt(M_MMAP_THRESHOLD, kNever) == 1;
+    // A large threshold for mmap is refused by some versions, so it comes first: refused, nothing
+    // has changed. The other one is never refused.
+    return mallopt(M_MMAP_THRESHOLD, kNever) == 1 && mallopt(M_TRIM_THRESHOLD, kNever) == 1;
 #else
     return false;
 #endif

@@ -10,8 +10,8 @@
 // malloc is to behave (GLIBC_TUNABLES with glibc.malloc, MALLOC_TRIM_THRESHOLD_,
 // MALLOC_MMAP_THRESHOLD_, MALLOC_TOP_PAD_), or EQUIGRAD_KEEP_MEMORY=0; another allocator than
 // glibc's is not touched.
-// Errors: none: a malloc that declines goes on as before.   Depends on: the C library.
-// Page: man 3 mallopt, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
+// Errors: none: a malloc that declines either threshold goes on as before.   Depends on: the C
+// library. Page: man 3 mallopt, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
 #pragma once
 
 namespace equigrad {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "engine/error.hpp"
 #include "engine/kernels/element_of.hpp"
 #include "engine/optimizer/update_rule.hpp"
 
@@ -45,6 +46,8 @@ std::vector<double> ShardedState::lr() const {
 }
 
 void ShardedState::set_rates(const std::vector<double>& lr, const std::vector<double>& beta1) {
+  EQUIGRAD_CHECK(lr.size() <= config_by_group_.size() && beta1.size() <= config_by_group_.size(),
+                 "optimizer.rates", "there is a group for every rate");
   for (std::size_t group = 0; group < lr.size(); ++group) config_by_group_[group].lr = lr[group];
   for (std::size_t group = 0; group < beta1.size(); ++group) {
     config_by_group_[group].beta1 = beta1[group];
@@ -84,6 +87,10 @@ at::Tensor ShardedState::copied_here(const at::Tensor& gradient) const {
 }
 
 void ShardedState::update(const at::Tensor& gradient, const std::vector<bool>& used) {
+  EQUIGRAD_CHECK(gradient.dim() == 1 && gradient.numel() == plan_.shard_numel(), "optimizer.update",
+                 "the gradient is flat over the shard space");
+  EQUIGRAD_CHECK(used.size() == table_.size(), "optimizer.update",
+                 "every parameter was used or was not");
   const bool elsewhere = gradient.device() != masters_.device();
   const auto here = elsewhere ? copied_here(gradient) : gradient;
   const trace::Charge charge(ledger_, trace::Category::Gradients,

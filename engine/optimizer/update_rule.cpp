@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/error.hpp"
 #include "engine/kernels/element_of.hpp"
 #include "engine/kernels/square_root.hpp"
 #include "engine/kernels/update.hpp"
@@ -17,7 +18,7 @@ namespace equigrad::optimizer {
 namespace {
 
 // On the CPU a chunk's operands stay in the second-level cache from one operation to the next; on
-// CUDA a chunk bounds the room that the operations take.
+// CUDA a chunk bounds the memory that the operations take.
 constexpr int64_t kCpuChunkNumel = int64_t{1} << 15;
 constexpr int64_t kCudaChunkNumel = int64_t{1} << 24;
 constexpr int64_t kGrainNumel = int64_t{1} << 16;  // at least so many to a thread
@@ -121,6 +122,14 @@ std::vector<std::string> state_names(const OptimizerConfig& config) {
 
 void update_(const OptimizerConfig& config, int64_t step, const at::Tensor& parameter,
              const at::Tensor& gradient, const std::vector<at::Tensor>& state) {
+  const std::size_t states =
+      config.kind != OptimizerConfig::Kind::Sgd ? 2U : (config.momentum != 0 ? 1U : 0U);
+  EQUIGRAD_CHECK(step >= 1, "optimizer.update", "steps count from 1");
+  EQUIGRAD_CHECK(gradient.numel() == parameter.numel() && state.size() == states,
+                 "optimizer.update", "operands have one length, and the rule all its states");
+  for (const auto& tensor : state)
+    EQUIGRAD_CHECK(tensor.numel() == parameter.numel(), "optimizer.update",
+                   "operands have one length");
   if (parameter.is_cuda()) return update_by_operations_(config, step, parameter, gradient, state);
   const bool adam = config.kind != OptimizerConfig::Kind::Sgd;
   at::parallel_for(0, parameter.numel(), kGrainNumel, [&](int64_t begin, int64_t end) {
@@ -150,11 +159,11 @@ void update_by_operations_(const OptimizerConfig& config, int64_t step, const at
     std::vector<at::Tensor> wide{part(parameter).to(at::kFloat)};
     for (const auto& tensor : state) wide.push_back(part(tensor).to(at::kFloat));
     auto g = part(gradient).to(at::kFloat);
-    auto room = scratch.narrow(0, 0, numel);
+    auto block = scratch.narrow(0, 0, numel);
     if (config.kind != OptimizerConfig::Kind::Sgd) {
-      adam_chunk(config, step, wide[0], g, wide[1], wide[2], room);
+      adam_chunk(config, step, wide[0], g, wide[1], wide[2], block);
     } else {
-      sgd_chunk(config, step, wide[0], g, state.empty() ? nullptr : &wide[1], room);
+      sgd_chunk(config, step, wide[0], g, state.empty() ? nullptr : &wide[1], block);
     }
     if (parameter.scalar_type() != at::kFloat) part(parameter).copy_(wide[0]);
     for (std::size_t i = 0; i < state.size(); ++i) {

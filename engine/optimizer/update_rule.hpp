@@ -10,9 +10,8 @@
 //   AdamW  p = p (1 - lr wd);  m = m b1 + g (1 - b1);  v = v b2 + (g g)(1 - b2)
 //          p = p - (m / (sqrt(v) (1 / sqrt(1 - b2^t)) + eps)) (lr / (1 - b1^t))
 //   Adam   g = g + p wd, then as AdamW without its first product
-//   SGD    d = g + p wd;  buffer = d at t = 1, else buffer mu + d (1 - dampening);  p = p - d lr,
-//   where d is the buffer,
-//          or d + buffer mu with Nesterov
+//   SGD    d = g + p wd;  buffer = d at t = 1, else buffer mu + d (1 - dampening)
+//          p = p - d lr, where d is the buffer, or d + buffer mu with Nesterov
 //
 // Invariants: element i of every result depends on element i of the operands only, so a shard's
 // bits are the whole's, whatever the number of threads. The rule is computed in fp32; numbers

@@ -115,7 +115,7 @@ std::vector<std::size_t> find_leaf_modules(const std::vector<LeafCandidate>& can
 }
 
 std::vector<std::vector<std::size_t>> leaf_parameters(
-    const std::vector<profile::ModuleEntry>& modules, const std::vector<at::Tensor>& tensors,
+    const std::vector<layout::ModuleEntry>& modules, const std::vector<at::Tensor>& tensors,
     const LeafModuleConfig& config) {
   std::vector<LeafCandidate> candidates;
   for (const auto& module : modules) candidates.push_back({module.name, module.type});
@@ -128,8 +128,8 @@ std::vector<std::vector<std::size_t>> leaf_parameters(
     const std::size_t leaf = leaves++;
     for (const auto& module : modules) {
       if (!is_inside(module.name, modules[at].name)) continue;
-      for (const auto& tensor : module.parameters) {
-        const auto found = position.find(tensor.unsafeGetTensorImpl());
+      for (const auto* identity : module.parameters) {
+        const auto found = position.find(identity);
         if (found == position.end()) continue;
         const std::size_t before = std::exchange(leaf_of[found->second], leaf);
         if (before != kNone && before != leaf)

@@ -5,7 +5,7 @@
 // model's modules; every entry but the classes by default matches a module.
 // Shapes: none.
 // Errors: equigrad::Error for an entry that matches none, with the nearest that does.
-// Depends on: ATen tensors, config.hpp, profile/session's ModuleEntry.
+// Depends on: ATen tensors, config.hpp, layout/module_tree.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "engine/config/config.hpp"
-#include "engine/profile/session.hpp"
+#include "engine/layout/module_tree.hpp"
 
 namespace equigrad {
 
@@ -32,7 +32,7 @@ std::vector<std::size_t> find_leaf_modules(const std::vector<LeafCandidate>& can
 
 // The parameters of each leaf, by their positions in `tensors`.
 std::vector<std::vector<std::size_t>> leaf_parameters(
-    const std::vector<profile::ModuleEntry>& modules, const std::vector<at::Tensor>& tensors,
+    const std::vector<layout::ModuleEntry>& modules, const std::vector<at::Tensor>& tensors,
     const LeafModuleConfig& config);
 
 }  // namespace equigrad

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
 #include <limits>
 #include <utility>
@@ -45,6 +46,7 @@ void PageGather::copy_to(const at::Tensor& whole, int64_t offset, int64_t shard_
 
 void Page::arrive(trace::Ledger& ledger) {
   if (state != State::Arriving) return;
+  RECORD_USER_SCOPE("parameter.arrive");
   gather->wait();
   if (resident) {
     gather->copy_to(tensor, offset, shard.numel());

@@ -2,9 +2,9 @@
 //
 //   Released --(a gather starts)--> Arriving --arrive()--> Live --drop()--> Released
 //
-// Pages of one round that are small travel in one collective and are copied out of it; a large one
-// travels alone, and its memory becomes the parameter's. A resident page keeps its memory: what is
-// small, in the type it travels in, and persistent, is copied to where it has always been.
+// Pages of one round that are small are sent in one collective and are copied out of it; a large
+// one is sent alone, and its memory becomes the parameter's. A resident page keeps its memory: what
+// is small, in the type it is sent in, and persistent, is copied to where it has always been.
 //
 // Invariants: the model's tensor and its storage stay the same objects, with the same version
 // counter; only the storage's data pointer changes, or, of a resident, what it points to, so every
@@ -39,7 +39,7 @@ class PageGather {
   PageGather& operator=(const PageGather&) = delete;
 
   void wait();
-  // The flat whole of the page in columns [offset, offset + shard_numel), as it travelled; taken
+  // The flat whole of the page in columns [offset, offset + shard_numel), as it was sent; taken
   // over, not copied, if it is alone.
   at::Tensor take(int64_t offset, int64_t shard_numel);
   // The same into `whole`, without the padding.
@@ -58,7 +58,7 @@ struct Page {
   enum class State { Released, Arriving, Live };
 
   at::Tensor tensor;  // the model's
-  at::Tensor shard;   // in the type it travels in
+  at::Tensor shard;   // in the type it is sent in
   int64_t bytes = 0;  // of the whole, padding included, but that of a resident page
   bool persistent = false;
   bool resident = false;

@@ -66,9 +66,9 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
     const auto& bucket = context.plan.buckets()[where->bucket];
     const int64_t begin = bucket.offset + bucket.slots[where->slot].offset;
     page.shard = shards_.narrow(0, begin, partition.shard_numel());
-    const auto wire = context.wire_dtype(bucket.lower_precision);
-    if (wire != context.dtype) {
-      page.shard = page.shard.to(wire);
+    const auto communication = context.communication_dtype(bucket.lower_precision);
+    if (communication != context.dtype) {
+      page.shard = page.shard.to(communication);
       rounded_.push_back({begin, page.shard});
       context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
     }

@@ -1,7 +1,7 @@
 #include "engine/parameter/paged.hpp"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/variable.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <map>
@@ -36,7 +36,8 @@ Pages::Pages(const Context& context)
     tensors.push_back(page.persistent && !leaves_.leaf_of(i) ? at::Tensor() : page.tensor);
   }
   trace_.emplace(std::move(numel_by_page), always, context_.zero.stage3_max_live_parameters);
-  context_.seat.serve([this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
+  context_.participant.serve(
+      [this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
   publish();
   observation_ = std::make_unique<Observation>(*this, tensors);
 }
@@ -68,7 +69,7 @@ void Pages::renew(const std::vector<std::size_t>& pages) {
     auto& page = pages_[i];
     // As after any update in place: a graph that was recorded before it must not be used with the
     // new values.
-    torch::autograd::impl::bump_version(page.tensor);
+    page.tensor.unsafeGetTensorImpl()->bump_version();
     page.arrive(context_.ledger);
     if (page.state == Page::State::Live && page.pins == 0) release(page);
     if (page.persistent) persistent.push_back(i);
@@ -89,33 +90,33 @@ at::Tensor Pages::whole(std::size_t parameter) {
   const auto& tensor = context_.tensors[parameter];
   if (!table_.page_of(parameter)) return tensor.detach().clone();
   auto& page = pages_[*table_.page_of(parameter)];
-  if (page.state == Page::State::Released) context_.seat.want({*table_.page_of(parameter)});
+  if (page.state == Page::State::Released) context_.participant.want({*table_.page_of(parameter)});
   page.arrive(context_.ledger);
   auto copy = tensor.detach().clone();
   if (page.may_drop()) release(page);
   return copy;
 }
 
-void Pages::hold(std::size_t parameter) {
+void Pages::pin(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
   const Silence silence;
   at::Tensor before;  // of a page that nobody watches; another one's shard says what it was
   if (const auto i = table_.page_of(parameter)) {
     auto& page = pages_[*i];
-    if (page.state == Page::State::Released) context_.seat.want({*i});
+    if (page.state == Page::State::Released) context_.participant.want({*i});
     page.arrive(context_.ledger);
     ++page.pins;
     if (page.persistent) before = page.tensor.detach().clone();
   }
   if (before.defined())
     context_.ledger.charge(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
-  held_[parameter] = std::move(before);
+  pinned_[parameter] = std::move(before);
 }
 
-void Pages::let_go(std::size_t parameter, bool keep) {
+void Pages::unpin(std::size_t parameter, bool keep) {
   const std::lock_guard lock(mutex_);
   const Silence silence;
-  const auto before = held_.extract(parameter).mapped();
+  const auto before = pinned_.extract(parameter).mapped();
   const auto i = table_.page_of(parameter);
   if (!i) return;
   auto& page = pages_[*i];
@@ -127,9 +128,17 @@ void Pages::let_go(std::size_t parameter, bool keep) {
   if (!keep) page.tensor.variable_data().copy_(before);  // a write was counted when it happened
 }
 
-void Pages::end_of_pass() {
+void Pages::end_of_pass() noexcept {
   const std::lock_guard lock(mutex_);
   const Silence silence;
+  for (std::size_t i = 0; i < pages_.size(); ++i) {
+    try {
+      pages_[i].arrive(context_.ledger);
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+      spoil({i});
+    }
+  }
   release_all();
   leaves_.end_cycle();
   trace_->end_cycle();
@@ -138,6 +147,7 @@ void Pages::end_of_pass() {
 }
 
 void Pages::rethrow_failure() {
+  const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
@@ -203,7 +213,7 @@ void Pages::use(const std::vector<std::size_t>& pages) {
   for (const auto page : ahead) ahead_numel += pages_[page].tensor.numel();
   if (!missing.empty() || 2 * ahead_numel > budget_numel) {
     missing.insert(missing.end(), ahead.begin(), ahead.end());
-    context_.seat.want(missing);
+    context_.participant.want(missing);
   }
   for (const auto page : pages) pages_[page].arrive(context_.ledger);
 }
@@ -238,6 +248,7 @@ void Pages::start_gathers(const std::vector<std::size_t>& pages) {
 }
 
 void Pages::start_gather(const std::vector<std::size_t>& pages) {
+  RECORD_USER_SCOPE("parameter.gather");
   std::vector<at::Tensor> shards;
   for (const auto page : pages) shards.push_back(pages_[page].shard);
   auto gather = std::make_shared<PageGather>(shards, context_.communicator, context_.ledger);

@@ -34,12 +34,12 @@ class Pages final : public Parameters, public OperatorListener {
   void publish() override;
   void publish(std::size_t parameter) override;
   at::Tensor whole(std::size_t parameter) override;
-  void hold(std::size_t parameter) override;
-  void let_go(std::size_t parameter, bool keep) override;
+  void pin(std::size_t parameter) override;
+  void unpin(std::size_t parameter, bool keep) override;
   at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
     return context_.as_seen(masters, lower_precision);
   }
-  void end_of_pass() override;
+  void end_of_pass() noexcept override;
   void rethrow_failure() override;
   Traffic traffic() const override { return traffic_; }
 

@@ -2,7 +2,6 @@
 // (stages 1, 2) or straight from the rank's own masters (stage 0).
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -12,7 +11,7 @@ namespace equigrad::parameter {
 namespace {
 
 // Slots that are gathered together. A large one goes alone, into the parameter's own memory, if its
-// shards fill it as they travel.
+// shards fill it as they are sent.
 struct Gather {
   struct Part {
     std::size_t parameter;
@@ -37,7 +36,7 @@ Gather::Part part_of(const layout::Bucket& bucket, const layout::Slot& slot) {
 bool goes_in_place(const Context& context, const layout::Bucket& bucket, const layout::Slot& slot) {
   return context.plan.shards() > 1 && slot.numel >= layout::kAloneNumel &&
          slot.numel % context.plan.shards() == 0 &&
-         context.wire_dtype(bucket.lower_precision) == context.dtype;
+         context.communication_dtype(bucket.lower_precision) == context.dtype;
 }
 
 std::vector<Gather> plan_gathers(const Context& context) {
@@ -79,19 +78,19 @@ class Replicas final : public Parameters {
   at::Tensor whole(std::size_t parameter) override {
     return context_.tensors[parameter].detach().clone();
   }
-  void hold(std::size_t parameter) override {
-    const auto& before = held_[parameter] = whole(parameter);
+  void pin(std::size_t parameter) override {
+    const auto& before = pinned_[parameter] = whole(parameter);
     context_.ledger.charge(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
   }
-  void let_go(std::size_t parameter, bool keep) override {
-    const auto before = held_.extract(parameter).mapped();
+  void unpin(std::size_t parameter, bool keep) override {
+    const auto before = pinned_.extract(parameter).mapped();
     context_.ledger.credit(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
     if (!keep) context_.tensors[parameter].detach().copy_(before);
   }
   at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
     return context_.as_seen(masters, lower_precision);
   }
-  void end_of_pass() override {}
+  void end_of_pass() noexcept override {}
   void rethrow_failure() override {}
 
  private:
@@ -106,7 +105,7 @@ class Replicas final : public Parameters {
     context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
   }
 
-  // Those in place need no room, and travel while the others are copied out.
+  // Those in place need no block, and are sent while the others are copied out.
   void publish(const std::vector<Gather>& gathers) {
     std::vector<std::pair<at::Tensor, comm::PendingPtr>> under_way;
     for (const auto& gather : gathers) {
@@ -116,14 +115,14 @@ class Replicas final : public Parameters {
         continue;
       }
       const auto& tensor = context_.tensors[gather.parts.front().parameter];
-      torch::autograd::impl::bump_version(tensor);  // as any other update in place
+      tensor.unsafeGetTensorImpl()->bump_version();  // as any other update in place
       auto pending = context_.communicator.all_gather(tensor.detach().view({-1}), shard);
       under_way.emplace_back(std::move(shard), std::move(pending));
     }
     for (const auto& [shard, pending] : under_way) pending->wait();
   }
 
-  // The columns of its parts side by side, as they travel.
+  // The columns of its parts side by side, as they are sent.
   at::Tensor shard_of(const Gather& gather) const {
     const auto& last = gather.parts.back();
     const int64_t begin = gather.parts.front().begin, numel = gather.shard_numel;
@@ -136,7 +135,8 @@ class Replicas final : public Parameters {
         apart.push_back(context_.masters.narrow(0, part.begin, part.shard_numel));
       columns = at::cat(apart);
     }
-    return columns.to(context_.communicator.device(), context_.wire_dtype(gather.lower_precision));
+    return columns.to(context_.communicator.device(),
+                      context_.communication_dtype(gather.lower_precision));
   }
 
   void publish(const Gather& gather, const at::Tensor& shard) {

@@ -4,7 +4,7 @@
 // holds its shard and gathers the whole for as long as an operator needs it, stage 3). The engine
 // chooses one by the stage's row.
 //
-// Invariants: after publish() the parameter's value is the master rounded to the type it travels in
+// Invariants: after publish() the parameter's value is the master rounded to the type it is sent in
 // and then to the parameter dtype, on every rank alike; shape and identity of the model's tensors
 // never change; padding is zero. Shapes: a parameter keeps its own; masters are flat over the
 // rank's shard space, in their own type and perhaps on another device. Errors: those of the
@@ -35,21 +35,21 @@ struct Context {
   const layout::BucketPlan& plan;
   const ZeroConfig& zero;
   comm::Communicator& communicator;
-  comm::Seat& seat;
+  agreement::Participant& participant;
   trace::Ledger& ledger;
   const at::Tensor& masters;        // [plan.shard_numel()]
   std::vector<at::Tensor> tensors;  // the model's, by index of the table
   at::ScalarType dtype;             // that the model computes in
-  // Rounded to this before they travel, at every stage alike; nothing: to `dtype` only. By the
+  // Rounded to this before they are sent, at every stage alike; nothing: to `dtype` only. By the
   // bucket's lower_precision.
-  std::array<std::optional<at::ScalarType>, 2> wire = {};
+  std::array<std::optional<at::ScalarType>, 2> communication_dtypes = {};
   std::vector<std::vector<std::size_t>> leaves = {};  // parameters that come and go together
 
-  at::ScalarType wire_dtype(bool lower_precision) const {
-    return wire[lower_precision ? 1 : 0].value_or(dtype);
+  at::ScalarType communication_dtype(bool lower_precision) const {
+    return communication_dtypes[lower_precision ? 1 : 0].value_or(dtype);
   }
   at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const {
-    return values.to(wire_dtype(lower_precision)).to(dtype);
+    return values.to(communication_dtype(lower_precision)).to(dtype);
   }
 };
 
@@ -66,24 +66,25 @@ class Parameters {
   virtual void publish(std::size_t parameter) = 0;
   // A parameter as the model sees it, a copy. Collective where parameters are sharded.
   virtual at::Tensor whole(std::size_t parameter) = 0;
-  // The model's tensor is whole until it is let go, once at a time. Collective where parameters are
-  // sharded.
-  virtual void hold(std::size_t parameter) = 0;
+  // The model's tensor is whole until it is unpinned, once at a time. Collective where parameters
+  // are sharded.
+  virtual void pin(std::size_t parameter) = 0;
   // `keep`: what it holds now is its value, on every rank alike; a trained one's is in its master
   // already, and publish() comes next. Otherwise it is as it was.
-  virtual void let_go(std::size_t parameter, bool keep) = 0;
+  virtual void unpin(std::size_t parameter, bool keep) = 0;
   // What the model sees of these masters.
   virtual at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const = 0;
-  virtual bool is_held(std::size_t parameter) const { return held_.contains(parameter); }
-  // A backward pass ended, or threw: nothing needs a whole parameter until the next forward.
-  virtual void end_of_pass() = 0;
+  virtual bool is_pinned(std::size_t parameter) const { return pinned_.contains(parameter); }
+  // A backward pass ended, or threw: nothing needs a whole parameter until the next forward. The
+  // pass counts by now: what fails is thrown by rethrow_failure().
+  virtual void end_of_pass() noexcept = 0;
   // Throws what an operator could not: a gather that failed inside one.
   virtual void rethrow_failure() = 0;
   // Of the last cycle that ended.
   virtual Traffic traffic() const { return {}; }
 
  protected:
-  std::map<std::size_t, at::Tensor> held_;  // what they were, where it is not kept elsewhere
+  std::map<std::size_t, at::Tensor> pinned_;  // what they were, where it is not kept elsewhere
 };
 
 std::unique_ptr<Parameters> make_replicas(const Context& context);

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/agreement/coordinator.hpp"
 #include "engine/autograd/operator_observer.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/config/config.hpp"
@@ -250,7 +251,7 @@ Init::Init(const std::string& config, std::shared_ptr<comm::Communicator> commun
     : exceptions_(std::uncaught_exceptions()) {
   const auto checked = load_config(config, communicator->world_size());
   if (checked.zero.stage != 3) return;
-  communicator->rendezvous().meet_to_initialize();
+  agreement::coordinator_of(*communicator).meet_to_initialize();
   state_ = std::make_unique<State>(std::move(communicator));
 }
 

@@ -8,13 +8,14 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <utility>
 
+#include "engine/agreement/coordinator.hpp"
+#include "engine/autograd/gradients.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/reduction.hpp"
 #include "engine/error.hpp"
@@ -68,7 +69,7 @@ class Hessian {
 
   Tensors parameters_;
   comm::Communicator* communicator_;
-  std::unique_ptr<comm::Seat> seat_;  // at which a rank that has its product serves the others
+  std::unique_ptr<agreement::Participant> participant_;  // serves ranks without a product
   int64_t products_ = 0;
   int64_t numel_ = 0;
   Tensors gradients_;  // with a graph of their own; of the parameters that have one
@@ -78,19 +79,19 @@ class Hessian {
 Hessian::Hessian(const Tensor& loss, const Tensors& parameters, const EigenvalueOptions& options,
                  comm::Communicator* communicator)
     : parameters_(trainable(parameters)), communicator_(communicator) {
-  if (communicator_ != nullptr) seat_ = std::make_unique<comm::Seat>(*communicator_, 1);
+  if (communicator_ != nullptr)
+    participant_ = std::make_unique<agreement::Participant>(*communicator_, 1);
   for (const auto& parameter : parameters_) numel_ += parameter.numel();
   try {
     check(loss, parameters_, options);
-    const auto gradients = torch::autograd::grad({loss}, parameters_, {}, /*retain_graph=*/true,
-                                                 /*create_graph=*/true, /*allow_unused=*/true);
+    const auto gradients = autograd::gradients({loss}, parameters_, {}, /*create_graph=*/true);
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined() || !gradients[i].requires_grad()) continue;
       gradients_.push_back(gradients[i]);
       reached_.push_back(i);
     }
   } catch (...) {
-    if (seat_) seat_->abandon();  // the others wait for this rank's product
+    if (participant_) participant_->abandon();  // the others wait for this rank's product
     throw;
   }
 }
@@ -111,8 +112,7 @@ Tensor Hessian::local_times(const Tensor& vector) const {
     const auto pieces = split(vector);
     Tensors along;
     for (const auto i : reached_) along.push_back(pieces[i].to(parameters_[i].scalar_type()));
-    products = torch::autograd::grad(gradients_, parameters_, along, /*retain_graph=*/true,
-                                     /*create_graph=*/false, /*allow_unused=*/true);
+    products = autograd::gradients(gradients_, parameters_, along, /*create_graph=*/false);
   }
   Tensors rows;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -141,11 +141,11 @@ Tensor Hessian::times(const Tensor& vector) {
   try {
     product = local_times(vector);
   } catch (...) {
-    if (seat_) seat_->abandon();
+    if (participant_) participant_->abandon();
     throw;
   }
   const at::NoGradGuard no_grad;
-  if (seat_) seat_->meet({comm::Meeting::Access, products_++});
+  if (participant_) participant_->meet(agreement::HessianProduct{.number = products_++});
   return averaged(std::move(product));
 }
 

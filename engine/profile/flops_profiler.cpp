@@ -2,7 +2,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/autograd/graph_tasks.hpp"
 #include "engine/autograd/operator_observer.hpp"
 #include "engine/error.hpp"
 #include "engine/profile/flop_formulas.hpp"
@@ -92,7 +92,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
   const auto operator_name = function.operator_name();
   if (!operator_name || here.covered || parameter::Silence::active()) return nullptr;
   ++here.operators;
-  const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+  const bool backward = gradient::current_graph_task() != -1;
   // Outside of a node, a graph task runs what waits for its end; that is no part of the model.
   if (backward && !(here.in_node && here.counts)) return nullptr;
   auto context = std::make_unique<Context>();
@@ -141,10 +141,10 @@ void end(const at::RecordFunction& /*function*/, at::ObserverContext* observed) 
 }
 
 void list_modules(const torch::nn::Module& module, const std::string& name,
-                  std::vector<ModuleEntry>& entries) {
+                  std::vector<layout::ModuleEntry>& entries) {
   entries.push_back({name, module.name(), {}});
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-    entries.back().parameters.push_back(item.value());
+    entries.back().parameters.push_back(item.value().unsafeGetTensorImpl());
   }
   for (const auto& child : module.named_children()) {
     list_modules(*child.value(), name.empty() ? child.key() : name + "." + child.key(), entries);
@@ -153,14 +153,18 @@ void list_modules(const torch::nn::Module& module, const std::string& name,
 
 }  // namespace
 
-std::vector<ModuleEntry> modules_of(const torch::nn::Module& model) {
-  std::vector<ModuleEntry> entries;
+std::vector<layout::ModuleEntry> modules_of(const torch::nn::Module& model) {
+  std::vector<layout::ModuleEntry> entries;
   list_modules(model, "", entries);
   return entries;
 }
 
-FlopsProfiler::FlopsProfiler(std::vector<ModuleEntry> modules)
-    : session_(std::make_shared<Session>(std::move(modules))) {}
+FlopsProfiler::FlopsProfiler(std::vector<layout::ModuleEntry> modules,
+                             const std::vector<at::Tensor>& parameters)
+    : session_(std::make_shared<Session>(std::move(modules), parameters)) {}
+
+FlopsProfiler::FlopsProfiler(const torch::nn::Module& model)
+    : FlopsProfiler(modules_of(model), model.parameters()) {}
 
 FlopsProfiler::~FlopsProfiler() {
   if (running_) stop();

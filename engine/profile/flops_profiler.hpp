@@ -20,7 +20,7 @@
 // Units: floating-point operations, multiply-accumulates, ns, elements.
 // Errors: equigrad::Error for start() while it runs, stop() while it does not.
 // Depends on: profile/session, flops_report; in the source ATen's RecordFunction and
-// parameter/operator_observer's Silence.
+// autograd/operator_observer's Silence.
 #pragma once
 
 #include <memory>
@@ -36,12 +36,14 @@ class Module;
 namespace equigrad::profile {
 
 // The model and all its submodules, parents first.
-std::vector<ModuleEntry> modules_of(const torch::nn::Module& model);
+std::vector<layout::ModuleEntry> modules_of(const torch::nn::Module& model);
 
 class FlopsProfiler {
  public:
-  // Parents first, the model itself at the front.
-  explicit FlopsProfiler(std::vector<ModuleEntry> modules);
+  // `parameters`: those that the modules list, in any order.
+  FlopsProfiler(std::vector<layout::ModuleEntry> modules,
+                const std::vector<at::Tensor>& parameters);
+  explicit FlopsProfiler(const torch::nn::Module& model);
   ~FlopsProfiler();
   FlopsProfiler(const FlopsProfiler&) = delete;
   FlopsProfiler& operator=(const FlopsProfiler&) = delete;

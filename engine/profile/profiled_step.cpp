@@ -1,29 +1,14 @@
 #include "engine/profile/profiled_step.hpp"
 
-#include <map>
+#include <utility>
 
 namespace equigrad::profile {
 
-std::vector<ModuleEntry> modules_of(
-    const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
-  std::map<std::string, std::vector<at::Tensor>> by_module{{"", {}}};
-  for (const auto& [name, tensor] : parameters) {
-    const auto last = name.rfind('.');
-    by_module[last == std::string::npos ? "" : name.substr(0, last)].push_back(tensor);
-    for (auto dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
-      by_module.try_emplace(name.substr(0, dot));
-    }
-  }
-  // A parent's name sorts before its children's.
-  std::vector<ModuleEntry> modules;
-  for (auto& [name, tensors] : by_module) modules.push_back({name, "Module", std::move(tensors)});
-  return modules;
-}
-
-ProfiledStep::ProfiledStep(bool here, std::vector<ModuleEntry> modules, FlopsProfilerConfig config,
+ProfiledStep::ProfiledStep(bool here, std::vector<layout::ModuleEntry> modules,
+                           const std::vector<at::Tensor>& parameters, FlopsProfilerConfig config,
                            ProfiledRun run)
     : config_(std::move(config)), run_(run) {
-  if (here) profiler_ = std::make_unique<FlopsProfiler>(std::move(modules));
+  if (here) profiler_ = std::make_unique<FlopsProfiler>(std::move(modules), parameters);
   boundary(0);
 }
 

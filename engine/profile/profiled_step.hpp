@@ -22,14 +22,11 @@
 
 namespace equigrad::profile {
 
-// The modules that names such as "block.0.weight" tell of, parents first.
-std::vector<ModuleEntry> modules_of(
-    const std::vector<std::pair<std::string, at::Tensor>>& parameters);
-
 class ProfiledStep {
  public:
   // Nothing happens without `here`: the configuration asks for it, and this is the rank.
-  ProfiledStep(bool here, std::vector<ModuleEntry> modules, FlopsProfilerConfig config,
+  ProfiledStep(bool here, std::vector<layout::ModuleEntry> modules,
+               const std::vector<at::Tensor>& parameters, FlopsProfilerConfig config,
                ProfiledRun run);
 
   // After `global_steps` boundaries: begins, or ends and writes.

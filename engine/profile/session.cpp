@@ -8,7 +8,10 @@
 
 namespace equigrad::profile {
 
-Session::Session(std::vector<ModuleEntry> modules) : modules_(std::move(modules)) {
+Session::Session(std::vector<layout::ModuleEntry> modules,
+                 const std::vector<at::Tensor>& parameters)
+    : modules_(std::move(modules)) {
+  for (const auto& tensor : parameters) parameters_[tensor.unsafeGetTensorImpl()] = tensor;
   std::unordered_map<std::string, int64_t> by_name;
   for (const auto& entry : modules_) {
     // "a.b.c" is in "a.b", or in "a" if there is no module "a.b"; the model is in none.
@@ -29,7 +32,10 @@ void Session::begin() {
   thread_ = std::this_thread::get_id();
   owners_.clear();
   for (std::size_t i = 0; i < modules_.size(); ++i) {
-    for (const auto& tensor : modules_[i].parameters) {
+    for (const auto* identity : modules_[i].parameters) {
+      const auto found = parameters_.find(identity);
+      if (found == parameters_.end()) continue;
+      const auto& tensor = found->second;
       if (!tensor.has_storage() || tensor.numel() == 0) continue;
       owners_.emplace(tensor.storage().unsafeGetStorageImpl(), static_cast<int64_t>(i));
       if (!tensor.device().is_cpu()) device_ = tensor.device();
@@ -141,8 +147,9 @@ std::vector<int64_t> Session::resolve() const {
 void Session::describe_modules(FlopsReport& report) const {
   std::vector<std::unordered_map<const void*, int64_t>> tensors(modules_.size());
   for (std::size_t i = modules_.size(); i-- > 0;) {
-    for (const auto& tensor : modules_[i].parameters) {
-      tensors[i].emplace(tensor.unsafeGetTensorImpl(), tensor.numel());
+    for (const auto* identity : modules_[i].parameters) {
+      const auto found = parameters_.find(identity);
+      if (found != parameters_.end()) tensors[i].emplace(identity, found->second.numel());
     }
     auto& module = report.modules[i];
     module.name = modules_[i].name;

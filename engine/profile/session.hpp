@@ -5,7 +5,7 @@
 // operator one module.
 // Units: ns.
 // Errors: none.
-// Depends on: profile/flop_formulas, flops_report.
+// Depends on: profile/flop_formulas, flops_report, layout/module_tree.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,19 +20,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/layout/module_tree.hpp"
 #include "engine/profile/flop_formulas.hpp"
 #include "engine/profile/flops_report.hpp"
 
 namespace equigrad::profile {
 
 constexpr int64_t kNone = -1;
-
-// A module with its own parameters, without those of its submodules.
-struct ModuleEntry {
-  std::string name;  // "blocks.0.attention"; the model itself is ""
-  std::string type;
-  std::vector<at::Tensor> parameters;
-};
 
 struct Operator {
   bool backward = false;
@@ -44,8 +38,8 @@ struct Operator {
 
 class Session {
  public:
-  // Parents first, the model itself at the front.
-  explicit Session(std::vector<ModuleEntry> modules);
+  // `parameters`: those that the modules list, in any order.
+  Session(std::vector<layout::ModuleEntry> modules, const std::vector<at::Tensor>& parameters);
 
   // From nothing, on this thread.
   void begin();
@@ -68,8 +62,9 @@ class Session {
   std::vector<int64_t> resolve() const;
   void describe_modules(FlopsReport& report) const;
 
-  std::vector<ModuleEntry> modules_;
-  std::vector<int64_t> parents_;  // kNone for the model
+  std::vector<layout::ModuleEntry> modules_;
+  std::unordered_map<const void*, at::Tensor> parameters_;  // by identity
+  std::vector<int64_t> parents_;                            // kNone for the model
   std::unordered_map<const c10::StorageImpl*, int64_t> owners_;
   std::optional<c10::Device> device_;  // to wait for
   std::thread::id thread_;

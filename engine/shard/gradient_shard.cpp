@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/error.hpp"
 #include "engine/kernels/element_of.hpp"
 #include "engine/kernels/largest.hpp"
 #include "engine/kernels/square_sum.hpp"
@@ -83,10 +84,13 @@ double clip_(const at::Tensor& gradient, double norm, double threshold) {
 std::optional<std::size_t> first_non_finite(const at::Tensor& gradient,
                                             const layout::BucketPlan& plan, std::size_t parameters,
                                             comm::Communicator& over) {
+  EQUIGRAD_CHECK(gradient.numel() == plan.shard_numel(), "shard.overflow",
+                 "the gradient is flat over the shard space");
   // The larger the mark, the earlier the parameter; 0 is none.
   int64_t mark = 0;
   for (const auto& bucket : plan.buckets()) {
     for (const auto& slot : bucket.slots) {
+      EQUIGRAD_CHECK(slot.parameter < parameters, "shard.overflow", "a slot is a parameter's");
       const auto slice = gradient.narrow(0, bucket.offset + slot.offset, slot.shard_numel);
       if (at::isfinite(slice).all().item<bool>()) continue;
       mark = std::max(mark, static_cast<int64_t>(parameters - slot.parameter));

@@ -71,7 +71,7 @@ class Plain:
     """Forward, backward, AdamW; no communication."""
 
     def __init__(self, model, request):
-        self.gas = request["accumulation"]
+        self.accumulation = request["accumulation"]
         self.model = self.wrap(model, request)
         self.optimizer = optimizer_of(self.model)
 
@@ -84,7 +84,7 @@ class Plain:
     def backward(self, batches):
         for index, batch in enumerate(batches):
             self.sync(index + 1 == len(batches))
-            (self.model(batch) / self.gas).backward()
+            (self.model(batch) / self.accumulation).backward()
 
     def update(self):
         self.optimizer.step()

@@ -48,17 +48,17 @@ struct RaceCommand {
   bool no_peers = false, no_proof = false;
 };
 
-const reports::RaceRow* row_of(const reports::RaceHeat& heat, const std::string& name) {
-  for (const auto& row : heat.rows)
+const reports::RaceRow* row_of(const reports::RaceGroupResult& group, const std::string& name) {
+  for (const auto& row : group.rows)
     if (row.contestant == name && !row.round_s.empty()) return &row;
   return nullptr;
 }
 
-void set_limits(reports::RaceHeat& heat, double bandwidth_bytes_per_s) {
-  if (const auto* alone = row_of(heat, "LibTorch alone"))
-    heat.compute_limit_s = alone->step_s.median;
-  if (const auto* base = row_of(heat, heat.base); base && base->wire_bytes)
-    heat.wire_limit_s = static_cast<double>(*base->wire_bytes) / bandwidth_bytes_per_s;
+void set_limits(reports::RaceGroupResult& group, double bandwidth_bytes_per_s) {
+  if (const auto* alone = row_of(group, "LibTorch alone"))
+    group.compute_limit_s = alone->step_s.median;
+  if (const auto* base = row_of(group, group.base); base && base->wire_bytes)
+    group.wire_limit_s = static_cast<double>(*base->wire_bytes) / bandwidth_bytes_per_s;
 }
 
 void write_reports(const std::string& folder, const reports::Race& race) {
@@ -78,17 +78,17 @@ int race_command(RaceCommand command, const std::string& line) {
   race.versions["torch"] = build_info::torch_version();
   const Scratch scratch;
   race.bandwidth_bytes_per_s = measure_bandwidth(command.programs.worker, scratch.path());
-  for (const auto& heat : make_suite(command.suite, command.programs, command.options)) {
-    race.heats.push_back(run_heat(heat, {scratch.path(), 0.95, !command.no_proof}));
-    set_limits(race.heats.back(), race.bandwidth_bytes_per_s);
+  for (const auto& group : make_suite(command.suite, command.programs, command.options)) {
+    race.groups.push_back(run_group(group, {scratch.path(), 0.95, !command.no_proof}));
+    set_limits(race.groups.back(), race.bandwidth_bytes_per_s);
     race.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
     race.load_after = load();
-    // After every heat, so that what is done is kept.
+    // After every group, so that what is done is kept.
     if (!command.report.empty()) write_reports(command.report, race);
   }
   std::fputs(reports::to_markdown(race).c_str(), stdout);
-  for (const auto& heat : race.heats)
-    for (const auto& row : heat.rows)
+  for (const auto& group : race.groups)
+    for (const auto& row : group.rows)
       if (row.round_s.empty()) return 1;
   return 0;
 }
@@ -257,7 +257,7 @@ int run_commands(int argc, char** argv) {
   racing->add_option("--suite", race.suite)->check(CLI::IsMember(suite_names()));
   racing->add_option("--report", race.report, "folder for race.json, race.md, race.html");
   racing->add_option("--rounds", race.options.rounds)->check(CLI::PositiveNumber);
-  racing->add_option("--filter", race.options.filter, "heats whose name contains this");
+  racing->add_option("--filter", race.options.filter, "groups whose name contains this");
   racing->add_option("--worker", race.programs.worker, "perf_worker of some build");
   racing->add_option("--peers", race.programs.peers, "a Python with torch and DeepSpeed");
   racing->add_flag("--no-peers", race.no_peers);

@@ -7,9 +7,9 @@
 #include <numeric>
 
 #include "conformance/cli/machine.hpp"
-#include "perf/race/course.hpp"
 #include "perf/race/rank_processes.hpp"
 #include "perf/race/suites.hpp"
+#include "perf/race/workload.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -27,11 +27,11 @@ std::string folder(const std::string& parent, const std::string& name) {
   return path;
 }
 
-json start_request(const json& model, const Course& course, const json& settings, int64_t batch,
+json start_request(const json& model, const Workload& workload, const json& settings, int64_t batch,
                    const json& faults) {
   json request = {{"do", "start"},     {"model", model},
-                  {"batch", batch},    {"weights", course.weights()},
-                  {"bf16", false},     {"batches", course.batches()},
+                  {"batch", batch},    {"weights", workload.weights()},
+                  {"bf16", false},     {"batches", workload.batches()},
                   {"accumulation", 1}, {"faults", faults}};
   request.update(settings);
   return request;
@@ -51,9 +51,9 @@ json small_buckets(const std::string& reduction) {
 }
 
 // Makes the ranks train with a configuration, from the start.
-void start(RankProcesses& ranks, const Course& course, const json& config, const json& faults) {
+void start(RankProcesses& ranks, const Workload& workload, const json& config, const json& faults) {
   const json settings = {{"work", "engine"}, {"config", config.dump()}, {"counted", true}};
-  ranks.ask(start_request(counted_model(), course, settings, kBatch, faults));
+  ranks.ask(start_request(counted_model(), workload, settings, kBatch, faults));
 }
 
 json counted(RankProcesses& ranks, int64_t steps) {
@@ -102,14 +102,14 @@ BlockTimes time_block(RankProcesses& ranks, int steps) {
 }
 
 // One life of both programs.
-void live(const TimesPlan& plan, const Course& course, const std::string& scratch, int life,
+void live(const TimesPlan& plan, const Workload& workload, const std::string& scratch, int life,
           TimesResult& result) {
   std::vector<std::unique_ptr<RankProcesses>> both;
   for (const auto* contestant : {&plan.older, &plan.newer}) {
     both.push_back(std::make_unique<RankProcesses>(
         contestant->name, contestant->command, plan.world,
         folder(scratch, both.empty() ? "older" : "newer"), kTimeout));
-    both.back()->ask(start_request(plan.model, course, contestant->settings, plan.batch,
+    both.back()->ask(start_request(plan.model, workload, contestant->settings, plan.batch,
                                    contestant->settings.value("faults", json::object())));
     time_block(*both.back(), 3);
   }
@@ -130,14 +130,14 @@ json count_steps(const std::string& worker, const std::string& scratch, const js
                  const std::vector<int>& worlds) {
   json all = json::object();
   for (const int world : worlds) {
-    const Course course(counted_model(), world, kBatch, 1, scratch);
+    const Workload workload(counted_model(), world, kBatch, 1, scratch);
     RankProcesses ranks("counted", {worker}, world, folder(scratch, "counted"), kTimeout);
     for (int stage = 0; stage <= 3; ++stage)
       for (const char* reduction : {"pinned", "native"}) {
         const std::string name = "stage " + std::to_string(stage) + ", " + reduction + ", ranks " +
                                  std::to_string(world);
         const auto config = engine_config(stage, kBatch, 1, small_buckets(reduction));
-        start(ranks, course, config, faults);
+        start(ranks, workload, config, faults);
         all[name] = counted(ranks, 1);
       }
   }
@@ -152,10 +152,10 @@ std::vector<std::string> differences(const json& expected, const json& got) {
 
 LeakReport find_leaks(const std::string& worker, const std::string& scratch, int stage,
                       const json& faults) {
-  const Course course(counted_model(), 2, kBatch, 1, scratch);
+  const Workload workload(counted_model(), 2, kBatch, 1, scratch);
   const auto config = engine_config(stage, kBatch, 1, small_buckets("pinned"));
   RankProcesses ranks("leaks", {worker}, 2, folder(scratch, "leaks"), kTimeout);
-  start(ranks, course, config, faults);
+  start(ranks, workload, config, faults);
   LeakReport report;
   report.steps = kLeakSteps;
   int64_t held_bytes = 0;
@@ -179,14 +179,14 @@ LeakReport find_leaks(const std::string& worker, const std::string& scratch, int
 }
 
 TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
-  const Course course(plan.model, plan.world, plan.batch, 1, scratch);
+  const Workload workload(plan.model, plan.world, plan.batch, 1, scratch);
   TimesResult result;
   int looks = 0;
   for (int lives = 2; lives < 2 * plan.lives; lives *= 2) ++looks;
   // Wall clock and CPU time are asked.
   const double confidence = 1 - (1 - plan.confidence) / (2 * std::max(looks, 1));
   for (int life = 1; life <= plan.lives; ++life) {
-    live(plan, course, scratch, life, result);
+    live(plan, workload, scratch, life, result);
     const bool is_look = life > 1 && (life & (life - 1)) == 0;
     if (!is_look && life < plan.lives) continue;
     result.ratio = median_interval(result.ratios, confidence);

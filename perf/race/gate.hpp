@@ -34,7 +34,7 @@ nlohmann::json count_steps(const std::string& worker, const std::string& scratch
 std::vector<std::string> differences(const nlohmann::json& expected, const nlohmann::json& got);
 
 // The least growth of a few windows of `steps` steps: a collective that is under way when a window
-// ends holds its room a little longer, which comes and goes; a leak is in every window.
+// ends holds its memory a little longer, which comes and goes; a leak is in every window.
 struct LeakReport {
   int64_t steps = 0;
   int64_t grown_bytes = 0, grown_count = 0;  // of what the allocator handed out

@@ -1,7 +1,7 @@
 #include "perf/race/medians.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <boost/math/distributions/binomial.hpp>
 #include <stdexcept>
 
 namespace equigrad::perf {
@@ -9,14 +9,9 @@ namespace {
 
 // The largest k with 2 P(Binomial(n, 1/2) < k) <= 1 - confidence; 0 where there is none.
 std::size_t rank_of_bound(std::size_t n, double confidence) {
-  double below = 0, term = std::pow(0.5, static_cast<double>(n));
+  const boost::math::binomial heads(static_cast<double>(n), 0.5);
   std::size_t k = 0;
-  for (std::size_t i = 0; i < n / 2; ++i) {
-    below += term;
-    if (2 * below > 1 - confidence) break;
-    k = i + 1;
-    term *= static_cast<double>(n - i) / static_cast<double>(i + 1);
-  }
+  while (k < n / 2 && 2 * cdf(heads, static_cast<double>(k)) <= 1 - confidence) ++k;
   return k;
 }
 

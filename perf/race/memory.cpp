@@ -8,10 +8,10 @@
 #include <numeric>
 
 #include "engine/config/config.hpp"
-#include "perf/race/course.hpp"
 #include "perf/race/memory_forecast.hpp"
 #include "perf/race/rank_processes.hpp"
 #include "perf/race/suites.hpp"
+#include "perf/race/workload.hpp"
 #include "perf/worker/model.hpp"
 
 namespace equigrad::perf {
@@ -77,14 +77,14 @@ int64_t MemoryRow::peak_bytes() const {
 
 std::vector<MemoryRow> measure_memory(const std::string& worker, const std::string& scratch,
                                       const json& model, int64_t batch) {
-  const Course course(model, kWorld, batch, 1, scratch);
+  const Workload workload(model, kWorld, batch, 1, scratch);
   const auto measure = [&](const std::string& name, const json& settings) {
     const std::string folder = scratch + "/memory";
     std::filesystem::create_directories(folder);
     RankProcesses ranks(name, {worker}, kWorld, folder, kTimeout);
     json request = {{"do", "start"},     {"model", model},
-                    {"batch", batch},    {"weights", course.weights()},
-                    {"bf16", false},     {"batches", course.batches()},
+                    {"batch", batch},    {"weights", workload.weights()},
+                    {"bf16", false},     {"batches", workload.batches()},
                     {"accumulation", 1}, {"counted", true}};
     request.update(settings);
     ranks.ask(request);

@@ -3,8 +3,8 @@
 // The engine's categories are its own books' (memory/ledger.hpp); what LibTorch's CPU allocator has
 // handed out beside them is told apart by when it is there:
 //
-//   other        between steps: the batches, and room that collectives receive into; in step() what
-//                lives only as long as the update
+//   other        between steps: the batches, and memory that collectives receive into; in step()
+//                what lives only as long as the update
 //   activations  in forward and backward, beyond that: what operators save, their temporaries, and
 //                gradients on their way to the buckets
 //

@@ -7,7 +7,7 @@
 #include "engine/layout/partition.hpp"
 #include "engine/layout/stage.hpp"
 #include "engine/memory/forecast.hpp"
-#include "perf/race/receiving_rooms.hpp"
+#include "perf/race/receiving_blocks.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -66,11 +66,11 @@ std::vector<std::size_t> arrivals_of(const std::vector<Moment>& moments) {
 
 // Beyond what is held between steps: in backward, what operators have beside what the engine has.
 int64_t pass_bytes(const std::vector<int64_t>& numels, int world,
-                   const std::vector<PassBytes>& course, Pages pages,
+                   const std::vector<PassBytes>& timeline, Pages pages,
                    const std::vector<Moment>& alone) {
   const int64_t idle_bytes = alone.front().live_bytes;
   int64_t most = 0, held = 0, gradients = 0;
-  auto arrival = course.begin();
+  auto arrival = timeline.begin();
   for (std::size_t at = 1; at < alone.size() && alone[at].begins != "step"; ++at) {
     const auto& moment = alone[at];
     if (moment.begins == "use") pages.use(moment.parameters, at);
@@ -98,7 +98,7 @@ int64_t forecast_peak_bytes(const std::vector<int64_t>& numels, const EngineConf
   const layout::BucketPlan plan(
       table, stage.shards(world),
       layout::bucket_size(table, config.zero.reduce_bucket_size,
-                          stage.sends_full_buckets(config.reduces_ahead(world))));
+                          stage.sends_full_buckets(config.reduces_eagerly(world))));
   const MemoryOptions options{world, false, arrivals_of(alone)};
   const auto held = forecast(table, config, options);
   const auto& gathered = held.of(Category::Gathered);

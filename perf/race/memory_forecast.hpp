@@ -1,12 +1,12 @@
 // Memory forecast: the highest moment of a rank, before the engine runs, for any stage: what it
-// holds between steps, the room that reductions receive into, and, from moment to moment of a step
-// of plain LibTorch on one rank, what operators have (activations, temporaries), what the buckets
-// and the window have by then (memory/forecast.hpp), and which parameters are whole.
+// holds between steps, the blocks that reductions receive into, and, from moment to moment of a
+// step of plain LibTorch on one rank, what operators have (activations, temporaries), what the
+// buckets and the window have by then (memory/forecast.hpp), and which parameters are whole.
 //
 // A moment begins when an operator is about to read parameters, or when a gradient is there, so
 // what goes in one of them is counted to its end: the forecast is a bound.
 //
-// Invariants: up to two ranks; of more the room for rows that do not travel as they lie, and for
+// Invariants: up to two ranks; of more the blocks for rows that are not sent as they lie, and for
 // the second half of an all-reduce, is not in it. Pages come all at once and go after their last
 // use where the limits of stage 3 let them; else they count as whole all the time. Units: bytes of
 // a rank; accumulation 1, fp32, in the pinned order.

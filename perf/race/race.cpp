@@ -7,15 +7,15 @@
 #include <memory>
 #include <numeric>
 
-#include "perf/race/course.hpp"
 #include "perf/race/medians.hpp"
 #include "perf/race/rank_processes.hpp"
+#include "perf/race/workload.hpp"
 
 namespace equigrad::perf {
 namespace {
 
 using nlohmann::json;
-using reports::RaceHeat;
+using reports::RaceGroupResult;
 using reports::RaceRow;
 
 constexpr auto kTimeout = std::chrono::minutes(4);
@@ -54,8 +54,8 @@ struct Runner {
 
 class Running {
  public:
-  Running(const Heat& heat, const RaceOptions& options);
-  RaceHeat run();
+  Running(const RaceGroup& group, const RaceOptions& options);
+  RaceGroupResult run();
 
  private:
   json start_request(const Contestant& contestant) const;
@@ -72,30 +72,30 @@ class Running {
   void run_part(const std::vector<std::size_t>& part);
   void conclude();
 
-  const Heat& heat_;
+  const RaceGroup& group_;
   const RaceOptions& options_;
-  Course course_;
-  RaceHeat found_;
+  Workload workload_;
+  RaceGroupResult found_;
   int serial_ = 0;
   std::vector<RaceRow> base_rows_;  // the base's, part by part
   std::map<std::string, std::size_t> part_of_;
   std::map<std::string, std::vector<std::string>> contributions_;  // files, by contestant
 };
 
-Running::Running(const Heat& heat, const RaceOptions& options)
-    : heat_(heat),
+Running::Running(const RaceGroup& group, const RaceOptions& options)
+    : group_(group),
       options_(options),
-      course_(heat.model, heat.world, heat.batch, heat.accumulation, options.scratch) {
-  found_.name = heat.name;
-  found_.model = heat.model_text;
-  found_.parameters = course_.parameters();
-  found_.tokens_per_step = course_.tokens_per_step();
-  found_.ranks = heat.world;
-  found_.accumulation = heat.accumulation;
-  found_.rounds = heat.rounds;
-  found_.steps_per_round = heat.steps;
-  found_.base = heat.base;
-  for (const auto& contestant : heat.contestants) {
+      workload_(group.model, group.world, group.batch, group.accumulation, options.scratch) {
+  found_.name = group.name;
+  found_.model = group.model_text;
+  found_.parameters = workload_.parameters();
+  found_.tokens_per_step = workload_.tokens_per_step();
+  found_.ranks = group.world;
+  found_.accumulation = group.accumulation;
+  found_.rounds = group.rounds;
+  found_.steps_per_round = group.steps;
+  found_.base = group.base;
+  for (const auto& contestant : group.contestants) {
     RaceRow row;
     row.contestant = contestant.name;
     found_.rows.push_back(row);
@@ -104,19 +104,19 @@ Running::Running(const Heat& heat, const RaceOptions& options)
 
 json Running::start_request(const Contestant& contestant) const {
   json request = {{"do", "start"},
-                  {"model", heat_.model},
-                  {"weights", course_.weights()},
-                  {"batches", course_.batches()},
-                  {"batch", heat_.batch},
-                  {"accumulation", heat_.accumulation},
-                  {"bf16", heat_.bf16}};
+                  {"model", group_.model},
+                  {"weights", workload_.weights()},
+                  {"batches", workload_.batches()},
+                  {"batch", group_.batch},
+                  {"accumulation", group_.accumulation},
+                  {"bf16", group_.bf16}};
   request.update(contestant.settings);
   return request;
 }
 
 std::unique_ptr<RankProcesses> Running::start(const Contestant& contestant, const json& more) {
   auto ranks = std::make_unique<RankProcesses>(
-      contestant.name, contestant.command, heat_.world,
+      contestant.name, contestant.command, group_.world,
       folder(options_.scratch, "contestant" + std::to_string(serial_++)), kTimeout);
   json request = start_request(contestant);
   request.update(more);
@@ -129,7 +129,7 @@ std::vector<std::string> Running::write_gradients(const Contestant& contestant, 
   start(contestant, more)
       ->ask({{"do", "gradients"}, {"path", path}, {"every_rank", contestant.is_alone}});
   std::vector<std::string> paths = {path};
-  for (int rank = 1; contestant.is_alone && rank < heat_.world; ++rank)
+  for (int rank = 1; contestant.is_alone && rank < group_.world; ++rank)
     paths.push_back(path + "." + std::to_string(rank));
   return paths;
 }
@@ -139,16 +139,16 @@ void Running::prove_alone(const Contestant& contestant, RaceRow& row) {
   const std::string path = options_.scratch + "/" + std::to_string(serial_);
   contributions_[contestant.name] = write_gradients(contestant, json::object(), path);
   const auto unfused = write_gradients(contestant, {{"unfused", true}}, path + ".unfused");
-  keep(row, course_.prove(course_.mean_of(unfused)));
+  keep(row, workload_.prove(workload_.mean_of(unfused)));
 }
 
 void Running::prove(const Contestant& contestant, RaceRow& row) {
-  if (!options_.prove || heat_.bf16 || heat_.accumulation > 1) return;
+  if (!options_.prove || group_.bf16 || group_.accumulation > 1) return;
   if (contestant.is_alone) return prove_alone(contestant, row);
   const std::string path = options_.scratch + "/gradients.safetensors";
   write_gradients(contestant, json::object(), path);
   const auto& of = contestant.contributions_of;
-  keep(row, of.empty() ? course_.prove(path) : course_.prove(path, contributions_.at(of)));
+  keep(row, of.empty() ? workload_.prove(path) : workload_.prove(path, contributions_.at(of)));
 }
 
 void Running::keep(RaceRow& row, const Proof& proof) {
@@ -177,9 +177,9 @@ void Running::count(const Contestant& contestant, RaceRow& row) {
 
 void Running::block(Runner& runner) {
   const auto answers =
-      runner.ranks->ask({{"do", "block"}, {"warm", heat_.warm}, {"steps", heat_.steps}});
+      runner.ranks->ask({{"do", "block"}, {"warm", group_.warm}, {"steps", group_.steps}});
   double slowest_s = 0, cpu_s = 0;
-  std::vector<double> slowest_steps_s(static_cast<std::size_t>(heat_.steps));
+  std::vector<double> slowest_steps_s(static_cast<std::size_t>(group_.steps));
   for (const auto& answer : answers) {
     const auto seconds = answer.at("seconds").get<std::vector<double>>();
     slowest_s = std::max(slowest_s, std::accumulate(seconds.begin(), seconds.end(), 0.0));
@@ -188,8 +188,8 @@ void Running::block(Runner& runner) {
     cpu_s += answer.at("cpu_seconds").get<double>();
   }
   auto& row = *runner.row;
-  row.round_s.push_back(slowest_s / heat_.steps);
-  row.round_cpu_s.push_back(cpu_s / heat_.steps);
+  row.round_s.push_back(slowest_s / group_.steps);
+  row.round_cpu_s.push_back(cpu_s / group_.steps);
   const double best_s = *std::min_element(slowest_steps_s.begin(), slowest_steps_s.end());
   row.best_step_s = row.best_step_s > 0 ? std::min(row.best_step_s, best_s) : best_s;
   row.growth_bytes = std::max(row.growth_bytes.value_or(0), largest(answers, "growth_bytes"));
@@ -202,7 +202,7 @@ void Running::block(Runner& runner) {
 }
 
 void Running::race(std::vector<Runner>& runners) {
-  for (int round = -1; round < heat_.rounds; ++round) {  // the first is not kept
+  for (int round = -1; round < group_.rounds; ++round) {  // the first is not kept
     for (std::size_t turn = 0; turn < runners.size(); ++turn) {
       auto& runner =
           runners[(turn + static_cast<std::size_t>(std::max(round, 0))) % runners.size()];
@@ -223,11 +223,11 @@ void Running::run_part(const std::vector<std::size_t>& part) {
   std::vector<Runner> runners;
   RaceRow base_row;  // of the base in a part where its own row is not
   for (const std::size_t index : part) {
-    const auto& contestant = heat_.contestants[index];
+    const auto& contestant = group_.contestants[index];
     auto* row = &found_.rows[index];
-    if (contestant.name == heat_.base && !row->round_s.empty()) row = &base_row;
+    if (contestant.name == group_.base && !row->round_s.empty()) row = &base_row;
     if (!row->trouble.empty()) continue;
-    std::printf("#   %s: %s\n", heat_.name.c_str(), contestant.name.c_str());
+    std::printf("#   %s: %s\n", group_.name.c_str(), contestant.name.c_str());
     std::fflush(stdout);
     part_of_[contestant.name] = base_rows_.size();
     try {
@@ -240,7 +240,7 @@ void Running::run_part(const std::vector<std::size_t>& part) {
   }
   race(runners);
   for (const auto& runner : runners)
-    if (runner.contestant->name == heat_.base) base_row = *runner.row;
+    if (runner.contestant->name == group_.base) base_row = *runner.row;
   base_rows_.push_back(base_row);
 }
 
@@ -250,7 +250,7 @@ void Running::conclude() {
     row.step_s = median_interval(row.round_s, options_.confidence);
     row.tokens_per_s = static_cast<double>(found_.tokens_per_step) / row.step_s.median;
     row.cpu_s = median_interval(row.round_cpu_s, options_.confidence);
-    const auto& base = row.contestant == heat_.base ? row : base_rows_[part_of_[row.contestant]];
+    const auto& base = row.contestant == group_.base ? row : base_rows_[part_of_[row.contestant]];
     if (base.round_s.empty()) continue;
     row.to_base = median_interval(ratios_of(row.round_s, base.round_s), options_.confidence);
     row.cpu_to_base =
@@ -260,26 +260,26 @@ void Running::conclude() {
 
 // In the order of the field: those that are alone come first, others compare with them.
 void Running::prove_all() {
-  for (std::size_t i = 0; i < heat_.contestants.size(); ++i) try {
-      prove(heat_.contestants[i], found_.rows[i]);
+  for (std::size_t i = 0; i < group_.contestants.size(); ++i) try {
+      prove(group_.contestants[i], found_.rows[i]);
     } catch (const std::exception& error) {
       found_.rows[i].trouble = error.what();
-      std::printf("#   %s: %s: %s\n", heat_.name.c_str(), heat_.contestants[i].name.c_str(),
+      std::printf("#   %s: %s: %s\n", group_.name.c_str(), group_.contestants[i].name.c_str(),
                   error.what());
     }
 }
 
-RaceHeat Running::run() {
+RaceGroupResult Running::run() {
   prove_all();
   std::vector<std::size_t> rest;
-  std::size_t base = heat_.contestants.size();
-  for (std::size_t i = 0; i < heat_.contestants.size(); ++i)
-    if (heat_.contestants[i].name == heat_.base)
+  std::size_t base = group_.contestants.size();
+  for (std::size_t i = 0; i < group_.contestants.size(); ++i)
+    if (group_.contestants[i].name == group_.base)
       base = i;
     else
       rest.push_back(i);
-  const bool has_base = base < heat_.contestants.size();
-  const std::size_t room = std::max<std::size_t>(heat_.at_once, 2) - (has_base ? 1 : 0);
+  const bool has_base = base < group_.contestants.size();
+  const std::size_t room = std::max<std::size_t>(group_.at_once, 2) - (has_base ? 1 : 0);
   for (std::size_t begin = 0; begin < rest.size() || begin == 0; begin += room) {
     std::vector<std::size_t> part;
     if (has_base) part.push_back(base);
@@ -293,8 +293,8 @@ RaceHeat Running::run() {
 
 }  // namespace
 
-RaceHeat run_heat(const Heat& heat, const RaceOptions& options) {
-  return Running(heat, options).run();
+RaceGroupResult run_group(const RaceGroup& group, const RaceOptions& options) {
+  return Running(group, options).run();
 }
 
 }  // namespace equigrad::perf

@@ -1,12 +1,12 @@
 // RaceRun: contestants on the same work, proven first, then timed in one interleaved run.
 //
-// Invariants: all contestants of a heat read the same two files (course.hpp), have one thread a
+// Invariants: all contestants of a group read the same two files (workload.hpp), have one thread a
 // rank, and live through all rounds in processes of their own; only one computes at a time. Where
-// memory does not allow all at once, a heat is run in parts, each with the base in it, and ratios
+// memory does not allow all at once, a group is run in parts, each with the base in it, and ratios
 // are within a part.
 // Units: see reports/race.hpp.
 // Errors: a contestant that fails has its trouble in its row; std::runtime_error for anything else.
-// Depends on: course.hpp, rank_processes.hpp, reports/race.hpp.
+// Depends on: workload.hpp, rank_processes.hpp, reports/race.hpp.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -28,7 +28,7 @@ struct Contestant {
   std::string contributions_of = {};
 };
 
-struct Heat {
+struct RaceGroup {
   std::string name;
   nlohmann::json model;
   std::string model_text;
@@ -47,7 +47,7 @@ struct RaceOptions {
   bool prove = true;
 };
 
-reports::RaceHeat run_heat(const Heat& heat, const RaceOptions& options);
+reports::RaceGroupResult run_group(const RaceGroup& group, const RaceOptions& options);
 // Bytes a second, one way, between two ranks of the program `worker`.
 double measure_bandwidth(const std::string& worker, const std::string& scratch);
 

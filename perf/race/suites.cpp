@@ -11,16 +11,16 @@ constexpr const char* kDdp = "DDP";
 constexpr const char* kAlone = "LibTorch alone";
 constexpr const char* kPyTorch = "PyTorch alone";
 
-// Contestants of one heat, in the order of the tables.
+// Contestants of one group, in the order of the tables.
 class Field {
  public:
-  Field(const Programs& programs, Heat& heat) : programs_(programs), heat_(heat) {}
+  Field(const Programs& programs, RaceGroup& group) : programs_(programs), group_(group) {}
 
   void alone() {
     Contestant libtorch{kAlone, {programs_.worker}, {{"work", "libtorch"}}, true, true};
-    heat_.contestants.push_back(libtorch);
+    group_.contestants.push_back(libtorch);
     if (!programs_.peers.empty()) peer(kPyTorch, {{"peer", "plain"}}).is_alone = true;
-    if (heat_.base.empty()) heat_.base = programs_.peers.empty() ? kAlone : kDdp;
+    if (group_.base.empty()) group_.base = programs_.peers.empty() ? kAlone : kDdp;
   }
   void peers(bool with_deepspeed = true) {
     if (programs_.peers.empty()) return;
@@ -30,12 +30,12 @@ class Field {
       peer("DeepSpeed stage " + std::to_string(stage), {{"peer", "deepspeed"}, {"stage", stage}});
     // Stage 3 puts a linear layer of its own in place of torch's: a product, then the bias, as the
     // reference has it.
-    if (with_deepspeed) heat_.contestants.back().contributions_of.clear();
+    if (with_deepspeed) group_.contestants.back().contributions_of.clear();
   }
   void engine(int stage, const std::string& suffix = "", const json& more = json::object()) {
-    heat_.contestants.push_back(
+    group_.contestants.push_back(
         engine_contestant("Equigrad stage " + std::to_string(stage) + suffix, programs_,
-                          engine_config(stage, heat_.batch, heat_.accumulation, more)));
+                          engine_config(stage, group_.batch, group_.accumulation, more)));
   }
   void engine_stages(const std::string& suffix = "", const json& more = json::object()) {
     for (int stage = 0; stage <= 3; ++stage) engine(stage, suffix, more);
@@ -45,12 +45,12 @@ class Field {
   Contestant& peer(const std::string& name, const json& settings) {
     Contestant contestant{name, {programs_.peers, programs_.peer_script}, settings, false, false};
     if (name != kPyTorch) contestant.contributions_of = kPyTorch;
-    heat_.contestants.push_back(contestant);
-    return heat_.contestants.back();
+    group_.contestants.push_back(contestant);
+    return group_.contestants.back();
   }
 
   const Programs& programs_;
-  Heat& heat_;
+  RaceGroup& group_;
 };
 
 std::string model_text(const json& model) {
@@ -61,14 +61,14 @@ std::string model_text(const json& model) {
          ", vocabulary " + model.at("vocabulary").dump();
 }
 
-Heat heat_of(const std::string& name, const json& model, int rounds, int steps) {
-  Heat heat;
-  heat.name = name;
-  heat.model = model;
-  heat.model_text = model_text(model);
-  heat.rounds = rounds;
-  heat.steps = steps;
-  return heat;
+RaceGroup group_of(const std::string& name, const json& model, int rounds, int steps) {
+  RaceGroup group;
+  group.name = name;
+  group.model = model;
+  group.model_text = model_text(model);
+  group.rounds = rounds;
+  group.steps = steps;
+  return group;
 }
 
 json dots(int count, int width) { return {{"kind", "dots"}, {"count", count}, {"width", width}}; }
@@ -83,12 +83,12 @@ json paged(int64_t live_numel) {
             {"stage3_param_persistence_threshold", 10'000}}}};
 }
 
-void everyone(const Programs& programs, Heat& heat) {
-  Field field(programs, heat);
+void everyone(const Programs& programs, RaceGroup& group) {
+  Field field(programs, group);
   field.alone();
   field.peers();
   field.engine_stages();
-  if (heat.model.at("kind") == "gpt") {
+  if (group.model.at("kind") == "gpt") {
     field.engine(1, ", native", {{"reduction", "native"}});
     field.engine(2, ", native", {{"reduction", "native"}});
     field.engine(2, ", exact", {{"reduction", "exact"}});
@@ -98,35 +98,35 @@ void everyone(const Programs& programs, Heat& heat) {
   }
 }
 
-std::vector<Heat> targets(const Programs& programs) {
-  std::vector<Heat> heats = {
-      heat_of("0.17 M", gpt(10, 16, 2, 128, 4096), 11, 10),
-      heat_of("5.3 M", gpt(4, 256, 8, 128, 4096), 13, 3),
-      heat_of("29.5 M", gpt(8, 512, 8, 128, 4096), 7, 2),
-      heat_of("1,000 tensors", dots(1000, 16), 11, 10),
+std::vector<RaceGroup> targets(const Programs& programs) {
+  std::vector<RaceGroup> groups = {
+      group_of("0.17 M", gpt(10, 16, 2, 128, 4096), 11, 10),
+      group_of("5.3 M", gpt(4, 256, 8, 128, 4096), 13, 3),
+      group_of("29.5 M", gpt(8, 512, 8, 128, 4096), 7, 2),
+      group_of("1,000 tensors", dots(1000, 16), 11, 10),
   };
-  for (auto& heat : heats) everyone(programs, heat);
-  heats[2].at_once = 7;  // about a gigabyte a rank
-  return heats;
+  for (auto& group : groups) everyone(programs, group);
+  groups[2].at_once = 7;  // about a gigabyte a rank
+  return groups;
 }
 
-std::vector<Heat> modes(const Programs& programs) {
-  std::vector<Heat> heats;
+std::vector<RaceGroup> modes(const Programs& programs) {
+  std::vector<RaceGroup> groups;
   const json small = gpt(2, 64, 4, 64, 512);
   for (const int world : {1, 2, 4}) {
-    auto heat = heat_of("small, fp32, ranks " + std::to_string(world), small, 9, 6);
-    heat.world = world;
-    Field field(programs, heat);
+    auto group = group_of("small, fp32, ranks " + std::to_string(world), small, 9, 6);
+    group.world = world;
+    Field field(programs, group);
     field.alone();
     field.peers(world > 1);
     field.engine_stages();
     field.engine_stages(", native", {{"reduction", "native"}});
     field.engine_stages(", exact", {{"reduction", "exact"}});
-    heats.push_back(heat);
+    groups.push_back(group);
   }
-  auto heat = heat_of("small, bf16, ranks 2", small, 9, 4);
-  heat.bf16 = true;
-  Field field(programs, heat);
+  auto group = group_of("small, bf16, ranks 2", small, 9, 4);
+  group.bf16 = true;
+  Field field(programs, group);
   field.alone();
   field.peers();
   const json bf16 = {{"bf16", {{"enabled", true}}}};
@@ -136,23 +136,23 @@ std::vector<Heat> modes(const Programs& programs) {
                       {"bf16_master_weights_and_grads", true},
                       {"bf16_optimizer_states", true}}}};
   for (const int stage : {2, 3}) field.engine(stage, ", bf16 states", low);
-  heats.push_back(heat);
-  return heats;
+  groups.push_back(group);
+  return groups;
 }
 
 // Heats that differ in one number; their names are "<series> <number>".
-std::vector<Heat> scaling(const Programs& programs) {
-  std::vector<Heat> heats;
+std::vector<RaceGroup> scaling(const Programs& programs) {
+  std::vector<RaceGroup> groups;
   const auto add = [&](const std::string& name, const json& model, int rounds, int steps, int world,
                        int64_t accumulation, const json& more) {
-    auto heat = heat_of(name, model, rounds, steps);
-    heat.world = world;
-    heat.accumulation = accumulation;
-    Field field(programs, heat);
+    auto group = group_of(name, model, rounds, steps);
+    group.world = world;
+    group.accumulation = accumulation;
+    Field field(programs, group);
     field.alone();
     field.peers(false);
     field.engine_stages("", more);
-    heats.push_back(heat);
+    groups.push_back(group);
   };
   const json none = json::object(), small = gpt(2, 64, 4, 64, 512),
              medium = gpt(2, 128, 4, 64, 1024);
@@ -169,14 +169,14 @@ std::vector<Heat> scaling(const Programs& programs) {
     add("bucket " + std::to_string(bucket), medium, 5, 4, 2, 1,
         {{"zero_optimization",
           {{"reduce_bucket_size", bucket}, {"allgather_bucket_size", bucket}}}});
-  return heats;
+  return groups;
 }
 
-std::vector<Heat> smoke(const Programs& programs) {
-  std::vector<Heat> heats = {heat_of("small", gpt(2, 64, 4, 64, 512), 3, 2),
-                             heat_of("100 tensors", dots(100, 16), 3, 2)};
-  for (auto& heat : heats) everyone(programs, heat);
-  return heats;
+std::vector<RaceGroup> smoke(const Programs& programs) {
+  std::vector<RaceGroup> groups = {group_of("small", gpt(2, 64, 4, 64, 512), 3, 2),
+                                   group_of("100 tensors", dots(100, 16), 3, 2)};
+  for (auto& group : groups) everyone(programs, group);
+  return groups;
 }
 
 }  // namespace
@@ -213,12 +213,12 @@ const std::vector<std::string>& suite_names() {
   return names;
 }
 
-std::vector<Heat> make_suite(const std::string& name, const Programs& programs,
-                             const SuiteOptions& options) {
-  std::vector<Heat> all;
-  const auto add = [&](const std::string& suite, std::vector<Heat> heats) {
+std::vector<RaceGroup> make_suite(const std::string& name, const Programs& programs,
+                                  const SuiteOptions& options) {
+  std::vector<RaceGroup> all;
+  const auto add = [&](const std::string& suite, std::vector<RaceGroup> groups) {
     if (name == suite || (name == "all" && suite != "smoke"))
-      all.insert(all.end(), heats.begin(), heats.end());
+      all.insert(all.end(), groups.begin(), groups.end());
   };
   add("targets", targets(programs));
   add("modes", modes(programs));
@@ -227,10 +227,10 @@ std::vector<Heat> make_suite(const std::string& name, const Programs& programs,
   if (all.empty())
     throw std::runtime_error("[race] expected all, targets, modes, scaling or smoke, got " + name +
                              ".");
-  std::vector<Heat> wanted;
-  for (auto& heat : all) {
-    if (options.rounds > 0) heat.rounds = options.rounds;
-    if (heat.name.find(options.filter) != std::string::npos) wanted.push_back(heat);
+  std::vector<RaceGroup> wanted;
+  for (auto& group : all) {
+    if (options.rounds > 0) group.rounds = options.rounds;
+    if (group.name.find(options.filter) != std::string::npos) wanted.push_back(group);
   }
   return wanted;
 }

@@ -26,11 +26,11 @@ struct Programs {
 
 struct SuiteOptions {
   int rounds = 0;      // 0: the suite's own
-  std::string filter;  // heats whose name contains it
+  std::string filter;  // groups whose name contains it
 };
 
-std::vector<Heat> make_suite(const std::string& name, const Programs& programs,
-                             const SuiteOptions& options);
+std::vector<RaceGroup> make_suite(const std::string& name, const Programs& programs,
+                                  const SuiteOptions& options);
 const std::vector<std::string>& suite_names();
 
 // The engine with a configuration: "zero_optimization" and top-level keys over the usual ones.

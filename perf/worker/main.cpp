@@ -22,7 +22,7 @@
 #include "conformance/oracle/tensor_file.hpp"
 #include "perf/worker/allocations.hpp"
 #include "perf/worker/channel.hpp"
-#include "perf/worker/counting_wire.hpp"
+#include "perf/worker/counting_communicator.hpp"
 #include "perf/worker/operators.hpp"
 #include "perf/worker/process_bytes.hpp"
 #include "perf/worker/work.hpp"
@@ -43,7 +43,8 @@ double cpu_seconds() {
 class Worker {
  public:
   Worker(int rank, int world, const std::string& rendezvous)
-      : rank_(rank), wire_(comm::connect_gloo(rank, world, rendezvous, std::chrono::minutes(10))) {}
+      : rank_(rank),
+        communicator_(comm::connect_gloo(rank, world, rendezvous, std::chrono::minutes(10))) {}
 
   json serve(const json& request) {
     const std::string verb = request.at("do");
@@ -69,16 +70,18 @@ class Worker {
       install_operator_counter();
     }
     // Only a counted run goes through the wrapper: a timed one is as users have it.
-    const WireFault fault{faults.value("sleep_us", int64_t{0}), faults.value("waits", false),
-                          faults.value("copies", false), faults.value("one_more", false)};
-    std::shared_ptr<comm::Communicator> wire = wire_;
+    const CommunicationFault fault{faults.value("sleep_us", int64_t{0}),
+                                   faults.value("waits", false), faults.value("copies", false),
+                                   faults.value("one_more", false)};
+    std::shared_ptr<comm::Communicator> communicator = communicator_;
     if (counting_ || fault.sleep_us > 0 || fault.waits || fault.copies || fault.one_more)
-      wire = counting_wire_ = std::make_shared<CountingWire>(wire_, fault);
+      communicator = counting_communicator_ =
+          std::make_shared<CountingCommunicator>(communicator_, fault);
     work_.reset();
     barrier();
     forget_peak();
     base_bytes_ = status_bytes("VmRSS");
-    work_ = make_work(request, wire);
+    work_ = make_work(request, communicator);
     forget_peak();  // what the weights' file took is not training's
     return {{"base_bytes", base_bytes_}, {"versions", {{"torch", TORCH_VERSION}}}};
   }
@@ -86,12 +89,12 @@ class Worker {
   // Both ranks send at once, and each takes what the other sends.
   json bandwidth(const json& request) {
     const auto block =
-        at::zeros({wire_->world_size() * request.at("bytes").get<int64_t>()}, at::kByte);
+        at::zeros({communicator_->world_size() * request.at("bytes").get<int64_t>()}, at::kByte);
     const auto into = at::empty_like(block);
-    wire_->all_to_all(into, block)->wait();  // the memory is there
+    communicator_->all_to_all(into, block)->wait();  // the memory is there
     barrier();
     const auto begin = Clock::now();
-    wire_->all_to_all(into, block)->wait();
+    communicator_->all_to_all(into, block)->wait();
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     return {{"bytes_per_s", request.at("bytes").get<double>() / seconds}};
   }
@@ -125,7 +128,7 @@ class Worker {
     settle();
     const auto before = allocations();
     const int64_t sent_before = sent_bytes();
-    if (counting_wire_) counting_wire_->reset();
+    if (counting_communicator_) counting_communicator_->reset();
     const int64_t steps = request.value("steps", int64_t{1});
     for (int64_t i = 0; i < steps; ++i) step();
     const int64_t sent = sent_bytes() - sent_before;
@@ -133,10 +136,10 @@ class Worker {
     settle();
     const auto after = allocations();
     json answer = {{"steps", steps}, {"wire_bytes", sent}, {"ledger", work_->ledger()}};
-    if (!counting_wire_) return answer;
-    answer["collectives"] = counting_wire_->counts().collectives;
-    answer["overlapped"] = counting_wire_->counts().overlapped;
-    answer["payload_bytes"] = counting_wire_->counts().bytes;
+    if (!counting_communicator_) return answer;
+    answer["collectives"] = counting_communicator_->counts().collectives;
+    answer["overlapped"] = counting_communicator_->counts().overlapped;
+    answer["payload_bytes"] = counting_communicator_->counts().bytes;
     answer["allocations"] = counted.count - before.count;
     answer["allocated_bytes"] = counted.bytes - before.bytes;
     answer["grown_count"] = after.live_count - before.live_count;
@@ -186,11 +189,11 @@ class Worker {
     }
   }
 
-  void barrier() { comm::exchange(*wire_, at::zeros({1}, at::kLong)); }
+  void barrier() { comm::exchange(*communicator_, at::zeros({1}, at::kLong)); }
 
   int rank_;
-  std::shared_ptr<comm::Communicator> wire_;
-  std::shared_ptr<CountingWire> counting_wire_;
+  std::shared_ptr<comm::Communicator> communicator_;
+  std::shared_ptr<CountingCommunicator> counting_communicator_;
   std::unique_ptr<Work> work_;
   bool counting_ = false;
   int64_t base_bytes_ = 0, step_sleep_us_ = 0, leak_bytes_ = 0;

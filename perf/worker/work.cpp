@@ -23,15 +23,15 @@ void begin(const Work::Enter& enter, const char* phase) {
 }
 
 // Says when parameters are read, and when their gradients are there.
-class Course final : public parameter::OperatorListener {
+class StepObserver final : public parameter::OperatorListener {
  public:
-  Course(const std::vector<at::Tensor>& parameters, const Work::Enter& enter)
+  StepObserver(const std::vector<at::Tensor>& parameters, const Work::Enter& enter)
       : parameters_(parameters), enter_(enter), observation_(*this, parameters) {
     for (std::size_t i = 0; i < parameters.size(); ++i)
       torch::autograd::impl::set_post_acc_grad_hooks(parameters[i],
                                                      std::make_unique<Arrival>(enter, i));
   }
-  ~Course() override {
+  ~StepObserver() override {
     for (const auto& parameter : parameters_)
       torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
   }
@@ -150,8 +150,8 @@ class Libtorch final : public Work {
 
   void step(const Enter& enter) override {
     {
-      std::optional<Course> course;
-      if (enter) course.emplace(parameters_, enter);
+      std::optional<StepObserver> observer;
+      if (enter) observer.emplace(parameters_, enter);
       backward(enter);
     }
     begin(enter, "step");

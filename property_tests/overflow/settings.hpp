@@ -32,9 +32,10 @@ inline Mode mode_of(const json& one) {
   const auto window = [&](at::ScalarType own) { return one.at("fp32_sums") ? at::kFloat : own; };
   if (name == "bf16") return {at::kBFloat16, window(at::kBFloat16)};
   if (name == "autocast") return {at::kFloat, at::kFloat, at::kFloat, true, Policy::GradScaler};
-  if (name == "fp16-masters") return {at::kHalf, at::kHalf, at::kHalf, false, Policy::Zero};
+  if (name == "fp16-masters") return {at::kHalf, at::kHalf, at::kHalf, false, Policy::DeepSpeed};
   const bool fixed = name == "fp16-static";
-  return {at::kHalf, window(at::kHalf), at::kFloat, false, fixed ? Policy::Static : Policy::Zero};
+  return {at::kHalf, window(at::kHalf), at::kFloat, false,
+          fixed ? Policy::Static : Policy::DeepSpeed};
 }
 
 inline DataType name_of(at::ScalarType type) {
@@ -45,10 +46,10 @@ inline LossScaleConfig scale_of(const json& one, reference::LossScaleSpec::Polic
   using Policy = reference::LossScaleSpec::Policy;
   using Config = LossScaleConfig::Policy;
   LossScaleConfig scale;
-  scale.policy = policy == Policy::None     ? Config::None
-                 : policy == Policy::Static ? Config::Static
-                 : policy == Policy::Zero   ? Config::DeepSpeed
-                                            : Config::GradScaler;
+  scale.policy = policy == Policy::None        ? Config::None
+                 : policy == Policy::Static    ? Config::Static
+                 : policy == Policy::DeepSpeed ? Config::DeepSpeed
+                                               : Config::GradScaler;
   scale.initial_scale_power = one.at("power");
   scale.static_scale = std::ldexp(1.0, one.at("power").get<int>());
   scale.loss_scale_window = one.at("window");

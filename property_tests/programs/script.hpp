@@ -1,125 +1,128 @@
-// Script: wishes made into a program of calls that are legal, and of misuse that must be refused.
+// Script: command seeds made into a program of calls that are legal, and of misuse that must be
+// refused.
 //
-//   Wish {kind, a, b, c, d} --Script::add--> {"call": "backward", "slots": [0], "style": 2, ...}
+//   CommandSeed {kind, a, b, c, d} --Script::add--> {"call": "backward", "slots": [0], ...}
 //
-// Invariants: any list of wishes gives a program, so any wish can be left out of one. A call says
-// all that a player needs: players keep no rules of their own. Every rank makes the same calls.
-// Graphs are kept until the weights change, as torch demands.
-// Units: slots are places for a forward's output and loss; batches are numbered from 0.
-// Errors: none.
-// Depends on: wishes.hpp. No torch.
+// A wish is what is drawn and shrunk, before it is known what it means at its place in a program.
+//
+// Invariants: any list of command seeds gives a program, so any of them can be left out of one; 0
+// is the simplest of every argument. A call says all that a player needs: players keep no rules of
+// their own. Every rank makes the same calls. Graphs are kept until the weights change, as torch
+// demands.
+// Units: a setting's "extras" is a set of the bits of Extras; slots are places for a forward's
+// output and loss; batches are numbered from 0.
+// Errors: none.   Depends on: nlohmann-json. No torch.
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
-
-#include "property_tests/programs/wishes.hpp"
 
 namespace equigrad::property_tests::programs {
 
+using nlohmann::json;
+
+// Bits of a setting's "extras".
+enum Extras {
+  kHeads = 1,
+  kBias = 2,
+  kScalar = 4,
+  kTied = 8,
+  kFrozen = 16,
+  kEmpty = 32,
+  kNever = 64,
+  kNests = 128  // activation checkpointing by a backward inside of the backward
+};
+
+enum class Kind {
+  Backward,
+  Step,
+  Forward,
+  ZeroGrad,
+  Boundary,
+  Get,
+  Set,
+  NoSync,
+  BatchSize,
+  Throw,
+  Twice,
+  Misuse,
+  Look,
+  Grad
+};
+
+struct CommandSeed {
+  int kind, a, b, c, d;  // a place in kKinds; 0 is the simplest of everything
+};
+constexpr int kArguments = 60;
+
+// Some kinds are drawn more often than others.
+constexpr std::array kKinds = {
+    Kind::Backward, Kind::Backward, Kind::Backward, Kind::Backward,  Kind::Backward, Kind::Backward,
+    Kind::Step,     Kind::Step,     Kind::Step,     Kind::Step,      Kind::Step,     Kind::Forward,
+    Kind::Forward,  Kind::ZeroGrad, Kind::Boundary, Kind::Get,       Kind::Get,      Kind::Set,
+    Kind::Set,      Kind::NoSync,   Kind::NoSync,   Kind::BatchSize, Kind::Throw,    Kind::Throw,
+    Kind::Throw,    Kind::Throw,    Kind::Set,      Kind::Twice,     Kind::Misuse,   Kind::Misuse,
+    Kind::Look,     Kind::Grad};
+
+// Parameters that are trained and not empty.
+std::vector<std::string> trained(const json& setting);
+std::vector<std::string> state_names(const json& setting);
+// The way through the model that a forward takes on this rank.
+int branch_of(const json& call, int rank);
+
 class Script {
  public:
-  explicit Script(const json& setting)
-      : world_(setting.at("world")),
-        stage_(setting.at("stage")),
-        accumulation_(setting.at("accumulation")),
-        fp16_(setting.at("precision") == 2),
-        pair_(setting.at("pair") != 0),
-        frozen_((setting.at("extras").get<int>() & kFrozen) != 0),
-        names_(trained(setting)),
-        states_(state_names(setting)) {}
+  explicit Script(const json& setting);
 
-  void add(const Wish& wish) {
-    switch (kKinds[static_cast<std::size_t>(wish.kind)]) {
-      case Kind::Backward:
-        return backward(wish);
-      case Kind::Step:
-        return step(wish);
-      case Kind::Forward:
-        return forward(wish.b % 3, wish.d);
-      case Kind::ZeroGrad:
-        return emit({{"call", "zero_grad"}});
-      case Kind::Boundary:
-        return boundary(wish);
-      case Kind::Get:
-        return access("get", wish);
-      case Kind::Set:
-        return access("set", wish);
-      case Kind::NoSync:
-        return no_sync(wish);
-      case Kind::BatchSize:
-        return batch_size(wish);
-      case Kind::Throw:
-        return throwing(wish);
-      case Kind::Twice:
-        return twice(wish);
-      case Kind::Misuse:
-        return misuse(wish);
-      case Kind::Look:
-        return look(wish);
-      case Kind::Grad:
-        return emit({{"call", "grad"}, {"batch", batches_++}});
-    }
-  }
-
+  void add(const CommandSeed& drawn);
   // With a last look at everything.
-  json finish() {
-    emit({{"call", "end"}});
-    return std::exchange(calls_, json::array());
-  }
+  json finish();
 
  private:
+  // What of the setting decides which calls are legal.
+  struct Rules {
+    int world, stage;
+    bool fp16, pair, frozen;
+    std::vector<std::string> names, states;
+  };
   struct Slot {
     bool live = false, nothing = false;  // `nothing`: reaches no parameter on some rank
   };
+  struct Window {
+    int steps = 0;            // calls of step() since the last boundary
+    int least = 0, most = 0;  // passes since the last step(), of the rank with fewest and most
+    bool guarded = false;     // in no_sync()
+    std::optional<bool> boundary;
+  };
 
-  void emit(json call) { calls_.push_back(std::move(call)); }
-  void refuse(const std::string& what) { emit({{"call", "refuse"}, {"what", what}}); }
-  const std::string& name(int which) const {
-    return names_[static_cast<std::size_t>(which) % names_.size()];
-  }
-  void count_pass() { ++least_, ++most_; }
-  int engine(int which) const { return pair_ ? which % 2 : 0; }
+  void emit(json call);
+  void refuse(const std::string& what);
+  void count_pass();
+  int engine(int which) const;
 
   void forward(int slot, int way);
-  void backward(const Wish& wish);
-  void step(const Wish& wish);
-  void boundary(const Wish& wish);
-  void end_no_sync() {
-    guarded_ = false;
-    emit({{"call", "end_no_sync"}});
-  }
-  void no_sync(const Wish& wish);
-  void batch_size(const Wish& wish);
-  void throwing(const Wish& wish);
-  void twice(const Wish& wish) {
-    emit({{"call", "twice"},
-          {"style", wish.a % 4},
-          {"batch", batches_++},
-          {"branch", wish.b % 4},
-          {"engine", engine(wish.d)}});
-    count_pass();
-  }
+  void backward(const CommandSeed& drawn);
+  void step(const CommandSeed& drawn);
+  void boundary(const CommandSeed& drawn);
+  void no_sync(const CommandSeed& drawn);
+  void end_no_sync();
+  void batch_size(const CommandSeed& drawn);
+  void throwing(const CommandSeed& drawn);
+  void twice(const CommandSeed& drawn);
+  void look(const CommandSeed& drawn);
+  void access(const std::string& call, const CommandSeed& drawn);
+  void misuse(const CommandSeed& drawn);
 
-  void look(const Wish& wish) {
-    emit({{"call", "look"}, {"alone", wish.a % 2 == 1}, {"batch", batches_++}});
-  }
-
-  void access(const std::string& call, const Wish& wish);
-  void misuse(const Wish& wish);
-
-  int world_, stage_, accumulation_;
-  bool fp16_, pair_, frozen_;
-  std::vector<std::string> names_, states_;
+  Rules rules_;
+  int accumulation_;
   json calls_ = json::array();
   std::array<Slot, 3> slots_;
-  int batches_ = 0, values_ = 0, in_window_ = 0;
-  int least_ = 0, most_ = 0;  // passes since the last step(), of the rank with fewest and with most
-  bool guarded_ = false;
-  std::optional<bool> boundary_;
+  int batches_ = 0, values_ = 0;
+  Window window_;
 };
 
 }  // namespace equigrad::property_tests::programs

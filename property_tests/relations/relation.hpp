@@ -12,7 +12,6 @@
 
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "property_tests/relations/session.hpp"
@@ -31,7 +30,7 @@ struct Relation {
   std::function<bool(const json& one)> guard;  // whether the setting is one of the relation's
   std::function<std::string(const json& one, Runs& runs)> check;
   std::vector<std::string>
-      catches;  // of the catalogue, or of local_faults.hpp: that it has been seen to catch
+      catches;  // of the catalogue, or of planted.hpp: that it has been seen to catch
 };
 
 inline bool always(const json&) { return true; }
@@ -42,16 +41,8 @@ class Runs {
   Runs(const json& one, RankContext& ranks) : context(ranks), one_(one) {}
   RankContext& context;
 
-  Record train(const json& one, const Way& way = {}) {
-    if (way.world != 0 && context.rank() >= way.world) return {};
-    Session session(one, context, way);
-    session.train();
-    return session.record;
-  }
-  const Record& plain() {
-    if (plain_.digests.empty()) plain_ = train(one_);
-    return plain_;
-  }
+  Record train(const json& one, const Way& way = {});
+  const Record& plain();
 
  private:
   const json& one_;
@@ -68,28 +59,11 @@ inline bool is_not_observed(const std::string& key) {
 }
 
 // The first thing in which two runs part, of those that `keep` wants; "" if in nothing.
-inline std::string parted(const Record& one, const Record& other, const Keep& keep = nullptr) {
-  if (one.digests.empty() || other.digests.empty()) return "";  // not a rank of both
-  int compared = 0;
-  for (const auto& [key, digest] : one.digests) {
-    if (keep && !keep(key)) continue;
-    ++compared;
-    const auto found = other.digests.find(key);
-    if (found == other.digests.end()) return "only one has " + key;
-    if (found->second != digest) return "they part in " + key;
-  }
-  for (const auto& [key, digest] : other.digests)
-    if ((!keep || keep(key)) && !one.digests.contains(key)) return "only the other has " + key;
-  return compared > 0 ? "" : "nothing was compared";
-}
+std::string parted(const Record& one, const Record& other, const Keep& keep = nullptr);
 
 using Pass = std::function<void(Session&, const Source&)>;
 // With this pass everything is as in the plain run.
-inline std::string as_plain(const json& one, Runs& runs, const Pass& pass) {
-  Way way;
-  way.pass = pass;
-  return parted(runs.train(one, way), runs.plain());
-}
+std::string as_plain(const json& one, Runs& runs, const Pass& pass);
 
 inline json unclipped(const json& one) { return changed(one, "clip", 0.0); }
 

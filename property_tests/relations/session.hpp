@@ -1,133 +1,81 @@
-// Session: one engine on a toy, and a record of everything it computes.
+// Session: one engine on a network, and a record of everything it computes. Way: how a run differs
+// from the plain one.
 //
-// Invariants: a session plants the setting's fault, if no other session has.
-// Shapes: those of way.hpp.   Units: steps and micro-batches count from 0.
+// Invariants: a session plants the setting's fault, if no other session has. A record's digests are
+// sums over the ranks, so they do not depend on who holds what; what every rank holds counts once.
+// Shapes: gradients are this rank's flat shards.   Units: steps and micro-batches count from 0.
 // Errors: those of the engine.
-// Depends on: way.hpp, conformance/faults, conformance/oracle, engine/engine.hpp.
+// Depends on: probe_network.hpp, planted.hpp, conformance/ranks, engine/engine.hpp.
 #pragma once
 
-#include <bit>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "conformance/faults/fault.hpp"
-#include "conformance/oracle/digest.hpp"
+#include "conformance/ranks/rank_context.hpp"
+#include "engine/comm/communicator.hpp"
 #include "engine/engine.hpp"
 #include "property_tests/relations/planted.hpp"
-#include "property_tests/relations/way.hpp"
+#include "property_tests/relations/probe_network.hpp"
 
 namespace equigrad::property_tests::relations {
 
+using conformance::ranks::RankContext;
+
+struct Record {
+  std::map<std::string, uint64_t> digests;      // "1 gradient first"; empty: this rank took no part
+  std::map<std::string, LocalShard> gradients;  // of the first step; copies
+  double norm = 0;                              // of the last step
+  int64_t skipped = 0;
+  std::vector<double> scales;  // after every step
+  float least = 0;             // of all gradients that are not zero, those between layers too
+};
+
+class Session;
+// How a session differs from the plain one.
+struct Way {
+  std::function<void(Session&, const Source&)> pass;  // instead of engine.backward(loss)
+  std::function<Source(Source)> source;               // of the batch
+  std::function<std::shared_ptr<comm::Communicator>(std::shared_ptr<comm::Communicator>)> wrap;
+  double factor = 1;  // gradients are multiplied by it before they are digested
+  int world = 0;      // the first so many ranks; 0: all
+  int steps = 2;
+  bool reversed = false;  // parameters are registered in reverse
+  bool observed = true;
+  std::map<std::string, at::Tensor> start;  // values of parameters; the network's own otherwise
+};
+
 class Session {
  public:
-  Toy toy;
+  ProbeNetwork network;
   Record record;
 
-  Session(const json& one, RankContext& context, const Way& way)
-      : toy(one, way.reversed),
-        one_(one),
-        way_(way),
-        rank_(context.rank()),
-        world_(way.world != 0 ? way.world : context.world_size()),
-        moment_(std::make_shared<conformance::faults::Moment>()),
-        group_(context.group(world_)),
-        planted_(one.value("fault", ""), rank_, world_, moment_, names_of(toy)) {
-    auto wire = way.wire ? way.wire(group_) : group_;
-    wire = planted_.wire(wire);
-    {
-      const at::NoGradGuard no_grad;
-      for (const auto& [name, value] : way.start) at::Tensor(toy[name]).copy_(value);
-    }
-    engine = initialize({ParameterGroup{toy.parameters, {}, {}}}, config_of(one, world_), wire);
-    begin({0, rank_, 0});
-  }
+  Session(const json& one, RankContext& context, const Way& way);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  at::ScalarType dtype() const { return torch_dtype(engine->config().precision.param); }
-  at::Tensor output(const Source& from, bool checkpointed = false) const {
-    return toy.output(toy.input(from, dtype()), checkpointed);
-  }
-  at::Tensor loss(const Source& from) const { return toy.loss(output(from), toy.target(from)); }
-  void begin(const Source& from) { *moment_ = {from.step, from.micro}; }
+  at::ScalarType dtype() const;
+  at::Tensor output(const Source& from, bool checkpointed = false) const;
+  at::Tensor loss(const Source& from) const;
   const std::shared_ptr<comm::Communicator>& group() const { return group_; }
 
-  void train() {
-    for (int step = 0; step < way_.steps; ++step) this->step(step);
-    finish();
-  }
-  void step(int step) {
-    observe(step);
-    for (int micro = 0; micro < gas_of(one_); ++micro) micro_batch({step, rank_, micro});
-    after(step);
-  }
-  void micro_batch(const Source& at) {
-    begin(at);
-    const auto from = way_.source ? way_.source(at) : at;
-    if (way_.pass) {
-      way_.pass(*this, from);
-    } else {
-      engine->backward(loss(from));
-    }
-    engine->step();
-  }
-  void observe(int step) {
-    if (!way_.observed) return;
-    engine->on_step([this, step](const std::vector<LocalShard>& shards) {
-      for (const auto& shard : shards) {
-        if (!shard.gradient.defined()) continue;
-        const auto gradient = shard.gradient * way_.factor;
-        add(step, "gradient " + shard.name, shard.begin, gradient, speaks());
-        if (step == 0) {
-          auto& copy = record.gradients[shard.name] = shard;
-          copy.gradient = shard.gradient.clone();
-        }
-      }
-    });
-  }
-  void after(int step) {
-    record.norm = engine->get_global_grad_norm().value_or(-1);
-    record.skipped = engine->counters().skipped_steps;
-    record.scales.push_back(engine->loss_scale());
-    add(step, "norm", 0, at::full({1}, record.norm * way_.factor, at::kDouble), rank_ == 0);
-    add(step, "scale", 0, at::full({1}, engine->loss_scale(), at::kDouble), rank_ == 0);
-    for (const auto& shard : engine->local_shards()) {
-      add(step, "master " + shard.name, shard.begin, shard.master, speaks());
-      for (const auto& [name, state] : shard.state)
-        add(step, "state " + shard.name + " " + name, shard.begin, state, speaks());
-    }
-    for (const auto& parameter : toy.parameters)
-      add(step, "parameter " + parameter.name, 0, engine->full_parameter(parameter.name).flatten(),
-          rank_ == 0);
-  }
+  // All of the way's steps; or one of them, or one micro-batch, and finish() at the end.
+  void train();
+  void step(int step);
+  void micro_batch(const Source& at);
+  // The pieces of a step, for two sessions under one loss.
+  void observe(int step);
+  void begin(const Source& from) { *moment_ = {from.step, from.micro}; }
+  void after(int step);
   // The sums over the ranks, and the least of all gradients on any of them.
-  const Record& finish() {
-    auto mine = at::zeros({static_cast<int64_t>(record.digests.size()) + 1}, at::kLong);
-    int64_t i = 0;
-    for (const auto& [key, digest] : record.digests) mine[i++] = static_cast<int64_t>(digest);
-    mine[i] = std::bit_cast<int32_t>(toy.least);  // in the order of the numbers, which are positive
-    const auto all = comm::exchange(*group_, mine);
-    i = 0;
-    for (auto& [key, digest] : record.digests)
-      digest = static_cast<uint64_t>(all.select(1, i++).sum().item<int64_t>());
-    toy.least = std::bit_cast<float>(all.select(1, i).min().item<int32_t>());
-    record.least = toy.least;
-    return record;
-  }
+  const Record& finish();
 
  private:
-  static std::vector<std::string> names_of(const Toy& toy) {
-    std::vector<std::string> names;
-    for (const auto& parameter : toy.parameters) names.push_back(parameter.name);
-    return names;
-  }
-  // At stage 0 every rank holds everything: rank 0 speaks for all.
-  bool speaks() const { return stage_of(one_) > 0 || rank_ == 0; }
-  void add(int step, const std::string& what, int64_t begin, const at::Tensor& values, bool count) {
-    auto& digest = record.digests[std::to_string(step + 1) + " " + what];
-    if (count) digest += conformance::oracle::digest(what, 0, begin, values);
-  }
+  bool speaks() const;
+  void add(int step, const std::string& what, int64_t begin, const at::Tensor& values, bool count);
 
   json one_;
   Way way_;

@@ -2,64 +2,28 @@
 //
 // Invariants: every relation is there once, by a number that stays its own. Open, and in
 // no row: 39 (save, kill, resume: the engine writes no checkpoint files).
-// Units, errors: those of relation.hpp.   Depends on: the other headers of this folder.
+// Units, errors: those of relation.hpp.   Depends on: relation.hpp.
 #pragma once
 
-#include <algorithm>
+#include <vector>
 
-#include "property_tests/relations/bounded_relations.hpp"
-#include "property_tests/relations/fingerprint.hpp"
-#include "property_tests/relations/gather_relations.hpp"
-#include "property_tests/relations/lattice.hpp"
-#include "property_tests/relations/loss_relations.hpp"
-#include "property_tests/relations/pass_relations.hpp"
-#include "property_tests/relations/reduction_relations.hpp"
-#include "property_tests/relations/station_relations.hpp"
-#include "property_tests/relations/step_relations.hpp"
+#include "property_tests/relations/relation.hpp"
 
 namespace equigrad::property_tests::relations {
 
-inline const std::vector<Relation>& table() {
-  static const std::vector<Relation> all = [] {
-    std::vector<Relation> rows;
-    for (const auto group :
-         {loss_relations, pass_relations, bounded_relations, reduction_relations, gather_relations,
-          lattice_relations, fingerprint_relations, station_relations, step_relations}) {
-      auto some = group();
-      std::move(some.begin(), some.end(), std::back_inserter(rows));
-    }
-    std::sort(rows.begin(), rows.end(),
-              [](const Relation& a, const Relation& b) { return a.number < b.number; });
-    return rows;
-  }();
-  return all;
-}
-
+const std::vector<Relation>& table();
 // Settings between them in which every guard holds.
-inline std::vector<json> grid() {
-  std::vector<json> all;
-  for (int i = 0; i < 12; ++i) {
-    const int dtype = i % 3;
-    const int gases[] = {2, 1, 3, 4};
-    const int64_t buckets[] = {20, 1000, 7, 45};
-    all.push_back({{"world", 2 + (i / 2) % 3},
-                   {"stage", i % 4},
-                   {"gas", gases[i / 3]},
-                   {"dtype", dtype},
-                   {"wide_sums", dtype == kFp32 || i % 2 == 0},
-                   {"model", i % 5 % 3},
-                   {"rule", i / 4},
-                   {"clip", i % 2 == 0 ? 0.05 : 0.0},
-                   {"decay", 0.1},
-                   {"momentum", i % 2 == 0 ? 0.0 : 0.9},
-                   {"schedule", {buckets[i % 4], buckets[(i + 1) % 4], 40, i % 2 * 10, 1000, 1000}},
-                   {"seed", 100 + 7 * i}});
-  }
-  // Two ranks of stage 0 gather nothing: relations of gathers whose guard takes the first setting's
-  // model only are tried on three ranks of stage 2.
-  all.push_back(all[0]);
-  all.back().update({{"world", 3}, {"stage", 2}});
-  return all;
-}
+std::vector<json> grid();
+
+// Its pieces, each in its source.
+std::vector<Relation> loss_relations();  // pass_relations.cpp
+std::vector<Relation> pass_relations();
+std::vector<Relation> bounded_relations();
+std::vector<Relation> lattice_relations();  // reduction_relations.cpp
+std::vector<Relation> reduction_relations();
+std::vector<Relation> gather_relations();
+std::vector<Relation> fingerprint_relations();  // fingerprint.cpp
+std::vector<Relation> station_relations();      // step_relations.cpp
+std::vector<Relation> step_relations();
 
 }  // namespace equigrad::property_tests::relations

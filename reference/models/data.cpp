@@ -90,9 +90,9 @@ Data::Data(std::string text, Images images) : text_(std::move(text)), images_(st
 
 Batch Data::make_batch(const std::string& model, const Draw& draw) const {
   if (model == "gpt") return text_batch(2, 16, draw);
-  if (model == "nasty") return nasty_batch(draw);
+  if (model == "irregular") return irregular_batch(draw);
   if (model == "vision") return vision_batch(draw);
-  TORCH_CHECK(model == "conv", "[data] expected gpt, nasty, vision or conv, got ", model, ".");
+  TORCH_CHECK(model == "conv", "[data] expected gpt, irregular, vision or conv, got ", model, ".");
   return conv_batch(draw);
 }
 
@@ -110,7 +110,7 @@ Batch Data::text_batch(int64_t size, int64_t context, const Draw& draw) const {
 }
 
 // Seven bytes as numbers near -3 .. 1; the class is the last byte's remainder.
-Batch Data::nasty_batch(const Draw& draw) const {
+Batch Data::irregular_batch(const Draw& draw) const {
   const Batch bytes = text_batch(3, 7, draw);
   return {(bytes.input - 96).to(at::kFloat) / 32, bytes.target.select(1, 6).remainder(5)};
 }

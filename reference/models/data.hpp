@@ -6,9 +6,9 @@
 // Invariants: within one step no two samples of any two (rank, micro_batch) start at the same byte
 //   or are the same image, as long as there are more of them than samples in the step. Every float
 //   made here is exact in bf16, so a change of dtype is never a change of data.
-// Shapes: gpt input and target [2, 16] int64; nasty input [3, 7] float, target [3] int64 below 5;
-//   vision input [2, 16, 49] float, target [2, 16, 24] float; conv input [4, 1, 28, 28] float,
-//   target [4] int64 below 10.
+// Shapes: gpt input and target [2, 16] int64; irregular input [3, 7] float, target [3] int64 below
+//   5; vision input [2, 16, 49] float, target [2, 16, 24] float; conv input [4, 1, 28, 28]
+//   float, target [4] int64 below 10.
 // Errors: c10::Error for an unreadable file, a bad IDX header, too little data, an unknown model.
 // Depends on: ATen, zlib (IDX files may be gzipped or not).
 #pragma once
@@ -61,7 +61,7 @@ class Data {
   Batch text_batch(int64_t size, int64_t context, const Draw& draw) const;
 
  private:
-  Batch nasty_batch(const Draw& draw) const;
+  Batch irregular_batch(const Draw& draw) const;
   Batch vision_batch(const Draw& draw) const;
   Batch conv_batch(const Draw& draw) const;
 

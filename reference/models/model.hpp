@@ -1,9 +1,9 @@
 // Model: the networks of the zoo, each an ordinary torch::nn::Module with a loss.
 //
 //   gpt     a byte-level GPT: 2 layers, dim 24, 2 heads, context 16; nothing tied
-//   nasty   odd sizes, one tensor under two names, a module used twice, a branch that nobody uses,
-//           a branch that some batches use, a frozen, an empty and a 0-dim parameter, two groups,
-//           a loss term straight on the parameters
+//   irregular  odd sizes, one tensor under two names, a module used twice, a branch that nobody
+//           uses, a branch that some batches use, a frozen, an empty and a 0-dim parameter, two
+//           groups, a loss term straight on the parameters
 //   vision  patches to embeddings [2, 16, 24]; the criterion is a weighted quadratic and a cosine
 //   conv    two strided convolutions and a linear layer, for 10 classes of images
 //

@@ -89,9 +89,9 @@ class Holder : public nn::Module {
 };
 
 // Everything about parameters that is easy to get wrong, in one small network.
-class Nasty : public Model {
+class Irregular : public Model {
  public:
-  Nasty()
+  Irregular()
       : encode_(register_module("encode", std::make_shared<Holder>(at::empty({13, 7})))),
         twice_(register_module("twice", nn::Linear(13, 13))),
         unused_(register_module("unused", nn::Linear(5, 3))),
@@ -219,7 +219,7 @@ std::shared_ptr<Model> initialized(std::shared_ptr<Model> model, uint64_t seed) 
 }  // namespace
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> kNames = {"gpt", "nasty", "vision", "conv"};
+  static const std::vector<std::string> kNames = {"gpt", "irregular", "vision", "conv"};
   return kNames;
 }
 
@@ -229,9 +229,9 @@ std::shared_ptr<Model> make_gpt(const GptOptions& options, uint64_t seed) {
 
 std::shared_ptr<Model> make_model(const std::string& name, uint64_t seed) {
   if (name == "gpt") return make_gpt({.layers = 2, .dim = 24, .heads = 2, .context = 16}, seed);
-  if (name == "nasty") return initialized(std::make_shared<Nasty>(), seed);
+  if (name == "irregular") return initialized(std::make_shared<Irregular>(), seed);
   if (name == "vision") return initialized(std::make_shared<Vision>(), seed);
-  TORCH_CHECK(name == "conv", "[model] expected gpt, nasty, vision or conv, got ", name, ".");
+  TORCH_CHECK(name == "conv", "[model] expected gpt, irregular, vision or conv, got ", name, ".");
   return initialized(std::make_shared<Conv>(), seed);
 }
 

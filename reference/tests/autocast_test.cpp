@@ -157,7 +157,7 @@ TEST(Autocast, ATiedWeightIsSafeIfAllOfItsOwnersAre) {
 
 Recipe recipe_with(const AutocastSpec& spec) {
   Recipe recipe;
-  recipe.order = Order::ReduceThenAdd;
+  recipe.order = SumOrder::ReduceThenAdd;
   recipe.optimizer.lr = 0.01;
   recipe.precision.autocast = spec;
   return recipe;
@@ -168,9 +168,10 @@ Trainer trainer_of(const Recipe& recipe, const std::shared_ptr<Mixed>& model) {
 }
 
 TEST(Autocast, TheModelSeesSafeWeightsAsTheyTravel) {
-  for (const auto wire : {std::optional<at::ScalarType>(), std::optional(at::kHalf)}) {
+  for (const auto communication_dtype :
+       {std::optional<at::ScalarType>(), std::optional(at::kHalf)}) {
     Recipe recipe = recipe_with({.dtype = at::kBFloat16, .safe_modules = {"Linear"}});
-    recipe.precision.communication_dtype = wire;
+    recipe.precision.communication_dtype = communication_dtype;
     const auto sent = at::kBFloat16;  // the communication dtype is that of gradients
     const auto model = std::make_shared<Mixed>();
     const auto given = unique_parameters(*std::make_shared<Mixed>());
@@ -224,21 +225,21 @@ TEST(Autocast, TheTrainersForwardIsUnderIt) {
 
 TEST(Autocast, GradientsOfSafeModulesTravelInItsDtype) {
   Recipe recipe = recipe_with({.dtype = at::kBFloat16, .safe_modules = {"Linear"}});
-  recipe.order = Order::AddThenReduce;
+  recipe.order = SumOrder::AddThenReduce;
   recipe.accumulation_steps = 2;  // a window in fp32 is no longer exact in bf16
   const auto batches = [](int64_t, int64_t, int64_t micro_batch) {
     return Batch{uneven({3, 4}) * static_cast<double>(1 + micro_batch), {}};
   };
-  const auto travels_in = [](const StepRecord& record, const char* name, at::ScalarType dtype) {
+  const auto is_sent_in = [](const StepRecord& record, const char* name, at::ScalarType dtype) {
     const at::Tensor& gradient = record.gradients.at(name);  // halved, which is exact
     return static_cast<bool>(same_bits(gradient.to(dtype).to(at::kFloat), gradient));
   };
   const StepRecord cast = Trainer(recipe, std::make_shared<Mixed>(), batches).train_step();
-  EXPECT_TRUE(travels_in(cast, "first.weight", at::kBFloat16));
-  EXPECT_FALSE(travels_in(cast, "own.weight", at::kBFloat16));
+  EXPECT_TRUE(is_sent_in(cast, "first.weight", at::kBFloat16));
+  EXPECT_FALSE(is_sent_in(cast, "own.weight", at::kBFloat16));
   recipe.precision.communication_dtype = at::kFloat;
   const StepRecord wide = Trainer(recipe, std::make_shared<Mixed>(), batches).train_step();
-  EXPECT_FALSE(travels_in(wide, "first.weight", at::kBFloat16));
+  EXPECT_FALSE(is_sent_in(wide, "first.weight", at::kBFloat16));
 }
 
 TEST(Autocast, AForwardThatThrowsLeavesTheTrainerUsable) {

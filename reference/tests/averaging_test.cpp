@@ -1,4 +1,4 @@
-// What travels and how it is averaged: each rounding, kind and order against a formulation in
+// What is sent and how it is averaged: each rounding, kind and order against a formulation in
 // single floats, one element at a time.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ at::Tensor values_of(int64_t pass, int64_t rank) {
   return x;
 }
 
-Recipe recipe_in(at::ScalarType compute, Order order) {
+Recipe recipe_in(at::ScalarType compute, SumOrder order) {
   Recipe recipe;
   recipe.world = kWorld;
   recipe.accumulation_steps = kPasses;
@@ -80,7 +80,7 @@ float expected(const Recipe& recipe, int64_t element) {
                                                                    : 1);
   const auto [before, after] = factors_of(recipe);
   const at::ScalarType narrow = recipe.accumulate_dtype;
-  const bool adds_first = recipe.order == Order::AddThenReduce;
+  const bool adds_first = recipe.order == SumOrder::AddThenReduce;
   const auto sent = [&, b = before](float x) {
     return rounded(
         x * b, precision.communication_dtype.value_or(adds_first ? narrow : recipe.compute_dtype));
@@ -114,15 +114,15 @@ void expect_gradient(const Recipe& recipe) {
 }
 
 void expect_all_kinds(Recipe recipe) {
-  for (const auto wire :
+  for (const auto communication :
        {kNone, std::optional(at::kFloat), std::optional(at::kBFloat16), std::optional(at::kHalf)}) {
     for (const Averaging kind :
          {Averaging::AfterSum, Averaging::BeforeSum, Averaging::Around, Averaging::Never}) {
       for (const double scale : {1.0, 1024.0}) {
-        recipe.precision.communication_dtype = wire;
+        recipe.precision.communication_dtype = communication;
         recipe.precision.averaging = kind;
         recipe.precision.loss_scale = {.policy = LossScaleSpec::Policy::Static, .initial = scale};
-        SCOPED_TRACE(testing::Message() << wire.value_or(at::kInt) << " kind "
+        SCOPED_TRACE(testing::Message() << communication.value_or(at::kInt) << " kind "
                                         << static_cast<int>(kind) << " scale " << scale);
         expect_gradient(recipe);
       }
@@ -134,7 +134,7 @@ TEST(Averaging, EveryRoundingIsWhereItIsDocumented) {
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const at::ScalarType narrow : {at::kFloat, compute}) {
       for (const at::ScalarType master : {at::kFloat, compute}) {
-        for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd}) {
+        for (const SumOrder order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd}) {
           Recipe recipe = recipe_in(compute, order);
           recipe.accumulate_dtype = narrow;
           recipe.precision.master_dtype = master;
@@ -147,9 +147,9 @@ TEST(Averaging, EveryRoundingIsWhereItIsDocumented) {
   }
 }
 
-TEST(Averaging, ExactKnowsNoWireAndNoFactorBeforeTheSum) {
+TEST(Averaging, Fp64KnowsNoCommunicationDtypeAndNoFactorBeforeTheSum) {
   for (const at::ScalarType compute : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
-    const Recipe plain = recipe_in(compute, Order::Exact);
+    const Recipe plain = recipe_in(compute, SumOrder::Fp64);
     const TensorMap want = run(plain).gradients;
     Recipe other = plain;
     if (compute != at::kDouble) other.precision.communication_dtype = at::kBFloat16;
@@ -168,8 +168,8 @@ TEST(Averaging, ExactKnowsNoWireAndNoFactorBeforeTheSum) {
   }
 }
 
-TEST(Averaging, ExactKeepsMastersAndScaleOfTheRecipe) {
-  Recipe recipe = recipe_in(at::kBFloat16, Order::Exact);
+TEST(Averaging, Fp64KeepsMastersAndScaleOfTheRecipe) {
+  Recipe recipe = recipe_in(at::kBFloat16, SumOrder::Fp64);
   const at::Tensor plain = run(recipe).gradients.at("weight");
   recipe.precision.loss_scale = {.policy = LossScaleSpec::Policy::Static, .initial = 256};
   EXPECT_TRUE(same_bits(run(recipe).gradients.at("weight"), plain));
@@ -184,7 +184,7 @@ TEST(Averaging, TheAbsoluteSumIsAveragedAndUnscaledToo) {
   for (int64_t i = 0; i < kPasses * kWorld; ++i) {
     absolute += values_of(i / kWorld, i % kWorld).abs().to(at::kDouble);
   }
-  for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd, Order::Exact}) {
+  for (const SumOrder order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd, SumOrder::Fp64}) {
     Recipe recipe = recipe_in(at::kFloat, order);
     recipe.precision.loss_scale = {.policy = LossScaleSpec::Policy::Static, .initial = 64};
     for (const Averaging kind :

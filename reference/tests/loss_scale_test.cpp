@@ -30,7 +30,8 @@ std::vector<double> scales(const LossScaleSpec& spec, const std::string& steps) 
 }
 
 LossScaleSpec zero(double initial, int64_t hysteresis, int64_t window) {
-  return {.policy = Policy::Zero, .initial = initial, .window = window, .hysteresis = hysteresis};
+  return {
+      .policy = Policy::DeepSpeed, .initial = initial, .window = window, .hysteresis = hysteresis};
 }
 
 using Scales = std::vector<double>;
@@ -103,7 +104,7 @@ TEST(LossScale, RefusesWhatItCannotFollow) {
 Recipe scaled(Policy policy) {
   Recipe recipe;
   recipe.world = 2;
-  recipe.order = Order::AddThenReduce;
+  recipe.order = SumOrder::AddThenReduce;
   recipe.precision.loss_scale = {.policy = policy, .initial = 16, .window = 1, .hysteresis = 1};
   return recipe;
 }
@@ -148,7 +149,7 @@ TEST(LossScale, OfAStepperChangesAfterTheStep) {
 }
 
 TEST(LossScale, AtTheMinimumTheStepThrowsAndTheWindowIsEmpty) {
-  Driven run(Policy::Zero);
+  Driven run(Policy::DeepSpeed);
   for (int i = 0; i < 4; ++i) {
     run.window(kInfinite);
     run.stepper.step();
@@ -182,7 +183,7 @@ TEST(LossScale, SharedChangesOnceWhenNoneHoldsPasses) {
 }
 
 TEST(LossScale, IsSharedBetweenWindowsByEqualSettingsOnly) {
-  Driven a, b, c, d, other(Policy::Zero);
+  Driven a, b, c, d, other(Policy::DeepSpeed);
   EXPECT_THROW(a.stepper.share_loss_scale(other.stepper), c10::Error);
   b.pass(0);
   EXPECT_THROW(a.stepper.share_loss_scale(b.stepper), c10::Error);

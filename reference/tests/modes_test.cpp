@@ -28,7 +28,7 @@ const std::map<std::string, Change>& modes() {
       recipe.compute_dtype = dtype;
       if (masters) recipe.precision.master_dtype = dtype;
       if (states) recipe.precision.state_dtype = dtype;
-      if (dtype == at::kHalf) recipe.precision.loss_scale = {.policy = Policy::Zero};
+      if (dtype == at::kHalf) recipe.precision.loss_scale = {.policy = Policy::DeepSpeed};
     };
   };
   static const auto cast = [](at::ScalarType dtype, at::ScalarType compute) {
@@ -60,7 +60,7 @@ std::vector<StepRecord> run(const Recipe& recipe) {
   return records;
 }
 
-Recipe recipe_of(const std::string& model, Order order) {
+Recipe recipe_of(const std::string& model, SumOrder order) {
   Recipe recipe;
   recipe.model = model;
   recipe.world = 2;
@@ -96,7 +96,8 @@ void expect_dtypes(const Recipe& recipe, const StepRecord& record) {
 TEST(Modes, EachRunsThreeStepsOfEveryModel) {
   for (const auto& [mode, change] : modes()) {
     for (const std::string& model : model_names()) {
-      for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd, Order::Exact}) {
+      for (const SumOrder order :
+           {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd, SumOrder::Fp64}) {
         SCOPED_TRACE(mode + " of " + model);
         Recipe recipe = recipe_of(model, order);
         change(recipe);
@@ -116,7 +117,7 @@ TEST(Modes, EachRunsThreeStepsOfEveryModel) {
 TEST(Modes, EachRepeatsItselfAndDiffersFromTheOthers) {
   std::vector<std::pair<std::string, TensorMap>> seen;
   for (const auto& [mode, change] : modes()) {
-    Recipe recipe = recipe_of("gpt", Order::AddThenReduce);
+    Recipe recipe = recipe_of("gpt", SumOrder::AddThenReduce);
     change(recipe);
     const TensorMap last = run(recipe).back().masters;
     EXPECT_TRUE(same_bits(run(recipe).back().masters, last)) << mode;
@@ -143,7 +144,8 @@ void expect_same(const std::vector<StepRecord>& got, const std::vector<StepRecor
 TEST(Modes, APowerOfTwoScaleChangesNoBit) {
   for (const std::string& model : model_names()) {
     for (const char* mode : {"fp32", "bf16", "autocast bf16"}) {
-      for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd, Order::Exact}) {
+      for (const SumOrder order :
+           {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd, SumOrder::Fp64}) {
         SCOPED_TRACE(model + " " + mode);
         Recipe recipe = recipe_of(model, order);
         modes().at(mode)(recipe);
@@ -166,10 +168,10 @@ TEST(Modes, APowerOfTwoScaleChangesNoBit) {
 }
 
 TEST(Modes, AnOverflowSkipsTheStepAndOnlyTheScaleMoves) {
-  Recipe recipe = recipe_of("vision", Order::ReduceThenAdd);
+  Recipe recipe = recipe_of("vision", SumOrder::ReduceThenAdd);
   recipe.compute_dtype = at::kHalf;
   recipe.steps = 40;
-  recipe.precision.loss_scale = {.policy = Policy::Zero, .initial = 0x1p30, .hysteresis = 1};
+  recipe.precision.loss_scale = {.policy = Policy::DeepSpeed, .initial = 0x1p30, .hysteresis = 1};
   const auto records = run(recipe);
   EXPECT_TRUE(records.front().skipped);
   EXPECT_FALSE(records.back().skipped);

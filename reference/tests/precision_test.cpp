@@ -48,7 +48,7 @@ Recipe recipe_in(at::ScalarType compute, int64_t world = 1, int64_t accumulation
   recipe.world = world;
   recipe.accumulation_steps = accumulation;
   recipe.compute_dtype = compute;
-  recipe.order = Order::AddThenReduce;
+  recipe.order = SumOrder::AddThenReduce;
   recipe.optimizer = {.lr = 0.03, .weight_decay = 0.1};
   return recipe;
 }

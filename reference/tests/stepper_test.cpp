@@ -19,7 +19,7 @@ using conformance::same_bits;
 using conformance::contract::Heads;
 using conformance::contract::make_contract_model;
 
-Recipe recipe(int64_t world, Order order = Order::AddThenReduce) {
+Recipe recipe(int64_t world, SumOrder order = SumOrder::AddThenReduce) {
   Recipe wanted;
   wanted.world = world;
   wanted.accumulation_steps = 2;
@@ -34,8 +34,8 @@ class Ranks {
 
   at::Tensor loss(int64_t rank, int64_t number, std::size_t head = 0) {
     auto& heads = dynamic_cast<Heads&>(stepper.model());
-    return heads.loss_through(head,
-                              conformance::sample_data().make_batch("nasty", {1, 0, rank, number}));
+    return heads.loss_through(
+        head, conformance::sample_data().make_batch("irregular", {1, 0, rank, number}));
   }
   void pass(int64_t rank, int64_t number, std::size_t head = 0, double weight = 1) {
     stepper.pass(
@@ -81,7 +81,7 @@ TEST(Stepper, PassesOfRanksMustBeAsMany) {
 }
 
 TEST(Stepper, AWeightIsAProductInFp32) {
-  for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd}) {
+  for (const SumOrder order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd}) {
     const std::vector<float> values = {1 / 3.0F, 0.1F};
     const Contributions one = {{at::full({1}, values[0])}, {at::full({1}, values[1])}};
     const float sum = sum_contributions(one, order, at::kFloat, {3, 1}).item<float>();
@@ -111,7 +111,7 @@ TEST(Stepper, AParameterThatNoRankUsedRests) {
 }
 
 TEST(Stepper, PartsOfOnePassAreAddedOneByOne) {
-  const auto gradients = [](Order order, bool parts) {
+  const auto gradients = [](SumOrder order, bool parts) {
     Ranks run(recipe(3, order));
     for (int64_t rank = 0; rank < 3; ++rank) {
       // Rank 1 comes in two parts, as a backward inside of a backward would.
@@ -126,13 +126,13 @@ TEST(Stepper, PartsOfOnePassAreAddedOneByOne) {
     }
     return run.stepper.step().gradients;
   };
-  EXPECT_FALSE(
-      same_bits(gradients(Order::ReduceThenAdd, true), gradients(Order::ReduceThenAdd, false)));
-  Ranks two_passes(recipe(3, Order::ReduceThenAdd));
+  EXPECT_FALSE(same_bits(gradients(SumOrder::ReduceThenAdd, true),
+                         gradients(SumOrder::ReduceThenAdd, false)));
+  Ranks two_passes(recipe(3, SumOrder::ReduceThenAdd));
   for (int64_t rank = 0; rank < 3; ++rank)
     for (const int64_t number : {0, 1}) two_passes.pass(rank, number);
   EXPECT_TRUE(
-      same_bits(gradients(Order::ReduceThenAdd, true), two_passes.stepper.step().gradients));
+      same_bits(gradients(SumOrder::ReduceThenAdd, true), two_passes.stepper.step().gradients));
 }
 
 TEST(Stepper, PassesAreAddedToAGradientThatWasSet) {

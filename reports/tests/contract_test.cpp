@@ -8,7 +8,6 @@
 #include "reports/json.hpp"
 #include "reports/terminal.hpp"
 #include "reports/tests/example_run.hpp"
-#include "reports/tests/markup.hpp"
 
 namespace equigrad::conformance {
 namespace {

@@ -57,8 +57,8 @@ inline reports::Case example_case(int stage, const std::string& precision, int r
                     {"optimizer", optimizer},
                     {"model", model}};
   one.id = "Required.grad.zero" + std::to_string(stage) + "." + precision + ".w" +
-           std::to_string(ranks) + ".gas" + std::to_string(accumulate) + ".clip-" + clip + "." +
-           optimizer + "." + model + "." + style;
+           std::to_string(ranks) + ".accumulation" + std::to_string(accumulate) + ".clip-" + clip +
+           "." + optimizer + "." + model + "." + style;
   one.verdict = reports::Verdict::Equal;
   one.seconds = 0.125;
   one.replay = "equigrad run " + one.id + " --seed 20260822";
@@ -103,7 +103,7 @@ inline reports::Run example_run() {
   run.cases = {example_case(0, "fp32", 1, 1, "off", "sgd", "gpt", "engine_backward"),
                example_case(2, "bf16", 4, 3, "above", "adamw", "gpt", "scale_backward"),
                example_case(3, "bf16", 4, 3, "above", "adamw", "gpt", "tensor_backward"),
-               example_case(3, "fp32", 2, 4, "below", "adamw", "nasty", "loss_backward"),
+               example_case(3, "fp32", 2, 4, "below", "adamw", "irregular", "loss_backward"),
                example_case(3, "fp32", 2, 1, "off", "sgd", "conv", "loss_backward"),
                example_case(3, "fp32", 2, 3, "off", "sgd", "conv", "loss_backward"),
                example_case(3, "fp32", 2, 4, "off", "sgd", "conv", "loss_backward")};

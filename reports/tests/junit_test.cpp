@@ -8,7 +8,7 @@
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/golden.hpp"
 #include "reports/tests/large_run.hpp"
-#include "reports/tests/markup.hpp"
+#include "reports/tests/xml.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -20,17 +20,18 @@ TEST(JUnit, TheDocumentIsTheOneAgreedOn) {
 }
 
 TEST(JUnit, TheCountsAreThoseOfTheElements) {
-  const Element root = read_markup(reports::to_junit(example_run()));
-  EXPECT_EQ(root.attributes.at("tests"), std::to_string(root.all("testcase").size()));
-  EXPECT_EQ(root.attributes.at("failures"), std::to_string(root.all("failure").size()));
-  EXPECT_EQ(root.attributes.at("errors"), std::to_string(root.all("error").size()));
-  EXPECT_EQ(root.attributes.at("skipped"), std::to_string(root.all("skipped").size()));
-  EXPECT_EQ(root.all("failure").size(), 1u);
-  EXPECT_EQ(root.all("error").size(), 2u);
-  EXPECT_EQ(root.all("skipped").size(), 2u);
-  for (const Element* suite : root.all("testsuite")) {
-    EXPECT_EQ(suite->attributes.at("tests"), std::to_string(suite->all("testcase").size()));
-    EXPECT_EQ(suite->attributes.at("failures"), std::to_string(suite->all("failure").size()));
+  const auto document = read_xml(reports::to_junit(example_run()));
+  const auto root = document.document_element();
+  EXPECT_EQ(root.attribute("tests").value(), std::to_string(all(root, "testcase").size()));
+  EXPECT_EQ(root.attribute("failures").value(), std::to_string(all(root, "failure").size()));
+  EXPECT_EQ(root.attribute("errors").value(), std::to_string(all(root, "error").size()));
+  EXPECT_EQ(root.attribute("skipped").value(), std::to_string(all(root, "skipped").size()));
+  EXPECT_EQ(all(root, "failure").size(), 1u);
+  EXPECT_EQ(all(root, "error").size(), 2u);
+  EXPECT_EQ(all(root, "skipped").size(), 2u);
+  for (const auto& suite : all(root, "testsuite")) {
+    EXPECT_EQ(suite.attribute("tests").value(), std::to_string(all(suite, "testcase").size()));
+    EXPECT_EQ(suite.attribute("failures").value(), std::to_string(all(suite, "failure").size()));
   }
 }
 
@@ -39,8 +40,8 @@ TEST(JUnit, NamesAreUniqueEvenWhereCasesShareOne) {
   run.cases[1].id = run.cases[2].id = run.cases[0].id;
   run.cases[3].id = run.cases[0].id + " (2)";
   std::set<std::string> names;
-  const Element root = read_markup(reports::to_junit(run));
-  for (const Element* one : root.all("testcase")) names.insert(one->attributes.at("name"));
+  const auto root = read_xml(reports::to_junit(run));
+  for (const auto& one : all(root, "testcase")) names.insert(one.attribute("name").value());
   EXPECT_EQ(names.size(), run.cases.size() + run.self_checks.size());
 }
 
@@ -51,18 +52,18 @@ TEST(JUnit, HostileTextStaysTextAndCannotCloseACdataSection) {
   run.cases[2].files = {kHostile};
   for (auto& [name, value] : run.cases[2].dimensions) value = kHostile;
   run.self_checks[0].fault = kHostile;
-  const Element root = read_markup(reports::to_junit(run));
-  ASSERT_EQ(root.all("failure").size(), 1u);
-  EXPECT_THAT(root.all("failure")[0]->text, HasSubstr("<script>alert(1)</script>\"'&]]>```"));
-  EXPECT_TRUE(root.all("script").empty());
+  const auto root = read_xml(reports::to_junit(run));
+  ASSERT_EQ(all(root, "failure").size(), 1u);
+  EXPECT_THAT(text_in(all(root, "failure")[0]), HasSubstr("<script>alert(1)</script>\"'&]]>```"));
+  EXPECT_TRUE(all(root, "script").empty());
 }
 
 TEST(JUnit, AMissedFaultIsAFailure) {
   reports::Run run = large_run(8, 0);
   run.self_checks[1].caught = false;
-  const Element root = read_markup(reports::to_junit(run));
-  ASSERT_EQ(root.all("failure").size(), 1u);
-  EXPECT_THAT(root.all("failure")[0]->text, HasSubstr("averaged_twice"));
+  const auto root = read_xml(reports::to_junit(run));
+  ASSERT_EQ(all(root, "failure").size(), 1u);
+  EXPECT_THAT(text_in(all(root, "failure")[0]), HasSubstr("averaged_twice"));
 }
 
 TEST(JUnit, WhatEndedTheRunIsAnError) {
@@ -77,13 +78,14 @@ TEST(JUnit, WhatEndedTheRunIsAnError) {
 TEST(JUnit, ACaseThatComparedNothingIsAFailure) {
   reports::Run run = large_run(8, 0);
   run.cases[0].lanes.clear();
-  EXPECT_EQ(read_markup(reports::to_junit(run)).all("failure").size(), 1u);
+  EXPECT_EQ(all(read_xml(reports::to_junit(run)), "failure").size(), 1u);
 }
 
 TEST(JUnit, KeptFilesAreAttached) {
-  const Element root = read_markup(reports::to_junit(example_run()));
-  ASSERT_EQ(root.all("system-out").size(), 1u);
-  EXPECT_THAT(root.all("system-out")[0]->text, HasSubstr("[[ATTACHMENT|fail/Required.grad.zero3"));
+  const auto root = read_xml(reports::to_junit(example_run()));
+  ASSERT_EQ(all(root, "system-out").size(), 1u);
+  EXPECT_THAT(text_in(all(root, "system-out")[0]),
+              HasSubstr("[[ATTACHMENT|fail/Required.grad.zero3"));
 }
 
 }  // namespace

@@ -3,14 +3,18 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "reports/tests/markup.hpp"
+#include "reports/tests/schema.hpp"
+#include "reports/tests/xml.hpp"
 
 namespace equigrad::conformance {
 namespace {
 
 using namespace reports;  // NOLINT: the whole test is about it
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -104,6 +108,52 @@ TEST(KillMatrix, JsonHasALineForEachFaultAndTheFiguresAgain) {
   EXPECT_NE(text.find("\n {\"fault\":\"mutant.one\""), std::string::npos);
 }
 
+TEST(KillMatrix, WhatIsWrittenKeepsToThePublishedSchemaWhichRefusesTheRest) {
+  auto matrix = example();
+  matrix.seed = UINT64_MAX;
+  matrix.clean.alarms = {{kForeign, kForeign, kForeign}};
+  matrix.wall_s = NAN;
+  const std::string text = to_json(matrix);
+  EXPECT_THAT(text, HasSubstr("\"seed\": \"18446744073709551615\""));
+  EXPECT_THAT(schema_problems("faults.schema.json", {text, to_json(KillMatrix{})}), Each(""));
+  const auto good = nlohmann::json::parse(text);
+  const std::vector<std::pair<const char*, nlohmann::json>> changes = {
+      {"/outcome", "splendid"},
+      {"/seed", 7},
+      {"/wall_s", nullptr},
+      {"/faults/0/fate", "lost"},
+      {"/faults/0/found/0/in", 1},
+      {"/faults/0/found/0/after_steps", -2},
+      {"/faults/0/elsewhere/x", 1},
+      {"/faults/0/acted/step", "first"},
+      {"/mutants/caught", -1},
+      {"/environment/cores", "two"},
+      {"/clean/alarms/0/at", 1},
+      {"/checks/0/all", "many"},
+      {"/more", true},
+      {"/panel", nlohmann::json::array({1})}};
+  std::vector<std::string> bad;
+  for (const auto& [path, value] : changes) {
+    auto changed = good;
+    changed[nlohmann::json::json_pointer(path)] = value;
+    bad.push_back(changed.dump());
+  }
+  for (const std::string parent : {"", "/faults/0", "/faults/0/found/0", "/clean", "/mutants"})
+    for (const auto& [key, value] : good.at(nlohmann::json::json_pointer(parent)).items()) {
+      auto changed = good;
+      changed.at(nlohmann::json::json_pointer(parent)).erase(key);
+      bad.push_back(changed.dump());
+    }
+  EXPECT_THAT(schema_problems("faults.schema.json", bad), Each(Not("")));
+}
+
+// A reader that takes numbers for doubles, as JavaScript does, would get 18446744073709551616.
+TEST(KillMatrix, EveryDigitOfASeedOf64BitsIsInTheJson) {
+  auto matrix = example();
+  matrix.seed = 18446744073709551615U;
+  EXPECT_EQ(nlohmann::json::parse(to_json(matrix)).at("seed"), "18446744073709551615");
+}
+
 TEST(KillMatrix, TheTerminalAndMarkdownSayWhatWasFound) {
   auto matrix = example();
   matrix.faults.push_back(caught("same.bits", {}, 0));
@@ -132,19 +182,19 @@ TEST(KillMatrix, APageIsWellFormedAndForeignTextIsText) {
   matrix.faults[0].found[0].checks = {kForeign};
   matrix.faults[1].fate = Fate::Survived;
   matrix.clean.alarms = {{kForeign, kForeign, kForeign}};
-  const Element page = MarkupReader("<main>" + page_kill_matrix(matrix) + "</main>").document();
-  EXPECT_THAT(page.all("script"), IsEmpty());
-  EXPECT_EQ(page.all("section").size(), 3u);
-  EXPECT_EQ(page.all("article").size(), 2u);
-  const auto tables = page.all("table");
+  const auto page = read_xml("<main>" + page_kill_matrix(matrix) + "</main>");
+  EXPECT_THAT(all(page, "script"), IsEmpty());
+  EXPECT_EQ(all(page, "section").size(), 3u);
+  EXPECT_EQ(all(page, "article").size(), 2u);
+  const auto tables = all(page, "table");
   ASSERT_EQ(tables.size(), 2u);
-  for (const auto* table : tables) {
-    const auto rows = table->all("tr");
+  for (const auto& table : tables) {
+    const auto rows = all(table, "tr");
     ASSERT_EQ(rows.size(), 4u);
-    const auto cells = [](const Element* row) {
-      return row->all("th").size() + row->all("td").size();
+    const auto cells = [](const pugi::xml_node& row) {
+      return all(row, "th").size() + all(row, "td").size();
     };
-    for (const auto* row : rows) EXPECT_EQ(cells(row), cells(rows[0]));
+    for (const auto& row : rows) EXPECT_EQ(cells(row), cells(rows[0]));
   }
   EXPECT_THAT(to_html(matrix), Not(HasSubstr("<script>alert")));
   EXPECT_THAT(to_markdown(matrix), Not(HasSubstr("<script")));

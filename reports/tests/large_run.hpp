@@ -17,7 +17,7 @@ inline reports::Run large_run(int cases, int wrong_every) {
                                   "tensor_backward"};
   constexpr std::array kClips = {"off", "below", "above"};
   constexpr std::array kAccumulate = {1, 3, 4};
-  constexpr std::array kModels = {"gpt", "nasty", "nonscalar", "conv"};
+  constexpr std::array kModels = {"gpt", "irregular", "nonscalar", "conv"};
   constexpr std::array<const char*, 5> kCategories = {"parameters", "gradients", "master",
                                                       "optimizer", "buckets"};
   reports::Run run = example_run();

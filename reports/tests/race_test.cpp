@@ -35,27 +35,27 @@ Race race() {
   race.environment.cpu = "a <processor>";
   race.bandwidth_bytes_per_s = 1e9;
   for (const int ranks : {1, 2, 4}) {
-    RaceHeat heat;
-    heat.name = "ranks " + std::to_string(ranks);
-    heat.model = "GPT";
-    heat.parameters = 5'289'472;
-    heat.ranks = ranks;
-    heat.base = "DDP";
-    heat.compute_limit_s = 0.1;
-    heat.rows = {row("DDP", 0.2, 1), row("Equigrad stage 2", 0.15 * ranks, 0.75)};
+    RaceGroupResult group;
+    group.name = "ranks " + std::to_string(ranks);
+    group.model = "GPT";
+    group.parameters = 5'289'472;
+    group.ranks = ranks;
+    group.base = "DDP";
+    group.compute_limit_s = 0.1;
+    group.rows = {row("DDP", 0.2, 1), row("Equigrad stage 2", 0.15 * ranks, 0.75)};
     RaceRow fallen;
     fallen.contestant = "DeepSpeed <3>";
     fallen.trouble = "it | broke\nafterwards";
-    heat.rows.push_back(fallen);
-    race.heats.push_back(heat);
+    group.rows.push_back(fallen);
+    race.groups.push_back(group);
   }
   return race;
 }
 
 TEST(RaceJson, HoldsEveryRoundAndWhyOneFell) {
   const auto json = nlohmann::json::parse(to_json(race()));
-  ASSERT_EQ(json.at("heats").size(), 3U);
-  const auto& rows = json.at("heats").at(1).at("rows");
+  ASSERT_EQ(json.at("groups").size(), 3U);
+  const auto& rows = json.at("groups").at(1).at("rows");
   EXPECT_EQ(rows.at(1).at("round_s").size(), 3U);
   EXPECT_EQ(rows.at(1).at("collectives").at("all_gather"), 3);
   EXPECT_EQ(rows.at(2).at("trouble"), "it | broke\nafterwards");
@@ -82,7 +82,7 @@ TEST(RacePage, EscapesAndDraws) {
 }
 
 TEST(RaceDrawing, ABarIsAsLongAsItsRatio) {
-  const std::string drawing = ratio_drawing(race().heats[0]);
+  const std::string drawing = ratio_drawing(race().groups[0]);
   EXPECT_THAT(drawing, HasSubstr("width=\"500\" height=\"15\""));  // the base, the longest
   EXPECT_THAT(drawing, HasSubstr("width=\"375\" height=\"15\""));  // 0.75 of it
 }
@@ -95,7 +95,7 @@ TEST(RaceDrawing, SeriesAreHeatsThatDifferInTheLastNumber) {
   EXPECT_EQ(series[0].points[2].along, 4);
   EXPECT_EQ(series[0].points[2].step_s.at("DDP"), 0.2);
   Race single = race();
-  single.heats.resize(1);
+  single.groups.resize(1);
   EXPECT_TRUE(scaling_series(single).empty());
   EXPECT_EQ(scaling_drawing("none", "ranks", {}), "");
 }

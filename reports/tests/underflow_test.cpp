@@ -16,7 +16,7 @@ reports::Run scaled_run() {
   auto run = example_run();
   run.underflow = {{"fp16", "gpt", 128, 20000, 12, 345, 0, 2048},
                    {"amp-o2", "gpt", 65536, 10000, 1, 2, 3, 4096},
-                   {"fp16", "nasty", 128, 700, 5, 6, 0, 0}};
+                   {"fp16", "irregular", 128, 700, 5, 6, 0, 0}};
   return run;
 }
 
@@ -32,7 +32,7 @@ TEST(Underflow, AModelIsOneLine) {
   EXPECT_EQ(reports::underflow_lines(scaled_run()),
             "# gradients of gpt in fp16, scaled by 2^7 to 2^16: 30,000 elements, 13 become zero, "
             "347 subnormal, 3 overflow; 2^12 would lose none\n"
-            "# gradients of nasty in fp16, scaled by 2^7: 700 elements, 5 become zero, 6 "
+            "# gradients of irregular in fp16, scaled by 2^7: 700 elements, 5 become zero, 6 "
             "subnormal, 0 overflow; no scale loses none\n");
   EXPECT_EQ(reports::underflow_lines(example_run()), "");
   EXPECT_THAT(reports::to_terminal(scaled_run(), {}),

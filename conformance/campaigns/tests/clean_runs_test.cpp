@@ -26,8 +26,8 @@ CleanOptions options(int64_t count) {
 }
 
 TEST(CleanRuns, NothingRaisesAnAlarm) {
-  TaskLanes lanes(2, 4, serve);
-  const auto runs = clean_runs(options(40), lanes);
+  TaskSlots slots(2, 4, serve);
+  const auto runs = clean_runs(options(40), slots);
   EXPECT_EQ(runs.run, 40);
   EXPECT_GT(runs.compared, 0);
   for (const auto& alarm : runs.alarms) ADD_FAILURE() << alarm.replay << "\n" << alarm.message;
@@ -39,8 +39,8 @@ TEST(CleanRuns, WhatIsNotCleanRaisesAnAlarmWithItsReplay) {
     if (request.at("do") == "case") with_fault["fault"] = "averaged_twice";
     return serve(with_fault, context);
   };
-  TaskLanes lanes(2, 4, faulty);
-  const auto runs = clean_runs(options(20), lanes);
+  TaskSlots slots(2, 4, faulty);
+  const auto runs = clean_runs(options(20), slots);
   EXPECT_EQ(runs.run, 20);
   ASSERT_FALSE(runs.alarms.empty());
   const auto& alarm = runs.alarms.front();
@@ -56,8 +56,8 @@ TEST(CleanRuns, WhatHasNothingToCompareIsReplacedButNotWithoutEnd) {
     if (request.at("do") == "case") answer.at("compared").erase("norm");
     return answer;
   };
-  TaskLanes lanes(2, 4, empty);
-  const auto runs = clean_runs(options(20), lanes);
+  TaskSlots slots(2, 4, empty);
+  const auto runs = clean_runs(options(20), slots);
   EXPECT_EQ(runs.run, 20);
   ASSERT_EQ(runs.alarms.size(), 20u);
   EXPECT_THAT(runs.alarms[0].message, HasSubstr("nothing was compared of the kind norm"));
@@ -67,15 +67,15 @@ TEST(CleanRuns, WhatHasNothingToCompareIsReplacedButNotWithoutEnd) {
     if (request.at("do") == "case" && ++*times <= 3) answer.at("compared").erase("norm");
     return answer;
   };
-  TaskLanes others(1, 4, once);
+  TaskSlots others(1, 4, once);
   EXPECT_THAT(clean_runs(options(20), others).alarms, IsEmpty());
 }
 
 TEST(CleanRuns, TheEndOfTimeEndsThem) {
-  TaskLanes lanes(1, 4, serve);
+  TaskSlots slots(1, 4, serve);
   auto late = options(20);
   late.is_late = [] { return true; };
-  const auto runs = clean_runs(late, lanes);
+  const auto runs = clean_runs(late, slots);
   EXPECT_EQ(runs.run, 0);
   EXPECT_EQ(runs.asked, 20);
 }

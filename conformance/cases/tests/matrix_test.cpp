@@ -69,9 +69,10 @@ TEST(Matrix, TheWordsOfPrecisionsAreDistinct) {
 // What runs have been compared by since before there were other precisions.
 TEST(Matrix, TheOldestIdsAreStillThere) {
   const auto names = ids(default_matrix());
-  for (const char* id : {"Required.grad.zero3.bf16.w4.gas3.clip-below.adamw.gpt.tensor_backward",
-                         "Required.grad.zero0.fp32.w1.gas1.clip-off.sgd.gpt.engine_backward",
-                         "Required.grad.zero2.fp32.w1.gas1.clip-off.adamw.conv.loss_backward"})
+  for (const char* id :
+       {"Required.grad.zero3.bf16.w4.accumulation3.clip-below.adamw.gpt.tensor_backward",
+        "Required.grad.zero0.fp32.w1.accumulation1.clip-off.sgd.gpt.engine_backward",
+        "Required.grad.zero2.fp32.w1.accumulation1.clip-off.adamw.conv.loss_backward"})
     EXPECT_EQ(names.count(id), 1u) << id;
 }
 
@@ -93,13 +94,14 @@ TEST(Matrix, AnIdIsReadBackAsItsCase) {
 TEST(Matrix, TheIdOfACaseIsStable) {
   const CaseSpec spec{3, Precision::Bf16, Style::TensorBackward, 4,
                       3, Clip::Above,     Rule::AdamW,           "gpt"};
-  EXPECT_EQ(spec.id(), "Required.grad.zero3.bf16.w4.gas3.clip-above.adamw.gpt.tensor_backward");
+  EXPECT_EQ(spec.id(),
+            "Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward");
 }
 
 TEST(Matrix, AnIdThatIsNoneIsAnErrorThatNamesThePart) {
   EXPECT_THROW(parse_id("zero3"), Error);
   try {
-    parse_id("Required.grad.zero3.fp61.w4.gas3.clip-above.adamw.gpt.tensor_backward");
+    parse_id("Required.grad.zero3.fp61.w4.accumulation3.clip-above.adamw.gpt.tensor_backward");
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("fp32, bf16"), std::string::npos) << error.what();
@@ -123,15 +125,21 @@ TEST(Matrix, OptionsNarrowWhatFiltersSelect) {
   EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {}}).size(), 96u);
   EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16", "amp-o1"}, {}}).size(), 192u);
   EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {4}}).size(), 24u);
-  EXPECT_EQ(select(cases, {{"gas3"}, {2, 3}, {"fp16"}, {4}}).size(), 8u);
+  EXPECT_EQ(select(cases, {{"accumulation3"}, {2, 3}, {"fp16"}, {4}}).size(), 8u);
 }
 
-TEST(Matrix, AGlobMatchesTheWholeText) {
-  EXPECT_TRUE(glob_matches("*", ""));
-  EXPECT_TRUE(glob_matches("a*c", "abbc"));
-  EXPECT_TRUE(glob_matches("a*b*c", "a-b-b-c"));
-  EXPECT_FALSE(glob_matches("a*c", "abbcd"));
-  EXPECT_FALSE(glob_matches("?", ""));
+TEST(Matrix, AFilterIsAGlobOfAPart) {
+  const auto matches = [](const std::string& filter, const std::string& id) {
+    return selects({{filter}, {}, {}, {}}, 0, "", 0, id);
+  };
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_TRUE(matches("a*c", "0abbc1"));
+  EXPECT_TRUE(matches("a*b*c", "a-b-b-c"));
+  EXPECT_TRUE(matches("zero[13].", "zero3."));
+  EXPECT_FALSE(matches("zero[13].", "zero2."));
+  EXPECT_FALSE(matches("a*c", "abb"));
+  EXPECT_FALSE(matches("?", ""));
+  EXPECT_FALSE(matches("a\\*", "a*")) << "a backslash is itself";
 }
 
 TEST(Matrix, AFilterThatSelectsNothingGetsNearMatches) {

@@ -42,8 +42,8 @@ void expect_equal(const reference::Recipe& a, const reference::Recipe& b) {
   ASSERT_EQ(scale.policy, other.policy);
   using Policy = reference::LossScaleSpec::Policy;
   if (scale.policy != Policy::None) EXPECT_EQ(scale.initial, other.initial);
-  if (scale.policy == Policy::Zero) EXPECT_EQ(scale.hysteresis, other.hysteresis);
-  if (scale.policy == Policy::Zero || scale.policy == Policy::GradScaler)
+  if (scale.policy == Policy::DeepSpeed) EXPECT_EQ(scale.hysteresis, other.hysteresis);
+  if (scale.policy == Policy::DeepSpeed || scale.policy == Policy::GradScaler)
     EXPECT_EQ(scale.window, other.window);
 }
 
@@ -85,36 +85,37 @@ TEST(Recipe, WhatIsNotDefinedIsRefusedByName) {
 TEST(Recipe, DynamicScalesOverflowInSomeCasesOfTheDefaultMatrix) {
   std::map<std::string, std::set<int>> steps;
   for (const auto& spec : default_matrix()) {
-    const auto loud = loud_batch(spec);
-    EXPECT_TRUE(!loud || scaling_of(spec.precision) == Scaling::Dynamic) << spec.id();
-    if (loud) {
-      EXPECT_LT(loud->rank, spec.world);
-      EXPECT_LT(loud->micro_batch, spec.accumulation);
+    const auto overflowing = overflowing_batch(spec);
+    EXPECT_TRUE(!overflowing || scaling_of(spec.precision) == Scaling::Dynamic) << spec.id();
+    if (overflowing) {
+      EXPECT_LT(overflowing->rank, spec.world);
+      EXPECT_LT(overflowing->micro_batch, spec.accumulation);
     }
     if (scaling_of(spec.precision) == Scaling::Dynamic)
-      steps[word(spec.precision)].insert(loud ? loud->step : 0);
+      steps[word(spec.precision)].insert(overflowing ? overflowing->step : 0);
   }
   EXPECT_EQ(steps.size(), 4u);
   for (const auto& [precision, seen] : steps)
     EXPECT_EQ(seen, (std::set<int>{0, 1, 2})) << precision;
 }
 
-TEST(LoudModel, HasTheParametersOfTheModelInItsOrderAndItsNumbers) {
+TEST(OverflowingModel, HasTheParametersOfTheModelInItsOrderAndItsNumbers) {
   const reference::Data data(reference::read_text({find_data("", false).text}), {});
-  for (const std::string name : {"gpt", "nasty"}) {
+  for (const std::string name : {"gpt", "irregular"}) {
     const auto quiet = reference::make_model(name, 3);
-    const auto loud = std::make_shared<LoudModel>(reference::make_model(name, 3));
-    const auto a = reference::unique_parameters(*quiet), b = reference::unique_parameters(*loud);
+    const auto overflowing = std::make_shared<OverflowingModel>(reference::make_model(name, 3));
+    const auto a = reference::unique_parameters(*quiet),
+               b = reference::unique_parameters(*overflowing);
     ASSERT_EQ(a.size(), b.size());
     for (std::size_t i = 0; i < a.size(); ++i) {
       EXPECT_EQ(a[i].first, b[i].first);
       EXPECT_EQ(a[i].second.requires_grad(), b[i].second.requires_grad());
     }
-    EXPECT_EQ(quiet->named_buffers().keys(), loud->named_buffers().keys());
+    EXPECT_EQ(quiet->named_buffers().keys(), overflowing->named_buffers().keys());
     const auto batch = data.make_batch(name, {3, 0, 0, 0});
-    EXPECT_TRUE(at::equal(quiet->loss(batch), loud->loss(batch)));
-    loud->set_loudness(kLoud);
-    EXPECT_GT(loud->loss(batch).item<double>(), 1e29);
+    EXPECT_TRUE(at::equal(quiet->loss(batch), overflowing->loss(batch)));
+    overflowing->set_loss_factor(kOverflowFactor);
+    EXPECT_GT(overflowing->loss(batch).item<double>(), 1e29);
   }
 }
 
@@ -132,7 +133,7 @@ TEST(ModelGroups, NameTheModulesAsPythonDoes) {
 }
 
 TEST(ModelGroups, HoldEveryParameterOnce) {
-  const auto model = reference::make_model("nasty", 1);
+  const auto model = reference::make_model("irregular", 1);
   std::map<std::string, int> times;
   for (const auto& group : groups_of(*model))
     for (const auto& parameter : group.parameters) ++times[parameter.name];

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "conformance/cli/said.hpp"
+#include "conformance/cli/command_result.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/ranks/private_directory.hpp"
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-Said say(const std::vector<std::string>& words) { return said_to(words); }
+CommandResult say(const std::vector<std::string>& words) { return result_of_words(words); }
 
 class Cli : public InAFolder {
  protected:
@@ -32,7 +32,8 @@ class Cli : public InAFolder {
   std::string read(const std::string& name) const { return text_of(folder_ + "/" + name); }
 };
 
-const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";
+const std::string kCase =
+    "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
 
 TEST_F(Cli, AWrongWordIsAUsageError) {
   EXPECT_EQ(say({}).code, kUsage);
@@ -47,7 +48,7 @@ TEST_F(Cli, HelpAndVersionAreAnswers) {
   EXPECT_EQ(help.code, kHeld);
   for (const char* flag : {"--full", "--stages", "--dtypes", "--world", "--seed", "--json",
                            "--junit", "--report", "--list", "--timeout-scale", "--quiet",
-                           "--verbose", "--color", "--data-dir", "--fault", "--lanes", "--knobs"})
+                           "--verbose", "--color", "--data-dir", "--fault", "--slots", "--knobs"})
     EXPECT_THAT(help.out, HasSubstr(flag));
   const auto version = say({"--version"});
   EXPECT_EQ(version.code, kHeld);
@@ -67,15 +68,15 @@ TEST_F(Cli, ListPrintsIdsOnly) {
 }
 
 TEST_F(Cli, NothingSelectedIsAUsageErrorWithWhatIsNear) {
-  const auto said = say({"run", "zero3.bf61"});
-  EXPECT_EQ(said.code, kUsage);
-  EXPECT_EQ(said.out, "");
-  EXPECT_THAT(said.err, HasSubstr("0 cases selected"));
-  EXPECT_THAT(said.err, HasSubstr("zero3.bf16"));
+  const auto result = say({"run", "zero3.bf61"});
+  EXPECT_EQ(result.code, kUsage);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("0 cases selected"));
+  EXPECT_THAT(result.err, HasSubstr("zero3.bf16"));
 }
 
 TEST_F(Cli, EveryFilterSelectsSomethingOfAllCasesOrIsRefused) {
-  const std::string in_default = "Contract.1.loss_backward.zero0.fp32.w2.gas1";
+  const std::string in_default = "Contract.1.loss_backward.zero0.fp32.w2.accumulation1";
   EXPECT_EQ(say({"list", in_default, kCase, kCase}).out, kCase + "\n" + in_default + "\n");
   const auto refused = say({"run", in_default, "zero3.bf61"});
   EXPECT_EQ(refused.code, kUsage);
@@ -84,10 +85,10 @@ TEST_F(Cli, EveryFilterSelectsSomethingOfAllCasesOrIsRefused) {
 
 TEST_F(Cli, ACaseOfTheFullMatrixCanBeRunByItsIdAndWritesEveryReport) {
   EXPECT_EQ(say({"list", kCase}).out, kCase + "\n");
-  const auto said = say({"run", kCase, "--report", folder_ + "/report", "--seed", "7"});
-  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
-  EXPECT_THAT(said.out, HasSubstr("HELD"));
-  EXPECT_THAT(said.out, HasSubstr("report/index.html"));
+  const auto result = say({"run", kCase, "--report", folder_ + "/report", "--seed", "7"});
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("HELD"));
+  EXPECT_THAT(result.out, HasSubstr("report/index.html"));
   EXPECT_THAT(read("report/index.html"), HasSubstr(kCase));
   EXPECT_THAT(read("report/junit.xml"), HasSubstr(kCase));
   const auto run = reports::from_json(read("report/run.json"));
@@ -98,32 +99,32 @@ TEST_F(Cli, ACaseOfTheFullMatrixCanBeRunByItsIdAndWritesEveryReport) {
 }
 
 TEST_F(Cli, JsonOnStdoutIsPure) {
-  const auto said = say({"run", kCase, "-q", "--json", "-", "--report", folder_});
-  EXPECT_EQ(said.code, kHeld) << said.err;
-  EXPECT_EQ(reports::from_json(said.out).cases.size(), 1u);
-  EXPECT_THAT(said.err, HasSubstr("HELD"));
+  const auto result = say({"run", kCase, "-q", "--json", "-", "--report", folder_});
+  EXPECT_EQ(result.code, kHeld) << result.err;
+  EXPECT_EQ(reports::from_json(result.out).cases.size(), 1u);
+  EXPECT_THAT(result.err, HasSubstr("HELD"));
 }
 
 TEST_F(Cli, AFailureIsExitCodeOneWithItsCauseItsTensorsAndALineToPaste) {
-  const auto said = say({"run", kCase, "-q", "--fault", "averaged_twice", "--report", folder_});
-  EXPECT_EQ(said.code, kFailed);
-  EXPECT_THAT(said.out, HasSubstr("averaged twice"));
-  EXPECT_THAT(said.out, HasSubstr("equigrad run " + kCase + " --seed 1234"));
+  const auto result = say({"run", kCase, "-q", "--fault", "averaged_twice", "--report", folder_});
+  EXPECT_EQ(result.code, kFailed);
+  EXPECT_THAT(result.out, HasSubstr("averaged twice"));
+  EXPECT_THAT(result.out, HasSubstr("equigrad run " + kCase + " --seed 1234"));
   const auto run = reports::from_json(read("run.json"));
   ASSERT_FALSE(run.cases.at(0).files.empty());
-  EXPECT_THAT(said.out, HasSubstr(".inputs.safetensors"));
+  EXPECT_THAT(result.out, HasSubstr(".inputs.safetensors"));
   EXPECT_THAT(run.cases[0].files, Contains(HasSubstr("rank0.inputs.safetensors")));
   for (const auto& file : run.cases[0].files)
     EXPECT_EQ(access((folder_ + "/" + file).c_str(), R_OK), 0) << file;
 }
 
 TEST_F(Cli, ASelfCheckWithoutAnAnswerIsExitCodeThreeAndWritesEveryReport) {
-  const auto said = say({"run", kCase, "Contract.1.loss_backward.zero0.fp32.w2.gas1", "-q",
-                         "--timeout-scale", "1e-6", "--report", folder_ + "/report"});
-  EXPECT_EQ(said.code, kInfrastructure) << said.out << said.err;
+  const auto result = say({"run", kCase, "Contract.1.loss_backward.zero0.fp32.w2.accumulation1",
+                           "-q", "--timeout-scale", "1e-6", "--report", folder_ + "/report"});
+  EXPECT_EQ(result.code, kInfrastructure) << result.out << result.err;
   const std::string why = "expected every rank to answer before the cases begin";
-  EXPECT_THAT(said.err, HasSubstr(why));
-  EXPECT_THAT(said.out, AllOf(HasSubstr("BROKEN"), HasSubstr(why)));
+  EXPECT_THAT(result.err, HasSubstr(why));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("BROKEN"), HasSubstr(why)));
   for (const char* file : {"report/index.html", "report/junit.xml", "report/run.json"})
     EXPECT_THAT(read(file), HasSubstr(why)) << file;
   const auto run = reports::from_json(read("report/run.json"));
@@ -135,9 +136,9 @@ TEST_F(Cli, AFaultOfTheContractIsPlantedByItsName) {
   const std::string family = "Contract.2.two_losses_on_one_forward",
                     one = family + ".zero2.fp32.w2";
   for (const std::string& fault : {std::string("Contract"), family}) {
-    const auto said = say({"run", one, "-q", "--fault", fault, "--report", folder_});
-    EXPECT_EQ(said.code, kFailed) << said.out << said.err;
-    EXPECT_THAT(said.out, HasSubstr(" --fault " + fault));
+    const auto result = say({"run", one, "-q", "--fault", fault, "--report", folder_});
+    EXPECT_EQ(result.code, kFailed) << result.out << result.err;
+    EXPECT_THAT(result.out, HasSubstr(" --fault " + fault));
     EXPECT_EQ(reports::from_json(read("run.json")).cases.at(0).verdict, reports::Verdict::Failed);
   }
   EXPECT_EQ(say({"run", one, "-q", "--report", folder_}).code, kHeld);
@@ -165,8 +166,10 @@ TEST_F(Cli, CasesOfTheContractAreFoundByTheMistakeTheyAnswer) {
                                                   HasSubstr(".zero_grad_before_the_boundary."),
                                                   Not(HasSubstr("zero_grad_after"))));
   const std::string alias =
-      "Contract.trap-15-zero-grad-cancels-the-window.zero_grad_in_the_window.zero2.fp32.w2.gas1";
-  EXPECT_EQ(say({"list", alias}).out, "Contract.7.zero_grad_in_the_window.zero2.fp32.w2.gas1\n");
+      "Contract.trap-15-zero-grad-cancels-the-window.zero_grad_in_the_window.zero2.fp32.w2."
+      "accumulation1";
+  EXPECT_EQ(say({"list", alias}).out,
+            "Contract.7.zero_grad_in_the_window.zero2.fp32.w2.accumulation1\n");
   EXPECT_EQ(say({"run", alias, "-q", "--report", folder_}).code, kHeld);
   EXPECT_THAT(say({"list", "trap-15-zero-gard"}).err, HasSubstr("trap-15-zero-grad"));
   const auto mistakes = say({"list", "--mistakes"});
@@ -175,11 +178,11 @@ TEST_F(Cli, CasesOfTheContractAreFoundByTheMistakeTheyAnswer) {
 
 TEST_F(Cli, TrainComparesEveryStepWithTheTwin) {
   for (const char* stage : {"0", "3"}) {
-    const auto said =
+    const auto result =
         say({"train", "--steps", "2", "--stage", stage, "--dtype", "bf16", "--layers", "1", "--dim",
              "16", "--heads", "2", "--context", "8", "--accumulate", "2"});
-    EXPECT_EQ(said.code, kHeld) << said.out << said.err;
-    EXPECT_THAT(said.out, HasSubstr("HELD  2 steps"));
+    EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+    EXPECT_THAT(result.out, HasSubstr("HELD  2 steps"));
   }
 }
 
@@ -187,10 +190,10 @@ TEST_F(Cli, TrainTakesADeepSpeedFile) {
   const auto file = write("ds.json", R"({"train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 3, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
     "zero_optimization": {"stage": 2}})");
-  const auto said = say({"train", "--steps", "2", "--config", file, "--layers", "1", "--dim", "16",
-                         "--heads", "2", "--context", "8"});
-  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
-  EXPECT_THAT(said.out, HasSubstr("twin built from the parsed configuration"));
+  const auto result = say({"train", "--steps", "2", "--config", file, "--layers", "1", "--dim",
+                           "16", "--heads", "2", "--context", "8"});
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("twin built from the parsed configuration"));
   for (const char* option : {"--stage", "--accumulate", "--micro-batch"})
     EXPECT_EQ(say({"train", "--config", file, option, "1"}).code, kUsage) << option;
   EXPECT_EQ(say({"train", "--config", file, "--dtype", "bf16"}).code, kUsage);
@@ -199,9 +202,9 @@ TEST_F(Cli, TrainTakesADeepSpeedFile) {
 TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
   const auto good = write("good.json", R"({"train_batch_size": 8, "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}})");
-  const auto said = say({"config", "check", good, "--world", "2"});
-  EXPECT_EQ(said.code, kHeld);
-  EXPECT_THAT(said.out, HasSubstr("train_micro_batch_size_per_gpu"));
+  const auto result = say({"config", "check", good, "--world", "2"});
+  EXPECT_EQ(result.code, kHeld);
+  EXPECT_THAT(result.out, HasSubstr("train_micro_batch_size_per_gpu"));
   const auto bad = write("bad.json", R"({"train_batch_size": 8, "zero_optimisation": {}})");
   const auto refused = say({"config", "check", bad});
   EXPECT_EQ(refused.code, kUsage);
@@ -249,10 +252,10 @@ TEST_F(Cli, ConfigCheckRefusesSizesThatNoModelHas) {
 }
 
 TEST_F(Cli, AFaultThatNobodyCanPlantIsAUsageErrorWithTheNearestName) {
-  const auto said = say({"run", kCase, "--fault", "averged_twice"});
-  EXPECT_EQ(said.code, kUsage);
-  EXPECT_THAT(said.err, HasSubstr("Did you mean \"averaged_twice\"?"));
-  EXPECT_THAT(said.err, HasSubstr("equigrad list --faults"));
+  const auto result = say({"run", kCase, "--fault", "averged_twice"});
+  EXPECT_EQ(result.code, kUsage);
+  EXPECT_THAT(result.err, HasSubstr("Did you mean \"averaged_twice\"?"));
+  EXPECT_THAT(result.err, HasSubstr("equigrad list --faults"));
 }
 
 TEST_F(Cli, TheRemedyForTheRanksFolderIsForTheFolderThatTheyUse) {
@@ -265,9 +268,9 @@ TEST_F(Cli, TheRemedyForTheRanksFolderIsForTheFolderThatTheyUse) {
 }
 
 TEST_F(Cli, TheDoctorForksRanksAndFindsTheData) {
-  const auto said = say({"doctor"});
-  EXPECT_EQ(said.code, kHeld) << said.out;
-  EXPECT_THAT(said.out, HasSubstr("one sum over Gloo"));
+  const auto result = say({"doctor"});
+  EXPECT_EQ(result.code, kHeld) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("one sum over Gloo"));
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include <fstream>
 
+#include "conformance/cli/command_result.hpp"
 #include "conformance/cli/report_folder.hpp"
-#include "conformance/cli/said.hpp"
 #include "engine/config/config.hpp"
 #include "equigrad_build_info.hpp"
 
@@ -21,7 +21,8 @@ constexpr const char* kPlain = R"({"train_micro_batch_size_per_gpu": 2,
   "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}})";
 
 std::string ready(const std::string& name) {
-  return std::string(build_info::source_directory()) + "/conformance/cases/configs/" + name + ".json";
+  return std::string(build_info::source_directory()) + "/conformance/cases/configs/" + name +
+         ".json";
 }
 
 // `spoil` may change a rank's request, and then its answer, which is null at first.

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "conformance/cases/recipe.hpp"
-#include "conformance/cli/said.hpp"
+#include "conformance/cli/command_result.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "reports/json.hpp"
 
@@ -21,18 +21,19 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";
+const std::string kCase =
+    "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
 const std::string kContract = "Contract.2.two_losses_on_one_forward";
 
 // A command of the shell, in the root directory.
-Said shell(const std::string& command) {
-  Said said{-1, "", ""};
+CommandResult shell(const std::string& command) {
+  CommandResult result{-1, "", ""};
   FILE* pipe = popen(("cd / && (" + command + ") 2>&1").c_str(), "r");
-  if (pipe == nullptr) return said;
+  if (pipe == nullptr) return result;
   std::array<char, 4096> buffer{};
-  while (std::fgets(buffer.data(), buffer.size(), pipe) != nullptr) said.out += buffer.data();
-  said.code = WEXITSTATUS(pclose(pipe));
-  return said;
+  while (std::fgets(buffer.data(), buffer.size(), pipe) != nullptr) result.out += buffer.data();
+  result.code = WEXITSTATUS(pclose(pipe));
+  return result;
 }
 
 class FailureFolder : public InAFolder {
@@ -42,8 +43,8 @@ class FailureFolder : public InAFolder {
     program_ = std::getenv("EQUIGRAD_BINARY");
     ASSERT_NE(program_, nullptr) << "run this test through ctest, which says where it is";
   }
-  Said equigrad(const std::string& words) const { return shell(program_ + (" " + words)); }
-  Said failing_run(const std::string& more = "") const {
+  CommandResult equigrad(const std::string& words) const { return shell(program_ + (" " + words)); }
+  CommandResult failing_run(const std::string& more = "") const {
     return equigrad("run " + kCase + " -q --seed 7 --fault averaged_twice --report " + folder_ +
                     more);
   }
@@ -56,9 +57,9 @@ class FailureFolder : public InAFolder {
 };
 
 TEST_F(FailureFolder, HasEverythingAndTheReportLinksIt) {
-  const auto said = failing_run();
-  EXPECT_EQ(said.code, kFailed);
-  EXPECT_THAT(said.out, HasSubstr("    folder  " + folder_ + "/fail/" + kCase + "\n"));
+  const auto result = failing_run();
+  EXPECT_EQ(result.code, kFailed);
+  EXPECT_THAT(result.out, HasSubstr("    folder  " + folder_ + "/fail/" + kCase + "\n"));
   const auto run = reports::from_json(text_of(folder_ + "/run.json"));
   const std::string in_report = "fail/" + kCase + "/", page = text_of(folder_ + "/index.html");
   for (const char* file :
@@ -70,7 +71,7 @@ TEST_F(FailureFolder, HasEverythingAndTheReportLinksIt) {
     EXPECT_THAT(page, HasSubstr("<a href=\"" + in_report + file + "\">"));
   }
   EXPECT_EQ(text_of(of_case("config.json")),
-            config_text(parse_id(kCase), 0, *reference::make_model("nasty", 7)));
+            config_text(parse_id(kCase), 0, *reference::make_model("irregular", 7)));
   EXPECT_THAT(text_of(of_case("message.txt")), HasSubstr("averaged twice"));
   const auto first = oracle::read_tensors(of_case("rank1.first.safetensors"));
   EXPECT_THAT(first.metadata.at("where"), HasSubstr("step 1 gradient "));
@@ -125,7 +126,8 @@ TEST_F(FailureFolder, TensorsAreNotKeptUnlessTheyAreWanted) {
 }
 
 TEST_F(FailureFolder, ACaseOfTheContractHasAMessageAndAScript) {
-  const std::string id = kContract + ".zero2.fp32.w2.gas1", at = folder_ + "/fail/" + id + "/";
+  const std::string id = kContract + ".zero2.fp32.w2.accumulation1",
+                    at = folder_ + "/fail/" + id + "/";
   equigrad("run " + id + " -q --fault Contract --report " + folder_);
   EXPECT_TRUE(there(at + "message.txt"));
   EXPECT_FALSE(there(at + "program.cpp"));
@@ -147,18 +149,18 @@ TEST(FailureProgram, SaysWhatTheCaseDoes) {
     const std::string id = "Required.grad." + mode;
     return program_text({id, Candidate{parse_id(id), 2}, 5, {"a\"b", "", ""}, "", "", ""});
   };
-  const auto engine = text("zero2.fp32.w2.gas3.clip-off.sgd.nasty.engine_backward");
+  const auto engine = text("zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.engine_backward");
   EXPECT_THAT(engine, AllOf(HasSubstr("kSteps = 2, kWorld = 2, kMicroBatches = 3"),
                             HasSubstr("engine->backward(loss);"), HasSubstr("at::kFloat"),
                             HasSubstr("read_text({\"a\\\"b\"})"), Not(HasSubstr("Planted")),
-                            Not(HasSubstr("set_loudness")), Not(ContainsRegex("@[A-Z_]+@"))));
-  EXPECT_THAT(text("zero2.bf16.w2.gas3.clip-off.sgd.nasty.scale_backward"),
+                            Not(HasSubstr("set_loss_factor")), Not(ContainsRegex("@[A-Z_]+@"))));
+  EXPECT_THAT(text("zero2.bf16.w2.accumulation3.clip-off.sgd.irregular.scale_backward"),
               AllOf(HasSubstr("engine->scale(loss).backward();"), HasSubstr("at::kBFloat16")));
-  EXPECT_THAT(text("zero2.bf16.w2.gas3.clip-off.sgd.nasty.loss_backward"),
+  EXPECT_THAT(text("zero2.bf16.w2.accumulation3.clip-off.sgd.irregular.loss_backward"),
               HasSubstr("      loss.backward();"));
-  EXPECT_THAT(text("zero2.fp16.w2.gas1.clip-off.sgd.nasty.loss_backward"),
+  EXPECT_THAT(text("zero2.fp16.w2.accumulation1.clip-off.sgd.irregular.loss_backward"),
               AllOf(HasSubstr("rank_backward(*engine, *model, batch, parse_id("),
-                    HasSubstr("at::kHalf"), HasSubstr("model->set_loudness(is_loud")));
+                    HasSubstr("at::kHalf"), HasSubstr("model->set_loss_factor(overflows")));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "conformance/campaigns/fault_panel.hpp"
 #include "conformance/campaigns/fault_run.hpp"
-#include "conformance/cli/said.hpp"
+#include "conformance/cli/command_result.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -18,18 +18,19 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-Said say(std::vector<std::string> words) {
+CommandResult say(std::vector<std::string> words) {
   words.insert(words.begin(), "faults");
-  return said_to(std::move(words));
+  return result_of_words(std::move(words));
 }
 
 using FaultsCommandTest = InAFolder;
 
 TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
-  const auto said = say({"averaged_twice", "word_lost", "--clean", "4", "--report", folder_, "-q"});
-  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
-  EXPECT_THAT(said.out, AllOf(HasSubstr("averaged_twice"), HasSubstr("exact/gradient"),
-                              HasSubstr("0 false alarms in 4 of 4"), HasSubstr("HELD  ")));
+  const auto result =
+      say({"averaged_twice", "word_lost", "--clean", "4", "--report", folder_, "-q"});
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("averaged_twice"), HasSubstr("exact/gradient"),
+                                HasSubstr("0 false alarms in 4 of 4"), HasSubstr("HELD  ")));
   const auto json = nlohmann::json::parse(text_of(folder_ + "/faults.json"));
   EXPECT_EQ(json.at("panel").size(), fault_panel().size());
   ASSERT_EQ(json.at("faults").size(), 2u);
@@ -49,29 +50,29 @@ TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {
   const auto help = say({"--help"});
   EXPECT_EQ(help.code, kHeld);
   for (const char* flag : {"FILTER", "--full", "--minutes", "--clean", "--seed", "--json",
-                           "--report", "--data-dir", "--timeout-scale", "--lanes", "--quiet"})
+                           "--report", "--data-dir", "--timeout-scale", "--slots", "--quiet"})
     EXPECT_THAT(help.out, HasSubstr(flag));
 }
 
 TEST_F(FaultsCommandTest, TheRecordAloneGoesToStdout) {
-  const auto said = say({"averaged_twice", "--json", "-", "--report", folder_, "-q"});
-  EXPECT_EQ(said.code, kHeld);
-  EXPECT_EQ(nlohmann::json::parse(said.out).at("faults").size(), 1u);
-  EXPECT_THAT(said.err, HasSubstr("HELD  "));
+  const auto result = say({"averaged_twice", "--json", "-", "--report", folder_, "-q"});
+  EXPECT_EQ(result.code, kHeld);
+  EXPECT_EQ(nlohmann::json::parse(result.out).at("faults").size(), 1u);
+  EXPECT_THAT(result.err, HasSubstr("HELD  "));
 }
 
 TEST_F(FaultsCommandTest, AWrongNameIsAUsageErrorThatSaysWhatIsNear) {
-  const auto said = say({"avraged_twice", "--report", folder_});
-  EXPECT_EQ(said.code, kUsage);
-  EXPECT_THAT(said.err, HasSubstr("  averaged_twice\n"));
+  const auto result = say({"avraged_twice", "--report", folder_});
+  EXPECT_EQ(result.code, kUsage);
+  EXPECT_THAT(result.err, HasSubstr("  averaged_twice\n"));
   EXPECT_EQ(say({"--minutes", "-1"}).code, kUsage);
   EXPECT_EQ(say({"--clean", "-1"}).code, kUsage);
 }
 
 TEST_F(FaultsCommandTest, WhatHasNoTimeIsNotAPass) {
-  const auto said = say({"averaged_twice", "--minutes", "0.0001", "--report", folder_, "-q"});
-  EXPECT_EQ(said.code, kInconclusive);
-  EXPECT_THAT(said.out, AllOf(HasSubstr("not_run"), HasSubstr("INCONCLUSIVE")));
+  const auto result = say({"averaged_twice", "--minutes", "0.0001", "--report", folder_, "-q"});
+  EXPECT_EQ(result.code, kInconclusive);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("not_run"), HasSubstr("INCONCLUSIVE")));
 }
 
 FaultOptions options(std::vector<std::string> faults, std::size_t cases) {
@@ -82,7 +83,7 @@ FaultOptions options(std::vector<std::string> faults, std::size_t cases) {
   chosen.minutes = 0.4;
   chosen.data = find_data("", false);
   chosen.quiet = true;
-  chosen.lanes = 2;
+  chosen.slots = 2;
   return chosen;
 }
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "conformance/cases/matrix.hpp"
-#include "conformance/cli/said.hpp"
+#include "conformance/cli/command_result.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "equigrad_build_info.hpp"
@@ -118,7 +118,8 @@ TEST_F(Interrupt, AKillMatrixIsWrittenAsFarAsItCame) {
 }
 
 TEST_F(Interrupt, WhatWasShrunkSoFarIsKept) {
-  const std::string id = "Required.grad.zero3.fp16.w4.gas4.clip-above.adamw.gpt.tensor_backward";
+  const std::string id =
+      "Required.grad.zero3.fp16.w4.accumulation4.clip-above.adamw.gpt.tensor_backward";
   EXPECT_EQ(
       interrupted({"repro", id, "--fault", "averaged_twice", "-o", report()}, "so does ", SIGINT),
       130);

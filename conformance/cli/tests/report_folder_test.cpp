@@ -9,7 +9,8 @@
 namespace equigrad::conformance::cli {
 namespace {
 
-const std::string kCase = "Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.loss_backward";
+const std::string kCase =
+    "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
 
 TEST(ReportFolder, WhatAnEarlierRunLeftIsRemovedAndNothingElse) {
   std::string folder = testing::TempDir() + "equigrad-report-XXXXXX";
@@ -19,8 +20,9 @@ TEST(ReportFolder, WhatAnEarlierRunLeftIsRemovedAndNothingElse) {
   };
   const std::string clean = "fail/" + kCase + "1", mixed = "fail/" + kCase, other = "fail/mine";
   const std::string whole =
-      "fail/Required.grad.zero0.bf16.w4.gas1.clip-above.adamw.gpt.tensor_backward";
-  const std::string contract = "fail/Contract.2.two_losses_on_one_forward.zero2.fp32.w2.gas1";
+      "fail/Required.grad.zero0.bf16.w4.accumulation1.clip-above.adamw.gpt.tensor_backward";
+  const std::string contract =
+      "fail/Contract.2.two_losses_on_one_forward.zero2.fp32.w2.accumulation1";
   for (const auto& of : {clean, mixed, other, whole, contract}) {
     make_directory(folder + "/" + of);
     write_file(folder + "/" + of + "/rank0.safetensors", "x");

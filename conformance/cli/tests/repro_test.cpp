@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "conformance/cases/recipe.hpp"
-#include "conformance/cli/said.hpp"
+#include "conformance/cli/command_result.hpp"
 #include "conformance/on_rank/run.hpp"
 #include "engine/error.hpp"
 
@@ -19,20 +19,21 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-const std::string kLarge = "Required.grad.zero3.fp16.w4.gas3.clip-above.adamw.nasty.scale_backward";
+const std::string kLarge =
+    "Required.grad.zero3.fp16.w4.accumulation3.clip-above.adamw.irregular.scale_backward";
 
 class Repro : public InAFolder {
  protected:
-  Said say(std::vector<std::string> words) const {
+  CommandResult say(std::vector<std::string> words) const {
     words.insert(words.begin(), "repro");
     words.insert(words.end(), {"-o", folder_ + "/failure"});
-    return said_to(std::move(words));
+    return result_of_words(std::move(words));
   }
-  Said repro(const ranks::Handler& serve) const {
+  CommandResult repro(const ranks::Handler& serve) const {
     ReproCommand command;
     command.id = kLarge;
     command.folder = folder_ + "/failure";
-    return said_by([&] { return repro_command(command, serve); });
+    return result_of([&] { return repro_command(command, serve); });
   }
   bool has(const std::string& file) const {
     return access((folder_ + "/failure/" + file).c_str(), R_OK) == 0;
@@ -40,49 +41,53 @@ class Repro : public InAFolder {
 };
 
 TEST_F(Repro, AFaultOfTwoRanksIsShrunkToTwoRanksAndOneOfEverythingElse) {
-  const auto said = say({kLarge, "--fault", "averaged_twice"});
-  EXPECT_EQ(said.code, kFailed) << said.err;
-  EXPECT_THAT(said.out,
-              AllOf(StartsWith("FAIL  Required.grad.zero0.fp32.w2.gas1.clip-off.sgd.dots"),
-                    HasSubstr(".engine_backward --steps 1  gradient\n"),
-                    HasSubstr("averaged twice"), HasSubstr("3 steps -> 1, model nasty -> dots"),
-                    HasSubstr("4 ranks -> 2, 3 micro-batches -> 1, fp16 -> fp32, clip-above -> "
-                              "clip-off, adamw -> sgd, scale_backward -> engine_backward, "
-                              "stage 3 -> 0 (")));
-  EXPECT_THAT(said.err, HasSubstr("  so does "));
+  const auto result = say({kLarge, "--fault", "averaged_twice"});
+  EXPECT_EQ(result.code, kFailed) << result.err;
+  EXPECT_THAT(
+      result.out,
+      AllOf(StartsWith("FAIL  Required.grad.zero0.fp32.w2.accumulation1.clip-off.sgd.linear"),
+            HasSubstr(".engine_backward --steps 1  gradient\n"), HasSubstr("averaged twice"),
+            HasSubstr("3 steps -> 1, model irregular -> linear"),
+            HasSubstr("4 ranks -> 2, 3 micro-batches -> 1, fp16 -> fp32, clip-above -> "
+                      "clip-off, adamw -> sgd, scale_backward -> engine_backward, "
+                      "stage 3 -> 0 (")));
+  EXPECT_THAT(result.err, HasSubstr("  so does "));
 }
 
 TEST_F(Repro, AFaultOfTheSecondMicroBatchKeepsTwoOfThem) {
-  const auto said = say({"Required.grad.zero2.fp32.w4.gas3.clip-off.sgd.nasty.engine_backward",
-                         "--fault", "micro_batch_dropped", "-q"});
-  EXPECT_EQ(said.code, kFailed) << said.err;
-  EXPECT_THAT(said.out, AllOf(HasSubstr(".w2.gas2."), HasSubstr("--steps 1  gradient\n"),
-                              HasSubstr(" of rank 1 is missing")));
-  EXPECT_EQ(said.err, "");
+  const auto result =
+      say({"Required.grad.zero2.fp32.w4.accumulation3.clip-off.sgd.irregular.engine_backward",
+           "--fault", "micro_batch_dropped", "-q"});
+  EXPECT_EQ(result.code, kFailed) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr(".w2.accumulation2."), HasSubstr("--steps 1  gradient\n"),
+                                HasSubstr(" of rank 1 is missing")));
+  EXPECT_EQ(result.err, "");
 }
 
 TEST_F(Repro, AFaultOfTheSecondStepKeepsTwoOfThem) {
-  const auto said = say({"Required.grad.zero2.fp32.w2.gas3.clip-off.sgd.nasty.engine_backward",
-                         "--fault", "word_lost", "-q"});
-  EXPECT_EQ(said.code, kFailed) << said.err;
-  EXPECT_THAT(said.out, HasSubstr("--steps 2  gradient\n"));
+  const auto result =
+      say({"Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.engine_backward",
+           "--fault", "word_lost", "-q"});
+  EXPECT_EQ(result.code, kFailed) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("--steps 2  gradient\n"));
 }
 
 TEST_F(Repro, ACaseThatHoldsSaysSoAndLeavesNothing) {
-  const auto said = say({kLarge});
-  EXPECT_EQ(said.code, kHeld) << said.err;
-  EXPECT_THAT(said.out, HasSubstr("HELD  " + kLarge + " --steps 3 did not fail: "));
+  const auto result = say({kLarge});
+  EXPECT_EQ(result.code, kHeld) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("HELD  " + kLarge + " --steps 3 did not fail: "));
   EXPECT_FALSE(has("repro.sh"));
 }
 
 TEST_F(Repro, TheSmallestModelsHoldWithoutAFault) {
-  for (const char* mode : {"zero0.fp32.w2.gas2.clip-off.sgd.dots1.engine_backward",
-                           "zero1.fp16.w3.gas2.clip-above.adamw.dots2.tensor_backward",
-                           "zero2.autocast-bf16.w4.gas1.clip-below.sgd.dots3.scale_backward",
-                           "zero3.bf16.w2.gas3.clip-above-inf.adamw.dots4.loss_backward"})
+  for (const char* mode :
+       {"zero0.fp32.w2.accumulation2.clip-off.sgd.linear1.engine_backward",
+        "zero1.fp16.w3.accumulation2.clip-above.adamw.linear2.tensor_backward",
+        "zero2.autocast-bf16.w4.accumulation1.clip-below.sgd.linear3.scale_backward",
+        "zero3.bf16.w2.accumulation3.clip-above-inf.adamw.linear4.loss_backward"})
     for (const char* steps : {"1", "3"}) {
-      const auto said = say({std::string("Required.grad.") + mode, "--steps", steps, "--as-is"});
-      EXPECT_EQ(said.code, kHeld) << said.out << said.err;
+      const auto result = say({std::string("Required.grad.") + mode, "--steps", steps, "--as-is"});
+      EXPECT_EQ(result.code, kHeld) << result.out << result.err;
     }
 }
 
@@ -101,9 +106,8 @@ TEST_F(Repro, AnErrorIsShrunkAndADeathIsTheMachines) {
                                       if (rank == 1) throw Error("engine.step", "expected calm.");
                                     }));
   EXPECT_EQ(thrown.code, kFailed) << thrown.err;
-  EXPECT_THAT(
-      thrown.out,
-      HasSubstr("fp32.w3.gas1.clip-off.sgd.dots1.engine_backward --steps 1  error [engine.step]"));
+  EXPECT_THAT(thrown.out, HasSubstr("fp32.w3.accumulation1.clip-off.sgd.linear1.engine_backward "
+                                    "--steps 1  error [engine.step]"));
   const auto died = repro(failing([](const auto& spec) { return spec.accumulation >= 2; },
                                   [](int rank) {
                                     if (rank == 0) raise(SIGKILL);
@@ -111,17 +115,18 @@ TEST_F(Repro, AnErrorIsShrunkAndADeathIsTheMachines) {
   EXPECT_EQ(died.code, kInfrastructure) << died.err;
   EXPECT_THAT(
       died.out,
-      HasSubstr("fp32.w1.gas2.clip-off.sgd.dots1.engine_backward --steps 1  died: signal 9"));
+      HasSubstr(
+          "fp32.w1.accumulation2.clip-off.sgd.linear1.engine_backward --steps 1  died: signal 9"));
   EXPECT_TRUE(has("repro.sh"));
 }
 
 TEST_F(Repro, AnotherFailureIsNotTakenForThisOne) {
-  const auto said = repro([](const nlohmann::json& request, ranks::RankContext& context) {
+  const auto result = repro([](const nlohmann::json& request, ranks::RankContext& context) {
     if (request.at("do") == "case")
       throw Error(parse_id(request.at("id")).stage == 3 ? "first" : "other", "expected calm.");
     return serve(request, context);
   });
-  EXPECT_THAT(said.out, HasSubstr("Required.grad.zero3.fp32.w1.gas1"));
+  EXPECT_THAT(result.out, HasSubstr("Required.grad.zero3.fp32.w1.accumulation1"));
 }
 
 TEST_F(Repro, ATwinThatCannotBeMadeIsNoFailureOfTheCase) {
@@ -136,15 +141,16 @@ TEST_F(Repro, ATwinThatCannotBeMadeIsNoFailureOfTheCase) {
 }
 
 TEST_F(Repro, WhatCannotBeRepeatedIsAUsageError) {
-  const auto contract = say({"Contract.2.two_losses_on_one_forward.zero2.fp32.w2.gas1"});
+  const auto contract = say({"Contract.2.two_losses_on_one_forward.zero2.fp32.w2.accumulation1"});
   EXPECT_EQ(contract.code, kUsage);
   EXPECT_THAT(contract.err, HasSubstr("equigrad run Contract.2.two_losses"));
   const auto unknown =
-      say({"Required.grad.zero3.bf61.w4.gas3.clip-above.adamw.nasty.loss_backward"});
+      say({"Required.grad.zero3.bf61.w4.accumulation3.clip-above.adamw.irregular.loss_backward"});
   EXPECT_EQ(unknown.code, kUsage);
   EXPECT_THAT(unknown.err, HasSubstr("near it is Required.grad.zero3.bf16"));
-  EXPECT_THAT(say({"Required.grad.zero1.bf16.w4.gas3.clip-off.adamw.nsaty.loss_backward"}).err,
-              HasSubstr("got \"nsaty\""));
+  EXPECT_THAT(
+      say({"Required.grad.zero1.bf16.w4.accumulation3.clip-off.adamw.irregluar.loss_backward"}).err,
+      HasSubstr("got \"irregluar\""));
   EXPECT_EQ(say({kLarge, "--fault", "averaged_thrice"}).code, kUsage);
   EXPECT_EQ(say({kLarge, "--fault", "Contract"}).code, kUsage);
   EXPECT_EQ(say({kLarge, "--steps", "4"}).code, kUsage);

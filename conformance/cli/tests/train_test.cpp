@@ -22,7 +22,7 @@ TrainCommand small() {
   return command;
 }
 
-struct Said {
+struct CommandResult {
   int code;
   std::string out, err;
 };
@@ -30,7 +30,8 @@ struct Said {
 // `spoil` may change an engine rank's request, and its answer to the second "compare".
 using Spoil = std::function<void(json& request, ranks::RankContext& context)>;
 using Change = std::function<void(json& answer, int rank)>;
-Said train(const Spoil& spoil, const Change& change, const TrainCommand& command = small()) {
+CommandResult train(const Spoil& spoil, const Change& change,
+                    const TrainCommand& command = small()) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
   const int code = train_command(command, [=](const json& request, ranks::RankContext& context) {
@@ -56,11 +57,11 @@ Spoil at_the_second_step(Fn fn) {
 }
 
 TEST(Train, HoldsWithColumnsThatSayWhatTheyAre) {
-  const auto said = train(nullptr, nullptr);
-  EXPECT_EQ(said.code, kHeld) << said.out << said.err;
-  EXPECT_THAT(said.out, HasSubstr("loss engine    loss twin      compared     differing"));
-  EXPECT_THAT(said.out, HasSubstr("twin built from the command's options"));
-  EXPECT_THAT(said.out, HasSubstr("HELD  2 steps, "));
+  const auto result = train(nullptr, nullptr);
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("loss engine    loss twin      compared     differing"));
+  EXPECT_THAT(result.out, HasSubstr("twin built from the command's options"));
+  EXPECT_THAT(result.out, HasSubstr("HELD  2 steps, "));
 }
 
 TEST(Train, AConfigurationThatTheEngineMisreadsIsSeen) {
@@ -70,7 +71,7 @@ TEST(Train, AConfigurationThatTheEngineMisreadsIsSeen) {
       {"\"gradient_clipping\": 1.0", "\"gradient_clipping\": 0.0"},
       {"AdamW", "SGD"}};
   for (const auto& [right, wrong] : misread) {
-    const auto said = train(
+    const auto result = train(
         [right = right, wrong = wrong](json& request, ranks::RankContext&) {
           std::string config = request.at("config");
           const auto at = config.find(right);
@@ -78,18 +79,18 @@ TEST(Train, AConfigurationThatTheEngineMisreadsIsSeen) {
           request["config"] = config.replace(at, right.size(), wrong);
         },
         nullptr);
-    EXPECT_EQ(said.code, kFailed) << wrong << said.out << said.err;
-    EXPECT_THAT(said.out, HasSubstr("# first difference: rank 0: ")) << wrong;
+    EXPECT_EQ(result.code, kFailed) << wrong << result.out << result.err;
+    EXPECT_THAT(result.out, HasSubstr("# first difference: rank 0: ")) << wrong;
   }
 }
 
 TEST(Train, AShardThatIsNotHeldIsSeen) {
-  const auto said = train(nullptr, [](json& answer, int rank) {
+  const auto result = train(nullptr, [](json& answer, int rank) {
     if (rank == 1) answer["cover"].erase(0);
   });
-  EXPECT_EQ(said.code, kFailed);
-  EXPECT_THAT(said.out, HasSubstr("# first difference: shards: "));
-  EXPECT_THAT(said.out, HasSubstr("is held by 1 of 2 ranks"));
+  EXPECT_EQ(result.code, kFailed);
+  EXPECT_THAT(result.out, HasSubstr("# first difference: shards: "));
+  EXPECT_THAT(result.out, HasSubstr("is held by 1 of 2 ranks"));
 }
 
 TEST(Train, ARankThatDiesIsTheMachinesAndAnEngineThatThrowsIsAFailure) {
@@ -110,7 +111,7 @@ TEST(Train, ARankThatDiesIsTheMachinesAndAnEngineThatThrowsIsAFailure) {
 }
 
 TEST(Train, ADifferenceWinsOverARankThatDiesLater) {
-  const auto said = train(
+  const auto result = train(
       [](json& request, ranks::RankContext& context) {
         static int steps = 0;
         std::string config = request.at("config");
@@ -119,7 +120,7 @@ TEST(Train, ADifferenceWinsOverARankThatDiesLater) {
         if (request.at("verb") == "step" && ++steps == 2 && context.rank() == 1) raise(SIGKILL);
       },
       nullptr);
-  EXPECT_EQ(said.code, kFailed) << said.out;
+  EXPECT_EQ(result.code, kFailed) << result.out;
 }
 
 TEST(Train, SizesThatDoNotFitAreUsageErrors) {

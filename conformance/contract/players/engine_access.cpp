@@ -24,8 +24,8 @@ void EnginePlay::set_boundary(std::optional<bool> is_boundary) {
 }
 
 void EnginePlay::set_accumulation(int64_t steps) {
-  scene_.accumulation = steps;
-  for (auto& engine : engines_) engine->set_train_batch_size(steps * scene_.world);
+  context_.accumulation = steps;
+  for (auto& engine : engines_) engine->set_train_batch_size(steps * context_.world);
 }
 
 at::Tensor EnginePlay::full(const std::string& what, const std::string& name) {

@@ -22,14 +22,14 @@ std::map<std::string, LocalShard> copy_of(const std::vector<LocalShard>& shards)
 }
 
 // In zero::Init's scope rank 0's weights count, as ever; the wrong way has rank 1's.
-std::shared_ptr<reference::Model> make_model(const Spec& spec, const Scene& scene,
-                                             std::size_t which,
-                                             const std::shared_ptr<comm::Communicator>& wire) {
-  const uint64_t seed = scene.seed + which;
+std::shared_ptr<reference::Model> make_model(
+    const Spec& spec, const ContractContext& context, std::size_t which,
+    const std::shared_ptr<comm::Communicator>& communicator) {
+  const uint64_t seed = context.seed + which;
   const auto& name = spec.of->models[which];
-  if (!spec.of->within_init) return make_contract_model(name, seed);
-  zero::Init init(config_text(spec.of_model(which)), wire);
-  auto model = make_contract_model(name, scene.rank == 0 && !scene.fault ? seed : seed + 99);
+  if (!spec.of->has(Feature::WithinInit)) return make_contract_model(name, seed);
+  zero::Init init(config_text(spec.of_model(which)), communicator);
+  auto model = make_contract_model(name, context.rank == 0 && !context.fault ? seed : seed + 99);
   init.finish();
   return model;
 }
@@ -38,14 +38,15 @@ at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
 
 }  // namespace
 
-EnginePlay::EnginePlay(const Spec& spec, const Scene& scene, ranks::RankContext& context,
-                       const reference::Data& data, const std::shared_ptr<comm::Communicator>& wire)
-    : Play(data), spec_(spec), context_(context), stepped_(spec.of->models.size()) {
-  scene_ = scene;
-  scene_.window = -1;
+EnginePlay::EnginePlay(const Spec& spec, const ContractContext& context,
+                       ranks::RankContext& rank_context, const reference::Data& data,
+                       const std::shared_ptr<comm::Communicator>& communicator)
+    : Play(data), spec_(spec), rank_context_(rank_context), stepped_(spec.of->models.size()) {
+  context_ = context;
+  context_.window = -1;
   for (std::size_t i = 0; i < spec.of->models.size(); ++i) {
-    models_.push_back(make_model(spec, scene, i, wire));
-    engines_.push_back(make_engine(spec.of_model(i), *models_[i], wire));
+    models_.push_back(make_model(spec, context, i, communicator));
+    engines_.push_back(make_engine(spec.of_model(i), *models_[i], communicator));
     engines_[i]->on_step([this, i](const std::vector<LocalShard>& shards) {
       stepped_[i].push_back(copy_of(shards));
     });
@@ -53,16 +54,16 @@ EnginePlay::EnginePlay(const Spec& spec, const Scene& scene, ranks::RankContext&
 }
 
 std::string EnginePlay::at(const std::string& what) const {
-  return "step " + std::to_string(scene_.window + 1) + " " + what;
+  return "step " + std::to_string(context_.window + 1) + " " + what;
 }
 
 void EnginePlay::window(const std::vector<reference::StepRecord>& want, const Seen& seen) {
-  ++scene_.window;
+  ++context_.window;
   seen_.clear();
   for (auto& calls : stepped_) calls.clear();
-  context_.note(at("program"));
+  rank_context_.note(at("program"));
   spec_.of->program(*this);
-  context_.note(at("comparison"));
+  rank_context_.note(at("comparison"));
   check("as much is seen as by the reference", seen_.size() == seen.size());
   for (std::size_t i = 0; i < std::min(seen_.size(), seen.size()); ++i)
     if (seen_[i].second.defined() && seen[i].second.defined())

@@ -4,7 +4,7 @@
 // is compared with the reference's, and so is everything that the program saw.
 // Shapes/Units: those of play.hpp.
 // Errors: what the engine throws where the program expects no error.
-// Depends on: play.hpp, contract_case.hpp, reference/stepper.hpp, engine/engine.hpp,
+// Depends on: play.hpp, contract_spec.hpp, reference/stepper.hpp, engine/engine.hpp,
 // lane_tally.hpp.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/contract/contract_case.hpp"
+#include "conformance/contract/players/contract_spec.hpp"
 #include "conformance/contract/players/play.hpp"
 #include "conformance/ranks/rank_context.hpp"
 #include "conformance/verdict/lane_tally.hpp"
@@ -26,8 +26,8 @@ namespace equigrad::conformance::contract {
 
 class EnginePlay final : public Play {
  public:
-  EnginePlay(const Spec& spec, const Scene& scene, ranks::RankContext& context,
-             const reference::Data& data, const std::shared_ptr<comm::Communicator>& wire);
+  EnginePlay(const Spec& spec, const ContractContext& context, ranks::RankContext& rank_context,
+             const reference::Data& data, const std::shared_ptr<comm::Communicator>& communicator);
 
   // Plays the next window and compares all that it left with the reference's.
   void window(const std::vector<reference::StepRecord>& want, const Seen& seen);
@@ -70,7 +70,7 @@ class EnginePlay final : public Play {
   std::string at(const std::string& what) const;
 
   Spec spec_;
-  ranks::RankContext& context_;
+  ranks::RankContext& rank_context_;
   std::vector<std::shared_ptr<reference::Model>> models_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::vector<std::map<std::string, LocalShard>>> stepped_;  // [model][call of on_step]

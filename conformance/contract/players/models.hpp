@@ -1,9 +1,9 @@
 // Models: small networks with places where a program can reach in.
 //
-//   nasty   the zoo's: tied, reused, frozen, empty, scalar, unused, sometimes used
+//   irregular  the zoo's: tied, reused, frozen, empty, scalar, unused, sometimes used
 //   tower   below [3, 7] -> [3, 11], above [3, 11] -> [3, 7]
 //   heads   a trunk [3, 7] -> [3, 9] and three heads [3, 9] -> [3, 5]
-//   wide    [3, 7] -> [3, 600] -> [3, 1400]: its second weight travels in several pieces
+//   wide    [3, 7] -> [3, 600] -> [3, 1400]: its second weight is sent in several pieces
 //   experts a gate [3, 7] -> [3, 3] that sends every row to one of three experts, [3, 7] -> [3, 5]
 //   dropper two residual blocks [3, 7] -> [3, 7], of which progressive layer drop leaves some out
 //

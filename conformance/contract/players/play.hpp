@@ -7,10 +7,10 @@
 //
 // Invariants: both players give a program the same batches and models with the same weights. What
 // one player is asked to see() must be, bit for bit, what the other sees.
-// Shapes: a batch is that of the "nasty" model: input [3, 7] floats, target [3] classes below 5.
+// Shapes: a batch is the irregular model's: input [3, 7] floats, target [3] classes below 5.
 // Errors: a player never throws for a finding; it notes it. A reference that is asked for a second
 // boundary in one window throws.
-// Depends on: contract_case.hpp, reference/models/model.hpp, reference/models/data.hpp,
+// Depends on: contract_spec.hpp, reference/models/model.hpp, reference/models/data.hpp,
 // engine/engine.hpp by name only.
 #pragma once
 
@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/contract/contract_case.hpp"
+#include "conformance/contract/players/contract_spec.hpp"
 #include "reference/models/data.hpp"
 #include "reference/models/model.hpp"
 
@@ -34,7 +34,7 @@ class Engine;
 namespace equigrad::conformance::contract {
 
 // Where the program plays.
-struct Scene {
+struct ContractContext {
   int rank = 0;
   int world = 1;
   int stage = 0;
@@ -68,13 +68,13 @@ class Play {
   Play(const Play&) = delete;
   Play& operator=(const Play&) = delete;
 
-  const Scene& scene() const { return scene_; }
-  bool fault() const { return scene_.fault; }
+  const ContractContext& context() const { return context_; }
+  bool fault() const { return context_.fault; }
   // Another number is another batch; so is another rank or window.
   reference::Batch batch(int64_t number = 0) const {
     return reference::to_dtype(
-        data_.make_batch("nasty", {scene_.seed, scene_.window, scene_.rank, number}),
-        scene_.dtype());
+        data_.make_batch("irregular", {context_.seed, context_.window, context_.rank, number}),
+        context_.dtype());
   }
 
   // For a program: what it keeps from one window to another.
@@ -127,7 +127,7 @@ class Play {
   virtual void see(const std::string& what, const at::Tensor& value) = 0;
 
  protected:
-  Scene scene_;
+  ContractContext context_;
 
  private:
   const reference::Data& data_;
@@ -137,7 +137,7 @@ class Play {
 // The window of a program whose micro-batches are alike.
 template <class MicroBatch>
 void each_micro_batch(Play& play, MicroBatch micro_batch) {
-  const int64_t accumulation = play.scene().accumulation;
+  const int64_t accumulation = play.context().accumulation;
   for (int64_t number = 0; number < accumulation; ++number) {
     micro_batch(number);
     play.step();

@@ -16,9 +16,14 @@ ReferencePlay::ReferencePlay(const Spec& spec, uint64_t seed, const reference::D
     steppers_.push_back(std::make_unique<reference::Stepper>(
         recipe_of(spec.of_model(i)), make_contract_model(spec.of->models[i], seed + i)));
   for (int rank = 0; rank < spec.world; ++rank) {
-    const Scene scene = {rank, spec.world, spec.stage, spec.precision, spec.accumulation,
-                         -1,   seed,       false};
-    ranks_.push_back(std::make_unique<ReferenceRank>(*this, scene, data));
+    const ContractContext context = {.rank = rank,
+                                     .world = spec.world,
+                                     .stage = spec.stage,
+                                     .precision = spec.precision,
+                                     .accumulation = spec.accumulation,
+                                     .window = -1,
+                                     .seed = seed};
+    ranks_.push_back(std::make_unique<ReferenceRank>(*this, context, data));
   }
 }
 
@@ -34,13 +39,14 @@ const Seen& ReferencePlay::seen(int rank) const {
   return ranks_[static_cast<std::size_t>(rank)]->seen();
 }
 
-ReferenceRank::ReferenceRank(ReferencePlay& all, const Scene& scene, const reference::Data& data)
+ReferenceRank::ReferenceRank(ReferencePlay& all, const ContractContext& context,
+                             const reference::Data& data)
     : Play(data), all_(all) {
-  scene_ = scene;
+  context_ = context;
 }
 
 void ReferenceRank::window() {
-  ++scene_.window;
+  ++context_.window;
   boundaries_ = 0;
   seen_.clear();
   all_.spec_.of->program(*this);
@@ -54,13 +60,13 @@ void ReferenceRank::run(const Call& pass, std::size_t weighed, double weight) {
   Call nested = pass;
   for (std::size_t i = 0; i < all_.steppers_.size(); ++i)
     nested = [this, i, inner = nested, weighed, weight] {
-      all_.steppers_[i]->pass(scene_.rank, inner, i == weighed ? weight : 1.0);
+      all_.steppers_[i]->pass(context_.rank, inner, i == weighed ? weight : 1.0);
     };
   nested();
 }
 
 at::Tensor ReferenceRank::backward(const at::Tensor& loss, PassOptions options) {
-  const auto accumulation = static_cast<double>(scene_.accumulation);
+  const auto accumulation = static_cast<double>(context_.accumulation);
   run([&] { scale(loss, options.engine).backward({}, options.retain_graph); }, options.engine,
       options.scale_wrt_gas ? 1.0 : accumulation);
   return options.scale_wrt_gas ? loss / accumulation : loss;
@@ -73,7 +79,7 @@ at::Tensor ReferenceRank::scale(const at::Tensor& tensor, std::size_t which) {
 }
 
 void ReferenceRank::share_loss_scale(std::size_t engine, std::size_t with) {
-  all_.turns_.meet(scene_.rank, "sharing a loss scale",
+  all_.turns_.meet(context_.rank, "sharing a loss scale",
                    [&] { all_.steppers_[with]->share_loss_scale(*all_.steppers_[engine]); });
 }
 
@@ -83,12 +89,13 @@ at::Tensor ReferenceRank::parameter(const std::string& name, std::size_t which) 
 
 void ReferenceRank::step() {
   ++in_window_;
-  if (!boundary_.value_or(in_window_ >= scene_.accumulation)) return;
+  if (!boundary_.value_or(in_window_ >= context_.accumulation)) return;
   in_window_ = 0;
   ++boundaries_;
-  all_.turns_.meet(scene_.rank, "a boundary", [this] {
+  all_.turns_.meet(context_.rank, "a boundary", [this] {
     for (auto& stepper : all_.steppers_) {
-      if (all_.spec_.of->schedule) stepper->set_lr(scheduled_rate(all_.spec_, all_.updates_));
+      if (all_.spec_.of->has(Feature::RateSchedule))
+        stepper->set_lr(scheduled_rate(all_.spec_, all_.updates_));
       all_.records_.push_back(stepper->step());
     }
     if (!all_.records_[0].skipped) ++all_.updates_;
@@ -96,13 +103,13 @@ void ReferenceRank::step() {
 }
 
 void ReferenceRank::set_accumulation(int64_t steps) {
-  scene_.accumulation = steps;
+  context_.accumulation = steps;
   for (auto& stepper : all_.steppers_) stepper->set_accumulation_steps(steps);
 }
 
 // The last rank to come asks or sets, so that all ranks' passes are in it.
 at::Tensor ReferenceRank::full(const std::string& what, const std::string& name) {
-  all_.turns_.meet(scene_.rank, "full " + what + " of " + name,
+  all_.turns_.meet(context_.rank, "full " + what + " of " + name,
                    [&] { all_.got_ = all_.steppers_[0]->get(what, name); });
   return all_.got_.defined() ? all_.got_.clone() : at::Tensor();
 }
@@ -110,15 +117,15 @@ at::Tensor ReferenceRank::full(const std::string& what, const std::string& name)
 at::Tensor ReferenceRank::local(const std::string& what, const std::string& name) {
   const auto whole = full(what, name);
   if (!whole.defined()) return whole;
-  const int64_t numel = whole.numel(), shards = scene_.stage == 0 ? 1 : scene_.world;
+  const int64_t numel = whole.numel(), shards = context_.stage == 0 ? 1 : context_.world;
   const int64_t each = (numel + shards - 1) / shards;
-  const int64_t begin = std::min(numel, (shards == 1 ? 0 : scene_.rank) * each);
+  const int64_t begin = std::min(numel, (shards == 1 ? 0 : context_.rank) * each);
   return whole.flatten().slice(0, begin, std::min(numel, begin + each)).clone();
 }
 
 void ReferenceRank::set_full(const std::string& what, const std::string& name,
                              const at::Tensor& value) {
-  all_.turns_.meet(scene_.rank, "setting " + what + " of " + name,
+  all_.turns_.meet(context_.rank, "setting " + what + " of " + name,
                    [&] { all_.steppers_[0]->set(what, name, value); });
 }
 
@@ -130,10 +137,10 @@ void ReferenceRank::gather(const std::vector<std::string>& names, std::optional<
   for (const auto& name : names) before[name] = parameter(name, 0);
   inside();
   for (const auto& name : names) {
-    if (modifier_rank == scene_.rank) all_.written_[name] = parameter(name, 0);
+    if (modifier_rank == context_.rank) all_.written_[name] = parameter(name, 0);
     model(0).named_parameters()[name].detach().copy_(before[name]);
   }
-  all_.turns_.meet(scene_.rank, "the end of a gather", [&] {
+  all_.turns_.meet(context_.rank, "the end of a gather", [&] {
     for (const auto& [name, now] : all_.written_) {
       const auto bits = now.element_size() == 2 ? at::kShort : at::kInt;
       const auto same = now.view(bits).eq(before.at(name).view(bits));
@@ -145,7 +152,7 @@ void ReferenceRank::gather(const std::vector<std::string>& names, std::optional<
 }
 
 void ReferenceRank::zero_grad() {
-  for (auto& stepper : all_.steppers_) stepper->discard(scene_.rank);
+  for (auto& stepper : all_.steppers_) stepper->discard(context_.rank);
 }
 
 void ReferenceRank::fail(const std::string& fragment, const Call& call) {

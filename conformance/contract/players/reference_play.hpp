@@ -5,7 +5,7 @@
 // that an engine leaves behind in the process can reach it.
 // Shapes/Units: those of play.hpp.
 // Errors: std::logic_error for a program whose window does not end with one boundary.
-// Depends on: play.hpp, contract_case.hpp, turns.hpp, reference/stepper.hpp.
+// Depends on: play.hpp, contract_spec.hpp, turns.hpp, reference/stepper.hpp.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "conformance/contract/contract_case.hpp"
+#include "conformance/contract/players/contract_spec.hpp"
 #include "conformance/contract/players/play.hpp"
 #include "conformance/contract/players/turns.hpp"
 #include "reference/stepper.hpp"
@@ -46,7 +46,7 @@ class ReferencePlay {
 
 class ReferenceRank final : public Play {
  public:
-  ReferenceRank(ReferencePlay& all, const Scene& scene, const reference::Data& data);
+  ReferenceRank(ReferencePlay& all, const ContractContext& context, const reference::Data& data);
 
   void window();
   const Seen& seen() const { return seen_; }

@@ -38,8 +38,9 @@ reference::LossScaleSpec loss_scale_of(const Spec& spec) {
   using Policy = reference::LossScaleSpec::Policy;
   if (spec.precision == Precision::Fp16Static) return {.policy = Policy::Static, .initial = 128};
   if (spec.precision != Precision::Fp16) return {};
-  if (spec.of->grad_scaler) return {.policy = Policy::GradScaler, .initial = 256, .window = 2};
-  return {.policy = Policy::Zero, .initial = 256, .window = 2, .hysteresis = 1};
+  if (spec.of->has(Feature::GradScaler))
+    return {.policy = Policy::GradScaler, .initial = 256, .window = 2};
+  return {.policy = Policy::DeepSpeed, .initial = 256, .window = 2, .hysteresis = 1};
 }
 
 }  // namespace
@@ -59,21 +60,21 @@ std::string config_text(const Spec& spec) {
   if (spec.is_fp16()) config["fp16"] = fp16_section(spec);
   if (spec.precision != Precision::Fp32 && spec.sums_in_fp32())
     config["data_types"]["grad_accum_dtype"] = "fp32";
-  if (spec.of->schedule)
+  if (spec.of->has(Feature::RateSchedule))
     config["scheduler"] = {{"type", "WarmupLR"},
                            {"params",
                             {{"warmup_min_lr", 0.0},
                              {"warmup_max_lr", 0.01},
                              {"warmup_num_steps", is_log(spec) ? 2 : 4},
                              {"warmup_type", is_log(spec) ? "log" : "linear"}}}};
-  if (spec.of->drops_layers)
+  if (spec.of->has(Feature::LayerDrop))
     config["progressive_layer_drop"] = {{"enabled", true}, {"theta", 0.2}, {"gamma", 0.7}};
   const int bucket = (spec.world + spec.stage) % 2 == 0 ? kSmallBucket : 5000;
   auto& zero = config["zero_optimization"];
   zero["stage"] = spec.stage;
   zero["reduce_bucket_size"] = bucket;
   zero["allgather_bucket_size"] = bucket;
-  if (spec.of->has_leaf) zero["leaf_module"]["name_suffixes"] = {"experts"};
+  if (spec.of->has(Feature::LeafModules)) zero["leaf_module"]["name_suffixes"] = {"experts"};
   if (spec.stage == 3) {  // page everything, all the time
     zero["stage3_param_persistence_threshold"] = 0;
     zero["stage3_max_reuse_distance"] = 0;
@@ -100,7 +101,7 @@ reference::Recipe recipe_of(const Spec& spec) {
   recipe.accumulate_dtype = spec.sums_in_fp32() ? at::kFloat : recipe.compute_dtype;
   recipe.precision.loss_scale = loss_scale_of(spec);
   recipe.order =
-      spec.stage <= 1 ? reference::Order::AddThenReduce : reference::Order::ReduceThenAdd;
+      spec.stage <= 1 ? reference::SumOrder::AddThenReduce : reference::SumOrder::ReduceThenAdd;
   recipe.absolute_sums = false;
   return recipe;
 }
@@ -120,7 +121,7 @@ double layer_drop_theta(int64_t window) {
 // No key sets the interval of torch's scaler.
 EngineConfig config_of(const Spec& spec) {
   auto config = parse_config(config_text(spec), spec.world);
-  if (spec.of->grad_scaler && spec.precision == Precision::Fp16)
+  if (spec.of->has(Feature::GradScaler) && spec.precision == Precision::Fp16)
     config.precision.loss_scale.policy = LossScaleConfig::Policy::GradScaler;
   return config;
 }
@@ -128,7 +129,7 @@ EngineConfig config_of(const Spec& spec) {
 // A model with several groups goes in by the core, the others as modules.
 std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,
                                     std::shared_ptr<comm::Communicator> communicator) {
-  if (model.groups().size() == 1 && !spec.of->grad_scaler)
+  if (model.groups().size() == 1 && !spec.of->has(Feature::GradScaler))
     return initialize(model, config_text(spec), communicator);
   return initialize(groups_of(model), config_of(spec), communicator);
 }

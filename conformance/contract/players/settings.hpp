@@ -4,13 +4,13 @@
 //
 // Invariants: equal specs give equal settings. Buckets are small at even worlds and stages.
 // Units: bucket sizes count elements.   Errors: those of initialize.
-// Depends on: contract_case.hpp, reference/stepper.hpp, engine/engine.hpp.
+// Depends on: contract_spec.hpp, reference/stepper.hpp, engine/engine.hpp.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "conformance/contract/contract_case.hpp"
+#include "conformance/contract/players/contract_spec.hpp"
 #include "engine/engine.hpp"
 #include "reference/stepper.hpp"
 

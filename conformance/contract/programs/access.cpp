@@ -12,8 +12,8 @@ void pass(Play& play, int64_t number) { play.backward(play.model().loss(play.bat
 
 // The boundary comes when it is set, early or late, and by the count again afterwards.
 void boundary_set(Play& play) {
-  const int64_t length = play.scene().window == 0 ? 2 : play.scene().window == 1 ? 5 : 3;
-  const bool counted = play.scene().window == 2;
+  const int64_t length = play.context().window == 0 ? 2 : play.context().window == 1 ? 5 : 3;
+  const bool counted = play.context().window == 2;
   for (int64_t number = 0; number < length; ++number) {
     pass(play, number);
     if (counted)
@@ -27,7 +27,7 @@ void boundary_set(Play& play) {
 
 // Every window has another number of micro-batches, set between windows; never within one.
 void length_changed(Play& play) {
-  const int64_t length = play.scene().window + 1;
+  const int64_t length = play.context().window + 1;
   play.set_accumulation(length);
   for (int64_t number = 0; number < length; ++number) {
     if (number > 0 && play.engine() != nullptr)
@@ -40,10 +40,10 @@ void length_changed(Play& play) {
 
 // At stages 0 and 1 passes add up under no_sync(), without step(); at 2 and 3 it is refused.
 void no_sync(Play& play) {
-  const auto& scene = play.scene();
+  const auto& context = play.context();
   each_micro_batch(play, [&](int64_t number) {
     auto* engine = play.engine();
-    if (engine != nullptr && scene.stage >= 2) {
+    if (engine != nullptr && context.stage >= 2) {
       play.refuse("expected ZeRO stage 0 or 1, got", [&] { (void)engine->no_sync(); });
       pass(play, number);
     } else {
@@ -86,7 +86,7 @@ void get_masters_and_states(Play& play) {
 }
 
 at::Tensor with_value(const Play& play, const at::Tensor& like) {
-  return uneven_gradient(like).to(at::kFloat) + 0.125 * static_cast<double>(play.scene().window);
+  return uneven_gradient(like).to(at::kFloat) + 0.125 * static_cast<double>(play.context().window);
 }
 
 void set_gradients(Play& play, bool local) {
@@ -134,58 +134,80 @@ void unknown_names(Play& play) {
 }  // namespace
 
 std::vector<Case> window_length() {
-  return {
-      Case{"8", "boundary_set_by_hand", "the boundary comes when it is set, then by count again",
-           "a pass is counted that is not there", boundary_set}
-          .in_every_precision()
-          .gas({3})
-          .lasting(4)
-          .answering({"trap 16"}),
-      Case{"8", "batch_size_changed_between_windows",
-           "a window may have another number of micro-batches than the last",
-           "a pass is counted twice", length_changed}
-          .in_every_precision()
-          .gas({2})
-          .lasting(3),
-      Case{"8", "no_sync", "no_sync adds passes up at stages 0 and 1, and is refused later",
-           "one of two passes is left out", no_sync}
-          .in_every_precision()};
+  return {{.section = "8",
+           .name = "boundary_set_by_hand",
+           .sentence = "the boundary comes when it is set, then by count again",
+           .fault = "a pass is counted that is not there",
+           .program = boundary_set,
+           .places = {.accumulations = {3}, .precisions = kEveryPrecision},
+           .windows = 4,
+           .answers = {"trap 16"}},
+          {.section = "8",
+           .name = "batch_size_changed_between_windows",
+           .sentence = "a window may have another number of micro-batches than the last",
+           .fault = "a pass is counted twice",
+           .program = length_changed,
+           .places = {.accumulations = {2}, .precisions = kEveryPrecision},
+           .windows = 3},
+          {.section = "8",
+           .name = "no_sync",
+           .sentence = "no_sync adds passes up at stages 0 and 1, and is refused later",
+           .fault = "one of two passes is left out",
+           .program = no_sync,
+           .places = {.precisions = kEveryPrecision}}};
 }
 
 std::vector<Case> access_to_values() {
   const auto by = [](auto program, bool local) {
     return [program, local](Play& play) { program(play, local); };
   };
-  return {
-      Case{"12", "gradient_so_far",
-           "the gradient so far is the average over all ranks, at any time",
-           "twice the value is seen", get_gradients}
-          .in_every_precision()
-          .clipped(Clipping::Above)
-          .answering({"trap 13"}),
-      Case{"12", "masters_and_states", "masters and states are given whole and by slice",
-           "another value is seen", get_masters_and_states}
-          .in_every_precision(),
-      Case{"12", "gradient_set_whole", "later passes add to a gradient that was set",
-           "it is not set", by(set_gradients, false)}
-          .in_every_precision()
-          .answering({"trap 14"}),
-      Case{"12", "gradient_set_by_slice", "so they do when each rank sets its slice",
-           "it is not set", by(set_gradients, true)}
-          .in_every_precision()
-          .answering({"trap 14"}),
-      Case{"12", "masters_and_states_set_whole", "values that were set are trained on, tails too",
-           "the master is not set", by(set_masters_and_states, false)}
-          .in_every_precision()
-          .gas({1, 2})
-          .answering({"trap 14"}),
-      Case{"12", "masters_and_states_set_by_slice", "so are those of slices",
-           "one master gets another value", by(set_masters_and_states, true)}
-          .in_every_precision()
-          .gas({1, 2})
-          .answering({"trap 14"}),
-      Case{"12", "names_that_are_not_there", "a name or shape that does not fit is refused",
-           "another message is expected", unknown_names}};
+  return {{.section = "12",
+           .name = "gradient_so_far",
+           .sentence = "the gradient so far is the average over all ranks, at any time",
+           .fault = "twice the value is seen",
+           .program = get_gradients,
+           .places = {.precisions = kEveryPrecision},
+           .clipping = Clipping::Above,
+           .answers = {"trap 13"}},
+          {.section = "12",
+           .name = "masters_and_states",
+           .sentence = "masters and states are given whole and by slice",
+           .fault = "another value is seen",
+           .program = get_masters_and_states,
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "12",
+           .name = "gradient_set_whole",
+           .sentence = "later passes add to a gradient that was set",
+           .fault = "it is not set",
+           .program = by(set_gradients, false),
+           .places = {.precisions = kEveryPrecision},
+           .answers = {"trap 14"}},
+          {.section = "12",
+           .name = "gradient_set_by_slice",
+           .sentence = "so they do when each rank sets its slice",
+           .fault = "it is not set",
+           .program = by(set_gradients, true),
+           .places = {.precisions = kEveryPrecision},
+           .answers = {"trap 14"}},
+          {.section = "12",
+           .name = "masters_and_states_set_whole",
+           .sentence = "values that were set are trained on, tails too",
+           .fault = "the master is not set",
+           .program = by(set_masters_and_states, false),
+           .places = {.accumulations = {1, 2}, .precisions = kEveryPrecision},
+           .answers = {"trap 14"}},
+          {.section = "12",
+           .name = "masters_and_states_set_by_slice",
+           .sentence = "so are those of slices",
+           .fault = "one master gets another value",
+           .program = by(set_masters_and_states, true),
+           .places = {.accumulations = {1, 2}, .precisions = kEveryPrecision},
+           .answers = {"trap 14"}},
+          {.section = "12",
+           .name = "names_that_are_not_there",
+           .sentence = "a name or shape that does not fit is refused",
+           .fault = "another message is expected",
+           .program = unknown_names}};
 }
 
 }  // namespace equigrad::conformance::contract

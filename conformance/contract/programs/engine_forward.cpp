@@ -16,7 +16,7 @@ at::Tensor forward(Play& play, const at::Tensor& input, bool drops) {
     play.check("the state says whether layers are dropped", state.progressive_layer_drop == drops);
     return engine->forward(model, input);
   }
-  const double theta = drops ? layer_drop_theta(play.scene().window) : 1.0;
+  const double theta = drops ? layer_drop_theta(play.context().window) : 1.0;
   play.see("theta", at::scalar_tensor(theta).to(at::kFloat));
   return model.forward(input, {drops, theta});
 }
@@ -51,22 +51,28 @@ std::vector<Case> engine_forward() {
   const auto with = [](bool drops) {
     return [drops](Play& play) { through_the_engine(play, drops); };
   };
-  return {Case{"2", "engine_forward_without_layer_drop",
-               "engine.forward tells a model that no layers are dropped", "the loss is halved",
-               with(false)}
-              .on({"dropper"}),
-          Case{"2", "engine_forward_with_layer_drop",
-               "engine.forward hands the model theta, which falls at every boundary",
-               "the loss is halved", with(true)}
-              .on({"dropper"})
-              .lasting(5)
-              .dropping_layers(),
-          Case{"2", "engine_forward_of_a_model_that_drops_nothing",
-               "a model that does not ask for theta is called without it", "the output is halved",
-               without_the_state}
-              .on({"tower"})
-              .lasting(3)
-              .dropping_layers()};
+  return {{.section = "2",
+           .name = "engine_forward_without_layer_drop",
+           .sentence = "engine.forward tells a model that no layers are dropped",
+           .fault = "the loss is halved",
+           .program = with(false),
+           .models = {"dropper"}},
+          {.section = "2",
+           .name = "engine_forward_with_layer_drop",
+           .sentence = "engine.forward hands the model theta, which falls at every boundary",
+           .fault = "the loss is halved",
+           .program = with(true),
+           .models = {"dropper"},
+           .windows = 5,
+           .features = {Feature::LayerDrop}},
+          {.section = "2",
+           .name = "engine_forward_of_a_model_that_drops_nothing",
+           .sentence = "a model that does not ask for theta is called without it",
+           .fault = "the output is halved",
+           .program = without_the_state,
+           .models = {"tower"},
+           .windows = 3,
+           .features = {Feature::LayerDrop}}};
 }
 
 }  // namespace equigrad::conformance::contract

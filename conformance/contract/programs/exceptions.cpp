@@ -1,6 +1,7 @@
 // 6. A pass is a transaction: one that throws contributes nothing, and the engine works on.
 #include <torch/torch.h>
 
+#include <functional>
 #include <stdexcept>
 
 #include "conformance/contract/players/models.hpp"
@@ -73,29 +74,29 @@ void no_flag_stays(Play& play) {
   });
 }
 
-// The last rank throws. Where gradients travel in every pass the others are told within it; at
+// The last rank throws. Where gradients are sent in every pass the others are told within it; at
 // stages 0 and 1 at the boundary, where the ranks' passes are counted, and the window is begun
 // anew. In the second window the others' pass leaves a bucket open: they are told at its end.
 void on_one_rank(Play& play) {
   auto& tower = play.as<Tower>();
-  const auto& scene = play.scene();
-  const int bad = scene.world - 1;
+  const auto& context = play.context();
+  const int bad = context.world - 1;
   each_micro_batch(play, [&](int64_t number) {
     differentiate(play, uneven(tower.forward(play.batch(2 * number).input)), true);
     const auto input = play.batch(2 * number + 1).input;
-    const bool boundary = number + 1 == scene.accumulation;
-    if (scene.stage >= 2 || boundary) {
+    const bool boundary = number + 1 == context.accumulation;
+    if (context.stage >= 2 || boundary) {
       const auto pass = [&] {
         const auto hidden = tower.below(input);
-        play.backward(uneven(tower.above(scene.window == 0 ? hidden : hidden.detach())));
+        play.backward(uneven(tower.above(context.window == 0 ? hidden : hidden.detach())));
       };
-      if (scene.rank == bad)
+      if (context.rank == bad)
         play.fail("planted", [&] { play.backward(midway(tower, input, true)); });
-      else if (scene.stage >= 2)
+      else if (context.stage >= 2)
         play.refuse("got an exception on rank " + std::to_string(bad), pass);
       else if (play.engine() != nullptr)
         pass();
-      if (scene.stage < 2) {
+      if (context.stage < 2) {
         play.refuse("expected every rank at the same place", [&] { play.step(); });
         play.zero_grad();
       }
@@ -118,48 +119,70 @@ void in_the_forward(Play& play) {
   });
 }
 
+std::function<void(Play&)> between(bool custom, bool by_engine) {
+  return [=](Play& play) { between_two_passes(play, custom, by_engine); };
+}
+
 }  // namespace
 
 std::vector<Case> exceptions() {
-  const auto between = [](bool custom, bool by_engine) {
-    return [=](Play& play) { between_two_passes(play, custom, by_engine); };
-  };
   const std::string counted = "the pass that threw is done without its exception";
-  return {
-      Case{"6", "exception_in_a_custom_backward",
-           "a pass that throws midway leaves the window as it was", counted, between(true, true)}
-          .in_every_precision()
-          .on({"tower"})
-          .answering({"trap 6"}),
-      Case{"6", "exception_in_a_custom_backward_plain", "so it does in plain torch calls", counted,
-           between(true, false)}
-          .on({"tower"}),
-      Case{"6", "exception_in_a_tensor_hook", "so it does when a hook throws", counted,
-           between(false, true)}
-          .in_every_precision()
-          .on({"tower"}),
-      Case{"6", "exception_in_a_tensor_hook_plain", "so it does when a hook throws, in plain calls",
-           counted, between(false, false)}
-          .on({"tower"}),
-      Case{"6", "exception_in_the_first_pass", "a window may begin with a pass that throws",
-           "half of that pass counts", first_pass}
-          .in_every_precision()
-          .on({"tower"}),
-      Case{"6", "exception_leaves_no_flag", "scale_wrt_gas of a call that threw is forgotten",
-           "it holds for the next call", no_flag_stays}
-          .on({"tower"})
-          .gas({3, 2})
-          .answering({"trap 6"}),
-      Case{"6", "exception_on_one_rank",
-           "the others get an error that names the rank, and all of them work on",
-           "the pass after it is halved", on_one_rank}
-          .in_every_precision()
-          .on({"tower"})
-          .from_world(2),
-      Case{"6", "exception_in_a_forward", "a forward that throws leaves nothing behind",
-           "the next loss is halved", in_the_forward}
-          .in_every_precision()
-          .on({"tower"})};
+  return {{.section = "6",
+           .name = "exception_in_a_custom_backward",
+           .sentence = "a pass that throws midway leaves the window as it was",
+           .fault = counted,
+           .program = between(true, true),
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision},
+           .answers = {"trap 6"}},
+          {.section = "6",
+           .name = "exception_in_a_custom_backward_plain",
+           .sentence = "so it does in plain torch calls",
+           .fault = counted,
+           .program = between(true, false),
+           .models = {"tower"}},
+          {.section = "6",
+           .name = "exception_in_a_tensor_hook",
+           .sentence = "so it does when a hook throws",
+           .fault = counted,
+           .program = between(false, true),
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "6",
+           .name = "exception_in_a_tensor_hook_plain",
+           .sentence = "so it does when a hook throws, in plain calls",
+           .fault = counted,
+           .program = between(false, false),
+           .models = {"tower"}},
+          {.section = "6",
+           .name = "exception_in_the_first_pass",
+           .sentence = "a window may begin with a pass that throws",
+           .fault = "half of that pass counts",
+           .program = first_pass,
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "6",
+           .name = "exception_leaves_no_flag",
+           .sentence = "scale_wrt_gas of a call that threw is forgotten",
+           .fault = "it holds for the next call",
+           .program = no_flag_stays,
+           .models = {"tower"},
+           .places = {.accumulations = {3, 2}},
+           .answers = {"trap 6"}},
+          {.section = "6",
+           .name = "exception_on_one_rank",
+           .sentence = "the others get an error that names the rank, and all of them work on",
+           .fault = "the pass after it is halved",
+           .program = on_one_rank,
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision, .smallest_world = 2}},
+          {.section = "6",
+           .name = "exception_in_a_forward",
+           .sentence = "a forward that throws leaves nothing behind",
+           .fault = "the next loss is halved",
+           .program = in_the_forward,
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision}}};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <utility>
 
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/programs/programs.hpp"
@@ -68,7 +69,7 @@ void scaled_twice(Play& play) {
 // What was scaled before the third step, which doubles the scale, is differentiated after it.
 void scaled_before_a_step(Play& play) {
   auto& tower = play.as<Tower>();
-  const auto window = play.scene().window;
+  const auto window = play.context().window;
   if (window == 2) play.kept() = play.scale(tower.first->weight.to(at::kFloat).sum());
   if (window == 3)
     play.refuse("with the scale of an earlier step", [&] { play.kept().backward(); });
@@ -98,9 +99,9 @@ void scaled_output(Play& play) {
 
 // The third and the fifth step double the scale: they divide by what their passes had.
 void growth(Play& play) {
-  const auto window = play.scene().window;
+  const auto window = play.context().window;
   if (auto* engine = play.engine();
-      engine != nullptr && play.scene().precision == Precision::Fp16) {
+      engine != nullptr && play.context().precision == Precision::Fp16) {
     const double want = window < 3 ? 256 : window < 5 ? 512 : 1024;
     play.check("the scale is doubled by the third and the fifth step",
                engine->loss_scale() == want);
@@ -116,31 +117,31 @@ void growth(Play& play) {
 // The second window overflows on the last rank, in one pass.
 void overflow(Play& play) {
   auto& heads = play.as<Heads>();
-  const auto& scene = play.scene();
+  const auto& context = play.context();
   see_scale(play);
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     auto loss = heads.loss_through(0, batch) + heads.loss_through(1, batch);
-    const bool now = scene.window == 1 && number == 0 && scene.rank + 1 == scene.world;
+    const bool now = context.window == 1 && number == 0 && context.rank + 1 == context.world;
     if (now && !play.fault()) loss = loss + (heads.tops[1]->bias.to(at::kFloat) * kInfinity).sum();
     play.backward(loss);
   });
   see_scale(play);
   if (auto* engine = play.engine(); engine != nullptr) {
-    play.check("skipped_steps counts it", engine->counters().skipped_steps == scene.window >= 1);
-    play.check("was_step_applied tells it", engine->was_step_applied() == (scene.window != 1));
+    play.check("skipped_steps counts it", engine->counters().skipped_steps == context.window >= 1);
+    play.check("was_step_applied tells it", engine->was_step_applied() == (context.window != 1));
   }
 }
 
 // The window that overflowed is given up: the passes after it count, and the scale stays.
 void overflow_forgotten(Play& play) {
   auto& heads = play.as<Heads>();
-  const auto& scene = play.scene();
+  const auto& context = play.context();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     const auto loss = heads.loss_through(0, batch) + heads.loss_through(1, batch);
     if (number == 0) {
-      const bool now = scene.window == 1 && scene.rank + 1 == scene.world;
+      const bool now = context.window == 1 && context.rank + 1 == context.world;
       const auto bad = (heads.tops[1]->bias.to(at::kFloat) * (now ? kInfinity : 1.0)).sum();
       play.backward(loss + bad, {.retain_graph = true});
       if (!play.fault()) play.zero_grad();
@@ -156,7 +157,7 @@ void emptied_window(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto loss = play.model().loss(play.batch(number));
     play.backward(play.fault() ? loss * 0.5 : loss);
-    const bool cancel = play.scene().window == 2 && number + 1 == play.scene().accumulation;
+    const bool cancel = play.context().window == 2 && number + 1 == play.context().accumulation;
     if (cancel) play.zero_grad();
   });
 }
@@ -164,8 +165,8 @@ void emptied_window(Play& play) {
 // One scale for two engines under one loss. In the third window the second engine overflows: it
 // skips, the first does not, and the scale is halved once for both.
 void shared_scale(Play& play) {
-  const auto& scene = play.scene();
-  if (scene.window == 0) play.share_loss_scale(1, 0);
+  const auto& context = play.context();
+  if (context.window == 0) play.share_loss_scale(1, 0);
   see_scale(play, 0);
   see_scale(play, 1);
   auto& tower = play.as<Tower>(0);
@@ -174,7 +175,7 @@ void shared_scale(Play& play) {
     const auto batch = play.batch(number);
     const auto first = uneven(tower.forward(batch.input));
     auto second = heads.loss_through(1, batch);
-    const bool now = scene.window == 2 && number == 0 && scene.rank + 1 == scene.world;
+    const bool now = context.window == 2 && number == 0 && context.rank + 1 == context.world;
     if (now) second = second + (heads.tops[1]->bias.to(at::kFloat) * kInfinity).sum();
     const auto loss = (play.fault() ? first * 0.5 : first) + second;
     if (number % 2 == 0) return (void)play.backward(loss, {.engine = 1});
@@ -218,81 +219,122 @@ const std::vector<Precision> kFp16 = {Precision::Fp16, Precision::Fp16Static};
 std::vector<Case> refusals() {
   const std::string counts = "the pass that was refused counts, too";
   return {
-      Case{"4", "unscaled_loss_is_refused",
+      {.section = "4",
+       .name = "unscaled_loss_is_refused",
+       .sentence =
            "loss.backward() without a loss scale is an error that names the two right ways; "
            "the window is as before",
-           counts, unscaled_loss}
-          .answering({"trap 7", "trap 9"}),
-      Case{"4", "unscaled_gradient_is_refused",
-           "so is output.backward(gradient), with the way that is right", counts, unscaled_gradient}
-          .answering({"trap 7"}),
-      Case{"4", "partly_unscaled_loss_is_refused", "so is a loss of which one term is scaled",
-           counts, partly_unscaled}
-          .answering({"trap 7"}),
-      Case{"4", "scaled_twice_is_refused", "engine.backward(engine.scale(loss)) is an error",
-           counts, scaled_twice},
-      Case{"4", "engines_under_one_loss_must_share_a_scale",
-           "two engines under one loss without a shared scale are an error that says so",
-           "one engine's loss is halved", not_shared}
-          .on({"tower", "nasty"})
-          .answering({"trap 18"}),
-      Case{"4", "scale_reaches_an_engine_that_has_none",
-           "an engine in fp32 refuses a pass that another's loss scale is in",
-           "one engine's output is halved", scale_of_another}
-          .on({"tower", "nasty"})
-          .with_fp32_from(1)
-          .answering({"trap 18"})};
+       .fault = counts,
+       .program = unscaled_loss,
+       .answers = {"trap 7", "trap 9"}},
+      {.section = "4",
+       .name = "unscaled_gradient_is_refused",
+       .sentence = "so is output.backward(gradient), with the way that is right",
+       .fault = counts,
+       .program = unscaled_gradient,
+       .answers = {"trap 7"}},
+      {.section = "4",
+       .name = "partly_unscaled_loss_is_refused",
+       .sentence = "so is a loss of which one term is scaled",
+       .fault = counts,
+       .program = partly_unscaled,
+       .answers = {"trap 7"}},
+      {.section = "4",
+       .name = "scaled_twice_is_refused",
+       .sentence = "engine.backward(engine.scale(loss)) is an error",
+       .fault = counts,
+       .program = scaled_twice},
+      {.section = "4",
+       .name = "engines_under_one_loss_must_share_a_scale",
+       .sentence = "two engines under one loss without a shared scale are an error that says so",
+       .fault = "one engine's loss is halved",
+       .program = not_shared,
+       .models = {"tower", "irregular"},
+       .answers = {"trap 18"}},
+      {.section = "4",
+       .name = "scale_reaches_an_engine_that_has_none",
+       .sentence = "an engine in fp32 refuses a pass that another's loss scale is in",
+       .fault = "one engine's output is halved",
+       .program = scale_of_another,
+       .models = {"tower", "irregular"},
+       .features = {Feature::Fp32BehindFirst},
+       .answers = {"trap 18"}}};
+}
+
+std::vector<Case> scaled_steps() {
+  return {
+      {.section = "4",
+       .name = "scaled_output",
+       .sentence = "engine.scale(output).backward(gradient) takes it in fp32",
+       .fault = "the gradient is another",
+       .program = scaled_output,
+       .answers = {"trap 9"}},
+      {.section = "4",
+       .name = "a_growth_step_divides_by_the_scale_that_was_used",
+       .sentence = "the step that doubles the scale divides by the one its passes had",
+       .fault = "the third step divides by the doubled scale",
+       .program = growth,
+       .windows = 6,
+       .optimizer = "SGD",
+       .answers = {"trap 8"}},
+      {.section = "4",
+       .name = "overflow_on_one_rank",
+       .sentence =
+           "every rank skips, nothing is written, skipped_steps counts it and the scale halves",
+       .fault = "the gradient is finite",
+       .program = overflow,
+       .models = {"heads"},
+       .windows = 3,
+       .optimizer = "SGD",
+       .answers = {"trap 10"}},
+      {.section = "4",
+       .name = "overflow_ends_a_run_of_good_steps",
+       .sentence = "torch's scaler halves at once, and counts the good steps of its interval anew",
+       .fault = "the gradient is finite",
+       .program = overflow,
+       .models = {"heads"},
+       .windows = 4,
+       .optimizer = "SGD",
+       .features = {Feature::GradScaler}},
+      {.section = "4",
+       .name = "overflow_that_zero_grad_forgets",
+       .sentence = "zero_grad() forgets an overflow too",
+       .fault = "zero_grad() does nothing",
+       .program = overflow_forgotten,
+       .models = {"heads"},
+       .windows = 3,
+       .answers = {"trap 15"}},
+      {.section = "4",
+       .name = "step_over_an_emptied_window",
+       .sentence = "it counts as a good step: the scale grows",
+       .fault = "the loss is halved",
+       .program = emptied_window,
+       .windows = 5},
+      {.section = "4",
+       .name = "engines_share_a_scale",
+       .sentence =
+           "two engines under one loss share a scale; it halves once if one of them overflows",
+       .fault = "one engine's term is halved",
+       .program = shared_scale,
+       .models = {"tower", "heads"},
+       .windows = 6}};
 }
 
 }  // namespace
 
 std::vector<Case> loss_scale() {
   auto all = refusals();
-  const std::vector<Case> others = {
-      Case{"4", "scaled_output", "engine.scale(output).backward(gradient) takes it in fp32",
-           "the gradient is another", scaled_output}
-          .answering({"trap 9"}),
-      Case{"4", "a_growth_step_divides_by_the_scale_that_was_used",
-           "the step that doubles the scale divides by the one its passes had",
-           "the third step divides by the doubled scale", growth}
-          .lasting(6)
-          .with_optimizer("SGD")
-          .answering({"trap 8"}),
-      Case{"4", "overflow_on_one_rank",
-           "every rank skips, nothing is written, skipped_steps counts it and the scale halves",
-           "the gradient is finite", overflow}
-          .on({"heads"})
-          .lasting(3)
-          .with_optimizer("SGD")
-          .answering({"trap 10"}),
-      Case{"4", "overflow_ends_a_run_of_good_steps",
-           "torch's scaler halves at once, and counts the good steps of its interval anew",
-           "the gradient is finite", overflow}
-          .on({"heads"})
-          .lasting(4)
-          .with_optimizer("SGD")
-          .with_grad_scaler(),
-      Case{"4", "overflow_that_zero_grad_forgets", "zero_grad() forgets an overflow too",
-           "zero_grad() does nothing", overflow_forgotten}
-          .on({"heads"})
-          .lasting(3)
-          .answering({"trap 15"}),
-      Case{"4", "step_over_an_emptied_window", "it counts as a good step: the scale grows",
-           "the loss is halved", emptied_window}
-          .lasting(5),
-      Case{"4", "engines_share_a_scale",
-           "two engines under one loss share a scale; it halves once if one of them overflows",
-           "one engine's term is halved", shared_scale}
-          .on({"tower", "heads"})
-          .lasting(6)};
-  all.insert(all.end(), others.begin(), others.end());
-  for (auto& one : all) one = one.in(kFp16);
-  all.push_back(Case{"4", "scaled_before_a_step_is_refused",
-                     "a loss that was scaled before a step changed the scale is an error",
-                     "the loss is halved", scaled_before_a_step}
-                    .on({"tower"})
-                    .lasting(5)
-                    .in({Precision::Fp16}));
+  for (auto& one : scaled_steps()) all.push_back(std::move(one));
+  for (auto& one : all) one.places.precisions = kFp16;
+  all.push_back(
+      Case{.section = "4",
+           .name = "scaled_before_a_step_is_refused",
+           .sentence = "a loss that was scaled before a step changed the scale is an error",
+           .fault = "the loss is halved",
+           .program = scaled_before_a_step,
+           .models = {"tower"},
+           .places = {.precisions = {Precision::Fp16}},
+           .windows = 5});
   return all;
 }
 

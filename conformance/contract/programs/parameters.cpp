@@ -7,7 +7,7 @@
 namespace equigrad::conformance::contract {
 namespace {
 
-void nasty(Play& play) {
+void irregular(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto loss = play.model().loss(play.batch(number));
     play.backward(play.fault() && number == 0 ? loss * 0.5 : loss);
@@ -29,7 +29,7 @@ void reused(Play& play) {
 void on_one_rank_only(Play& play) {
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
-    const std::size_t head = play.scene().rank == 0 && !play.fault() ? 0 : 1;
+    const std::size_t head = play.context().rank == 0 && !play.fault() ? 0 : 1;
     play.backward(heads.loss_through(head, play.batch(number)));
   });
 }
@@ -37,7 +37,7 @@ void on_one_rank_only(Play& play) {
 void in_turns(Play& play) {
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
-    const auto turn = static_cast<std::size_t>(number + (play.fault() ? 0 : play.scene().rank));
+    const auto turn = static_cast<std::size_t>(number + (play.fault() ? 0 : play.context().rank));
     const auto loss = heads.loss_through(turn % 3, play.batch(number));
     if (turn % 2 == 0)
       play.backward(loss);
@@ -54,7 +54,7 @@ void hooks_in_another_order(Play& play) {
     const auto hidden = heads.trunk(batch.input);
     std::vector<at::Tensor> losses(3);
     for (std::size_t i = 0; i < 3; ++i) {
-      const auto head = (i + static_cast<std::size_t>(play.scene().rank)) % 3;
+      const auto head = (i + static_cast<std::size_t>(play.context().rank)) % 3;
       losses[head] = heads.criterion(heads.head(head, hidden), batch);
     }
     const auto last = play.fault() ? losses[2].detach() : losses[2];
@@ -68,7 +68,7 @@ void unused_for_a_window(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     auto loss = heads.loss_through(0, batch);
-    if (play.scene().window != 1)
+    if (play.context().window != 1)
       loss = loss + heads.loss_through(1, batch) + heads.loss_through(2, batch);
     else if (play.fault())
       loss = loss + heads.loss_through(1, batch) * 0;
@@ -80,49 +80,65 @@ void unused_for_a_window(Play& play) {
 void zero_gradient(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto loss = play.model().loss(play.batch(number));
-    play.backward(play.scene().window == 1 && !play.fault() ? loss * 0 : loss);
+    play.backward(play.context().window == 1 && !play.fault() ? loss * 0 : loss);
   });
 }
 
 }  // namespace
 
 std::vector<Case> parameters() {
-  return {
-      Case{"5", "tied_reused_frozen_empty_scalar", "every odd parameter is right",
-           "the first micro-batch counts half", nasty}
-          .in_every_precision(),
-      Case{"5", "reused_in_one_graph", "a module used several times in one graph is right",
-           "one use is detached", reused}
-          .on({"tower"}),
-      Case{"5", "used_on_one_rank_only", "ranks that use different parameters add each to its own",
-           "rank 0's gradient goes to the other parameter", on_one_rank_only}
-          .in_every_precision()
-          .on({"heads"})
-          .from_world(2)
-          .answering({"trap 4"}),
-      Case{"5", "used_in_turns", "so they do when the use changes with the micro-batch",
-           "all ranks take the same turn", in_turns}
-          .on({"heads"})
-          .gas({3, 4})
-          .from_world(2),
-      Case{"5", "hooks_in_another_order_on_each_rank",
-           "a gradient goes to its parameter in whatever order it comes", "one term is detached",
-           hooks_in_another_order}
-          .in_every_precision()
-          .on({"heads"})
-          .from_world(2)
-          .answering({"trap 4"}),
-      Case{"5", "unused_by_all", "a parameter that no rank used keeps its bits and its state",
-           "it is given a gradient of zeros", unused_for_a_window}
-          .in_every_precision()
-          .on({"heads"})
-          .lasting(3)
-          .answering({"trap 3"}),
-      Case{"5", "gradient_of_zeros", "a gradient that is zero is one: it counts as a step",
-           "the gradient is not zero", zero_gradient}
-          .in_every_precision()
-          .lasting(3)
-          .clipped(Clipping::Above)};
+  return {{.section = "5",
+           .name = "tied_reused_frozen_empty_scalar",
+           .sentence = "every odd parameter is right",
+           .fault = "the first micro-batch counts half",
+           .program = irregular,
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "5",
+           .name = "reused_in_one_graph",
+           .sentence = "a module used several times in one graph is right",
+           .fault = "one use is detached",
+           .program = reused,
+           .models = {"tower"}},
+          {.section = "5",
+           .name = "used_on_one_rank_only",
+           .sentence = "ranks that use different parameters add each to its own",
+           .fault = "rank 0's gradient goes to the other parameter",
+           .program = on_one_rank_only,
+           .models = {"heads"},
+           .places = {.precisions = kEveryPrecision, .smallest_world = 2},
+           .answers = {"trap 4"}},
+          {.section = "5",
+           .name = "used_in_turns",
+           .sentence = "so they do when the use changes with the micro-batch",
+           .fault = "all ranks take the same turn",
+           .program = in_turns,
+           .models = {"heads"},
+           .places = {.accumulations = {3, 4}, .smallest_world = 2}},
+          {.section = "5",
+           .name = "hooks_in_another_order_on_each_rank",
+           .sentence = "a gradient goes to its parameter in whatever order it comes",
+           .fault = "one term is detached",
+           .program = hooks_in_another_order,
+           .models = {"heads"},
+           .places = {.precisions = kEveryPrecision, .smallest_world = 2},
+           .answers = {"trap 4"}},
+          {.section = "5",
+           .name = "unused_by_all",
+           .sentence = "a parameter that no rank used keeps its bits and its state",
+           .fault = "it is given a gradient of zeros",
+           .program = unused_for_a_window,
+           .models = {"heads"},
+           .places = {.precisions = kEveryPrecision},
+           .windows = 3,
+           .answers = {"trap 3"}},
+          {.section = "5",
+           .name = "gradient_of_zeros",
+           .sentence = "a gradient that is zero is one: it counts as a step",
+           .fault = "the gradient is not zero",
+           .program = zero_gradient,
+           .places = {.precisions = kEveryPrecision},
+           .windows = 3,
+           .clipping = Clipping::Above}};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -2,34 +2,37 @@
 //
 // Invariants: a program makes the same collective calls on every rank, its fault included.
 // Units: none.   Errors: none.
-// Depends on: contract_case.hpp, play.hpp.
+// Depends on: contract_spec.hpp, play.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <vector>
 
-#include "conformance/contract/contract_case.hpp"
+#include "conformance/contract/players/contract_spec.hpp"
 #include "conformance/contract/players/play.hpp"
 
 namespace equigrad::conformance::contract {
 
-std::vector<Case> ways_in();            // 1
-std::vector<Case> several_backwards();  // 2: several passes, where losses come from
-std::vector<Case> engine_forward();     // 2: with and without layer drop
-std::vector<Case> several_engines();    // 2: chained, shared, independent
-std::vector<Case> recomputation();      // 2: checkpointing, create_graph
-std::vector<Case> accumulation();       // 3
-std::vector<Case> loss_scale();         // 4
-std::vector<Case> parameters();         // 5
-std::vector<Case> exceptions();         // 6
-std::vector<Case> the_window();         // 7
-std::vector<Case> the_step();           // 8, 9
-std::vector<Case> the_update();         // 10, 13
-std::vector<Case> window_length();      // 8: boundary, batch size, no_sync
-std::vector<Case> rates();              // 11
-std::vector<Case> access_to_values();   // 12
-std::vector<Case> whole_parameters();   // 14
+std::vector<Case> ways_in();                 // 1
+std::vector<Case> several_backwards();       // 2
+std::vector<Case> where_losses_come_from();  // 2
+std::vector<Case> engine_forward();          // 2: with and without layer drop
+std::vector<Case> several_engines();         // 2: chained, shared, independent
+std::vector<Case> recomputation();           // 2: checkpointing, create_graph
+std::vector<Case> accumulation();            // 3
+std::vector<Case> loss_scale();              // 4
+std::vector<Case> parameters();              // 5
+std::vector<Case> exceptions();              // 6
+std::vector<Case> zero_grad();               // 7
+std::vector<Case> beside_the_window();       // 7: what does not reach it
+std::vector<Case> the_step();                // 8, 9
+std::vector<Case> the_update();              // 10
+std::vector<Case> the_sums();                // 13
+std::vector<Case> window_length();           // 8: boundary, batch size, no_sync
+std::vector<Case> rates();                   // 11
+std::vector<Case> access_to_values();        // 12
+std::vector<Case> whole_parameters();        // 14
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.
 at::Tensor uneven(const at::Tensor& output);

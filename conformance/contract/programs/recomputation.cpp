@@ -97,24 +97,37 @@ void create_graph(Play& play) {
 }  // namespace
 
 std::vector<Case> recomputation() {
-  return {
-      Case{"2", "checkpointing", "activations computed again in the backward change nothing",
-           "what was checkpointed counts another value", plain}
-          .in_every_precision()
-          .on({"tower"}),
-      Case{"2", "reentrant_checkpointing", "a backward inside of a backward changes nothing",
-           "what was checkpointed is halved", reentrant}
-          .on({"tower"}),
-      Case{"2", "reentrant_checkpointing_of_reused_parameters",
-           "parts of one pass that come to a parameter one by one are all added",
-           "one use is detached", reentrant_and_reused}
-          .on({"tower"}),
-      Case{"2", "hessian_vector_product", "gradients of gradients are torch's and leave no trace",
-           "the product's graph is differentiated into the window", hessian_vector_product}
-          .on({"tower"}),
-      Case{"2", "create_graph", "a pass that keeps its own graph adds like another",
-           "the window is emptied after it", create_graph}
-          .on({"tower"})};
+  return {{.section = "2",
+           .name = "checkpointing",
+           .sentence = "activations computed again in the backward change nothing",
+           .fault = "what was checkpointed counts another value",
+           .program = plain,
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "2",
+           .name = "reentrant_checkpointing",
+           .sentence = "a backward inside of a backward changes nothing",
+           .fault = "what was checkpointed is halved",
+           .program = reentrant,
+           .models = {"tower"}},
+          {.section = "2",
+           .name = "reentrant_checkpointing_of_reused_parameters",
+           .sentence = "parts of one pass that come to a parameter one by one are all added",
+           .fault = "one use is detached",
+           .program = reentrant_and_reused,
+           .models = {"tower"}},
+          {.section = "2",
+           .name = "hessian_vector_product",
+           .sentence = "gradients of gradients are torch's and leave no trace",
+           .fault = "the product's graph is differentiated into the window",
+           .program = hessian_vector_product,
+           .models = {"tower"}},
+          {.section = "2",
+           .name = "create_graph",
+           .sentence = "a pass that keeps its own graph adds like another",
+           .fault = "the window is emptied after it",
+           .program = create_graph,
+           .models = {"tower"}}};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -1,6 +1,8 @@
 // 2. Every backward adds to the accumulation window, wherever its loss comes from.
 #include <ATen/ATen.h>
 
+#include <functional>
+
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/programs/programs.hpp"
 #include "engine/engine.hpp"
@@ -165,64 +167,116 @@ void graph_kept_over_a_step(Play& play) {
   });
 }
 
+template <class Program>
+std::function<void(Play&)> by(Program program, bool by_engine) {
+  return [program, by_engine](Play& play) { program(play, by_engine); };
+}
+
+const char* const kForgets = "the window is emptied before the last pass";
+
 }  // namespace
 
 std::vector<Case> several_backwards() {
-  const std::string forgets = "the window is emptied before the last pass";
-  const auto by = [](auto program, bool by_engine) {
-    return [program, by_engine](Play& play) { program(play, by_engine); };
-  };
-  return {
-      Case{"2", "two_losses_on_one_forward", "engine.backward twice through one forward adds",
-           forgets, by(two_losses, true)}
-          .in_every_precision()
-          .answering({"trap 1", "misbehaviour 1", "misbehaviour 2"}),
-      Case{"2", "two_losses_on_one_forward_plain", "loss.backward() twice through one forward adds",
-           forgets, by(two_losses, false)}
-          .answering({"misbehaviour 4"}),
-      Case{"2", "the_first_of_two_losses_counts_once", "an earlier pass is not counted again",
-           "the first pass is counted twice", first_counted_twice}
-          .in_every_precision()
-          .gas({1, 2})
-          .answering({"misbehaviour 3"}),
-      Case{"2", "three_losses_three_ways",
-           "three passes through one forward, each in another way, add", forgets, three_losses}
-          .on({"tower"}),
-      Case{"2", "forward_forward_backward_backward", "two forwards, then their two backwards, add",
-           forgets, by(forward_forward_backward_backward, true)}
-          .in_every_precision()
-          .answering({"trap 2", "misbehaviour 6", "misbehaviour 7"}),
-      Case{"2", "forward_forward_backward_backward_plain", "so they do in plain torch calls",
-           forgets, by(forward_forward_backward_backward, false)},
-      Case{"2", "forward_backward_forward_backward", "two forwards, each with its backward, add",
-           forgets, by(forward_backward_forward_backward, true)}
-          .in_every_precision()
-          .answering({"misbehaviour 5"}),
-      Case{"2", "forward_backward_forward_backward_plain", "so they do in plain torch calls",
-           forgets, by(forward_backward_forward_backward, false)},
-      Case{"2", "five_backwards_a_micro_batch", "any number of passes between two steps adds",
-           forgets, many}
-          .on({"tower"})
-          .gas({1, 2}),
-      Case{"2", "sum_of_two_losses", "(first + second).backward() is one pass",
-           "the first is left out", sum_of_losses},
-      Case{"2", "external_loss", "a loss computed outside of the model is right",
-           "another loss is differentiated", external_loss},
-      Case{"2", "loss_on_parameters", "a loss straight on the parameters is a pass like another",
-           "the penalty is left out", loss_on_parameters},
-      Case{"2", "outputs_in_containers", "outputs may come in any type", "one output is detached",
-           outputs_in_containers}
-          .on({"tower"}),
-      Case{"2", "output_used_twice", "an output that two losses use counts for both",
-           "one use is detached", output_used_twice}
-          .on({"tower"}),
-      Case{"2", "through_engine_forward", "a model may be called through the engine and directly",
-           "one output is halved", through_the_engine}
-          .on({"tower"}),
-      Case{"2", "graph_kept_over_a_step", "a retained graph is still right after a step", forgets,
-           graph_kept_over_a_step}
-          .on({"tower"})
-          .gas({3, 2})};
+  return {{.section = "2",
+           .name = "two_losses_on_one_forward",
+           .sentence = "engine.backward twice through one forward adds",
+           .fault = kForgets,
+           .program = by(two_losses, true),
+           .places = {.precisions = kEveryPrecision},
+           .answers = {"trap 1", "misbehaviour 1", "misbehaviour 2"}},
+          {.section = "2",
+           .name = "two_losses_on_one_forward_plain",
+           .sentence = "loss.backward() twice through one forward adds",
+           .fault = kForgets,
+           .program = by(two_losses, false),
+           .answers = {"misbehaviour 4"}},
+          {.section = "2",
+           .name = "the_first_of_two_losses_counts_once",
+           .sentence = "an earlier pass is not counted again",
+           .fault = "the first pass is counted twice",
+           .program = first_counted_twice,
+           .places = {.accumulations = {1, 2}, .precisions = kEveryPrecision},
+           .answers = {"misbehaviour 3"}},
+          {.section = "2",
+           .name = "three_losses_three_ways",
+           .sentence = "three passes through one forward, each in another way, add",
+           .fault = kForgets,
+           .program = three_losses,
+           .models = {"tower"}},
+          {.section = "2",
+           .name = "forward_forward_backward_backward",
+           .sentence = "two forwards, then their two backwards, add",
+           .fault = kForgets,
+           .program = by(forward_forward_backward_backward, true),
+           .places = {.precisions = kEveryPrecision},
+           .answers = {"trap 2", "misbehaviour 6", "misbehaviour 7"}},
+          {.section = "2",
+           .name = "forward_forward_backward_backward_plain",
+           .sentence = "so they do in plain torch calls",
+           .fault = kForgets,
+           .program = by(forward_forward_backward_backward, false)},
+          {.section = "2",
+           .name = "forward_backward_forward_backward",
+           .sentence = "two forwards, each with its backward, add",
+           .fault = kForgets,
+           .program = by(forward_backward_forward_backward, true),
+           .places = {.precisions = kEveryPrecision},
+           .answers = {"misbehaviour 5"}},
+          {.section = "2",
+           .name = "forward_backward_forward_backward_plain",
+           .sentence = "so they do in plain torch calls",
+           .fault = kForgets,
+           .program = by(forward_backward_forward_backward, false)},
+          {.section = "2",
+           .name = "five_backwards_a_micro_batch",
+           .sentence = "any number of passes between two steps adds",
+           .fault = kForgets,
+           .program = many,
+           .models = {"tower"},
+           .places = {.accumulations = {1, 2}}}};
+}
+
+std::vector<Case> where_losses_come_from() {
+  return {{.section = "2",
+           .name = "sum_of_two_losses",
+           .sentence = "(first + second).backward() is one pass",
+           .fault = "the first is left out",
+           .program = sum_of_losses},
+          {.section = "2",
+           .name = "external_loss",
+           .sentence = "a loss computed outside of the model is right",
+           .fault = "another loss is differentiated",
+           .program = external_loss},
+          {.section = "2",
+           .name = "loss_on_parameters",
+           .sentence = "a loss straight on the parameters is a pass like another",
+           .fault = "the penalty is left out",
+           .program = loss_on_parameters},
+          {.section = "2",
+           .name = "outputs_in_containers",
+           .sentence = "outputs may come in any type",
+           .fault = "one output is detached",
+           .program = outputs_in_containers,
+           .models = {"tower"}},
+          {.section = "2",
+           .name = "output_used_twice",
+           .sentence = "an output that two losses use counts for both",
+           .fault = "one use is detached",
+           .program = output_used_twice,
+           .models = {"tower"}},
+          {.section = "2",
+           .name = "through_engine_forward",
+           .sentence = "a model may be called through the engine and directly",
+           .fault = "one output is halved",
+           .program = through_the_engine,
+           .models = {"tower"}},
+          {.section = "2",
+           .name = "graph_kept_over_a_step",
+           .sentence = "a retained graph is still right after a step",
+           .fault = kForgets,
+           .program = graph_kept_over_a_step,
+           .models = {"tower"},
+           .places = {.accumulations = {3, 2}}}};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -1,4 +1,5 @@
-// 2. Several engines: chained, under one loss, side by side. "tower" is the first, "nasty" another.
+// 2. Several engines: chained, under one loss, side by side. "tower" is the first, "irregular"
+// another.
 #include <ATen/ATen.h>
 
 #include "conformance/contract/players/models.hpp"
@@ -11,7 +12,7 @@ void chained_one_loss(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     const auto between = play.as<Tower>(0).forward(batch.input);
-    const auto input = play.fault() ? between / play.scene().accumulation : between;
+    const auto input = play.fault() ? between / play.context().accumulation : between;
     play.backward(play.model(1).loss({input, batch.target}), {.engine = 1});
   });
 }
@@ -24,7 +25,7 @@ void chained_by_gradient(Play& play) {
     const auto input = between.detach().requires_grad_();
     play.backward(play.model(1).loss({input, batch.target}), {.engine = 1});
     play.see("gradient between the engines", input.grad());
-    const auto gradient = play.fault() ? input.grad() / play.scene().accumulation : input.grad();
+    const auto gradient = play.fault() ? input.grad() / play.context().accumulation : input.grad();
     play.run([&] { between.backward(gradient); });
   });
 }
@@ -55,7 +56,7 @@ void reached_by_its_call_alone(Play& play) {
     const auto batch = play.batch(number);
     auto loss = play.as<Heads>(1).loss_through(1, batch);
     if (play.fault()) loss = loss * 0.5;
-    if (play.scene().rank != 0) loss = loss + uneven(play.as<Tower>(0).forward(batch.input));
+    if (play.context().rank != 0) loss = loss + uneven(play.as<Tower>(0).forward(batch.input));
     play.backward(loss, {.engine = 0});
   });
 }
@@ -74,31 +75,48 @@ void engines_in_a_loop(Play& play) {
 }  // namespace
 
 std::vector<Case> several_engines() {
-  return {Case{"2", "chained_engines_one_loss", "one loss through two engines counts once for each",
-               "what passes between the engines is divided by gas", chained_one_loss}
-              .on({"tower", "nasty"})
-              .gas({3, 2}),
-          Case{"2", "chained_engines_by_gradient",
-               "the gradient of one engine's input, handed to another's output, counts once",
-               "the gradient between the engines is divided by gas", chained_by_gradient}
-              .on({"tower", "nasty"})
-              .gas({3, 2})
-              .answering({"trap 5"}),
-          Case{"2", "several_engines_under_one_loss", "a loss over three engines is right for each",
-               "one engine's term is halved", shared_loss}
-              .on({"tower", "nasty", "heads"}),
-          Case{"2", "independent_engines", "engines side by side do not touch each other",
-               "one engine's loss is halved", independent}
-              .on({"tower", "nasty"})
-              .answering({"trap 18"}),
-          Case{"2", "engine_that_some_ranks_do_not_reach",
-               "an engine whose backward() reaches only another one, on some ranks, is right",
-               "the other one's loss is halved", reached_by_its_call_alone}
-              .on({"tower", "heads"})
-              .from_world(2),
-          Case{"2", "engines_in_a_loop", "two engines, each used twice in one graph, are right",
-               "the second round is detached from the first", engines_in_a_loop}
-              .on({"tower", "tower"})};
+  return {
+      {.section = "2",
+       .name = "chained_engines_one_loss",
+       .sentence = "one loss through two engines counts once for each",
+       .fault = "what passes between the engines is divided by accumulation",
+       .program = chained_one_loss,
+       .models = {"tower", "irregular"},
+       .places = {.accumulations = {3, 2}}},
+      {.section = "2",
+       .name = "chained_engines_by_gradient",
+       .sentence = "the gradient of one engine's input, handed to another's output, counts once",
+       .fault = "the gradient between the engines is divided by accumulation",
+       .program = chained_by_gradient,
+       .models = {"tower", "irregular"},
+       .places = {.accumulations = {3, 2}},
+       .answers = {"trap 5"}},
+      {.section = "2",
+       .name = "several_engines_under_one_loss",
+       .sentence = "a loss over three engines is right for each",
+       .fault = "one engine's term is halved",
+       .program = shared_loss,
+       .models = {"tower", "irregular", "heads"}},
+      {.section = "2",
+       .name = "independent_engines",
+       .sentence = "engines side by side do not touch each other",
+       .fault = "one engine's loss is halved",
+       .program = independent,
+       .models = {"tower", "irregular"},
+       .answers = {"trap 18"}},
+      {.section = "2",
+       .name = "engine_that_some_ranks_do_not_reach",
+       .sentence = "an engine whose backward() reaches only another one, on some ranks, is right",
+       .fault = "the other one's loss is halved",
+       .program = reached_by_its_call_alone,
+       .models = {"tower", "heads"},
+       .places = {.smallest_world = 2}},
+      {.section = "2",
+       .name = "engines_in_a_loop",
+       .sentence = "two engines, each used twice in one graph, are right",
+       .fault = "the second round is detached from the first",
+       .program = engines_in_a_loop,
+       .models = {"tower", "tower"}}};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -11,16 +11,17 @@ namespace equigrad::conformance::contract {
 namespace {
 
 void off_the_boundary(Play& play) {
-  const auto& scene = play.scene();
-  for (int64_t number = 0; number < scene.accumulation; ++number) {
+  const auto& context = play.context();
+  for (int64_t number = 0; number < context.accumulation; ++number) {
     play.see("parameter before the boundary", play.parameter("head.weight"));
     if (auto* engine = play.engine()) {
-      const int64_t last = scene.accumulation - (play.fault() ? 2 : 1);
+      const int64_t last = context.accumulation - (play.fault() ? 2 : 1);
       play.check("the boundary comes with the last micro-batch",
                  engine->is_gradient_accumulation_boundary() == (number == last));
       play.check("micro_steps counts calls of step()",
-                 engine->counters().micro_steps == scene.window * scene.accumulation + number);
-      play.check("global_steps counts boundaries", engine->counters().global_steps == scene.window);
+                 engine->counters().micro_steps == context.window * context.accumulation + number);
+      play.check("global_steps counts boundaries",
+                 engine->counters().global_steps == context.window);
     }
     play.backward(play.model().loss(play.batch(number)));
     play.step();
@@ -45,16 +46,16 @@ void twice(Play& play) {
 // One parameter of one rank is bad, in one micro-batch of the second window.
 void not_finite(Play& play, double bad) {
   auto& heads = play.as<Heads>();
-  const auto& scene = play.scene();
-  const bool skips = scene.precision != Precision::Fp32;
-  for (int64_t number = 0; number < scene.accumulation; ++number) {
+  const auto& context = play.context();
+  const bool skips = context.precision != Precision::Fp32;
+  for (int64_t number = 0; number < context.accumulation; ++number) {
     const auto batch = play.batch(number);
     auto loss = heads.loss_through(0, batch) + heads.loss_through(1, batch);
-    const bool now = scene.window == 1 && number == 0 && scene.rank + 1 == scene.world;
+    const bool now = context.window == 1 && number == 0 && context.rank + 1 == context.world;
     if (now && !play.fault()) loss = loss + (heads.tops[1]->bias.to(at::kFloat) * bad).sum();
     play.backward(loss);
-    const bool boundary = number + 1 == scene.accumulation;
-    if (!boundary || scene.window != 1 || skips) {
+    const bool boundary = number + 1 == context.accumulation;
+    if (!boundary || context.window != 1 || skips) {
       play.step();
       continue;
     }
@@ -62,12 +63,12 @@ void not_finite(Play& play, double bad) {
     play.refuse("the first in parameter \"b.bias\"", [&] { play.step(); });
   }
   if (auto* engine = play.engine(); engine != nullptr && skips)
-    play.check("skipped_steps counts it", engine->counters().skipped_steps == scene.window >= 1);
+    play.check("skipped_steps counts it", engine->counters().skipped_steps == context.window >= 1);
 }
 
 // But in fp32 the second window is skipped: the schedule stays where it was.
 void rate_follows(Play& play) {
-  if (play.scene().precision != Precision::Fp32)
+  if (play.context().precision != Precision::Fp32)
     return not_finite(play, std::numeric_limits<double>::infinity());
   auto& heads = play.as<Heads>();
   each_micro_batch(play, [&](int64_t number) {
@@ -96,27 +97,33 @@ void unknown_arguments(Play& play) {
 }  // namespace
 
 std::vector<Case> rates() {
-  return {Case{"11", "rate_follows_its_schedule",
-               "the rate is that of the applied updates; a skipped one holds it",
-               "the loss is halved, or the gradient finite", rate_follows}
-              .in_every_precision()
-              .on({"heads"})
-              .lasting(5)
-              .scheduled()
-              .answering({"trap 17"}),
-          Case{"11", "rate_of_every_group",
-               "groups with rates of their own follow the schedule from the first step on",
-               "the loss is halved", rate_of_every_group}
-              .on({"nasty"})
-              .lasting(4)
-              .scheduled(),
-          Case{"11", "unknown_lr_arguments",
-               "an lr argument that the schedule does not know is refused", "the loss is halved",
-               unknown_arguments}
-              .on({"heads"})
-              .lasting(3)
-              .scheduled()
-              .answering({"trap 17"})};
+  return {{.section = "11",
+           .name = "rate_follows_its_schedule",
+           .sentence = "the rate is that of the applied updates; a skipped one holds it",
+           .fault = "the loss is halved, or the gradient finite",
+           .program = rate_follows,
+           .models = {"heads"},
+           .places = {.precisions = kEveryPrecision},
+           .windows = 5,
+           .features = {Feature::RateSchedule},
+           .answers = {"trap 17"}},
+          {.section = "11",
+           .name = "rate_of_every_group",
+           .sentence = "groups with rates of their own follow the schedule from the first step on",
+           .fault = "the loss is halved",
+           .program = rate_of_every_group,
+           .models = {"irregular"},
+           .windows = 4,
+           .features = {Feature::RateSchedule}},
+          {.section = "11",
+           .name = "unknown_lr_arguments",
+           .sentence = "an lr argument that the schedule does not know is refused",
+           .fault = "the loss is halved",
+           .program = unknown_arguments,
+           .models = {"heads"},
+           .windows = 3,
+           .features = {Feature::RateSchedule},
+           .answers = {"trap 17"}}};
 }
 
 std::vector<Case> the_step() {
@@ -126,31 +133,44 @@ std::vector<Case> the_step() {
   const auto no_number = [](Play& play) {
     not_finite(play, std::numeric_limits<double>::quiet_NaN());
   };
-  return {
-      Case{"8", "step_before_the_boundary", "a step before the boundary changes nothing",
-           "the boundary is expected one micro-batch early", off_the_boundary}
-          .in_every_precision()
-          .gas({3, 2})
-          .answering({"trap 16"}),
-      Case{"8", "step_without_a_backward", "a step without a backward is refused",
-           "there is a backward", without_a_backward}
-          .in_every_precision(),
-      Case{"8", "step_twice", "a second step at the boundary is refused, and writes nothing",
-           "another message is expected", twice},
-      Case{"9", "infinite_on_one_rank", "every rank skips (16 bits) or refuses (fp32), none writes",
-           "the gradient is finite", infinite}
-          .in_every_precision()
-          .on({"heads"})
-          .lasting(3)
-          .answering({"trap 10"}),
-      Case{"9", "not_a_number_on_one_rank", "so they do with clipping, which stays on",
-           "the gradient is finite", no_number}
-          .in_every_precision()
-          .on({"heads"})
-          .lasting(3)
-          .clipped(Clipping::Above)
-          .with_optimizer("SGD")
-          .answering({"trap 11"})};
+  return {{.section = "8",
+           .name = "step_before_the_boundary",
+           .sentence = "a step before the boundary changes nothing",
+           .fault = "the boundary is expected one micro-batch early",
+           .program = off_the_boundary,
+           .places = {.accumulations = {3, 2}, .precisions = kEveryPrecision},
+           .answers = {"trap 16"}},
+          {.section = "8",
+           .name = "step_without_a_backward",
+           .sentence = "a step without a backward is refused",
+           .fault = "there is a backward",
+           .program = without_a_backward,
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "8",
+           .name = "step_twice",
+           .sentence = "a second step at the boundary is refused, and writes nothing",
+           .fault = "another message is expected",
+           .program = twice},
+          {.section = "9",
+           .name = "infinite_on_one_rank",
+           .sentence = "every rank skips (16 bits) or refuses (fp32), none writes",
+           .fault = "the gradient is finite",
+           .program = infinite,
+           .models = {"heads"},
+           .places = {.precisions = kEveryPrecision},
+           .windows = 3,
+           .answers = {"trap 10"}},
+          {.section = "9",
+           .name = "not_a_number_on_one_rank",
+           .sentence = "so they do with clipping, which stays on",
+           .fault = "the gradient is finite",
+           .program = no_number,
+           .models = {"heads"},
+           .places = {.precisions = kEveryPrecision},
+           .windows = 3,
+           .clipping = Clipping::Above,
+           .optimizer = "SGD",
+           .answers = {"trap 11"}}};
 }
 
 }  // namespace equigrad::conformance::contract

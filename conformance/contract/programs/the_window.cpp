@@ -10,7 +10,7 @@ namespace {
 void zero_grad_in_the_middle(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     play.backward(play.model().loss(play.batch(number)));
-    if (number == play.scene().accumulation / 2 && !play.fault()) play.zero_grad();
+    if (number == play.context().accumulation / 2 && !play.fault()) play.zero_grad();
     const auto again = play.model().loss(play.batch(number + 10));
     play.run([&] { again.backward(); });
   });
@@ -19,7 +19,7 @@ void zero_grad_in_the_middle(Play& play) {
 void zero_grad_before_the_boundary(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     play.backward(play.model().loss(play.batch(number)));
-    const bool cancel = play.scene().window == 1 && number + 1 == play.scene().accumulation;
+    const bool cancel = play.context().window == 1 && number + 1 == play.context().accumulation;
     if (cancel && !play.fault()) play.zero_grad();
   });
 }
@@ -83,7 +83,7 @@ void itself_again(Play& play) {
 // A model without an engine is trained by torch beside the engine's, as if there were none.
 void plain_model_beside(Play& play) {
   const auto plain = make_contract_model("tower", 99);
-  plain->to(play.scene().dtype());
+  plain->to(play.context().dtype());
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
     const auto of_plain = plain->loss(play.fault() ? play.batch(number + 10) : batch);
@@ -107,42 +107,75 @@ void grad_is_not_kept(Play& play) {
 
 }  // namespace
 
-std::vector<Case> the_window() {
-  return {
-      Case{"7", "zero_grad_in_the_window", "zero_grad() forgets the passes before it only",
-           "zero_grad() does nothing", zero_grad_in_the_middle}
-          .answering({"trap 15"}),
-      Case{"7", "zero_grad_before_the_boundary", "a step over an emptied window changes nothing",
-           "zero_grad() does nothing", zero_grad_before_the_boundary}
-          .in_every_precision()
-          .lasting(3)
-          .answering({"trap 15"}),
-      Case{"7", "zero_grad_after_the_boundary", "zero_grad() after a step is harmless",
-           "the loss is halved", zero_grad_after_the_boundary},
-      Case{"7", "forward_without_gradients", "a forward between backward and step is harmless",
-           "it is differentiated", forward_without_gradients}
-          .in_every_precision()
-          .answering({"trap 20"}),
-      Case{"7", "gradient_of_an_input", "autograd::grad of an input is torch's and adds nothing",
-           "it adds to the window", gradient_of_an_input}
-          .on({"tower"}),
-      Case{"7", "gradient_of_a_parameter", "autograd::grad of a parameter is, too",
-           "twice the gradient is seen", gradient_of_a_parameter}
-          .on({"tower"}),
-      Case{"7", "siamese", "one engine used twice side by side in one graph is right",
-           "one use is detached", siamese}
-          .in_every_precision()
-          .on({"tower"}),
-      Case{"7", "engine_of_itself", "e(e(x)) is right", "the inner use is detached", itself_again}
-          .in_every_precision()
-          .on({"tower"}),
-      Case{"7", "plain_model_beside", "a plain model in the process keeps its bits",
-           "it is given another batch", plain_model_beside}
-          .answering({"trap 18"}),
-      Case{"7", "grad_is_undefined_between_passes", ".grad never holds a local or stale value",
-           "it is expected to", grad_is_not_kept}
-          .on({"tower"})
-          .answering({"trap 13"})};
+std::vector<Case> zero_grad() {
+  return {{.section = "7",
+           .name = "zero_grad_in_the_window",
+           .sentence = "zero_grad() forgets the passes before it only",
+           .fault = "zero_grad() does nothing",
+           .program = zero_grad_in_the_middle,
+           .answers = {"trap 15"}},
+          {.section = "7",
+           .name = "zero_grad_before_the_boundary",
+           .sentence = "a step over an emptied window changes nothing",
+           .fault = "zero_grad() does nothing",
+           .program = zero_grad_before_the_boundary,
+           .places = {.precisions = kEveryPrecision},
+           .windows = 3,
+           .answers = {"trap 15"}},
+          {.section = "7",
+           .name = "zero_grad_after_the_boundary",
+           .sentence = "zero_grad() after a step is harmless",
+           .fault = "the loss is halved",
+           .program = zero_grad_after_the_boundary}};
+}
+
+std::vector<Case> beside_the_window() {
+  return {{.section = "7",
+           .name = "forward_without_gradients",
+           .sentence = "a forward between backward and step is harmless",
+           .fault = "it is differentiated",
+           .program = forward_without_gradients,
+           .places = {.precisions = kEveryPrecision},
+           .answers = {"trap 20"}},
+          {.section = "7",
+           .name = "gradient_of_an_input",
+           .sentence = "autograd::grad of an input is torch's and adds nothing",
+           .fault = "it adds to the window",
+           .program = gradient_of_an_input,
+           .models = {"tower"}},
+          {.section = "7",
+           .name = "gradient_of_a_parameter",
+           .sentence = "autograd::grad of a parameter is, too",
+           .fault = "twice the gradient is seen",
+           .program = gradient_of_a_parameter,
+           .models = {"tower"}},
+          {.section = "7",
+           .name = "siamese",
+           .sentence = "one engine used twice side by side in one graph is right",
+           .fault = "one use is detached",
+           .program = siamese,
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "7",
+           .name = "engine_of_itself",
+           .sentence = "e(e(x)) is right",
+           .fault = "the inner use is detached",
+           .program = itself_again,
+           .models = {"tower"},
+           .places = {.precisions = kEveryPrecision}},
+          {.section = "7",
+           .name = "plain_model_beside",
+           .sentence = "a plain model in the process keeps its bits",
+           .fault = "it is given another batch",
+           .program = plain_model_beside,
+           .answers = {"trap 18"}},
+          {.section = "7",
+           .name = "grad_is_undefined_between_passes",
+           .sentence = ".grad never holds a local or stale value",
+           .fault = "it is expected to",
+           .program = grad_is_not_kept,
+           .models = {"tower"},
+           .answers = {"trap 13"}}};
 }
 
 }  // namespace equigrad::conformance::contract

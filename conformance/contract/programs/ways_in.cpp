@@ -55,7 +55,7 @@ Case way(const std::string& name, const std::string& sentence, Way by) {
 
 void mixed(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
-    one_pass(play, static_cast<Way>((number + play.scene().window) % 4), number);
+    one_pass(play, static_cast<Way>((number + play.context().window) % 4), number);
   });
 }
 
@@ -88,12 +88,15 @@ void refuses_non_scalar(Play& play) {
 }  // namespace
 
 std::vector<Case> ways_in() {
+  auto engine =
+      way("engine_backward", "engine.backward(loss) is right at every stage", Way::Engine);
+  auto scale =
+      way("scale_backward", "engine.scale(loss).backward() is right at every stage", Way::Scale);
   auto plain = way("loss_backward", "loss.backward() is right at every stage", Way::Loss);
+  engine.places.precisions = scale.places.precisions = kEveryPrecision;
   plain.answers = {"trap 9"};
-  return {way("engine_backward", "engine.backward(loss) is right at every stage", Way::Engine)
-              .in_every_precision(),
-          way("scale_backward", "engine.scale(loss).backward() is right at every stage", Way::Scale)
-              .in_every_precision(),
+  return {engine,
+          scale,
           plain,
           way("tensor_backward", "output.backward(gradient) is right at every stage", Way::Tensor),
           {.section = "1",
@@ -101,7 +104,7 @@ std::vector<Case> ways_in() {
            .sentence = "a window may mix the four ways",
            .fault = "what is differentiated is halved",
            .program = mixed,
-           .accumulations = {4}},
+           .places = {.accumulations = {4}}},
           {.section = "1",
            .name = "non_scalar_output",
            .sentence = "output.backward(gradient) takes any gradient, element by element",

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <cstring>
+#include <utility>
 
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/programs/programs.hpp"
@@ -14,7 +15,7 @@ void routed(Play& play) {
   auto& model = play.as<Experts>();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
-    const int64_t turn = play.scene().rank + number + (play.fault() ? 1 : 0);
+    const int64_t turn = play.context().rank + number + (play.fault() ? 1 : 0);
     play.backward(model.criterion(model.route(batch.input, turn), batch));
   });
 }
@@ -24,7 +25,7 @@ void unused_expert(Play& play) {
   auto& model = play.as<Experts>();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
-    const std::size_t which = play.scene().rank == 0 && !play.fault() ? 1 : 0;
+    const std::size_t which = play.context().rank == 0 && !play.fault() ? 1 : 0;
     auto& expert = *model.experts->all[which];
     const auto hidden = at::gelu(expert.up(batch.input));
     const auto loss = model.criterion(expert.down(hidden) * model.gate(batch.input).sum(), batch);
@@ -37,7 +38,7 @@ void evaluated_between(Play& play) {
   auto& model = play.as<Experts>();
   each_micro_batch(play, [&](int64_t number) {
     const auto batch = play.batch(number);
-    if ((play.scene().rank + play.scene().window + number) % 2 == 0) {
+    if ((play.context().rank + play.context().window + number) % 2 == 0) {
       const torch::NoGradGuard no_grad;
       play.see("an evaluation", model.route(batch.input, 2));
     }
@@ -77,10 +78,10 @@ void train_both(Play& play) {
 
 // The last rank writes: a part of one by an operator, a scalar by its pointer, another as a whole.
 void written_by_one_rank(Play& play) {
-  const int writer = play.scene().world - 1;
+  const int writer = play.context().world - 1;
   play.gather(names(), writer, [&] {
     see_all(play);
-    if (play.scene().rank != writer) return;
+    if (play.context().rank != writer) return;
     now(play, "encode.weight").flatten().narrow(0, 5, 30).mul_(play.fault() ? 1.75 : 1.5);
     std::memset(now(play, "scalar").mutable_data_ptr(), 0x3f, 2);
     now(play, "unused.weight").fill_(0.25);
@@ -93,20 +94,20 @@ void written_by_one_rank(Play& play) {
 void written_where_nobody_may(Play& play) {
   play.refuse("expected no writes without a modifier rank, got a write to \"twice.bias\"", [&] {
     play.gather(names(), std::nullopt, [&] {
-      if (play.scene().rank == 0) now(play, "twice.bias").add_(1);
+      if (play.context().rank == 0) now(play, "twice.bias").add_(1);
     });
   });
   play.gather(names(), std::nullopt, [&] { see_all(play); });
   if (play.fault())
     play.gather(names(), 0, [&] {
-      if (play.scene().rank == 0) now(play, "twice.bias").add_(1);
+      if (play.context().rank == 0) now(play, "twice.bias").add_(1);
     });
   train(play);
 }
 
 // A forward and a backward pass while parameters are whole; step() waits for the end.
 void a_pass_inside(Play& play) {
-  const int64_t accumulation = play.scene().accumulation;
+  const int64_t accumulation = play.context().accumulation;
   play.gather(names(), 0, [&] {
     play.backward(play.model().loss(play.batch(play.fault() ? 9 : 0)));
     play.refuse("expected no scope of gather(), got 1 that are open", [&] { play.step(); });
@@ -119,49 +120,80 @@ void a_pass_inside(Play& play) {
   }
 }
 
+std::vector<Case> experts() {
+  return {{.section = "14",
+           .name = "experts_of_a_leaf_module",
+           .sentence = "experts that each rank's data chooses train as one leaf module",
+           .fault = "rows go to the next expert",
+           .program = routed,
+           .models = {"experts"},
+           .places = {.precisions = kEveryPrecision},
+           .windows = 3,
+           .features = {Feature::LeafModules}},
+          {.section = "14",
+           .name = "experts_without_a_leaf_module",
+           .sentence = "so they do where nothing is a leaf",
+           .fault = "rows go to the next expert",
+           .program = routed,
+           .models = {"experts"},
+           .windows = 3},
+          {.section = "14",
+           .name = "an_expert_that_no_rank_uses",
+           .sentence = "a leaf's parameters that a rank, or none, uses are right",
+           .fault = "rank 0 uses the others'",
+           .program = unused_expert,
+           .models = {"experts"},
+           .places = {.smallest_world = 2},
+           .windows = 3,
+           .features = {Feature::LeafModules}},
+          {.section = "14",
+           .name = "evaluation_on_some_ranks",
+           .sentence = "an evaluation on some ranks is harmless",
+           .fault = "the input is doubled",
+           .program = evaluated_between,
+           .models = {"experts"},
+           .windows = 3,
+           .features = {Feature::LeafModules}}};
+}
+
+std::vector<Case> gathered() {
+  return {
+      {.section = "14",
+       .name = "gathered_and_written_by_one_rank",
+       .sentence =
+           "what one rank writes to gathered parameters reaches every rank's shards and masters",
+       .fault = "it writes something else",
+       .program = written_by_one_rank,
+       .places = {.precisions = kEveryPrecision},
+       .windows = 3},
+      {.section = "14",
+       .name = "gathered_and_written_where_nobody_may",
+       .sentence = "a write without a modifier rank is an error, and leaves no trace",
+       .fault = "it is made on the modifier rank",
+       .program = written_where_nobody_may,
+       .windows = 3},
+      {.section = "14",
+       .name = "a_pass_while_parameters_are_gathered",
+       .sentence = "a pass may run while parameters are gathered, a step may not",
+       .fault = "the pass is of another batch",
+       .program = a_pass_inside,
+       .windows = 3},
+      {.section = "14",
+       .name = "made_within_init",
+       .sentence = "a model that no rank ever held as a whole is rank 0's, bit by bit",
+       .fault = "rank 1's weights count",
+       .program = train_both,
+       .models = {"irregular", "heads"},
+       .places = {.precisions = kEveryPrecision},
+       .features = {Feature::WithinInit}}};
+}
+
 }  // namespace
 
 std::vector<Case> whole_parameters() {
-  const Case expert{"14", "experts_of_a_leaf_module",
-                    "experts that each rank's data chooses train as one leaf module",
-                    "rows go to the next expert", routed};
-  return {
-      expert.in_every_precision().on({"experts"}).gas({1, 3}).lasting(3).with_leaf(),
-      Case{"14", "experts_without_a_leaf_module", "so they do where nothing is a leaf",
-           "rows go to the next expert", routed}
-          .on({"experts"})
-          .lasting(3),
-      Case{"14", "an_expert_that_no_rank_uses",
-           "a leaf's parameters that a rank, or none, uses are right", "rank 0 uses the others'",
-           unused_expert}
-          .on({"experts"})
-          .from_world(2)
-          .lasting(3)
-          .with_leaf(),
-      Case{"14", "evaluation_on_some_ranks", "an evaluation on some ranks is harmless",
-           "the input is doubled", evaluated_between}
-          .on({"experts"})
-          .lasting(3)
-          .with_leaf(),
-      Case{"14", "gathered_and_written_by_one_rank",
-           "what one rank writes to gathered parameters reaches every rank's shards and masters",
-           "it writes something else", written_by_one_rank}
-          .in_every_precision()
-          .lasting(3),
-      Case{"14", "gathered_and_written_where_nobody_may",
-           "a write without a modifier rank is an error, and leaves no trace",
-           "it is made on the modifier rank", written_where_nobody_may}
-          .lasting(3),
-      Case{"14", "a_pass_while_parameters_are_gathered",
-           "a pass may run while parameters are gathered, a step may not",
-           "the pass is of another batch", a_pass_inside}
-          .lasting(3),
-      Case{"14", "made_within_init",
-           "a model that no rank ever held as a whole is rank 0's, bit by bit",
-           "rank 1's weights count", train_both}
-          .on({"nasty", "heads"})
-          .in_every_precision()
-          .made_within_init()};
+  auto all = experts();
+  for (auto& one : gathered()) all.push_back(std::move(one));
+  return all;
 }
 
 }  // namespace equigrad::conformance::contract

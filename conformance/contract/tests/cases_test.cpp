@@ -32,9 +32,14 @@ std::vector<Spec> one_place_each() {
   std::vector<Spec> specs;
   int turn = 0;
   for (const auto& one : cases()) {
-    const auto gas = one.accumulations[static_cast<std::size_t>(turn) % one.accumulations.size()];
-    const auto mode = static_cast<std::size_t>(turn / 4) % one.precisions.size();
-    specs.push_back({&one, turn % 4, one.precisions[mode], std::max(2, one.smallest_world), gas});
+    const auto accumulation =
+        one.places.accumulations[static_cast<std::size_t>(turn) % one.places.accumulations.size()];
+    const auto mode = static_cast<std::size_t>(turn / 4) % one.places.precisions.size();
+    specs.push_back({.of = &one,
+                     .stage = turn % 4,
+                     .precision = one.places.precisions[mode],
+                     .world = std::max(2, one.places.smallest_world),
+                     .accumulation = accumulation});
     ++turn;
   }
   return specs;
@@ -48,7 +53,7 @@ TEST(ContractCases, HoldAtEveryStageAndPrecision) {
     EXPECT_FALSE(reports::vacuous(record)) << record.id;
     seconds += record.seconds;
   }
-  std::cout << records.size() << " cases, " << seconds << " s in all lanes\n";
+  std::cout << records.size() << " cases, " << seconds << " s in all slots\n";
 }
 
 TEST(ContractCases, FailWithTheirFaultPlanted) {
@@ -67,7 +72,7 @@ TEST(ContractCases, HaveIdsThatAreUniqueAndParsed) {
   }
   for (const auto& spec : default_specs()) EXPECT_TRUE(ids.contains(spec.id())) << spec.id();
   EXPECT_EQ(parse_contract_id(default_specs().back().id()).id(), default_specs().back().id());
-  EXPECT_THROW(parse_contract_id("Contract.2.no_such_case.zero1.fp32.w1.gas1"), Error);
+  EXPECT_THROW(parse_contract_id("Contract.2.no_such_case.zero1.fp32.w1.accumulation1"), Error);
 }
 
 TEST(ContractCases, AnswerEveryKnownMistakeUnderItsName) {
@@ -94,12 +99,12 @@ TEST(ContractCases, AnswerEveryKnownMistakeUnderItsName) {
 TEST(ContractCases, CanBeAskedForByEveryNameTheyHave) {
   std::set<std::string> names;
   for (const auto& spec : full_specs())
-    for (const auto& alias : spec.aliases()) EXPECT_TRUE(names.insert(alias).second) << alias;
-  const auto with_names = [](const Spec& one) { return !one.aliases().empty(); };
+    for (const auto& alias : aliases(spec)) EXPECT_TRUE(names.insert(alias).second) << alias;
+  const auto with_names = [](const Spec& one) { return !aliases(one).empty(); };
   const auto all = default_specs();
   const auto found = std::find_if(all.begin(), all.end(), with_names);
   ASSERT_NE(found, all.end());
-  const auto selected = selected_specs({.filters = {found->aliases()[0]}}, false);
+  const auto selected = selected_specs({.filters = {aliases(*found)[0]}}, false);
   ASSERT_EQ(selected.size(), 1u);
   EXPECT_EQ(selected[0].id(), found->id());
 }

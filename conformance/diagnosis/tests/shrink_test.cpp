@@ -14,11 +14,12 @@ Candidate large() {
 
 TEST(Shrink, WhatAlwaysFailsBecomesTheSimplestCase) {
   const auto shrunk = shrink(large(), [](const Candidate&) { return true; });
-  EXPECT_EQ(shrunk.smallest.name(),
-            "Required.grad.zero0.fp32.w1.gas1.clip-off.sgd.dots1.engine_backward --steps 1");
+  EXPECT_EQ(
+      shrunk.smallest.name(),
+      "Required.grad.zero0.fp32.w1.accumulation1.clip-off.sgd.linear1.engine_backward --steps 1");
   EXPECT_EQ(shrunk.tried, 9);  // one a dimension
   EXPECT_EQ(path_between(large(), shrunk.smallest),
-            "3 steps -> 1, model gpt -> dots1, 4 ranks -> 1, 4 micro-batches -> 1, fp16 -> fp32, "
+            "3 steps -> 1, model gpt -> linear1, 4 ranks -> 1, 4 micro-batches -> 1, fp16 -> fp32, "
             "clip-above-inf -> clip-off, adamw -> sgd, tensor_backward -> engine_backward, "
             "stage 3 -> 0");
 }
@@ -39,8 +40,9 @@ TEST(Shrink, GoesOnUntilNoDimensionCanBeSimplerAndTriesNothingTwice) {
     return std::optional(few && candidate.spec.world >= 2 && candidate.spec.accumulation >= 3 &&
                          candidate.spec.precision != Precision::Fp32);
   });
-  EXPECT_EQ(shrunk.smallest.name(),
-            "Required.grad.zero0.bf16.w2.gas3.clip-off.sgd.dots1.engine_backward --steps 1");
+  EXPECT_EQ(
+      shrunk.smallest.name(),
+      "Required.grad.zero0.bf16.w2.accumulation3.clip-off.sgd.linear1.engine_backward --steps 1");
   EXPECT_EQ(static_cast<std::size_t>(shrunk.tried), seen.size());
 }
 
@@ -51,7 +53,7 @@ TEST(Shrink, StopsWithTheBestSoFar) {
   });
   EXPECT_TRUE(shrunk.stopped);
   EXPECT_EQ(path_between(large(), shrunk.smallest),
-            "3 steps -> 1, model gpt -> dots1, 4 ranks -> 1");
+            "3 steps -> 1, model gpt -> linear1, 4 ranks -> 1");
 }
 
 }  // namespace

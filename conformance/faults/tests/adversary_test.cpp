@@ -33,32 +33,32 @@ at::Tensor mine(RankContext& context, int64_t numel, uint64_t salt) {
 }
 
 // Several of every kind in flight, waited for in another order.
-std::vector<at::Tensor> collectives(comm::Communicator& wire, RankContext& context) {
+std::vector<at::Tensor> collectives(comm::Communicator& communicator, RankContext& context) {
   const int64_t world = context.world_size();
   std::vector<at::Tensor> inputs, outputs;
   std::vector<comm::PendingPtr> sums, gathers;
   for (uint64_t round = 0; round < 3; ++round) {
     inputs.push_back(mine(context, 6 * world, round));
     outputs.push_back(at::empty({6 * world}));
-    sums.push_back(wire.all_to_all(outputs.back(), inputs.back()));
+    sums.push_back(communicator.all_to_all(outputs.back(), inputs.back()));
     inputs.push_back(mine(context, 5, round + 10));
     outputs.push_back(at::empty({5 * world}));
-    gathers.push_back(wire.all_gather(outputs.back(), inputs.back()));
+    gathers.push_back(communicator.all_gather(outputs.back(), inputs.back()));
     inputs.push_back(mine(context, 4 * world, round + 20).round());
     outputs.push_back(at::empty({4}));
-    sums.push_back(wire.reduce_scatter_sum(outputs.back(), inputs.back()));
+    sums.push_back(communicator.reduce_scatter_sum(outputs.back(), inputs.back()));
     outputs.push_back(mine(context, 7, round + 30).round());
-    sums.push_back(wire.all_reduce_sum(outputs.back()));
+    sums.push_back(communicator.all_reduce_sum(outputs.back()));
     outputs.push_back(mine(context, 3, round + 40));
     gathers.push_back(
-        wire.broadcast(outputs.back(), static_cast<int>(round) % context.world_size()));
+        communicator.broadcast(outputs.back(), static_cast<int>(round) % context.world_size()));
   }
   for (auto gather = gathers.rbegin(); gather != gathers.rend(); ++gather) (*gather)->wait();
   for (auto& sum : sums) sum->wait();
   return outputs;
 }
 
-TEST(Adversary, GivesWhatTheWireGives) {
+TEST(Adversary, GivesWhatTheCommunicatorGives) {
   for (const int world : {1, 2, 3}) {
     EXPECT_EQ(ranks::on_ranks(world,
                               [](RankContext& context) {
@@ -77,12 +77,12 @@ TEST(Adversary, GivesWhatTheWireGives) {
 TEST(Adversary, WhatIsReadBeforeTheWaitIsPoison) {
   on_two_ranks([](RankContext& context) {
     for (const uint64_t seed : {uint64_t{1}, uint64_t{2}}) {
-      const auto wire = adversarial(context.group(), AdversaryOptions{seed, true, true});
+      const auto communicator = adversarial(context.group(), AdversaryOptions{seed, true, true});
       const auto input = mine(context, 4, 1), output = at::zeros({4});
       const auto words = at::zeros({2}, at::kLong);
-      auto pending = wire->all_to_all(output, input);
+      auto pending = communicator->all_to_all(output, input);
       const auto one = at::ones({1}, at::kLong);
-      auto other = wire->all_gather(words, one);
+      auto other = communicator->all_gather(words, one);
       EXPECT_EQ(output.isnan().all().item<bool>(), seed == 1);
       if (seed == 2) EXPECT_GT(output[0].item<float>(), 1e15);
       EXPECT_NE(words[0].item<int64_t>(), 1);
@@ -97,23 +97,23 @@ TEST(Adversary, WhatIsReadBeforeTheWaitIsPoison) {
 
 TEST(Adversary, NamesTheCollectiveWhoseInputWasWritten) {
   on_two_ranks([](RankContext& context) {
-    const auto wire = late(context);
+    const auto communicator = late(context);
     const auto input = mine(context, 4, 1), output = at::zeros({4});
-    wire->all_to_all(output, input)->wait();
-    auto pending = wire->all_to_all(output, input);
+    communicator->all_to_all(output, input)->wait();
+    auto pending = communicator->all_to_all(output, input);
     input[3] = 5;
     EXPECT_THAT(error_of([&] { pending->wait(); }),
                 AllOf(HasSubstr("all_to_all 2"), HasSubstr("its input was written to in flight")));
     // The peers got theirs, so all can go on.
-    wire->all_to_all(output, input)->wait();
+    communicator->all_to_all(output, input)->wait();
   });
 }
 
 TEST(Adversary, SendsWhatTheBufferHoldsWhenItIsReused) {
   on_two_ranks([](RankContext& context) {
-    const auto wire = adversarial(context.group(), AdversaryOptions{1, false, true});
+    const auto communicator = adversarial(context.group(), AdversaryOptions{1, false, true});
     const auto input = at::full({4}, 1.0F), output = at::zeros({4});
-    auto pending = wire->all_to_all(output, input);
+    auto pending = communicator->all_to_all(output, input);
     input.fill_(2);
     pending->wait();
     EXPECT_EQ(output.sum().item<float>(), 8);
@@ -122,17 +122,17 @@ TEST(Adversary, SendsWhatTheBufferHoldsWhenItIsReused) {
 
 TEST(Adversary, SeesAnOutputThatIsWrittenAndMemoryThatIsFreed) {
   on_two_ranks([](RankContext& context) {
-    const auto wire = late(context);
+    const auto communicator = late(context);
     const auto input = mine(context, 4, 1), output = at::zeros({4});
-    auto pending = wire->all_to_all(output, input);
+    auto pending = communicator->all_to_all(output, input);
     output[0] = 1;
     EXPECT_THAT(error_of([&] { pending->wait(); }), HasSubstr("output was written to"));
-    pending = wire->all_to_all(output, mine(context, 4, 1));
+    pending = communicator->all_to_all(output, mine(context, 4, 1));
     EXPECT_THAT(error_of([&] { pending->wait(); }), HasSubstr("input was freed"));
-    pending = wire->all_to_all(at::zeros({4}), input);
+    pending = communicator->all_to_all(at::zeros({4}), input);
     EXPECT_THAT(error_of([&] { pending->wait(); }), HasSubstr("output was freed"));
     const auto tensor = at::ones({3});
-    pending = wire->all_reduce_sum(tensor);
+    pending = communicator->all_reduce_sum(tensor);
     tensor.fill_(1);
     EXPECT_THAT(error_of([&] { pending->wait(); }), HasSubstr("all_reduce_sum"));
   });
@@ -140,13 +140,13 @@ TEST(Adversary, SeesAnOutputThatIsWrittenAndMemoryThatIsFreed) {
 
 TEST(Adversary, ACollectiveThatNobodyWaitsForStillReachesThePeers) {
   on_two_ranks([](RankContext& context) {
-    const auto wire = late(context);
+    const auto communicator = late(context);
     const auto input = mine(context, 4, 1), output = at::zeros({8});
-    auto pending = wire->all_gather(output, input);
+    auto pending = communicator->all_gather(output, input);
     if (context.rank() == 0) pending.reset();
     if (context.rank() == 1) pending->wait();
     EXPECT_EQ(output.isfinite().all().item<bool>(), context.rank() == 1);
-    wire->all_gather(output, input)->wait();
+    communicator->all_gather(output, input)->wait();
     EXPECT_TRUE(output.isfinite().all().item<bool>());
   });
 }
@@ -155,8 +155,8 @@ TEST(Adversary, UnderItTheEngineComputesTheSame) {
   at_every_stage(3, [](RankContext& context, int stage) {
     for (const int64_t accumulation : {1, 2}) {
       const SmallOptions options{stage, accumulation, /*bf16=*/accumulation == 2, 0.1};
-      const auto trained = [&](std::shared_ptr<comm::Communicator> wire) {
-        SmallRun run(context, options, std::move(wire));
+      const auto trained = [&](std::shared_ptr<comm::Communicator> communicator) {
+        SmallRun run(context, options, std::move(communicator));
         for (int64_t micro_step = 0; micro_step < 3 * accumulation; ++micro_step)
           run.train(micro_step);
         return run.all();
@@ -173,11 +173,11 @@ TEST(Adversary, UnderItTheEngineComputesTheSame) {
 TEST(Adversary, UnderItCasesOfTheMatrixHold) {
   RunOptions options;
   for (const int stage : {0, 1, 2, 3})
-    options.cases.push_back(
-        {stage, Precision::Bf16, Style::TensorBackward, 3, 3, Clip::Above, Rule::AdamW, "nasty"});
+    options.cases.push_back({stage, Precision::Bf16, Style::TensorBackward, 3, 3, Clip::Above,
+                             Rule::AdamW, "irregular"});
   options.data = find_data("", false);
   options.quiet = true;
-  options.lanes = 1;
+  options.slots = 1;
   options.serve = [](const nlohmann::json& request, RankContext& context) {
     auto under = request;
     if (request.at("do") == "case") under["adversary"] = 5;

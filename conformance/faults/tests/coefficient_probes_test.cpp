@@ -37,13 +37,13 @@ const std::vector<Planted>& planted() {
 }
 
 void plant(const Planted& fault, int rank, int world, int64_t steps, const int64_t& micro_batch) {
-  faults::seams().window_ready = [&fault, &micro_batch, rank, steps](Window& self,
+  faults::seams().window_ready = [&fault, &micro_batch, rank, steps](gradient::Window& self,
                                                                      std::size_t parameter,
                                                                      const at::Tensor& gradient) {
     faults::through::window_ready(self, parameter,
                                   gradient * fault.contribution(rank, micro_batch, steps));
   };
-  faults::seams().window_average = [&fault, world, steps](Window& self, double factor) {
+  faults::seams().window_average = [&fault, world, steps](gradient::Window& self, double factor) {
     return faults::through::window_average(
         self, factor * fault.average(world, static_cast<double>(steps)));
   };

@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 CaseSpec small_case(int stage, Style style = Style::LossBackward) {
-  return {stage, Precision::Fp32, style, 2, 3, Clip::Off, Rule::Sgd, "nasty"};
+  return {stage, Precision::Fp32, style, 2, 3, Clip::Off, Rule::Sgd, "irregular"};
 }
 
 RunOptions options(std::vector<CaseSpec> cases, const std::string& fault = "") {
@@ -32,7 +32,7 @@ RunOptions options(std::vector<CaseSpec> cases, const std::string& fault = "") {
   chosen.cases = std::move(cases);
   chosen.data = find_data("", false);
   chosen.quiet = true;
-  chosen.lanes = 2;
+  chosen.slots = 2;
   chosen.fault = fault;
   chosen.replay_prefix = "equigrad run";
   return chosen;
@@ -103,8 +103,8 @@ TEST(Detection, AFaultIsSeenInBf16WithClippingAndAdamWToo) {
 
 // Three micro-batches add up in fp32, so that the fault itself does not overflow.
 CaseSpec scaled_case(int stage, int accumulation) {
-  return {stage,     Precision::Fp16, Style::ScaleBackward, 2, accumulation, Clip::Off,
-          Rule::Sgd, "nasty"};
+  return {stage,     Precision::Fp16, Style::ScaleBackward, 2, accumulation,
+          Clip::Off, Rule::Sgd,       "irregular"};
 }
 
 TEST(Detection, AnAverageThatIsNotDividedByTheScaleIsSeen) {
@@ -118,7 +118,7 @@ TEST(Detection, DividingByTheScaleThatGrewAfterTheStepIsSeen) {
 }
 
 TEST(Detection, AnOverflowThatNoRankSeesIsSeen) {
-  ASSERT_EQ(loud_batch(scaled_case(0, 1)), (LoudBatch{2, 1, 0}));
+  ASSERT_EQ(overflowing_batch(scaled_case(0, 1)), (OverflowingBatch{2, 1, 0}));
   expect_seen("overflow_unseen", {scaled_case(0, 1)}, "step 3");
 }
 

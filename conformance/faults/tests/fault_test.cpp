@@ -23,7 +23,7 @@ TEST(Catalogue, HasNamesOfItsOwnSeamsAndPhases) {
     EXPECT_THAT(kSeams, Contains(fault.seam)) << fault.name;
     EXPECT_THAT(kPhases, Contains(fault.phase)) << fault.name;
     EXPECT_FALSE(fault.what.empty()) << fault.name;
-    EXPECT_TRUE(fault.plant || fault.wire) << fault.name;
+    EXPECT_TRUE(fault.plant || fault.wrap) << fault.name;
     EXPECT_EQ(&fault_named(fault.name), &fault);
   }
   for (const auto& seam : kSeams)
@@ -70,16 +70,16 @@ TEST(Catalogue, AndItsOpenBugsAreTheTablesOfTheReadMe) {
   for (const auto& [id, text] : rows) ADD_FAILURE() << id << " is not in README.md: " << text;
 }
 
-TEST(Scene, RemembersTheFirstActOnly) {
+TEST(FaultContext, RemembersTheFirstActOnly) {
   const auto moment = std::make_shared<Moment>(Moment{1, 2, 3});
-  Scene scene(0, 2, moment, {"a", "b"});
-  scene.acted_on(1);
+  FaultContext context(0, 2, moment, {"a", "b"});
+  context.acted_on(1);
   *moment = {2, 0, 3};
-  scene.acted_on(0);
-  EXPECT_EQ(scene.act().times, 2);
-  EXPECT_EQ(scene.act().first.step, 1);
-  EXPECT_EQ(scene.act().first.micro_batch, 2);
-  EXPECT_EQ(scene.act().parameters, std::set<std::string>{"b"});
+  context.acted_on(0);
+  EXPECT_EQ(context.act().times, 2);
+  EXPECT_EQ(context.act().first.step, 1);
+  EXPECT_EQ(context.act().first.micro_batch, 2);
+  EXPECT_EQ(context.act().parameters, std::set<std::string>{"b"});
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ at::Tensor doubles(std::vector<double> values) { return at::tensor(values, at::k
 
 struct Types {
   at::ScalarType param, accumulate, master;
-  std::optional<at::ScalarType> travels_in;
+  std::optional<at::ScalarType> communication_dtype;
 };
 
 std::vector<Types> all_types() {
@@ -43,15 +43,16 @@ std::vector<Reduction> all_reductions() {
   for (const auto& types : all_types()) {
     Reduction r;
     r.param_dtype = types.param, r.accumulate_dtype = types.accumulate;
-    r.master_dtype = types.master, r.travels_in = types.travels_in, r.predivide_factor = 3;
+    r.master_dtype = types.master, r.communication_dtype = types.communication_dtype,
+    r.predivide_factor = 3;
     for (const auto order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd}) {
       for (const auto division :
-           {Division::AfterSum, Division::BeforeSum, Division::Around, Division::Never}) {
+           {Averaging::AfterSum, Averaging::BeforeSum, Averaging::Around, Averaging::Never}) {
         for (int64_t world = 1; world <= 5; ++world) {
           for (const int64_t passes : {1, 2, 3, 4, 7}) {
             for (const double clip : {1.0, static_cast<double>(0.3f)}) {
               r.world = world, r.accumulation_steps = passes, r.order = order;
-              r.division = division, r.any_order = passes == 2, r.clip_factor = clip;
+              r.averaging = division, r.any_order = passes == 2, r.clip_factor = clip;
               r.loss_scale = types.param == at::kHalf ? 64 : 1;
               all.push_back(r);
             }
@@ -76,8 +77,8 @@ template <class Visit>
 void for_each_reduction(int64_t numel, const Visit& visit) {
   std::mt19937_64 random(7);
   for (const auto& r : all_reductions()) {
-    const bool is_half = r.param_dtype == at::kHalf || r.travels_in == at::kHalf;
-    const auto ranks = r.division == Division::Never ? 1 : r.world;
+    const bool is_half = r.param_dtype == at::kHalf || r.communication_dtype == at::kHalf;
+    const auto ranks = r.averaging == Averaging::Never ? 1 : r.world;
     const double mean = 1 / static_cast<double>(ranks * r.accumulation_steps);
     std::vector<float> got;
     std::vector<double> plain, absolute;
@@ -103,9 +104,9 @@ void for_each_reduction(int64_t numel, const Visit& visit) {
 std::string name_of(const Reduction& r) {
   std::ostringstream text;
   text << r.param_dtype << " " << r.accumulate_dtype << " " << r.master_dtype << " division "
-       << static_cast<int>(r.division) << " world " << r.world << " passes "
+       << static_cast<int>(r.averaging) << " world " << r.world << " passes "
        << r.accumulation_steps;
-  if (r.travels_in) text << " travels in " << *r.travels_in;
+  if (r.communication_dtype) text << " is sent in " << *r.communication_dtype;
   return text.str();
 }
 
@@ -139,16 +140,16 @@ TEST(ReductionBound, CountsTheRoundingsOfWhatTravelsAndOfMasters) {
   EXPECT_LT(reduction_bound(r).relative, one(3, kSingle));
   r.loss_scale = 1024;
   EXPECT_LT(reduction_bound(r).relative, one(3, kSingle)) << "a power of two rounds nothing";
-  r.travels_in = at::kBFloat16;
+  r.communication_dtype = at::kBFloat16;
   EXPECT_GT(reduction_bound(r).relative, one(1, kBrain) + one(2, kSingle) / 2);
   EXPECT_LT(reduction_bound(r).relative, one(1, kBrain) + one(3, kSingle));
-  r.travels_in = at::kFloat;
+  r.communication_dtype = at::kFloat;
   EXPECT_LT(reduction_bound(r).relative, one(3, kSingle));
-  r.travels_in.reset();
-  r.division = Division::Around, r.predivide_factor = 3;
+  r.communication_dtype.reset();
+  r.averaging = Averaging::Around, r.predivide_factor = 3;
   EXPECT_GT(reduction_bound(r).relative, one(5, kSingle)) << "1 / 3 and 3 / 4, two each";
   EXPECT_LT(reduction_bound(r).relative, one(7, kSingle));
-  r.division = Division::BeforeSum;
+  r.averaging = Averaging::BeforeSum;
   EXPECT_LT(reduction_bound(r).relative, one(3, kSingle));
   r.param_dtype = r.accumulate_dtype = r.master_dtype = at::kHalf;
   EXPECT_LT(reduction_bound(r).relative, one(1, kHalf) + one(3, kSingle)) << "after the tree only";
@@ -204,7 +205,7 @@ TEST(ReductionBound, IsNearlyAttained) {
 // A little over half a unit, four times: every addition of a ring rounds up. A tree has three.
 TEST(ReductionBound, OfAnyOrderIsAttainedByAChain) {
   Reduction r;
-  r.world = 5, r.division = Division::Never, r.any_order = true;
+  r.world = 5, r.averaging = Averaging::Never, r.any_order = true;
   constexpr float kLittle = 0x1.00001p-24f;
   const Contributions c{{1.0f}, {kLittle}, {kLittle}, {kLittle}, {kLittle}};
   const auto exact = doubles({1 + 4 * static_cast<double>(kLittle)});

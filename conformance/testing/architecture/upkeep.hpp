@@ -1,8 +1,8 @@
 // Upkeep: what every file owes its reader.
 //
-// Invariants: as in directions.hpp.
+// Invariants: as in tree.hpp.
 // Units: lines count from 1.   Errors: none.
-// Depends on: directions.hpp.
+// Depends on: rooms.hpp.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <set>
 #include <string>
 
-#include "conformance/testing/architecture/directions.hpp"
+#include "conformance/testing/architecture/rooms.hpp"
 
 namespace equigrad::conformance::architecture {
 
@@ -21,7 +21,7 @@ inline Findings room_statements(const Tree& tree) {
     if (!is_header(path)) continue;
     bool depends = false;
     size_t i = 0;
-    for (; i < lines.size() && starts(lines[i], "//"); ++i) {
+    for (; i < lines.size() && lines[i].starts_with("//"); ++i) {
       depends = depends || lines[i].find("Depends on") != std::string::npos;
     }
     if (i == 0)
@@ -74,25 +74,29 @@ inline Findings forbidden_words(const Tree& tree) {
 }
 
 // engine/loss/divisors.cpp is tested by engine/loss/tests/divisors_test.cpp, or by a test that
-// includes engine/loss/divisors.hpp or, where it has no header, a header of its folder.
+// includes its header or, where it has none, a header of its room.
 inline Findings untested_sources(const Tree& tree) {
+  const auto rooms = rooms_of(tree);
   std::set<std::string> tested;
-  for_each_line(tree, [&](const std::string& path, size_t, const std::string& line) {
-    if (!ends(path, "_test.cpp") && !ends(path, "_properties.cpp")) return;
+  for_each_line(tree, [&](const std::string& path, std::size_t, const std::string& line) {
+    if (!path.ends_with("_test.cpp") && !path.ends_with("_properties.cpp")) return;
     bool quoted = false;
     const std::string target = included(line, quoted);
     tested.insert(target);
-    if (!target.empty()) tested.insert(folder_of(target) + "/");
+    if (!target.empty()) tested.insert(room_of(target, rooms) + "/");
   });
   Findings findings;
   for (const auto& [path, lines] : tree) {
-    if (!starts(path, "engine/") || !ends(path, ".cpp")) continue;
+    if (!path.starts_with("engine/") || !path.ends_with(".cpp")) continue;
+    const std::string room = room_of(path, rooms);
+    if (room == "tests" || room == "programs") continue;
     const std::string stem = path.substr(0, path.size() - 4);
+    const std::string test =
+        folder_of(path) + "/tests" + stem.substr(stem.rfind('/')) + "_test.cpp";
     const bool has_header = tree.contains(stem + ".hpp");
-    const bool mirrored = tree.contains("conformance" + stem.substr(6) + "_test.cpp");
-    if (mirrored || tested.contains(has_header ? stem + ".hpp" : folder_of(path) + "/")) continue;
-    findings.push_back(place(path, 1) + "no test: expected conformance" + stem.substr(6) +
-                       "_test.cpp");
+    const bool by_others = tested.contains(has_header ? stem + ".hpp" : room + "/");
+    if (tree.contains(test) || by_others) continue;
+    findings.push_back(place(path, 1) + "no test: expected " + test);
   }
   return findings;
 }

@@ -12,7 +12,8 @@ using nlohmann::json;
 using ranks::Outcome;
 using ::testing::ElementsAre;
 
-const CaseSpec kCase{2, Precision::Fp32, Style::LossBackward, 2, 3, Clip::Off, Rule::Sgd, "nasty"};
+const CaseSpec kCase{2, Precision::Fp32, Style::LossBackward, 2,
+                     3, Clip::Off,       Rule::Sgd,           "irregular"};
 
 json check(const char* kind, int step) {
   return {{"kind", kind}, {"step", step}, {"of", "w"}, {"differing", 1}};
@@ -24,17 +25,17 @@ json lane(const std::vector<json>& checks) {
 }
 
 // Where the checks part, as a rank tells it.
-json trail_of(const std::vector<json>& checks) {
-  Trail trail;
+json divergences_of(const std::vector<json>& checks) {
+  Divergences divergences;
   for (const auto& one : checks) {
     const std::string kind = one.at("kind");
     const Phase phase = kind == "loss"       ? Phase::Forward
                         : kind == "gradient" ? Phase::Gradient
                         : kind == "norm"     ? Phase::Norm
                                              : Phase::Update;
-    trail.add({phase, one.at("step"), -1, -1, kind, "w", 0, 0, 2});
+    divergences.add({phase, one.at("step"), -1, -1, kind, "w", 0, 0, 2});
   }
-  return trail.to_json();
+  return divergences.to_json();
 }
 
 Outcome answer(int rank, const std::vector<json>& exact, const std::vector<json>& bounded,
@@ -53,7 +54,7 @@ Outcome answer(int rank, const std::vector<json>& exact, const std::vector<json>
            {"compared", kinds},
            {"gradients", json::array()},
            {"acted", std::move(acted)},
-           {"trail", trail_of(exact)},
+           {"divergences", divergences_of(exact)},
            {"rules", {rank == 1, false, false, false}}},
           "",
           ""};

@@ -25,7 +25,7 @@ Outcome lost(const std::string& text) {
 Outcome died() { return {Outcome::Kind::Died, nullptr, "signal 11", "step 1"}; }
 Outcome stopped() { return {Outcome::Kind::Stopped, nullptr, "stopped", "step 1"}; }
 
-const char* const kWire =
+const char* const kLostPeer =
     "[rank 0/2] [comm.all_gather] expected all 2 ranks to take part in time, got: Connection "
     "closed";
 
@@ -35,12 +35,13 @@ Verdict verdict_of(const std::vector<Outcome>& outcomes) {
 
 TEST(Judge, WhatTheEngineThrowsFailsAndWhatTheMachineDoesIsACrash) {
   EXPECT_EQ(verdict_of({error("[engine.step] expected a backward"), stopped()}), Verdict::Failed);
-  EXPECT_EQ(verdict_of({lost(kWire), stopped()}), Verdict::Crashed);
+  EXPECT_EQ(verdict_of({lost(kLostPeer), stopped()}), Verdict::Crashed);
   EXPECT_EQ(verdict_of({lost("[ranks.group] expected to reach all 2 ranks"), stopped()}),
             Verdict::Crashed);
   EXPECT_EQ(verdict_of({error("std::bad_alloc"), stopped()}), Verdict::Crashed);
-  EXPECT_EQ(verdict_of({lost(kWire), died()}), Verdict::Crashed);
-  EXPECT_EQ(verdict_of({lost(kWire), error("[engine.step] expected a backward")}), Verdict::Failed)
+  EXPECT_EQ(verdict_of({lost(kLostPeer), died()}), Verdict::Crashed);
+  EXPECT_EQ(verdict_of({lost(kLostPeer), error("[engine.step] expected a backward")}),
+            Verdict::Failed)
       << "one rank's exception is why the other lost its peer";
   EXPECT_EQ(verdict_of({error("[comm.reduction] expected dtype Float"), stopped()}),
             Verdict::Failed);

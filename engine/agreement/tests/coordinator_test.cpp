@@ -4,11 +4,14 @@
 
 #include <gmock/gmock.h>
 
+#include <thread>
+
+#include "conformance/faults/forwarding_communicator.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 #include "engine/comm/communicator.hpp"
 
-namespace equigrad::comm {
+namespace equigrad::agreement {
 namespace {
 
 using conformance::error_of;
@@ -21,102 +24,99 @@ using Pages = std::vector<std::size_t>;
 // More pages than one word of the message holds.
 constexpr std::size_t kPages = 130;
 
-struct Meetings {
-  std::shared_ptr<Communicator> group;
+struct TestParticipant {
+  std::shared_ptr<comm::Communicator> group;
   std::vector<Pages> gathered;
-  Seat seat;
+  Participant participant;
 
-  explicit Meetings(RankContext& context, std::size_t pages = kPages)
-      : group(context.group()), seat(*group, pages) {
-    seat.serve([this](const Pages& wanted) { gathered.push_back(wanted); });
+  explicit TestParticipant(RankContext& context, std::size_t pages = kPages)
+      : group(context.group()), participant(*group, pages) {
+    participant.serve([this](const Pages& wanted) { gathered.push_back(wanted); });
   }
 };
 
-TEST(Rendezvous, AllRanksGatherTheUnionOfWhatTheyWant) {
+TEST(Coordinator, AllRanksGatherTheUnionOfWhatTheyWant) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
+                       TestParticipant it(context);
                        const std::vector<Pages> wanted{{129, 5}, {62, 63}, {5, 0}};
-                       it.seat.want(wanted[static_cast<std::size_t>(context.rank())]);
+                       it.participant.want(wanted[static_cast<std::size_t>(context.rank())]);
                        EXPECT_EQ(it.gathered, (std::vector<Pages>{{0, 5, 62, 63, 129}}));
                      }),
             "");
 }
 
-TEST(Rendezvous, WhoHasComeToACollectiveServesUntilAllHave) {
+TEST(Coordinator, WhoHasComeToACollectiveServesUntilAllHave) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
-                       for (int want = 0; want < context.rank(); ++want) it.seat.want({7});
-                       it.seat.meet({Meeting::Bucket, 2, 0});
+                       TestParticipant it(context);
+                       for (int want = 0; want < context.rank(); ++want) it.participant.want({7});
+                       it.participant.meet(LaunchBucket{.bucket = 2, .rounds = 0});
                        EXPECT_EQ(it.gathered, (std::vector<Pages>{{7}, {7}}));
                      }),
             "");
 }
 
-TEST(Rendezvous, TellsTheLeastAndTheGreatestFlagAndWhatAnyRankMarks) {
+TEST(Coordinator, TellsTheLeastAndTheGreatestFlagAndWhatAnyRankMarks) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
-                       const auto met = it.seat.meet({Meeting::Bucket, 0, context.rank() + 1});
-                       EXPECT_TRUE(met.together);
-                       EXPECT_EQ(met.least_flag, 1);
-                       EXPECT_EQ(met.greatest_flag, 3);
+                       TestParticipant it(context);
+                       const auto agreement = it.participant.meet(
+                           LaunchBucket{.bucket = 0, .rounds = context.rank() + 1});
+                       EXPECT_TRUE(agreement.together);
+                       EXPECT_EQ(agreement.least_flag, 1);
+                       EXPECT_EQ(agreement.greatest_flag, 3);
                        std::vector<bool> marks(kPages), want(kPages);
                        marks[static_cast<std::size_t>(60 * context.rank())] = true;
                        want[0] = want[60] = want[120] = true;
-                       EXPECT_EQ(it.seat.meet({Meeting::Step, 4}, marks).marks, want);
+                       EXPECT_EQ(it.participant.meet(Step{.passes = 4}, marks).marks, want);
                      }),
             "");
 }
 
-TEST(Rendezvous, RanksAtDifferentCollectivesAreAllToldWhere) {
+TEST(Coordinator, RanksAtDifferentCollectivesAllGetAnErrorThatSaysWhere) {
   EXPECT_EQ(
       on_ranks(
           3,
           [](RankContext& context) {
-            Meetings it(context);
+            TestParticipant it(context);
             const bool last = context.rank() == 2;
-            EXPECT_THAT(
-                error_of([&] {
-                  it.seat.meet(last ? Place{Meeting::Step, 6, 0} : Place{Meeting::Bucket, 4, 1});
-                }),
-                AllOf(HasSubstr("rank 0 at the reduction of bucket 4"),
-                      HasSubstr("rank 2 at step()"), HasSubstr("after 6 backward passes")));
+            const auto at = static_cast<std::size_t>(context.rank());
             EXPECT_THAT(error_of([&] {
-                          it.seat.meet({Meeting::Step, context.rank(), 0});
+                          it.participant.meet(last ? SyncPoint(Step{.passes = 6})
+                                                   : LaunchBucket{.bucket = 4, .rounds = 1});
                         }),
+                        AllOf(HasSubstr("rank 0 at the reduction of bucket 4"),
+                              HasSubstr("rank 2 at step()"), HasSubstr("after 6 backward passes")));
+            EXPECT_THAT(error_of([&] { it.participant.meet(Step{.passes = context.rank()}); }),
                         HasSubstr("after 1 backward passes"));
-            EXPECT_THAT(error_of([&] {
-                          const int64_t call = int64_t{3} << 40;
-                          it.seat.meet({Meeting::Access, call + context.rank(), 0});
-                        }),
-                        HasSubstr("getter or setter 3 of engine 0, parameter 1"));
+            EXPECT_THAT(error_of([&] { it.participant.meet(WriteGradient{.parameter = at}); }),
+                        HasSubstr("rank 1 at the setter of a gradient of engine 0, parameter 1"));
             // Nothing is left over: they can still meet.
-            EXPECT_TRUE(it.seat.meet({Meeting::Step}).together);
+            EXPECT_TRUE(it.participant.meet(Step{}).together);
             EXPECT_EQ(it.gathered, std::vector<Pages>{});
           }),
       "");
 }
 
-TEST(Rendezvous, ARankWhosePassThrewIsHeardByAllOthersOnce) {
+TEST(Coordinator, ARankWhosePassThrewIsHeardByAllOthersOnce) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
+                       TestParticipant it(context);
                        if (context.rank() == 1) {
-                         it.seat.abandon();
+                         it.participant.abandon();
                        } else {
                          const auto said = error_of([&] {
                            // One still computes, and is served; the other waits.
-                           if (context.rank() == 0) it.seat.want({3});
-                           it.seat.meet({Meeting::Bucket, 0, 1});
+                           if (context.rank() == 0) it.participant.want({3});
+                           it.participant.meet(LaunchBucket{.bucket = 0, .rounds = 1});
                          });
                          EXPECT_THAT(said, HasSubstr("got an exception on rank 1"));
-                         it.seat.abandon();  // they know already: says nothing
+                         it.participant.abandon();  // they know already: says nothing
                        }
-                       EXPECT_TRUE(it.seat.meet({Meeting::Step}).together);
-                       it.seat.abandon();  // all at the same time
-                       EXPECT_TRUE(it.seat.meet({Meeting::Step}).together);
+                       EXPECT_TRUE(it.participant.meet(Step{}).together);
+                       it.participant.abandon();  // all at the same time
+                       EXPECT_TRUE(it.participant.meet(Step{}).together);
                        EXPECT_EQ(it.gathered, (std::vector<Pages>{{3}}));
                      }),
             "");
@@ -126,43 +126,43 @@ TEST(Rendezvous, ARankWhosePassThrewIsHeardByAllOthersOnce) {
 struct Heard {
   int count = 0;
   bool together = false;
-  Seat::Then then() {
-    return [this](const Met& met) {
+  Participant::Then then() {
+    return [this](const Agreement& agreement) {
       ++count;
-      together = met.together;
+      together = agreement.together;
     };
   }
 };
 
-TEST(Rendezvous, WhatIsAnnouncedIsHeardWhenARankSettlesOrSpeaks) {
+TEST(Coordinator, WhatIsAnnouncedIsHeardWhenARankSettlesOrSpeaks) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
+                       TestParticipant it(context);
                        Heard heard;
-                       it.seat.announce({Meeting::Bucket, 2}, heard.then());
+                       it.participant.announce(LaunchBucket{.bucket = 2}, heard.then());
                        EXPECT_EQ(heard.count, 0);
-                       if (context.rank() != 1) it.seat.settle();
-                       it.seat.meet({Meeting::Step});
+                       if (context.rank() != 1) it.participant.settle();
+                       it.participant.meet(Step{});
                        EXPECT_EQ(heard.count, 1);
                        EXPECT_TRUE(heard.together);
-                       it.seat.settle();
+                       it.participant.settle();
                        EXPECT_EQ(heard.count, 1) << "once";
                      }),
             "");
 }
 
-TEST(Rendezvous, WhoHasAnnouncedServesAndIsPostponedLikeWhoWaits) {
+TEST(Coordinator, WhoHasAnnouncedServesAndIsPostponedLikeWhoWaits) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
+                       TestParticipant it(context);
                        Heard heard;
                        if (context.rank() == 0) {
-                         it.seat.want({7});
-                         it.seat.meet({Meeting::Step});
+                         it.participant.want({7});
+                         it.participant.meet(Step{});
                        } else {
-                         it.seat.announce({Meeting::Bucket, 2}, heard.then());
+                         it.participant.announce(LaunchBucket{.bucket = 2}, heard.then());
                          EXPECT_EQ(it.gathered, std::vector<Pages>{});
-                         it.seat.meet({Meeting::Step});
+                         it.participant.meet(Step{});
                          EXPECT_EQ(heard.count, 1);
                          EXPECT_FALSE(heard.together) << "rank 0 is at its step";
                        }
@@ -171,67 +171,67 @@ TEST(Rendezvous, WhoHasAnnouncedServesAndIsPostponedLikeWhoWaits) {
             "");
 }
 
-TEST(Rendezvous, WhoHasAnnouncedHearsTheAnswerBeforeItSaysMore) {
+TEST(Coordinator, WhoHasAnnouncedHearsTheAnswerBeforeItSaysMore) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
+                       TestParticipant it(context);
                        Heard heard;
-                       if (context.rank() == 0) it.seat.want({7});
-                       it.seat.announce({Meeting::Bucket, 2}, heard.then());
-                       if (context.rank() == 1) it.seat.want({3});
-                       it.seat.meet({Meeting::Step});
+                       if (context.rank() == 0) it.participant.want({7});
+                       it.participant.announce(LaunchBucket{.bucket = 2}, heard.then());
+                       if (context.rank() == 1) it.participant.want({3});
+                       it.participant.meet(Step{});
                        EXPECT_TRUE(heard.together);
                        EXPECT_EQ(it.gathered, (std::vector<Pages>{{7}, {3}})) << "on every rank";
 
                        if (context.rank() == 0)
-                         it.seat.announce({Meeting::Bucket, -1}, heard.then());
-                       if (context.rank() == 1) it.seat.want({9});
-                       it.group->rendezvous().meet_to_initialize();
+                         it.participant.announce(NoFullBucket{}, heard.then());
+                       if (context.rank() == 1) it.participant.want({9});
+                       coordinator_of(*it.group).meet_to_initialize();
                        EXPECT_EQ(it.gathered.size(), 3U) << "rank 0 has served";
                      }),
             "");
 }
 
-TEST(Rendezvous, ARankThatThrowsAfterItAnnouncedHearsTheAnswerAndTellsTheOthers) {
+TEST(Coordinator, ARankThatThrowsAfterItAnnouncedHearsTheAnswerAndTellsTheOthers) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       Meetings it(context);
+                       TestParticipant it(context);
                        Heard heard;
-                       it.seat.announce({Meeting::Bucket, 0}, heard.then());
+                       it.participant.announce(LaunchBucket{.bucket = 0}, heard.then());
                        if (context.rank() == 1) {
-                         it.seat.abandon();
+                         it.participant.abandon();
                        } else {
                          const auto said = error_of([&] {
-                           it.seat.announce({Meeting::Bucket, 1}, heard.then());
-                           it.seat.settle();
+                           it.participant.announce(LaunchBucket{.bucket = 1}, heard.then());
+                           it.participant.settle();
                          });
                          EXPECT_THAT(said, HasSubstr("got an exception on rank 1"));
-                         it.seat.abandon();  // they know already: says nothing
+                         it.participant.abandon();  // they know already: says nothing
                        }
                        EXPECT_EQ(heard.count, 1);
                        EXPECT_TRUE(heard.together) << "all of them launch it";
-                       EXPECT_TRUE(it.seat.meet({Meeting::Step}).together);
+                       EXPECT_TRUE(it.participant.meet(Step{}).together);
                        // Who throws with a word under way hears that another threw, and is silent.
                        if (context.rank() != 1)
-                         it.seat.announce({Meeting::Bucket, 5}, heard.then());
-                       it.seat.abandon();
+                         it.participant.announce(LaunchBucket{.bucket = 5}, heard.then());
+                       it.participant.abandon();
                        EXPECT_EQ(heard.count, 1);
-                       EXPECT_TRUE(it.seat.meet({Meeting::Step}).together);
+                       EXPECT_TRUE(it.participant.meet(Step{}).together);
                      }),
             "");
 }
 
-TEST(Rendezvous, EnginesOfOneCommunicatorServeEachOthersPages) {
+TEST(Coordinator, EnginesOfOneCommunicatorServeEachOthersPages) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       Meetings one(context, 3), two(context, 100);
+                       TestParticipant one(context, 3), two(context, 100);
                        if (context.rank() == 0) {
-                         one.seat.want({2});
-                         one.seat.meet({Meeting::Bucket, 0, 1});
+                         one.participant.want({2});
+                         one.participant.meet(LaunchBucket{.bucket = 0, .rounds = 1});
                        } else {
-                         two.seat.want({99});
-                         two.seat.want({98});
-                         one.seat.meet({Meeting::Bucket, 0, 1});
+                         two.participant.want({99});
+                         two.participant.want({98});
+                         one.participant.meet(LaunchBucket{.bucket = 0, .rounds = 1});
                        }
                        EXPECT_EQ(one.gathered, (std::vector<Pages>{{2}}));
                        EXPECT_EQ(two.gathered, (std::vector<Pages>{{99}, {98}}));
@@ -239,37 +239,39 @@ TEST(Rendezvous, EnginesOfOneCommunicatorServeEachOthersPages) {
             "");
 }
 
-TEST(Rendezvous, FullBucketsOfDifferentEnginesArePostponed) {
-  EXPECT_EQ(on_ranks(2,
-                     [](RankContext& context) {
-                       Meetings one(context), two(context);
-                       auto& full = context.rank() == 0 ? one : two;
-                       EXPECT_FALSE(full.seat.meet({Meeting::Bucket, 0, 0}).together);
-                       for (auto* each : {&one, &two}) {
-                         EXPECT_TRUE(each->seat.meet({Meeting::Bucket, 0, 1}).together);
-                       }
-                     }),
-            "");
+TEST(Coordinator, FullBucketsOfDifferentEnginesArePostponed) {
+  EXPECT_EQ(
+      on_ranks(
+          2,
+          [](RankContext& context) {
+            TestParticipant one(context), two(context);
+            auto& full = context.rank() == 0 ? one : two;
+            EXPECT_FALSE(full.participant.meet(LaunchBucket{.bucket = 0, .rounds = 0}).together);
+            for (auto* each : {&one, &two}) {
+              EXPECT_TRUE(each->participant.meet(LaunchBucket{.bucket = 0, .rounds = 1}).together);
+            }
+          }),
+      "");
 }
 
 // Rank 2 has destroyed it; rank 1 reads, rank 0 has it and waits elsewhere.
-TEST(Rendezvous, APageOfAnEngineThatARankHasDestroyedIsAnErrorOnEveryRankAtOnce) {
+TEST(Coordinator, APageOfAnEngineThatARankHasDestroyedIsAnErrorOnEveryRankAtOnce) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
-                       std::vector<std::unique_ptr<Meetings>> all;
+                       std::vector<std::unique_ptr<TestParticipant>> all;
                        for (int i = 0; i < 70; ++i)  // more than one word of the message holds
-                         all.push_back(std::make_unique<Meetings>(context));
-                       Meetings& last = *all[69];
+                         all.push_back(std::make_unique<TestParticipant>(context));
+                       TestParticipant& last = *all[69];
                        for (const std::size_t one : {std::size_t{0}, std::size_t{65}}) {
                          if (context.rank() == 2) all[one].reset();
                          EXPECT_THAT(error_of([&] {
-                                       context.rank() == 1 ? all[one]->seat.want({1})
-                                                           : void(last.seat.meet({Meeting::Step}));
+                                       context.rank() == 1 ? all[one]->participant.want({1})
+                                                           : void(last.participant.meet(Step{}));
                                      }),
                                      AllOf(HasSubstr("expected engine " + std::to_string(one)),
                                            HasSubstr("got rank 2, which has destroyed it"),
                                            HasSubstr("while rank 1 reads")));
-                         EXPECT_TRUE(last.seat.meet({Meeting::Step}).together);
+                         EXPECT_TRUE(last.participant.meet(Step{}).together);
                          if (context.rank() != 2) {
                            EXPECT_EQ(all[one]->gathered, std::vector<Pages>{});
                          }
@@ -278,17 +280,74 @@ TEST(Rendezvous, APageOfAnEngineThatARankHasDestroyedIsAnErrorOnEveryRankAtOnce)
             "");
 }
 
-TEST(Rendezvous, OneRankAloneAsksNobody) {
-  EXPECT_EQ(on_ranks(1,
+TEST(Coordinator, ACommunicatorHasOneCoordinatorForAsLongAsItLives) {
+  EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       Meetings it(context);
-                       it.seat.want({3, 1});
-                       EXPECT_EQ(it.gathered, (std::vector<Pages>{{3, 1}}));
-                       EXPECT_EQ(it.seat.meet({Meeting::Bucket, 0, 2}).greatest_flag, 2);
-                       it.seat.abandon();
+                       const auto group = context.group();
+                       auto& coordinator = coordinator_of(*group);
+                       EXPECT_EQ(&coordinator_of(*group), &coordinator);
+                       for (int64_t made = 0; made < 3; ++made) {
+                         // The ranks count alike, whenever one of them destroys its engines.
+                         EXPECT_EQ(Participant(*group, 1).number(), made);
+                       }
+                       EXPECT_EQ(&coordinator_of(*group), &coordinator) << "nobody is left";
+                       auto other =
+                           std::make_unique<conformance::faults::ForwardingCommunicator>(group);
+                       EXPECT_NE(&coordinator_of(*other), &coordinator);
+                       EXPECT_EQ(Participant(*other, 1).number(), 0);
+                       const std::weak_ptr<void> of_other = other->companion();
+                       other.reset();
+                       EXPECT_TRUE(of_other.expired());
                      }),
             "");
 }
 
+// Another thread speaks while the first waits for rank 1, and serves it.
+TEST(Coordinator, ASecondThreadThatSpeaksMeanwhileGetsAnErrorAndSaysNothing) {
+  EXPECT_EQ(
+      on_ranks(2,
+               [](RankContext& context) {
+                 TestParticipant it(context);
+                 std::vector<std::string> said;
+                 if (context.rank() == 0) {
+                   it.participant.serve([&](const Pages&) {
+                     const auto speak = [&](const std::function<void()>& call) {
+                       std::thread([&] { said.push_back(error_of(call)); }).join();
+                     };
+                     speak([&] { it.participant.meet(ObservedUpdate{}); });
+                     speak([&] { it.participant.want({1}); });
+                     speak(
+                         [&] { it.participant.announce(LaunchBucket{}, [](const Agreement&) {}); });
+                     speak([&] { it.participant.settle(); });
+                     speak([&] { it.participant.abandon(); });
+                     speak([&] { coordinator_of(*it.group).meet_to_initialize(); });
+                     it.participant.settle();  // the same thread may
+                   });
+                 } else {
+                   it.participant.want({7});
+                 }
+                 EXPECT_TRUE(it.participant.meet(Step{}).together);
+                 EXPECT_THAT(said, testing::SizeIs(context.rank() == 0 ? 6 : 0));
+                 EXPECT_THAT(said, testing::Each(HasSubstr("expected one thread of a rank")));
+                 // It is over: any thread may.
+                 std::thread([&] { EXPECT_TRUE(it.participant.meet(Step{}).together); }).join();
+               }),
+      "");
+}
+
+TEST(Coordinator, OneRankAloneAsksNobody) {
+  EXPECT_EQ(
+      on_ranks(1,
+               [](RankContext& context) {
+                 TestParticipant it(context);
+                 it.participant.want({3, 1});
+                 EXPECT_EQ(it.gathered, (std::vector<Pages>{{3, 1}}));
+                 EXPECT_EQ(
+                     it.participant.meet(LaunchBucket{.bucket = 0, .rounds = 2}).greatest_flag, 2);
+                 it.participant.abandon();
+               }),
+      "");
+}
+
 }  // namespace
-}  // namespace equigrad::comm
+}  // namespace equigrad::agreement

@@ -5,6 +5,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
 
 #include "conformance/testing/sample.hpp"
 
@@ -70,6 +74,30 @@ TEST(OperatorObserver, SeesViewsAndDetachedTensors) {
   EXPECT_EQ(it.listener.take(), (Pages{1}));
   (void)(bare * 2);
   EXPECT_EQ(it.listener.take(), (Pages{0}));
+}
+
+// Another thread is within before() when its engine goes: the listener must be there until it has
+// left, and must not hear of that operator's end.
+TEST(OperatorObserver, EndsWhenNoThreadIsTellingItsListenerAnyMore) {
+  struct Slow final : OperatorListener {
+    void before(const Pages&) noexcept override {
+      is_in = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      has_left = true;
+    }
+    void after(const Pages&) noexcept override { ++ended; }
+    std::atomic<bool> is_in = false, has_left = false;
+    std::atomic<int> ended = 0;
+  };
+  Slow listener;
+  const auto a = sample(12, 1);
+  auto observation = std::make_unique<Observation>(listener, std::vector{a});
+  std::thread other([a] { (void)(a * 2); });
+  while (!listener.is_in) std::this_thread::yield();
+  observation.reset();
+  EXPECT_TRUE(listener.has_left);
+  other.join();
+  EXPECT_EQ(listener.ended, 0);
 }
 
 TEST(OperatorObserver, SeesTensorsInLists) {

@@ -151,18 +151,18 @@ TEST(Bucket, ExactSumsRoundNothing) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     std::vector<at::Tensor> terms;
     for (uint64_t i = 0; i < 4; ++i) terms.push_back(sample(7, i, dtype));
-    Bucket wide(place, 2, 4, kernels::kExactSum), widened(place, 2, 4, dtype);
+    Bucket wide(place, 2, 4, kernels::kExactSum), converted(place, 2, 4, dtype);
     for (const auto& term : terms) wide.copy_in(0, term, 1.0);
-    widened.copy_in(0, terms[3], 1.0);
-    EXPECT_TRUE(widened.holds(0) && !widened.holds(1) && !widened.is_wide());
-    widened.widen();
-    EXPECT_TRUE(widened.holds(0) && widened.is_wide());
-    for (int i = 0; i < 3; ++i) widened.copy_in(0, terms[static_cast<std::size_t>(i)], 1.0);
+    converted.copy_in(0, terms[3], 1.0);
+    EXPECT_TRUE(converted.holds(0) && !converted.holds(1) && !converted.holds_exact_sums());
+    converted.to_exact_sums();
+    EXPECT_TRUE(converted.holds(0) && converted.holds_exact_sums());
+    for (int i = 0; i < 3; ++i) converted.copy_in(0, terms[static_cast<std::size_t>(i)], 1.0);
     Bucket sums(place, 2, 4, at::kFloat);
     sums.copy_in(0, kernels::exact_row_sum(at::stack(terms), at::kFloat), 1.0);
     EXPECT_THAT(kernels::exact_rounded(wide.buffer()), HasTheBitsOf(sums.buffer()));
-    EXPECT_THAT(kernels::exact_rounded(widened.buffer()), HasTheBitsOf(sums.buffer()));
-    EXPECT_THAT(kernels::exact_rounded(widened.columns_of(0)), HasTheBitsOf(sums.columns_of(0)));
+    EXPECT_THAT(kernels::exact_rounded(converted.buffer()), HasTheBitsOf(sums.buffer()));
+    EXPECT_THAT(kernels::exact_rounded(converted.columns_of(0)), HasTheBitsOf(sums.columns_of(0)));
   }
 }
 

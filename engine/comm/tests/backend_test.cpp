@@ -5,10 +5,11 @@
 #include <fstream>
 #include <thread>
 
-#include "conformance/faults/wire.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
+#include "engine/agreement/coordinator.hpp"
 #include "engine/comm/communication_error.hpp"
 
 namespace equigrad::comm {
@@ -76,10 +77,10 @@ bool wait_for_file(const std::string& path) {
 }
 
 // As beside NCCL: what ranks tell each other goes another way than their tensors.
-class TwoWays final : public conformance::faults::Wire {
+class TwoWays final : public conformance::faults::ForwardingCommunicator {
  public:
-  using Wire::Wire;
-  Communicator& words() override { return *wire_; }
+  using ForwardingCommunicator::ForwardingCommunicator;
+  Communicator& words() override { return *real_; }
   PendingPtr all_gather(const at::Tensor&, const at::Tensor&) override {
     throw std::runtime_error("a word among the tensors");
   }
@@ -91,7 +92,7 @@ TEST(Communicator, WordsGoTheirOwnWay) {
                        TwoWays two_ways(context.group());
                        const auto said = exchange(two_ways, at::tensor({context.rank() + 7L}));
                        EXPECT_THAT(said, HasTheBitsOf(at::tensor({7L, 8L}).view({2, 1})));
-                       two_ways.rendezvous().meet_to_initialize();
+                       agreement::coordinator_of(two_ways).meet_to_initialize();
                      }),
             "");
 }
@@ -117,10 +118,10 @@ TEST(Communicator, TwoRanksOnACpuTrade) {
 TEST(Communicator, OneThatDoesNotTradeSaysSo) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       conformance::faults::Wire wire(context.group());
-                       EXPECT_FALSE(wire.trades());
+                       conformance::faults::ForwardingCommunicator forwarding(context.group());
+                       EXPECT_FALSE(forwarding.trades());
                        const auto one = at::zeros({1});
-                       EXPECT_EQ(error_of([&] { wire.trade(one, one); }),
+                       EXPECT_EQ(error_of([&] { forwarding.trade(one, one); }),
                                  "[comm.trade] expected a communicator that trades, got one that "
                                  "does not. Ask trades() before, and use all_to_all.");
                      }),

@@ -66,9 +66,9 @@ TEST(Reduction, PinnedSumsAreTheTreeOverRanks) {
       };
       EXPECT_THAT(pinned_all(sum.group, sum.mine(), result), HasTheBitsOf(want));
       EXPECT_THAT(scatter().finish(), HasTheBitsOf(sum.slice(want)));
-      const auto room = at::empty({sum.n}, result);
-      EXPECT_TRUE(scatter().finish(room).is_same(room));
-      EXPECT_THAT(room, HasTheBitsOf(sum.slice(want)));
+      const auto block = at::empty({sum.n}, result);
+      EXPECT_TRUE(scatter().finish(block).is_same(block));
+      EXPECT_THAT(block, HasTheBitsOf(sum.slice(want)));
       const auto whole = at::empty({sum.world * sum.n}, result);
       EXPECT_TRUE(Reduction::all_reduce_sum(sum.group, ReductionOrder::Pinned, sum.mine(), result)
                       .finish(whole)
@@ -122,7 +122,7 @@ TEST(Reduction, PinnedSumsOfSeveralPiecesAreTheTreeHoweverLateTheyCome) {
   }
 }
 
-// Two ranks that trade add what arrives to what lies in the buffer, which may be the sum's room.
+// Two ranks that trade add what arrives to what lies in the buffer, which may be the sum's block.
 TEST(Reduction, WhatTwoRanksTradePieceByPieceIsTheTree) {
   EXPECT_EQ(
       on_ranks(2,

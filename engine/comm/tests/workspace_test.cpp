@@ -4,6 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <type_traits>
+#include <utility>
+
 namespace equigrad::comm {
 namespace {
 
@@ -20,7 +23,22 @@ TEST(Workspace, GivesTheSameMemoryAgainOnceItWasGivenBack) {
   EXPECT_EQ(second.tensor().scalar_type(), at::kBFloat16);
 }
 
-TEST(Workspace, RoomsInUseDoNotOverlap) {
+// Of two copies each would give the block back, and two collectives receive into it.
+TEST(Workspace, ABlockIsGivenBackOnce) {
+  EXPECT_FALSE(std::is_copy_constructible_v<Workspace::Block>);
+  EXPECT_FALSE(std::is_copy_assignable_v<Workspace::Block>);
+  Workspace workspace;
+  auto first = workspace.take(10'000, at::kFloat);
+  auto other = std::move(first);
+  other.give_back();
+  other.give_back();
+  first.give_back();  // NOLINT(bugprone-use-after-move): nothing is left in it
+  const auto second = workspace.take(10'000, at::kFloat);
+  const auto third = workspace.take(10'000, at::kFloat);
+  EXPECT_NE(third.tensor().data_ptr(), second.tensor().data_ptr());
+}
+
+TEST(Workspace, BlocksInUseDoNotOverlap) {
   Workspace workspace;
   const auto first = workspace.take(1000, at::kFloat);
   const auto second = workspace.take(1000, at::kFloat);
@@ -42,8 +60,8 @@ TEST(Workspace, WhatWasNotGivenBackIsNotUsedAgain) {
   Workspace workspace;
   at::Tensor in_flight;
   {
-    const auto room = workspace.take(10'000, at::kFloat);
-    in_flight = room.tensor();
+    const auto block = workspace.take(10'000, at::kFloat);
+    in_flight = block.tensor();
   }
   const auto next = workspace.take(10'000, at::kFloat);
   EXPECT_NE(next.tensor().data_ptr(), in_flight.data_ptr());
@@ -59,16 +77,16 @@ TEST(Workspace, TheSmallestBlockThatIsLargeEnoughIsUsed) {
   EXPECT_EQ(workspace.take(90, at::kFloat).tensor().data_ptr(), larger.data_ptr());
 }
 
-TEST(Workspace, HasNoMoreBlocksThanRoomsWereInUseAtOnce) {
+TEST(Workspace, KeepsNoMoreBlocksThanWereInUseAtOnce) {
   Workspace workspace;
   std::vector<at::Tensor> alive;  // or malloc itself might give the same memory again
   for (const int64_t numel : {1000, 3000, 9000}) {
-    auto room = workspace.take(numel, at::kFloat);
-    alive.push_back(room.tensor());
-    room.give_back();
+    auto block = workspace.take(numel, at::kFloat);
+    alive.push_back(block.tensor());
+    block.give_back();
   }
-  const auto room = workspace.take(10, at::kFloat), other = workspace.take(10, at::kFloat);
-  EXPECT_EQ(room.tensor().data_ptr(), alive[2].data_ptr());
+  const auto block = workspace.take(10, at::kFloat), other = workspace.take(10, at::kFloat);
+  EXPECT_EQ(block.tensor().data_ptr(), alive[2].data_ptr());
   for (const auto& before : alive) EXPECT_NE(other.tensor().data_ptr(), before.data_ptr());
 }
 

@@ -1,4 +1,6 @@
 // What throws in a pass or a step, on one rank or all of them: who is told, and what is left.
+#include <ATen/core/grad_mode.h>
+
 #include <stdexcept>
 
 #include "conformance/testing/cutting_communicator.hpp"
@@ -121,15 +123,17 @@ TEST(EngineExceptions, ALargeBucketUnderWayIsGivenUpByAllRanks) {
 TEST(EngineExceptions, AGatherThatFailsIsAnErrorOfTheNextCall) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       const auto wire = std::make_shared<conformance::CutWire>(context.group());
-                       SmallRun run(context, {.stage = 3}, wire), plain(context, {.stage = 3});
+                       const auto communicator =
+                           std::make_shared<conformance::CuttingCommunicator>(context.group());
+                       SmallRun run(context, {.stage = 3}, communicator),
+                           plain(context, {.stage = 3});
                        const auto cut_loss = [&] {
-                         wire->cut = true;
+                         communicator->cut = true;
                          const auto loss = run.loss(0);
-                         wire->cut = false;
+                         communicator->cut = false;
                          return loss;
                        };
-                       const std::string cut = "[test] the wire is cut";
+                       const std::string cut = "[test] communication is cut";
                        EXPECT_EQ(error_of([&] { run.engine->backward(cut_loss()); }), cut);
                        // A type of its own, on whatever way it comes.
                        EXPECT_THROW(run.engine->backward(cut_loss()), comm::CommunicationError);
@@ -145,6 +149,84 @@ TEST(EngineExceptions, AGatherThatFailsIsAnErrorOfTheNextCall) {
                        expect_equal(run.all(), plain.all(), "after failed gathers");
                      }),
             "");
+}
+
+struct Network {
+  SmallRun& run;
+  at::Tensor forward(int64_t micro_step) { return run.output(micro_step); }
+};
+
+TEST(EngineExceptions, AGatherThatFailsInTheEnginesForwardIsAnErrorThere) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const auto communicator =
+                           std::make_shared<conformance::CuttingCommunicator>(context.group());
+                       SmallRun run(context, {.stage = 3}, communicator),
+                           plain(context, {.stage = 3});
+                       Network network{run};
+                       const at::Tensor before = run.engine->forward(network, 0);
+                       for (int time = 0; time < 2; ++time) {
+                         communicator->cut = true;
+                         EXPECT_EQ(error_of([&] {
+                                     const at::NoGradGuard evaluation;
+                                     run.engine->forward(network, 0);
+                                   }),
+                                   "[test] communication is cut");
+                         communicator->cut = false;
+                         EXPECT_THAT(run.engine->forward(network, 0), HasTheBitsOf(before));
+                       }
+                       run.train(0);
+                       plain.train(0);
+                       expect_equal(run.all(), plain.all(), "after failed gathers");
+                     }),
+            "");
+}
+
+// Its gathers arrive, on the other ranks; here they fail where they are waited for.
+class LateFailure final : public conformance::faults::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    auto pending = ForwardingCommunicator::all_gather(output, input);
+    if (!fails || input.scalar_type() == at::kLong) return pending;
+    ++failed;
+    return std::make_unique<conformance::faults::Altered>(std::move(pending), input, [] {
+      throw comm::CommunicationError("test", "it has not arrived", 1);
+    });
+  }
+
+  bool fails = false;
+  int failed = 0;
+};
+
+// Rank 1 reads a page when rank 0 is at the end of its pass, and serves: what comes with that is
+// looked at when the pass has ended everywhere.
+TEST(EngineExceptions, WhatFailsAfterAPassCountsIsAnErrorOfTheNextCall) {
+  EXPECT_EQ(
+      on_ranks(2,
+               [](RankContext& context) {
+                 const auto communicator = std::make_shared<LateFailure>(context.group());
+                 SmallRun run(context, {.stage = 3}, communicator), plain(context, {.stage = 3});
+                 // The oldest node of the graph runs last.
+                 const auto oldest = at::ones({1}).requires_grad_() * 2;
+                 oldest.register_hook([&](const at::Tensor&) {
+                   const at::NoGradGuard no_grad;
+                   for (int time = 0; time < 7; ++time) run["b1"].sum();  // w2 goes
+                   communicator->fails = context.rank() == 0;
+                   if (context.rank() == 1) run["w2"].sum();
+                 });
+                 EXPECT_EQ(error_of([&] { run.engine->backward(run.loss(0) + 0 * oldest.sum()); }),
+                           "");
+                 communicator->fails = false;
+                 EXPECT_EQ(communicator->failed > 0, context.rank() == 0);
+                 EXPECT_THAT(error_of([&] { run.engine->step(); }),
+                             HasSubstr(context.rank() == 0 ? "it has not arrived"
+                                                           : "got an exception on rank 0"));
+                 run.engine->step();  // the pass has counted
+                 plain.train(0);
+                 expect_equal(run.all(), plain.all(), "after the failure");
+               }),
+      "");
 }
 
 TEST(EngineExceptions, ReadingAnEngineThatARankHasDestroyedIsAnErrorOnAllAtOnce) {

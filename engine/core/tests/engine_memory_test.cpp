@@ -46,8 +46,8 @@ PrecisionConfig under_autocast(PrecisionConfig precision, DataType dtype) {
   return precision;
 }
 
-PrecisionConfig travelling_in(PrecisionConfig precision, DataType wire) {
-  precision.communication = wire;
+PrecisionConfig communicating_in(PrecisionConfig precision, DataType communication) {
+  precision.communication = communication;
   return precision;
 }
 
@@ -59,11 +59,11 @@ std::vector<Mode> all_modes() {
           {"fp32, offload", fp32, true, 1},
           {"fp32, offload all", fp32, true, 3, false, true},
           {"bf16, offload parameters", bf16, false, 3, false, true},
-          {"fp32, bf16 wire", travelling_in(fp32, b16)},
+          {"fp32, bf16 communication", communicating_in(fp32, b16)},
           {"bf16", bf16},
           {"bf16, offload", bf16, true, 1},
           {"bf16, fp32 window", all_of(b16, f32, f32, f32)},
-          {"bf16, fp32 wire", travelling_in(bf16, f32)},
+          {"bf16, fp32 communication", communicating_in(bf16, f32)},
           {"bf16 masters and states", low, false, 1},
           {"bf16 masters", all_of(b16, b16, b16, f32), true, 1},
           {"fp16", fp16},
@@ -75,7 +75,7 @@ std::vector<Mode> all_modes() {
           {"fp16, autocast", under_autocast(fp16, f16)},
           {"bf16 masters and states, autocast", under_autocast(low, b16), false, 1},
           {"fp32, exact", fp32, false, 0, true},
-          {"fp32, bf16 wire, exact", travelling_in(fp32, b16), false, 0, true},
+          {"fp32, bf16 communication, exact", communicating_in(fp32, b16), false, 0, true},
           {"bf16, exact", all_of(b16, f32, f32, f32), false, 0, true},
           {"bf16 masters and states, autocast, exact",
            under_autocast(all_of(b16, f32, b16, b16), b16), false, 1, true}};

@@ -82,6 +82,20 @@ TEST(EnginePrecision, ASharedScaleChangesWhenNoEngineHoldsGradientsOfIt) {
   });
 }
 
+TEST(EnginePrecision, AnEngineThatIsDestroyedInMidWindowHoldsNoSharedScale) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallRun a(context, {.stage = stage, .precision = fp16_of(4)});
+    SmallRun b(context, {.stage = stage, .precision = fp16_of(4)});
+    b.engine->share_loss_scale(*a.engine);
+    a.engine->backward(a.loss(0));
+    b.train(0);
+    EXPECT_EQ(b.engine->loss_scale(), 16.0) << "the other's window is full of it";
+    a.engine.reset();
+    for (int64_t step = 1; step < 4; ++step) b.train(step);
+    EXPECT_GT(b.engine->loss_scale(), 16.0);
+  });
+}
+
 TEST(EnginePrecision, AnEngineWithoutALossScaleRefusesScaledGradients) {
   at_every_stage(2, [](RankContext& context, int stage) {
     SmallRun scaled(context, {.stage = stage, .precision = fp16_of(4)});

@@ -13,7 +13,7 @@ namespace equigrad::conformance {
 namespace {
 
 const CaseSpec kCase{0, Precision::Fp32, Style::LossBackward, 2,
-                     3, Clip::Off,       Rule::AdamW,         "nasty"};
+                     3, Clip::Off,       Rule::AdamW,         "irregular"};
 
 std::string config_at(int stage, const reference::Model& model) {
   CaseSpec spec = kCase;
@@ -41,7 +41,7 @@ std::map<std::string, at::Tensor> trained(Engine& engine, reference::Model& mode
         keep(std::to_string(step) + " gradient " + shard.name, shard.gradient);
     });
     for (int index = 0; index < kCase.accumulation; ++index) {
-      model.loss(data.make_batch("nasty", {7, step, rank, index})).backward();
+      model.loss(data.make_batch("irregular", {7, step, rank, index})).backward();
       engine.step();
     }
   }
@@ -64,7 +64,7 @@ const reference::Data& text() {
 TEST(ModulePath, TheNastyModelHasWhatItIsHereFor) {
   EXPECT_EQ(ranks::on_ranks(1,
                             [](ranks::RankContext&) {
-                              const auto model = reference::make_model("nasty", 7);
+                              const auto model = reference::make_model("irregular", 7);
                               int frozen = 0, empty = 0, scalar = 0;
                               const auto unique = reference::unique_parameters(*model);
                               for (const auto& [name, tensor] : unique) {
@@ -81,8 +81,8 @@ TEST(ModulePath, TheNastyModelHasWhatItIsHereFor) {
 
 TEST(ModulePath, AModuleTrainsBitForBitAsItsParametersDo) {
   at_every_stage(kCase.world, [](ranks::RankContext& context, int stage) {
-    const auto as_module = reference::make_model("nasty", 7);
-    const auto as_parameters = reference::make_model("nasty", 7);
+    const auto as_module = reference::make_model("irregular", 7);
+    const auto as_parameters = reference::make_model("irregular", 7);
     const auto config = config_at(stage, *as_module);
     std::map<std::string, at::Tensor> got, want;
     {
@@ -97,7 +97,7 @@ TEST(ModulePath, AModuleTrainsBitForBitAsItsParametersDo) {
     expect_equal(got, want, "initialize(module)");
     EXPECT_THAT(got, testing::Contains(testing::Key(testing::StartsWith("1 gradient"))));
     for (const auto& [name, start] :
-         reference::unique_parameters(*reference::make_model("nasty", 7))) {
+         reference::unique_parameters(*reference::make_model("irregular", 7))) {
       if (start.requires_grad() || start.numel() == 0) continue;
       EXPECT_THAT(got.at("parameter " + name), oracle::HasTheBitsOf(start)) << name;
     }

@@ -144,22 +144,22 @@ TEST(Accumulator, ASumOfEverythingIsTheWindow) {
 TEST(Accumulator, TheFirstSumOfABucketMayBeWrittenWhereItStays) {
   Window window(at::kFloat);
   const auto give = [&](std::size_t bucket, uint64_t seed, double weight) {
-    const auto room = window.accumulator.room(bucket);
-    ASSERT_EQ(room.numel(), window.plan.buckets()[bucket].shard_numel);
-    room.copy_(sample(room.numel(), seed));
-    window.accumulator.add(bucket, room, weight);
+    const auto block = window.accumulator.block(bucket);
+    ASSERT_EQ(block.numel(), window.plan.buckets()[bucket].shard_numel);
+    block.copy_(sample(block.numel(), seed));
+    window.accumulator.add(bucket, block, weight);
   };
   give(1, 1, 1.0);
   EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 4 * 808);
-  EXPECT_FALSE(window.accumulator.room(1).defined());
+  EXPECT_FALSE(window.accumulator.block(1).defined());
   window.accumulator.rollback();
   EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 0);
   give(1, 1, 1.0);
   give(2, 2, 3.0);
   window.accumulator.add(1, sample(800, 3), 1.0);
-  window.accumulator.room(0).fill_(7);  // and never added
+  window.accumulator.block(0).fill_(7);  // and never added
   window.accumulator.commit();
-  EXPECT_FALSE(window.accumulator.room(0).defined());
+  EXPECT_FALSE(window.accumulator.block(0).defined());
   const auto average = window.accumulator.take_averaged(1.0);
   const auto want = at::cat({at::zeros({3}), sample(800, 1) + sample(800, 3), sample(5, 2) * 3});
   EXPECT_THAT(average, HasTheBitsOf(want));

@@ -1,9 +1,9 @@
-// What travels, and in which type: a wire type rounds every contribution, or a rank's window, once
-// before the sum; a factor before the sum is multiplied in the same step.
+// What is sent, and in which type: a communication dtype rounds every contribution, or a rank's
+// window, once before the sum; a factor before the sum is multiplied in the same step.
 #include "conformance/testing/windowed.hpp"
 #include "engine/gradient/window.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 namespace {
 
 using conformance::contribution;
@@ -13,7 +13,7 @@ using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 
-struct Wire {
+struct Communication {
   std::array<std::optional<at::ScalarType>, 2> types;
   double before_sum;
 };
@@ -31,24 +31,25 @@ layout::ParameterTable table() {
   return layout::ParameterTable(registrations);
 }
 
-at::Tensor sent(const at::Tensor& values, const Wire& wire, std::size_t p) {
+at::Tensor sent(const at::Tensor& values, const Communication& communication, std::size_t p) {
   const auto own = values.scalar_type();
-  const auto type = wire.types[is_lower(p) ? 1 : 0].value_or(own);
-  const auto factor = at::full({}, static_cast<float>(wire.before_sum));
+  const auto type = communication.types[is_lower(p) ? 1 : 0].value_or(own);
+  const auto factor = at::full({}, static_cast<float>(communication.before_sum));
   return (values.to(at::kFloat) * factor).to(type).to(at::kFloat);
 }
 
 // Two passes, of gradients in `dtype`, as the header of reference/precision.hpp says.
-at::Tensor want(std::size_t p, int world, bool each, at::ScalarType dtype, const Wire& wire) {
+at::Tensor want(std::size_t p, int world, bool each, at::ScalarType dtype,
+                const Communication& communication) {
   const auto from = [&](uint64_t pass, int rank) { return contribution(p, pass, rank, dtype); };
   std::vector<at::Tensor> first, second;
   for (int rank = 0; rank < world; ++rank) {
     if (each) {
-      first.push_back(sent(from(1, rank), wire, p));
-      second.push_back(sent(from(2, rank), wire, p));
+      first.push_back(sent(from(1, rank), communication, p));
+      second.push_back(sent(from(2, rank), communication, p));
     } else {
       const auto window = from(1, rank).to(at::kFloat) + from(2, rank).to(at::kFloat);
-      first.push_back(sent(window.to(dtype), wire, p));
+      first.push_back(sent(window.to(dtype), communication, p));
     }
   }
   auto sum = sum_of_tree(first).to(dtype);
@@ -56,18 +57,19 @@ at::Tensor want(std::size_t p, int world, bool each, at::ScalarType dtype, const
   return sum.to(at::kFloat) * at::full({}, static_cast<float>(conformance::kFactor));
 }
 
-void play(RankContext& context, bool each, bool sharded, at::ScalarType dtype, const Wire& wire) {
+void play(RankContext& context, bool each, bool sharded, at::ScalarType dtype,
+          const Communication& communication) {
   const auto group = context.group();
   const auto parameters = table();
   const layout::BucketPlan plan(parameters, sharded ? context.world_size() : 1, 10);
-  comm::Seat seat(*group, parameters.size());
+  agreement::Participant participant(*group, parameters.size());
   trace::Ledger ledger;
-  Window window(
-      plan, parameters.size(), *group, seat,
-      {dtype, dtype, each, ReductionOrder::Pinned, at::kFloat, wire.types, wire.before_sum},
-      ledger);
+  Window window(plan, parameters.size(), participant,
+                {dtype, dtype, each, ReductionOrder::Pinned, at::kFloat, communication.types,
+                 communication.before_sum},
+                ledger);
   for (const uint64_t pass : {1U, 2U}) {
-    window.begin(1.0);
+    window.begin(1.0, /*expects_step=*/false);
     for (std::size_t p = 0; p < kNumels.size(); ++p) {
       window.ready(p, contribution(p, pass, context.rank(), dtype));
     }
@@ -84,16 +86,16 @@ void play(RankContext& context, bool each, bool sharded, at::ScalarType dtype, c
     const layout::Partition partition(kNumels[p], plan.shards());
     const auto mine = partition.range(sharded ? context.rank() : 0);
     if (mine.numel() == 0) continue;  // a shorter parameter than there are ranks
-    const auto expected =
-        want(p, context.world_size(), each, dtype, wire).narrow(0, mine.begin, mine.numel());
+    const auto expected = want(p, context.world_size(), each, dtype, communication)
+                              .narrow(0, mine.begin, mine.numel());
     const int64_t begin = plan.buckets()[at.bucket].offset + plan.slot(at).offset;
     EXPECT_THAT(average.narrow(0, begin, mine.numel()), HasTheBitsOf(expected)) << p;
     EXPECT_THAT(slices[p].narrow(0, 0, mine.numel()), HasTheBitsOf(expected)) << p;
   }
 }
 
-TEST(WindowWire, EveryContributionIsRoundedOnceToTheTypeItTravelsIn) {
-  const std::vector<Wire> wires{
+TEST(WindowCommunicationDtype, EveryContributionIsRoundedOnceToIt) {
+  const std::vector<Communication> communications{
       {{at::kBFloat16, at::kBFloat16}, 1.0},
       {{at::kHalf, at::kHalf}, 1.0},
       {{std::nullopt, at::kBFloat16}, 1.0},
@@ -103,16 +105,16 @@ TEST(WindowWire, EveryContributionIsRoundedOnceToTheTypeItTravelsIn) {
   };
   for (const int world : {1, 2, 3}) {
     EXPECT_EQ(on_ranks(world,
-                       [&wires](RankContext& context) {
+                       [&communications](RankContext& context) {
                          for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
                            for (const bool sharded : {false, true})
                              for (const bool each : {false, true})
-                               for (const auto& wire : wires)
-                                 play(context, each, sharded, dtype, wire);
+                               for (const auto& communication : communications)
+                                 play(context, each, sharded, dtype, communication);
                        }),
               "");
   }
 }
 
 }  // namespace
-}  // namespace equigrad
+}  // namespace equigrad::gradient

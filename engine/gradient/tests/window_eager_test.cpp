@@ -8,7 +8,7 @@
 #include "conformance/testing/window_sums.hpp"
 #include "engine/comm/communicator.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 namespace {
 
 using conformance::average_of;
@@ -91,9 +91,9 @@ TEST(Window, ARankMayDoItsPassAgainWhileTheOthersKeepTheirs) {
 TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
   for_each_kind(
       [](RankContext& context, const WindowKind& kind) {
-        if (!kind.ahead) return;
+        if (!kind.eager) return;
         Windowed it(context, kind);
-        comm::Seat other(*it.group, 1);
+        agreement::Participant other(*it.group, 1);
         if (it.rank == it.world - 1) {
           other.abandon();
         } else {
@@ -102,7 +102,7 @@ TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
           EXPECT_THAT(error_of([&] { it.window.end(); }), testing::HasSubstr("exception on rank"));
           it.window.abandon();
         }
-        EXPECT_EQ(it.window.passes(), 0);
+        EXPECT_EQ(it.window.progress().passes, 0);
         it.pass(1);
         const auto average = it.take();
         EXPECT_THAT(it.slice_of(average, 4), HasTheBitsOf(average_of(it, 4, {{1}})));
@@ -113,7 +113,7 @@ TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
 TEST(Window, ClearingItDoesNotEndTheGuess) {
   for_each_kind(
       [](RankContext& context, const WindowKind& kind) {
-        if (!kind.ahead) return;
+        if (!kind.eager) return;
         Windowed it(context, kind);
         it.pass(1);
         const auto held = it.ledger.total_bytes();
@@ -127,4 +127,4 @@ TEST(Window, ClearingItDoesNotEndTheGuess) {
 }
 
 }  // namespace
-}  // namespace equigrad
+}  // namespace equigrad::gradient

@@ -6,7 +6,7 @@
 #include "conformance/testing/windowed.hpp"
 #include "reference/sum.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 namespace {
 
 using conformance::average_of;
@@ -33,7 +33,7 @@ struct Exact : Windowed {
   Window exact;
   Exact(RankContext& context, const WindowKind& of, int64_t expected_passes)
       : Windowed(context, of),
-        exact(plan, table.size(), *group, seat,
+        exact(plan, table.size(), participant,
               {of.dtype,
                at::kFloat,
                of.each,
@@ -44,7 +44,7 @@ struct Exact : Windowed {
                expected_passes},
               ledger) {}
   void give(const Given& given, std::size_t but = 99) {
-    exact.begin(given.weight);
+    exact.begin(given.weight, /*expects_step=*/false);
     for (std::size_t i = 0; i < kNumels.size(); ++i) {
       const auto p = (i + static_cast<std::size_t>(rank)) % kNumels.size();
       if (p != but && rank < given.ranks)
@@ -64,7 +64,7 @@ struct Exact : Windowed {
       }
     }
     const auto sum =
-        reference::sum_contributions(made, reference::Order::Grid, at::kFloat, weights);
+        reference::sum_contributions(made, reference::SumOrder::ExactGrid, at::kFloat, weights);
     return padded_slice(p, sum * at::full({}, kFactor, at::kFloat));
   }
   void expect(const std::vector<Given>& all) {
@@ -113,7 +113,7 @@ TEST(WindowExact, RanksAgreeOnWhatTravels) {
     Exact it(context, kind, 1);
     constexpr std::size_t p = 4;
     const auto part = contribution(p, 9, 0, kind.dtype);
-    it.exact.begin(1.0);
+    it.exact.begin(1.0, /*expects_step=*/false);
     for (const auto other : kFilled)
       it.exact.ready(other, contribution(other, 1, it.rank, kind.dtype));
     if (it.rank == it.world - 1) it.exact.ready(p, part);
@@ -121,7 +121,7 @@ TEST(WindowExact, RanksAgreeOnWhatTravels) {
     reference::Contributions made(1);
     for (int r = 0; r < it.world; ++r) made[0].push_back(contribution(p, 1, r, kind.dtype));
     made[0].push_back(part);
-    const auto sum = reference::sum_contributions(made, reference::Order::Grid, at::kFloat);
+    const auto sum = reference::sum_contributions(made, reference::SumOrder::ExactGrid, at::kFloat);
     const auto want = it.padded_slice(p, sum * at::full({}, kFactor, at::kFloat));
     EXPECT_THAT(it.exact.averaged_slice(p, kFactor), HasTheBitsOf(want));
     EXPECT_THAT(it.slice_of(it.exact.take_averaged(kFactor), p), HasTheBitsOf(want));
@@ -135,7 +135,7 @@ TEST(WindowExact, APassThatIsAbandonedAndAWindowThatIsClearedLeaveNothing) {
     for (const int64_t expected : {1, 2}) {
       Exact it(context, kind, expected);
       const auto abandoned = [&](uint64_t pass) {
-        it.exact.begin(1.0);
+        it.exact.begin(1.0, /*expects_step=*/false);
         for (const std::size_t p : {4u, 2u})
           it.exact.ready(p, contribution(p, pass, it.rank, kind.dtype));
         it.exact.abandon();
@@ -177,7 +177,7 @@ TEST(WindowExact, MoreGradientsThanASumHoldsAreAnError) {
                      [](RankContext& context) {
                        Exact it(context, {true, true, at::kFloat}, 1);
                        const auto gradient = contribution(3, 1, 0, at::kFloat);
-                       it.exact.begin(1.0);
+                       it.exact.begin(1.0, /*expects_step=*/false);
                        const auto give = [&](int64_t count) {
                          for (int64_t i = 0; i < count; ++i) {
                            it.exact.ready(3, gradient);
@@ -195,4 +195,4 @@ TEST(WindowExact, MoreGradientsThanASumHoldsAreAnError) {
 }
 
 }  // namespace
-}  // namespace equigrad
+}  // namespace equigrad::gradient

@@ -5,7 +5,7 @@
 #include "conformance/testing/window_sums.hpp"
 #include "conformance/testing/windowed.hpp"
 
-namespace equigrad {
+namespace equigrad::gradient {
 namespace {
 
 using conformance::average_of;
@@ -28,10 +28,10 @@ TEST(Window, AveragesWhatEveryPassOfEveryRankDelivered) {
     Windowed it(context, kind);
     const std::vector<Weighed> passes{{1}, {2}, {3, 3.0}, {4, 0.3125}, {5}};
     for (const auto& pass : passes) it.pass(pass.pass, pass.weight);
-    EXPECT_EQ(it.window.passes(), 5);
+    EXPECT_EQ(it.window.progress().passes, 5);
     // One slice so far is the same, and reading it changes nothing.
     const auto slices = it.slices_so_far();
-    EXPECT_EQ(it.window.passes(), 5);
+    EXPECT_EQ(it.window.progress().passes, 5);
     const auto average = it.take();
     EXPECT_EQ(average.scalar_type(), at::kFloat);
     ASSERT_EQ(average.numel(), it.plan.shard_numel());
@@ -49,17 +49,17 @@ TEST(Window, AnAbandonedPassLeavesTheWindowAsItWas) {
     Windowed it(context, kind), plain(context, kind);
     for (uint64_t pass = 1; pass <= 3; ++pass) {
       const auto slices = it.slices_so_far();
-      const auto used = it.window.used();
+      const auto used = it.window.progress().used;
       const auto held = it.ledger.total_bytes();
       // Halfway, with a weight of its own; then with everything delivered, some of it twice.
       for (const bool halfway : {true, false}) {
         it.begin(3.0);
-        // The last buckets are full, so where passes are reduced they have travelled.
+        // The last buckets are full, so where passes are reduced they have been sent.
         for (const std::size_t p : {5U, 4U}) it.ready(p, 50 + pass);
         if (!halfway) it.all_ready(60 + pass);
         it.window.abandon();
-        EXPECT_EQ(it.window.passes(), static_cast<int64_t>(pass) - 1);
-        EXPECT_EQ(it.window.used(), used);
+        EXPECT_EQ(it.window.progress().passes, static_cast<int64_t>(pass) - 1);
+        EXPECT_EQ(it.window.progress().used, used);
         EXPECT_EQ(it.ledger.total_bytes(), held);
         const auto after = it.slices_so_far();
         for (std::size_t i = 0; i < slices.size(); ++i) {
@@ -69,7 +69,7 @@ TEST(Window, AnAbandonedPassLeavesTheWindowAsItWas) {
       it.pass(pass, 1, {4});
       plain.pass(pass, 1, {4});
     }
-    EXPECT_EQ(it.window.used(), plain.window.used());
+    EXPECT_EQ(it.window.progress().used, plain.window.progress().used);
     EXPECT_THAT(it.take(), HasTheBitsOf(plain.take()));
     it.window.clear();
     EXPECT_EQ(it.ledger.total_bytes(), 0);
@@ -89,7 +89,7 @@ TEST(Window, WhatIsReadyAgainInOnePassIsAddedInOrderOfArrival) {
     it.ready(2, 3);
     if (it.rank == 0) it.ready(4, 4);
     it.window.end();
-    EXPECT_EQ(it.window.passes(), 2);
+    EXPECT_EQ(it.window.progress().passes, 2);
     it.pass(5);
     const auto average = it.take();
     EXPECT_THAT(it.slice_of(average, 0), HasTheBitsOf(average_of(it, 0, {{1}, {2, 3.0}, {5}})));
@@ -152,7 +152,7 @@ TEST(Window, AParameterIsUsedIfAnyRankUsedItOrItWasAssigned) {
     it.pass(1, 1, last ? std::set<std::size_t>{2, 4} : std::set<std::size_t>{2, 4, 5});
     it.pass(2, 1, {0, 1, 2, 3, 4, 5});
     it.window.assign(4, it.padded_slice(4, sample(12, 1)));
-    EXPECT_EQ(it.window.used(), (std::vector<bool>{true, true, false, true, true, last}));
+    EXPECT_EQ(it.window.progress().used, (std::vector<bool>{true, true, false, true, true, last}));
     EXPECT_EQ(it.window.agree(0).marks, (std::vector<bool>{true, true, false, true, true, true}));
   });
 }
@@ -182,8 +182,8 @@ TEST(Window, ClearingOrTakingItBeginsANewOne) {
           it.pass(2);
           it.window.assign(2, it.padded_slice(2, sample(7, 9)));
           take ? void(it.take()) : it.window.clear();
-          EXPECT_EQ(it.window.passes(), 0) << take;
-          EXPECT_EQ(it.window.used(), std::vector<bool>(kNumels.size(), false)) << take;
+          EXPECT_EQ(it.window.progress().passes, 0) << take;
+          EXPECT_EQ(it.window.progress().used, std::vector<bool>(kNumels.size(), false)) << take;
           EXPECT_EQ(it.ledger.total_bytes(), 0) << take;
           for (const auto& slice : it.slices_so_far()) {
             EXPECT_THAT(slice, HasTheBitsOf(at::zeros_like(slice))) << take;
@@ -199,4 +199,4 @@ TEST(Window, ClearingOrTakingItBeginsANewOne) {
 }
 
 }  // namespace
-}  // namespace equigrad
+}  // namespace equigrad::gradient

@@ -4,21 +4,21 @@
 
 #include <stdexcept>
 
-#include "conformance/testing/known_gradients.hpp"
+#include "conformance/testing/linear_loss_run.hpp"
 
 namespace equigrad {
 namespace {
 
 using conformance::at_every_stage;
-using conformance::DotOptions;
-using conformance::DotRun;
 using conformance::error_of;
 using conformance::expect_same;
+using conformance::LinearLossOptions;
+using conformance::LinearLossRun;
 using conformance::ranks::RankContext;
 using testing::AllOf;
 using testing::HasSubstr;
 
-void expect_equal_runs(const DotRun& run, const DotRun& plain) {
+void expect_equal_runs(const LinearLossRun& run, const LinearLossRun& plain) {
   const auto got = run.engine->local_shards(), want = plain.engine->local_shards();
   for (std::size_t i = 0; i < want.size(); ++i) {
     expect_same(got[i].master, want[i].master, want[i].name);
@@ -32,8 +32,8 @@ void expect_equal_runs(const DotRun& run, const DotRun& plain) {
 
 // Each is asked within a window; both runs then end it and do another.
 template <class Ask>
-void expect_no_trace(RankContext& context, const DotOptions& options, Ask ask) {
-  DotRun run(context, options), plain(context, options);
+void expect_no_trace(RankContext& context, const LinearLossOptions& options, Ask ask) {
+  LinearLossRun run(context, options), plain(context, options);
   for (auto* each : {&run, &plain}) each->train(0);
   ask(run);
   for (int64_t pass = 1; pass < 6; ++pass) {
@@ -62,7 +62,7 @@ std::vector<std::function<void()>> all_calls(Access& access, const std::string& 
 
 TEST(Access, ANameThatIsUnknownOrFrozenIsRefused) {
   at_every_stage(2, [](RankContext& context, int stage) {
-    expect_no_trace(context, {.stage = stage}, [](DotRun& run) {
+    expect_no_trace(context, {.stage = stage}, [](LinearLossRun& run) {
       auto& access = run.engine->access();
       for (const auto& call : all_calls(access, "sevne", at::zeros({7}))) {
         EXPECT_THAT(error_of(call), AllOf(HasSubstr("\"sevne\""), HasSubstr("seven")));
@@ -79,7 +79,7 @@ TEST(Access, ANameThatIsUnknownOrFrozenIsRefused) {
 TEST(Access, AStateThatTheOptimizerDoesNotKeepIsRefused) {
   at_every_stage(2, [](RankContext& context, int stage) {
     for (const auto kind : {OptimizerConfig::Kind::AdamW, OptimizerConfig::Kind::Sgd}) {
-      expect_no_trace(context, {.stage = stage, .kind = kind}, [kind](DotRun& run) {
+      expect_no_trace(context, {.stage = stage, .kind = kind}, [kind](LinearLossRun& run) {
         auto& access = run.engine->access();
         const auto want =
             AllOf(HasSubstr(kind == OptimizerConfig::Kind::AdamW ? "[exp_avg, exp_avg_sq]" : "[]"),
@@ -98,7 +98,7 @@ TEST(Access, AStateThatTheOptimizerDoesNotKeepIsRefused) {
 
 TEST(Access, AValueOfAnotherShapeOrTypeIsRefused) {
   at_every_stage(3, [](RankContext& context, int stage) {
-    expect_no_trace(context, {.stage = stage}, [](DotRun& run) {
+    expect_no_trace(context, {.stage = stage}, [](LinearLossRun& run) {
       auto& access = run.engine->access();
       const auto refused = [&](const at::Tensor& full, const at::Tensor& part,
                                const std::string& got) {
@@ -126,7 +126,7 @@ TEST(Access, AValueOfAnotherShapeOrTypeIsRefused) {
 TEST(Access, ValuesThatDifferBetweenRanksAreRefusedOnAll) {
   for (const int world : {2, 3}) {
     at_every_stage(world, [](RankContext& context, int stage) {
-      expect_no_trace(context, {.stage = stage}, [](DotRun& run) {
+      expect_no_trace(context, {.stage = stage}, [](LinearLossRun& run) {
         auto& access = run.engine->access();
         // By one bit, in an element that belongs to one rank only.
         auto value = at::ones({5, 4});
@@ -150,7 +150,7 @@ TEST(Access, AtStage0ASliceIsTheWholeAndMayNotDifferBetweenRanks) {
     EXPECT_EQ(conformance::ranks::on_ranks(
                   world,
                   [](RankContext& context) {
-                    expect_no_trace(context, {}, [](DotRun& run) {
+                    expect_no_trace(context, {}, [](LinearLossRun& run) {
                       auto& access = run.engine->access();
                       const auto value = at::full({20}, run.rank + 1.0);
                       EXPECT_THAT(error_of([&] { access.set_local_gradient("grid", value); }),
@@ -166,7 +166,7 @@ TEST(Access, AtStage0ASliceIsTheWholeAndMayNotDifferBetweenRanks) {
 TEST(Access, RanksThatComeToDifferentCallsAreAllToldAndCanGoOn) {
   for (const int world : {2, 3}) {
     at_every_stage(world, [](RankContext& context, int stage) {
-      expect_no_trace(context, {.stage = stage, .accumulation = 1}, [](DotRun& run) {
+      expect_no_trace(context, {.stage = stage, .accumulation = 1}, [](LinearLossRun& run) {
         auto& access = run.engine->access();
         auto& engine = *run.engine;
         const bool first = run.rank == 0;
@@ -177,19 +177,20 @@ TEST(Access, RanksThatComeToDifferentCallsAreAllToldAndCanGoOn) {
         };
         engine.zero_grad();
         run.backward(9);
-        const std::string asks = "rank 0 at getter or setter", steps = "rank 1 at step()";
+        const std::string asks = "rank 0 at the getter of", sets = "rank 0 at the setter of",
+                          steps = "rank 1 at step()";
         told([&] { first ? void(access.full_gradient("seven")) : engine.step(); }, asks, steps);
         told([&] { first ? void(access.full_master("seven")) : engine.step(); }, asks, steps);
         told([&] { first ? access.set_full_gradient("seven", at::ones({7})) : engine.step(); },
-             asks, steps);
+             sets, steps);
         told(
             [&] {
               first ? access.set_local_master("one", run.mine(at::ones({1}))) : engine.step();
             },
-            asks, steps);
+            sets, steps);
         told([&] { access.full_master(first ? "seven" : "grid"); }, "parameter 0", "parameter 1");
         told([&] { first ? access.full_gradient("seven") : access.full_master("seven"); },
-             "rank 0 at getter or setter 0", "rank 1 at getter or setter 1");
+             "rank 0 at the getter of a gradient", "rank 1 at the getter of a master");
         EXPECT_EQ(engine.counters().micro_steps, 1);
         expect_same(access.full_gradient("seven"), run.average("seven", {9}), "nothing was lost");
         engine.zero_grad();
@@ -201,7 +202,7 @@ TEST(Access, RanksThatComeToDifferentCallsAreAllToldAndCanGoOn) {
 TEST(Access, AGradientOfDifferentNumbersOfPassesIsRefused) {
   at_every_stage(2, [](RankContext& context, int stage) {
     if (stage >= 2) return;  // their passes meet
-    expect_no_trace(context, {.stage = stage}, [](DotRun& run) {
+    expect_no_trace(context, {.stage = stage}, [](LinearLossRun& run) {
       run.engine->zero_grad();
       run.backward(0);
       if (run.rank == 0) run.backward(1);
@@ -216,7 +217,7 @@ TEST(Access, AGradientOfDifferentNumbersOfPassesIsRefused) {
 TEST(Access, AfterAFailedMeetingAnExceptionIsStillToldToTheOthers) {
   at_every_stage(2, [](RankContext& context, int stage) {
     if (stage < 2) return;  // their passes do not meet
-    expect_no_trace(context, {.stage = stage}, [](DotRun& run) {
+    expect_no_trace(context, {.stage = stage}, [](LinearLossRun& run) {
       auto& access = run.engine->access();
       EXPECT_NE(error_of([&] { access.full_master(run.rank == 0 ? "seven" : "grid"); }), "");
       auto hooked = run["one"].sum();

@@ -4,16 +4,18 @@
 
 #include <cstring>
 
-#include "conformance/testing/known_gradients.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
+#include "conformance/testing/linear_loss_run.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad {
 namespace {
 
 using conformance::at_every_stage;
-using conformance::DotOptions;
-using conformance::DotRun;
 using conformance::error_of;
 using conformance::expect_same;
+using conformance::LinearLossOptions;
+using conformance::LinearLossRun;
 using conformance::sample;
 using conformance::ranks::RankContext;
 using testing::HasSubstr;
@@ -28,8 +30,9 @@ void everywhere(Fn fn) {
       for (const bool bf16 : {false, true}) {
         for (const int64_t persistent : {0, 10}) {
           SCOPED_TRACE((bf16 ? "bf16, " : "fp32, ") + std::to_string(persistent));
-          DotRun run(context,
-                     DotOptions{.stage = stage, .bf16 = bf16, .persistent_numel = persistent});
+          LinearLossRun run(
+              context,
+              LinearLossOptions{.stage = stage, .bf16 = bf16, .persistent_numel = persistent});
           fn(run);
         }
       }
@@ -37,18 +40,18 @@ void everywhere(Fn fn) {
   }
 }
 
-std::vector<at::Tensor> tensors(const DotRun& run) {
+std::vector<at::Tensor> tensors(const LinearLossRun& run) {
   std::vector<at::Tensor> all;
   for (const auto& name : kNames) all.push_back(run[name]);
   return all;
 }
 
 // Everything that a rank can ask for. Collective.
-std::map<std::string, at::Tensor> all_of(const DotRun& run) {
+std::map<std::string, at::Tensor> all_of(const LinearLossRun& run) {
   std::map<std::string, at::Tensor> all;
   for (const auto& parameter : run.parameters)
     all[parameter.name] = run.engine->full_parameter(parameter.name);
-  for (const auto& name : DotRun::trained()) {
+  for (const auto& name : LinearLossRun::trained()) {
     all["master of " + name] = run.engine->access().full_master(name);
     all["exp_avg of " + name] = run.engine->access().full_optimizer_state(name, "exp_avg");
   }
@@ -61,7 +64,7 @@ void expect_all_same(const std::map<std::string, at::Tensor>& got,
 }
 
 TEST(Gathering, IsWholeForOperatorsAndPointersWhileItLives) {
-  everywhere([](DotRun& run) {
+  everywhere([](LinearLossRun& run) {
     const auto want = all_of(run);
     {
       const auto whole = run.engine->gather(tensors(run));
@@ -84,7 +87,7 @@ TEST(Gathering, IsWholeForOperatorsAndPointersWhileItLives) {
 }
 
 TEST(Gathering, WhatTheModifierRankWroteIsEveryRanksAndNoOtherBitChanges) {
-  everywhere([](DotRun& run) {
+  everywhere([](LinearLossRun& run) {
     for (int64_t pass = 0; pass < 3; ++pass) run.train(pass);  // masters of many bits
     auto want = all_of(run);
     const int writer = run.world - 1;
@@ -110,7 +113,7 @@ TEST(Gathering, WhatTheModifierRankWroteIsEveryRanksAndNoOtherBitChanges) {
 }
 
 TEST(Gathering, AWriteElsewhereIsAnErrorOnEveryRankAndLeavesNoTrace) {
-  everywhere([](DotRun& run) {
+  everywhere([](LinearLossRun& run) {
     const auto want = all_of(run);
     for (const int modifier : {-1, 0}) {
       const bool here = run.rank == run.world - 1 && (modifier == -1 || run.world > 1);
@@ -132,8 +135,44 @@ TEST(Gathering, AWriteElsewhereIsAnErrorOnEveryRankAndLeavesNoTrace) {
   });
 }
 
+// Loses one broadcast on every rank, once it has arrived.
+class LosingWire final : public conformance::faults::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  comm::PendingPtr broadcast(const at::Tensor& tensor, int root) override {
+    auto pending = ForwardingCommunicator::broadcast(tensor, root);
+    if (countdown < 0 || countdown-- > 0) return pending;
+    pending->wait();
+    throw comm::CommunicationError("test", "the broadcast is lost");
+  }
+
+  int countdown = -1;  // broadcasts before the one that is lost; -1: none is
+};
+
+TEST(Gathering, ABroadcastThatIsLostLeavesNoMasterChanged) {
+  for (const int world : {2, 3}) {
+    at_every_stage(world, [](RankContext& context, int stage) {
+      for (const int countdown : {0, 1, 2}) {
+        const auto communicator = std::make_shared<LosingWire>(context.group());
+        LinearLossRun run(context, LinearLossOptions{.stage = stage}, communicator);
+        for (int64_t pass = 0; pass < 2; ++pass) run.train(pass);
+        const auto want = all_of(run);
+        auto whole = run.engine->gather(tensors(run), 0);
+        {
+          const at::NoGradGuard no_grad;
+          for (const char* name : {"seven", "grid", "scalar"})
+            if (run.rank == 0) run[name].add_(1);
+        }
+        communicator->countdown = countdown;
+        EXPECT_THAT(error_of([&] { whole.end(); }), HasSubstr("the broadcast is lost"));
+        expect_all_same(all_of(run), want);
+      }
+    });
+  }
+}
+
 TEST(Gathering, ADestructorLeavesItsErrorToTheNextCall) {
-  everywhere([](DotRun& run) {
+  everywhere([](LinearLossRun& run) {
     const auto want = all_of(run);
     {
       const auto whole = run.engine->gather({run["seven"]});
@@ -147,7 +186,7 @@ TEST(Gathering, ADestructorLeavesItsErrorToTheNextCall) {
 }
 
 TEST(Gathering, AnExceptionInTheScopeOfOneRankIsToldToAllAndNothingIsWritten) {
-  everywhere([](DotRun& run) {
+  everywhere([](LinearLossRun& run) {
     const auto want = all_of(run);
     std::string error;
     try {
@@ -170,7 +209,7 @@ TEST(Gathering, AnExceptionInTheScopeOfOneRankIsToldToAllAndNothingIsWritten) {
 }
 
 TEST(Gathering, CallsThatDifferOrCannotBeAreRefusedOnAllRanks) {
-  everywhere([](DotRun& run) {
+  everywhere([](LinearLossRun& run) {
     auto& engine = *run.engine;
     const auto error = [&](auto call) { return error_of(call); };
     EXPECT_THAT(error([&] { (void)engine.gather({at::zeros({2})}); }),
@@ -196,7 +235,7 @@ TEST(Gathering, CallsThatDifferOrCannotBeAreRefusedOnAllRanks) {
                   HasSubstr("expected a parameter that no scope holds, got \"one\""));
       const auto other = engine.gather({run["seven"]});
       EXPECT_THAT(error([&] { engine.access().set_full_master("one", at::zeros({1})); }),
-                  HasSubstr("expected a parameter that gather() does not hold"));
+                  HasSubstr("expected a parameter that gather() has not pinned"));
       EXPECT_THAT(error([&] { engine.step(); }), HasSubstr("expected no scope of gather(), got 2"));
     }
     engine.access().set_full_master("one", at::zeros({1}));
@@ -204,7 +243,7 @@ TEST(Gathering, CallsThatDifferOrCannotBeAreRefusedOnAllRanks) {
 }
 
 TEST(Gathering, AScopeThatOutlivesItsEngineEndsQuietly) {
-  everywhere([](DotRun& run) {
+  everywhere([](LinearLossRun& run) {
     const auto whole = run.engine->gather({run["seven"]});
     run.engine.reset();
   });

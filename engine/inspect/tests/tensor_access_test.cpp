@@ -4,15 +4,15 @@
 
 #include <algorithm>
 
-#include "conformance/testing/known_gradients.hpp"
+#include "conformance/testing/linear_loss_run.hpp"
 
 namespace equigrad {
 namespace {
 
 using conformance::at_every_stage;
-using conformance::DotOptions;
-using conformance::DotRun;
 using conformance::expect_same;
+using conformance::LinearLossOptions;
+using conformance::LinearLossRun;
 using conformance::sample;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::RankContext;
@@ -25,20 +25,20 @@ void everywhere(Fn fn) {
     at_every_stage(world, [fn](RankContext& context, int stage) {
       for (const bool bf16 : {false, true}) {
         SCOPED_TRACE(bf16 ? "bf16" : "fp32");
-        fn(context, DotOptions{.stage = stage, .bf16 = bf16});
+        fn(context, LinearLossOptions{.stage = stage, .bf16 = bf16});
       }
     });
   }
 }
 
 // All that the engine holds of every trained parameter, by the getters. Collective.
-std::map<std::string, at::Tensor> held(const DotRun& run) {
+std::map<std::string, at::Tensor> held(const LinearLossRun& run) {
   std::map<std::string, at::Tensor> all;
   auto& access = run.engine->access();
   std::vector<std::string> states;
   const auto shards = run.engine->local_shards();
   for (const auto& [state, tensor] : shards.front().state) states.push_back(state);
-  for (const auto& name : DotRun::trained()) {
+  for (const auto& name : LinearLossRun::trained()) {
     all[name] = run.engine->full_parameter(name);
     all["gradient of " + name] = access.full_gradient(name);
     all["master of " + name] = access.full_master(name);
@@ -58,17 +58,18 @@ void expect_all_same(const std::map<std::string, at::Tensor>& got,
 }
 
 TEST(TensorAccess, AGradientIsTheAverageOverAllRanksAndThePassesSoFar) {
-  everywhere([](RankContext& context, const DotOptions& options) {
-    DotRun run(context, options), unseen(context, options);
+  everywhere([](RankContext& context, const LinearLossOptions& options) {
+    LinearLossRun run(context, options), unseen(context, options);
     auto& access = run.engine->access();
-    for (const auto& name : DotRun::trained()) EXPECT_FALSE(access.full_gradient(name).defined());
+    for (const auto& name : LinearLossRun::trained())
+      EXPECT_FALSE(access.full_gradient(name).defined());
     std::vector<int64_t> passes;
     for (int64_t pass = 0; pass < 3; ++pass) {
       if (pass > 0) run.engine->step();
       run.backward(pass);
       unseen.train(pass);
       passes.push_back(pass);
-      for (const auto& name : DotRun::trained()) {
+      for (const auto& name : LinearLossRun::trained()) {
         const auto whole = access.full_gradient(name), part = access.local_gradient(name);
         ASSERT_EQ(whole.defined(), name != "unused") << name;
         ASSERT_EQ(part.defined(), name != "unused") << name;
@@ -86,14 +87,15 @@ TEST(TensorAccess, AGradientIsTheAverageOverAllRanksAndThePassesSoFar) {
       expect_same(gradient, run.mine(run.average(name, passes)), name + " in the step");
     }
     EXPECT_EQ(run.of_last_step.count("unused"), 0U);
-    for (const auto& name : DotRun::trained()) EXPECT_FALSE(access.full_gradient(name).defined());
+    for (const auto& name : LinearLossRun::trained())
+      EXPECT_FALSE(access.full_gradient(name).defined());
     expect_all_same(held(run), held(unseen), "seen or not");
   });
 }
 
 TEST(TensorAccess, AGradientIsWhatAStepWouldTakeThatCameNow) {
-  everywhere([](RankContext& context, const DotOptions& options) {
-    DotRun run(context, options), now(context, options);
+  everywhere([](RankContext& context, const LinearLossOptions& options) {
+    LinearLossRun run(context, options), now(context, options);
     for (int64_t pass = 0; pass < 2; ++pass) {
       run.train(pass);
       now.engine->set_gradient_accumulation_boundary(pass == 1);
@@ -109,17 +111,17 @@ TEST(TensorAccess, AGradientIsWhatAStepWouldTakeThatCameNow) {
 }
 
 TEST(TensorAccess, MastersAndStatesAreThoseThatTheStepUpdates) {
-  everywhere([](RankContext& context, DotOptions options) {
+  everywhere([](RankContext& context, LinearLossOptions options) {
     options.accumulation = 1;
-    DotRun run(context, options);
+    LinearLossRun run(context, options);
     options.stage = 0;  // holds everything whole; with one pass a window all stages are equal
-    DotRun whole(context, options);
+    LinearLossRun whole(context, options);
     auto& access = run.engine->access();
     for (int64_t pass = 0; pass < 3; ++pass) {
       for (auto* each : {&run, &whole}) {
         if (pass == 0) continue;
         each->backward(pass);
-        for (const auto& name : DotRun::trained()) {
+        for (const auto& name : LinearLossRun::trained()) {
           const auto value = at::full((*each)[name].sizes(), 3.5);
           if (pass == 2) each->engine->access().set_full_gradient(name, value);
         }
@@ -155,13 +157,13 @@ TEST(TensorAccess, MastersAndStatesAreThoseThatTheStepUpdates) {
 }
 
 TEST(TensorAccess, WhatIsSetIsReadAndNothingElseChanges) {
-  everywhere([](RankContext& context, const DotOptions& options) {
-    DotRun run(context, options);
+  everywhere([](RankContext& context, const LinearLossOptions& options) {
+    LinearLossRun run(context, options);
     auto& access = run.engine->access();
     for (int64_t pass = 0; pass < 4; ++pass) run.train(pass);  // one pass into a window
     uint64_t seed = 500;
     auto want = held(run);
-    auto names = DotRun::trained();
+    auto names = LinearLossRun::trained();
     for (const bool local : {false, true}) {
       std::reverse(names.begin(), names.end());
       for (const auto& name : names) {
@@ -201,10 +203,10 @@ TEST(TensorAccess, WhatIsSetIsReadAndNothingElseChanges) {
 }
 
 TEST(TensorAccess, AStepTakesTheGradientThatWasSetAndThePassesAfterIt) {
-  everywhere([](RankContext& context, DotOptions options) {
+  everywhere([](RankContext& context, LinearLossOptions options) {
     options.kind = kSgd;
     for (const bool local : {false, true}) {
-      DotRun run(context, options);
+      LinearLossRun run(context, options);
       auto& access = run.engine->access();
       const auto before = held(run);
       const auto value = [&](const std::string& name, uint64_t seed) {
@@ -249,12 +251,12 @@ TEST(TensorAccess, AStepTakesTheGradientThatWasSetAndThePassesAfterIt) {
 }
 
 TEST(TensorAccess, TheModelsParameterFollowsAMasterThatIsSetAtOnce) {
-  everywhere([](RankContext& context, DotOptions options) {
+  everywhere([](RankContext& context, LinearLossOptions options) {
     for (const int64_t persistent_numel : {0, 10, 1000}) {
       options.persistent_numel = persistent_numel;
-      DotRun run(context, options);
+      LinearLossRun run(context, options);
       auto& access = run.engine->access();
-      for (const auto& name : DotRun::trained()) {
+      for (const auto& name : LinearLossRun::trained()) {
         const auto value = sample(run[name].numel(), 900).view(run[name].sizes());
         at::mul(run[name].detach(), 2);  // at stage 3 it is gathered now
         const auto old = (run[name] * run[name]).sum();
@@ -271,7 +273,7 @@ TEST(TensorAccess, TheModelsParameterFollowsAMasterThatIsSetAtOnce) {
 }
 
 TEST(TensorAccess, AStateThatIsSetBeforeTheFirstStepCounts) {
-  everywhere([](RankContext& context, DotOptions options) {
+  everywhere([](RankContext& context, LinearLossOptions options) {
     options.accumulation = 1;
     const auto decay = at::full({}, 0.9, at::kFloat), rest = at::full({}, 1 - 0.9, at::kFloat);
     for (const bool sgd : {false, true}) {
@@ -279,7 +281,7 @@ TEST(TensorAccess, AStateThatIsSetBeforeTheFirstStepCounts) {
       options.momentum = 0.9;
       const std::string state = sgd ? "momentum_buffer" : "exp_avg";
       for (const bool local : {false, true}) {
-        DotRun run(context, options);
+        LinearLossRun run(context, options);
         auto& access = run.engine->access();
         const auto value = sample(20, 950).view({5, 4});
         local ? access.set_local_optimizer_state("grid", state, run.mine(value))

@@ -146,16 +146,16 @@ TEST(Convert, EveryLengthHasTheBitsOfTheWholeAndWritesNothingBehindIt) {
       const auto whole = narrowed_by_the_kernel(wild, type, set);
       const auto back = widened_by_the_kernel(whole, set);
       for (int64_t numel = 0; numel <= 130; ++numel) {
-        auto narrow_room = Numbers(type, 131).packed();
-        auto wide_room = Numbers(Element::Fp32, 131).packed();
-        const auto wild_room = wild.packed();
-        auto* to = narrow_room.data() + element_bytes(type);
-        narrow(reinterpret_cast<const float*>(wild_room.data() + 4), numel, to, type, set);
-        widen(to, type, numel, reinterpret_cast<float*>(wide_room.data() + 4), set);
+        auto narrow_memory = Numbers(type, 131).packed();
+        auto wide_memory = Numbers(Element::Fp32, 131).packed();
+        const auto wild_memory = wild.packed();
+        auto* to = narrow_memory.data() + element_bytes(type);
+        narrow(reinterpret_cast<const float*>(wild_memory.data() + 4), numel, to, type, set);
+        widen(to, type, numel, reinterpret_cast<float*>(wide_memory.data() + 4), set);
         auto want = whole, want_back = back;
         for (int64_t i = numel; i < 131; ++i) want.set_bits(i, 0), want_back.set_bits(i, 0);
-        EXPECT_EQ(Numbers::unpacked(type, narrow_room).first_difference(want), -1) << numel;
-        EXPECT_EQ(Numbers::unpacked(Element::Fp32, wide_room).first_difference(want_back), -1);
+        EXPECT_EQ(Numbers::unpacked(type, narrow_memory).first_difference(want), -1) << numel;
+        EXPECT_EQ(Numbers::unpacked(Element::Fp32, wide_memory).first_difference(want_back), -1);
       }
     }
   }

@@ -1,4 +1,4 @@
-// What travels in which type, for every way to say it.
+// What is sent in which type, for every way to say it.
 #include "engine/kernels/data_types.hpp"
 
 #include <gtest/gtest.h>
@@ -8,28 +8,30 @@ namespace {
 
 TEST(DataTypes, GradientsAndWeightsTravelInTheirOwnTypeUnlessTold) {
   PrecisionConfig precision;
-  EXPECT_EQ(gradients_on_the_wire(precision), WireTypes{});
-  EXPECT_EQ(weights_on_the_wire(precision), WireTypes{});
+  EXPECT_EQ(gradient_communication_dtypes(precision), CommunicationDtypes{});
+  EXPECT_EQ(weight_communication_dtypes(precision), CommunicationDtypes{});
 }
 
 TEST(DataTypes, UnderAutocastThoseOfSafeModulesTravelInItsType) {
   PrecisionConfig precision;
   precision.autocast.enabled = true;
   precision.autocast.dtype = DataType::Fp16;
-  const WireTypes want{std::nullopt, at::kHalf};
-  EXPECT_EQ(gradients_on_the_wire(precision), want);
-  EXPECT_EQ(weights_on_the_wire(precision), want);
+  const CommunicationDtypes want{std::nullopt, at::kHalf};
+  EXPECT_EQ(gradient_communication_dtypes(precision), want);
+  EXPECT_EQ(weight_communication_dtypes(precision), want);
 }
 
 TEST(DataTypes, ACommunicationTypeIsForAllGradientsAndForNoWeight) {
   PrecisionConfig precision;
   precision.communication = DataType::Bf16;
-  EXPECT_EQ(gradients_on_the_wire(precision), (WireTypes{at::kBFloat16, at::kBFloat16}));
-  EXPECT_EQ(weights_on_the_wire(precision), WireTypes{});
+  EXPECT_EQ(gradient_communication_dtypes(precision),
+            (CommunicationDtypes{at::kBFloat16, at::kBFloat16}));
+  EXPECT_EQ(weight_communication_dtypes(precision), CommunicationDtypes{});
   precision.autocast.enabled = true;
   precision.autocast.dtype = DataType::Fp16;
-  EXPECT_EQ(gradients_on_the_wire(precision), (WireTypes{at::kBFloat16, at::kBFloat16}));
-  EXPECT_EQ(weights_on_the_wire(precision), (WireTypes{std::nullopt, at::kHalf}));
+  EXPECT_EQ(gradient_communication_dtypes(precision),
+            (CommunicationDtypes{at::kBFloat16, at::kBFloat16}));
+  EXPECT_EQ(weight_communication_dtypes(precision), (CommunicationDtypes{std::nullopt, at::kHalf}));
 }
 
 }  // namespace

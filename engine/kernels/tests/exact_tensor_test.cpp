@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 // By the reference, which adds whole numbers.
 at::Tensor grid_sum(const at::Tensor& rows) {
-  return reference::sum_contributions({rows.unbind(0)}, reference::Order::Grid, at::kFloat);
+  return reference::sum_contributions({rows.unbind(0)}, reference::SumOrder::ExactGrid, at::kFloat);
 }
 
 TEST(ExactTensor, RowsSumToTheReferencesRounded) {

@@ -15,9 +15,9 @@ using conformance::kernels::name_of;
 using conformance::kernels::Numbers;
 
 Largest of(const Numbers& numbers) {
-  const auto room = numbers.packed();
+  const auto memory = numbers.packed();
   Largest largest;
-  largest.add(room.data() + element_bytes(numbers.type()), numbers.type(), numbers.numel());
+  largest.add(memory.data() + element_bytes(numbers.type()), numbers.type(), numbers.numel());
   return largest;
 }
 
@@ -69,10 +69,10 @@ TEST(Largest, HoldsTheEdgesOfEveryFormat) {
 TEST(Largest, PartsGiveTheWholeInAnyOrder) {
   for (const auto type : kElements) {
     const auto whole = Numbers::wild(type, 5000, 3);
-    const auto room = whole.packed();
+    const auto memory = whole.packed();
     Largest grown;
     for (const auto& [begin, end] : {std::pair{4000, 5000}, {0, 1}, {1, 4000}}) {
-      grown.add(room.data() + (begin + 1) * element_bytes(type), type, end - begin);
+      grown.add(memory.data() + (begin + 1) * element_bytes(type), type, end - begin);
     }
     EXPECT_EQ(grown.value(), of(whole).value());
     EXPECT_EQ(grown.non_finite_numel(), of(whole).non_finite_numel());

@@ -153,9 +153,9 @@ TEST(SquareSum, NumbersIn16BitsAreAddedAsTheyAre) {
         if (std::isfinite(numbers[i])) want.add_square(static_cast<double>(numbers[i]));
         if (!std::isfinite(numbers[i])) ++non_finite_numel;
       }
-      const auto room = numbers.packed();
+      const auto memory = numbers.packed();
       SquareSum sum;
-      sum.add(room.data() + 2, type, numel);
+      sum.add(memory.data() + 2, type, numel);
       EXPECT_EQ(sum.value(), want.value()) << name_of(type) << ", " << numel;
       EXPECT_EQ(sum.non_finite_numel(), non_finite_numel) << name_of(type) << ", " << numel;
     }

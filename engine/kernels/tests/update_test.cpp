@@ -82,16 +82,16 @@ void plain_sgd(const SgdFactors& f, bool momentum, std::vector<Numbers>& x) {
 // Calls `kernel` with the operands as they lie in memory, and takes what it left there.
 template <class Kernel>
 std::vector<Numbers> by_the_kernel(const std::vector<Numbers>& operands, Kernel kernel) {
-  std::vector<std::vector<char>> rooms;
+  std::vector<std::vector<char>> memories;
   std::vector<Stored> arrays;
-  for (const auto& numbers : operands) rooms.push_back(numbers.packed());
-  for (std::size_t i = 0; i < rooms.size(); ++i) {
-    arrays.push_back({rooms[i].data() + element_bytes(operands[i].type()), operands[i].type()});
+  for (const auto& numbers : operands) memories.push_back(numbers.packed());
+  for (std::size_t i = 0; i < memories.size(); ++i) {
+    arrays.push_back({memories[i].data() + element_bytes(operands[i].type()), operands[i].type()});
   }
   kernel(arrays, operands[0].numel());
   std::vector<Numbers> left;
-  for (std::size_t i = 0; i < rooms.size(); ++i) {
-    left.push_back(Numbers::unpacked(operands[i].type(), rooms[i]));
+  for (std::size_t i = 0; i < memories.size(); ++i) {
+    left.push_back(Numbers::unpacked(operands[i].type(), memories[i]));
   }
   return left;
 }

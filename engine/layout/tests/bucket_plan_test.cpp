@@ -1,4 +1,4 @@
-// Which parameters travel together, and at which columns, on plans small enough to check by eye.
+// Which parameters are sent together, and at which columns, on plans small enough to check by eye.
 #include "engine/layout/bucket_plan.hpp"
 
 #include <gmock/gmock.h>

@@ -25,7 +25,7 @@ TEST(Stage, GradientsAreReducedEveryPassExactlyWhereTheyAreSharded) {
     EXPECT_EQ(row.gradients_reduced == ReduceWhen::EveryPass, row.gradients_sharded);
 }
 
-TEST(Stage, FullBucketsLeaveWhereEveryPassIsReducedOrWhatIsGuessedMayGoAhead) {
+TEST(Stage, FullBucketsLeaveWhereEveryPassIsReducedOrReductionsAreEager) {
   for (const Stage& row : kStages) {
     EXPECT_TRUE(row.sends_full_buckets(true));
     EXPECT_EQ(row.sends_full_buckets(false), row.gradients_reduced == ReduceWhen::EveryPass);

@@ -53,10 +53,10 @@ TEST(MemoryModel, PaddingIsCounted) {
 
 // The same parameters: one bucket, that waits for the last of them.
 TEST(MemoryModel, APassHoldsItsBucketAndInTheEndTheWindow) {
-  const auto course = [](const EngineConfig& config) {
+  const auto timeline = [](const EngineConfig& config) {
     return forecast_pass(table_of_sizes({5, 0, 7, 3}, config), config, {2, false, {}});
   };
-  const auto early = course(fp32(2)), late = course(fp32(0));
+  const auto early = timeline(fp32(2)), late = timeline(fp32(0));
   ASSERT_EQ(early.size(), 4u);
   for (const std::size_t i : {0U, 1U, 2U}) {
     EXPECT_EQ(early[i].parameter, 3 - i);
@@ -76,21 +76,21 @@ TEST(MemoryModel, TheWindowIsThereFromTheFirstSumOn) {
   for (const bool overlaps : {true, false}) {
     auto config = fp32(2);
     config.zero.overlap_comm = overlaps;
-    const auto course =
+    const auto timeline =
         forecast_pass(table_of_sizes({kMb, kMb, kMb, kMb}, config), config, {2, false, {}});
     const std::vector<std::int64_t> after =
         overlaps ? std::vector<std::int64_t>{4, 8, 16, 8} : std::vector<std::int64_t>{8, 8, 8, 8};
     const std::vector<std::int64_t> most = overlaps ? std::vector<std::int64_t>{4, 8, 20, 20}
                                                     : std::vector<std::int64_t>{12, 12, 12, 12};
     for (std::size_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(course[i].after_bytes, after[i] * kMb) << overlaps << i;
-      EXPECT_EQ(course[i].most_bytes, most[i] * kMb) << overlaps << i;
+      EXPECT_EQ(timeline[i].after_bytes, after[i] * kMb) << overlaps << i;
+      EXPECT_EQ(timeline[i].most_bytes, most[i] * kMb) << overlaps << i;
     }
   }
 }
 
-// The same at stage 0: the first three leave ahead of the step, and stay.
-TEST(MemoryModel, WhatLeavesAheadOfTheStepStaysToo) {
+// The same at stage 0: the first three are sent eagerly, before the step, and stay.
+TEST(MemoryModel, WhatIsSentEagerlyStaysToo) {
   constexpr std::int64_t kMb = std::int64_t{1} << 20;
   using Bytes = std::vector<std::int64_t>;
   const auto after = [&](const EngineConfig& config) {
@@ -107,7 +107,7 @@ TEST(MemoryModel, WhatLeavesAheadOfTheStepStaysToo) {
   EXPECT_EQ(after(fp32(0)), (Bytes{4, 8, 12 + 16, 16 + 16}));
   EXPECT_EQ(step(fp32(0)), 16);
   auto wide = config_of(0, DataType::Bf16, DataType::Fp32, DataType::Fp32);
-  wide.precision.communication = DataType::Fp32;  // beside what waits, what travels
+  wide.precision.communication = DataType::Fp32;  // beside what waits, what is sent
   EXPECT_EQ(after(wide), (Bytes{2, 4 + 4, 6 + 4 + 8, 8 + 4 + 8}));
   EXPECT_EQ(step(wide), 8 + 4 + 4) << "one leaves before the other has arrived";
   for (auto config : {fp32(0), wide}) {
@@ -131,7 +131,7 @@ TEST(MemoryModel, BucketsAreTheWindowOrTwoUnderWayAndTheNext) {
   config.zero.stage = 2;
   EXPECT_EQ(of({}).peak, 2 * 16);
   EXPECT_EQ(of({}).most, 5 * 16);
-  EXPECT_EQ(of({{0, 1, 2, 3, 4}}).peak, 5 * 16);  // the first one to travel comes last
+  EXPECT_EQ(of({{0, 1, 2, 3, 4}}).peak, 5 * 16);  // the first one that is sent comes last
   EXPECT_EQ(of({{4, 2, 3, 1, 0}}).peak, 3 * 16);
   EXPECT_EQ(of({{4, 2, 1, 3, 0}}).peak, 4 * 16);
 }
@@ -149,7 +149,7 @@ TEST(MemoryModel, BucketsThatLeaveWhenFullAreAnEighthOfALargeModel) {
   EXPECT_EQ(peak(3, 320, 100'000), 3 * 4'000'000 * 4);
   // Large parameters are buckets of their own, and leave in groups.
   EXPECT_EQ(peak(1, 32, 1'000'000), 32'000'000 * 4);
-  // One group travels, one is announced, until the next bucket is full.
+  // One group is sent, one is announced, until the next bucket is full.
   EXPECT_EQ(peak(3, 32, 1'000'000), (2 * 4'000'000 + 1'000'000) * 4);
   EXPECT_EQ(peak(3, 64, 1'000'000), (2 * 4'000'000 + 1'000'000) * 4);
   EXPECT_EQ(peak(3, 8, 10'000'000), 3 * 10'000'000 * 4);
@@ -213,7 +213,7 @@ TEST(MemoryModel, ALeafIsHereAsAWhole) {
   EXPECT_EQ(of({}).peak, 100 * 4);
   EXPECT_EQ(of({{2, 3, 4}}).peak, 100 * 4);
   EXPECT_EQ(of({{1, 3, 4}, {0, 2}}).peak, 120 * 4);
-  EXPECT_EQ(of({}).most, (10 + 140) * 4 + 194 * 4) << "the limit, two more, and their room";
+  EXPECT_EQ(of({}).most, (10 + 140) * 4 + 194 * 4) << "the limit, two more, and their block";
   EXPECT_EQ(of({{1, 2, 3, 4}}).most, 2 * 194 * 4);
 }
 

@@ -1,13 +1,28 @@
 // Memory that was freed stays with the process, unless its user has said otherwise.
 #include "engine/memory/malloc_policy.hpp"
 
+#include <dlfcn.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <vector>
 
 #include "conformance/testing/rank_test.hpp"
+
+namespace {
+bool refuses_large_mmap_threshold = false;
+}
+
+// The C library's own, unless the test asks for one that refuses a threshold of more than half a
+// heap for mmap, as man 3 mallopt allows.
+extern "C" int mallopt(int what, int value) noexcept {
+  if (refuses_large_mmap_threshold && what == M_MMAP_THRESHOLD && value > (32 << 20)) return 0;
+  static const auto next = reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_NEXT, "mallopt"));
+  return next(what, value);
+}
 
 namespace equigrad {
 namespace {
@@ -34,13 +49,45 @@ std::size_t left_of_a_block() {
   return after > before ? after - before : 0;
 }
 
+// The same of blocks that malloc takes from its heap, and trims when they are free.
+std::size_t left_of_many_blocks() {
+  constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
+  std::vector<void*> blocks(kBlockBytes / kSmallBytes);
+  const std::size_t before = resident_bytes();
+  for (void*& block : blocks) {
+    block = std::malloc(kSmallBytes);
+    std::memset(block, 1, kSmallBytes);
+  }
+  EXPECT_GE(resident_bytes() - before, kBlockBytes / 2);
+  while (!blocks.empty()) {
+    std::free(blocks.back());
+    blocks.pop_back();
+  }
+  const std::size_t after = resident_bytes();
+  return after > before ? after - before : 0;
+}
+
+const std::vector<const char*> kWords = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_",
+                                         "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
+                                         "EQUIGRAD_KEEP_MEMORY"};
+
+TEST(KeptMemory, AMallocThatRefusesOneThresholdKeepsTheOtherAsItWas) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       for (const char* name : kWords) unsetenv(name);
+                       refuses_large_mmap_threshold = true;
+                       EXPECT_LT(left_of_many_blocks(), kBlockBytes / 2) << "what malloc does";
+                       EXPECT_FALSE(keep_freed_memory());
+                       EXPECT_LT(left_of_many_blocks(), kBlockBytes / 2);
+                       EXPECT_LT(left_of_a_block(), kBlockBytes / 2);
+                     }),
+            "");
+}
+
 TEST(KeptMemory, AFreedBlockStaysForTheNextStep) {
   EXPECT_EQ(on_ranks(1,
                      [](RankContext&) {
-                       for (const char* name :
-                            {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_",
-                             "MALLOC_TOP_PAD_", "EQUIGRAD_KEEP_MEMORY"})
-                         unsetenv(name);
+                       for (const char* name : kWords) unsetenv(name);
                        EXPECT_LT(left_of_a_block(), kBlockBytes / 2) << "what malloc does itself";
                        EXPECT_TRUE(keep_freed_memory());
                        EXPECT_GT(left_of_a_block(), kBlockBytes / 2);

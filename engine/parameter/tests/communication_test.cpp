@@ -1,4 +1,4 @@
-// Weights that travel in a lower precision: rounded to it, at every stage alike, and held in the
+// Weights that are sent in a lower precision: rounded to it, at every stage alike, and held in the
 // parameters' type; the others, frozen ones too, are what they were.
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/rank_test.hpp"
@@ -13,7 +13,7 @@ using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 
-const std::vector<int64_t> kNumels{7, 12, 5, 70'000, 6};  // p2 is frozen, p3 travels alone
+const std::vector<int64_t> kNumels{7, 12, 5, 70'000, 6};  // p2 is frozen, p3 is sent alone
 bool is_lower(std::size_t i) { return i != 1; }
 
 layout::ParameterTable table() {
@@ -29,17 +29,17 @@ struct Model {
   std::shared_ptr<comm::Communicator> group;
   layout::ParameterTable parameters = table();
   layout::BucketPlan plan;
-  comm::Seat seat;
+  agreement::Participant participant;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;
   at::Tensor masters;
   std::unique_ptr<Parameters> keeper;
 
-  Model(RankContext& context, int stage, at::ScalarType wire)
+  Model(RankContext& context, int stage, at::ScalarType communication_dtype)
       : group(context.group()),
         plan(parameters, stage == 0 ? 1 : context.world_size(), 13),
-        seat(*group, parameters.size()) {
+        participant(*group, parameters.size()) {
     zero.stage3_param_persistence_threshold = 0;
     for (std::size_t i = 0; i < kNumels.size(); ++i) {
       tensors.push_back(sample(kNumels[i], i).requires_grad_(i != 2));
@@ -50,44 +50,44 @@ struct Model {
                           plan,
                           zero,
                           *group,
-                          seat,
+                          participant,
                           ledger,
                           masters,
                           tensors,
                           at::kFloat,
-                          {std::nullopt, wire}},
+                          {std::nullopt, communication_dtype}},
                          stage == 3);
   }
-  void expect(double times, at::ScalarType wire, double again = 1.0) {
+  void expect(double times, at::ScalarType communication_dtype, double again = 1.0) {
     for (std::size_t i = 0; i < kNumels.size(); ++i) {
       SCOPED_TRACE(i);
       auto want = sample(kNumels[i], i);
       if (i != 2) want = want * at::full({}, times, at::kFloat) * again;
-      if (i != 2 && is_lower(i)) want = want.to(wire).to(at::kFloat);
+      if (i != 2 && is_lower(i)) want = want.to(communication_dtype).to(at::kFloat);
       EXPECT_THAT(keeper->whole(i), HasTheBitsOf(want));
       EXPECT_EQ(tensors[i].scalar_type(), at::kFloat);
     }
   }
 };
 
-TEST(ParameterWire, TheModelSeesWeightsRoundedToWhatTheyTravelIn) {
+TEST(ParameterCommunicationDtype, TheModelSeesWeightsRoundedToIt) {
   for (const int world : {1, 2, 3}) {
     EXPECT_EQ(on_ranks(world,
                        [](RankContext& context) {
                          for (const int stage : {0, 1, 3}) {
-                           for (const auto wire : {at::kBFloat16, at::kHalf}) {
+                           for (const auto communication_dtype : {at::kBFloat16, at::kHalf}) {
                              SCOPED_TRACE(stage);
-                             Model it(context, stage, wire);
+                             Model it(context, stage, communication_dtype);
                              const at::NoGradGuard no_grad;
-                             it.expect(1.0, wire);
+                             it.expect(1.0, communication_dtype);
                              it.masters.mul_(1.01);
                              it.keeper->publish();
-                             it.expect(1.01, wire);
+                             it.expect(1.01, communication_dtype);
                              it.masters.mul_(2.0);
                              for (std::size_t i = 0; i < kNumels.size(); ++i) {
                                it.keeper->publish(i);
                              }
-                             it.expect(1.01, wire, 2.0);
+                             it.expect(1.01, communication_dtype, 2.0);
                              EXPECT_EQ(it.ledger.bytes(trace::Category::Gathered), 0);
                            }
                          }

@@ -14,7 +14,7 @@
 namespace equigrad {
 namespace {
 
-using conformance::CountingWire;
+using conformance::CountingCommunicator;
 using conformance::sample;
 using conformance::contract::Experts;
 using conformance::oracle::HasTheBitsOf;
@@ -31,15 +31,15 @@ std::string config_of(const std::string& zero) {
 }
 
 struct Trained {
-  std::shared_ptr<CountingWire> wire;
+  std::shared_ptr<CountingCommunicator> communicator;
   std::shared_ptr<reference::Model> owner =
       conformance::contract::make_contract_model("experts", 3);
   Experts& model = dynamic_cast<Experts&>(*owner);
   std::unique_ptr<Engine> engine;
 
   Trained(RankContext& context, const std::string& zero)
-      : wire(std::make_shared<CountingWire>(context.group())),
-        engine(initialize(model, config_of(zero), wire)) {}
+      : communicator(std::make_shared<CountingCommunicator>(context.group())),
+        engine(initialize(model, config_of(zero), communicator)) {}
 
   // A pass by these experts: the messages of its forward, and the gathers of all of it. (How many
   // messages a reduction takes depends on which buckets are full.)
@@ -47,14 +47,14 @@ struct Trained {
     const auto x = sample(7, 5).view({1, 7});
     const auto gates = at::softmax(model.gate(x), 1);
     auto y = at::zeros({1, 5});
-    const auto messages = wire->messages, gathers = wire->gathers;
+    const auto messages = communicator->messages, gathers = communicator->gathers;
     for (const auto which : route) {
       auto& expert = *model.experts->all[which];
       y = y + expert.down(at::gelu(expert.up(x))) * gates[0][static_cast<int64_t>(which)];
     }
-    const auto of_forward = wire->messages - messages;
+    const auto of_forward = communicator->messages - messages;
     engine->backward(y.square().mean());
-    return {of_forward, wire->gathers - gathers};
+    return {of_forward, communicator->gathers - gathers};
   }
 };
 
@@ -101,8 +101,8 @@ TEST(LeafGathers, MarksAndTheConfigurationAreTheSame) {
                  auto owner = conformance::contract::make_contract_model("experts", 3);
                  auto& model = dynamic_cast<Experts&>(*owner);
                  set_z3_leaf_modules<Experts::Group>(model);
-                 const auto wire = std::make_shared<CountingWire>(context.group());
-                 const auto engine = initialize(model, config_of(""), wire);
+                 const auto communicator = std::make_shared<CountingCommunicator>(context.group());
+                 const auto engine = initialize(model, config_of(""), communicator);
                  EXPECT_EQ(engine->config().zero.leaf_module.names,
                            std::vector<std::string>{"experts"});
                  const auto x = sample(7, 5).view({1, 7});

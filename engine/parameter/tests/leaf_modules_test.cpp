@@ -96,9 +96,10 @@ TEST(LeafModules, ClassesByDefaultAreDeepSpeedsInAnyNamespaceAndMayBeAbsent) {
 
 TEST(LeafModules, LeavesThatShareAParameterAreOne) {
   Model model;
-  std::vector<profile::ModuleEntry> modules = profile::modules_of(model);
+  std::vector<layout::ModuleEntry> modules = profile::modules_of(model);
   for (auto& module : modules)
-    if (module.name == "last.up") module.parameters[0] = model.block->one->up->weight;
+    if (module.name == "last.up")
+      module.parameters[0] = model.block->one->up->weight.unsafeGetTensorImpl();
   const auto all = leaf_parameters(modules, model.parameters(), {{"Expert"}, {}, {}});
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].size(), 7u) << "last.up.weight has another's tensor";

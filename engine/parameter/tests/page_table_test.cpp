@@ -30,7 +30,7 @@ struct Tables {
   std::shared_ptr<comm::Communicator> group;
   layout::ParameterTable table = table_of(kNumels, {2, 5});
   layout::BucketPlan plan;
-  comm::Seat seat;
+  agreement::Participant participant;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;
@@ -38,14 +38,16 @@ struct Tables {
   std::optional<PageTable> pages;
 
   Tables(RankContext& context, at::ScalarType dtype)
-      : group(context.group()), plan(table, context.world_size(), 13), seat(*group, table.size()) {
+      : group(context.group()),
+        plan(table, context.world_size(), 13),
+        participant(*group, table.size()) {
     zero.stage3_param_persistence_threshold = 5;
     for (std::size_t i = 0; i < kNumels.size(); ++i) {
       tensors.push_back(original(i).requires_grad_(i != 2 && i != 5));
     }
     tensors[1] = original(1).view({4, 3}).t().requires_grad_();  // not contiguous
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, *group, seat, ledger, masters, tensors, dtype};
+    const Context all{table, plan, zero, *group, participant, ledger, masters, tensors, dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     pages.emplace(all);
@@ -91,7 +93,7 @@ TEST(PageTable, WhatIsLeftOfAParameterIsItsShard) {
       const auto& page = it.page(i);
       const auto of = i == 5 ? at::kLong : dtype;
       EXPECT_TRUE(page.tensor.is_same(it.tensors[i])) << "the model's own tensor";
-      EXPECT_EQ(page.resident, i == 2 || i == 4) << "small, persistent, of its wire's type";
+      EXPECT_EQ(page.resident, i == 2 || i == 4) << "small, persistent, of the type it is sent in";
       EXPECT_EQ(it.tensors[i].storage().data() != nullptr, page.resident) << i;
       EXPECT_EQ(it.tensors[i].scalar_type(), of) << i;
       EXPECT_EQ(it.tensors[i].sizes(), i == 1 ? at::IntArrayRef({3, 4}) : original(i).sizes());

@@ -138,10 +138,10 @@ TEST(Pages, WhatIsGatheredAheadIsUnderWayOnlyIfCommunicationOverlaps) {
                            for (std::size_t layer = 0; layer < kLayers; ++layer) {
                              EXPECT_THAT(at::mul(it.tensors[layer].detach(), 3),
                                          HasTheBitsOf(original(static_cast<int64_t>(layer)) * 3));
-                             most = std::max(most, it.wire.under_way);
+                             most = std::max(most, it.communicator.under_way);
                            }
                            EXPECT_EQ(most > 0, overlaps && cycle > 0);
-                           EXPECT_TRUE(it.seat.meet({comm::Meeting::Step}).together);
+                           EXPECT_TRUE(it.participant.meet(agreement::Step{}).together);
                            it.keeper->end_of_pass();
                          }
                        }),
@@ -216,7 +216,7 @@ TEST(Pages, RanksMayTakeDifferentBranches) {
                                at::mul(it.tensors[static_cast<std::size_t>(layer)].detach(), 3),
                                HasTheBitsOf(original(layer) * 3));
                          }
-                         EXPECT_TRUE(it.seat.meet({comm::Meeting::Step}).together);
+                         EXPECT_TRUE(it.participant.meet(agreement::Step{}).together);
                          it.keeper->end_of_pass();
                        }
                        EXPECT_EQ(it.gathered(), 0);
@@ -228,14 +228,14 @@ TEST(Pages, AGatherThatFailsIsReadAsNanAndToldAtTheNextCall) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
                        Model it(context);
-                       it.wire.cut = true;
+                       it.communicator.cut = true;
                        const auto read = at::mul(it.tensors[0].detach(), 2);
                        EXPECT_TRUE(read.isnan().all().item<bool>());
                        EXPECT_EQ(error_of([&] { it.keeper->rethrow_failure(); }),
-                                 "[test] the wire is cut");
+                                 "[test] communication is cut");
                        EXPECT_EQ(error_of([&] { it.keeper->rethrow_failure(); }), "")
                            << "told once";
-                       it.wire.cut = false;
+                       it.communicator.cut = false;
                        it.keeper->end_of_pass();
                        EXPECT_EQ(it.gathered(), 0);
                        EXPECT_THAT(it.cycle(), HasTheBitsOf(cycle_without_pages(at::kFloat)));
@@ -248,10 +248,11 @@ TEST(Pages, ThoseThatStayWholeAreNanWhenTheirGatherHasFailed) {
                      [](RankContext& context) {
                        Model it(context, ZeroConfig{});
                        const auto read = [&] { return at::mul(it.tensors[0].detach(), 2); };
-                       it.wire.cut = true;
-                       EXPECT_EQ(error_of([&] { it.keeper->publish(); }), "[test] the wire is cut");
+                       it.communicator.cut = true;
+                       EXPECT_EQ(error_of([&] { it.keeper->publish(); }),
+                                 "[test] communication is cut");
                        EXPECT_TRUE(read().isnan().all().item<bool>());
-                       it.wire.cut = false;
+                       it.communicator.cut = false;
                        it.keeper->publish();
                        EXPECT_THAT(read(), HasTheBitsOf(original(0) * 2));
                      }),

@@ -20,7 +20,7 @@ struct Model {
   std::shared_ptr<comm::Communicator> group;
   layout::ParameterTable table;
   layout::BucketPlan plan;
-  comm::Seat seat;
+  agreement::Participant participant;
   ZeroConfig zero;
   trace::Ledger ledger;
   std::vector<at::Tensor> tensors;
@@ -34,14 +34,14 @@ struct Model {
       : group(std::move(ranks)),
         table(table_of(numels, {2})),
         plan(table, sharded ? group->world_size() : 1, 13),
-        seat(*group, table.size()) {
+        participant(*group, table.size()) {
     zero.allgather_bucket_size = gather_size;
     for (std::size_t i = 0; i < numels.size(); ++i)
       tensors.push_back(sample(numels[i], i).requires_grad_(i != 2));
     // A parameter that is not contiguous.
     if (numels[1] == 12) tensors[1] = sample(12, 1).view({3, 4}).t().requires_grad_();
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, *group, seat, ledger, masters, tensors, dtype};
+    const Context all{table, plan, zero, *group, participant, ledger, masters, tensors, dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     keeper = make_replicas(all);
@@ -110,10 +110,10 @@ TEST(Replicas, ALargeParameterIsGatheredInItsOwnMemory) {
                          for (const auto dtype : {at::kFloat, at::kBFloat16}) {
                            // A backend's own writes are none that autograd counts.
                            const bool is_late = dtype == at::kFloat;
-                           const auto wire =
+                           const auto communicator =
                                is_late ? conformance::faults::adversarial(context.group(), 5)
                                        : context.group();
-                           Model it(wire, numels, true, dtype, 4 * large);
+                           Model it(communicator, numels, true, dtype, 4 * large);
                            const auto check = [&](double factor) {
                              for (const std::size_t i : std::vector<std::size_t>{0, 1, 3, 4, 5})
                                EXPECT_THAT(it.tensors[i],
@@ -127,9 +127,9 @@ TEST(Replicas, ALargeParameterIsGatheredInItsOwnMemory) {
                            check(1.25);
                            EXPECT_GT(it.tensors[1]._version(), version);
                            EXPECT_EQ(it.tensors[1].const_data_ptr(), place);
-                           const auto room =
+                           const auto block =
                                (large + 30) * static_cast<int64_t>(c10::elementSize(dtype));
-                           EXPECT_LT(it.ledger.peak_bytes(trace::Category::Gathered), room);
+                           EXPECT_LT(it.ledger.peak_bytes(trace::Category::Gathered), block);
                            it.masters.mul_(0.5);
                            for (const std::size_t i : std::vector<std::size_t>{0, 1, 3, 4, 5})
                              it.keeper->publish(i);

@@ -24,7 +24,7 @@ namespace nn = torch::nn;
 
 template <class Pass>
 FlopsReport profile_of(const nn::Module& model, Pass pass) {
-  FlopsProfiler profiler(modules_of(model));
+  FlopsProfiler profiler(model);
   profiler.start();
   pass();
   profiler.stop();
@@ -240,7 +240,7 @@ TEST(FlopsProfiler, ChangesNoGradientAndMayRunBesideAnother) {
   model->loss(batch).backward();
   const auto plain = model->parameters().front().grad().clone();
   model->zero_grad();
-  FlopsProfiler outer(modules_of(*model));
+  FlopsProfiler outer(*model);
   outer.start();
   const auto inner = profile_of(*model, [&] { model->loss(batch).backward(); });
   EXPECT_THAT(model->parameters().front().grad(), conformance::oracle::HasTheBitsOf(plain));
@@ -252,8 +252,8 @@ TEST(FlopsProfiler, ChangesNoGradientAndMayRunBesideAnother) {
   EXPECT_EQ(outer.report().modules.front().forward.flops, 0);
 }
 
-// Parameters come and go at stage 3, gradients travel within the pass at stages 2 and 3: the counts
-// are those of the bare model.
+// Parameters come and go at stage 3, gradients are sent within the pass at stages 2 and 3: the
+// counts are those of the bare model.
 TEST(FlopsProfiler, CountsTheSameAtEveryStage) {
   conformance::at_every_stage(2, [](conformance::ranks::RankContext& context, int stage) {
     const auto batch = gpt_batch(static_cast<uint64_t>(context.rank()));

@@ -17,19 +17,6 @@ namespace {
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 
-TEST(ProfiledStep, NamesTellOfModulesParentsFirst) {
-  const auto w = at::zeros({2});
-  const auto modules =
-      modules_of(std::vector<std::pair<std::string, at::Tensor>>{{"a.b.weight", w}, {"top", w}});
-  ASSERT_EQ(modules.size(), 3U);
-  EXPECT_EQ(modules[0].name, "");
-  EXPECT_EQ(modules[0].parameters.size(), 1U);
-  EXPECT_EQ(modules[1].name, "a");
-  EXPECT_EQ(modules[1].parameters.size(), 0U);
-  EXPECT_EQ(modules[2].name, "a.b");
-  EXPECT_EQ(modules[2].parameters.size(), 1U);
-}
-
 std::string config_text(int stage, const std::string& output_file) {
   return nlohmann::json(
              {{"train_micro_batch_size_per_gpu", 4},

@@ -29,12 +29,12 @@ int64_t count(const Model& model, bool trainable_only) {
 
 TEST(Model, HasItsNumberOfParameters) {
   const std::map<std::string, int64_t> kCounts = {
-      {"gpt", 27168}, {"nasty", 527}, {"vision", 2232}, {"conv", 4266}};
+      {"gpt", 27168}, {"irregular", 527}, {"vision", 2232}, {"conv", 4266}};
   ASSERT_EQ(kCounts.size(), model_names().size());
   for (const auto& [name, numel] : kCounts) {
     EXPECT_EQ(count(*make_model(name, 1), false), numel) << name;
   }
-  EXPECT_EQ(count(*make_model("nasty", 1), true), 527 - 13);
+  EXPECT_EQ(count(*make_model("irregular", 1), true), 527 - 13);
   EXPECT_EQ(count(*make_gpt({}, 1), false), 391008);
 }
 
@@ -69,7 +69,7 @@ TEST(Model, GroupsHoldEveryTrainableParameterOnce) {
 }
 
 TEST(Model, NastyIsNasty) {
-  const auto model = make_model("nasty", 1);
+  const auto model = make_model("irregular", 1);
   const auto named = model->named_parameters();
   EXPECT_TRUE(named["encode.weight"].is_same(named["decode.weight"]));
   EXPECT_EQ(unique_parameters(*model).size() + 1, named.size());
@@ -81,7 +81,7 @@ TEST(Model, NastyIsNasty) {
   int64_t taken = 0;
   for (int64_t rank = 0; rank < 32; ++rank) {
     model->zero_grad();
-    model->loss(sample_data().make_batch("nasty", {1, 0, rank, 0})).backward();
+    model->loss(sample_data().make_batch("irregular", {1, 0, rank, 0})).backward();
     EXPECT_FALSE(named["unused.weight"].grad().defined());
     EXPECT_FALSE(named["frozen"].grad().defined());
     EXPECT_TRUE(named["scalar"].grad().defined());

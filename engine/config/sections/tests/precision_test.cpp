@@ -192,7 +192,7 @@ TEST(Autocast, ModulesAreStoredByTheirFullNames) {
         ElementsAre(HasSubstr("expected a list of class names, got " + std::string(wrong))));
 }
 
-TEST(DataTypes, WindowAndWireHaveTheirOwn) {
+TEST(DataTypes, WindowAndCommunicationHaveTheirOwn) {
   const std::string fp16 = R"("fp16": {"enabled": true})", bf16 = R"("bf16": {"enabled": true})";
   const auto window = [](const std::string& type) {
     return R"(, "data_types": {"grad_accum_dtype": ")" + type + "\"}";
@@ -212,16 +212,16 @@ TEST(DataTypes, WindowAndWireHaveTheirOwn) {
                           "\"amp\" choose, bf16, got \"fp16\". Set \"fp16\": {\"enabled\": ...} "
                           "instead."));
 
-  const auto wire = [](const char* type) {
+  const auto communication_dtype = [](const char* type) {
     return read(R"("communication_data_type": ")" + std::string(type) + "\"").communication;
   };
-  EXPECT_EQ(wire("fp32"), DataType::Fp32);
-  EXPECT_EQ(wire("float16"), DataType::Fp16);
-  EXPECT_EQ(wire("bfloat16"), DataType::Bf16);
+  EXPECT_EQ(communication_dtype("fp32"), DataType::Fp32);
+  EXPECT_EQ(communication_dtype("float16"), DataType::Fp16);
+  EXPECT_EQ(communication_dtype("bfloat16"), DataType::Bf16);
   EXPECT_EQ(read(fp16).communication, std::nullopt);
   EXPECT_EQ(setting(fp16, "communication_data_type"),
             (Setting{"communication_data_type", "null", Origin::Default,
-                     "gradients travel in the type they have"}));
+                     "gradients are sent in the type they have"}));
   EXPECT_EQ(setting(R"("communication_data_type": "fp32", "torch_autocast": {"enabled": true})",
                     "communication_data_type"),
             (Setting{"communication_data_type", "\"fp32\"", Origin::File,

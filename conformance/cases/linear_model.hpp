@@ -1,0 +1,25 @@
+// LinearModel: the smallest models there are, for failures that are shrunk: linear1 to linear7.
+//
+//   linear3: parameters dot1 [1], dot2 [2], dot3 [3];  y[b, i] = input[b, :i] . dot_i;
+//          loss = mean((y - target)^2) / 2
+//
+// They are no part of the matrix, and are trained on the irregular model's batches.
+//
+// Invariants: any other name is one of reference/models/model.hpp and data.hpp, and gives what they
+// give. Shapes: input [3, 7], target [3]; output [3, n]. Errors: those of the reference for an
+// unknown name. Depends on: reference/models/model.hpp, reference/models/data.hpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "reference/models/model.hpp"
+
+namespace equigrad::conformance {
+
+std::shared_ptr<reference::Model> make_case_model(const std::string& name, uint64_t seed);
+reference::Batch make_case_batch(const reference::Data& data, const std::string& model,
+                                 const reference::Draw& draw);
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,114 @@
+// initialize(): from a module, or named parameters, and a configuration to an engine.
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "engine/comm/launch.hpp"
+#include "engine/core/training_engine.hpp"
+#include "engine/leaf_modules.hpp"
+#include "engine/memory/malloc_policy.hpp"
+#include "engine/parameter/leaf_parameters.hpp"
+#include "engine/profile/flops_profiler.hpp"
+
+namespace equigrad {
+namespace {
+
+// torch::nn::LinearImpl -> torch.nn.Linear
+std::string type_name(const torch::nn::Module& module) {
+  std::string name = module.name();
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  for (auto at = name.find("::"); at != std::string::npos; at = name.find("::")) {
+    name.replace(at, 2, ".");
+  }
+  return name;
+}
+
+// By the parameter's full name.
+std::map<std::string, std::string> module_types(const torch::nn::Module& model) {
+  std::map<std::string, std::string> types;
+  const auto add = [&types](const std::string& path, const torch::nn::Module& module) {
+    const auto own = module.named_parameters(/*recurse=*/false);
+    for (const auto& item : own) {
+      types[path.empty() ? item.key() : path + "." + item.key()] = type_name(module);
+    }
+  };
+  add("", model);
+  const auto children = model.named_modules("", /*include_self=*/false);
+  for (const auto& item : children) add(item.key(), *item.value());
+  return types;
+}
+
+// Marks are names, which the configuration may have already.
+void add_marked(torch::nn::Module& model, std::vector<std::string>& names) {
+  const auto marked = get_z3_leaf_modules(model);
+  if (std::find(marked.begin(), marked.end(), &model) != marked.end()) names.emplace_back();
+  const auto below = model.named_modules("", /*include_self=*/false);
+  for (const auto& item : below)
+    if (std::find(marked.begin(), marked.end(), item.value().get()) != marked.end())
+      names.push_back(item.key());
+}
+
+// Both ways of initialize() end here; no modules: those that the parameters' names tell of.
+std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
+                                    const EngineConfig& config,
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    std::vector<layout::ModuleEntry> modules) {
+  const at::NoGradGuard no_grad;
+  validate(config, communicator->world_size());
+  keep_freed_memory();
+  if (config.reduction == ReductionOrder::Exact && !communicator->device().is_cpu())
+    throw Error("initialize", "expected \"reduction\": \"pinned\" or \"native\" on " +
+                                  communicator->device().str() +
+                                  ", got \"exact\", which sums on the CPU only.");
+  agreement::coordinator_of(*communicator).meet_to_initialize();
+  auto assembly = assemble(groups, config, *communicator);
+  if (modules.empty()) {
+    std::vector<std::pair<std::string, const void*>> named;
+    for (std::size_t i = 0; i < assembly.table.size(); ++i)
+      named.emplace_back(assembly.table[i].name, assembly.tensors[i].unsafeGetTensorImpl());
+    modules = layout::modules_of(named);
+  }
+  assembly.leaves = leaf_parameters(modules, assembly.tensors, config.zero.leaf_module);
+  return std::make_unique<Engine>(std::make_unique<TrainingEngine>(
+      std::move(assembly), config, std::move(communicator), std::move(modules)));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
+                                   std::shared_ptr<comm::Communicator> communicator) {
+  return make_engine(groups, config, std::move(communicator), {});
+}
+
+std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
+                                   std::shared_ptr<comm::Communicator> communicator) {
+  comm::LaunchEnvironment launch;
+  if (!communicator) {
+    launch = comm::read_launch_environment(
+        [](const char* name) -> const char* { return std::getenv(name); });
+  }
+  const int world_size = communicator ? communicator->world_size() : launch.world_size;
+  auto checked = load_config(config, world_size);
+  add_marked(model, checked.zero.leaf_module.names);
+  ParameterGroup all;
+  const auto named = model.named_parameters();
+  const auto types = module_types(model);
+  for (const auto& item : named) {
+    all.parameters.push_back({item.key(), item.value(), types.at(item.key())});
+  }
+  if (!communicator) {
+    const auto device =
+        all.parameters.empty() ? c10::kCPU : all.parameters.front().tensor.device().type();
+    communicator = comm::connect(
+        launch, device,
+        std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));
+  }
+  return make_engine({std::move(all)}, checked, std::move(communicator),
+                     profile::modules_of(model));
+}
+
+}  // namespace equigrad

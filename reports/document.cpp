@@ -1,0 +1,159 @@
+#include "reports/document.hpp"
+
+#include <stdexcept>
+
+#include "reports/templates.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+std::string environment_section(const Origin& of) {
+  const Environment& env = of.environment;
+  return section(
+      "environment", "Environment",
+      "<dl class=\"words\">\n" +
+          definition("Command", "<code>" + shown(of.command, 4000) + "</code>") +
+          definition("Seed", std::to_string(of.seed)) +
+          definition("Equigrad", escape_xml(env.version) + ", commit <code>" +
+                                     escape_xml(env.commit) + "</code>") +
+          definition("LibTorch", escape_xml(env.torch)) +
+          definition("Compiler", escape_xml(env.compiler)) +
+          definition("Device", escape_xml(env.device)) +
+          definition("Processor", escape_xml(env.cpu) + ", " + count_of(env.cores, "core") + ", " +
+                                      count_of(env.threads_per_rank, "thread") + " a rank") +
+          definition("System", escape_xml(env.os)) + definition("Started", escape_xml(env.time)) +
+          definition("Took", seconds_text(of.wall_s)) + "</dl>\n");
+}
+
+std::string navigation(const Document& document) {
+  if (document.links.empty()) return {};
+  std::string out;
+  for (const auto& [id, name] : document.links)
+    out += (out.empty() ? "" : " ") + ("<a href=\"#" + id + "\">" + name + "</a>");
+  return "<nav aria-label=\"Sections\">" + out + "</nav>\n";
+}
+
+}  // namespace
+
+std::string filled(std::string_view template_name, const Values& values) {
+  std::string_view rest = template_text(template_name);
+  if (rest.empty()) throw std::logic_error("no template " + std::string(template_name));
+  std::string out;
+  for (size_t open = 0; (open = rest.find("{{")) != std::string_view::npos;) {
+    const std::string_view key = rest.substr(open + 2, rest.find("}}", open) - open - 2);
+    out += rest.substr(0, open);
+    rest.remove_prefix(open + key.size() + 4);
+    bool is_known = false;
+    for (const auto& [name, value] : values) {
+      if (name != key) continue;
+      out += value;
+      is_known = true;
+    }
+    if (!is_known) throw std::logic_error("no value for " + std::string(key));
+  }
+  return out.append(rest);
+}
+
+std::string to_html(const Document& of) {
+  const Environment& env = of.origin.environment;
+  const std::string mark =
+      of.mark.empty() ? "" : "<span aria-hidden=\"true\">" + std::string(of.mark) + "</span> ";
+  return filled("page.html",
+                {{"title", escape_xml(of.title.empty() ? of.brand + ": " + of.heading : of.title)},
+                 {"style", filled("page.css")},
+                 {"tone", of.tone},
+                 {"brand", of.brand},
+                 {"time", escape_xml(env.time)},
+                 {"heading", mark + of.heading},
+                 {"summary", of.banner_html},
+                 {"navigation", navigation(of)},
+                 {"main", of.html + environment_section(of.origin) + of.end_html},
+                 {"version", escape_xml(env.version)},
+                 {"data_file", of.data_file},
+                 {"script", filled("page.js")}});
+}
+
+std::string capitalised(std::string_view word) {
+  std::string out(word);
+  if (!out.empty() && out[0] >= 'a' && out[0] <= 'z') out[0] = static_cast<char>(out[0] - 32);
+  return out;
+}
+
+std::string_view mark_of(bool is_good, bool is_open) { return is_good ? "✓" : is_open ? "?" : "✗"; }
+
+std::string clipped(const std::string& text, size_t limit_bytes) {
+  if (text.size() <= limit_bytes) return text;
+  size_t end = limit_bytes;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
+  return text.substr(0, end) + " [" +
+         count_of(static_cast<int64_t>(text.size() - end), "more byte") + " in run.json]";
+}
+
+std::string shown(const std::string& text, size_t limit_bytes) {
+  return escape_xml(clipped(text, limit_bytes));
+}
+
+std::string section(const std::string& id, const std::string& title, const std::string& html) {
+  return "<section id=\"" + id + "\" aria-labelledby=\"" + id + "-h\">\n<h2 id=\"" + id + "-h\">" +
+         title + "</h2>\n" + html + "</section>\n";
+}
+
+std::string definition(const std::string& term, const std::string& html) {
+  return "<dt>" + term + "</dt><dd>" + html + "</dd>\n";
+}
+
+std::string table_head(const std::vector<Column>& columns) {
+  std::string out = "<thead><tr>";
+  for (const Column& column : columns)
+    out += std::string("<th scope=\"col\"") + (column.is_number ? " class=\"n\">" : ">") +
+           column.html + "</th>";
+  return out + "</tr></thead>\n";
+}
+
+std::string table(const std::string& caption_html, const std::string& head_html,
+                  const std::string& rows_html, const std::string& css_class) {
+  return "<div class=\"wide\"><table" +
+         (css_class.empty() ? ">\n" : " class=\"" + css_class + "\">\n") + "<caption>" +
+         caption_html + "</caption>\n" + head_html + "<tbody>\n" + rows_html +
+         "</tbody></table></div>\n";
+}
+
+std::string row(const std::string& head_html, const std::string& cells_html) {
+  return "<tr><th scope=\"row\">" + head_html + "</th>" + cells_html + "</tr>\n";
+}
+
+std::string cell(const std::string& text, size_t limit_bytes) {
+  return "<td>" + shown(text, limit_bytes) + "</td>";
+}
+
+std::string number_cell(const std::string& text) {
+  return "<td class=\"n\">" + escape_xml(text) + "</td>";
+}
+
+std::string verdict_cell(Verdict verdict, double margin, const std::string& html) {
+  return "<td class=\"v " + margin_class(verdict, margin) + "\"><span>" + glyph(verdict) + " " +
+         html + "</span></td>";
+}
+
+std::string margin_class(Verdict verdict, double margin) {
+  switch (verdict) {
+    case Verdict::Failed:
+      return "bad";
+    case Verdict::Crashed:
+      return "crash";
+    case Verdict::TimedOut:
+      return "late";
+    case Verdict::Skipped:
+      return "skip-c";
+    case Verdict::NotRun:
+      return "none";
+    case Verdict::Equal:
+      return "m0";
+    case Verdict::Within:
+      return margin <= 0.25 ? "m1" : margin <= 0.5 ? "m2" : margin <= 0.75 ? "m3" : "m4";
+  }
+  return "none";
+}
+
+}  // namespace equigrad::reports

@@ -1,0 +1,72 @@
+// Document: what every page is made of: its frame, sections, tables, cells, and escaped text.
+//
+// Fixed text (the frame, style, script) lies in reports/templates/, which the build puts into the
+// program; {{key}} in it is replaced, what replaces it is not read again.
+//
+// Invariants: every function returns balanced HTML. Parameters called `html` are written as they
+//   are; all others are foreign text, which is escaped.
+// Units: limits in bytes.
+// Errors: std::logic_error for a template that is not there, or a {{key}} without a value.
+// Depends on: reports/record.hpp, reports/text.hpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "reports/record.hpp"
+
+namespace equigrad::reports {
+
+using Values = std::vector<std::pair<std::string_view, std::string_view>>;
+std::string filled(std::string_view template_name, const Values& values = {});
+
+// How a run came about; pages end with it.
+struct Origin {
+  const Environment& environment;
+  const std::string& command;
+  uint64_t seed = 0;
+  double wall_s = 0;
+};
+
+struct Document {
+  Origin origin;
+  std::string brand;        // Equigrad compare
+  std::string_view tone;    // held, failed, ...: the colour of the banner
+  std::string_view mark;    // ✓ ? ✗, before the heading
+  std::string heading;      // Held
+  std::string title;        // of the window; empty: brand and heading
+  std::string banner_html;  // below the heading
+  std::vector<std::pair<std::string, std::string>> links;  // section -> its name
+  std::string html;                                        // sections
+  std::string end_html;                                    // sections after the environment's
+  std::string data_file;                                   // run.json
+};
+std::string to_html(const Document& document);
+
+// "timed_out" -> "Timed_out"
+std::string capitalised(std::string_view word);
+std::string_view mark_of(bool is_good, bool is_open);              // ✓, ?, ✗
+std::string clipped(const std::string& text, size_t limit_bytes);  // whole characters, with a note
+std::string shown(const std::string& text, size_t limit_bytes);    // clipped, escaped
+
+std::string section(const std::string& id, const std::string& title, const std::string& html);
+std::string definition(const std::string& term, const std::string& html);  // <dt>, <dd>
+
+struct Column {
+  std::string html;
+  bool is_number = false;
+};
+std::string table_head(const std::vector<Column>& columns);
+// `head_html`: table_head(); `rows_html`: row() and such.
+std::string table(const std::string& caption_html, const std::string& head_html,
+                  const std::string& rows_html, const std::string& css_class = {});
+std::string row(const std::string& head_html, const std::string& cells_html);
+std::string cell(const std::string& text, size_t limit_bytes);
+std::string number_cell(const std::string& text);
+std::string verdict_cell(Verdict verdict, double margin, const std::string& html);
+std::string margin_class(Verdict verdict, double margin);  // of a coloured cell
+
+}  // namespace equigrad::reports
