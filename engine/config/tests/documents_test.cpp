@@ -93,9 +93,10 @@ Json home_of(const Row& row) {
 }
 
 std::vector<Json> values_for(const Row& row) {
-  auto values = Json::parse(R"([null, true, 0, -1, 2, 3, 1.5, 1e300, 18446744073709551615, "auto",
+  auto values =
+      Json::parse(R"([null, true, false, 0, -1, 2, 3, 1.5, 1e300, 18446744073709551615, "auto",
       "x", "Half", [], [0.5, 0.75], [-1], ["Linear"], [""], {}, {"enabled": false}, {"a": 1}])")
-                    .get<std::vector<Json>>();
+          .get<std::vector<Json>>();
   if (row.treatment == KeyTreatment::Read) values.push_back(default_of_row(row));
   if (row.treatment == KeyTreatment::Unsupported)
     for (const Json& accepted : Json::parse(row.accepted)) values.push_back(accepted);
