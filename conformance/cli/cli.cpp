@@ -234,6 +234,8 @@ int run_cli(int argc, const char* const* argv) {
   auto* check_app = config_app->add_subcommand(
       "check", "Print what a DeepSpeed JSON file means, and the bytes a rank holds");
   add_config_check(*check_app, config);
+  auto* keys_app = config_app->add_subcommand("keys", "Print every key and what it does here");
+  auto* schema_app = config_app->add_subcommand("schema", "Print a JSON Schema of the file");
   auto* doctor_app = app.add_subcommand("doctor", "Look at this machine");
   doctor_app->add_option("--data-dir", data_dir, "Folder with plays.txt and Fashion-MNIST");
   try {
@@ -255,6 +257,8 @@ int run_cli(int argc, const char* const* argv) {
     if (*compare_app) return compare_command(compare);
     if (*faults_app) return faults_command(faults);
     if (*doctor_app) return doctor_command(data_dir);
+    if (*keys_app) return config_keys_command();
+    if (*schema_app) return config_schema_command();
     return config_check_command(config);
   });
 }

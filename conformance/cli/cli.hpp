@@ -4,6 +4,7 @@
 //   equigrad run --covering       what every run begins with, alone: the gate of a CI
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
+//   equigrad config keys          every key, in Markdown         equigrad config schema
 //   equigrad repro CASE           the smallest case that fails as this one does
 //   equigrad compare              two configurations trained from the same seeds
 //   equigrad faults [FILTER...]   every fault of the catalogue: which check catches it
@@ -133,6 +134,8 @@ struct ConfigCommand {
   std::string json;  // file, or "-" for stdout
 };
 int config_check_command(const ConfigCommand& command);
+int config_keys_command();    // docs/configuration.md
+int config_schema_command();  // a JSON Schema
 int doctor_command(const std::string& data_dir);
 // What to do when the ranks' folder is in `place` and has too little room; empty: there is none.
 std::string place_remedy(const std::string& place);

@@ -1,4 +1,4 @@
-// equigrad config check: what a configuration means, and what it makes a rank hold.
+// equigrad config: what a configuration means, and what it makes a rank hold; every key there is.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -9,6 +9,7 @@
 #include "conformance/cli/cli.hpp"
 #include "conformance/diagnosis/explain.hpp"
 #include "engine/config/config.hpp"
+#include "engine/config/documents.hpp"
 #include "engine/memory/forecast.hpp"
 
 namespace equigrad::conformance::cli {
@@ -155,6 +156,16 @@ int config_check_command(const ConfigCommand& command) {
   if (std::ofstream(command.json) << record << std::flush) return kHeld;
   throw Error("config check", "expected a file that can be written, got \"" + command.json +
                                   "\". Name another with --json.");
+}
+
+int config_keys_command() {
+  std::cout << markdown_page();
+  return kHeld;
+}
+
+int config_schema_command() {
+  std::cout << json_schema();
+  return kHeld;
 }
 
 }  // namespace equigrad::conformance::cli

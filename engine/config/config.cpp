@@ -1,11 +1,12 @@
 #include "engine/config/config.hpp"
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
-#include "engine/config/schema.hpp"
-#include "engine/config/sections/sections.hpp"
+#include "engine/config/reading.hpp"
 
 namespace equigrad {
 namespace {
@@ -21,24 +22,32 @@ std::string numbered(const std::vector<std::string>& problems) {
   return text;
 }
 
+void check_world_size(const std::string& where, int world_size) {
+  if (world_size < 1)
+    throw ConfigError(where, {"world_size: expected at least 1 rank, got " +
+                              std::to_string(world_size) + ". Give the number of ranks."});
+}
+
 EffectiveConfig explain_text(const std::string& text, const std::string& where, int world_size) {
   check_world_size(where, world_size);
   JsonDocument document = parse_json(text);
   if (!document.root.is_object()) throw ConfigError(where, document.problems);
 
-  EffectiveConfig effective;
-  Notes notes;
   ConfigReader reader(document.root);
+  Reading reading(schema(), reader, world_size);
   std::vector<Setting> without_effect;
-  check_keys(document.root, reader, without_effect);
-  effective.config = read_config(reader, notes, world_size);
+  check_keys(schema(), document.root, reader, without_effect);
+  for (const Section& section : schema().sections()) section.read(reading);
+  reading.finish();
+  Checks checks(schema(), world_size, &reader);
+  checks.all(reading.config);
 
   std::vector<std::string> problems = document.problems;
   problems.insert(problems.end(), reader.problems().begin(), reader.problems().end());
-  const std::vector<std::string> more = problems_of(effective.config, world_size);
-  problems.insert(problems.end(), more.begin(), more.end());
+  problems.insert(problems.end(), checks.problems().begin(), checks.problems().end());
   if (!problems.empty()) throw ConfigError(where, problems);
-  effective.settings = settings_of(effective.config, reader, notes, without_effect);
+  EffectiveConfig effective{reading.config, reading.settings()};
+  effective.settings.insert(effective.settings.end(), without_effect.begin(), without_effect.end());
   return effective;
 }
 
@@ -71,8 +80,32 @@ EngineConfig load_config(const std::string& text_or_path, int world_size) {
 
 void validate(const EngineConfig& config, int world_size) {
   check_world_size("config", world_size);
-  const std::vector<std::string> problems = problems_of(config, world_size);
-  if (!problems.empty()) throw ConfigError("config", problems);
+  Checks checks(schema(), world_size, nullptr);
+  checks.all(config);
+  if (!checks.problems().empty()) throw ConfigError("config", checks.problems());
+}
+
+std::string describe(const EffectiveConfig& effective) {
+  constexpr const char* kOrigins[] = {"file", "default", "derived", "no effect here"};
+  std::array<std::size_t, 3> widths{};
+  const auto cells_of = [&](const Setting& setting) {
+    return std::array<std::string, 3>{setting.key, setting.value,
+                                      kOrigins[static_cast<int>(setting.origin)]};
+  };
+  for (const Setting& setting : effective.settings) {
+    const auto cells = cells_of(setting);
+    for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
+  }
+  std::string text;
+  for (const Setting& setting : effective.settings) {
+    const auto cells = cells_of(setting);
+    std::string line;
+    for (std::size_t i = 0; i < cells.size(); ++i)
+      line += cells[i] + std::string(widths[i] - cells[i].size() + 2, ' ');
+    line += setting.note;
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
 }
 
 }  // namespace equigrad

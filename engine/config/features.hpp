@@ -3,7 +3,7 @@
 //
 // Invariants: names and defaults are DeepSpeed's, except that a default of
 // progressive_layer_drop.theta and .gamma exists (DeepSpeed fails without the keys; these are the
-// values it recommends). for_each_parameter is the only list of the parameters of each scheduler.
+// values it recommends).
 // Units: *_steps, *_step_size, *_iteration and profile_step count applied updates; *_stair_count
 // counts stairs; rates and ratios have no unit.
 // Errors: none here; config.hpp validates.
@@ -94,46 +94,5 @@ struct OffloadParamConfig {
 
 // The value of "scheduler.type".
 const char* name_of(SchedulerConfig::Kind kind);
-
-// Calls visit(name, field) for every parameter of this kind of scheduler, in the order in which
-// they are printed.
-template <class Scheduler, class Visit>
-void for_each_parameter(Scheduler& s, Visit visit) {
-  using Kind = SchedulerConfig::Kind;
-  if (s.kind == Kind::WarmupLr || s.kind == Kind::WarmupDecayLr) {
-    visit("warmup_min_lr", s.warmup_min_lr);
-    visit("warmup_max_lr", s.warmup_max_lr);
-  }
-  if (s.kind == Kind::WarmupCosineLr) {
-    visit("warmup_min_ratio", s.warmup_min_ratio);
-    visit("cos_min_ratio", s.cos_min_ratio);
-  }
-  if (s.kind != Kind::OneCycle && s.kind != Kind::LrRangeTest) {
-    visit("warmup_num_steps", s.warmup_num_steps);
-    visit("warmup_type", s.warmup_type);
-    if (s.kind != Kind::WarmupLr) visit("total_num_steps", s.total_num_steps);
-  }
-  if (s.kind == Kind::OneCycle) {
-    visit("cycle_min_lr", s.cycle_min_lr);
-    visit("cycle_max_lr", s.cycle_max_lr);
-    visit("cycle_first_step_size", s.cycle_first_step_size);
-    visit("cycle_second_step_size", s.cycle_second_step_size);
-    visit("cycle_first_stair_count", s.cycle_first_stair_count);
-    visit("cycle_second_stair_count", s.cycle_second_stair_count);
-    visit("decay_step_size", s.decay_step_size);
-    visit("decay_lr_rate", s.decay_lr_rate);
-    visit("cycle_momentum", s.cycle_momentum);
-    visit("cycle_min_mom", s.cycle_min_mom);
-    visit("cycle_max_mom", s.cycle_max_mom);
-    visit("decay_mom_rate", s.decay_mom_rate);
-  }
-  if (s.kind == Kind::LrRangeTest) {
-    visit("lr_range_test_min_lr", s.lr_range_test_min_lr);
-    visit("lr_range_test_step_size", s.lr_range_test_step_size);
-    visit("lr_range_test_step_rate", s.lr_range_test_step_rate);
-    visit("lr_range_test_staircase", s.lr_range_test_staircase);
-  }
-  visit("last_batch_iteration", s.last_batch_iteration);
-}
 
 }  // namespace equigrad

@@ -1,16 +1,57 @@
-#include <array>
-#include <cstdlib>
-
-#include "engine/config/sections/sections.hpp"
-#include "engine/config/suggest.hpp"
-
 // The section "amp" of apex (https://nvidia.github.io/apex/amp.html), in terms of the others.
+#include <array>
+
+#include "engine/config/reading.hpp"
+#include "engine/config/sections/sections.hpp"
+
 namespace equigrad {
 namespace {
 
+constexpr const char* kLevels[] = {"O0", "O1", "O2"};
+constexpr const char* kLevel3[] = {"O3"};
+constexpr Choice kLevelChoice{.names = kLevels,
+                              .refused = kLevel3,
+                              .why_refused =
+                                  ", which is not supported by this version. Use fp16 with "
+                                  "fp16_master_weights_and_grads."};
+
+constexpr const char* kDecides = "opt_level decides it";
+constexpr const char* kByLevel = "\"opt_level\" decides it; drop the key.";
+constexpr const char* kAgrees = "Must say what opt_level says.";
+
+constexpr Row kRows[] = {
+    section("amp", "apex's mixed precision: an older name of torch_autocast or fp16."),
+    key("amp.enabled", boolean(), "false", "Whether it is on.",
+        "DeepSpeed refuses it with ZeRO; here opt_level says what it means."),
+    key("amp.opt_level", one_of(kLevelChoice), "\"O1\"", "How much is in fp16.",
+        "O0: fp32. O1: as torch_autocast in float16. O2: as fp16, batch norms too, with fp32 "
+        "master weights."),
+    key("amp.patch_torch_functions", boolean(), "null", "Casts around operators.", kAgrees)
+        .noting(kDecides),
+    key("amp.master_weights", boolean(), "null", "Master weights in fp32.", kAgrees)
+        .noting(kDecides),
+    key("amp.keep_batchnorm_fp32", boolean(), "null", "Batch norms stay in fp32.",
+        "Must say what opt_level says; all parameters have one type here.")
+        .noting(kDecides),
+    key("amp.loss_scale", of_type(ValueType::Scale), "\"dynamic\"", "The loss scale.",
+        "A power of two, or torch's gradient scaler. 1 at O0.")
+        .noting("torch's gradient scaler"),
+    key("amp.max_loss_scale", number(), "16777216.0", "The most that a dynamic scale grows to.",
+        "The scale has no ceiling: apex's default only."),
+    unsupported("amp.min_loss_scale", "The least that a dynamic scale shrinks to.", "[]",
+                "The loss scale has no floor; drop the key."),
+    unsupported("amp.cast_model_type", "The type of the model.", "[]", kByLevel),
+    unsupported("amp.cast_batchnorm", "The type of batch norms.", "[]", kByLevel),
+    unsupported("amp.cast_model_outputs", "The type of the model's outputs.", "[]",
+                "Cast the outputs where the model is called."),
+    unsupported("amp.num_losses", "How many losses have a scale of their own.", "[1]",
+                "All losses share one loss scale."),
+    no_effect("amp.verbosity", "How much apex prints.", "it only changes what apex prints"),
+};
+
 const std::string kAmp = "amp.";
 const std::string kScale = "amp.loss_scale";
-const std::string kLevels[] = {"O0", "O1", "O2"};
+const std::string kMost = "amp.max_loss_scale";
 
 // Keys that a level decides: what holds at O0, O1 and O2, where null stands for nothing to say.
 struct Decided {
@@ -28,132 +69,95 @@ const std::array<Decided, 3>& decided_keys() {
   return keys;
 }
 
-// Nothing: dynamic. As in apex, a number may be in quotes.
-std::optional<double> read_scale(ConfigReader& reader, std::optional<double> fallback) {
-  if (!reader.has(kScale)) return fallback;
-  const Json& given = *reader.find(kScale);
-  if (given == Json("dynamic")) return std::nullopt;
-  if (given.is_number()) return given.get<double>();
-  const std::string text = given.is_string() ? given.get<std::string>() : "";
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (!text.empty() && *end == '\0') return value;
-  reader.problem(kScale,
-                 "expected \"dynamic\" or a number, got " + shown(given) + ". Use one of the two.");
-  return fallback;
+// The types of every key are checked also where the section is off.
+void read_decided(std::optional<std::size_t> level, Reading& reading) {
+  for (const Decided& decided : decided_keys()) {
+    const std::string path = kAmp + decided.key;
+    const Json given = reading.take(path);
+    if (!level) continue;
+    const Json& holds = decided.holds[*level];
+    if (!reading.has(path)) {
+      reading.note(path).shown = holds;
+      continue;
+    }
+    if (holds == given) continue;
+    reading.reader.problem(path, "expected " + (holds.is_null() ? "no such key" : shown(holds)) +
+                                     " with opt_level " + kLevels[*level] + ", got " +
+                                     shown(given) + ". " + decided.reason + " Drop the key.");
+  }
 }
 
-LossScaleConfig scale_of(std::optional<double> scale, ConfigReader& reader) {
-  if (!scale) return grad_scaler();
+void read_ceiling(bool is_on, Reading& reading) {
+  const double most = reading.take(kMost);
+  if (!is_on) return;
+  reading.note(kMost).without_effect = "the scale has no ceiling";
+  if (Json(most) != default_of_row(*schema().find(kMost)))
+    reading.reader.problem(kMost, "expected 16777216, apex's default, got " + text_of(most) +
+                                      ", which is not supported by this version. The scale has no "
+                                      "ceiling; drop the key.");
+}
+
+LossScaleConfig scale_of(const Json& scale, ConfigReader& reader) {
+  if (scale == "dynamic") return grad_scaler();
   LossScaleConfig fixed;
   fixed.policy = LossScaleConfig::Policy::Static;
-  const std::string wrong = problem_of_scale(*scale);
+  const std::string wrong = problem_of_scale(scale);
   if (wrong.empty())
-    fixed.static_scale = *scale;
+    fixed.static_scale = scale;
   else
     reader.problem(kScale, wrong + " \"dynamic\" is the default.");
   return fixed;
 }
 
-void check_alone(ConfigReader& reader) {
-  for (const char* other : {"fp16", "bf16", "bfloat16", "torch_autocast"})
-    if (is_on(reader, std::string(other) + ".enabled"))
-      reader.problem(kAmp + "enabled", "expected amp or " + std::string(other) +
-                                           ", got both. Drop one of the sections.");
-}
-
-// The types of every key are checked also where the section is off.
-void check_decided(std::optional<std::size_t> level, ConfigReader& reader) {
-  for (const Decided& decided : decided_keys()) {
-    const std::string path = kAmp + decided.key;
-    const bool given = reader.boolean(path, false);
-    if (!level || !reader.has(path) || decided.holds[*level] == Json(given)) continue;
-    const Json& holds = decided.holds[*level];
-    reader.problem(path, "expected " + (holds.is_null() ? "no such key" : shown(holds)) +
-                             " with opt_level " + kLevels[*level] + ", got " + shown(Json(given)) +
-                             ". " + decided.reason + " Drop the key.");
-  }
-  const double most = reader.number(kAmp + "max_loss_scale", 0x1p24);
-  if (level && most != 0x1p24)
-    reader.problem(kAmp + "max_loss_scale",
-                   "expected 16777216, apex's default, got " + text_of(most) +
-                       ", which is not supported by this version. The scale has no ceiling; drop "
-                       "the key.");
-}
-
-std::optional<std::size_t> level_named(const std::string& name) {
-  for (std::size_t i = 0; i < std::size(kLevels); ++i)
-    if (name == kLevels[i]) return i;
-  return std::nullopt;
-}
-
-// Nothing if it is not one of the three.
-std::optional<std::size_t> read_level(ConfigReader& reader) {
+void apply(std::size_t level, const Json& scale, Reading& reading) {
+  PrecisionConfig& precision = reading.config.precision;
   const std::string path = kAmp + "opt_level";
-  const std::string level = reader.text(path, "O1");
-  const std::optional<std::size_t> found = level_named(level);
-  if (found) return found;
-  reader.problem(path, "expected \"O0\", \"O1\" or \"O2\", got \"" + level + "\"" +
-                           (level == "O3" ? ", which is not supported by this version. Use fp16 "
-                                            "with fp16_master_weights_and_grads."
-                                          : "." + did_you_mean(level, {"O0", "O1", "O2"})));
-  return found;
-}
-
-void apply(std::size_t level, ConfigReader& reader, Notes& notes, EngineConfig& config) {
-  PrecisionConfig& precision = config.precision;
-  const std::optional<double> scale =
-      read_scale(reader, level == 0 ? std::optional(1.0) : std::nullopt);
   if (level == 0) {
-    notes[kAmp + "opt_level"] = "fp32";
-    if (scale != 1.0)
-      reader.problem(kScale, "expected 1 with opt_level O0, got " + shown(*reader.find(kScale)) +
-                                 ". fp32 needs no loss scale; drop the key.");
+    reading.note(path).derived = "fp32";
+    if (reading.reader.is_bad(kScale)) return;
+    if (!reading.has(kScale)) {
+      reading.note(kScale).shown = 1.0;
+      reading.note(kScale).derived = "fp32 needs no loss scale";
+    } else if (scale != 1.0) {
+      reading.reader.problem(kScale, "expected 1 with opt_level O0, got " +
+                                         shown(*reading.reader.find(kScale)) +
+                                         ". fp32 needs no loss scale; drop the key.");
+    }
     return;
   }
-  precision.loss_scale = scale_of(scale, reader);
+  precision.loss_scale = scale_of(scale, reading.reader);
   if (level == 1) {
-    notes[kAmp + "opt_level"] = "as torch_autocast in float16";
+    reading.note(path).derived = "as torch_autocast in float16";
     precision.autocast.enabled = true;
     precision.autocast.dtype = DataType::Fp16;
   } else {
-    notes[kAmp + "opt_level"] = "as fp16, batch norms too, with fp32 master weights";
+    reading.note(path).derived = "as fp16, batch norms too, with fp32 master weights";
     precision.param = DataType::Fp16;
   }
 }
 
+void read(Reading& reading) {
+  const bool is_on = reading.take(kAmp + "enabled");
+  const std::string name = reading.take(kAmp + "opt_level");
+  std::optional<std::size_t> level;
+  for (std::size_t i = 0; i < std::size(kLevels); ++i)
+    if (is_on && name == kLevels[i] && !reading.reader.is_bad(kAmp + "opt_level")) level = i;
+  read_decided(level, reading);
+  const Json scale = reading.take(kScale);
+  read_ceiling(is_on, reading);
+  if (!is_on) return;
+  for (const char* other : {"fp16", "bf16", "bfloat16", "torch_autocast"})
+    if (reading.is_on(std::string(other) + ".enabled"))
+      reading.reader.problem(kAmp + "enabled", "expected amp or " + std::string(other) +
+                                                   ", got both. Drop one of the sections.");
+  if (level && reading.has(kAmp + "enabled")) apply(*level, scale, reading);
+  if (reading.config.zero.stage > 0)
+    reading.note(kAmp + "enabled").derived =
+        "DeepSpeed refuses it with ZeRO; here opt_level says what it means";
+}
+
 }  // namespace
 
-void read_amp(ConfigReader& reader, Notes& notes, EngineConfig& config) {
-  const bool enabled = reader.boolean(kAmp + "enabled", false);
-  std::optional<std::size_t> level = read_level(reader);
-  if (!enabled) level.reset();
-  check_decided(level, reader);
-  if (!enabled) {
-    read_scale(reader, std::nullopt);
-    return;
-  }
-  check_alone(reader);
-  if (level && !reader.is_bad(kAmp + "enabled")) apply(*level, reader, notes, config);
-  if (config.zero.stage > 0)
-    notes[kAmp + "enabled"] = "DeepSpeed refuses it with ZeRO; here opt_level says what it means";
-}
-
-void add_amp(const EngineConfig& config, SettingList& list) {
-  const bool enabled = is_on(list.reader(), kAmp + "enabled");
-  const std::string why = enabled ? "" : "it is off";
-  const auto policy = config.precision.loss_scale.policy;
-  list.add_as_given(kAmp + "enabled", false);
-  list.add_as_given(kAmp + "opt_level", "O1", why);
-  const bool scaled = !enabled || policy != LossScaleConfig::Policy::None;
-  list.add_as_given(kScale, scaled ? Json("dynamic") : Json(1.0), why,
-                    scaled ? "torch's gradient scaler" : "");
-  list.add_as_given(kAmp + "max_loss_scale", 0x1p24, enabled ? "the scale has no ceiling" : why);
-  const Json* written = list.reader().find(kAmp + "opt_level");
-  const auto level = level_named(written == nullptr ? "O1" : written->get<std::string>());
-  for (const Decided& decided : decided_keys())
-    list.add_as_given(kAmp + decided.key, enabled && level ? decided.holds[*level] : Json(), why,
-                      "opt_level decides it");
-}
+Section amp_section() { return {kRows, read, nullptr}; }
 
 }  // namespace equigrad

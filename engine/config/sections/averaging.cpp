@@ -1,119 +1,90 @@
-#include <cctype>
+// How gradients are summed, divided by the number of ranks, measured and clipped.
+#include <cmath>
 
+#include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
-#include "engine/config/suggest.hpp"
 
 namespace equigrad {
 namespace {
 
-const std::string kPrescale = "prescale_gradients";
-const std::string kPredivide = "gradient_predivide_factor";
-const std::string kOperation = "gradient_allreduce_op";
-const std::string kNorm = "gradient_norm_type";
-const std::string kCpuOffload = "zero_optimization.cpu_offload";
-const std::string kPinned = "zero_optimization.cpu_offload_use_pin_memory";
-const std::string kOffload = "zero_optimization.offload_optimizer.";
+using Kind = AveragingConfig::Kind;
 
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
+constexpr Choice kOrders{.names = kReductionOrders};
+constexpr const char* kMeanOrSum[] = {"mean", "sum"};
+constexpr Choice kOperations{.names = kMeanOrSum, .any_case = true};
 
-void read_kind(ConfigReader& reader, AveragingConfig& averaging) {
-  using Kind = AveragingConfig::Kind;
-  const bool before = reader.boolean(kPrescale, false);
-  const double factor = reader.number(kPredivide, 1.0);
-  const std::string written = reader.text(kOperation, "mean"), operation = lower(written);
-  if (before)
+constexpr Field kNorm{[](const EngineConfig& config) {
+                        return config.gradient_norm == NormType::Two ? Json(2) : Json("inf");
+                      },
+                      [](EngineConfig& config, const Json& norm) {
+                        config.gradient_norm = norm == "inf" ? NormType::Infinity : NormType::Two;
+                      }};
+
+constexpr Row kRows[] = {
+    key("gradient_clipping", not_negative(), field<&EngineConfig::gradient_clipping>,
+        "The norm that gradients are scaled down to.", "0 is off.")
+        .noting("off; DeepSpeed 0.19.3 and later: 1.0"),
+    key("gradient_norm_type", of_type(ValueType::Norm), kNorm,
+        "Our own: the norm that is reported, and that clipping goes by."),
+    key("prescale_gradients", boolean(), "false",
+        "Gradients are divided by the number of ranks before they are summed."),
+    key("gradient_predivide_factor", number(),
+        default_of<&EngineConfig::averaging, &AveragingConfig::predivide_factor>,
+        "Gradients are divided by it before they are summed, and by the rest after.",
+        "Above 0. No effect beside prescale_gradients."),
+    key("gradient_allreduce_op", one_of(kOperations), "\"mean\"",
+        "Whether sums over ranks are divided at all."),
+    unsupported("sparse_gradients", "Gradients of embeddings are sent sparse.", "[false]"),
+    key("reduction", one_of(kOrders), field<&EngineConfig::reduction>,
+        "Our own: the documented tree of sums, the backend's own, or sums that no order changes."),
+};
+
+void read_kind(Reading& reading) {
+  AveragingConfig& averaging = reading.config.averaging;
+  ConfigReader& reader = reading.reader;
+  const bool before = reading.take("prescale_gradients");
+  const double factor = reading.take("gradient_predivide_factor");
+  if (before) {
     averaging.kind = Kind::BeforeSum;
-  else if (factor != 1.0)
+    reading.note("gradient_predivide_factor").without_effect =
+        "prescale_gradients divides by all ranks before the sum, as in DeepSpeed";
+  } else if (factor != 1.0) {
     averaging = {Kind::Around, factor};
-  if (operation == "mean") return;
-  if (operation != "sum") {
-    reader.problem(kOperation, "expected \"mean\" or \"sum\", got \"" + written + "\"." +
-                                   did_you_mean(operation, {"mean", "sum"}));
-    return;
   }
+  if (reading.take("gradient_allreduce_op") == "mean") return;
   averaging = {Kind::Never, 1.0};
   const std::string remedy = ". A sum is not divided; drop one of the two keys.";
   if (before)
-    reader.problem(kPrescale,
+    reader.problem("prescale_gradients",
                    "expected false with gradient_allreduce_op = \"sum\", got true" + remedy);
   if (factor != 1.0)
-    reader.problem(kPredivide, "expected 1 with gradient_allreduce_op = \"sum\", got " +
-                                   text_of(factor) + remedy);
+    reader.problem(
+        "gradient_predivide_factor",
+        "expected 1 with gradient_allreduce_op = \"sum\", got " + text_of(factor) + remedy);
 }
 
-void read_norm(ConfigReader& reader, NormType& norm) {
-  if (!reader.has(kNorm)) return;
-  const Json& given = *reader.find(kNorm);
-  if (given == Json("inf"))
-    norm = NormType::Infinity;
-  else if (!given.is_number() || given != Json(2))
-    reader.problem(kNorm, "expected 2 or \"inf\", got " + shown(given) + ". Use one of the two.");
+void read(Reading& reading) {
+  read_kind(reading);
+  reading.store("gradient_clipping");
+  reading.store("gradient_norm_type");
+  reading.store("reduction");
 }
 
-bool read_device(ConfigReader& reader, Notes& notes) {
-  const std::string path = kOffload + "device";
-  const bool by_old_name = reader.boolean(kCpuOffload, false);
-  if (reader.has(kCpuOffload) && reader.has("zero_optimization.offload_optimizer"))
-    reader.problem(kCpuOffload,
-                   "expected it or \"offload_optimizer\", got both. Drop it; it is the old name.");
-  const bool to_cpu = reads_cpu(reader, path);
-  if (reader.has(kCpuOffload)) notes[path] = "as cpu_offload, its old name";
-  return by_old_name || to_cpu;
-}
-
-void read_offload(ConfigReader& reader, Notes& notes, OffloadOptimizerConfig& offload) {
-  const std::string path = kOffload + "pin_memory";
-  const bool to_cpu = read_device(reader, notes);
-  const bool by_old_name = reader.boolean(kPinned, offload.pin_memory);
-  const bool pin_memory = reader.boolean(path, by_old_name);
-  if (reader.has(path) && reader.has(kPinned))
-    reader.problem(kPinned,
-                   "expected it or offload_optimizer.pin_memory, got both. Drop it; it is the old "
-                   "name.");
-  if (reader.has(kPinned)) notes[path] = "as cpu_offload_use_pin_memory, its old name";
-  const double ratio = reader.number(kOffload + "ratio", 1.0);
-  if (!to_cpu) return;
-  offload = {true, pin_memory};
-  if (ratio != 1.0)
-    reader.problem(kOffload + "ratio", "expected 1, got " + text_of(ratio) +
-                                           ", which is not supported by this version. All of the "
-                                           "optimizer's state is offloaded; drop the key.");
-}
-
-Json json_of(AveragingConfig::Kind kind) {
-  return kind == AveragingConfig::Kind::Never ? "sum" : "mean";
+void check(const EngineConfig& config, Checks& checks) {
+  const AveragingConfig& averaging = config.averaging;
+  const std::string path = "gradient_predivide_factor";
+  const float factor = static_cast<float>(averaging.predivide_factor);
+  const std::string got = text_of(averaging.predivide_factor);
+  if (!(factor > 0.0F) || !std::isfinite(factor) || !std::isfinite(1.0F / factor))
+    checks.problem(path, "expected a number above 0 that fp32 can hold and divide by, got " + got +
+                             ". Write 1.");
+  else if (averaging.kind != Kind::Around && averaging.predivide_factor != 1.0)
+    checks.problem(
+        path, "expected 1 unless gradients are divided around the sum, got " + got + ". Write 1.");
 }
 
 }  // namespace
 
-void read_averaging(ConfigReader& reader, Notes& notes, EngineConfig& config) {
-  read_kind(reader, config.averaging);
-  read_norm(reader, config.gradient_norm);
-  read_offload(reader, notes, config.offload_optimizer);
-}
-
-void add_averaging(const EngineConfig& config, SettingList& list) {
-  list.add(kNorm, config.gradient_norm == NormType::Two ? Json(2) : Json("inf"));
-  list.add_as_given(kPrescale, false);
-  const bool before = config.averaging.kind == AveragingConfig::Kind::BeforeSum;
-  list.add_as_given(kPredivide, 1.0,
-                    before ? "prescale_gradients divides by all ranks before the sum, as in "
-                             "DeepSpeed"
-                           : "");
-  list.add(kOperation, json_of(config.averaging.kind));
-}
-
-void add_offload(const EngineConfig& config, SettingList& list) {
-  const OffloadOptimizerConfig& offload = config.offload_optimizer;
-  const std::string why = offload.to_cpu ? "" : "it is off";
-  list.add(kOffload + "device", offload.to_cpu ? "cpu" : "none");
-  list.add_as_given(kOffload + "pin_memory", offload.pin_memory, why);
-  list.add_as_given(kOffload + "ratio", 1.0, why);
-  if (list.reader().has(kCpuOffload)) list.add_as_given(kCpuOffload, false);
-  if (list.reader().has(kPinned)) list.add_as_given(kPinned, true, why);
-}
+Section averaging_section() { return {kRows, read, check}; }
 
 }  // namespace equigrad

@@ -1,65 +1,146 @@
-// The sections of zero_optimization: leaf_module and offload_param.
-#include <algorithm>
-
+// zero_optimization: what is partitioned, in which pieces it is sent, and which modules are leaves.
+#include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
-#include "engine/config/suggest.hpp"
 
 namespace equigrad {
 namespace {
 
-const std::string kLeaf = "zero_optimization.leaf_module.";
-const std::string kOffload = "zero_optimization.offload_param.";
+template <auto kMember>
+constexpr Field kept = field<&EngineConfig::zero, kMember>;
+template <auto kMember>
+constexpr Field leaves = field<&EngineConfig::zero, &ZeroConfig::leaf_module, kMember>;
 
-void read_list(ConfigReader& reader, const std::string& path, std::vector<std::string>& list) {
-  if (!reader.has(path)) return;
-  const Json& given = *reader.find(path);
-  const auto is_name = [](const Json& one) { return one.is_string() && one != ""; };
-  if (given.is_array() && std::all_of(given.begin(), given.end(), is_name))
-    list = given.get<std::vector<std::string>>();
-  else
-    reader.problem(path,
-                   "expected a list of names, got " + shown(given) + R"(. Write ["experts"].)");
-}
+constexpr const char* kSameSum = "the order of every sum is the engine's own";
+constexpr const char* kPaging = "it changes when parameters are sent, not their bits";
+constexpr const char* kNoReplacement = "functions of the framework are never replaced";
+constexpr const char* kGathered = "a full parameter is gathered whenever it is asked for";
 
-void read_offload(ConfigReader& reader, ZeroConfig& zero) {
-  const bool to_cpu = reads_cpu(reader, kOffload + "device");
-  const bool pin_memory = reader.boolean(kOffload + "pin_memory", zero.offload_param.pin_memory);
-  if (to_cpu) zero.offload_param = {true, pin_memory};
+constexpr Row kRows[] = {
+    section("zero_optimization", "ZeRO."),
+    key("zero_optimization.stage",
+        {.type = ValueType::Whole,
+         .least = 0,
+         .most = 3,
+         .expected = "0, 1, 2 or 3",
+         .remedy = "Use 0 for plain data parallelism."},
+        kept<&ZeroConfig::stage>,
+        "What is partitioned: 1 optimizer state, 2 gradients too, 3 parameters too."),
+    key("zero_optimization.overlap_comm", boolean(), kept<&ZeroConfig::overlap_comm>,
+        "Whether communication goes on while operators run.",
+        "Also at stages 0 and 1, for the only pass of a window."),
+    key("zero_optimization.reduce_bucket_size", at_least(1), kept<&ZeroConfig::reduce_bucket_size>,
+        "Elements of a bucket of gradients, at most.",
+        "Stages 2 and 3 cut smaller ones; large parameters have their own."),
+    key("zero_optimization.allgather_bucket_size", at_least(1),
+        kept<&ZeroConfig::allgather_bucket_size>,
+        "Elements of the weights that one gather copies out after an update, at most.",
+        "Large parameters go alone."),
+    key("zero_optimization.stage3_prefetch_bucket_size", at_least(0),
+        kept<&ZeroConfig::stage3_prefetch_bucket_size>,
+        "Elements that are gathered ahead of their operators, at most.",
+        "By the trace of the step before."),
+    key("zero_optimization.stage3_param_persistence_threshold", at_least(0),
+        kept<&ZeroConfig::stage3_param_persistence_threshold>,
+        "Parameters of up to so many elements stay whole."),
+    key("zero_optimization.stage3_max_live_parameters", at_least(0),
+        kept<&ZeroConfig::stage3_max_live_parameters>,
+        "Elements that are whole at a time, at most.", "Those that stay whole are counted."),
+    key("zero_optimization.stage3_max_reuse_distance", at_least(0),
+        kept<&ZeroConfig::stage3_max_reuse_distance>,
+        "A parameter is kept if its next use is at most so many elements of other uses away.",
+        "Uses of what stays whole do not count."),
+    unsupported("zero_optimization.stage3_model_persistence_threshold",
+                "Elements that stay whole, at most, in all.", "[9223372036854775807]",
+                "Lower stage3_param_persistence_threshold."),
+    no_effect("zero_optimization.stage3_gather_16bit_weights_on_model_save",
+              "Weights are gathered when the model is saved.", kGathered),
+    no_effect("zero_optimization.stage3_gather_fp16_weights_on_model_save",
+              "The old name of stage3_gather_16bit_weights_on_model_save.", kGathered),
+    unsupported("zero_optimization.stage3_module_granularity_threshold",
+                "Modules of fewer elements are gathered whole.", "[0]"),
+    no_effect("zero_optimization.stage3_use_all_reduce_for_fetch_params",
+              "Parameters are fetched by an all-reduce.", kPaging),
+    no_effect("zero_optimization.stage3_allgather_sequential", "Parameters are fetched one by one.",
+              kPaging),
+    no_effect("zero_optimization.contiguous_gradients",
+              "Gradients are copied into one buffer as they become ready.",
+              "gradients are always copied into contiguous buckets"),
+    no_effect("zero_optimization.reduce_scatter", "Reduce-scatter instead of all-reduce.",
+              kSameSum),
+    no_effect("zero_optimization.use_multi_rank_bucket_allreduce",
+              "One all-reduce for the shards of several ranks.", kSameSum),
+    no_effect("zero_optimization.allgather_partitions",
+              "All-gather instead of broadcasts after an update.", kPaging),
+    no_effect("zero_optimization.round_robin_gradients",
+              "Gradients are dealt out to ranks one by one.",
+              "every parameter is spread over all ranks already"),
+    no_effect("zero_optimization.sub_group_size",
+              "Elements that one call of the optimizer updates, at most.",
+              "the update is elementwise, so grouping cannot change it"),
+    no_effect("zero_optimization.load_from_fp32_weights",
+              "A checkpoint's fp32 masters are loaded, and not its 16-bit weights.",
+              "master weights are the model's weights before they are rounded"),
+    no_effect("zero_optimization.memory_efficient_linear",
+              "torch.nn.functional.linear is replaced by one that keeps less.", kNoReplacement),
+    no_effect("zero_optimization.override_module_apply", "torch.nn.Module.apply is replaced.",
+              kNoReplacement),
+    no_effect("zero_optimization.log_trace_cache_warnings",
+              "Says when the trace of stage 3 is thrown away.",
+              "it only changes what DeepSpeed prints"),
+    no_effect("zero_optimization.enable_sanity_checks", "Checks what a step relies on.",
+              "the checks are always on"),
+    unsupported("zero_optimization.ignore_unused_parameters",
+                "A parameter without a gradient is no error.", "[true]",
+                "Unused parameters are left untouched."),
+    unsupported("zero_optimization.elastic_checkpoint",
+                "A checkpoint may be loaded by another number of ranks.", "[false]"),
+    unsupported("zero_optimization.legacy_stage1", "The old implementation of stage 1.", "[false]"),
+    unsupported("zero_optimization.pipeline_loading_checkpoint",
+                "Ranks load a checkpoint one after the other.", "[false]"),
+    unsupported("zero_optimization.zenflow", "Offloading that updates important gradients first."),
+    unsupported("zero_optimization.zero_hpz_partition_size",
+                "ZeRO++: ranks of a secondary partition of parameters.", "[1]"),
+    unsupported("zero_optimization.zero_quantized_weights", "ZeRO++: weights are sent quantized.",
+                "[false]"),
+    unsupported("zero_optimization.zero_quantized_nontrainable_weights",
+                "ZeRO++: frozen weights are sent quantized.", "[false]"),
+    unsupported("zero_optimization.zero_quantized_gradients",
+                "ZeRO++: gradients are sent quantized.", "[false]"),
+    unsupported("zero_optimization.zeropp_loco_param",
+                "ZeRO++: compensation for errors of quantized gradients."),
+    unsupported("zero_optimization.mics_shard_size", "MiCS: ranks that share one partition.",
+                "[-1]"),
+    unsupported("zero_optimization.mics_hierarchical_params_gather",
+                "MiCS: parameters are gathered in two steps.", "[false]"),
+    section("zero_optimization.leaf_module",
+            "Modules whose parameters come and go together at stage 3."),
+    key("zero_optimization.leaf_module.classes", of_type(ValueType::Names),
+        leaves<&LeafModuleConfig::classes>, "Names of their classes.",
+        "A class of that name in any namespace; but for the default, each must match a module.")
+        .noting("those that the model has"),
+    key("zero_optimization.leaf_module.names", of_type(ValueType::Names),
+        leaves<&LeafModuleConfig::names>, "Names of the modules.", "Each must match a module."),
+    key("zero_optimization.leaf_module.name_suffixes", of_type(ValueType::Names),
+        leaves<&LeafModuleConfig::name_suffixes>, "Ends of the modules' names.",
+        "Each must match a module."),
+    unsupported("zero_optimization.save_muon_momentum_buffer_in_memory",
+                "Muon's momentum is kept in memory.", "[false]"),
+    no_effect("zero_allow_untested_optimizer", "Lets ZeRO run with any optimizer.",
+              "every optimizer accepted here is tested"),
+    no_effect("zero_force_ds_cpu_optimizer", "Insists on DeepSpeed's optimizer on the CPU.",
+              "the update rule has one implementation"),
+};
+
+void read(Reading& reading) {
+  reading.store("zero_optimization.");
+  if (reading.config.zero.stage == 3) return;
+  for (const char* key : {"classes", "names", "name_suffixes"})
+    reading.note(std::string("zero_optimization.leaf_module.") + key).without_effect =
+        "parameters are whole below stage 3";
 }
 
 }  // namespace
 
-bool reads_cpu(ConfigReader& reader, const std::string& path) {
-  const std::string device = reader.text(path, "none");
-  if (device == "nvme")
-    reader.problem(path,
-                   "expected \"none\" or \"cpu\", got \"nvme\", which is not supported by this "
-                   "version. Use \"cpu\".");
-  else if (device != "none" && device != "cpu")
-    reader.problem(path, "expected \"none\" or \"cpu\", got \"" + device + "\"." +
-                             did_you_mean(device, {"none", "cpu"}));
-  return device == "cpu";
-}
-
-void read_zero_sections(ConfigReader& reader, EngineConfig& config) {
-  LeafModuleConfig& leaf = config.zero.leaf_module;
-  read_list(reader, kLeaf + "classes", leaf.classes);
-  read_list(reader, kLeaf + "names", leaf.names);
-  read_list(reader, kLeaf + "name_suffixes", leaf.name_suffixes);
-  read_offload(reader, config.zero);
-}
-
-void add_zero_sections(const ZeroConfig& zero, SettingList& list) {
-  const auto add = [&](const std::string& path, const Json& value, const std::string& note = "") {
-    list.add(path, value, note);
-    if (zero.stage != 3) list.last_has_no_effect("parameters are whole below stage 3");
-  };
-  add(kLeaf + "classes", zero.leaf_module.classes, "those that the model has");
-  add(kLeaf + "names", zero.leaf_module.names);
-  add(kLeaf + "name_suffixes", zero.leaf_module.name_suffixes);
-  list.add(kOffload + "device", zero.offload_param.to_cpu ? "cpu" : "none");
-  list.add_as_given(kOffload + "pin_memory", zero.offload_param.pin_memory,
-                    zero.offload_param.to_cpu ? "" : "it is off");
-}
+Section zero_section() { return {kRows, read, nullptr}; }
 
 }  // namespace equigrad

@@ -187,13 +187,14 @@ TEST(Problems, AreAllListedAtOnceAndNumbered) {
 
 TEST(KeyTable, NamesEveryKeyOnceAndEveryNestedKeyHasItsSection) {
   std::set<std::string> seen;
-  for (const KeyRule& rule : key_rules()) {
+  for (const Row& rule : schema().rows()) {
     const std::string path = rule.path;
     EXPECT_TRUE(seen.insert(path).second) << path;
     EXPECT_TRUE(Json::accept(rule.accepted)) << path;
     const std::size_t dot = path.rfind('.');
     if (dot != std::string::npos) EXPECT_EQ(seen.count(path.substr(0, dot)), 1u) << path;
-    if (rule.treatment == KeyTreatment::NoEffect) EXPECT_STRNE(rule.reason, "") << path;
+    if (rule.treatment == KeyTreatment::NoEffect) EXPECT_STRNE(rule.here, "") << path;
+    EXPECT_STRNE(rule.words, "") << path;
   }
 }
 
@@ -215,13 +216,13 @@ TEST(KeyTable, EveryHonouredKeyIsListed) {
   list(R"("bfloat16": {"enabled": true}, "fp16": {"fp16_master_weights_and_gradients": false},
           "zero_optimization": {"cpu_offload": false, "cpu_offload_use_pin_memory": true})",
        "SGD");
-  for (const KeyRule& rule : key_rules())
+  for (const Row& rule : schema().rows())
     if (rule.treatment == KeyTreatment::Read) EXPECT_EQ(listed.count(rule.path), 1u) << rule.path;
 }
 
 // A key without effect gets a line of its own, with the reason.
 TEST(KeyTable, EveryKeyWithoutEffectIsListedWhenItIsGiven) {
-  for (const KeyRule& rule : key_rules()) {
+  for (const Row& rule : schema().rows()) {
     if (rule.treatment != KeyTreatment::NoEffect) continue;
     const std::string path = rule.path;
     if (path.rfind("optimizer", 0) == 0) continue;  // beside the section that is there; same code
@@ -234,7 +235,7 @@ TEST(KeyTable, EveryKeyWithoutEffectIsListedWhenItIsGiven) {
       end = begin == 0 ? 0 : dot;
     }
     EXPECT_THAT(explain_config(with(keys), 2).settings.back(),
-                (Setting{path, "1", Setting::Origin::NoEffect, rule.reason}));
+                (Setting{path, "1", Setting::Origin::NoEffect, rule.here}));
   }
 }
 

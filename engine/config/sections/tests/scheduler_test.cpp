@@ -1,4 +1,4 @@
-// Values of the optional sections that are refused, each with the path of its key.
+// Values of the scheduler that are refused, each with the path of its key.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,0 +1,121 @@
+#include "engine/config/reading.hpp"
+
+#include <stdexcept>
+
+namespace equigrad {
+namespace {
+
+// A wrong entry of the table, or a wrong use of it: never a wrong file.
+void require(bool holds, const std::string& path, const char* otherwise) {
+  if (!holds) throw std::logic_error("configuration: the key " + path + " " + otherwise);
+}
+
+bool applies(const Row& row, const EngineConfig& config) {
+  return row.of == nullptr || row.of(config);
+}
+
+}  // namespace
+
+Json Reading::take(const std::string& path) {
+  const Row* row = schema_.find(path);
+  require(row != nullptr && row->treatment == KeyTreatment::Read, path, "is read and has no row");
+  Note& of_row = notes_[path];
+  require(!of_row.shown, path, "is read twice");
+  of_row.shown = read_value(*row, reader);
+  return *of_row.shown;
+}
+
+void Reading::store(const std::string& prefix) {
+  for (const Row& row : schema_.rows()) {
+    const std::string path = row.path;
+    if (!path.starts_with(prefix) || row.field.set == nullptr || !applies(row, config)) continue;
+    const Json value = take(path);
+    if (!reader.has(path)) continue;
+    const EngineConfig before = config;
+    row.field.set(config, value);
+    if (row.field.get(config) == value || !value.is_number_integer()) continue;
+    config = before;  // it does not fit
+    for (const std::string& problem : range_problems(row.values, value))
+      reader.problem(path, problem);
+  }
+}
+
+bool Reading::is_on(const std::string& path) const {
+  const Json* value = reader.find(path);
+  return value != nullptr && *value == Json(true);
+}
+
+void Reading::refuse_others(const std::string& prefix, const std::string& owner) {
+  for (const Row& row : schema_.rows()) {
+    const std::string path = row.path;
+    if (path.starts_with(prefix) && !applies(row, config) && has(path))
+      reader.problem(path, "expected a parameter of " + owner + ", got \"" + last_part(path) +
+                               "\", which it does not have. Drop the key.");
+  }
+}
+
+void Reading::finish() const {
+  for (const Row& row : schema_.rows()) {
+    if (row.treatment != KeyTreatment::Read || !applies(row, config)) continue;
+    const auto note = notes_.find(row.path);
+    require(note != notes_.end() && note->second.shown, row.path, "has a row that nobody reads");
+  }
+}
+
+Json Reading::value_of(const Row& row) const {
+  return row.field.set != nullptr ? row.field.get(config) : *notes_.at(row.path).shown;
+}
+
+bool Reading::is_off(const std::string& section) const {
+  const Row* row = schema_.switch_of(section);
+  return row != nullptr && is_off_switch(value_of(*row));
+}
+
+std::vector<Setting> Reading::settings() const {
+  std::vector<Setting> settings;
+  for (const Row& row : schema_.rows()) {
+    if (row.treatment != KeyTreatment::Read || !applies(row, config)) continue;
+    const Note& of_row = notes_.at(row.path);
+    if (of_row.is_hidden) continue;
+    Setting setting{.key = row.path,
+                    .value = value_of(row).dump(),
+                    .origin = Setting::Origin::Default,
+                    .note = row.default_note};
+    if (has(row.path)) {
+      setting.origin = Setting::Origin::File;
+      setting.note.clear();
+    } else if (!of_row.derived.empty()) {
+      setting.origin = Setting::Origin::Derived;
+    }
+    if (!of_row.derived.empty()) setting.note = of_row.derived;
+    const std::string section = section_of(row.path);
+    std::string why = of_row.without_effect;
+    if (why.empty() && schema_.switch_of(section) != schema_.find(row.path) && is_off(section))
+      why = "it is off";
+    if (!why.empty()) {
+      setting.note = why;
+      if (setting.origin == Setting::Origin::File) setting.origin = Setting::Origin::NoEffect;
+    }
+    settings.push_back(setting);
+  }
+  return settings;
+}
+
+void Checks::problem(const std::string& path, const std::string& text) {
+  if (reader_ == nullptr || !reader_->is_bad(path)) problems_.push_back(path + ": " + text);
+}
+
+void Checks::range(const std::string& path, const Json& value) {
+  for (const std::string& text : range_problems(schema_.find(path)->values, value))
+    problem(path, text);
+}
+
+void Checks::all(const EngineConfig& config) {
+  for (const Section& section : schema_.sections()) {
+    for (const Row& row : section.rows)
+      if (row.field.set != nullptr && applies(row, config)) range(row.path, row.field.get(config));
+    if (section.check != nullptr) section.check(config, *this);
+  }
+}
+
+}  // namespace equigrad

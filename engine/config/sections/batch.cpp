@@ -1,0 +1,113 @@
+// The batch: any two of three sizes give the third.
+#include <optional>
+
+#include "engine/config/reading.hpp"
+#include "engine/config/sections/sections.hpp"
+
+namespace equigrad {
+namespace {
+
+const char* const kTrain = "train_batch_size";
+const char* const kMicro = "train_micro_batch_size_per_gpu";
+const char* const kAccumulation = "gradient_accumulation_steps";
+constexpr Values kSize{.type = ValueType::Whole,
+                       .least = 1,
+                       .is_derived = true,
+                       .remedy = "Give a positive whole number."};
+
+constexpr Row kRows[] = {
+    key("train_batch_size", kSize, field<&EngineConfig::train_batch_size>,
+        "Samples of one optimizer step, over all ranks and micro-batches.",
+        "Derived from the other two where it is absent; one of the two batch sizes must be given."),
+    key("train_micro_batch_size_per_gpu", kSize,
+        field<&EngineConfig::train_micro_batch_size_per_gpu>,
+        "Samples of one forward and backward pass on one rank.",
+        "Derived from the other two where it is absent."),
+    key("gradient_accumulation_steps", kSize, field<&EngineConfig::gradient_accumulation_steps>,
+        "Passes whose gradients are added up before a step.",
+        "Derived from the other two where it is absent; 1 if one of them is, too."),
+    unsupported("managed_gradient_accumulation",
+                "Whether the engine, and not the caller, counts the passes of a step.", "[true]"),
+};
+
+bool multiply(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t& product) {
+  return !__builtin_mul_overflow(a, b, &product) && !__builtin_mul_overflow(product, c, &product);
+}
+
+std::string product_text(std::int64_t a, std::int64_t b) {
+  return std::to_string(a) + " x " + std::to_string(b);
+}
+
+// Nothing if absent or wrong.
+std::optional<std::int64_t> size_at(const char* path, Reading& reading) {
+  const std::int64_t value = reading.take(path);
+  if (!reading.has(path)) return std::nullopt;
+  const std::vector<std::string> problems = range_problems(kSize, value);
+  for (const std::string& problem : problems) reading.reader.problem(path, problem);
+  return problems.empty() ? std::optional(value) : std::nullopt;
+}
+
+std::optional<std::int64_t> quotient(std::int64_t a, std::int64_t b, const std::string& terms,
+                                     Reading& reading) {
+  if (a % b == 0) return a / b;
+  reading.reader.problem(kTrain, "expected a multiple of " + terms + " = " + std::to_string(b) +
+                                     ", got " + std::to_string(a) +
+                                     ". Change one of the keys, or drop one.");
+  return std::nullopt;
+}
+
+void read(Reading& reading) {
+  ConfigReader& reader = reading.reader;
+  const auto train = size_at(kTrain, reading);
+  const auto micro = size_at(kMicro, reading);
+  const auto accumulation = size_at(kAccumulation, reading);
+  const std::int64_t world = reading.world_size;
+  reading.config.train_batch_size = world;  // consistent, in case a problem ends this early
+  if (reader.is_bad(kTrain) || reader.is_bad(kMicro) || reader.is_bad(kAccumulation)) return;
+  if (!train && !micro)
+    return reader.problem(kTrain, std::string("expected it or ") + kMicro +
+                                      ", got neither. Give any two of " + kTrain + ", " + kMicro +
+                                      " and " + kAccumulation + ".");
+  // Absent ones count as 1 until they are derived.
+  std::int64_t m = micro.value_or(1);
+  std::int64_t k = accumulation.value_or(1);
+  std::int64_t known = 0;
+  if (!multiply(m, k, world, known))
+    return reader.problem(kTrain, "expected micro x accumulation x world to fit in 64 bits, got " +
+                                      product_text(m, k) + " x " + std::to_string(world) +
+                                      ". Lower them.");
+  if (train && micro && !accumulation) {
+    k = quotient(*train, known, "micro x world = " + product_text(m, world), reading).value_or(0);
+    reading.note(kAccumulation).derived = "train / (micro x world)";
+  } else if (train && !micro) {
+    m = quotient(*train, known, "accumulation x world = " + product_text(k, world), reading)
+            .value_or(0);
+    reading.note(kMicro).derived = "train / (accumulation x world)";
+  } else if (!train) {
+    reading.note(kTrain).derived = "micro x accumulation x world";
+  }
+  if (reader.is_bad(kTrain)) return;
+  reading.config.train_micro_batch_size_per_gpu = m;
+  reading.config.gradient_accumulation_steps = k;
+  reading.config.train_batch_size = train.value_or(known);
+}
+
+void check(const EngineConfig& config, Checks& checks) {
+  const std::int64_t micro = config.train_micro_batch_size_per_gpu;
+  const std::int64_t accumulation = config.gradient_accumulation_steps;
+  std::int64_t product = 0;
+  const bool fits = multiply(micro, accumulation, checks.world_size, product);
+  if (fits && product == config.train_batch_size) return;
+  checks.problem(kTrain,
+                 "expected micro x accumulation x world = " + product_text(micro, accumulation) +
+                     " x " + std::to_string(checks.world_size) + " = " +
+                     (fits ? std::to_string(product) : "more than 64 bits hold") + ", got " +
+                     std::to_string(config.train_batch_size) +
+                     ". Drop one of the three keys to have it derived.");
+}
+
+}  // namespace
+
+Section batch_section() { return {kRows, read, check}; }
+
+}  // namespace equigrad
