@@ -48,7 +48,7 @@ namespace equigrad {
 namespace comm {
 class Communicator;
 }
-namespace trace {
+namespace memory {
 class Ledger;
 }
 
@@ -123,7 +123,7 @@ class Engine {
   // Called at every boundary after clipping and before the update.
   void on_step(std::function<void(const std::vector<LocalShard>&)> observer);
   // Bytes this rank holds, by category, now and at the peak.
-  const trace::Ledger& ledger() const;
+  const memory::Ledger& ledger() const;
 
  private:
   void check_forward();

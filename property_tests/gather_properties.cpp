@@ -67,7 +67,7 @@ std::string scattered_and_gathered(const json& one, comm::Communicator& communic
   zero.stage3_prefetch_bucket_size = one.at("gather_size");
   zero.stage3_param_persistence_threshold = one.at("persistence");
   const layout::BucketPlan plan(model.table, communicator.world_size(), one.at("bucket_size"));
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   const auto masters = at::zeros({plan.shard_numel()});
   agreement::Participant participant(communicator, model.table.size());
   const parameter::Context context{model.table,  plan,          zero,

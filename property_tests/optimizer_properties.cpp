@@ -177,13 +177,14 @@ std::string take(const layout::BucketPlan& plan, int rank, const at::Tensor& fla
 std::string train(const Case& one, int shards, std::vector<at::Tensor>& wholes) {
   const auto table = table_of(one);
   const layout::BucketPlan plan(table, shards, one.bucket_size);
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   const std::size_t kinds = 1 + optimizer::state_names(one.rule).size();
   std::vector<std::vector<at::Tensor>> by_kind(kinds);
   for (auto& kind : by_kind)
     for (const int64_t numel : one.numels) kind.push_back(at::full({numel}, NAN));
   for (int rank = 0; rank < shards; ++rank) {
-    optimizer::ShardedState state(one.rule, one.groups, table, plan, one.stored, ledger);
+    optimizer::ShardedState state(optimizer::by_group(one.rule, one.groups), table, plan,
+                                  one.stored, ledger);
     auto masters = state.masters();
     masters.copy_(shard_space(plan, rank, one.seed, 0));
     for (int step = 0; step < kSteps; ++step)

@@ -80,7 +80,7 @@ Tensors reduce(const json& one, RankContext& context, const Tensors& gradients,
                                dtype_of(one, "rounded")};
   options.order = one.at("native").get<bool>() ? ReductionOrder::Native : ReductionOrder::Pinned;
   options.launch_when_full = one.at("when_full");
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   agreement::Participant participant(*group, table.size());
   bucket::BucketQueue queue(plan, participant, options, ledger, sink);
   // Gradients come in another order on every rank.

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -196,6 +197,71 @@ int guarded(const std::function<int()>& command) {
   return signal != 0 ? 128 + signal : code;
 }
 
+// All commands' options.
+struct Commands {
+  RunCommand run, list;
+  ReproCommand repro;
+  TrainCommand train;
+  CompareCommand compare;
+  FaultsCommand faults;
+  ConfigCommand config;
+  std::string data_dir;
+  std::function<int()> chosen;  // by the subcommand that was parsed
+};
+
+// A command that does what `act` says, if it is the one that was typed.
+CLI::App& add_command(CLI::App& app, Commands& all, const std::string& name,
+                      const std::string& words, std::function<int()> act) {
+  auto* command = app.add_subcommand(name, words);
+  command->callback([&all, act = std::move(act)] { all.chosen = act; });
+  return *command;
+}
+
+void add_config(CLI::App& app, Commands& all) {
+  auto& config = *app.add_subcommand("config", "About configurations");
+  config.require_subcommand(1);
+  add_config_check(add_command(config, all, "check",
+                               "Print what a DeepSpeed JSON file means, and the bytes a rank holds",
+                               [&all] { return config_check_command(all.config); }),
+                   all.config);
+  add_command(config, all, "keys", "Print every key and what it does here",
+              [] { return config_keys_command(); });
+  add_command(config, all, "schema", "Print a JSON Schema of the file",
+              [] { return config_schema_command(); });
+}
+
+void add_commands(CLI::App& app, Commands& all) {
+  add_run(
+      add_command(app, all, "run", "Run the conformance matrix and the contract",
+                  [&all] { return all.run.list ? list_command(all.run) : run_command(all.run); }),
+      all.run);
+  auto& list = add_command(app, all, "list", "Print the ids of cases",
+                           [&all] { return list_command(all.list); });
+  add_selection(list, all.list);
+  list.add_flag("--faults", all.list.list_faults, "What run --fault takes, instead of ids");
+  list.add_flag("--mistakes", all.list.list_mistakes,
+                "Known misbehaviours and traps, which are filters too, instead of ids");
+  add_repro(
+      add_command(app, all, "repro", "Repeat a case that fails, and shrink it to the smallest one",
+                  [&all] { return repro_command(all.repro); }),
+      all.repro);
+  add_train(add_command(app, all, "train", "Train with the engine and its twin side by side",
+                        [&all] { return train_command(all.train); }),
+            all.train);
+  add_compare(
+      add_command(app, all, "compare", "Train two configurations from the same seeds, and compare",
+                  [&all] { return compare_command(all.compare); }),
+      all.compare);
+  add_faults(add_command(app, all, "faults",
+                         "Plant every fault of the catalogue, and print which check catches which",
+                         [&all] { return faults_command(all.faults); }),
+             all.faults);
+  add_config(app, all);
+  add_command(app, all, "doctor", "Look at this machine", [&all] {
+    return doctor_command(all.data_dir);
+  }).add_option("--data-dir", all.data_dir, "Folder with plays.txt and Fashion-MNIST");
+}
+
 }  // namespace
 
 int run_cli(int argc, const char* const* argv) {
@@ -204,63 +270,20 @@ int run_cli(int argc, const char* const* argv) {
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default();  // help shows them
   app.require_subcommand(1);
-  RunCommand run, list;
-  ReproCommand repro;
-  TrainCommand train;
-  CompareCommand compare;
-  FaultsCommand faults;
-  ConfigCommand config;
-  std::string data_dir;
-  auto* run_app = app.add_subcommand("run", "Run the conformance matrix and the contract");
-  add_run(*run_app, run);
-  auto* list_app = app.add_subcommand("list", "Print the ids of cases");
-  add_selection(*list_app, list);
-  list_app->add_flag("--faults", list.list_faults, "What run --fault takes, instead of ids");
-  list_app->add_flag("--mistakes", list.list_mistakes,
-                     "Known misbehaviours and traps, which are filters too, instead of ids");
-  auto* repro_app =
-      app.add_subcommand("repro", "Repeat a case that fails, and shrink it to the smallest one");
-  add_repro(*repro_app, repro);
-  auto* train_app = app.add_subcommand("train", "Train with the engine and its twin side by side");
-  add_train(*train_app, train);
-  auto* compare_app =
-      app.add_subcommand("compare", "Train two configurations from the same seeds, and compare");
-  add_compare(*compare_app, compare);
-  auto* faults_app = app.add_subcommand(
-      "faults", "Plant every fault of the catalogue, and print which check catches which");
-  add_faults(*faults_app, faults);
-  auto* config_app = app.add_subcommand("config", "About configurations");
-  config_app->require_subcommand(1);
-  auto* check_app = config_app->add_subcommand(
-      "check", "Print what a DeepSpeed JSON file means, and the bytes a rank holds");
-  add_config_check(*check_app, config);
-  auto* keys_app = config_app->add_subcommand("keys", "Print every key and what it does here");
-  auto* schema_app = config_app->add_subcommand("schema", "Print a JSON Schema of the file");
-  auto* doctor_app = app.add_subcommand("doctor", "Look at this machine");
-  doctor_app->add_option("--data-dir", data_dir, "Folder with plays.txt and Fashion-MNIST");
+  Commands all;
+  add_commands(app, all);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error, std::cout, std::cerr) == 0 ? kHeld : kUsage;
   }
-  run.program = repro.program = shell_word(argv[0]);
-  for (int i = 0; i < argc; ++i) run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
-  compare.line = faults.line = run.line;
-  faults.program = run.program;
-  compare.margin_is_stated = compare_app->count("--margin") > 0;
+  all.run.program = all.repro.program = shell_word(argv[0]);
+  for (int i = 0; i < argc; ++i) all.run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
+  all.compare.line = all.faults.line = all.run.line;
+  all.faults.program = all.run.program;
+  all.compare.margin_is_stated = app.get_subcommand("compare")->count("--margin") > 0;
   ranks::watch_interrupts();
-  return guarded([&] {
-    if (*run_app) return run.list ? list_command(run) : run_command(run);
-    if (*list_app) return list_command(list);
-    if (*repro_app) return repro_command(repro);
-    if (*train_app) return train_command(train);
-    if (*compare_app) return compare_command(compare);
-    if (*faults_app) return faults_command(faults);
-    if (*doctor_app) return doctor_command(data_dir);
-    if (*keys_app) return config_keys_command();
-    if (*schema_app) return config_schema_command();
-    return config_check_command(config);
-  });
+  return guarded(all.chosen);
 }
 
 std::string version_text() {

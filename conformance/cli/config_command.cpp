@@ -70,8 +70,8 @@ std::string rates_text(const MemoryRates& rates) {
     total.idle += rate.idle;
     const std::string constant =
         rate.constant == 0 ? "" : with_thousands(rate.constant) + " bytes by the sizes configured";
-    text += formatted("%-16s %14s %14s  %s", trace::kCategoryNames[i], rate_text(rate.idle).c_str(),
-                      rate_text(rate.peak).c_str(), constant.c_str());
+    text += formatted("%-16s %14s %14s  %s", memory::kCategoryNames[i],
+                      rate_text(rate.idle).c_str(), rate_text(rate.peak).c_str(), constant.c_str());
     text.resize(text.find_last_not_of(' ') + 1);
     text += "\n";
   }
@@ -86,7 +86,7 @@ std::string sizes_text(const Sized& all) {
       formatted("%-16s %22s %22s %22s\n", "bytes", "between steps", "at the peak", "at most");
   for (std::size_t i = 0; i < all.forecast.categories.size(); ++i) {
     const auto& held = all.forecast.categories[i];
-    text += formatted("%-16s %22s %22s %22s\n", trace::kCategoryNames[i],
+    text += formatted("%-16s %22s %22s %22s\n", memory::kCategoryNames[i],
                       with_thousands(held.idle).c_str(),
                       ((held.is_exact ? "" : "from ") + with_thousands(held.peak)).c_str(),
                       with_thousands(held.most).c_str());
@@ -122,7 +122,7 @@ json record_of(const ConfigCommand& command, const EffectiveConfig& effective,
                                   {"origin", kOrigins.at(static_cast<std::size_t>(setting.origin))},
                                   {"note", setting.note}});
   for (std::size_t i = 0; i < rates.size(); ++i) {
-    auto& category = record["memory"][trace::kCategoryNames[i]];
+    auto& category = record["memory"][memory::kCategoryNames[i]];
     category = {{"idle_per_parameter", rates[i].idle},
                 {"peak_per_parameter", rates[i].peak},
                 {"constant_bytes", rates[i].constant}};

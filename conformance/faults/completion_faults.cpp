@@ -114,7 +114,7 @@ void launched_before_producer(FaultContext& context) {
 
 // The page takes the columns of the first page of its gather.
 void gather_taken_for_another(FaultContext& context) {
-  seams().page_arrive = [&context](parameter::Page& self, trace::Ledger& ledger) {
+  seams().page_arrive = [&context](parameter::Page& self, memory::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving && self.offset != 0;
     if (arrives && context.has_begun()) {
       self.gather->wait();

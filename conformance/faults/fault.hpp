@@ -50,7 +50,6 @@ class FaultContext {
   int step() const { return moment_->step; }
   int micro_batch() const { return moment_->micro_batch; }
   int micro_batches() const { return moment_->micro_batches; }
-  bool is_last_micro_batch() const { return micro_batch() + 1 == micro_batches(); }
   bool has_begun() const { return step() >= 0; }
   // To be called by the fault when it changed something.
   void acted();

@@ -15,13 +15,13 @@
 
 namespace equigrad::conformance::faults {
 
-std::vector<Fault> communicator_faults();
-std::vector<Fault> partition_faults();
+std::vector<Fault> comm_faults();
+std::vector<Fault> layout_faults();
 std::vector<Fault> bucket_faults();
 std::vector<Fault> reduction_faults();
-std::vector<Fault> accumulation_faults();
-std::vector<Fault> loss_scale_faults();
-std::vector<Fault> clip_faults();
+std::vector<Fault> gradient_faults();
+std::vector<Fault> loss_faults();
+std::vector<Fault> shard_faults();
 std::vector<Fault> optimizer_faults();
 std::vector<Fault> schedule_faults();
 std::vector<Fault> parameter_faults();

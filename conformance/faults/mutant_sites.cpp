@@ -89,7 +89,7 @@ void at_copy(FaultContext&, Mutate mutate) {
 }
 
 void at_page(FaultContext&, Mutate mutate) {
-  seams().page_arrive = [mutate](parameter::Page& self, trace::Ledger& ledger) {
+  seams().page_arrive = [mutate](parameter::Page& self, memory::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving;
     through::page_arrive(self, ledger);
     if (arrives) put(self.tensor.variable_data(), mutate);

@@ -44,7 +44,7 @@ void publish_by(Keeper::Publish publish) {
 // parameters when they are published.
 void keep_cached_weights(FaultContext& context) {
   auto pages = std::make_shared<std::map<const void*, at::Tensor>>();
-  seams().page_arrive = [&context, pages](parameter::Page& self, trace::Ledger& ledger) {
+  seams().page_arrive = [&context, pages](parameter::Page& self, memory::Ledger& ledger) {
     through::page_arrive(self, ledger);
     const auto tensor = self.tensor.variable_data();
     if (self.state != parameter::Page::State::Live || !context.has_begun()) return;
@@ -87,7 +87,7 @@ void release_after_first_use(FaultContext& context) {
     seen->clear();
     through::window_end(self);
   };
-  seams().page_arrive = [&context, seen](parameter::Page& self, trace::Ledger& ledger) {
+  seams().page_arrive = [&context, seen](parameter::Page& self, memory::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving;
     through::page_arrive(self, ledger);
     if (!arrives || !context.has_begun()) return;
@@ -113,7 +113,7 @@ void map_to_another(FaultContext& context) {
     through::copy_out(columns, flat);
     swapped(flat);
   };
-  seams().page_arrive = [swapped](parameter::Page& self, trace::Ledger& ledger) {
+  seams().page_arrive = [swapped](parameter::Page& self, memory::Ledger& ledger) {
     const bool arrives = self.state == parameter::Page::State::Arriving;
     through::page_arrive(self, ledger);
     if (arrives) swapped(self.tensor.variable_data().view(-1));

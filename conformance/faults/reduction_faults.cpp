@@ -94,7 +94,7 @@ std::vector<Fault> reduction_faults() {
                "gradient",
                [](FaultContext& s) {
                  keep_local(
-                     s, [](const FaultContext& context) { return context.is_last_micro_batch(); });
+                     s, [](const FaultContext& context) { return context.micro_batch() + 1 == context.micro_batches(); });
                }),
       at_seams("reduction.stops_after_the_first_step", "from the second step on nothing is reduced",
                {"PT-02"}, "gradient",

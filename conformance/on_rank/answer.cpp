@@ -20,9 +20,9 @@ nlohmann::json cover_rows(const std::map<std::string, int64_t>& numels, const En
 nlohmann::json memory_rows(const Engine& engine) {
   auto rows = nlohmann::json::array();
   const auto& ledger = engine.ledger();
-  for (int i = 0; i < trace::kCategories; ++i) {
-    const auto category = static_cast<trace::Category>(i);
-    rows.push_back({trace::kCategoryNames[static_cast<std::size_t>(i)], ledger.bytes(category),
+  for (int i = 0; i < memory::kCategories; ++i) {
+    const auto category = static_cast<memory::Category>(i);
+    rows.push_back({memory::kCategoryNames[static_cast<std::size_t>(i)], ledger.bytes(category),
                     ledger.peak_bytes(category)});
   }
   rows.push_back({"total", ledger.total_bytes(), ledger.total_peak_bytes()});

@@ -58,9 +58,9 @@ class Learner {
   json finished() const {
     const auto& ledger = engine_->ledger();
     json held = json::object();
-    for (int index = 0; index < trace::kCategories; ++index)
-      held[trace::kCategoryNames[static_cast<std::size_t>(index)]] =
-          ledger.bytes(static_cast<trace::Category>(index));
+    for (int index = 0; index < memory::kCategories; ++index)
+      held[memory::kCategoryNames[static_cast<std::size_t>(index)]] =
+          ledger.bytes(static_cast<memory::Category>(index));
     const int64_t peak_bytes = process_peak_bytes();
     return {{"held", held},
             {"held_bytes", ledger.total_bytes()},

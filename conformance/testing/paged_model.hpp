@@ -34,7 +34,7 @@ struct PagedModel {
   layout::BucketPlan plan;
   agreement::Participant participant;
   ZeroConfig zero;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   std::vector<at::Tensor> tensors;
   at::Tensor masters;
   std::unique_ptr<Parameters> keeper;
@@ -60,7 +60,7 @@ struct PagedModel {
     return zero;
   }
   bool here(std::size_t i) const { return tensors[i].storage().data() != nullptr; }
-  int64_t gathered() const { return ledger.bytes(trace::Category::Gathered); }
+  int64_t gathered() const { return ledger.bytes(memory::Category::Gathered); }
   at::Tensor forward(const at::Tensor& input) const {
     auto x = input;
     for (const auto& tensor : tensors) x = at::tanh(at::mm(x, tensor.to(at::kFloat)));

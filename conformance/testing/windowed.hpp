@@ -41,7 +41,7 @@ struct Windowed {
   layout::ParameterTable table = table_of(kNumels);
   layout::BucketPlan plan;
   agreement::Participant participant;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   gradient::Window window;
 
   Windowed(ranks::RankContext& context, const WindowKind& of)

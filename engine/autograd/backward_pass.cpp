@@ -10,7 +10,7 @@
 #include "engine/autograd/graph_tasks.hpp"
 #include "engine/error.hpp"
 
-namespace equigrad::gradient {
+namespace equigrad::autograd {
 
 // Lives as long as a graph task's callbacks. If it is destroyed before the end, the pass threw.
 struct BackwardPass::Task {
@@ -175,4 +175,4 @@ void BackwardPass::run(const std::function<void()>& backward) {
   }
 }
 
-}  // namespace equigrad::gradient
+}  // namespace equigrad::autograd

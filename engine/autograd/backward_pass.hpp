@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-namespace equigrad::gradient {
+namespace equigrad::autograd {
 
 struct PassCallbacks {
   std::function<void()> begin;
@@ -72,4 +72,4 @@ class BackwardPass {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace equigrad::gradient
+}  // namespace equigrad::autograd

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace equigrad::gradient {
+namespace equigrad::autograd {
 namespace {
 
 // What is to be called at the end of one pass. It lives in a callback of a graph task and dies with
@@ -93,4 +93,4 @@ void at_end_of_pass(int64_t order, std::function<void()> at_end) {
   batch->calls.emplace(order, std::move(at_end));
 }
 
-}  // namespace equigrad::gradient
+}  // namespace equigrad::autograd

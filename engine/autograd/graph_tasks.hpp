@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace equigrad::gradient {
+namespace equigrad::autograd {
 
 // While one lives, nested graph tasks are seen.
 class GraphTaskObserver {
@@ -35,4 +35,4 @@ int current_graph_task();
 // To be called inside a graph task. A smaller order comes first.
 void at_end_of_pass(int64_t order, std::function<void()> at_end);
 
-}  // namespace equigrad::gradient
+}  // namespace equigrad::autograd

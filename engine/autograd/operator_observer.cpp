@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace equigrad::parameter {
+namespace equigrad::autograd {
 
 // A listener, and whoever is telling it something. Operators of other threads may hold it longer
 // than its Observation lives.
@@ -135,4 +135,4 @@ Silence::Silence() : before_(silent) { silent = true; }
 Silence::~Silence() { silent = before_; }
 bool Silence::active() { return silent; }
 
-}  // namespace equigrad::parameter
+}  // namespace equigrad::autograd

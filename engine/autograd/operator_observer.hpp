@@ -20,7 +20,7 @@
 #include <memory>
 #include <vector>
 
-namespace equigrad::parameter {
+namespace equigrad::autograd {
 
 class OperatorListener {
  public:
@@ -59,4 +59,4 @@ class Silence {
   bool before_;
 };
 
-}  // namespace equigrad::parameter
+}  // namespace equigrad::autograd

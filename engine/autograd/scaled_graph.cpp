@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace equigrad::loss {
+namespace equigrad::autograd {
 namespace {
 
 using torch::autograd::AccumulateGrad;
@@ -28,14 +28,14 @@ using torch::autograd::variable_list;
 
 class ScaleNode final : public Node {
  public:
-  ScaleNode(torch::autograd::edge_list&& next, std::shared_ptr<LossScaler> scaler,
+  ScaleNode(torch::autograd::edge_list&& next, std::shared_ptr<loss::LossScaler> scaler,
             at::ScalarType input)
       : Node(std::move(next)),
         scaler_(std::move(scaler)),
         scale_(scaler_->scale()),
         input_(input) {}
 
-  const LossScaler* scaler() const { return scaler_.get(); }
+  const loss::LossScaler* scaler() const { return scaler_.get(); }
   double scale() const { return scale_; }
   std::string name() const override { return "LossScaleBackward"; }
 
@@ -46,7 +46,7 @@ class ScaleNode final : public Node {
     return {at::mul(gradients[0], scale_).to(input_)};
   }
 
-  std::shared_ptr<LossScaler> scaler_;
+  std::shared_ptr<loss::LossScaler> scaler_;
   double scale_;
   at::ScalarType input_;
 };
@@ -70,7 +70,7 @@ struct Pass {
   std::shared_ptr<Pass> outer;   // if it runs inside of a node of another one
   const Node* within = nullptr;  // that node
   std::mutex mutex;
-  std::map<const LossScaler*, Paths> paths;  // of the scalers asked for
+  std::map<const loss::LossScaler*, Paths> paths;  // of the scalers asked for
 };
 
 // What engines of a process share. The two mutexes are never held together: the end of a pass may
@@ -148,12 +148,12 @@ struct Observer {
 };
 
 struct ObservedScaler {
-  LossScaler scaler;
+  loss::LossScaler scaler;
   Observer observer;
   explicit ObservedScaler(const LossScaleConfig& config) : scaler(config) {}
 };
 
-Marks after(const Node& node, Marks arriving, const LossScaler* asked) {
+Marks after(const Node& node, Marks arriving, const loss::LossScaler* asked) {
   const auto* const scaling = dynamic_cast<const ScaleNode*>(&node);
   if (scaling == nullptr) return arriving;
   Marks marks = 0;
@@ -164,7 +164,7 @@ Marks after(const Node& node, Marks arriving, const LossScaler* asked) {
 }
 
 // Marks only grow, so this ends; a node is looked at again only if another kind of path was found.
-void walk(const Node* root, Marks arriving, const LossScaler* asked, Paths& paths) {
+void walk(const Node* root, Marks arriving, const loss::LossScaler* asked, Paths& paths) {
   std::vector<std::pair<const Node*, Marks>> open{{root, arriving}};
   while (!open.empty()) {
     const auto [node, marks] = open.back();
@@ -184,7 +184,7 @@ void walk(const Node* root, Marks arriving, const LossScaler* asked, Paths& path
   }
 }
 
-const Paths& paths_of(Pass& pass, const LossScaler* asked) {
+const Paths& paths_of(Pass& pass, const loss::LossScaler* asked) {
   const std::lock_guard lock(pass.mutex);
   const auto [found, is_new] = pass.paths.try_emplace(asked);
   if (!is_new) return found->second;
@@ -199,7 +199,7 @@ const Paths& paths_of(Pass& pass, const LossScaler* asked) {
 }
 
 // What is wrong with these paths, and what to do.
-std::string complaint(Marks marks, const LossScaler* asked) {
+std::string complaint(Marks marks, const loss::LossScaler* asked) {
   if (asked == nullptr) {
     return "no loss scale, since the precision of its engine needs none, got the loss scale of "
            "another engine. Give the engines losses of their own, or the same precision and one "
@@ -225,14 +225,14 @@ std::string complaint(Marks marks, const LossScaler* asked) {
 
 }  // namespace
 
-std::shared_ptr<LossScaler> make_scaler(const LossScaleConfig& config) {
-  auto plain = std::make_shared<LossScaler>(config);
+std::shared_ptr<loss::LossScaler> make_scaler(const LossScaleConfig& config) {
+  auto plain = std::make_shared<loss::LossScaler>(config);
   if (!plain->is_needed()) return plain;
   auto observed = std::make_shared<ObservedScaler>(config);
   return {observed, &observed->scaler};
 }
 
-at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<LossScaler>& scaler) {
+at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<loss::LossScaler>& scaler) {
   if (scaler == nullptr || !scaler->is_needed()) return tensor;
   const auto type = c10::promoteTypes(tensor.scalar_type(), at::kFloat);
   at::Tensor scaled;
@@ -249,7 +249,7 @@ at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<LossScaler>& sc
   return scaled;
 }
 
-void check_pass(const LossScaler* scaler, const NameOf& name_of) {
+void check_pass(const loss::LossScaler* scaler, const NameOf& name_of) {
   const auto* const asked = scaler != nullptr && scaler->is_needed() ? scaler : nullptr;
   if (asked == nullptr && shared().observers == 0) return;
   const auto pass = find_pass(torch::autograd::get_current_graph_task_id());
@@ -277,4 +277,4 @@ void check_pass(const LossScaler* scaler, const NameOf& name_of) {
   }
 }
 
-}  // namespace equigrad::loss
+}  // namespace equigrad::autograd

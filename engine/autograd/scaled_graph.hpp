@@ -30,13 +30,13 @@
 
 #include "engine/loss/loss_scaler.hpp"
 
-namespace equigrad::loss {
+namespace equigrad::autograd {
 
 // A scaler that check_pass can check: while it lives, passes are recorded (if it is needed).
-std::shared_ptr<LossScaler> make_scaler(const LossScaleConfig& config);
+std::shared_ptr<loss::LossScaler> make_scaler(const LossScaleConfig& config);
 
 // The tensor to call .backward() on; the tensor itself if the scaler is null or not needed.
-at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<LossScaler>& scaler);
+at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<loss::LossScaler>& scaler);
 
 // The name of a leaf that is this engine's parameter; null for any other.
 using NameOf = std::function<const std::string*(const at::Tensor& leaf)>;
@@ -44,6 +44,6 @@ using NameOf = std::function<const std::string*(const at::Tensor& leaf)>;
 // Inside of a graph task, at its first gradient: throws unless all gradients that it brings to this
 // engine's parameters are scaled exactly once, by this scaler, with its current scale. With no
 // scaler, or one that is not needed: unless none is scaled.
-void check_pass(const LossScaler* scaler, const NameOf& name_of);
+void check_pass(const loss::LossScaler* scaler, const NameOf& name_of);
 
-}  // namespace equigrad::loss
+}  // namespace equigrad::autograd

@@ -24,7 +24,7 @@ int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.
 }  // namespace
 
 BucketQueue::BucketQueue(const layout::BucketPlan& plan, agreement::Participant& participant,
-                         QueueOptions options, trace::Ledger& ledger, SumSink& sink)
+                         QueueOptions options, memory::Ledger& ledger, SumSink& sink)
     : plan_(plan),
       participant_(participant),
       options_(options),
@@ -44,7 +44,7 @@ Bucket& BucketQueue::open(std::size_t bucket) {
     if (waits_exactly())
       options = options.dtype(type_of_waiting(place.lower_precision, sends_sums_));
     entry.emplace(place, plan_.shards(), communicator().world_size(), options);
-    ledger_.charge(trace::Category::Buckets, entry->bytes());
+    ledger_.charge(memory::Category::Buckets, entry->bytes());
   }
   return *entry;
 }
@@ -83,8 +83,8 @@ void BucketQueue::to_exact_sums(Bucket& bucket) {
   const int64_t before = bucket.bytes();
   bucket.to_exact_sums();
   const int64_t after = bucket.bytes();
-  ledger_.charge(trace::Category::Buckets, after);
-  ledger_.credit(trace::Category::Buckets, before);
+  ledger_.charge(memory::Category::Buckets, after);
+  ledger_.credit(memory::Category::Buckets, before);
   sends_sums_ = true;
 }
 
@@ -185,7 +185,7 @@ void BucketQueue::launch(std::size_t bucket) {
   const at::Tensor held = opened.buffer();
   const at::Tensor buffer = as_sent(held, place.lower_precision);
   const int64_t bytes = is_kept && buffer.is_same(held) ? 0 : bytes_of(buffer);
-  ledger_.charge(trace::Category::Buckets, bytes - (is_kept ? 0 : bytes_of(held)));
+  ledger_.charge(memory::Category::Buckets, bytes - (is_kept ? 0 : bytes_of(held)));
   if (!is_kept) buckets_[bucket].reset();
   auto reduction = reduce(buffer);
   // The only bucket of an all-reduce has its block: its own.
@@ -200,7 +200,7 @@ void BucketQueue::deliver(std::size_t bucket) {
   if (in_flight_.empty() || in_flight_.front().bucket != bucket) return;  // its launch threw
   auto oldest = std::move(in_flight_.front());
   in_flight_.pop_front();
-  ledger_.credit(trace::Category::Buckets, oldest.bytes);
+  ledger_.credit(memory::Category::Buckets, oldest.bytes);
   at::Tensor block;
   if (oldest.may_stay) block = sink_.block(bucket);
   if (block.defined() && block.scalar_type() != options_.result_dtype) block.reset();
@@ -212,7 +212,7 @@ void BucketQueue::deliver(std::size_t bucket) {
 }
 
 void BucketQueue::release(std::size_t bucket) noexcept {
-  if (buckets_[bucket]) ledger_.credit(trace::Category::Buckets, buckets_[bucket]->bytes());
+  if (buckets_[bucket]) ledger_.credit(memory::Category::Buckets, buckets_[bucket]->bytes());
   buckets_[bucket].reset();
 }
 
@@ -265,7 +265,7 @@ void BucketQueue::take_back() {
 
 void BucketQueue::drop_in_flight() noexcept {
   for (auto& flying : in_flight_) {
-    ledger_.credit(trace::Category::Buckets, flying.bytes);
+    ledger_.credit(memory::Category::Buckets, flying.bytes);
     try {
       flying.reduction.drop();
     } catch (...) {

@@ -65,7 +65,7 @@ class SumSink {
 class BucketQueue {
  public:
   BucketQueue(const layout::BucketPlan& plan, agreement::Participant& participant,
-              QueueOptions options, trace::Ledger& ledger, SumSink& sink);
+              QueueOptions options, memory::Ledger& ledger, SumSink& sink);
 
   void copy_in(std::size_t parameter, at::Tensor gradient, double weight);
   // While nothing waits: whether buckets hold exact sums from the start (QueueOptions).
@@ -130,7 +130,7 @@ class BucketQueue {
   const layout::BucketPlan& plan_;
   agreement::Participant& participant_;
   QueueOptions options_;
-  trace::Ledger& ledger_;
+  memory::Ledger& ledger_;
   SumSink& sink_;
   layout::LaunchSchedule schedule_;
   std::vector<std::optional<Bucket>> buckets_;

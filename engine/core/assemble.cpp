@@ -42,7 +42,7 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
                                   (tensor.defined() ? "the result of an operator" : "none") +
                                   ". Register the parameter itself.");
   }
-  if (tensor.requires_grad() && gradient::is_watched(tensor)) {
+  if (tensor.requires_grad() && autograd::is_watched(tensor)) {
     throw Error("initialize", "expected a parameter that no engine trains, got \"" +
                                   parameter.name +
                                   "\", which another engine holds. Destroy that engine first.");

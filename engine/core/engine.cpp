@@ -77,6 +77,6 @@ GatheredParameters Engine::gather(const std::vector<at::Tensor>& parameters,
 void Engine::on_step(std::function<void(const std::vector<LocalShard>&)> observer) {
   engine_->parts().inspection.observer = std::move(observer);
 }
-const trace::Ledger& Engine::ledger() const { return engine_->parts().ledger; }
+const memory::Ledger& Engine::ledger() const { return engine_->parts().ledger; }
 
 }  // namespace equigrad

@@ -69,8 +69,8 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
       group{communicator, {*communicator, assembly.table.size()}},
       model(std::move(assembly.tensors), std::move(assembly.table), config,
             communicator->world_size()),
-      loss{loss::make_scaler(config.precision.loss_scale)},
-      optimizer(config.optimizer, assembly.groups, model.table, model.plan,
+      loss{autograd::make_scaler(config.precision.loss_scale)},
+      optimizer(optimizer::by_group(config.optimizer, assembly.groups), model.table, model.plan,
                 state_options(config, communicator->device()), ledger),
       parameters(parameter::make_keeper(
           {.table = model.table,
@@ -143,15 +143,15 @@ TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
 // Engines that share the scale wait for those that hold it.
 TrainingEngine::~TrainingEngine() { parts_.loss.scaler->released(this); }
 
-gradient::BackwardPass TrainingEngine::watch() {
+autograd::BackwardPass TrainingEngine::watch() {
   // Of several engines in a pass those end first that can still fail on another rank.
   const bool waits = parts_.stage().gradients_reduced == ReduceWhen::EveryPass;
   const int64_t order = parts_.group.participant.number() + (waits ? 0 : int64_t{1} << 32);
   const auto& [tensors, table, plan, names] = parts_.model;
-  std::vector<gradient::WatchedParameter> watched;
+  std::vector<autograd::WatchedParameter> watched;
   for (std::size_t i = 0; i < table.size(); ++i)
     if (table[i].trainable) watched.push_back({i, table[i].name, tensors[i]});
-  return gradient::BackwardPass(
+  return autograd::BackwardPass(
       std::move(watched),
       {.begin = [this] { begin_pass(); },
        .ready =
@@ -214,7 +214,7 @@ void TrainingEngine::rethrow_failure() {
 // What is checked is the pass at hand: how its gradients reach this engine's parameters.
 void TrainingEngine::check_scale() const {
   const auto& names = parts_.model.names;
-  loss::check_pass(parts_.loss.scaler.get(), [&names](const at::Tensor& leaf) {
+  autograd::check_pass(parts_.loss.scaler.get(), [&names](const at::Tensor& leaf) {
     const auto found = names.find(leaf.unsafeGetTensorImpl());
     return found == names.end() ? nullptr : found->second;
   });
@@ -252,7 +252,7 @@ at::Tensor TrainingEngine::scale(const at::Tensor& tensor) {
                 "expected a tensor with a graph, got one that requires no gradient. Compute it "
                 "from the model's parameters outside of NoGradGuard.");
   }
-  return loss::scale(tensor, parts_.loss.scaler);
+  return autograd::scale(tensor, parts_.loss.scaler);
 }
 
 void TrainingEngine::share_loss_scale(TrainingEngine& owner) {
@@ -363,8 +363,8 @@ void TrainingEngine::update(const agreement::Agreement& agreement) {
     RECORD_USER_SCOPE("gradient.reduce");
     return parts_.window.take_averaged(parts_.factor());
   }();
-  const trace::Charge charge(parts_.ledger, trace::Category::Gradients,
-                             static_cast<int64_t>(gradient.nbytes()));
+  const memory::Charge charge(parts_.ledger, memory::Category::Gradients,
+                              static_cast<int64_t>(gradient.nbytes()));
   const auto measure = [&] {
     RECORD_USER_SCOPE("shard.norm");
     return shard::measure(

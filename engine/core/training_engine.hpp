@@ -93,7 +93,7 @@ struct Outcome {
 struct Parts {
   EngineConfig config;
   Group group;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   Model model;
   Loss loss;
   optimizer::ShardedState optimizer;
@@ -140,7 +140,7 @@ class TrainingEngine {
   void rethrow_failure();
 
  private:
-  gradient::BackwardPass watch();
+  autograd::BackwardPass watch();
   void begin_pass();
   void end_pass();
   void abandon_pass() noexcept;
@@ -152,7 +152,7 @@ class TrainingEngine {
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
 
   core::Parts parts_;
-  gradient::BackwardPass pass_;  // last: its hooks call everything above
+  autograd::BackwardPass pass_;  // last: its hooks call everything above
 };
 
 }  // namespace equigrad

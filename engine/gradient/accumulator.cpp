@@ -38,7 +38,7 @@ at::Tensor multiplied(const at::Tensor& values, double factor, at::ScalarType dt
 }
 
 Accumulator::Accumulator(const layout::BucketPlan& plan, at::TensorOptions options,
-                         trace::Ledger& ledger)
+                         memory::Ledger& ledger)
     : plan_(plan), options_(options), ledger_(ledger), has_bucket_(plan.buckets().size(), false) {}
 
 Accumulator::~Accumulator() { clear(); }
@@ -46,13 +46,13 @@ Accumulator::~Accumulator() { clear(); }
 void Accumulator::add(std::size_t bucket, at::Tensor sum, double weight) {
   if (weight != 1.0) sum = sum.to(at::kFloat).mul_(weight);
   if (!committed_) return write(bucket, sum);
-  ledger_.charge(trace::Category::Gradients, bytes_of(sum));
+  ledger_.charge(memory::Category::Gradients, bytes_of(sum));
   staged_.push_back({bucket, std::move(sum)});
 }
 
 void Accumulator::open(const at::Tensor& window) {
   window_ = window;
-  ledger_.charge(trace::Category::Gradients, bytes_of(window_));
+  ledger_.charge(memory::Category::Gradients, bytes_of(window_));
 }
 
 at::Tensor Accumulator::block(std::size_t bucket) {
@@ -87,7 +87,7 @@ void Accumulator::write(std::size_t bucket, const at::Tensor& sum) {
 void Accumulator::commit() {
   for (auto& staged : staged_) {
     write(staged.bucket, staged.sum);
-    ledger_.credit(trace::Category::Gradients, bytes_of(staged.sum));
+    ledger_.credit(memory::Category::Gradients, bytes_of(staged.sum));
     staged.sum.reset();
   }
   staged_.clear();
@@ -106,7 +106,7 @@ void Accumulator::rollback() {
   if (!committed_) return clear();
   for (const auto& staged : staged_) {
     if (!staged.sum.defined()) continue;  // commit() threw midway
-    ledger_.credit(trace::Category::Gradients, bytes_of(staged.sum));
+    ledger_.credit(memory::Category::Gradients, bytes_of(staged.sum));
   }
   staged_.clear();
 }
@@ -116,8 +116,8 @@ at::Tensor Accumulator::take_averaged(double factor, at::ScalarType dtype) {
   clear_missing();
   auto average = multiplied(window_, factor, dtype);
   // Beside the window, unless it took its memory.
-  const trace::Charge charge(ledger_, trace::Category::Gradients,
-                             average.is_alias_of(window_) ? 0 : bytes_of(average));
+  const memory::Charge charge(ledger_, memory::Category::Gradients,
+                              average.is_alias_of(window_) ? 0 : bytes_of(average));
   clear();
   return average;
 }
@@ -137,7 +137,7 @@ void Accumulator::clear() {
   committed_ = true;
   rollback();
   committed_ = false;
-  if (window_.defined()) ledger_.credit(trace::Category::Gradients, bytes_of(window_));
+  if (window_.defined()) ledger_.credit(memory::Category::Gradients, bytes_of(window_));
   window_.reset();
   std::fill(has_bucket_.begin(), has_bucket_.end(), false);
 }

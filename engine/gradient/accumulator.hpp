@@ -9,7 +9,7 @@
 // addition's own happens. Exact sums (kernels/exact_tensor.hpp) are merged without rounding, and
 // rounded once to fp32 where they are read. average() multiplies once, in fp32, by the factor of
 // loss/divisors.hpp. Shapes: one flat tensor over the rank's shard space, [plan.shard_numel()];
-// sums come bucket by bucket. Errors: none. Depends on: layout/bucket_plan, trace/ledger,
+// sums come bucket by bucket. Errors: none. Depends on: layout/bucket_plan, memory/ledger,
 // kernels/exact_tensor.
 #pragma once
 
@@ -25,7 +25,7 @@ namespace equigrad::gradient {
 
 class Accumulator {
  public:
-  Accumulator(const layout::BucketPlan& plan, at::TensorOptions options, trace::Ledger& ledger);
+  Accumulator(const layout::BucketPlan& plan, at::TensorOptions options, memory::Ledger& ledger);
   ~Accumulator();
   Accumulator(const Accumulator&) = delete;
   Accumulator& operator=(const Accumulator&) = delete;
@@ -58,7 +58,7 @@ class Accumulator {
 
   const layout::BucketPlan& plan_;
   at::TensorOptions options_;  // accumulate dtype, device
-  trace::Ledger& ledger_;
+  memory::Ledger& ledger_;
   at::Tensor window_;             // [plan.shard_numel()], undefined while nothing has arrived
   std::vector<bool> has_bucket_;  // which buckets hold a sum of this window
   bool committed_ = false;        // the window holds an earlier pass's sums

@@ -38,7 +38,7 @@ bucket::QueueOptions Window::queue_options() const {
 
 Window::Window(const layout::BucketPlan& plan, std::size_t parameters,
                agreement::Participant& participant, const WindowOptions& options,
-               trace::Ledger& ledger)
+               memory::Ledger& ledger)
     : plan_(plan),
       participant_(participant),
       options_(options),
@@ -71,7 +71,7 @@ void Window::ready(std::size_t parameter, at::Tensor gradient) {
   if (options_.reduce_every_pass)
     return queue_.copy_in(parameter, std::move(gradient), is_exact() ? pass_.weight : 1.0);
   if (progress_.passes == 0) return queue_.copy_in(parameter, std::move(gradient), pass_.weight);
-  ledger_.charge(trace::Category::Gradients, static_cast<int64_t>(gradient.nbytes()));
+  ledger_.charge(memory::Category::Gradients, static_cast<int64_t>(gradient.nbytes()));
   pass_.staged.push_back({parameter, std::move(gradient)});
 }
 
@@ -93,7 +93,7 @@ void Window::end() {
   }
   for (auto& staged : pass_.staged) {
     queue_.copy_in(staged.parameter, staged.gradient, pass_.weight);
-    ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
+    ledger_.credit(memory::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
     staged.gradient.reset();
   }
   pass_.staged.clear();
@@ -121,7 +121,7 @@ void Window::abandon_pass() noexcept {
   if (options_.reduce_every_pass || progress_.passes == 0) sums_.rollback();
   for (const auto& staged : pass_.staged) {
     if (!staged.gradient.defined()) continue;  // end() threw midway
-    ledger_.credit(trace::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
+    ledger_.credit(memory::Category::Gradients, static_cast<int64_t>(staged.gradient.nbytes()));
   }
   pass_.staged.clear();
 }

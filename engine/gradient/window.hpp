@@ -67,7 +67,7 @@ enum class WindowPart {
 class Window final : private bucket::SumSink {
  public:
   Window(const layout::BucketPlan& plan, std::size_t parameters,
-         agreement::Participant& participant, const WindowOptions& options, trace::Ledger& ledger);
+         agreement::Participant& participant, const WindowOptions& options, memory::Ledger& ledger);
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
@@ -115,7 +115,7 @@ class Window final : private bucket::SumSink {
   const layout::BucketPlan& plan_;
   agreement::Participant& participant_;
   WindowOptions options_;
-  trace::Ledger& ledger_;
+  memory::Ledger& ledger_;
   Accumulator sums_;
   bucket::BucketQueue queue_;
   WindowProgress progress_;

@@ -111,9 +111,9 @@ HeldBytes Model::gradients() const {
 
 }  // namespace memory
 
+using memory::Category;
 using memory::Model;
 using memory::Sizes;
-using trace::Category;
 
 std::int64_t MemoryForecast::idle_bytes() const {
   std::int64_t bytes = 0;

@@ -33,7 +33,7 @@
 // model's operators. `most_bytes` holds for any order of arrival in which all ranks have the same
 // one. Not in it: activations, the memory that collectives receive into, buffers, allocators.
 // Units: bytes and elements. A rank's bytes are every rank's: shards are padded to one length.
-// Errors: those of layout and of stage_row. Depends on: config, layout, stage, trace/ledger. No
+// Errors: those of layout and of stage_row. Depends on: config, layout, stage, memory/ledger. No
 // torch.
 // Paper: Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1.
 #pragma once
@@ -69,9 +69,9 @@ struct HeldBytes {
 };
 
 struct MemoryForecast {
-  std::array<HeldBytes, trace::kCategories> categories;
+  std::array<HeldBytes, memory::kCategories> categories;
 
-  const HeldBytes& of(trace::Category category) const {
+  const HeldBytes& of(memory::Category category) const {
     return categories[static_cast<std::size_t>(category)];
   }
   std::int64_t idle_bytes() const;
@@ -102,7 +102,7 @@ struct RateOfBytes {
   double peak = 0;
   std::int64_t constant = 0;  // beside the peak; a larger tensor or operator adds to it
 };
-using MemoryRates = std::array<RateOfBytes, trace::kCategories>;
+using MemoryRates = std::array<RateOfBytes, memory::kCategories>;
 MemoryRates rates(const EngineConfig& config, const MemoryOptions& options);
 
 }  // namespace equigrad

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace equigrad::trace {
+namespace equigrad::memory {
 
 void Ledger::charge(Category category, int64_t bytes) {
   int64_t& now = now_bytes_[index(category)];
@@ -13,4 +13,4 @@ void Ledger::charge(Category category, int64_t bytes) {
   total_peak_bytes_ = std::max(total_peak_bytes_, total_bytes_);
 }
 
-}  // namespace equigrad::trace
+}  // namespace equigrad::memory

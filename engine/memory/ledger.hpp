@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace equigrad::trace {
+namespace equigrad::memory {
 
 enum class Category { Parameters, Gradients, MasterWeights, OptimizerState, Buckets, Gathered };
 constexpr int kCategories = 6;
@@ -55,4 +55,4 @@ class Charge {
   int64_t bytes_;
 };
 
-}  // namespace equigrad::trace
+}  // namespace equigrad::memory

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/error.hpp"
 #include "engine/kernels/element_of.hpp"
@@ -12,30 +13,37 @@
 
 namespace equigrad::optimizer {
 
-ShardedState::ShardedState(const OptimizerConfig& config, const std::vector<GroupOverride>& groups,
+std::vector<OptimizerConfig> by_group(const OptimizerConfig& config,
+                                      const std::vector<GroupOverride>& groups) {
+  std::vector<OptimizerConfig> all;
+  for (const auto& group : groups) {
+    all.push_back(config);
+    if (group.lr) all.back().lr = *group.lr;
+    if (group.weight_decay) all.back().weight_decay = *group.weight_decay;
+  }
+  return all;
+}
+
+ShardedState::ShardedState(std::vector<OptimizerConfig> config_by_group,
                            const layout::ParameterTable& table, const layout::BucketPlan& plan,
-                           const StateOptions& options, trace::Ledger& ledger)
-    : table_(table),
+                           const StateOptions& options, memory::Ledger& ledger)
+    : config_by_group_(std::move(config_by_group)),
+      table_(table),
       plan_(plan),
       ledger_(ledger),
       options_(options),
-      names_(state_names(config)),
+      names_(state_names(config_by_group_.at(0))),
       steps_(table.size(), 0) {
   for (const auto dtype : {options.master, options.state}) {
     kernels::element_of(dtype, "optimizer.state");
   }
-  for (const auto& group : groups) {
-    config_by_group_.push_back(config);
-    if (group.lr) config_by_group_.back().lr = *group.lr;
-    if (group.weight_decay) config_by_group_.back().weight_decay = *group.weight_decay;
-  }
   const auto place = at::TensorOptions().device(options.device);
   const bool pin = options.pin_memory && options.device.is_cpu() && at::hasCUDA();
   masters_ = at::zeros({plan.shard_numel()}, place.dtype(options.master).pinned_memory(pin));
-  ledger.charge(trace::Category::MasterWeights, static_cast<int64_t>(masters_.nbytes()));
+  ledger.charge(memory::Category::MasterWeights, static_cast<int64_t>(masters_.nbytes()));
   for (std::size_t i = 0; i < names_.size(); ++i) {
     states_.push_back(at::zeros({plan.shard_numel()}, place.dtype(options.state)));
-    ledger.charge(trace::Category::OptimizerState, static_cast<int64_t>(states_.back().nbytes()));
+    ledger.charge(memory::Category::OptimizerState, static_cast<int64_t>(states_.back().nbytes()));
   }
 }
 
@@ -93,8 +101,8 @@ void ShardedState::update(const at::Tensor& gradient, const std::vector<bool>& u
                  "every parameter was used or was not");
   const bool elsewhere = gradient.device() != masters_.device();
   const auto here = elsewhere ? copied_here(gradient) : gradient;
-  const trace::Charge charge(ledger_, trace::Category::Gradients,
-                             elsewhere ? static_cast<int64_t>(here.nbytes()) : 0);
+  const memory::Charge charge(ledger_, memory::Category::Gradients,
+                              elsewhere ? static_cast<int64_t>(here.nbytes()) : 0);
   for (const auto& run : runs(used)) {
     const auto part = [&](const at::Tensor& flat) {
       return flat.narrow(0, run.begin, run.end - run.begin);

@@ -9,7 +9,7 @@
 // Shapes: every tensor is flat over the shard space, [plan.shard_numel()]; masters, states and
 // gradient are fp32, bf16 or fp16, each in its own type (optimizer/update_rule.hpp).
 // Errors: equigrad::Error for another dtype.
-// Depends on: layout, config, trace/ledger, optimizer/update_rule.
+// Depends on: layout, config, memory/ledger, optimizer/update_rule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,11 +41,15 @@ struct StateOptions {
   bool pin_memory = false;
 };
 
+// The configuration of each parameter group.
+std::vector<OptimizerConfig> by_group(const OptimizerConfig& config,
+                                      const std::vector<GroupOverride>& groups);
+
 class ShardedState {
  public:
-  ShardedState(const OptimizerConfig& config, const std::vector<GroupOverride>& groups,
-               const layout::ParameterTable& table, const layout::BucketPlan& plan,
-               const StateOptions& options, trace::Ledger& ledger);
+  // At least one group.
+  ShardedState(std::vector<OptimizerConfig> config_by_group, const layout::ParameterTable& table,
+               const layout::BucketPlan& plan, const StateOptions& options, memory::Ledger& ledger);
 
   const at::Tensor& masters() const { return masters_; }
   const std::vector<std::string>& names() const { return names_; }
@@ -74,7 +78,7 @@ class ShardedState {
   std::vector<OptimizerConfig> config_by_group_;
   const layout::ParameterTable& table_;
   const layout::BucketPlan& plan_;
-  trace::Ledger& ledger_;
+  memory::Ledger& ledger_;
   StateOptions options_;
   at::Tensor masters_;
   std::vector<std::string> names_;

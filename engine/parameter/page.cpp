@@ -12,17 +12,17 @@
 namespace equigrad::parameter {
 
 PageGather::PageGather(const std::vector<at::Tensor>& shards, comm::Communicator& communicator,
-                       trace::Ledger& ledger)
+                       memory::Ledger& ledger)
     : world_size_(communicator.world_size()),
       mine_((shards.size() == 1 ? shards.front() : at::cat(shards)).to(communicator.device())),
       rows_(at::empty({world_size_ * mine_.numel()}, mine_.options())),
       pending_(communicator.all_gather(rows_, mine_)),
       ledger_(ledger),
       bytes_(static_cast<int64_t>(rows_.nbytes())) {
-  ledger_.charge(trace::Category::Gathered, bytes_);
+  ledger_.charge(memory::Category::Gathered, bytes_);
 }
 
-PageGather::~PageGather() { ledger_.credit(trace::Category::Gathered, bytes_); }
+PageGather::~PageGather() { ledger_.credit(memory::Category::Gathered, bytes_); }
 
 void PageGather::wait() {
   if (!pending_) return;
@@ -44,7 +44,7 @@ void PageGather::copy_to(const at::Tensor& whole, int64_t offset, int64_t shard_
                      mine_.numel() * size, shard_numel * size, whole.numel() * size);
 }
 
-void Page::arrive(trace::Ledger& ledger) {
+void Page::arrive(memory::Ledger& ledger) {
   if (state != State::Arriving) return;
   RECORD_USER_SCOPE("parameter.arrive");
   gather->wait();
@@ -59,7 +59,7 @@ void Page::arrive(trace::Ledger& ledger) {
   fill(whole.to(tensor.scalar_type()), ledger);
 }
 
-void Page::poison(trace::Ledger& ledger) {
+void Page::poison(memory::Ledger& ledger) {
   if (state == State::Live) return;
   gather.reset();
   const auto numel = bytes / static_cast<int64_t>(tensor.element_size());
@@ -72,18 +72,18 @@ void Page::poison(trace::Ledger& ledger) {
     fill(nothing, ledger);
 }
 
-void Page::fill(const at::Tensor& whole, trace::Ledger& ledger) {
+void Page::fill(const at::Tensor& whole, memory::Ledger& ledger) {
   tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
       whole.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr(nullptr, tensor.device())));
-  ledger.charge(trace::Category::Gathered, bytes);
+  ledger.charge(memory::Category::Gathered, bytes);
   state = State::Live;
 }
 
-void Page::drop(trace::Ledger& ledger) {
+void Page::drop(memory::Ledger& ledger) {
   state = State::Released;
   if (resident) return;
   disown();
-  ledger.credit(trace::Category::Gathered, bytes);
+  ledger.credit(memory::Category::Gathered, bytes);
 }
 
 void Page::disown() {

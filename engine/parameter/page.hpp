@@ -14,7 +14,7 @@
 // Shapes: shard [shard_numel]; a gather's rows [world, columns].
 // Units: bytes, elements.
 // Errors: those of the communicator.
-// Depends on: comm/communicator, kernels/copy_rows, layout/parameter_table, trace/ledger.
+// Depends on: comm/communicator, kernels/copy_rows, layout/parameter_table, memory/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +33,7 @@ namespace equigrad::parameter {
 class PageGather {
  public:
   PageGather(const std::vector<at::Tensor>& shards, comm::Communicator& communicator,
-             trace::Ledger& ledger);
+             memory::Ledger& ledger);
   ~PageGather();
   PageGather(const PageGather&) = delete;
   PageGather& operator=(const PageGather&) = delete;
@@ -50,7 +50,7 @@ class PageGather {
   at::Tensor mine_;
   at::Tensor rows_;
   comm::PendingPtr pending_;
-  trace::Ledger& ledger_;
+  memory::Ledger& ledger_;
   int64_t bytes_;
 };
 
@@ -75,17 +75,17 @@ struct Page {
   bool absent() const { return state == State::Released && pins == 0; }
   bool may_drop() const { return state == State::Live && !persistent && pins == 0; }
   // Waits for the gather under way, if any, and moves its data into the model's tensor.
-  void arrive(trace::Ledger& ledger);
+  void arrive(memory::Ledger& ledger);
   // Frees the data, but that of a resident page.
-  void drop(trace::Ledger& ledger);
+  void drop(memory::Ledger& ledger);
   // Fills the data with NaN unless the page is Live: what an operator reads when the gather has
   // failed.
-  void poison(trace::Ledger& ledger);
+  void poison(memory::Ledger& ledger);
   // Frees the data of a tensor that has come from elsewhere and is in no ledger.
   void disown();
 
  private:
-  void fill(const at::Tensor& whole, trace::Ledger& ledger);
+  void fill(const at::Tensor& whole, memory::Ledger& ledger);
 };
 
 }  // namespace equigrad::parameter

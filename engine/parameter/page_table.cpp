@@ -44,7 +44,7 @@ at::Tensor shards_of(const Context& context) {
 PageTable::PageTable(const Context& context)
     : masters_(context.masters), shards_(shards_of(context)), page_of_(context.tensors.size()) {
   if (!shards_.is_same(masters_)) {
-    context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(shards_.nbytes()));
+    context.ledger.charge(memory::Category::Parameters, static_cast<int64_t>(shards_.nbytes()));
   }
   for (std::size_t i = 0; i < context.tensors.size(); ++i) adopt(context, i);
 }
@@ -70,7 +70,8 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
     if (communication != context.dtype) {
       page.shard = page.shard.to(communication);
       rounded_.push_back({begin, page.shard});
-      context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
+      context.ledger.charge(memory::Category::Parameters,
+                            static_cast<int64_t>(page.shard.nbytes()));
     }
   } else {
     page.shard = at::zeros({partition.shard_numel()}, home_of(context, dtype));
@@ -78,7 +79,7 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
       page.shard.copy_(early->shard);
     else
       copy_slice(context, tensor, page.shard);
-    context.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
+    context.ledger.charge(memory::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
   }
   forget_early_shard(tensor);
   tensor.set_data(at::empty(tensor.sizes(), options));
@@ -87,7 +88,7 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
                   page.shard.scalar_type() == tensor.scalar_type();
   if (page.resident) {
     page.bytes = static_cast<int64_t>(tensor.nbytes());
-    context.ledger.charge(trace::Category::Gathered, page.bytes);
+    context.ledger.charge(memory::Category::Gathered, page.bytes);
   } else {
     page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
     page.disown();

@@ -24,7 +24,7 @@ Pages::Pages(const Context& context)
       table_(context),
       pages_(table_.pages()),
       leaves_(context.leaves, table_.page_of(), pages_.size()) {
-  const Silence silence;
+  const autograd::Silence silence;
   std::vector<int64_t> numel_by_page;
   std::vector<bool> always;
   std::vector<at::Tensor> tensors;
@@ -39,12 +39,12 @@ Pages::Pages(const Context& context)
   context_.participant.serve(
       [this](const std::vector<std::size_t>& pages) { start_gathers(pages); });
   publish();
-  observation_ = std::make_unique<Observation>(*this, tensors);
+  observation_ = std::make_unique<autograd::Observation>(*this, tensors);
 }
 
 void Pages::publish() {
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   release_all();
   table_.refresh();
   std::vector<std::size_t> all(pages_.size());
@@ -56,7 +56,7 @@ void Pages::publish(std::size_t parameter) {
   const auto at = context_.plan.slot_of(parameter);
   if (!at) return;
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   const auto& slot = context_.plan.slot(*at);
   table_.refresh(context_.plan.buckets()[at->bucket].offset + slot.offset, slot.shard_numel);
   renew({*table_.page_of(parameter)});
@@ -85,7 +85,7 @@ void Pages::renew(const std::vector<std::size_t>& pages) {
 
 at::Tensor Pages::whole(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   const at::NoGradGuard no_grad;
   const auto& tensor = context_.tensors[parameter];
   if (!table_.page_of(parameter)) return tensor.detach().clone();
@@ -99,7 +99,7 @@ at::Tensor Pages::whole(std::size_t parameter) {
 
 void Pages::pin(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   at::Tensor before;  // of a page that nobody watches; another one's shard says what it was
   if (const auto i = table_.page_of(parameter)) {
     auto& page = pages_[*i];
@@ -109,13 +109,13 @@ void Pages::pin(std::size_t parameter) {
     if (page.persistent) before = page.tensor.detach().clone();
   }
   if (before.defined())
-    context_.ledger.charge(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+    context_.ledger.charge(memory::Category::Gathered, static_cast<int64_t>(before.nbytes()));
   pinned_[parameter] = std::move(before);
 }
 
 void Pages::unpin(std::size_t parameter, bool keep) {
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   const auto before = pinned_.extract(parameter).mapped();
   const auto i = table_.page_of(parameter);
   if (!i) return;
@@ -124,13 +124,13 @@ void Pages::unpin(std::size_t parameter, bool keep) {
   if (keep && !context_.plan.slot_of(parameter)) table_.keep(context_, parameter);
   if (page.may_drop()) release(page);
   if (!before.defined()) return;
-  context_.ledger.credit(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+  context_.ledger.credit(memory::Category::Gathered, static_cast<int64_t>(before.nbytes()));
   if (!keep) page.tensor.variable_data().copy_(before);  // a write was counted when it happened
 }
 
 void Pages::end_of_pass() noexcept {
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   for (std::size_t i = 0; i < pages_.size(); ++i) {
     try {
       pages_[i].arrive(context_.ledger);
@@ -153,7 +153,7 @@ void Pages::rethrow_failure() {
 
 void Pages::before(const std::vector<std::size_t>& read) noexcept {
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   const auto pages = leaves_.whole(read);
   for (const auto page : pages) ++pages_[page].pins;
   try {
@@ -177,7 +177,7 @@ void Pages::spoil(const std::vector<std::size_t>& pages) {
 
 void Pages::after(const std::vector<std::size_t>& read) noexcept {
   const std::lock_guard lock(mutex_);
-  const Silence silence;
+  const autograd::Silence silence;
   for (const auto i : leaves_.whole(read)) {
     --pages_[i].pins;
     // The next operator may read it again: uses in a row are one.

@@ -26,7 +26,7 @@
 
 namespace equigrad::parameter {
 
-class Pages final : public Parameters, public OperatorListener {
+class Pages final : public Parameters, public autograd::OperatorListener {
  public:
   explicit Pages(const Context& context);
   ~Pages() override { observation_.reset(); }
@@ -70,7 +70,7 @@ class Pages final : public Parameters, public OperatorListener {
   int64_t gathered_numel_ = 0;  // for operators, in this cycle
   Traffic traffic_;
   std::exception_ptr failure_;
-  std::unique_ptr<Observation> observation_;
+  std::unique_ptr<autograd::Observation> observation_;
 };
 
 }  // namespace equigrad::parameter

@@ -80,11 +80,11 @@ class Replicas final : public Parameters {
   }
   void pin(std::size_t parameter) override {
     const auto& before = pinned_[parameter] = whole(parameter);
-    context_.ledger.charge(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+    context_.ledger.charge(memory::Category::Gathered, static_cast<int64_t>(before.nbytes()));
   }
   void unpin(std::size_t parameter, bool keep) override {
     const auto before = pinned_.extract(parameter).mapped();
-    context_.ledger.credit(trace::Category::Gathered, static_cast<int64_t>(before.nbytes()));
+    context_.ledger.credit(memory::Category::Gathered, static_cast<int64_t>(before.nbytes()));
     if (!keep) context_.tensors[parameter].detach().copy_(before);
   }
   at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
@@ -102,7 +102,7 @@ class Replicas final : public Parameters {
     const auto dtype = tensor.is_floating_point() ? context_.dtype : tensor.scalar_type();
     const auto values = tensor.detach().to(context_.communicator.device(), dtype);
     tensor.set_data(values.clone(at::MemoryFormat::Contiguous));
-    context_.ledger.charge(trace::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
+    context_.ledger.charge(memory::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
   }
 
   // Those in place need no block, and are sent while the others are copied out.
@@ -145,9 +145,9 @@ class Replicas final : public Parameters {
       const int64_t world = context_.plan.shards();
       auto gathered = at::empty({world * shard.numel()}, shard.options());
       const auto bytes = static_cast<int64_t>(gathered.nbytes());
-      context_.ledger.charge(trace::Category::Gathered, bytes);
+      context_.ledger.charge(memory::Category::Gathered, bytes);
       context_.communicator.all_gather(gathered, shard)->wait();
-      context_.ledger.credit(trace::Category::Gathered, bytes);
+      context_.ledger.credit(memory::Category::Gathered, bytes);
       rows = gathered.view({world, shard.numel()});
     }
     std::vector<int64_t> widths;

@@ -8,7 +8,7 @@
 // and then to the parameter dtype, on every rank alike; shape and identity of the model's tensors
 // never change; padding is zero. Shapes: a parameter keeps its own; masters are flat over the
 // rank's shard space, in their own type and perhaps on another device. Errors: those of the
-// communicator, and of a peer whose pass threw. Depends on: layout, comm, trace/ledger.
+// communicator, and of a peer whose pass threw. Depends on: layout, comm, memory/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@ struct Context {
   const ZeroConfig& zero;
   comm::Communicator& communicator;
   agreement::Participant& participant;
-  trace::Ledger& ledger;
+  memory::Ledger& ledger;
   const at::Tensor& masters;        // [plan.shard_numel()]
   std::vector<at::Tensor> tensors;  // the model's, by index of the table
   at::ScalarType dtype;             // that the model computes in

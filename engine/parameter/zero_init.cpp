@@ -127,7 +127,7 @@ Init::State::~State() {
 }
 
 std::unique_ptr<at::ObserverContext> Init::State::start(const at::RecordFunction& function) {
-  if (current == nullptr || parameter::Silence::active()) return nullptr;
+  if (current == nullptr || autograd::Silence::active()) return nullptr;
   current->before(function);
   return std::make_unique<Context>();
 }
@@ -156,7 +156,7 @@ void Init::State::agree(Say say, int64_t number, int64_t numel) {
 }
 
 void Init::State::before(const at::RecordFunction& function) {
-  const parameter::Silence silence;
+  const autograd::Silence silence;
   const at::NoGradGuard no_grad;
   const bool outermost = depth_++ == 0;
   if (outermost) ++clock_;
@@ -172,7 +172,7 @@ void Init::State::before(const at::RecordFunction& function) {
 
 void Init::State::after(const at::RecordFunction& function) {
   --depth_;
-  const parameter::Silence silence;
+  const autograd::Silence silence;
   for_each_tensor(function.outputs(), [this](const at::Tensor& tensor) { use(tensor); });
 }
 
@@ -232,7 +232,7 @@ void Init::State::gather(const at::Tensor& tensor, const parameter::EarlyShard& 
 }
 
 void Init::State::finish() {
-  const parameter::Silence silence;
+  const autograd::Silence silence;
   const at::NoGradGuard no_grad;
   if (failure_) std::rethrow_exception(failure_);
   partition_idle(0);
@@ -240,7 +240,7 @@ void Init::State::finish() {
 }
 
 void Init::State::abandon() noexcept {
-  const parameter::Silence silence;
+  const autograd::Silence silence;
   try {
     if (!failure_) agree(Say::Abandoned, 0, 0);
   } catch (...) {

@@ -90,9 +90,9 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   if (name.substr(0, kNodePrefix.size()) == kNodePrefix) return enter_node(name);
   const auto operator_name = function.operator_name();
-  if (!operator_name || here.covered || parameter::Silence::active()) return nullptr;
+  if (!operator_name || here.covered || autograd::Silence::active()) return nullptr;
   ++here.operators;
-  const bool backward = gradient::current_graph_task() != -1;
+  const bool backward = autograd::current_graph_task() != -1;
   // Outside of a node, a graph task runs what waits for its end; that is no part of the model.
   if (backward && !(here.in_node && here.counts)) return nullptr;
   auto context = std::make_unique<Context>();

@@ -31,7 +31,7 @@ Moment moment_of(const json& said) {
                 said.at("live_bytes")};
   const auto& held = said.at("held");
   moment.gradient_bytes = held.value("gradients", int64_t{0});
-  for (const char* category : trace::kCategoryNames)
+  for (const char* category : memory::kCategoryNames)
     moment.held_bytes += held.value(category, int64_t{0});
   return moment;
 }
@@ -44,7 +44,7 @@ std::vector<PhaseBytes> phases_of(const json& said) {
     phase.phase = moment.at("begins");
     phase.live_bytes = moment.at("live_bytes");
     for (std::size_t i = 0; i < phase.held_bytes.size(); ++i)
-      phase.held_bytes[i] = moment.at("held").value(trace::kCategoryNames[i], int64_t{0});
+      phase.held_bytes[i] = moment.at("held").value(memory::kCategoryNames[i], int64_t{0});
     const bool goes_on = phase.phase == "use" || phase.phase == "gradient";
     if (!goes_on) {
       phases.push_back(phase);
@@ -111,7 +111,7 @@ std::vector<MemoryRow> measure_memory(const std::string& worker, const std::stri
 std::string memory_table(const std::vector<MemoryRow>& rows) {
   std::string table = "| contestant | phase | live, MB |";
   std::string rule = "|:--|:--|--:|";
-  for (const char* category : trace::kCategoryNames) {
+  for (const char* category : memory::kCategoryNames) {
     table += fmt::format(" {} |", category);
     rule += "--:|";
   }

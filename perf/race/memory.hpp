@@ -26,7 +26,7 @@ namespace equigrad::perf {
 struct PhaseBytes {
   std::string phase;  // "between", "forward", "backward", "step"
   int64_t live_bytes = 0;
-  std::array<int64_t, trace::kCategories> held_bytes{};
+  std::array<int64_t, memory::kCategories> held_bytes{};
   int64_t activation_bytes = 0, other_bytes = 0;
 };
 

@@ -12,7 +12,7 @@
 namespace equigrad::perf {
 namespace {
 
-using trace::Category;
+using memory::Category;
 
 // The pages of stage 3 that are whole, beside those that always are.
 class Pages {

@@ -23,7 +23,7 @@ void begin(const Work::Enter& enter, const char* phase) {
 }
 
 // Says when parameters are read, and when their gradients are there.
-class StepObserver final : public parameter::OperatorListener {
+class StepObserver final : public autograd::OperatorListener {
  public:
   StepObserver(const std::vector<at::Tensor>& parameters, const Work::Enter& enter)
       : parameters_(parameters), enter_(enter), observation_(*this, parameters) {
@@ -48,7 +48,7 @@ class StepObserver final : public parameter::OperatorListener {
 
   const std::vector<at::Tensor>& parameters_;
   const Work::Enter& enter_;
-  parameter::Observation observation_;
+  autograd::Observation observation_;
 };
 
 Model read_model(const json& request) {
@@ -101,9 +101,9 @@ class OnEngine final : public Work {
   }
   json held() const override {
     json held = json::object();
-    for (int index = 0; index < trace::kCategories; ++index)
-      held[trace::kCategoryNames[static_cast<std::size_t>(index)]] =
-          engine_->ledger().bytes(static_cast<trace::Category>(index));
+    for (int index = 0; index < memory::kCategories; ++index)
+      held[memory::kCategoryNames[static_cast<std::size_t>(index)]] =
+          engine_->ledger().bytes(static_cast<memory::Category>(index));
     return held;
   }
   json ledger() const override {

@@ -57,7 +57,6 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  at::ScalarType dtype() const;
   at::Tensor output(const Source& from, bool checkpointed = false) const;
   at::Tensor loss(const Source& from) const;
   const std::shared_ptr<comm::Communicator>& group() const { return group_; }
@@ -74,6 +73,7 @@ class Session {
   const Record& finish();
 
  private:
+  at::ScalarType dtype() const;
   bool speaks() const;
   void add(int step, const std::string& what, int64_t begin, const at::Tensor& values, bool count);
 

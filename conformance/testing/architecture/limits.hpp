@@ -20,23 +20,18 @@
 namespace equigrad::conformance::architecture {
 
 constexpr std::size_t kFileLines = 500, kFunctionLines = 60, kMembers = 12, kPublicFunctions = 10,
-                      kConstructorParameters = 5, kBooleans = 2, kReferenceCodeLines = 1280;
+                      kConstructorParameters = 5, kBooleans = 2, kReferenceCodeLines = 1300;
 constexpr std::ptrdiff_t kColumns = 100;
 
 // Classes that mirror an API of others, call by call, and whose: their public functions are as many
 // as that has.
 inline const std::set<std::string> kMirrors = {
-    "Engine",          // DeepSpeedEngine
-    "TrainingEngine",  // Engine's implementation
-    "Access",          // deepspeed.utils' safe_get_* and safe_set_*
-    "TensorAccess",    // Access' implementation
-    "Communicator",    // c10d::Backend
-    "BackendCommunicator",
-    "CountingCommunicator",  // Communicator's
-    "Play",
-    "EnginePlay",
-    "ReferenceRank",  // Engine, as a contract case calls it
-};
+    // DeepSpeedEngine, and the reference's and a contract case's side of it
+    "Engine", "Stepper", "Play", "EnginePlay", "ReferenceRank",
+    // deepspeed.utils' safe_get_* and safe_set_*
+    "Access", "TensorAccess",
+    // c10d::Backend
+    "Communicator", "BackendCommunicator", "ForwardingCommunicator"};
 
 inline std::string over(const std::string& what, std::size_t count, std::size_t limit) {
   return std::to_string(count) + " " + what + ", at most " + std::to_string(limit);

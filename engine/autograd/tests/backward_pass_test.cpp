@@ -8,7 +8,7 @@
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/sample.hpp"
 
-namespace equigrad::gradient {
+namespace equigrad::autograd {
 namespace {
 
 using conformance::error_of;
@@ -276,4 +276,4 @@ TEST(BackwardPass, SeveralEndInTheOrderOfTheirNumbers) {
 }
 
 }  // namespace
-}  // namespace equigrad::gradient
+}  // namespace equigrad::autograd

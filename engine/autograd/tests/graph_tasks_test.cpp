@@ -13,7 +13,7 @@
 
 #include "conformance/testing/sample.hpp"
 
-namespace equigrad::gradient {
+namespace equigrad::autograd {
 namespace {
 
 using conformance::sample;
@@ -226,4 +226,4 @@ TEST(GraphTasks, NestedOnesAreSeenAsLongAsOneObserverLives) {
 }
 
 }  // namespace
-}  // namespace equigrad::gradient
+}  // namespace equigrad::autograd

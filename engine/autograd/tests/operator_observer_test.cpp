@@ -12,7 +12,7 @@
 
 #include "conformance/testing/sample.hpp"
 
-namespace equigrad::parameter {
+namespace equigrad::autograd {
 namespace {
 
 using conformance::sample;
@@ -175,4 +175,4 @@ TEST(OperatorObserver, HearsNothingOnceItIsGone) {
 }
 
 }  // namespace
-}  // namespace equigrad::parameter
+}  // namespace equigrad::autograd

@@ -11,7 +11,7 @@
 #include "engine/autograd/scaled_graph.hpp"
 #include "engine/autograd/tests/watched_engine.hpp"
 
-namespace equigrad::loss {
+namespace equigrad::autograd {
 namespace {
 
 using PassRecord = ScaledGraph;
@@ -156,4 +156,4 @@ TEST(PassRecording, AScalerMadeInsideOfAPassRefusesThatPass) {
 }
 
 }  // namespace
-}  // namespace equigrad::loss
+}  // namespace equigrad::autograd

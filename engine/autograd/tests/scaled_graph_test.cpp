@@ -7,7 +7,7 @@
 
 #include "engine/autograd/tests/watched_engine.hpp"
 
-namespace equigrad::loss {
+namespace equigrad::autograd {
 namespace {
 
 TEST_F(ScaledGraph, APassScaledOnceIsAcceptedAndOnlyItsExponentsMove) {
@@ -216,4 +216,4 @@ TEST_F(ScaledGraph, TheScalingIsDifferentiatedToo) {
 }
 
 }  // namespace
-}  // namespace equigrad::loss
+}  // namespace equigrad::autograd

@@ -22,13 +22,13 @@
 #include "engine/autograd/backward_pass.hpp"
 #include "engine/autograd/scaled_graph.hpp"
 
-namespace equigrad::loss {
+namespace equigrad::autograd {
 
 using conformance::error_of;
 using conformance::sample;
 using conformance::oracle::HasTheBitsOf;
 using testing::HasSubstr;
-using Scaler = std::shared_ptr<LossScaler>;
+using Scaler = std::shared_ptr<loss::LossScaler>;
 
 inline Scaler scaler_of(int64_t power) {
   LossScaleConfig config;
@@ -43,7 +43,7 @@ class Watched {
  public:
   explicit Watched(Scaler scaler, const std::vector<at::Tensor>& leaves)
       : gradients(leaves.size()), scaler_(std::move(scaler)), leaves_(leaves) {
-    std::vector<gradient::WatchedParameter> parameters;
+    std::vector<autograd::WatchedParameter> parameters;
     for (std::size_t i = 0; i < leaves.size(); ++i) {
       names_.push_back("p" + std::to_string(i));
       parameters.push_back({i, names_[i], leaves[i]});
@@ -52,7 +52,7 @@ class Watched {
       check_pass(scaler_.get(), [this](const at::Tensor& leaf) { return name_of(leaf); });
       gradients[i] = gradient;
     };
-    pass_.emplace(parameters, gradient::PassCallbacks{[] {}, ready, [] {}, [] {}});
+    pass_.emplace(parameters, autograd::PassCallbacks{[] {}, ready, [] {}, [] {}});
   }
 
   std::vector<at::Tensor> gradients;  // the last ones
@@ -72,7 +72,7 @@ class Watched {
   Scaler scaler_;
   std::vector<at::Tensor> leaves_;
   std::vector<std::string> names_;
-  std::optional<gradient::BackwardPass> pass_;
+  std::optional<autograd::BackwardPass> pass_;
 };
 
 inline at::Tensor leaf(uint64_t seed, at::ScalarType type = at::kFloat) {
@@ -109,4 +109,4 @@ struct ScaledGraph : testing::Test {
   }
 };
 
-}  // namespace equigrad::loss
+}  // namespace equigrad::autograd

@@ -67,7 +67,7 @@ TEST(BucketQueue, AnAnswerThatThrewWhereAnotherSpokeThrowsHereToo) {
   EXPECT_THAT(conformance::error_of([&] { it.copy_in(1, 1); }),
               testing::HasSubstr("got an exception on another rank"));
   it.queue.discard();
-  EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+  EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
 }
 
 // The others launch what this rank announced before it threw, or took its word back.
@@ -86,7 +86,7 @@ TEST(BucketQueue, WhatWasAnnouncedIsSettledBeforeItIsForgottenOrTakenBack) {
     EXPECT_EQ(it.delivered, kInOrder);
     EXPECT_THAT(it.sum_of(3), HasTheBitsOf(sample(6, 7)));
     EXPECT_THAT(it.sum_of(4), HasTheBitsOf(discards ? at::zeros({9}) : sample(9, 1)));
-    EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+    EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
   }
 }
 
@@ -117,12 +117,12 @@ TEST(BucketQueue, WhatIsFullMayBeSentEagerlyAllButTheLastGroup) {
   EXPECT_EQ(it.queue.left_eagerly(), 3U);
   EXPECT_EQ(it.delivered, (Order{0, 1})) << "one under way";
   const int64_t all_bytes = 4 * (9 + 10 + 25 + 6);
-  EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), all_bytes) << "what was sent stays";
+  EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), all_bytes) << "what was sent stays";
   it.queue.flush();
   EXPECT_EQ(it.communicator.launches, 4);
   EXPECT_EQ(it.delivered, kInOrder);
   EXPECT_EQ(it.queue.left_eagerly(), 0U);
-  EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+  EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
   for (std::size_t parameter = 0; parameter < 5; ++parameter)
     EXPECT_THAT(it.sum_of(parameter),
                 HasTheBitsOf(sample(it.table[parameter].numel, parameter + 1)));
@@ -146,7 +146,7 @@ TEST(BucketQueue, AGradientForWhatWasSentEagerlyTakesAllBack) {
     EXPECT_THAT(it.sum_of(parameter),
                 HasTheBitsOf(sample(numel, parameter + 1) + sample(numel, 9)));
     EXPECT_THAT(it.sum_of(1), HasTheBitsOf(sample(25, 2)));
-    EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+    EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
   }
 }
 

@@ -71,7 +71,7 @@ TEST(BucketQueue, DeliversInThePlansOrderForAnyOrderOfArrival) {
                       HasTheBitsOf(sample(it.table[parameter].numel, parameter + 1)));
         }
         EXPECT_EQ(it.communicator.most, 2);
-        EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+        EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
       } while (std::next_permutation(order.begin(), order.end()));
     }
   }
@@ -113,7 +113,7 @@ TEST(BucketQueue, IfNothingOverlapsAFullBucketIsDeliveredAtOnce) {
     for (const std::size_t parameter : {3U, 2U, 1U}) it.copy_in(parameter, 1);
     EXPECT_EQ(it.delivered, (Order{0, 1, 2}));
     EXPECT_EQ(it.communicator.under_way, 0);
-    EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+    EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
   }
 }
 
@@ -228,7 +228,7 @@ TEST(BucketQueue, ForgetsWhatIsDiscarded) {
       it.queue.discard();
       EXPECT_EQ(it.delivered, Order{});
       EXPECT_EQ(it.communicator.under_way, 0);
-      EXPECT_EQ(it.ledger.bytes(trace::Category::Buckets), 0);
+      EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
       it.copy_in(2, 7);
       it.queue.flush();
       EXPECT_EQ(it.delivered, kInOrder);

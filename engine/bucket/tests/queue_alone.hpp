@@ -100,7 +100,7 @@ struct Queue {
   layout::BucketPlan plan;
   OneOfTwo communicator;
   agreement::Participant participant;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   Sink sink;
   BucketQueue queue;
   Order& delivered = sink.delivered;

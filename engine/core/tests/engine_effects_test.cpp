@@ -15,9 +15,9 @@ using conformance::SmallRun;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
+using memory::Category;
 using testing::AllOf;
 using testing::HasSubstr;
-using trace::Category;
 
 TEST(EngineEffects, InFp32AGradientThatIsNotFiniteIsAnErrorThatNamesTheParameter) {
   at_every_stage(2, [](RankContext& context, int stage) {

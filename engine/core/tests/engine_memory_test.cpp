@@ -10,7 +10,7 @@
 namespace equigrad::conformance {
 namespace {
 
-using trace::Category;
+using memory::Category;
 
 struct Mode {
   std::string name;
@@ -155,21 +155,21 @@ layout::ParameterTable table_of(const Net& net, const EngineConfig& config) {
   return layout::ParameterTable(registrations);
 }
 
-void expect_idle(const trace::Ledger& ledger, const MemoryForecast& want, const char* when) {
-  for (int i = 0; i < trace::kCategories; ++i) {
+void expect_idle(const memory::Ledger& ledger, const MemoryForecast& want, const char* when) {
+  for (int i = 0; i < memory::kCategories; ++i) {
     const auto category = static_cast<Category>(i);
     EXPECT_EQ(ledger.bytes(category), want.of(category).idle)
-        << trace::kCategoryNames[static_cast<std::size_t>(i)] << " " << when;
+        << memory::kCategoryNames[static_cast<std::size_t>(i)] << " " << when;
   }
   EXPECT_EQ(ledger.total_bytes(), want.idle_bytes()) << when;
 }
 
-void expect_peaks(const trace::Ledger& ledger, const MemoryForecast& want) {
-  for (int i = 0; i < trace::kCategories; ++i) {
+void expect_peaks(const memory::Ledger& ledger, const MemoryForecast& want) {
+  for (int i = 0; i < memory::kCategories; ++i) {
     const auto category = static_cast<Category>(i);
     const auto& held = want.of(category);
     const auto got = ledger.peak_bytes(category);
-    const char* name = trace::kCategoryNames[static_cast<std::size_t>(i)];
+    const char* name = memory::kCategoryNames[static_cast<std::size_t>(i)];
     if (held.is_exact) {
       EXPECT_EQ(got, held.peak) << name << " at the peak";
     } else {

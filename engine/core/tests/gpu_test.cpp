@@ -117,19 +117,19 @@ TEST_F(Gpu, OffloadedStateHasTheBitsOfStateOnTheDevice) {
   const layout::ParameterTable table({{"weight", &numel, {numel}, true, 0}});
   const layout::BucketPlan plan(table, 1, numel);
   for (const bool pin : {false, true}) {
-    trace::Ledger ledger;
+    memory::Ledger ledger;
     const optimizer::StateOptions offload{.device = at::kCPU, .pin_memory = pin};
     const optimizer::StateOptions stay{.device = at::Device(at::kCUDA, 0)};
-    optimizer::ShardedState away({}, {{}}, table, plan, offload, ledger);
-    optimizer::ShardedState here({}, {{}}, table, plan, stay, ledger);
+    optimizer::ShardedState away({OptimizerConfig{}}, table, plan, offload, ledger);
+    optimizer::ShardedState here({OptimizerConfig{}}, table, plan, stay, ledger);
     EXPECT_EQ(away.masters().is_pinned(), pin);
     for (uint64_t step = 1; step <= 3; ++step) {
       const auto gradient = random_on_cpu({plan.shard_numel()}, step).cuda();
       away.update(gradient, {true});
       here.update(gradient, {true});
     }
-    EXPECT_EQ(ledger.peak_bytes(trace::Category::Gradients), 4 * plan.shard_numel());
-    EXPECT_EQ(ledger.bytes(trace::Category::Gradients), 0);
+    EXPECT_EQ(ledger.peak_bytes(memory::Category::Gradients), 4 * plan.shard_numel());
+    EXPECT_EQ(ledger.bytes(memory::Category::Gradients), 0);
     EXPECT_THAT(here.masters().cpu(), HasTheBitsOf(away.masters()));
     EXPECT_THAT(here.states()[1].cpu(), HasTheBitsOf(away.states()[1]));
   }

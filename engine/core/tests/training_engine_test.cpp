@@ -1,11 +1,10 @@
 // The engine's calls: four ways into a backward pass, the accumulation window, and what each call
 // refuses.
-#include "engine/engine.hpp"
-
 #include <torch/csrc/autograd/autograd.h>
 
 #include "conformance/testing/counting_communicator.hpp"
 #include "conformance/testing/small_run.hpp"
+#include "engine/engine.hpp"
 
 namespace equigrad {
 namespace {

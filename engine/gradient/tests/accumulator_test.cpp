@@ -18,7 +18,7 @@ using conformance::oracle::HasTheBitsOf;
 struct Window {
   layout::ParameterTable table = table_of({5, 800, 3});
   layout::BucketPlan plan{table, 1, 800};  // buckets of p2, p1, p0: 3, 800 and 5 elements
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   Accumulator accumulator;
   explicit Window(at::ScalarType dtype) : accumulator(plan, at::TensorOptions(dtype), ledger) {}
 };
@@ -59,14 +59,14 @@ TEST(Accumulator, MergesExactSumsAndRoundsThemOnce) {
       if (pass == 0) window.accumulator.add(1, sums_of(pass), 1.0);
       window.accumulator.commit();
     }
-    EXPECT_EQ(window.ledger.peak_bytes(trace::Category::Gradients), (808 + 800) * 16);
+    EXPECT_EQ(window.ledger.peak_bytes(memory::Category::Gradients), (808 + 800) * 16);
     EXPECT_THAT(window.accumulator.slice(begin, 800), HasTheBitsOf(want));
     const float third = 1.0F / 3;
     const auto average = window.accumulator.take_averaged(static_cast<double>(third), dtype);
     EXPECT_THAT(average.narrow(0, begin, 800),
                 HasTheBitsOf((want * at::full({}, third)).to(dtype)));
     EXPECT_THAT(average.narrow(0, 0, begin), HasTheBitsOf(at::zeros({begin}, dtype)));
-    EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 0);
+    EXPECT_EQ(window.ledger.bytes(memory::Category::Gradients), 0);
   }
 }
 
@@ -124,7 +124,7 @@ TEST(Accumulator, BucketsThatGotNothingAreZero) {
 TEST(Accumulator, ASumOfEverythingIsTheWindow) {
   const auto table = table_of({5, 3});
   const layout::BucketPlan plan(table, 2, 1000);
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   Accumulator accumulator(plan, at::kFloat, ledger);
   for (const int64_t passes : {1, 2}) {
     auto sum = sample(plan.shard_numel(), 1);
@@ -132,7 +132,7 @@ TEST(Accumulator, ASumOfEverythingIsTheWindow) {
     const auto want = passes == 1 ? sum * 0.5 : (sum + sample(plan.shard_numel(), 2)) * 0.5;
     accumulator.add(0, std::move(sum), 1.0);
     accumulator.commit();
-    EXPECT_EQ(ledger.bytes(trace::Category::Gradients), 4 * plan.shard_numel());
+    EXPECT_EQ(ledger.bytes(memory::Category::Gradients), 4 * plan.shard_numel());
     if (passes == 2) accumulator.add(0, sample(plan.shard_numel(), 2), 1.0);
     accumulator.commit();
     const auto average = accumulator.take_averaged(0.5);
@@ -150,10 +150,10 @@ TEST(Accumulator, TheFirstSumOfABucketMayBeWrittenWhereItStays) {
     window.accumulator.add(bucket, block, weight);
   };
   give(1, 1, 1.0);
-  EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 4 * 808);
+  EXPECT_EQ(window.ledger.bytes(memory::Category::Gradients), 4 * 808);
   EXPECT_FALSE(window.accumulator.block(1).defined());
   window.accumulator.rollback();
-  EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 0);
+  EXPECT_EQ(window.ledger.bytes(memory::Category::Gradients), 0);
   give(1, 1, 1.0);
   give(2, 2, 3.0);
   window.accumulator.add(1, sample(800, 3), 1.0);
@@ -191,7 +191,7 @@ TEST(Accumulator, APassThatIsRolledBackLeavesTheWindowAsItWas) {
       }
       EXPECT_THAT(accumulator.take_averaged(0.5),
                   HasTheBitsOf(plain.accumulator.take_averaged(0.5)));
-      EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 0);
+      EXPECT_EQ(window.ledger.bytes(memory::Category::Gradients), 0);
     }
   }
 }
@@ -211,13 +211,13 @@ TEST(Accumulator, TakingTheAverageOrClearingEmptiesTheWindow) {
   for (const bool take : {true, false}) {
     Window window(at::kFloat);
     window.accumulator.add(0, sample(3, 1), 1.0);
-    EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 4 * 808);
+    EXPECT_EQ(window.ledger.bytes(memory::Category::Gradients), 4 * 808);
     if (take) {
       window.accumulator.take_averaged(1.0);
     } else {
       window.accumulator.clear();
     }
-    EXPECT_EQ(window.ledger.bytes(trace::Category::Gradients), 0);
+    EXPECT_EQ(window.ledger.bytes(memory::Category::Gradients), 0);
     EXPECT_THAT(window.accumulator.take_averaged(1.0), HasTheBitsOf(at::zeros({808})));
     // A first sum is stored as it is: -0.0 keeps its sign.
     window.accumulator.add(0, at::full({3}, -0.0F), 1.0);

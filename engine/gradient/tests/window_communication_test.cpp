@@ -63,7 +63,7 @@ void play(RankContext& context, bool each, bool sharded, at::ScalarType dtype,
   const auto parameters = table();
   const layout::BucketPlan plan(parameters, sharded ? context.world_size() : 1, 10);
   agreement::Participant participant(*group, parameters.size());
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   Window window(plan, parameters.size(), participant,
                 {dtype, dtype, each, ReductionOrder::Pinned, at::kFloat, communication.types,
                  communication.before_sum},
@@ -80,7 +80,7 @@ void play(RankContext& context, bool each, bool sharded, at::ScalarType dtype,
     slices[p] = window.averaged_slice(p, conformance::kFactor);
   }
   const auto average = window.take_averaged(conformance::kFactor);
-  EXPECT_EQ(ledger.bytes(trace::Category::Buckets), 0);
+  EXPECT_EQ(ledger.bytes(memory::Category::Buckets), 0);
   for (const auto p : conformance::kFilled) {
     const auto at = *plan.slot_of(p);
     const layout::Partition partition(kNumels[p], plan.shards());

@@ -120,7 +120,7 @@ TEST(Window, ClearingItDoesNotEndTheGuess) {
         it.window.abandon(WindowPart::All);
         it.pass(2);
         EXPECT_EQ(it.ledger.total_bytes(), held) << "what has arrived";
-        EXPECT_GT(it.ledger.bytes(trace::Category::Gradients), 0);
+        EXPECT_GT(it.ledger.bytes(memory::Category::Gradients), 0);
         it.take();
       },
       {2, 3});

@@ -72,8 +72,8 @@ struct Exact : Windowed {
       EXPECT_THAT(exact.averaged_slice(p, kFactor), HasTheBitsOf(want(p, all))) << "so far, " << p;
     const auto average = exact.take_averaged(kFactor);
     for (const auto p : kFilled) EXPECT_THAT(slice_of(average, p), HasTheBitsOf(want(p, all))) << p;
-    EXPECT_EQ(ledger.bytes(trace::Category::Buckets), 0);
-    EXPECT_EQ(ledger.bytes(trace::Category::Gradients), 0);
+    EXPECT_EQ(ledger.bytes(memory::Category::Buckets), 0);
+    EXPECT_EQ(ledger.bytes(memory::Category::Gradients), 0);
   }
 };
 

@@ -82,7 +82,7 @@ TEST(Gathering, IsWholeForOperatorsAndPointersWhileItLives) {
       EXPECT_EQ(run["grid"].storage().data(), nullptr);
     expect_all_same(all_of(run), want);
     if (run.options.stage < 3 || run.options.persistent_numel == 0)
-      EXPECT_EQ(run.engine->ledger().bytes(trace::Category::Gathered), 0);
+      EXPECT_EQ(run.engine->ledger().bytes(memory::Category::Gathered), 0);
   });
 }
 

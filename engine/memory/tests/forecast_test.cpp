@@ -7,7 +7,7 @@
 namespace equigrad {
 namespace {
 
-using trace::Category;
+using memory::Category;
 
 EngineConfig config_of(int stage, DataType param, DataType master, DataType state) {
   EngineConfig config;

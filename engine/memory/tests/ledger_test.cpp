@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace equigrad::trace {
+namespace equigrad::memory {
 namespace {
 
 TEST(Ledger, KeepsWhatIsHeldAndTheMostThatWasHeld) {
@@ -33,4 +33,4 @@ TEST(Ledger, EveryCategoryHasAName) {
 }
 
 }  // namespace
-}  // namespace equigrad::trace
+}  // namespace equigrad::memory

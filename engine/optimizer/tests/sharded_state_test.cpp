@@ -30,7 +30,7 @@ layout::ParameterTable table_in_groups(const std::vector<std::size_t>& group_by_
 struct Optimizer {
   layout::ParameterTable table;
   layout::BucketPlan plan;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   OptimizerConfig config;
   ShardedState state;
 
@@ -38,7 +38,7 @@ struct Optimizer {
                      const StateOptions& options = {})
       : table(table_in_groups(groups)),
         plan(table, shards, 12),
-        state(config, {{}, {0.5, 0.01}}, table, plan, options, ledger) {
+        state(by_group(config, {{}, {0.5, 0.01}}), table, plan, options, ledger) {
     state.masters().copy_(sample(plan.shard_numel(), 1));
   }
   at::Tensor of(std::size_t parameter, const at::Tensor& flat) const {
@@ -134,8 +134,8 @@ TEST(ShardedState, ChargesMastersAndStatesInTheirOwnTypes) {
     const Optimizer it({0, 0, 0, 0}, 3, options);
     const int64_t numel = 2 + 2 + 3 + 3;
     const auto bytes = [&](at::ScalarType dtype) { return numel * (dtype == at::kFloat ? 4 : 2); };
-    EXPECT_EQ(it.ledger.bytes(trace::Category::MasterWeights), bytes(options.master));
-    EXPECT_EQ(it.ledger.bytes(trace::Category::OptimizerState), 2 * bytes(options.state));
+    EXPECT_EQ(it.ledger.bytes(memory::Category::MasterWeights), bytes(options.master));
+    EXPECT_EQ(it.ledger.bytes(memory::Category::OptimizerState), 2 * bytes(options.state));
     EXPECT_EQ(it.state.masters().scalar_type(), options.master);
     EXPECT_EQ(it.state.states()[1].scalar_type(), options.state);
     EXPECT_EQ(it.state.names(), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
@@ -146,7 +146,7 @@ TEST(ShardedState, AGradientThatIsThereIsNotCopied) {
   // Locked pages are for a device that is beside the CPU: here they are asked for in vain.
   Optimizer it({0, 0, 0, 0}, 1, {.pin_memory = !at::hasCUDA()});
   it.state.update(it.gradient(2), {true, true, true, true});
-  EXPECT_EQ(it.ledger.peak_bytes(trace::Category::Gradients), 0);
+  EXPECT_EQ(it.ledger.peak_bytes(memory::Category::Gradients), 0);
   EXPECT_FALSE(it.state.masters().is_pinned());
 }
 

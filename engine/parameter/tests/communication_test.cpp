@@ -31,7 +31,7 @@ struct Model {
   layout::BucketPlan plan;
   agreement::Participant participant;
   ZeroConfig zero;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   std::vector<at::Tensor> tensors;
   at::Tensor masters;
   std::unique_ptr<Parameters> keeper;
@@ -88,7 +88,7 @@ TEST(ParameterCommunicationDtype, TheModelSeesWeightsRoundedToIt) {
                                it.keeper->publish(i);
                              }
                              it.expect(1.01, communication_dtype, 2.0);
-                             EXPECT_EQ(it.ledger.bytes(trace::Category::Gathered), 0);
+                             EXPECT_EQ(it.ledger.bytes(memory::Category::Gathered), 0);
                            }
                          }
                        }),

@@ -132,10 +132,10 @@ TEST(LeafGathers, TheirBytesAreInTheFormula) {
                   {item.key(), item.value().unsafeGetTensorImpl(), item.value().sizes().vec()});
             }
             for (int i = 0; i < 3; ++i) leaf.pass(kRoutes[1]);
-            const auto got = leaf.engine->ledger().peak_bytes(trace::Category::Gathered);
+            const auto got = leaf.engine->ledger().peak_bytes(memory::Category::Gathered);
             const layout::ParameterTable table(registrations);
             const auto held = [&] {
-              return forecast(table, leaf.engine->config(), options).of(trace::Category::Gathered);
+              return forecast(table, leaf.engine->config(), options).of(memory::Category::Gathered);
             };
             EXPECT_GE(got, kLeafNumel * 4) << "all of it at once";
             EXPECT_GE(got, held().peak);

@@ -15,7 +15,7 @@ using conformance::table_of;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
-using trace::Category;
+using memory::Category;
 
 // p2 and p5 are frozen, p5 of integers; p3 is empty.
 const std::vector<int64_t> kNumels{7, 12, 5, 0, 1, 4};
@@ -32,7 +32,7 @@ struct Tables {
   layout::BucketPlan plan;
   agreement::Participant participant;
   ZeroConfig zero;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   std::vector<at::Tensor> tensors;
   at::Tensor masters;
   std::optional<PageTable> pages;

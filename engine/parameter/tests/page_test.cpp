@@ -16,7 +16,7 @@ using conformance::ranks::RankContext;
 TEST(Page, ViewsSeeTheDataWhileItIsThereAndTheVersionStays) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       trace::Ledger ledger;
+                       memory::Ledger ledger;
                        const auto values = sample(5, 1);
                        Page page;
                        page.tensor = at::empty({5});
@@ -36,14 +36,14 @@ TEST(Page, ViewsSeeTheDataWhileItIsThereAndTheVersionStays) {
                        page.arrive(ledger);
                        EXPECT_THAT(page.tensor, HasTheBitsOf(values));
                        EXPECT_THAT(view, HasTheBitsOf(values.narrow(0, 1, 3)));
-                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 24);
+                       EXPECT_EQ(ledger.bytes(memory::Category::Gathered), 24);
                        page.pins = 1;
                        EXPECT_FALSE(page.may_drop()) << "an operator reads it";
                        page.pins = 0;
                        EXPECT_TRUE(page.may_drop());
                        page.drop(ledger);
                        EXPECT_THROW(view.const_data_ptr<float>(), c10::Error);
-                       EXPECT_EQ(ledger.bytes(trace::Category::Gathered), 0);
+                       EXPECT_EQ(ledger.bytes(memory::Category::Gathered), 0);
                        EXPECT_EQ(page.tensor._version(), version);
                      }),
             "");
@@ -53,7 +53,7 @@ TEST(Page, AResidentOneIsFilledWhereItIs) {
   for (const int world : {1, 2, 3}) {
     EXPECT_EQ(on_ranks(world,
                        [](RankContext& context) {
-                         trace::Ledger ledger;
+                         memory::Ledger ledger;
                          const int w = context.world_size();
                          std::vector<at::Tensor> shards;
                          std::vector<Page> pages(2);
@@ -74,7 +74,7 @@ TEST(Page, AResidentOneIsFilledWhereItIs) {
                            auto& page = pages[i];
                            const auto* data = page.tensor.const_data_ptr();
                            const auto version = page.tensor._version();
-                           const auto held = ledger.bytes(trace::Category::Gathered);
+                           const auto held = ledger.bytes(memory::Category::Gathered);
                            page.gather = gather;
                            page.offset = i == 0 ? 0 : shards[0].numel();
                            page.state = Page::State::Arriving;
@@ -89,7 +89,7 @@ TEST(Page, AResidentOneIsFilledWhereItIs) {
                            EXPECT_TRUE(page.tensor.isnan().all().item<bool>());
                            EXPECT_EQ(page.tensor.const_data_ptr(), data);
                            EXPECT_EQ(page.tensor._version(), version);
-                           EXPECT_EQ(ledger.bytes(trace::Category::Gathered), held);
+                           EXPECT_EQ(ledger.bytes(memory::Category::Gathered), held);
                          }
                        }),
               "");

@@ -82,7 +82,7 @@ TEST(Pages, NoMoreThanAFewPagesAreGatheredAtATime) {
                      [](RankContext& context) {
                        Model first(context);
                        first.cycle();
-                       EXPECT_LT(first.ledger.peak_bytes(trace::Category::Gathered),
+                       EXPECT_LT(first.ledger.peak_bytes(memory::Category::Gathered),
                                  kLayers * kPageBytes);
                        // With a trace: at most the limit, the operator's own page, and its round's
                        // buffer.
@@ -96,7 +96,7 @@ TEST(Pages, NoMoreThanAFewPagesAreGatheredAtATime) {
                            EXPECT_THAT(limited.cycle(), HasTheBitsOf(want));
                          }
                          const int64_t padded = 2 * ((kDim * kDim + 1) / 2) * 4;
-                         EXPECT_LE(limited.ledger.peak_bytes(trace::Category::Gathered),
+                         EXPECT_LE(limited.ledger.peak_bytes(memory::Category::Gathered),
                                    (2 * limit + 2) * padded)
                              << limit;
                        }

@@ -22,7 +22,7 @@ struct Model {
   layout::BucketPlan plan;
   agreement::Participant participant;
   ZeroConfig zero;
-  trace::Ledger ledger;
+  memory::Ledger ledger;
   std::vector<at::Tensor> tensors;
   at::Tensor masters;
   std::unique_ptr<Parameters> keeper;
@@ -64,7 +64,7 @@ TEST(Replicas, ParametersHaveAlignedMemoryOfTheirOwn) {
                    EXPECT_EQ(reinterpret_cast<uintptr_t>(it.tensors[i].const_data_ptr()) % 64, 0U);
                    EXPECT_TRUE(it.tensors[i].is_contiguous());
                  }
-                 EXPECT_EQ(it.ledger.bytes(trace::Category::Parameters), 4 * (7 + 12 + 5 + 6));
+                 EXPECT_EQ(it.ledger.bytes(memory::Category::Parameters), 4 * (7 + 12 + 5 + 6));
                }),
       "");
 }
@@ -89,7 +89,7 @@ TEST(Replicas, PublishRoundsTheMastersOfAllRanksToTheParameterDtype) {
                                  EXPECT_THAT(it.keeper->whole(i), HasTheBitsOf(want));
                                }
                                EXPECT_THAT(it.tensors[2], HasTheBitsOf(original(2).to(dtype)));
-                               EXPECT_EQ(it.ledger.bytes(trace::Category::Gathered), 0);
+                               EXPECT_EQ(it.ledger.bytes(memory::Category::Gathered), 0);
                              }
                            }
                          }
@@ -129,7 +129,7 @@ TEST(Replicas, ALargeParameterIsGatheredInItsOwnMemory) {
                            EXPECT_EQ(it.tensors[1].const_data_ptr(), place);
                            const auto block =
                                (large + 30) * static_cast<int64_t>(c10::elementSize(dtype));
-                           EXPECT_LT(it.ledger.peak_bytes(trace::Category::Gathered), block);
+                           EXPECT_LT(it.ledger.peak_bytes(memory::Category::Gathered), block);
                            it.masters.mul_(0.5);
                            for (const std::size_t i : std::vector<std::size_t>{0, 1, 3, 4, 5})
                              it.keeper->publish(i);

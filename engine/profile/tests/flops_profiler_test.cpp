@@ -179,7 +179,7 @@ TEST(FlopsProfiler, TheModelOnlyCounts) {
     const at::NoGradGuard no_grad;
     linear(at::ones({4, 5}));
     {
-      const parameter::Silence silence;
+      const autograd::Silence silence;
       linear(at::ones({4, 5}));
     }
     std::thread([&] { at::ones({4, 5}).mul(2); }).join();

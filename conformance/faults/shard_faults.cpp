@@ -86,7 +86,7 @@ double coefficient(double norm, double threshold) { return threshold / (norm + 1
 
 }  // namespace
 
-std::vector<Fault> clip_faults() {
+std::vector<Fault> shard_faults() {
   return {
       at_seams("clip.skipped", "a gradient above the threshold is not clipped", {"DS-58"}, "clip",
                [](FaultContext& s) { change_clip(s, [](double, double) { return 1.0; }); }),

@@ -102,7 +102,7 @@ void own_border_once(FaultContext& context) {
 
 }  // namespace
 
-std::vector<Fault> partition_faults() {
+std::vector<Fault> layout_faults() {
   return {
       intervals_in_wrong_order(),
       at_seams("partition.foreign_gradients_copied",

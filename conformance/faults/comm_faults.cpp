@@ -137,7 +137,7 @@ Fault in_communicator(const std::string& name, const std::string& what,
 
 }  // namespace
 
-std::vector<Fault> communicator_faults() {
+std::vector<Fault> comm_faults() {
   return {
       in_communicator<MicroBatchDropped>(
           "micro_batch_dropped", "rank 1's second micro-batch of step 1 never reaches the others",

@@ -138,7 +138,7 @@ std::vector<Fault> windows() {
                "gradient",
                [](FaultContext& s) {
                  drop_micro_batches(s, [](const FaultContext& context) {
-                   return context.micro_batch() > 0 && !context.is_last_micro_batch();
+                   return context.micro_batch() > 0 && context.micro_batch() + 1 < context.micro_batches();
                  });
                }),
       at_seams("accumulation.first_only", "only the first micro-batch of a step is stored", {},
@@ -196,7 +196,7 @@ std::vector<Fault> divisors() {
 
 }  // namespace
 
-std::vector<Fault> accumulation_faults() {
+std::vector<Fault> gradient_faults() {
   auto faults = windows();
   for (auto& fault : divisors()) faults.push_back(std::move(fault));
   return faults;

@@ -82,7 +82,7 @@ void change_the_scale(FaultContext& context, int times, std::function<bool(bool)
 
 }  // namespace
 
-std::vector<Fault> loss_scale_faults() {
+std::vector<Fault> loss_faults() {
   return {
       at_seams(
           "loss_scale.removed_where_there_is_none",
