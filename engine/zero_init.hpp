@@ -23,7 +23,8 @@
 // two; the communicator's workspace keeps what the last gather sent.
 // Errors: equigrad::Error for ranks that do not make the same model; finish() throws, the
 // destructor leaves its error to initialize(). A rank that throws inside tells the others.
-// Collective. Depends on: the C++ standard library, comm/communicator by name.
+// Collective.
+// Depends on: the C++ standard library, comm/communicator by name.
 // Paper: Rajbhandari et al., ZeRO-Infinity (arXiv 2104.07857), section 7.2.
 #pragma once
 

@@ -138,7 +138,8 @@ std::vector<Fault> windows() {
                "gradient",
                [](FaultContext& s) {
                  drop_micro_batches(s, [](const FaultContext& context) {
-                   return context.micro_batch() > 0 && context.micro_batch() + 1 < context.micro_batches();
+                   return context.micro_batch() > 0 &&
+                          context.micro_batch() + 1 < context.micro_batches();
                  });
                }),
       at_seams("accumulation.first_only", "only the first micro-batch of a step is stored", {},

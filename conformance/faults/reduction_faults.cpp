@@ -93,8 +93,9 @@ std::vector<Fault> reduction_faults() {
                "the last micro-batch is added after the reduction and stays local", {"DS-05"},
                "gradient",
                [](FaultContext& s) {
-                 keep_local(
-                     s, [](const FaultContext& context) { return context.micro_batch() + 1 == context.micro_batches(); });
+                 keep_local(s, [](const FaultContext& context) {
+                   return context.micro_batch() + 1 == context.micro_batches();
+                 });
                }),
       at_seams("reduction.stops_after_the_first_step", "from the second step on nothing is reduced",
                {"PT-02"}, "gradient",

@@ -8,8 +8,8 @@
 // Invariants: the four styles compute the same contributions.
 // Shapes: the loss is a scalar, not scaled.
 // Errors: whatever the engine or the model throw; RefusalMissing for a refusal that did not come,
-// or that does not name both right ways. Depends on: matrix.hpp, engine/engine.hpp,
-// reference/models/model.hpp.
+// or that does not name both right ways.
+// Depends on: matrix.hpp, engine/engine.hpp, reference/models/model.hpp.
 #pragma once
 
 #include <stdexcept>

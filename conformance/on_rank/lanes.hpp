@@ -7,8 +7,10 @@
 //
 // Invariants: every comparison of elements counts, whether it held or not.
 // Shapes: shards are flat.   Units: steps and micro-batches count from 0 in a Site, from 1 in
-// words. Errors: none. Depends on: diagnosis/diagnosis.hpp, diagnosis/first_difference.hpp,
-// oracle/other_rules.hpp, verdict/lane_tally.hpp.
+// words.
+// Errors: none.
+// Depends on: diagnosis/diagnosis.hpp, diagnosis/first_difference.hpp, oracle/other_rules.hpp,
+// verdict/lane_tally.hpp.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,9 @@
 // task has ended without an exception; if it throws instead, `at_end` is destroyed uncalled, before
 // the exception reaches the caller.
 // Limit: beyond 60 levels of nesting autograd goes on in another thread, where an inner end cannot
-// be told from the outermost; the pass then counts as several. Errors: what `at_end` throws reaches
-// the caller of backward. Depends on: autograd's engine and ATen's RecordFunction, in the source.
+// be told from the outermost; the pass then counts as several.
+// Errors: what `at_end` throws reaches the caller of backward.
+// Depends on: autograd's engine and ATen's RecordFunction, in the source.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,9 @@
 // Shapes: any.  Dtypes: scale() gives fp32 (fp64 for fp64).
 // Errors: Error from check_pass; it names the first parameter found, and the remedy.
 // Limits: a backward that is called in a tensor hook, or by a node on another thread than the
-// node's (beyond 60 levels of nesting), is a pass of its own. Depends on: ATen tensors,
-// loss_scaler.hpp; autograd's nodes and ATen's RecordFunction in the source.
+// node's (beyond 60 levels of nesting), is a pass of its own.
+// Depends on: ATen tensors, loss_scaler.hpp; autograd's nodes and ATen's RecordFunction in the
+// source.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -8,8 +8,8 @@
 // Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
 // Errors: CommunicationError naming the collective and this rank, when a peer is lost or the time-
 // out passes (Gloo, and the words beside NCCL), and the lost rank where it is known. A collective
-// of NCCL reports through its watchdog, which ends the process. Depends on: ATen tensors,
-// comm/workspace. Only comm/*.cpp includes c10d.
+// of NCCL reports through its watchdog, which ends the process.
+// Depends on: ATen tensors, comm/workspace. Only comm/*.cpp includes c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>

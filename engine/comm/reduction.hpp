@@ -10,9 +10,11 @@
 //
 // Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position
 // or timing; exact ones on the contributions only. Nothing is averaged here. The buffer must stay
-// untouched until finish(). Shapes: reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W
-// * n], the buffer padded to a multiple of W. Errors: those of the communicator. Depends on:
-// comm/communicator, kernels, config's ReductionOrder.
+// untouched until finish().
+// Shapes: reduce_scatter_sum [W * n] -> [n]; all_reduce_sum [W * n] -> [W * n], the buffer padded
+// to a multiple of W.
+// Errors: those of the communicator.
+// Depends on: comm/communicator, kernels, config's ReductionOrder.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -8,9 +8,11 @@
 // rounded once to the accumulate dtype, in the order of arrival; with fp32 no rounding but the
 // addition's own happens. Exact sums (kernels/exact_tensor.hpp) are merged without rounding, and
 // rounded once to fp32 where they are read. average() multiplies once, in fp32, by the factor of
-// loss/divisors.hpp. Shapes: one flat tensor over the rank's shard space, [plan.shard_numel()];
-// sums come bucket by bucket. Errors: none. Depends on: layout/bucket_plan, memory/ledger,
-// kernels/exact_tensor.
+// loss/divisors.hpp.
+// Shapes: one flat tensor over the rank's shard space, [plan.shard_numel()]; sums come bucket by
+// bucket.
+// Errors: none.
+// Depends on: layout/bucket_plan, memory/ledger, kernels/exact_tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,9 +18,10 @@
 // the window so far; later passes add to it. In the exact order a contribution is multiplied by its
 // weight before it is sent, at every stage.
 // Shapes: averages are of average_dtype, flat over the shard space [plan.shard_numel()], or one
-// parameter's slice of it. Errors: equigrad::Error when ranks ran different numbers of passes, and
-// those of the communicator. Depends on: bucket, gradient/accumulator, layout, agreement, config,
-// memory/ledger.
+// parameter's slice of it.
+// Errors: equigrad::Error when ranks ran different numbers of passes, and those of the
+// communicator.
+// Depends on: bucket, gradient/accumulator, layout, agreement, config, memory/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,7 +2,9 @@
 //
 // Invariants: opening and closing meet the other ranks' (agreement/coordinator.hpp); a parameter is
 // open once at a time. What is compared is a digest of the bytes, so writes through pointers count
-// too. Shapes: those of the parameters. Errors: those of engine/api/gathered_parameters.hpp.
+// too.
+// Shapes: those of the parameters.
+// Errors: those of engine/api/gathered_parameters.hpp.
 // Depends on: tensor_access.hpp's Stations, gathered_parameters.hpp.
 #pragma once
 

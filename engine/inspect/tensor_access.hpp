@@ -2,8 +2,9 @@
 //
 // Invariants: every collective call first meets the other ranks' (agreement/coordinator.hpp), with
 // what is asked and, in a full setter, a digest of the value; so it happens on all ranks or on
-// none. Shapes, errors: those of engine/api/access.hpp. Depends on: comm, window, layout,
-// optimizer/sharded_state, parameter.
+// none.
+// Shapes, errors: those of engine/api/access.hpp.
+// Depends on: comm, window, layout, optimizer/sharded_state, parameter.
 #pragma once
 
 #include <cstddef>

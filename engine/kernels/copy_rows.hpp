@@ -2,7 +2,9 @@
 // more than the bytes: `kFewNumel` elements, or many tensors out of one matrix.
 //
 // Shapes: rows of `row_bytes`, one every `from_stride_bytes` and `to_stride_bytes`; `bytes` in all,
-// so the last row may be short. Errors: none. Depends on: nothing.
+// so the last row may be short.
+// Errors: none.
+// Depends on: nothing.
 #pragma once
 
 #include <algorithm>

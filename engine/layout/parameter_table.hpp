@@ -8,9 +8,10 @@
 // Invariants: one entry per identity; names and aliases are unique; index = position in entries();
 // numel is the product of shape.
 // Units: numel counts elements, element_bytes bytes; an empty parameter has numel 0, a scalar has
-// shape [] and numel 1. Errors: equigrad::Error for an empty or duplicate name, for a tied
-// parameter whose registrations disagree (group, shape, trainable, type), for an unknown name (with
-// a suggestion). Depends on: engine/error.hpp, engine/config/suggest.hpp.
+// shape [] and numel 1.
+// Errors: equigrad::Error for an empty or duplicate name, for a tied parameter whose registrations
+// disagree (group, shape, trainable, type), for an unknown name (with a suggestion).
+// Depends on: engine/error.hpp, engine/config/suggest.hpp.
 #pragma once
 
 #include <cstddef>

@@ -33,8 +33,8 @@
 // model's operators. `most_bytes` holds for any order of arrival in which all ranks have the same
 // one. Not in it: activations, the memory that collectives receive into, buffers, allocators.
 // Units: bytes and elements. A rank's bytes are every rank's: shards are padded to one length.
-// Errors: those of layout and of stage_row. Depends on: config, layout, stage, memory/ledger. No
-// torch.
+// Errors: those of layout and of stage_row.
+// Depends on: config, layout, stage, memory/ledger. No torch.
 // Paper: Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1.
 #pragma once
 

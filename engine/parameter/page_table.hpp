@@ -4,8 +4,9 @@
 // memory that is to be filled; trainable shards lie side by side in the order of the bucket plan,
 // the masters themselves if they have the parameters' type, a copy otherwise; those that are sent
 // in another type, and frozen parameters, have shards of their own; an empty parameter has no page.
-// Shards are where the parameters are, or on the CPU (offload_param). Shapes: shards
-// [plan.shard_numel()] in the parameter dtype; those of their own [shard_numel]. Errors: none.
+// Shards are where the parameters are, or on the CPU (offload_param).
+// Shapes: shards [plan.shard_numel()] in the parameter dtype; those of their own [shard_numel].
+// Errors: none.
 // Depends on: parameter/page, parameter/parameters' Context.
 #pragma once
 

@@ -5,9 +5,10 @@
 //
 // Invariants: those of parameters.hpp; pages of a leaf module come and go together; what gather()
 // holds stays. Persistent pages are whole from one publish() to the next; outside of leaf modules
-// operators that read only them are not watched, and are no uses. Units: elements, operators.
-// Errors: those of parameters.hpp. Depends on: page_table, leaf_pages, use_trace,
-// operator_observer, parameters.
+// operators that read only them are not watched, and are no uses.
+// Units: elements, operators.
+// Errors: those of parameters.hpp.
+// Depends on: page_table, leaf_pages, use_trace, operator_observer, parameters.
 #pragma once
 
 #include <cstddef>

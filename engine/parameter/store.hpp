@@ -6,9 +6,11 @@
 //
 // Invariants: after publish() the parameter's value is the master rounded to the type it is sent in
 // and then to the parameter dtype, on every rank alike; shape and identity of the model's tensors
-// never change; padding is zero. Shapes: a parameter keeps its own; masters are flat over the
-// rank's shard space, in their own type and perhaps on another device. Errors: those of the
-// communicator, and of a peer whose pass threw. Depends on: layout, comm, memory/ledger.
+// never change; padding is zero.
+// Shapes: a parameter keeps its own; masters are flat over the rank's shard space, in their own
+// type and perhaps on another device.
+// Errors: those of the communicator, and of a peer whose pass threw.
+// Depends on: layout, comm, memory/ledger.
 #pragma once
 
 #include <ATen/core/Tensor.h>

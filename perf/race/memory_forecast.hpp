@@ -8,8 +8,8 @@
 //
 // Invariants: up to two ranks; of more the blocks for rows that are not sent as they lie, and for
 // the second half of an all-reduce, is not in it. Pages come all at once and go after their last
-// use where the limits of stage 3 let them; else they count as whole all the time. Units: bytes of
-// a rank; accumulation 1, fp32, in the pinned order.
+// use where the limits of stage 3 let them; else they count as whole all the time.
+// Units: bytes of a rank; accumulation 1, fp32, in the pinned order.
 // Errors: those of memory/forecast.hpp.   Depends on: memory/forecast.hpp, comm/reduction, layout,
 // stage.
 #pragma once

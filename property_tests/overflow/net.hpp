@@ -2,9 +2,9 @@
 //
 // Invariants: parameters and batches depend on the case only; the overflow happens in the passes
 // for which it is armed. A gradient is infinite or NaN as it reaches its leaf, or ("scaled") it is
-// finite in its type and overflows by any scale of at least 2. Shapes: widths.front() ->
-// widths.back(), batches of one.   Errors: none. Depends on: torch::nn, reference/models/model.hpp,
-// numbers.hpp.
+// finite in its type and overflows by any scale of at least 2.
+// Shapes: widths.front() -> widths.back(), batches of one.   Errors: none.
+// Depends on: torch::nn, reference/models/model.hpp, numbers.hpp.
 #pragma once
 
 #include <torch/nn/modules/linear.h>
