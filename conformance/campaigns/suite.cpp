@@ -55,7 +55,7 @@ Suite::Suite(SuiteOptions options)
     : options_(std::move(options)),
       cases_(options_.in_parts ? covering_first(options_.matrix.cases) : 0),
       specs_(options_.in_parts ? covering_first(options_.contract.specs) : 0),
-      slots_({.slots = options_.matrix.lanes,
+      slots_({.slots = options_.matrix.slots,
               .widest = widest(options_),
               .most = options_.matrix.cases.size() + options_.contract.specs.size() + 1,
               .timeout_scale = options_.matrix.timeout_scale,

@@ -141,7 +141,7 @@ contract::ContractOptions contract_options(const RunOptions& options,
           .replay_suffix = options.replay_suffix,
           .timeout_scale = options.timeout_scale,
           .quiet = options.quiet,
-          .lanes = options.slots,
+          .slots = options.slots,
           .fault = of_contract,
           .plant = of_contract ? "" : fault};
 }

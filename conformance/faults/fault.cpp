@@ -10,8 +10,8 @@ namespace {
 
 std::vector<Fault> all_groups() {
   std::vector<Fault> all;
-  for (const auto group : {communicator_faults, partition_faults, bucket_faults, reduction_faults,
-                           accumulation_faults, loss_scale_faults, clip_faults, optimizer_faults,
+  for (const auto group : {comm_faults, layout_faults, bucket_faults, reduction_faults,
+                           gradient_faults, loss_faults, shard_faults, optimizer_faults,
                            schedule_faults, parameter_faults, completion_faults, mutant_faults}) {
     auto faults = group();
     std::move(faults.begin(), faults.end(), std::back_inserter(all));

@@ -90,8 +90,8 @@ oracle::Reduction TwinComparison::reduction_of(int step, const LocalShard& shard
         facts_.spec.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
   const auto precision = recipe_of(facts_.spec, facts_.seed, 0, order_of(facts_.spec)).precision;
   reduction.communication_dtype = precision.communication_dtype;
-  const auto lowered = facts_.communication_dtype.find(shard.name);
-  if (!reduction.communication_dtype && lowered != facts_.communication_dtype.end())
+  const auto lowered = facts_.communication_dtypes.find(shard.name);
+  if (!reduction.communication_dtype && lowered != facts_.communication_dtypes.end())
     reduction.communication_dtype = lowered->second;
   reduction.averaging = averaging_of(precision.averaging);
   reduction.predivide_factor = precision.predivide_factor;

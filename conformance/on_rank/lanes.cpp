@@ -24,7 +24,7 @@ std::string where_of(const Site& site) {
   return at_step(site.step, site.what + (site.parameter.empty() ? "" : " " + site.parameter));
 }
 
-bool Slots::compare(const Site& site, const at::Tensor& got, const at::Tensor& want) {
+bool Lanes::compare(const Site& site, const at::Tensor& got, const at::Tensor& want) {
   const auto where = where_of(site);
   const auto report = oracle::compare(got, want);
   if (with_other_rules && !report.equal()) see(other_rules, where, got, want);

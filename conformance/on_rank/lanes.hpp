@@ -1,7 +1,7 @@
-// Slots: what a rank compared in a case, by kind, and how it came out.
+// Lanes: what a rank compared in a case, by kind, and how it came out.
 //
-// Exact slot: losses, loss scale, skipped steps, gradient norm, gradient shards, master weights and
-// states of this rank, and every whole parameter, at every step. Bounded slot: the gradient of the
+// Exact lane: losses, loss scale, skipped steps, gradient norm, gradient shards, master weights and
+// states of this rank, and every whole parameter, at every step. Bounded lane: the gradient of the
 // first step that is applied against the higher-precision run, the update of every step from its
 // actual inputs.
 //
@@ -27,14 +27,14 @@ namespace equigrad::conformance {
 std::string at_step(int step, const std::string& what);  // "step 1 gradient"
 std::string where_of(const Site& site);                  // "step 1 gradient fc.weight"
 
-struct Slots {
+struct Lanes {
   bool with_other_rules = false;  // what differs is judged by the other rules too
   LaneTally exact = {}, bounded = {};
   FirstDifference first = {};
   oracle::OtherRules other_rules = {};
   std::map<std::string, int64_t> compared = {};  // elements by kind: loss, gradient, master, ...
 
-  // In the exact slot; whether it held.
+  // In the exact lane; whether it held.
   bool compare(const Site& site, const at::Tensor& got, const at::Tensor& want);
 };
 

@@ -94,23 +94,23 @@ std::map<std::string, Position> positions_of(const CaseFacts& facts, Overflowing
 }
 
 void PlacedFailures::note(const Site& site, const at::Tensor& got, const at::Tensor& want) {
-  Place place{.phase = site.phase,
-              .step = site.step,
-              .micro_batch = site.micro_batch,
-              .what = site.what,
-              .parameter = site.parameter};
+  Divergence divergence{.phase = site.phase,
+                        .step = site.step,
+                        .micro_batch = site.micro_batch,
+                        .what = site.what,
+                        .parameter = site.parameter};
   const auto known = positions_.find(site.parameter);
   if (known != positions_.end()) {
     const bool is_gradient = site.phase == Phase::Gradient;
-    place.position = is_gradient ? -known->second.number : known->second.number;
-    if (is_gradient) place.bucket = known->second.bucket;
+    divergence.position = is_gradient ? -known->second.number : known->second.number;
+    if (is_gradient) divergence.bucket = known->second.bucket;
   }
   if (want.defined() && !site.parameter.empty()) {
     const auto [begin, end] = range_of(got, want);
-    place.begin = site.begin + begin;
-    place.end = site.begin + end;
+    divergence.begin = site.begin + begin;
+    divergence.end = site.begin + end;
   }
-  divergences_.add(place);
+  divergences_.add(divergence);
   const auto& first = divergences_.all().front();
   const auto is_here = [&](const Site& one) {
     return one.phase == first.phase && one.step == first.step;
@@ -164,7 +164,7 @@ void PlacedFailures::note_update(const std::string& parameter, UpdateSeen seen) 
 void PlacedFailures::explain(std::map<std::string, oracle::UpdateSpec> rules,
                              nlohmann::json& answer) {
   if (has_tensors()) {
-    const FaultContext context{.spec = facts_.spec,
+    const DiagnosisInput input{.spec = facts_.spec,
                                .seed = facts_.seed,
                                .data = facts_.data,
                                .twin = facts_.twin,
@@ -175,7 +175,7 @@ void PlacedFailures::explain(std::map<std::string, oracle::UpdateSpec> rules,
                                .communication_dtypes = facts_.communication_dtypes,
                                .rules = std::move(rules),
                                .updates = update_seen_};
-    const auto diagnosis = diagnose(context, failures_, divergences_);
+    const auto diagnosis = diagnose(input, failures_, divergences_);
     answer["text"] = diagnosis.text;
     answer["files"] = diagnosis.files;
   }

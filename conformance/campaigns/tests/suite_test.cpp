@@ -41,7 +41,7 @@ SuiteOptions options() {
   }
   chosen.matrix.data = chosen.contract.data = find_data("", false);
   chosen.matrix.quiet = chosen.contract.quiet = true;
-  chosen.matrix.lanes = 2;
+  chosen.matrix.slots = 2;
   chosen.matrix.replay_prefix = "equigrad run";
   const auto specs = contract::default_specs();
   for (const auto& spec : specs)
