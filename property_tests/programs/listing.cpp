@@ -52,7 +52,7 @@ std::string pass_text(const json& call, const std::string& roots) {
   std::string text = "differentiate({" + roots + "}, {.style = " + call.at("style").dump();
   text += ", .fp16 = fp16";
   if (call.value("retain", false)) text += ", .retain = true";
-  if (!call.value("accumulation", true)) text += ", .accumulation = false";
+  if (!call.value("scale_wrt_gas", true)) text += ", .scale_wrt_gas = false";
   if (call.value("infinite", false)) text += ", .infinite = rank == 0";
   return text + "}, " + engine_text(call) + ".get());";
 }
@@ -70,7 +70,7 @@ std::string backward_text(const json& call) {
   const auto retain = text_of_bool(call.value("retain", false));
   if (call.at("style") == 0)
     return engine_text(call) + "->backward(" + losses + ", " + retain + ", " +
-           text_of_bool(call.value("accumulation", true)) + ");";
+           text_of_bool(call.value("scale_wrt_gas", true)) + ");";
   return engine_text(call) + "->scale(" + losses + ").backward({}, " + retain + ");";
 }
 

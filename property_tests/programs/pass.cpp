@@ -9,7 +9,7 @@ namespace equigrad::property_tests::programs {
 PassOptions pass_options(const json& call, const json& setting, int rank) {
   return {.style = call.at("style"),
           .retain = call.value("retain", false),
-          .accumulation = call.value("accumulation", true),
+          .scale_wrt_gas = call.value("scale_wrt_gas", true),
           .infinite = rank == 0 && call.value("infinite", false),
           .engine = call.value("engine", std::size_t{0}),
           .fp16 = setting.at("precision") == 2};
@@ -36,7 +36,7 @@ at::Tensor differentiate(const Roots& roots, const PassOptions& options, Engine*
   for (std::size_t i = 1; i < roots.size(); ++i) loss = loss + roots[i].loss;
   if (options.infinite) loss = loss * infinity;
   if (engine != nullptr && options.style == 0)
-    return engine->backward(loss, options.retain, options.accumulation).detach();
+    return engine->backward(loss, options.retain, options.scale_wrt_gas).detach();
   (options.style == 2 && !options.fp16 ? loss : scaled(loss)).backward({}, options.retain);
   return loss.detach();
 }

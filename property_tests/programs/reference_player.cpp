@@ -58,7 +58,7 @@ void ReferencePlayer::pass(int rank, const Roots& roots, const PassOptions& opti
   at::Tensor loss;
   PassOptions scaled = options;
   scaled.scale = steppers_[options.engine]->loss_scale();
-  const double weight = options.accumulation ? 1.0 : static_cast<double>(accumulation_);
+  const double weight = options.scale_wrt_gas ? 1.0 : static_cast<double>(accumulation_);
   std::function<void()> nested = [&] { loss = differentiate(roots, scaled, nullptr); };
   for (std::size_t i = 0; i < steppers_.size(); ++i)
     nested = [&, i, inner = nested] {
@@ -67,7 +67,7 @@ void ReferencePlayer::pass(int rank, const Roots& roots, const PassOptions& opti
     };
   nested();
   if (rank == rank_ && options.style == 0)
-    seen_["returned"] = options.accumulation ? loss / static_cast<double>(accumulation_) : loss;
+    seen_["returned"] = options.scale_wrt_gas ? loss / static_cast<double>(accumulation_) : loss;
 }
 
 void ReferencePlayer::backward(const json& call) {

@@ -117,7 +117,7 @@ void Script::backward(const CommandSeed& drawn) {
         {"slots", chosen},
         {"style", style},
         {"retain", drawn.c % 3 == 1},
-        {"accumulation", style != 0 || drawn.c % 3 != 2},
+        {"scale_wrt_gas", style != 0 || drawn.c % 3 != 2},
         {"infinite", drawn.c % 20 == 19},
         {"engine", nothing ? 0 : engine(drawn.d)}});
   count_pass();

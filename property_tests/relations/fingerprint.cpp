@@ -43,7 +43,7 @@ at::Tensor slice_of(const json& one, std::size_t tensor, const at::Tensor& like,
 // All shards of a tensor, one after the other, on every rank alike.
 std::string is_owned_once(Session& session, const LocalShard& shard, int64_t numel, int stage) {
   const auto mine = at::tensor({shard.begin, shard.end}, at::kLong);
-  const auto all = comm::exchange(*session.group(), mine);
+  const auto all = comm::exchange(*session.group, mine);
   int64_t end = 0;
   for (int64_t rank = 0; rank < all.size(0); ++rank) {
     const auto begins = all[rank][0].item<int64_t>(), ends = all[rank][1].item<int64_t>();

@@ -70,7 +70,7 @@ std::string replicas(const json& one, Runs& runs) {
     mine += conformance::oracle::digest(parameter.name, 0, 0, seen.flatten());
   }
   const auto said = at::full({1}, static_cast<int64_t>(mine), at::kLong);
-  const auto all = comm::exchange(*session.group(), said);
+  const auto all = comm::exchange(*session.group, said);
   return all.eq(said).all().item<bool>() ? "" : "the replicas differ";
 }
 

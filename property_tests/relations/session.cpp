@@ -24,9 +24,9 @@ Session::Session(const json& one, RankContext& context, const Way& way)
       rank_(context.rank()),
       world_(way.world != 0 ? way.world : context.world_size()),
       moment_(std::make_shared<conformance::faults::Moment>()),
-      group_(context.group(world_)),
+      group(context.group(world_)),
       planted_(one.value("fault", ""), rank_, world_, moment_, names_of(network)) {
-  auto communicator = way.wrap ? way.wrap(group_) : group_;
+  auto communicator = way.wrap ? way.wrap(group) : group;
   communicator = planted_.wrap(communicator);
   {
     const at::NoGradGuard no_grad;
@@ -106,7 +106,7 @@ const Record& Session::finish() {
   for (const auto& [key, digest] : record.digests) mine[i++] = static_cast<int64_t>(digest);
   mine[i] =
       std::bit_cast<int32_t>(network.least);  // in the order of the numbers, which are positive
-  const auto all = comm::exchange(*group_, mine);
+  const auto all = comm::exchange(*group, mine);
   i = 0;
   for (auto& [key, digest] : record.digests)
     digest = static_cast<uint64_t>(all.select(1, i++).sum().item<int64_t>());

@@ -57,9 +57,9 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  at::ScalarType dtype() const;
   at::Tensor output(const Source& from, bool checkpointed = false) const;
   at::Tensor loss(const Source& from) const;
-  const std::shared_ptr<comm::Communicator>& group() const { return group_; }
 
   // All of the way's steps; or one of them, or one micro-batch, and finish() at the end.
   void train();
@@ -73,7 +73,6 @@ class Session {
   const Record& finish();
 
  private:
-  at::ScalarType dtype() const;
   bool speaks() const;
   void add(int step, const std::string& what, int64_t begin, const at::Tensor& values, bool count);
 
@@ -81,7 +80,11 @@ class Session {
   Way way_;
   int rank_, world_;
   std::shared_ptr<conformance::faults::Moment> moment_;
-  std::shared_ptr<comm::Communicator> group_;
+
+ public:
+  std::shared_ptr<comm::Communicator> group;
+
+ private:
   Planted planted_;
 
  public:

@@ -23,8 +23,8 @@ const char* const kGrounds[] = {
     "Required.grad.zero0.fp16.w2.accumulation1.clip-off.sgd.irregular.engine_backward",
     "Required.grad.zero1.fp32.w4.accumulation3.clip-off.adamw.irregular.engine_backward",
     "Required.grad.zero3.bf16.w3.accumulation4.clip-off.sgd.gpt.tensor_backward",
-    "Required.grad.zero2.fp32-prescale.w3.accumulation1.clip-above-inf.sgd.irregular.tensor_"
-    "backward",
+    ("Required.grad.zero2.fp32-prescale.w3.accumulation1.clip-above-inf.sgd.irregular."
+     "tensor_backward"),
     "Required.grad.zero2.offload.w2.accumulation3.clip-below.adamw.irregular.loss_backward",
     "Required.grad.zero3.autocast-bf16.w2.accumulation3.clip-off.adamw.gpt.engine_backward",
     "Required.grad.zero1.bf16-masters.w2.accumulation4.clip-below.adamw.irregular.loss_backward",

@@ -126,18 +126,20 @@ TEST(Engine, AnotherNumberOfAccumulationStepsIsThatOfTheNextWindow) {
             std::make_shared<conformance::CountingCommunicator>(context.group());
         SmallRun run(context, options, communicator);
         options.accumulation = after;
-        const auto plain_wire =
+        const auto plain_communicator =
             std::make_shared<conformance::CountingCommunicator>(context.group());
-        SmallRun plain(context, options, plain_wire);
+        SmallRun plain(context, options, plain_communicator);
         run.engine->set_train_batch_size(after * context.world_size());
-        communicator->messages = plain_wire->messages = 0;
+        communicator->reset();
+        plain_communicator->reset();
         for (int64_t micro = 0; micro < 4; ++micro) {
           run.train(micro);
           plain.train(micro);
         }
         // In the pinned order a window of one pass has smaller buckets, which are made once.
         if (reduction == ReductionOrder::Exact) {
-          EXPECT_EQ(communicator->messages, plain_wire->messages) << before << " to " << after;
+          EXPECT_EQ(communicator->counts().messages, plain_communicator->counts().messages)
+              << before << " to " << after;
         }
         EXPECT_EQ(run.engine->counters().global_steps, 4 / after);
         expect_equal(run.all(), plain.all(), "after another batch size");

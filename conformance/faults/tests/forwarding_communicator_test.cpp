@@ -1,7 +1,8 @@
-// A wire in front of another one takes the same path as that one, and an override sees all of it.
+// A communicator in front of another one takes the same path as that one, and an override sees all of it.
+#include "conformance/faults/forwarding_communicator.hpp"
+
 #include <gmock/gmock.h>
 
-#include "conformance/faults/forwarding_communicator.hpp"
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "engine/comm/reduction.hpp"
@@ -13,9 +14,9 @@ using oracle::HasTheBitsOf;
 using ranks::on_ranks;
 using ranks::RankContext;
 
-class Doubling final : public Wire {
+class Doubling final : public ForwardingCommunicator {
  public:
-  using Wire::Wire;
+  using ForwardingCommunicator::ForwardingCommunicator;
   int traded = 0, sent = 0;
 
  private:
@@ -25,44 +26,43 @@ class Doubling final : public Wire {
   }
 };
 
-TEST(Wire, OfTwoRanksTradesAndAnOverrideMeetsWhatIsTraded) {
+TEST(ForwardingCommunicator, OfTwoRanksTradesAndAnOverrideMeetsWhatIsTraded) {
   for (const int world : {1, 2, 3}) {
     const auto on_rank = [](RankContext& context) {
       const int world = context.world_size();
-      Doubling communication_dtype(context.group());
-      EXPECT_EQ(communication_dtype.trades(), context.group()->trades());
-      EXPECT_EQ(communication_dtype.trades(), world == 2);
+      Doubling doubling(context.group());
+      EXPECT_EQ(doubling.trades(), context.group()->trades());
+      EXPECT_EQ(doubling.trades(), world == 2);
       const auto ones = at::ones({4 * world});
-      const auto sum = comm::Reduction::reduce_scatter_sum(communication_dtype,
-                                                           ReductionOrder::Pinned, ones, at::kFloat)
-                           .finish();
+      const auto sum =
+          comm::Reduction::reduce_scatter_sum(doubling, ReductionOrder::Pinned, ones, at::kFloat)
+              .finish();
       const double own = world == 2 ? 1 : 2;  // what is traded leaves a rank's own row as it is
       EXPECT_THAT(sum, HasTheBitsOf(at::full({4}, own + 2.0 * (world - 1))));
-      EXPECT_EQ(communication_dtype.traded, world == 2 ? 1 : 0);
-      EXPECT_EQ(communication_dtype.sent, world == 2 ? 0 : 1);
+      EXPECT_EQ(doubling.traded, world == 2 ? 1 : 0);
+      EXPECT_EQ(doubling.sent, world == 2 ? 0 : 1);
     };
     EXPECT_EQ(on_ranks(world, on_rank), "");
   }
 }
 
 // As beside NCCL, where words have a group of their own.
-class WordsElsewhere final : public Wire {
+class WordsElsewhere final : public ForwardingCommunicator {
  public:
-  WordsElsewhere(std::shared_ptr<comm::Communicator> communication_dtype,
-                 comm::Communicator& of_words)
-      : Wire(std::move(communication_dtype)), of_words_(of_words) {}
+  WordsElsewhere(std::shared_ptr<comm::Communicator> group, comm::Communicator& of_words)
+      : ForwardingCommunicator(std::move(group)), of_words_(of_words) {}
   comm::Communicator& words() override { return of_words_; }
 
  private:
   comm::Communicator& of_words_;
 };
 
-TEST(Wire, WordsPassItUnlessTheyHaveAGroupOfTheirOwn) {
+TEST(ForwardingCommunicator, WordsPassItUnlessTheyHaveAGroupOfTheirOwn) {
   const auto on_rank = [](RankContext& context) {
-    Wire plain(context.group());
+    ForwardingCommunicator plain(context.group());
     EXPECT_EQ(&plain.words(), &plain);
-    Wire other(context.group());
-    Wire around(std::make_shared<WordsElsewhere>(context.group(), other));
+    ForwardingCommunicator other(context.group());
+    ForwardingCommunicator around(std::make_shared<WordsElsewhere>(context.group(), other));
     EXPECT_EQ(&around.words(), &other);
   };
   EXPECT_EQ(on_ranks(1, on_rank), "");
