@@ -19,7 +19,7 @@ TEST(FaultPanel, HasEveryCaseOfTheCoveringSelectionThePlainestFirst) {
   }
   EXPECT_EQ(ids.size(), fault_panel().size());
   const auto& first = fault_panel().front();
-  EXPECT_EQ(first.model + word(first.clip), "nastyclip-below");
+  EXPECT_EQ(first.model + word(first.clip), "irregularclip-below");
   EXPECT_EQ(scaling_of(first.precision), Scaling::None);
   EXPECT_EQ(first.world, 2);
 }

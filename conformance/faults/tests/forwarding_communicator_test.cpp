@@ -1,4 +1,5 @@
-// A communicator in front of another one takes the same path as that one, and an override sees all of it.
+// A communicator in front of another one takes the same path as that one, and an override sees all
+// of it.
 #include "conformance/faults/forwarding_communicator.hpp"
 
 #include <gmock/gmock.h>

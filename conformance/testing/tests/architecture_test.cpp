@@ -55,9 +55,9 @@ std::string finding(Rule rule, const std::string& path, std::vector<std::string>
   return findings.size() == 1 ? findings[0] : std::to_string(findings.size()) + " findings";
 }
 
-// Our tree with a file more that includes `target`: what is found beside what was there.
+// Our table of rooms and a file that includes `target`: what is found in it.
 std::string of_include(const std::string& path, const std::string& target) {
-  Tree tree = our_tree();
+  Tree tree = {{"CMakeLists.txt", our_tree().at("CMakeLists.txt")}};
   const bool ours = !target.starts_with("torch/") && !target.starts_with("ATen/");
   tree[path] = {"#include " + (ours ? '"' + target + '"' : '<' + target + '>')};
   std::string result;

@@ -115,13 +115,40 @@ TEST(Communicator, TwoRanksOnACpuTrade) {
   }
 }
 
+// Neither overrides what a communicator that does not trade has.
+class WithoutTrades final : public Communicator {
+ public:
+  explicit WithoutTrades(std::shared_ptr<Communicator> real) : real_(std::move(real)) {}
+  int rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  c10::Device device() const override { return real_->device(); }
+  PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    return real_->all_to_all(output, input);
+  }
+  PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    return real_->all_gather(output, input);
+  }
+  PendingPtr all_reduce_sum(const at::Tensor& tensor) override {
+    return real_->all_reduce_sum(tensor);
+  }
+  PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override {
+    return real_->reduce_scatter_sum(output, input);
+  }
+  PendingPtr broadcast(const at::Tensor& tensor, int root) override {
+    return real_->broadcast(tensor, root);
+  }
+
+ private:
+  std::shared_ptr<Communicator> real_;
+};
+
 TEST(Communicator, OneThatDoesNotTradeSaysSo) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
-                       conformance::faults::ForwardingCommunicator forwarding(context.group());
-                       EXPECT_FALSE(forwarding.trades());
+                       WithoutTrades plain(context.group());
+                       EXPECT_FALSE(plain.trades());
                        const auto one = at::zeros({1});
-                       EXPECT_EQ(error_of([&] { forwarding.trade(one, one); }),
+                       EXPECT_EQ(error_of([&] { plain.trade(one, one); }),
                                  "[comm.trade] expected a communicator that trades, got one that "
                                  "does not. Ask trades() before, and use all_to_all.");
                      }),
