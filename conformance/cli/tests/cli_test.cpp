@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/campaigns/covering_selection.hpp"
-#include "conformance/cli/command_result.hpp"
+#include "conformance/cli/tests/command_result.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/ranks/private_directory.hpp"

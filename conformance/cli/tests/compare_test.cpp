@@ -5,8 +5,8 @@
 
 #include <fstream>
 
-#include "conformance/cli/command_result.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/tests/command_result.hpp"
 #include "engine/config/config.hpp"
 #include "equigrad_build_info.hpp"
 

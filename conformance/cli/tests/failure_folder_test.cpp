@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "conformance/cases/recipe.hpp"
-#include "conformance/cli/command_result.hpp"
+#include "conformance/cli/tests/command_result.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "reports/json.hpp"
 

@@ -8,7 +8,7 @@
 
 #include "conformance/campaigns/fault_panel.hpp"
 #include "conformance/campaigns/fault_run.hpp"
-#include "conformance/cli/command_result.hpp"
+#include "conformance/cli/tests/command_result.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {

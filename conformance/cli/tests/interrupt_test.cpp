@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "conformance/cases/matrix.hpp"
-#include "conformance/cli/command_result.hpp"
+#include "conformance/cli/tests/command_result.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "equigrad_build_info.hpp"

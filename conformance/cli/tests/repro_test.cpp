@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "conformance/cases/recipe.hpp"
-#include "conformance/cli/command_result.hpp"
+#include "conformance/cli/tests/command_result.hpp"
 #include "conformance/on_rank/run.hpp"
 #include "engine/error.hpp"
 
