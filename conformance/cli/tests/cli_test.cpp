@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "conformance/campaigns/covering_selection.hpp"
@@ -10,6 +11,7 @@
 #include "conformance/faults/fault.hpp"
 #include "conformance/ranks/private_directory.hpp"
 #include "engine/config/config.hpp"
+#include "equigrad_build_info.hpp"
 #include "reports/json.hpp"
 
 namespace equigrad::conformance::cli {
@@ -211,6 +213,19 @@ TEST_F(Cli, TrainTakesADeepSpeedFile) {
   for (const char* option : {"--stage", "--accumulate", "--micro-batch"})
     EXPECT_EQ(say({"train", "--config", file, option, "1"}).code, kUsage) << option;
   EXPECT_EQ(say({"train", "--config", file, "--dtype", "bf16"}).code, kUsage);
+}
+
+TEST_F(Cli, ConfigKeysIsThePageOfTheDocumentsAndConfigSchemaHasItsKeys) {
+  std::ifstream file(std::string(build_info::source_directory()) + "/docs/configuration.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const auto keys = say({"config", "keys"});
+  EXPECT_EQ(keys.code, 0);
+  EXPECT_EQ(keys.out, page);
+  const auto schema = say({"config", "schema"});
+  EXPECT_EQ(schema.code, 0);
+  const auto properties = nlohmann::json::parse(schema.out).at("properties");
+  EXPECT_GT(properties.size(), 50u);
+  EXPECT_TRUE(properties.contains("zero_optimization"));
 }
 
 TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
