@@ -21,28 +21,33 @@
 
 namespace equigrad {
 
+struct Stations;  // engine/inspect/tensor_access.hpp
+
 class Access {
  public:
-  virtual ~Access() = default;
+  explicit Access(Stations& stations) : at_(stations) {}  // which outlive it
 
   // Undefined if no rank has used the parameter since the window began.
-  virtual at::Tensor full_gradient(const std::string& name) = 0;
-  virtual at::Tensor full_master(const std::string& name) = 0;
-  virtual at::Tensor full_optimizer_state(const std::string& name, const std::string& state) = 0;
+  at::Tensor full_gradient(const std::string& name);
+  at::Tensor full_master(const std::string& name);
+  at::Tensor full_optimizer_state(const std::string& name, const std::string& state);
   // The gradient so far becomes `value`; passes that follow in this window are added to it.
-  virtual void set_full_gradient(const std::string& name, const at::Tensor& value) = 0;
-  virtual void set_full_master(const std::string& name, const at::Tensor& value) = 0;
-  virtual void set_full_optimizer_state(const std::string& name, const std::string& state,
-                                        const at::Tensor& value) = 0;
+  void set_full_gradient(const std::string& name, const at::Tensor& value);
+  void set_full_master(const std::string& name, const at::Tensor& value);
+  void set_full_optimizer_state(const std::string& name, const std::string& state,
+                                const at::Tensor& value);
 
-  virtual at::Tensor local_gradient(const std::string& name) = 0;
-  virtual at::Tensor local_master(const std::string& name) = 0;
-  virtual at::Tensor local_optimizer_state(const std::string& name, const std::string& state) = 0;
-  virtual void set_local_gradient(const std::string& name, const at::Tensor& value) = 0;
-  virtual void set_local_master(const std::string& name, const at::Tensor& value) = 0;
+  at::Tensor local_gradient(const std::string& name);
+  at::Tensor local_master(const std::string& name);
+  at::Tensor local_optimizer_state(const std::string& name, const std::string& state);
+  void set_local_gradient(const std::string& name, const at::Tensor& value);
+  void set_local_master(const std::string& name, const at::Tensor& value);
   // At stage 0 the slice is the whole: the caller sees to it that all ranks set the same.
-  virtual void set_local_optimizer_state(const std::string& name, const std::string& state,
-                                         const at::Tensor& value) = 0;
+  void set_local_optimizer_state(const std::string& name, const std::string& state,
+                                 const at::Tensor& value);
+
+ private:
+  Stations& at_;
 };
 
 }  // namespace equigrad

@@ -87,24 +87,17 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
           stage().parameters_sharded)),
       window(model.plan, model.table.size(), group.participant,
              window_options(config, communicator->world_size()), ledger),
-      inspection{TensorAccess({.table = model.table,
-                               .plan = model.plan,
-                               .communicator = *communicator,
-                               .participant = group.participant,
-                               .window = window,
-                               .optimizer = optimizer,
-                               .parameters = *parameters,
-                               .factor = [this] { return factor(); }}),
-                 Gathering({.table = model.table,
-                            .plan = model.plan,
-                            .communicator = *communicator,
-                            .participant = group.participant,
-                            .window = window,
-                            .optimizer = optimizer,
-                            .parameters = *parameters,
-                            .factor = [this] { return factor(); }},
-                           model.tensors),
-                 {}},
+      inspection{.stations = {.table = model.table,
+                              .plan = model.plan,
+                              .communicator = *communicator,
+                              .participant = group.participant,
+                              .window = window,
+                              .optimizer = optimizer,
+                              .parameters = *parameters,
+                              .factor = [this] { return factor(); }},
+                 .access = Access(inspection.stations),
+                 .gathering = Gathering(inspection.stations, model.tensors),
+                 .observer = {}},
       schedules{
           .micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps),
           .rates = config.scheduler ? schedule::make_schedule(*config.scheduler, optimizer.lr())
@@ -347,7 +340,7 @@ void TrainingEngine::observe(const at::Tensor& gradient, const agreement::Agreem
   participant.begin_pass();
   try {
     if (inspection.observer)
-      inspection.observer(inspection.access.shards(gradient, agreement.marks));
+      inspection.observer(local_shards(inspection.stations, gradient, agreement.marks));
   } catch (...) {
     participant.abandon();
     throw;

@@ -70,7 +70,8 @@ struct Loss {
 
 // For the user's eyes.
 struct Inspection {
-  TensorAccess access;
+  Stations stations;
+  Access access;
   Gathering gathering;
   std::function<void(const std::vector<LocalShard>&)> observer;
 };

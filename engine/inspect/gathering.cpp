@@ -74,8 +74,8 @@ void GatheredParameters::end() {
   if (scope_) scope_->end();
 }
 
-Gathering::Gathering(Stations stations, const std::vector<at::Tensor>& tensors)
-    : at_(std::move(stations)), tensors_(tensors), open_(std::make_shared<int>(0)) {}
+Gathering::Gathering(Stations& stations, const std::vector<at::Tensor>& tensors)
+    : at_(stations), tensors_(tensors), open_(std::make_shared<int>(0)) {}
 
 std::size_t Gathering::index_of(const at::Tensor& tensor) const {
   for (std::size_t i = 0; i < tensors_.size(); ++i)

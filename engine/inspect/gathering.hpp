@@ -25,7 +25,7 @@ namespace equigrad {
 class Gathering {
  public:
   // `tensors` by index of the table.
-  Gathering(Stations stations, const std::vector<at::Tensor>& tensors);
+  Gathering(Stations& stations, const std::vector<at::Tensor>& tensors);
 
   GatheredParameters open(const std::vector<at::Tensor>& parameters,
                           std::optional<int> modifier_rank);
@@ -50,7 +50,7 @@ class Gathering {
   void take_over(std::size_t parameter);
   int64_t digest_of(std::size_t parameter) const;
 
-  Stations at_;
+  Stations& at_;
   const std::vector<at::Tensor>& tensors_;
   std::exception_ptr failure_;
   std::shared_ptr<int> open_;  // how many; scopes that outlive the engine see that it is gone

@@ -29,7 +29,7 @@ inline const std::set<std::string> kMirrors = {
     // DeepSpeedEngine, and the reference's and a contract case's side of it
     "Engine", "Stepper", "Play", "EnginePlay", "ReferenceRank",
     // deepspeed.utils' safe_get_* and safe_set_*
-    "Access", "TensorAccess",
+    "Access",
     // c10d::Backend
     "Communicator", "BackendCommunicator", "ForwardingCommunicator", "CountingCommunicator"};
 
