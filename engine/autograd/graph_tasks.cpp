@@ -1,6 +1,5 @@
 #include "engine/autograd/graph_tasks.hpp"
 
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -28,8 +27,6 @@ thread_local std::vector<BatchPtr> orphans;
 
 struct Shared {
   std::mutex mutex;
-  int observers = 0;
-  at::CallbackHandle callback = 0;
   std::map<int, std::weak_ptr<Batch>> batches;  // by graph task
 };
 
@@ -63,19 +60,15 @@ void node_done(const at::RecordFunction& /*node*/, at::ObserverContext* /*contex
   }
 }
 
+SharedCallback& callback() {
+  static SharedCallback instance(
+      at::RecordFunctionCallback(nullptr, node_done).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  return instance;
+}
+
 }  // namespace
 
-GraphTaskObserver::GraphTaskObserver() {
-  const std::lock_guard lock(shared().mutex);
-  if (++shared().observers > 1) return;
-  shared().callback = at::addGlobalCallback(
-      at::RecordFunctionCallback(nullptr, node_done).scopes({at::RecordScope::BACKWARD_FUNCTION}));
-}
-
-GraphTaskObserver::~GraphTaskObserver() {
-  const std::lock_guard lock(shared().mutex);
-  if (--shared().observers == 0) at::removeCallback(shared().callback);
-}
+GraphTaskObserver::GraphTaskObserver() : use_(callback()) {}
 
 int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
 

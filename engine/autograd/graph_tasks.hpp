@@ -13,11 +13,13 @@
 // Limit: beyond 60 levels of nesting autograd goes on in another thread, where an inner end cannot
 // be told from the outermost; the pass then counts as several.
 // Errors: what `at_end` throws reaches the caller of backward.
-// Depends on: autograd's engine and ATen's RecordFunction, in the source.
+// Depends on: shared_callback.hpp; autograd's engine, in the source.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+
+#include "engine/autograd/shared_callback.hpp"
 
 namespace equigrad::autograd {
 
@@ -25,9 +27,9 @@ namespace equigrad::autograd {
 class GraphTaskObserver {
  public:
   GraphTaskObserver();
-  ~GraphTaskObserver();
-  GraphTaskObserver(const GraphTaskObserver&) = delete;
-  GraphTaskObserver& operator=(const GraphTaskObserver&) = delete;
+
+ private:
+  SharedCallback::Use use_;
 };
 
 // -1 outside of one.

@@ -1,7 +1,5 @@
 #include "engine/autograd/operator_observer.hpp"
 
-#include <ATen/record_function.h>
-
 #include <algorithm>
 #include <mutex>
 #include <shared_mutex>
@@ -29,7 +27,6 @@ struct Entry {
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, Entry> entries;
-  at::CallbackHandle callback = 0;
 };
 
 Registry& registry() {
@@ -93,6 +90,12 @@ void end(const at::RecordFunction& /*function*/, at::ObserverContext* context) {
   if (context != nullptr) tell(static_cast<Context*>(context)->uses, &OperatorListener::after);
 }
 
+SharedCallback& callback() {
+  static SharedCallback instance(
+      at::RecordFunctionCallback(start, end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  return instance;
+}
+
 }  // namespace
 
 Observation::Observation(OperatorListener& listener, const std::vector<at::Tensor>& tensors)
@@ -105,11 +108,7 @@ Observation::Observation(OperatorListener& listener, const std::vector<at::Tenso
     storages_.push_back(tensors[i].storage().unsafeGetStorageImpl());
     shared.entries[storages_.back()] = {watch_, i};
   }
-  if (shared.callback == 0 && !shared.entries.empty()) {
-    shared.callback = at::addGlobalCallback(at::RecordFunctionCallback(start, end)
-                                                .needsInputs(true)
-                                                .scopes({at::RecordScope::FUNCTION}));
-  }
+  if (!storages_.empty()) use_.emplace(callback());
 }
 
 Observation::~Observation() {
@@ -124,10 +123,6 @@ Observation::~Observation() {
     if (found != shared.entries.end() && found->second.watch == watch_) {
       shared.entries.erase(found);
     }
-  }
-  if (shared.callback != 0 && shared.entries.empty()) {
-    at::removeCallback(shared.callback);
-    shared.callback = 0;
   }
 }
 

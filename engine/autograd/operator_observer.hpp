@@ -10,7 +10,7 @@
 // a time, and nothing once its Observation has ended, which waits for a thread that is telling it.
 // Operators that the listener itself runs are not reported (Silence).
 // Errors: an exception must not leave before() or after(): autograd's observers swallow it.
-// Depends on: ATen's RecordFunction, in the source. The library and this project must be built with
+// Depends on: ATen, shared_callback.hpp. The library and this project must be built with
 // NDEBUG alike.
 #pragma once
 
@@ -18,7 +18,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
+
+#include "engine/autograd/shared_callback.hpp"
 
 namespace equigrad::autograd {
 
@@ -43,6 +46,7 @@ class Observation {
  private:
   std::shared_ptr<Watch> watch_;
   std::vector<c10::StorageImpl*> storages_;
+  std::optional<SharedCallback::Use> use_;  // with any storage
 };
 
 // Operators of this thread are not reported while one lives.

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
-#include <ATen/record_function.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -10,7 +9,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -18,6 +16,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "engine/autograd/shared_callback.hpp"
 
 namespace equigrad::autograd {
 namespace {
@@ -73,14 +73,10 @@ struct Pass {
   std::map<const loss::LossScaler*, Paths> paths;  // of the scalers asked for
 };
 
-// What engines of a process share. The two mutexes are never held together: the end of a pass may
-// be the end of a scaler.
+// What engines of a process share.
 struct Shared {
   std::mutex mutex;
   std::map<int, std::weak_ptr<Pass>> passes;  // by graph task
-  std::mutex observing;
-  std::atomic<int> observers = 0;
-  at::CallbackHandle callback = 0;
 };
 
 Shared& shared() {
@@ -132,24 +128,15 @@ void node_ends(const at::RecordFunction& /*node*/, at::ObserverContext* /*contex
   running.pop_back();
 }
 
-struct Observer {
-  Observer() {
-    const std::lock_guard lock(shared().observing);
-    if (++shared().observers > 1) return;
-    shared().callback = at::addGlobalCallback(at::RecordFunctionCallback(node_begins, node_ends)
-                                                  .scopes({at::RecordScope::BACKWARD_FUNCTION}));
-  }
-  ~Observer() {
-    const std::lock_guard lock(shared().observing);
-    if (--shared().observers == 0) at::removeCallback(shared().callback);
-  }
-  Observer(const Observer&) = delete;
-  Observer& operator=(const Observer&) = delete;
-};
+SharedCallback& callback() {
+  static SharedCallback instance(at::RecordFunctionCallback(node_begins, node_ends)
+                                     .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  return instance;
+}
 
 struct ObservedScaler {
   loss::LossScaler scaler;
-  Observer observer;
+  SharedCallback::Use use{callback()};
   explicit ObservedScaler(const LossScaleConfig& config) : scaler(config) {}
 };
 
@@ -251,7 +238,7 @@ at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<loss::LossScale
 
 void check_pass(const loss::LossScaler* scaler, const NameOf& name_of) {
   const auto* const asked = scaler != nullptr && scaler->is_needed() ? scaler : nullptr;
-  if (asked == nullptr && shared().observers == 0) return;
+  if (asked == nullptr && !callback().is_used()) return;
   const auto pass = find_pass(torch::autograd::get_current_graph_task_id());
   if (pass == nullptr) {
     if (asked == nullptr) return;

@@ -1,7 +1,6 @@
 #include "engine/profile/flops_profiler.hpp"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/record_function.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -35,7 +34,6 @@ using Sessions = std::vector<std::shared_ptr<Session>>;
 struct Registry {
   std::mutex mutex;
   Sessions sessions;
-  at::CallbackHandle callback = 0;
 };
 
 Registry& registry() {
@@ -140,6 +138,14 @@ void end(const at::RecordFunction& /*function*/, at::ObserverContext* observed) 
   }
 }
 
+autograd::SharedCallback& callback() {
+  static autograd::SharedCallback instance(
+      at::RecordFunctionCallback(start, end)
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  return instance;
+}
+
 void list_modules(const torch::nn::Module& module, const std::string& name,
                   std::vector<layout::ModuleEntry>& entries) {
   entries.push_back({name, module.name(), {}});
@@ -178,13 +184,7 @@ void FlopsProfiler::start() {
   session_->begin();
   const std::lock_guard lock(registry().mutex);
   registry().sessions.push_back(session_);
-  if (registry().sessions.size() == 1) {
-    registry().callback = at::addGlobalCallback(
-        at::RecordFunctionCallback(profile::start, profile::end)
-            .needsInputs(true)
-            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  }
-  running_ = true;
+  running_.emplace(callback());
 }
 
 void FlopsProfiler::stop() {
@@ -195,8 +195,7 @@ void FlopsProfiler::stop() {
   const std::lock_guard lock(registry().mutex);
   auto& sessions = registry().sessions;
   sessions.erase(std::find(sessions.begin(), sessions.end(), session_));
-  if (sessions.empty()) at::removeCallback(registry().callback);
-  running_ = false;
+  running_.reset();
 }
 
 FlopsReport FlopsProfiler::report() const { return session_->report(); }

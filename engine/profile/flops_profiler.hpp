@@ -24,8 +24,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "engine/autograd/shared_callback.hpp"
 #include "engine/profile/flops_report.hpp"
 #include "engine/profile/session.hpp"
 
@@ -51,13 +53,13 @@ class FlopsProfiler {
   // What came before is forgotten.
   void start();
   void stop();
-  bool running() const { return running_; }
+  bool running() const { return running_.has_value(); }
   // Of what has been counted since start().
   FlopsReport report() const;
 
  private:
   std::shared_ptr<Session> session_;
-  bool running_ = false;
+  std::optional<autograd::SharedCallback::Use> running_;
 };
 
 }  // namespace equigrad::profile
