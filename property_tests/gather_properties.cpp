@@ -70,9 +70,15 @@ std::string scattered_and_gathered(const json& one, comm::Communicator& communic
   memory::Ledger ledger;
   const auto masters = at::zeros({plan.shard_numel()});
   agreement::Participant participant(communicator, model.table.size());
-  const parameter::Context context{model.table,  plan,          zero,
-                                   communicator, participant,   ledger,
-                                   masters,      model.tensors, bf16 ? at::kBFloat16 : at::kFloat};
+  const parameter::Context context{.table = model.table,
+                                   .plan = plan,
+                                   .zero = zero,
+                                   .communicator = communicator,
+                                   .participant = participant,
+                                   .ledger = ledger,
+                                   .masters = masters,
+                                   .tensors = model.tensors,
+                                   .dtype = bf16 ? at::kBFloat16 : at::kFloat};
   parameter::fill_masters(context);
   const auto keeper = pages ? parameter::make_pages(context) : parameter::make_replicas(context);
   for (int round = 0; round < 2; ++round) {

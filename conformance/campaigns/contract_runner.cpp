@@ -45,10 +45,12 @@ std::vector<Spec> selected_specs(const Selection& selection, bool full) {
 std::vector<reports::Statement> statements() {
   std::vector<reports::Statement> all;
   for (const auto& section : sections()) {
-    all.push_back({section.number, "", section.sentence, {}});
+    all.push_back(
+        {.section = section.number, .name = "", .sentence = section.sentence, .answers = {}});
     for (const auto& one : cases())
       if (one.section == section.number) {
-        auto& added = all.emplace_back(reports::Statement{one.section, one.name, one.sentence, {}});
+        auto& added = all.emplace_back(reports::Statement{
+            .section = one.section, .name = one.name, .sentence = one.sentence, .answers = {}});
         for (const auto& id : one.answers) added.answers.push_back(in_words(id));
       }
   }

@@ -66,7 +66,10 @@ Ground prepare(ProcessSlots& slots, const Ask& ask, const std::string& id) {
 
 reports::SelfCheck plant(ProcessSlots& slots, const Ask& ask, const faults::PlantedFault& fault,
                          const Ground& ground) {
-  reports::SelfCheck check{fault.name, faults::fault_named(fault.name).what, false, ground.spoiled};
+  reports::SelfCheck check{.fault = fault.name,
+                           .what = faults::fault_named(fault.name).what,
+                           .caught = false,
+                           .by = ground.spoiled};
   if (!ground.spoiled.empty()) return check;
   auto request = ask("case", fault.in);
   request["twin"] = ground.path;

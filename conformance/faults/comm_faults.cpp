@@ -128,11 +128,15 @@ class OverflowUnseen : public OfEveryRow {
 template <class Kind>
 Fault in_communicator(const std::string& name, const std::string& what,
                       std::vector<std::string> bugs, const std::string& phase) {
-  Fault fault{name, what, "communicator", std::move(bugs), phase, nullptr, nullptr};
-  fault.wrap = [](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
-    return std::make_shared<Kind>(std::move(communicator), context);
-  };
-  return fault;
+  return {.name = name,
+          .what = what,
+          .seam = "communicator",
+          .bugs = std::move(bugs),
+          .phase = phase,
+          .plant = nullptr,
+          .wrap = [](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
+            return std::make_shared<Kind>(std::move(communicator), context);
+          }};
 }
 
 }  // namespace

@@ -211,83 +211,64 @@ class GatherBeforeCopy : public ForwardingCommunicator {
   std::vector<at::Tensor> last_, now_;
 };
 
-Fault read_early(const std::string& name, const std::string& what, std::vector<std::string> bugs,
-                 const std::string& phase, bool gathers) {
-  Fault fault{name, what, "completion", std::move(bugs), phase, nullptr, nullptr};
-  fault.wrap = [gathers](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
-    return std::make_shared<ReadEarly>(std::move(communicator), context, gathers);
-  };
+Fault wrapped(Fault fault, decltype(Fault::wrap) wrap) {
+  fault.wrap = std::move(wrap);
   return fault;
 }
 
-Fault before_copy() {
-  Fault fault{"completion.gather_before_copy",
-              "the last rank's shards are gathered while half of the new values are in them",
-              "completion",
-              {"DS-40"},
-              "parameter",
-              nullptr,
-              nullptr};
-  fault.wrap = [](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
-    return std::make_shared<GatherBeforeCopy>(std::move(communicator), context);
-  };
-  return fault;
+Fault read_early(const std::string& name, const std::string& what, std::vector<std::string> bugs,
+                 const std::string& phase, bool gathers) {
+  return {
+      .name = name,
+      .what = what,
+      .seam = "completion",
+      .bugs = std::move(bugs),
+      .phase = phase,
+      .plant = nullptr,
+      .wrap = [gathers](std::shared_ptr<comm::Communicator> communicator, FaultContext& context) {
+        return std::make_shared<ReadEarly>(std::move(communicator), context, gathers);
+      }};
+}
+
+std::shared_ptr<comm::Communicator> before_copy(std::shared_ptr<comm::Communicator> communicator,
+                                                FaultContext& context) {
+  return std::make_shared<GatherBeforeCopy>(std::move(communicator), context);
 }
 
 }  // namespace
 
 std::vector<Fault> completion_faults() {
   return {
-      {"completion.send_buffer_reused",
-       "the next bucket is written to the buffer that is being sent",
-       "completion",
-       {"DS-34", "CA-04"},
-       "gradient",
-       send_buffer_reused,
-       late},
-      {"completion.always_buffer_zero",
-       "of two buffers in turns the first is always taken, also while it is being sent",
-       "completion",
-       {"DS-35"},
-       "gradient",
-       always_buffer_zero,
-       late},
-      {"completion.freed_before_wait",
-       "the last rank's buffer goes back to the allocator while it is being sent",
-       "completion",
-       {"DS-36"},
-       "gradient",
-       freed_before_wait,
-       late},
-      {"completion.launched_before_producer",
-       "rank 0 sends its buckets before the last gradient is in them",
-       "completion",
-       {"DS-37", "DS-38", "MG-11", "AP-01"},
-       "gradient",
-       launched_before_producer,
-       nullptr},
-      {"completion.gather_taken_for_another",
-       "a page that arrives takes the data of the first page of its gather",
-       "completion",
-       {"DS-39"},
-       "forward",
-       gather_taken_for_another,
-       nullptr},
-      {"completion.update_before_copy_to_host",
-       "the update reads a gradient of which half is still that of the step before",
-       "completion",
-       {"DS-42"},
-       "update",
-       update_before_copy_to_host,
-       nullptr},
-      {"completion.forward_before_copy_back",
-       "the last rank's forward reads weights that are only half updated",
-       "completion",
-       {"MG-10"},
-       "parameter",
-       forward_before_copy_back,
-       nullptr},
-      before_copy(),
+      wrapped(at_seams("completion.send_buffer_reused",
+                       "the next bucket is written to the buffer that is being sent",
+                       {"DS-34", "CA-04"}, "gradient", send_buffer_reused),
+              late),
+      wrapped(
+          at_seams("completion.always_buffer_zero",
+                   "of two buffers in turns the first is always taken, also while it is being sent",
+                   {"DS-35"}, "gradient", always_buffer_zero),
+          late),
+      wrapped(at_seams("completion.freed_before_wait",
+                       "the last rank's buffer goes back to the allocator while it is being sent",
+                       {"DS-36"}, "gradient", freed_before_wait),
+              late),
+      at_seams("completion.launched_before_producer",
+               "rank 0 sends its buckets before the last gradient is in them",
+               {"DS-37", "DS-38", "MG-11", "AP-01"}, "gradient", launched_before_producer),
+      at_seams("completion.gather_taken_for_another",
+               "a page that arrives takes the data of the first page of its gather", {"DS-39"},
+               "forward", gather_taken_for_another),
+      at_seams("completion.update_before_copy_to_host",
+               "the update reads a gradient of which half is still that of the step before",
+               {"DS-42"}, "update", update_before_copy_to_host),
+      at_seams("completion.forward_before_copy_back",
+               "the last rank's forward reads weights that are only half updated", {"MG-10"},
+               "parameter", forward_before_copy_back),
+      wrapped(
+          at_seams("completion.gather_before_copy",
+                   "the last rank's shards are gathered while half of the new values are in them",
+                   {"DS-40"}, "parameter", nullptr),
+          before_copy),
       read_early("completion.gather_read_before_wait",
                  "the last rank reads gathered parameters before they have arrived", {"DS-41"},
                  "parameter", true),

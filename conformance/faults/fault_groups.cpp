@@ -8,7 +8,13 @@ namespace equigrad::conformance::faults {
 
 Fault at_seams(const std::string& name, const std::string& what, std::vector<std::string> bugs,
                const std::string& phase, std::function<void(FaultContext&)> plant) {
-  return {name, what, name.substr(0, name.find('.')), std::move(bugs), phase, plant, nullptr};
+  return {.name = name,
+          .what = what,
+          .seam = name.substr(0, name.find('.')),
+          .bugs = std::move(bugs),
+          .phase = phase,
+          .plant = std::move(plant),
+          .wrap = nullptr};
 }
 
 std::shared_ptr<const Layout> watch_layout() {

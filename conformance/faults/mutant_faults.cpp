@@ -22,13 +22,13 @@ Mutate mutation(const Mutator& mutator, FaultContext& context) {
 }
 
 Fault mutant_of(const Site& site, const Mutator& mutator) {
-  Fault fault{"mutant." + site.name + "." + mutator.name,
-              site.what + ": " + mutator.what,
-              site.seam,
-              {},
-              site.phase,
-              nullptr,
-              nullptr};
+  Fault fault{.name = "mutant." + site.name + "." + mutator.name,
+              .what = site.what + ": " + mutator.what,
+              .seam = site.seam,
+              .bugs = {},
+              .phase = site.phase,
+              .plant = nullptr,
+              .wrap = nullptr};
   if (site.at_seams)
     fault.plant = [&site, &mutator](FaultContext& context) {
       site.at_seams(context, mutation(mutator, context));

@@ -31,11 +31,17 @@ inline Mode mode_of(const json& one) {
   const std::string name = one.at("mode");
   const auto window = [&](at::ScalarType own) { return one.at("fp32_sums") ? at::kFloat : own; };
   if (name == "bf16") return {at::kBFloat16, window(at::kBFloat16)};
-  if (name == "autocast") return {at::kFloat, at::kFloat, at::kFloat, true, Policy::GradScaler};
-  if (name == "fp16-masters") return {at::kHalf, at::kHalf, at::kHalf, false, Policy::DeepSpeed};
+  if (name == "autocast") return {.autocast = true, .policy = Policy::GradScaler};
+  if (name == "fp16-masters") {
+    return {.compute = at::kHalf,
+            .window = at::kHalf,
+            .master = at::kHalf,
+            .policy = Policy::DeepSpeed};
+  }
   const bool fixed = name == "fp16-static";
-  return {at::kHalf, window(at::kHalf), at::kFloat, false,
-          fixed ? Policy::Static : Policy::DeepSpeed};
+  return {.compute = at::kHalf,
+          .window = window(at::kHalf),
+          .policy = fixed ? Policy::Static : Policy::DeepSpeed};
 }
 
 inline DataType name_of(at::ScalarType type) {

@@ -14,13 +14,25 @@ const std::vector<int64_t> kNumels{kLarge, 10, kLarge};
 constexpr int64_t kIdle = 1000;        // of plain LibTorch
 constexpr int64_t kMuch = 50'000'000;  // more than any update
 
-Moment between() { return {"between", {}, kIdle, kIdle, 0, kIdle - 100}; }
+Moment between() {
+  return {.begins = "between",
+          .parameters = {},
+          .start_bytes = kIdle,
+          .live_bytes = kIdle,
+          .gradient_bytes = 0,
+          .held_bytes = kIdle - 100};
+}
 
 // Operators have `activation_bytes` beside the gradients that are there.
 Moment moment(const std::string& begins, const std::vector<std::size_t>& parameters,
               int64_t activation_bytes, int64_t gradient_bytes = 0) {
   const int64_t live_bytes = kIdle + activation_bytes + gradient_bytes;
-  return {begins, parameters, live_bytes, live_bytes, gradient_bytes, gradient_bytes};
+  return {.begins = begins,
+          .parameters = parameters,
+          .start_bytes = live_bytes,
+          .live_bytes = live_bytes,
+          .gradient_bytes = gradient_bytes,
+          .held_bytes = gradient_bytes};
 }
 
 int64_t peak_of(int stage, std::vector<Moment> moments) {
