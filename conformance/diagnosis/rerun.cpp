@@ -1,6 +1,6 @@
 #include "conformance/diagnosis/rerun.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/recipe.hpp"

@@ -1,6 +1,7 @@
 #include "conformance/on_rank/backward.hpp"
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/types.h>
 
 #include <string>
 

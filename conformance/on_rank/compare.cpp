@@ -1,7 +1,7 @@
 #include "conformance/on_rank/compare.hpp"
 
 #include <sys/resource.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <chrono>
 

@@ -1,7 +1,8 @@
 #include "conformance/on_rank/run.hpp"
 
 #include <ATen/autocast_mode.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <fstream>

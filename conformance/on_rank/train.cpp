@@ -1,6 +1,6 @@
 #include "conformance/on_rank/train.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "conformance/cases/model_groups.hpp"
 #include "conformance/cases/recipe.hpp"

@@ -1,6 +1,6 @@
 #include "perf/race/workload.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <equigrad_build_info.hpp>
 

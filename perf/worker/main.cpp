@@ -12,6 +12,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 #include <sys/prctl.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <chrono>

@@ -1,6 +1,7 @@
 #include "perf/worker/model.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <stdexcept>
 

@@ -1,7 +1,8 @@
 #include "perf/worker/work.hpp"
 
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/types.h>
 
 #include <optional>
 #include <stdexcept>

@@ -1,5 +1,9 @@
 // The networks. B batch, T context, P patches, D features, H heads, V vocabulary.
-#include <torch/torch.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
 
 #include <cmath>
 

@@ -3,7 +3,8 @@
 #include "reference/optimizer.hpp"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <vector>

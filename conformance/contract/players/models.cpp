@@ -1,6 +1,7 @@
 #include "conformance/contract/players/models.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <bit>
 #include <cmath>

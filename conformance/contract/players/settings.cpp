@@ -1,6 +1,6 @@
 #include "conformance/contract/players/settings.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,6 @@
 // 6. A pass is a transaction: one that throws contributes nothing, and the engine works on.
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <stdexcept>

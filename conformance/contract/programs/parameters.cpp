@@ -1,5 +1,5 @@
 // 5. Parameters used several times, on some ranks, in some micro-batches, or not at all.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/programs/programs.hpp"

@@ -1,5 +1,7 @@
 // 2. Activation checkpointing in both ways, and graphs of gradients.
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
 
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/players/reentrant.hpp"

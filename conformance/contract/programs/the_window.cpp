@@ -1,5 +1,6 @@
 // 7. zero_grad cancels the window; nothing but backward passes reaches it; nothing is global.
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/types.h>
 
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/programs/programs.hpp"

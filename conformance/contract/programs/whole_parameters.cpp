@@ -1,5 +1,5 @@
 // 14. Leaf modules, whose parameters are gathered together; whole parameters for the user's code.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstring>
 #include <utility>

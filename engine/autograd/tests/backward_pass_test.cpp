@@ -1,6 +1,7 @@
 // What a backward pass tells: begin, one `ready` per parameter it reaches, end; whoever started it.
 #include "engine/autograd/backward_pass.hpp"
 
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 

@@ -3,7 +3,11 @@
 // device these tests fail and say so.
 #include <ATen/cuda/CUDAContext.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
 
 #include <array>
 #include <chrono>

@@ -3,7 +3,10 @@
 #include "engine/zero_init.hpp"
 
 #include <c10/core/CPUAllocator.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
 
 #include <atomic>
 #include <chrono>

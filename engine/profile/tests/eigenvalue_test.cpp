@@ -3,7 +3,8 @@
 #include "engine/profile/eigenvalue.hpp"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,10 @@
 // The configured profiler: at the step that it names, once, on the first rank, and not elsewhere.
 #include "engine/profile/profiled_step.hpp"
 
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <fstream>

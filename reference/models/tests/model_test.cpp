@@ -2,7 +2,8 @@
 #include "reference/models/model.hpp"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <map>
