@@ -20,7 +20,8 @@ int64_t which(const Point& point) {
 template <class Point>
 int64_t flag(const Point& point) {
   if constexpr (requires { point.rounds; }) return point.rounds;
-  if constexpr (requires { point.flag; }) return point.flag;
+  if constexpr (std::is_same_v<Point, Step>)
+    return 2 * static_cast<int64_t>(point.eager_buckets) + (point.is_observed ? 1 : 0);
   if constexpr (requires { point.digest; }) return point.digest;
   if constexpr (requires { point.state; }) return static_cast<int64_t>(point.state);
   if constexpr (requires { point.is_master; }) return point.is_master ? 1 : 0;

@@ -34,8 +34,9 @@ struct NoFullBucket {
   static constexpr auto kText = "the end of a pass of engine {0}";
 };
 struct Step {
-  int64_t passes = 0;  // of the window
-  int64_t flag = 0;
+  int64_t passes = 0;             // of the window
+  std::size_t eager_buckets = 0;  // flag: 2 x those that have left before, + 1 if it is observed
+  bool is_observed = false;
   static constexpr auto kText = "step() of engine {0} after {1} backward passes";
 };
 // After clipping, before the update.

@@ -187,7 +187,9 @@ void BucketQueue::launch(std::size_t bucket) {
   const int64_t bytes = is_kept && buffer.is_same(held) ? 0 : bytes_of(buffer);
   ledger_.charge(memory::Category::Buckets, bytes - (is_kept ? 0 : bytes_of(held)));
   if (!is_kept) buckets_[bucket].reset();
+  auto charged = c10::make_scope_exit([&] { ledger_.credit(memory::Category::Buckets, bytes); });
   auto reduction = reduce(buffer);
+  charged.release();
   // The only bucket of an all-reduce has its block: its own.
   const bool has_own = plan_.buckets().size() == 1 || buffer.numel() != place.shard_numel;
   const bool may_stay =

@@ -329,7 +329,7 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
 
 agreement::Agreement TrainingEngine::agree() {
   RECORD_USER_SCOPE("gradient.agree");
-  return parts_.window.agree(parts_.inspection.observer ? 1 : 0);
+  return parts_.window.agree(parts_.inspection.observer != nullptr);
 }
 
 // The observer is the user's: it may throw, or read parameters, on one rank only.

@@ -132,14 +132,15 @@ void Window::forget_guess() {
 }
 
 // The buckets that have left eagerly must be the same on every rank.
-agreement::Agreement Window::agree(int64_t flag) {
-  const auto left = 2 * static_cast<int64_t>(queue_.left_eagerly());
-  auto agreement = participant_.meet(
-      agreement::Step{.passes = progress_.passes, .flag = left + flag}, progress_.used);
+agreement::Agreement Window::agree(bool is_observed) {
+  agreement::Step step{.passes = progress_.passes,
+                       .eager_buckets = queue_.left_eagerly(),
+                       .is_observed = is_observed};
+  auto agreement = participant_.meet(step, progress_.used);
   if (agreement.least_flag / 2 != agreement.greatest_flag / 2) {
     forget_guess();
-    agreement = participant_.meet(agreement::Step{.passes = progress_.passes, .flag = flag},
-                                  progress_.used);
+    step.eager_buckets = 0;
+    agreement = participant_.meet(step, progress_.used);
   }
   agreement.least_flag %= 2;
   agreement.greatest_flag %= 2;

@@ -85,7 +85,7 @@ class Window final : private bucket::SumSink {
 
   // At the boundary. Marks: by parameter, whether any rank used it; flags, 0 or 1, as given.
   // Collective.
-  agreement::Agreement agree(int64_t flag);
+  agreement::Agreement agree(bool is_observed);
   // The average over passes and ranks; the window is empty afterwards. Collective.
   at::Tensor take_averaged(double factor);
   // The same of one parameter so far, its padding included; the window stays. Collective.

@@ -10,7 +10,7 @@ bool same(const SyncPoint& a, const SyncPoint& b) { return words_of(a).is_same_p
 
 TEST(SyncPoint, IsTheSameWhateverItsFlag) {
   EXPECT_TRUE(same(LaunchBucket{.bucket = 2, .rounds = 0}, LaunchBucket{.bucket = 2, .rounds = 3}));
-  EXPECT_TRUE(same(Step{.passes = 2, .flag = 0}, Step{.passes = 2, .flag = 1}));
+  EXPECT_TRUE(same(Step{.passes = 2}, Step{.passes = 2, .is_observed = true}));
   EXPECT_TRUE(same(ReadGradient{.parameter = 1, .passes = 0}, ReadGradient{1, 2}));
   EXPECT_TRUE(same(WriteState{.parameter = 1, .digest = 4}, WriteState{1, 5}));
   EXPECT_TRUE(same(WriteLocal{.parameter = 1, .is_master = false}, WriteLocal{1, true}));
@@ -24,7 +24,7 @@ TEST(SyncPoint, IsTheSameWhateverItsFlag) {
 
 TEST(SyncPoint, FlagsTravel) {
   EXPECT_EQ(words_of(LaunchBucket{.bucket = 2, .rounds = 3}).flag, 3);
-  EXPECT_EQ(words_of(Step{.passes = 2, .flag = 5}).flag, 5);
+  EXPECT_EQ(words_of(Step{.passes = 2, .eager_buckets = 2, .is_observed = true}).flag, 5);
   EXPECT_EQ(words_of(ReadGradient{.parameter = 1, .passes = 7}).flag, 7);
   EXPECT_EQ(words_of(ReadState{.parameter = 1, .state = 2}).flag, 2);
   EXPECT_EQ(words_of(WriteMaster{.parameter = 1, .digest = 9}).flag, 9);

@@ -239,5 +239,26 @@ TEST(BucketQueue, ForgetsWhatIsDiscarded) {
   }
 }
 
+TEST(BucketQueue, AReductionThatCouldNotBeLaunchedLeavesNothingInTheBooks) {
+  for (const bool eagerly : {true, false}) {
+    Queue it(!eagerly);
+    it.queue.launch_eagerly(eagerly);
+    it.communicator.refuses = true;
+    EXPECT_THAT(conformance::error_of([&] {
+                  it.copy_in(4, 1);
+                  it.queue.flush();
+                }),
+                testing::HasSubstr("refused"));
+    it.queue.discard();
+    EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
+    it.communicator.refuses = false;
+    it.copy_in(4, 2);
+    it.queue.flush();
+    EXPECT_EQ(it.delivered, kInOrder);
+    EXPECT_THAT(it.sum_of(4), conformance::oracle::HasTheBitsOf(sample(9, 2)));
+    EXPECT_EQ(it.ledger.bytes(memory::Category::Buckets), 0);
+  }
+}
+
 }  // namespace
 }  // namespace equigrad::bucket

@@ -34,6 +34,7 @@ class OneOfTwo final : public comm::Communicator {
   int world_size() const override { return world_; }
   c10::Device device() const override { return c10::kCPU; }
   comm::PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
+    if (refuses) throw Error("test", "refused");
     ++launches;
     most = std::max(most, ++under_way);
     return std::make_unique<Then>([this, output, input] {
@@ -71,7 +72,7 @@ class OneOfTwo final : public comm::Communicator {
   Numbers announced, asked;
   int unheard = 0;
   // The other rank.
-  bool postpone = false, abandons = false;
+  bool postpone = false, abandons = false, refuses = false;
   int64_t full_there = 0;  // so many buckets are full there; it waits for this rank to launch them
   int64_t rounds_of_others = 0;
 

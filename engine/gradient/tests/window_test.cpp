@@ -153,7 +153,8 @@ TEST(Window, AParameterIsUsedIfAnyRankUsedItOrItWasAssigned) {
     it.pass(2, 1, {0, 1, 2, 3, 4, 5});
     it.window.assign(4, it.padded_slice(4, sample(12, 1)));
     EXPECT_EQ(it.window.progress().used, (std::vector<bool>{true, true, false, true, true, last}));
-    EXPECT_EQ(it.window.agree(0).marks, (std::vector<bool>{true, true, false, true, true, true}));
+    EXPECT_EQ(it.window.agree(false).marks,
+              (std::vector<bool>{true, true, false, true, true, true}));
   });
 }
 
@@ -164,10 +165,10 @@ TEST(Window, RanksThatRanDifferentNumbersOfPassesAreTold) {
                          Windowed it(context, {false, false, at::kFloat});
                          it.pass(1);
                          if (it.rank == 1) it.pass(2);
-                         EXPECT_THAT(error_of([&] { it.window.agree(0); }),
+                         EXPECT_THAT(error_of([&] { it.window.agree(false); }),
                                      HasSubstr("rank 1 at step() of engine 0 after 2 backward"));
                          if (it.rank != 1) it.pass(2);
-                         EXPECT_TRUE(it.window.agree(0).marks[0]) << "nothing was lost";
+                         EXPECT_TRUE(it.window.agree(false).marks[0]) << "nothing was lost";
                        }),
               "");
   }
