@@ -1,7 +1,6 @@
 #include "engine/config/json.hpp"
 
-#include <cmath>
-#include <limits>
+#include <algorithm>
 
 namespace equigrad {
 namespace {
@@ -105,55 +104,6 @@ const Json* ConfigReader::find(const std::string& path) const {
     begin = end + 1;
   }
   return at;
-}
-
-const Json* ConfigReader::usable(const std::string& path) const {
-  return is_bad(path) ? nullptr : find(path);
-}
-
-std::int64_t ConfigReader::integer(const std::string& path, std::int64_t fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  constexpr double kExactInDouble = 9007199254740992.0;  // 2^53
-  if (value->is_number_float()) {                        // such as 5e8
-    const double number = value->get<double>();
-    if (number == std::trunc(number) && std::fabs(number) <= kExactInDouble)
-      return static_cast<std::int64_t>(number);
-  } else if (value->is_number_unsigned()) {
-    if (value->get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()})
-      return value->get<std::int64_t>();
-  } else if (value->is_number_integer()) {
-    return value->get<std::int64_t>();
-  }
-  problem(path, "expected a whole number, got " + shown(*value) + ". Write it without quotes, " +
-                    "such as " + std::to_string(fallback) + ".");
-  return fallback;
-}
-
-double ConfigReader::number(const std::string& path, double fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  if (value->is_number()) return value->get<double>();
-  problem(path, "expected a number, got " + shown(*value) + ". Write it without quotes, such as " +
-                    Json(fallback).dump() + ".");
-  return fallback;
-}
-
-bool ConfigReader::boolean(const std::string& path, bool fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  if (value->is_boolean()) return value->get<bool>();
-  problem(path, "expected true or false, got " + shown(*value) + ". Write it without quotes.");
-  return fallback;
-}
-
-std::string ConfigReader::text(const std::string& path, const std::string& fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  if (value->is_string()) return value->get<std::string>();
-  problem(path, "expected a text in quotes, got " + shown(*value) + ". Write it as \"" + fallback +
-                    "\".");
-  return fallback;
 }
 
 void ConfigReader::problem(const std::string& path, const std::string& text) {

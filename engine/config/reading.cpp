@@ -11,7 +11,7 @@ void require(bool holds, const std::string& path, const char* otherwise) {
 }
 
 bool applies(const Row& row, const EngineConfig& config) {
-  return row.of == nullptr || row.of(config);
+  return row.field.of == nullptr || row.field.of(config);
 }
 
 }  // namespace

@@ -21,32 +21,31 @@ constexpr const char* kAgrees = "Must say what opt_level says.";
 
 constexpr Row kRows[] = {
     section("amp", "apex's mixed precision: an older name of torch_autocast or fp16."),
-    key("amp.enabled", boolean(), "false", "Whether it is on.",
+    key(".enabled", boolean(), "false", "Whether it is on.",
         "DeepSpeed refuses it with ZeRO; here opt_level says what it means."),
-    key("amp.opt_level", one_of(kLevelChoice), "\"O1\"", "How much is in fp16.",
+    key(".opt_level", one_of(kLevelChoice), "\"O1\"", "How much is in fp16.",
         "O0: fp32. O1: as torch_autocast in float16. O2: as fp16, batch norms too, with fp32 "
         "master weights."),
-    key("amp.patch_torch_functions", boolean(), "null", "Casts around operators.", kAgrees)
+    key(".patch_torch_functions", boolean(), "null", "Casts around operators.", kAgrees)
         .noting(kDecides),
-    key("amp.master_weights", boolean(), "null", "Master weights in fp32.", kAgrees)
-        .noting(kDecides),
-    key("amp.keep_batchnorm_fp32", boolean(), "null", "Batch norms stay in fp32.",
+    key(".master_weights", boolean(), "null", "Master weights in fp32.", kAgrees).noting(kDecides),
+    key(".keep_batchnorm_fp32", boolean(), "null", "Batch norms stay in fp32.",
         "Must say what opt_level says; all parameters have one type here.")
         .noting(kDecides),
-    key("amp.loss_scale", of_type(ValueType::Scale), "\"dynamic\"", "The loss scale.",
+    key(".loss_scale", of_type(ValueType::Scale), "\"dynamic\"", "The loss scale.",
         "A power of two, or torch's gradient scaler. 1 at O0.")
         .noting("torch's gradient scaler"),
-    key("amp.max_loss_scale", number(), "16777216.0", "The most that a dynamic scale grows to.",
+    key(".max_loss_scale", number(), "16777216.0", "The most that a dynamic scale grows to.",
         "The scale has no ceiling: apex's default only."),
-    unsupported("amp.min_loss_scale", "The least that a dynamic scale shrinks to.", "[]",
+    unsupported(".min_loss_scale", "The least that a dynamic scale shrinks to.", "[]",
                 "The loss scale has no floor; drop the key."),
-    unsupported("amp.cast_model_type", "The type of the model.", "[]", kByLevel),
-    unsupported("amp.cast_batchnorm", "The type of batch norms.", "[]", kByLevel),
-    unsupported("amp.cast_model_outputs", "The type of the model's outputs.", "[]",
+    unsupported(".cast_model_type", "The type of the model.", "[]", kByLevel),
+    unsupported(".cast_batchnorm", "The type of batch norms.", "[]", kByLevel),
+    unsupported(".cast_model_outputs", "The type of the model's outputs.", "[]",
                 "Cast the outputs where the model is called."),
-    unsupported("amp.num_losses", "How many losses have a scale of their own.", "[1]",
+    unsupported(".num_losses", "How many losses have a scale of their own.", "[1]",
                 "All losses share one loss scale."),
-    no_effect("amp.verbosity", "How much apex prints.", "it only changes what apex prints"),
+    no_effect(".verbosity", "How much apex prints.", "it only changes what apex prints"),
 };
 
 const std::string kAmp = "amp.";
