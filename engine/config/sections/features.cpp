@@ -6,6 +6,8 @@
 namespace equigrad {
 namespace {
 
+using Drop = ProgressiveLayerDropConfig;
+using Flops = FlopsProfilerConfig;
 template <auto kMember>
 constexpr Field drop = field<&EngineConfig::progressive_layer_drop, kMember>;
 template <auto kMember>
@@ -34,31 +36,28 @@ constexpr Row kRows[] = {
         field<&EngineConfig::communication_timeout_s>,
         "Our own: seconds that a rank waits for the others before it gives up."),
     section("progressive_layer_drop", "Layers are left out more and more often."),
-    key(".enabled", boolean(), drop<&ProgressiveLayerDropConfig::enabled>, "Whether it is on."),
+    key(".enabled", boolean(), drop<&Drop::enabled>, "Whether it is on."),
     key(".theta",
         {.type = ValueType::Number,
          .least = 0.0,
          .most = 1.0,
          .expected = "a probability from 0 to 1",
          .remedy = "Write 0.5."},
-        drop<&ProgressiveLayerDropConfig::theta>,
-        "What the probability that a layer stays falls to.",
+        drop<&Drop::theta>, "What the probability that a layer stays falls to.",
         "Has a default here; DeepSpeed fails without it."),
-    key(".gamma", not_negative(), drop<&ProgressiveLayerDropConfig::gamma>,
-        "How fast it falls, for each step.", "Has a default here; DeepSpeed fails without it."),
+    key(".gamma", not_negative(), drop<&Drop::gamma>, "How fast it falls, for each step.",
+        "Has a default here; DeepSpeed fails without it."),
     section("flops_profiler", "Counts floating-point operations of one step, module by module."),
-    key(".enabled", boolean(), flops<&FlopsProfilerConfig::enabled>, "Whether it is on."),
-    key(".profile_step", at_least(1), flops<&FlopsProfilerConfig::profile_step>,
-        "The step that is profiled."),
-    key(".module_depth", at_least(-1), flops<&FlopsProfilerConfig::module_depth>,
+    key(".enabled", boolean(), flops<&Flops::enabled>, "Whether it is on."),
+    key(".profile_step", at_least(1), flops<&Flops::profile_step>, "The step that is profiled."),
+    key(".module_depth", at_least(-1), flops<&Flops::module_depth>,
         "The depth of modules that are listed; -1 is the innermost."),
-    key(".top_modules", at_least(1), flops<&FlopsProfilerConfig::top_modules>,
+    key(".top_modules", at_least(1), flops<&Flops::top_modules>,
         "How many modules are listed at every depth."),
-    key(".detailed", boolean(), flops<&FlopsProfilerConfig::detailed>,
-        "Whether every module is printed."),
+    key(".detailed", boolean(), flops<&Flops::detailed>, "Whether every module is printed."),
     key(".output_file", of_type(ValueType::Text), kOutputFile,
         "The file that it writes; null is standard output."),
-    key(".recompute_fwd_factor", not_negative(), flops<&FlopsProfilerConfig::recompute_fwd_factor>,
+    key(".recompute_fwd_factor", not_negative(), flops<&Flops::recompute_fwd_factor>,
         "Forward passes that activation checkpointing repeats."),
     unsupported("disable_allgather", "Weights are not gathered after an update.", "[false]"),
     unsupported("sequence_parallel_size", "Ranks that share a sequence.", "[1]"),

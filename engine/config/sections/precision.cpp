@@ -1,6 +1,8 @@
 // Types: what parameters, masters, state, the window and collectives have, and the loss scale.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <sstream>
 
 #include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
@@ -9,16 +11,19 @@
 namespace equigrad {
 namespace {
 
-using Policy = LossScaleConfig::Policy;
+using Types = PrecisionConfig;
+using Autocast = AutocastConfig;
+using Scale = LossScaleConfig;
+using Policy = Scale::Policy;
 
 constexpr int kMostPower = 126;  // 2^126, and one over it, are normal numbers of fp32
 
 template <auto... kMembers>
 constexpr Field usual = default_of<&EngineConfig::precision, kMembers...>;
 template <auto kMember>
-constexpr Field usual_scale = usual<&PrecisionConfig::loss_scale, kMember>;
+constexpr Field usual_scale = usual<&Types::loss_scale, kMember>;
 template <auto kMember>
-constexpr Field usual_cast = usual<&PrecisionConfig::autocast, kMember>;
+constexpr Field usual_cast = usual<&Types::autocast, kMember>;
 
 constexpr Values kDataType = of_type(ValueType::DataType);
 
@@ -39,15 +44,14 @@ constexpr Row kRows[] = {
         .noting("dynamic"),
     key(".initial_scale_power",
         {.type = ValueType::Whole, .least = 0, .most = kMostPower, .remedy = "Write 16."},
-        usual_scale<&LossScaleConfig::initial_scale_power>,
-        "A dynamic scale begins with 2 to this power."),
-    key(".loss_scale_window", at_least(1), usual_scale<&LossScaleConfig::loss_scale_window>,
+        usual_scale<&Scale::initial_scale_power>, "A dynamic scale begins with 2 to this power."),
+    key(".loss_scale_window", at_least(1), usual_scale<&Scale::loss_scale_window>,
         "Steps without an overflow before the scale doubles."),
-    key(".hysteresis", at_least(1), usual_scale<&LossScaleConfig::hysteresis>,
+    key(".hysteresis", at_least(1), usual_scale<&Scale::hysteresis>,
         "Overflows before the scale halves."),
-    key(".consecutive_hysteresis", boolean(), usual_scale<&LossScaleConfig::consecutive_hysteresis>,
+    key(".consecutive_hysteresis", boolean(), usual_scale<&Scale::consecutive_hysteresis>,
         "A step without an overflow fills hysteresis up again."),
-    key(".min_loss_scale", number(), usual_scale<&LossScaleConfig::min_loss_scale>,
+    key(".min_loss_scale", number(), usual_scale<&Scale::min_loss_scale>,
         "The least that a dynamic scale shrinks to.",
         "A power of two of at most 2^initial_scale_power."),
     key(".fp16_master_weights_and_grads", boolean(), "false", kBothSpellings),
@@ -55,7 +59,7 @@ constexpr Row kRows[] = {
         "Another spelling of fp16_master_weights_and_grads."),
     section("bf16", "Parameters and gradients in bf16."),
     key(".enabled", boolean(), "false", "Whether it is on."),
-    key(".check_grad_overflow", boolean(), usual<&PrecisionConfig::check_grad_overflow>,
+    key(".check_grad_overflow", boolean(), usual<&Types::check_grad_overflow>,
         "A step whose gradients overflow is skipped."),
     no_effect(".immediate_grad_update", "Gradients are added as they become ready.",
               kAddedWhenReady),
@@ -64,16 +68,16 @@ constexpr Row kRows[] = {
         "Needs bf16_master_weights_and_grads."),
     section("bfloat16", "The old name of bf16."),
     key(".enabled", boolean(), "false", kOldName),
-    key(".check_grad_overflow", boolean(), usual<&PrecisionConfig::check_grad_overflow>, kOldName),
+    key(".check_grad_overflow", boolean(), usual<&Types::check_grad_overflow>, kOldName),
     no_effect(".immediate_grad_update", kOldName, kAddedWhenReady),
     key(".bf16_master_weights_and_grads", boolean(), "false", kOldName),
     key(".bf16_optimizer_states", boolean(), "false", kOldName),
     section("torch_autocast", "Operators choose the type that they compute in."),
-    key(".enabled", boolean(), usual_cast<&AutocastConfig::enabled>, "Whether it is on."),
-    key(".dtype", kDataType, usual_cast<&AutocastConfig::dtype>, "The smaller type, bf16 or fp16.",
+    key(".enabled", boolean(), usual_cast<&Autocast::enabled>, "Whether it is on."),
+    key(".dtype", kDataType, usual_cast<&Autocast::dtype>, "The smaller type, bf16 or fp16.",
         "The parameters' type by default; bf16 for fp32, which DeepSpeed leaves to torch."),
     key(".lower_precision_safe_modules", of_type(ValueType::Classes),
-        usual_cast<&AutocastConfig::lower_precision_safe_modules>,
+        usual_cast<&Autocast::lower_precision_safe_modules>,
         "Classes of modules whose parameters and gradients are sent in that type.",
         "Modules of torch.nn by their name, others by their full name."),
     section("data_types", "Types beside those of the parameters."),
@@ -102,37 +106,16 @@ DataType type_of(const Json& name) {
 }
 
 // The modules of torch::nn that hold parameters.
-constexpr const char* kTorchModules[] = {"Linear",
-                                         "Bilinear",
-                                         "Conv1d",
-                                         "Conv2d",
-                                         "Conv3d",
-                                         "ConvTranspose1d",
-                                         "ConvTranspose2d",
-                                         "ConvTranspose3d",
-                                         "Embedding",
-                                         "EmbeddingBag",
-                                         "LayerNorm",
-                                         "GroupNorm",
-                                         "BatchNorm1d",
-                                         "BatchNorm2d",
-                                         "BatchNorm3d",
-                                         "InstanceNorm1d",
-                                         "InstanceNorm2d",
-                                         "InstanceNorm3d",
-                                         "RNN",
-                                         "LSTM",
-                                         "GRU",
-                                         "RNNCell",
-                                         "LSTMCell",
-                                         "GRUCell",
-                                         "MultiheadAttention",
-                                         "Transformer",
-                                         "TransformerEncoder",
-                                         "TransformerDecoder",
-                                         "TransformerEncoderLayer",
-                                         "TransformerDecoderLayer",
-                                         "PReLU"};
+const std::vector<std::string>& torch_modules() {
+  static std::istringstream words(
+      "Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
+      "Embedding EmbeddingBag LayerNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d "
+      "InstanceNorm1d InstanceNorm2d InstanceNorm3d RNN LSTM GRU RNNCell LSTMCell GRUCell "
+      "MultiheadAttention Transformer TransformerEncoder TransformerDecoder "
+      "TransformerEncoderLayer TransformerDecoderLayer PReLU");
+  static const std::vector<std::string> names{std::istream_iterator<std::string>(words), {}};
+  return names;
+}
 
 // The full name of a module class (torch.nn.Linear for Linear and for
 // torch.nn.modules.linear.Linear); a class of another package keeps its name.
@@ -406,7 +389,7 @@ void check_window(const EngineConfig& config, Checks& checks) {
 
 // Empty, or why no module can have this full name.
 std::string problem_of_module_class(const std::string& name) {
-  const std::vector<std::string> known(std::begin(kTorchModules), std::end(kTorchModules));
+  const std::vector<std::string>& known = torch_modules();
   const bool is_full = name.find('.') != std::string::npos || name.find("::") != std::string::npos;
   const bool is_torch = name.rfind(kTorch, 0) == 0;
   if (is_full && !is_torch) return "";  // a class of the user, checked against the model

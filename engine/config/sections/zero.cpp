@@ -5,10 +5,12 @@
 namespace equigrad {
 namespace {
 
+using Zero = ZeroConfig;
+using Leaves = LeafModuleConfig;
 template <auto kMember>
 constexpr Field kept = field<&EngineConfig::zero, kMember>;
 template <auto kMember>
-constexpr Field leaves = field<&EngineConfig::zero, &ZeroConfig::leaf_module, kMember>;
+constexpr Field leaves = field<&EngineConfig::zero, &Zero::leaf_module, kMember>;
 
 constexpr const char* kSameSum = "the order of every sum is the engine's own";
 constexpr const char* kPaging = "it changes when parameters are sent, not their bits";
@@ -23,26 +25,26 @@ constexpr Row kRows[] = {
          .most = 3,
          .expected = "0, 1, 2 or 3",
          .remedy = "Use 0 for plain data parallelism."},
-        kept<&ZeroConfig::stage>,
+        kept<&Zero::stage>,
         "What is partitioned: 1 optimizer state, 2 gradients too, 3 parameters too."),
-    key(".overlap_comm", boolean(), kept<&ZeroConfig::overlap_comm>,
+    key(".overlap_comm", boolean(), kept<&Zero::overlap_comm>,
         "Whether communication goes on while operators run.",
         "Also at stages 0 and 1, for the only pass of a window."),
-    key(".reduce_bucket_size", at_least(1), kept<&ZeroConfig::reduce_bucket_size>,
+    key(".reduce_bucket_size", at_least(1), kept<&Zero::reduce_bucket_size>,
         "Elements of a bucket of gradients, at most.",
         "Stages 2 and 3 cut smaller ones; large parameters have their own."),
-    key(".allgather_bucket_size", at_least(1), kept<&ZeroConfig::allgather_bucket_size>,
+    key(".allgather_bucket_size", at_least(1), kept<&Zero::allgather_bucket_size>,
         "Elements of the weights that one gather copies out after an update, at most.",
         "Large parameters go alone."),
-    key(".stage3_prefetch_bucket_size", at_least(0), kept<&ZeroConfig::stage3_prefetch_bucket_size>,
+    key(".stage3_prefetch_bucket_size", at_least(0), kept<&Zero::stage3_prefetch_bucket_size>,
         "Elements that are gathered ahead of their operators, at most.",
         "By the trace of the step before."),
     key(".stage3_param_persistence_threshold", at_least(0),
-        kept<&ZeroConfig::stage3_param_persistence_threshold>,
+        kept<&Zero::stage3_param_persistence_threshold>,
         "Parameters of up to so many elements stay whole."),
-    key(".stage3_max_live_parameters", at_least(0), kept<&ZeroConfig::stage3_max_live_parameters>,
+    key(".stage3_max_live_parameters", at_least(0), kept<&Zero::stage3_max_live_parameters>,
         "Elements that are whole at a time, at most.", "Those that stay whole are counted."),
-    key(".stage3_max_reuse_distance", at_least(0), kept<&ZeroConfig::stage3_max_reuse_distance>,
+    key(".stage3_max_reuse_distance", at_least(0), kept<&Zero::stage3_max_reuse_distance>,
         "A parameter is kept if its next use is at most so many elements of other uses away.",
         "Uses of what stays whole do not count."),
     unsupported(".stage3_model_persistence_threshold", "Elements that stay whole, at most, in all.",
@@ -96,13 +98,12 @@ constexpr Row kRows[] = {
                 "[false]"),
     section("zero_optimization.leaf_module",
             "Modules whose parameters come and go together at stage 3."),
-    key(".classes", of_type(ValueType::Names), leaves<&LeafModuleConfig::classes>,
-        "Names of their classes.",
+    key(".classes", of_type(ValueType::Names), leaves<&Leaves::classes>, "Names of their classes.",
         "A class of that name in any namespace; but for the default, each must match a module.")
         .noting("those that the model has"),
-    key(".names", of_type(ValueType::Names), leaves<&LeafModuleConfig::names>,
-        "Names of the modules.", "Each must match a module."),
-    key(".name_suffixes", of_type(ValueType::Names), leaves<&LeafModuleConfig::name_suffixes>,
+    key(".names", of_type(ValueType::Names), leaves<&Leaves::names>, "Names of the modules.",
+        "Each must match a module."),
+    key(".name_suffixes", of_type(ValueType::Names), leaves<&Leaves::name_suffixes>,
         "Ends of the modules' names.", "Each must match a module."),
     unsupported("zero_optimization.save_muon_momentum_buffer_in_memory",
                 "Muon's momentum is kept in memory.", "[false]"),
