@@ -1,6 +1,8 @@
 #include "engine/config/json.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <stdexcept>
 
 namespace equigrad {
 namespace {
@@ -13,26 +15,18 @@ class PathTracker {
   explicit PathTracker(std::vector<std::string>& problems) : problems_(problems) {}
 
   bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    switch (event) {
-      case Json::parse_event_t::object_start:
-      case Json::parse_event_t::array_start:
-        if (depth >= kMostLevels)
-          throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
-                                  " levels, got more. Flatten the file.");
-        frames_.emplace_back();
-        break;
-      case Json::parse_event_t::object_end:
-      case Json::parse_event_t::array_end:
-        frames_.pop_back();
-        break;
-      case Json::parse_event_t::key:
-        frames_.back().key = parsed.get<std::string>();
-        if (!frames_.back().seen.insert(frames_.back().key).second)
-          problems_.push_back(path() +
-                              ": expected every key once, got it twice. Drop one of them.");
-        break;
-      case Json::parse_event_t::value:
-        break;
+    using Event = Json::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start) {
+      if (depth >= kMostLevels)
+        throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
+                                " levels, got more. Flatten the file.");
+      frames_.emplace_back();
+    } else if (event == Event::object_end || event == Event::array_end) {
+      frames_.pop_back();
+    } else if (event == Event::key) {
+      frames_.back().key = parsed.get<std::string>();
+      if (!frames_.back().seen.insert(frames_.back().key).second)
+        problems_.push_back(path() + ": expected every key once, got it twice. Drop one of them.");
     }
     return true;
   }
@@ -63,11 +57,8 @@ std::string after_exception_id(const std::string& what) {
 JsonDocument parse_json(const std::string& text) {
   JsonDocument document;
   PathTracker tracker(document.problems);
-  const auto track = [&tracker](int depth, Json::parse_event_t event, Json& parsed) {
-    return tracker(depth, event, parsed);
-  };
   try {
-    document.root = Json::parse(text, track, true, true);
+    document.root = Json::parse(text, std::ref(tracker), true, true);
     if (!document.root.is_object())
       document.problems.push_back("the file: expected a JSON object, got " +
                                   std::string(document.root.type_name()) + ". Begin it with {.");
@@ -107,6 +98,7 @@ const Json* ConfigReader::find(const std::string& path) const {
 }
 
 void ConfigReader::problem(const std::string& path, const std::string& text) {
+  if (text.empty()) return;
   bad_paths_.insert(path);
   problems_.push_back(path + ": " + text);
 }

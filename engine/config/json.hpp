@@ -42,6 +42,7 @@ class ConfigReader {
   bool has(const std::string& path) const { return find(path) != nullptr && !is_bad(path); }
   bool is_bad(const std::string& path) const { return bad_paths_.count(path) != 0; }
 
+  // An empty text is none.
   void problem(const std::string& path, const std::string& text);
   const std::vector<std::string>& problems() const { return problems_; }
 

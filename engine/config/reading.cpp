@@ -102,7 +102,8 @@ std::vector<Setting> Reading::settings() const {
 }
 
 void Checks::problem(const std::string& path, const std::string& text) {
-  if (reader_ == nullptr || !reader_->is_bad(path)) problems_.push_back(path + ": " + text);
+  const bool is_known = reader_ != nullptr && reader_->is_bad(path);
+  if (!text.empty() && !is_known) problems_.push_back(path + ": " + text);
 }
 
 void Checks::range(const std::string& path, const Json& value) {

@@ -1,5 +1,5 @@
 // The section "amp" of apex (https://nvidia.github.io/apex/amp.html), in terms of the others.
-#include <array>
+#include <optional>
 
 #include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
@@ -55,34 +55,28 @@ const std::string kMost = "amp.max_loss_scale";
 // Keys that a level decides: what holds at O0, O1 and O2, where null stands for nothing to say.
 struct Decided {
   const char* key;
-  std::array<Json, 3> holds;
+  const char* holds[3];  // as JSON
   const char* reason;
 };
-
-const std::array<Decided, 3>& decided_keys() {
-  static const std::array<Decided, 3> keys{{
-      {"patch_torch_functions", {false, true, false}, "The level decides it."},
-      {"master_weights", {false, nullptr, true}, "The level decides it."},
-      {"keep_batchnorm_fp32", {true, nullptr, false}, "All parameters have one type here."},
-  }};
-  return keys;
-}
+constexpr Decided kDecidedKeys[] = {
+    {"patch_torch_functions", {"false", "true", "false"}, "The level decides it."},
+    {"master_weights", {"false", "null", "true"}, "The level decides it."},
+    {"keep_batchnorm_fp32", {"true", "null", "false"}, "All parameters have one type here."},
+};
 
 // The types of every key are checked also where the section is off.
 void read_decided(std::optional<std::size_t> level, Reading& reading) {
-  for (const Decided& decided : decided_keys()) {
+  for (const Decided& decided : kDecidedKeys) {
     const std::string path = kAmp + decided.key;
     const Json given = reading.take(path);
     if (!level) continue;
-    const Json& holds = decided.holds[*level];
-    if (!reading.has(path)) {
+    const Json holds = Json::parse(decided.holds[*level]);
+    if (!reading.has(path))
       reading.note(path).shown = holds;
-      continue;
-    }
-    if (holds == given) continue;
-    reading.reader.problem(path, "expected " + (holds.is_null() ? "no such key" : shown(holds)) +
-                                     " with opt_level " + kLevels[*level] + ", got " +
-                                     shown(given) + ". " + decided.reason + " Drop the key.");
+    else if (holds != given)
+      reading.reader.problem(path, "expected " + (holds.is_null() ? "no such key" : shown(holds)) +
+                                       " with opt_level " + kLevels[*level] + ", got " +
+                                       shown(given) + ". " + decided.reason + " Drop the key.");
   }
 }
 
@@ -98,8 +92,7 @@ void read_ceiling(bool is_on, Reading& reading) {
 
 LossScaleConfig scale_of(const Json& scale, ConfigReader& reader) {
   if (scale == "dynamic") return grad_scaler();
-  LossScaleConfig fixed;
-  fixed.policy = LossScaleConfig::Policy::Static;
+  LossScaleConfig fixed{.policy = LossScaleConfig::Policy::Static};
   const std::string wrong = problem_of_scale(scale);
   if (wrong.empty())
     fixed.static_scale = scale;
@@ -127,8 +120,7 @@ void apply(std::size_t level, const Json& scale, Reading& reading) {
   precision.loss_scale = scale_of(scale, reading.reader);
   if (level == 1) {
     reading.note(path).derived = "as torch_autocast in float16";
-    precision.autocast.enabled = true;
-    precision.autocast.dtype = DataType::Fp16;
+    precision.autocast = {.enabled = true, .dtype = DataType::Fp16};
   } else {
     reading.note(path).derived = "as fp16, batch norms too, with fp32 master weights";
     precision.param = DataType::Fp16;

@@ -148,14 +148,12 @@ bool read_fp16_masters(Reading& reading) {
 }
 
 LossScaleConfig read_dynamic_scale(Reading& reading) {
-  LossScaleConfig scale;
-  scale.policy = Policy::DeepSpeed;
-  scale.initial_scale_power = reading.take(kFp16 + "initial_scale_power");
-  scale.loss_scale_window = reading.take(kFp16 + "loss_scale_window");
-  scale.hysteresis = reading.take(kFp16 + "hysteresis");
-  scale.consecutive_hysteresis = reading.take(kFp16 + "consecutive_hysteresis");
-  scale.min_loss_scale = reading.take(kFp16 + "min_loss_scale");
-  return scale;
+  return {.policy = Policy::DeepSpeed,
+          .initial_scale_power = reading.take(kFp16 + "initial_scale_power"),
+          .loss_scale_window = reading.take(kFp16 + "loss_scale_window"),
+          .hysteresis = reading.take(kFp16 + "hysteresis"),
+          .consecutive_hysteresis = reading.take(kFp16 + "consecutive_hysteresis"),
+          .min_loss_scale = reading.take(kFp16 + "min_loss_scale")};
 }
 
 void read_fp16(Reading& reading) {
@@ -177,8 +175,7 @@ void read_fp16(Reading& reading) {
   const std::string wrong = problem_of_scale(fixed);
   if (!wrong.empty())
     reading.reader.problem(kFp16 + "loss_scale", wrong + " 0 stands for a dynamic scale.");
-  precision.loss_scale = {};
-  precision.loss_scale.policy = Policy::Static;
+  precision.loss_scale = {.policy = Policy::Static};
   if (wrong.empty()) precision.loss_scale.static_scale = fixed;
   for (const char* key : {"initial_scale_power", "loss_scale_window", "hysteresis",
                           "consecutive_hysteresis", "min_loss_scale"})
@@ -311,10 +308,7 @@ void check_loss_scale(const PrecisionConfig& precision, Checks& checks) {
     checks.problem(path, "expected a static or dynamic loss scale for fp16, got none. Choose one.");
   if (!is_fp16 && scale.policy != Policy::None)
     checks.problem(path, "expected no loss scale without fp16, got one. Drop it, or enable fp16.");
-  if (scale.policy == Policy::Static) {
-    const std::string wrong = problem_of_scale(scale.static_scale);
-    if (!wrong.empty()) checks.problem(path, wrong);
-  }
+  if (scale.policy == Policy::Static) checks.problem(path, problem_of_scale(scale.static_scale));
   if (scale.policy != Policy::DeepSpeed && scale.policy != Policy::GradScaler) return;
   checks.range(kFp16 + "initial_scale_power", scale.initial_scale_power);
   checks.range(kFp16 + "loss_scale_window", scale.loss_scale_window);
@@ -413,10 +407,8 @@ void check_autocast(const PrecisionConfig& precision, Checks& checks) {
     checks.problem(path, "expected the type of the parameters, " +
                              std::string(name_of(precision.param)) + ", got " +
                              name_of(autocast.dtype) + ". Drop the key, or the other section.");
-  for (const std::string& name : autocast.lower_precision_safe_modules) {
-    const std::string wrong = problem_of_module_class(name);
-    if (!wrong.empty()) checks.problem("torch_autocast.lower_precision_safe_modules", wrong);
-  }
+  for (const std::string& name : autocast.lower_precision_safe_modules)
+    checks.problem(kAutocast + "lower_precision_safe_modules", problem_of_module_class(name));
 }
 
 void check(const EngineConfig& config, Checks& checks) {
@@ -441,11 +433,7 @@ std::string problem_of_scale(double value) {
 }
 
 LossScaleConfig grad_scaler() {
-  LossScaleConfig scale;
-  scale.policy = Policy::GradScaler;
-  scale.initial_scale_power = 16;
-  scale.loss_scale_window = 2000;
-  return scale;
+  return {.policy = Policy::GradScaler, .initial_scale_power = 16, .loss_scale_window = 2000};
 }
 
 Section precision_section() { return {kRows, read, check}; }
