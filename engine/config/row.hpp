@@ -63,6 +63,13 @@ struct Values {
   const char* expected = nullptr;  // words for the range; null: by its bounds
   const char* remedy = nullptr;    // null: what the type suggests
   const Choice* choice = nullptr;
+
+  constexpr Values saying(const char* range, const char* what_to_do) const {
+    Values values = *this;
+    values.expected = range;
+    values.remedy = what_to_do;
+    return values;
+  }
 };
 
 constexpr Values of_type(ValueType type) { return {.type = type}; }
@@ -77,6 +84,10 @@ constexpr Values one_of(const Choice& choice) {
 
 constexpr Values at_least(std::int64_t least, const char* remedy = nullptr) {
   return {.type = ValueType::Whole, .least = static_cast<double>(least), .remedy = remedy};
+}
+
+constexpr Values between(double least, double most, ValueType type = ValueType::Number) {
+  return {.type = type, .least = least, .most = most};
 }
 
 // A scalar of an update, which is rounded once to fp32.

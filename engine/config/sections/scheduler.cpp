@@ -1,6 +1,4 @@
 // The scheduler: what the learning rate, and one momentum, are at a step.
-#include <algorithm>
-
 #include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
 
@@ -53,9 +51,7 @@ constexpr auto* kRangeTest = of<Kind::LrRangeTest>;
 // Sums of two of them must fit in 64 bits, and each must be exact in a double.
 constexpr double kMostSteps = 0x1p53;
 
-constexpr Values count(int least) {
-  return {.type = ValueType::Whole, .least = static_cast<double>(least), .most = kMostSteps};
-}
+constexpr Values count(int least) { return between(least, kMostSteps, ValueType::Whole); }
 
 constexpr Values rates(bool is_required) {
   return {.type = ValueType::PerGroup, .least = 0.0, .is_fp32 = true, .is_required = is_required};
@@ -184,8 +180,7 @@ void read(Reading& reading) {
     return;
   }
   SchedulerConfig& scheduler = reading.config.scheduler.emplace();
-  scheduler.kind =
-      static_cast<Kind>(std::find(std::begin(kKinds), std::end(kKinds), type) - std::begin(kKinds));
+  assign(scheduler.kind, type);
   reading.store(kParams);
   derive(scheduler, reading.config.optimizer.kind == OptimizerConfig::Kind::Sgd, reading);
   note_idle_keys(scheduler, reading);

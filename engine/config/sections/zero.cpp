@@ -20,11 +20,7 @@ constexpr const char* kGathered = "a full parameter is gathered whenever it is a
 constexpr Row kRows[] = {
     section("zero_optimization", "ZeRO."),
     key(".stage",
-        {.type = ValueType::Whole,
-         .least = 0,
-         .most = 3,
-         .expected = "0, 1, 2 or 3",
-         .remedy = "Use 0 for plain data parallelism."},
+        between(0, 3, ValueType::Whole).saying("0, 1, 2 or 3", "Use 0 for plain data parallelism."),
         kept<&Zero::stage>,
         "What is partitioned: 1 optimizer state, 2 gradients too, 3 parameters too."),
     key(".overlap_comm", boolean(), kept<&Zero::overlap_comm>,
