@@ -123,19 +123,13 @@ Shape shape_of(const Values& values) {
 
 // A feature that is there and switched off, as check_keys takes it.
 Json off_schema() {
-  const Json off{{"enum", {false, nullptr}}};
-  const Json has_enabled{{"required", {"enabled"}}}, has_device{{"required", {"device"}}};
-  return any_of({off,
-                 {{"type", "object"},
-                  {"required", {"enabled"}},
-                  {"properties", {{"enabled", {{"const", false}}}}}},
-                 {{"type", "object"},
-                  {"not", has_enabled},
-                  {"required", {"device"}},
-                  {"properties", {{"device", {{"enum", {"none", nullptr}}}}}}},
-                 {{"type", "object"},
-                  {"not", any_of({has_enabled, has_device})},
-                  {"additionalProperties", off}}});
+  return Json::parse(R"({"anyOf": [
+      {"enum": [false, null]},
+      {"type": "object", "required": ["enabled"], "properties": {"enabled": {"const": false}}},
+      {"type": "object", "required": ["device"], "not": {"required": ["enabled"]},
+       "properties": {"device": {"enum": ["none", null]}}},
+      {"type": "object", "not": {"anyOf": [{"required": ["enabled"]}, {"required": ["device"]}]},
+       "additionalProperties": {"enum": [false, null]}}]})");
 }
 
 Json unsupported_schema(const Row& row) {
@@ -181,11 +175,8 @@ Json row_schema(const Row& row) {
     schema = not_auto();
   } else {
     // The section checks its range, where it matters.
-    const bool is_checked_here = row.field.set != nullptr;
-    schema =
-        shape_of(is_checked_here ? row.values
-                                 : Values{.type = row.values.type, .choice = row.values.choice})
-            .schema;
+    const Values unranged{.type = row.values.type, .choice = row.values.choice};
+    schema = shape_of(row.field.set != nullptr ? row.values : unranged).schema;
     const Json usual = default_of_row(row);
     const bool must_be_given = is_required(row) || (row.values.is_required && usual.is_null());
     if (!must_be_given) schema = any_of({schema, {{"type", "null"}}});

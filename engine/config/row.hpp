@@ -82,8 +82,8 @@ constexpr Values one_of(const Choice& choice) {
   return {.type = ValueType::Choice, .choice = &choice};
 }
 
-constexpr Values at_least(std::int64_t least, const char* remedy = nullptr) {
-  return {.type = ValueType::Whole, .least = static_cast<double>(least), .remedy = remedy};
+constexpr Values at_least(int least) {
+  return {.type = ValueType::Whole, .least = static_cast<double>(least)};
 }
 
 constexpr Values between(double least, double most, ValueType type = ValueType::Number) {
@@ -91,8 +91,8 @@ constexpr Values between(double least, double most, ValueType type = ValueType::
 }
 
 // A scalar of an update, which is rounded once to fp32.
-constexpr Values not_negative(ValueType type = ValueType::Number) {
-  return {.type = type, .least = 0.0, .is_fp32 = true};
+constexpr Values not_negative() {
+  return {.type = ValueType::Number, .least = 0.0, .is_fp32 = true};
 }
 
 // Where a row's value is in an EngineConfig, and which configurations have such a key (null: all).

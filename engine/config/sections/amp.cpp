@@ -90,17 +90,6 @@ void read_ceiling(bool is_on, Reading& reading) {
                                       "ceiling; drop the key.");
 }
 
-LossScaleConfig scale_of(const Json& scale, ConfigReader& reader) {
-  if (scale == "dynamic") return grad_scaler();
-  LossScaleConfig fixed{.policy = LossScaleConfig::Policy::Static};
-  const std::string wrong = problem_of_scale(scale);
-  if (wrong.empty())
-    fixed.static_scale = scale;
-  else
-    reader.problem(kScale, wrong + " \"dynamic\" is the default.");
-  return fixed;
-}
-
 void apply(std::size_t level, const Json& scale, Reading& reading) {
   PrecisionConfig& precision = reading.config.precision;
   const std::string path = kAmp + "opt_level";
@@ -117,7 +106,10 @@ void apply(std::size_t level, const Json& scale, Reading& reading) {
     }
     return;
   }
-  precision.loss_scale = scale_of(scale, reading.reader);
+  precision.loss_scale =
+      scale == "dynamic"
+          ? grad_scaler()
+          : static_scale(scale, kScale, " \"dynamic\" is the default.", reading.reader);
   if (level == 1) {
     reading.note(path).derived = "as torch_autocast in float16";
     precision.autocast = {.enabled = true, .dtype = DataType::Fp16};

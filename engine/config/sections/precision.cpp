@@ -172,11 +172,8 @@ void read_fp16(Reading& reading) {
   precision.loss_scale = dynamic;
   if (masters) precision.master = DataType::Fp16;
   if (fixed == 0.0) return;
-  const std::string wrong = problem_of_scale(fixed);
-  if (!wrong.empty())
-    reading.reader.problem(kFp16 + "loss_scale", wrong + " 0 stands for a dynamic scale.");
-  precision.loss_scale = {.policy = Policy::Static};
-  if (wrong.empty()) precision.loss_scale.static_scale = fixed;
+  precision.loss_scale =
+      static_scale(fixed, kFp16 + "loss_scale", " 0 stands for a dynamic scale.", reading.reader);
   for (const char* key : {"initial_scale_power", "loss_scale_window", "hysteresis",
                           "consecutive_hysteresis", "min_loss_scale"})
     reading.note(kFp16 + key).without_effect = "loss_scale is static";
@@ -297,6 +294,19 @@ void read(Reading& reading) {
     if (!reading.is_on(section + std::string("enabled")))
       reading.note(section + std::string("check_grad_overflow")).without_effect =
           "a step that overflows is always skipped";
+}
+
+// Empty, or why a loss scale of `value` would change more than exponents.
+std::string problem_of_scale(double value) {
+  const std::string most = "2^" + std::to_string(kMostPower);
+  if (!std::isfinite(value) || value <= 0.0 || value < std::ldexp(1.0, -kMostPower) ||
+      value > std::ldexp(1.0, kMostPower))
+    return "expected a power of two from 2^-" + std::to_string(kMostPower) + " to " + most +
+           ", got " + text_of(value) + ". Write 128.";
+  const double below = std::ldexp(1.0, std::ilogb(value));
+  if (below == value) return "";
+  return "expected a power of two, which changes exponents only, got " + text_of(value) +
+         ". Write " + text_of(below) + " or " + text_of(2.0 * below) + ".";
 }
 
 void check_loss_scale(const PrecisionConfig& precision, Checks& checks) {
@@ -420,16 +430,15 @@ void check(const EngineConfig& config, Checks& checks) {
 
 }  // namespace
 
-std::string problem_of_scale(double value) {
-  const std::string most = "2^" + std::to_string(kMostPower);
-  if (!std::isfinite(value) || value <= 0.0 || value < std::ldexp(1.0, -kMostPower) ||
-      value > std::ldexp(1.0, kMostPower))
-    return "expected a power of two from 2^-" + std::to_string(kMostPower) + " to " + most +
-           ", got " + text_of(value) + ". Write 128.";
-  const double below = std::ldexp(1.0, std::ilogb(value));
-  if (below == value) return "";
-  return "expected a power of two, which changes exponents only, got " + text_of(value) +
-         ". Write " + text_of(below) + " or " + text_of(2.0 * below) + ".";
+LossScaleConfig static_scale(double value, const std::string& path, const char* otherwise,
+                             ConfigReader& reader) {
+  LossScaleConfig scale{.policy = Policy::Static};
+  const std::string wrong = problem_of_scale(value);
+  if (wrong.empty())
+    scale.static_scale = value;
+  else
+    reader.problem(path, wrong + otherwise);
+  return scale;
 }
 
 LossScaleConfig grad_scaler() {
