@@ -1,5 +1,5 @@
-// ReportFolder: the folder of a run's reports, and what an earlier run left there; files and folders
-// as all commands read and write them.
+// ReportFolder: the folder of a run's reports, and what an earlier run left there; and files and
+// folders as all commands read and write them.
 //
 //   index.html  run.json  junit.xml  fail/<case>/: failure_folder.hpp
 //
