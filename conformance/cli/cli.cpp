@@ -47,6 +47,13 @@ std::string knobs_problem(const std::string& text) {
   return knobs.is_object() ? "" : "expected a JSON object, got \"" + text + "\"";
 }
 
+template <class Command>
+void add_surroundings(CLI::App& app, Command& command) {
+  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
+  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
+      ->check(CLI::PositiveNumber);
+}
+
 void add_run(CLI::App& app, RunCommand& command) {
   add_selection(app, command);
   app.add_option("--seed", command.seed, "Of weights and data");
@@ -56,9 +63,7 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--keep-tensors", command.keep_tensors,
                  "Of cases that fail, up to 256 MiB a run; or none")
       ->check(CLI::IsMember({"fail", "none"}));
-  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
-  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
+  add_surroundings(app, command);
   app.add_option("--slots", command.slots, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
   app.add_option("--fault", command.fault, fault_help())->check(fault_problem);
@@ -83,9 +88,7 @@ void add_repro(CLI::App& app, ReproCommand& command) {
   app.add_flag("--as-is", command.as_is, "Repeat the case, and do not make it smaller");
   app.add_option("-o,--output", command.folder,
                  "Folder for the tensors, the configuration, a program and a script");
-  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
-  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
+  add_surroundings(app, command);
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 
@@ -122,9 +125,7 @@ void add_train(CLI::App& app, TrainCommand& command) {
       ->excludes(micro_batch);
   add_text_model(app, command);
   app.add_option("--seed", command.seed, "Of weights and data");
-  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
-  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
+  add_surroundings(app, command);
 }
 
 void add_compare(CLI::App& app, CompareCommand& command) {
@@ -146,9 +147,7 @@ void add_compare(CLI::App& app, CompareCommand& command) {
   add_text_model(app, command);
   app.add_option("--seed", command.seed, "The first; of weights and data");
   app.add_option("--report", command.report, "Folder for compare.html, compare.json, compare.md");
-  app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
-  app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
+  add_surroundings(app, command);
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 

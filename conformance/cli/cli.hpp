@@ -91,8 +91,6 @@ struct TrainCommand {
 };
 // `serve` is what the ranks run.
 int train_command(const TrainCommand& command, const ranks::Handler& serve = conformance::serve);
-// A vision encoder and a language model in two engines.
-int captions_command(const TrainCommand& command);
 // The DeepSpeed configuration that the options stand for.
 std::string train_config(const TrainCommand& command);
 

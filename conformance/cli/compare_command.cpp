@@ -1,24 +1,16 @@
 #include <unistd.h>
 
-#include <fstream>
 #include <iostream>
-#include <iterator>
 
 #include "conformance/campaigns/compare_runs.hpp"
 #include "conformance/cli/cli.hpp"
+#include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "engine/config/config.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
-
-constexpr int64_t kImagesAMicroBatch = 4;  // of the conv model
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 // configs/fp32_masters.json -> fp32_masters
 std::string stem(const std::string& path) {
@@ -36,9 +28,7 @@ void check(const CompareCommand& command) {
     problems.push_back("expected --steps to be at least twice --final-steps, got " +
                        std::to_string(command.steps) + " and " +
                        std::to_string(command.final_steps));
-  if (command.dim % command.heads != 0)
-    problems.push_back("expected --dim to be a multiple of --heads, got " +
-                       std::to_string(command.dim) + " and " + std::to_string(command.heads));
+  check_heads(command.dim, command.heads, problems);
   if (!problems.empty()) throw ConfigError("compare", problems);
   const auto a = load_config(command.configs[0], command.world);
   const auto b = load_config(command.configs[1], command.world);
@@ -51,9 +41,7 @@ void check(const CompareCommand& command) {
   same("train_micro_batch_size_per_gpu", a.train_micro_batch_size_per_gpu,
        b.train_micro_batch_size_per_gpu);
   same("gradient_accumulation_steps", a.gradient_accumulation_steps, b.gradient_accumulation_steps);
-  if (command.data == "images" && a.train_micro_batch_size_per_gpu != kImagesAMicroBatch)
-    problems.push_back("images come in micro-batches of " + std::to_string(kImagesAMicroBatch) +
-                       ", got " + std::to_string(a.train_micro_batch_size_per_gpu));
+  check_micro_batch(command.data, a.train_micro_batch_size_per_gpu, problems);
   if (!problems.empty()) throw ConfigError("compare", problems);
 }
 
@@ -84,11 +72,7 @@ reports::Comparison planned(const CompareCommand& command, const DataFiles& file
 
 int compare_command(const CompareCommand& command, const ranks::Handler& serve) {
   check(command);
-  const auto files = find_data(command.data_dir, true);
-  if (files.text.empty() || (command.data == "images" && files.images.empty()))
-    throw Error("compare", "expected " + command.data +
-                               ", got no file of it. Name its folder with "
-                               "--data-dir; equigrad doctor says what is there.");
+  const auto files = training_data("compare", command.data, command.data_dir);
   const auto at = [&](const char* name) { return command.report + "/compare." + name; };
   make_directory(command.report);
   for (const char* name : {"html", "json", "md"}) unlink(at(name).c_str());

@@ -1,11 +1,8 @@
 #include "conformance/cli/failure_folder.hpp"
 
-#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <climits>
-#include <cstdlib>
 #include <regex>
 
 #include "conformance/cli/report_folder.hpp"
@@ -81,22 +78,17 @@ bool is_failure_file(const std::string& name) {
 }
 
 void clear_failure(const std::string& folder) {
-  // Not std::filesystem: LibTorch exports an older copy of it, which crashes.
-  if (DIR* directory = opendir(folder.c_str())) {
-    while (const dirent* entry = readdir(directory))
-      if (is_failure_file(entry->d_name)) unlink((folder + "/" + entry->d_name).c_str());
-    closedir(directory);
-  }
+  for (const auto& name : entries(folder))
+    if (is_failure_file(name)) unlink((folder + "/" + name).c_str());
   rmdir(folder.c_str());  // stays unless it is empty now
 }
 
 std::string absolute_program(const std::string& as_called) {
-  char path[PATH_MAX];
-  if (as_called.find('/') != std::string::npos)
-    return realpath(as_called.c_str(), path) != nullptr ? path : as_called;
+  if (as_called.find('/') != std::string::npos) return absolute(as_called);
   const std::string built = build_info::binary_directory() + std::string("/equigrad");
-  const bool is_built = realpath("/proc/self/exe", path) != nullptr && built == path;
-  return is_built ? built : as_called;  // the shell finds it by its name, as it did now
+  return absolute("/proc/self/exe") == built
+             ? built
+             : as_called;  // the shell finds it by its name, as it did now
 }
 
 }  // namespace equigrad::conformance::cli

@@ -7,10 +7,13 @@
 #include "conformance/campaigns/fault_panel.hpp"
 #include "conformance/campaigns/fault_run.hpp"
 #include "conformance/cli/cli.hpp"
+#include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
-#include "engine/error.hpp"
+#include "conformance/faults/planted_faults.hpp"
+#include "engine/config/suggest.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -26,9 +29,7 @@ std::vector<std::string> selected_faults(const std::vector<std::string>& filters
       return selects({{filter}, {}, {}, {}}, 0, "", 0, name);
     };
     if (std::any_of(names.begin(), names.end(), selects_it)) continue;
-    std::cerr << "equigrad: 0 faults selected by \"" << filter << "\"; near it are\n";
-    for (const auto& name : near_matches(names, filter, 3)) std::cerr << "  " << name << "\n";
-    std::cerr << "equigrad list --faults has all names.\n";
+    say_what_is_near("faults", filter, names, "equigrad list --faults has all names.");
     return {};
   }
   std::vector<std::string> selected;
@@ -45,23 +46,44 @@ FaultOptions options_of(const FaultsCommand& command) {
   const bool is_whole = command.filters.empty() && !command.covering;
   options.clean = command.clean.value_or(is_whole ? kCleanOfTheTier : 0);
   options.seed = command.seed;
-  options.data = find_data(command.data_dir, false);
+  options.data = case_data(command.data_dir);
   options.replay_prefix = command.program + " run";
   if (!command.data_dir.empty()) options.replay_suffix = " --data-dir '" + command.data_dir + "'";
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.slots = command.slots;
-  if (options.data.text.empty())
-    throw Error("data",
-                "expected plays.txt or plays_slice.txt, got none. Name their folder with "
-                "--data-dir.");
   for (const auto& spec : fault_panel())
-    if (!options.data.images.empty() || (spec.model != "conv" && spec.model != "vision"))
-      options.panel.push_back(spec);
+    if (!options.data.images.empty() || !needs_images(spec)) options.panel.push_back(spec);
   return options;
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> faults_by_name() {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const auto& fault : faults::catalogue()) names.emplace_back(fault.name, fault.what);
+  names.emplace_back("Contract", "every case of the contract plays its wrong way");
+  for (const auto& one : contract::cases()) names.emplace_back(one.family(), one.fault);
+  return names;
+}
+
+std::string fault_problem(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& [fault, words] : faults_by_name()) {
+    if (fault == name) return {};
+    names.push_back(fault);
+  }
+  return "expected a fault that can be planted, got \"" + name + "\"." + did_you_mean(name, names) +
+         " equigrad list --faults has all " + std::to_string(names.size()) + " in words.";
+}
+
+std::string fault_help() {
+  std::string help = "Plant this fault into every case that can have it, to see it fail:";
+  for (const auto& fault : faults::planted_faults()) help += " " + fault.name + ",";
+  return help +
+         " Contract (the wrong way of every case of the contract), or that of one, such as "
+         "Contract.2.two_losses_on_one_forward; equigrad list --faults has all";
+}
 
 void add_faults(CLI::App& app, FaultsCommand& command) {
   app.add_option("FILTER", command.filters,

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <vector>
+#include <iterator>
 
 #include "conformance/cases/matrix.hpp"
 #include "conformance/cli/failure_folder.hpp"
@@ -17,16 +19,6 @@
 
 namespace equigrad::conformance::cli {
 namespace {
-
-// Not std::filesystem: LibTorch exports an older copy of it, which crashes.
-std::vector<std::string> entries(const std::string& folder) {
-  std::vector<std::string> names;
-  if (DIR* directory = opendir(folder.c_str())) {
-    while (const dirent* entry = readdir(directory)) names.emplace_back(entry->d_name);
-    closedir(directory);
-  }
-  return names;
-}
 
 bool is_case(const std::string& name) {
   try {
@@ -60,6 +52,28 @@ void write_file(const std::string& path, const std::string& text) {
   if (!file)
     throw Error("report", "expected to write " + path + ", got: " + std::strerror(errno) +
                               ". Choose another place.");
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Not std::filesystem: LibTorch exports an older copy of it, which crashes.
+std::vector<std::string> entries(const std::string& folder) {
+  std::vector<std::string> names;
+  if (DIR* directory = opendir(folder.c_str())) {
+    while (const dirent* entry = readdir(directory))
+      if (entry->d_name != std::string(".") && entry->d_name != std::string(".."))
+        names.emplace_back(entry->d_name);
+    closedir(directory);
+  }
+  return names;
+}
+
+std::string absolute(const std::string& path) {
+  char resolved[PATH_MAX];
+  return realpath(path.c_str(), resolved) == nullptr ? path : resolved;
 }
 
 void clear_report_folder(const std::string& folder) {

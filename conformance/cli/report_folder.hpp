@@ -1,4 +1,5 @@
-// ReportFolder: the folder of a run's reports, and what an earlier run left there.
+// ReportFolder: the folder of a run's reports, and what an earlier run left there; and files and
+// folders as all commands read and write them.
 //
 //   index.html  run.json  junit.xml  fail/<case>/: failure_folder.hpp
 //
@@ -10,12 +11,16 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace equigrad::conformance::cli {
 
 // With its parents, as far as they are missing.
 void make_directory(const std::string& path);
 void write_file(const std::string& path, const std::string& text);  // "-" is stdout
+std::string read_file(const std::string& path);                     // empty if it cannot be read
+std::vector<std::string> entries(const std::string& folder);        // names, but . and ..
+std::string absolute(const std::string& path);                      // as it is if nothing is there
 // So that nothing in the folder is of another run, however this one ends.
 void clear_report_folder(const std::string& folder);
 

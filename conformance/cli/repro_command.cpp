@@ -1,20 +1,17 @@
-#include <dirent.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <map>
 #include <numeric>
 
 #include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
+#include "conformance/cli/inputs.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/diagnosis/shrink.hpp"
 #include "conformance/ranks/interrupt.hpp"
@@ -74,13 +71,8 @@ class Repro {
 Repro::Repro(const ReproCommand& command, const CaseSpec& spec, const ranks::Handler& serve)
     : command_(command),
       original_{spec, command.steps},
-      data_(find_data(command.data_dir, false)),
-      pool_(spec.world, serve, {scaled(kTimeout), kGrace, false}) {
-  if (data_.text.empty())
-    throw Error("data",
-                "expected plays.txt or plays_slice.txt, got none. Name their folder with "
-                "--data-dir.");
-}
+      data_(case_data(command.data_dir)),
+      pool_(spec.world, serve, {scaled(kTimeout), kGrace, false}) {}
 
 // Empty after an interrupt.
 std::vector<ranks::Outcome> Repro::ask(int world, const nlohmann::json& request,
@@ -130,8 +122,7 @@ std::optional<Ended> Repro::try_one(const Candidate& candidate, milliseconds tim
 }
 
 std::optional<bool> Repro::fails_alike(const Candidate& candidate) {
-  const auto& model = candidate.spec.model;
-  if (data_.images.empty() && (model == "vision" || model == "conv")) return false;
+  if (data_.images.empty() && needs_images(candidate.spec)) return false;
   const auto ended = try_one(candidate, kCandidateTimeout);
   if (ranks::interrupted() != 0) return std::nullopt;
   if (!ended || ended->kind != found_.kind) return false;
@@ -149,9 +140,7 @@ std::optional<bool> Repro::fails_alike(const Candidate& candidate) {
 std::string Repro::command_of(const Candidate& candidate, const std::string& program) const {
   std::string text =
       program + " repro " + candidate.name() + " --as-is --seed " + std::to_string(command_.seed);
-  char path[PATH_MAX];
-  if (!command_.data_dir.empty() && realpath(command_.data_dir.c_str(), path) != nullptr)
-    text += std::string(" --data-dir '") + path + "'";
+  if (!command_.data_dir.empty()) text += " --data-dir '" + absolute(command_.data_dir) + "'";
   return command_.fault.empty() ? text : text + " --fault " + command_.fault;
 }
 
@@ -165,16 +154,11 @@ void Repro::keep(const Candidate& candidate, const Ended& ended) {
   if (at != std::string::npos) message.replace(at, in_a_report.size(), command_.folder + "/");
   clear_failure(command_.folder);
   make_directory(command_.folder);
-  if (DIR* directory = opendir(fresh().c_str())) {
-    while (const dirent* entry = readdir(directory))
-      if (is_failure_file(entry->d_name))
-        rename((fresh() + "/" + entry->d_name).c_str(),
-               (command_.folder + "/" + entry->d_name).c_str());
-    closedir(directory);
-  }
-  std::ifstream file(config());
-  if (file)
-    write_file(command_.folder + "/config.json", {std::istreambuf_iterator<char>(file), {}});
+  for (const auto& name : entries(fresh()))
+    if (is_failure_file(name))
+      rename((fresh() + "/" + name).c_str(), (command_.folder + "/" + name).c_str());
+  if (access(config().c_str(), R_OK) == 0)
+    write_file(command_.folder + "/config.json", read_file(config()));
   unlink(config().c_str());
   write_failure(
       command_.folder,
@@ -191,9 +175,7 @@ int Repro::told(const Shrunk& shrunk) const {
   if (!command_.as_is)
     std::printf("# %s: %s (%d runs, %.1f s)\n", shrunk.stopped ? "shrunk so far" : "shrunk",
                 path.empty() ? "nothing can be smaller" : path.c_str(), shrunk.tried + 1, seconds);
-  char resolved[PATH_MAX];
-  const bool is_there = realpath(command_.folder.c_str(), resolved) != nullptr;
-  std::printf("# folder: %s\n# replay: %s\n", is_there ? resolved : command_.folder.c_str(),
+  std::printf("# folder: %s\n# replay: %s\n", absolute(command_.folder).c_str(),
               command_of(shrunk.smallest, command_.program).c_str());
   return found_.judged.record.verdict == reports::Verdict::Failed ? kFailed : kInfrastructure;
 }
@@ -220,17 +202,6 @@ int Repro::run() {
     });
   clear_failure(fresh());
   return told(shrunk);
-}
-
-std::vector<std::string> entries(const std::string& folder) {
-  std::vector<std::string> names;
-  if (DIR* directory = opendir(folder.c_str())) {
-    while (const dirent* entry = readdir(directory))
-      if (entry->d_name != std::string(".") && entry->d_name != std::string(".."))
-        names.emplace_back(entry->d_name);
-    closedir(directory);
-  }
-  return names;
 }
 
 // Files of a failure's names that are not a failure's are not to be lost.

@@ -1,7 +1,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstdlib>
 #include <iostream>
 #include <set>
@@ -11,6 +10,7 @@
 #include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
+#include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/contract/known_mistakes.hpp"
@@ -25,11 +25,6 @@
 
 namespace equigrad::conformance::cli {
 namespace {
-
-std::string absolute(const std::string& path) {
-  char resolved[PATH_MAX];
-  return realpath(path.c_str(), resolved) == nullptr ? path : resolved;
-}
 
 // Of the matrix and of the contract.
 struct Selected {
@@ -59,12 +54,6 @@ std::vector<std::string> default_ids() {
   return ids;
 }
 
-void say_what_is_near(const std::string& filter) {
-  std::cerr << "equigrad: 0 cases selected by \"" << filter << "\"; near it are\n";
-  for (const auto& id : near_matches(default_ids(), filter, 3)) std::cerr << "  " << id << "\n";
-  std::cerr << "equigrad list has all ids.\n";
-}
-
 // Cases by the filters: of the default selection, and of all for a filter that has none there, so
 // that the id of any case can be pasted. None if a filter has none at all; it says what is near.
 Selected selected_cases(const RunCommand& command) {
@@ -76,7 +65,7 @@ Selected selected_cases(const RunCommand& command) {
     if (command.covering || selected(alone, command.full).size() > 0) continue;
     const auto of_all = selected(alone, true);
     if (of_all.size() == 0) {
-      say_what_is_near(filter);
+      say_what_is_near("cases", filter, default_ids(), "equigrad list has all ids.");
       return {};
     }
     for (const auto& spec : of_all.matrix)
@@ -87,8 +76,6 @@ Selected selected_cases(const RunCommand& command) {
   if (cases.size() == 0) std::cerr << "equigrad: 0 cases selected. equigrad list has all ids.\n";
   return cases;
 }
-
-bool needs_images(const CaseSpec& spec) { return spec.model == "conv" || spec.model == "vision"; }
 
 bool is_narrowed(const Selection& selection) {
   return !selection.filters.empty() || !selection.stages.empty() || !selection.dtypes.empty() ||
@@ -108,7 +95,7 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   RunOptions options;
   options.cases = std::move(cases);
   options.seed = command.seed;
-  options.data = find_data(command.data_dir, false);
+  options.data = case_data(command.data_dir);
   options.keep = command.report + "/fail";
   options.keep_tensors = command.keep_tensors != "none";
   options.replay_prefix = command.program + " run";
@@ -123,10 +110,6 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.quiet = command.quiet;
   options.slots = command.slots;
   if (!command.fault.starts_with("Contract")) options.fault = command.fault;
-  if (options.data.text.empty())
-    throw Error("data",
-                "expected plays.txt or plays_slice.txt, got none. Name their folder with "
-                "--data-dir.");
   return options;
 }
 

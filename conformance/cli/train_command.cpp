@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 
 #include "conformance/cli/cli.hpp"
-#include "conformance/on_rank/program.hpp"
+#include "conformance/cli/inputs.hpp"
+#include "conformance/cli/report_folder.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/verdict/judge.hpp"
 #include "conformance/verdict/lane_tally.hpp"
+#include "conformance/vision/caption_training.hpp"
 #include "engine/config/config.hpp"
 
 namespace equigrad::conformance::cli {
@@ -17,8 +17,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 using ranks::Outcome;
-
-constexpr int64_t kImagesAMicroBatch = 4;  // of the conv model
 
 // Ranks 0..world-1 are the engine's, the last one is the twin's.
 class Training {
@@ -206,6 +204,39 @@ int Training::run() {
   return verdict(done);
 }
 
+// A vision encoder and a language model in two engines.
+int captions_command(const TrainCommand& command) {
+  const TrainCommand usual;
+  std::vector<std::string> problems;
+  if (!command.config.empty())
+    problems.push_back(
+        "captions have two engines, whose configurations --stage, --dtype and "
+        "--accumulate make; --config goes with text and images");
+  if (command.layers != usual.layers || command.dim != usual.dim || command.heads != usual.heads ||
+      command.context != usual.context)
+    problems.push_back(
+        "--layers, --dim, --heads and --context are of the text model; captions "
+        "have models of their own");
+  if (command.micro_batch % 4 != 0)
+    problems.push_back("expected --micro-batch to be a multiple of 4 images, got " +
+                       std::to_string(command.micro_batch));
+  if (!problems.empty()) throw ConfigError("train", problems);
+  vision::Training training;
+  auto& setting = training.setting;
+  setting.way = command.two_groups ? vision::Way::TwoGroups : vision::Way::Handed;
+  setting.ranks = command.world;
+  setting.encoder_stage = setting.language_stage = command.stage;
+  setting.bf16 = command.dtype == "bf16";
+  setting.accumulation = command.accumulate;
+  setting.images = command.micro_batch;
+  setting.seed = command.seed;
+  training.steps = command.steps;
+  training.every = std::max(1, command.steps / 20);
+  training.held_out = std::min<int64_t>(500, 2000 / command.world);
+  training.data = find_data(command.data_dir, false);
+  return vision::print_caption_training(training, command.timeout_scale);
+}
+
 }  // namespace
 
 std::string train_config(const TrainCommand& command) {
@@ -226,27 +257,16 @@ std::string train_config(const TrainCommand& command) {
 
 int train_command(const TrainCommand& command, const ranks::Handler& serve) {
   if (command.data == "captions") return captions_command(command);
-  std::string config = train_config(command);
-  if (!command.config.empty()) {
-    std::ifstream file(command.config);
-    config.assign(std::istreambuf_iterator<char>(file), {});
-  }
+  const std::string config =
+      command.config.empty() ? train_config(command) : read_file(command.config);
   // Complains here, once, rather than on every rank.
   const auto parsed = parse_config(config, command.world);
   std::vector<std::string> problems;
-  if (command.data == "images" && parsed.train_micro_batch_size_per_gpu != kImagesAMicroBatch)
-    problems.push_back("images come in micro-batches of " + std::to_string(kImagesAMicroBatch) +
-                       ", got " + std::to_string(parsed.train_micro_batch_size_per_gpu));
-  if (command.dim % command.heads != 0)
-    problems.push_back("expected --dim to be a multiple of --heads, got " +
-                       std::to_string(command.dim) + " and " + std::to_string(command.heads));
+  check_micro_batch(command.data, parsed.train_micro_batch_size_per_gpu, problems);
+  check_heads(command.dim, command.heads, problems);
   if (command.two_groups) problems.push_back("--two-groups goes with --data captions");
   if (!problems.empty()) throw ConfigError("train", problems);
-  const auto files = find_data(command.data_dir, true);
-  if (files.text.empty() || (command.data == "images" && files.images.empty()))
-    throw Error("train", "expected " + command.data +
-                             ", got no file of it. Name its folder with "
-                             "--data-dir; equigrad doctor says what is there.");
+  training_data("train", command.data, command.data_dir);  // complains if there is none
   return Training(command, config, serve).run();
 }
 

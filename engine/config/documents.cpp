@@ -27,20 +27,17 @@ std::string any_case(const std::string& word) {
   return pattern;
 }
 
-template <class Names>
-Json any_case_schema(const Names& names) {
+Json any_case_schema(const std::vector<std::string>& names) {
   std::string pattern;
-  for (const std::string name : names) pattern += (pattern.empty() ? "" : "|") + any_case(name);
+  for (const std::string& name : names) pattern += (pattern.empty() ? "" : "|") + any_case(name);
   return {{"type", "string"}, {"pattern", "^(" + pattern + ")$"}};
 }
 
 Json number_schema(const Values& values) {
   const bool is_whole = values.type == ValueType::Whole;
   Json schema{{"type", is_whole ? "integer" : "number"}};
-  if (is_whole) {
-    schema["minimum"] = std::numeric_limits<std::int64_t>::min();
-    schema["maximum"] = std::numeric_limits<std::int64_t>::max();
-  }
+  if (is_whole) schema["minimum"] = std::numeric_limits<std::int64_t>::min();
+  if (is_whole) schema["maximum"] = std::numeric_limits<std::int64_t>::max();
   const auto bound = [&](double value) {
     return is_whole ? Json(static_cast<std::int64_t>(value)) : Json(value);
   };
@@ -60,82 +57,95 @@ Json list_schema(const Json& items, int least, int most = 0) {
 
 Json any_of(const std::vector<Json>& schemas) { return {{"anyOf", schemas}}; }
 
-Json values_schema(const Values& values) {
+std::string quoted_list(const Json& values) {
+  std::string text;
+  for (const Json& value : values) text += (text.empty() ? "`" : ", `") + value.dump() + "`";
+  return text;
+}
+
+std::string number_words(const Values& values, const std::string& word) {
+  if (values.expected != nullptr && values.type != ValueType::Pair) return values.expected;
+  std::string text = word;
+  if (std::isfinite(values.least)) text += ", at least " + text_of_bound(values.least);
+  if (std::isfinite(values.most))
+    text += (values.is_below_most ? ", below " : ", at most ") + text_of_bound(values.most);
+  return text;
+}
+
+// What a value may be, for people and for editors.
+struct Shape {
+  std::string words;
+  Json schema;
+};
+
+Shape shape_of(const Values& values) {
   switch (values.type) {
     case ValueType::Any:
-      return not_auto();
+      return {"anything", not_auto()};
     case ValueType::Whole:
+      return {number_words(values, "whole number"), number_schema(values)};
     case ValueType::Number:
-      return number_schema(values);
+      return {number_words(values, "number"), number_schema(values)};
     case ValueType::Boolean:
-      return {{"type", "boolean"}};
+      return {"true, false", {{"type", "boolean"}}};
     case ValueType::Text:
-      return {{"type", "string"}, {"not", {{"const", "auto"}}}};
+      return {"text", {{"type", "string"}, {"not", {{"const", "auto"}}}}};
     case ValueType::Choice: {
-      if (values.choice->any_case) return any_case_schema(values.choice->names);
-      const Words& names = values.choice->names;
-      return {{"enum", std::vector<std::string>(names.begin(), names.end())}};
+      const std::vector<std::string> names(values.choice->names.begin(),
+                                           values.choice->names.end());
+      return {quoted_list(names),
+              values.choice->any_case ? any_case_schema(names) : Json{{"enum", names}}};
     }
     case ValueType::DataType: {
       std::vector<std::string> names;
       for (const auto& [name, type] : data_type_names()) names.push_back(name);
-      return any_case_schema(names);
+      return {quoted_list(kDataTypes), any_case_schema(names)};
     }
     case ValueType::Names:
-      return list_schema({{"type", "string"}, {"minLength", 1}}, 0);
+      return {"list of names", list_schema({{"type", "string"}, {"minLength", 1}}, 0)};
     case ValueType::Classes:
-      return list_schema({{"type", "string"}}, 0);
+      return {"list of names", list_schema({{"type", "string"}}, 0)};
     case ValueType::PerGroup:
-      return any_of({number_schema(values), list_schema(number_schema(values), 1)});
+      return {number_words(values, "number, or one for each parameter group"),
+              any_of({number_schema(values), list_schema(number_schema(values), 1)})};
     case ValueType::Pair:
-      return list_schema(number_schema(values), 2, 2);
+      return {number_words(values, "two numbers"), list_schema(number_schema(values), 2, 2)};
     case ValueType::Norm:
-      return {{"enum", {2, "inf"}}};
+      return {"`2`, `\"inf\"`", {{"enum", {2, "inf"}}}};
     case ValueType::Scale:
-      return any_of(
-          {{{"type", "number"}},
-           {{"type", "string"}, {"pattern", "^dynamic$|[0-9]|[iI][nN][fF]|[nN][aA][nN]"}}});
+      return {
+          "number, `\"dynamic\"`",
+          any_of({{{"type", "number"}},
+                  {{"type", "string"}, {"pattern", "^dynamic$|[0-9]|[iI][nN][fF]|[nN][aA][nN]"}}})};
   }
   return {};
 }
 
 // A feature that is there and switched off, as check_keys takes it.
 Json off_schema() {
-  const Json off{{"enum", {false, nullptr}}};
-  const Json has_enabled{{"required", {"enabled"}}}, has_device{{"required", {"device"}}};
-  return any_of({off,
-                 {{"type", "object"},
-                  {"required", {"enabled"}},
-                  {"properties", {{"enabled", {{"const", false}}}}}},
-                 {{"type", "object"},
-                  {"not", has_enabled},
-                  {"required", {"device"}},
-                  {"properties", {{"device", {{"enum", {"none", nullptr}}}}}}},
-                 {{"type", "object"},
-                  {"not", any_of({has_enabled, has_device})},
-                  {"additionalProperties", off}}});
+  return Json::parse(R"({"anyOf": [
+      {"enum": [false, null]},
+      {"type": "object", "required": ["enabled"], "properties": {"enabled": {"const": false}}},
+      {"type": "object", "required": ["device"], "not": {"required": ["enabled"]},
+       "properties": {"device": {"enum": ["none", null]}}},
+      {"type": "object", "not": {"anyOf": [{"required": ["enabled"]}, {"required": ["device"]}]},
+       "additionalProperties": {"enum": [false, null]}}]})");
 }
 
 Json unsupported_schema(const Row& row) {
-  const Json accepted = Json::parse(row.accepted);
+  Json accepted = Json::parse(row.accepted);
   if (accepted.empty()) return {{"$ref", "#/$defs/off"}};
   if (accepted[0].is_string())
     return any_of({any_case_schema(accepted.get<std::vector<std::string>>()), {{"type", "null"}}});
-  Json values = accepted;
-  values.push_back(nullptr);
-  return {{"enum", values}};
+  accepted.push_back(nullptr);
+  return {{"enum", accepted}};
 }
 
 std::string here_of(const Row& row) {
   const std::string here = row.here;
-  switch (row.treatment) {
-    case KeyTreatment::NoEffect:
-      return "No effect: " + here + ".";
-    case KeyTreatment::Unsupported:
-      return "Not supported." + (here.empty() ? "" : " " + here);
-    default:
-      return here;
-  }
+  if (row.treatment == KeyTreatment::NoEffect) return "No effect: " + here + ".";
+  if (row.treatment != KeyTreatment::Unsupported) return here;
+  return "Not supported." + (here.empty() ? "" : " " + here);
 }
 
 std::string description_of(const Row& row) {
@@ -143,20 +153,20 @@ std::string description_of(const Row& row) {
   return row.words + std::string(here.empty() ? "" : " Here: ") + here;
 }
 
+// Whether it, or a key below it, must always be given.
 bool is_required(const Row& row) {
   const std::string below = std::string(row.path) + ".";
-  const auto needs = [](const Row& one) { return one.values.is_required && one.of == nullptr; };
   const auto& rows = schema().rows();
-  return needs(row) || std::any_of(rows.begin(), rows.end(), [&](const Row& one) {
-           return std::string(one.path).starts_with(below) && needs(one);
-         });
+  return std::any_of(rows.begin(), rows.end(), [&](const Row& one) {
+    return (one.path + std::string(".")).starts_with(below) && one.values.is_required &&
+           one.field.of == nullptr;
+  });
 }
 
 Json section_schema(const std::string& name);
 
 Json row_schema(const Row& row) {
   Json schema;
-  Values values = row.values;
   if (row.treatment == KeyTreatment::Section) {
     schema = section_schema(row.path);
   } else if (row.treatment == KeyTreatment::Unsupported) {
@@ -165,8 +175,8 @@ Json row_schema(const Row& row) {
     schema = not_auto();
   } else {
     // The section checks its range, where it matters.
-    if (row.field.set == nullptr) values = {.type = values.type, .choice = values.choice};
-    schema = values_schema(values);
+    const Values unranged{.type = row.values.type, .choice = row.values.choice};
+    schema = shape_of(row.field.set != nullptr ? row.values : unranged).schema;
     const Json usual = default_of_row(row);
     const bool must_be_given = is_required(row) || (row.values.is_required && usual.is_null());
     if (!must_be_given) schema = any_of({schema, {{"type", "null"}}});
@@ -199,70 +209,18 @@ Json section_schema(const std::string& name) {
   return schema;
 }
 
-std::string quoted_list(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words)
-    text += (text.empty() ? "" : ", ") + ("`" + Json(word).dump() + "`");
-  return text;
-}
-
-std::string number_words(const Values& values, const std::string& word) {
-  if (values.expected != nullptr && values.type != ValueType::Pair) return values.expected;
-  const auto bound = [](double value) {
-    return value == 0x1p53 ? "2^53" : Json(static_cast<std::int64_t>(value)).dump();
-  };
-  std::string text = word;
-  if (std::isfinite(values.least)) text += ", at least " + bound(values.least);
-  if (std::isfinite(values.most))
-    text += (values.is_below_most ? ", below " : ", at most ") + bound(values.most);
-  return text;
-}
-
 std::string words_of(const Row& row) {
-  const Values& values = row.values;
   if (row.treatment == KeyTreatment::NoEffect) return "anything";
-  if (row.treatment == KeyTreatment::Unsupported) {
-    std::string text;
-    for (const Json& one : Json::parse(row.accepted))
-      text += (text.empty() ? "" : ", ") + ("`" + one.dump() + "`");
-    return text.empty() ? "off" : text;
-  }
-  switch (values.type) {
-    case ValueType::Whole:
-      return number_words(values, "whole number");
-    case ValueType::Number:
-      return number_words(values, "number");
-    case ValueType::Boolean:
-      return "true, false";
-    case ValueType::Text:
-      return "text";
-    case ValueType::Choice: {
-      const Words& names = values.choice->names;
-      return quoted_list({names.begin(), names.end()});
-    }
-    case ValueType::DataType:
-      return quoted_list({std::begin(kDataTypes), std::end(kDataTypes)});
-    case ValueType::Names:
-    case ValueType::Classes:
-      return "list of names";
-    case ValueType::PerGroup:
-      return number_words(values, "number, or one for each parameter group");
-    case ValueType::Pair:
-      return number_words(values, "two numbers");
-    case ValueType::Norm:
-      return "`2`, `\"inf\"`";
-    case ValueType::Scale:
-      return "number, `\"dynamic\"`";
-    case ValueType::Any:
-      return "anything";
-  }
-  return "";
+  if (row.treatment != KeyTreatment::Unsupported) return shape_of(row.values).words;
+  const std::string accepted = quoted_list(Json::parse(row.accepted));
+  return accepted.empty() ? "off" : accepted;
 }
 
 std::string default_words(const Row& row) {
   if (row.treatment != KeyTreatment::Read) return "";
   const Json usual = default_of_row(row);
-  if (row.values.is_required && (usual.is_null() || row.of == nullptr)) return "must be given";
+  if (row.values.is_required && (usual.is_null() || row.field.of == nullptr))
+    return "must be given";
   if (row.values.is_derived) return "derived";
   const std::string note = row.default_note;
   return "`" + usual.dump() + "`" + (note.empty() ? "" : " (" + note + ")");

@@ -1,7 +1,8 @@
 #include "engine/config/json.hpp"
 
-#include <cmath>
-#include <limits>
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
 
 namespace equigrad {
 namespace {
@@ -14,26 +15,18 @@ class PathTracker {
   explicit PathTracker(std::vector<std::string>& problems) : problems_(problems) {}
 
   bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    switch (event) {
-      case Json::parse_event_t::object_start:
-      case Json::parse_event_t::array_start:
-        if (depth >= kMostLevels)
-          throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
-                                  " levels, got more. Flatten the file.");
-        frames_.emplace_back();
-        break;
-      case Json::parse_event_t::object_end:
-      case Json::parse_event_t::array_end:
-        frames_.pop_back();
-        break;
-      case Json::parse_event_t::key:
-        frames_.back().key = parsed.get<std::string>();
-        if (!frames_.back().seen.insert(frames_.back().key).second)
-          problems_.push_back(path() +
-                              ": expected every key once, got it twice. Drop one of them.");
-        break;
-      case Json::parse_event_t::value:
-        break;
+    using Event = Json::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start) {
+      if (depth >= kMostLevels)
+        throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
+                                " levels, got more. Flatten the file.");
+      frames_.emplace_back();
+    } else if (event == Event::object_end || event == Event::array_end) {
+      frames_.pop_back();
+    } else if (event == Event::key) {
+      frames_.back().key = parsed.get<std::string>();
+      if (!frames_.back().seen.insert(frames_.back().key).second)
+        problems_.push_back(path() + ": expected every key once, got it twice. Drop one of them.");
     }
     return true;
   }
@@ -64,11 +57,8 @@ std::string after_exception_id(const std::string& what) {
 JsonDocument parse_json(const std::string& text) {
   JsonDocument document;
   PathTracker tracker(document.problems);
-  const auto track = [&tracker](int depth, Json::parse_event_t event, Json& parsed) {
-    return tracker(depth, event, parsed);
-  };
   try {
-    document.root = Json::parse(text, track, true, true);
+    document.root = Json::parse(text, std::ref(tracker), true, true);
     if (!document.root.is_object())
       document.problems.push_back("the file: expected a JSON object, got " +
                                   std::string(document.root.type_name()) + ". Begin it with {.");
@@ -107,56 +97,8 @@ const Json* ConfigReader::find(const std::string& path) const {
   return at;
 }
 
-const Json* ConfigReader::usable(const std::string& path) const {
-  return is_bad(path) ? nullptr : find(path);
-}
-
-std::int64_t ConfigReader::integer(const std::string& path, std::int64_t fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  constexpr double kExactInDouble = 9007199254740992.0;  // 2^53
-  if (value->is_number_float()) {                        // such as 5e8
-    const double number = value->get<double>();
-    if (number == std::trunc(number) && std::fabs(number) <= kExactInDouble)
-      return static_cast<std::int64_t>(number);
-  } else if (value->is_number_unsigned()) {
-    if (value->get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<std::int64_t>::max()})
-      return value->get<std::int64_t>();
-  } else if (value->is_number_integer()) {
-    return value->get<std::int64_t>();
-  }
-  problem(path, "expected a whole number, got " + shown(*value) + ". Write it without quotes, " +
-                    "such as " + std::to_string(fallback) + ".");
-  return fallback;
-}
-
-double ConfigReader::number(const std::string& path, double fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  if (value->is_number()) return value->get<double>();
-  problem(path, "expected a number, got " + shown(*value) + ". Write it without quotes, such as " +
-                    Json(fallback).dump() + ".");
-  return fallback;
-}
-
-bool ConfigReader::boolean(const std::string& path, bool fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  if (value->is_boolean()) return value->get<bool>();
-  problem(path, "expected true or false, got " + shown(*value) + ". Write it without quotes.");
-  return fallback;
-}
-
-std::string ConfigReader::text(const std::string& path, const std::string& fallback) {
-  const Json* value = usable(path);
-  if (value == nullptr) return fallback;
-  if (value->is_string()) return value->get<std::string>();
-  problem(path, "expected a text in quotes, got " + shown(*value) + ". Write it as \"" + fallback +
-                    "\".");
-  return fallback;
-}
-
 void ConfigReader::problem(const std::string& path, const std::string& text) {
+  if (text.empty()) return;
   bad_paths_.insert(path);
   problems_.push_back(path + ": " + text);
 }

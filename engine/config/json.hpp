@@ -1,9 +1,8 @@
-// Config JSON: a JSON text read strictly, and typed look-ups that collect problems as they go.
+// Config JSON: a JSON text read strictly, and look-ups by dotted path ("zero_optimization.stage")
+// that collect problems as they go, so that one pass finds every problem.
 //
 // parse_json accepts comments and finds what a plain parser hides: a key that is given twice, a
-// number that overflows. ConfigReader answers for a dotted path ("zero_optimization.stage"); a
-// wrong value is noted as a problem and the fallback is returned, so that one pass finds every
-// problem.
+// number that overflows.
 //
 // Invariants: a problem text is "path: expected X, got Y. Remedy."; a section that is null is
 // absent.
@@ -11,7 +10,6 @@
 // Depends on: nlohmann-json. For the sources of the configuration only.
 #pragma once
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -44,17 +42,11 @@ class ConfigReader {
   bool has(const std::string& path) const { return find(path) != nullptr && !is_bad(path); }
   bool is_bad(const std::string& path) const { return bad_paths_.count(path) != 0; }
 
-  std::int64_t integer(const std::string& path, std::int64_t fallback);
-  double number(const std::string& path, double fallback);
-  bool boolean(const std::string& path, bool fallback);
-  std::string text(const std::string& path, const std::string& fallback);
-
+  // An empty text is none.
   void problem(const std::string& path, const std::string& text);
   const std::vector<std::string>& problems() const { return problems_; }
 
  private:
-  const Json* usable(const std::string& path) const;
-
   const Json& root_;
   std::set<std::string> bad_paths_;
   std::vector<std::string> problems_;

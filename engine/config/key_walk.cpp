@@ -27,10 +27,22 @@ bool is_accepted(const Json& value, const Json& accepted) {
   });
 }
 
-std::string listed(const Json& accepted) {
-  std::string text;
-  for (const Json& one : accepted) text += (text.empty() ? "" : " or ") + shown(one);
-  return text.empty() ? "it to be off" : text;
+// Why a key that is given changes nothing here; empty: it is not supported.
+std::string why_idle(const Row& row, const Json& value, bool is_off_here) {
+  if (value.is_null()) return "null stands for the default";
+  if (row.treatment == KeyTreatment::NoEffect) return row.here;
+  const Json accepted = Json::parse(row.accepted);
+  if (is_off_here || (accepted.empty() && is_off(value))) return "it is off";
+  return is_accepted(value, accepted) ? "this is how it always is here" : "";
+}
+
+std::string problem_of_unsupported(const Row& row, const Json& value) {
+  std::string accepted;
+  for (const Json& one : Json::parse(row.accepted))
+    accepted += (accepted.empty() ? "" : " or ") + shown(one);
+  return "expected " + (accepted.empty() ? "it to be off" : accepted) + ", got " + shown(value) +
+         ", which is not supported by this version. " +
+         (*row.here == '\0' ? "Drop the key." : row.here);
 }
 
 struct Walk {
@@ -40,22 +52,8 @@ struct Walk {
 
   void section(const Json& value, const std::string& name);
   void key(const Row& row, const Json& value, bool is_off_here);
-  void unsupported(const Row& row, const Json& value);
   void unknown(const std::string& section, const std::string& key);
-  void list(const Row& row, const Json& value, const char* why) {
-    settings.push_back(
-        {.key = row.path, .value = shown(value), .origin = Setting::Origin::NoEffect, .note = why});
-  }
 };
-
-void Walk::unsupported(const Row& row, const Json& value) {
-  const Json accepted = Json::parse(row.accepted);
-  if (accepted.empty() && is_off(value)) return list(row, value, "it is off");
-  if (is_accepted(value, accepted)) return list(row, value, "this is how it always is here");
-  reader.problem(row.path, "expected " + listed(accepted) + ", got " + shown(value) +
-                               ", which is not supported by this version. " +
-                               (*row.here == '\0' ? "Drop the key." : row.here));
-}
 
 void Walk::unknown(const std::string& section, const std::string& key) {
   std::vector<std::string> neighbours;
@@ -81,22 +79,15 @@ void Walk::key(const Row& row, const Json& value, bool is_off_here) {
         row.path,
         "expected a value, got \"auto\", a Hugging Face placeholder that its Trainer fills "
         "in; give a number (or the value that is meant), or drop the key.");
-  if (value.is_null()) {  // a key that is read is listed with its default
-    if (row.treatment != KeyTreatment::Read) list(row, value, "null stands for the default");
-    return;
-  }
-  switch (row.treatment) {
-    case KeyTreatment::Section:
-      if (value.is_object()) return section(value, row.path);
-      return reader.problem(row.path, "expected an object, got " + shown(value) + ". Write \"" +
-                                          last_part(row.path) + "\": {...}.");
-    case KeyTreatment::NoEffect:
-      return list(row, value, row.here);
-    case KeyTreatment::Unsupported:
-      return is_off_here ? list(row, value, "it is off") : unsupported(row, value);
-    case KeyTreatment::Read:
-      return;
-  }
+  if (row.treatment == KeyTreatment::Section && value.is_object()) return section(value, row.path);
+  if (row.treatment == KeyTreatment::Section && !value.is_null())
+    return reader.problem(row.path, "expected an object, got " + shown(value) + ". Write \"" +
+                                        last_part(row.path) + "\": {...}.");
+  if (row.treatment == KeyTreatment::Read) return;
+  const std::string why = why_idle(row, value, is_off_here);
+  if (why.empty()) return reader.problem(row.path, problem_of_unsupported(row, value));
+  settings.push_back(
+      {.key = row.path, .value = shown(value), .origin = Setting::Origin::NoEffect, .note = why});
 }
 
 void Walk::section(const Json& value, const std::string& name) {

@@ -11,7 +11,7 @@ void require(bool holds, const std::string& path, const char* otherwise) {
 }
 
 bool applies(const Row& row, const EngineConfig& config) {
-  return row.of == nullptr || row.of(config);
+  return row.field.of == nullptr || row.field.of(config);
 }
 
 }  // namespace
@@ -77,32 +77,29 @@ std::vector<Setting> Reading::settings() const {
     if (row.treatment != KeyTreatment::Read || !applies(row, config)) continue;
     const Note& of_row = notes_.at(row.path);
     if (of_row.is_hidden) continue;
+    const bool is_given = has(row.path), is_derived = !of_row.derived.empty();
     Setting setting{.key = row.path,
                     .value = value_of(row).dump(),
-                    .origin = Setting::Origin::Default,
-                    .note = row.default_note};
-    if (has(row.path)) {
-      setting.origin = Setting::Origin::File;
-      setting.note.clear();
-    } else if (!of_row.derived.empty()) {
-      setting.origin = Setting::Origin::Derived;
-    }
-    if (!of_row.derived.empty()) setting.note = of_row.derived;
+                    .origin = is_given     ? Setting::Origin::File
+                              : is_derived ? Setting::Origin::Derived
+                                           : Setting::Origin::Default,
+                    .note = is_derived ? of_row.derived
+                            : is_given ? ""
+                                       : row.default_note};
     const std::string section = section_of(row.path);
     std::string why = of_row.without_effect;
     if (why.empty() && schema_.switch_of(section) != schema_.find(row.path) && is_off(section))
       why = "it is off";
-    if (!why.empty()) {
-      setting.note = why;
-      if (setting.origin == Setting::Origin::File) setting.origin = Setting::Origin::NoEffect;
-    }
+    if (!why.empty()) setting.note = why;
+    if (!why.empty() && is_given) setting.origin = Setting::Origin::NoEffect;
     settings.push_back(setting);
   }
   return settings;
 }
 
 void Checks::problem(const std::string& path, const std::string& text) {
-  if (reader_ == nullptr || !reader_->is_bad(path)) problems_.push_back(path + ": " + text);
+  const bool is_known = reader_ != nullptr && reader_->is_bad(path);
+  if (!text.empty() && !is_known) problems_.push_back(path + ": " + text);
 }
 
 void Checks::range(const std::string& path, const Json& value) {

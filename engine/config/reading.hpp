@@ -64,6 +64,7 @@ class Checks {
   Checks(const Schema& schema, int world_size, const ConfigReader* reader)
       : world_size(world_size), schema_(schema), reader_(reader) {}
 
+  // An empty text is none.
   void problem(const std::string& path, const std::string& text);
   // The range of the row at `path`.
   void range(const std::string& path, const Json& value);

@@ -63,6 +63,13 @@ struct Values {
   const char* expected = nullptr;  // words for the range; null: by its bounds
   const char* remedy = nullptr;    // null: what the type suggests
   const Choice* choice = nullptr;
+
+  constexpr Values saying(const char* range, const char* what_to_do) const {
+    Values values = *this;
+    values.expected = range;
+    values.remedy = what_to_do;
+    return values;
+  }
 };
 
 constexpr Values of_type(ValueType type) { return {.type = type}; }
@@ -75,39 +82,46 @@ constexpr Values one_of(const Choice& choice) {
   return {.type = ValueType::Choice, .choice = &choice};
 }
 
-constexpr Values at_least(std::int64_t least, const char* remedy = nullptr) {
-  return {.type = ValueType::Whole, .least = static_cast<double>(least), .remedy = remedy};
+constexpr Values at_least(int least) {
+  return {.type = ValueType::Whole, .least = static_cast<double>(least)};
+}
+
+constexpr Values between(double least, double most, ValueType type = ValueType::Number) {
+  return {.type = type, .least = least, .most = most};
 }
 
 // A scalar of an update, which is rounded once to fp32.
-constexpr Values not_negative(ValueType type = ValueType::Number) {
-  return {.type = type, .least = 0.0, .is_fp32 = true};
+constexpr Values not_negative() {
+  return {.type = ValueType::Number, .least = 0.0, .is_fp32 = true};
 }
 
-// Where a row's value is in an EngineConfig. Without `set`, the row's section stores and checks it.
+// Where a row's value is in an EngineConfig, and which configurations have such a key (null: all).
+// Without `set`, the row's section stores and checks it; without `get`, there is only the default,
+// as JSON.
 struct Field {
-  Json (*get)(const EngineConfig&) = nullptr;
-  void (*set)(EngineConfig&, const Json&) = nullptr;
+  using Get = Json (*)(const EngineConfig&);
+  using Set = void (*)(EngineConfig&, const Json&);
+  using Of = bool (*)(const EngineConfig&);
+  constexpr Field(const char* fallback = "null", Of of = nullptr) : fallback(fallback), of(of) {}
+  constexpr Field(Get get, Set set, Of of = nullptr) : get(get), set(set), of(of) {}
+
+  Get get = nullptr;
+  Set set = nullptr;
+  const char* fallback = "null";
+  Of of = nullptr;
 };
 
 struct Row {
-  const char* path;  // "section.key"
+  const char* path;  // "section.key", or ".key" of the section before it
   KeyTreatment treatment = KeyTreatment::Read;
   Values values{};
   Field field{};
-  const char* fallback = "null";  // the default as JSON, for a row without a field
-  const char* words = "";         // what DeepSpeed means by it; of our own keys, what we do
+  const char* words = "";  // what DeepSpeed means by it; of our own keys, what we do
   // Read: how it differs here, or empty. NoEffect: why. Unsupported: what to do instead, or empty.
   const char* here = "";
   const char* accepted = "[]";    // Unsupported: the values that are accepted, as a JSON array
   const char* default_note = "";  // what the default means
-  bool (*of)(const EngineConfig&) = nullptr;  // whether this configuration has such a key
 
-  constexpr Row only(bool (*condition)(const EngineConfig&)) const {
-    Row row = *this;
-    row.of = condition;
-    return row;
-  }
   constexpr Row noting(const char* note) const {
     Row row = *this;
     row.default_note = note;
@@ -124,12 +138,6 @@ constexpr Row key(const char* path, Values values, Field field, const char* word
   return {.path = path, .values = values, .field = field, .words = words, .here = here};
 }
 
-// A key whose value is no field: its section makes something else of it.
-constexpr Row key(const char* path, Values values, const char* fallback, const char* words,
-                  const char* here = "") {
-  return {.path = path, .values = values, .fallback = fallback, .words = words, .here = here};
-}
-
 constexpr Row no_effect(const char* path, const char* words, const char* why) {
   return {.path = path, .treatment = KeyTreatment::NoEffect, .words = words, .here = why};
 }
@@ -143,27 +151,24 @@ constexpr Row unsupported(const char* path, const char* words, const char* accep
           .accepted = accepted};
 }
 
-// The words of an enumeration, in the order of its enumerators.
-template <class Enumeration>
-inline constexpr const char* const* kWordsOf = nullptr;
+// The words of enumerations, in the order of their enumerators.
 inline constexpr const char* kReductionOrders[] = {"pinned", "native", "exact"};
-template <>
-inline constexpr const char* const* kWordsOf<ReductionOrder> = kReductionOrders;
 inline constexpr const char* kDataTypes[] = {"fp32", "bf16", "fp16"};
-template <>
-inline constexpr const char* const* kWordsOf<DataType> = kDataTypes;
 inline constexpr const char* kWarmupTypes[] = {"log", "linear"};
-template <>
-inline constexpr const char* const* kWordsOf<SchedulerConfig::WarmupType> = kWarmupTypes;
-
+constexpr const char* name_of(ReductionOrder order) {
+  return kReductionOrders[static_cast<int>(order)];
+}
 constexpr const char* name_of(DataType type) { return kDataTypes[static_cast<int>(type)]; }
+constexpr const char* name_of(SchedulerConfig::WarmupType type) {
+  return kWarmupTypes[static_cast<int>(type)];
+}
 
 // Values of fields as JSON, and back: an enumerator is its word, and a list of rates that has one
 // number is the number.
 template <class Value>
 Json json_of(const Value& value) {
   if constexpr (std::is_enum_v<Value>)
-    return kWordsOf<Value>[static_cast<int>(value)];
+    return name_of(value);
   else
     return value;
 }

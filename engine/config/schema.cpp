@@ -10,16 +10,6 @@
 namespace equigrad {
 namespace {
 
-std::string joined(Words names, const char* quote) {
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i)
-    text += (i == 0                  ? ""
-             : i + 1 == names.size() ? " or "
-                                     : ", ") +
-            (quote + std::string(names[i])) + quote;
-  return text;
-}
-
 std::optional<std::size_t> index_of(const std::string& name, Words names, bool any_case) {
   for (std::size_t i = 0; i < names.size(); ++i)
     if (any_case ? lower(name) == lower(names[i]) : name == names[i]) return i;
@@ -49,21 +39,33 @@ std::string problem_of_choice(const Choice& choice, Json& given) {
          "\"" + (is_refused ? choice.why_refused : "." + suggestion(name, choice));
 }
 
-std::string problem_of_data_type(Json& given) {
-  const std::string name = given.get<std::string>();
-  const auto found = data_type_names().find(lower(name));
-  if (found != data_type_names().end()) {
-    given = name_of(found->second);
-    return "";
+bool become_data_type(Json& given) {
+  const auto found = data_type_names().find(lower(given.get<std::string>()));
+  if (found == data_type_names().end()) return false;
+  given = name_of(found->second);
+  return true;
+}
+
+// Also of a number that is written as a float, such as 5e8.
+bool become_whole(Json& given) {
+  constexpr double kExactInDouble = 0x1p53;
+  if (given.is_number_float()) {
+    const double number = given.get<double>();
+    if (number != std::trunc(number) || std::fabs(number) > kExactInDouble) return false;
+  } else if (given.is_number_unsigned()) {
+    if (given.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()})
+      return false;
+  } else if (!given.is_number_integer()) {
+    return false;
   }
-  return R"(expected "fp32", "bf16" or "fp16", got ")" + name + "\". Use one of the three.";
+  given = given.get<std::int64_t>();
+  return true;
 }
 
-bool is_list_of(const Json& value, bool (*is_one)(const Json&)) {
-  return value.is_array() && std::all_of(value.begin(), value.end(), is_one);
+bool become_number(Json& given) {
+  if (given.is_number()) given = given.get<double>();
+  return given.is_number();
 }
-
-bool is_number(const Json& value) { return value.is_number(); }
 
 // "dynamic", or a number, which apex also takes in quotes.
 bool become_scale(Json& given) {
@@ -73,18 +75,52 @@ bool become_scale(Json& given) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
     if (!text.empty() && *end == '\0') given = value;
-  } else if (given.is_number()) {
-    given = given.get<double>();
   }
-  return given.is_number();
+  return become_number(given);
 }
 
-// Of values that are neither one number, true or false, nor a text.
-std::string problem_of_others(ValueType type, Json& given) {
-  const auto unless = [&](bool is_right, const char* expected, const char* remedy) {
+bool is_list_of(const Json& value, bool (*is_one)(const Json&)) {
+  return value.is_array() && std::all_of(value.begin(), value.end(), is_one);
+}
+
+bool is_number(const Json& value) { return value.is_number(); }
+
+// Empty, or how `given` is not of the type; else it becomes the value as a field would hold it.
+// `usual` is the default.
+std::string problem_of_type(const Values& values, const Json& usual, Json& given) {
+  const auto unless = [&](bool is_right, const char* expected, const std::string& remedy) {
     return is_right ? "" : std::string("expected ") + expected + ", got " + shown(given) + remedy;
   };
-  switch (type) {
+  const auto unless_text = [&](const std::string& example) {
+    return unless(
+        given.is_string(), "a text in quotes",
+        ". Write it as \"" + (usual.is_null() ? example : usual.get<std::string>()) + "\".");
+  };
+  switch (values.type) {
+    case ValueType::Any:
+      return "";
+    case ValueType::Whole:
+      return unless(
+          become_whole(given), "a whole number",
+          ". Write it without quotes, such as " + (usual.is_null() ? "0" : usual.dump()) + ".");
+    case ValueType::Number:
+      return unless(become_number(given), "a number",
+                    ". Write it without quotes, such as " + usual.dump() + ".");
+    case ValueType::Boolean:
+      return unless(given.is_boolean(), "true or false", ". Write it without quotes.");
+    case ValueType::Text:
+      return unless_text("");
+    case ValueType::Choice: {
+      const std::string wrong = unless_text(values.choice->names[0]);
+      return wrong.empty() ? problem_of_choice(*values.choice, given) : wrong;
+    }
+    case ValueType::DataType: {
+      const std::string wrong = unless_text("fp32");
+      return !wrong.empty() || become_data_type(given)
+                 ? wrong
+                 : "expected \"fp32\", \"bf16\" or \"fp16\", got \"" + given.get<std::string>() +
+                       "\". Use one of the three.";
+    }
     case ValueType::Names:
       return unless(is_list_of(given, [](const Json& one) { return one.is_string() && one != ""; }),
                     "a list of names", R"(. Write ["experts"].)");
@@ -99,72 +135,61 @@ std::string problem_of_others(ValueType type, Json& given) {
       return unless(given.size() == 2 && is_list_of(given, is_number), "two numbers",
                     ". Write [0.9, 0.999].");
     case ValueType::Norm:
-      return unless(given == Json("inf") || (given.is_number() && given == Json(2)), "2 or \"inf\"",
+      return unless(given == Json("inf") || given == Json(2), "2 or \"inf\"",
                     ". Use one of the two.");
-    case ValueType::Scale: {
+    case ValueType::Scale:
       return unless(become_scale(given), "\"dynamic\" or a number", ". Use one of the two.");
-    }
-    default:
-      return "";
   }
+  return "";
 }
 
-std::string number_text(const Json& number) {
-  return number.is_number_integer() ? number.dump() : text_of(number.get<double>());
-}
-
-bool is_below(const Json& value, double bound) {
-  return value.is_number_integer() ? value < Json(static_cast<std::int64_t>(bound))
-                                   : value.get<double>() < bound;
-}
-
-bool is_above(const Json& value, double bound) {
-  return value.is_number_integer() ? value > Json(static_cast<std::int64_t>(bound))
-                                   : value.get<double>() > bound;
-}
-
+// What is wrong with one number; `which` of a list it is.
 void check_number(const Values& values, const std::string& which, const Json& value,
                   std::vector<std::string>& problems) {
-  const std::string got = ", got " + number_text(value) + ". ";
-  const bool has_least = std::isfinite(values.least), has_most = std::isfinite(values.most);
-  const bool is_nan = std::isnan(value.get<double>());
-  const bool is_low = has_least && is_below(value, values.least);
-  const bool is_high = has_most && (is_above(value, values.most) ||
-                                    (values.is_below_most && value == Json(values.most)));
+  const bool is_integer = value.is_number_integer();
+  const auto number = value.get<double>();
+  // Of the value's own type, for 64 bits are not exact in a double.
+  const auto bound = [&](double limit) {
+    return is_integer ? Json(static_cast<std::int64_t>(limit)) : Json(limit);
+  };
+  const std::string got = ", got " + (is_integer ? value.dump() : text_of(number)) + ". ";
+  const bool is_low = std::isfinite(values.least) && value < bound(values.least);
+  const bool is_high =
+      std::isfinite(values.most) &&
+      (value > bound(values.most) || (values.is_below_most && value == Json(values.most)));
   if (values.expected != nullptr) {
-    if (is_low || is_high || is_nan)
+    if (is_low || is_high || std::isnan(number))
       problems.push_back("expected " + which + values.expected + got + values.remedy);
     return;
   }
-  const bool is_whole = values.type == ValueType::Whole;
   const auto remedy = [&](const char* usual) { return values.remedy ? values.remedy : usual; };
   if (is_low)
-    problems.push_back(
-        "expected at least " + Json(static_cast<std::int64_t>(values.least)).dump() + got +
-        (is_whole ? remedy("Give a larger whole number.") : "Give a positive number, or 0."));
-  if (is_high) {
-    const std::string most =
-        values.most == 0x1p53 ? "2^53" : Json(static_cast<std::int64_t>(values.most)).dump();
-    problems.push_back("expected " +
-                       (values.is_below_most ? "it below " : "at most " + std::string()) + most +
-                       got + remedy("Give a smaller whole number."));
-  }
-  if (values.is_fp32 && !std::isfinite(static_cast<float>(value.get<double>())))
+    problems.push_back("expected at least " + text_of_bound(values.least) + got +
+                       (values.type == ValueType::Whole ? remedy("Give a larger whole number.")
+                                                        : "Give a positive number, or 0."));
+  if (is_high)
+    problems.push_back("expected " + std::string(values.is_below_most ? "it below " : "at most ") +
+                       text_of_bound(values.most) + got + remedy("Give a smaller whole number."));
+  if (values.is_fp32 && !std::isfinite(static_cast<float>(number)))
     problems.push_back("expected a number that fp32 can hold" + got + "Give a finite number.");
-}
-
-std::string name_in_list(const Values& values, std::size_t index) {
-  return values.type == ValueType::Pair ? "number " + std::to_string(index + 1) + " to be " : "";
 }
 
 }  // namespace
 
 Schema::Schema(const std::vector<Section>& sections) : sections_(sections) {
-  for (const Section& section : sections_)
-    for (const Row& row : section.rows) {
-      indices_.emplace(row.path, rows_.size());
+  std::string section;
+  for (const Section& part : sections_)
+    for (Row row : part.rows) {
+      const std::string path = *row.path == '.' ? section + row.path : row.path;
+      if (row.treatment == KeyTreatment::Section) section = path;
+      row.path = indices_.emplace(path, rows_.size()).first->first.c_str();
       rows_.push_back(row);
     }
+  auto begin = rows_.begin();
+  for (Section& part : sections_) {
+    part.rows = {begin, part.rows.size()};
+    begin += static_cast<std::ptrdiff_t>(part.rows.size());
+  }
 }
 
 const Row* Schema::find(const std::string& path) const {
@@ -192,7 +217,7 @@ std::string section_of(const std::string& path) {
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
 Json default_of_row(const Row& row) {
-  return row.field.get != nullptr ? row.field.get(EngineConfig{}) : Json::parse(row.fallback);
+  return row.field.get != nullptr ? row.field.get(EngineConfig{}) : Json::parse(row.field.fallback);
 }
 
 bool is_off_switch(const Json& value) {
@@ -200,40 +225,12 @@ bool is_off_switch(const Json& value) {
 }
 
 Json read_value(const Row& row, ConfigReader& reader) {
-  const std::string path = row.path;
   const Json usual = default_of_row(row);
-  const Values& values = row.values;
-  const bool is_choice = values.type == ValueType::Choice;
-  const char* example = is_choice                            ? values.choice->names[0]
-                        : values.type == ValueType::DataType ? "fp32"
-                                                             : "";
-  if (!reader.has(path)) return usual;
-  Json given;
-  switch (values.type) {
-    case ValueType::Whole:
-      given = reader.integer(path, usual.is_null() ? 0 : usual.get<std::int64_t>());
-      break;
-    case ValueType::Number:
-      given = reader.number(path, usual);
-      break;
-    case ValueType::Boolean:
-      given = reader.boolean(path, usual == Json(true));
-      break;
-    case ValueType::Text:
-    case ValueType::Choice:
-    case ValueType::DataType:
-      given = reader.text(path, usual.is_null() ? example : usual.get<std::string>());
-      break;
-    default:
-      given = *reader.find(path);
-  }
-  if (reader.is_bad(path)) return usual;
-  const std::string wrong = is_choice ? problem_of_choice(*values.choice, given)
-                            : values.type == ValueType::DataType
-                                ? problem_of_data_type(given)
-                                : problem_of_others(values.type, given);
+  if (!reader.has(row.path)) return usual;
+  Json given = *reader.find(row.path);
+  const std::string wrong = problem_of_type(row.values, usual, given);
   if (wrong.empty()) return given;
-  reader.problem(path, wrong);
+  reader.problem(row.path, wrong);
   return usual;
 }
 
@@ -243,9 +240,25 @@ std::vector<std::string> range_problems(const Values& values, const Json& value)
     problems.emplace_back(
         "expected a number, or a list with one for each parameter group, got none. Add the key.");
   const Json all = value.is_array() ? value : Json::array({value});
-  for (std::size_t i = 0; i < all.size(); ++i)
-    if (all[i].is_number()) check_number(values, name_in_list(values, i), all[i], problems);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool is_pair = values.type == ValueType::Pair;
+    const std::string which = is_pair ? "number " + std::to_string(i + 1) + " to be " : "";
+    if (all[i].is_number()) check_number(values, which, all[i], problems);
+  }
   return problems;
+}
+
+std::string joined(Words names, const char* quote) {
+  std::string text;
+  for (const char* const& name : names) {
+    const char* between = &name == &names.back() ? " or " : ", ";
+    text += (text.empty() ? "" : between) + (quote + std::string(name)) + quote;
+  }
+  return text;
+}
+
+std::string text_of_bound(double bound) {
+  return bound == 0x1p53 ? "2^53" : std::to_string(static_cast<std::int64_t>(bound));
 }
 
 std::string text_of(double value) {

@@ -31,7 +31,9 @@ struct Section {
 class Schema {
  public:
   explicit Schema(const std::vector<Section>& sections);
+  Schema(const Schema&) = delete;  // paths lie in indices_
 
+  // The rows of both have whole paths.
   const std::vector<Section>& sections() const { return sections_; }
   const std::vector<Row>& rows() const { return rows_; }
   const Row* find(const std::string& path) const;  // null: unknown
@@ -65,6 +67,12 @@ std::vector<std::string> range_problems(const Values& values, const Json& value)
 // key, and a setting for every key that was accepted without effect.
 void check_keys(const Schema& schema, const Json& root, ConfigReader& reader,
                 std::vector<Setting>& settings);
+
+// The names with " or " before the last.
+std::string joined(Words names, const char* quote);
+
+// A bound of a range: a whole number, or 2^53.
+std::string text_of_bound(double bound);
 
 // A number as JSON, or "nan" and "inf".
 std::string text_of(double value);

@@ -1,5 +1,5 @@
 // The section "amp" of apex (https://nvidia.github.io/apex/amp.html), in terms of the others.
-#include <array>
+#include <optional>
 
 #include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
@@ -21,32 +21,31 @@ constexpr const char* kAgrees = "Must say what opt_level says.";
 
 constexpr Row kRows[] = {
     section("amp", "apex's mixed precision: an older name of torch_autocast or fp16."),
-    key("amp.enabled", boolean(), "false", "Whether it is on.",
+    key(".enabled", boolean(), "false", "Whether it is on.",
         "DeepSpeed refuses it with ZeRO; here opt_level says what it means."),
-    key("amp.opt_level", one_of(kLevelChoice), "\"O1\"", "How much is in fp16.",
+    key(".opt_level", one_of(kLevelChoice), "\"O1\"", "How much is in fp16.",
         "O0: fp32. O1: as torch_autocast in float16. O2: as fp16, batch norms too, with fp32 "
         "master weights."),
-    key("amp.patch_torch_functions", boolean(), "null", "Casts around operators.", kAgrees)
+    key(".patch_torch_functions", boolean(), "null", "Casts around operators.", kAgrees)
         .noting(kDecides),
-    key("amp.master_weights", boolean(), "null", "Master weights in fp32.", kAgrees)
-        .noting(kDecides),
-    key("amp.keep_batchnorm_fp32", boolean(), "null", "Batch norms stay in fp32.",
+    key(".master_weights", boolean(), "null", "Master weights in fp32.", kAgrees).noting(kDecides),
+    key(".keep_batchnorm_fp32", boolean(), "null", "Batch norms stay in fp32.",
         "Must say what opt_level says; all parameters have one type here.")
         .noting(kDecides),
-    key("amp.loss_scale", of_type(ValueType::Scale), "\"dynamic\"", "The loss scale.",
+    key(".loss_scale", of_type(ValueType::Scale), "\"dynamic\"", "The loss scale.",
         "A power of two, or torch's gradient scaler. 1 at O0.")
         .noting("torch's gradient scaler"),
-    key("amp.max_loss_scale", number(), "16777216.0", "The most that a dynamic scale grows to.",
+    key(".max_loss_scale", number(), "16777216.0", "The most that a dynamic scale grows to.",
         "The scale has no ceiling: apex's default only."),
-    unsupported("amp.min_loss_scale", "The least that a dynamic scale shrinks to.", "[]",
+    unsupported(".min_loss_scale", "The least that a dynamic scale shrinks to.", "[]",
                 "The loss scale has no floor; drop the key."),
-    unsupported("amp.cast_model_type", "The type of the model.", "[]", kByLevel),
-    unsupported("amp.cast_batchnorm", "The type of batch norms.", "[]", kByLevel),
-    unsupported("amp.cast_model_outputs", "The type of the model's outputs.", "[]",
+    unsupported(".cast_model_type", "The type of the model.", "[]", kByLevel),
+    unsupported(".cast_batchnorm", "The type of batch norms.", "[]", kByLevel),
+    unsupported(".cast_model_outputs", "The type of the model's outputs.", "[]",
                 "Cast the outputs where the model is called."),
-    unsupported("amp.num_losses", "How many losses have a scale of their own.", "[1]",
+    unsupported(".num_losses", "How many losses have a scale of their own.", "[1]",
                 "All losses share one loss scale."),
-    no_effect("amp.verbosity", "How much apex prints.", "it only changes what apex prints"),
+    no_effect(".verbosity", "How much apex prints.", "it only changes what apex prints"),
 };
 
 const std::string kAmp = "amp.";
@@ -56,34 +55,28 @@ const std::string kMost = "amp.max_loss_scale";
 // Keys that a level decides: what holds at O0, O1 and O2, where null stands for nothing to say.
 struct Decided {
   const char* key;
-  std::array<Json, 3> holds;
+  const char* holds[3];  // as JSON
   const char* reason;
 };
-
-const std::array<Decided, 3>& decided_keys() {
-  static const std::array<Decided, 3> keys{{
-      {"patch_torch_functions", {false, true, false}, "The level decides it."},
-      {"master_weights", {false, nullptr, true}, "The level decides it."},
-      {"keep_batchnorm_fp32", {true, nullptr, false}, "All parameters have one type here."},
-  }};
-  return keys;
-}
+constexpr Decided kDecidedKeys[] = {
+    {"patch_torch_functions", {"false", "true", "false"}, "The level decides it."},
+    {"master_weights", {"false", "null", "true"}, "The level decides it."},
+    {"keep_batchnorm_fp32", {"true", "null", "false"}, "All parameters have one type here."},
+};
 
 // The types of every key are checked also where the section is off.
 void read_decided(std::optional<std::size_t> level, Reading& reading) {
-  for (const Decided& decided : decided_keys()) {
+  for (const Decided& decided : kDecidedKeys) {
     const std::string path = kAmp + decided.key;
     const Json given = reading.take(path);
     if (!level) continue;
-    const Json& holds = decided.holds[*level];
-    if (!reading.has(path)) {
+    const Json holds = Json::parse(decided.holds[*level]);
+    if (!reading.has(path))
       reading.note(path).shown = holds;
-      continue;
-    }
-    if (holds == given) continue;
-    reading.reader.problem(path, "expected " + (holds.is_null() ? "no such key" : shown(holds)) +
-                                     " with opt_level " + kLevels[*level] + ", got " +
-                                     shown(given) + ". " + decided.reason + " Drop the key.");
+    else if (holds != given)
+      reading.reader.problem(path, "expected " + (holds.is_null() ? "no such key" : shown(holds)) +
+                                       " with opt_level " + kLevels[*level] + ", got " +
+                                       shown(given) + ". " + decided.reason + " Drop the key.");
   }
 }
 
@@ -95,18 +88,6 @@ void read_ceiling(bool is_on, Reading& reading) {
     reading.reader.problem(kMost, "expected 16777216, apex's default, got " + text_of(most) +
                                       ", which is not supported by this version. The scale has no "
                                       "ceiling; drop the key.");
-}
-
-LossScaleConfig scale_of(const Json& scale, ConfigReader& reader) {
-  if (scale == "dynamic") return grad_scaler();
-  LossScaleConfig fixed;
-  fixed.policy = LossScaleConfig::Policy::Static;
-  const std::string wrong = problem_of_scale(scale);
-  if (wrong.empty())
-    fixed.static_scale = scale;
-  else
-    reader.problem(kScale, wrong + " \"dynamic\" is the default.");
-  return fixed;
 }
 
 void apply(std::size_t level, const Json& scale, Reading& reading) {
@@ -125,11 +106,13 @@ void apply(std::size_t level, const Json& scale, Reading& reading) {
     }
     return;
   }
-  precision.loss_scale = scale_of(scale, reading.reader);
+  precision.loss_scale =
+      scale == "dynamic"
+          ? grad_scaler()
+          : static_scale(scale, kScale, " \"dynamic\" is the default.", reading.reader);
   if (level == 1) {
     reading.note(path).derived = "as torch_autocast in float16";
-    precision.autocast.enabled = true;
-    precision.autocast.dtype = DataType::Fp16;
+    precision.autocast = {.enabled = true, .dtype = DataType::Fp16};
   } else {
     reading.note(path).derived = "as fp16, batch norms too, with fp32 master weights";
     precision.param = DataType::Fp16;

@@ -7,23 +7,22 @@
 namespace equigrad {
 namespace {
 
-const char* const kTrain = "train_batch_size";
-const char* const kMicro = "train_micro_batch_size_per_gpu";
-const char* const kAccumulation = "gradient_accumulation_steps";
+constexpr const char* kTrain = "train_batch_size";
+constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+constexpr const char* kAccumulation = "gradient_accumulation_steps";
 constexpr Values kSize{.type = ValueType::Whole,
                        .least = 1,
                        .is_derived = true,
                        .remedy = "Give a positive whole number."};
 
 constexpr Row kRows[] = {
-    key("train_batch_size", kSize, field<&EngineConfig::train_batch_size>,
+    key(kTrain, kSize, field<&EngineConfig::train_batch_size>,
         "Samples of one optimizer step, over all ranks and micro-batches.",
         "Derived from the other two where it is absent; one of the two batch sizes must be given."),
-    key("train_micro_batch_size_per_gpu", kSize,
-        field<&EngineConfig::train_micro_batch_size_per_gpu>,
+    key(kMicro, kSize, field<&EngineConfig::train_micro_batch_size_per_gpu>,
         "Samples of one forward and backward pass on one rank.",
         "Derived from the other two where it is absent."),
-    key("gradient_accumulation_steps", kSize, field<&EngineConfig::gradient_accumulation_steps>,
+    key(kAccumulation, kSize, field<&EngineConfig::gradient_accumulation_steps>,
         "Passes whose gradients are added up before a step.",
         "Derived from the other two where it is absent; 1 if one of them is, too."),
     unsupported("managed_gradient_accumulation",

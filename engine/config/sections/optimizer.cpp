@@ -5,7 +5,8 @@
 namespace equigrad {
 namespace {
 
-using Kind = OptimizerConfig::Kind;
+using Config = OptimizerConfig;
+using Kind = Config::Kind;
 
 constexpr const char* kKinds[] = {"SGD", "Adam", "AdamW"};  // in the order of Kind
 constexpr const char* kInLowerCase[] = {"sgd", "adam", "adamw"};
@@ -19,8 +20,12 @@ constexpr Choice kTypes{
     .any_case = true,
     .is_quoted = false};
 
-template <auto kMember>
-constexpr Field scalar = field<&EngineConfig::optimizer, kMember>;
+bool is_adam(const EngineConfig& config) { return config.optimizer.kind != Kind::Sgd; }
+bool is_sgd(const EngineConfig& config) { return config.optimizer.kind == Kind::Sgd; }
+
+template <auto kMember, Field::Of kOf = nullptr>
+constexpr Field scalar{field<&EngineConfig::optimizer, kMember>.get,
+                       field<&EngineConfig::optimizer, kMember>.set, kOf};
 
 constexpr Field kBetas{[](const EngineConfig& config) {
                          return Json::array({config.optimizer.beta1, config.optimizer.beta2});
@@ -28,65 +33,51 @@ constexpr Field kBetas{[](const EngineConfig& config) {
                        [](EngineConfig& config, const Json& betas) {
                          config.optimizer.beta1 = betas[0].get<double>();
                          config.optimizer.beta2 = betas[1].get<double>();
-                       }};
-
-bool is_adam(const EngineConfig& config) { return config.optimizer.kind != Kind::Sgd; }
-bool is_sgd(const EngineConfig& config) { return config.optimizer.kind == Kind::Sgd; }
+                       },
+                       is_adam};
 
 constexpr const char* kKernelChoice = "the update rule has one implementation";
 
 constexpr Row kRows[] = {
     section("optimizer", "The update of the parameters."),
-    key("optimizer.type", {.type = ValueType::Choice, .is_required = true, .choice = &kTypes},
-        "\"AdamW\"", "Which optimizer.",
-        "\"Adam\" is AdamW unless adam_w_mode is false, as in DeepSpeed."),
-    unsupported("optimizer.legacy_fusion", "The old fused kernels of fp16.", "[false]"),
+    key(".type", {.type = ValueType::Choice, .is_required = true, .choice = &kTypes}, "\"AdamW\"",
+        "Which optimizer.", "\"Adam\" is AdamW unless adam_w_mode is false, as in DeepSpeed."),
+    unsupported(".legacy_fusion", "The old fused kernels of fp16.", "[false]"),
     section("optimizer.params", "The optimizer's own parameters."),
-    key("optimizer.params.lr", not_negative(), scalar<&OptimizerConfig::lr>, "The learning rate.",
+    key(".lr", not_negative(), scalar<&Config::lr>, "The learning rate.",
         "A scheduler may set it instead."),
-    key("optimizer.params.weight_decay", not_negative(), scalar<&OptimizerConfig::weight_decay>,
+    key(".weight_decay", not_negative(), scalar<&Config::weight_decay>,
         "How much of a weight is taken off it in a step.",
         "0.01 by default where torch_adam asks for torch's AdamW."),
-    key("optimizer.params.momentum", not_negative(), scalar<&OptimizerConfig::momentum>,
-        "SGD: how much of the last direction is kept.")
-        .only(is_sgd),
-    key("optimizer.params.dampening", {.type = ValueType::Number, .is_fp32 = true},
-        scalar<&OptimizerConfig::dampening>, "SGD: how much of a gradient is left out of momentum.")
-        .only(is_sgd),
-    key("optimizer.params.nesterov", boolean(), scalar<&OptimizerConfig::nesterov>,
-        "SGD: Nesterov's momentum.", "Needs a momentum above 0 and no dampening.")
-        .only(is_sgd),
-    key("optimizer.params.eps", not_negative(), scalar<&OptimizerConfig::eps>,
-        "Adam: what is added to the denominator.")
-        .only(is_adam),
-    key("optimizer.params.betas",
+    key(".momentum", not_negative(), scalar<&Config::momentum, is_sgd>,
+        "SGD: how much of the last direction is kept."),
+    key(".dampening", {.type = ValueType::Number, .is_fp32 = true},
+        scalar<&Config::dampening, is_sgd>, "SGD: how much of a gradient is left out of momentum."),
+    key(".nesterov", boolean(), scalar<&Config::nesterov, is_sgd>, "SGD: Nesterov's momentum.",
+        "Needs a momentum above 0 and no dampening."),
+    key(".eps", not_negative(), scalar<&Config::eps, is_adam>,
+        "Adam: what is added to the denominator."),
+    key(".betas",
         {.type = ValueType::Pair,
          .least = 0.0,
          .most = 1.0,
          .is_below_most = true,
          .expected = "at least 0 and below 1",
          .remedy = "Write [0.9, 0.999]."},
-        kBetas, "Adam: decay of the running means of gradients and of their squares.")
-        .only(is_adam),
-    key("optimizer.params.adam_w_mode", boolean(), "true",
-        "Adam: decay weights directly (AdamW), and not by the gradient (L2).")
-        .only(is_adam),
-    key("optimizer.params.torch_adam", boolean(), "false",
-        "Adam: torch's class instead of a kernel.",
+        kBetas, "Adam: decay of the running means of gradients and of their squares."),
+    key(".adam_w_mode", boolean(), {"true", is_adam},
+        "Adam: decay weights directly (AdamW), and not by the gradient (L2)."),
+    key(".torch_adam", boolean(), {"false", is_adam}, "Adam: torch's class instead of a kernel.",
         "Changes nothing but the default of weight_decay.")
-        .noting("only the default of weight_decay depends on it")
-        .only(is_adam),
-    unsupported("optimizer.params.bias_correction",
-                "Adam: means are corrected for their start at 0.", "[true]"),
-    unsupported("optimizer.params.amsgrad", "Adam: the largest second moment so far counts.",
-                "[false]"),
-    unsupported("optimizer.params.maximize", "The objective is maximized.", "[false]"),
-    unsupported("optimizer.params.differentiable", "Autograd goes through the step.", "[false]"),
-    no_effect("optimizer.params.foreach", "torch: many tensors in one call.", kKernelChoice),
-    no_effect("optimizer.params.fused", "torch: the fused kernel.", kKernelChoice),
-    no_effect("optimizer.params.capturable", "torch: may be captured in a CUDA graph.",
-              kKernelChoice),
-    unsupported("optimizer.params.max_grad_norm", "An old place of gradient clipping.", "[]",
+        .noting("only the default of weight_decay depends on it"),
+    unsupported(".bias_correction", "Adam: means are corrected for their start at 0.", "[true]"),
+    unsupported(".amsgrad", "Adam: the largest second moment so far counts.", "[false]"),
+    unsupported(".maximize", "The objective is maximized.", "[false]"),
+    unsupported(".differentiable", "Autograd goes through the step.", "[false]"),
+    no_effect(".foreach", "torch: many tensors in one call.", kKernelChoice),
+    no_effect(".fused", "torch: the fused kernel.", kKernelChoice),
+    no_effect(".capturable", "torch: may be captured in a CUDA graph.", kKernelChoice),
+    unsupported(".max_grad_norm", "An old place of gradient clipping.", "[]",
                 "Use the top-level \"gradient_clipping\"."),
 };
 

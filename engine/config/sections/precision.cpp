@@ -1,6 +1,8 @@
 // Types: what parameters, masters, state, the window and collectives have, and the loss scale.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <sstream>
 
 #include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
@@ -9,16 +11,19 @@
 namespace equigrad {
 namespace {
 
-using Policy = LossScaleConfig::Policy;
+using Types = PrecisionConfig;
+using Autocast = AutocastConfig;
+using Scale = LossScaleConfig;
+using Policy = Scale::Policy;
 
 constexpr int kMostPower = 126;  // 2^126, and one over it, are normal numbers of fp32
 
 template <auto... kMembers>
 constexpr Field usual = default_of<&EngineConfig::precision, kMembers...>;
 template <auto kMember>
-constexpr Field usual_scale = usual<&PrecisionConfig::loss_scale, kMember>;
+constexpr Field usual_scale = usual<&Types::loss_scale, kMember>;
 template <auto kMember>
-constexpr Field usual_cast = usual<&PrecisionConfig::autocast, kMember>;
+constexpr Field usual_cast = usual<&Types::autocast, kMember>;
 
 constexpr Values kDataType = of_type(ValueType::DataType);
 
@@ -31,62 +36,56 @@ constexpr const char* kOldName = "The old name of bf16's key.";
 
 constexpr Row kRows[] = {
     section("fp16", "Parameters and gradients in fp16."),
-    key("fp16.enabled", boolean(), "false", "Whether it is on."),
-    key("fp16.auto_cast", boolean(), "false", "Casts the model's inputs.",
+    key(".enabled", boolean(), "false", "Whether it is on."),
+    key(".auto_cast", boolean(), "false", "Casts the model's inputs.",
         "Cast them where the model is called."),
-    key("fp16.loss_scale", number(), "0.0", "A static loss scale; 0 is a dynamic one.",
+    key(".loss_scale", number(), "0.0", "A static loss scale; 0 is a dynamic one.",
         "A power of two.")
         .noting("dynamic"),
-    key("fp16.initial_scale_power",
+    key(".initial_scale_power",
         {.type = ValueType::Whole, .least = 0, .most = kMostPower, .remedy = "Write 16."},
-        usual_scale<&LossScaleConfig::initial_scale_power>,
-        "A dynamic scale begins with 2 to this power."),
-    key("fp16.loss_scale_window", at_least(1), usual_scale<&LossScaleConfig::loss_scale_window>,
+        usual_scale<&Scale::initial_scale_power>, "A dynamic scale begins with 2 to this power."),
+    key(".loss_scale_window", at_least(1), usual_scale<&Scale::loss_scale_window>,
         "Steps without an overflow before the scale doubles."),
-    key("fp16.hysteresis", at_least(1), usual_scale<&LossScaleConfig::hysteresis>,
+    key(".hysteresis", at_least(1), usual_scale<&Scale::hysteresis>,
         "Overflows before the scale halves."),
-    key("fp16.consecutive_hysteresis", boolean(),
-        usual_scale<&LossScaleConfig::consecutive_hysteresis>,
+    key(".consecutive_hysteresis", boolean(), usual_scale<&Scale::consecutive_hysteresis>,
         "A step without an overflow fills hysteresis up again."),
-    key("fp16.min_loss_scale", number(), usual_scale<&LossScaleConfig::min_loss_scale>,
+    key(".min_loss_scale", number(), usual_scale<&Scale::min_loss_scale>,
         "The least that a dynamic scale shrinks to.",
         "A power of two of at most 2^initial_scale_power."),
-    key("fp16.fp16_master_weights_and_grads", boolean(), "false", kBothSpellings),
-    key("fp16.fp16_master_weights_and_gradients", boolean(), "false", kBothSpellings,
+    key(".fp16_master_weights_and_grads", boolean(), "false", kBothSpellings),
+    key(".fp16_master_weights_and_gradients", boolean(), "false", kBothSpellings,
         "Another spelling of fp16_master_weights_and_grads."),
     section("bf16", "Parameters and gradients in bf16."),
-    key("bf16.enabled", boolean(), "false", "Whether it is on."),
-    key("bf16.check_grad_overflow", boolean(), usual<&PrecisionConfig::check_grad_overflow>,
+    key(".enabled", boolean(), "false", "Whether it is on."),
+    key(".check_grad_overflow", boolean(), usual<&Types::check_grad_overflow>,
         "A step whose gradients overflow is skipped."),
-    no_effect("bf16.immediate_grad_update", "Gradients are added as they become ready.",
+    no_effect(".immediate_grad_update", "Gradients are added as they become ready.",
               kAddedWhenReady),
-    key("bf16.bf16_master_weights_and_grads", boolean(), "false", kMasters, kMastersHere),
-    key("bf16.bf16_optimizer_states", boolean(), "false", "Optimizer state in bf16.",
+    key(".bf16_master_weights_and_grads", boolean(), "false", kMasters, kMastersHere),
+    key(".bf16_optimizer_states", boolean(), "false", "Optimizer state in bf16.",
         "Needs bf16_master_weights_and_grads."),
     section("bfloat16", "The old name of bf16."),
-    key("bfloat16.enabled", boolean(), "false", kOldName),
-    key("bfloat16.check_grad_overflow", boolean(), usual<&PrecisionConfig::check_grad_overflow>,
-        kOldName),
-    no_effect("bfloat16.immediate_grad_update", kOldName, kAddedWhenReady),
-    key("bfloat16.bf16_master_weights_and_grads", boolean(), "false", kOldName),
-    key("bfloat16.bf16_optimizer_states", boolean(), "false", kOldName),
+    key(".enabled", boolean(), "false", kOldName),
+    key(".check_grad_overflow", boolean(), usual<&Types::check_grad_overflow>, kOldName),
+    no_effect(".immediate_grad_update", kOldName, kAddedWhenReady),
+    key(".bf16_master_weights_and_grads", boolean(), "false", kOldName),
+    key(".bf16_optimizer_states", boolean(), "false", kOldName),
     section("torch_autocast", "Operators choose the type that they compute in."),
-    key("torch_autocast.enabled", boolean(), usual_cast<&AutocastConfig::enabled>,
-        "Whether it is on."),
-    key("torch_autocast.dtype", kDataType, usual_cast<&AutocastConfig::dtype>,
-        "The smaller type, bf16 or fp16.",
+    key(".enabled", boolean(), usual_cast<&Autocast::enabled>, "Whether it is on."),
+    key(".dtype", kDataType, usual_cast<&Autocast::dtype>, "The smaller type, bf16 or fp16.",
         "The parameters' type by default; bf16 for fp32, which DeepSpeed leaves to torch."),
-    key("torch_autocast.lower_precision_safe_modules", of_type(ValueType::Classes),
-        usual_cast<&AutocastConfig::lower_precision_safe_modules>,
+    key(".lower_precision_safe_modules", of_type(ValueType::Classes),
+        usual_cast<&Autocast::lower_precision_safe_modules>,
         "Classes of modules whose parameters and gradients are sent in that type.",
         "Modules of torch.nn by their name, others by their full name."),
     section("data_types", "Types beside those of the parameters."),
-    key("data_types.param_dtype", kDataType, "null", "The parameters' type.",
+    key(".param_dtype", kDataType, "null", "The parameters' type.",
         "Must say what bf16, fp16 and amp say."),
-    key("data_types.grad_accum_dtype", kDataType, "null",
-        "The type that gradients are added up in.",
+    key(".grad_accum_dtype", kDataType, "null", "The type that gradients are added up in.",
         "By default the master weights', else the parameters'; fp32 where sums are exact."),
-    unsupported("data_types.buffer_dtype", "The type of the model's buffers.", "[]",
+    unsupported(".buffer_dtype", "The type of the model's buffers.", "[]",
                 "Buffers keep the model's own types."),
     key("communication_data_type", kDataType, "null", "The type that gradients are sent in.")
         .noting("gradients are sent in the type they have"),
@@ -108,37 +107,13 @@ DataType type_of(const Json& name) {
 
 // The modules of torch::nn that hold parameters.
 const std::vector<std::string>& torch_modules() {
-  static const std::vector<std::string> names{"Linear",
-                                              "Bilinear",
-                                              "Conv1d",
-                                              "Conv2d",
-                                              "Conv3d",
-                                              "ConvTranspose1d",
-                                              "ConvTranspose2d",
-                                              "ConvTranspose3d",
-                                              "Embedding",
-                                              "EmbeddingBag",
-                                              "LayerNorm",
-                                              "GroupNorm",
-                                              "BatchNorm1d",
-                                              "BatchNorm2d",
-                                              "BatchNorm3d",
-                                              "InstanceNorm1d",
-                                              "InstanceNorm2d",
-                                              "InstanceNorm3d",
-                                              "RNN",
-                                              "LSTM",
-                                              "GRU",
-                                              "RNNCell",
-                                              "LSTMCell",
-                                              "GRUCell",
-                                              "MultiheadAttention",
-                                              "Transformer",
-                                              "TransformerEncoder",
-                                              "TransformerDecoder",
-                                              "TransformerEncoderLayer",
-                                              "TransformerDecoderLayer",
-                                              "PReLU"};
+  static std::istringstream words(
+      "Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
+      "Embedding EmbeddingBag LayerNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d "
+      "InstanceNorm1d InstanceNorm2d InstanceNorm3d RNN LSTM GRU RNNCell LSTMCell GRUCell "
+      "MultiheadAttention Transformer TransformerEncoder TransformerDecoder "
+      "TransformerEncoderLayer TransformerDecoderLayer PReLU");
+  static const std::vector<std::string> names{std::istream_iterator<std::string>(words), {}};
   return names;
 }
 
@@ -173,14 +148,12 @@ bool read_fp16_masters(Reading& reading) {
 }
 
 LossScaleConfig read_dynamic_scale(Reading& reading) {
-  LossScaleConfig scale;
-  scale.policy = Policy::DeepSpeed;
-  scale.initial_scale_power = reading.take(kFp16 + "initial_scale_power");
-  scale.loss_scale_window = reading.take(kFp16 + "loss_scale_window");
-  scale.hysteresis = reading.take(kFp16 + "hysteresis");
-  scale.consecutive_hysteresis = reading.take(kFp16 + "consecutive_hysteresis");
-  scale.min_loss_scale = reading.take(kFp16 + "min_loss_scale");
-  return scale;
+  return {.policy = Policy::DeepSpeed,
+          .initial_scale_power = reading.take(kFp16 + "initial_scale_power"),
+          .loss_scale_window = reading.take(kFp16 + "loss_scale_window"),
+          .hysteresis = reading.take(kFp16 + "hysteresis"),
+          .consecutive_hysteresis = reading.take(kFp16 + "consecutive_hysteresis"),
+          .min_loss_scale = reading.take(kFp16 + "min_loss_scale")};
 }
 
 void read_fp16(Reading& reading) {
@@ -199,12 +172,8 @@ void read_fp16(Reading& reading) {
   precision.loss_scale = dynamic;
   if (masters) precision.master = DataType::Fp16;
   if (fixed == 0.0) return;
-  const std::string wrong = problem_of_scale(fixed);
-  if (!wrong.empty())
-    reading.reader.problem(kFp16 + "loss_scale", wrong + " 0 stands for a dynamic scale.");
-  precision.loss_scale = {};
-  precision.loss_scale.policy = Policy::Static;
-  if (wrong.empty()) precision.loss_scale.static_scale = fixed;
+  precision.loss_scale =
+      static_scale(fixed, kFp16 + "loss_scale", " 0 stands for a dynamic scale.", reading.reader);
   for (const char* key : {"initial_scale_power", "loss_scale_window", "hysteresis",
                           "consecutive_hysteresis", "min_loss_scale"})
     reading.note(kFp16 + key).without_effect = "loss_scale is static";
@@ -327,6 +296,19 @@ void read(Reading& reading) {
           "a step that overflows is always skipped";
 }
 
+// Empty, or why a loss scale of `value` would change more than exponents.
+std::string problem_of_scale(double value) {
+  const std::string most = "2^" + std::to_string(kMostPower);
+  if (!std::isfinite(value) || value <= 0.0 || value < std::ldexp(1.0, -kMostPower) ||
+      value > std::ldexp(1.0, kMostPower))
+    return "expected a power of two from 2^-" + std::to_string(kMostPower) + " to " + most +
+           ", got " + text_of(value) + ". Write 128.";
+  const double below = std::ldexp(1.0, std::ilogb(value));
+  if (below == value) return "";
+  return "expected a power of two, which changes exponents only, got " + text_of(value) +
+         ". Write " + text_of(below) + " or " + text_of(2.0 * below) + ".";
+}
+
 void check_loss_scale(const PrecisionConfig& precision, Checks& checks) {
   const LossScaleConfig& scale = precision.loss_scale;
   const std::string path = kFp16 + "loss_scale";
@@ -336,10 +318,7 @@ void check_loss_scale(const PrecisionConfig& precision, Checks& checks) {
     checks.problem(path, "expected a static or dynamic loss scale for fp16, got none. Choose one.");
   if (!is_fp16 && scale.policy != Policy::None)
     checks.problem(path, "expected no loss scale without fp16, got one. Drop it, or enable fp16.");
-  if (scale.policy == Policy::Static) {
-    const std::string wrong = problem_of_scale(scale.static_scale);
-    if (!wrong.empty()) checks.problem(path, wrong);
-  }
+  if (scale.policy == Policy::Static) checks.problem(path, problem_of_scale(scale.static_scale));
   if (scale.policy != Policy::DeepSpeed && scale.policy != Policy::GradScaler) return;
   checks.range(kFp16 + "initial_scale_power", scale.initial_scale_power);
   checks.range(kFp16 + "loss_scale_window", scale.loss_scale_window);
@@ -438,10 +417,8 @@ void check_autocast(const PrecisionConfig& precision, Checks& checks) {
     checks.problem(path, "expected the type of the parameters, " +
                              std::string(name_of(precision.param)) + ", got " +
                              name_of(autocast.dtype) + ". Drop the key, or the other section.");
-  for (const std::string& name : autocast.lower_precision_safe_modules) {
-    const std::string wrong = problem_of_module_class(name);
-    if (!wrong.empty()) checks.problem("torch_autocast.lower_precision_safe_modules", wrong);
-  }
+  for (const std::string& name : autocast.lower_precision_safe_modules)
+    checks.problem(kAutocast + "lower_precision_safe_modules", problem_of_module_class(name));
 }
 
 void check(const EngineConfig& config, Checks& checks) {
@@ -453,24 +430,19 @@ void check(const EngineConfig& config, Checks& checks) {
 
 }  // namespace
 
-std::string problem_of_scale(double value) {
-  const std::string most = "2^" + std::to_string(kMostPower);
-  if (!std::isfinite(value) || value <= 0.0 || value < std::ldexp(1.0, -kMostPower) ||
-      value > std::ldexp(1.0, kMostPower))
-    return "expected a power of two from 2^-" + std::to_string(kMostPower) + " to " + most +
-           ", got " + text_of(value) + ". Write 128.";
-  const double below = std::ldexp(1.0, std::ilogb(value));
-  if (below == value) return "";
-  return "expected a power of two, which changes exponents only, got " + text_of(value) +
-         ". Write " + text_of(below) + " or " + text_of(2.0 * below) + ".";
+LossScaleConfig static_scale(double value, const std::string& path, const char* otherwise,
+                             ConfigReader& reader) {
+  LossScaleConfig scale{.policy = Policy::Static};
+  const std::string wrong = problem_of_scale(value);
+  if (wrong.empty())
+    scale.static_scale = value;
+  else
+    reader.problem(path, wrong + otherwise);
+  return scale;
 }
 
 LossScaleConfig grad_scaler() {
-  LossScaleConfig scale;
-  scale.policy = Policy::GradScaler;
-  scale.initial_scale_power = 16;
-  scale.loss_scale_window = 2000;
-  return scale;
+  return {.policy = Policy::GradScaler, .initial_scale_power = 16, .loss_scale_window = 2000};
 }
 
 Section precision_section() { return {kRows, read, check}; }

@@ -1,13 +1,12 @@
 // The scheduler: what the learning rate, and one momentum, are at a step.
-#include <algorithm>
-
 #include "engine/config/reading.hpp"
 #include "engine/config/sections/sections.hpp"
 
 namespace equigrad {
 namespace {
 
-using Kind = SchedulerConfig::Kind;
+using Config = SchedulerConfig;
+using Kind = Config::Kind;
 
 // In the order of Kind.
 constexpr const char* kKinds[] = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle",
@@ -27,17 +26,21 @@ constexpr Choice kTypes{.names = kKinds,
                         .is_quoted = false};
 constexpr Choice kWarmups{.names = kWarmupTypes};
 
-template <auto kMember>
+// The field of a key that only some kinds have.
+template <auto kMember, auto* kOf>
 constexpr Field parameter{
     [](const EngineConfig& config) {
       return json_of(config.scheduler.value_or(SchedulerConfig{}).*kMember);
     },
-    [](EngineConfig& config, const Json& value) { assign((*config.scheduler).*kMember, value); }};
+    [](EngineConfig& config, const Json& value) { assign((*config.scheduler).*kMember, value); },
+    kOf};
 
 template <Kind... kOwners>
 bool of(const EngineConfig& config) {
   return config.scheduler && ((config.scheduler->kind == kOwners) || ...);
 }
+constexpr auto* kAny = of<Kind::WarmupLr, Kind::WarmupDecayLr, Kind::WarmupCosineLr, Kind::OneCycle,
+                          Kind::LrRangeTest>;
 constexpr auto* kWarmup = of<Kind::WarmupLr, Kind::WarmupDecayLr, Kind::WarmupCosineLr>;
 constexpr auto* kOfRates = of<Kind::WarmupLr, Kind::WarmupDecayLr>;
 constexpr auto* kOfTotal = of<Kind::WarmupDecayLr, Kind::WarmupCosineLr>;
@@ -48,9 +51,7 @@ constexpr auto* kRangeTest = of<Kind::LrRangeTest>;
 // Sums of two of them must fit in 64 bits, and each must be exact in a double.
 constexpr double kMostSteps = 0x1p53;
 
-constexpr Values count(int least) {
-  return {.type = ValueType::Whole, .least = static_cast<double>(least), .most = kMostSteps};
-}
+constexpr Values count(int least) { return between(least, kMostSteps, ValueType::Whole); }
 
 constexpr Values rates(bool is_required) {
   return {.type = ValueType::PerGroup, .least = 0.0, .is_fp32 = true, .is_required = is_required};
@@ -66,103 +67,66 @@ constexpr Values kMomenta{.type = ValueType::PerGroup,
 
 constexpr Row kRows[] = {
     section("scheduler", "How the learning rate changes from step to step."),
-    key("scheduler.type", one_of(kTypes), "null", "Which scheduler.")
+    key(".type", one_of(kTypes), "null", "Which scheduler.")
         .noting("the learning rate is constant"),
     section("scheduler.params", "The scheduler's own parameters."),
-    key("scheduler.params.warmup_min_lr", rates(true), parameter<&SchedulerConfig::warmup_min_lr>,
-        "Warm-up: the rate that it begins with.")
-        .only(kOfRates),
-    key("scheduler.params.warmup_max_lr", rates(false), parameter<&SchedulerConfig::warmup_max_lr>,
+    key(".warmup_min_lr", rates(true), parameter<&Config::warmup_min_lr, kOfRates>,
+        "Warm-up: the rate that it begins with."),
+    key(".warmup_max_lr", rates(false), parameter<&Config::warmup_max_lr, kOfRates>,
         "Warm-up: the rate that it ends with.",
-        "By default, WarmupLR takes each parameter group's own lr, and WarmupDecayLR 0.001.")
-        .only(kOfRates),
-    key("scheduler.params.warmup_min_ratio", not_negative(),
-        parameter<&SchedulerConfig::warmup_min_ratio>,
-        "WarmupCosineLR: the part of a group's lr that it begins with.")
-        .only(kCosine),
-    key("scheduler.params.cos_min_ratio", not_negative(),
-        parameter<&SchedulerConfig::cos_min_ratio>,
-        "WarmupCosineLR: the part of a group's lr that it ends with.")
-        .only(kCosine),
-    key("scheduler.params.warmup_num_steps", count(1),
-        parameter<&SchedulerConfig::warmup_num_steps>, "Warm-up: its steps.")
-        .only(kWarmup),
-    key("scheduler.params.warmup_type", one_of(kWarmups), parameter<&SchedulerConfig::warmup_type>,
-        "Warm-up: the rate grows with the step's logarithm, or with the step.")
-        .only(kWarmup),
-    key("scheduler.params.total_num_steps", {.type = ValueType::Whole, .most = kMostSteps},
-        parameter<&SchedulerConfig::total_num_steps>,
+        "By default, WarmupLR takes each parameter group's own lr, and WarmupDecayLR 0.001."),
+    key(".warmup_min_ratio", not_negative(), parameter<&Config::warmup_min_ratio, kCosine>,
+        "WarmupCosineLR: the part of a group's lr that it begins with."),
+    key(".cos_min_ratio", not_negative(), parameter<&Config::cos_min_ratio, kCosine>,
+        "WarmupCosineLR: the part of a group's lr that it ends with."),
+    key(".warmup_num_steps", count(1), parameter<&Config::warmup_num_steps, kWarmup>,
+        "Warm-up: its steps."),
+    key(".warmup_type", one_of(kWarmups), parameter<&Config::warmup_type, kWarmup>,
+        "Warm-up: the rate grows with the step's logarithm, or with the step."),
+    key(".total_num_steps", {.type = ValueType::Whole, .most = kMostSteps},
+        parameter<&Config::total_num_steps, kOfTotal>,
         "WarmupDecayLR, WarmupCosineLR: steps of the whole training.",
-        "Must be given, and be at least warmup_num_steps.")
-        .only(kOfTotal),
-    key("scheduler.params.cycle_min_lr", rates(true), parameter<&SchedulerConfig::cycle_min_lr>,
-        "OneCycle: the rate at both ends.", "Must be given.")
-        .only(kCycle),
-    key("scheduler.params.cycle_max_lr", rates(true), parameter<&SchedulerConfig::cycle_max_lr>,
-        "OneCycle: the rate in the middle.", "Must be given.")
-        .only(kCycle),
-    key("scheduler.params.cycle_first_step_size", count(1),
-        parameter<&SchedulerConfig::cycle_first_step_size>, "OneCycle: steps of the first half.")
-        .only(kCycle),
-    key("scheduler.params.cycle_second_step_size", count(0),
-        parameter<&SchedulerConfig::cycle_second_step_size>, "OneCycle: steps of the second half.",
-        "As cycle_first_step_size by default.")
-        .only(kCycle),
-    key("scheduler.params.cycle_first_stair_count", count(0),
-        parameter<&SchedulerConfig::cycle_first_stair_count>,
-        "OneCycle: stairs of the first half; 0 is a slope.")
-        .only(kCycle),
-    key("scheduler.params.cycle_second_stair_count", count(0),
-        parameter<&SchedulerConfig::cycle_second_stair_count>,
-        "OneCycle: stairs of the second half.", "As cycle_first_stair_count by default.")
-        .only(kCycle),
-    key("scheduler.params.decay_step_size", count(0), parameter<&SchedulerConfig::decay_step_size>,
-        "OneCycle: steps between decays after the cycle.", "0: no decay.")
-        .only(kCycle),
-    key("scheduler.params.decay_lr_rate", not_negative(),
-        parameter<&SchedulerConfig::decay_lr_rate>, "OneCycle: how much the rate decays.")
-        .only(kCycle),
-    key("scheduler.params.decay_mom_rate", not_negative(),
-        parameter<&SchedulerConfig::decay_mom_rate>, "OneCycle: how much the momentum decays.")
-        .only(kCycle),
-    key("scheduler.params.cycle_momentum", boolean(), parameter<&SchedulerConfig::cycle_momentum>,
-        "OneCycle: whether Adam's first beta is cycled, too.", "False for SGD.")
-        .only(kCycle),
-    key("scheduler.params.cycle_min_mom", kMomenta, parameter<&SchedulerConfig::cycle_min_mom>,
-        "OneCycle: the momentum in the middle.")
-        .only(kCycle),
-    key("scheduler.params.cycle_max_mom", kMomenta, parameter<&SchedulerConfig::cycle_max_mom>,
-        "OneCycle: the momentum at both ends.")
-        .only(kCycle),
-    key("scheduler.params.lr_range_test_min_lr", rates(true),
-        parameter<&SchedulerConfig::lr_range_test_min_lr>,
-        "LRRangeTest: the rate that it begins with.")
-        .only(kRangeTest),
-    key("scheduler.params.lr_range_test_step_size", count(1),
-        parameter<&SchedulerConfig::lr_range_test_step_size>, "LRRangeTest: steps of an interval.")
-        .only(kRangeTest),
-    key("scheduler.params.lr_range_test_step_rate", not_negative(),
-        parameter<&SchedulerConfig::lr_range_test_step_rate>,
-        "LRRangeTest: how much the rate grows in an interval.")
-        .only(kRangeTest),
-    key("scheduler.params.lr_range_test_staircase", boolean(),
-        parameter<&SchedulerConfig::lr_range_test_staircase>,
-        "LRRangeTest: it grows between intervals only.")
-        .only(kRangeTest),
-    key("scheduler.params.last_batch_iteration", count(-1),
-        parameter<&SchedulerConfig::last_batch_iteration>,
-        "The iteration to go on from; -1 is the beginning.")
-        .only([](const EngineConfig& config) { return config.scheduler.has_value(); }),
+        "Must be given, and be at least warmup_num_steps."),
+    key(".cycle_min_lr", rates(true), parameter<&Config::cycle_min_lr, kCycle>,
+        "OneCycle: the rate at both ends.", "Must be given."),
+    key(".cycle_max_lr", rates(true), parameter<&Config::cycle_max_lr, kCycle>,
+        "OneCycle: the rate in the middle.", "Must be given."),
+    key(".cycle_first_step_size", count(1), parameter<&Config::cycle_first_step_size, kCycle>,
+        "OneCycle: steps of the first half."),
+    key(".cycle_second_step_size", count(0), parameter<&Config::cycle_second_step_size, kCycle>,
+        "OneCycle: steps of the second half.", "As cycle_first_step_size by default."),
+    key(".cycle_first_stair_count", count(0), parameter<&Config::cycle_first_stair_count, kCycle>,
+        "OneCycle: stairs of the first half; 0 is a slope."),
+    key(".cycle_second_stair_count", count(0), parameter<&Config::cycle_second_stair_count, kCycle>,
+        "OneCycle: stairs of the second half.", "As cycle_first_stair_count by default."),
+    key(".decay_step_size", count(0), parameter<&Config::decay_step_size, kCycle>,
+        "OneCycle: steps between decays after the cycle.", "0: no decay."),
+    key(".decay_lr_rate", not_negative(), parameter<&Config::decay_lr_rate, kCycle>,
+        "OneCycle: how much the rate decays."),
+    key(".decay_mom_rate", not_negative(), parameter<&Config::decay_mom_rate, kCycle>,
+        "OneCycle: how much the momentum decays."),
+    key(".cycle_momentum", boolean(), parameter<&Config::cycle_momentum, kCycle>,
+        "OneCycle: whether Adam's first beta is cycled, too.", "False for SGD."),
+    key(".cycle_min_mom", kMomenta, parameter<&Config::cycle_min_mom, kCycle>,
+        "OneCycle: the momentum in the middle."),
+    key(".cycle_max_mom", kMomenta, parameter<&Config::cycle_max_mom, kCycle>,
+        "OneCycle: the momentum at both ends."),
+    key(".lr_range_test_min_lr", rates(true), parameter<&Config::lr_range_test_min_lr, kRangeTest>,
+        "LRRangeTest: the rate that it begins with."),
+    key(".lr_range_test_step_size", count(1),
+        parameter<&Config::lr_range_test_step_size, kRangeTest>,
+        "LRRangeTest: steps of an interval."),
+    key(".lr_range_test_step_rate", not_negative(),
+        parameter<&Config::lr_range_test_step_rate, kRangeTest>,
+        "LRRangeTest: how much the rate grows in an interval."),
+    key(".lr_range_test_staircase", boolean(),
+        parameter<&Config::lr_range_test_staircase, kRangeTest>,
+        "LRRangeTest: it grows between intervals only."),
+    key(".last_batch_iteration", count(-1), parameter<&Config::last_batch_iteration, kAny>,
+        "The iteration to go on from; -1 is the beginning."),
 };
 
 const std::string kParams = "scheduler.params.";
-
-std::string list_of_kinds() {
-  std::string text = kKinds[0];
-  for (std::size_t i = 1; i < std::size(kKinds); ++i)
-    text += (i + 1 == std::size(kKinds) ? " or " : ", ") + std::string(kKinds[i]);
-  return text;
-}
 
 // What stands for a key that is absent and has no constant default.
 void derive(SchedulerConfig& scheduler, bool is_sgd, Reading& reading) {
@@ -211,13 +175,12 @@ void read(Reading& reading) {
   const Json type = reading.take("scheduler.type");
   if (type.is_null()) {
     if (reading.has("scheduler.params") && !reading.reader.is_bad("scheduler.type"))
-      reading.reader.problem("scheduler.type", "expected " + list_of_kinds() +
+      reading.reader.problem("scheduler.type", "expected " + joined(kKinds, "") +
                                                    ", got parameters and no type. Add the key.");
     return;
   }
   SchedulerConfig& scheduler = reading.config.scheduler.emplace();
-  scheduler.kind =
-      static_cast<Kind>(std::find(std::begin(kKinds), std::end(kKinds), type) - std::begin(kKinds));
+  assign(scheduler.kind, type);
   reading.store(kParams);
   derive(scheduler, reading.config.optimizer.kind == OptimizerConfig::Kind::Sgd, reading);
   note_idle_keys(scheduler, reading);

@@ -23,8 +23,9 @@ Section precision_section();
 Section scheduler_section();
 Section features_section();
 
-// Empty, or why a loss scale of `value` would change more than exponents.
-std::string problem_of_scale(double value);
+// The static loss scale that is written at `path`; `otherwise` ends the problem of a wrong one.
+LossScaleConfig static_scale(double value, const std::string& path, const char* otherwise,
+                             ConfigReader& reader);
 
 // The loss scale of torch.amp.GradScaler as it is by default.
 LossScaleConfig grad_scaler();

@@ -87,7 +87,7 @@ Json with(Json file, const std::string& path, const Json& value) {
 // A file in which the key means something.
 Json home_of(const Row& row) {
   for (const Json& file : good_files())
-    if (row.of == nullptr || row.of(parse_config(file.dump(), 2))) return file;
+    if (row.field.of == nullptr || row.field.of(parse_config(file.dump(), 2))) return file;
   ADD_FAILURE() << "no file has " << row.path;
   return {};
 }

@@ -17,11 +17,28 @@ using conformance::with;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::StartsWith;
 
 std::vector<std::string> problems_of_params(const std::string& type, const std::string& params) {
   return problems(R"({"train_batch_size": 2, "optimizer": {"type": ")" + type +
                   R"(", "params": {)" + params + "}}}");
+}
+
+TEST(Types, WholeNumbersMayBeWrittenAsFloats) {
+  const Json root = Json::parse(R"({"a": 5e8, "b": 9007199254740994.0, "c": 18446744073709551615,
+                                    "d": -3, "e": 9223372036854775807})");
+  ConfigReader reader(root);
+  const auto read = [&](const char* path) {
+    return read_value(key(path, of_type(ValueType::Whole), "7", "A key of this test."), reader);
+  };
+  EXPECT_EQ(read("a"), 500'000'000);
+  EXPECT_EQ(read("d"), -3);
+  EXPECT_EQ(read("e"), 9223372036854775807);
+  EXPECT_EQ(read("absent"), 7);
+  EXPECT_THAT(reader.problems(), IsEmpty());
+  for (const char* path : {"b", "c", "b"}) EXPECT_EQ(read(path), 7);
+  EXPECT_THAT(reader.problems(), ElementsAre(StartsWith("b: "), StartsWith("c: ")));
 }
 
 TEST(Unknown, KeysAreErrorsAtEveryLevelWithASuggestion) {

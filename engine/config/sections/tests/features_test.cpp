@@ -1,6 +1,4 @@
 // The optional sections: scheduler, progressive_layer_drop and flops_profiler.
-#include "engine/config/features.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

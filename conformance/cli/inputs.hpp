@@ -1,0 +1,32 @@
+// Inputs: what several commands ask of their data and of the text model, and how they look it up.
+//
+// Invariants: a problem is empty where nothing is wrong.
+// Units: none.   Errors: equigrad::Error where there is no data; `where` begins it.
+// Depends on: matrix.hpp, program.hpp. No torch.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "conformance/cases/matrix.hpp"
+#include "conformance/on_rank/program.hpp"
+
+namespace equigrad::conformance::cli {
+
+bool needs_images(const CaseSpec& spec);
+// For cases: plays, and images where they are there.
+DataFiles case_data(const std::string& directory);
+// For training: all plays, and images where `data` is "images".
+DataFiles training_data(const std::string& where, const std::string& data,
+                        const std::string& directory);
+
+void check_heads(int dim, int heads, std::vector<std::string>& problems);
+// Of images, micro-batches have one size.
+void check_micro_batch(const std::string& data, int64_t micro_batch,
+                       std::vector<std::string>& problems);
+
+// "equigrad: 0 WHAT selected by ...; near it are", on stderr.
+void say_what_is_near(const char* what, const std::string& filter,
+                      const std::vector<std::string>& names, const char* all_are_in);
+
+}  // namespace equigrad::conformance::cli
