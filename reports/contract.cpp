@@ -1,6 +1,7 @@
 #include "reports/contract.hpp"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -11,20 +12,10 @@
 namespace equigrad::reports {
 namespace {
 
-// Empty where the case has no such dimension.
-std::string value_of(const Case& one, const std::string& name) {
-  const auto found = one.dimensions.find(name);
-  return found == one.dimensions.end() ? std::string() : found->second;
-}
-
-std::vector<std::string> stages_of(const std::vector<ContractRow>& rows) {
-  std::vector<std::string> stages;
-  for (const ContractRow& row : rows) {
-    for (const auto& [stage, counts] : row.stages) {
-      if (std::find(stages.begin(), stages.end(), stage) == stages.end()) stages.push_back(stage);
-    }
-  }
-  std::sort(stages.begin(), stages.end());
+std::set<std::string> stages_of(const std::vector<ContractRow>& rows) {
+  std::set<std::string> stages;
+  for (const ContractRow& row : rows)
+    for (const auto& [stage, counts] : row.stages) stages.insert(stage);
   return stages;
 }
 
@@ -42,7 +33,7 @@ Counts at_stage(const ContractRow& row, const std::string& stage) {
   return found == row.stages.end() ? Counts() : found->second;
 }
 
-std::string cells(const ContractRow& row, const std::vector<std::string>& stages) {
+std::string cells(const ContractRow& row, const std::set<std::string>& stages) {
   std::string out;
   for (const std::string& stage : stages) {
     const Counts counts = at_stage(row, stage);
@@ -61,34 +52,20 @@ std::string words(const Statement& statement) {
 
 }  // namespace
 
-Counts ContractRow::sum() const {
-  Counts all;
-  for (const auto& [stage, counts] : stages) {
-    all.equal += counts.equal;
-    all.within += counts.within;
-    all.failed += counts.failed;
-    all.skipped += counts.skipped;
-    all.crashed += counts.crashed;
-    all.timed_out += counts.timed_out;
-    all.not_run += counts.not_run;
-    all.vacuous += counts.vacuous;
-  }
-  return all;
-}
-
 std::vector<ContractRow> contract_rows(const Run& run) {
   std::map<std::pair<std::string, std::string>, std::size_t> places;
   std::vector<ContractRow> rows;
   for (const Statement& statement : run.statements) {
     places[{statement.section, statement.name}] = rows.size();
-    rows.push_back({&statement, {}});
+    rows.push_back({&statement, {}, {}});
   }
   for (const Case& one : run.cases) {
-    const std::string section = value_of(one, "section"), stage = value_of(one, "stage");
-    if (section.empty()) continue;
-    for (const std::string& name : {std::string(), value_of(one, "case")}) {
+    const std::string section = dimension(one, "section"), stage = dimension(one, "stage");
+    for (const std::string& name : {std::string(), dimension(one, "case")}) {
       const auto found = places.find({section, name});
-      if (found != places.end()) rows[found->second].stages[stage].add(one);
+      if (found == places.end()) continue;
+      rows[found->second].stages[stage].add(one);
+      rows[found->second].sum.add(one);
     }
   }
   return rows;
@@ -101,9 +78,9 @@ std::string held_text(const Counts& counts) {
 }
 
 std::string contract_lines(const Run& run) {
-  std::vector<ContractRow> rows = contract_rows(run);
+  const std::vector<ContractRow> rows = contract_rows(run);
   if (rows.empty()) return {};
-  const std::vector<std::string> stages = stages_of(rows);
+  const std::set<std::string> stages = stages_of(rows);
   std::ostringstream out;
   out << "#\n# contract: cases that held, of those run, at stage";
   for (const std::string& stage : stages) out << " " << clean(stage);
@@ -111,9 +88,9 @@ std::string contract_lines(const Run& run) {
   for (const ContractRow& row : rows) {
     if (!row.statement->name.empty()) continue;
     out << "  "
-        << (all_hold(row.sum())         ? "held   "
-            : row.sum().executed() == 0 ? "not run"
-                                        : "FAILED ");
+        << (all_hold(row.sum)         ? "held   "
+            : row.sum.executed() == 0 ? "not run"
+                                      : "FAILED ");
     for (const std::string& stage : stages) {
       const std::string text = held_text(at_stage(row, stage));
       out << std::string(9 - std::min<std::size_t>(text.size(), 9), ' ') << text;
@@ -127,7 +104,7 @@ std::string page_contract(const Run& run) {
   const std::vector<ContractRow> rows = contract_rows(run);
   if (rows.empty())
     return section("contract", "Contract", "<p>No case of the contract was run.</p>\n");
-  const std::vector<std::string> stages = stages_of(rows);
+  const std::set<std::string> stages = stages_of(rows);
   std::vector<Column> columns = {{"Line"}, {"Promise"}};
   for (const std::string& stage : stages) columns.push_back({"stage " + shown(stage, 20), true});
   std::string body;

@@ -20,8 +20,7 @@ namespace equigrad::reports {
 struct ContractRow {
   const Statement* statement = nullptr;
   std::map<std::string, Counts> stages;  // stage -> its cases
-
-  Counts sum() const;
+  Counts sum;                            // of all stages
 };
 
 std::vector<ContractRow> contract_rows(const Run& run);

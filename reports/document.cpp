@@ -1,5 +1,6 @@
 #include "reports/document.hpp"
 
+#include <array>
 #include <stdexcept>
 
 #include "reports/text.hpp"
@@ -136,23 +137,12 @@ std::string verdict_cell(Verdict verdict, double margin, const std::string& html
 }
 
 std::string margin_class(Verdict verdict, double margin) {
-  switch (verdict) {
-    case Verdict::Failed:
-      return "bad";
-    case Verdict::Crashed:
-      return "crash";
-    case Verdict::TimedOut:
-      return "late";
-    case Verdict::Skipped:
-      return "skip-c";
-    case Verdict::NotRun:
-      return "none";
-    case Verdict::Equal:
-      return "m0";
-    case Verdict::Within:
-      return margin <= 0.25 ? "m1" : margin <= 0.5 ? "m2" : margin <= 0.75 ? "m3" : "m4";
-  }
-  return "none";
+  if (verdict == Verdict::Within)
+    return margin <= 0.25 ? "m1" : margin <= 0.5 ? "m2" : margin <= 0.75 ? "m3" : "m4";
+  // In the order of the enumeration.
+  constexpr std::array<const char*, kVerdicts.size()> kClasses = {"m0",    "",     "bad", "skip-c",
+                                                                  "crash", "late", "none"};
+  return kClasses.at(static_cast<size_t>(verdict));
 }
 
 }  // namespace equigrad::reports

@@ -24,6 +24,12 @@ std::string drawn_line(double x1, double y1, double x2, double y2, const std::st
          "\" " + how + "/>\n";
 }
 
+std::string drawn_bar(double x, double width, const char* fill, const std::string& css_class) {
+  const auto rounded = [](double value) { return shortest(std::round(value * 1000) / 1000); };
+  return "<rect x=\"" + rounded(x) + "\" width=\"" + rounded(width) + "\" height=\"1\" fill=\"" +
+         fill + (css_class.empty() ? "\"/>" : "\" class=\"" + css_class + "\"/>");
+}
+
 std::string drawn_curve(const std::string& points, const std::string& how) {
   return "<polyline points=\"" + points + "\" fill=\"none\" stroke-width=\"1.6\" " + how + "/>\n";
 }

@@ -17,6 +17,8 @@ std::string drawing(const std::string& title, double height, const std::string& 
 std::string drawn_text(double x, double y, const char* anchor, const std::string& words);
 // `how`: attributes, as in stroke="currentColor"
 std::string drawn_line(double x1, double y1, double x2, double y2, const std::string& how);
+// A piece of a bar that is one unit high, in thousandths of a unit.
+std::string drawn_bar(double x, double width, const char* fill, const std::string& css_class = {});
 std::string drawn_curve(const std::string& points, const std::string& how);
 
 }  // namespace equigrad::reports

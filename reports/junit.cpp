@@ -39,12 +39,10 @@ std::string attributes(const Tally& tally) {
          "\" skipped=\"" + std::to_string(tally.skipped) + "\"";
 }
 
-void write_problem(std::ostringstream& out, const char* element, const Case& one,
-                   const std::string& message) {
-  out << "      <" << element << " message=\"" << escape_xml(first_line(message)) << "\" type=\""
-      << word(one.verdict) << "\">"
-      << cdata(message + (one.replay.empty() ? "" : "\nreplay: " + one.replay)) << "</" << element
-      << ">\n";
+void write_problem(std::ostringstream& out, const char* element, const Case& one) {
+  out << "      <" << element << " message=\"" << escape_xml(first_line(message_of(one)))
+      << "\" type=\"" << word(one.verdict) << "\">" << cdata(message_with_replay(one)) << "</"
+      << element << ">\n";
   if (one.files.empty()) return;
   std::string attachments;
   for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
@@ -56,21 +54,17 @@ void write_case(std::ostringstream& out, Tally& tally, const Case& one, const st
   ++tally.tests;
   out << "    <testcase name=\"" << escape_xml(name) << "\" classname=\"equigrad."
       << escape_xml(suite) << "\" time=\"" << shortest(one.seconds) << "\"";
-  const bool empty = vacuous(one);
-  if (passed(one.verdict) && !empty) {
+  if (passed(one.verdict) && !vacuous(one)) {
     out << "/>\n";
     return;
   }
   out << ">\n";
-  if (empty) {
+  if (vacuous(one) || one.verdict == Verdict::Failed) {
     ++tally.failures;
-    write_problem(out, "failure", one, "passed without comparing anything");
-  } else if (one.verdict == Verdict::Failed) {
-    ++tally.failures;
-    write_problem(out, "failure", one, message_of(one));
+    write_problem(out, "failure", one);
   } else if (went_wrong(one.verdict)) {
     ++tally.errors;
-    write_problem(out, "error", one, message_of(one));
+    write_problem(out, "error", one);
   } else {
     ++tally.skipped;
     out << "      <skipped message=\"" << escape_xml(first_line(message_of(one))) << "\"/>\n";
@@ -78,50 +72,50 @@ void write_case(std::ostringstream& out, Tally& tally, const Case& one, const st
   out << "    </testcase>\n";
 }
 
-void write_self_checks(std::ostringstream& out, Tally& all, const Run& run, UniqueNames& unique) {
+// `time`: an attribute, or nothing.
+void write_suite(std::ostringstream& out, Tally& all, const std::string& suite,
+                 const std::vector<Case>& cases, const std::string& time, UniqueNames& unique) {
   std::ostringstream body;
   Tally tally;
-  for (const SelfCheck& check : run.self_checks) {
-    const std::string fault = clean(check.fault);
-    Case one;
-    one.id = unique("self_check." + fault);
-    one.verdict = check.caught ? Verdict::Equal : Verdict::Failed;
-    one.lanes.resize(1);
-    one.lanes[0].compared = 1;  // a planted fault is no empty comparison
-    one.message = "the planted fault \"" + fault + "\" was not caught: the run is void";
-    write_case(body, tally, one, one.id, "self_check");
-  }
-  if (!run.failure.empty()) {
-    Case one;
-    one.id = unique("self_check");
-    one.verdict = Verdict::Crashed;
-    one.message = run.failure;
-    write_case(body, tally, one, one.id, "self_check");
-  }
-  out << "  <testsuite name=\"self_check\"" << attributes(tally) << ">\n"
+  for (const Case& one : cases) write_case(body, tally, one, unique(clean(one.id)), suite);
+  out << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << time << ">\n"
       << body.str() << "  </testsuite>\n";
   all.tests += tally.tests;
   all.failures += tally.failures;
   all.errors += tally.errors;
+  all.skipped += tally.skipped;
+}
+
+std::vector<Case> self_checks(const Run& run) {
+  std::vector<Case> cases;
+  for (const SelfCheck& check : run.self_checks) {
+    Case& one = cases.emplace_back();
+    one.id = "self_check." + clean(check.fault);
+    one.verdict = check.caught ? Verdict::Equal : Verdict::Failed;
+    one.lanes.resize(1);
+    one.lanes[0].compared = 1;  // a planted fault is no empty comparison
+    one.message =
+        "the planted fault \"" + clean(check.fault) + "\" was not caught: the run is void";
+  }
+  if (!run.failure.empty()) {
+    Case& one = cases.emplace_back();
+    one.id = "self_check";
+    one.verdict = Verdict::Crashed;
+    one.message = run.failure;
+  }
+  return cases;
 }
 
 // A suite for each stage, precision and number of ranks of the part.
 void write_part(std::ostringstream& out, Tally& all, const Run& part, const std::string& name,
                 UniqueNames& unique) {
   for (const Group& group : group_by(part, {"stage", "precision", "ranks"})) {
-    const std::string suite = (name.empty() ? "" : name + ".") + "zero" + group.key[0] + "." +
-                              group.key[1] + ".w" + group.key[2];
-    std::ostringstream body;
-    Tally tally;
-    for (const Case* one : group.cases)
-      write_case(body, tally, *one, unique(clean(one->id)), suite);
-    out << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << " time=\""
-        << shortest(group.seconds) << "\">\n"
-        << body.str() << "  </testsuite>\n";
-    all.tests += tally.tests;
-    all.failures += tally.failures;
-    all.errors += tally.errors;
-    all.skipped += tally.skipped;
+    std::vector<Case> cases;
+    for (const Case* one : group.cases) cases.push_back(*one);
+    write_suite(out, all,
+                (name.empty() ? "" : name + ".") + "zero" + group.key[0] + "." + group.key[1] +
+                    ".w" + group.key[2],
+                cases, " time=\"" + shortest(group.seconds) + "\"", unique);
   }
 }
 
@@ -131,7 +125,7 @@ std::string to_junit(const Run& run) {
   std::ostringstream suites;
   Tally all;
   UniqueNames unique;
-  write_self_checks(suites, all, run, unique);
+  write_suite(suites, all, "self_check", self_checks(run), "", unique);
   for (const PartRange& part : part_ranges(run)) {
     Run cases;
     cases.cases.assign(run.cases.begin() + static_cast<std::ptrdiff_t>(part.begin),

@@ -68,10 +68,8 @@ void write_front(std::ostringstream& out, const Run& run) {
 }
 
 std::string section(const Case& one) {
-  const std::string text =
-      passed(one.verdict) ? "passed without comparing anything" : clean(message_of(one));
   return "\n### " + glyph(one.verdict) + " " + escape_markdown(one.id) + "\n\n" +
-         fenced(text + (one.replay.empty() ? "" : "\nreplay: " + clean(one.replay)));
+         fenced(clean(message_with_replay(one)));
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include "reports/page.hpp"
 
 #include <array>
-#include <cmath>
 
 #include "reports/document.hpp"
+#include "reports/drawing.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
@@ -20,30 +20,18 @@ const char* tone_of(int64_t alarming) { return alarming == 0 ? "zero" : "alarm";
 
 // The counts as one bar; the same numbers stand in the tiles, so it is hidden from readers.
 std::string proportions(const Counts& sum) {
-  struct Part {
-    int64_t count;
-    Verdict verdict;
-    const char* fill;  // for a page without its styles
-  };
-  const std::array<Part, 7> parts = {{{sum.failed, Verdict::Failed, "#b7331b"},
-                                      {sum.crashed, Verdict::Crashed, "#5f3490"},
-                                      {sum.timed_out, Verdict::TimedOut, "#8461b3"},
-                                      {sum.within, Verdict::Within, "#e8c45f"},
-                                      {sum.equal, Verdict::Equal, "#1f6f9f"},
-                                      {sum.skipped, Verdict::Skipped, "#e1e4e8"},
-                                      {sum.not_run, Verdict::NotRun, "#d4d8dd"}}};
+  // For a page without its styles, in the order of kVerdicts.
+  constexpr std::array<const char*, kVerdicts.size()> kFills = {
+      "#b7331b", "#5f3490", "#8461b3", "#e8c45f", "#1f6f9f", "#e1e4e8", "#d4d8dd"};
   if (sum.total() == 0) return {};
   std::string out =
       "<svg class=\"bar\" viewBox=\"0 0 100 1\" preserveAspectRatio=\"none\" "
       "aria-hidden=\"true\">";
   double at = 0;
-  for (const auto& [count, verdict, fill] : parts) {
-    const double width = 100 * static_cast<double>(count) / static_cast<double>(sum.total());
-    if (count > 0) {
-      out += "<rect x=\"" + shortest(std::round(at * 1000) / 1000) + "\" width=\"" +
-             shortest(std::round(width * 1000) / 1000) + "\" height=\"1\" fill=\"" + fill +
-             "\" class=\"" + margin_class(verdict, 0.5) + "\"/>";
-    }
+  for (size_t i = 0; i < kVerdicts.size(); ++i) {
+    const auto count = static_cast<double>(sum.of(kVerdicts[i]));
+    const double width = 100 * count / static_cast<double>(sum.total());
+    if (count > 0) out += drawn_bar(at, width, kFills[i], margin_class(kVerdicts[i], 0.5));
     at += width;
   }
   return out + "</svg>\n";

@@ -1,6 +1,3 @@
-#include <array>
-#include <utility>
-
 #include "reports/document.hpp"
 #include "reports/page.hpp"
 #include "reports/summary.hpp"
@@ -60,8 +57,7 @@ std::string failure(const Case& one) {
                     (empty ? "compared nothing" : spoken(verdict)) +
                     "</span> <a class=\"id\" href=\"#" + id + "\">" + shown(one.id, 400) +
                     "</a></h3>\n";
-  const std::string message = empty ? "passed without comparing anything" : message_of(one);
-  out += "<pre>" + shown(message, kMessageBytes) + "</pre>\n";
+  out += "<pre>" + shown(message_of(one), kMessageBytes) + "</pre>\n";
   if (!one.lanes.empty()) out += lanes_table(one);
   if (!one.replay.empty()) {
     out += "<p>Replay: <code>" + shown(one.replay, 1000) + "</code></p>\n";
@@ -100,18 +96,11 @@ std::string case_row(const Case& one, bool with_id, const std::vector<std::strin
 
 // Only what there is: "16 cases: 15 within, 1 failed".
 std::string short_counts(const Counts& sum) {
-  const std::array<std::pair<Verdict, int64_t>, 7> parts = {{{Verdict::Failed, sum.failed},
-                                                             {Verdict::Crashed, sum.crashed},
-                                                             {Verdict::TimedOut, sum.timed_out},
-                                                             {Verdict::Within, sum.within},
-                                                             {Verdict::Equal, sum.equal},
-                                                             {Verdict::Skipped, sum.skipped},
-                                                             {Verdict::NotRun, sum.not_run}}};
   std::string out = count_of(sum.total(), "case") + ":";
   const char* between = " ";
-  for (const auto& [verdict, count] : parts) {
-    if (count == 0) continue;
-    out += between + grouped(count) + " " + spoken(verdict);
+  for (const Verdict verdict : kVerdicts) {
+    if (sum.of(verdict) == 0) continue;
+    out += between + grouped(sum.of(verdict)) + " " + spoken(verdict);
     between = ", ";
   }
   return out;

@@ -52,7 +52,7 @@ std::string lane_row(const char* claim, const char* name, const LaneTotal* lane)
 std::string group_row(const Group& group) {
   const Counts& sum = group.counts;
   const Verdict verdict = group.verdict();
-  const int64_t wrong = sum.failed + sum.crashed + sum.timed_out;
+  const int64_t wrong = sum.went_wrong();
   const std::string state =
       wrong > 0 ? grouped(wrong) + " of " + grouped(sum.total()) + " went wrong" : spoken(verdict);
   return row(shown(group.key[0], 200),

@@ -23,8 +23,7 @@ std::string cell_text(const Group& group) {
   const Counts& sum = group.counts;
   const Verdict verdict = group.verdict();
   if (went_wrong(verdict)) {
-    return glyph(verdict) + " " + grouped(sum.failed + sum.crashed + sum.timed_out) + "/" +
-           grouped(sum.total());
+    return glyph(verdict) + " " + grouped(sum.went_wrong()) + "/" + grouped(sum.total());
   }
   if (sum.vacuous > 0) return "0 compared";
   return verdict == Verdict::Within ? "≈ " + short_number(group.margin) : glyph(verdict);

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "reports/document.hpp"
+#include "reports/drawing.hpp"
 #include "reports/page.hpp"
 #include "reports/text.hpp"
 
@@ -74,8 +75,7 @@ std::string drawn(const Bar& bar, const std::vector<std::string>& categories, in
     const double width =
         std::round(1e5 * static_cast<double>(found->second) / static_cast<double>(most_bytes)) /
         1e3;
-    out += "<rect x=\"" + shortest(std::round(at * 1e3) / 1e3) + "\" width=\"" + shortest(width) +
-           "\" height=\"1\" fill=\"" + colour(i) + "\"/>";
+    out += drawn_bar(at, width, colour(i));
     at += width;
   }
   return out + "</svg></td>";

@@ -61,12 +61,9 @@ double worst_margin(const Case& one) {
 }  // namespace
 
 Verdict Group::verdict() const {
-  if (counts.failed > 0) return Verdict::Failed;
-  if (counts.crashed > 0) return Verdict::Crashed;
-  if (counts.timed_out > 0) return Verdict::TimedOut;
-  if (counts.within > 0) return Verdict::Within;
-  if (counts.equal > 0) return Verdict::Equal;
-  return counts.skipped > 0 ? Verdict::Skipped : Verdict::NotRun;
+  const auto happened = [this](Verdict verdict) { return counts.of(verdict) > 0; };
+  const auto worst = std::find_if(kVerdicts.begin(), kVerdicts.end(), happened);
+  return worst == kVerdicts.end() ? Verdict::NotRun : *worst;
 }
 
 const LaneTotal* Group::lane(const std::string& name) const {

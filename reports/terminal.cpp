@@ -54,7 +54,7 @@ Cells row_of(const Group& group) {
   const Verdict verdict = group.verdict();
   std::string state = spoken(verdict);
   const Counts& sum = group.counts;
-  const int64_t wrong = sum.failed + sum.crashed + sum.timed_out;
+  const int64_t wrong = sum.went_wrong();
   if (wrong > 0) {
     const bool mixed = (sum.failed > 0) + (sum.crashed > 0) + (sum.timed_out > 0) > 1;
     state = grouped(wrong) + " of " + grouped(sum.total()) + " " + (mixed ? "went wrong" : state);
@@ -121,8 +121,7 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
   for (size_t i = 0; i < std::min(wrong.size(), options.messages); ++i) {
     const Case& one = *wrong[i];
     const std::string state = passed(one.verdict) ? "empty" : spoken(one.verdict);
-    const std::string message =
-        clean(passed(one.verdict) ? "passed without comparing anything" : message_of(one));
+    const std::string message = clean(message_of(one));
     out << "\n" << painted(state, colour_of(Verdict::Failed), options) << "  " << clean(one.id);
     std::istringstream lines(message);
     for (std::string line; std::getline(lines, line);) out << "\n  " << line;
@@ -156,15 +155,14 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   out << "\n";
   write_reasons(out, run);
   for (const std::string& line : part_lines(run)) out << "# " << line << "\n";
-  std::string headline(word(end));
-  for (char& c : headline) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   const Verdict tone = end == Outcome::Held                             ? Verdict::Equal
                        : end == Outcome::Failed || end == Outcome::Void ? Verdict::Failed
                                                                         : Verdict::NotRun;
   out << "# " << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
       << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
       << "\n"
-      << painted(headline, colour_of(tone), options) << "  " << outcome_text(run) << "\n";
+      << painted(upper_case(word(end)), colour_of(tone), options) << "  " << outcome_text(run)
+      << "\n";
   const std::vector<const Case*> wrong = wrong_cases(run);
   const std::string replay =
       wrong.empty() || wrong[0]->replay.empty() ? run.command : wrong[0]->replay;

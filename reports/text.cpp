@@ -55,30 +55,19 @@ std::string clean(std::string_view foreign) {
   return out;
 }
 
-std::string escape_xml(std::string_view foreign) {
+std::string replaced(std::string_view text, const Replacements& by) {
   std::string out;
-  for (const char c : clean(foreign)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
+  for (const char c : text) {
+    const auto found = by.find(c);
+    out += found == by.end() ? std::string_view(&c, 1) : found->second;
   }
   return out;
+}
+
+std::string escape_xml(std::string_view foreign) {
+  static const Replacements kMarkup = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
+  return replaced(clean(foreign), kMarkup);
 }
 
 std::string escape_markdown(std::string_view foreign) {
@@ -162,29 +151,17 @@ std::string count_of(int64_t count, std::string_view noun) {
 }
 
 std::string glyph(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::Equal:
-      return "=";
-    case Verdict::Within:
-      return "≈";
-    case Verdict::Failed:
-      return "✗";
-    case Verdict::Skipped:
-      return "–";
-    case Verdict::Crashed:
-      return "!";
-    case Verdict::TimedOut:
-      return "◷";
-    case Verdict::NotRun:
-      return "·";
-  }
-  return "?";
+  // In the order of the enumeration.
+  constexpr std::array<const char*, kVerdicts.size()> kGlyphs = {"=", "≈", "✗", "–", "!", "◷", "·"};
+  return kGlyphs.at(static_cast<size_t>(verdict));
 }
 
-std::string spoken(Verdict verdict) {
-  if (verdict == Verdict::TimedOut) return "timed out";
-  if (verdict == Verdict::NotRun) return "not run";
-  return std::string(word(verdict));
+std::string spoken(Verdict verdict) { return replaced(word(verdict), {{'_', " "}}); }
+
+std::string upper_case(std::string_view word) {
+  std::string out(word);
+  for (char& c : out) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return out;
 }
 
 std::string dimension(const Case& one, const std::string& key) {
@@ -232,9 +209,14 @@ std::string outcome_text(const Run& run) {
 }
 
 std::string message_of(const Case& one) {
+  if (vacuous(one)) return "passed without comparing anything";
   if (!one.message.empty()) return one.message;
   if (went_wrong(one.verdict)) return spoken(one.verdict) + " without a message";
   return passed(one.verdict) ? "" : "no reason given";
+}
+
+std::string message_with_replay(const Case& one) {
+  return message_of(one) + (one.replay.empty() ? "" : "\nreplay: " + one.replay);
 }
 
 }  // namespace equigrad::reports

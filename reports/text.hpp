@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,9 @@
 namespace equigrad::reports {
 
 std::string clean(std::string_view foreign);
+// Each character that is a key becomes its value.
+using Replacements = std::map<char, std::string_view>;
+std::string replaced(std::string_view text, const Replacements& by);
 std::string escape_xml(std::string_view foreign);  // cleaned; for text and quoted attributes
 // Cleaned, on one line; for a cell or a line of Markdown, in which nothing of it is markup.
 std::string escape_markdown(std::string_view foreign);
@@ -39,6 +43,8 @@ std::string count_of(int64_t count, std::string_view noun);  // 1 case, 3 cases
 std::string glyph(Verdict verdict);   // one character that tells verdicts apart without colour
 std::string spoken(Verdict verdict);  // "timed out": for people; word() is for programs
 
+std::string upper_case(std::string_view word);  // ASCII
+
 // "-" where the case does not have this dimension.
 std::string dimension(const Case& one, const std::string& key);
 
@@ -51,7 +57,8 @@ std::string environment_line(const Environment& env);
 // One sentence that says what the outcome means for this run.
 std::string outcome_text(const Run& run);
 
-// The case's message, or words for why it stands where it stands when it brought none.
+// That it compared nothing; or the case's message, or words for why it brought none.
 std::string message_of(const Case& one);
+std::string message_with_replay(const Case& one);  // and the line that repeats it, if there is one
 
 }  // namespace equigrad::reports
