@@ -9,7 +9,7 @@ void to_json(Json& json, const Estimate& estimate) {
 }
 
 void to_json(Json& json, const ComparedRun& run) {
-  json = {{"configuration", run.configuration == 0 ? "A" : "B"},
+  json = {{"configuration", letter_of(run)},
           {"seed", std::to_string(run.seed)},
           {"complete", run.complete},
           {"trouble", clean(run.trouble)},

@@ -14,41 +14,28 @@ std::string interval_name(const Comparison& comparison) {
 std::string quantities_table(const Comparison& comparison) {
   std::string rows;
   for (const ComparedQuantity& one : comparison.quantities)
-    rows +=
-        row(shown(one.name, 200), number_cell(estimate_text(one.each[0], one.unit)) +
-                                      number_cell(estimate_text(one.each[1], one.unit)) +
-                                      number_cell(estimate_text(one.difference, one.unit, true)) +
-                                      number_cell(formatted("%.3f", one.ratio)));
+    rows += row(shown(one.name, 200), number_cells(cells_of(one)));
   return table("Means over " + std::to_string(comparison.pairs) + " pairs, with " +
                    interval_name(comparison) + " intervals. B - A is of pairs.",
-               table_head({{""}, {"A", true}, {"B", true}, {"B - A", true}, {"B / A", true}}),
-               rows);
+               heads({""}) + number_heads({"A", "B", "B - A", "B / A"}), rows);
 }
 
 std::string runs_table(const Comparison& comparison) {
   std::string rows;
   for (const ComparedRun& run : comparison.runs) {
-    const auto bytes = [](int64_t count) { return number_cell(bytes_text(count)); };
-    std::string cells = number_cell(run.configuration == 0 ? "A" : "B") +
-                        number_cell(grouped(static_cast<int64_t>(run.losses.size())));
-    if (run.complete)
-      cells += number_cell(value_text(run.final_loss, "nats")) +
-               number_cell(value_text(run.mean_loss, "nats")) +
-               number_cell(value_text(run.step_s, "s")) + bytes(run.held_bytes) +
-               bytes(run.held_peak_bytes) + bytes(run.process_peak_bytes) +
-               number_cell(grouped(run.skipped_steps));
-    else
-      cells += "<td colspan=\"7\">" + shown(run.trouble, 600) + "</td>";
-    rows += row(std::to_string(run.seed), cells);
+    const std::string cells =
+        run.complete ? number_cells(cells_of(run)) + number_cells({grouped(run.skipped_steps)})
+                     : "<td colspan=\"7\">" + shown(run.trouble, 600) + "</td>";
+    rows += row(
+        std::to_string(run.seed),
+        number_cells({letter_of(run), grouped(static_cast<int64_t>(run.losses.size()))}) + cells);
   }
-  std::vector<Column> columns = {{"Seed"}};
-  for (const char* name : {"Run", "Steps", "Final loss", "Mean loss", "Step", "Held", "Held, peak",
-                           "Process, peak", "Skipped"})
-    columns.push_back({name, true});
   return table(
       "Every run, in the order in which they were run. Held is what the engine&#39;s "
       "ledger counts, process what the operating system does; the largest rank&#39;s.",
-      table_head(columns), rows);
+      heads({"Seed"}) + number_heads({"Run", "Steps", "Final loss", "Mean loss", "Step", "Held",
+                                      "Held, peak", "Process, peak", "Skipped"}),
+      rows);
 }
 
 std::string configurations_of(const Comparison& comparison) {
@@ -97,9 +84,7 @@ std::string to_html(const Comparison& comparison) {
       .title = "Equigrad compare: " + std::string(word(outcome)),
       .banner_html = "<p>" + shown(comparison.reason, 2000) + "</p>\n<p class=\"note\">Margin: " +
                      escape_xml(margin_text(comparison)) + ".</p>\n",
-      .links = {},
       .html = page_compare(comparison),
-      .end_html = {},
       .data_file = "compare.json"});
 }
 

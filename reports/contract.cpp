@@ -105,16 +105,15 @@ std::string page_contract(const Run& run) {
   if (rows.empty())
     return section("contract", "Contract", "<p>No case of the contract was run.</p>\n");
   const std::set<std::string> stages = stages_of(rows);
-  std::vector<Column> columns = {{"Line"}, {"Promise"}};
-  for (const std::string& stage : stages) columns.push_back({"stage " + shown(stage, 20), true});
-  std::string body;
+  std::string body, columns = heads({"Line", "Promise"});
+  for (const std::string& stage : stages) columns += number_heads({"stage " + shown(stage, 20)});
   for (const ContractRow& one : rows)
     body += row(one.statement->name.empty() ? shown(one.statement->section, 20) : "",
                 "<td>" + words(*one.statement) + "</td>" + cells(one, stages));
   return section("contract", "Contract",
                  table("What the engine promises, line by line, and how many cases held at each "
                        "ZeRO stage: 20/22 means that 2 of 22 did not.",
-                       table_head(columns), body));
+                       columns, body));
 }
 
 }  // namespace equigrad::reports

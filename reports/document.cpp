@@ -94,6 +94,8 @@ std::string shown(const std::string& text, size_t limit_bytes) {
   return escape_xml(clipped(text, limit_bytes));
 }
 
+std::string paragraph(const std::string& html) { return "<p>" + html + "</p>\n"; }
+
 std::string section(const std::string& id, const std::string& title, const std::string& html) {
   return "<section id=\"" + id + "\" aria-labelledby=\"" + id + "-h\">\n<h2 id=\"" + id + "-h\">" +
          title + "</h2>\n" + html + "</section>\n";
@@ -103,20 +105,31 @@ std::string definition(const std::string& term, const std::string& html) {
   return "<dt>" + term + "</dt><dd>" + html + "</dd>\n";
 }
 
-std::string table_head(const std::vector<Column>& columns) {
-  std::string out = "<thead><tr>";
-  for (const Column& column : columns)
-    out += std::string("<th scope=\"col\"") + (column.is_number ? " class=\"n\">" : ">") +
-           column.html + "</th>";
-  return out + "</tr></thead>\n";
+std::string heads(const std::vector<std::string>& names_html) {
+  std::string out;
+  for (const std::string& name : names_html) out += "<th scope=\"col\">" + name + "</th>";
+  return out;
 }
 
-std::string table(const std::string& caption_html, const std::string& head_html,
+std::string number_heads(const std::vector<std::string>& names_html) {
+  std::string out;
+  for (const std::string& name : names_html)
+    out += "<th scope=\"col\" class=\"n\">" + name + "</th>";
+  return out;
+}
+
+std::string table(const std::string& caption_html, const std::string& heads_html,
                   const std::string& rows_html, const std::string& css_class) {
   return "<div class=\"wide\"><table" +
          (css_class.empty() ? ">\n" : " class=\"" + css_class + "\">\n") + "<caption>" +
-         caption_html + "</caption>\n" + head_html + "<tbody>\n" + rows_html +
-         "</tbody></table></div>\n";
+         caption_html + "</caption>\n<thead><tr>" + heads_html + "</tr></thead>\n<tbody>\n" +
+         rows_html + "</tbody></table></div>\n";
+}
+
+std::string subtitle(size_t columns, const std::string& html, bool is_first) {
+  return std::string(is_first ? "" : "</tbody>\n<tbody>\n") +
+         "<tr><th class=\"sub\" scope=\"rowgroup\" colspan=\"" + std::to_string(columns) + "\">" +
+         html + "</th></tr>\n";
 }
 
 std::string row(const std::string& head_html, const std::string& cells_html) {
@@ -127,8 +140,10 @@ std::string cell(const std::string& text, size_t limit_bytes) {
   return "<td>" + shown(text, limit_bytes) + "</td>";
 }
 
-std::string number_cell(const std::string& text) {
-  return "<td class=\"n\">" + escape_xml(text) + "</td>";
+std::string number_cells(const std::vector<std::string>& texts) {
+  std::string out;
+  for (const std::string& text : texts) out += "<td class=\"n\">" + escape_xml(text) + "</td>";
+  return out;
 }
 
 std::string verdict_cell(Verdict verdict, double margin, const std::string& html) {

@@ -36,16 +36,16 @@ struct Origin {
 
 struct Document {
   Origin origin;
-  std::string brand;        // Equigrad compare
-  std::string_view tone;    // held, failed, ...: the colour of the banner
-  std::string_view mark;    // ✓ ? ✗, before the heading
-  std::string heading;      // Held
-  std::string title;        // of the window; empty: brand and heading
-  std::string banner_html;  // below the heading
-  std::vector<std::pair<std::string, std::string>> links;  // section -> its name
-  std::string html;                                        // sections
-  std::string end_html;                                    // sections after the environment's
-  std::string data_file;                                   // run.json
+  std::string brand;             // Equigrad compare
+  std::string_view tone;         // held, failed, ...: the colour of the banner
+  std::string_view mark = {};    // ✓ ? ✗, before the heading
+  std::string heading;           // Held
+  std::string title = {};        // of the window; empty: brand and heading
+  std::string banner_html = {};  // below the heading
+  std::vector<std::pair<std::string, std::string>> links = {};  // section -> its name
+  std::string html = {};                                        // sections
+  std::string end_html = {};                                    // sections after the environment's
+  std::string data_file;                                        // run.json
 };
 std::string to_html(const Document& document);
 
@@ -55,20 +55,21 @@ std::string_view mark_of(bool is_good, bool is_open);              // ✓, ?, �
 std::string clipped(const std::string& text, size_t limit_bytes);  // whole characters, with a note
 std::string shown(const std::string& text, size_t limit_bytes);    // clipped, escaped
 
+std::string paragraph(const std::string& html);
 std::string section(const std::string& id, const std::string& title, const std::string& html);
 std::string definition(const std::string& term, const std::string& html);  // <dt>, <dd>
 
-struct Column {
-  std::string html;
-  bool is_number = false;
-};
-std::string table_head(const std::vector<Column>& columns);
-// `head_html`: table_head(); `rows_html`: row() and such.
-std::string table(const std::string& caption_html, const std::string& head_html,
+// Heads of columns of words, of numbers.
+std::string heads(const std::vector<std::string>& names_html);
+std::string number_heads(const std::vector<std::string>& names_html);
+// `heads_html`: heads() and such; `rows_html`: row() and such.
+std::string table(const std::string& caption_html, const std::string& heads_html,
                   const std::string& rows_html, const std::string& css_class = {});
+// A row between them, over all columns.
+std::string subtitle(size_t columns, const std::string& html, bool is_first);
 std::string row(const std::string& head_html, const std::string& cells_html);
 std::string cell(const std::string& text, size_t limit_bytes);
-std::string number_cell(const std::string& text);
+std::string number_cells(const std::vector<std::string>& texts);
 std::string verdict_cell(Verdict verdict, double margin, const std::string& html);
 std::string margin_class(Verdict verdict, double margin);  // of a coloured cell
 

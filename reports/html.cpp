@@ -37,7 +37,6 @@ std::string to_html(const Run& run) {
                           {"cases", "Cases"},
                           {"environment", "Environment"},
                           {"definitions", "Definitions"}},
-                .html = {},
                 .end_html = section("definitions", "Definitions", filled("definitions.html")),
                 .data_file = "run.json"};
   std::set<const Case*> shown;

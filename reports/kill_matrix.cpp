@@ -42,19 +42,10 @@ std::string covering_line(const KillMatrix& matrix) {
 }  // namespace
 
 std::string_view word(Fate fate) {
-  switch (fate) {
-    case Fate::Caught:
-      return "caught";
-    case Fate::Survived:
-      return "survived";
-    case Fate::Equivalent:
-      return "equivalent";
-    case Fate::DidNotAct:
-      return "did_not_act";
-    case Fate::NotRun:
-      return "not_run";
-  }
-  return "not_run";
+  // In the order of the enumeration.
+  constexpr std::array<std::string_view, 5> kWords = {"caught", "survived", "equivalent",
+                                                      "did_not_act", "not_run"};
+  return kWords.at(static_cast<std::size_t>(fate));
 }
 
 void KillCounts::add(const FaultRow& row) {

@@ -27,12 +27,12 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
 constexpr size_t kColumns = 12;
 
 std::string head_of(const std::vector<CheckCount>& checks) {
-  std::vector<Column> columns = {{"Fault"}, {"Fate"}, {"Steps", true}, {"Located"}, {"Covering"}};
-  for (const auto& check : checks) columns.push_back({shown(check.check, 40), true});
-  columns.push_back({"Other checks"});
-  for (const char* rule : kRuleNames) columns.push_back({escape_xml(rule), true});
-  columns.insert(columns.end(), {{"Time", true}, {"Seam"}, {"Stands for"}});
-  return table_head(columns);
+  std::string out =
+      heads({"Fault", "Fate"}) + number_heads({"Steps"}) + heads({"Located", "Covering"});
+  for (const auto& check : checks) out += number_heads({shown(check.check, 40)});
+  out += heads({"Other checks"});
+  for (const char* rule : kRuleNames) out += number_heads({escape_xml(rule)});
+  return out + number_heads({"Time"}) + heads({"Seam", "Stands for"});
 }
 
 // "1": the first check that saw it; "x": saw it too.
@@ -61,14 +61,14 @@ std::string fault_row(const FaultRow& row, const std::vector<CheckCount>& column
                     anchor(row.name) + "\" title=\"" + shown(row.what, 300) + "\">" +
                     shown(row.name, 120) + "</a></th>" + fate_cell(row.fate);
   const int64_t steps = caught ? row.found[0].after_steps : -1;
-  out += number_cell(!caught || steps < 0 ? "–" : std::to_string(steps));
-  out += !caught ? "<td>–</td>" : row.found[0].located ? "<td>yes</td>" : "<td>no</td>";
-  out += !caught ? "<td>–</td>" : is_covered(row) ? "<td>yes</td>" : "<td>no</td>";
-  for (const auto& column : columns) out += number_cell(seen_mark(row, column.check));
+  out += number_cells({!caught || steps < 0 ? "–" : std::to_string(steps)});
+  for (const bool holds : {caught && row.found[0].located, is_covered(row)})
+    out += cell(!caught ? "–" : holds ? "yes" : "no", 3);
+  for (const auto& column : columns) out += number_cells({seen_mark(row, column.check)});
   out += cell(others(row, columns), 300);
   for (size_t i = 0; i < kRulesElsewhere; ++i)
-    out += number_cell(!row.has_data ? "–" : row.elsewhere[i] ? "x" : "");
-  return out + number_cell(seconds_text(row.seconds)) + cell(row.seam, 60) +
+    out += number_cells({!row.has_data ? "–" : row.elsewhere[i] ? "x" : ""});
+  return out + number_cells({seconds_text(row.seconds)}) + cell(row.seam, 60) +
          cell(row.bugs.empty() ? "mutant" : joined(row.bugs, " "), 300) + "</tr>\n";
 }
 
@@ -125,8 +125,7 @@ std::string first_lines_section(const KillMatrix& matrix) {
   return section(
       "lines", "What the failures say",
       table("The first line of the case that caught each fault, and how to see it again",
-            table_head({{"Fault"}, {"What it does"}, {"First line, or proof"}, {"Replay"}}), rows,
-            "sort"));
+            heads({"Fault", "What it does", "First line, or proof", "Replay"}), rows, "sort"));
 }
 
 std::string banner(const KillMatrix& matrix) {
@@ -158,7 +157,6 @@ std::string to_html(const KillMatrix& matrix) {
                          {"lines", "First lines"},
                          {"environment", "Environment"}},
                .html = page_kill_matrix(matrix),
-               .end_html = {},
                .data_file = "faults.json"});
 }
 

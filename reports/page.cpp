@@ -89,15 +89,16 @@ std::string page_not_run(const Run& run) {
   std::string rows, more;
   for (size_t i = 0; i < why.size() && i < kReasons; ++i)
     rows += "<tr>" + verdict_cell(why[i].verdict, 0, spoken(why[i].verdict)) +
-            number_cell(grouped(why[i].cases)) + cell(why[i].text, 400) + "</tr>\n";
+            number_cells({grouped(why[i].cases)}) + cell(why[i].text, 400) + "</tr>\n";
   if (why.size() > kReasons)
     more = "<p>" + count_of(static_cast<int64_t>(why.size() - kReasons), "more reason") +
            " in run.json.</p>\n";
   return section("not-run", "Not run and skipped",
-                 why.empty() ? "<p>Everything that was asked for was run.</p>\n"
-                             : table("What this run says nothing about, and why",
-                                     table_head({{"State"}, {"Cases", true}, {"Reason"}}), rows) +
-                                   more);
+                 why.empty()
+                     ? "<p>Everything that was asked for was run.</p>\n"
+                     : table("What this run says nothing about, and why",
+                             heads({"State"}) + number_heads({"Cases"}) + heads({"Reason"}), rows) +
+                           more);
 }
 
 }  // namespace equigrad::reports

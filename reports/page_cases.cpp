@@ -20,31 +20,22 @@ std::string file_item(const std::string& file) {
 std::string lanes_table(const Case& one) {
   std::string rows;
   for (const Lane& lane : one.lanes) {
-    std::string cells = number_cell(grouped(lane.compared)) + number_cell(grouped(lane.differing)) +
-                        number_cell(short_number(lane.margin)) +
-                        verdict_cell(lane.verdict, lane.margin, spoken(lane.verdict));
-    if (lane.worst)
-      cells += "<td><code>" + shown(lane.worst->tensor, 200) + "[" +
-               std::to_string(lane.worst->index) + "]</code></td>" +
-               number_cell(shortest(lane.worst->got)) + number_cell(shortest(lane.worst->want)) +
-               number_cell(short_number(lane.worst->bound)) +
-               number_cell(short_number(lane.worst->ulp));
+    std::string cells =
+        number_cells({grouped(lane.compared), grouped(lane.differing), short_number(lane.margin)}) +
+        verdict_cell(lane.verdict, lane.margin, spoken(lane.verdict));
+    if (const auto& worst = lane.worst)
+      cells += "<td><code>" + shown(worst->tensor, 200) + "[" + std::to_string(worst->index) +
+               "]</code></td>" +
+               number_cells({shortest(worst->got), shortest(worst->want),
+                             short_number(worst->bound), short_number(worst->ulp)});
     else
-      cells +=
-          cell("–", 3) + number_cell("–") + number_cell("–") + number_cell("–") + number_cell("–");
+      cells += cell("–", 3) + number_cells({"–", "–", "–", "–"});
     rows += row(shown(lane.name, 60), cells);
   }
   return table("Lanes of this case",
-               table_head({{"Lane"},
-                           {"Compared", true},
-                           {"Differing", true},
-                           {"Share of bound", true},
-                           {"Verdict"},
-                           {"Worst element"},
-                           {"Got", true},
-                           {"Want", true},
-                           {"Bound", true},
-                           {"ulp", true}}),
+               heads({"Lane"}) + number_heads({"Compared", "Differing", "Share of bound"}) +
+                   heads({"Verdict", "Worst element"}) +
+                   number_heads({"Got", "Want", "Bound", "ulp"}),
                rows);
 }
 
@@ -111,17 +102,16 @@ std::string group_of(const Group& group, const std::vector<std::string>& lanes,
   const std::string name = "stage " + escape_xml(group.key[0]) + ", " + escape_xml(group.key[1]) +
                            ", " + escape_xml(group.key[2]) +
                            (group.key[2] == "1" ? " rank" : " ranks");
-  std::vector<Column> columns = {{"Style"}, {"Accumulate"}, {"Clip"}, {"Optimizer"}, {"Model"}};
+  std::string columns = heads({"Style", "Accumulate", "Clip", "Optimizer", "Model"});
   for (const std::string& lane : lanes)
-    columns.push_back(
-        {shown(lane, 60) + (lane == "bounded" ? ": share of bound" : ": differing"), true});
-  columns.push_back({"Time", true});
-  columns.push_back({"Verdict"});
+    columns +=
+        number_heads({shown(lane, 60) + (lane == "bounded" ? ": share of bound" : ": differing")});
+  columns += number_heads({"Time"}) + heads({"Verdict"});
   return "<details id=\"" + group_anchor(group.key[0], group.key[1], group.key[2]) +
          (went_wrong(group.verdict()) ? "\" open>" : "\">") + "<summary><b>" +
          glyph(group.verdict()) + " " + name + "</b> <span class=\"note\">" +
-         short_counts(group.counts) + "</span></summary>\n" +
-         table(name, table_head(columns), rows, "sort") + "</details>\n";
+         short_counts(group.counts) + "</span></summary>\n" + table(name, columns, rows, "sort") +
+         "</details>\n";
 }
 
 }  // namespace

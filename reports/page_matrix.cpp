@@ -52,7 +52,7 @@ std::string matrix_cell(const Cells& cells, const std::vector<std::string>& key,
 
 std::string head(const std::vector<std::string>& styles, const std::vector<std::string>& ranks) {
   std::string out =
-      "<thead><tr><th class=\"corner\" scope=\"col\" rowspan=\"2\">ZeRO stage</th>"
+      "<th class=\"corner\" scope=\"col\" rowspan=\"2\">ZeRO stage</th>"
       "<th class=\"corner\" scope=\"col\" rowspan=\"2\">Precision</th>";
   for (const std::string& style : styles) {
     out += "<th class=\"edge\" scope=\"colgroup\" colspan=\"" + std::to_string(ranks.size()) +
@@ -66,7 +66,7 @@ std::string head(const std::vector<std::string>& styles, const std::vector<std::
              escape_xml(words) + "</th>";
     }
   }
-  return out + "</tr></thead>\n";
+  return out;
 }
 
 }  // namespace

@@ -82,15 +82,14 @@ std::string drawn(const Bar& bar, const std::vector<std::string>& categories, in
 }
 
 std::string memory_head(const std::vector<std::string>& categories) {
-  std::vector<Column> columns = {
-      {"Stage"}, {"Share of the largest"}, {"Total", true}, {"Of stage 0", true}, {"Peak", true}};
+  std::string out =
+      heads({"Stage", "Share of the largest"}) + number_heads({"Total", "Of stage 0", "Peak"});
   for (size_t i = 0; i < categories.size(); ++i)
-    columns.push_back({std::string("<svg class=\"swatch\" viewBox=\"0 0 1 1\" width=\"11\" "
-                                   "height=\"11\" aria-hidden=\"true\"><rect width=\"1\" "
-                                   "height=\"1\" fill=\"") +
-                           colour(i) + "\"/></svg>" + shown(categories[i], 60),
-                       true});
-  return table_head(columns);
+    out += number_heads({std::string("<svg class=\"swatch\" viewBox=\"0 0 1 1\" width=\"11\" "
+                                     "height=\"11\" aria-hidden=\"true\"><rect width=\"1\" "
+                                     "height=\"1\" fill=\"") +
+                         colour(i) + "\"/></svg>" + shown(categories[i], 60)});
+  return out;
 }
 
 std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey, Bar>& bars,
@@ -103,11 +102,11 @@ std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey,
                                  static_cast<double>(whole_model->second.total_bytes))) +
             " %";
   }
-  std::string out = drawn(bar, categories, most_bytes) + number_cell(bytes_text(bar.total_bytes)) +
-                    number_cell(ratio) + number_cell(bytes_text(bar.peak_bytes));
+  std::string out = drawn(bar, categories, most_bytes) +
+                    number_cells({bytes_text(bar.total_bytes), ratio, bytes_text(bar.peak_bytes)});
   for (const std::string& category : categories) {
     const auto found = bar.bytes.find(category);
-    out += number_cell(found == bar.bytes.end() ? "–" : bytes_text(found->second));
+    out += number_cells({found == bar.bytes.end() ? "–" : bytes_text(found->second)});
   }
   return row(std::to_string(stage), out);
 }
@@ -127,10 +126,7 @@ std::string page_memory(const Run& run) {
   for (const auto& [key, bar] : bars) {
     const auto& [precision, ranks, stage] = key;
     const std::string next = escape_xml(precisions[precision]) + ", " + count_of(ranks, "rank");
-    if (next != title)
-      rows += (title.empty() ? "" : "</tbody>\n<tbody>\n") +
-              ("<tr><th class=\"sub\" scope=\"rowgroup\" colspan=\"" +
-               std::to_string(5 + categories.size()) + "\">" + next + "</th></tr>\n");
+    if (next != title) rows += subtitle(5 + categories.size(), next, title.empty());
     title = next;
     rows += memory_row(key, bar, bars, categories, most_bytes);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -11,9 +12,12 @@
 namespace equigrad::reports {
 namespace {
 
-bool as_integer(const std::string& text, int64_t& value) {
+// Numbers in their order, everything else behind them.
+int64_t place_of(const std::string& text) {
+  int64_t value = 0;
   const char* end = text.data() + text.size();
-  return std::from_chars(text.data(), end, value).ptr == end && !text.empty();
+  const bool is_number = std::from_chars(text.data(), end, value).ptr == end && !text.empty();
+  return is_number ? value : std::numeric_limits<int64_t>::max();
 }
 
 LaneTotal& total_for(Group& group, const std::string& name) {
@@ -81,23 +85,12 @@ bool worse_margin(double a, double b) {
 std::vector<std::string> values(const Run& run, const std::string& dimension_name) {
   std::vector<std::string> found;
   for (const Case& one : run.cases) {
-    std::string value = dimension(one, dimension_name);
-    if (std::find(found.begin(), found.end(), value) == found.end()) {
-      found.push_back(std::move(value));
-    }
+    const std::string value = dimension(one, dimension_name);
+    if (std::find(found.begin(), found.end(), value) == found.end()) found.push_back(value);
   }
-  const auto numbers_in_order = [](const std::string& a, const std::string& b) {
-    int64_t x = 0;
-    int64_t y = 0;
-    return as_integer(a, x) && as_integer(b, y) && x < y;
-  };
-  const auto is_number = [](const std::string& text) {
-    int64_t ignored = 0;
-    return as_integer(text, ignored);
-  };
-  // Numbers first, so that the comparison is a strict weak ordering even in a mixed list.
-  const auto words = std::stable_partition(found.begin(), found.end(), is_number);
-  std::sort(found.begin(), words, numbers_in_order);
+  std::stable_sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {
+    return place_of(a) < place_of(b);
+  });
   return found;
 }
 

@@ -85,6 +85,12 @@ std::string escape_markdown(std::string_view foreign) {
   return out;
 }
 
+std::string markdown_cells(const std::vector<std::string>& cells) {
+  std::string out = " |";
+  for (const std::string& one : cells) out += " " + one + " |";
+  return out;
+}
+
 std::string first_line(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }

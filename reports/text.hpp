@@ -14,6 +14,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "reports/record.hpp"
 
@@ -26,6 +27,8 @@ std::string replaced(std::string_view text, const Replacements& by);
 std::string escape_xml(std::string_view foreign);  // cleaned; for text and quoted attributes
 // Cleaned, on one line; for a cell or a line of Markdown, in which nothing of it is markup.
 std::string escape_markdown(std::string_view foreign);
+// " | a | b |": the cells of a row behind its first, already escaped.
+std::string markdown_cells(const std::vector<std::string>& cells);
 std::string first_line(std::string_view text);
 
 // Words for files and links: letters, digits, '.', '_' and '-' stay; a name that had anything else

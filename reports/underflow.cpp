@@ -70,25 +70,20 @@ std::string underflow_lines(const Run& run) {
 std::string page_underflow(const Run& run) {
   std::string rows;
   for (const UnderflowRow& one : run.underflow)
-    rows += row(shown(one.precision, 60),
-                cell(one.model, 60) + number_cell(scale_text(one.scale)) +
-                    number_cell(grouped(one.numel)) + number_cell(grouped(one.zero)) +
-                    number_cell(grouped(one.subnormal)) + number_cell(grouped(one.overflow)) +
-                    number_cell(scale_text(one.lossless)));
+    rows +=
+        row(shown(one.precision, 60),
+            cell(one.model, 60) + number_cells({scale_text(one.scale), grouped(one.numel),
+                                                grouped(one.zero), grouped(one.subnormal),
+                                                grouped(one.overflow), scale_text(one.lossless)}));
   return section(
       "underflow", "Underflow",
       rows.empty()
           ? "<p>No case of this run scaled its loss.</p>\n"
           : table("What is lost of the gradients of the first step that is applied when they are "
                   "multiplied by its loss scale and rounded to fp16, over the cases that were run",
-                  table_head({{"Precision"},
-                              {"Model"},
-                              {"Scale", true},
-                              {"Elements", true},
-                              {"Become zero", true},
-                              {"Subnormal", true},
-                              {"Overflow", true},
-                              {"Smallest scale that loses none", true}}),
+                  heads({"Precision", "Model"}) +
+                      number_heads({"Scale", "Elements", "Become zero", "Subnormal", "Overflow",
+                                    "Smallest scale that loses none"}),
                   rows));
 }
 

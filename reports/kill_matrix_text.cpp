@@ -28,7 +28,7 @@ std::string first_checks(const Found& found) {
   return out;
 }
 
-void write_row(std::ostringstream& out, const FaultRow& row, int width) {
+void write_line(std::ostringstream& out, const FaultRow& row, int width) {
   char line[256];
   const bool caught = row.fate == Fate::Caught && !row.found.empty();
   std::snprintf(line, sizeof line, "%-*s  %-11s  %-12s", width, row.name.c_str(),
@@ -59,27 +59,50 @@ void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
 }
 
 std::string verdict(const KillMatrix& matrix) {
+  const bool alone = matrix.covering_only;
   switch (outcome(matrix)) {
     case Outcome::Held:
-      if (matrix.covering_only)
-        return "HELD  the covering selection alone catches as many faults as it must.";
-      return "HELD  every fault was caught or is proved to change nothing, and nothing clean "
-             "raised an alarm.";
+      return alone ? "the covering selection alone catches as many faults as it must."
+                   : "every fault was caught or is proved to change nothing, and nothing clean "
+                     "raised an alarm.";
     case Outcome::Failed:
-      if (matrix.covering_only)
-        return "FAILED  the covering selection alone does not catch as many faults as it must.";
-      return "FAILED  a fault survived or did not act, the covering selection catches too few, or "
-             "something clean raised an alarm.";
+      return alone ? "the covering selection alone does not catch as many faults as it must."
+                   : "a fault survived or did not act, the covering selection catches too few, or "
+                     "something clean raised an alarm.";
     case Outcome::Void:
-      return "VOID  " + clean(matrix.failure);
     case Outcome::Broken:
-      return "BROKEN  " + clean(matrix.failure);
+      return clean(matrix.failure);
     case Outcome::Inconclusive:
-      return "INCONCLUSIVE  not everything that was asked for was run; --minutes gives more time.";
+      return "not everything that was asked for was run; --minutes gives more time.";
     case Outcome::Interrupted:
-      return "INTERRUPTED  this is what was found so far.";
+      return "this is what was found so far.";
   }
   return {};
+}
+
+void write_row(std::ostringstream& out, const FaultRow& row) {
+  out << "| " << escape_markdown(row.name) << " | " << escape_markdown(row.what) << " | "
+      << word(row.fate) << " | ";
+  if (row.found.empty()) {
+    out << "| | | " << escape_markdown(row.proof) << " |";
+  } else {
+    const Found& found = row.found.front();
+    out << (found.after_steps < 0 ? "?" : std::to_string(found.after_steps)) << " | "
+        << (found.located ? "yes" : "no") << " | " << (is_covered(row) ? "yes" : "no") << " | ";
+    for (std::size_t i = 0; i < found.checks.size(); ++i)
+      out << (i == 0 ? "" : ", ") << escape_markdown(found.checks[i]);
+    out << " |";
+  }
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i)
+    out << " " << (!row.has_data ? "–" : row.elsewhere[i] ? "x" : " ") << " |";
+  out << "\n";
+}
+
+void write_alarms(std::ostringstream& out, const CleanRuns& clean_runs) {
+  for (const auto& alarm : clean_runs.alarms)
+    out << "\nFalse alarm: " << escape_markdown(alarm.id) << ": "
+        << escape_markdown(first_line(alarm.message))
+        << " Replay: " << escape_markdown(alarm.replay) << "\n";
 }
 
 }  // namespace
@@ -93,7 +116,7 @@ std::string to_terminal(const KillMatrix& matrix) {
                 static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "cov", "else",
                 "s", "checks that caught it");
   out << line;
-  for (const auto& row : matrix.faults) write_row(out, row, static_cast<int>(width));
+  for (const auto& row : matrix.faults) write_line(out, row, static_cast<int>(width));
   out << "#\n# step: optimizer steps from the one in which it acted; loc: located on the first "
          "line\n# cov: caught by a case of the covering selection\n# else: ";
   for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << (i == 0 ? "" : ", ") << kRuleNames[i];
@@ -109,7 +132,26 @@ std::string to_terminal(const KillMatrix& matrix) {
                 matrix.faults_s / 60, matrix.wall_s / 60);
   out << line;
   write_worst(out, matrix);
-  out << verdict(matrix) << "\n";
+  out << upper_case(word(outcome(matrix))) << "  " << verdict(matrix) << "\n";
+  return out.str();
+}
+
+std::string to_markdown(const KillMatrix& matrix) {
+  std::ostringstream out;
+  const Environment& env = matrix.environment;
+  out << "## Equigrad faults: " << word(outcome(matrix)) << "\n";
+  if (!matrix.failure.empty()) out << "\n" << escape_markdown(matrix.failure) << "\n";
+  for (const auto& line : summary_lines(matrix)) out << "\n" << escape_markdown(line) << ".\n";
+  write_alarms(out, matrix.clean);
+  out << "\n| fault | what | fate | steps | located | covering | checks, or proof |";
+  for (const char* rule : kRuleNames) out << " " << escape_markdown(rule) << " |";
+  out << "\n|:--|:--|:--|--:|:--|:--|:--|";
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << "--:|";
+  out << "\n";
+  for (const auto& row : matrix.faults) write_row(out, row);
+  out << "\n"
+      << environment_line(env) << ", " << escape_markdown(env.time) << ", "
+      << seconds_text(matrix.wall_s) << "\n";
   return out.str();
 }
 
