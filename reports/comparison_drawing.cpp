@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "reports/comparison.hpp"
-#include "reports/drawing.hpp"
+#include "reports/document.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {

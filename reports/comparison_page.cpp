@@ -69,19 +69,11 @@ std::string page_compare(const Comparison& comparison) {
 }
 
 std::string to_html(const Comparison& comparison) {
-  const auto outcome = comparison.outcome;
-  const bool good = outcome == ComparisonOutcome::Equivalent;
-  const bool different = outcome == ComparisonOutcome::Different;
   const uint64_t seed = comparison.seeds.empty() ? 0 : comparison.seeds.front();
   return to_html(Document{
       .origin = {comparison.environment, comparison.command, seed, comparison.wall_s},
       .brand = "Equigrad compare",
-      .tone = good        ? "held"
-              : different ? "failed"
-                          : word(outcome),
-      .mark = mark_of(good, outcome == ComparisonOutcome::Inconclusive),
-      .heading = capitalised(word(outcome)),
-      .title = "Equigrad compare: " + std::string(word(outcome)),
+      .outcome = word(comparison.outcome),
       .banner_html = "<p>" + shown(comparison.reason, 2000) + "</p>\n<p class=\"note\">Margin: " +
                      escape_xml(margin_text(comparison)) + ".</p>\n",
       .html = page_compare(comparison),

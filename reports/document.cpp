@@ -1,6 +1,7 @@
 #include "reports/document.hpp"
 
 #include <array>
+#include <cmath>
 #include <stdexcept>
 
 #include "reports/text.hpp"
@@ -24,6 +25,21 @@ std::string environment_section(const Origin& of) {
                                       count_of(env.threads_per_rank, "thread") + " a rank") +
           definition("System", escape_xml(env.os)) + definition("Started", escape_xml(env.time)) +
           definition("Took", seconds_text(of.wall_s)) + "</dl>\n");
+}
+
+// "Held" behind its mark.
+std::string heading_of(const Document& of) {
+  if (of.outcome.empty()) return of.heading;
+  const bool is_good = of.outcome == "held" || of.outcome == "equivalent";
+  const std::string mark = is_good ? "✓" : of.outcome == "inconclusive" ? "?" : "✗";
+  std::string heading(of.outcome);
+  heading[0] = upper_case(heading)[0];
+  return "<span aria-hidden=\"true\">" + mark + "</span> " + heading;
+}
+
+std::string_view tone_of(std::string_view outcome) {
+  if (outcome.empty() || outcome == "equivalent") return "held";
+  return outcome == "different" ? "failed" : outcome;
 }
 
 std::string navigation(const Document& document) {
@@ -57,15 +73,14 @@ std::string filled(std::string_view template_name, const Values& values) {
 
 std::string to_html(const Document& of) {
   const Environment& env = of.origin.environment;
-  const std::string mark =
-      of.mark.empty() ? "" : "<span aria-hidden=\"true\">" + std::string(of.mark) + "</span> ";
   return filled("page.html",
-                {{"title", escape_xml(of.title.empty() ? of.brand + ": " + of.heading : of.title)},
+                {{"title", escape_xml(of.title.empty() ? of.brand + ": " + std::string(of.outcome)
+                                                       : of.title)},
                  {"style", filled("page.css")},
-                 {"tone", of.tone},
+                 {"tone", tone_of(of.outcome)},
                  {"brand", of.brand},
                  {"time", escape_xml(env.time)},
-                 {"heading", mark + of.heading},
+                 {"heading", heading_of(of)},
                  {"summary", of.banner_html},
                  {"navigation", navigation(of)},
                  {"main", of.html + environment_section(of.origin) + of.end_html},
@@ -73,14 +88,6 @@ std::string to_html(const Document& of) {
                  {"data_file", of.data_file},
                  {"script", filled("page.js")}});
 }
-
-std::string capitalised(std::string_view word) {
-  std::string out(word);
-  if (!out.empty() && out[0] >= 'a' && out[0] <= 'z') out[0] = static_cast<char>(out[0] - 32);
-  return out;
-}
-
-std::string_view mark_of(bool is_good, bool is_open) { return is_good ? "✓" : is_open ? "?" : "✗"; }
 
 std::string clipped(const std::string& text, size_t limit_bytes) {
   if (text.size() <= limit_bytes) return text;
@@ -158,6 +165,34 @@ std::string margin_class(Verdict verdict, double margin) {
   constexpr std::array<const char*, kVerdicts.size()> kClasses = {"m0",    "",     "bad", "skip-c",
                                                                   "crash", "late", "none"};
   return kClasses.at(static_cast<size_t>(verdict));
+}
+
+std::string at(double place) { return shortest(std::round(place * 10) / 10); }
+
+std::string drawing(const std::string& title, double height, const std::string& svg) {
+  return "<svg class=\"chart\" viewBox=\"0 0 " + at(kDrawingWidth) + " " + at(height) +
+         "\" width=\"" + at(kDrawingWidth) + "\" role=\"img\" font-size=\"12\">\n<title>" +
+         escape_xml(title) + "</title>\n" + svg + "</svg>\n";
+}
+
+std::string drawn_text(double x, double y, const char* anchor, const std::string& words) {
+  return "<text x=\"" + at(x) + "\" y=\"" + at(y) + "\" text-anchor=\"" + anchor +
+         "\" fill=\"currentColor\">" + escape_xml(words) + "</text>\n";
+}
+
+std::string drawn_line(double x1, double y1, double x2, double y2, const std::string& how) {
+  return "<line x1=\"" + at(x1) + "\" y1=\"" + at(y1) + "\" x2=\"" + at(x2) + "\" y2=\"" + at(y2) +
+         "\" " + how + "/>\n";
+}
+
+std::string drawn_bar(double x, double width, const char* fill, const std::string& css_class) {
+  const auto rounded = [](double value) { return shortest(std::round(value * 1000) / 1000); };
+  return "<rect x=\"" + rounded(x) + "\" width=\"" + rounded(width) + "\" height=\"1\" fill=\"" +
+         fill + (css_class.empty() ? "\"/>" : "\" class=\"" + css_class + "\"/>");
+}
+
+std::string drawn_curve(const std::string& points, const std::string& how) {
+  return "<polyline points=\"" + points + "\" fill=\"none\" stroke-width=\"1.6\" " + how + "/>\n";
 }
 
 }  // namespace equigrad::reports

@@ -143,14 +143,10 @@ std::string page_kill_matrix(const KillMatrix& matrix) {
 }
 
 std::string to_html(const KillMatrix& matrix) {
-  const Outcome end = outcome(matrix);
   return to_html(
       Document{.origin = {matrix.environment, matrix.command, matrix.seed, matrix.wall_s},
                .brand = "Equigrad faults",
-               .tone = word(end),
-               .mark = mark_of(end == Outcome::Held, end == Outcome::Inconclusive),
-               .heading = capitalised(word(end)),
-               .title = "Equigrad faults: " + std::string(word(end)),
+               .outcome = word(outcome(matrix)),
                .banner_html = banner(matrix),
                .links = {{"open", "Open"},
                          {"matrix", "Kill matrix"},

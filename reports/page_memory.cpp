@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "reports/document.hpp"
-#include "reports/drawing.hpp"
 #include "reports/page.hpp"
 #include "reports/text.hpp"
 

@@ -49,8 +49,7 @@ std::vector<std::string> part_lines(const Run& run) {
     for (auto at = ranges[i].begin; at < ranges[i].end; ++at) sum.add(run.cases[at]);
     lines.push_back(run.parts[i].name + ": " + verdict_of(sum) + "  " +
                     count_of(run.parts[i].cases, "case") + problems(sum) + ", " +
-                    grouped(sum.compared) + " elements compared, " + grouped(sum.differing) +
-                    " differing where none may, in " + seconds_text(run.parts[i].wall_s));
+                    elements_text(sum, run.parts[i].wall_s));
   }
   return lines;
 }

@@ -149,7 +149,7 @@ std::string to_html(const Race& race) {
   for (const RaceGroupResult& group : race.groups) out += group_of(group);
   return to_html(Document{.origin = {race.environment, race.command, 0, race.wall_s},
                           .brand = "Equigrad race",
-                          .tone = "held",
+                          .outcome = {},
                           .heading = "How fast, beside whom",
                           .title = "Equigrad race",
                           .html = section("race", "Race", out),

@@ -77,6 +77,12 @@ const LaneTotal* Group::lane(const std::string& name) const {
   return nullptr;
 }
 
+std::string lane_text(const Group& group, const std::string& lane_name) {
+  const LaneTotal* lane = group.lane(lane_name);
+  if (lane == nullptr || lane->cases == 0) return "-";
+  return lane_name == "bounded" ? short_number(lane->margin) : grouped(lane->differing);
+}
+
 bool worse_margin(double a, double b) {
   if (std::isnan(b)) return false;
   return std::isnan(a) || a > b;

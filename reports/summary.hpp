@@ -45,6 +45,9 @@ struct Reason {
   int64_t cases = 0;
 };
 
+// Of a lane: the margin where it is "bounded", else how many differ; "-" where it did not run.
+std::string lane_text(const Group& group, const std::string& lane_name);
+
 bool worse_margin(double a, double b);  // a is worse than b
 
 std::vector<std::string> values(const Run& run, const std::string& dimension_name);

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "reports/contract.hpp"
+#include "reports/page.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
-#include "reports/underflow.hpp"
 
 namespace equigrad::reports {
 namespace {
@@ -36,17 +36,12 @@ void write_environment(std::ostringstream& out, const Run& run) {
 
 void write_self_checks(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
   for (const SelfCheck& check : run.self_checks) {
-    out << "# planted: " << clean(check.what.empty() ? check.fault : check.what) << " -> "
+    out << "# planted: " << clean(words_of(check)) << " -> "
         << (check.caught ? "caught by " + clean(check.by)
                          : painted("NOT CAUGHT", colour_of(Verdict::Failed), options))
         << "\n";
   }
   if (run.self_checks.empty()) out << "# planted: no fault\n";
-}
-
-std::string lane_cell(const LaneTotal* lane, bool margin) {
-  if (lane == nullptr || lane->cases == 0) return "-";
-  return margin ? short_number(lane->margin) : grouped(lane->differing);
 }
 
 Cells row_of(const Group& group) {
@@ -68,10 +63,10 @@ Cells row_of(const Group& group) {
           group.key[2],
           grouped(sum.total()),
           grouped(sum.compared),
-          lane_cell(group.lane("exact"), false),
-          lane_cell(group.lane("cross"), false),
+          lane_text(group, "exact"),
+          lane_text(group, "cross"),
           bounded == nullptr || bounded->cases == 0 ? "-" : short_number(bounded->ulp),
-          lane_cell(bounded, true),
+          lane_text(group, "bounded"),
           seconds_text(group.seconds),
           state};
 }
@@ -97,22 +92,16 @@ void write_table(std::ostringstream& out, const Run& run, const TerminalOptions&
     groups = group_by(run, {"precision"});
     for (Group& group : groups) group.key = {"all", group.key[0], "all"};
   }
-  std::vector<Cells> rows;
-  std::vector<size_t> widths;
-  for (size_t i = 0; i < head.size(); ++i)
-    widths.push_back(std::max(head[i].size(), units[i].size()));
-  for (const Group& group : groups) {
-    rows.push_back(row_of(group));
-    for (size_t i = 0; i < widths.size(); ++i)
-      widths[i] = std::max(widths[i], rows.back()[i].size());
-  }
+  std::vector<Cells> rows = {head, units};
+  for (const Group& group : groups) rows.push_back(row_of(group));
+  std::vector<size_t> widths(head.size());
+  for (const Cells& row : rows)
+    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   out << "#\n";
-  write_row(out, head, widths, "# ");
-  write_row(out, units, widths, "# ");
   for (size_t i = 0; i < rows.size(); ++i) {
     std::string& state = rows[i].back();
-    state = painted(state, colour_of(groups[i].verdict()), options);
-    write_row(out, rows[i], widths, "  ");
+    if (i > 1) state = painted(state, colour_of(groups[i - 2].verdict()), options);
+    write_row(out, rows[i], widths, i > 1 ? "  " : "# ");
   }
 }
 
@@ -158,9 +147,7 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   const Verdict tone = end == Outcome::Held                             ? Verdict::Equal
                        : end == Outcome::Failed || end == Outcome::Void ? Verdict::Failed
                                                                         : Verdict::NotRun;
-  out << "# " << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
-      << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
-      << "\n"
+  out << "# " << counts_text(sum) << "; " << elements_text(sum, run.wall_s) << "\n"
       << painted(upper_case(word(end)), colour_of(tone), options) << "  " << outcome_text(run)
       << "\n";
   const std::vector<const Case*> wrong = wrong_cases(run);

@@ -152,6 +152,13 @@ std::string seconds_text(double seconds) {
   return formatted(seconds < 10 ? "%.2f s" : "%.1f s", seconds);
 }
 
+std::string scale_text(double scale) {
+  if (!(scale > 0)) return "none";
+  int exponent = 0;
+  const double fraction = std::frexp(scale, &exponent);
+  return fraction == 0.5 ? "2^" + std::to_string(exponent - 1) : shortest(scale);
+}
+
 std::string count_of(int64_t count, std::string_view noun) {
   return grouped(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
 }
@@ -181,6 +188,15 @@ std::string counts_text(const Counts& sum) {
   if (sum.crashed > 0) out += ", " + grouped(sum.crashed) + " crashed";
   if (sum.timed_out > 0) out += ", " + grouped(sum.timed_out) + " timed out";
   return out + ", " + grouped(sum.skipped) + " skipped, " + grouped(sum.not_run) + " not run";
+}
+
+std::string elements_text(const Counts& sum, double seconds) {
+  return grouped(sum.compared) + " elements compared, " + grouped(sum.differing) +
+         " differing where none may, in " + seconds_text(seconds);
+}
+
+std::string words_of(const SelfCheck& check) {
+  return check.what.empty() ? check.fault : check.what;
 }
 
 std::string environment_line(const Environment& env) {

@@ -41,6 +41,7 @@ std::string short_number(double value);    // two significant digits, for tables
 std::string grouped(int64_t value);        // 1,234,567
 std::string bytes_text(int64_t bytes);     // 1.21 MiB
 std::string seconds_text(double seconds);  // 93.1 s
+std::string scale_text(double scale);      // "2^16"; "none" for 0
 std::string count_of(int64_t count, std::string_view noun);  // 1 case, 3 cases
 
 std::string glyph(Verdict verdict);   // one character that tells verdicts apart without colour
@@ -53,6 +54,10 @@ std::string dimension(const Case& one, const std::string& key);
 
 // The table headline every writer repeats: "512 cases: 480 equal, 32 within bounds".
 std::string counts_text(const Counts& sum);
+
+// "59,177 elements compared, 0 differing where none may, in 93.1 s"
+std::string elements_text(const Counts& sum, double seconds);
+std::string words_of(const SelfCheck& check);  // what was done, or the fault's name
 
 // What it was built from and ran on, in Markdown.
 std::string environment_line(const Environment& env);

@@ -1,11 +1,10 @@
-#include "reports/underflow.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <vector>
 
 #include "reports/document.hpp"
+#include "reports/page.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -46,13 +45,6 @@ std::string lossless_text(bool is_lossless, double scale) {
 }
 
 }  // namespace
-
-std::string scale_text(double scale) {
-  if (!(scale > 0)) return "none";
-  int exponent = 0;
-  const double fraction = std::frexp(scale, &exponent);
-  return fraction == 0.5 ? "2^" + std::to_string(exponent - 1) : shortest(scale);
-}
 
 std::string underflow_lines(const Run& run) {
   std::ostringstream out;
