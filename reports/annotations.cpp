@@ -37,7 +37,7 @@ std::string to_annotations(const Run& run) {
   }
   const size_t shown = std::min(room, wrong.size());
   for (size_t i = 0; i < shown; ++i) out += case_line(*wrong[i]);
-  const auto more = static_cast<int64_t>(wrong.size() - shown);
+  const size_t more = wrong.size() - shown;
   if (more > 0) {
     out += error_line("equigrad", "and " + grouped(more) + " more, see the summary of this job");
   }

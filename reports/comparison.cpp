@@ -39,8 +39,7 @@ void write_runs(std::ostringstream& out, const Comparison& comparison) {
   out << "\n| seed | run | steps | final loss | mean loss | step | held | held, peak | process, "
          "peak |\n|--:|:--|--:|--:|--:|--:|--:|--:|--:|\n";
   for (const ComparedRun& run : comparison.runs) {
-    std::vector<std::string> cells = {letter_of(run),
-                                      grouped(static_cast<int64_t>(run.losses.size()))};
+    std::vector<std::string> cells = {letter_of(run), grouped(run.losses.size())};
     const auto more = cells_of(run);
     if (run.complete) cells.insert(cells.end(), more.begin(), more.end());
     out << "| " << run.seed << markdown_cells(cells)

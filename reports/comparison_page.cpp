@@ -26,9 +26,8 @@ std::string runs_table(const Comparison& comparison) {
     const std::string cells =
         run.complete ? number_cells(cells_of(run)) + number_cells({grouped(run.skipped_steps)})
                      : "<td colspan=\"7\">" + shown(run.trouble, 600) + "</td>";
-    rows += row(
-        std::to_string(run.seed),
-        number_cells({letter_of(run), grouped(static_cast<int64_t>(run.losses.size()))}) + cells);
+    rows += row(std::to_string(run.seed),
+                number_cells({letter_of(run), grouped(run.losses.size())}) + cells);
   }
   return table(
       "Every run, in the order in which they were run. Held is what the engine&#39;s "
@@ -54,7 +53,7 @@ std::string page_compare(const Comparison& comparison) {
                     "; " + grouped(comparison.parameters) + " parameters, " +
                     count_of(comparison.ranks, "rank") + ", " + count_of(comparison.steps, "step") +
                     " of " + grouped(comparison.tokens_per_step) + " tokens, " +
-                    count_of(static_cast<int64_t>(comparison.seeds.size()), "seed") +
+                    count_of(comparison.seeds.size(), "seed") +
                     ". The final loss is the mean of the last " +
                     count_of(comparison.final_steps, "step") + ".</p>\n";
   if (!comparison.curve.empty())
@@ -63,7 +62,7 @@ std::string page_compare(const Comparison& comparison) {
            difference_drawing(comparison);
   if (!comparison.quantities.empty()) out += quantities_table(comparison);
   const std::string test = equivalence_text(comparison);
-  if (!test.empty()) out += "<p>" + escape_xml(test) + "</p>\n";
+  if (!test.empty()) out += paragraph(escape_xml(test));
   return section("compare", "Compare",
                  out + runs_table(comparison) + configurations_of(comparison));
 }

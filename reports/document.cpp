@@ -93,8 +93,7 @@ std::string clipped(const std::string& text, size_t limit_bytes) {
   if (text.size() <= limit_bytes) return text;
   size_t end = limit_bytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
-  return text.substr(0, end) + " [" +
-         count_of(static_cast<int64_t>(text.size() - end), "more byte") + " in run.json]";
+  return text.substr(0, end) + " [" + count_of(text.size() - end, "more byte") + " in run.json]";
 }
 
 std::string shown(const std::string& text, size_t limit_bytes) {

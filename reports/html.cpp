@@ -3,7 +3,6 @@
 #include <array>
 #include <set>
 
-#include "reports/contract.hpp"
 #include "reports/document.hpp"
 #include "reports/page.hpp"
 #include "reports/parts.hpp"
@@ -44,20 +43,19 @@ std::string self_check_line(const Run& run) {
   int64_t caught = 0;
   for (const SelfCheck& check : run.self_checks) caught += check.caught ? 1 : 0;
   return "<p class=\"note\"><a href=\"#self-checks\">" + grouped(caught) + " of " +
-         count_of(static_cast<int64_t>(run.self_checks.size()), "planted fault") +
-         "</a> caught in this run.</p>\n";
+         count_of(run.self_checks.size(), "planted fault") + "</a> caught in this run.</p>\n";
 }
 
 std::string part_paragraphs(const Run& run) {
   std::string out;
-  for (const std::string& line : part_lines(run)) out += "<p>" + escape_xml(line) + "</p>\n";
+  for (const std::string& line : part_lines(run)) out += paragraph(escape_xml(line));
   return out;
 }
 
 std::string page_banner(const Run& run) {
   const Counts sum = counts(run);
   const Group all = whole(run);
-  std::string out = "<p>" + escape_xml(outcome_text(run)) + "</p>\n" + part_paragraphs(run) +
+  std::string out = paragraph(escape_xml(outcome_text(run))) + part_paragraphs(run) +
                     self_check_line(run) + "<dl class=\"tiles\">\n";
   out += tile(grouped(sum.executed()), "cases ran", "");
   out += tile(grouped(sum.equal), "equal, bit for bit", "");
@@ -87,8 +85,7 @@ std::string page_not_run(const Run& run) {
     rows += "<tr>" + verdict_cell(why[i].verdict, 0, spoken(why[i].verdict)) +
             number_cells({grouped(why[i].cases)}) + cell(why[i].text, 400) + "</tr>\n";
   if (why.size() > kReasons)
-    more = "<p>" + count_of(static_cast<int64_t>(why.size() - kReasons), "more reason") +
-           " in run.json.</p>\n";
+    more = "<p>" + count_of(why.size() - kReasons, "more reason") + " in run.json.</p>\n";
   return section("not-run", "Not run and skipped",
                  why.empty()
                      ? "<p>Everything that was asked for was run.</p>\n"

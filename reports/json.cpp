@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "reports/contract.hpp"
 #include "reports/json_text.hpp"
+#include "reports/summary.hpp"
 
 namespace equigrad::reports {
 

@@ -33,8 +33,7 @@ std::string covering_line(const KillMatrix& matrix) {
     return std::string(name) + " " + of(sum.by_covering, sum.faults) + ", " +
            percent(sum.by_covering, sum.faults) + " (at least " + least + ")";
   };
-  return "caught by the covering selection alone, " +
-         count_of(static_cast<int64_t>(matrix.panel.size()), "case") + ": " +
+  return "caught by the covering selection alone, " + count_of(matrix.panel.size(), "case") + ": " +
          part("historical faults", Faults::Historical, kCoveringHistorical) + "; " +
          part("mutants", Faults::Mutants, kCoveringMutants);
 }
@@ -138,9 +137,8 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix) {
   if (all.with_data > 0) lines.push_back(elsewhere);
   const CleanRuns& clean = matrix.clean;
   if (clean.asked > 0)
-    lines.push_back("clean configurations: " +
-                    count_of(static_cast<int64_t>(clean.alarms.size()), "false alarm") + " in " +
-                    of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
+    lines.push_back("clean configurations: " + count_of(clean.alarms.size(), "false alarm") +
+                    " in " + of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
                     " elements compared");
   for (const auto& name : matrix.stale_proofs)
     lines.push_back("a proof says that nothing can see " + reports::clean(name) +

@@ -17,12 +17,6 @@ std::string fate_cell(Fate fate) {
          "</span></td>";
 }
 
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string out;
-  for (const auto& one : words) out += (out.empty() ? "" : between) + one;
-  return out;
-}
-
 // A column for each check that caught something; those that catch little come under "others".
 constexpr size_t kColumns = 12;
 
@@ -84,8 +78,7 @@ std::string matrix_section(const KillMatrix& matrix) {
       "selection, with which every run begins, caught it. 1st: the check that saw it first; "
       "x: saw it too. The rules in use elsewhere were given the same tensors; – where the case "
       "ended before there were any.</p>\n" +
-          table(count_of(static_cast<int64_t>(matrix.faults.size()), "fault"), head_of(columns),
-                rows, "sort"));
+          table(count_of(matrix.faults.size(), "fault"), head_of(columns), rows, "sort"));
 }
 
 std::string article(const std::string& id, const std::string& tag, const std::string& name,
@@ -130,8 +123,8 @@ std::string first_lines_section(const KillMatrix& matrix) {
 
 std::string banner(const KillMatrix& matrix) {
   std::string out;
-  if (!matrix.failure.empty()) out += "<p>" + shown(matrix.failure, 2000) + "</p>\n";
-  for (const auto& line : summary_lines(matrix)) out += "<p>" + escape_xml(line) + "</p>\n";
+  if (!matrix.failure.empty()) out += paragraph(shown(matrix.failure, 2000));
+  for (const auto& line : summary_lines(matrix)) out += paragraph(escape_xml(line));
   return out + "<p class=\"note\">" + seconds_text(matrix.faults_s) + " for the faults, " +
          seconds_text(matrix.wall_s) + " in all.</p>\n";
 }

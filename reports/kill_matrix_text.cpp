@@ -20,12 +20,11 @@ std::string marks(const FaultRow& row) {
 }
 
 std::string first_checks(const Found& found) {
-  std::string out;
-  for (std::size_t i = 0; i < std::min(found.checks.size(), kChecksShown); ++i)
-    out += (i == 0 ? "" : " ") + found.checks[i];
-  if (found.checks.size() > kChecksShown)
-    out += " and " + std::to_string(found.checks.size() - kChecksShown) + " more";
-  return out;
+  std::vector<std::string> checks = found.checks;
+  if (checks.size() <= kChecksShown) return joined(checks, " ");
+  checks.resize(kChecksShown);
+  return joined(checks, " ") + " and " + std::to_string(found.checks.size() - kChecksShown) +
+         " more";
 }
 
 void write_line(std::ostringstream& out, const FaultRow& row, int width) {
@@ -89,9 +88,7 @@ void write_row(std::ostringstream& out, const FaultRow& row) {
     const Found& found = row.found.front();
     out << (found.after_steps < 0 ? "?" : std::to_string(found.after_steps)) << " | "
         << (found.located ? "yes" : "no") << " | " << (is_covered(row) ? "yes" : "no") << " | ";
-    for (std::size_t i = 0; i < found.checks.size(); ++i)
-      out << (i == 0 ? "" : ", ") << escape_markdown(found.checks[i]);
-    out << " |";
+    out << escape_markdown(joined(found.checks, ", ")) << " |";
   }
   for (std::size_t i = 0; i < kRulesElsewhere; ++i)
     out << " " << (!row.has_data ? "–" : row.elsewhere[i] ? "x" : " ") << " |";
@@ -119,8 +116,8 @@ std::string to_terminal(const KillMatrix& matrix) {
   for (const auto& row : matrix.faults) write_line(out, row, static_cast<int>(width));
   out << "#\n# step: optimizer steps from the one in which it acted; loc: located on the first "
          "line\n# cov: caught by a case of the covering selection\n# else: ";
-  for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << (i == 0 ? "" : ", ") << kRuleNames[i];
-  out << "; x: would have seen it\n#\n# check that saw it: faults it saw, and saw first\n";
+  out << joined({kRuleNames.begin(), kRuleNames.end()}, ", ")
+      << "; x: would have seen it\n#\n# check that saw it: faults it saw, and saw first\n";
   for (const auto& check : checks_of(matrix)) {
     std::snprintf(line, sizeof line, "#   %-24s %5lld %5lld\n", check.check.c_str(),
                   static_cast<long long>(check.all), static_cast<long long>(check.first));

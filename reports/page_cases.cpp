@@ -119,8 +119,8 @@ std::string group_of(const Group& group, const std::vector<std::string>& lanes,
 std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Case*>& shown) {
   const std::vector<const Case*> wrong = worst_first(wrong_cases(run));
   if (wrong.empty()) return section("failures", "Failures", "<p>None.</p>\n");
-  std::string out = "<p class=\"lead\">" + count_of(static_cast<int64_t>(wrong.size()), "case") +
-                    " went wrong, the worst first.</p>\n";
+  std::string out =
+      "<p class=\"lead\">" + count_of(wrong.size(), "case") + " went wrong, the worst first.</p>\n";
   for (const Case* one : wrong) {
     std::string article = failure(*one);
     if (out.size() + article.size() > budget_bytes) continue;
@@ -128,7 +128,7 @@ std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Ca
     shown.insert(one);
   }
   if (shown.size() < wrong.size()) {
-    out += "<p>" + count_of(static_cast<int64_t>(wrong.size() - shown.size()), "more case") +
+    out += "<p>" + count_of(wrong.size() - shown.size(), "more case") +
            " that went wrong did not fit on this page; run.json has them all.</p>\n";
   }
   return section("failures", "Failures", out);

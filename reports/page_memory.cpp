@@ -17,6 +17,7 @@ constexpr std::array<const char*, 7> kColours = {"#0072b2", "#e69f00", "#009e73"
 
 struct Bar {
   std::map<std::string, int64_t> bytes;  // category -> bytes
+  const MemoryRow* total = nullptr;      // the ledger's own row
   int64_t total_bytes = 0;
   int64_t peak_bytes = 0;
 };
@@ -33,30 +34,24 @@ std::vector<std::string> names_of(const Run& run, std::string MemoryRow::*column
   return found;
 }
 
-BarKey key_of(const std::vector<std::string>& precisions, const MemoryRow& row) {
-  const auto place = std::find(precisions.begin(), precisions.end(), row.precision);
-  return {static_cast<size_t>(place - precisions.begin()), row.ranks, row.stage};
-}
-
 // The ledger's own "total" row wins over the sum: peaks of parts need not fall together.
-std::map<BarKey, Bar> bars_of(const Run& run) {
-  const std::vector<std::string> precisions = names_of(run, &MemoryRow::precision);
+std::map<BarKey, Bar> bars_of(const Run& run, const std::vector<std::string>& precisions) {
   std::map<BarKey, Bar> bars;
   for (const MemoryRow& row : run.memory) {
-    Bar& bar = bars[key_of(precisions, row)];
-    if (row.category == "total") continue;
+    const auto place = std::find(precisions.begin(), precisions.end(), row.precision);
+    Bar& bar = bars[{static_cast<size_t>(place - precisions.begin()), row.ranks, row.stage}];
+    if (row.category == "total") {
+      bar.total = &row;
+      continue;
+    }
     int64_t& bytes = bar.bytes[row.category];
     bytes = std::max(bytes, row.bytes);
     bar.peak_bytes += row.peak_bytes;
   }
   for (auto& [key, bar] : bars) {
     for (const auto& [category, bytes] : bar.bytes) bar.total_bytes += bytes;
-  }
-  for (const MemoryRow& row : run.memory) {
-    if (row.category != "total") continue;
-    Bar& bar = bars[key_of(precisions, row)];
-    bar.total_bytes = row.bytes;
-    bar.peak_bytes = row.peak_bytes;
+    if (bar.total != nullptr)
+      bar.total_bytes = bar.total->bytes, bar.peak_bytes = bar.total->peak_bytes;
   }
   return bars;
 }
@@ -115,10 +110,10 @@ std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey,
 std::string page_memory(const Run& run) {
   if (run.memory.empty())
     return section("memory", "Memory", "<p>No ledger was recorded in this run.</p>\n");
-  const std::map<BarKey, Bar> bars = bars_of(run);
   const std::vector<std::string> precisions = names_of(run, &MemoryRow::precision);
+  const std::map<BarKey, Bar> bars = bars_of(run, precisions);
   std::vector<std::string> categories = names_of(run, &MemoryRow::category);
-  categories.erase(std::remove(categories.begin(), categories.end(), "total"), categories.end());
+  std::erase(categories, "total");
   int64_t most_bytes = 0;
   for (const auto& [key, bar] : bars) most_bytes = std::max(most_bytes, bar.total_bytes);
   std::string rows, title;

@@ -83,6 +83,35 @@ std::string lane_text(const Group& group, const std::string& lane_name) {
   return lane_name == "bounded" ? short_number(lane->margin) : grouped(lane->differing);
 }
 
+bool all_hold(const Counts& counts) {
+  return counts.executed() == counts.held() && counts.vacuous == 0 && counts.held() > 0;
+}
+
+std::vector<ContractRow> contract_rows(const Run& run) {
+  std::map<std::pair<std::string, std::string>, std::size_t> places;
+  std::vector<ContractRow> rows;
+  for (const Statement& statement : run.statements) {
+    places[{statement.section, statement.name}] = rows.size();
+    rows.push_back({&statement, {}, {}});
+  }
+  for (const Case& one : run.cases) {
+    const std::string section = dimension(one, "section"), stage = dimension(one, "stage");
+    for (const std::string& name : {std::string(), dimension(one, "case")}) {
+      const auto found = places.find({section, name});
+      if (found == places.end()) continue;
+      rows[found->second].stages[stage].add(one);
+      rows[found->second].sum.add(one);
+    }
+  }
+  return rows;
+}
+
+std::string held_text(const Counts& counts) {
+  if (counts.executed() == 0) return "-";
+  if (all_hold(counts)) return grouped(counts.held());
+  return grouped(counts.held() - counts.vacuous) + "/" + grouped(counts.executed());
+}
+
 bool worse_margin(double a, double b) {
   if (std::isnan(b)) return false;
   return std::isnan(a) || a > b;

@@ -7,6 +7,7 @@
 // Depends on: reports/record.hpp.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,21 @@ struct Reason {
 
 // Of a lane: the margin where it is "bounded", else how many differ; "-" where it did not run.
 std::string lane_text(const Group& group, const std::string& lane_name);
+
+// What a run found for a line of the contract or for one of its cases, by stage. A contract case
+// says where it belongs by its dimensions "section" and "case". Rows come in the order of
+// Run::statements; a section's row counts all its cases.
+struct ContractRow {
+  const Statement* statement = nullptr;
+  std::map<std::string, Counts> stages;  // stage -> its cases
+  Counts sum;                            // of all stages
+};
+
+std::vector<ContractRow> contract_rows(const Run& run);
+
+bool all_hold(const Counts& counts);  // and some were run
+// "22" when all hold, "20/22" when some do not, "-" where there is none.
+std::string held_text(const Counts& counts);
 
 bool worse_margin(double a, double b);  // a is worse than b
 

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "reports/contract.hpp"
 #include "reports/page.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
@@ -118,7 +117,7 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
     out << (told ? "" : "\n  replay: " + clean(one.replay)) << "\n";
   }
   if (wrong.size() > options.messages) {
-    out << "\nand " << grouped(static_cast<int64_t>(wrong.size() - options.messages))
+    out << "\nand " << grouped(wrong.size() - options.messages)
         << " more; run.json and the HTML report list them all\n";
   }
 }

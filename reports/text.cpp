@@ -132,9 +132,8 @@ std::string short_number(double value) {
   return formatted(size >= 0.1 && size < 1 ? "%.2f" : "%.2g", value);
 }
 
-std::string grouped(int64_t value) {
-  std::string digits = std::to_string(value);
-  const size_t start = value < 0 ? 1 : 0;
+std::string grouped_digits(std::string digits) {
+  const size_t start = digits.starts_with('-') ? 1 : 0;
   for (size_t at = digits.size(); at > start + 3;) digits.insert(at -= 3, 1, ',');
   return digits;
 }
@@ -159,8 +158,10 @@ std::string scale_text(double scale) {
   return fraction == 0.5 ? "2^" + std::to_string(exponent - 1) : shortest(scale);
 }
 
-std::string count_of(int64_t count, std::string_view noun) {
-  return grouped(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
+std::string joined(const std::vector<std::string>& words, std::string_view between) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i) out.append(i == 0 ? "" : between).append(words[i]);
+  return out;
 }
 
 std::string glyph(Verdict verdict) {

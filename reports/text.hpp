@@ -10,6 +10,7 @@
 // Depends on: the C++ standard library only.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -38,11 +39,18 @@ std::string anchor(std::string_view id);
 std::string shortest(double value);                       // round trip; "nan", "inf", "-inf"
 std::string formatted(const char* format, double value);  // printf's; or nan, inf, -inf
 std::string short_number(double value);    // two significant digits, for tables: 0.31, 2.4e+06
-std::string grouped(int64_t value);        // 1,234,567
 std::string bytes_text(int64_t bytes);     // 1.21 MiB
 std::string seconds_text(double seconds);  // 93.1 s
 std::string scale_text(double scale);      // "2^16"; "none" for 0
-std::string count_of(int64_t count, std::string_view noun);  // 1 case, 3 cases
+
+std::string grouped_digits(std::string digits);  // 1234567 -> 1,234,567
+std::string grouped(std::integral auto value) { return grouped_digits(std::to_string(value)); }
+// 1 case, 3 cases
+std::string count_of(std::integral auto count, std::string_view noun) {
+  return grouped(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
+}
+// The words with something between them.
+std::string joined(const std::vector<std::string>& words, std::string_view between);
 
 std::string glyph(Verdict verdict);   // one character that tells verdicts apart without colour
 std::string spoken(Verdict verdict);  // "timed out": for people; word() is for programs

@@ -1,11 +1,10 @@
 // The contract's part of the reports: counted by stage, in every writer, and hostile text inert.
-#include "reports/contract.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "reports/html.hpp"
 #include "reports/json.hpp"
+#include "reports/summary.hpp"
 #include "reports/terminal.hpp"
 #include "reports/tests/example_run.hpp"
 

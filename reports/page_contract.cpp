@@ -1,11 +1,9 @@
-#include "reports/contract.hpp"
-
 #include <algorithm>
 #include <set>
 #include <sstream>
-#include <utility>
 
 #include "reports/document.hpp"
+#include "reports/page.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
 
@@ -17,10 +15,6 @@ std::set<std::string> stages_of(const std::vector<ContractRow>& rows) {
   for (const ContractRow& row : rows)
     for (const auto& [stage, counts] : row.stages) stages.insert(stage);
   return stages;
-}
-
-bool all_hold(const Counts& counts) {
-  return counts.executed() == counts.held() && counts.vacuous == 0 && counts.held() > 0;
 }
 
 Verdict verdict_of(const Counts& counts) {
@@ -51,31 +45,6 @@ std::string words(const Statement& statement) {
 }
 
 }  // namespace
-
-std::vector<ContractRow> contract_rows(const Run& run) {
-  std::map<std::pair<std::string, std::string>, std::size_t> places;
-  std::vector<ContractRow> rows;
-  for (const Statement& statement : run.statements) {
-    places[{statement.section, statement.name}] = rows.size();
-    rows.push_back({&statement, {}, {}});
-  }
-  for (const Case& one : run.cases) {
-    const std::string section = dimension(one, "section"), stage = dimension(one, "stage");
-    for (const std::string& name : {std::string(), dimension(one, "case")}) {
-      const auto found = places.find({section, name});
-      if (found == places.end()) continue;
-      rows[found->second].stages[stage].add(one);
-      rows[found->second].sum.add(one);
-    }
-  }
-  return rows;
-}
-
-std::string held_text(const Counts& counts) {
-  if (counts.executed() == 0) return "-";
-  if (all_hold(counts)) return grouped(counts.held());
-  return grouped(counts.held() - counts.vacuous) + "/" + grouped(counts.executed());
-}
 
 std::string contract_lines(const Run& run) {
   const std::vector<ContractRow> rows = contract_rows(run);
