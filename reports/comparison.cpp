@@ -3,6 +3,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "reports/document.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -27,6 +28,21 @@ const OutcomeRow& row_of(ComparisonOutcome outcome) {
   return kOutcomes.at(static_cast<std::size_t>(outcome));
 }
 
+// A, B, B - A, B / A.
+std::vector<std::string> cells_of(const ComparedQuantity& quantity) {
+  return {estimate_text(quantity.each[0], quantity.unit),
+          estimate_text(quantity.each[1], quantity.unit),
+          estimate_text(quantity.difference, quantity.unit, true),
+          formatted("%.3f", quantity.ratio)};
+}
+
+// Final loss, mean loss, step, held, its peak, the process's peak.
+std::vector<std::string> cells_of(const ComparedRun& run) {
+  return {value_text(run.final_loss, "nats"), value_text(run.mean_loss, "nats"),
+          value_text(run.step_s, "s"),        bytes_text(run.held_bytes),
+          bytes_text(run.held_peak_bytes),    bytes_text(run.process_peak_bytes)};
+}
+
 void write_quantities(std::ostringstream& out, const Comparison& comparison) {
   out << "\n| mean over " << comparison.pairs << " pairs ["
       << std::lround(100 * comparison.confidence) << " % interval] | A | B | B - A | B / A |\n"
@@ -45,6 +61,45 @@ void write_runs(std::ostringstream& out, const Comparison& comparison) {
     out << "| " << run.seed << markdown_cells(cells)
         << (run.complete ? "" : " " + escape_markdown(run.trouble) + " | | | | | |") << "\n";
   }
+}
+
+std::string interval_name(const Comparison& comparison) {
+  return shortest(std::round(100 * comparison.confidence)) + " %";
+}
+
+std::string quantities_table(const Comparison& comparison) {
+  std::string rows;
+  for (const ComparedQuantity& one : comparison.quantities)
+    rows += row(shown(one.name, 200), number_cells(cells_of(one)));
+  return table("Means over " + std::to_string(comparison.pairs) + " pairs, with " +
+                   interval_name(comparison) + " intervals. B - A is of pairs.",
+               heads({""}) + number_heads({"A", "B", "B - A", "B / A"}), rows);
+}
+
+std::string runs_table(const Comparison& comparison) {
+  std::string rows;
+  for (const ComparedRun& run : comparison.runs) {
+    const std::string cells =
+        run.complete ? number_cells(cells_of(run)) + number_cells({grouped(run.skipped_steps)})
+                     : "<td colspan=\"7\">" + shown(run.trouble, 600) + "</td>";
+    rows += row(std::to_string(run.seed),
+                number_cells({letter_of(run), grouped(run.losses.size())}) + cells);
+  }
+  return table(
+      "Every run, in the order in which they were run. Held is what the engine&#39;s "
+      "ledger counts, process what the operating system does; the largest rank&#39;s.",
+      heads({"Seed"}) + number_heads({"Run", "Steps", "Final loss", "Mean loss", "Step", "Held",
+                                      "Held, peak", "Process, peak", "Skipped"}),
+      rows);
+}
+
+std::string configurations_of(const Comparison& comparison) {
+  std::string out;
+  for (std::size_t i = 0; i < 2; ++i)
+    out += std::string("<h3>") + (i == 0 ? "A: " : "B: ") +
+           shown(comparison.configurations[i].name, 200) + "</h3>\n<pre>" +
+           shown(comparison.configurations[i].text, 10'000) + "</pre>\n";
+  return out;
 }
 
 }  // namespace
@@ -67,19 +122,6 @@ std::string estimate_text(const Estimate& estimate, std::string_view unit, bool 
   if (estimate.low == estimate.high) return mean;
   return mean + " [" + value_text(estimate.low, unit, with_sign) + ", " +
          value_text(estimate.high, unit, with_sign) + "]";
-}
-
-std::vector<std::string> cells_of(const ComparedQuantity& quantity) {
-  return {estimate_text(quantity.each[0], quantity.unit),
-          estimate_text(quantity.each[1], quantity.unit),
-          estimate_text(quantity.difference, quantity.unit, true),
-          formatted("%.3f", quantity.ratio)};
-}
-
-std::vector<std::string> cells_of(const ComparedRun& run) {
-  return {value_text(run.final_loss, "nats"), value_text(run.mean_loss, "nats"),
-          value_text(run.step_s, "s"),        bytes_text(run.held_bytes),
-          bytes_text(run.held_peak_bytes),    bytes_text(run.process_peak_bytes)};
 }
 
 std::string letter_of(const ComparedRun& run) { return run.configuration == 0 ? "A" : "B"; }
@@ -141,6 +183,37 @@ std::string to_markdown(const Comparison& comparison) {
       << environment_line(env) << ", " << escape_markdown(env.time) << ", "
       << seconds_text(comparison.wall_s) << "\n";
   return out.str();
+}
+
+std::string page_compare(const Comparison& comparison) {
+  std::string out = "<p class=\"lead\">" + escape_xml(comparison.data + "; " + comparison.model) +
+                    "; " + grouped(comparison.parameters) + " parameters, " +
+                    count_of(comparison.ranks, "rank") + ", " + count_of(comparison.steps, "step") +
+                    " of " + grouped(comparison.tokens_per_step) + " tokens, " +
+                    count_of(comparison.seeds.size(), "seed") +
+                    ". The final loss is the mean of the last " +
+                    count_of(comparison.final_steps, "step") + ".</p>\n";
+  if (!comparison.curve.empty())
+    out += "<p>Loss, mean over seeds and its " + interval_name(comparison) + " interval:</p>\n" +
+           loss_drawing(comparison) + "<p>The same of the pairs&#39; difference:</p>\n" +
+           difference_drawing(comparison);
+  if (!comparison.quantities.empty()) out += quantities_table(comparison);
+  const std::string test = equivalence_text(comparison);
+  if (!test.empty()) out += paragraph(escape_xml(test));
+  return section("compare", "Compare",
+                 out + runs_table(comparison) + configurations_of(comparison));
+}
+
+std::string to_html(const Comparison& comparison) {
+  const uint64_t seed = comparison.seeds.empty() ? 0 : comparison.seeds.front();
+  return to_html(Document{
+      .origin = {comparison.environment, comparison.command, seed, comparison.wall_s},
+      .brand = "Equigrad compare",
+      .outcome = word(comparison.outcome),
+      .banner_html = "<p>" + shown(comparison.reason, 2000) + "</p>\n<p class=\"note\">Margin: " +
+                     escape_xml(margin_text(comparison)) + ".</p>\n",
+      .html = page_compare(comparison),
+      .data_file = "compare.json"});
 }
 
 }  // namespace equigrad::reports

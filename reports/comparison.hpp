@@ -111,10 +111,6 @@ int exit_code(ComparisonOutcome outcome);  // 0, 1 different or failed, 3, 4 inc
 // 2.3456, 12.3 ms, 1.21 MiB; a difference has its sign.
 std::string value_text(double value, std::string_view unit, bool with_sign = false);
 std::string estimate_text(const Estimate& estimate, std::string_view unit, bool with_sign = false);
-// A, B, B - A, B / A.
-std::vector<std::string> cells_of(const ComparedQuantity& quantity);
-// Final loss, mean loss, step, held, its peak, the process's peak.
-std::vector<std::string> cells_of(const ComparedRun& run);
 std::string letter_of(const ComparedRun& run);  // A, B
 // What the margin is and who stated it.
 std::string margin_text(const Comparison& comparison);

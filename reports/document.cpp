@@ -11,20 +11,23 @@ namespace {
 
 std::string environment_section(const Origin& of) {
   const Environment& env = of.environment;
-  return section(
-      "environment", "Environment",
-      "<dl class=\"words\">\n" +
-          definition("Command", "<code>" + shown(of.command, 4000) + "</code>") +
-          definition("Seed", std::to_string(of.seed)) +
-          definition("Equigrad", escape_xml(env.version) + ", commit <code>" +
-                                     escape_xml(env.commit) + "</code>") +
-          definition("LibTorch", escape_xml(env.torch)) +
-          definition("Compiler", escape_xml(env.compiler)) +
-          definition("Device", escape_xml(env.device)) +
-          definition("Processor", escape_xml(env.cpu) + ", " + count_of(env.cores, "core") + ", " +
-                                      count_of(env.threads_per_rank, "thread") + " a rank") +
-          definition("System", escape_xml(env.os)) + definition("Started", escape_xml(env.time)) +
-          definition("Took", seconds_text(of.wall_s)) + "</dl>\n");
+  const std::vector<std::pair<const char*, std::string>> lines = {
+      {"Command", "<code>" + shown(of.command, 4000) + "</code>"},
+      {"Seed", std::to_string(of.seed)},
+      {"Equigrad",
+       escape_xml(env.version) + ", commit <code>" + escape_xml(env.commit) + "</code>"},
+      {"LibTorch", escape_xml(env.torch)},
+      {"Compiler", escape_xml(env.compiler)},
+      {"Device", escape_xml(env.device)},
+      {"Processor", escape_xml(env.cpu) + ", " + count_of(env.cores, "core") + ", " +
+                        count_of(env.threads_per_rank, "thread") + " a rank"},
+      {"System", escape_xml(env.os)},
+      {"Started", escape_xml(env.time)},
+      {"Took", seconds_text(of.wall_s)}};
+  std::string out;
+  for (const auto& [term, html] : lines)
+    out += std::string("<dt>") + term + "</dt><dd>" + html + "</dd>\n";
+  return section("environment", "Environment", "<dl class=\"words\">\n" + out + "</dl>\n");
 }
 
 // "Held" behind its mark.
@@ -107,8 +110,14 @@ std::string section(const std::string& id, const std::string& title, const std::
          title + "</h2>\n" + html + "</section>\n";
 }
 
-std::string definition(const std::string& term, const std::string& html) {
-  return "<dt>" + term + "</dt><dd>" + html + "</dd>\n";
+std::string article(const std::string& id, const std::string& css_class, const std::string& tag,
+                    const std::string& name_html, const std::string& html) {
+  return "<article id=\"" + id + "\" class=\"" + css_class + "\">\n<h3><span class=\"tag\">" + tag +
+         "</span> " + name_html + "</h3>\n" + html + "</article>\n";
+}
+
+std::string replay_html(const std::string& line) {
+  return line.empty() ? "" : paragraph("Replay: <code>" + shown(line, 1000) + "</code>");
 }
 
 std::string heads(const std::vector<std::string>& names_html) {

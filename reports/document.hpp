@@ -55,7 +55,10 @@ std::string shown(const std::string& text, size_t limit_bytes);    // clipped, e
 
 std::string paragraph(const std::string& html);
 std::string section(const std::string& id, const std::string& title, const std::string& html);
-std::string definition(const std::string& term, const std::string& html);  // <dt>, <dd>
+// What went wrong: a tag and a name above its text.
+std::string article(const std::string& id, const std::string& css_class, const std::string& tag,
+                    const std::string& name_html, const std::string& html);
+std::string replay_html(const std::string& line);  // empty where there is none
 
 // Heads of columns of words, of numbers.
 std::string heads(const std::vector<std::string>& names_html);

@@ -10,9 +10,7 @@
 namespace equigrad::reports {
 namespace {
 
-struct Tally {
-  int64_t tests = 0, failures = 0, errors = 0, skipped = 0;
-};
+using Tally = std::map<std::string_view, int64_t>;  // element -> cases
 
 class UniqueNames {
  public:
@@ -33,42 +31,38 @@ std::string cdata(const std::string& text) {
   return "<![CDATA[" + safe + "]]>";
 }
 
-std::string attributes(const Tally& tally) {
-  return " tests=\"" + std::to_string(tally.tests) + "\" failures=\"" +
-         std::to_string(tally.failures) + "\" errors=\"" + std::to_string(tally.errors) +
-         "\" skipped=\"" + std::to_string(tally.skipped) + "\"";
+std::string attributes(Tally& tally) {
+  int64_t tests = 0;
+  for (const auto& [element, cases] : tally) tests += cases;
+  return " tests=\"" + std::to_string(tests) + "\" failures=\"" + std::to_string(tally["failure"]) +
+         "\" errors=\"" + std::to_string(tally["error"]) + "\" skipped=\"" +
+         std::to_string(tally["skipped"]) + "\"";
 }
 
-void write_problem(std::ostringstream& out, const char* element, const Case& one) {
-  out << "      <" << element << " message=\"" << escape_xml(first_line(message_of(one)))
-      << "\" type=\"" << word(one.verdict) << "\">" << cdata(message_with_replay(one)) << "</"
-      << element << ">\n";
-  if (one.files.empty()) return;
-  std::string attachments;
-  for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
-  out << "      <system-out>" << cdata(attachments) << "</system-out>\n";
+// What a case has in it; nothing where it held.
+std::string_view element_of(const Case& one) {
+  if (vacuous(one) || one.verdict == Verdict::Failed) return "failure";
+  if (went_wrong(one.verdict)) return "error";
+  return passed(one.verdict) ? "" : "skipped";
 }
 
-void write_case(std::ostringstream& out, Tally& tally, const Case& one, const std::string& name,
+void write_case(std::ostringstream& out, const Case& one, const std::string& name,
                 const std::string& suite) {
-  ++tally.tests;
+  const std::string_view element = element_of(one);
   out << "    <testcase name=\"" << escape_xml(name) << "\" classname=\"equigrad."
-      << escape_xml(suite) << "\" time=\"" << shortest(one.seconds) << "\"";
-  if (passed(one.verdict) && !vacuous(one)) {
-    out << "/>\n";
+      << escape_xml(suite) << "\" time=\"" << shortest(one.seconds)
+      << (element.empty() ? "\"/>\n" : "\">\n");
+  if (element.empty()) return;
+  out << "      <" << element << " message=\"" << escape_xml(first_line(message_of(one))) << "\"";
+  if (element == "skipped") {
+    out << "/>\n    </testcase>\n";
     return;
   }
-  out << ">\n";
-  if (vacuous(one) || one.verdict == Verdict::Failed) {
-    ++tally.failures;
-    write_problem(out, "failure", one);
-  } else if (went_wrong(one.verdict)) {
-    ++tally.errors;
-    write_problem(out, "error", one);
-  } else {
-    ++tally.skipped;
-    out << "      <skipped message=\"" << escape_xml(first_line(message_of(one))) << "\"/>\n";
-  }
+  out << " type=\"" << word(one.verdict) << "\">" << cdata(message_with_replay(one)) << "</"
+      << element << ">\n";
+  std::string attachments;
+  for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
+  if (!attachments.empty()) out << "      <system-out>" << cdata(attachments) << "</system-out>\n";
   out << "    </testcase>\n";
 }
 
@@ -77,13 +71,12 @@ void write_suite(std::ostringstream& out, Tally& all, const std::string& suite,
                  const std::vector<Case>& cases, const std::string& time, UniqueNames& unique) {
   std::ostringstream body;
   Tally tally;
-  for (const Case& one : cases) write_case(body, tally, one, unique(clean(one.id)), suite);
+  for (const Case& one : cases) {
+    write_case(body, one, unique(clean(one.id)), suite);
+    ++tally[element_of(one)], ++all[element_of(one)];
+  }
   out << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << time << ">\n"
       << body.str() << "  </testsuite>\n";
-  all.tests += tally.tests;
-  all.failures += tally.failures;
-  all.errors += tally.errors;
-  all.skipped += tally.skipped;
 }
 
 std::vector<Case> self_checks(const Run& run) {

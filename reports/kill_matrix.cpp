@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "reports/text.hpp"
 
@@ -74,17 +75,13 @@ KillCounts counts(const KillMatrix& matrix, Faults which) {
 std::vector<CheckCount> checks_of(const KillMatrix& matrix) {
   std::map<std::string, CheckCount> by_name;
   for (const auto& row : matrix.faults) {
-    std::map<std::string, bool> seen;
-    for (const auto& found : row.found)
-      for (const auto& check : found.checks) seen.emplace(check, false);
-    for (const auto& [check, unused] : seen) ++by_name[check].all;
+    std::set<std::string> seen;
+    for (const auto& found : row.found) seen.insert(found.checks.begin(), found.checks.end());
+    for (const auto& check : seen) ++by_name[check].all;
     if (!row.found.empty() && !row.found[0].checks.empty()) ++by_name[row.found[0].checks[0]].first;
   }
   std::vector<CheckCount> checks;
-  for (auto& [name, count] : by_name) {
-    count.check = name;
-    checks.push_back(count);
-  }
+  for (const auto& [name, count] : by_name) checks.push_back({name, count.first, count.all});
   std::stable_sort(checks.begin(), checks.end(), [](const auto& a, const auto& b) {
     return std::pair(a.all, a.first) > std::pair(b.all, b.first);
   });

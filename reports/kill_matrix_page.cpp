@@ -81,29 +81,25 @@ std::string matrix_section(const KillMatrix& matrix) {
           table(count_of(matrix.faults.size(), "fault"), head_of(columns), rows, "sort"));
 }
 
-std::string article(const std::string& id, const std::string& tag, const std::string& name,
-                    const std::string& text, const std::string& replay) {
-  return "<article id=\"" + anchor(id) + "\" class=\"bad\">\n<h3><span class=\"tag\">" + tag +
-         "</span> <span class=\"id\">" + shown(name, 400) + "</span></h3>\n<pre>" +
-         shown(text, 4000) + "</pre>\n" +
-         (replay.empty() ? "" : "<p>Replay: <code>" + shown(replay, 1000) + "</code></p>\n") +
-         "</article>\n";
+std::string open_article(const std::string& id, const char* tag, const std::string& name,
+                         const std::string& text, const std::string& replay) {
+  return article(anchor(id), "bad", tag, "<span class=\"id\">" + shown(name, 400) + "</span>",
+                 "<pre>" + shown(text, 4000) + "</pre>\n" + replay_html(replay));
 }
 
 std::string open_section(const KillMatrix& matrix) {
   std::string out;
-  for (const auto& row : matrix.faults) {
-    if (row.fate == Fate::Survived)
-      out += article("open." + row.name, "✗ survived", row.name, row.what, "");
-    if (row.fate == Fate::DidNotAct)
-      out += article("open." + row.name, "✗ did not act", row.name, row.what, "");
-  }
+  for (const auto& row : matrix.faults)
+    if (row.fate == Fate::Survived || row.fate == Fate::DidNotAct)
+      out += open_article("open." + row.name,
+                          row.fate == Fate::Survived ? "✗ survived" : "✗ did not act", row.name,
+                          row.what, "");
   for (size_t i = 0; i < matrix.clean.alarms.size(); ++i) {
     const Alarm& alarm = matrix.clean.alarms[i];
-    out += article("alarm." + std::to_string(i), "✗ false alarm", alarm.id, alarm.message,
-                   alarm.replay);
+    out += open_article("alarm." + std::to_string(i), "✗ false alarm", alarm.id, alarm.message,
+                        alarm.replay);
   }
-  return section("open", "What is open", out.empty() ? "<p>Nothing.</p>\n" : out);
+  return section("open", "What is open", out.empty() ? paragraph("Nothing.") : out);
 }
 
 std::string first_lines_section(const KillMatrix& matrix) {

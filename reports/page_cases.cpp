@@ -43,22 +43,17 @@ std::string failure(const Case& one) {
   const bool empty = passed(one.verdict);
   const Verdict verdict = empty ? Verdict::Failed : one.verdict;
   const std::string id = anchor(one.id);
-  std::string out = "<article id=\"" + id + "\" class=\"" + margin_class(verdict, 0) +
-                    "\">\n<h3><span class=\"tag\">" + glyph(verdict) + " " +
-                    (empty ? "compared nothing" : spoken(verdict)) +
-                    "</span> <a class=\"id\" href=\"#" + id + "\">" + shown(one.id, 400) +
-                    "</a></h3>\n";
-  out += "<pre>" + shown(message_of(one), kMessageBytes) + "</pre>\n";
+  std::string out = "<pre>" + shown(message_of(one), kMessageBytes) + "</pre>\n";
   if (!one.lanes.empty()) out += lanes_table(one);
-  if (!one.replay.empty()) {
-    out += "<p>Replay: <code>" + shown(one.replay, 1000) + "</code></p>\n";
-  }
+  out += replay_html(one.replay);
   constexpr size_t kFiles = 20;
   for (size_t i = 0; i < one.files.size() && i < kFiles; ++i) {
     out += (i == 0 ? "<p>Files: " : ", ") + file_item(one.files[i]);
   }
   if (!one.files.empty()) out += "</p>\n";
-  return out + "</article>\n";
+  return article(id, margin_class(verdict, 0),
+                 glyph(verdict) + " " + (empty ? "compared nothing" : spoken(verdict)),
+                 "<a class=\"id\" href=\"#" + id + "\">" + shown(one.id, 400) + "</a>", out);
 }
 
 // End tags that HTML allows to leave out are left out here: ten thousand rows have to fit.

@@ -23,11 +23,7 @@ std::vector<ModelSum> by_model(const Run& run) {
   for (const UnderflowRow& row : run.underflow) {
     auto found = std::find_if(sums.begin(), sums.end(),
                               [&row](const ModelSum& sum) { return sum.model == row.model; });
-    if (found == sums.end()) {
-      sums.push_back({});
-      found = sums.end() - 1;
-      found->model = row.model;
-    }
+    if (found == sums.end()) found = sums.insert(found, ModelSum{.model = row.model});
     found->numel += row.numel;
     found->zero += row.zero;
     found->subnormal += row.subnormal;

@@ -28,19 +28,13 @@ LaneTotal& total_for(Group& group, const std::string& name) {
   return group.lanes.back();
 }
 
-void add_lane(LaneTotal& total, const Lane& lane, const Case& one) {
-  if (lane.verdict == Verdict::Skipped || lane.verdict == Verdict::NotRun) {
-    ++total.skipped;
-    return;
-  }
+void add_lane(LaneTotal& total, const Lane& lane) {
+  if (lane.verdict == Verdict::Skipped || lane.verdict == Verdict::NotRun) return;
   ++total.cases;
   total.compared += lane.compared;
   total.differing += lane.differing;
   if (went_wrong(lane.verdict)) ++total.wrong;
-  if (worse_margin(lane.margin, total.margin)) {
-    total.margin = lane.margin;
-    total.worst_case = &one;
-  }
+  if (worse_margin(lane.margin, total.margin)) total.margin = lane.margin;
   if (lane.worst && worse_margin(lane.worst->ulp, total.ulp)) total.ulp = lane.worst->ulp;
 }
 
@@ -49,7 +43,7 @@ void add_case(Group& group, const Case& one) {
   group.seconds += one.seconds;
   group.cases.push_back(&one);
   for (const Lane& lane : one.lanes) {
-    add_lane(total_for(group, lane.name), lane, one);
+    add_lane(total_for(group, lane.name), lane);
     if (worse_margin(lane.margin, group.margin)) group.margin = lane.margin;
   }
 }

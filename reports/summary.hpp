@@ -20,11 +20,9 @@ struct LaneTotal {
   int64_t cases = 0;  // where this lane ran
   int64_t compared = 0;
   int64_t differing = 0;
-  int64_t wrong = 0;    // lanes that failed, crashed or timed out
-  int64_t skipped = 0;  // lanes that do not apply or did not run
+  int64_t wrong = 0;  // lanes that failed, crashed or timed out
   double margin = 0;
   double ulp = 0;
-  const Case* worst_case = nullptr;  // the one with the largest margin, if any is above 0
 };
 
 struct Group {
