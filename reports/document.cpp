@@ -92,15 +92,12 @@ std::string to_html(const Document& of) {
                  {"script", filled("page.js")}});
 }
 
-std::string clipped(const std::string& text, size_t limit_bytes) {
-  if (text.size() <= limit_bytes) return text;
+std::string shown(const std::string& text, size_t limit_bytes) {
+  if (text.size() <= limit_bytes) return escape_xml(text);
   size_t end = limit_bytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
-  return text.substr(0, end) + " [" + count_of(text.size() - end, "more byte") + " in run.json]";
-}
-
-std::string shown(const std::string& text, size_t limit_bytes) {
-  return escape_xml(clipped(text, limit_bytes));
+  return escape_xml(text.substr(0, end) + " [" + count_of(text.size() - end, "more byte") +
+                    " in run.json]");
 }
 
 std::string paragraph(const std::string& html) { return "<p>" + html + "</p>\n"; }

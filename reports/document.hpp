@@ -50,8 +50,8 @@ struct Document {
 };
 std::string to_html(const Document& document);
 
-std::string clipped(const std::string& text, size_t limit_bytes);  // whole characters, with a note
-std::string shown(const std::string& text, size_t limit_bytes);    // clipped, escaped
+// Cut between characters, with a note, and escaped.
+std::string shown(const std::string& text, size_t limit_bytes);
 
 std::string paragraph(const std::string& html);
 std::string section(const std::string& id, const std::string& title, const std::string& html);

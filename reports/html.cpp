@@ -46,17 +46,12 @@ std::string self_check_line(const Run& run) {
          count_of(run.self_checks.size(), "planted fault") + "</a> caught in this run.</p>\n";
 }
 
-std::string part_paragraphs(const Run& run) {
-  std::string out;
-  for (const std::string& line : part_lines(run)) out += paragraph(escape_xml(line));
-  return out;
-}
-
 std::string page_banner(const Run& run) {
   const Counts sum = counts(run);
   const Group all = whole(run);
-  std::string out = paragraph(escape_xml(outcome_text(run))) + part_paragraphs(run) +
-                    self_check_line(run) + "<dl class=\"tiles\">\n";
+  std::string out = paragraph(escape_xml(outcome_text(run)));
+  for (const std::string& line : part_lines(run)) out += paragraph(escape_xml(line));
+  out += self_check_line(run) + "<dl class=\"tiles\">\n";
   out += tile(grouped(sum.executed()), "cases ran", "");
   out += tile(grouped(sum.equal), "equal, bit for bit", "");
   out += tile(grouped(sum.within), "within their bound", sum.within == 0 ? "zero" : "");

@@ -34,17 +34,11 @@ std::string laid_out(const Json& json, std::size_t lists) {
 }  // namespace
 
 void read(const Json& json, double& value) {
-  if (json.is_number()) {
-    value = json.get<double>();
-    return;
-  }
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (json.is_number()) return void(value = json.get<double>());
   const auto text = json.get<std::string>();
   for (const double named : {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity})
-    if (text == shortest(named)) {
-      value = named;
-      return;
-    }
+    if (text == shortest(named)) return void(value = named);
   throw std::runtime_error("expected a number, \"nan\", \"inf\" or \"-inf\", got \"" + text + "\"");
 }
 

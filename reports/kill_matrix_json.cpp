@@ -3,6 +3,15 @@
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
+
+template <>
+inline constexpr auto kFields<KillCounts> = std::tuple(
+    Field{"faults", &KillCounts::faults}, Field{"caught", &KillCounts::caught},
+    Field{"within_one_step", &KillCounts::within_one_step}, Field{"located", &KillCounts::located},
+    Field{"by_covering", &KillCounts::by_covering}, Field{"survived", &KillCounts::survived},
+    Field{"equivalent", &KillCounts::equivalent}, Field{"did_not_act", &KillCounts::did_not_act},
+    Field{"not_run", &KillCounts::not_run}, Field{"with_data", &KillCounts::with_data});
+
 namespace {
 
 // Null where there is no data.
@@ -43,17 +52,8 @@ void to_json(Json& json, const FaultRow& row) {
 }
 
 void to_json(Json& json, const KillCounts& sum) {
-  json = {{"faults", sum.faults},
-          {"caught", sum.caught},
-          {"within_one_step", sum.within_one_step},
-          {"located", sum.located},
-          {"by_covering", sum.by_covering},
-          {"survived", sum.survived},
-          {"equivalent", sum.equivalent},
-          {"did_not_act", sum.did_not_act},
-          {"not_run", sum.not_run},
-          {"with_data", sum.with_data},
-          {"elsewhere", by_rule(sum.elsewhere, true)}};
+  to_json<KillCounts>(json, sum);
+  json["elsewhere"] = by_rule(sum.elsewhere, true);
 }
 
 void to_json(Json& json, const Alarm& alarm) {

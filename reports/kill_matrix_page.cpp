@@ -11,8 +11,7 @@ std::string fate_cell(Fate fate) {
                        : fate == Fate::NotRun     ? Verdict::NotRun
                                                   : Verdict::Failed;
   const char* mark = fate == Fate::Caught ? "✓" : fate == Fate::Survived ? "✗" : "–";
-  std::string name(word(fate));
-  for (char& c : name) c = c == '_' ? ' ' : c;
+  const std::string name = replaced(word(fate), {{'_', " "}});
   return "<td class=\"v " + margin_class(like, 0) + "\"><span>" + mark + " " + name +
          "</span></td>";
 }

@@ -77,10 +77,8 @@ std::string page_matrix(const Run& run) {
   const std::vector<std::string> styles = values(run, "style");
   const std::vector<std::string> ranks = values(run, "ranks");
   Cells cells;
-  for (Group& group : group_by(run, {"stage", "precision", "style", "ranks"})) {
-    std::vector<std::string> key = group.key;
-    cells.emplace(std::move(key), std::move(group));
-  }
+  for (const Group& group : group_by(run, {"stage", "precision", "style", "ranks"}))
+    cells.emplace(group.key, group);
   if (run.cases.empty()) return section("matrix", "Matrix", "<p>No case was run.</p>\n");
   std::string rows;
   for (const std::string& stage : stages) {

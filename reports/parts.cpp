@@ -9,21 +9,17 @@ namespace {
 
 const char* verdict_of(const Counts& sum) {
   if (sum.failed > 0) return "FAILED";
-  if (sum.crashed + sum.timed_out > 0) return "BROKEN";
+  if (sum.went_wrong() > 0) return "BROKEN";
   if (sum.not_run > 0) return "NOT ALL RUN";
   return sum.compared == 0 || sum.vacuous > 0 ? "INCONCLUSIVE" : "HELD";
 }
 
 std::string problems(const Counts& sum) {
   std::string out;
-  const auto add = [&](int64_t count, const char* what) {
-    if (count > 0) out += ", " + grouped(count) + " " + what;
-  };
-  add(sum.failed, "failed");
-  add(sum.crashed, "crashed");
-  add(sum.timed_out, "timed out");
-  add(sum.not_run, "not run");
-  add(sum.vacuous, "empty");
+  for (const Verdict verdict :
+       {Verdict::Failed, Verdict::Crashed, Verdict::TimedOut, Verdict::NotRun})
+    if (sum.of(verdict) > 0) out += ", " + grouped(sum.of(verdict)) + " " + spoken(verdict);
+  if (sum.vacuous > 0) out += ", " + grouped(sum.vacuous) + " empty";
   return out;
 }
 

@@ -71,18 +71,14 @@ std::string escape_xml(std::string_view foreign) {
 }
 
 std::string escape_markdown(std::string_view foreign) {
-  std::string out;
-  for (const char c : clean(foreign)) {
-    if (c == '\n')
-      out += ' ';
-    else if (std::string_view("<>&").find(c) != std::string_view::npos)
-      out += escape_xml(std::string(1, c));
-    else if (std::string_view("\\`*_{}[]()#|!~@").find(c) != std::string_view::npos)
-      out += std::string("\\") + c;
-    else
-      out += c;
-  }
-  return out;
+  static const Replacements kMarkup = [] {
+    Replacements by = {{'\n', " "}, {'<', "&lt;"}, {'>', "&gt;"}, {'&', "&amp;"}};
+    for (const std::string_view escaped : {"\\\\", "\\`", "\\*", "\\_", "\\{", "\\}", "\\[", "\\]",
+                                           "\\(", "\\)", "\\#", "\\|", "\\!", "\\~", "\\@"})
+      by[escaped[1]] = escaped;
+    return by;
+  }();
+  return replaced(clean(foreign), kMarkup);
 }
 
 std::string markdown_cells(const std::vector<std::string>& cells) {
