@@ -1,9 +1,8 @@
-#include "reports/annotations.hpp"
-
 #include <algorithm>
 
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {

@@ -1,5 +1,3 @@
-#include "reports/html.hpp"
-
 #include <array>
 #include <set>
 
@@ -8,6 +6,7 @@
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 

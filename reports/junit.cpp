@@ -1,11 +1,10 @@
-#include "reports/junit.hpp"
-
 #include <map>
 #include <sstream>
 
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
@@ -99,19 +98,6 @@ std::vector<Case> self_checks(const Run& run) {
   return cases;
 }
 
-// A suite for each stage, precision and number of ranks of the part.
-void write_part(std::ostringstream& out, Tally& all, const Run& part, const std::string& name,
-                UniqueNames& unique) {
-  for (const Group& group : group_by(part, {"stage", "precision", "ranks"})) {
-    std::vector<Case> cases;
-    for (const Case* one : group.cases) cases.push_back(*one);
-    write_suite(out, all,
-                (name.empty() ? "" : name + ".") + "zero" + group.key[0] + "." + group.key[1] +
-                    ".w" + group.key[2],
-                cases, " time=\"" + shortest(group.seconds) + "\"", unique);
-  }
-}
-
 }  // namespace
 
 std::string to_junit(const Run& run) {
@@ -119,11 +105,18 @@ std::string to_junit(const Run& run) {
   Tally all;
   UniqueNames unique;
   write_suite(suites, all, "self_check", self_checks(run), "", unique);
-  for (const PartRange& part : part_ranges(run)) {
-    Run cases;
-    cases.cases.assign(run.cases.begin() + static_cast<std::ptrdiff_t>(part.begin),
-                       run.cases.begin() + static_cast<std::ptrdiff_t>(part.end));
-    write_part(suites, all, cases, part.name, unique);
+  for (const PartRange& range : part_ranges(run)) {
+    Run part;
+    part.cases.assign(run.cases.begin() + static_cast<std::ptrdiff_t>(range.begin),
+                      run.cases.begin() + static_cast<std::ptrdiff_t>(range.end));
+    for (const Group& group : group_by(part, {"stage", "precision", "ranks"})) {
+      std::vector<Case> cases;
+      for (const Case* one : group.cases) cases.push_back(*one);
+      write_suite(suites, all,
+                  (range.name.empty() ? "" : range.name + ".") + "zero" + group.key[0] + "." +
+                      group.key[1] + ".w" + group.key[2],
+                  cases, " time=\"" + shortest(group.seconds) + "\"", unique);
+    }
   }
   return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"equigrad\"" +
          attributes(all) + " time=\"" + shortest(run.wall_s) + "\">\n" + suites.str() +

@@ -127,13 +127,6 @@ void write_row(std::ostringstream& out, const FaultRow& row) {
   out << "\n";
 }
 
-void write_alarms(std::ostringstream& out, const CleanRuns& clean_runs) {
-  for (const auto& alarm : clean_runs.alarms)
-    out << "\nFalse alarm: " << escape_markdown(alarm.id) << ": "
-        << escape_markdown(first_line(alarm.message))
-        << " Replay: " << escape_markdown(alarm.replay) << "\n";
-}
-
 }  // namespace
 
 std::string_view word(Fate fate) {
@@ -273,7 +266,10 @@ std::string to_markdown(const KillMatrix& matrix) {
   out << "## Equigrad faults: " << word(outcome(matrix)) << "\n";
   if (!matrix.failure.empty()) out << "\n" << escape_markdown(matrix.failure) << "\n";
   for (const auto& line : summary_lines(matrix)) out << "\n" << escape_markdown(line) << ".\n";
-  write_alarms(out, matrix.clean);
+  for (const auto& alarm : matrix.clean.alarms)
+    out << "\nFalse alarm: " << escape_markdown(alarm.id) << ": "
+        << escape_markdown(first_line(alarm.message))
+        << " Replay: " << escape_markdown(alarm.replay) << "\n";
   out << "\n| fault | what | fate | steps | located | covering | checks, or proof |";
   for (const char* rule : kRuleNames) out << " " << escape_markdown(rule) << " |";
   out << "\n|:--|:--|:--|--:|:--|:--|:--|";

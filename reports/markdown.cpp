@@ -1,11 +1,10 @@
-#include "reports/markdown.hpp"
-
 #include <algorithm>
 #include <sstream>
 
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
@@ -34,18 +33,13 @@ void write_table(std::ostringstream& out, const Run& run) {
   }
 }
 
-std::string parts_text(const Run& run) {
-  std::string out;
-  for (const std::string& line : part_lines(run)) out += escape_markdown(line) + ".\n\n";
-  return out;
-}
-
 void write_front(std::ostringstream& out, const Run& run) {
   const Counts sum = counts(run);
   out << "## Equigrad: " << word(outcome(run)) << "\n\n"
       << escape_markdown(outcome_text(run)) << "\n\n"
-      << counts_text(sum) << "; " << elements_text(sum, run.wall_s) << ".\n\n"
-      << parts_text(run) << environment_line(run.environment) << ", seed " << run.seed << "\n";
+      << counts_text(sum) << "; " << elements_text(sum, run.wall_s) << ".\n\n";
+  for (const std::string& line : part_lines(run)) out << escape_markdown(line) << ".\n\n";
+  out << environment_line(run.environment) << ", seed " << run.seed << "\n";
   write_table(out, run);
   out << "\n| planted fault | caught by |\n|:--|:--|\n";
   for (const SelfCheck& check : run.self_checks) {

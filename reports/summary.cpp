@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "reports/parts.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -21,11 +22,9 @@ int64_t place_of(const std::string& text) {
 }
 
 LaneTotal& total_for(Group& group, const std::string& name) {
-  for (LaneTotal& total : group.lanes) {
+  for (LaneTotal& total : group.lanes)
     if (total.name == name) return total;
-  }
-  group.lanes.push_back({.name = name});
-  return group.lanes.back();
+  return group.lanes.emplace_back(LaneTotal{.name = name});
 }
 
 void add_lane(LaneTotal& total, const Lane& lane) {
@@ -50,10 +49,25 @@ void add_case(Group& group, const Case& one) {
 
 double worst_margin(const Case& one) {
   double worst = 0;
-  for (const Lane& lane : one.lanes) {
+  for (const Lane& lane : one.lanes)
     if (worse_margin(lane.margin, worst)) worst = lane.margin;
-  }
   return worst;
+}
+
+const char* verdict_of(const Counts& sum) {
+  if (sum.failed > 0) return "FAILED";
+  if (sum.went_wrong() > 0) return "BROKEN";
+  if (sum.not_run > 0) return "NOT ALL RUN";
+  return sum.compared == 0 || sum.vacuous > 0 ? "INCONCLUSIVE" : "HELD";
+}
+
+std::string problems(const Counts& sum) {
+  std::string out;
+  for (const Verdict verdict :
+       {Verdict::Failed, Verdict::Crashed, Verdict::TimedOut, Verdict::NotRun})
+    if (sum.of(verdict) > 0) out += ", " + grouped(sum.of(verdict)) + " " + spoken(verdict);
+  if (sum.vacuous > 0) out += ", " + grouped(sum.vacuous) + " empty";
+  return out;
 }
 
 }  // namespace
@@ -65,9 +79,8 @@ Verdict Group::verdict() const {
 }
 
 const LaneTotal* Group::lane(const std::string& name) const {
-  for (const LaneTotal& total : lanes) {
+  for (const LaneTotal& total : lanes)
     if (total.name == name) return &total;
-  }
   return nullptr;
 }
 
@@ -154,9 +167,8 @@ Group whole(const Run& run) {
 
 std::vector<const Case*> wrong_cases(const Run& run) {
   std::vector<const Case*> out;
-  for (const Case& one : run.cases) {
+  for (const Case& one : run.cases)
     if (went_wrong(one.verdict) || vacuous(one)) out.push_back(&one);
-  }
   return out;
 }
 
@@ -171,17 +183,40 @@ std::vector<const Case*> worst_first(std::vector<const Case*> cases) {
 
 std::vector<Reason> reasons(const Run& run) {
   std::map<std::pair<std::string, Verdict>, int64_t> found;
-  for (const Case& one : run.cases) {
-    if (one.verdict == Verdict::Skipped || one.verdict == Verdict::NotRun) {
+  for (const Case& one : run.cases)
+    if (one.verdict == Verdict::Skipped || one.verdict == Verdict::NotRun)
       ++found[{first_line(message_of(one)), one.verdict}];
-    }
-  }
   for (const auto& [text, cases] : run.not_run) found[{text, Verdict::NotRun}] += cases;
   std::vector<Reason> out;
   for (const auto& [key, cases] : found) out.push_back({key.second, key.first, cases});
   std::stable_sort(out.begin(), out.end(),
                    [](const Reason& a, const Reason& b) { return a.cases > b.cases; });
   return out;
+}
+
+std::vector<PartRange> part_ranges(const Run& run) {
+  if (run.parts.empty()) return {{"", 0, run.cases.size()}};
+  std::vector<PartRange> ranges;
+  std::size_t begin = 0;
+  for (const Part& part : run.parts) {
+    const auto end = std::min(begin + static_cast<std::size_t>(part.cases), run.cases.size());
+    ranges.push_back({part.name, begin, end});
+    begin = end;
+  }
+  return ranges;
+}
+
+std::vector<std::string> part_lines(const Run& run) {
+  std::vector<std::string> lines;
+  const auto ranges = part_ranges(run);
+  for (std::size_t i = 0; i < run.parts.size(); ++i) {
+    Counts sum;
+    for (auto at = ranges[i].begin; at < ranges[i].end; ++at) sum.add(run.cases[at]);
+    lines.push_back(run.parts[i].name + ": " + verdict_of(sum) + "  " +
+                    count_of(run.parts[i].cases, "case") + problems(sum) + ", " +
+                    elements_text(sum, run.parts[i].wall_s));
+  }
+  return lines;
 }
 
 }  // namespace equigrad::reports

@@ -1,5 +1,3 @@
-#include "reports/terminal.hpp"
-
 #include <algorithm>
 #include <sstream>
 #include <string>
@@ -9,6 +7,7 @@
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
@@ -122,13 +121,6 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
   }
 }
 
-void write_reasons(std::ostringstream& out, const Run& run) {
-  for (const Reason& reason : reasons(run)) {
-    out << "# " << spoken(reason.verdict) << ": " << count_of(reason.cases, "case") << ", "
-        << clean(reason.text) << "\n";
-  }
-}
-
 }  // namespace
 
 std::string to_terminal(const Run& run, const TerminalOptions& options) {
@@ -141,7 +133,9 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   out << contract_lines(run) << underflow_lines(run);
   write_wrong(out, run, options);
   out << "\n";
-  write_reasons(out, run);
+  for (const Reason& reason : reasons(run))
+    out << "# " << spoken(reason.verdict) << ": " << count_of(reason.cases, "case") << ", "
+        << clean(reason.text) << "\n";
   for (const std::string& line : part_lines(run)) out << "# " << line << "\n";
   const Verdict tone = end == Outcome::Held                             ? Verdict::Equal
                        : end == Outcome::Failed || end == Outcome::Void ? Verdict::Failed

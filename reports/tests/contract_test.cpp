@@ -2,11 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "reports/html.hpp"
 #include "reports/json.hpp"
 #include "reports/summary.hpp"
-#include "reports/terminal.hpp"
 #include "reports/tests/example_run.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance {
 namespace {

@@ -3,12 +3,9 @@
 
 #include <gmock/gmock.h>
 
-#include "reports/html.hpp"
 #include "reports/json.hpp"
-#include "reports/junit.hpp"
-#include "reports/markdown.hpp"
-#include "reports/terminal.hpp"
 #include "reports/tests/large_run.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance {
 namespace {
