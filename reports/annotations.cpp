@@ -1,34 +1,16 @@
-#include "reports/annotations.hpp"
-
 #include <algorithm>
 
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-std::string escaped(const std::string& foreign, bool property) {
-  std::string out;
-  for (const char c : clean(foreign)) {
-    switch (c) {
-      case '%':
-        out += "%25";
-        break;
-      case '\n':
-        out += "%0A";
-        break;
-      case ':':
-        out += property ? "%3A" : ":";
-        break;
-      case ',':
-        out += property ? "%2C" : ",";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
+std::string escaped(const std::string& foreign, bool is_property) {
+  static const Replacements kText = {{'%', "%25"}, {'\n', "%0A"}};
+  static const Replacements kProperty = {{'%', "%25"}, {'\n', "%0A"}, {':', "%3A"}, {',', "%2C"}};
+  return replaced(clean(foreign), is_property ? kProperty : kText);
 }
 
 std::string error_line(const std::string& title, const std::string& message) {
@@ -36,10 +18,8 @@ std::string error_line(const std::string& title, const std::string& message) {
 }
 
 std::string case_line(const Case& one) {
-  const bool empty = passed(one.verdict);
-  const std::string message = empty ? "passed without comparing anything" : message_of(one);
-  return error_line((empty ? "empty" : spoken(one.verdict)) + " " + one.id,
-                    message + (one.replay.empty() ? "" : "\nreplay: " + one.replay));
+  return error_line((vacuous(one) ? "empty" : spoken(one.verdict)) + " " + one.id,
+                    message_with_replay(one));
 }
 
 }  // namespace
@@ -56,7 +36,7 @@ std::string to_annotations(const Run& run) {
   }
   const size_t shown = std::min(room, wrong.size());
   for (size_t i = 0; i < shown; ++i) out += case_line(*wrong[i]);
-  const auto more = static_cast<int64_t>(wrong.size() - shown);
+  const size_t more = wrong.size() - shown;
   if (more > 0) {
     out += error_line("equigrad", "and " + grouped(more) + " more, see the summary of this job");
   }

@@ -111,6 +111,7 @@ int exit_code(ComparisonOutcome outcome);  // 0, 1 different or failed, 3, 4 inc
 // 2.3456, 12.3 ms, 1.21 MiB; a difference has its sign.
 std::string value_text(double value, std::string_view unit, bool with_sign = false);
 std::string estimate_text(const Estimate& estimate, std::string_view unit, bool with_sign = false);
+std::string letter_of(const ComparedRun& run);  // A, B
 // What the margin is and who stated it.
 std::string margin_text(const Comparison& comparison);
 // "p = 0.003 that the difference is ...": the test in one sentence; empty without pairs.

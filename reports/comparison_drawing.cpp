@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "reports/comparison.hpp"
-#include "reports/drawing.hpp"
+#include "reports/document.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -25,11 +25,6 @@ struct Frame {
   double x(double step) const { return kLeft + (kWidth - kLeft - kRight) * step / last_step; }
   double y(double value) const {
     return kTop + (kHeight - kTop - kBottom) * (high - value) / (high - low);
-  }
-  void widen(double value) {
-    if (!std::isfinite(value)) return;
-    low = std::min(low, value);
-    high = std::max(high, value);
   }
 };
 
@@ -65,14 +60,15 @@ std::string axes(const Frame& frame, const std::string& name) {
          "</text>\n";
 }
 
-// The interval as an area, the mean as a line; a gap where there is no finite number.
-std::string series(const Frame& frame, const Comparison& comparison,
-                   const std::vector<Estimate>& values, const char* colour, const char* dash) {
+// The interval as an area, the mean as a line; a gap where there is no finite number. `estimate`:
+// of a point.
+std::string series(const Frame& frame, const std::vector<CurvePoint>& curve, const auto& estimate,
+                   const char* colour, const char* dash) {
   std::string means, above, below;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const Estimate& value = values[i];
+  for (const CurvePoint& point : curve) {
+    const Estimate& value = estimate(point);
     if (!std::isfinite(value.mean)) continue;
-    const std::string x = at(frame.x(static_cast<double>(comparison.curve[i].step)));
+    const std::string x = at(frame.x(static_cast<double>(point.step)));
     means += x + "," + at(frame.y(value.mean)) + " ";
     if (!std::isfinite(value.low) || !std::isfinite(value.high)) continue;
     above += x + "," + at(frame.y(value.high)) + " ";
@@ -83,35 +79,35 @@ std::string series(const Frame& frame, const Comparison& comparison,
          drawn_curve(means, std::string("stroke=\"") + colour + "\"" + dash);
 }
 
-Frame frame_of(const Comparison& comparison, double start) {
-  Frame frame{static_cast<double>(comparison.curve.back().step), start, start};
-  return frame;
-}
-
-void open_up(Frame& frame) {
+// Around the finite ones of the values, of which `start` is one, with some room.
+Frame frame_around(const std::vector<CurvePoint>& curve, double start,
+                   const std::vector<double>& values) {
+  Frame frame{static_cast<double>(curve.back().step), start, start};
+  for (const double value : values) {
+    if (!std::isfinite(value)) continue;
+    frame.low = std::min(frame.low, value);
+    frame.high = std::max(frame.high, value);
+  }
   const double room = (frame.high - frame.low) * 0.04;
   frame.low -= room > 0 ? room : 0.5;
   frame.high += room > 0 ? room : 0.5;
+  return frame;
 }
 
 }  // namespace
 
 std::string loss_drawing(const Comparison& comparison) {
   if (comparison.curve.empty()) return {};
-  Frame frame = frame_of(comparison, comparison.curve.back().each[0].mean);
-  if (!std::isfinite(frame.low)) frame.low = frame.high = 0;
-  std::array<std::vector<Estimate>, 2> values;
+  std::vector<double> means;  // at the start an interval may be wider than all that follows
   for (const CurvePoint& point : comparison.curve)
-    for (std::size_t i = 0; i < 2; ++i) {
-      values[i].push_back(point.each[i]);
-      // Means only: at the start the interval may be wider than all that follows.
-      frame.widen(point.each[i].mean);
-    }
-  open_up(frame);
+    for (const Estimate& estimate : point.each) means.push_back(estimate.mean);
+  const double start = comparison.curve.back().each[0].mean;
+  const Frame frame = frame_around(comparison.curve, std::isfinite(start) ? start : 0, means);
   std::string out = axes(frame, "loss (nats)");
   for (std::size_t i = 0; i < 2; ++i) {
     const double y = kTop + 14 + 18 * static_cast<double>(i), x = kWidth - 250;
-    out += series(frame, comparison, values[i], kColours[i], kDashes[i]);
+    const auto estimate = [i](const CurvePoint& point) { return point.each[i]; };
+    out += series(frame, comparison.curve, estimate, kColours[i], kDashes[i]);
     out +=
         drawn_line(x, y - 4, x + 28, y - 4,
                    std::string("stroke=\"") + kColours[i] + "\" stroke-width=\"2\"" + kDashes[i]);
@@ -123,21 +119,18 @@ std::string loss_drawing(const Comparison& comparison) {
 
 std::string difference_drawing(const Comparison& comparison) {
   if (comparison.curve.empty()) return {};
-  Frame frame = frame_of(comparison, 0);
-  std::vector<Estimate> values;
-  for (const CurvePoint& point : comparison.curve) {
-    values.push_back(point.difference);
-    for (const double value : {point.difference.low, point.difference.high}) frame.widen(value);
-  }
-  for (const double margin : {-comparison.margin, comparison.margin}) frame.widen(margin);
-  open_up(frame);
+  std::vector<double> values = {-comparison.margin, comparison.margin};
+  for (const CurvePoint& point : comparison.curve)
+    values.insert(values.end(), {point.difference.low, point.difference.high});
+  const Frame frame = frame_around(comparison.curve, 0, values);
   std::string out = axes(frame, "B - A (nats)");
   out += drawn_line(kLeft, frame.y(0), kWidth - kRight, frame.y(0), "stroke=\"currentColor\"");
   for (const double margin : {-comparison.margin, comparison.margin})
     out += drawn_line(kLeft, frame.y(margin), kWidth - kRight, frame.y(margin),
                       "stroke=\"currentColor\" stroke-dasharray=\"2 4\"");
   out += drawn_text(kWidth - kRight - 4, frame.y(comparison.margin) - 5, "end", "margin");
-  out += series(frame, comparison, values, kViolet, "");
+  const auto estimate = [](const CurvePoint& point) { return point.difference; };
+  out += series(frame, comparison.curve, estimate, kViolet, "");
   return drawing("Difference of the paired losses by step, and the margin", kHeight, out);
 }
 

@@ -3,49 +3,46 @@
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
-namespace {
 
-Json write(const Estimate& estimate) {
-  return {{"mean", number(estimate.mean)},
-          {"low", number(estimate.low)},
-          {"high", number(estimate.high)}};
+void to_json(Json& json, const Estimate& estimate) {
+  json = {{"mean", estimate.mean}, {"low", estimate.low}, {"high", estimate.high}};
 }
 
-Json write(const ComparedRun& run) {
-  Json losses = Json::array();
-  for (const double loss : run.losses) losses.push_back(number(loss));
-  return {{"configuration", run.configuration == 0 ? "A" : "B"},
+void to_json(Json& json, const ComparedRun& run) {
+  json = {{"configuration", letter_of(run)},
           {"seed", std::to_string(run.seed)},
           {"complete", run.complete},
           {"trouble", clean(run.trouble)},
-          {"final_loss", number(run.final_loss)},
-          {"mean_loss", number(run.mean_loss)},
-          {"drop", number(run.drop)},
-          {"step_s", number(run.step_s)},
+          {"final_loss", run.final_loss},
+          {"mean_loss", run.mean_loss},
+          {"drop", run.drop},
+          {"step_s", run.step_s},
           {"held", run.held},
           {"held_bytes", run.held_bytes},
           {"held_peak_bytes", run.held_peak_bytes},
           {"process_peak_bytes", run.process_peak_bytes},
           {"process_growth_bytes", run.process_growth_bytes},
           {"skipped_steps", run.skipped_steps},
-          {"losses", losses}};
+          {"losses", run.losses}};
 }
 
-Json write(const ComparedQuantity& quantity) {
-  return {{"name", quantity.name},
+void to_json(Json& json, const ComparedQuantity& quantity) {
+  json = {{"name", quantity.name},
           {"unit", quantity.unit},
-          {"A", write(quantity.each[0])},
-          {"B", write(quantity.each[1])},
-          {"B_minus_A", write(quantity.difference)},
-          {"B_over_A", number(quantity.ratio)}};
+          {"A", quantity.each[0]},
+          {"B", quantity.each[1]},
+          {"B_minus_A", quantity.difference},
+          {"B_over_A", quantity.ratio}};
 }
 
-Json write(const CurvePoint& point) {
-  return {{"step", point.step},
-          {"A", write(point.each[0])},
-          {"B", write(point.each[1])},
-          {"B_minus_A", write(point.difference)}};
+void to_json(Json& json, const CurvePoint& point) {
+  json = {{"step", point.step},
+          {"A", point.each[0]},
+          {"B", point.each[1]},
+          {"B_minus_A", point.difference}};
 }
+
+namespace {
 
 // Configurations may have comments, which JSON has not: they stay text.
 Json settings(const Comparison& comparison) {
@@ -63,10 +60,10 @@ Json settings(const Comparison& comparison) {
           {"steps", comparison.steps},
           {"final_steps", comparison.final_steps},
           {"seeds", seeds},
-          {"margin", number(comparison.margin)},
+          {"margin", comparison.margin},
           {"margin_is_default", comparison.margin_is_default},
-          {"confidence", number(comparison.confidence)},
-          {"level", number(comparison.level)}};
+          {"confidence", comparison.confidence},
+          {"level", comparison.level}};
 }
 
 Json verdict(const Comparison& comparison) {
@@ -75,18 +72,11 @@ Json verdict(const Comparison& comparison) {
           {"exit_code", exit_code(comparison.outcome)},
           {"reason", clean(comparison.reason)},
           {"pairs", comparison.pairs},
-          {"p_low", number(test.p_low)},
-          {"p_high", number(test.p_high)},
-          {"p_no_difference", number(test.p_no_difference)},
-          {"low", number(test.low)},
-          {"high", number(test.high)}};
-}
-
-template <class Items>
-Json all_of(const Items& items) {
-  Json out = Json::array();
-  for (const auto& item : items) out.push_back(write(item));
-  return out;
+          {"p_low", test.p_low},
+          {"p_high", test.p_high},
+          {"p_no_difference", test.p_no_difference},
+          {"low", test.low},
+          {"high", test.high}};
 }
 
 }  // namespace
@@ -94,13 +84,13 @@ Json all_of(const Items& items) {
 std::string to_json(const Comparison& comparison) {
   return document_lines({{"schema_version", comparison.schema_version},
                          {"verdict", verdict(comparison)},
-                         {"environment", write(comparison.environment)},
+                         {"environment", comparison.environment},
                          {"command", clean(comparison.command)},
-                         {"wall_s", number(comparison.wall_s)},
+                         {"wall_s", comparison.wall_s},
                          {"settings", settings(comparison)},
-                         {"quantities", all_of(comparison.quantities)},
-                         {"runs", all_of(comparison.runs)},
-                         {"curve", all_of(comparison.curve)}});
+                         {"quantities", comparison.quantities},
+                         {"runs", comparison.runs},
+                         {"curve", comparison.curve}});
 }
 
 }  // namespace equigrad::reports

@@ -1,14 +1,99 @@
-#include "reports/html.hpp"
-
+#include <array>
 #include <set>
 
-#include "reports/contract.hpp"
 #include "reports/document.hpp"
 #include "reports/page.hpp"
+#include "reports/parts.hpp"
+#include "reports/summary.hpp"
 #include "reports/text.hpp"
-#include "reports/underflow.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
+
+namespace {
+
+std::string tile(const std::string& value, const std::string& name, const char* tone) {
+  return std::string("<div class=\"") + tone + "\"><dt>" + name + "</dt><dd>" + value +
+         "</dd></div>\n";
+}
+
+const char* tone_of(int64_t alarming) { return alarming == 0 ? "zero" : "alarm"; }
+
+// The counts as one bar; the same numbers stand in the tiles, so it is hidden from readers.
+std::string proportions(const Counts& sum) {
+  // For a page without its styles, in the order of kVerdicts.
+  constexpr std::array<const char*, kVerdicts.size()> kFills = {
+      "#b7331b", "#5f3490", "#8461b3", "#e8c45f", "#1f6f9f", "#e1e4e8", "#d4d8dd"};
+  if (sum.total() == 0) return {};
+  std::string out =
+      "<svg class=\"bar\" viewBox=\"0 0 100 1\" preserveAspectRatio=\"none\" "
+      "aria-hidden=\"true\">";
+  double at = 0;
+  for (size_t i = 0; i < kVerdicts.size(); ++i) {
+    const auto count = static_cast<double>(sum.of(kVerdicts[i]));
+    const double width = 100 * count / static_cast<double>(sum.total());
+    if (count > 0) out += drawn_bar(at, width, kFills[i], margin_class(kVerdicts[i], 0.5));
+    at += width;
+  }
+  return out + "</svg>\n";
+}
+
+std::string self_check_line(const Run& run) {
+  int64_t caught = 0;
+  for (const SelfCheck& check : run.self_checks) caught += check.caught ? 1 : 0;
+  return "<p class=\"note\"><a href=\"#self-checks\">" + grouped(caught) + " of " +
+         count_of(run.self_checks.size(), "planted fault") + "</a> caught in this run.</p>\n";
+}
+
+std::string page_banner(const Run& run) {
+  const Counts sum = counts(run);
+  const Group all = whole(run);
+  std::string out = paragraph(escape_xml(outcome_text(run)));
+  for (const std::string& line : part_lines(run)) out += paragraph(escape_xml(line));
+  out += self_check_line(run) + "<dl class=\"tiles\">\n";
+  out += tile(grouped(sum.executed()), "cases ran", "");
+  out += tile(grouped(sum.equal), "equal, bit for bit", "");
+  out += tile(grouped(sum.within), "within their bound", sum.within == 0 ? "zero" : "");
+  out += tile(grouped(sum.failed), "failed", tone_of(sum.failed));
+  if (sum.crashed > 0) out += tile(grouped(sum.crashed), "crashed", "alarm");
+  if (sum.timed_out > 0) out += tile(grouped(sum.timed_out), "timed out", "alarm");
+  if (sum.vacuous > 0) out += tile(grouped(sum.vacuous), "compared nothing", "alarm");
+  out += tile(grouped(sum.skipped), "skipped", sum.skipped == 0 ? "zero" : "");
+  out += tile(grouped(sum.not_run), "<a href=\"#not-run\">not run</a>",
+              sum.not_run == 0 ? "zero" : "");
+  out += "</dl>\n<dl class=\"tiles\">\n";
+  out += tile(grouped(sum.compared), "elements compared", "");
+  out += tile(grouped(sum.differing), "differ where none may", tone_of(sum.differing));
+  const LaneTotal* bounded = all.lane("bounded");
+  if (bounded != nullptr && bounded->cases > 0) {
+    out += tile(short_number(bounded->margin), "worst share of a bound", "");
+  }
+  return out + "</dl>\n" + proportions(sum);
+}
+
+std::string page_not_run(const Run& run) {
+  const std::vector<Reason> why = reasons(run);
+  constexpr size_t kReasons = 200;
+  std::string rows, more;
+  for (size_t i = 0; i < why.size() && i < kReasons; ++i)
+    rows += "<tr>" + verdict_cell(why[i].verdict, 0, spoken(why[i].verdict)) +
+            number_cells({grouped(why[i].cases)}) + cell(why[i].text, 400) + "</tr>\n";
+  if (why.size() > kReasons)
+    more = "<p>" + count_of(why.size() - kReasons, "more reason") + " in run.json.</p>\n";
+  return section("not-run", "Not run and skipped",
+                 why.empty()
+                     ? "<p>Everything that was asked for was run.</p>\n"
+                     : table("What this run says nothing about, and why",
+                             heads({"State"}) + number_heads({"Cases"}) + heads({"Reason"}), rows) +
+                           more);
+}
+
+}  // namespace
+
+std::string group_anchor(const std::string& stage, const std::string& precision,
+                         const std::string& ranks) {
+  return anchor("zero" + stage + "." + precision + ".w" + ranks);
+}
 
 std::string to_html(const Run& run) {
   constexpr size_t kFailureBytes = 100'000;
@@ -18,12 +103,9 @@ std::string to_html(const Run& run) {
       listed_bytes < kPageBytes / 2 - kFailureBytes ? kPageBytes / 2 - listed_bytes : kFailureBytes;
   constexpr size_t kMarginBytes = 10'000;  // closing tags and the lines that say what was left out
   const Outcome end = outcome(run);
-  const std::string heading = capitalised(word(end));
   Document page{.origin = {run.environment, run.command, run.seed, run.wall_s},
                 .brand = "Equigrad conformance run",
-                .tone = word(end),
-                .mark = mark_of(end == Outcome::Held, end == Outcome::Inconclusive),
-                .heading = heading,
+                .outcome = word(end),
                 .title = "Equigrad: " + std::string(word(end)) + ", " + counts_text(counts(run)),
                 .banner_html = page_banner(run),
                 .links = {{"matrix", "Matrix"},
@@ -37,7 +119,6 @@ std::string to_html(const Run& run) {
                           {"cases", "Cases"},
                           {"environment", "Environment"},
                           {"definitions", "Definitions"}},
-                .html = {},
                 .end_html = section("definitions", "Definitions", filled("definitions.html")),
                 .data_file = "run.json"};
   std::set<const Case*> shown;

@@ -1,11 +1,21 @@
 #include "reports/json_text.hpp"
 
 #include <cmath>
+#include <limits>
+#include <stdexcept>
 
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
+
+// JSON has no numbers for them.
+void name_nonfinite(Json& json) {
+  if (json.is_number_float() && !std::isfinite(json.get<double>()))
+    json = shortest(json.get<double>());
+  else if (json.is_structured())
+    for (Json& one : json) name_nonfinite(one);
+}
 
 // `lists`: how many lists it is in.
 std::string laid_out(const Json& json, std::size_t lists) {
@@ -23,21 +33,26 @@ std::string laid_out(const Json& json, std::size_t lists) {
 
 }  // namespace
 
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(shortest(value)); }
-
-Json write(const Environment& env) {
-  return {{"version", env.version}, {"commit", env.commit},
-          {"torch", env.torch},     {"compiler", env.compiler},
-          {"device", env.device},   {"cpu", env.cpu},
-          {"cores", env.cores},     {"threads_per_rank", env.threads_per_rank},
-          {"os", env.os},           {"time", env.time}};
+void read(const Json& json, double& value) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (json.is_number()) return void(value = json.get<double>());
+  const auto text = json.get<std::string>();
+  for (const double named : {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity})
+    if (text == shortest(named)) return void(value = named);
+  throw std::runtime_error("expected a number, \"nan\", \"inf\" or \"-inf\", got \"" + text + "\"");
 }
 
-std::string document_lines(const Json& document) {
+std::string document_lines(Json document) {
+  name_nonfinite(document);
   std::string out;
   for (const auto& [key, value] : document.items())
     out += (out.empty() ? "{" : ",\n") + Json(key).dump() + ": " + laid_out(value, 0);
   return out + "}\n";
+}
+
+std::string indented_lines(Json document) {
+  name_nonfinite(document);
+  return document.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace equigrad::reports

@@ -1,18 +1,15 @@
-#include "reports/junit.hpp"
-
 #include <map>
 #include <sstream>
 
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-struct Tally {
-  int64_t tests = 0, failures = 0, errors = 0, skipped = 0;
-};
+using Tally = std::map<std::string_view, int64_t>;  // element -> cases
 
 class UniqueNames {
  public:
@@ -33,96 +30,72 @@ std::string cdata(const std::string& text) {
   return "<![CDATA[" + safe + "]]>";
 }
 
-std::string attributes(const Tally& tally) {
-  return " tests=\"" + std::to_string(tally.tests) + "\" failures=\"" +
-         std::to_string(tally.failures) + "\" errors=\"" + std::to_string(tally.errors) +
-         "\" skipped=\"" + std::to_string(tally.skipped) + "\"";
+std::string attributes(Tally& tally) {
+  int64_t tests = 0;
+  for (const auto& [element, cases] : tally) tests += cases;
+  return " tests=\"" + std::to_string(tests) + "\" failures=\"" + std::to_string(tally["failure"]) +
+         "\" errors=\"" + std::to_string(tally["error"]) + "\" skipped=\"" +
+         std::to_string(tally["skipped"]) + "\"";
 }
 
-void write_problem(std::ostringstream& out, const char* element, const Case& one,
-                   const std::string& message) {
-  out << "      <" << element << " message=\"" << escape_xml(first_line(message)) << "\" type=\""
-      << word(one.verdict) << "\">"
-      << cdata(message + (one.replay.empty() ? "" : "\nreplay: " + one.replay)) << "</" << element
-      << ">\n";
-  if (one.files.empty()) return;
-  std::string attachments;
-  for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
-  out << "      <system-out>" << cdata(attachments) << "</system-out>\n";
+// What a case has in it; nothing where it held.
+std::string_view element_of(const Case& one) {
+  if (vacuous(one) || one.verdict == Verdict::Failed) return "failure";
+  if (went_wrong(one.verdict)) return "error";
+  return passed(one.verdict) ? "" : "skipped";
 }
 
-void write_case(std::ostringstream& out, Tally& tally, const Case& one, const std::string& name,
+void write_case(std::ostringstream& out, const Case& one, const std::string& name,
                 const std::string& suite) {
-  ++tally.tests;
+  const std::string_view element = element_of(one);
   out << "    <testcase name=\"" << escape_xml(name) << "\" classname=\"equigrad."
-      << escape_xml(suite) << "\" time=\"" << shortest(one.seconds) << "\"";
-  const bool empty = vacuous(one);
-  if (passed(one.verdict) && !empty) {
-    out << "/>\n";
+      << escape_xml(suite) << "\" time=\"" << shortest(one.seconds)
+      << (element.empty() ? "\"/>\n" : "\">\n");
+  if (element.empty()) return;
+  out << "      <" << element << " message=\"" << escape_xml(first_line(message_of(one))) << "\"";
+  if (element == "skipped") {
+    out << "/>\n    </testcase>\n";
     return;
   }
-  out << ">\n";
-  if (empty) {
-    ++tally.failures;
-    write_problem(out, "failure", one, "passed without comparing anything");
-  } else if (one.verdict == Verdict::Failed) {
-    ++tally.failures;
-    write_problem(out, "failure", one, message_of(one));
-  } else if (went_wrong(one.verdict)) {
-    ++tally.errors;
-    write_problem(out, "error", one, message_of(one));
-  } else {
-    ++tally.skipped;
-    out << "      <skipped message=\"" << escape_xml(first_line(message_of(one))) << "\"/>\n";
-  }
+  out << " type=\"" << word(one.verdict) << "\">" << cdata(message_with_replay(one)) << "</"
+      << element << ">\n";
+  std::string attachments;
+  for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
+  if (!attachments.empty()) out << "      <system-out>" << cdata(attachments) << "</system-out>\n";
   out << "    </testcase>\n";
 }
 
-void write_self_checks(std::ostringstream& out, Tally& all, const Run& run, UniqueNames& unique) {
+// `time`: an attribute, or nothing.
+void write_suite(std::ostringstream& out, Tally& all, const std::string& suite,
+                 const std::vector<Case>& cases, const std::string& time, UniqueNames& unique) {
   std::ostringstream body;
   Tally tally;
+  for (const Case& one : cases) {
+    write_case(body, one, unique(clean(one.id)), suite);
+    ++tally[element_of(one)], ++all[element_of(one)];
+  }
+  out << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << time << ">\n"
+      << body.str() << "  </testsuite>\n";
+}
+
+std::vector<Case> self_checks(const Run& run) {
+  std::vector<Case> cases;
   for (const SelfCheck& check : run.self_checks) {
-    const std::string fault = clean(check.fault);
-    Case one;
-    one.id = unique("self_check." + fault);
+    Case& one = cases.emplace_back();
+    one.id = "self_check." + clean(check.fault);
     one.verdict = check.caught ? Verdict::Equal : Verdict::Failed;
     one.lanes.resize(1);
     one.lanes[0].compared = 1;  // a planted fault is no empty comparison
-    one.message = "the planted fault \"" + fault + "\" was not caught: the run is void";
-    write_case(body, tally, one, one.id, "self_check");
+    one.message =
+        "the planted fault \"" + clean(check.fault) + "\" was not caught: the run is void";
   }
   if (!run.failure.empty()) {
-    Case one;
-    one.id = unique("self_check");
+    Case& one = cases.emplace_back();
+    one.id = "self_check";
     one.verdict = Verdict::Crashed;
     one.message = run.failure;
-    write_case(body, tally, one, one.id, "self_check");
   }
-  out << "  <testsuite name=\"self_check\"" << attributes(tally) << ">\n"
-      << body.str() << "  </testsuite>\n";
-  all.tests += tally.tests;
-  all.failures += tally.failures;
-  all.errors += tally.errors;
-}
-
-// A suite for each stage, precision and number of ranks of the part.
-void write_part(std::ostringstream& out, Tally& all, const Run& part, const std::string& name,
-                UniqueNames& unique) {
-  for (const Group& group : group_by(part, {"stage", "precision", "ranks"})) {
-    const std::string suite = (name.empty() ? "" : name + ".") + "zero" + group.key[0] + "." +
-                              group.key[1] + ".w" + group.key[2];
-    std::ostringstream body;
-    Tally tally;
-    for (const Case* one : group.cases)
-      write_case(body, tally, *one, unique(clean(one->id)), suite);
-    out << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << " time=\""
-        << shortest(group.seconds) << "\">\n"
-        << body.str() << "  </testsuite>\n";
-    all.tests += tally.tests;
-    all.failures += tally.failures;
-    all.errors += tally.errors;
-    all.skipped += tally.skipped;
-  }
+  return cases;
 }
 
 }  // namespace
@@ -131,12 +104,19 @@ std::string to_junit(const Run& run) {
   std::ostringstream suites;
   Tally all;
   UniqueNames unique;
-  write_self_checks(suites, all, run, unique);
-  for (const PartRange& part : part_ranges(run)) {
-    Run cases;
-    cases.cases.assign(run.cases.begin() + static_cast<std::ptrdiff_t>(part.begin),
-                       run.cases.begin() + static_cast<std::ptrdiff_t>(part.end));
-    write_part(suites, all, cases, part.name, unique);
+  write_suite(suites, all, "self_check", self_checks(run), "", unique);
+  for (const PartRange& range : part_ranges(run)) {
+    Run part;
+    part.cases.assign(run.cases.begin() + static_cast<std::ptrdiff_t>(range.begin),
+                      run.cases.begin() + static_cast<std::ptrdiff_t>(range.end));
+    for (const Group& group : group_by(part, {"stage", "precision", "ranks"})) {
+      std::vector<Case> cases;
+      for (const Case* one : group.cases) cases.push_back(*one);
+      write_suite(suites, all,
+                  (range.name.empty() ? "" : range.name + ".") + "zero" + group.key[0] + "." +
+                      group.key[1] + ".w" + group.key[2],
+                  cases, " time=\"" + shortest(group.seconds) + "\"", unique);
+    }
   }
   return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"equigrad\"" +
          attributes(all) + " time=\"" + shortest(run.wall_s) + "\">\n" + suites.str() +

@@ -1,7 +1,10 @@
 #include "reports/kill_matrix.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
+#include <set>
+#include <sstream>
 
 #include "reports/text.hpp"
 
@@ -28,33 +31,109 @@ std::string kills_line(const std::string& name, const KillCounts& sum) {
 std::string covering_line(const KillMatrix& matrix) {
   const auto part = [&](const char* name, Faults which, double floor) {
     const auto sum = counts(matrix, which);
-    char least[32];
-    std::snprintf(least, sizeof least, "%.0f %%", 100 * floor);
     return std::string(name) + " " + of(sum.by_covering, sum.faults) + ", " +
-           percent(sum.by_covering, sum.faults) + " (at least " + least + ")";
+           percent(sum.by_covering, sum.faults) + " (at least " +
+           formatted("%.0f %%", 100 * floor) + ")";
   };
-  return "caught by the covering selection alone, " +
-         count_of(static_cast<int64_t>(matrix.panel.size()), "case") + ": " +
+  return "caught by the covering selection alone, " + count_of(matrix.panel.size(), "case") + ": " +
          part("historical faults", Faults::Historical, kCoveringHistorical) + "; " +
          part("mutants", Faults::Mutants, kCoveringMutants);
+}
+
+constexpr std::size_t kChecksShown = 3;
+
+std::string steps_text(int64_t steps) { return steps < 0 ? "?" : "+" + std::to_string(steps); }
+
+std::string marks(const FaultRow& row) {
+  std::string out;
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i)
+    out += !row.has_data ? '-' : row.elsewhere[i] ? 'x' : '.';
+  return out;
+}
+
+std::string first_checks(const Found& found) {
+  std::vector<std::string> checks = found.checks;
+  if (checks.size() <= kChecksShown) return joined(checks, " ");
+  checks.resize(kChecksShown);
+  return joined(checks, " ") + " and " + std::to_string(found.checks.size() - kChecksShown) +
+         " more";
+}
+
+void write_line(std::ostringstream& out, const FaultRow& row, int width) {
+  char line[256];
+  const bool caught = row.fate == Fate::Caught && !row.found.empty();
+  std::snprintf(line, sizeof line, "%-*s  %-11s  %-12s", width, row.name.c_str(),
+                std::string(word(row.fate)).c_str(), row.seam.c_str());
+  out << line;
+  if (caught) {
+    const Found& found = row.found.front();
+    std::snprintf(line, sizeof line, "  %4s  %s  %s  %s  %6.2f",
+                  steps_text(found.after_steps).c_str(), found.located ? "yes" : "no ",
+                  is_covered(row) ? "yes" : "no ", marks(row).c_str(), row.seconds);
+    out << line << "  " << first_checks(found) << "\n";
+  } else if (row.fate == Fate::Equivalent) {
+    out << "  " << clean(row.proof) << "\n";
+  } else {
+    out << "  " << count_of(row.cases, "case") << ", acted " << grouped(row.acted_times)
+        << " times\n";
+  }
+}
+
+void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
+  for (const auto& row : matrix.faults)
+    if (row.fate == Fate::Survived || row.fate == Fate::DidNotAct)
+      out << (row.fate == Fate::Survived ? "SURVIVED  " : "DID NOT ACT  ") << row.name << ": "
+          << clean(row.what) << "\n";
+  for (const auto& alarm : matrix.clean.alarms)
+    out << "FALSE ALARM  " << alarm.id << "\n"
+        << clean(alarm.message) << "# replay: " << clean(alarm.replay) << "\n";
+}
+
+std::string verdict(const KillMatrix& matrix) {
+  const bool alone = matrix.covering_only;
+  switch (outcome(matrix)) {
+    case Outcome::Held:
+      return alone ? "the covering selection alone catches as many faults as it must."
+                   : "every fault was caught or is proved to change nothing, and nothing clean "
+                     "raised an alarm.";
+    case Outcome::Failed:
+      return alone ? "the covering selection alone does not catch as many faults as it must."
+                   : "a fault survived or did not act, the covering selection catches too few, or "
+                     "something clean raised an alarm.";
+    case Outcome::Void:
+    case Outcome::Broken:
+      return clean(matrix.failure);
+    case Outcome::Inconclusive:
+      return "not everything that was asked for was run; --minutes gives more time.";
+    case Outcome::Interrupted:
+      return "this is what was found so far.";
+  }
+  return {};
+}
+
+void write_row(std::ostringstream& out, const FaultRow& row) {
+  out << "| " << escape_markdown(row.name) << " | " << escape_markdown(row.what) << " | "
+      << word(row.fate) << " | ";
+  if (row.found.empty()) {
+    out << "| | | " << escape_markdown(row.proof) << " |";
+  } else {
+    const Found& found = row.found.front();
+    out << (found.after_steps < 0 ? "?" : std::to_string(found.after_steps)) << " | "
+        << (found.located ? "yes" : "no") << " | " << (is_covered(row) ? "yes" : "no") << " | ";
+    out << escape_markdown(joined(found.checks, ", ")) << " |";
+  }
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i)
+    out << " " << (!row.has_data ? "–" : row.elsewhere[i] ? "x" : " ") << " |";
+  out << "\n";
 }
 
 }  // namespace
 
 std::string_view word(Fate fate) {
-  switch (fate) {
-    case Fate::Caught:
-      return "caught";
-    case Fate::Survived:
-      return "survived";
-    case Fate::Equivalent:
-      return "equivalent";
-    case Fate::DidNotAct:
-      return "did_not_act";
-    case Fate::NotRun:
-      return "not_run";
-  }
-  return "not_run";
+  // In the order of the enumeration.
+  constexpr std::array<std::string_view, 5> kWords = {"caught", "survived", "equivalent",
+                                                      "did_not_act", "not_run"};
+  return kWords.at(static_cast<std::size_t>(fate));
 }
 
 void KillCounts::add(const FaultRow& row) {
@@ -84,17 +163,13 @@ KillCounts counts(const KillMatrix& matrix, Faults which) {
 std::vector<CheckCount> checks_of(const KillMatrix& matrix) {
   std::map<std::string, CheckCount> by_name;
   for (const auto& row : matrix.faults) {
-    std::map<std::string, bool> seen;
-    for (const auto& found : row.found)
-      for (const auto& check : found.checks) seen.emplace(check, false);
-    for (const auto& [check, unused] : seen) ++by_name[check].all;
+    std::set<std::string> seen;
+    for (const auto& found : row.found) seen.insert(found.checks.begin(), found.checks.end());
+    for (const auto& check : seen) ++by_name[check].all;
     if (!row.found.empty() && !row.found[0].checks.empty()) ++by_name[row.found[0].checks[0]].first;
   }
   std::vector<CheckCount> checks;
-  for (auto& [name, count] : by_name) {
-    count.check = name;
-    checks.push_back(count);
-  }
+  for (const auto& [name, count] : by_name) checks.push_back({name, count.first, count.all});
   std::stable_sort(checks.begin(), checks.end(), [](const auto& a, const auto& b) {
     return std::pair(a.all, a.first) > std::pair(b.all, b.first);
   });
@@ -147,14 +222,64 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix) {
   if (all.with_data > 0) lines.push_back(elsewhere);
   const CleanRuns& clean = matrix.clean;
   if (clean.asked > 0)
-    lines.push_back("clean configurations: " +
-                    count_of(static_cast<int64_t>(clean.alarms.size()), "false alarm") + " in " +
-                    of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
+    lines.push_back("clean configurations: " + count_of(clean.alarms.size(), "false alarm") +
+                    " in " + of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
                     " elements compared");
   for (const auto& name : matrix.stale_proofs)
     lines.push_back("a proof says that nothing can see " + reports::clean(name) +
                     ", which is not so: take it out of the list of survivors");
   return lines;
+}
+
+std::string to_terminal(const KillMatrix& matrix) {
+  std::ostringstream out;
+  std::size_t width = 5;
+  for (const auto& row : matrix.faults) width = std::max(width, row.name.size());
+  char line[256];
+  std::snprintf(line, sizeof line, "# %-*s  %-11s  %-12s  %4s  %s  %s  %s  %6s  %s\n",
+                static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "cov", "else",
+                "s", "checks that caught it");
+  out << line;
+  for (const auto& row : matrix.faults) write_line(out, row, static_cast<int>(width));
+  out << "#\n# step: optimizer steps from the one in which it acted; loc: located on the first "
+         "line\n# cov: caught by a case of the covering selection\n# else: ";
+  out << joined({kRuleNames.begin(), kRuleNames.end()}, ", ")
+      << "; x: would have seen it\n#\n# check that saw it: faults it saw, and saw first\n";
+  for (const auto& check : checks_of(matrix)) {
+    std::snprintf(line, sizeof line, "#   %-24s %5lld %5lld\n", check.check.c_str(),
+                  static_cast<long long>(check.all), static_cast<long long>(check.first));
+    out << line;
+  }
+  out << "#\n";
+  for (const auto& text : summary_lines(matrix)) out << "# " << text << "\n";
+  std::snprintf(line, sizeof line, "# %.1f minutes for the faults, %.1f in all\n",
+                matrix.faults_s / 60, matrix.wall_s / 60);
+  out << line;
+  write_worst(out, matrix);
+  out << upper_case(word(outcome(matrix))) << "  " << verdict(matrix) << "\n";
+  return out.str();
+}
+
+std::string to_markdown(const KillMatrix& matrix) {
+  std::ostringstream out;
+  const Environment& env = matrix.environment;
+  out << "## Equigrad faults: " << word(outcome(matrix)) << "\n";
+  if (!matrix.failure.empty()) out << "\n" << escape_markdown(matrix.failure) << "\n";
+  for (const auto& line : summary_lines(matrix)) out << "\n" << escape_markdown(line) << ".\n";
+  for (const auto& alarm : matrix.clean.alarms)
+    out << "\nFalse alarm: " << escape_markdown(alarm.id) << ": "
+        << escape_markdown(first_line(alarm.message))
+        << " Replay: " << escape_markdown(alarm.replay) << "\n";
+  out << "\n| fault | what | fate | steps | located | covering | checks, or proof |";
+  for (const char* rule : kRuleNames) out << " " << escape_markdown(rule) << " |";
+  out << "\n|:--|:--|:--|--:|:--|:--|:--|";
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << "--:|";
+  out << "\n";
+  for (const auto& row : matrix.faults) write_row(out, row);
+  out << "\n"
+      << environment_line(env) << ", " << escape_markdown(env.time) << ", "
+      << seconds_text(matrix.wall_s) << "\n";
+  return out.str();
 }
 
 }  // namespace equigrad::reports

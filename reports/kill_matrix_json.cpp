@@ -3,26 +3,37 @@
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
+
+template <>
+inline constexpr auto kFields<KillCounts> = std::tuple(
+    Field{"faults", &KillCounts::faults}, Field{"caught", &KillCounts::caught},
+    Field{"within_one_step", &KillCounts::within_one_step}, Field{"located", &KillCounts::located},
+    Field{"by_covering", &KillCounts::by_covering}, Field{"survived", &KillCounts::survived},
+    Field{"equivalent", &KillCounts::equivalent}, Field{"did_not_act", &KillCounts::did_not_act},
+    Field{"not_run", &KillCounts::not_run}, Field{"with_data", &KillCounts::with_data});
+
 namespace {
 
-Json write(const Found& found) {
-  return {{"in", found.in},
-          {"checks", found.checks},
-          {"after_steps", found.after_steps},
-          {"located", found.located},
-          {"first", clean(found.first)},
-          {"replay", clean(found.replay)},
-          {"seconds", number(found.seconds)},
-          {"covering", found.covering}};
+// Null where there is no data.
+template <class Value>
+Json by_rule(const std::array<Value, kRulesElsewhere>& values, bool has_data) {
+  Json out = Json::object();
+  for (std::size_t i = 0; i < kRulesElsewhere; ++i)
+    out[kRuleNames[i]] = has_data ? Json(values[i]) : Json();
+  return out;
 }
 
-Json write(const FaultRow& row) {
-  Json found = Json::array();
-  for (const auto& one : row.found) found.push_back(write(one));
-  Json elsewhere = Json::object();
-  for (std::size_t i = 0; i < kRulesElsewhere; ++i)
-    elsewhere[kRuleNames[i]] = row.has_data ? Json(row.elsewhere[i]) : Json();
-  return {{"fault", row.name},
+}  // namespace
+
+void to_json(Json& json, const Found& found) {
+  json = {
+      {"in", found.in},           {"checks", found.checks},      {"after_steps", found.after_steps},
+      {"located", found.located}, {"first", clean(found.first)}, {"replay", clean(found.replay)},
+      {"seconds", found.seconds}, {"covering", found.covering}};
+}
+
+void to_json(Json& json, const FaultRow& row) {
+  json = {{"fault", row.name},
           {"what", clean(row.what)},
           {"seam", row.seam},
           {"phase", row.phase},
@@ -34,70 +45,52 @@ Json write(const FaultRow& row) {
             {"micro_batch", row.acted_micro_batch}}},
           {"cases", row.cases},
           {"covering", is_covered(row)},
-          {"found", found},
-          {"elsewhere", elsewhere},
+          {"found", row.found},
+          {"elsewhere", by_rule(row.elsewhere, row.has_data)},
           {"proof", clean(row.proof)},
-          {"seconds", number(row.seconds)}};
+          {"seconds", row.seconds}};
 }
 
-Json write(const KillCounts& sum) {
-  Json elsewhere = Json::object();
-  for (std::size_t i = 0; i < kRulesElsewhere; ++i) elsewhere[kRuleNames[i]] = sum.elsewhere[i];
-  return {{"faults", sum.faults},
-          {"caught", sum.caught},
-          {"within_one_step", sum.within_one_step},
-          {"located", sum.located},
-          {"by_covering", sum.by_covering},
-          {"survived", sum.survived},
-          {"equivalent", sum.equivalent},
-          {"did_not_act", sum.did_not_act},
-          {"not_run", sum.not_run},
-          {"with_data", sum.with_data},
-          {"elsewhere", elsewhere}};
+void to_json(Json& json, const KillCounts& sum) {
+  to_json<KillCounts>(json, sum);
+  json["elsewhere"] = by_rule(sum.elsewhere, true);
 }
 
-Json write(const CleanRuns& runs) {
-  Json alarms = Json::array();
-  for (const auto& alarm : runs.alarms)
-    alarms.push_back(
-        {{"id", alarm.id}, {"message", clean(alarm.message)}, {"replay", clean(alarm.replay)}});
-  return {{"asked", runs.asked},
+void to_json(Json& json, const Alarm& alarm) {
+  json = {{"id", alarm.id}, {"message", clean(alarm.message)}, {"replay", clean(alarm.replay)}};
+}
+
+void to_json(Json& json, const CleanRuns& runs) {
+  json = {{"asked", runs.asked},
           {"run", runs.run},
           {"compared", runs.compared},
-          {"alarms", alarms},
-          {"seconds", number(runs.seconds)}};
+          {"alarms", runs.alarms},
+          {"seconds", runs.seconds}};
 }
 
-Json checks(const KillMatrix& matrix) {
-  Json rows = Json::array();
-  for (const auto& check : checks_of(matrix))
-    rows.push_back({{"check", check.check}, {"first", check.first}, {"all", check.all}});
-  return rows;
+void to_json(Json& json, const CheckCount& check) {
+  json = {{"check", check.check}, {"first", check.first}, {"all", check.all}};
 }
-
-}  // namespace
 
 std::string to_json(const KillMatrix& matrix) {
-  Json faults = Json::array();
-  for (const auto& row : matrix.faults) faults.push_back(write(row));
   return document_lines({{"schema_version", matrix.schema_version},
                          {"outcome", word(outcome(matrix))},
                          {"exit_code", exit_code(matrix)},
-                         {"environment", write(matrix.environment)},
+                         {"environment", matrix.environment},
                          {"command", clean(matrix.command)},
                          {"seed", std::to_string(matrix.seed)},
                          {"full", matrix.full},
                          {"covering_only", matrix.covering_only},
                          {"failure", clean(matrix.failure)},
-                         {"faults_s", number(matrix.faults_s)},
-                         {"wall_s", number(matrix.wall_s)},
-                         {"historical", write(counts(matrix, Faults::Historical))},
-                         {"mutants", write(counts(matrix, Faults::Mutants))},
-                         {"checks", checks(matrix)},
+                         {"faults_s", matrix.faults_s},
+                         {"wall_s", matrix.wall_s},
+                         {"historical", counts(matrix, Faults::Historical)},
+                         {"mutants", counts(matrix, Faults::Mutants)},
+                         {"checks", checks_of(matrix)},
                          {"stale_proofs", matrix.stale_proofs},
-                         {"clean", write(matrix.clean)},
+                         {"clean", matrix.clean},
                          {"panel", matrix.panel},
-                         {"faults", faults}});
+                         {"faults", matrix.faults}});
 }
 
 }  // namespace equigrad::reports

@@ -11,28 +11,21 @@ std::string fate_cell(Fate fate) {
                        : fate == Fate::NotRun     ? Verdict::NotRun
                                                   : Verdict::Failed;
   const char* mark = fate == Fate::Caught ? "✓" : fate == Fate::Survived ? "✗" : "–";
-  std::string name(word(fate));
-  for (char& c : name) c = c == '_' ? ' ' : c;
+  const std::string name = replaced(word(fate), {{'_', " "}});
   return "<td class=\"v " + margin_class(like, 0) + "\"><span>" + mark + " " + name +
          "</span></td>";
-}
-
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string out;
-  for (const auto& one : words) out += (out.empty() ? "" : between) + one;
-  return out;
 }
 
 // A column for each check that caught something; those that catch little come under "others".
 constexpr size_t kColumns = 12;
 
 std::string head_of(const std::vector<CheckCount>& checks) {
-  std::vector<Column> columns = {{"Fault"}, {"Fate"}, {"Steps", true}, {"Located"}, {"Covering"}};
-  for (const auto& check : checks) columns.push_back({shown(check.check, 40), true});
-  columns.push_back({"Other checks"});
-  for (const char* rule : kRuleNames) columns.push_back({escape_xml(rule), true});
-  columns.insert(columns.end(), {{"Time", true}, {"Seam"}, {"Stands for"}});
-  return table_head(columns);
+  std::string out =
+      heads({"Fault", "Fate"}) + number_heads({"Steps"}) + heads({"Located", "Covering"});
+  for (const auto& check : checks) out += number_heads({shown(check.check, 40)});
+  out += heads({"Other checks"});
+  for (const char* rule : kRuleNames) out += number_heads({escape_xml(rule)});
+  return out + number_heads({"Time"}) + heads({"Seam", "Stands for"});
 }
 
 // "1": the first check that saw it; "x": saw it too.
@@ -61,14 +54,14 @@ std::string fault_row(const FaultRow& row, const std::vector<CheckCount>& column
                     anchor(row.name) + "\" title=\"" + shown(row.what, 300) + "\">" +
                     shown(row.name, 120) + "</a></th>" + fate_cell(row.fate);
   const int64_t steps = caught ? row.found[0].after_steps : -1;
-  out += number_cell(!caught || steps < 0 ? "–" : std::to_string(steps));
-  out += !caught ? "<td>–</td>" : row.found[0].located ? "<td>yes</td>" : "<td>no</td>";
-  out += !caught ? "<td>–</td>" : is_covered(row) ? "<td>yes</td>" : "<td>no</td>";
-  for (const auto& column : columns) out += number_cell(seen_mark(row, column.check));
+  out += number_cells({!caught || steps < 0 ? "–" : std::to_string(steps)});
+  for (const bool holds : {caught && row.found[0].located, is_covered(row)})
+    out += cell(!caught ? "–" : holds ? "yes" : "no", 3);
+  for (const auto& column : columns) out += number_cells({seen_mark(row, column.check)});
   out += cell(others(row, columns), 300);
   for (size_t i = 0; i < kRulesElsewhere; ++i)
-    out += number_cell(!row.has_data ? "–" : row.elsewhere[i] ? "x" : "");
-  return out + number_cell(seconds_text(row.seconds)) + cell(row.seam, 60) +
+    out += number_cells({!row.has_data ? "–" : row.elsewhere[i] ? "x" : ""});
+  return out + number_cells({seconds_text(row.seconds)}) + cell(row.seam, 60) +
          cell(row.bugs.empty() ? "mutant" : joined(row.bugs, " "), 300) + "</tr>\n";
 }
 
@@ -84,33 +77,28 @@ std::string matrix_section(const KillMatrix& matrix) {
       "selection, with which every run begins, caught it. 1st: the check that saw it first; "
       "x: saw it too. The rules in use elsewhere were given the same tensors; – where the case "
       "ended before there were any.</p>\n" +
-          table(count_of(static_cast<int64_t>(matrix.faults.size()), "fault"), head_of(columns),
-                rows, "sort"));
+          table(count_of(matrix.faults.size(), "fault"), head_of(columns), rows, "sort"));
 }
 
-std::string article(const std::string& id, const std::string& tag, const std::string& name,
-                    const std::string& text, const std::string& replay) {
-  return "<article id=\"" + anchor(id) + "\" class=\"bad\">\n<h3><span class=\"tag\">" + tag +
-         "</span> <span class=\"id\">" + shown(name, 400) + "</span></h3>\n<pre>" +
-         shown(text, 4000) + "</pre>\n" +
-         (replay.empty() ? "" : "<p>Replay: <code>" + shown(replay, 1000) + "</code></p>\n") +
-         "</article>\n";
+std::string open_article(const std::string& id, const char* tag, const std::string& name,
+                         const std::string& text, const std::string& replay) {
+  return article(anchor(id), "bad", tag, "<span class=\"id\">" + shown(name, 400) + "</span>",
+                 "<pre>" + shown(text, 4000) + "</pre>\n" + replay_html(replay));
 }
 
 std::string open_section(const KillMatrix& matrix) {
   std::string out;
-  for (const auto& row : matrix.faults) {
-    if (row.fate == Fate::Survived)
-      out += article("open." + row.name, "✗ survived", row.name, row.what, "");
-    if (row.fate == Fate::DidNotAct)
-      out += article("open." + row.name, "✗ did not act", row.name, row.what, "");
-  }
+  for (const auto& row : matrix.faults)
+    if (row.fate == Fate::Survived || row.fate == Fate::DidNotAct)
+      out += open_article("open." + row.name,
+                          row.fate == Fate::Survived ? "✗ survived" : "✗ did not act", row.name,
+                          row.what, "");
   for (size_t i = 0; i < matrix.clean.alarms.size(); ++i) {
     const Alarm& alarm = matrix.clean.alarms[i];
-    out += article("alarm." + std::to_string(i), "✗ false alarm", alarm.id, alarm.message,
-                   alarm.replay);
+    out += open_article("alarm." + std::to_string(i), "✗ false alarm", alarm.id, alarm.message,
+                        alarm.replay);
   }
-  return section("open", "What is open", out.empty() ? "<p>Nothing.</p>\n" : out);
+  return section("open", "What is open", out.empty() ? paragraph("Nothing.") : out);
 }
 
 std::string first_lines_section(const KillMatrix& matrix) {
@@ -125,14 +113,13 @@ std::string first_lines_section(const KillMatrix& matrix) {
   return section(
       "lines", "What the failures say",
       table("The first line of the case that caught each fault, and how to see it again",
-            table_head({{"Fault"}, {"What it does"}, {"First line, or proof"}, {"Replay"}}), rows,
-            "sort"));
+            heads({"Fault", "What it does", "First line, or proof", "Replay"}), rows, "sort"));
 }
 
 std::string banner(const KillMatrix& matrix) {
   std::string out;
-  if (!matrix.failure.empty()) out += "<p>" + shown(matrix.failure, 2000) + "</p>\n";
-  for (const auto& line : summary_lines(matrix)) out += "<p>" + escape_xml(line) + "</p>\n";
+  if (!matrix.failure.empty()) out += paragraph(shown(matrix.failure, 2000));
+  for (const auto& line : summary_lines(matrix)) out += paragraph(escape_xml(line));
   return out + "<p class=\"note\">" + seconds_text(matrix.faults_s) + " for the faults, " +
          seconds_text(matrix.wall_s) + " in all.</p>\n";
 }
@@ -144,21 +131,16 @@ std::string page_kill_matrix(const KillMatrix& matrix) {
 }
 
 std::string to_html(const KillMatrix& matrix) {
-  const Outcome end = outcome(matrix);
   return to_html(
       Document{.origin = {matrix.environment, matrix.command, matrix.seed, matrix.wall_s},
                .brand = "Equigrad faults",
-               .tone = word(end),
-               .mark = mark_of(end == Outcome::Held, end == Outcome::Inconclusive),
-               .heading = capitalised(word(end)),
-               .title = "Equigrad faults: " + std::string(word(end)),
+               .outcome = word(outcome(matrix)),
                .banner_html = banner(matrix),
                .links = {{"open", "Open"},
                          {"matrix", "Kill matrix"},
                          {"lines", "First lines"},
                          {"environment", "Environment"}},
                .html = page_kill_matrix(matrix),
-               .end_html = {},
                .data_file = "faults.json"});
 }
 

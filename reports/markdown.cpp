@@ -1,11 +1,10 @@
-#include "reports/markdown.hpp"
-
 #include <algorithm>
 #include <sstream>
 
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
@@ -19,44 +18,32 @@ std::string fenced(const std::string& text) {
   return fence + "text\n" + text + "\n" + fence + "\n";
 }
 
-std::string lane_cell(const Group& group, const char* name, bool margin) {
-  const LaneTotal* lane = group.lane(name);
-  if (lane == nullptr || lane->cases == 0) return "-";
-  return margin ? short_number(lane->margin) : grouped(lane->differing);
-}
-
 void write_table(std::ostringstream& out, const Run& run) {
   out << "\n| stage | precision | ranks | cases | elements compared | exact: differing | cross: "
          "differing | bounded: margin | verdict |\n"
          "|--:|:--|--:|--:|--:|--:|--:|--:|:--|\n";
   for (const Group& group : group_by(run, {"stage", "precision", "ranks"})) {
     const Verdict verdict = group.verdict();
-    out << "| " << escape_markdown(group.key[0]) << " | " << escape_markdown(group.key[1]) << " | "
-        << escape_markdown(group.key[2]) << " | " << grouped(group.counts.total()) << " | "
-        << grouped(group.counts.compared) << " | " << lane_cell(group, "exact", false) << " | "
-        << lane_cell(group, "cross", false) << " | " << lane_cell(group, "bounded", true) << " | "
-        << glyph(verdict) << " " << spoken(verdict) << " |\n";
+    out << "| " << escape_markdown(group.key[0])
+        << markdown_cells({escape_markdown(group.key[1]), escape_markdown(group.key[2]),
+                           grouped(group.counts.total()), grouped(group.counts.compared),
+                           lane_text(group, "exact"), lane_text(group, "cross"),
+                           lane_text(group, "bounded"), glyph(verdict) + " " + spoken(verdict)})
+        << "\n";
   }
-}
-
-std::string parts_text(const Run& run) {
-  std::string out;
-  for (const std::string& line : part_lines(run)) out += escape_markdown(line) + ".\n\n";
-  return out;
 }
 
 void write_front(std::ostringstream& out, const Run& run) {
   const Counts sum = counts(run);
   out << "## Equigrad: " << word(outcome(run)) << "\n\n"
       << escape_markdown(outcome_text(run)) << "\n\n"
-      << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
-      << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
-      << ".\n\n"
-      << parts_text(run) << environment_line(run.environment) << ", seed " << run.seed << "\n";
+      << counts_text(sum) << "; " << elements_text(sum, run.wall_s) << ".\n\n";
+  for (const std::string& line : part_lines(run)) out << escape_markdown(line) << ".\n\n";
+  out << environment_line(run.environment) << ", seed " << run.seed << "\n";
   write_table(out, run);
   out << "\n| planted fault | caught by |\n|:--|:--|\n";
   for (const SelfCheck& check : run.self_checks) {
-    out << "| " << escape_markdown(check.what.empty() ? check.fault : check.what) << " | "
+    out << "| " << escape_markdown(words_of(check)) << " | "
         << (check.caught ? escape_markdown(check.by) : "**not caught**") << " |\n";
   }
   const std::vector<Reason> why = reasons(run);
@@ -68,10 +55,8 @@ void write_front(std::ostringstream& out, const Run& run) {
 }
 
 std::string section(const Case& one) {
-  const std::string text =
-      passed(one.verdict) ? "passed without comparing anything" : clean(message_of(one));
   return "\n### " + glyph(one.verdict) + " " + escape_markdown(one.id) + "\n\n" +
-         fenced(text + (one.replay.empty() ? "" : "\nreplay: " + clean(one.replay)));
+         fenced(clean(message_with_replay(one)));
 }
 
 }  // namespace

@@ -17,12 +17,16 @@
 
 namespace equigrad::reports {
 
-std::string page_banner(const Run& run);  // below the heading
 std::string page_matrix(const Run& run);
 std::string page_claims(const Run& run);
 std::string page_self_checks(const Run& run);
 std::string page_memory(const Run& run);
-std::string page_not_run(const Run& run);
+std::string page_contract(const Run& run);
+std::string page_underflow(const Run& run);
+
+// The same for a terminal: a line for each model, a line for each section; each ends its line.
+std::string underflow_lines(const Run& run);
+std::string contract_lines(const Run& run);
 
 // Adds the ids of the cases it has shown, so that no id is given twice.
 std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Case*>& shown);

@@ -1,6 +1,3 @@
-#include <array>
-#include <utility>
-
 #include "reports/document.hpp"
 #include "reports/page.hpp"
 #include "reports/summary.hpp"
@@ -23,31 +20,22 @@ std::string file_item(const std::string& file) {
 std::string lanes_table(const Case& one) {
   std::string rows;
   for (const Lane& lane : one.lanes) {
-    std::string cells = number_cell(grouped(lane.compared)) + number_cell(grouped(lane.differing)) +
-                        number_cell(short_number(lane.margin)) +
-                        verdict_cell(lane.verdict, lane.margin, spoken(lane.verdict));
-    if (lane.worst)
-      cells += "<td><code>" + shown(lane.worst->tensor, 200) + "[" +
-               std::to_string(lane.worst->index) + "]</code></td>" +
-               number_cell(shortest(lane.worst->got)) + number_cell(shortest(lane.worst->want)) +
-               number_cell(short_number(lane.worst->bound)) +
-               number_cell(short_number(lane.worst->ulp));
+    std::string cells =
+        number_cells({grouped(lane.compared), grouped(lane.differing), short_number(lane.margin)}) +
+        verdict_cell(lane.verdict, lane.margin, spoken(lane.verdict));
+    if (const auto& worst = lane.worst)
+      cells += "<td><code>" + shown(worst->tensor, 200) + "[" + std::to_string(worst->index) +
+               "]</code></td>" +
+               number_cells({shortest(worst->got), shortest(worst->want),
+                             short_number(worst->bound), short_number(worst->ulp)});
     else
-      cells +=
-          cell("–", 3) + number_cell("–") + number_cell("–") + number_cell("–") + number_cell("–");
+      cells += cell("–", 3) + number_cells({"–", "–", "–", "–"});
     rows += row(shown(lane.name, 60), cells);
   }
   return table("Lanes of this case",
-               table_head({{"Lane"},
-                           {"Compared", true},
-                           {"Differing", true},
-                           {"Share of bound", true},
-                           {"Verdict"},
-                           {"Worst element"},
-                           {"Got", true},
-                           {"Want", true},
-                           {"Bound", true},
-                           {"ulp", true}}),
+               heads({"Lane"}) + number_heads({"Compared", "Differing", "Share of bound"}) +
+                   heads({"Verdict", "Worst element"}) +
+                   number_heads({"Got", "Want", "Bound", "ulp"}),
                rows);
 }
 
@@ -55,23 +43,17 @@ std::string failure(const Case& one) {
   const bool empty = passed(one.verdict);
   const Verdict verdict = empty ? Verdict::Failed : one.verdict;
   const std::string id = anchor(one.id);
-  std::string out = "<article id=\"" + id + "\" class=\"" + margin_class(verdict, 0) +
-                    "\">\n<h3><span class=\"tag\">" + glyph(verdict) + " " +
-                    (empty ? "compared nothing" : spoken(verdict)) +
-                    "</span> <a class=\"id\" href=\"#" + id + "\">" + shown(one.id, 400) +
-                    "</a></h3>\n";
-  const std::string message = empty ? "passed without comparing anything" : message_of(one);
-  out += "<pre>" + shown(message, kMessageBytes) + "</pre>\n";
+  std::string out = "<pre>" + shown(message_of(one), kMessageBytes) + "</pre>\n";
   if (!one.lanes.empty()) out += lanes_table(one);
-  if (!one.replay.empty()) {
-    out += "<p>Replay: <code>" + shown(one.replay, 1000) + "</code></p>\n";
-  }
+  out += replay_html(one.replay);
   constexpr size_t kFiles = 20;
   for (size_t i = 0; i < one.files.size() && i < kFiles; ++i) {
     out += (i == 0 ? "<p>Files: " : ", ") + file_item(one.files[i]);
   }
   if (!one.files.empty()) out += "</p>\n";
-  return out + "</article>\n";
+  return article(id, margin_class(verdict, 0),
+                 glyph(verdict) + " " + (empty ? "compared nothing" : spoken(verdict)),
+                 "<a class=\"id\" href=\"#" + id + "\">" + shown(one.id, 400) + "</a>", out);
 }
 
 // End tags that HTML allows to leave out are left out here: ten thousand rows have to fit.
@@ -100,18 +82,11 @@ std::string case_row(const Case& one, bool with_id, const std::vector<std::strin
 
 // Only what there is: "16 cases: 15 within, 1 failed".
 std::string short_counts(const Counts& sum) {
-  const std::array<std::pair<Verdict, int64_t>, 7> parts = {{{Verdict::Failed, sum.failed},
-                                                             {Verdict::Crashed, sum.crashed},
-                                                             {Verdict::TimedOut, sum.timed_out},
-                                                             {Verdict::Within, sum.within},
-                                                             {Verdict::Equal, sum.equal},
-                                                             {Verdict::Skipped, sum.skipped},
-                                                             {Verdict::NotRun, sum.not_run}}};
   std::string out = count_of(sum.total(), "case") + ":";
   const char* between = " ";
-  for (const auto& [verdict, count] : parts) {
-    if (count == 0) continue;
-    out += between + grouped(count) + " " + spoken(verdict);
+  for (const Verdict verdict : kVerdicts) {
+    if (sum.of(verdict) == 0) continue;
+    out += between + grouped(sum.of(verdict)) + " " + spoken(verdict);
     between = ", ";
   }
   return out;
@@ -122,17 +97,16 @@ std::string group_of(const Group& group, const std::vector<std::string>& lanes,
   const std::string name = "stage " + escape_xml(group.key[0]) + ", " + escape_xml(group.key[1]) +
                            ", " + escape_xml(group.key[2]) +
                            (group.key[2] == "1" ? " rank" : " ranks");
-  std::vector<Column> columns = {{"Style"}, {"Accumulate"}, {"Clip"}, {"Optimizer"}, {"Model"}};
+  std::string columns = heads({"Style", "Accumulate", "Clip", "Optimizer", "Model"});
   for (const std::string& lane : lanes)
-    columns.push_back(
-        {shown(lane, 60) + (lane == "bounded" ? ": share of bound" : ": differing"), true});
-  columns.push_back({"Time", true});
-  columns.push_back({"Verdict"});
+    columns +=
+        number_heads({shown(lane, 60) + (lane == "bounded" ? ": share of bound" : ": differing")});
+  columns += number_heads({"Time"}) + heads({"Verdict"});
   return "<details id=\"" + group_anchor(group.key[0], group.key[1], group.key[2]) +
          (went_wrong(group.verdict()) ? "\" open>" : "\">") + "<summary><b>" +
          glyph(group.verdict()) + " " + name + "</b> <span class=\"note\">" +
-         short_counts(group.counts) + "</span></summary>\n" +
-         table(name, table_head(columns), rows, "sort") + "</details>\n";
+         short_counts(group.counts) + "</span></summary>\n" + table(name, columns, rows, "sort") +
+         "</details>\n";
 }
 
 }  // namespace
@@ -140,8 +114,8 @@ std::string group_of(const Group& group, const std::vector<std::string>& lanes,
 std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Case*>& shown) {
   const std::vector<const Case*> wrong = worst_first(wrong_cases(run));
   if (wrong.empty()) return section("failures", "Failures", "<p>None.</p>\n");
-  std::string out = "<p class=\"lead\">" + count_of(static_cast<int64_t>(wrong.size()), "case") +
-                    " went wrong, the worst first.</p>\n";
+  std::string out =
+      "<p class=\"lead\">" + count_of(wrong.size(), "case") + " went wrong, the worst first.</p>\n";
   for (const Case* one : wrong) {
     std::string article = failure(*one);
     if (out.size() + article.size() > budget_bytes) continue;
@@ -149,7 +123,7 @@ std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Ca
     shown.insert(one);
   }
   if (shown.size() < wrong.size()) {
-    out += "<p>" + count_of(static_cast<int64_t>(wrong.size() - shown.size()), "more case") +
+    out += "<p>" + count_of(wrong.size() - shown.size(), "more case") +
            " that went wrong did not fit on this page; run.json has them all.</p>\n";
   }
   return section("failures", "Failures", out);

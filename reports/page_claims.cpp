@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -35,29 +34,28 @@ constexpr std::array<std::pair<const char*, const char*>, 8> kDimensions = {{
 std::string lane_row(const char* claim, const char* name, const LaneTotal* lane) {
   const std::string words = std::string(claim) + " <span class=\"note\">(" + name + " lane)</span>";
   if (lane == nullptr || lane->cases == 0) {
-    return row(words, number_cell("0") + number_cell("0") + number_cell("–") + number_cell("–") +
-                          verdict_cell(Verdict::NotRun, 0, "not tested"));
+    return row(words,
+               number_cells({"0", "0", "–", "–"}) + verdict_cell(Verdict::NotRun, 0, "not tested"));
   }
   const bool differs = lane->differing > 0 || lane->margin > 0;
   const Verdict verdict = lane->wrong > 0 ? Verdict::Failed
                           : differs       ? Verdict::Within
                                           : Verdict::Equal;
   const std::string state = lane->wrong > 0 ? grouped(lane->wrong) + " failed" : spoken(verdict);
-  return row(words, number_cell(grouped(lane->cases)) + number_cell(grouped(lane->compared)) +
-                        number_cell(grouped(lane->differing)) +
-                        number_cell(short_number(lane->margin)) +
+  return row(words, number_cells({grouped(lane->cases), grouped(lane->compared),
+                                  grouped(lane->differing), short_number(lane->margin)}) +
                         verdict_cell(verdict, lane->margin, state));
 }
 
 std::string group_row(const Group& group) {
   const Counts& sum = group.counts;
   const Verdict verdict = group.verdict();
-  const int64_t wrong = sum.failed + sum.crashed + sum.timed_out;
+  const int64_t wrong = sum.went_wrong();
   const std::string state =
       wrong > 0 ? grouped(wrong) + " of " + grouped(sum.total()) + " went wrong" : spoken(verdict);
   return row(shown(group.key[0], 200),
-             number_cell(grouped(sum.executed())) + number_cell(grouped(sum.compared)) +
-                 number_cell(grouped(sum.differing)) + number_cell(short_number(group.margin)) +
+             number_cells({grouped(sum.executed()), grouped(sum.compared), grouped(sum.differing),
+                           short_number(group.margin)}) +
                  verdict_cell(verdict, group.margin, state));
 }
 
@@ -69,14 +67,10 @@ std::string page_claims(const Run& run) {
   for (const auto& [name, claim] : kLanes) rows += lane_row(claim, name, all.lane(name));
   for (const auto& [name, title] : kDimensions) {
     std::vector<Group> groups = group_by(run, {name});
-    if (groups.size() > 1)  // cases that have no such dimension are counted by others
-      groups.erase(std::remove_if(groups.begin(), groups.end(),
-                                  [](const Group& group) { return group.key[0] == "-"; }),
-                   groups.end());
-    if (groups.empty() || (groups.size() == 1 && groups[0].key[0] == "-")) continue;
-    rows +=
-        std::string("</tbody>\n<tbody>\n<tr><th class=\"sub\" scope=\"rowgroup\" colspan=\"6\">") +
-        title + "</th></tr>\n";
+    // Cases that have no such dimension are counted by others.
+    std::erase_if(groups, [](const Group& group) { return group.key[0] == "-"; });
+    if (groups.empty()) continue;
+    rows += subtitle(6, title, false);
     constexpr size_t kRows = 100;
     for (size_t i = 0; i < groups.size() && i < kRows; ++i) rows += group_row(groups[i]);
   }
@@ -84,12 +78,9 @@ std::string page_claims(const Run& run) {
       "claims", "Claims",
       table("What is promised, and what this run found. Differing counts elements whose bits "
             "differ where none may; in the bounded lane, where they may, all that differ.",
-            table_head({{"Claim"},
-                        {"Cases", true},
-                        {"Elements compared", true},
-                        {"Differing", true},
-                        {"Worst share of bound", true},
-                        {"Verdict"}}),
+            heads({"Claim"}) +
+                number_heads({"Cases", "Elements compared", "Differing", "Worst share of bound"}) +
+                heads({"Verdict"}),
             rows));
 }
 
@@ -106,10 +97,9 @@ std::string page_self_checks(const Run& run) {
       "<p class=\"lead\">Before its results count, a run plants faults in its own data and must "
       "catch every one. At least " +
           std::to_string(kRequiredSelfChecks) + " are required.</p>\n" +
-          (rows.empty()
-               ? "<p>No fault was planted: this run proves nothing.</p>\n"
-               : table("Faults planted in this run",
-                       table_head({{"Fault"}, {"What was done"}, {"Caught"}, {"By"}}), rows)));
+          (rows.empty() ? "<p>No fault was planted: this run proves nothing.</p>\n"
+                        : table("Faults planted in this run",
+                                heads({"Fault", "What was done", "Caught", "By"}), rows)));
 }
 
 }  // namespace equigrad::reports

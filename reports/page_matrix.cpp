@@ -23,8 +23,7 @@ std::string cell_text(const Group& group) {
   const Counts& sum = group.counts;
   const Verdict verdict = group.verdict();
   if (went_wrong(verdict)) {
-    return glyph(verdict) + " " + grouped(sum.failed + sum.crashed + sum.timed_out) + "/" +
-           grouped(sum.total());
+    return glyph(verdict) + " " + grouped(sum.went_wrong()) + "/" + grouped(sum.total());
   }
   if (sum.vacuous > 0) return "0 compared";
   return verdict == Verdict::Within ? "≈ " + short_number(group.margin) : glyph(verdict);
@@ -53,7 +52,7 @@ std::string matrix_cell(const Cells& cells, const std::vector<std::string>& key,
 
 std::string head(const std::vector<std::string>& styles, const std::vector<std::string>& ranks) {
   std::string out =
-      "<thead><tr><th class=\"corner\" scope=\"col\" rowspan=\"2\">ZeRO stage</th>"
+      "<th class=\"corner\" scope=\"col\" rowspan=\"2\">ZeRO stage</th>"
       "<th class=\"corner\" scope=\"col\" rowspan=\"2\">Precision</th>";
   for (const std::string& style : styles) {
     out += "<th class=\"edge\" scope=\"colgroup\" colspan=\"" + std::to_string(ranks.size()) +
@@ -67,7 +66,7 @@ std::string head(const std::vector<std::string>& styles, const std::vector<std::
              escape_xml(words) + "</th>";
     }
   }
-  return out + "</tr></thead>\n";
+  return out;
 }
 
 }  // namespace
@@ -78,10 +77,8 @@ std::string page_matrix(const Run& run) {
   const std::vector<std::string> styles = values(run, "style");
   const std::vector<std::string> ranks = values(run, "ranks");
   Cells cells;
-  for (Group& group : group_by(run, {"stage", "precision", "style", "ranks"})) {
-    std::vector<std::string> key = group.key;
-    cells.emplace(std::move(key), std::move(group));
-  }
+  for (const Group& group : group_by(run, {"stage", "precision", "style", "ranks"}))
+    cells.emplace(group.key, group);
   if (run.cases.empty()) return section("matrix", "Matrix", "<p>No case was run.</p>\n");
   std::string rows;
   for (const std::string& stage : stages) {

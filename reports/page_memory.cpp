@@ -17,6 +17,7 @@ constexpr std::array<const char*, 7> kColours = {"#0072b2", "#e69f00", "#009e73"
 
 struct Bar {
   std::map<std::string, int64_t> bytes;  // category -> bytes
+  const MemoryRow* total = nullptr;      // the ledger's own row
   int64_t total_bytes = 0;
   int64_t peak_bytes = 0;
 };
@@ -33,30 +34,24 @@ std::vector<std::string> names_of(const Run& run, std::string MemoryRow::*column
   return found;
 }
 
-BarKey key_of(const std::vector<std::string>& precisions, const MemoryRow& row) {
-  const auto place = std::find(precisions.begin(), precisions.end(), row.precision);
-  return {static_cast<size_t>(place - precisions.begin()), row.ranks, row.stage};
-}
-
 // The ledger's own "total" row wins over the sum: peaks of parts need not fall together.
-std::map<BarKey, Bar> bars_of(const Run& run) {
-  const std::vector<std::string> precisions = names_of(run, &MemoryRow::precision);
+std::map<BarKey, Bar> bars_of(const Run& run, const std::vector<std::string>& precisions) {
   std::map<BarKey, Bar> bars;
   for (const MemoryRow& row : run.memory) {
-    Bar& bar = bars[key_of(precisions, row)];
-    if (row.category == "total") continue;
+    const auto place = std::find(precisions.begin(), precisions.end(), row.precision);
+    Bar& bar = bars[{static_cast<size_t>(place - precisions.begin()), row.ranks, row.stage}];
+    if (row.category == "total") {
+      bar.total = &row;
+      continue;
+    }
     int64_t& bytes = bar.bytes[row.category];
     bytes = std::max(bytes, row.bytes);
     bar.peak_bytes += row.peak_bytes;
   }
   for (auto& [key, bar] : bars) {
     for (const auto& [category, bytes] : bar.bytes) bar.total_bytes += bytes;
-  }
-  for (const MemoryRow& row : run.memory) {
-    if (row.category != "total") continue;
-    Bar& bar = bars[key_of(precisions, row)];
-    bar.total_bytes = row.bytes;
-    bar.peak_bytes = row.peak_bytes;
+    if (bar.total != nullptr)
+      bar.total_bytes = bar.total->bytes, bar.peak_bytes = bar.total->peak_bytes;
   }
   return bars;
 }
@@ -74,23 +69,21 @@ std::string drawn(const Bar& bar, const std::vector<std::string>& categories, in
     const double width =
         std::round(1e5 * static_cast<double>(found->second) / static_cast<double>(most_bytes)) /
         1e3;
-    out += "<rect x=\"" + shortest(std::round(at * 1e3) / 1e3) + "\" width=\"" + shortest(width) +
-           "\" height=\"1\" fill=\"" + colour(i) + "\"/>";
+    out += drawn_bar(at, width, colour(i));
     at += width;
   }
   return out + "</svg></td>";
 }
 
 std::string memory_head(const std::vector<std::string>& categories) {
-  std::vector<Column> columns = {
-      {"Stage"}, {"Share of the largest"}, {"Total", true}, {"Of stage 0", true}, {"Peak", true}};
+  std::string out =
+      heads({"Stage", "Share of the largest"}) + number_heads({"Total", "Of stage 0", "Peak"});
   for (size_t i = 0; i < categories.size(); ++i)
-    columns.push_back({std::string("<svg class=\"swatch\" viewBox=\"0 0 1 1\" width=\"11\" "
-                                   "height=\"11\" aria-hidden=\"true\"><rect width=\"1\" "
-                                   "height=\"1\" fill=\"") +
-                           colour(i) + "\"/></svg>" + shown(categories[i], 60),
-                       true});
-  return table_head(columns);
+    out += number_heads({std::string("<svg class=\"swatch\" viewBox=\"0 0 1 1\" width=\"11\" "
+                                     "height=\"11\" aria-hidden=\"true\"><rect width=\"1\" "
+                                     "height=\"1\" fill=\"") +
+                         colour(i) + "\"/></svg>" + shown(categories[i], 60)});
+  return out;
 }
 
 std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey, Bar>& bars,
@@ -103,11 +96,11 @@ std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey,
                                  static_cast<double>(whole_model->second.total_bytes))) +
             " %";
   }
-  std::string out = drawn(bar, categories, most_bytes) + number_cell(bytes_text(bar.total_bytes)) +
-                    number_cell(ratio) + number_cell(bytes_text(bar.peak_bytes));
+  std::string out = drawn(bar, categories, most_bytes) +
+                    number_cells({bytes_text(bar.total_bytes), ratio, bytes_text(bar.peak_bytes)});
   for (const std::string& category : categories) {
     const auto found = bar.bytes.find(category);
-    out += number_cell(found == bar.bytes.end() ? "–" : bytes_text(found->second));
+    out += number_cells({found == bar.bytes.end() ? "–" : bytes_text(found->second)});
   }
   return row(std::to_string(stage), out);
 }
@@ -117,20 +110,17 @@ std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey,
 std::string page_memory(const Run& run) {
   if (run.memory.empty())
     return section("memory", "Memory", "<p>No ledger was recorded in this run.</p>\n");
-  const std::map<BarKey, Bar> bars = bars_of(run);
   const std::vector<std::string> precisions = names_of(run, &MemoryRow::precision);
+  const std::map<BarKey, Bar> bars = bars_of(run, precisions);
   std::vector<std::string> categories = names_of(run, &MemoryRow::category);
-  categories.erase(std::remove(categories.begin(), categories.end(), "total"), categories.end());
+  std::erase(categories, "total");
   int64_t most_bytes = 0;
   for (const auto& [key, bar] : bars) most_bytes = std::max(most_bytes, bar.total_bytes);
   std::string rows, title;
   for (const auto& [key, bar] : bars) {
     const auto& [precision, ranks, stage] = key;
     const std::string next = escape_xml(precisions[precision]) + ", " + count_of(ranks, "rank");
-    if (next != title)
-      rows += (title.empty() ? "" : "</tbody>\n<tbody>\n") +
-              ("<tr><th class=\"sub\" scope=\"rowgroup\" colspan=\"" +
-               std::to_string(5 + categories.size()) + "\">" + next + "</th></tr>\n");
+    if (next != title) rows += subtitle(5 + categories.size(), next, title.empty());
     title = next;
     rows += memory_row(key, bar, bars, categories, most_bytes);
   }

@@ -76,9 +76,6 @@ struct Race {
 std::string to_json(const Race& race);
 std::string to_markdown(const Race& race);
 std::string to_html(const Race& race);  // one page; needs no other file
-std::string interval_text(const char* format, const MedianEstimate& value, double unit);
-std::string megabytes_text(const std::optional<int64_t>& bytes);
-std::string gathered_text(const RaceRow& row);
 std::string ratio_drawing(const RaceGroupResult& group);
 // How the cost grows along groups whose names differ in a last number: "ranks 2", "ranks 4".
 struct ScalingPoint {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "reports/drawing.hpp"
+#include "reports/document.hpp"
 #include "reports/race.hpp"
 #include "reports/text.hpp"
 

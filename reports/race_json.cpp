@@ -3,44 +3,35 @@
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
-namespace {
 
-Json write(const MedianEstimate& estimate) {
-  return {{"median", number(estimate.median)},
-          {"low", number(estimate.low)},
-          {"high", number(estimate.high)}};
+void to_json(Json& json, const MedianEstimate& estimate) {
+  json = {{"median", estimate.median}, {"low", estimate.low}, {"high", estimate.high}};
 }
 
-Json write(const std::optional<int64_t>& count) { return count ? Json(*count) : Json(nullptr); }
-
-Json write(const RaceRow& row) {
-  Json rounds = Json::array();
-  for (const double seconds : row.round_s) rounds.push_back(number(seconds));
-  return {{"contestant", clean(row.contestant)},
+void to_json(Json& json, const RaceRow& row) {
+  json = {{"contestant", clean(row.contestant)},
           {"trouble", clean(row.trouble)},
-          {"step_s", write(row.step_s)},
-          {"to_base", write(row.to_base)},
-          {"best_step_s", number(row.best_step_s)},
-          {"cpu_s", write(row.cpu_s)},
-          {"cpu_to_base", write(row.cpu_to_base)},
-          {"tokens_per_s", number(row.tokens_per_s)},
-          {"growth_bytes", write(row.growth_bytes)},
-          {"held_peak_bytes", write(row.held_peak_bytes)},
-          {"wire_bytes", write(row.wire_bytes)},
+          {"step_s", row.step_s},
+          {"to_base", row.to_base},
+          {"best_step_s", row.best_step_s},
+          {"cpu_s", row.cpu_s},
+          {"cpu_to_base", row.cpu_to_base},
+          {"tokens_per_s", row.tokens_per_s},
+          {"growth_bytes", row.growth_bytes},
+          {"held_peak_bytes", row.held_peak_bytes},
+          {"wire_bytes", row.wire_bytes},
           {"collectives", row.collectives},
-          {"allocations", write(row.allocations)},
-          {"gathered_numel", write(row.gathered_numel)},
-          {"least_gathered_numel", write(row.least_gathered_numel)},
+          {"allocations", row.allocations},
+          {"gathered_numel", row.gathered_numel},
+          {"least_gathered_numel", row.least_gathered_numel},
           {"is_proven", row.is_proven},
-          {"proof_margin", number(row.proof_margin)},
+          {"proof_margin", row.proof_margin},
           {"differing_elements", row.differing_elements},
-          {"round_s", rounds}};
+          {"round_s", row.round_s}};
 }
 
-Json write(const RaceGroupResult& group) {
-  Json rows = Json::array();
-  for (const RaceRow& row : group.rows) rows.push_back(write(row));
-  return {{"name", clean(group.name)},
+void to_json(Json& json, const RaceGroupResult& group) {
+  json = {{"name", clean(group.name)},
           {"model", clean(group.model)},
           {"parameters", group.parameters},
           {"tokens_per_step", group.tokens_per_step},
@@ -49,25 +40,21 @@ Json write(const RaceGroupResult& group) {
           {"rounds", group.rounds},
           {"steps_per_round", group.steps_per_round},
           {"base", clean(group.base)},
-          {"compute_limit_s", number(group.compute_limit_s)},
-          {"wire_limit_s", number(group.wire_limit_s)},
-          {"rows", rows}};
+          {"compute_limit_s", group.compute_limit_s},
+          {"wire_limit_s", group.wire_limit_s},
+          {"rows", group.rows}};
 }
 
-}  // namespace
-
 std::string to_json(const Race& race) {
-  Json groups = Json::array();
-  for (const RaceGroupResult& group : race.groups) groups.push_back(write(group));
   return document_lines({{"schema_version", race.schema_version},
-                         {"environment", write(race.environment)},
+                         {"environment", race.environment},
                          {"command", clean(race.command)},
                          {"versions", race.versions},
-                         {"bandwidth_bytes_per_s", number(race.bandwidth_bytes_per_s)},
-                         {"load_before", number(race.load_before)},
-                         {"load_after", number(race.load_after)},
-                         {"wall_s", number(race.wall_s)},
-                         {"groups", groups}});
+                         {"bandwidth_bytes_per_s", race.bandwidth_bytes_per_s},
+                         {"load_before", race.load_before},
+                         {"load_after", race.load_after},
+                         {"wall_s", race.wall_s},
+                         {"groups", race.groups}});
 }
 
 }  // namespace equigrad::reports

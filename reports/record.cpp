@@ -1,29 +1,38 @@
 #include "reports/record.hpp"
 
 #include <algorithm>
-#include <set>
-#include <stdexcept>
 
 namespace equigrad::reports {
 namespace {
 
 constexpr int kInterruptSignal = 2;  // SIGINT
 
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::runtime_error("[reports.merge] " + what);
-}
+// What belongs to each verdict, in the order of the enumeration.
+struct VerdictRow {
+  std::string_view word;
+  int64_t Counts::*count;
+};
+constexpr std::array<VerdictRow, kVerdicts.size()> kRows = {{{"equal", &Counts::equal},
+                                                             {"within", &Counts::within},
+                                                             {"failed", &Counts::failed},
+                                                             {"skipped", &Counts::skipped},
+                                                             {"crashed", &Counts::crashed},
+                                                             {"timed_out", &Counts::timed_out},
+                                                             {"not_run", &Counts::not_run}}};
 
-void require_same_origin(const Run& first, const Run& other) {
-  require(first.schema_version == other.schema_version,
-          "expected schema_version " + std::to_string(first.schema_version) + ", got " +
-              std::to_string(other.schema_version) + ". Write all shards with one version.");
-  require(first.seed == other.seed, "expected seed " + std::to_string(first.seed) + ", got " +
-                                        std::to_string(other.seed) +
-                                        ". Run all shards with the same --seed.");
-  require(first.environment.commit == other.environment.commit,
-          "expected commit " + first.environment.commit + ", got " + other.environment.commit +
-              ". Build all shards from the same commit.");
-}
+struct OutcomeRow {
+  std::string_view word;
+  int exit_code;
+};
+constexpr std::array<OutcomeRow, 6> kOutcomes = {{{"held", 0},
+                                                  {"failed", 1},
+                                                  {"void", 1},
+                                                  {"broken", 3},
+                                                  {"inconclusive", 4},
+                                                  {"interrupted", 128}}};
+
+const VerdictRow& row_of(Verdict verdict) { return kRows.at(static_cast<size_t>(verdict)); }
+const OutcomeRow& row_of(Outcome outcome) { return kOutcomes.at(static_cast<size_t>(outcome)); }
 
 }  // namespace
 
@@ -42,68 +51,14 @@ bool vacuous(const Case& one) {
                                  std::none_of(one.lanes.begin(), one.lanes.end(), full));
 }
 
-std::string_view word(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::Equal:
-      return "equal";
-    case Verdict::Within:
-      return "within";
-    case Verdict::Failed:
-      return "failed";
-    case Verdict::Skipped:
-      return "skipped";
-    case Verdict::Crashed:
-      return "crashed";
-    case Verdict::TimedOut:
-      return "timed_out";
-    case Verdict::NotRun:
-      return "not_run";
-  }
-  return "not_run";
-}
+std::string_view word(Verdict verdict) { return row_of(verdict).word; }
 
-std::string_view word(Outcome outcome) {
-  switch (outcome) {
-    case Outcome::Held:
-      return "held";
-    case Outcome::Failed:
-      return "failed";
-    case Outcome::Void:
-      return "void";
-    case Outcome::Broken:
-      return "broken";
-    case Outcome::Inconclusive:
-      return "inconclusive";
-    case Outcome::Interrupted:
-      return "interrupted";
-  }
-  return "inconclusive";
-}
+std::string_view word(Outcome outcome) { return row_of(outcome).word; }
+
+int64_t Counts::of(Verdict verdict) const { return this->*row_of(verdict).count; }
 
 void Counts::add(const Case& one) {
-  switch (one.verdict) {
-    case Verdict::Equal:
-      ++equal;
-      break;
-    case Verdict::Within:
-      ++within;
-      break;
-    case Verdict::Failed:
-      ++failed;
-      break;
-    case Verdict::Skipped:
-      ++skipped;
-      break;
-    case Verdict::Crashed:
-      ++crashed;
-      break;
-    case Verdict::TimedOut:
-      ++timed_out;
-      break;
-    case Verdict::NotRun:
-      ++not_run;
-      break;
-  }
+  ++(this->*row_of(one.verdict).count);
   if (reports::vacuous(one)) ++vacuous;
   for (const Lane& lane : one.lanes) {
     compared += lane.compared;
@@ -130,56 +85,16 @@ Outcome outcome(const Run& run) {
   if (!run.failure.empty()) return Outcome::Broken;
   if (!self_checked(run)) return Outcome::Void;
   if (sum.failed > 0) return Outcome::Failed;
-  if (sum.crashed + sum.timed_out > 0) return Outcome::Broken;
+  if (sum.went_wrong() > 0) return Outcome::Broken;
   if (sum.compared == 0 || sum.vacuous > 0) return Outcome::Inconclusive;
   return Outcome::Held;
 }
 
 int exit_code(Outcome outcome, int signal) {
-  switch (outcome) {
-    case Outcome::Held:
-      return 0;
-    case Outcome::Failed:
-    case Outcome::Void:
-      return 1;
-    case Outcome::Broken:
-      return 3;
-    case Outcome::Inconclusive:
-      return 4;
-    case Outcome::Interrupted:
-      return 128 + (signal == 0 ? kInterruptSignal : signal);
-  }
-  return 4;
+  const bool is_signal = outcome == Outcome::Interrupted;
+  return row_of(outcome).exit_code + (is_signal ? (signal == 0 ? kInterruptSignal : signal) : 0);
 }
 
 int exit_code(const Run& run) { return exit_code(outcome(run), run.signal); }
-
-Run merge(const std::vector<Run>& shards) {
-  require(!shards.empty(), "expected at least one run, got none. Name the run.json files.");
-  Run whole = shards.front();
-  whole.parts.clear();
-  std::set<std::string> seen;
-  for (const Case& one : whole.cases) seen.insert(one.id);
-  for (size_t i = 1; i < shards.size(); ++i) {
-    const Run& shard = shards[i];
-    require_same_origin(whole, shard);
-    for (const Case& one : shard.cases) {
-      require(seen.insert(one.id).second,
-              "expected each case once, got " + one.id + " twice. Give each shard its own cases.");
-      whole.cases.push_back(one);
-    }
-    if (whole.statements.empty()) whole.statements = shard.statements;
-    whole.self_checks.insert(whole.self_checks.end(), shard.self_checks.begin(),
-                             shard.self_checks.end());
-    whole.memory.insert(whole.memory.end(), shard.memory.begin(), shard.memory.end());
-    whole.underflow.insert(whole.underflow.end(), shard.underflow.begin(), shard.underflow.end());
-    for (const auto& [reason, count] : shard.not_run) whole.not_run[reason] += count;
-    if (whole.failure.empty()) whole.failure = shard.failure;
-    whole.interrupted = whole.interrupted || shard.interrupted;
-    if (whole.signal == 0) whole.signal = shard.signal;
-    whole.wall_s += shard.wall_s;
-  }
-  return whole;
-}
 
 }  // namespace equigrad::reports

@@ -7,18 +7,17 @@
 //   planted faults were caught and every passing case compared at least one value.
 // Units: compared and differing count elements; margin is worst error divided by bound (0 when all
 //   bits agree, above 1 when the bound is broken, inf when the bound is 0); seconds are wall clock.
-// Errors: merge() throws std::runtime_error on runs that do not belong together.
-// Depends on: rows.hpp, the C++ standard library.
+// Errors: none.
+// Depends on: the C++ standard library only.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "reports/rows.hpp"
 
 namespace equigrad::reports {
 
@@ -31,6 +30,11 @@ enum class Verdict {
   TimedOut,  // a rank did not answer in time
   NotRun,    // asked for, never started (interrupted, or a rank pool that gave up)
 };
+
+// The worst first: what happened to several cases is the first of these that happened to one.
+inline constexpr std::array kVerdicts = {Verdict::Failed, Verdict::Crashed, Verdict::TimedOut,
+                                         Verdict::Within, Verdict::Equal,   Verdict::Skipped,
+                                         Verdict::NotRun};
 
 // The element with the largest error of a lane.
 struct Worst {
@@ -88,6 +92,32 @@ struct Statement {
   std::vector<std::string> answers;  // known mistakes that it answers
 };
 
+// Cases of a run that had all ended before those of the next part began.
+struct Part {
+  std::string name;  // covering, rest
+  int64_t cases = 0;
+  double wall_s = 0;
+};
+
+// Bytes that one rank (the largest) holds in one category of the engine's ledger.
+struct MemoryRow {
+  int stage = 0;
+  std::string precision;
+  int ranks = 0;
+  std::string category;  // parameters, gradients, master, optimizer, buckets, ...
+  int64_t bytes = 0;     // at the end of a step
+  int64_t peak_bytes = 0;
+};
+
+// What the loss scale of a precision loses of a model's gradients in fp16: elements of the first
+// step that is applied, over the cases that were run.
+struct UnderflowRow {
+  std::string precision, model;
+  double scale = 1;
+  int64_t numel = 0, zero = 0, subnormal = 0, overflow = 0;
+  double lossless = 0;  // the smallest power of two that would lose none; 0: there is none
+};
+
 struct Run {
   int schema_version = 1;
   Environment environment;
@@ -113,8 +143,10 @@ struct Counts {
   int64_t compared = 0;   // elements, over all lanes
   int64_t differing = 0;  // elements whose bits differ in a bitwise lane
 
+  int64_t of(Verdict verdict) const;
   int64_t held() const { return equal + within; }
-  int64_t executed() const { return held() + failed + crashed + timed_out; }
+  int64_t went_wrong() const { return failed + crashed + timed_out; }
+  int64_t executed() const { return held() + went_wrong(); }
   int64_t total() const { return executed() + skipped + not_run; }
   void add(const Case& one);
 };
@@ -138,9 +170,5 @@ Outcome outcome(const Run& run);
 // 0 held, 1 failed or void, 3 broken, 4 inconclusive, 128 + signal
 int exit_code(Outcome outcome, int signal);
 int exit_code(const Run& run);
-
-// Shards of one run as one run: same schema, seed and commit, no case twice, or it throws.
-// It has no parts.
-Run merge(const std::vector<Run>& shards);
 
 }  // namespace equigrad::reports

@@ -7,6 +7,7 @@
 // Depends on: reports/record.hpp.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,11 +20,9 @@ struct LaneTotal {
   int64_t cases = 0;  // where this lane ran
   int64_t compared = 0;
   int64_t differing = 0;
-  int64_t wrong = 0;    // lanes that failed, crashed or timed out
-  int64_t skipped = 0;  // lanes that do not apply or did not run
+  int64_t wrong = 0;  // lanes that failed, crashed or timed out
   double margin = 0;
   double ulp = 0;
-  const Case* worst_case = nullptr;  // the one with the largest margin, if any is above 0
 };
 
 struct Group {
@@ -44,6 +43,24 @@ struct Reason {
   std::string text;
   int64_t cases = 0;
 };
+
+// Of a lane: the margin where it is "bounded", else how many differ; "-" where it did not run.
+std::string lane_text(const Group& group, const std::string& lane_name);
+
+// What a run found for a line of the contract or for one of its cases, by stage. A contract case
+// says where it belongs by its dimensions "section" and "case". Rows come in the order of
+// Run::statements; a section's row counts all its cases.
+struct ContractRow {
+  const Statement* statement = nullptr;
+  std::map<std::string, Counts> stages;  // stage -> its cases
+  Counts sum;                            // of all stages
+};
+
+std::vector<ContractRow> contract_rows(const Run& run);
+
+bool all_hold(const Counts& counts);  // and some were run
+// "22" when all hold, "20/22" when some do not, "-" where there is none.
+std::string held_text(const Counts& counts);
 
 bool worse_margin(double a, double b);  // a is worse than b
 

@@ -1,15 +1,13 @@
-#include "reports/terminal.hpp"
-
 #include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "reports/contract.hpp"
+#include "reports/page.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
-#include "reports/underflow.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
@@ -36,7 +34,7 @@ void write_environment(std::ostringstream& out, const Run& run) {
 
 void write_self_checks(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
   for (const SelfCheck& check : run.self_checks) {
-    out << "# planted: " << clean(check.what.empty() ? check.fault : check.what) << " -> "
+    out << "# planted: " << clean(words_of(check)) << " -> "
         << (check.caught ? "caught by " + clean(check.by)
                          : painted("NOT CAUGHT", colour_of(Verdict::Failed), options))
         << "\n";
@@ -44,17 +42,12 @@ void write_self_checks(std::ostringstream& out, const Run& run, const TerminalOp
   if (run.self_checks.empty()) out << "# planted: no fault\n";
 }
 
-std::string lane_cell(const LaneTotal* lane, bool margin) {
-  if (lane == nullptr || lane->cases == 0) return "-";
-  return margin ? short_number(lane->margin) : grouped(lane->differing);
-}
-
 Cells row_of(const Group& group) {
   const LaneTotal* bounded = group.lane("bounded");
   const Verdict verdict = group.verdict();
   std::string state = spoken(verdict);
   const Counts& sum = group.counts;
-  const int64_t wrong = sum.failed + sum.crashed + sum.timed_out;
+  const int64_t wrong = sum.went_wrong();
   if (wrong > 0) {
     const bool mixed = (sum.failed > 0) + (sum.crashed > 0) + (sum.timed_out > 0) > 1;
     state = grouped(wrong) + " of " + grouped(sum.total()) + " " + (mixed ? "went wrong" : state);
@@ -68,10 +61,10 @@ Cells row_of(const Group& group) {
           group.key[2],
           grouped(sum.total()),
           grouped(sum.compared),
-          lane_cell(group.lane("exact"), false),
-          lane_cell(group.lane("cross"), false),
+          lane_text(group, "exact"),
+          lane_text(group, "cross"),
           bounded == nullptr || bounded->cases == 0 ? "-" : short_number(bounded->ulp),
-          lane_cell(bounded, true),
+          lane_text(group, "bounded"),
           seconds_text(group.seconds),
           state};
 }
@@ -97,22 +90,16 @@ void write_table(std::ostringstream& out, const Run& run, const TerminalOptions&
     groups = group_by(run, {"precision"});
     for (Group& group : groups) group.key = {"all", group.key[0], "all"};
   }
-  std::vector<Cells> rows;
-  std::vector<size_t> widths;
-  for (size_t i = 0; i < head.size(); ++i)
-    widths.push_back(std::max(head[i].size(), units[i].size()));
-  for (const Group& group : groups) {
-    rows.push_back(row_of(group));
-    for (size_t i = 0; i < widths.size(); ++i)
-      widths[i] = std::max(widths[i], rows.back()[i].size());
-  }
+  std::vector<Cells> rows = {head, units};
+  for (const Group& group : groups) rows.push_back(row_of(group));
+  std::vector<size_t> widths(head.size());
+  for (const Cells& row : rows)
+    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   out << "#\n";
-  write_row(out, head, widths, "# ");
-  write_row(out, units, widths, "# ");
   for (size_t i = 0; i < rows.size(); ++i) {
     std::string& state = rows[i].back();
-    state = painted(state, colour_of(groups[i].verdict()), options);
-    write_row(out, rows[i], widths, "  ");
+    if (i > 1) state = painted(state, colour_of(groups[i - 2].verdict()), options);
+    write_row(out, rows[i], widths, i > 1 ? "  " : "# ");
   }
 }
 
@@ -121,8 +108,7 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
   for (size_t i = 0; i < std::min(wrong.size(), options.messages); ++i) {
     const Case& one = *wrong[i];
     const std::string state = passed(one.verdict) ? "empty" : spoken(one.verdict);
-    const std::string message =
-        clean(passed(one.verdict) ? "passed without comparing anything" : message_of(one));
+    const std::string message = clean(message_of(one));
     out << "\n" << painted(state, colour_of(Verdict::Failed), options) << "  " << clean(one.id);
     std::istringstream lines(message);
     for (std::string line; std::getline(lines, line);) out << "\n  " << line;
@@ -130,15 +116,8 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
     out << (told ? "" : "\n  replay: " + clean(one.replay)) << "\n";
   }
   if (wrong.size() > options.messages) {
-    out << "\nand " << grouped(static_cast<int64_t>(wrong.size() - options.messages))
+    out << "\nand " << grouped(wrong.size() - options.messages)
         << " more; run.json and the HTML report list them all\n";
-  }
-}
-
-void write_reasons(std::ostringstream& out, const Run& run) {
-  for (const Reason& reason : reasons(run)) {
-    out << "# " << spoken(reason.verdict) << ": " << count_of(reason.cases, "case") << ", "
-        << clean(reason.text) << "\n";
   }
 }
 
@@ -154,17 +133,16 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   out << contract_lines(run) << underflow_lines(run);
   write_wrong(out, run, options);
   out << "\n";
-  write_reasons(out, run);
+  for (const Reason& reason : reasons(run))
+    out << "# " << spoken(reason.verdict) << ": " << count_of(reason.cases, "case") << ", "
+        << clean(reason.text) << "\n";
   for (const std::string& line : part_lines(run)) out << "# " << line << "\n";
-  std::string headline(word(end));
-  for (char& c : headline) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   const Verdict tone = end == Outcome::Held                             ? Verdict::Equal
                        : end == Outcome::Failed || end == Outcome::Void ? Verdict::Failed
                                                                         : Verdict::NotRun;
-  out << "# " << counts_text(sum) << "; " << grouped(sum.compared) << " elements compared, "
-      << grouped(sum.differing) << " differing where none may, in " << seconds_text(run.wall_s)
-      << "\n"
-      << painted(headline, colour_of(tone), options) << "  " << outcome_text(run) << "\n";
+  out << "# " << counts_text(sum) << "; " << elements_text(sum, run.wall_s) << "\n"
+      << painted(upper_case(word(end)), colour_of(tone), options) << "  " << outcome_text(run)
+      << "\n";
   const std::vector<const Case*> wrong = wrong_cases(run);
   const std::string replay =
       wrong.empty() || wrong[0]->replay.empty() ? run.command : wrong[0]->replay;

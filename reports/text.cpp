@@ -55,44 +55,35 @@ std::string clean(std::string_view foreign) {
   return out;
 }
 
-std::string escape_xml(std::string_view foreign) {
+std::string replaced(std::string_view text, const Replacements& by) {
   std::string out;
-  for (const char c : clean(foreign)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
+  for (const char c : text) {
+    const auto found = by.find(c);
+    out += found == by.end() ? std::string_view(&c, 1) : found->second;
   }
   return out;
 }
 
+std::string escape_xml(std::string_view foreign) {
+  static const Replacements kMarkup = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
+  return replaced(clean(foreign), kMarkup);
+}
+
 std::string escape_markdown(std::string_view foreign) {
-  std::string out;
-  for (const char c : clean(foreign)) {
-    if (c == '\n')
-      out += ' ';
-    else if (std::string_view("<>&").find(c) != std::string_view::npos)
-      out += escape_xml(std::string(1, c));
-    else if (std::string_view("\\`*_{}[]()#|!~@").find(c) != std::string_view::npos)
-      out += std::string("\\") + c;
-    else
-      out += c;
-  }
+  static const Replacements kMarkup = [] {
+    Replacements by = {{'\n', " "}, {'<', "&lt;"}, {'>', "&gt;"}, {'&', "&amp;"}};
+    for (const std::string_view escaped : {"\\\\", "\\`", "\\*", "\\_", "\\{", "\\}", "\\[", "\\]",
+                                           "\\(", "\\)", "\\#", "\\|", "\\!", "\\~", "\\@"})
+      by[escaped[1]] = escaped;
+    return by;
+  }();
+  return replaced(clean(foreign), kMarkup);
+}
+
+std::string markdown_cells(const std::vector<std::string>& cells) {
+  std::string out = " |";
+  for (const std::string& one : cells) out += " " + one + " |";
   return out;
 }
 
@@ -137,9 +128,8 @@ std::string short_number(double value) {
   return formatted(size >= 0.1 && size < 1 ? "%.2f" : "%.2g", value);
 }
 
-std::string grouped(int64_t value) {
-  std::string digits = std::to_string(value);
-  const size_t start = value < 0 ? 1 : 0;
+std::string grouped_digits(std::string digits) {
+  const size_t start = digits.starts_with('-') ? 1 : 0;
   for (size_t at = digits.size(); at > start + 3;) digits.insert(at -= 3, 1, ',');
   return digits;
 }
@@ -157,34 +147,31 @@ std::string seconds_text(double seconds) {
   return formatted(seconds < 10 ? "%.2f s" : "%.1f s", seconds);
 }
 
-std::string count_of(int64_t count, std::string_view noun) {
-  return grouped(count) + " " + std::string(noun) + (count == 1 ? "" : "s");
+std::string scale_text(double scale) {
+  if (!(scale > 0)) return "none";
+  int exponent = 0;
+  const double fraction = std::frexp(scale, &exponent);
+  return fraction == 0.5 ? "2^" + std::to_string(exponent - 1) : shortest(scale);
+}
+
+std::string joined(const std::vector<std::string>& words, std::string_view between) {
+  std::string out;
+  for (size_t i = 0; i < words.size(); ++i) out.append(i == 0 ? "" : between).append(words[i]);
+  return out;
 }
 
 std::string glyph(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::Equal:
-      return "=";
-    case Verdict::Within:
-      return "≈";
-    case Verdict::Failed:
-      return "✗";
-    case Verdict::Skipped:
-      return "–";
-    case Verdict::Crashed:
-      return "!";
-    case Verdict::TimedOut:
-      return "◷";
-    case Verdict::NotRun:
-      return "·";
-  }
-  return "?";
+  // In the order of the enumeration.
+  constexpr std::array<const char*, kVerdicts.size()> kGlyphs = {"=", "≈", "✗", "–", "!", "◷", "·"};
+  return kGlyphs.at(static_cast<size_t>(verdict));
 }
 
-std::string spoken(Verdict verdict) {
-  if (verdict == Verdict::TimedOut) return "timed out";
-  if (verdict == Verdict::NotRun) return "not run";
-  return std::string(word(verdict));
+std::string spoken(Verdict verdict) { return replaced(word(verdict), {{'_', " "}}); }
+
+std::string upper_case(std::string_view word) {
+  std::string out(word);
+  for (char& c : out) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return out;
 }
 
 std::string dimension(const Case& one, const std::string& key) {
@@ -198,6 +185,15 @@ std::string counts_text(const Counts& sum) {
   if (sum.crashed > 0) out += ", " + grouped(sum.crashed) + " crashed";
   if (sum.timed_out > 0) out += ", " + grouped(sum.timed_out) + " timed out";
   return out + ", " + grouped(sum.skipped) + " skipped, " + grouped(sum.not_run) + " not run";
+}
+
+std::string elements_text(const Counts& sum, double seconds) {
+  return grouped(sum.compared) + " elements compared, " + grouped(sum.differing) +
+         " differing where none may, in " + seconds_text(seconds);
+}
+
+std::string words_of(const SelfCheck& check) {
+  return check.what.empty() ? check.fault : check.what;
 }
 
 std::string environment_line(const Environment& env) {
@@ -232,9 +228,14 @@ std::string outcome_text(const Run& run) {
 }
 
 std::string message_of(const Case& one) {
+  if (vacuous(one)) return "passed without comparing anything";
   if (!one.message.empty()) return one.message;
   if (went_wrong(one.verdict)) return spoken(one.verdict) + " without a message";
   return passed(one.verdict) ? "" : "no reason given";
+}
+
+std::string message_with_replay(const Case& one) {
+  return message_of(one) + (one.replay.empty() ? "" : "\nreplay: " + one.replay);
 }
 
 }  // namespace equigrad::reports

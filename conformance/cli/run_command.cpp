@@ -15,13 +15,9 @@
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/contract/known_mistakes.hpp"
 #include "engine/error.hpp"
-#include "reports/annotations.hpp"
-#include "reports/html.hpp"
 #include "reports/json.hpp"
-#include "reports/junit.hpp"
-#include "reports/markdown.hpp"
 #include "reports/parts.hpp"
-#include "reports/terminal.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {

@@ -1,5 +1,3 @@
-#include "reports/annotations.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +5,7 @@
 
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/large_run.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance {
 namespace {

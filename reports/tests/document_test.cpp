@@ -19,14 +19,10 @@ TEST(Document, WhatReplacesAKeyIsNotReadAgain) {
   const std::string page =
       reports::to_html(reports::Document{.origin = {environment, command, 7, 1},
                                          .brand = "Equigrad",
-                                         .tone = "held",
-                                         .mark = "✓",
-                                         .heading = "Held",
+                                         .outcome = "held",
                                          .title = "{{time}} & <b>",
-                                         .banner_html = {},
                                          .links = {{"one", "First"}},
                                          .html = reports::section("one", "One", "<p>it</p>\n"),
-                                         .end_html = {},
                                          .data_file = "run.json"});
   EXPECT_THAT(page, HasSubstr("<title>{{time}} &amp; &lt;b&gt;</title>"));
   EXPECT_THAT(page, HasSubstr("<code>{{style}}</code>"));
@@ -43,10 +39,11 @@ TEST(Document, ATemplateOrAValueThatIsNotThereIsAnError) {
 }
 
 TEST(Document, CellsEscapeWhatIsForeign) {
-  EXPECT_EQ(reports::number_cell("<1"), "<td class=\"n\">&lt;1</td>");
+  EXPECT_EQ(reports::number_cells({"<1"}), "<td class=\"n\">&lt;1</td>");
   EXPECT_EQ(reports::cell("<abc", 2), "<td>&lt;a [2 more bytes in run.json]</td>");
   EXPECT_EQ(
-      reports::table("it", reports::table_head({{"A"}, {"B", true}}), reports::row("a", "")),
+      reports::table("it", reports::heads({"A"}) + reports::number_heads({"B"}),
+                     reports::row("a", "")),
       "<div class=\"wide\"><table>\n<caption>it</caption>\n<thead><tr><th scope=\"col\">A</th>"
       "<th scope=\"col\" class=\"n\">B</th></tr></thead>\n<tbody>\n<tr><th scope=\"row\">a</th>"
       "</tr>\n</tbody></table></div>\n");

@@ -1,5 +1,3 @@
-#include "reports/html.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/large_run.hpp"
 #include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance {
 namespace {

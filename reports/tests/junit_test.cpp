@@ -1,5 +1,3 @@
-#include "reports/junit.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include "reports/tests/golden.hpp"
 #include "reports/tests/large_run.hpp"
 #include "reports/tests/xml.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance {
 namespace {

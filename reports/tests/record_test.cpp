@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <stdexcept>
-
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/large_run.hpp"
 
@@ -92,17 +90,6 @@ TEST(Record, AnInterruptedRunSaysSoBeforeAnythingElse) {
   EXPECT_EQ(reports::exit_code(run), 3);
 }
 
-TEST(Record, WhatEndedOneShardEndsTheMergedRun) {
-  reports::Run first = large_run(8, 0), second = first;
-  second.cases.clear();
-  second.failure = "no answer";
-  EXPECT_EQ(reports::merge({first, second}).failure, "no answer");
-  second.failure.clear();
-  second.interrupted = true;
-  second.signal = 15;
-  EXPECT_EQ(reports::exit_code(reports::merge({first, second})), 143);
-}
-
 TEST(Record, CountsAddUp) {
   const reports::Counts sum = reports::counts(example_run());
   EXPECT_EQ(sum.equal, 1);
@@ -120,45 +107,6 @@ TEST(Record, CountsAddUp) {
 TEST(Record, DifferencesInTheBoundedLaneAreNotCountedAsDifferingBits) {
   EXPECT_EQ(reports::counts(large_run(64, 0)).differing, 0);
   EXPECT_EQ(reports::counts(large_run(64, 64)).differing, 3072);
-}
-
-TEST(Record, MergedShardsAreTheWholeRun) {
-  const reports::Run whole = large_run(100, 9);
-  reports::Run first = whole;
-  reports::Run second = whole;
-  first.cases.resize(40);
-  second.cases.erase(second.cases.begin(), second.cases.begin() + 40);
-  first.not_run = {{"no device", 2}};
-  second.not_run = {{"no device", 3}};
-  const reports::Run merged = reports::merge({first, second});
-  ASSERT_EQ(merged.cases.size(), whole.cases.size());
-  for (size_t i = 0; i < whole.cases.size(); ++i) EXPECT_EQ(merged.cases[i].id, whole.cases[i].id);
-  EXPECT_EQ(merged.not_run.at("no device"), 5);
-  EXPECT_EQ(merged.wall_s, 2 * whole.wall_s);
-  EXPECT_EQ(reports::exit_code(merged), 1);
-}
-
-TEST(Record, AMissedFaultInOneShardMakesTheMergedRunVoid) {
-  reports::Run first = large_run(8, 0);
-  reports::Run second = first;
-  second.cases.clear();
-  second.self_checks[0].caught = false;
-  EXPECT_EQ(reports::outcome(reports::merge({first, second})), Outcome::Void);
-}
-
-TEST(Record, RunsThatDoNotBelongTogetherAreNotMerged) {
-  const reports::Run run = large_run(8, 0);
-  reports::Run other = run;
-  EXPECT_THROW(reports::merge({run, other}), std::runtime_error) << "the same cases twice";
-  other.cases.clear();
-  EXPECT_NO_THROW(reports::merge({run, other}));
-  other.seed = 7;
-  EXPECT_THROW(reports::merge({run, other}), std::runtime_error);
-  other = run;
-  other.cases.clear();
-  other.environment.commit = "fffffff";
-  EXPECT_THROW(reports::merge({run, other}), std::runtime_error);
-  EXPECT_THROW(reports::merge({}), std::runtime_error);
 }
 
 }  // namespace

@@ -66,8 +66,6 @@ TEST(Summary, ALaneThatNeverReachedItsBoundKeepsItsWorstMargin) {
   const reports::Group all = reports::whole(run);
   ASSERT_NE(all.lane("bounded"), nullptr);
   EXPECT_TRUE(std::isnan(all.lane("bounded")->margin));
-  EXPECT_EQ(all.lane("bounded")->worst_case, &run.cases[4]);
-  EXPECT_EQ(all.lane("exact")->worst_case, nullptr);
   EXPECT_EQ(all.lane("other"), nullptr);
 }
 
@@ -75,7 +73,6 @@ TEST(Summary, SkippedLanesAreNotCountedAsCases) {
   reports::Run run = large_run(8, 0);
   run.cases[0].lanes[1].verdict = reports::Verdict::Skipped;
   EXPECT_EQ(reports::whole(run).lane("cross")->cases, 7);
-  EXPECT_EQ(reports::whole(run).lane("cross")->skipped, 1);
 }
 
 TEST(Summary, OneFailureOutweighsAllThatHeld) {

@@ -1,11 +1,10 @@
-#include "reports/terminal.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/golden.hpp"
 #include "reports/tests/large_run.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance {
 namespace {

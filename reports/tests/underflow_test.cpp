@@ -1,11 +1,10 @@
-#include "reports/underflow.hpp"
-
 #include <gmock/gmock.h>
 
-#include "reports/html.hpp"
 #include "reports/json.hpp"
-#include "reports/terminal.hpp"
+#include "reports/page.hpp"
 #include "reports/tests/example_run.hpp"
+#include "reports/text.hpp"
+#include "reports/writers.hpp"
 
 namespace equigrad::conformance {
 namespace {

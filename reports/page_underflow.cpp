@@ -1,11 +1,10 @@
-#include "reports/underflow.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <vector>
 
 #include "reports/document.hpp"
+#include "reports/page.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -24,11 +23,7 @@ std::vector<ModelSum> by_model(const Run& run) {
   for (const UnderflowRow& row : run.underflow) {
     auto found = std::find_if(sums.begin(), sums.end(),
                               [&row](const ModelSum& sum) { return sum.model == row.model; });
-    if (found == sums.end()) {
-      sums.push_back({});
-      found = sums.end() - 1;
-      found->model = row.model;
-    }
+    if (found == sums.end()) found = sums.insert(found, ModelSum{.model = row.model});
     found->numel += row.numel;
     found->zero += row.zero;
     found->subnormal += row.subnormal;
@@ -47,13 +42,6 @@ std::string lossless_text(bool is_lossless, double scale) {
 
 }  // namespace
 
-std::string scale_text(double scale) {
-  if (!(scale > 0)) return "none";
-  int exponent = 0;
-  const double fraction = std::frexp(scale, &exponent);
-  return fraction == 0.5 ? "2^" + std::to_string(exponent - 1) : shortest(scale);
-}
-
 std::string underflow_lines(const Run& run) {
   std::ostringstream out;
   for (const ModelSum& sum : by_model(run)) {
@@ -70,25 +58,20 @@ std::string underflow_lines(const Run& run) {
 std::string page_underflow(const Run& run) {
   std::string rows;
   for (const UnderflowRow& one : run.underflow)
-    rows += row(shown(one.precision, 60),
-                cell(one.model, 60) + number_cell(scale_text(one.scale)) +
-                    number_cell(grouped(one.numel)) + number_cell(grouped(one.zero)) +
-                    number_cell(grouped(one.subnormal)) + number_cell(grouped(one.overflow)) +
-                    number_cell(scale_text(one.lossless)));
+    rows +=
+        row(shown(one.precision, 60),
+            cell(one.model, 60) + number_cells({scale_text(one.scale), grouped(one.numel),
+                                                grouped(one.zero), grouped(one.subnormal),
+                                                grouped(one.overflow), scale_text(one.lossless)}));
   return section(
       "underflow", "Underflow",
       rows.empty()
           ? "<p>No case of this run scaled its loss.</p>\n"
           : table("What is lost of the gradients of the first step that is applied when they are "
                   "multiplied by its loss scale and rounded to fp16, over the cases that were run",
-                  table_head({{"Precision"},
-                              {"Model"},
-                              {"Scale", true},
-                              {"Elements", true},
-                              {"Become zero", true},
-                              {"Subnormal", true},
-                              {"Overflow", true},
-                              {"Smallest scale that loses none", true}}),
+                  heads({"Precision", "Model"}) +
+                      number_heads({"Scale", "Elements", "Become zero", "Subnormal", "Overflow",
+                                    "Smallest scale that loses none"}),
                   rows));
 }
 
