@@ -78,9 +78,9 @@ std::optional<at::ScalarType> autocast_dtype_of(const CaseSpec& spec) {
 }
 
 std::optional<OverflowingBatch> overflowing_batch(const CaseSpec& spec) {
-  using Policy = reference::LossScaleSpec::Policy;
+  using LossScale = reference::LossScaleSpec::Policy;
   const auto policy = mode_of(spec).loss_scale.policy;
-  if (policy == Policy::None || policy == Policy::Static) return std::nullopt;
+  if (policy == LossScale::None || policy == LossScale::Static) return std::nullopt;
   const int kind = (spec.world + 2 * spec.accumulation + (spec.clip == Clip::Off ? 1 : 0)) % 3;
   if (kind == 0) return std::nullopt;
   return OverflowingBatch{kind, spec.world - 1, spec.accumulation / 2};

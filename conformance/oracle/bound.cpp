@@ -10,9 +10,6 @@
 namespace equigrad::conformance::oracle {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kDoubleUnit = 0x1p-53;
-
 at::Tensor as_double(const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::runtime_error("[oracle.bound] expected a tensor, got none.");
   return tensor.detach().to(at::kCPU, at::kDouble).flatten().contiguous();

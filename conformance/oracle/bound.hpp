@@ -14,10 +14,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
 namespace equigrad::conformance::oracle {
+
+constexpr double kDoubleUnit = 0x1p-53;  // unit roundoff of fp64
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double unit_roundoff(at::ScalarType dtype);
 // Half the smallest positive number: what rounding a tiny result can add, where (1 + d) fails.

@@ -10,8 +10,6 @@
 namespace equigrad::conformance::oracle {
 namespace {
 
-constexpr double kDoubleUnit = 0x1p-53;
-
 int64_t tree_height(int64_t leaves) {
   return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(leaves - 1)));
 }

@@ -12,9 +12,7 @@
 namespace equigrad::conformance::oracle {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSingleUnit = 0x1p-24;
-constexpr double kDoubleUnit = 0x1p-53;
 constexpr double kHalfSmallest = 0x1p-150;  // what underflow of an fp32 product can add
 
 // |the fp32 computation - value| <= error.

@@ -56,7 +56,7 @@ void no_sync(Play& play) {
   });
 }
 
-const std::vector<std::string>& names() {
+const std::vector<std::string>& accessed() {
   static const std::vector<std::string> kNames = {"encode.weight", "twice.bias", "scalar",
                                                   "head.weight", "unused.weight"};
   return kNames;
@@ -65,7 +65,7 @@ const std::vector<std::string>& names() {
 void get_gradients(Play& play) {
   each_micro_batch(play, [&](int64_t number) {
     pass(play, 2 * number);
-    for (const auto& name : names()) {
+    for (const auto& name : accessed()) {
       const auto whole = play.full("gradient", name);
       play.see("gradient so far " + name, play.fault() && whole.defined() ? whole * 2 : whole);
       play.see("its slice " + name, play.local("gradient", name));
@@ -77,7 +77,7 @@ void get_gradients(Play& play) {
 
 void get_masters_and_states(Play& play) {
   each_micro_batch(play, [&](int64_t number) { pass(play, number); });
-  for (const auto& name : names())
+  for (const auto& name : accessed())
     for (const std::string what : {"master", "exp_avg", "exp_avg_sq"}) {
       const auto whole = play.full(what, name);
       play.see(what + " of " + name, play.fault() ? whole + 1 : whole);
@@ -100,7 +100,7 @@ void set_gradients(Play& play, bool local) {
   each_micro_batch(play, [&](int64_t number) {
     pass(play, 2 * number);
     if (number == 0 && !play.fault())
-      for (const auto& name : names()) set(name);
+      for (const auto& name : accessed()) set(name);
     play.see("gradient that was set", play.full("gradient", "twice.bias"));
     pass(play, 2 * number + 1);
     play.see("gradient after it was set", play.full("gradient", "twice.bias"));
@@ -108,7 +108,7 @@ void set_gradients(Play& play, bool local) {
 }
 
 void set_masters_and_states(Play& play, bool local) {
-  for (const auto& name : names())
+  for (const auto& name : accessed())
     for (const std::string what : {"master", "exp_avg", "exp_avg_sq"}) {
       const auto value = with_value(play, play.parameter(name)).abs() / 3;
       if (local)

@@ -140,7 +140,7 @@ void output_used_twice(Play& play) {
 }
 
 // Through engine.forward and by the model's own, in one window.
-void through_the_engine(Play& play) {
+void by_the_engine(Play& play) {
   auto& tower = play.as<Tower>();
   each_micro_batch(play, [&](int64_t number) {
     const auto input = play.batch(number).input;
@@ -268,7 +268,7 @@ std::vector<Case> where_losses_come_from() {
            .name = "through_engine_forward",
            .sentence = "a model may be called through the engine and directly",
            .fault = "one output is halved",
-           .program = through_the_engine,
+           .program = by_the_engine,
            .models = {"tower"}},
           {.section = "2",
            .name = "graph_kept_over_a_step",

@@ -47,7 +47,7 @@ void evaluated_between(Play& play) {
   });
 }
 
-const std::vector<std::string>& names() {
+const std::vector<std::string>& names_of_all() {
   static const std::vector<std::string> kNames = {"encode.weight", "scalar", "twice.bias",
                                                   "unused.weight"};
   return kNames;
@@ -59,10 +59,10 @@ at::Tensor now(Play& play, const std::string& name) {
 }
 
 void see_all(Play& play) {
-  for (const auto& name : names()) play.see("whole " + name, now(play, name));
+  for (const auto& name : names_of_all()) play.see("whole " + name, now(play, name));
 }
 
-void train(Play& play) {
+void train_whole(Play& play) {
   each_micro_batch(play,
                    [&](int64_t number) { play.backward(play.model().loss(play.batch(number))); });
 }
@@ -79,36 +79,36 @@ void train_both(Play& play) {
 // The last rank writes: a part of one by an operator, a scalar by its pointer, another as a whole.
 void written_by_one_rank(Play& play) {
   const int writer = play.context().world - 1;
-  play.gather(names(), writer, [&] {
+  play.gather(names_of_all(), writer, [&] {
     see_all(play);
     if (play.context().rank != writer) return;
     now(play, "encode.weight").flatten().narrow(0, 5, 30).mul_(play.fault() ? 1.75 : 1.5);
     std::memset(now(play, "scalar").mutable_data_ptr(), 0x3f, 2);
     now(play, "unused.weight").fill_(0.25);
   });
-  play.gather(names(), std::nullopt, [&] { see_all(play); });
-  train(play);
+  play.gather(names_of_all(), std::nullopt, [&] { see_all(play); });
+  train_whole(play);
 }
 
 // Nobody may write here, not even between passes; what was written is gone, on every rank.
 void written_where_nobody_may(Play& play) {
   play.refuse("expected no writes without a modifier rank, got a write to \"twice.bias\"", [&] {
-    play.gather(names(), std::nullopt, [&] {
+    play.gather(names_of_all(), std::nullopt, [&] {
       if (play.context().rank == 0) now(play, "twice.bias").add_(1);
     });
   });
-  play.gather(names(), std::nullopt, [&] { see_all(play); });
+  play.gather(names_of_all(), std::nullopt, [&] { see_all(play); });
   if (play.fault())
-    play.gather(names(), 0, [&] {
+    play.gather(names_of_all(), 0, [&] {
       if (play.context().rank == 0) now(play, "twice.bias").add_(1);
     });
-  train(play);
+  train_whole(play);
 }
 
 // A forward and a backward pass while parameters are whole; step() waits for the end.
 void a_pass_inside(Play& play) {
   const int64_t accumulation = play.context().accumulation;
-  play.gather(names(), 0, [&] {
+  play.gather(names_of_all(), 0, [&] {
     play.backward(play.model().loss(play.batch(play.fault() ? 9 : 0)));
     play.refuse("expected no scope of gather(), got 1 that are open", [&] { play.step(); });
     see_all(play);
