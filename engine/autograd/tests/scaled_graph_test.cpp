@@ -76,6 +76,14 @@ TEST_F(ScaledGraph, TheScaleOfAnEarlierStepIsRefused) {
   accepts(early);
 }
 
+// autograd::grad brings no gradient to a parameter, so no check looks at it: the tensor's own scale
+// holds.
+TEST_F(ScaledGraph, ATensorKeepsTheScaleThatItWasGiven) {
+  const auto early = scale(loss_of(p0), scaler);
+  scaler->stepped(this, /*overflow=*/true);
+  EXPECT_THAT(torch::autograd::grad({early}, {p0})[0], HasTheBitsOf((p0 * 2).detach() * 1024));
+}
+
 TEST_F(ScaledGraph, AnEngineWithoutALossScaleRefusesAnyScale) {
   const auto q = leaf(9);
   const auto none = make_scaler(LossScaleConfig{});

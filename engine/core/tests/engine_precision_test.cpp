@@ -96,6 +96,18 @@ TEST(EnginePrecision, AnEngineThatIsDestroyedInMidWindowHoldsNoSharedScale) {
   });
 }
 
+TEST(EnginePrecision, AnEngineWhoseWindowIsEmptiedHoldsNoSharedScale) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallRun a(context, {.stage = stage, .precision = fp16_of(4)});
+    SmallRun b(context, {.stage = stage, .precision = fp16_of(4)});
+    b.engine->share_loss_scale(*a.engine);
+    a.engine->backward(a.loss(0));
+    a.engine->zero_grad();
+    for (int64_t step = 0; step < 3; ++step) b.train(step);
+    EXPECT_GT(b.engine->loss_scale(), 16.0);
+  });
+}
+
 TEST(EnginePrecision, AnEngineWithoutALossScaleRefusesScaledGradients) {
   at_every_stage(2, [](RankContext& context, int stage) {
     SmallRun scaled(context, {.stage = stage, .precision = fp16_of(4)});

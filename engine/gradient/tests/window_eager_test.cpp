@@ -110,6 +110,27 @@ TEST(Window, AnExceptionElsewhereEndsAPassThatHasAnnounced) {
       {2, 3});
 }
 
+// What had arrived of the groups before it is sent once more, and counts once.
+TEST(Window, ASecondPartOfAParameterWhoseGroupHasLeftTakesTheGuessBack) {
+  for_each_kind([](RankContext& context, const WindowKind& kind) {
+    if (kind.each) return;
+    for (const auto late : kFilled) {
+      Windowed it(context, kind);
+      it.begin(1);
+      for (const std::size_t p : {5U, 4U, 3U, 2U, 1U, 0U}) it.ready(p, 1);
+      it.ready(late, 2);
+      it.window.end();
+      const auto average = it.take();
+      for (const auto p : kFilled) {
+        const auto parts = p == late ? std::vector<conformance::Weighed>{{1}, {2}}
+                                     : std::vector<conformance::Weighed>{{1}};
+        EXPECT_THAT(it.slice_of(average, p), HasTheBitsOf(average_of(it, p, parts))) << p << late;
+      }
+      EXPECT_EQ(it.ledger.total_bytes(), 0);
+    }
+  });
+}
+
 TEST(Window, ClearingItDoesNotEndTheGuess) {
   for_each_kind(
       [](RankContext& context, const WindowKind& kind) {

@@ -51,6 +51,20 @@ TEST(MemoryModel, PaddingIsCounted) {
   EXPECT_EQ(of(low(3)).of(Category::Parameters).idle, 0);  // the masters are the shards
 }
 
+TEST(MemoryModel, MastersAndStatesCountInTheirOwnTypes) {
+  const auto of = [](DataType master, DataType state) {
+    const auto config = config_of(1, DataType::Bf16, master, state);
+    return forecast(table_of_sizes({8}, config), config, {2, false, {}});
+  };
+  for (const auto master : {DataType::Fp32, DataType::Bf16}) {
+    for (const auto state : {DataType::Fp32, DataType::Bf16}) {
+      const auto held = of(master, state);
+      EXPECT_EQ(held.of(Category::MasterWeights).idle, 4 * (master == DataType::Fp32 ? 4 : 2));
+      EXPECT_EQ(held.of(Category::OptimizerState).idle, 2 * 4 * (state == DataType::Fp32 ? 4 : 2));
+    }
+  }
+}
+
 // The same parameters: one bucket, that waits for the last of them.
 TEST(MemoryModel, APassHoldsItsBucketAndInTheEndTheWindow) {
   const auto timeline = [](const EngineConfig& config) {

@@ -208,6 +208,20 @@ TEST(ZeroInit, RanksThatMakeDifferentModelsAreTold) {
             "");
 }
 
+TEST(ZeroInit, RanksOfWhichOneMakesAParameterMoreAtTheEndAreTold) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       std::vector<torch::nn::Linear> made;
+                       const auto error = error_of([&] {
+                         zero::Init init(config(3), context.group());
+                         for (int i = 0; i <= context.rank(); ++i) made.emplace_back(3, 2);
+                         init.finish();
+                       });
+                       EXPECT_THAT(error, HasSubstr("expected every rank to make the same model"));
+                     }),
+            "");
+}
+
 TEST(ZeroInit, AnExceptionOnOneRankIsToldToTheOthers) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {

@@ -1,0 +1,33 @@
+// Values of the optimizer that are refused, each with the path of its key.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "conformance/testing/config_text.hpp"
+#include "engine/config/config.hpp"
+
+namespace equigrad {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::vector<std::string> problems_of_sgd(const std::string& params) {
+  return conformance::problems(
+      R"({"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {)" + params + "}}}");
+}
+
+TEST(OptimizerSection, NesterovNeedsMomentumAndNoDampening) {
+  EXPECT_THAT(problems_of_sgd(R"("nesterov": true, "momentum": 0.5)"), IsEmpty());
+  for (const char* wrong :
+       {R"("momentum": 0, "dampening": 0)", R"("momentum": 0, "dampening": 0.5)",
+        R"("momentum": 0.5, "dampening": 0.5)"}) {
+    EXPECT_THAT(problems_of_sgd(R"("nesterov": true, )" + std::string(wrong)),
+                ElementsAre(HasSubstr("nesterov: expected a momentum above 0 and no dampening")))
+        << wrong;
+    EXPECT_THAT(problems_of_sgd(R"("nesterov": false, )" + std::string(wrong)), IsEmpty()) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace equigrad
