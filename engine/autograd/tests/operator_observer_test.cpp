@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -64,18 +65,25 @@ TEST(OperatorObserver, DoesNotReportOthers) {
   EXPECT_EQ(it.listener.take(), Pages{});
 }
 
-// Indices are a list too, of which some may be undefined.
-TEST(OperatorObserver, SeesTheTensorsOfAList) {
+using MaybeTensors = c10::List<std::optional<at::Tensor>>;
+
+// Takes indices as aten::index does, and runs no other operator.
+TORCH_LIBRARY_FRAGMENT(equigrad_test, library) {
+  library.def("count(Tensor?[] tensors) -> int",
+              [](const MaybeTensors& tensors) { return static_cast<int64_t>(tensors.size()); });
+}
+
+TEST(OperatorObserver, SeesTheTensorsOfAListOfWhichSomeMayBeUndefined) {
   Watched it;
+  const auto count = c10::Dispatcher::singleton()
+                         .findSchemaOrThrow("equigrad_test::count", "")
+                         .typed<int64_t(const MaybeTensors&)>();
+  EXPECT_EQ(count.call({std::nullopt, it.b, it.x}), 3);
+  EXPECT_EQ(it.listener.take(), (Pages{1}));
   at::cat({it.x.view({-1}), it.b.view({-1})});
   EXPECT_EQ(it.listener.take(), (Pages{1}));
   at::stack({it.x, it.b});
   EXPECT_EQ(it.listener.take(), (Pages{1}));
-  Listener listener;
-  const auto rows = at::tensor({1, 0}, at::kLong);
-  const Observation observation(listener, {rows});
-  it.x.index({at::indexing::Slice(), rows});
-  EXPECT_EQ(listener.take(), Pages{0});
 }
 
 TEST(OperatorObserver, SeesViewsAndDetachedTensors) {

@@ -200,7 +200,7 @@ TEST(LossScaler, RefusesWhatIsNoScale) {
 // and "X" step with an overflow, "r" and "R" release; the small letters are the first engine's. The
 // scale after each event.
 Scales share(LossScaler& scaler, const std::string& events) {
-  const int first = 0, second = 0;
+  static const int first = 0, second = 0;
   Scales scales;
   for (const char event : events) {
     const void* engine = event >= 'a' ? &first : &second;
