@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "conformance/oracle/bound.hpp"
-#include "conformance/oracle/loops_over_ranks.hpp"
+#include "conformance/oracle/tests/loops_over_ranks.hpp"
 
 namespace equigrad::conformance::oracle {
 namespace {
