@@ -135,7 +135,7 @@ function(equigrad_room room)
   if(sources)
     add_library(${target} STATIC ${sources})
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:equigrad_warnings>)
-    # Rooms of the harness are compiled in groups of files, which takes a third of the time: what their headers and
+    # Rooms of the harness are compiled in groups of files, which takes less than half of the time: what their headers and
     # templates need is compiled once. The engine's rooms are not: one file of theirs is compiled again in seconds.
     if(room MATCHES "^conformance/")
       set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
