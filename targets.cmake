@@ -13,7 +13,8 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 set(EQUIGRAD_SANITIZE "" CACHE STRING "Sanitizers, as in -fsanitize=")
 # Few headers: what torch/torch.h adds to these has templates with virtual functions, which every file would compile anew.
-set(EQUIGRAD_PRECOMPILE "<torch/types.h>;<torch/nn/module.h>;<torch/csrc/distributed/c10d/ProcessGroup.hpp>"
+set(EQUIGRAD_PRECOMPILE
+  "<torch/types.h>;<torch/nn/module.h>;<torch/csrc/autograd/custom_function.h>;<torch/csrc/distributed/c10d/ProcessGroup.hpp>"
   CACHE STRING "Headers of torch precompiled once for all files that use it; with none, nothing is precompiled")
 
 # NDEBUG always: the wheel is a release build, and without NDEBUG some of its classes have another layout here.
@@ -82,8 +83,8 @@ set(json <nlohmann/json.hpp>)
 set(gmock <gmock/gmock.h>)
 equigrad_precompiled(equigrad_precompiled WITH equigrad_torch HEADERS ${EQUIGRAD_PRECOMPILE} ${json})
 equigrad_precompiled(equigrad_precompiled_without_torch HEADERS ${json})
-equigrad_precompiled(equigrad_precompiled_tests WITH equigrad_torch GTest::gmock
-  OPTIONS ${test_options} HEADERS ${EQUIGRAD_PRECOMPILE} ${json} ${gmock})
+equigrad_precompiled(equigrad_precompiled_tests WITH equigrad_torch GTest::gmock rapidcheck rapidcheck_gtest
+  OPTIONS ${test_options} HEADERS ${EQUIGRAD_PRECOMPILE} ${json} ${gmock} <rapidcheck/gtest.h>)
 equigrad_precompiled(equigrad_precompiled_tests_without_torch WITH GTest::gmock
   OPTIONS ${test_options} HEADERS ${json} ${gmock})
 
@@ -126,6 +127,12 @@ function(equigrad_files_of room)
   set(headers "${headers}" PARENT_SCOPE)
 endfunction()
 
+# Several files compiled as one take less than half of the time: what their headers and templates need is compiled once.
+# Not for the engine's rooms: one file of theirs is compiled again in seconds.
+function(equigrad_in_groups)
+  set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
 # Headers are a file set, so that the preset `headers` can compile each of them alone.
 function(equigrad_room room)
   cmake_parse_arguments(PARSE_ARGV 1 room "NO_TORCH" "" "USES;WITH")
@@ -135,10 +142,8 @@ function(equigrad_room room)
   if(sources)
     add_library(${target} STATIC ${sources})
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:equigrad_warnings>)
-    # Rooms of the harness are compiled in groups of files, which takes less than half of the time: what their headers and
-    # templates need is compiled once. The engine's rooms are not: one file of theirs is compiled again in seconds.
-    if(room MATCHES "^conformance/")
-      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    if(room MATCHES "^conformance/|^reports$")
+      equigrad_in_groups(${target})
     endif()
   else()
     add_library(${target} INTERFACE)
@@ -348,8 +353,8 @@ endfunction()
 
 function(equigrad_property_test file)
   get_filename_component(name ${file} NAME_WE)
-  equigrad_program(${name} equigrad_harness ${file})
-  target_link_libraries(${name} PRIVATE rapidcheck rapidcheck_gtest GTest::gmock_main)
+  equigrad_test_program(${name} equigrad_precompiled_tests ${file})
+  target_link_libraries(${name} PRIVATE equigrad_harness rapidcheck rapidcheck_gtest)
   equigrad_add_test(${name} property 600)
   equigrad_forks_ranks(property.${name})
 endfunction()
@@ -360,6 +365,7 @@ function(equigrad_property_library folder)
   set(library equigrad_property_${folder})
   add_library(${library} STATIC ${sources})
   target_link_libraries(${library} PUBLIC equigrad_conformance PRIVATE equigrad_warnings)
+  equigrad_in_groups(${library})
   equigrad_use_torch(${library})
   string(REGEX REPLACE "s$" "_properties" program ${folder})
   target_link_libraries(${program} PRIVATE ${library})

@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <chrono>
-#include <filesystem>
 
 #include "perf/race/race.hpp"
 #include "perf/race/rank_processes.hpp"
@@ -8,15 +6,12 @@
 namespace equigrad::perf {
 namespace {
 
-constexpr auto kTimeout = std::chrono::minutes(4);
 constexpr int kTimes = 5;  // the best of them
 
 }  // namespace
 
 double measure_bandwidth(const std::string& worker, const std::string& scratch) {
-  const std::string folder = scratch + "/bandwidth";
-  std::filesystem::create_directories(folder);
-  RankProcesses ranks("bandwidth", {worker}, 2, folder, kTimeout);
+  RankProcesses ranks("bandwidth", {worker}, 2, scratch + "/bandwidth");
   double best = 0;
   for (int i = 0; i < kTimes; ++i)
     best = std::max(

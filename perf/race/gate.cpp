@@ -1,8 +1,6 @@
 #include "perf/race/gate.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <filesystem>
 #include <memory>
 #include <numeric>
 
@@ -16,16 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr auto kTimeout = std::chrono::minutes(4);
 constexpr int64_t kBatch = 2;
 constexpr int64_t kLeakSteps = 30;
 constexpr int kLeakWindows = 3;
-
-std::string folder(const std::string& parent, const std::string& name) {
-  const std::string path = parent + "/" + name;
-  std::filesystem::create_directories(path);
-  return path;
-}
 
 json start_request(const json& model, const Workload& workload, const json& settings, int64_t batch,
                    const json& faults) {
@@ -106,9 +97,9 @@ void live(const TimesPlan& plan, const Workload& workload, const std::string& sc
           TimesResult& result) {
   std::vector<std::unique_ptr<RankProcesses>> both;
   for (const auto* contestant : {&plan.older, &plan.newer}) {
-    both.push_back(std::make_unique<RankProcesses>(
-        contestant->name, contestant->command, plan.world,
-        folder(scratch, both.empty() ? "older" : "newer"), kTimeout));
+    both.push_back(std::make_unique<RankProcesses>(contestant->name, contestant->command,
+                                                   plan.world,
+                                                   scratch + (both.empty() ? "/older" : "/newer")));
     both.back()->ask(start_request(plan.model, workload, contestant->settings, plan.batch,
                                    contestant->settings.value("faults", json::object())));
     time_block(*both.back(), 3);
@@ -131,7 +122,7 @@ json count_steps(const std::string& worker, const std::string& scratch, const js
   json all = json::object();
   for (const int world : worlds) {
     const Workload workload(counted_model(), world, kBatch, 1, scratch);
-    RankProcesses ranks("counted", {worker}, world, folder(scratch, "counted"), kTimeout);
+    RankProcesses ranks("counted", {worker}, world, scratch + "/counted");
     for (int stage = 0; stage <= 3; ++stage)
       for (const char* reduction : {"pinned", "native"}) {
         const std::string name = "stage " + std::to_string(stage) + ", " + reduction + ", ranks " +
@@ -154,7 +145,7 @@ LeakReport find_leaks(const std::string& worker, const std::string& scratch, int
                       const json& faults) {
   const Workload workload(counted_model(), 2, kBatch, 1, scratch);
   const auto config = engine_config(stage, kBatch, 1, small_buckets("pinned"));
-  RankProcesses ranks("leaks", {worker}, 2, folder(scratch, "leaks"), kTimeout);
+  RankProcesses ranks("leaks", {worker}, 2, scratch + "/leaks");
   start(ranks, workload, config, faults);
   LeakReport report;
   report.steps = kLeakSteps;

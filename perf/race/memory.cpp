@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <filesystem>
 #include <numeric>
 
 #include "engine/config/config.hpp"
@@ -19,7 +17,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr auto kTimeout = std::chrono::minutes(4);
 constexpr int kWorld = 2;
 
 int64_t sum_of(const PhaseBytes& phase) {
@@ -79,9 +76,7 @@ std::vector<MemoryRow> measure_memory(const std::string& worker, const std::stri
                                       const json& model, int64_t batch) {
   const Workload workload(model, kWorld, batch, 1, scratch);
   const auto measure = [&](const std::string& name, const json& settings) {
-    const std::string folder = scratch + "/memory";
-    std::filesystem::create_directories(folder);
-    RankProcesses ranks(name, {worker}, kWorld, folder, kTimeout);
+    RankProcesses ranks(name, {worker}, kWorld, scratch + "/memory");
     json request = {{"do", "start"},     {"model", model},
                     {"batch", batch},    {"weights", workload.weights()},
                     {"bf16", false},     {"batches", workload.batches()},

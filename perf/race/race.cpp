@@ -1,9 +1,7 @@
 #include "perf/race/race.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <numeric>
 
@@ -17,14 +15,6 @@ namespace {
 using nlohmann::json;
 using reports::RaceGroupResult;
 using reports::RaceRow;
-
-constexpr auto kTimeout = std::chrono::minutes(4);
-
-std::string folder(const std::string& parent, const std::string& name) {
-  const std::string path = parent + "/" + name;
-  std::filesystem::create_directories(path);
-  return path;
-}
 
 int64_t largest(const std::vector<json>& answers, const char* key) {
   int64_t most = 0;
@@ -115,9 +105,9 @@ json Running::start_request(const Contestant& contestant) const {
 }
 
 std::unique_ptr<RankProcesses> Running::start(const Contestant& contestant, const json& more) {
-  auto ranks = std::make_unique<RankProcesses>(
-      contestant.name, contestant.command, group_.world,
-      folder(options_.scratch, "contestant" + std::to_string(serial_++)), kTimeout);
+  auto ranks =
+      std::make_unique<RankProcesses>(contestant.name, contestant.command, group_.world,
+                                      options_.scratch + "/contestant" + std::to_string(serial_++));
   json request = start_request(contestant);
   request.update(more);
   ranks->ask(request);

@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -14,6 +16,7 @@ namespace equigrad::perf {
 namespace {
 
 constexpr std::size_t kPrintedBytes = 2000;
+constexpr auto kTimeout = std::chrono::minutes(4);
 
 void print_into(const std::string& path) {
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
@@ -26,8 +29,9 @@ void print_into(const std::string& path) {
 }  // namespace
 
 RankProcesses::RankProcesses(std::string name, const std::vector<std::string>& command, int world,
-                             const std::string& directory, std::chrono::milliseconds timeout)
-    : name_(std::move(name)), directory_(directory), timeout_(timeout) {
+                             std::string directory)
+    : name_(std::move(name)), directory_(std::move(directory)) {
+  std::filesystem::create_directories(directory_);
   unlink((directory_ + "/rendezvous").c_str());
   for (int rank = 0; rank < world; ++rank) fork_rank(command, rank, world);
 }
@@ -86,7 +90,7 @@ std::vector<nlohmann::json> RankProcesses::ask(const nlohmann::json& request) {
   for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
     nlohmann::json answer;
     try {
-      answer = channels_[rank].receive(timeout_);
+      answer = channels_[rank].receive(kTimeout);
     } catch (const std::exception& error) {
       fail(rank, error.what());
     }

@@ -5,14 +5,13 @@
 // goes to a file a rank, and into the error when the rank fails.
 //
 // Invariants: a request is sent to all ranks before any answer is awaited. They end with this.
-// Units: milliseconds of wall clock.
-// Errors: std::runtime_error naming contestant and rank, with what the rank said.
+// Errors: std::runtime_error naming contestant and rank, with what the rank said; also where an
+// answer takes longer than four minutes.
 // Depends on: perf/worker/channel.hpp, POSIX. No torch.
 #pragma once
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -23,9 +22,9 @@ namespace equigrad::perf {
 
 class RankProcesses {
  public:
-  // `directory` is the contestant's own; it exists.
+  // `directory` is the contestant's own; made where there is none.
   RankProcesses(std::string name, const std::vector<std::string>& command, int world,
-                const std::string& directory, std::chrono::milliseconds timeout);
+                std::string directory);
   ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
@@ -39,7 +38,6 @@ class RankProcesses {
   std::string printed(std::size_t rank) const;
 
   std::string name_, directory_;
-  std::chrono::milliseconds timeout_;
   std::vector<pid_t> processes_;
   std::vector<Channel> channels_;
 };
