@@ -371,7 +371,7 @@ function(equigrad_property_library folder)
   target_link_libraries(${program} PRIVATE ${library})
 endfunction()
 
-# perf/race/tests/gate_test.cpp becomes the program race_gate_test. Counts are exact on every machine; times are no test.
+# perf/race/tests/gate_test.cpp becomes the program race_tests_gate_test. Counts are exact on every machine; times are no test.
 function(equigrad_perf_test file)
   string(REGEX REPLACE "^perf/(.*)_test\\.cpp$" "\\1" stem ${file})
   string(REPLACE "/" "_" name ${stem}_test)

@@ -153,7 +153,6 @@ at::Tensor Reduction::finish_rows(const at::Tensor& into) {
     send_piece();
     add_into(sum.narrow(0, piece.begin, piece.numel), piece);
   }
-  buffer_.reset();
   return sum;
 }
 
@@ -185,6 +184,7 @@ void Reduction::drop() {
   }
   pieces_.clear();
   if (pending_) pending_->wait();
+  buffer_.reset();
 }
 
 at::Tensor Reduction::finish(const at::Tensor& into) {
@@ -196,9 +196,14 @@ at::Tensor Reduction::finish(const at::Tensor& into) {
   EQUIGRAD_CHECK(
       !into.defined() || (into.numel() == sum_numel && into.scalar_type() == result_dtype_),
       "comm.reduction", "a sum is written into its own shape and type");
+  const auto sum = wait_for_sum(into);
+  buffer_.reset();
+  return sum;
+}
+
+at::Tensor Reduction::wait_for_sum(const at::Tensor& into) {
   if (kind_ == Kind::Slices) return finish_slices(into);
   if (kind_ == Kind::Scatter || kind_ == Kind::Both) return finish_rows(into);
-  EQUIGRAD_CHECK(pending_ != nullptr, "comm.reduction", "a reduction is finished once");
   pending_->wait();
   pending_.reset();
   return (kind_ == Kind::NativeScatter ? native_ : buffer_).to(result_dtype_);

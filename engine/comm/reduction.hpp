@@ -60,6 +60,7 @@ class Reduction {
             at::ScalarType result_dtype);
   void send_piece();
   void add_into(const at::Tensor& sum, Piece& piece) const;
+  at::Tensor wait_for_sum(const at::Tensor& into);
   at::Tensor finish_rows(const at::Tensor& into);
   at::Tensor finish_slices(const at::Tensor& into);
   at::Tensor room_for_all() const;

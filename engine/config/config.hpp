@@ -44,8 +44,8 @@ struct OptimizerConfig {
 };
 
 // Modules whose parameters come and go together at stage 3 (leaf_modules.hpp). The classes by
-// default are DeepSpeed's: they may match nothing, and a class of that name in any namespace is
-// meant. Every other entry must match a module.
+// default are DeepSpeed's; a class of that name in any namespace is meant. That list may match
+// nothing; every entry of another list must match a module.
 struct LeafModuleConfig {
   std::vector<std::string> classes{
       "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",

@@ -68,8 +68,9 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
   auto assembly = assemble(groups, config, *communicator);
   if (modules.empty()) {
     std::vector<std::pair<std::string, const void*>> named;
-    for (std::size_t i = 0; i < assembly.table.size(); ++i)
-      named.emplace_back(assembly.table[i].name, assembly.tensors[i].unsafeGetTensorImpl());
+    for (const auto& group : groups)
+      for (const auto& [name, tensor] : group.parameters)  // a tied parameter under every name
+        named.emplace_back(name, tensor.unsafeGetTensorImpl());
     modules = layout::modules_of(named);
   }
   assembly.leaves = leaf_parameters(modules, assembly.tensors, config.zero.leaf_module);

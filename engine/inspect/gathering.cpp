@@ -128,7 +128,8 @@ GatheredParameters Gathering::open(const std::vector<at::Tensor>& parameters,
   try {
     for (const auto index : indices) {
       at_.parameters.pin(index);
-      opened.push_back({index, digest_of(index)});
+      opened.push_back({index, 0});
+      opened.back().digest = digest_of(index);
     }
     at_.participant.meet(agreement::GatherStands{});  // who had a page served those who had not
   } catch (...) {

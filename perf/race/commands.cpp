@@ -259,6 +259,10 @@ int run_commands(int argc, char** argv) {
   racing->add_option("--rounds", race.options.rounds)->check(CLI::PositiveNumber);
   racing->add_option("--filter", race.options.filter, "groups whose name contains this");
   racing->add_option("--worker", race.programs.worker, "perf_worker of some build");
+  racing
+      ->add_option("--old", race.programs.older,
+                   "perf_worker of another build, which races beside this one")
+      ->check(CLI::ExistingFile);
   racing->add_option("--peers", race.programs.peers, "a Python with torch and DeepSpeed");
   racing->add_flag("--no-peers", race.no_peers);
   racing->add_flag("--no-proof", race.no_proof, "times without proof are no result");

@@ -1,6 +1,7 @@
 // Commands: the command line of `equigrad_perf`.
 //
 //   equigrad_perf race --suite targets --report DIR    a suite, with the peers where they are
+//   equigrad_perf race --old WORKER                    the same, with another build beside
 //   equigrad_perf counts --baseline FILE               what a step counts, exactly
 //   equigrad_perf leaks                                nothing grows over many steps
 //   equigrad_perf times --new WORKER --old WORKER      two builds by interleaved pairs

@@ -33,9 +33,13 @@ class Field {
     if (with_deepspeed) group_.contestants.back().contributions_of.clear();
   }
   void engine(int stage, const std::string& suffix = "", const json& more = json::object()) {
-    group_.contestants.push_back(
-        engine_contestant("Equigrad stage " + std::to_string(stage) + suffix, programs_,
-                          engine_config(stage, group_.batch, group_.accumulation, more)));
+    const std::string name = "Equigrad stage " + std::to_string(stage) + suffix;
+    const json config = engine_config(stage, group_.batch, group_.accumulation, more);
+    group_.contestants.push_back(engine_contestant(name, programs_, config));
+    if (programs_.older.empty()) return;
+    Programs before = programs_;
+    before.worker = programs_.older;
+    group_.contestants.push_back(engine_contestant(name + ", older", before, config));
   }
   void engine_stages(const std::string& suffix = "", const json& more = json::object()) {
     for (int stage = 0; stage <= 3; ++stage) engine(stage, suffix, more);

@@ -22,6 +22,7 @@ struct Programs {
   std::string worker;       // perf_worker
   std::string peers;        // a Python; empty: none
   std::string peer_script;  // perf/peers/worker.py
+  std::string older;        // perf_worker of another build, which races beside; empty: none
 };
 
 struct SuiteOptions {

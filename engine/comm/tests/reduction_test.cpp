@@ -177,6 +177,32 @@ TEST(Reduction, OneThatIsDroppedSendsNoMore) {
             "");
 }
 
+// What is finished or dropped has no sum left to give, whatever way it travelled.
+TEST(Reduction, IsFinishedOnce) {
+  const auto refusal = testing::HasSubstr("a reduction is finished once");
+  for (const int world : {1, 2, 3})
+    EXPECT_EQ(
+        on_ranks(
+            world,
+            [&](RankContext& context) {
+              for (const auto order :
+                   {ReductionOrder::Pinned, ReductionOrder::Native, ReductionOrder::Exact}) {
+                for (auto* start : {&Reduction::reduce_scatter_sum, &Reduction::all_reduce_sum}) {
+                  const auto begin = [&] {
+                    return start(*context.group(), order, at::ones({world * 4}), at::kFloat);
+                  };
+                  auto finished = begin();
+                  finished.finish();
+                  EXPECT_THAT(error_of([&] { finished.finish(); }), refusal);
+                  auto dropped = begin();
+                  dropped.drop();
+                  EXPECT_THAT(error_of([&] { dropped.finish(); }), refusal);
+                }
+              }
+            }),
+        "");
+}
+
 at::Tensor exact_over_ranks(int world, int64_t numel, at::ScalarType dtype) {
   std::vector<at::Tensor> rows;
   for (int rank = 0; rank < world; ++rank) rows.push_back(of_rank(rank, numel, dtype));
