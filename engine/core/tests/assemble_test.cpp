@@ -152,18 +152,19 @@ TEST(Assemble, AllRanksStartFromTheFirstRanksValues) {
 }
 
 TEST(Assemble, AModuleKnownByATiedParametersSecondNameCanBeALeaf) {
-  EXPECT_EQ(on_ranks(1,
-                     [](RankContext& context) {
-                       std::string config = kConfig;
-                       const std::string stage = "\"stage\": 3";
-                       config.replace(config.find(stage), stage.size(),
-                                      stage + R"(, "leaf_module": {"names": ["head"]})");
-                       const auto tied = sample(4, 1).requires_grad_();
-                       const ParameterGroup group{{{"embed.weight", tied}, {"head.weight", tied}}};
-                       EXPECT_NE(initialize({group}, parse_config(config, 1), context.group()),
-                                 nullptr);
-                     }),
-            "");
+  EXPECT_EQ(
+      on_ranks(
+          1,
+          [](RankContext& context) {
+            std::string config = kConfig;
+            const std::string stage = "\"stage\": 3";
+            config.replace(config.find(stage), stage.size(),
+                           stage + R"(, "leaf_module": {"names": ["head"]})");
+            const auto tied = sample(4, 1).requires_grad_();
+            const ParameterGroup group{{{"embed.weight", tied}, {"head.weight", tied}}, {}, {}};
+            EXPECT_NE(initialize({group}, parse_config(config, 1), context.group()), nullptr);
+          }),
+      "");
 }
 
 TEST(Assemble, ATiedParameterIsOneUnderBothNames) {
