@@ -69,8 +69,8 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
   if (modules.empty()) {
     std::vector<std::pair<std::string, const void*>> named;
     for (const auto& group : groups)
-      for (const auto& [name, tensor] : group.parameters)  // a tied parameter under every name
-        named.emplace_back(name, tensor.unsafeGetTensorImpl());
+      for (const auto& one : group.parameters)  // a tied parameter under every name
+        named.emplace_back(one.name, one.tensor.unsafeGetTensorImpl());
     modules = layout::modules_of(named);
   }
   assembly.leaves = leaf_parameters(modules, assembly.tensors, config.zero.leaf_module);
