@@ -130,7 +130,7 @@ endfunction()
 # Several files compiled as one take less than half of the time: what their headers and templates need is compiled once.
 # Not for the engine's rooms: one file of theirs is compiled again in seconds.
 function(equigrad_in_groups)
-  set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
 endfunction()
 
 # Headers are a file set, so that the preset `headers` can compile each of them alone.
@@ -365,8 +365,9 @@ function(equigrad_property_library folder)
   set(library equigrad_property_${folder})
   add_library(${library} STATIC ${sources})
   target_link_libraries(${library} PUBLIC equigrad_conformance PRIVATE equigrad_warnings)
+  target_compile_options(${library} PRIVATE ${test_options})
   equigrad_in_groups(${library})
-  equigrad_use_torch(${library})
+  equigrad_reuse_precompiled(${library} equigrad_precompiled_tests)
   string(REGEX REPLACE "s$" "_properties" program ${folder})
   target_link_libraries(${program} PRIVATE ${library})
 endfunction()

@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "conformance/campaigns/covering_selection.hpp"
@@ -244,7 +245,7 @@ TEST_F(Cli, ConfigCheckExplainsAFileOrSaysWhatIsWrongWithIt) {
 // table.
 TEST_F(Cli, ConfigCheckPrintsTheBytesOfARank) {
   const auto file = write("bf16.json", R"({"train_micro_batch_size_per_gpu": 1,
-    "bf16": {"enabled": true}, "optimizer": {"type": "AdamW"},
+    "bf16": {"enabled": true}, "optimizer": {"type": "AdamW"}, "steps_per_print": 1,
     "zero_optimization": {"stage": 3}})");
   const auto rates = say({"config", "check", file, "--world", "4"});
   EXPECT_EQ(rates.code, kHeld);
@@ -259,6 +260,13 @@ TEST_F(Cli, ConfigCheckPrintsTheBytesOfARank) {
   EXPECT_EQ(named.code, kHeld);
   const auto record = nlohmann::json::parse(named.out);
   EXPECT_EQ(record.at("parameters"), 107);
+  std::map<std::string, std::string> origins;
+  for (const auto& setting : record.at("settings"))
+    origins[setting.at("key")] = setting.at("origin");
+  EXPECT_EQ(origins["zero_optimization.stage"], "file");
+  EXPECT_EQ(origins["zero_optimization.overlap_comm"], "default");
+  EXPECT_EQ(origins["train_batch_size"], "derived");
+  EXPECT_EQ(origins["steps_per_print"], "no_effect");
   EXPECT_EQ(record.at("memory").at("master_weights").at("idle_bytes"), (25 + 2) * 4);
   EXPECT_THAT(named.err, HasSubstr("padding included"));
 }

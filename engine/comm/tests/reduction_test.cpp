@@ -203,6 +203,20 @@ TEST(Reduction, IsFinishedOnce) {
         "");
 }
 
+TEST(Reduction, IsNotWrittenIntoAnotherShapeOrType) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       for (const auto& into : {at::empty({3}), at::empty({2}, at::kBFloat16)}) {
+                         auto reduction = Reduction::reduce_scatter_sum(
+                             *context.group(), ReductionOrder::Pinned, at::ones({4}), at::kFloat);
+                         EXPECT_THAT(error_of([&] { reduction.finish(into); }),
+                                     testing::HasSubstr("its own shape and type"));
+                         reduction.drop();
+                       }
+                     }),
+            "");
+}
+
 at::Tensor exact_over_ranks(int world, int64_t numel, at::ScalarType dtype) {
   std::vector<at::Tensor> rows;
   for (int rank = 0; rank < world; ++rank) rows.push_back(of_rank(rank, numel, dtype));

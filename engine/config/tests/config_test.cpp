@@ -218,7 +218,12 @@ TEST(Effective, EveryValueHasItsOrigin) {
   EXPECT_EQ(setting(effective, "data_types.grad_accum_dtype").origin, Origin::Derived);
   EXPECT_EQ(setting(effective, "steps_per_print").origin, Origin::NoEffect);
   EXPECT_THAT(setting(effective, "gradient_clipping").note, HasSubstr("DeepSpeed"));
-  EXPECT_THAT(describe(effective), HasSubstr("it only changes what DeepSpeed prints"));
+  const std::string described = describe(effective);
+  EXPECT_THAT(described, HasSubstr("it only changes what DeepSpeed prints"));
+  for (const char* line :
+       {"train_batch_size +8 +file\n", "train_micro_batch_size_per_gpu +2 +derived +train",
+        "zero_optimization.stage +0 +default\n", "steps_per_print +10 +no effect here +"})
+    EXPECT_THAT(described, testing::ContainsRegex(line));
 }
 
 TEST(Loading, APathAndItsTextAgreeAndErrorsNameThePath) {

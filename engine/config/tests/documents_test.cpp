@@ -150,5 +150,42 @@ TEST(JsonSchema, TakesWhatTheParserTakes) {
   EXPECT_EQ(between_keys, kBetweenKeys);
 }
 
+// The schema of a key of an object, in whichever of the object's alternatives it stands.
+const Json* schema_of(const Json& object, const std::string& key) {
+  if (object.contains("properties") && object.at("properties").contains(key))
+    return &object.at("properties").at(key);
+  for (const auto& [word, part] : object.items()) {
+    if (word == "properties" || !part.is_structured()) continue;
+    if (const Json* found = schema_of(part, key)) return found;
+  }
+  return nullptr;
+}
+
+const Json* schema_at(const Json& schema, const std::string& path) {
+  const Json* at = &schema;
+  std::istringstream keys(path);
+  for (std::string key; at != nullptr && std::getline(keys, key, '.');) at = schema_of(*at, key);
+  return at;
+}
+
+TEST(JsonSchema, HasTheDefaultsOfTheParserAndNoneWhereTheParserDerives) {
+  const Json schema = Json::parse(json_schema());
+  std::size_t usual = 0, derived = 0;
+  for (const Json& file : good_files())
+    for (const Setting& setting : explain_config(file.dump(), 2).settings) {
+      const bool is_default = setting.origin == Setting::Origin::Default;
+      if (!is_default && setting.origin != Setting::Origin::Derived) continue;
+      const Json* found = schema_at(schema, setting.key);
+      ASSERT_NE(found, nullptr) << setting.key;
+      (is_default ? usual : derived) += 1;
+      if (is_default)
+        EXPECT_EQ(found->value("default", Json()), Json::parse(setting.value)) << setting.key;
+      else
+        EXPECT_FALSE(found->contains("default")) << setting.key;
+    }
+  EXPECT_GT(usual, 100U);
+  EXPECT_GT(derived, 10U);
+}
+
 }  // namespace
 }  // namespace equigrad

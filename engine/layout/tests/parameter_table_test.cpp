@@ -73,6 +73,9 @@ TEST(ParameterTable, TiedNamesThatDisagreeAreAnError) {
               HasSubstr("different shapes"));
   EXPECT_THAT(error_of({{"a", tensor(0), {4}, true, 0}, {"b", tensor(0), {4}, false, 0}}),
               HasSubstr("requires_grad"));
+  EXPECT_THAT(
+      error_of({{"a", tensor(0), {4}, false, 0, false, 8}, {"b", tensor(0), {4}, false, 0}}),
+      HasSubstr("different shapes, types"));
 }
 
 TEST(ParameterTable, DoubledEmptyAndUnaddressedNamesAreErrors) {

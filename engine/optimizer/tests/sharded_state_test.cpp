@@ -161,5 +161,16 @@ TEST(ShardedState, AnotherDtypeIsAnError) {
   }
 }
 
+TEST(ShardedState, AGradientOfAnotherShapeAndMissingUsesAreBrokenInvariants) {
+  Optimizer it;
+  const Used all(4, true);
+  EXPECT_THAT(conformance::error_of([&] {
+                it.state.update(it.gradient(3).view({1, -1}), all);
+              }),
+              testing::HasSubstr("the gradient is flat over the shard space"));
+  EXPECT_THAT(conformance::error_of([&] { it.state.update(it.gradient(3), Used(3, true)); }),
+              testing::HasSubstr("every parameter was used or was not"));
+}
+
 }  // namespace
 }  // namespace equigrad::optimizer
