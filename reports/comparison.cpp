@@ -28,6 +28,11 @@ const OutcomeRow& row_of(ComparisonOutcome outcome) {
   return kOutcomes.at(static_cast<std::size_t>(outcome));
 }
 
+// What a step is counted in.
+std::string samples_of(const Comparison& comparison) {
+  return comparison.data.starts_with("images") ? "images" : "tokens";
+}
+
 // A, B, B - A, B / A.
 std::vector<std::string> cells_of(const ComparedQuantity& quantity) {
   return {estimate_text(quantity.each[0], quantity.unit),
@@ -106,7 +111,11 @@ std::string configurations_of(const Comparison& comparison) {
 
 std::string_view word(ComparisonOutcome outcome) { return row_of(outcome).word; }
 
-int exit_code(ComparisonOutcome outcome) { return row_of(outcome).exit_code; }
+int exit_code(const Comparison& comparison) {
+  const bool is_signal =
+      comparison.outcome == ComparisonOutcome::Interrupted && comparison.signal != 0;
+  return is_signal ? 128 + comparison.signal : row_of(comparison.outcome).exit_code;
+}
 
 std::string value_text(double value, std::string_view unit, bool with_sign) {
   if (!std::isfinite(value)) return shortest(value);
@@ -172,7 +181,7 @@ std::string to_markdown(const Comparison& comparison) {
       << escape_markdown(comparison.data) << "; " << escape_markdown(comparison.model) << "; "
       << grouped(comparison.parameters) << " parameters, " << count_of(comparison.ranks, "rank")
       << ", " << count_of(comparison.steps, "step") << " of " << grouped(comparison.tokens_per_step)
-      << " tokens. The final loss is the mean of the last "
+      << " " << samples_of(comparison) << ". The final loss is the mean of the last "
       << count_of(comparison.final_steps, "step") << ". Margin: " << margin_text(comparison)
       << ".\n";
   if (!comparison.quantities.empty()) write_quantities(out, comparison);
@@ -189,8 +198,8 @@ std::string page_compare(const Comparison& comparison) {
   std::string out = "<p class=\"lead\">" + escape_xml(comparison.data + "; " + comparison.model) +
                     "; " + grouped(comparison.parameters) + " parameters, " +
                     count_of(comparison.ranks, "rank") + ", " + count_of(comparison.steps, "step") +
-                    " of " + grouped(comparison.tokens_per_step) + " tokens, " +
-                    count_of(comparison.seeds.size(), "seed") +
+                    " of " + grouped(comparison.tokens_per_step) + " " + samples_of(comparison) +
+                    ", " + count_of(comparison.seeds.size(), "seed") +
                     ". The final loss is the mean of the last " +
                     count_of(comparison.final_steps, "step") + ".</p>\n";
   if (!comparison.curve.empty())

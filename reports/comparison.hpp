@@ -25,7 +25,7 @@ namespace equigrad::reports {
 
 enum class ComparisonOutcome {
   Equivalent,    // the final loss of B is that of A, give or take the margin: shown
-  Different,     // it isn't, and that is shown too
+  Different,     // it isn't: a difference from 0 is shown, be it within the margin or not
   Inconclusive,  // neither can be said, or a configuration has not learned
   Failed,        // an engine threw
   Broken,        // a rank died or hung
@@ -86,7 +86,7 @@ struct Comparison {
   std::string data;   // text: plays.txt
   std::string model;  // gpt, layers 3, dim 96, heads 4, context 64
   int64_t parameters = 0;
-  int64_t tokens_per_step = 0;
+  int64_t tokens_per_step = 0;  // of images: images
   int ranks = 0;
   int64_t steps = 0;
   int64_t final_steps = 0;
@@ -101,12 +101,14 @@ struct Comparison {
   std::vector<CurvePoint> curve;
   EquivalenceResult equivalence;
   ComparisonOutcome outcome = ComparisonOutcome::Inconclusive;
+  int signal = 0;      // that interrupted it
   std::string reason;  // one sentence
   double wall_s = 0;
 };
 
 std::string_view word(ComparisonOutcome outcome);
-int exit_code(ComparisonOutcome outcome);  // 0, 1 different or failed, 3, 4 inconclusive, 130
+int exit_code(
+    const Comparison& comparison);  // 0, 1 different or failed, 3, 4 inconclusive, 128 + signal
 
 // 2.3456, 12.3 ms, 1.21 MiB; a difference has its sign.
 std::string value_text(double value, std::string_view unit, bool with_sign = false);

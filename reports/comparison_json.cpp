@@ -69,7 +69,7 @@ Json settings(const Comparison& comparison) {
 Json verdict(const Comparison& comparison) {
   const EquivalenceResult& test = comparison.equivalence;
   return {{"outcome", word(comparison.outcome)},
-          {"exit_code", exit_code(comparison.outcome)},
+          {"exit_code", exit_code(comparison)},
           {"reason", clean(comparison.reason)},
           {"pairs", comparison.pairs},
           {"p_low", test.p_low},

@@ -57,8 +57,8 @@ void write_case(std::ostringstream& out, const Case& one, const std::string& nam
     out << "/>\n    </testcase>\n";
     return;
   }
-  out << " type=\"" << word(one.verdict) << "\">" << cdata(message_with_replay(one)) << "</"
-      << element << ">\n";
+  out << " type=\"" << (vacuous(one) ? "empty" : word(one.verdict)) << "\">"
+      << cdata(message_with_replay(one)) << "</" << element << ">\n";
   std::string attachments;
   for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
   if (!attachments.empty()) out << "      <system-out>" << cdata(attachments) << "</system-out>\n";
@@ -86,15 +86,21 @@ std::vector<Case> self_checks(const Run& run) {
     one.verdict = check.caught ? Verdict::Equal : Verdict::Failed;
     one.lanes.resize(1);
     one.lanes[0].compared = 1;  // a planted fault is no empty comparison
-    one.message =
-        "the planted fault \"" + clean(check.fault) + "\" was not caught: the run is void";
+    one.message = "the planted fault \"" + clean(check.fault) +
+                  "\" was not caught: the run is void" +
+                  (check.by.empty() ? "" : "; caught by " + clean(check.by));
   }
-  if (!run.failure.empty()) {
+  const auto add_error = [&cases](const char* id, const std::string& message) {
     Case& one = cases.emplace_back();
-    one.id = "self_check";
+    one.id = id;
     one.verdict = Verdict::Crashed;
-    one.message = run.failure;
-  }
+    one.message = message;
+  };
+  if (!run.failure.empty()) add_error("self_check", run.failure);
+  // Cases that were not run are no failures to a reader of JUnit: the run says that it is partial.
+  const Outcome end = outcome(run);
+  const bool is_empty = end == Outcome::Inconclusive && counts(run).compared == 0;
+  if (end == Outcome::Interrupted || is_empty) add_error("run", outcome_text(run));
   return cases;
 }
 

@@ -86,7 +86,8 @@ void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
           << clean(row.what) << "\n";
   for (const auto& alarm : matrix.clean.alarms)
     out << "FALSE ALARM  " << alarm.id << "\n"
-        << clean(alarm.message) << "# replay: " << clean(alarm.replay) << "\n";
+        << clean(alarm.message) << (alarm.message.ends_with('\n') ? "" : "\n")
+        << "# replay: " << clean(alarm.replay) << "\n";
 }
 
 std::string verdict(const KillMatrix& matrix) {

@@ -44,7 +44,7 @@ void write_front(std::ostringstream& out, const Run& run) {
   out << "\n| planted fault | caught by |\n|:--|:--|\n";
   for (const SelfCheck& check : run.self_checks) {
     out << "| " << escape_markdown(words_of(check)) << " | "
-        << (check.caught ? escape_markdown(check.by) : "**not caught**") << " |\n";
+        << (check.caught ? "" : "**not caught** ") << escape_markdown(check.by) << " |\n";
   }
   const std::vector<Reason> why = reasons(run);
   if (!why.empty()) out << "\n| not run or skipped | cases |\n|:--|--:|\n";

@@ -20,8 +20,7 @@ struct PartRange {
 std::vector<PartRange> part_ranges(const Run& run);
 
 // A line for each part, such as "covering: HELD  88 cases, 25,378,723 elements compared, 0
-// differing where none may, in 14.4 s". What the planted faults said is the whole run's verdict,
-// not a part's.
+// differing where none may, in 14.4 s". Where a planted fault was not caught, it is VOID.
 std::vector<std::string> part_lines(const Run& run);
 
 }  // namespace equigrad::reports

@@ -17,7 +17,10 @@ std::string milliseconds_text(double seconds) { return formatted("%.3g", seconds
 std::string milliseconds_text(const MedianEstimate& time) {
   return interval_text("%.3g", time, 1e-3);
 }
-std::string ratio_text(const MedianEstimate& ratio) { return interval_text("%.2f", ratio, 1); }
+// Where the base has no time there is no ratio.
+std::string ratio_text(const MedianEstimate& ratio) {
+  return ratio.median > 0 ? interval_text("%.2f", ratio, 1) : "-";
+}
 
 std::string megabytes_text(const std::optional<int64_t>& bytes) {
   return bytes ? formatted("%.3g", static_cast<double>(*bytes) / 1e6) : "";
@@ -37,8 +40,10 @@ std::string proof_text(const RaceRow& row, const char* beyond) {
 std::string limits_text(const RaceGroupResult& group) {
   if (!(group.compute_limit_s > 0)) return {};
   return " Limits: " + milliseconds_text(group.compute_limit_s) +
-         " ms to compute without communication, " + milliseconds_text(group.wire_limit_s) +
-         " ms for the bytes that " + group.base + " sends.";
+         " ms to compute without communication" +
+         (group.wire_limit_s > 0 ? ", " + milliseconds_text(group.wire_limit_s) +
+                                       " ms for the bytes that " + group.base + " sends."
+                                 : ".");
 }
 
 std::string machine_text(const Race& race) {
@@ -130,8 +135,10 @@ std::string to_markdown(const Race& race) {
   for (const auto& [name, version] : race.versions)
     out << ", " << escape_markdown(name) << " " << escape_markdown(version);
   out << ". " << machine_text(race) << "\n\n"
-      << "A time is the median over interleaved rounds [its 95 % interval], the slowest rank's; a "
-         "ratio is of two times of one round. `CPU` is the time of all threads of all ranks, which "
+      << "A time is the median over interleaved rounds [its 95 % interval; of fewer than six "
+         "rounds "
+         "the least and the largest], the slowest rank's; a ratio is of two times of one round. "
+         "`CPU` is the time of all threads of all ranks, which "
          "other work on the machine hardly changes. `sent` and `collectives`: a rank's, of one "
          "step.\n";
   for (const RaceGroupResult& group : race.groups) write_group(out, group);
@@ -140,8 +147,10 @@ std::string to_markdown(const Race& race) {
 
 std::string to_html(const Race& race) {
   std::string out =
-      "<p class=\"lead\">Times are medians over interleaved rounds with their 95 % interval, the "
-      "slowest rank&#39;s; a ratio is of two times of one round. Bytes and collectives are a "
+      "<p class=\"lead\">Times are medians over interleaved rounds with their 95 % interval (of "
+      "fewer "
+      "than six rounds the least and the largest), the slowest rank&#39;s; a ratio is of two times "
+      "of one round. Bytes and collectives are a "
       "rank&#39;s, of one step. " +
       machine_text(race) + "</p>\n";
   for (const auto& [title, along, points] : scaling_series(race))

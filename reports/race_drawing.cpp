@@ -93,8 +93,8 @@ std::string ratio_drawing(const RaceGroupResult& group) {
     const double low = kLeft + scale * std::min(row.to_base.low, longest);
     const double high = kLeft + scale * std::min(row.to_base.high, longest);
     out += drawn_line(low, y + 10.5, high, y + 10.5, "stroke=\"currentColor\"");
-    out +=
-        drawn_text(std::max(end, high) + 5, y + 14, "start", formatted("%.2f", row.to_base.median));
+    out += drawn_text(std::max(end, high) + 5, y + 14, "start",
+                      row.to_base.median > 0 ? formatted("%.2f", row.to_base.median) : "no base");
     y += kRowHeight;
   }
   out += drawn_line(kLeft + scale, kTop, kLeft + scale, y,

@@ -36,7 +36,8 @@ void write_self_checks(std::ostringstream& out, const Run& run, const TerminalOp
   for (const SelfCheck& check : run.self_checks) {
     out << "# planted: " << clean(words_of(check)) << " -> "
         << (check.caught ? "caught by " + clean(check.by)
-                         : painted("NOT CAUGHT", colour_of(Verdict::Failed), options))
+                         : painted("NOT CAUGHT", colour_of(Verdict::Failed), options) +
+                               (check.by.empty() ? "" : ": " + clean(check.by)))
         << "\n";
   }
   if (run.self_checks.empty()) out << "# planted: no fault\n";
@@ -117,7 +118,7 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
   }
   if (wrong.size() > options.messages) {
     out << "\nand " << grouped(wrong.size() - options.messages)
-        << " more; run.json and the HTML report list them all\n";
+        << " more; run.json lists them all\n";
   }
 }
 

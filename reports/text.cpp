@@ -123,7 +123,7 @@ std::string short_number(double value) {
   if (!std::isfinite(value)) return nonfinite(value);
   if (value == 0) return "0";
   const double size = std::fabs(value);
-  if (size >= 100 && size < 1e6) return grouped(static_cast<int64_t>(value));
+  if (size >= 100 && size < 1e6) return grouped(std::llround(value));
   if (size >= 1 && size < 100) return formatted("%.1f", value);
   return formatted(size >= 0.1 && size < 1 ? "%.2f" : "%.2g", value);
 }
@@ -212,8 +212,12 @@ std::string outcome_text(const Run& run) {
       return count_of(sum.failed, "case") + " of " + grouped(sum.executed()) + " failed" +
              (stopped == 0 ? "." : "; " + grouped(stopped) + " more crashed or timed out.");
     case Outcome::Void:
-      return "The run is void: it did not catch at least " + std::to_string(kRequiredSelfChecks) +
-             " planted faults and every one it planted, so its results prove nothing.";
+      return "The run is void: it caught " +
+             std::to_string(std::count_if(run.self_checks.begin(), run.self_checks.end(),
+                                          [](const SelfCheck& check) { return check.caught; })) +
+             " of the " + count_of(static_cast<int64_t>(run.self_checks.size()), "fault") +
+             " that it planted. It must catch all of them, and at least " +
+             std::to_string(kRequiredSelfChecks) + ", or its results prove nothing.";
     case Outcome::Broken:
       if (!run.failure.empty()) return "The run ended before its first case: " + clean(run.failure);
       return count_of(stopped, "case") + " crashed or timed out; no comparison failed.";

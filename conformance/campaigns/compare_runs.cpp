@@ -6,6 +6,7 @@
 
 #include "conformance/campaigns/process_slots.hpp"
 #include "conformance/campaigns/progress.hpp"
+#include "conformance/ranks/interrupt.hpp"
 #include "conformance/verdict/comparison_judge.hpp"
 #include "conformance/verdict/lane_tally.hpp"
 #include "conformance/verdict/statistics.hpp"
@@ -76,6 +77,7 @@ std::optional<Outcomes> Comparing::ask(ProcessSlots& slots, const json& request,
   auto outcomes = slots.ask(options_.world, request, kStepsTimeout_s);
   if (!outcomes) {
     run.trouble = "interrupted";
+    to_.signal = ranks::interrupted();
     ending_ = {ComparisonOutcome::Interrupted, "Stopped in run " +
                                                    std::to_string(to_.runs.size() + 1) + " of " +
                                                    std::to_string(2 * options_.seeds) + "."};

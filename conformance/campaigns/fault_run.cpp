@@ -127,7 +127,7 @@ void FaultRun::hold_panel() {
     return Task{1, asked, kTwinTimeout_s,
                 [this, &has_twin, slot, number](const Outcomes& outcomes, double) {
                   has_twin[slot] = number;
-                  if (!ranks::all_ok(outcomes))
+                  if (!ranks::all_ok(outcomes) && matrix_.failure.empty())
                     matrix_.failure = "no twin of " + options_.panel[number].id() + ": " +
                                       ranks::failures(outcomes);
                 }};
@@ -141,8 +141,11 @@ void FaultRun::hold(std::size_t number, const Outcomes& outcomes, double seconds
   clean_s_[number] = seconds;
   const auto judged = judge(options_.panel[number], "", outcomes);
   if (judged.answered && reports::passed(judged.record.verdict)) return;
+  // Of several that end while no more begin, a wrong number is worse than a crash.
+  const bool is_void = judged.record.verdict == reports::Verdict::Failed;
+  if (!matrix_.failure.empty() && (matrix_.is_void || !is_void)) return;
   matrix_.failure = judged.record.id + " fails without a fault: " + judged.record.message;
-  matrix_.is_void = judged.record.verdict == reports::Verdict::Failed;
+  matrix_.is_void = is_void;
 }
 
 Task FaultRun::planted(std::size_t fault, std::size_t number) {
@@ -247,6 +250,8 @@ void FaultRun::chase_through_contract(std::size_t cases) {
 }
 
 void FaultRun::settle() {
+  const auto contract_cases =
+      options_.covering_only ? contract_panel_.covering : contract_panel_.cases.size();
   for (std::size_t i = 0; i < chases_.size(); ++i) {
     auto& row = matrix_.faults[i];
     if (is_caught(i)) {
@@ -256,6 +261,8 @@ void FaultRun::settle() {
       row.fate = Fate::NotRun;
     } else if (chases_[i].has_proof) {
       row.fate = Fate::Equivalent;
+    } else if (chases_[i].of_contract < contract_cases) {
+      row.fate = Fate::NotRun;
     } else {
       row.fate = row.acted_times == 0 ? Fate::DidNotAct : Fate::Survived;
     }

@@ -48,8 +48,9 @@ void MatrixRun::check_itself() {
   Progress progress(static_cast<int64_t>(options_.cases.size()), options_.quiet);
   progress.update(0, 0, "planted faults");
   try {
-    run_.self_checks = self_check(
-        slots_, [this](const char* what, const std::string& id) { return request(what, id); });
+    self_check(
+        slots_, [this](const char* what, const std::string& id) { return request(what, id); },
+        run_.self_checks);
   } catch (const Error& error) {
     if (ranks::interrupted() == 0) give_up(error.what());
   }
@@ -182,10 +183,10 @@ void MatrixRun::run_until(std::size_t end) {
   progress.finish();
 }
 
-std::vector<reports::Case> MatrixRun::records(std::size_t count) const {
-  std::vector<reports::Case> records;
-  for (std::size_t i = 0; i < count; ++i) records.push_back(judged_[i].record);
-  return records;
+reports::Run MatrixRun::so_far(std::size_t count) const {
+  reports::Run run = run_;
+  for (std::size_t i = 0; i < count; ++i) run.cases.push_back(judged_[i].record);
+  return run;
 }
 
 reports::Run MatrixRun::take() {

@@ -50,8 +50,8 @@ class MatrixRun {
   void check_itself();
   // The cases before `end` that have not been run yet.
   void run_until(std::size_t end);
-  // Of the first `count` cases; and all that the record has.
-  std::vector<reports::Case> records(std::size_t count) const;
+  // What is known so far, with the first `count` cases; and all that the record has.
+  reports::Run so_far(std::size_t count) const;
   const std::string& failure() const { return run_.failure; }
   reports::Run take();
 

@@ -89,9 +89,8 @@ reports::SelfCheck plant(ProcessSlots& slots, const Ask& ask, const faults::Plan
 
 }  // namespace
 
-std::vector<reports::SelfCheck> self_check(ProcessSlots& slots, const Ask& ask) {
+void self_check(ProcessSlots& slots, const Ask& ask, std::vector<reports::SelfCheck>& checks) {
   std::map<std::string, Ground> grounds;
-  std::vector<reports::SelfCheck> checks;
   for (const auto& fault : faults::planted_faults()) {
     auto found = grounds.find(fault.in);
     if (found == grounds.end())
@@ -99,7 +98,6 @@ std::vector<reports::SelfCheck> self_check(ProcessSlots& slots, const Ask& ask) 
     checks.push_back(plant(slots, ask, fault, found->second));
   }
   for (const auto& [id, ground] : grounds) unlink(ground.path.c_str());
-  return checks;
 }
 
 }  // namespace equigrad::conformance

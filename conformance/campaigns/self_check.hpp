@@ -21,6 +21,7 @@ constexpr int kSelfCheckRanks = 2;  // that a slot needs to have
 
 // `ask` makes a request of a kind ("twin", "case") for a case's id.
 using Ask = std::function<nlohmann::json(const char* what, const std::string& id)>;
-std::vector<reports::SelfCheck> self_check(ProcessSlots& slots, const Ask& ask);
+// Adds to `checks` one by one, so that those before an error are kept.
+void self_check(ProcessSlots& slots, const Ask& ask, std::vector<reports::SelfCheck>& checks);
 
 }  // namespace equigrad::conformance

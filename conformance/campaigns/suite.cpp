@@ -73,8 +73,7 @@ void Suite::add_contract(std::size_t begin, std::size_t end, const MatrixRun& ma
 }
 
 reports::Run Suite::covering_part(const MatrixRun& matrix) const {
-  reports::Run part;
-  part.cases = matrix.records(cases_);
+  reports::Run part = matrix.so_far(cases_);
   part.cases.insert(part.cases.end(), contract_.begin(), contract_.end());
   part.parts = {{"covering", static_cast<int64_t>(part.cases.size()), covering_s_}};
   return part;

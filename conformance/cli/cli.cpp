@@ -7,6 +7,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "conformance/cli/report_folder.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/config/config.hpp"
 #include "equigrad_build_info.hpp"
@@ -166,17 +167,6 @@ void add_config_check(CLI::App& app, ConfigCommand& command) {
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
 }
 
-// Quotes what a shell would not read back as one word.
-std::string shell_word(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_not_of(
-                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                          "0123456789-_./=,:+@%") == std::string::npos;
-  if (plain) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
 // An interrupt wins over whatever it made fail.
 int guarded(const std::function<int()>& command) {
   int code = kInfrastructure;
@@ -276,7 +266,7 @@ int run_cli(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error, std::cout, std::cerr) == 0 ? kHeld : kUsage;
   }
-  all.run.program = all.repro.program = shell_word(argv[0]);
+  all.run.program = all.repro.program = argv[0];
   for (int i = 0; i < argc; ++i) all.run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
   all.compare.line = all.faults.line = all.run.line;
   all.faults.program = all.run.program;

@@ -28,7 +28,7 @@ void check(const CompareCommand& command) {
     problems.push_back("expected --steps to be at least twice --final-steps, got " +
                        std::to_string(command.steps) + " and " +
                        std::to_string(command.final_steps));
-  check_heads(command.dim, command.heads, problems);
+  check_model(command, problems);
   if (!problems.empty()) throw ConfigError("compare", problems);
   const auto a = load_config(command.configs[0], command.world);
   const auto b = load_config(command.configs[1], command.world);
@@ -78,11 +78,15 @@ int compare_command(const CompareCommand& command, const ranks::Handler& serve) 
   for (const char* name : {"html", "json", "md"}) unlink(at(name).c_str());
   auto comparison = planned(command, files);
   run_comparison(command, serve, comparison);
-  write_file(at("html"), reports::to_html(comparison));
-  write_file(at("json"), reports::to_json(comparison));
-  write_file(at("md"), reports::to_markdown(comparison));
-  std::cout << reports::to_terminal(comparison) << "# report: " << at("html") << "\n";
-  return reports::exit_code(comparison.outcome);
+  std::cout << reports::to_terminal(comparison) << std::flush;
+  const bool is_whole = was_written([&] {
+    write_file(at("html"), reports::to_html(comparison));
+    write_file(at("json"), reports::to_json(comparison));
+    write_file(at("md"), reports::to_markdown(comparison));
+  });
+  if (is_whole) std::cout << "# report: " << at("html") << "\n";
+  const int code = reports::exit_code(comparison);
+  return code == kHeld && !is_whole ? kInfrastructure : code;
 }
 
 }  // namespace equigrad::conformance::cli

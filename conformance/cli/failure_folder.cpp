@@ -13,7 +13,6 @@ namespace {
 
 bool readable(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 
-// The reports' folder is another one: what is there is not of this run.
 std::string script_text(const Failure& failure) {
   return "#!/bin/sh\n# Repeats " + failure.id + "\nexec " + failure.command + " \"$@\"\n";
 }

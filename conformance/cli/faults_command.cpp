@@ -47,8 +47,9 @@ FaultOptions options_of(const FaultsCommand& command) {
   options.clean = command.clean.value_or(is_whole ? kCleanOfTheTier : 0);
   options.seed = command.seed;
   options.data = case_data(command.data_dir);
-  options.replay_prefix = command.program + " run";
-  if (!command.data_dir.empty()) options.replay_suffix = " --data-dir '" + command.data_dir + "'";
+  options.replay_prefix = shell_word(command.program) + " run";
+  if (!command.data_dir.empty())
+    options.replay_suffix = " --data-dir " + shell_word(absolute(command.data_dir));
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.slots = command.slots;
@@ -122,18 +123,23 @@ int faults_command(const FaultsCommand& command) {
     std::cerr << fault_panel().size() - options.panel.size()
               << " cases of the panel are left out: no images; install dataset-fashion-mnist or "
                  "give --data-dir\n";
+  check_writable(command.json);
   const auto environment = environment_here();
   auto matrix = run_faults(options);
   matrix.environment = environment;
   matrix.command = command.line;
-  const auto json = reports::to_json(matrix);
-  write_file(at("html"), reports::to_html(matrix));
-  write_file(at("md"), reports::to_markdown(matrix));
-  write_file(at("json"), json);
-  if (!command.json.empty()) write_file(command.json, json);
   std::ostream& out = command.json == "-" ? std::cerr : std::cout;
-  out << reports::to_terminal(matrix) << "# report: " << at("html") << "\n";
-  return reports::exit_code(matrix);
+  out << reports::to_terminal(matrix) << std::flush;
+  const bool is_whole = was_written([&] {
+    const auto json = reports::to_json(matrix);
+    write_file(at("html"), reports::to_html(matrix));
+    write_file(at("md"), reports::to_markdown(matrix));
+    write_file(at("json"), json);
+    if (!command.json.empty()) write_file(command.json, json);
+  });
+  if (is_whole) out << "# report: " << at("html") << "\n";
+  const int code = reports::exit_code(matrix);
+  return code == kHeld && !is_whole ? kInfrastructure : code;
 }
 
 }  // namespace equigrad::conformance::cli

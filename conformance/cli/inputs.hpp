@@ -21,6 +21,17 @@ DataFiles training_data(const std::string& where, const std::string& data,
                         const std::string& directory);
 
 void check_heads(int dim, int heads, std::vector<std::string>& problems);
+// What --layers, --dim, --heads and --context say is the text model's.
+template <class Command>
+void check_model(const Command& command, std::vector<std::string>& problems) {
+  const Command usual;
+  if (command.data == "text")
+    check_heads(command.dim, command.heads, problems);
+  else if (command.layers != usual.layers || command.dim != usual.dim ||
+           command.heads != usual.heads || command.context != usual.context)
+    problems.push_back("--layers, --dim, --heads and --context are of the text model; " +
+                       command.data + " have models of their own. Leave them out");
+}
 // Of images, micro-batches have one size.
 void check_micro_batch(const std::string& data, int64_t micro_batch,
                        std::vector<std::string>& problems);

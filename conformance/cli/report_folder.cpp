@@ -35,10 +35,13 @@ void make_directory(const std::string& path) {
   for (std::size_t at = path.find('/', 1);; at = path.find('/', at + 1)) {
     const std::string part = path.substr(0, at);
     if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST)
-      throw Error("report", "expected to make the folder " + part + ", got: " +
-                                std::strerror(errno) + ". Choose another with --report.");
-    if (at == std::string::npos) return;
+      throw Error("report", "expected to make the folder " + part +
+                                ", got: " + std::strerror(errno) + ". Choose another place.");
+    if (at == std::string::npos) break;
   }
+  struct stat found {};
+  if (stat(path.c_str(), &found) != 0 || !S_ISDIR(found.st_mode))
+    throw Error("report", "expected a folder, got the file " + path + ". Choose another place.");
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -52,6 +55,33 @@ void write_file(const std::string& path, const std::string& text) {
   if (!file)
     throw Error("report", "expected to write " + path + ", got: " + std::strerror(errno) +
                               ". Choose another place.");
+}
+
+void check_writable(const std::string& path) {
+  if (path.empty() || path == "-") return;
+  if (!std::ofstream(path, std::ios::binary | std::ios::app))
+    throw Error("report", "expected to write " + path + ", got: " + std::strerror(errno) +
+                              ". Choose another place.");
+}
+
+bool was_written(const std::function<void()>& write) {
+  try {
+    write();
+    return true;
+  } catch (const std::exception& error) {
+    std::cerr << "equigrad: " << error.what() << "\n";
+    return false;
+  }
+}
+
+std::string shell_word(const std::string& word) {
+  const bool plain = !word.empty() && word.find_first_not_of(
+                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789-_./=,:+@%") == std::string::npos;
+  if (plain) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
 }
 
 std::string read_file(const std::string& path) {

@@ -10,6 +10,7 @@
 // Depends on: POSIX, matrix.hpp, engine/error.hpp (sources only).
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,14 @@ namespace equigrad::conformance::cli {
 // With its parents, as far as they are missing.
 void make_directory(const std::string& path);
 void write_file(const std::string& path, const std::string& text);  // "-" is stdout
-std::string read_file(const std::string& path);                     // empty if it cannot be read
-std::vector<std::string> entries(const std::string& folder);        // names, but . and ..
-std::string absolute(const std::string& path);                      // as it is if nothing is there
+// Refuses what write_file() would: before hours of work, not after. Empty and "-" are no file.
+void check_writable(const std::string& path);
+// A verdict stands whatever becomes of its reports: an error in `write` is said on stderr.
+bool was_written(const std::function<void()>& write);
+std::string shell_word(const std::string& word);  // quoted where a shell would split or read it
+std::string read_file(const std::string& path);   // empty if it cannot be read
+std::vector<std::string> entries(const std::string& folder);  // names, but . and ..
+std::string absolute(const std::string& path);                // as it is if nothing is there
 // So that nothing in the folder is of another run, however this one ends.
 void clear_report_folder(const std::string& folder);
 

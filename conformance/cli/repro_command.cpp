@@ -140,7 +140,7 @@ std::optional<bool> Repro::fails_alike(const Candidate& candidate) {
 std::string Repro::command_of(const Candidate& candidate, const std::string& program) const {
   std::string text =
       program + " repro " + candidate.name() + " --as-is --seed " + std::to_string(command_.seed);
-  if (!command_.data_dir.empty()) text += " --data-dir '" + absolute(command_.data_dir) + "'";
+  if (!command_.data_dir.empty()) text += " --data-dir " + shell_word(absolute(command_.data_dir));
   return command_.fault.empty() ? text : text + " --fault " + command_.fault;
 }
 
@@ -160,10 +160,10 @@ void Repro::keep(const Candidate& candidate, const Ended& ended) {
   if (access(config().c_str(), R_OK) == 0)
     write_file(command_.folder + "/config.json", read_file(config()));
   unlink(config().c_str());
-  write_failure(
-      command_.folder,
-      {candidate.spec.id(), candidate, command_.seed, data_, command_.fault, message,
-       command_of(candidate, absolute_program(command_.program)) + " -o \"$(mktemp -d)/failure\""});
+  write_failure(command_.folder,
+                {candidate.spec.id(), candidate, command_.seed, data_, command_.fault, message,
+                 command_of(candidate, shell_word(absolute_program(command_.program))) +
+                     " -o \"$(mktemp -d)/failure\""});
 }
 
 int Repro::told(const Shrunk& shrunk) const {
@@ -176,7 +176,7 @@ int Repro::told(const Shrunk& shrunk) const {
     std::printf("# %s: %s (%d runs, %.1f s)\n", shrunk.stopped ? "shrunk so far" : "shrunk",
                 path.empty() ? "nothing can be smaller" : path.c_str(), shrunk.tried + 1, seconds);
   std::printf("# folder: %s\n# replay: %s\n", absolute(command_.folder).c_str(),
-              command_of(shrunk.smallest, command_.program).c_str());
+              command_of(shrunk.smallest, shell_word(command_.program)).c_str());
   return found_.judged.record.verdict == reports::Verdict::Failed ? kFailed : kInfrastructure;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <set>
 
@@ -21,6 +22,8 @@
 
 namespace equigrad::conformance::cli {
 namespace {
+
+constexpr const char* kReplayReport = " --report ";  // the last part of a replay
 
 // Of the matrix and of the contract.
 struct Selected {
@@ -51,17 +54,23 @@ std::vector<std::string> default_ids() {
 }
 
 // Cases by the filters: of the default selection, and of all for a filter that has none there, so
-// that the id of any case can be pasted. None if a filter has none at all; it says what is near.
+// that the id of any case can be pasted; with --covering, of that selection alone. None if a filter
+// has none at all; it says what is near.
 Selected selected_cases(const RunCommand& command) {
   auto cases = selected(command, command.full);
   std::set<std::string> added;
   for (const auto& filter : command.selection.filters) {
     auto alone = command;
     alone.selection.filters = {filter};
-    if (command.covering || selected(alone, command.full).size() > 0) continue;
+    if (selected(alone, command.full).size() > 0) continue;
     const auto of_all = selected(alone, true);
     if (of_all.size() == 0) {
       say_what_is_near("cases", filter, default_ids(), "equigrad list has all ids.");
+      return {};
+    }
+    if (command.covering) {
+      std::cerr << "equigrad: expected a filter that has cases of the covering selection, got \""
+                << filter << "\". Leave out --covering to run its cases.\n";
       return {};
     }
     for (const auto& spec : of_all.matrix)
@@ -94,14 +103,16 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.data = case_data(command.data_dir);
   options.keep = command.report + "/fail";
   options.keep_tensors = command.keep_tensors != "none";
-  options.replay_prefix = command.program + " run";
+  options.replay_prefix = shell_word(command.program) + " run";
   if (!command.data_dir.empty())
-    options.replay_suffix += " --data-dir '" + absolute(command.data_dir) + "'";
+    options.replay_suffix += " --data-dir " + shell_word(absolute(command.data_dir));
   if (!command.fault.empty()) options.replay_suffix += " --fault " + command.fault;
   if (!command.knobs.empty()) {
     options.knobs = nlohmann::json::parse(command.knobs);
-    options.replay_suffix += " --knobs '" + options.knobs.dump() + "'";
+    options.replay_suffix += " --knobs " + shell_word(options.knobs.dump());
   }
+  // A replay that is pasted must not clear the report that it stands in.
+  options.replay_suffix += kReplayReport + shell_word(command.report + "-replay");
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.slots = command.slots;
@@ -134,8 +145,9 @@ void write_reports(const RunCommand& command, const reports::Run& run) {
   const char* actions = std::getenv("GITHUB_ACTIONS");
   if (actions == nullptr || std::string(actions) != "true") return;
   std::cerr << reports::to_annotations(run);
-  if (const char* summary = std::getenv("GITHUB_STEP_SUMMARY"))
-    write_file(summary, reports::to_markdown(run));
+  const char* summary = std::getenv("GITHUB_STEP_SUMMARY");  // other steps' lines stay
+  if (summary != nullptr && !(std::ofstream(summary, std::ios::app) << reports::to_markdown(run)))
+    std::cerr << "equigrad: cannot write GITHUB_STEP_SUMMARY, " << summary << "\n";
 }
 
 // What a case that went wrong leaves in its folder, beside what its ranks kept there.
@@ -148,9 +160,10 @@ void write_failures(const RunCommand& command, const RunOptions& options, report
         record.id, std::nullopt, command.seed, options.data, command.fault, record.message, ""};
     if (specs.contains(record.id)) failure.candidate = {specs[record.id], kSteps};
     // The replay begins with the program, which is to be found from anywhere.
-    failure.command = absolute_program(command.program) +
-                      record.replay.substr(std::min(command.program.size(), record.replay.size())) +
-                      " --report \"$(mktemp -d)\"";
+    const auto called = std::min(shell_word(command.program).size(), record.replay.size());
+    const auto report = std::max(record.replay.rfind(kReplayReport), called);
+    failure.command = shell_word(absolute_program(command.program)) +
+                      record.replay.substr(called, report - called) + " --report \"$(mktemp -d)\"";
     for (const auto& name : write_failure(options.keep + "/" + record.id, failure))
       record.files.push_back("fail/" + record.id + "/" + name);
     record.message += (record.message.ends_with('\n') ? "" : "\n") + std::string("    folder  ") +
@@ -174,7 +187,7 @@ void keep_those_with(const std::string& fault, Selected& cases,
     cases.contract.clear();
   }
   const auto without = static_cast<int64_t>(before - cases.size());
-  if (without > 0) not_run["cannot have the fault that is planted"] = without;
+  if (without > 0) not_run["the fault is planted into the others"] = without;
 }
 
 }  // namespace
@@ -182,6 +195,11 @@ void keep_those_with(const std::string& fault, Selected& cases,
 int run_command(const RunCommand& command) {
   auto cases = selected_cases(command);
   if (cases.size() == 0) return kUsage;
+  if (command.json == "-" && command.junit == "-") {
+    std::cerr << "equigrad: expected one of --json - and --junit -, got both: stdout holds one "
+                 "document. Give one of them a file.\n";
+    return kUsage;
+  }
   auto not_run = left_out(command, cases.size());
   keep_those_with(command.fault, cases, not_run);
   if (cases.size() == 0) {
@@ -199,6 +217,8 @@ int run_command(const RunCommand& command) {
   }
   make_directory(command.report);
   clear_report_folder(command.report);
+  check_writable(command.json);
+  check_writable(command.junit);
   if (!command.quiet)
     std::cerr << options.cases.size() + cases.contract.size() << " cases, seed " << command.seed
               << "\n";
@@ -215,22 +235,29 @@ int run_command(const RunCommand& command) {
   run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;
-  write_failures(command, options, run);
-  write_reports(command, run);
+  bool is_whole = was_written([&] { write_failures(command, options, run); });
   if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
   if (command.verbose)
     for (const auto& one : run.cases)
       std::cerr << reports::word(one.verdict) << "  " << one.seconds << " s  " << one.id << "\n";
   out << reports::to_terminal(run,
                               {use_colour(command.color, pure ? STDERR_FILENO : STDOUT_FILENO), 20})
-      << "# report: " << absolute(command.report + "/index.html") << "\n";
-  return reports::exit_code(run);
+      << std::flush;
+  is_whole = was_written([&] { write_reports(command, run); }) && is_whole;
+  if (is_whole) out << "# report: " << absolute(command.report + "/index.html") << "\n";
+  const int code = reports::exit_code(run);
+  return code == kHeld && !is_whole ? kInfrastructure : code;
 }
 
 int list_command(const RunCommand& command) {
+  if ((command.list_faults || command.list_mistakes) && is_narrowed(command.selection)) {
+    std::cerr << "equigrad: expected --faults and --mistakes alone: filters choose cases. Pipe the "
+                 "list through grep.\n";
+    return kUsage;
+  }
   if (command.list_faults) {
     for (const auto& [name, words] : faults_by_name()) std::cout << name << ": " << words << "\n";
-    return kHeld;
+    if (!command.list_mistakes) return kHeld;
   }
   if (command.list_mistakes) {
     for (const auto& mistake : contract::known_mistakes())

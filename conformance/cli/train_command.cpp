@@ -206,17 +206,12 @@ int Training::run() {
 
 // A vision encoder and a language model in two engines.
 int captions_command(const TrainCommand& command) {
-  const TrainCommand usual;
   std::vector<std::string> problems;
   if (!command.config.empty())
     problems.push_back(
         "captions have two engines, whose configurations --stage, --dtype and "
         "--accumulate make; --config goes with text and images");
-  if (command.layers != usual.layers || command.dim != usual.dim || command.heads != usual.heads ||
-      command.context != usual.context)
-    problems.push_back(
-        "--layers, --dim, --heads and --context are of the text model; captions "
-        "have models of their own");
+  check_model(command, problems);
   if (command.micro_batch % 4 != 0)
     problems.push_back("expected --micro-batch to be a multiple of 4 images, got " +
                        std::to_string(command.micro_batch));
@@ -263,7 +258,7 @@ int train_command(const TrainCommand& command, const ranks::Handler& serve) {
   const auto parsed = parse_config(config, command.world);
   std::vector<std::string> problems;
   check_micro_batch(command.data, parsed.train_micro_batch_size_per_gpu, problems);
-  check_heads(command.dim, command.heads, problems);
+  check_model(command, problems);
   if (command.two_groups) problems.push_back("--two-groups goes with --data captions");
   if (!problems.empty()) throw ConfigError("train", problems);
   training_data("train", command.data, command.data_dir);  // complains if there is none

@@ -76,9 +76,13 @@ int race_command(RaceCommand command, const std::string& line) {
   race.command = line;
   race.load_before = load();
   race.versions["torch"] = build_info::torch_version();
+  const auto groups = make_suite(command.suite, command.programs, command.options);
+  if (groups.empty())
+    throw std::runtime_error("[race] expected a part of the name of a group of the suite " +
+                             command.suite + ", got --filter " + command.options.filter + ".");
   const Scratch scratch;
   race.bandwidth_bytes_per_s = measure_bandwidth(command.programs.worker, scratch.path());
-  for (const auto& group : make_suite(command.suite, command.programs, command.options)) {
+  for (const auto& group : groups) {
     race.groups.push_back(run_group(group, {scratch.path(), 0.95, !command.no_proof}));
     set_limits(race.groups.back(), race.bandwidth_bytes_per_s);
     race.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -191,7 +195,7 @@ int times_command(const GateCommand& command) {
   const Scratch scratch;
   const auto result = compare_times(plan_of(command, command.older), scratch.path());
   print(result);
-  return result.verdict == Verdict::Regressed ? 1 : 0;
+  return result.verdict == Verdict::Regressed ? 1 : result.verdict == Verdict::Inconclusive ? 4 : 0;
 }
 
 // The same program against itself: how far apart two that are equal can look.
@@ -219,7 +223,9 @@ void add_gates(CLI::App& app, GateCommand& gate) {
   counts->add_flag("--write", gate.write, "write the baseline instead");
   auto* leaks = app.add_subcommand("leaks", "whether anything grows over many steps");
   auto* times = app.add_subcommand("times", "two builds by interleaved pairs");
-  times->add_option("--old", gate.older, "perf_worker of the other build");
+  times->add_option("--old", gate.older, "perf_worker of the other build")
+      ->required()
+      ->check(CLI::ExistingFile);
   times->add_option("--plant", gate.planted,
                     "slow the new one down, to see it caught: {\"step_sleep_us\": 300}, "
                     "{\"sleep_us\": 100}, {\"waits\": true}, {\"copies\": true}, "
@@ -270,7 +276,11 @@ int run_commands(int argc, char** argv) {
   add_gates(app, gate);
   auto* memory = app.add_subcommand("memory", "what a rank holds by phase and category");
   memory->add_option("--worker", gate.worker, "perf_worker of some build");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   try {
     if (app.got_subcommand("counts")) return counts_command(gate);
     if (app.got_subcommand("leaks")) return leaks_command(gate);

@@ -7,7 +7,10 @@
 //   equigrad_perf times --new WORKER --old WORKER      two builds by interleaved pairs
 //   equigrad_perf noise --runs N                       a build against itself
 //
-// Errors: told on stderr; exit code 0, 1 for a finding, 2 for a wrong command, 3 when it broke.
+//   equigrad_perf memory                               what a rank holds by phase and category
+//
+// Errors: told on stderr; exit code 0, 1 for a finding, 2 for a wrong command, 3 when it broke, 4
+// where `times` stays inconclusive.
 // Depends on: suites.hpp, gate.hpp.
 #pragma once
 

@@ -184,6 +184,8 @@ TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
     result.cpu_ratio = median_interval(result.cpu_ratios, confidence);
     const bool costs_cpu = judge(result.cpu_ratio, plan.margin) == Verdict::Regressed;
     result.verdict = costs_cpu ? Verdict::Regressed : judge(result.ratio, plan.margin);
+    const auto needed = static_cast<std::size_t>(pairs_for(confidence));
+    if (result.ratios.size() < needed) result.verdict = Verdict::Inconclusive;
     if (result.verdict != Verdict::Inconclusive) break;
   }
   return result;

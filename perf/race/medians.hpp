@@ -11,7 +11,7 @@
 // Invariants: two variants that are the same are called regressed with a probability below
 // (1 - confidence) / 2, whatever the machine does, if the pairs are independent.
 // Units: ratios are time of the new / time of the old.
-// Errors: std::runtime_error for no values, or a confidence that n values cannot give.
+// Errors: std::runtime_error for no values, or a confidence that is not between 0 and 1.
 // Depends on: reports/race.hpp.
 #pragma once
 

@@ -11,7 +11,7 @@
 // The forecast of the highest moment is made before the engine runs (memory_forecast.hpp).
 //
 // Invariants: columns of a row add up to its sum.   Units: bytes, of rank 0; a step of accumulation
-// 1.   Errors: std::runtime_error when a rank fails.   Depends on: course, rank_processes.
+// 1.   Errors: std::runtime_error when a rank fails.   Depends on: rank_processes.
 #pragma once
 
 #include <array>

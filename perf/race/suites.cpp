@@ -161,16 +161,16 @@ std::vector<RaceGroup> scaling(const Programs& programs) {
   const json none = json::object(), small = gpt(2, 64, 4, 64, 512),
              medium = gpt(2, 128, 4, 64, 1024);
   for (const auto& [layers, dim] : {std::pair{2, 64}, {2, 128}, {4, 192}, {4, 256}})
-    add("model dim " + std::to_string(dim), gpt(layers, dim, 4, 64, 1024), 5, 4, 2, 1, none);
+    add("model dim " + std::to_string(dim), gpt(layers, dim, 4, 64, 1024), 6, 4, 2, 1, none);
   for (const int world : {1, 2, 3, 4, 8})
-    add("ranks " + std::to_string(world), small, 5, 4, world, 1, none);
+    add("ranks " + std::to_string(world), small, 6, 4, world, 1, none);
   for (const int accumulation : {1, 2, 4, 8})
-    add("accumulation " + std::to_string(accumulation), small, 5, 3, 2, accumulation, none);
+    add("accumulation " + std::to_string(accumulation), small, 6, 3, 2, accumulation, none);
   for (const int count : {10, 100, 1'000, 10'000})
-    add("parameters " + std::to_string(count), dots(count, 160'000 / count), 5,
+    add("parameters " + std::to_string(count), dots(count, 160'000 / count), 6,
         count < 10'000 ? 10 : 2, 2, 1, none);
   for (const int64_t bucket : {10'000, 100'000, 1'000'000})
-    add("bucket " + std::to_string(bucket), medium, 5, 4, 2, 1,
+    add("bucket " + std::to_string(bucket), medium, 6, 4, 2, 1,
         {{"zero_optimization",
           {{"reduce_bucket_size", bucket}, {"allgather_bucket_size", bucket}}}});
   return groups;

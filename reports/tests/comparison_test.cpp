@@ -75,7 +75,14 @@ TEST(Comparison, OutcomesHaveTheExitCodesOfTheOtherCommands) {
       {ComparisonOutcome::Equivalent, 0},   {ComparisonOutcome::Different, 1},
       {ComparisonOutcome::Failed, 1},       {ComparisonOutcome::Broken, 3},
       {ComparisonOutcome::Inconclusive, 4}, {ComparisonOutcome::Interrupted, 130}};
-  for (const auto& [outcome, code] : codes) EXPECT_EQ(exit_code(outcome), code) << word(outcome);
+  Comparison comparison;
+  for (const auto& [outcome, code] : codes) {
+    comparison.outcome = outcome;
+    EXPECT_EQ(exit_code(comparison), code) << word(outcome);
+  }
+  comparison.signal = 15;
+  comparison.outcome = ComparisonOutcome::Interrupted;
+  EXPECT_EQ(exit_code(comparison), 143);
 }
 
 TEST(Comparison, ValuesAreWrittenWithTheirUnit) {

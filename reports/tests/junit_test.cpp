@@ -57,6 +57,19 @@ TEST(JUnit, HostileTextStaysTextAndCannotCloseACdataSection) {
   EXPECT_TRUE(all(root, "script").empty());
 }
 
+TEST(JUnit, ARunThatIsPartialOrEmptyIsAnError) {
+  reports::Run run = large_run(8, 0);
+  EXPECT_TRUE(all(read_xml(reports::to_junit(run)), "error").empty());
+  run.interrupted = true;
+  const auto partial = read_xml(reports::to_junit(run));
+  ASSERT_EQ(all(partial, "error").size(), 1u);
+  EXPECT_THAT(text_in(all(partial, "error")[0]), HasSubstr("this report is partial"));
+  run.interrupted = false;
+  for (auto& one : run.cases) one.verdict = reports::Verdict::NotRun, one.lanes.clear();
+  EXPECT_THAT(text_in(all(read_xml(reports::to_junit(run)), "error").at(0)),
+              HasSubstr("nothing was compared"));
+}
+
 TEST(JUnit, AMissedFaultIsAFailure) {
   reports::Run run = large_run(8, 0);
   run.self_checks[1].caught = false;

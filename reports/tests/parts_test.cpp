@@ -38,6 +38,8 @@ TEST(Parts, EachHasALineThatSaysWhetherItHeld) {
   EXPECT_THAT(reports::part_lines(run)[0], StartsWith("covering: NOT ALL RUN  3 cases, 1 not run"));
   for (auto& one : run.cases) one.verdict = reports::Verdict::Equal, one.lanes.clear();
   EXPECT_THAT(reports::part_lines(run)[0], StartsWith("covering: INCONCLUSIVE  3 cases, 3 empty"));
+  run.self_checks[0].caught = false;
+  EXPECT_THAT(reports::part_lines(run)[0], StartsWith("covering: VOID  3 cases"));
 }
 
 TEST(Parts, ARunWithoutThemHasNoLineAndOneRange) {

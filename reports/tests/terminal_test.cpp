@@ -54,7 +54,7 @@ TEST(Terminal, FailuresBeyondTheLimitAreCounted) {
 TEST(Terminal, AMissedFaultIsShownAsMissed) {
   reports::Run run = large_run(8, 0);
   run.self_checks[0].caught = false;
-  EXPECT_THAT(reports::to_terminal(run), HasSubstr("was left out -> NOT CAUGHT\n"));
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("was left out -> NOT CAUGHT: exact lane, "));
   EXPECT_THAT(reports::to_terminal(run), HasSubstr("\nVOID  "));
 }
 

@@ -65,6 +65,7 @@ TEST(Text, TableNumbersAreShort) {
   EXPECT_EQ(reports::short_number(0.9), "0.90");
   EXPECT_EQ(reports::short_number(0.0042), "0.0042");
   EXPECT_EQ(reports::short_number(12.34), "12.3");
+  EXPECT_EQ(reports::short_number(199.9), "200");
   EXPECT_EQ(reports::short_number(4096), "4,096");
   EXPECT_EQ(reports::short_number(4194304), "4.2e+06");
   EXPECT_EQ(reports::short_number(kInfinity), "inf");

@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -82,6 +83,41 @@ TEST_F(Cli, TheCoveringSelectionIsListedAndNarrowedLikeAnyOther) {
   EXPECT_THAT(all.out, HasSubstr(some));
   EXPECT_EQ(say({"run", "--covering", "--full"}).code, kUsage);
   EXPECT_EQ(say({"list", "--covering", "zero3.bf61"}).code, kUsage);
+  const auto mixed = say({"list", "--covering", covering.cases.back().id(), "zero3.bf61"});
+  EXPECT_EQ(mixed.code, kUsage);
+  EXPECT_THAT(mixed.err, HasSubstr("0 cases selected by \"zero3.bf61\""));
+  const auto others = say({"list", "--covering", "Contract.13."});
+  EXPECT_EQ(others.code, kUsage);
+  EXPECT_THAT(others.err, HasSubstr("Leave out --covering"));
+}
+
+TEST_F(Cli, OptionsThatContradictEachOtherAreUsageErrors) {
+  EXPECT_THAT(say({"run", kCase, "--json", "-", "--junit", "-"}).err, HasSubstr("got both"));
+  EXPECT_EQ(say({"list", "--faults", "averaged"}).code, kUsage);
+  EXPECT_EQ(say({"train", "--data", "images", "--layers", "1"}).code, kUsage);
+}
+
+// Before the work, where that can be known; after it the verdict is still said.
+TEST_F(Cli, AReportThatCannotBeWrittenTakesNoVerdictAway) {
+  const auto early = say({"run", kCase, "--report", folder_, "--json", folder_ + "/no/such.json"});
+  EXPECT_EQ(early.code, kInfrastructure);
+  EXPECT_EQ(early.out, "");
+  EXPECT_THAT(early.err, HasSubstr("expected to write"));
+  ASSERT_EQ(mkdir((folder_ + "/index.html").c_str(), 0700), 0);
+  const auto late = say({"run", kCase, "-q", "--report", folder_});
+  EXPECT_EQ(late.code, kInfrastructure);
+  EXPECT_THAT(late.out, HasSubstr("\nHELD  "));
+  EXPECT_THAT(late.err, HasSubstr("expected to write " + folder_ + "/index.html"));
+  rmdir((folder_ + "/index.html").c_str());
+}
+
+TEST_F(Cli, AReplayThatIsPastedLeavesTheReportAlone) {
+  const auto failed =
+      say({"run", kCase, "-q", "--fault", "averaged_twice", "--report", folder_ + "/it"});
+  EXPECT_EQ(failed.code, kFailed);
+  EXPECT_THAT(failed.out, HasSubstr("--fault averaged_twice --report " + folder_ + "/it-replay\n"));
+  EXPECT_THAT(read("it/fail/" + kCase + "/repro.sh"),
+              HasSubstr("--fault averaged_twice --report \"$(mktemp -d)\" \"$@\""));
 }
 
 TEST_F(Cli, NothingSelectedIsAUsageErrorWithWhatIsNear) {
@@ -163,7 +199,7 @@ TEST_F(Cli, AFaultOfTheContractIsPlantedByItsName) {
   const auto both = say({"run", one, kCase, "-q", "--fault", family, "--report", folder_});
   EXPECT_EQ(both.code, kFailed);
   EXPECT_EQ(reports::from_json(read("run.json")).cases.size(), 1u);
-  EXPECT_THAT(both.out, HasSubstr("cannot have the fault that is planted"));
+  EXPECT_THAT(both.out, HasSubstr("the fault is planted into the others"));
   const auto none = say({"run", kCase, "--fault", family, "--report", folder_});
   EXPECT_EQ(none.code, kUsage);
   EXPECT_THAT(none.err, HasSubstr("0 of the selected cases can have the fault"));
