@@ -25,8 +25,8 @@ std::vector<std::string> ids(const std::vector<reports::Case>& cases) {
   return names;
 }
 
-// Two small cases of the covering selection, others that share a twin with them, and two of the
-// contract; those of the covering selection last.
+// Two small cases of the covering selection, others that share a twin with them, and three of the
+// contract, of which one is of the covering selection; those of the covering selection last.
 SuiteOptions options() {
   SuiteOptions chosen;
   for (const auto& spec : covering_selection().cases)
@@ -47,6 +47,7 @@ SuiteOptions options() {
   for (const auto& spec : specs)
     if (!covering_selection().has(spec) && chosen.contract.specs.size() < 2)
       chosen.contract.specs.push_back(spec);
+  chosen.contract.specs.push_back(covering_selection().specs.front());
   chosen.in_parts = true;
   return chosen;
 }
@@ -58,15 +59,16 @@ TEST(Suite, TheCoveringSelectionsCasesEndBeforeTheOthersBegin) {
   chosen.covering_ended = [&](const reports::Run& part) { told.push_back(part); };
   const auto run = run_suite(chosen);
   ASSERT_THAT(told, SizeIs(1));
-  EXPECT_THAT(ids(told[0].cases), ElementsAre(cases[2].id(), cases[3].id()));
+  const auto& specs = chosen.contract.specs;
+  EXPECT_THAT(ids(told[0].cases), ElementsAre(cases[2].id(), cases[3].id(), specs[2].id()));
   for (const auto& one : told[0].cases) EXPECT_TRUE(reports::passed(one.verdict)) << one.message;
   EXPECT_THAT(ids(run.cases),
-              ElementsAre(cases[2].id(), cases[3].id(), cases[0].id(), cases[1].id(),
-                          chosen.contract.specs[0].id(), chosen.contract.specs[1].id()));
+              ElementsAre(cases[2].id(), cases[3].id(), specs[2].id(), cases[0].id(), cases[1].id(),
+                          specs[0].id(), specs[1].id()));
   for (const auto& one : run.cases) EXPECT_TRUE(reports::passed(one.verdict)) << one.message;
   ASSERT_THAT(run.parts, SizeIs(2));
   EXPECT_EQ(run.parts[0].name, "covering");
-  EXPECT_EQ(run.parts[0].cases, 2);
+  EXPECT_EQ(run.parts[0].cases, 3);
   EXPECT_EQ(run.parts[1].cases, 4);
   EXPECT_EQ(reports::exit_code(run), 0);
 }
