@@ -304,6 +304,9 @@ function(equigrad_add_test name label timeout_s)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests"
     LINK_DEPENDS_NO_SHARED TRUE)
   add_test(NAME ${label}.${name} COMMAND ${name})
+  if(EQUIGRAD_SANITIZE)
+    math(EXPR timeout_s "4 * ${timeout_s}")
+  endif()
   # One thread, as in a rank: the number of threads changes the last bits of long sums.
   set(environment OMP_NUM_THREADS=1 "EQUIGRAD_BINARY=$<TARGET_FILE:equigrad>"
     "EQUIGRAD_QUICKSTART=$<TARGET_FILE:quickstart>" "EQUIGRAD_PYTHON=${EQUIGRAD_PYTHON}")
@@ -329,7 +332,7 @@ function(equigrad_test file)
       target_link_libraries(${name} PRIVATE equigrad_warnings GTest::gmock_main)
       target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
       target_compile_definitions(${name} PRIVATE EQUIGRAD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-      equigrad_add_test(${name} architecture 60)
+      equigrad_add_test(${name} architecture 120)
     else()
       equigrad_test_program(${name} equigrad_precompiled_tests_without_torch ${file})
       target_compile_definitions(${name} PRIVATE EQUIGRAD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")

@@ -243,11 +243,18 @@ void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel
 void SquareSum::add(const void* values, Element type, int64_t numel) {
   switch (type) {
     case Element::Fp32:
-      return add_numbers<Fp32Format>(static_cast<const float*>(values), numel);
+      add_numbers<Fp32Format>(static_cast<const float*>(values), numel);
+      break;
     case Element::Bf16:
-      return add_numbers<Bf16Format>(static_cast<const Bf16*>(values), numel);
+      add_numbers<Bf16Format>(static_cast<const Bf16*>(values), numel);
+      break;
     case Element::Fp16:
-      return add_numbers<Fp16Format>(static_cast<const Fp16*>(values), numel);
+      add_numbers<Fp16Format>(static_cast<const Fp16*>(values), numel);
+      break;
+  }
+  for (size_t e = 1; e < kExponents; ++e) {
+    words_[2 * e + 1] += words_[2 * e] >> kLowBits;
+    words_[2 * e] &= (int64_t{1} << kLowBits) - 1;
   }
 }
 

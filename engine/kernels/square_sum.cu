@@ -38,11 +38,20 @@ __global__ void add_squares(const Number* values, int64_t numel, unsigned long l
   }
 }
 
+// So that low words of many ranks can be added.
+__global__ void carry(unsigned long long* words) {
+  const int e = threadIdx.x;
+  if (e >= kExponents) return;
+  words[2 * e + 1] += words[2 * e] >> 40;
+  words[2 * e] &= (1ULL << 40) - 1;
+}
+
 template <class Number>
 void launch(const void* values, int64_t numel, int64_t* words, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((numel + kBlockNumel - 1) / kBlockNumel);
   add_squares<<<blocks, kThreads, 0, stream>>>(static_cast<const Number*>(values), numel,
                                                reinterpret_cast<unsigned long long*>(words));
+  carry<<<1, kThreads, 0, stream>>>(reinterpret_cast<unsigned long long*>(words));
 }
 
 }  // namespace

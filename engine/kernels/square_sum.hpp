@@ -26,7 +26,7 @@ constexpr int kWords =
 
 // The words may be added element-wise in any order (by an all-reduce of int64): counter e is
 // words[2e] + words[2e + 1] * 2^40, and words[2 * kExponents] counts the numbers that are not
-// finite.
+// finite. After add() a low word is below 2^40: those of 2^23 ranks can be added.
 class SquareSum {
  public:
   void add(const void* values, Element type, int64_t numel);

@@ -128,6 +128,10 @@ TEST(SquareSum, WordsThatRunOverFromManyPartsStillCount) {
   const auto values = wild(70'000, 8);
   SquareSum sum = of(values);
   const double one = sum.value();
+  for (int word = 0; word < 2 * kExponents; word += 2) {
+    EXPECT_GE(sum.words()[word], 0);
+    EXPECT_LT(sum.words()[word], int64_t{1} << 40) << "2^20 of it must not run over";
+  }
   for (int word = 0; word < kWords; ++word) sum.words()[word] *= int64_t{1} << 20;
   EXPECT_EQ(sum.value(), std::ldexp(one, 20));
   SquareSum full;
