@@ -26,6 +26,9 @@ if(EQUIGRAD_SANITIZE)
   # vptr wants type information for classes of the wheel, which was not built for it.
   add_compile_options(-fsanitize=${EQUIGRAD_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${EQUIGRAD_SANITIZE})
+  if(EQUIGRAD_SANITIZE MATCHES "address")
+    add_compile_definitions(EQUIGRAD_ADDRESS_SANITIZER)
+  endif()
 endif()
 
 find_package(nlohmann_json REQUIRED)

@@ -26,13 +26,14 @@ inline int failed_expectations() {
 }
 
 template <class Fn>
-std::string on_ranks(int world, Fn fn) {
-  return failures(run_ranks(world, [fn](RankContext& context) {
+std::string on_ranks(int world, Fn fn, Options options = {}) {
+  const auto checked = [fn](RankContext& context) {
     const int before = failed_expectations();  // of the caller, which a fork takes along
     fn(context);
     if (failed_expectations() != before)
       throw std::runtime_error("an expectation failed on this rank (its text is above)");
-  }));
+  };
+  return failures(run_ranks(world, checked, options));
 }
 
 }  // namespace equigrad::conformance::ranks

@@ -1,6 +1,8 @@
 // The engine's own account of its bytes against the closed formula: no byte of difference.
 #include <ATen/ATen.h>
 
+#include <chrono>
+
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 #include "engine/comm/communicator.hpp"
@@ -223,7 +225,7 @@ TEST_P(EngineMemory, IsTheFormulasToTheByteInEveryMode) {
       }
     }
   };
-  EXPECT_EQ(ranks::on_ranks(world, on_rank), "");
+  EXPECT_EQ(ranks::on_ranks(world, on_rank, {.timeout = std::chrono::minutes(5)}), "");
 }
 
 TEST_P(EngineMemory, OfPagesThatStayWholeIsExact) {
@@ -239,7 +241,7 @@ TEST_P(EngineMemory, OfPagesThatStayWholeIsExact) {
       }
     }
   };
-  EXPECT_EQ(ranks::on_ranks(world, on_rank), "");
+  EXPECT_EQ(ranks::on_ranks(world, on_rank, {.timeout = std::chrono::minutes(5)}), "");
 }
 
 TEST_P(EngineMemory, FollowsTheRuleAndTheSizesOfBuckets) {
@@ -260,7 +262,7 @@ TEST_P(EngineMemory, FollowsTheRuleAndTheSizesOfBuckets) {
       }
     }
   };
-  EXPECT_EQ(ranks::on_ranks(world, on_rank), "");
+  EXPECT_EQ(ranks::on_ranks(world, on_rank, {.timeout = std::chrono::minutes(5)}), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, EngineMemory, ::testing::Values(1, 2, 3, 4));
