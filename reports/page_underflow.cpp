@@ -37,7 +37,7 @@ std::vector<ModelSum> by_model(const Run& run) {
 }
 
 std::string lossless_text(bool is_lossless, double scale) {
-  return is_lossless ? scale_text(scale) + " would lose none" : "no scale loses none";
+  return is_lossless ? scale_text(scale) + " would lose none" : "every scale loses some";
 }
 
 }  // namespace

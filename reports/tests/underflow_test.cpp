@@ -32,7 +32,7 @@ TEST(Underflow, AModelIsOneLine) {
             "# gradients of gpt in fp16, scaled by 2^7 to 2^16: 30,000 elements, 13 become zero, "
             "347 subnormal, 3 overflow; 2^12 would lose none\n"
             "# gradients of irregular in fp16, scaled by 2^7: 700 elements, 5 become zero, 6 "
-            "subnormal, 0 overflow; no scale loses none\n");
+            "subnormal, 0 overflow; every scale loses some\n");
   EXPECT_EQ(reports::underflow_lines(example_run()), "");
   EXPECT_THAT(reports::to_terminal(scaled_run(), {}),
               HasSubstr(reports::underflow_lines(scaled_run())));
