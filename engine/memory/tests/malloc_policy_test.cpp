@@ -71,16 +71,7 @@ const std::vector<const char*> kWords = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOL
                                          "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
                                          "EQUIGRAD_KEEP_MEMORY"};
 
-class KeptMemory : public testing::Test {
- protected:
-  void SetUp() override {
-#ifdef EQUIGRAD_ADDRESS_SANITIZER
-    GTEST_SKIP() << "AddressSanitizer has a malloc of its own, which these thresholds are not of";
-#endif
-  }
-};
-
-TEST_F(KeptMemory, AMallocThatRefusesOneThresholdKeepsTheOtherAsItWas) {
+TEST(KeptMemory, AMallocThatRefusesOneThresholdKeepsTheOtherAsItWas) {
   EXPECT_EQ(on_ranks(1,
                      [](RankContext&) {
                        for (const char* name : kWords) unsetenv(name);
@@ -93,7 +84,7 @@ TEST_F(KeptMemory, AMallocThatRefusesOneThresholdKeepsTheOtherAsItWas) {
             "");
 }
 
-TEST_F(KeptMemory, AFreedBlockStaysForTheNextStep) {
+TEST(KeptMemory, AFreedBlockStaysForTheNextStep) {
   EXPECT_EQ(on_ranks(1,
                      [](RankContext&) {
                        for (const char* name : kWords) unsetenv(name);
@@ -104,7 +95,7 @@ TEST_F(KeptMemory, AFreedBlockStaysForTheNextStep) {
             "");
 }
 
-TEST_F(KeptMemory, NothingChangesWhereTheUserHasSaidHow) {
+TEST(KeptMemory, NothingChangesWhereTheUserHasSaidHow) {
   for (const auto& [name, value] : {std::pair{"GLIBC_TUNABLES", "glibc.malloc.check=0"},
                                     {"MALLOC_TRIM_THRESHOLD_", "131072"},
                                     {"MALLOC_MMAP_THRESHOLD_", "131072"},
