@@ -88,7 +88,7 @@ std::vector<Case> self_checks(const Run& run) {
     one.lanes[0].compared = 1;  // a planted fault is no empty comparison
     one.message = "the planted fault \"" + clean(check.fault) +
                   "\" was not caught: the run is void" +
-                  (check.by.empty() ? "" : "; caught by " + clean(check.by));
+                  (check.by.empty() ? "" : " (" + clean(check.by) + ")");
   }
   const auto add_error = [&cases](const char* id, const std::string& message) {
     Case& one = cases.emplace_back();
