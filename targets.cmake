@@ -234,6 +234,35 @@ function(equigrad_program name library)
   equigrad_use_torch(${name})
 endfunction()
 
+# ---- Python: the package as it is imported from the build, and as it is installed --------------------------------------
+# python/binding becomes equigrad/_core beside the modules of python/equigrad, in the build's python/.
+function(equigrad_python_package folder library)
+  execute_process(COMMAND ${EQUIGRAD_PYTHON} -c
+    "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'), sep=';')"
+    OUTPUT_VARIABLE python OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  list(GET python 0 include)
+  list(GET python 1 suffix)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp)
+  file(GLOB_RECURSE modules RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi
+    ${folder}/equigrad/py.typed)
+  add_library(equigrad_python MODULE ${sources})
+  target_include_directories(equigrad_python SYSTEM PRIVATE "${include}")
+  target_link_libraries(equigrad_python PRIVATE ${library} equigrad_warnings "${EQUIGRAD_SITE_DIR}/torch/lib/libtorch_python.so")
+  # Nothing but the module's entry is seen from outside, as pybind11 wants it.
+  set_target_properties(equigrad_python PROPERTIES PREFIX "" OUTPUT_NAME _core SUFFIX "${suffix}"
+    CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
+  target_compile_definitions(equigrad_python PRIVATE TORCH_API_INCLUDE_EXTENSION_H)
+  set(copies)
+  foreach(module IN LISTS modules)
+    string(REGEX REPLACE "^${folder}/" "" name "${module}")
+    add_custom_command(OUTPUT "${PROJECT_BINARY_DIR}/python/${name}" DEPENDS "${module}" VERBATIM
+      COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/${module}" "${PROJECT_BINARY_DIR}/python/${name}")
+    list(APPEND copies "${PROJECT_BINARY_DIR}/python/${name}")
+  endforeach()
+  add_custom_target(equigrad_python_modules ALL DEPENDS ${copies})
+  add_dependencies(equigrad_python equigrad_python_modules)
+endfunction()
+
 # ---- CUDA kernels: an object per .cu file, by the toolkit if version 13.0 is installed, else by the wheel's nvcc ---
 set(EQUIGRAD_NVCC "${nvidia}/cu13/bin/nvcc")
 find_program(installed_nvcc nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda/bin NO_CACHE)
@@ -393,7 +422,7 @@ endfunction()
 function(equigrad_format_test)
   find_program(clang_format clang-format REQUIRED NO_CACHE)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS engine/*.[ch]pp engine/*.cu reference/*.[ch]pp reports/*.[ch]pp
-    conformance/*.[ch]pp property_tests/*.[ch]pp perf/*.[ch]pp)
+    conformance/*.[ch]pp property_tests/*.[ch]pp perf/*.[ch]pp python/*.[ch]pp)
   add_test(NAME architecture.every_file_is_formatted COMMAND ${clang_format} --dry-run -Werror ${files})
   set_tests_properties(architecture.every_file_is_formatted PROPERTIES LABELS architecture TIMEOUT 60)
 endfunction()

@@ -16,7 +16,7 @@
 // Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A step()
 // that finds a gradient which is not finite empties the window and writes nothing.
 // Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp,
-// gathered_parameters.hpp, schedule.
+// gathered_parameters.hpp, layout/module_tree, schedule.
 // Paper: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 // (arXiv 1910.02054).
 #pragma once
@@ -36,6 +36,7 @@
 #include "engine/api/gathered_parameters.hpp"
 #include "engine/config/config.hpp"
 #include "engine/error.hpp"
+#include "engine/layout/module_tree.hpp"
 #include "engine/schedule/progressive_layer_drop.hpp"
 #include "engine/schedule/schedule.hpp"
 
@@ -137,8 +138,11 @@ class Engine {
 };
 
 // The core: named parameters, a checked configuration, a communicator (comm/launch.hpp makes one).
+// `modules` are the model's, parents first, for leaf modules and the flops profiler; without any
+// they are those that the parameters' names tell of.
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator);
+                                   std::shared_ptr<comm::Communicator> communicator,
+                                   std::vector<layout::ModuleEntry> modules = {});
 
 // Any unmodified module. `config` is a DeepSpeed JSON text or the path of one; without a
 // communicator the ranks come from the launch environment (torchrun, mpirun, Slurm), or it is one

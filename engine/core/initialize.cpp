@@ -81,8 +81,9 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
 }  // namespace
 
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator) {
-  return make_engine(groups, config, std::move(communicator), {});
+                                   std::shared_ptr<comm::Communicator> communicator,
+                                   std::vector<layout::ModuleEntry> modules) {
+  return make_engine(groups, config, std::move(communicator), std::move(modules));
 }
 
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,

@@ -1,0 +1,249 @@
+// The engine's calls, and the values that go in and come out.
+#include "engine/engine.hpp"
+
+#include <pybind11/functional.h>
+
+#include "engine/comm/communicator.hpp"
+#include "engine/memory/ledger.hpp"
+#include "python/binding/binding.hpp"
+
+namespace equigrad::python {
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// (name, tensor, type of the module that owns it), as initialize takes them.
+using Named = std::tuple<std::string, at::Tensor, std::string>;
+
+struct Group {
+  std::vector<Named> parameters;
+  std::optional<double> lr;
+  std::optional<double> weight_decay;
+};
+
+// A module of the model: its name, its type, its own parameters.
+using Module = std::tuple<std::string, std::string, std::vector<at::Tensor>>;
+
+// What an engine hands out lives until it is closed, or collected.
+class Guard {
+ public:
+  explicit Guard(std::shared_ptr<void> guard) : guard_(std::move(guard)) {}
+  void close() { guard_.reset(); }
+
+ private:
+  std::shared_ptr<void> guard_;
+};
+
+// An exception inside is an exception of the scope: where C++ counts those under way, Python tells.
+class Gathered {
+ public:
+  explicit Gathered(GatheredParameters gathered) : gathered_(std::move(gathered)) {}
+  void end() {
+    gathered_->end();
+    gathered_.reset();
+  }
+  void abandon() {
+    try {
+      const auto last = std::move(*gathered_);
+      gathered_.reset();
+      throw std::exception();
+    } catch (const std::exception&) {
+    }
+  }
+
+ private:
+  std::optional<GatheredParameters> gathered_;
+};
+
+// A call without arguments as the model of Engine::forward.
+struct Callable {
+  py::object call;
+
+  py::object forward() const { return call(); }
+};
+
+std::unique_ptr<Engine> make_engine(const std::vector<Group>& groups,
+                                    const std::vector<Module>& modules, const EngineConfig& config,
+                                    std::shared_ptr<comm::Communicator> communicator) {
+  std::vector<ParameterGroup> all;
+  for (const auto& group : groups) {
+    all.push_back({{}, group.lr, group.weight_decay});
+    for (const auto& [name, tensor, type] : group.parameters)
+      all.back().parameters.push_back({name, tensor, type});
+  }
+  std::vector<layout::ModuleEntry> tree;
+  for (const auto& [name, type, parameters] : modules) {
+    tree.push_back({name, type, {}});
+    for (const auto& tensor : parameters)
+      tree.back().parameters.push_back(tensor.unsafeGetTensorImpl());
+  }
+  return initialize(std::move(all), config, std::move(communicator), std::move(tree));
+}
+
+std::map<std::string, std::pair<int64_t, int64_t>> bytes_held(const Engine& engine) {
+  std::map<std::string, std::pair<int64_t, int64_t>> all;
+  const auto& ledger = engine.ledger();
+  for (int i = 0; i < memory::kCategories; ++i) {
+    const auto category = static_cast<memory::Category>(i);
+    all[memory::kCategoryNames[static_cast<std::size_t>(i)]] = {ledger.bytes(category),
+                                                                ledger.peak_bytes(category)};
+  }
+  all["total"] = {ledger.total_bytes(), ledger.total_peak_bytes()};
+  return all;
+}
+
+void bind_values(py::module_& module) {
+  py::class_<EngineConfig>(module, "EngineConfig", "A configuration that was checked.")
+      .def_readonly("train_batch_size", &EngineConfig::train_batch_size)
+      .def_readonly("train_micro_batch_size_per_gpu", &EngineConfig::train_micro_batch_size_per_gpu)
+      .def_readonly("gradient_accumulation_steps", &EngineConfig::gradient_accumulation_steps)
+      .def_readonly("gradient_clipping", &EngineConfig::gradient_clipping)
+      .def_readonly("communication_timeout_s", &EngineConfig::communication_timeout_s)
+      .def_property_readonly("stage", [](const EngineConfig& c) { return c.zero.stage; })
+      .def_property_readonly("autocast",
+                             [](const EngineConfig& c) { return c.precision.autocast.enabled; })
+      .def_property_readonly("progressive_layer_drop",
+                             [](const EngineConfig& c) { return c.progressive_layer_drop.enabled; })
+      .def("add_leaf_module", [](EngineConfig& c, const std::string& name) {
+        c.zero.leaf_module.names.push_back(name);
+      });
+  module.def("load_config", &load_config, py::arg("text_or_path"), py::arg("world_size"));
+  module.def(
+      "describe_config",
+      [](const std::string& text, int world_size) {
+        return describe(explain_config(text, world_size));
+      },
+      py::arg("text_or_path"), py::arg("world_size"));
+  py::class_<Group>(module, "ParameterGroup")
+      .def(py::init<std::vector<Named>, std::optional<double>, std::optional<double>>(),
+           py::arg("parameters"), py::arg("lr"), py::arg("weight_decay"));
+  py::class_<Counters>(module, "Counters")
+      .def_readonly("micro_steps", &Counters::micro_steps)
+      .def_readonly("global_steps", &Counters::global_steps)
+      .def_readonly("skipped_steps", &Counters::skipped_steps);
+  py::class_<LocalShard>(module, "LocalShard",
+                         "What this rank owns of one parameter: [begin, end).")
+      .def_readonly("name", &LocalShard::name)
+      .def_readonly("begin", &LocalShard::begin)
+      .def_readonly("end", &LocalShard::end)
+      .def_readonly("gradient", &LocalShard::gradient)
+      .def_readonly("master", &LocalShard::master)
+      .def_readonly("state", &LocalShard::state);
+  py::class_<Guard>(module, "Guard")
+      .def("close", &Guard::close)
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](Guard& guard, const py::args&) { guard.close(); });
+  py::class_<Gathered>(module, "Gathered")
+      .def("end", &Gathered::end, NoGil())
+      .def("abandon", &Gathered::abandon, NoGil());
+}
+
+void bind_access(py::class_<Engine>& engine) {
+  using Get = at::Tensor (Access::*)(const std::string&);
+  using Set = void (Access::*)(const std::string&, const at::Tensor&);
+  const auto get = [&engine](const char* name, Get call) {
+    engine.def(
+        name,
+        [call](Engine& e, const std::string& parameter) { return (e.access().*call)(parameter); },
+        py::arg("parameter"), NoGil());
+  };
+  const auto set = [&engine](const char* name, Set call) {
+    engine.def(
+        name,
+        [call](Engine& e, const std::string& parameter, const at::Tensor& value) {
+          (e.access().*call)(parameter, value);
+        },
+        py::arg("parameter"), py::arg("value"), NoGil());
+  };
+  get("full_gradient", &Access::full_gradient);
+  get("full_master", &Access::full_master);
+  get("local_gradient", &Access::local_gradient);
+  get("local_master", &Access::local_master);
+  set("set_full_gradient", &Access::set_full_gradient);
+  set("set_full_master", &Access::set_full_master);
+  set("set_local_gradient", &Access::set_local_gradient);
+  set("set_local_master", &Access::set_local_master);
+  using GetState = at::Tensor (Access::*)(const std::string&, const std::string&);
+  using SetState = void (Access::*)(const std::string&, const std::string&, const at::Tensor&);
+  const auto get_state = [&engine](const char* name, GetState call) {
+    engine.def(
+        name,
+        [call](Engine& e, const std::string& parameter, const std::string& state) {
+          return (e.access().*call)(parameter, state);
+        },
+        py::arg("parameter"), py::arg("state"), NoGil());
+  };
+  const auto set_state = [&engine](const char* name, SetState call) {
+    engine.def(
+        name,
+        [call](Engine& e, const std::string& parameter, const std::string& state,
+               const at::Tensor& value) { (e.access().*call)(parameter, state, value); },
+        py::arg("parameter"), py::arg("state"), py::arg("value"), NoGil());
+  };
+  get_state("full_optimizer_state", &Access::full_optimizer_state);
+  get_state("local_optimizer_state", &Access::local_optimizer_state);
+  set_state("set_full_optimizer_state", &Access::set_full_optimizer_state);
+  set_state("set_local_optimizer_state", &Access::set_local_optimizer_state);
+}
+
+void bind_training(py::class_<Engine>& engine) {
+  engine
+      .def(
+          "forward",
+          [](Engine& e, py::object call) {
+            Callable model{std::move(call)};
+            return e.forward(model);
+          },
+          py::arg("call"))
+      .def("layer_drop",
+           [](const Engine& e) {
+             return py::dict(py::arg("progressive_layer_drop") = true,
+                             py::arg("pld_theta") = e.layer_drop().pld_theta);
+           })
+      .def("backward", &Engine::backward, py::arg("loss"), py::arg("retain_graph") = false,
+           py::arg("scale_wrt_gas") = true, NoGil())
+      .def("scale", &Engine::scale, py::arg("tensor"), NoGil())
+      .def("loss_scale", &Engine::loss_scale)
+      .def("share_loss_scale", &Engine::share_loss_scale, py::arg("other"))
+      .def("autocast", [](Engine& e) { return Guard(e.autocast()); })
+      .def("no_sync", [](Engine& e) { return Guard(e.no_sync()); })
+      .def("step", &Engine::step, py::arg("lr_kwargs") = schedule::LrKeywords(), NoGil())
+      .def("zero_grad", &Engine::zero_grad, NoGil())
+      .def("is_gradient_accumulation_boundary", &Engine::is_gradient_accumulation_boundary)
+      .def("set_gradient_accumulation_boundary", &Engine::set_gradient_accumulation_boundary,
+           py::arg("is_boundary"))
+      .def("set_train_batch_size", &Engine::set_train_batch_size, py::arg("train_batch_size"))
+      .def(
+          "gather",
+          [](Engine& e, const std::vector<at::Tensor>& parameters,
+             std::optional<int> modifier_rank) {
+            return std::make_unique<Gathered>(e.gather(parameters, modifier_rank));
+          },
+          py::arg("parameters"), py::arg("modifier_rank") = std::nullopt, NoGil())
+      .def("on_step", &Engine::on_step, py::arg("observer"));
+}
+
+void bind_getters(py::class_<Engine>& engine) {
+  engine.def_property_readonly("config", &Engine::config)
+      .def("get_lr", &Engine::get_lr)
+      .def("counters", &Engine::counters)
+      .def("was_step_applied", &Engine::was_step_applied)
+      .def("get_global_grad_norm", &Engine::get_global_grad_norm)
+      .def("full_parameter", &Engine::full_parameter, py::arg("name"), NoGil())
+      .def("local_shards", &Engine::local_shards)
+      .def("bytes_held", &bytes_held, "By category: (now, at the peak).");
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  bind_values(module);
+  py::class_<Engine> engine(module, "Engine");
+  bind_training(engine);
+  bind_getters(engine);
+  bind_access(engine);
+  module.def("initialize", &make_engine, py::arg("groups"), py::arg("modules"), py::arg("config"),
+             py::arg("communicator"), NoGil());
+}
+
+}  // namespace equigrad::python

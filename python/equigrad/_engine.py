@@ -1,0 +1,221 @@
+"""Engine: the model, and what trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from equigrad import _core
+from equigrad._handles import hold, let_go
+from equigrad._optimizer import Optimizer
+
+
+class Engine(torch.nn.Module):
+    """What `equigrad.initialize` returns first. Attributes that it has not are the model's.
+
+    The four ways into a backward pass give the same bits: `engine.backward(loss)`, `engine.scale(loss).backward()`,
+    `loss.backward()` where no loss scale is needed, and `output.backward(gradient)`. Call `step()` once per micro-batch:
+    it acts at the accumulation boundary.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        core: _core.Engine,
+        ranks: _core.Communicator,
+        groups: list[dict[str, Any]],
+        names: dict[str, torch.nn.Parameter],
+    ) -> None:
+        super().__init__()
+        self.module = model
+        self._core: _core.Engine | None = core
+        self._ranks = ranks
+        self._parameters_held = names
+        self.optimizer = Optimizer(core, groups)
+        self.lr_scheduler = None
+        self.training_dataloader = None
+        self._autocast_hooks = self._watch_forward() if core.config.autocast else ()
+        for name, parameter in names.items():
+            hold(self, name, parameter)
+
+    # ---- Passes --------------------------------------------------------------------------------------------------
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's forward pass. An error of a gather at stage 3 is raised here."""
+        core = self._living("forward")
+        if core.config.progressive_layer_drop:
+            kwargs.update(core.layer_drop())
+        return core.forward(lambda: self.module(*inputs, **kwargs))
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Runs the backward pass of a scalar loss; returns loss / accumulation steps (the loss, if not scale_wrt_gas)."""
+        return self._living("backward").backward(loss, retain_graph, scale_wrt_gas)
+
+    def scale(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor to call backward() on; of the same value where the precision needs no loss scale."""
+        return self._living("scale").scale(tensor)
+
+    def share_loss_scale(self, other: Engine) -> None:
+        """Engines under one loss need one scale: from now on this engine uses the other's."""
+        self._living("share_loss_scale").share_loss_scale(other._living("share_loss_scale"))
+
+    # ---- Steps ---------------------------------------------------------------------------------------------------
+
+    def step(self, lr_kwargs: dict[str, float] | None = None) -> None:
+        """Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish."""
+        self._living("step").step(lr_kwargs or {})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Empties the accumulation window; the boundary comes where it would have come."""
+        self._living("zero_grad").zero_grad()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next step() acts."""
+        return self._living("is_gradient_accumulation_boundary").is_gradient_accumulation_boundary()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Holds until it is set again; None gives the decision back to the count of micro-batches."""
+        self._living("set_gradient_accumulation_boundary").set_gradient_accumulation_boundary(is_boundary)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Passes add up within; step() is an error there. Stages 0 and 1."""
+        with self._living("no_sync").no_sync():
+            yield
+
+    # ---- What holds now ------------------------------------------------------------------------------------------
+
+    def get_lr(self) -> list[float]:
+        """Of the next update, by parameter group."""
+        return self._living("get_lr").get_lr()
+
+    def get_global_grad_norm(self) -> float | None:
+        """Of the averaged gradient before clipping, at the last boundary; NaN if it was not finite."""
+        return self._living("get_global_grad_norm").get_global_grad_norm()
+
+    def was_step_applied(self) -> bool:
+        """Whether the last step() at a boundary updated the parameters."""
+        return self._living("was_step_applied").was_step_applied()
+
+    @property
+    def global_steps(self) -> int:
+        """Boundaries reached, skipped ones included."""
+        return self._living("global_steps").counters().global_steps
+
+    @property
+    def skipped_steps(self) -> int:
+        """Boundaries skipped for a gradient that was not finite."""
+        return self._living("skipped_steps").counters().skipped_steps
+
+    @property
+    def micro_steps(self) -> int:
+        """Calls of step()."""
+        return self._living("micro_steps").counters().micro_steps
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all ranks in the micro-batches that were stepped."""
+        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self._ranks.world_size
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._parameters_held.values())).device
+
+    @property
+    def global_rank(self) -> int:
+        return self._ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._ranks.world_size
+
+    @property
+    def dp_world_size(self) -> int:
+        return self._ranks.world_size
+
+    def bytes_held(self) -> dict[str, tuple[int, int]]:
+        """Bytes of this rank by category, now and at the peak; activations are not in it."""
+        return self._living("bytes_held").bytes_held()
+
+    # ---- The configuration ---------------------------------------------------------------------------------------
+
+    def train_batch_size(self) -> int:
+        return self._living("train_batch_size").config.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self._living("train_micro_batch_size_per_gpu").config.train_micro_batch_size_per_gpu
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._living("gradient_accumulation_steps").config.gradient_accumulation_steps
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Between windows: other accumulation steps for the same micro-batch size."""
+        self._living("set_train_batch_size").set_train_batch_size(train_batch_size)
+
+    def gradient_clipping(self) -> float:
+        return self._living("gradient_clipping").config.gradient_clipping
+
+    def zero_optimization_stage(self) -> int:
+        return self._living("zero_optimization_stage").config.stage
+
+    def zero_optimization(self) -> bool:
+        return self.zero_optimization_stage() > 0
+
+    # ---- Its end -------------------------------------------------------------------------------------------------
+
+    def destroy(self) -> None:
+        """Gives the parameters back to the model, at stage 3 without their data: read full_parameter() before."""
+        for hook in self._autocast_hooks:
+            hook.remove()
+        for parameter in self._parameters_held.values():
+            let_go(parameter)
+        self.optimizer.destroy()
+        self._core = None
+
+    def full_parameter(self, name: str) -> torch.Tensor:
+        """The whole parameter as the model sees it, a copy. Collective."""
+        return self._living("full_parameter").full_parameter(name)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("module")
+            if model is not None and hasattr(model, name):
+                return getattr(model, name)
+            raise
+
+    def __deepcopy__(self, memo: dict) -> Engine:
+        raise _core.Error(
+            "[engine.deepcopy] expected no copy of an engine, which is one place among the ranks. Copy the model before "
+            "initialize(), and make an engine of its own for it."
+        )
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        raise _core.Error(
+            "[engine.pickle] expected no pickling of an engine, whose parameters lie on several ranks. Read them with "
+            "engine.full_parameter(name) on every rank, and save those."
+        )
+
+    def _watch_forward(self) -> tuple:
+        # torch_autocast holds while the model runs, whoever calls it. A model may run within its own forward.
+        guards: list[_core.Guard] = []
+
+        def begin(*_: Any) -> None:
+            guards.append(self._living("forward").autocast())
+
+        def end(*_: Any) -> None:
+            guards.pop().close()
+
+        return (
+            self.module.register_forward_pre_hook(begin),
+            self.module.register_forward_hook(end, always_call=True),
+        )
+
+    def _living(self, where: str) -> _core.Engine:
+        if self._core is None:
+            raise _core.Error(f"[engine.{where}] expected an engine, got one that was destroyed. Make a new one.")
+        return self._core

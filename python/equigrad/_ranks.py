@@ -1,0 +1,64 @@
+"""The ranks of this process: those of torch.distributed where it is initialized, else those that the launcher's variables name."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from equigrad import _core
+
+# What the ranks are connected by, and for which group of torch.distributed (None: the launcher's variables).
+_connected: tuple[object, _core.Communicator] | None = None
+_connections = 0
+
+
+def _group() -> object | None:
+    return dist.distributed_c10d._get_default_group() if dist.is_available() and dist.is_initialized() else None
+
+
+def world_size() -> int:
+    """Of the ranks that `communicator` would connect."""
+    return dist.get_world_size() if _group() is not None else _core.read_launch_environment().world_size
+
+
+def communicator(device: torch.device, timeout_s: float) -> _core.Communicator:
+    """The same for every engine of a process, until torch.distributed has another default group."""
+    global _connected
+    group = _group()
+    if _connected is None or _connected[0] is not group:
+        _connected = (group, _connect(device, timeout_s, group))
+    return _connected[1]
+
+
+def _connect(device: torch.device, timeout_s: float, group: object | None) -> _core.Communicator:
+    global _connections
+    cuda = device.type == "cuda"
+    if group is None:
+        return _core.connect(_core.read_launch_environment(), cuda, timeout_s)
+    _connections += 1
+    store = dist.PrefixStore(f"equigrad/python/{_connections}", dist.distributed_c10d._get_default_store())
+    index = (device.index if device.index is not None else torch.cuda.current_device()) if cuda else None
+    return _core.connect_at(store, dist.get_rank(), dist.get_world_size(), index, timeout_s)
+
+
+def init_distributed(dist_backend: str | None = None, timeout=None, rank: int = -1, world_size: int = -1, **_) -> None:
+    """Initializes torch.distributed, if it is not yet, from the launcher's variables (DeepSpeed: init_distributed).
+
+    The engine needs no call of it: without torch.distributed it connects the ranks itself.
+    """
+    if dist.is_initialized():
+        return
+    launch = _core.read_launch_environment()
+    if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    else:
+        options = {
+            "rank": launch.rank if rank < 0 else rank,
+            "world_size": launch.world_size if world_size < 0 else world_size,
+        }
+    if timeout is not None:
+        options["timeout"] = timeout
+    backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(backend, **options)

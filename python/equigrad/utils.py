@@ -1,0 +1,199 @@
+"""One parameter's gradient, master weight and optimizer state, whole or this rank's slice; and leaf modules of stage 3.
+
+The names are DeepSpeed's. What is whole is collective: every rank makes the call, or all get an error. A gradient is the
+average over the ranks and the passes so far, unscaled, before clipping.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+import torch
+
+from equigrad import _core
+from equigrad._handles import core_of, engine_of
+
+__all__ = [
+    "get_z3_leaf_modules",
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_get_local_fp32_param",
+    "safe_get_local_grad",
+    "safe_get_local_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+    "safe_set_local_fp32_param",
+    "safe_set_local_grad",
+    "safe_set_local_optimizer_state",
+    "set_z3_leaf_module",
+    "set_z3_leaf_modules",
+    "set_z3_leaf_modules_by_name",
+    "set_z3_leaf_modules_by_suffix",
+    "unset_z3_leaf_modules",
+    "unset_z3_leaf_modules_by_name",
+    "unset_z3_leaf_modules_by_suffix",
+    "z3_leaf_module",
+    "z3_leaf_parameter",
+]
+
+
+def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The whole gradient; None if no rank has used the parameter, or no engine holds it."""
+    found = engine_of(param)
+    return None if found is None else found[0]._core.full_gradient(found[1])
+
+
+def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """The gradient so far becomes `value`; later passes of this window are added to it."""
+    core, name = core_of(param, "safe_set_full_grad")
+    core.set_full_gradient(name, value)
+
+
+def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
+    """The whole master weight."""
+    core, name = core_of(param, "safe_get_full_fp32_param")
+    return core.full_master(name)
+
+
+def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Sets the master weight; the model's parameter follows at once."""
+    core, name = core_of(param, "safe_set_full_fp32_param")
+    core.set_full_master(name, value)
+
+
+def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
+    """A whole state of the optimizer: "exp_avg", "exp_avg_sq", "momentum_buffer"."""
+    core, name = core_of(param, "safe_get_full_optimizer_state")
+    return core.full_optimizer_state(name, optim_state_key)
+
+
+def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
+    core, name = core_of(param, "safe_set_full_optimizer_state")
+    core.set_full_optimizer_state(name, optim_state_key, value)
+
+
+def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """This rank's slice of the gradient, flat. Collective, for its sum is."""
+    core, name = core_of(param, "safe_get_local_grad")
+    return core.local_gradient(name)
+
+
+def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    core, name = core_of(param, "safe_set_local_grad")
+    core.set_local_gradient(name, value)
+
+
+def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
+    """This rank's slice of the master weight, flat."""
+    core, name = core_of(param, "safe_get_local_fp32_param")
+    return core.local_master(name)
+
+
+def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    core, name = core_of(param, "safe_set_local_fp32_param")
+    core.set_local_master(name, value)
+
+
+def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
+    core, name = core_of(param, "safe_get_local_optimizer_state")
+    return core.local_optimizer_state(name, optim_state_key)
+
+
+def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
+    core, name = core_of(param, "safe_set_local_optimizer_state")
+    core.set_local_optimizer_state(name, optim_state_key, value)
+
+
+# ---- Leaf modules: their parameters come and go together at stage 3 --------------------------------------------------
+
+
+def _type_name(module: torch.nn.Module) -> str:
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _mark(model: torch.nn.Module, leaf: bool, wanted, matches: Callable, known: Iterable[str]) -> list[torch.nn.Module]:
+    found = []
+    for one in wanted:
+        modules = [module for name, module in model.named_modules() if matches(one, name, module)]
+        if not modules:
+            near = difflib.get_close_matches(str(one), sorted(set(known)), n=1, cutoff=0.0)
+            raise ValueError(
+                f"[leaf_modules] expected a module of the model, got {one!r}, which matches none. "
+                f"The nearest is {near[0]!r}." if near else f"[leaf_modules] the model has no modules to match {one!r}."
+            )
+        found += [module for module in modules if module not in found]
+    for module in found:
+        module._z3_leaf = leaf
+    return found
+
+
+def _mark_classes(model: torch.nn.Module, classes, leaf: bool) -> list[torch.nn.Module]:
+    def matches(wanted, _, module):
+        if isinstance(wanted, type):
+            return isinstance(module, wanted)
+        return wanted in (type(module).__name__, type(module).__qualname__, _type_name(module))
+
+    return _mark(model, leaf, classes, matches, (type(module).__name__ for module in model.modules()))
+
+
+def _mark_names(model: torch.nn.Module, names, leaf: bool) -> list[torch.nn.Module]:
+    known = (name for name, _ in model.named_modules())
+    return _mark(model, leaf, names, lambda wanted, name, _: name == wanted, known)
+
+
+def _mark_suffixes(model: torch.nn.Module, suffixes, leaf: bool) -> list[torch.nn.Module]:
+    def matches(wanted, name, _):
+        return name == wanted or name.endswith("." + wanted)
+
+    return _mark(model, leaf, suffixes, matches, (name for name, _ in model.named_modules()))
+
+
+def set_z3_leaf_modules(model: torch.nn.Module, leaf_module_classes) -> list[torch.nn.Module]:
+    """Marks modules of these classes, given as types or by their names. Before initialize()."""
+    return _mark_classes(model, leaf_module_classes, True)
+
+
+def set_z3_leaf_modules_by_name(model: torch.nn.Module, names) -> list[torch.nn.Module]:
+    return _mark_names(model, names, True)
+
+
+def set_z3_leaf_modules_by_suffix(model: torch.nn.Module, suffixes) -> list[torch.nn.Module]:
+    return _mark_suffixes(model, suffixes, True)
+
+
+def unset_z3_leaf_modules(model: torch.nn.Module, leaf_module_classes) -> list[torch.nn.Module]:
+    return _mark_classes(model, leaf_module_classes, False)
+
+
+def unset_z3_leaf_modules_by_name(model: torch.nn.Module, names) -> list[torch.nn.Module]:
+    return _mark_names(model, names, False)
+
+
+def unset_z3_leaf_modules_by_suffix(model: torch.nn.Module, suffixes) -> list[torch.nn.Module]:
+    return _mark_suffixes(model, suffixes, False)
+
+
+def set_z3_leaf_module(model: torch.nn.Module, flag: bool) -> None:
+    """Marks the model itself, or takes its mark away."""
+    model._z3_leaf = flag
+
+
+def z3_leaf_module(model: torch.nn.Module) -> bool:
+    return getattr(model, "_z3_leaf", False)
+
+
+def z3_leaf_parameter(param: torch.nn.Parameter) -> bool:
+    """Whether the parameter belongs to a leaf module of the engine that holds it."""
+    found = engine_of(param)
+    if found is None:
+        return False
+    modules = found[0].module.modules()
+    return any(z3_leaf_module(leaf) and any(one is param for one in leaf.parameters()) for leaf in modules)
+
+
+def get_z3_leaf_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if z3_leaf_module(module)]
