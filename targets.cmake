@@ -366,30 +366,36 @@ function(equigrad_program name library)
   equigrad_use_torch(${name})
 endfunction()
 
-# ---- Python: the package as it is imported from the build, and as it is installed --------------------------------------
-# python/binding becomes equigrad/_core beside the modules of python/equigrad, in the build's python/.
+# ---- Python: the package as it is imported from the build, and as pip installs it ---------------------------------------
+# python/binding becomes equigrad/_core beside the modules of python/equigrad, in the build's python/. Its libraries are those
+# that `import torch` has loaded before, so it has no path of them.
 function(equigrad_python_package folder library)
-  execute_process(COMMAND ${EQUIGRAD_PYTHON} -c
+  execute_process(COMMAND "${EQUIGRAD_PYTHON}" -c
     "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'), sep=';')"
-    OUTPUT_VARIABLE python OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  list(GET python 0 include)
-  list(GET python 1 suffix)
+    OUTPUT_VARIABLE about OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  list(GET about 0 include)
+  list(GET about 1 suffix)
+  if(NOT EXISTS "${include}/Python.h")
+    message(FATAL_ERROR "Equigrad: expected Python.h in ${include}, for the package of ${EQUIGRAD_PYTHON}, got none. Install Python's "
+      "headers: python3-dev (Debian, Ubuntu), python3-devel (Fedora); a Python of conda or pyenv has them.")
+  endif()
   file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp)
-  file(GLOB_RECURSE modules RELATIVE "${PROJECT_SOURCE_DIR}" CONFIGURE_DEPENDS ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi
-    ${folder}/equigrad/py.typed)
   add_library(equigrad_python MODULE ${sources})
   target_include_directories(equigrad_python SYSTEM PRIVATE "${include}")
-  target_link_libraries(equigrad_python PRIVATE ${library} equigrad_warnings "${EQUIGRAD_SITE_DIR}/torch/lib/libtorch_python.so")
+  target_link_libraries(equigrad_python PRIVATE ${library} equigrad_warnings
+    "${EQUIGRAD_TORCH_ROOT}/lib/libtorch_python.so")
   # Nothing but the module's entry is seen from outside, as pybind11 wants it.
   set_target_properties(equigrad_python PROPERTIES PREFIX "" OUTPUT_NAME _core SUFFIX "${suffix}"
-    CXX_VISIBILITY_PRESET hidden LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
-  target_compile_definitions(equigrad_python PRIVATE TORCH_API_INCLUDE_EXTENSION_H)
+    CXX_VISIBILITY_PRESET hidden INSTALL_RPATH "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
+  install(TARGETS equigrad_python LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+  file(GLOB_RECURSE modules RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" CONFIGURE_DEPENDS
+    ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi ${folder}/equigrad/py.typed)
   set(copies)
   foreach(module IN LISTS modules)
-    string(REGEX REPLACE "^${folder}/" "" name "${module}")
-    add_custom_command(OUTPUT "${PROJECT_BINARY_DIR}/python/${name}" DEPENDS "${module}" VERBATIM
-      COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/${module}" "${PROJECT_BINARY_DIR}/python/${name}")
-    list(APPEND copies "${PROJECT_BINARY_DIR}/python/${name}")
+    set(copy "${PROJECT_BINARY_DIR}/python/${module}")
+    add_custom_command(OUTPUT "${copy}" DEPENDS "${folder}/${module}" VERBATIM
+      COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/${folder}/${module}" "${copy}")
+    list(APPEND copies "${copy}")
   endforeach()
   add_custom_target(equigrad_python_modules ALL DEPENDS ${copies})
   add_dependencies(equigrad_python equigrad_python_modules)

@@ -40,9 +40,16 @@ function(equigrad_find_torch root_var problem_var)
     set(${problem_var} "${none}no Python on PATH" PARENT_SCOPE)
     return()
   endif()
-  execute_process(COMMAND "${python}" -c
-    "from importlib import util; from os.path import dirname; print(dirname(util.find_spec('torch').origin))"
-    OUTPUT_VARIABLE root RESULT_VARIABLE failed ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  # -E: pip hides the environment that it installs into from what it builds, by variables. Without: the one that it made
+  # for the build.
+  foreach(options -E -B)
+    execute_process(COMMAND "${python}" ${options} -c
+      "from importlib import util; from os.path import dirname; print(dirname(util.find_spec('torch').origin))"
+      OUTPUT_VARIABLE root RESULT_VARIABLE failed ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(failed EQUAL 0)
+      break()
+    endif()
+  endforeach()
   if(NOT failed EQUAL 0)
     set(${problem_var} "${none}${python} has no module torch, or does not run" PARENT_SCOPE)
   elseif(NOT EXISTS "${root}/${header}" OR NOT EXISTS "${root}/lib/libtorch_cpu.so")
