@@ -79,10 +79,10 @@ at::Tensor SmallModel::through(const at::Tensor& input, int branch, Throw where,
   auto hidden = at::tanh(first_(x));
   if (frozen_.defined()) hidden = hidden + frozen_;
   if (where == Throw::Midway) hidden = Planted::apply(hidden);
-  auto y =
-      nests_ && may_nest
-          ? Reentrant::apply([this](const at::Tensor& x) { return second_(at::sin(x)); }, hidden)
-          : second_(at::sin(hidden));
+  auto y = nests_ && may_nest
+               ? Reentrant::apply(
+                     [this](const at::Tensor& inner) { return second_(at::sin(inner)); }, hidden)
+               : second_(at::sin(hidden));
   if (left_.defined() && (branch == 1 || branch == 3)) y = y * left_;
   if (left_.defined() && (branch == 2 || branch == 3))
     y = y + (branch == 3 && scalar_.defined() ? right_ * scalar_ : right_);

@@ -60,7 +60,7 @@ struct CommandSeed {
 constexpr int kArguments = 60;
 
 // Some kinds are drawn more often than others.
-constexpr std::array kKinds = {
+inline constexpr std::array kKinds = {
     Kind::Backward, Kind::Backward, Kind::Backward, Kind::Backward,  Kind::Backward, Kind::Backward,
     Kind::Step,     Kind::Step,     Kind::Step,     Kind::Step,      Kind::Step,     Kind::Forward,
     Kind::Forward,  Kind::ZeroGrad, Kind::Boundary, Kind::Get,       Kind::Get,      Kind::Set,

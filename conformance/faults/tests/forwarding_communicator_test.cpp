@@ -28,7 +28,7 @@ class Doubling final : public ForwardingCommunicator {
 };
 
 TEST(ForwardingCommunicator, OfTwoRanksTradesAndAnOverrideMeetsWhatIsTraded) {
-  for (const int world : {1, 2, 3}) {
+  for (const int ranks : {1, 2, 3}) {
     const auto on_rank = [](RankContext& context) {
       const int world = context.world_size();
       Doubling doubling(context.group());
@@ -43,7 +43,7 @@ TEST(ForwardingCommunicator, OfTwoRanksTradesAndAnOverrideMeetsWhatIsTraded) {
       EXPECT_EQ(doubling.traded, world == 2 ? 1 : 0);
       EXPECT_EQ(doubling.sent, world == 2 ? 0 : 1);
     };
-    EXPECT_EQ(on_ranks(world, on_rank), "");
+    EXPECT_EQ(on_ranks(ranks, on_rank), "");
   }
 }
 

@@ -198,9 +198,9 @@ TEST_P(GpuStages, GradientsOverNcclHaveTheBitsOfThePlainRun) {
 
 INSTANTIATE_TEST_SUITE_P(Matrix, GpuStages,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Bool()),
-                         [](const auto& info) {
-                           return "Stage" + std::to_string(std::get<0>(info.param)) +
-                                  (std::get<1>(info.param) ? "Bf16" : "Fp32");
+                         [](const auto& one) {
+                           return "Stage" + std::to_string(std::get<0>(one.param)) +
+                                  (std::get<1>(one.param) ? "Bf16" : "Fp32");
                          });
 
 }  // namespace
