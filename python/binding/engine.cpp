@@ -5,6 +5,7 @@
 
 #include "engine/comm/communicator.hpp"
 #include "engine/memory/ledger.hpp"
+#include "engine/zero_init.hpp"
 #include "python/binding/binding.hpp"
 
 namespace equigrad::python {
@@ -43,9 +44,12 @@ class Gathered {
     gathered_.reset();
   }
   void abandon() {
+    struct Scope {
+      std::optional<GatheredParameters>& gathered;
+      ~Scope() { gathered.reset(); }
+    };
     try {
-      const auto last = std::move(*gathered_);
-      gathered_.reset();
+      const Scope scope{gathered_};
       throw std::exception();
     } catch (const std::exception&) {
     }
@@ -53,6 +57,31 @@ class Gathered {
 
  private:
   std::optional<GatheredParameters> gathered_;
+};
+
+// zero::Init as a scope of Python's, which tells of an exception itself.
+class Init {
+ public:
+  Init(const std::string& config, std::shared_ptr<comm::Communicator> communicator)
+      : init_(std::in_place, config, std::move(communicator)) {}
+  void finish() {
+    init_->finish();
+    init_.reset();
+  }
+  void abandon() {
+    struct Scope {
+      std::optional<zero::Init>& init;
+      ~Scope() { init.reset(); }
+    };
+    try {
+      const Scope scope{init_};
+      throw std::exception();
+    } catch (const std::exception&) {
+    }
+  }
+
+ private:
+  std::optional<zero::Init> init_;
 };
 
 // A call without arguments as the model of Engine::forward.
@@ -100,6 +129,25 @@ void bind_values(py::module_& module) {
       .def_readonly("gradient_clipping", &EngineConfig::gradient_clipping)
       .def_readonly("communication_timeout_s", &EngineConfig::communication_timeout_s)
       .def_property_readonly("stage", [](const EngineConfig& c) { return c.zero.stage; })
+      .def_property_readonly(
+          "compute_dtype",
+          [](const EngineConfig& c) {
+            constexpr std::array kNames = {"float32", "bfloat16", "float16"};
+            return kNames[static_cast<std::size_t>(c.precision.param)];
+          },
+          "The name of the torch.dtype that parameters are computed in.")
+      .def_property_readonly(
+          "persistent_numel",
+          [](const EngineConfig& c) {
+            return c.zero.stage == 3 ? c.zero.stage3_param_persistence_threshold
+                                     : std::numeric_limits<int64_t>::max();
+          },
+          "Parameters up to this size stay whole.")
+      .def_property_readonly(
+          "scales_loss",
+          [](const EngineConfig& c) {
+            return c.precision.loss_scale.policy != LossScaleConfig::Policy::None;
+          })
       .def_property_readonly("autocast",
                              [](const EngineConfig& c) { return c.precision.autocast.enabled; })
       .def_property_readonly("progressive_layer_drop",
@@ -133,6 +181,11 @@ void bind_values(py::module_& module) {
       .def("close", &Guard::close)
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](Guard& guard, const py::args&) { guard.close(); });
+  py::class_<Init>(module, "Init")
+      .def(py::init<const std::string&, std::shared_ptr<comm::Communicator>>(), py::arg("config"),
+           py::arg("communicator"), NoGil())
+      .def("finish", &Init::finish, NoGil())
+      .def("abandon", &Init::abandon, NoGil());
   py::class_<Gathered>(module, "Gathered")
       .def("end", &Gathered::end, NoGil())
       .def("abandon", &Gathered::abandon, NoGil());

@@ -34,12 +34,12 @@ class Engine(torch.nn.Module):
         self._core: _core.Engine | None = core
         self._ranks = ranks
         self._parameters_held = names
-        self.optimizer = Optimizer(core, groups)
+        self.optimizer = Optimizer(core, groups, model)
         self.lr_scheduler = None
         self.training_dataloader = None
         self._autocast_hooks = self._watch_forward() if core.config.autocast else ()
         for name, parameter in names.items():
-            hold(self, name, parameter)
+            hold(self, name, parameter, parameter.numel() <= core.config.persistent_numel)
 
     # ---- Passes --------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,18 +21,46 @@ class Handle(NamedTuple):
     name: str
 
 
-def hold(engine, name: str, parameter: torch.nn.Parameter) -> None:
+class ZeroParamStatus(enum.Enum):
+    """Whether a parameter holds its data here and now. INFLIGHT is DeepSpeed's, for a gather that has not arrived."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+def _status(parameter: torch.nn.Parameter) -> Any:
+    # Of a parameter that no engine of ours holds, it is what somebody else may have set.
+    if "_equigrad" not in parameter.__dict__:
+        try:
+            return parameter.__dict__["ds_status"]
+        except KeyError:
+            raise AttributeError("ds_status") from None
+    whole = parameter.numel() == 0 or parameter.untyped_storage().data_ptr() != 0
+    return ZeroParamStatus.AVAILABLE if whole else ZeroParamStatus.NOT_AVAILABLE
+
+
+def _set_status(parameter: torch.nn.Parameter, value: Any) -> None:
+    parameter.__dict__["ds_status"] = value
+
+
+# It changes with every operator, so it is looked up when it is asked for.
+torch.nn.Parameter.ds_status = property(_status, _set_status)
+
+
+def hold(engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> None:
     """Marks a parameter as the engine's, with the attributes at which DeepSpeed's users look."""
     parameter._equigrad = Handle(weakref.ref(engine), name)
     if not hasattr(parameter, "ds_id"):
         parameter.ds_id = next(_ids)
     parameter.ds_shape = parameter.shape
     parameter.ds_numel = parameter.numel()
+    parameter.ds_persist = persists
 
 
 def let_go(parameter: torch.nn.Parameter) -> None:
-    if hasattr(parameter, "_equigrad"):
-        del parameter._equigrad
+    for name in ("_equigrad", "ds_shape", "ds_numel", "ds_persist"):
+        parameter.__dict__.pop(name, None)
 
 
 def engine_of(parameter: torch.nn.Parameter):

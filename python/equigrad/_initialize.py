@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -49,7 +48,7 @@ def initialize(
                 f"[initialize] expected no {name}, got a {type(given).__name__}. Name it in the configuration: "
                 f'"{"scheduler" if name == "lr_scheduler" else name}".'
             )
-    text = _text_of(config, config_params, args)
+    text = _ranks.config_text((config, config_params, getattr(args, "deepspeed_config", None)), "initialize")
     checked = _core.load_config(text, _ranks.world_size())
     for name, module in model.named_modules():
         if utils.z3_leaf_module(module):
@@ -73,22 +72,6 @@ def initialize(
     if training_data is not None:
         engine.training_dataloader = _loader(training_data, collate_fn, checked, ranks)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
-
-
-def _text_of(config: Any, config_params: Any, args: Any) -> str:
-    given = [one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None]
-    if len(given) != 1:
-        raise _core.Error(
-            f"[initialize] expected one configuration, got {len(given)}. Give config=: a dict, JSON text, or a path."
-        )
-    if isinstance(given[0], dict):
-        try:
-            return json.dumps(given[0], allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise _core.Error(
-                f"[initialize] expected a configuration of numbers, texts, lists and dicts, got one that is no JSON: {error}."
-            ) from error
-    return os.fspath(given[0])
 
 
 def _type_names(model: torch.nn.Module) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from equigrad import _core
+from equigrad.utils import z3_leaf_module
 
 
 class ParameterGroup(dict):
@@ -34,8 +35,10 @@ class ParameterGroup(dict):
 class Optimizer:
     """The engine's own optimizer, as `engine.optimizer`."""
 
-    def __init__(self, core: _core.Engine, groups: list[dict[str, Any]]) -> None:
+    def __init__(self, core: _core.Engine, groups: list[dict[str, Any]], model: torch.nn.Module) -> None:
         self._core: _core.Engine | None = core
+        leaves = [module for module in model.modules() if z3_leaf_module(module)]
+        self.leaf_parameters = {leaf: list(leaf.parameters()) for leaf in leaves}
         self.param_groups = [ParameterGroup(core, index, values) for index, values in enumerate(groups)]
 
     @property
@@ -44,6 +47,10 @@ class Optimizer:
         return self._living("loss_scale").loss_scale()
 
     cur_scale = loss_scale
+
+    def needs_scaler(self) -> bool:
+        """Whether a loss must go through engine.scale() or engine.backward()."""
+        return self._living("needs_scaler").config.scales_loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empties the accumulation window."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,23 @@ _connections = 0
 
 def _group() -> object | None:
     return dist.distributed_c10d._get_default_group() if dist.is_available() and dist.is_initialized() else None
+
+
+def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) -> str:
+    """JSON text, or a path, of the one configuration that was given."""
+    present = [one for one in given if one is not None]
+    if len(present) != 1:
+        raise _core.Error(
+            f"[{where}] expected one configuration, got {len(present)}. Give config=: a dict, JSON text, or a path."
+        )
+    if not isinstance(present[0], dict):
+        return os.fspath(present[0])
+    try:
+        return json.dumps(present[0], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _core.Error(
+            f"[{where}] expected a configuration of numbers, texts, lists and dicts, got one that is no JSON: {error}."
+        ) from error
 
 
 def world_size() -> int:

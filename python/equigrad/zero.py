@@ -1,15 +1,48 @@
-"""zero.GatheredParameters: whole parameters for code of one's own, at every stage."""
+"""zero.Init: a model is made without any rank ever holding all of it. zero.GatheredParameters: whole parameters, at every stage."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from equigrad import _core
-from equigrad._handles import engine_of
+from equigrad import _core, _ranks
+from equigrad._handles import ZeroParamStatus, engine_of
 
-__all__ = ["GatheredParameters"]
+__all__ = ["GatheredParameters", "Init", "ZeroParamStatus"]
+
+
+class Init:
+    """Modules made within are partitioned as they are made; `equigrad.initialize` with the same configuration takes them over.
+
+        with equigrad.zero.Init(config_dict_or_path="ds_config.json"):
+            model = Gpt(options)
+
+    The bits are those of ordinary construction on rank 0. Below stage 3 it does nothing. Collective: every rank makes the
+    same model. `config` and `config_dict_or_path` are the same: a dict, JSON text, or a path.
+    """
+
+    def __init__(
+        self,
+        config_dict_or_path: str | os.PathLike | dict | None = None,
+        config: str | os.PathLike | dict | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self._init: _core.Init | None = None
+        self._text = _ranks.config_text((config_dict_or_path, config), "zero.Init") if enabled else None
+
+    def __enter__(self) -> None:
+        if self._text is not None:
+            checked = _core.load_config(self._text, _ranks.world_size())
+            device = torch.get_default_device()
+            self._init = _core.Init(self._text, _ranks.communicator(device, checked.communication_timeout_s))
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        init, self._init = self._init, None
+        if init is not None:
+            init.finish() if kind is None else init.abandon()
 
 
 class GatheredParameters:
@@ -23,14 +56,20 @@ class GatheredParameters:
     modifier_rank: whose values become every rank's; without it nothing may be written. Collective.
     """
 
-    def __init__(self, params: torch.nn.Parameter | Iterable[torch.nn.Parameter], modifier_rank: int | None = None, fwd_module=None, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        params: torch.nn.Parameter | Iterable[torch.nn.Parameter],
+        modifier_rank: int | None = None,
+        fwd_module: torch.nn.Module | None = None,
+        enabled: bool = True,
+    ) -> None:
         given = [params] if isinstance(params, torch.Tensor) else list(params)
         self._parameters = given if enabled else []
         self._modifier_rank = modifier_rank
         self._open: list[_core.Gathered] = []
 
     def __enter__(self) -> None:
-        by_engine: dict[int, tuple] = {}
+        by_engine: dict[int, tuple[Any, list[torch.nn.Parameter]]] = {}
         for parameter in self._parameters:
             found = engine_of(parameter)
             if found is not None:
@@ -38,10 +77,7 @@ class GatheredParameters:
         for engine, parameters in by_engine.values():
             self._open.append(engine._core.gather(parameters, self._modifier_rank))
 
-    def __exit__(self, kind, value, trace) -> None:
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         opened, self._open = self._open, []
         for gathered in reversed(opened):
-            if kind is None:
-                gathered.end()
-            else:
-                gathered.abandon()
+            gathered.end() if kind is None else gathered.abandon()

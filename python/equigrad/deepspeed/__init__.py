@@ -1,0 +1,92 @@
+"""The drop-in for a program that was written for DeepSpeed: `import equigrad.deepspeed as deepspeed`.
+
+What differs from `import equigrad`: a model is converted to the type that the configuration computes in before the engine
+takes it, as DeepSpeed does, so master weights start from the rounded values; and names of DeepSpeed's that
+the engine has no need of are here too (`add_config_arguments`, `comm`, `DeepSpeedEngine`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as comm
+
+import equigrad
+from equigrad import CommunicationError, ConfigError, Error, _core, _ranks, init_distributed, utils, zero
+from equigrad import Engine as DeepSpeedEngine
+from equigrad._optimizer import Optimizer
+
+__all__ = [
+    "CommunicationError",
+    "ConfigError",
+    "DeepSpeedEngine",
+    "Error",
+    "add_config_arguments",
+    "comm",
+    "init_distributed",
+    "initialize",
+    "take_over",
+    "utils",
+    "zero",
+]
+
+__version__ = equigrad.__version__
+
+
+def initialize(
+    args: Any = None, model: torch.nn.Module | None = None, *positional: Any, **keywords: Any
+) -> tuple[DeepSpeedEngine, Any, Any, Any]:
+    """As `equigrad.initialize`, of a model converted to bf16 or fp16 first where the configuration asks for it."""
+    given = [keywords.get(name) for name in ("config", "config_params")] + [getattr(args, "deepspeed_config", None)]
+    if model is not None and any(one is not None for one in given):
+        config = _core.load_config(_ranks.config_text(given, "initialize"), _ranks.world_size())
+        dtype = getattr(torch, config.compute_dtype)
+        if dtype is not torch.float32 and not _is_partitioned(model):
+            model.to(dtype)
+    for name in ("mpu", "mesh_param"):  # None is what DeepSpeed has without tensor or sequence parallelism
+        if keywords.get(name) is None:
+            keywords.pop(name, None)
+    keywords.pop("distributed_port", None)  # of DeepSpeed's own connection; the engine reads MASTER_PORT
+    return equigrad.initialize(args, model, *positional, **keywords)
+
+
+def take_over(package: Any) -> None:
+    """Puts this engine in the place of DeepSpeed's own, in the imported package `deepspeed`.
+
+    For programs, and tests, that say `import deepspeed` and cannot be edited. To be called before they are imported: a
+    name that they have imported stays what it was.
+    """
+    from importlib import import_module
+
+    def put(module: str, **names: Any) -> None:
+        there = import_module(f"{package.__name__}.{module}" if module else package.__name__)
+        for name, value in names.items():
+            setattr(there, name, value)
+
+    put("", initialize=initialize, DeepSpeedEngine=DeepSpeedEngine)
+    put("zero", Init=zero.Init, GatheredParameters=zero.GatheredParameters)
+    put(
+        "runtime.zero.partition_parameters",
+        Init=zero.Init,
+        GatheredParameters=zero.GatheredParameters,
+        ZeroParamStatus=zero.ZeroParamStatus,
+    )
+    put("runtime.zero", Init=zero.Init, GatheredParameters=zero.GatheredParameters)
+    put("runtime.base_optimizer", ZeROOptimizer=Optimizer)
+    put("runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
+    put("utils", **{name: getattr(utils, name) for name in utils.__all__})
+
+
+def _is_partitioned(model: torch.nn.Module) -> bool:
+    """Whether zero.Init made it: its parameters have no data to convert."""
+    return any(p.numel() > 0 and p.untyped_storage().nbytes() == 0 for p in model.parameters())
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds --deepspeed and --deepspeed_config, which `initialize(args=...)` reads."""
+    group = parser.add_argument_group("DeepSpeed", "configuration")
+    group.add_argument("--deepspeed", default=False, action="store_true", help="accepted; initialize() decides")
+    group.add_argument("--deepspeed_config", default=None, type=str, help="path of the configuration")
+    return parser
