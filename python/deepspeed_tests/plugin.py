@@ -16,8 +16,8 @@ import torch
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 torch.set_num_threads(1)
 
-import deepspeed  # noqa: E402
-import deepspeed.comm as dist  # noqa: E402
+import deepspeed
+import deepspeed.comm as dist
 
 if os.environ.get("ENGINE", "equigrad") == "equigrad":
     import equigrad.deepspeed
@@ -32,7 +32,7 @@ class _OnCpu(torch.nn.parallel.DistributedDataParallel):
 
 torch.nn.parallel.DistributedDataParallel = _OnCpu
 
-import unit.common  # noqa: E402
+import unit.common
 
 
 def _reduce_boolean_flags(flag: bool, op=all) -> bool:

@@ -1,7 +1,7 @@
 """The engine, as compiled. Use the package's own calls, which check what they are given."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed
@@ -98,8 +98,8 @@ class LocalShard:
 
 class Guard:
     def close(self) -> None: ...
-    def __enter__(self) -> Guard: ...
-    def __exit__(self, *error: Any) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
 
 class Gathered:
     def end(self) -> None: ...

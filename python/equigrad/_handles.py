@@ -29,6 +29,14 @@ class ZeroParamStatus(enum.Enum):
     INFLIGHT = 3
 
 
+def is_here(parameter: torch.Tensor) -> bool:
+    """Whether the parameter holds its data on this rank now: not while stage 3, or zero.Init, keeps its shards alone."""
+    try:
+        return parameter.numel() == 0 or parameter.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # what zero.Init has partitioned says so when its data is asked for
+        return False
+
+
 def _status(parameter: torch.nn.Parameter) -> Any:
     # Of a parameter that no engine of ours holds, it is what somebody else may have set.
     if "_equigrad" not in parameter.__dict__:
@@ -36,8 +44,7 @@ def _status(parameter: torch.nn.Parameter) -> Any:
             return parameter.__dict__["ds_status"]
         except KeyError:
             raise AttributeError("ds_status") from None
-    whole = parameter.numel() == 0 or parameter.untyped_storage().data_ptr() != 0
-    return ZeroParamStatus.AVAILABLE if whole else ZeroParamStatus.NOT_AVAILABLE
+    return ZeroParamStatus.AVAILABLE if is_here(parameter) else ZeroParamStatus.NOT_AVAILABLE
 
 
 def _set_status(parameter: torch.nn.Parameter, value: Any) -> None:

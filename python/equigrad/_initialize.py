@@ -95,9 +95,7 @@ def _named(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter, str]]:
 
 def _modules(model: torch.nn.Module) -> list[tuple[str, str, list[torch.Tensor]]]:
     types = _type_names(model)
-    return [
-        (name, types[name], list(module.parameters(recurse=False))) for name, module in model.named_modules()
-    ]
+    return [(name, types[name], list(module.parameters(recurse=False))) for name, module in model.named_modules()]
 
 
 def _groups(model: torch.nn.Module, model_parameters: Iterable | None) -> list[dict[str, Any]]:

@@ -23,12 +23,12 @@ class ParameterGroup(dict):
         return self._core.get_lr()[self._index] if key == "lr" else super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401  dict.get would not ask __getitem__
 
     def __setitem__(self, key: str, value: Any) -> None:
         raise _core.Error(
             f'[optimizer.param_groups] expected no assignment of "{key}", which the configuration sets. '
-            "Give it under \"optimizer\" or in model_parameters, and rates that change under \"scheduler\"."
+            'Give it under "optimizer" or in model_parameters, and rates that change under "scheduler".'
         )
 
 

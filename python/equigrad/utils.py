@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from equigrad import _core
 from equigrad._handles import core_of, engine_of
 
 __all__ = [
@@ -123,7 +122,9 @@ def _mark(model: torch.nn.Module, leaf: bool, wanted, matches: Callable, known: 
             near = difflib.get_close_matches(str(one), sorted(set(known)), n=1, cutoff=0.0)
             raise ValueError(
                 f"[leaf_modules] expected a module of the model, got {one!r}, which matches none. "
-                f"The nearest is {near[0]!r}." if near else f"[leaf_modules] the model has no modules to match {one!r}."
+                f"The nearest is {near[0]!r}."
+                if near
+                else f"[leaf_modules] the model has no modules to match {one!r}."
             )
         found += [module for module in modules if module not in found]
     for module in found:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from equigrad import _core, _ranks
-from equigrad._handles import ZeroParamStatus, engine_of
+from equigrad._handles import ZeroParamStatus, engine_of, is_here
 
-__all__ = ["GatheredParameters", "Init", "ZeroParamStatus"]
+__all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "is_here"]
 
 
 class Init:
@@ -39,7 +40,7 @@ class Init:
             device = torch.get_default_device()
             self._init = _core.Init(self._text, _ranks.communicator(device, checked.communication_timeout_s))
 
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         init, self._init = self._init, None
         if init is not None:
             init.finish() if kind is None else init.abandon()
@@ -77,7 +78,7 @@ class GatheredParameters:
         for engine, parameters in by_engine.values():
             self._open.append(engine._core.gather(parameters, self._modifier_rank))
 
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         opened, self._open = self._open, []
         for gathered in reversed(opened):
             gathered.end() if kind is None else gathered.abandon()

@@ -51,9 +51,7 @@ def train(stage: int, way: str) -> tuple[list, dict]:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("way", ["backward", "scale", "loss", "gradient"])
 def test_gradients_are_equal(world: int, stage: int, way: str) -> None:
-    want_history, want_parameters = ranks.alone(
-        twin.train, models.Mixed, models.mixed_loss, world, stage, STEPS, PASSES, LR
-    )
+    want_history, want_parameters = ranks.alone(twin.train, models.Mixed, models.mixed_loss, world, stage, STEPS, PASSES, LR)
     for rank, (history, parameters) in enumerate(ranks.run(world, train, stage, way)):
         assert len(history) == STEPS
         for step, gradients in enumerate(history):

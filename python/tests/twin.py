@@ -76,9 +76,7 @@ def train(
     model = make_model()
     history = []
     for step in range(steps):
-        by_rank = [
-            [local_gradients(model, loss_of(model, step, rank, k)) for k in range(passes)] for rank in range(world)
-        ]
+        by_rank = [[local_gradients(model, loss_of(model, step, rank, k)) for k in range(passes)] for rank in range(world)]
         history.append(averaged(by_rank, stage))
         sgd(model, history[-1], lr)
     return history, {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -96,4 +94,6 @@ def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
 def assert_same_bits(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     if not same_bits(got, want):
         differing = int((got != want).sum()) if got.shape == want.shape else math.prod(got.shape)
-        raise AssertionError(f"{what}: {differing} of {want.numel()} elements differ, got {got.flatten()[:4]}, want {want.flatten()[:4]}")
+        raise AssertionError(
+            f"{what}: {differing} of {want.numel()} elements differ, got {got.flatten()[:4]}, want {want.flatten()[:4]}"
+        )

@@ -81,7 +81,7 @@ def take_over(package: Any) -> None:
 
 def _is_partitioned(model: torch.nn.Module) -> bool:
     """Whether zero.Init made it: its parameters have no data to convert."""
-    return any(p.numel() > 0 and p.untyped_storage().nbytes() == 0 for p in model.parameters())
+    return not all(zero.is_here(p) for p in model.parameters())
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
