@@ -1,0 +1,70 @@
+"""`pip install .` into an environment of its own, and the examples from there: alone, under torchrun, with Hugging Face.
+
+Torch is the one of the Python that runs this test, by a path: it is not installed a second time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "python"
+
+
+def run(*command: str | Path, **more) -> str:
+    # Nothing of this build may be found by what is installed.
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, env=clean, timeout=1500, **more
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    """Of an environment that has torch and the installed package."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    interpreter = folder / "bin" / "python"
+    site = Path(run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    pip = (interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    run(*pip, f"-Cbuild-dir={folder}/build", ROOT)
+    run(*pip, "transformers", "numpy")
+    return interpreter
+
+
+def test_it_says_what_it_is(python: Path, tmp_path: Path) -> None:
+    text = run(python, "-c", "import equigrad; print(equigrad.__version__, equigrad.__file__)", cwd=tmp_path)
+    version, file = text.split()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    assert Path(file).is_relative_to(python.parents[1])
+    assert "DeepSpeed" in run(python, "-c", "import equigrad; help(equigrad.initialize)", cwd=tmp_path)
+
+
+def losses(text: str) -> list[float]:
+    return [float(value) for value in re.findall(r"loss ([\d.]+)$", text, re.MULTILINE)]
+
+
+def test_a_training_script_runs_alone_and_under_torchrun(python: Path, tmp_path: Path) -> None:
+    alone = losses(run(python, EXAMPLES / "train.py", cwd=tmp_path))
+    launch = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    together = losses(run(*launch, EXAMPLES / "train.py", cwd=tmp_path))
+    for seen in (alone, together):
+        assert len(seen) == 2, seen
+        assert seen[1] < seen[0] < 8.0, seen  # the sum of eight numbers varies by 8
+
+
+def test_a_hugging_face_model_is_fine_tuned(python: Path, tmp_path: Path) -> None:
+    launch = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    text = run(*launch, EXAMPLES / "fine_tune.py", cwd=tmp_path)
+    first, last = (float(value) for value in re.search(r"loss ([\d.]+) -> ([\d.]+)", text).groups())
+    assert last < first / 1.5, text
