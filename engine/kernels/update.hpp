@@ -11,7 +11,8 @@
 //
 // Invariants: element i depends on element i only: an array is worked off in blocks of whole
 // vectors, the last one filled up, so that no tail is done by other instructions. The bits are the
-// same on every instruction set. The gradient is read only. Numbers in fp32 are not copied.
+// same on every instruction set, but for the sign of a NaN, which IEEE 754 leaves open. The
+// gradient is read only. Numbers in fp32 are not copied.
 // Shapes: every array has `numel` elements; no two overlap.
 // Errors: none.
 // Depends on: kernels/convert.hpp.
