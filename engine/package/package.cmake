@@ -54,9 +54,47 @@ function(equigrad_package)
   add_library(equigrad::engine ALIAS equigrad_library)
   set_target_properties(equigrad_library PROPERTIES OUTPUT_NAME equigrad EXPORT_NAME engine LINKER_LANGUAGE CXX
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-  target_include_directories(equigrad_library INTERFACE $<BUILD_INTERFACE:${includes}> $<INSTALL_INTERFACE:include>)
+  target_include_directories(equigrad_library INTERFACE $<BUILD_INTERFACE:${includes}>)
   target_compile_features(equigrad_library INTERFACE cxx_std_20)
-  # Without NDEBUG some of torch's classes have another layout than in torch's own libraries.
-  target_compile_definitions(equigrad_library INTERFACE NDEBUG)
-  target_link_libraries(equigrad_library PUBLIC $<BUILD_INTERFACE:equigrad_torch> $<INSTALL_INTERFACE:equigrad::torch>)
+  # As torch's own libraries were compiled: without NDEBUG some of its classes have another layout.
+  target_compile_definitions(equigrad_library INTERFACE NDEBUG _GLIBCXX_USE_CXX11_ABI=1)
+  find_package(Threads REQUIRED)
+  target_link_libraries(equigrad_library PUBLIC Threads::Threads ${CMAKE_DL_LIBS}
+    $<BUILD_INTERFACE:equigrad_torch> $<INSTALL_INTERFACE:equigrad::torch>)
+  if(PROJECT_IS_TOP_LEVEL AND NOT EQUIGRAD_SANITIZE)  # a part of another project installs nothing
+    equigrad_install("${includes}")
+  endif()
+endfunction()
+
+# The prefix may be moved: what is installed names torch by its version, and the user's CMake finds it.
+function(equigrad_install includes)
+  include(GNUInstallDirs)
+  include(CMakePackageConfigHelpers)
+  set(folder "${CMAKE_INSTALL_LIBDIR}/cmake/equigrad")
+  set(made "${PROJECT_BINARY_DIR}/generated/package")
+  set(with_cuda ON)
+  if(EQUIGRAD_WITHOUT_CUDA)
+    set(with_cuda OFF)
+  endif()
+  configure_package_config_file("${PROJECT_SOURCE_DIR}/engine/package/equigradConfig.cmake.in"
+    "${made}/equigradConfig.cmake" INSTALL_DESTINATION "${folder}")
+  write_basic_package_version_file("${made}/equigradConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+  install(TARGETS equigrad_library EXPORT equigradTargets INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(DIRECTORY "${includes}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(EXPORT equigradTargets NAMESPACE equigrad:: DESTINATION "${folder}")
+  install(FILES "${made}/equigradConfig.cmake" "${made}/equigradConfigVersion.cmake"
+    "${PROJECT_SOURCE_DIR}/engine/package/torch.cmake" DESTINATION "${folder}")
+endfunction()
+
+# Installs this build, moves the prefix, and builds and runs examples/ with it.
+function(equigrad_package_test)
+  if(EQUIGRAD_SANITIZE)
+    return()
+  endif()
+  add_test(NAME package.installed COMMAND "${CMAKE_COMMAND}" -D "BUILD=${PROJECT_BINARY_DIR}" -D "SOURCE=${PROJECT_SOURCE_DIR}"
+    -D "PYTHON=${EQUIGRAD_PYTHON}" -D "TORCH_ROOT=${EQUIGRAD_TORCH_ROOT}" -D "TORCH_VERSION=${EQUIGRAD_TORCH_VERSION}"
+    -D "GENERATOR=${CMAKE_GENERATOR}" -D "COMPILER=${CMAKE_CXX_COMPILER}"
+    -P "${PROJECT_SOURCE_DIR}/engine/package/tests/package_test.cmake")
+  set_tests_properties(package.installed PROPERTIES LABELS package TIMEOUT 600 ENVIRONMENT OMP_NUM_THREADS=1)
+  equigrad_forks_ranks(package.installed)
 endfunction()
