@@ -161,13 +161,20 @@ function(equigrad_read_mark file out_var)
   set(${out_var} "${text}" PARENT_SCOPE)
 endfunction()
 
-# torch of the Python on PATH when it will do, else a virtual environment of ours in the cache. The mark `.complete` is
-# written last, so an interrupted installation is taken up again instead of being believed.
+# torch of the Python that was named (-D EQUIGRAD_PYTHON=...), or of the one on PATH when it will do, else a virtual
+# environment of ours in the cache. The mark `.complete` is written last, so an interrupted installation is taken up again
+# instead of being believed.
 function(equigrad_install_torch)
-  if(NOT EQUIGRAD_PYTHON)
+  set(named "${EQUIGRAD_PYTHON}")
+  if(NOT named)
     set(EQUIGRAD_PYTHON python3)
   endif()
   equigrad_find_site("${EQUIGRAD_PYTHON}" site)
+  if(named AND NOT site)
+    list(JOIN EQUIGRAD_WHEELS " " wheels)
+    equigrad_setup_stop("${named} was named by EQUIGRAD_PYTHON and lacks a part of what the build needs: ${wheels}."
+                        "install them there with pip, or leave EQUIGRAD_PYTHON out.")
+  endif()
   if(NOT site)
     set(EQUIGRAD_PYTHON "${EQUIGRAD_VENV_DIR}/bin/python3")
     set(mark "${EQUIGRAD_VENV_DIR}/.complete")
@@ -256,10 +263,9 @@ endfunction()
 if(EQUIGRAD_SETUP)
   equigrad_install_packages()
 endif()
-if(SKBUILD)
-  return()
+if(EQUIGRAD_HARNESS OR NOT EQUIGRAD_PYTHON)  # the engine alone takes any torch of the Python that was named
+  equigrad_install_torch()
 endif()
-equigrad_install_torch()
 if(EQUIGRAD_SETUP AND EQUIGRAD_HARNESS)
   equigrad_install_text()
 endif()

@@ -22,6 +22,9 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE)
   endif()
   set(CMAKE_BUILD_TYPE ${default_build} CACHE STRING "Development or Release" FORCE)
 endif()
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)  # a part of a project that chose none
+  add_compile_options(-O2)
+endif()
 set(EQUIGRAD_SANITIZE "" CACHE STRING "Sanitizers, as in -fsanitize=")
 # Few headers: what torch/torch.h adds to these has templates with virtual functions, which every file would compile anew.
 set(EQUIGRAD_PRECOMPILE
@@ -566,7 +569,7 @@ endfunction()
 function(equigrad_format_test)
   find_program(clang_format clang-format REQUIRED NO_CACHE)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS engine/*.[ch]pp engine/*.cu reference/*.[ch]pp reports/*.[ch]pp
-    conformance/*.[ch]pp property_tests/*.[ch]pp perf/*.[ch]pp python/*.[ch]pp)
+    conformance/*.[ch]pp property_tests/*.[ch]pp perf/*.[ch]pp python/*.[ch]pp examples/*.[ch]pp)
   add_test(NAME architecture.every_file_is_formatted COMMAND ${clang_format} --dry-run -Werror ${files})
   set_tests_properties(architecture.every_file_is_formatted PROPERTIES LABELS architecture TIMEOUT 60)
 endfunction()

@@ -7,9 +7,10 @@
 // other headers at the engine's root: what a user includes.
 //
 // Invariants: no file below engine/, reference/, reports/ and conformance/ is exempt: it belongs to
-// a room, is a test (<room>/tests/, conformance/testing/), or is a program. A room stands below all
-// that it uses, so every arrow goes one way; a use that nothing includes is a finding too. Units,
-// errors: those of tree.hpp.
+// a room, is a test (<room>/tests/, conformance/testing/), or is a program. An example is a user's
+// program: it includes nothing of this tree but what is installed, <equigrad/...>. A room stands
+// below all that it uses, so every arrow goes one way; a use that nothing includes is a finding
+// too. Units, errors: those of tree.hpp.
 // Depends on: tree.hpp.
 #pragma once
 
@@ -64,7 +65,7 @@ inline std::vector<Room> rooms_of(const Tree& tree) {
 // "" for a file of no room; "tests" and "programs" for files that belong to none.
 inline std::string room_of(const std::string& path, const std::vector<Room>& rooms) {
   const std::string top = top_of(path);
-  if (top == "perf" || top == "property_tests") return top;
+  if (top == "perf" || top == "property_tests" || top == "examples") return top;
   if (is_test(path) || path.starts_with("conformance/testing/")) return "tests";
   if (path == "engine/quickstart.cpp" || path == "conformance/main.cpp") return "programs";
   std::string best;
@@ -98,6 +99,7 @@ inline const Room* room_named(const std::string& name, const std::vector<Room>& 
 inline std::string why_not_ours(const std::string& path, const std::string& target,
                                 const std::vector<Room>& rooms) {
   const std::string from = room_of(path, rooms), to = room_of(target, rooms);
+  if (from == "examples") return "an example includes <equigrad/...>, as its users do";
   const bool is_program = from == "tests" || from == "programs" || !room_named(from, rooms);
   if ((to == "perf" || to == "property_tests") && from != to && !(is_test(path) && from == to)) {
     return from + " must not include " + to;

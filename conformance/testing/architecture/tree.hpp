@@ -19,8 +19,8 @@ namespace equigrad::conformance::architecture {
 using Tree = std::map<std::string, std::vector<std::string>>;  // path from the root -> lines
 using Findings = std::vector<std::string>;                     // "file:line: what is wrong"
 
-inline const std::vector<std::string> kFolders = {"engine",  "reference",      "conformance",
-                                                  "reports", "property_tests", "perf"};
+inline const std::vector<std::string> kFolders = {
+    "engine", "reference", "conformance", "reports", "property_tests", "perf", "examples"};
 
 inline std::vector<std::string> lines_of(const std::filesystem::path& path) {
   std::vector<std::string> lines;

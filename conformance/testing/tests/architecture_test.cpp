@@ -142,6 +142,9 @@ TEST(ArchitectureRules, TestsMaySeeAllAndNobodySeesTests) {
             "1: engine/bucket must not include a test's conformance/testing/sample.hpp");
   EXPECT_EQ(of_include("perf/a.cpp", "property_tests/numbers.hpp"),
             "1: perf must not include property_tests");
+  EXPECT_EQ(of_include("examples/a/a.cpp", "engine/engine.hpp"),
+            "1: an example includes <equigrad/...>, as its users do");
+  EXPECT_EQ(of_include("examples/a/a.cpp", "torch/torch.h"), "");
 }
 
 TEST(ArchitectureRules, LibrariesStayWhereTheyBelong) {
