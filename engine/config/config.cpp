@@ -54,7 +54,9 @@ EffectiveConfig explain_text(const std::string& text, const std::string& where, 
 }  // namespace
 
 ConfigError::ConfigError(const std::string& where, std::vector<std::string> problems)
-    : Error(where, numbered(problems)), problems_(std::move(problems)) {}
+    : Error(where, numbered(problems)), problems_(std::move(problems)) {
+  for (auto& problem : problems_) problem = valid_utf8(problem);
+}
 
 EngineConfig parse_config(const std::string& text, int world_size) {
   return explain_text(text, "config", world_size).config;

@@ -272,5 +272,19 @@ TEST(Validate, FindsEveryProblemOfAConfigurationBuiltInCode) {
                   HasSubstr("communication_timeout_s: expected seconds from 0.001 to 1e9")));
 }
 
+TEST(InvalidUtf8, IsQuotedAsUtf8) {
+  for (const std::string text : {"{\"a\": \"\xff\"}", "{\"a\xe2\x82\": 1}", "{\xff", "\xff{}"}) {
+    try {
+      explain_config(text, 1);
+      ADD_FAILURE() << "expected an error of " << text;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("\xEF\xBF\xBD"));
+      EXPECT_EQ(error.what(), valid_utf8(error.what()));
+      ASSERT_EQ(error.problems().size(), 1);
+      EXPECT_EQ(error.problems().front(), valid_utf8(error.problems().front()));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace equigrad
