@@ -95,7 +95,9 @@ std::shared_ptr<Communicator> connect_nccl(int rank, int world_size, int device_
                                            const std::string& rendezvous,
                                            std::chrono::milliseconds timeout);
 // Ranks that a launcher started: a TCP store at master_addr:master_port; NCCL when `device` is
-// CUDA, else Gloo.
+// CUDA, which needs local_rank, else Gloo. Who waits long says so on stderr (wait_notice.hpp): rank
+// 0 for ranks that have not come, others while they do not reach the store. After `timeout` the
+// error names the ranks that never came.
 std::shared_ptr<Communicator> connect(const LaunchEnvironment& launch, c10::DeviceType device,
                                       std::chrono::milliseconds timeout);
 

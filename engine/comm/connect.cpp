@@ -1,14 +1,20 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
 
 #include "engine/comm/backend.hpp"
+#include "engine/comm/communication_error.hpp"
 #include "engine/comm/launch.hpp"
+#include "engine/comm/wait_notice.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::comm {
@@ -20,23 +26,144 @@ bool agent_serves_the_store() {
   return said != nullptr && std::string(said) == "True";
 }
 
+std::string place_of(const LaunchEnvironment& launch) {
+  return fmt::format("{}:{}", launch.master_addr, launch.master_port);
+}
+
 c10::intrusive_ptr<c10d::Store> tcp_store(const LaunchEnvironment& launch,
                                           std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(launch.master_port);
   options.isServer = launch.rank == 0 && !agent_serves_the_store();
   options.numWorkers = static_cast<std::size_t>(launch.world_size);
+  options.waitWorkers = false;  // it does not say for whom: meet()
   options.timeout = timeout;
   options.multiTenant = true;  // a second engine of this process meets at the same place
   try {
     return c10::make_intrusive<c10d::TCPStore>(launch.master_addr, options);
   } catch (const c10::Error& error) {
     throw Error("comm.connect",
-                fmt::format("expected a store at {}:{} (from {}), got: {}. See that rank 0 runs, "
+                fmt::format("expected a store at {} (from {}), got: {}. See that rank 0 runs, "
                             "that the port is free, and that all ranks name the same place.",
-                            launch.master_addr, launch.master_port, launch.source,
-                            error.what_without_backtrace()));
+                            place_of(launch), launch.source, error.what_without_backtrace()));
   }
+}
+
+// "rank 1", "ranks 1, 3"; of many the first.
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr std::size_t kMost = 16;
+  const std::size_t named = std::min(ranks.size(), kMost);
+  return fmt::format(
+      "rank{} {}{}", ranks.size() == 1 ? "" : "s",
+      fmt::join(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(named), ", "),
+      named == ranks.size() ? "" : fmt::format(" and {} more", ranks.size() - kMost));
+}
+
+// Where the ranks of a launch meet before they connect: each leaves a key in the store, and rank 0
+// says when all have come, or who never came.
+class Meeting {
+ public:
+  Meeting(c10d::Store& store, const LaunchEnvironment& launch, std::chrono::milliseconds timeout)
+      : store_(store), launch_(launch), timeout_(timeout), end_(Clock::now() + timeout) {
+    for (int rank = 0; rank < launch.world_size; ++rank) missing_.push_back(rank);
+  }
+
+  void wait(WaitNotice& notice) {
+    try {
+      store_.set(here(launch_.rank), "1");
+      launch_.rank == 0 ? wait_for_all(notice) : wait_for_rank_0(notice);
+    } catch (const c10::Error& error) {
+      fail(fmt::format("lost the store: {}", error.what_without_backtrace()));
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr const char* kAbsent = "equigrad/absent";  // their names, or nothing
+  static std::string here(int rank) { return "equigrad/here/" + std::to_string(rank); }
+  static std::string told(int rank) { return "equigrad/told/" + std::to_string(rank); }
+
+  void look() {
+    std::erase_if(missing_, [this](int rank) { return store_.check({here(rank)}); });
+  }
+
+  void wait_for_all(WaitNotice& notice) {
+    for (look(); !missing_.empty() && Clock::now() < end_; look()) {
+      notice.wait_for(ranks_text(missing_) + " at " + place_of(launch_));
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    notice.wait_for("");
+    const auto absent = missing_.empty() ? std::string() : ranks_text(missing_);
+    store_.set(kAbsent, absent);
+    if (absent.empty()) return;
+    wait_until_told();
+    never_came(absent);
+  }
+
+  // The store may go with this process.
+  void wait_until_told() {
+    const auto end = Clock::now() + std::chrono::seconds(2);
+    for (int rank = 1; rank < launch_.world_size; ++rank) {
+      if (std::find(missing_.begin(), missing_.end(), rank) != missing_.end()) continue;
+      while (!store_.check({told(rank)}) && Clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
+  void wait_for_rank_0(WaitNotice& notice) {
+    notice.wait_for("");  // rank 0 speaks
+    while (!store_.check({kAbsent})) {
+      if (Clock::now() >= end_) {
+        look();
+        never_came(missing_.empty() ? "an answer of rank 0" : ranks_text(missing_));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    const auto absent = store_.get_to_str(kAbsent);
+    if (absent.empty()) return;
+    store_.set(told(launch_.rank), "1");
+    never_came(absent);
+  }
+
+  [[noreturn]] void never_came(const std::string& absent) const {
+    fail(fmt::format("none of {} within {} ms", absent, timeout_.count()));
+  }
+
+  [[noreturn]] void fail(const std::string& got) const {
+    throw CommunicationError(
+        fmt::format("rank {}/{}] [comm.connect", launch_.rank, launch_.world_size),
+        fmt::format("expected {} ranks at {} (from {}), got {}. See that every rank was started, "
+                    "still runs, and names the same place; communication_timeout_s is the time "
+                    "they have.",
+                    launch_.world_size, place_of(launch_), launch_.source, got));
+  }
+
+  c10d::Store& store_;
+  const LaunchEnvironment& launch_;
+  const std::chrono::milliseconds timeout_;
+  const Clock::time_point end_;
+  std::vector<int> missing_;  // not seen yet
+};
+
+// The place where this engine's ranks meet, of the engines that this process makes.
+c10::intrusive_ptr<c10d::Store> meet(const LaunchEnvironment& launch, int connection,
+                                     std::chrono::milliseconds timeout) {
+  WaitNotice notice(
+      fmt::format("{} at {}", agent_serves_the_store() ? "the launcher's store" : "rank 0's store",
+                  place_of(launch)),
+      timeout);
+  auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("equigrad/{}", connection),
+                                                      tcp_store(launch, timeout));
+  Meeting(*store, launch, timeout).wait(notice);
+  return store;
+}
+
+int device_index_of(const LaunchEnvironment& launch) {
+  if (launch.local_rank) return *launch.local_rank;
+  throw Error("comm.connect",
+              "expected LOCAL_RANK, the rank among those of this machine, which chooses the CUDA "
+              "device, got RANK and WORLD_SIZE without it. Export it, from 0, or keep the model on "
+              "the CPU.");
 }
 
 }  // namespace
@@ -45,16 +172,14 @@ std::shared_ptr<Communicator> connect(const LaunchEnvironment& launch, c10::Devi
                                       std::chrono::milliseconds timeout) {
   static std::atomic<int> connections{
       0};  // engines of a process are made in one order on all ranks
+  const int device_index = device == c10::kCUDA ? device_index_of(launch) : 0;
   c10::intrusive_ptr<c10d::Store> store;
-  if (launch.world_size == 1) {
+  if (launch.world_size == 1)
     store = c10::make_intrusive<c10d::HashStore>();
-  } else {
-    store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("equigrad/{}", connections++),
-                                                   tcp_store(launch, timeout));
-  }
-  if (device == c10::kCUDA) {
-    return nccl_over(store, launch.rank, launch.world_size, launch.local_rank, timeout);
-  }
+  else
+    store = meet(launch, connections++, timeout);
+  if (device == c10::kCUDA)
+    return nccl_over(store, launch.rank, launch.world_size, device_index, timeout);
   return gloo_over(store, launch.rank, launch.world_size, timeout);
 }
 

@@ -7,6 +7,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <thread>
 
 #include "conformance/testing/rank_test.hpp"
 #include "engine/comm/communication_error.hpp"
@@ -64,6 +66,87 @@ TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
                  EXPECT_TRUE(at::equal(said, at::tensor({5, 6}, at::kLong)));
                }),
       "");
+}
+
+TEST(Connect, ARankOnTheCpuNeedsNoLocalRank) {
+  const int port = free_ports(1).front();
+  EXPECT_EQ(on_ranks(2,
+                     [port](RankContext& context) {
+                       auto launch = launch_of(context, port);
+                       launch.local_rank.reset();
+                       const auto group = connect(launch, c10::kCPU, std::chrono::seconds(30));
+                       EXPECT_EQ(group->world_size(), 2);
+                       try {
+                         connect(launch, c10::kCUDA, std::chrono::seconds(30));
+                         ADD_FAILURE() << "expected an error";
+                       } catch (const Error& error) {
+                         EXPECT_THAT(error.what(), HasSubstr("[comm.connect] expected LOCAL_RANK"));
+                       }
+                     }),
+            "");
+}
+
+// The lines of this project's that `call` writes to stderr.
+template <class Call>
+std::vector<std::string> said(Call call) {
+  testing::internal::CaptureStderr();
+  call();
+  std::istringstream all(testing::internal::GetCapturedStderr());
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(all, line);)
+    if (line.starts_with("equigrad:")) lines.push_back(line);
+  return lines;
+}
+
+// `late` comes after the first notice is due.
+std::vector<std::string> said_on(RankContext& context, int late, int port) {
+  if (context.rank() == late) std::this_thread::sleep_for(milliseconds(6'500));
+  return said([&] { connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30)); });
+}
+
+TEST(Connect, RankZeroSaysWhomItWaitsFor) {
+  const int port = free_ports(1).front();
+  EXPECT_EQ(on_ranks(3,
+                     [port](RankContext& context) {
+                       const auto lines = said_on(context, /*late=*/1, port);
+                       std::vector<std::string> want;
+                       if (context.rank() == 0)
+                         want.push_back("equigrad: waiting for rank 1 at 127.0.0.1:" +
+                                        std::to_string(port) + " (5 s of 30 s)");
+                       EXPECT_EQ(lines, want);
+                     }),
+            "");
+}
+
+TEST(Connect, WhoDoesNotReachTheStoreSaysSo) {
+  const int port = free_ports(1).front();
+  EXPECT_EQ(on_ranks(2,
+                     [port](RankContext& context) {
+                       const auto lines = said_on(context, /*late=*/0, port);
+                       std::vector<std::string> want;
+                       if (context.rank() == 1)
+                         want.push_back("equigrad: waiting for rank 0's store at 127.0.0.1:" +
+                                        std::to_string(port) + " (5 s of 30 s)");
+                       EXPECT_EQ(lines, want);
+                     }),
+            "");
+}
+
+TEST(Connect, TheErrorNamesTheRanksThatNeverCame) {
+  const int port = free_ports(1).front();
+  EXPECT_EQ(on_ranks(4,
+                     [port](RankContext& context) {
+                       if (context.rank() % 2 == 1) return;
+                       try {
+                         connect(launch_of(context, port), c10::kCPU, milliseconds(1'500));
+                         ADD_FAILURE() << "expected an error";
+                       } catch (const CommunicationError& error) {
+                         EXPECT_THAT(error.what(),
+                                     AllOf(HasSubstr("/4] [comm.connect] expected 4 ranks at"),
+                                           HasSubstr("none of ranks 1, 3 within 1500 ms")));
+                       }
+                     }),
+            "");
 }
 
 // Rank 0 serves the store where they meet.

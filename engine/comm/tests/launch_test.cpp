@@ -57,6 +57,45 @@ TEST(Launch, ReadsEachLauncher) {
   EXPECT_EQ(read(kPmi + kMaster + Variables{{"MPI_LOCALRANKID", "0"}}).local_rank, 0);
 }
 
+TEST(Launch, LocalRankIsNothingWhereNobodyNamesIt) {
+  const Variables rank{{"RANK", "1"}, {"WORLD_SIZE", "4"}};
+  EXPECT_EQ(read(rank + kMaster),
+            (LaunchEnvironment{1, 4, std::nullopt, "node0", 29500, "torchrun"}));
+  const Variables mpirun{{"OMPI_COMM_WORLD_RANK", "1"},
+                         {"OMPI_COMM_WORLD_SIZE", "4"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "2"}};
+  EXPECT_EQ(read(rank + mpirun + kMaster).local_rank, 2);
+  const Variables pmi{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}};
+  EXPECT_EQ(read(rank + pmi + kMaster).local_rank, std::nullopt);
+}
+
+std::string refusal(const Variables& variables) {
+  try {
+    expect_one_process("equigrad train", [&variables](const char* name) -> const char* {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Launch, AProgramThatStartsItsOwnRanksIsRefusedSeveralProcesses) {
+  for (const auto& [variables, said] : std::vector<std::pair<Variables, std::string>>{
+           {kTorchrun, "WORLD_SIZE=4"},
+           {Variables{{"WORLD_SIZE", "2"}}, "WORLD_SIZE=2"},
+           {kMpirun, "OMPI_COMM_WORLD_SIZE=4"},
+           {kSlurm, "SLURM_NTASKS=4"},
+           {kPmi, "PMI_SIZE=4"}})
+    EXPECT_THAT(refusal(variables),
+                AllOf(HasSubstr("one process of equigrad train"), HasSubstr("got " + said + "."),
+                      HasSubstr("without a launcher")));
+  for (const auto& variables : {Variables{}, Variables{{"WORLD_SIZE", "1"}},
+                                Variables{{"WORLD_SIZE", ""}}, Variables{{"SLURM_NTASKS", "8"}}})
+    EXPECT_EQ(refusal(variables), "");
+}
+
 TEST(Launch, LaunchersThatAgreeAreOne) {
   const Variables both = kTorchrun + kMaster +
                          Variables{{"OMPI_COMM_WORLD_RANK", "1"},
@@ -88,8 +127,8 @@ TEST(Launch, PartOfASetIsAnErrorThatNamesBothHalves) {
   EXPECT_THAT(error_of({{"RANK", "0"}}), HasSubstr("RANK and WORLD_SIZE together"));
   EXPECT_THAT(error_of({{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE and RANK together"));
   EXPECT_THAT(error_of({{"LOCAL_RANK", "0"}}), HasSubstr("LOCAL_RANK and RANK together"));
-  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}),
-              HasSubstr("RANK and LOCAL_RANK together"));
+  EXPECT_THAT(error_of({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}),
+              HasSubstr("OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_LOCAL_RANK together"));
   EXPECT_THAT(error_of({{"PMI_SIZE", "2"}}), HasSubstr("PMI_SIZE and PMI_RANK together"));
   EXPECT_THAT(error_of({{"SLURM_PROCID", "0"}}), HasSubstr("SLURM_PROCID and SLURM_NTASKS"));
 }
