@@ -50,6 +50,15 @@ def test_it_says_what_it_is(python: Path, tmp_path: Path) -> None:
     assert "DeepSpeed" in run(python, "-c", "import equigrad; help(equigrad.initialize)", cwd=tmp_path)
 
 
+def test_the_lines_of_the_readme_run_under_torchrun(python: Path, tmp_path: Path) -> None:
+    lines = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "readme.py").write_text(lines)
+    text = run(python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "readme.py", cwd=tmp_path)
+    shown = re.findall(r"rank (\d) of 2: loss ([\d.]+)", text)
+    assert sorted(rank for rank, _ in shown) == ["0", "1"], text
+    assert all(0 < float(loss) < 6 for _, loss in shown), text  # ln 256 = 5.5 for who knows nothing
+
+
 def losses(text: str) -> list[float]:
     return [float(value) for value in re.findall(r"loss ([\d.]+)$", text, re.MULTILINE)]
 
