@@ -6,8 +6,9 @@
 // clipping: what step() would take now; never one rank's own, never the last window's. Values come
 // as copies. A setter's value is what every later read gives, and what step() works with; the
 // model's parameter follows its master at once.
-// Shapes: full_* have the parameter's shape, local_* are flat elements [begin, end) of it
-// (LocalShard), padding never shown; in the type that is kept, to which a setter's value is
+// Shapes: full_* have the parameter's shape and are contiguous, local_* are flat elements
+// [begin, end) of it (LocalShard), in the order of the shape whatever the parameter's strides,
+// padding never shown; in the type that is kept, to which a setter's value is
 // rounded: fp32, unless masters or optimizer state are kept in 16 bits.
 // Errors: equigrad::Error for an unknown name or state, a frozen parameter, a value of another
 // shape, values that differ between ranks. Every call but local_master, local_optimizer_state and

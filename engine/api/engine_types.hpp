@@ -1,7 +1,9 @@
 // Engine types: what goes into an engine and comes out of it.
 //
-// Shapes: a parameter keeps its own; shards are flat, gradients and masters of one type, fp32
-// unless the configuration keeps them in 16 bits, optimizer state likewise.
+// Shapes: a parameter keeps its own, and its strides, if they are dense and none of its elements
+// overlap (a transposed weight, channels_last); others become what torch::empty_like makes of them.
+// Shards are flat, in the order of the shape, whatever the strides; gradients and masters of one
+// type, fp32 unless the configuration keeps them in 16 bits, optimizer state likewise.
 // Errors: none.
 // Depends on: ATen tensors.
 #pragma once
@@ -18,8 +20,8 @@ namespace equigrad {
 
 struct NamedParameter {
   std::string name;
-  at::Tensor tensor;  // a leaf; its data moves into the engine's keeping, its shape stays; what its
-                      // .grad holds is dropped
+  at::Tensor tensor;  // a leaf; its data moves into the engine's keeping, its shape and strides
+                      // stay; what its .grad holds is dropped
   std::string module_type = {};  // of the module that owns it, as torch.nn.Linear; for autocast
 };
 

@@ -1,5 +1,6 @@
 #include "engine/core/assemble.hpp"
 
+#include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,6 +47,11 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
     throw Error("initialize", "expected a parameter that no engine trains, got \"" +
                                   parameter.name +
                                   "\", which another engine holds. Destroy that engine first.");
+  }
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Error("initialize", "expected every element of parameter \"" + parameter.name +
+                                  "\" in memory of its own, got one that overlaps itself, as after "
+                                  "expand(). Register its contiguous() copy.");
   }
   if (tensor.numel() > 0 && !parameter::early_shard(tensor) && tensor.storage().data() == nullptr) {
     throw Error("initialize", "expected parameter \"" + parameter.name +

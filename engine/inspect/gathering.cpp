@@ -169,7 +169,9 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
     for (const auto& one : opened) {
       if (!met.marks[one.parameter]) continue;
       const auto whole = tensors_[one.parameter].detach();
-      at_.communicator.broadcast(whole.view({-1}), *modifier_rank)->wait();
+      const auto flat = whole.contiguous();  // the same, but for a parameter of other strides
+      at_.communicator.broadcast(flat.view({-1}), *modifier_rank)->wait();
+      if (!flat.is_same(whole)) whole.copy_(flat);
     }
     for (const auto& one : opened)
       if (met.marks[one.parameter]) take_over(one.parameter);

@@ -30,7 +30,8 @@
 //
 // Invariants: equal to memory/ledger.hpp to the byte, padding included, where is_exact() says so.
 // Not exact are the pages of stage 3 that come and go: what is whole at one time depends on the
-// model's operators. `most_bytes` holds for any order of arrival in which all ranks have the same
+// model's operators. Parameters are contiguous here; one that is not is gathered beside its own
+// memory, and copied. `most_bytes` holds for any order of arrival in which all ranks have the same
 // one. Not in it: activations, the memory that collectives receive into, buffers, allocators.
 // Units: bytes and elements. A rank's bytes are every rank's: shards are padded to one length.
 // Errors: those of layout and of stage_row.

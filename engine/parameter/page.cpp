@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 
 #include <limits>
@@ -54,9 +55,21 @@ void Page::arrive(memory::Ledger& ledger) {
     state = State::Live;
     return;
   }
+  if (!tensor.is_contiguous()) {
+    const auto whole = laid_out(gather->take(offset, shard.numel()));
+    fill(whole, ledger);
+    gather.reset();
+    return;
+  }
   const auto whole = gather->take(offset, shard.numel());
   gather.reset();
   fill(whole.to(tensor.scalar_type()), ledger);
+}
+
+// Rows of a gather in the parameter's type and strides.
+at::Tensor Page::laid_out(const at::Tensor& rows) const {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false))
+      .copy_(rows.view({-1}).narrow(0, 0, tensor.numel()).view(tensor.sizes()));
 }
 
 void Page::poison(memory::Ledger& ledger) {

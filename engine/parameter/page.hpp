@@ -3,8 +3,9 @@
 //   Released --(a gather starts)--> Arriving --arrive()--> Live --drop()--> Released
 //
 // Pages of one round that are small are sent in one collective and are copied out of it; a large
-// one is sent alone, and its memory becomes the parameter's. A resident page keeps its memory: what
-// is small, in the type it is sent in, and persistent, is copied to where it has always been.
+// one is sent alone, and its memory becomes the parameter's. One that is not contiguous is copied
+// out of it into memory of its strides. A resident page keeps its memory: what is small,
+// contiguous, in the type it is sent in, and persistent, is copied to where it has always been.
 //
 // Invariants: the model's tensor and its storage stay the same objects, with the same version
 // counter; only the storage's data pointer changes, or, of a resident, what it points to, so every
@@ -59,7 +60,7 @@ struct Page {
 
   at::Tensor tensor;  // the model's
   at::Tensor shard;   // in the type it is sent in
-  int64_t bytes = 0;  // of the whole, padding included, but that of a resident page
+  int64_t bytes = 0;  // of the whole; padding included where it is what a gather received
   bool persistent = false;
   bool resident = false;
   State state = State::Released;
@@ -86,6 +87,7 @@ struct Page {
 
  private:
   void fill(const at::Tensor& whole, memory::Ledger& ledger);
+  at::Tensor laid_out(const at::Tensor& rows) const;
 };
 
 }  // namespace equigrad::parameter

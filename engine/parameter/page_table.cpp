@@ -1,6 +1,7 @@
 #include "engine/parameter/page_table.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
@@ -82,15 +83,16 @@ void PageTable::adopt(const Context& context, std::size_t parameter) {
     context.ledger.charge(memory::Category::Parameters, static_cast<int64_t>(page.shard.nbytes()));
   }
   forget_early_shard(tensor);
-  tensor.set_data(at::empty(tensor.sizes(), options));
+  tensor.set_data(at::empty_strided(tensor.sizes(), kept_strides(tensor), options));
   page.persistent = tensor.numel() <= context.zero.stage3_param_persistence_threshold;
-  page.resident = page.persistent && page.is_small() && tensor.is_cpu() &&
+  page.resident = page.persistent && page.is_small() && tensor.is_cpu() && tensor.is_contiguous() &&
                   page.shard.scalar_type() == tensor.scalar_type();
   if (page.resident) {
     page.bytes = static_cast<int64_t>(tensor.nbytes());
     context.ledger.charge(memory::Category::Gathered, page.bytes);
   } else {
-    page.bytes = partition.padded_numel() * static_cast<int64_t>(tensor.element_size());
+    page.bytes = (tensor.is_contiguous() ? partition.padded_numel() : tensor.numel()) *
+                 static_cast<int64_t>(tensor.element_size());
     page.disown();
   }
   page_of_[parameter] = pages_.size();

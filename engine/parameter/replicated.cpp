@@ -2,6 +2,7 @@
 // (stages 1, 2) or straight from the rank's own masters (stage 0).
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <utility>
 
@@ -57,6 +58,30 @@ std::vector<Gather> plan_gathers(const Context& context) {
   return alone;
 }
 
+// A parameter's elements in the order of its shape: its own memory, or a block beside it where its
+// strides are others, from which put_back() copies them.
+class Flat {
+ public:
+  Flat(at::Tensor parameter, memory::Ledger& ledger)
+      : parameter_(std::move(parameter)),
+        is_beside_(!parameter_.is_contiguous()),
+        values_(is_beside_ ? at::empty({parameter_.numel()}, parameter_.options())
+                           : parameter_.view({-1})),
+        charge_(ledger, memory::Category::Gathered,
+                is_beside_ ? static_cast<int64_t>(values_.nbytes()) : 0) {}
+
+  const at::Tensor& values() const { return values_; }
+  void put_back() const {
+    if (is_beside_) parameter_.copy_(values_.view(parameter_.sizes()));
+  }
+
+ private:
+  at::Tensor parameter_;
+  bool is_beside_;
+  at::Tensor values_;
+  memory::Charge charge_;
+};
+
 class Replicas final : public Parameters {
  public:
   explicit Replicas(const Context& context) : context_(context), gathers_(plan_gathers(context)) {
@@ -94,20 +119,26 @@ class Replicas final : public Parameters {
   void rethrow_failure() override {}
 
  private:
-  // The model's tensor in the compute dtype, contiguous, in memory of its own. At stage 0 it could
-  // be a view of the masters; but a matrix product's bits depend on the alignment of its operands
-  // (measured: MKL, matrices of 5 x 5), and a slot of the flat space may start anywhere.
+  // The model's tensor in the compute dtype, in memory of its own, with its strides. At stage 0 it
+  // could be a view of the masters; but a matrix product's bits depend on the alignment of its
+  // operands (measured: MKL, matrices of 5 x 5), and a slot of the flat space may start anywhere.
   void adopt(std::size_t i) {
     auto tensor = context_.tensors[i];
     const auto dtype = tensor.is_floating_point() ? context_.dtype : tensor.scalar_type();
     const auto values = tensor.detach().to(context_.communicator.device(), dtype);
-    tensor.set_data(values.clone(at::MemoryFormat::Contiguous));
+    tensor.set_data(
+        at::empty_strided(values.sizes(), kept_strides(tensor), values.options()).copy_(values));
     context_.ledger.charge(memory::Category::Parameters, static_cast<int64_t>(tensor.nbytes()));
   }
 
   // Those in place need no block, and are sent while the others are copied out.
   void publish(const std::vector<Gather>& gathers) {
-    std::vector<std::pair<at::Tensor, comm::PendingPtr>> under_way;
+    struct UnderWay {
+      at::Tensor shard;
+      std::unique_ptr<Flat> flat;
+      comm::PendingPtr pending;
+    };
+    std::vector<UnderWay> under_way;
     for (const auto& gather : gathers) {
       auto shard = shard_of(gather);
       if (!gather.in_place) {
@@ -116,10 +147,14 @@ class Replicas final : public Parameters {
       }
       const auto& tensor = context_.tensors[gather.parts.front().parameter];
       tensor.unsafeGetTensorImpl()->bump_version();  // as any other update in place
-      auto pending = context_.communicator.all_gather(tensor.detach().view({-1}), shard);
-      under_way.emplace_back(std::move(shard), std::move(pending));
+      auto flat = std::make_unique<Flat>(tensor.detach(), context_.ledger);
+      auto pending = context_.communicator.all_gather(flat->values(), shard);
+      under_way.push_back({std::move(shard), std::move(flat), std::move(pending)});
     }
-    for (const auto& [shard, pending] : under_way) pending->wait();
+    for (const auto& one : under_way) {
+      one.pending->wait();
+      one.flat->put_back();
+    }
   }
 
   // The columns of its parts side by side, as they are sent.
@@ -155,7 +190,13 @@ class Replicas final : public Parameters {
     const auto columns = rows.split_with_sizes(widths, 1);
     for (std::size_t i = 0; i < columns.size(); ++i) {
       const auto tensor = context_.tensors[gather.parts[i].parameter].detach();
-      copy_out(columns[i], tensor.dim() == 1 ? tensor : tensor.view({-1}));
+      if (tensor.is_contiguous() && tensor.dim() == 1) {
+        copy_out(columns[i], tensor);
+        continue;
+      }
+      const Flat flat(tensor, context_.ledger);
+      copy_out(columns[i], flat.values());
+      flat.put_back();
     }
   }
 

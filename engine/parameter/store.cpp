@@ -1,5 +1,7 @@
 #include "engine/parameter/store.hpp"
 
+#include <ATen/ExpandUtils.h>
+
 #include "engine/kernels/copy_rows.hpp"
 #include "engine/layout/partition.hpp"
 #include "engine/parameter/early_shards.hpp"
@@ -51,6 +53,11 @@ void copy_out(const at::Tensor& columns, const at::Tensor& flat) {
   if (rest != 0) {
     flat.narrow(0, rows * shard_numel, rest).copy_(columns.select(0, rows).narrow(0, 0, rest));
   }
+}
+
+std::vector<int64_t> kept_strides(const at::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  return at::infer_dense_strides(parameter.sizes(), parameter.strides());
 }
 
 std::unique_ptr<Parameters> make_keeper(const Context& context, bool sharded) {

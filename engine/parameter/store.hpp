@@ -5,10 +5,11 @@
 // chooses one by the stage's row.
 //
 // Invariants: after publish() the parameter's value is the master rounded to the type it is sent in
-// and then to the parameter dtype, on every rank alike; shape and identity of the model's tensors
-// never change; padding is zero.
-// Shapes: a parameter keeps its own; masters are flat over the rank's shard space, in their own
-// type and perhaps on another device.
+// and then to the parameter dtype, on every rank alike; shape, strides (kept_strides) and identity
+// of the model's tensors never change; padding is zero.
+// Shapes: a parameter keeps its own; flat is the order of its shape, whatever its strides: what is
+// not contiguous is copied where a whole is made or cut. Masters are flat over the rank's shard
+// space, in their own type and perhaps on another device.
 // Errors: those of the communicator, and of a peer whose pass threw.
 // Depends on: layout, comm, memory/ledger.
 #pragma once
@@ -100,5 +101,9 @@ void fill_masters(const Context& context);
 
 // Row-major [shards, shard_numel] columns -> a flat parameter [numel], padding left out.
 void copy_out(const at::Tensor& columns, const at::Tensor& flat);
+
+// What a parameter keeps: its own strides where they are dense and do not overlap; else those of
+// torch::empty_like. Its data is not asked for.
+std::vector<int64_t> kept_strides(const at::Tensor& parameter);
 
 }  // namespace equigrad::parameter

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
@@ -62,7 +63,7 @@ void for_each_tensor(const Values& values, Fn fn) {
 
 // All of its storage, and nobody else's.
 bool may_leave(const at::Tensor& tensor) {
-  return tensor.requires_grad() && tensor.is_leaf() && tensor.is_contiguous() &&
+  return tensor.requires_grad() && tensor.is_leaf() && tensor.is_non_overlapping_and_dense() &&
          tensor.numel() != 0 && tensor.storage().use_count() == 1 &&
          tensor.storage().nbytes() == tensor.nbytes();
 }
@@ -205,7 +206,7 @@ void Init::State::partition_idle(int64_t idle_operators) {
 
 void Init::State::partition(const at::Tensor& tensor) {
   agree(Say::Partition, parameters_, tensor.numel());
-  const auto values = tensor.detach().to(communicator_->device()).view({-1});
+  const auto values = tensor.detach().to(communicator_->device()).reshape({-1});
   if (communicator_->world_size() > 1) communicator_->broadcast(values, 0)->wait();
   const layout::Partition slices(tensor.numel(), communicator_->world_size());
   const auto mine = slices.range(communicator_->rank());
@@ -216,14 +217,15 @@ void Init::State::partition(const at::Tensor& tensor) {
 }
 
 void Init::State::gather(const at::Tensor& tensor, const parameter::EarlyShard& early) {
-  auto whole = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+  auto whole =
+      at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
   try {
     if (failure_) std::rethrow_exception(failure_);
     agree(Say::Gather, early.number, tensor.numel());
     const auto rows =
         at::empty({communicator_->world_size() * early.shard.numel()}, early.shard.options());
     communicator_->all_gather(rows, early.shard)->wait();
-    whole.view({-1}).copy_(rows.narrow(0, 0, tensor.numel()));
+    whole.copy_(rows.narrow(0, 0, tensor.numel()).view(tensor.sizes()));
   } catch (...) {  // the operator runs in any case: it reads NaN, and finish() throws
     if (!failure_) failure_ = std::current_exception();
     whole.fill_(std::numeric_limits<double>::quiet_NaN());

@@ -309,5 +309,24 @@ TEST(EngineExceptions, AnExceptionUnderTwoEnginesIsToldOnceAndBothWorkOn) {
       "");
 }
 
+TEST(EngineExceptions, ASparseGradientIsRefusedOnEveryRankAndTheEngineGoesOn) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallRun run(context, {.stage = stage}), plain(context, {.stage = stage});
+    const auto index = at::tensor({1, 2}, at::kLong);
+    const auto sparse_loss = [&] {
+      return at::embedding(run["w1"], index, -1, false, /*sparse=*/true).sum() + run["b1"].sum();
+    };
+    const auto is_refusal = AllOf(HasSubstr("[backward] expected a dense gradient"),
+                                  HasSubstr("\"w1\""), HasSubstr("sparse(false)"));
+    EXPECT_THAT(error_of([&] { run.engine->backward(sparse_loss()); }), is_refusal);
+    EXPECT_THAT(error_of([&] { sparse_loss().backward(); }), is_refusal);
+    for (int64_t micro = 0; micro < 2; ++micro) {
+      run.train(micro);
+      plain.train(micro);
+    }
+    expect_equal(run.all(), plain.all(), "after the refusals");
+  });
+}
+
 }  // namespace
 }  // namespace equigrad

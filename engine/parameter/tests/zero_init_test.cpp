@@ -256,5 +256,54 @@ TEST(ZeroInit, WhatItMadeNeedsTheSameRanksAndStage) {
             "");
 }
 
+// A transposed weight, a view of one, which shares its storage and so stays until initialize(), and
+// one of channels_last; all come back to an operator.
+struct StridedNet : torch::nn::Module {
+  StridedNet() {
+    weight = register_parameter("weight", torch::empty_strided({3, kDim}, {1, 3}).uniform_());
+    view = register_parameter("view", torch::rand({kDim, 3}).t());
+    planes = register_parameter(
+        "planes", torch::rand({4, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast));
+    for (int i = 0; i < 4; ++i)
+      blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<Block>()));
+    torch::NoGradGuard no_grad;
+    weight.mul_(2);
+    view.mul_(2);
+    planes.mul_(3);
+    for (auto& block : blocks) block->up->weight.mul_(2);
+  }
+  at::Tensor weight, view, planes;
+  std::vector<std::shared_ptr<Block>> blocks;
+};
+
+TEST(ZeroInit, StridesStay) {
+  EXPECT_EQ(
+      on_ranks(
+          2,
+          [](RankContext& context) {
+            torch::manual_seed(7);
+            StridedNet whole;
+            torch::manual_seed(7);
+            zero::Init init(config(3), context.group());
+            StridedNet net;
+            init.finish();
+            const auto strides = [&] {
+              EXPECT_EQ(net.view.strides(), net.weight.strides());
+              return std::pair{net.weight.strides().vec(), net.planes.strides().vec()};
+            };
+            const std::pair want{std::vector<int64_t>{1, 3}, std::vector<int64_t>{12, 1, 6, 3}};
+            EXPECT_TRUE(parameter::early_shard(net.weight));
+            EXPECT_TRUE(parameter::early_shard(net.planes));
+            EXPECT_EQ(strides(), want);
+            const auto engine = initialize(net, config(3), context.group());
+            EXPECT_EQ(strides(), want);
+            EXPECT_THAT(engine->full_parameter("weight"), HasTheBitsOf(whole.weight.detach()));
+            EXPECT_THAT(engine->full_parameter("view"), HasTheBitsOf(whole.view.detach()));
+            EXPECT_THAT(engine->full_parameter("planes"), HasTheBitsOf(whole.planes.detach()));
+            EXPECT_EQ(engine->full_parameter("planes").strides().vec(), want.second);
+          }),
+      "");
+}
+
 }  // namespace
 }  // namespace equigrad
