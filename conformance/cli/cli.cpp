@@ -2,13 +2,16 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/ranks/interrupt.hpp"
+#include "engine/comm/launch.hpp"
 #include "engine/config/config.hpp"
 #include "equigrad_build_info.hpp"
 
@@ -182,7 +185,7 @@ int guarded(const std::function<int()>& command) {
   const int signal = ranks::interrupted();
   if (signal != 0)
     complaint = "stopped by signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
-  if (!complaint.empty()) std::cerr << "equigrad: " << complaint << "\n";
+  if (!complaint.empty()) std::cerr << "equigrad: " << valid_utf8(complaint) << "\n";
   return signal != 0 ? 128 + signal : code;
 }
 
@@ -264,13 +267,25 @@ int run_cli(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error, std::cout, std::cerr) == 0 ? kHeld : kUsage;
+    std::ostringstream complaint;  // quotes the words that were typed
+    const int code = app.exit(error, std::cout, complaint);
+    std::cerr << valid_utf8(complaint.str());
+    return code == 0 ? kHeld : kUsage;
   }
   all.run.program = all.repro.program = argv[0];
   for (int i = 0; i < argc; ++i) all.run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
   all.compare.line = all.faults.line = all.run.line;
   all.faults.program = all.run.program;
   all.compare.margin_is_stated = app.get_subcommand("compare")->count("--margin") > 0;
+  for (const char* name : {"run", "repro", "train", "compare", "faults"}) {
+    if (!app.got_subcommand(name)) continue;
+    try {
+      comm::expect_one_process(std::string("equigrad ") + name, std::getenv);
+    } catch (const Error& error) {
+      std::cerr << "equigrad: " << error.what() << "\n";
+      return kUsage;
+    }
+  }
   ranks::watch_interrupts();
   return guarded(all.chosen);
 }

@@ -11,6 +11,8 @@
 #include <fstream>
 
 #include "conformance/cli/machine.hpp"
+#include "engine/comm/launch.hpp"
+#include "engine/error.hpp"
 #include "perf/race/gate.hpp"
 #include "perf/race/memory.hpp"
 #include "perf/race/scratch.hpp"
@@ -280,6 +282,12 @@ int run_commands(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  try {
+    comm::expect_one_process("equigrad_perf", std::getenv);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "equigrad_perf: %s\n", error.what());
+    return 2;
   }
   try {
     if (app.got_subcommand("counts")) return counts_command(gate);

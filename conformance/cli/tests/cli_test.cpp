@@ -48,6 +48,34 @@ TEST_F(Cli, AWrongWordIsAUsageError) {
   EXPECT_EQ(say({"train", "--config", "no-such-file.json"}).code, kUsage);
 }
 
+TEST_F(Cli, WhatIsSaidOfBytesThatAreNoUtf8IsUtf8) {
+  const auto file = write("bytes.json", "{\"a\": \"\xff\"}");
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {"run", "--stages", "\xff"}, {"list", "\xff", "--\xff"}, {"config", "check", file}}) {
+    const auto said = say(words);
+    EXPECT_EQ(said.code, kUsage);
+    EXPECT_THAT(said.err, HasSubstr("\xEF\xBF\xBD"));
+    EXPECT_EQ(said.err, valid_utf8(said.err));
+  }
+}
+
+TEST_F(Cli, WhatStartsRanksIsRefusedUnderALauncher) {
+  ASSERT_EQ(setenv("RANK", "0", 1) + setenv("WORLD_SIZE", "2", 1), 0);
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {"run", "--report", folder_ + "/report", "no-such-case"},
+           {"repro", "no-such-case"},
+           {"train", "--steps", "1", "--world", "1"},
+           {"compare", "--config", write("a.json", "{"), "--config", write("b.json", "{")},
+           {"faults", "--report", folder_ + "/report", "no-such-fault"}}) {
+    const auto said = say(words);
+    EXPECT_EQ(said.code, kUsage) << words.front();
+    EXPECT_THAT(said.err, AllOf(HasSubstr("one process of equigrad " + words.front()),
+                                HasSubstr("WORLD_SIZE=2"), HasSubstr("without a launcher")));
+  }
+  EXPECT_EQ(say({"config", "keys"}).code, kHeld);
+  ASSERT_EQ(unsetenv("RANK") + unsetenv("WORLD_SIZE"), 0);
+}
+
 TEST_F(Cli, HelpAndVersionAreAnswers) {
   const auto help = say({"run", "--help"});
   EXPECT_EQ(help.code, kHeld);
