@@ -575,6 +575,7 @@ function(equigrad_format_test)
 endfunction()
 
 # ---- What the program knows about its own build -------------------------------------------------------------------
+if(EQUIGRAD_HARNESS)
 set(generated "${PROJECT_BINARY_DIR}/generated")
 file(CONFIGURE OUTPUT "${generated}/equigrad_build_info.hpp" @ONLY CONTENT [=[
 // What this program knows about its own build: generated when it was configured, the commit when it was built.
@@ -623,6 +624,7 @@ add_custom_target(equigrad_commit BYPRODUCTS "${generated}/equigrad_commit.inc" 
 add_library(equigrad_build_info STATIC "${generated}/equigrad_build_info.cpp")
 add_dependencies(equigrad_build_info equigrad_commit)
 target_include_directories(equigrad_build_info PUBLIC "${generated}")
+endif()
 
 # ---- Programs outside of this build, such as those of failed cases: include(<build>/program.cmake), project(...),
 # equigrad_outside_program(name file.cpp). They link the libraries as they lie here. --------------------------------

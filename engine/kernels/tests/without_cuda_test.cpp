@@ -1,5 +1,5 @@
-// A build without CUDA refuses tensors on a CUDA device, by name and with the remedy. This program's
-// kernels are those of such a build; they stand before the harness's.
+// A build without CUDA refuses tensors on a CUDA device, by name and with the remedy. This
+// program's kernels are those of such a build; they stand before the harness's.
 #define EQUIGRAD_WITHOUT_CUDA "no nvcc was found. Install one, and build it again"
 #include "engine/kernels/without_cuda.cpp"
 
