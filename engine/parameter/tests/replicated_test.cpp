@@ -62,7 +62,7 @@ TEST(Replicas, ParametersHaveAlignedMemoryOfTheirOwn) {
                    EXPECT_FALSE(it.tensors[i].storage().is_alias_of(it.masters.storage()));
                    // The bits of a matrix product depend on where its operands lie.
                    EXPECT_EQ(reinterpret_cast<uintptr_t>(it.tensors[i].const_data_ptr()) % 64, 0U);
-                   EXPECT_TRUE(it.tensors[i].is_contiguous());
+                   EXPECT_EQ(it.tensors[i].is_contiguous(), i != 1) << "its strides stay";
                  }
                  EXPECT_EQ(it.ledger.bytes(memory::Category::Parameters), 4 * (7 + 12 + 5 + 6));
                }),
