@@ -143,11 +143,11 @@ void bind_values(py::module_& module) {
                                      : std::numeric_limits<int64_t>::max();
           },
           "Parameters up to this size stay whole.")
-      .def_property_readonly(
-          "scales_loss",
-          [](const EngineConfig& c) {
-            return c.precision.loss_scale.policy != LossScaleConfig::Policy::None;
-          })
+      .def_property_readonly("scales_loss",
+                             [](const EngineConfig& c) {
+                               return c.precision.loss_scale.policy !=
+                                      LossScaleConfig::Policy::None;
+                             })
       .def_property_readonly("autocast",
                              [](const EngineConfig& c) { return c.precision.autocast.enabled; })
       .def_property_readonly("progressive_layer_drop",

@@ -270,8 +270,10 @@ def main() -> int:
     if unknown:
         parser.error(f"expected models of the zoo, got {unknown[0]!r}. They are: {', '.join(zoo.ZOO)}")
     rows, total, differing, failed = [], 0, 0, 0
+    torch.set_num_threads(1)
     for name in options.models or zoo.ZOO:
         cells = []
+        zoo.ZOO[name].make()  # imported here, once, and not in every process that is forked
         for precision in options.precision:
             began = time.monotonic()
             try:
