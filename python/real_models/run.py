@@ -157,7 +157,7 @@ def play_twin(name: str, precision: str, world: int, ranks_first: bool) -> Any:
 def digest(tensors: list[torch.Tensor | None]) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(b"none" if tensor is None else tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        total.update(b"none" if tensor is None else tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 

@@ -86,8 +86,8 @@ def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
     return (
         got.shape == want.shape
         and got.dtype == want.dtype
-        and bytes(got.detach().contiguous().view(torch.uint8).flatten().tolist())
-        == bytes(want.detach().contiguous().view(torch.uint8).flatten().tolist())
+        and bytes(got.detach().contiguous().view(-1).view(torch.uint8).flatten().tolist())
+        == bytes(want.detach().contiguous().view(-1).view(torch.uint8).flatten().tolist())
     )
 
 
