@@ -71,7 +71,7 @@ def test_a_training_script_runs_alone_and_under_torchrun(python: Path, tmp_path:
     together = losses(run(*launch, EXAMPLES / "train.py", cwd=tmp_path))
     for seen in (alone, together):
         assert len(seen) == 2, seen
-        assert seen[1] < seen[0] < 8.0, seen  # the sum of eight numbers varies by 8
+        assert max(seen) < 1.0, seen  # it begins at 8, the variance of a sum of eight numbers
 
 
 def test_a_hugging_face_model_is_fine_tuned(python: Path, tmp_path: Path) -> None:
