@@ -83,7 +83,8 @@ std::vector<std::string> documents() {
 // the end. <room> and the like stand for any.
 std::set<std::string> named_paths(const std::string& text) {
   static const std::regex path(
-      R"((?:^|[^\w/.])((?:docs|engine|reference|conformance|property_tests|perf|reports|examples|python)/)"
+      R"((?:^|[^\w/.])((?:docs|engine|reference|conformance|property_tests|perf|reports|examples|)"
+      R"(python)/)"
       R"([\w./]*\w[\w.]*/?))");
   std::set<std::string> named;
   for (std::sregex_iterator it(text.begin(), text.end(), path), end; it != end; ++it) {
