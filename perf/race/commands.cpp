@@ -70,6 +70,17 @@ void write_reports(const std::string& folder, const reports::Race& race) {
   write(folder + "/race.html", reports::to_html(race));
 }
 
+int nothing_selected(const RaceCommand& command) {
+  std::string names;
+  for (const auto& group : make_suite(command.suite, command.programs, {}))
+    names += (names.empty() ? "" : "; ") + group.name;
+  std::fprintf(stderr,
+               "equigrad_perf: [race] expected a part of the name of a group of the suite %s, got "
+               "--filter %s. It has: %s.\n",
+               command.suite.c_str(), command.options.filter.c_str(), names.c_str());
+  return 2;
+}
+
 int race_command(RaceCommand command, const std::string& line) {
   if (command.no_peers) command.programs.peers.clear();
   const auto begin = Clock::now();
@@ -79,9 +90,7 @@ int race_command(RaceCommand command, const std::string& line) {
   race.load_before = load();
   race.versions["torch"] = build_info::torch_version();
   const auto groups = make_suite(command.suite, command.programs, command.options);
-  if (groups.empty())
-    throw std::runtime_error("[race] expected a part of the name of a group of the suite " +
-                             command.suite + ", got --filter " + command.options.filter + ".");
+  if (groups.empty()) return nothing_selected(command);
   const Scratch scratch;
   race.bandwidth_bytes_per_s = measure_bandwidth(command.programs.worker, scratch.path());
   for (const auto& group : groups) {

@@ -86,7 +86,11 @@ std::vector<nlohmann::json> RankProcesses::ask(const nlohmann::json& request) {
     throw std::runtime_error("[race] " + name_ + ", rank " + std::to_string(rank) + ": " + why +
                              "\n" + printed(rank));
   };
-  for (auto& channel : channels_) channel.send(request);
+  for (std::size_t rank = 0; rank < channels_.size(); ++rank) try {
+      channels_[rank].send(request);
+    } catch (const std::exception& error) {
+      fail(rank, error.what());
+    }
   for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
     nlohmann::json answer;
     try {

@@ -72,6 +72,24 @@ TEST(RaceMarkdown, HasARowForEachContestant) {
   EXPECT_THAT(text, Not(HasSubstr("afterwards")));
 }
 
+// Its time is what the others' are divided by, and its bytes are one of the limits.
+TEST(Race, WhereTheBaseFellThereIsNoRatio) {
+  Race of = race();
+  of.groups.resize(1);
+  auto& group = of.groups[0];
+  group.rows[0] = RaceRow{.contestant = "DDP", .trouble = "it broke"};
+  group.rows[1].to_base = group.rows[1].cpu_to_base = {};
+  const std::string text = to_markdown(of);
+  EXPECT_THAT(text, HasSubstr("| DDP | it broke |"));
+  EXPECT_THAT(text,
+              HasSubstr("| Equigrad stage 2 | 150 [135, 165] | - | 120 | 150 [135, 165] | -"));
+  EXPECT_THAT(text, HasSubstr("100 ms to compute without communication."));
+  EXPECT_THAT(text, Not(HasSubstr("bytes that DDP sends")));
+  EXPECT_THAT(to_html(of), HasSubstr(">-</td>"));
+  EXPECT_THAT(ratio_drawing(group), HasSubstr(">no base<"));
+  EXPECT_THAT(ratio_drawing(group), Not(HasSubstr("0.00")));
+}
+
 TEST(RacePage, EscapesAndDraws) {
   const std::string page = to_html(race());
   EXPECT_THAT(page, HasSubstr("DeepSpeed &lt;3&gt;"));

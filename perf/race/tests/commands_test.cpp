@@ -1,22 +1,116 @@
+// Exit codes of `equigrad_perf`: 0, 1 for a finding, 2 for a wrong command, 3 when it broke, 4 where
+// `times` stays inconclusive.
 #include "perf/race/commands.hpp"
 
 #include <gmock/gmock.h>
 
 #include <cstdlib>
+#include <equigrad_build_info.hpp>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "perf/race/scratch.hpp"
 
 namespace equigrad::perf {
 namespace {
 
-TEST(Commands, AreRefusedUnderALauncher) {
-  ASSERT_EQ(setenv("WORLD_SIZE", "2", 1), 0);
-  char program[] = "equigrad_perf", command[] = "counts", option[] = "--baseline", file[] = "none";
-  char* words[] = {program, command, option, file, nullptr};
+using testing::ContainsRegex;
+using testing::HasSubstr;
+
+struct Said {
+  int code;
+  std::string out, err;
+};
+
+Said say(std::vector<std::string> words) {
+  words.insert(words.begin(), "equigrad_perf");
+  std::vector<char*> argv;
+  for (auto& word : words) argv.push_back(word.data());
+  testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
-  EXPECT_EQ(run_commands(4, words), 2);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              testing::AllOf(testing::HasSubstr("one process of equigrad_perf"),
-                             testing::HasSubstr("WORLD_SIZE=2")));
+  const int code = run_commands(static_cast<int>(argv.size()), argv.data());
+  const auto out = testing::internal::GetCapturedStdout();
+  return {code, out, testing::internal::GetCapturedStderr()};
+}
+
+std::string worker() {
+  const char* path = std::getenv("EQUIGRAD_PERF_WORKER");
+  return path != nullptr ? path : std::string(build_info::binary_directory()) + "/perf_worker";
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(PerfCommands, AWrongCommandIsTwo) {
+  EXPECT_EQ(say({}).code, 2);
+  EXPECT_EQ(say({"rase"}).code, 2);
+  EXPECT_EQ(say({"race", "--round", "1"}).code, 2);
+  EXPECT_EQ(say({"race", "--suite", "none"}).code, 2);
+  EXPECT_EQ(say({"race", "--old", "/no/such/worker"}).code, 2);
+  EXPECT_EQ(say({"times"}).code, 2) << "beside which?";
+  EXPECT_EQ(say({"counts"}).code, 2) << "beside which?";
+  EXPECT_EQ(say({"times", "--old", worker(), "--stage", "4"}).code, 2);
+  const auto empty = say({"race", "--suite", "smoke", "--filter", "large"});
+  EXPECT_EQ(empty.code, 2);
+  EXPECT_THAT(empty.err, HasSubstr("got --filter large. It has: small; 100 tensors."));
+  EXPECT_EQ(say({"--help"}).code, 0);
+}
+
+TEST(PerfCommands, AreRefusedUnderALauncher) {
+  ASSERT_EQ(setenv("WORLD_SIZE", "2", 1), 0);
+  const auto refused = say({"counts", "--baseline", "none"});
   ASSERT_EQ(unsetenv("WORLD_SIZE"), 0);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("one process of equigrad_perf"));
+  EXPECT_THAT(refused.err, HasSubstr("WORLD_SIZE=2"));
+}
+
+TEST(PerfCommands, WhatBreaksIsThree) {
+  const auto broken = say({"race", "--suite", "smoke", "--no-peers", "--worker", "/bin/false"});
+  EXPECT_EQ(broken.code, 3);
+  EXPECT_THAT(broken.err, HasSubstr("bandwidth, rank 0"));
+}
+
+std::vector<std::string> smoke(const std::vector<std::string>& more) {
+  std::vector<std::string> words = {"race",     "--suite", "smoke",    "--filter", "100 tensors",
+                                    "--rounds", "1",       "--worker", worker(),   "--no-proof"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST(PerfCommands, ARaceInWhichAllRunIsZero) {
+  const auto race = say(smoke({"--no-peers"}));
+  EXPECT_EQ(race.code, 0) << race.out << race.err;
+  EXPECT_THAT(race.out, HasSubstr("| Equigrad stage 3 | "));
+}
+
+// DDP, the base, is one of the peers.
+TEST(PerfCommands, ARaceWhoseBaseFellSaysSoAndIsAFinding) {
+  const Scratch scratch;
+  const auto race = say(smoke({"--peers", "/bin/false", "--report", scratch.path() + "/report"}));
+  EXPECT_EQ(race.code, 1) << race.err;
+  const auto text = text_of(scratch.path() + "/report/race.md");
+  EXPECT_THAT(text, HasSubstr("| DDP | "));
+  EXPECT_THAT(text, ContainsRegex("\\| Equigrad stage 2 \\| [0-9.]+ [^|]*\\| - \\|"));
+  EXPECT_THAT(race.out, HasSubstr(text));
+}
+
+TEST(PerfCommands, TimesOfTooFewPairsAreFour) {
+  const auto times =
+      say({"times", "--old", worker(), "--new", worker(), "--pairs", "2", "--lives", "1"});
+  EXPECT_EQ(times.code, 4) << times.err;
+  EXPECT_THAT(times.out, HasSubstr("2 pairs: inconclusive"));
+}
+
+TEST(PerfCommands, ASlowDownThatIsPlantedIsOne) {
+  const auto times = say({"times", "--old", worker(), "--new", worker(), "--pairs", "30", "--lives",
+                          "1", "--steps", "1", "--plant", R"({"step_sleep_us": 100000})"});
+  EXPECT_EQ(times.code, 1) << times.out << times.err;
+  EXPECT_THAT(times.out, HasSubstr("30 pairs: regressed"));
 }
 
 }  // namespace

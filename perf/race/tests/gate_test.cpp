@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "perf/race/scratch.hpp"
+#include "perf/race/suites.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -77,6 +78,47 @@ TEST_F(Gate, SeesALeakOfOneKibibyteAStep) {
   const auto report = find_leaks(worker(), scratch(), 2, {{"leak_bytes", 1024}});
   EXPECT_TRUE(report.leaks());
   EXPECT_GE(report.grown_bytes, report.steps * 1024);
+}
+
+// One of the two sleeps in every step, far longer than a step takes.
+TimesPlan plan(int64_t older_sleep_us, int64_t newer_sleep_us) {
+  TimesPlan plan;
+  Programs programs;
+  programs.worker = worker();
+  plan.model = gpt(2, 24, 2, 16, 64);
+  const auto config = engine_config(2, plan.batch, 1, json::object());
+  plan.older = engine_contestant("older", programs, config);
+  plan.newer = engine_contestant("newer", programs, config);
+  plan.older.settings["faults"] = {{"step_sleep_us", older_sleep_us}};
+  plan.newer.settings["faults"] = {{"step_sleep_us", newer_sleep_us}};
+  plan.pairs = 30;  // a few may meet other work
+  plan.steps = 1;
+  plan.lives = 1;
+  return plan;
+}
+
+TEST_F(Gate, TimesOfASlowerOneAreRegressedAndOfAFasterOneAreNot) {
+  const auto slower = compare_times(plan(0, 100'000), scratch());
+  EXPECT_EQ(slower.verdict, Verdict::Regressed);
+  EXPECT_EQ(slower.ratios.size(), 30u);
+  EXPECT_GT(slower.ratio.low, 1.05);
+  const auto faster = compare_times(plan(100'000, 0), scratch());
+  EXPECT_EQ(faster.verdict, Verdict::Equivalent) << "not slower by more than the margin";
+  EXPECT_LT(faster.ratio.high, 1);
+}
+
+// However clear they look; of two lives it may end after the second, and has their pairs.
+TEST_F(Gate, TimesOfFewerPairsThanTheConfidenceNeedsAreInconclusive) {
+  auto few = plan(0, 100'000);
+  few.pairs = 11;  // 12 are needed
+  const auto found = compare_times(few, scratch());
+  EXPECT_EQ(found.ratios.size(), 11u);
+  EXPECT_EQ(found.verdict, Verdict::Inconclusive);
+  few.pairs = 6;
+  few.lives = 4;
+  const auto more = compare_times(few, scratch());
+  EXPECT_EQ(more.ratios.size(), 24u) << "12 after two lives: too few for the second question";
+  EXPECT_EQ(more.verdict, Verdict::Regressed);
 }
 
 TEST(Differences, NamesEachPlace) {
