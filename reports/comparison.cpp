@@ -167,7 +167,8 @@ std::string to_terminal(const Comparison& comparison) {
   const std::string test = equivalence_text(comparison);
   if (!test.empty()) out << "#\n# " << test << "\n";
   out << "# margin " << margin_text(comparison) << "\n"
-      << upper_case(word(comparison.outcome)) << "  " << clean(comparison.reason) << "\n";
+      << upper_case(word(comparison.outcome)) << "  " << clean(comparison.reason) << "\n"
+      << replay_line(comparison.command);
   return out.str();
 }
 

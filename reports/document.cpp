@@ -97,7 +97,7 @@ std::string shown(const std::string& text, size_t limit_bytes) {
   size_t end = limit_bytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
   return escape_xml(text.substr(0, end) + " [" + count_of(text.size() - end, "more byte") +
-                    " in run.json]");
+                    " in the JSON file]");
 }
 
 std::string paragraph(const std::string& html) { return "<p>" + html + "</p>\n"; }

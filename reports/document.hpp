@@ -46,11 +46,11 @@ struct Document {
   std::vector<std::pair<std::string, std::string>> links = {};  // section -> its name
   std::string html = {};                                        // sections
   std::string end_html = {};                                    // sections after the environment's
-  std::string data_file;                                        // run.json
+  std::string data_file;  // run.json: the JSON file beside the page
 };
 std::string to_html(const Document& document);
 
-// Cut between characters, with a note, and escaped.
+// Cut between characters, with a note that the rest is in the data file, and escaped.
 std::string shown(const std::string& text, size_t limit_bytes);
 
 std::string paragraph(const std::string& html);

@@ -87,7 +87,7 @@ void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
   for (const auto& alarm : matrix.clean.alarms)
     out << "FALSE ALARM  " << alarm.id << "\n"
         << clean(alarm.message) << (alarm.message.ends_with('\n') ? "" : "\n")
-        << "# replay: " << clean(alarm.replay) << "\n";
+        << replay_line(alarm.replay);
 }
 
 std::string verdict(const KillMatrix& matrix) {
@@ -226,6 +226,9 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix) {
     lines.push_back("clean configurations: " + count_of(clean.alarms.size(), "false alarm") +
                     " in " + of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
                     " elements compared");
+  for (const auto& [reason, cases] : matrix.not_run)
+    lines.push_back("not run: " + count_of(cases, "case") + " of the panel, " +
+                    reports::clean(reason));
   for (const auto& name : matrix.stale_proofs)
     lines.push_back("a proof says that nothing can see " + reports::clean(name) +
                     ", which is not so: take it out of the list of survivors");
@@ -257,7 +260,9 @@ std::string to_terminal(const KillMatrix& matrix) {
                 matrix.faults_s / 60, matrix.wall_s / 60);
   out << line;
   write_worst(out, matrix);
-  out << upper_case(word(outcome(matrix))) << "  " << verdict(matrix) << "\n";
+  const auto& alarms = matrix.clean.alarms;
+  out << upper_case(word(outcome(matrix))) << "  " << verdict(matrix) << "\n"
+      << replay_line(alarms.empty() ? matrix.command : alarms[0].replay);
   return out.str();
 }
 

@@ -16,6 +16,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,6 +85,7 @@ struct KillMatrix {
   bool covering_only = false;      // no other case was run
   bool is_whole = false;           // every fault of the catalogue was asked for
   std::vector<std::string> panel;  // the covering selection, in the order in which it is tried
+  std::map<std::string, int64_t> not_run;  // cases of the panel that were left out, by reason
   std::vector<FaultRow> faults;
   std::vector<std::string> stale_proofs;  // of faults that were caught, or that are none
   CleanRuns clean;

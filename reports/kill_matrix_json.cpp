@@ -90,6 +90,7 @@ std::string to_json(const KillMatrix& matrix) {
                          {"stale_proofs", matrix.stale_proofs},
                          {"clean", matrix.clean},
                          {"panel", matrix.panel},
+                         {"not_run", matrix.not_run},
                          {"faults", matrix.faults}});
 }
 

@@ -147,7 +147,7 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   const std::vector<const Case*> wrong = wrong_cases(run);
   const std::string replay =
       wrong.empty() || wrong[0]->replay.empty() ? run.command : wrong[0]->replay;
-  if (!replay.empty()) out << "# replay: " << clean(replay) << "\n";
+  out << replay_line(replay);
   return out.str();
 }
 

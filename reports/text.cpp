@@ -192,6 +192,10 @@ std::string elements_text(const Counts& sum, double seconds) {
          " differing where none may, in " + seconds_text(seconds);
 }
 
+std::string replay_line(const std::string& replay) {
+  return replay.empty() ? "" : "# replay: " + clean(replay) + "\n";
+}
+
 std::string words_of(const SelfCheck& check) {
   return check.what.empty() ? check.fault : check.what;
 }

@@ -65,6 +65,8 @@ std::string counts_text(const Counts& sum);
 
 // "59,177 elements compared, 0 differing where none may, in 93.1 s"
 std::string elements_text(const Counts& sum, double seconds);
+// The last line of a verdict on a terminal; nothing where nothing repeats it.
+std::string replay_line(const std::string& replay);
 std::string words_of(const SelfCheck& check);  // what was done, or the fault's name
 
 // What it was built from and ran on, in Markdown.

@@ -83,6 +83,7 @@ FaultRun::FaultRun(const FaultOptions& options)
   matrix_.covering_only = options.covering_only;
   matrix_.is_whole = options.faults.size() == faults::fault_names().size();
   matrix_.clean.asked = options.clean;
+  matrix_.not_run = options.not_run;
   for (const auto& spec : options.panel) matrix_.panel.push_back(spec.id());
   for (std::size_t i = 0; i < contract_panel_.covering; ++i)
     matrix_.panel.push_back(contract_panel_.cases[i].id());
@@ -210,14 +211,14 @@ void FaultRun::chase_through_panel() {
       }
     return std::nullopt;
   };
-  Progress progress(static_cast<int64_t>(chases_.size()), options_.quiet, "faults");
+  Progress progress(static_cast<int64_t>(chases_.size()), options_.quiet, "faults", "caught");
   slots_.run(next_task, [&] {
-    int64_t done = 0, open = 0;
+    int64_t done = 0, caught = 0;
     for (std::size_t i = 0; i < chases_.size(); ++i) {
       done += chases_[i].running == 0 && is_done(i);
-      open += chases_[i].running == 0 && is_done(i) && !is_caught(i);
+      caught += is_caught(i);
     }
-    progress.update(done, open, "not caught yet count as failed");
+    progress.update(done, caught, "planted");
   });
   progress.finish();
 }
@@ -239,12 +240,14 @@ void FaultRun::chase_through_contract(std::size_t cases) {
     return planted_in_contract(*least, chases_[*least].of_contract++);
   };
   Progress progress(static_cast<int64_t>(left.size() * cases), options_.quiet,
-                    "contract cases for what is left");
+                    "contract cases for what is left", "caught");
   slots_.run(next_task, [&] {
-    int64_t done = 0;
-    for (const std::size_t i : left)
+    int64_t done = 0, caught = 0;
+    for (const std::size_t i : left) {
       done += static_cast<int64_t>(is_caught(i) ? cases : chases_[i].of_contract);
-    progress.update(done, 0, "");
+      caught += is_caught(i);
+    }
+    progress.update(done, caught, "planted");
   });
   progress.finish();
 }

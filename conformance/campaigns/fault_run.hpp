@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ namespace equigrad::conformance {
 struct FaultOptions {
   std::vector<std::string> faults;
   std::vector<CaseSpec> panel;
+  std::map<std::string, int64_t> not_run;  // cases that the panel lacks, by reason
   bool full = false;
   bool covering_only = false;  // nothing but the covering selection's cases
   double minutes = 10;         // 0: as long as it takes

@@ -13,15 +13,16 @@ namespace equigrad::conformance {
 
 class Progress {
  public:
-  Progress(int64_t total, bool quiet, std::string noun = "cases");
-  void update(int64_t done, int64_t failed, const std::string& now);
+  // `noun` are what is done, `counted` those of them that the line counts beside.
+  Progress(int64_t total, bool quiet, std::string noun = "cases", std::string counted = "failed");
+  void update(int64_t done, int64_t count, const std::string& now);
   void clear() const;  // before a line of something else
   void finish();
 
  private:
   using Clock = std::chrono::steady_clock;
   int64_t total_;
-  std::string noun_;
+  std::string noun_, counted_;
   bool quiet_;
   bool terminal_;
   Clock::time_point start_;

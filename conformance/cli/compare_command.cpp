@@ -84,7 +84,7 @@ int compare_command(const CompareCommand& command, const ranks::Handler& serve) 
     write_file(at("json"), reports::to_json(comparison));
     write_file(at("md"), reports::to_markdown(comparison));
   });
-  if (is_whole) std::cout << "# report: " << at("html") << "\n";
+  if (is_whole) std::cout << "# report: " << absolute(at("html")) << "\n";
   const int code = reports::exit_code(comparison);
   return code == kHeld && !is_whole ? kInfrastructure : code;
 }

@@ -55,6 +55,8 @@ FaultOptions options_of(const FaultsCommand& command) {
   options.slots = command.slots;
   for (const auto& spec : fault_panel())
     if (!options.data.images.empty() || !needs_images(spec)) options.panel.push_back(spec);
+  const auto without = static_cast<int64_t>(fault_panel().size() - options.panel.size());
+  if (without > 0) options.not_run[kNoImages] = without;
   return options;
 }
 
@@ -119,10 +121,9 @@ int faults_command(const FaultsCommand& command) {
   const auto at = [&](const char* name) { return command.report + "/faults." + name; };
   make_directory(command.report);
   for (const char* name : {"html", "json", "md"}) unlink(at(name).c_str());
-  if (!command.quiet && options.panel.size() < fault_panel().size())
-    std::cerr << fault_panel().size() - options.panel.size()
-              << " cases of the panel are left out: no images; install dataset-fashion-mnist or "
-                 "give --data-dir\n";
+  for (const auto& [reason, cases] : options.not_run)
+    if (!command.quiet)
+      std::cerr << cases << " cases of the panel are left out: " << reason << "\n";
   check_writable(command.json);
   const auto environment = environment_here();
   auto matrix = run_faults(options);
@@ -137,7 +138,7 @@ int faults_command(const FaultsCommand& command) {
     write_file(at("json"), json);
     if (!command.json.empty()) write_file(command.json, json);
   });
-  if (is_whole) out << "# report: " << at("html") << "\n";
+  if (is_whole) out << "# report: " << absolute(at("html")) << "\n";
   const int code = reports::exit_code(matrix);
   return code == kHeld && !is_whole ? kInfrastructure : code;
 }

@@ -14,6 +14,9 @@
 namespace equigrad::conformance::cli {
 
 bool needs_images(const CaseSpec& spec);
+// Why cases that need them are not run.
+inline constexpr const char* kNoImages =
+    "no images: install dataset-fashion-mnist or give --data-dir";
 // For cases: plays, and images where they are there.
 DataFiles case_data(const std::string& directory);
 // For training: all plays, and images where `data` is "images".

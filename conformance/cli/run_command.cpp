@@ -211,8 +211,7 @@ int run_command(const RunCommand& command) {
   if (options.data.images.empty()) {
     const auto end = std::remove_if(options.cases.begin(), options.cases.end(), needs_images);
     const auto without = options.cases.end() - end;
-    if (without > 0)
-      not_run["no images: install dataset-fashion-mnist or give --data-dir"] = without;
+    if (without > 0) not_run[kNoImages] = without;
     options.cases.erase(end, options.cases.end());
   }
   make_directory(command.report);

@@ -132,6 +132,23 @@ TEST(Comparison, TheTerminalAndMarkdownSayWhatWasFoundAndWhoseMarginItIs) {
   EXPECT_THAT(to_markdown(of), HasSubstr("the default: state your own with --margin"));
 }
 
+TEST(Comparison, AStepOfTextIsCountedInTokensAndOneOfImagesInImages) {
+  auto of = example();
+  of.tokens_per_step = 4'096;
+  EXPECT_THAT(to_markdown(of), HasSubstr("4 steps of 4,096 tokens. "));
+  EXPECT_THAT(page_compare(of), HasSubstr("4 steps of 4,096 tokens, "));
+  of.data = "images: t10k-images-idx3-ubyte.gz";
+  EXPECT_THAT(to_markdown(of), HasSubstr("4 steps of 4,096 images. "));
+  EXPECT_THAT(page_compare(of), HasSubstr("4 steps of 4,096 images, "));
+}
+
+TEST(Comparison, TheTerminalEndsWithTheVerdictAndItsReplay) {
+  auto of = example();
+  of.command = "equigrad compare --config a.json --config b.json";
+  EXPECT_TRUE(to_terminal(of).ends_with("\nEQUIVALENT  Because.\n# replay: " + of.command + "\n"))
+      << to_terminal(of);
+}
+
 TEST(Comparison, APageIsWellFormedAndForeignTextIsText) {
   auto of = example();
   of.runs[3].complete = false;

@@ -40,7 +40,7 @@ TEST(Document, ATemplateOrAValueThatIsNotThereIsAnError) {
 
 TEST(Document, CellsEscapeWhatIsForeign) {
   EXPECT_EQ(reports::number_cells({"<1"}), "<td class=\"n\">&lt;1</td>");
-  EXPECT_EQ(reports::cell("<abc", 2), "<td>&lt;a [2 more bytes in run.json]</td>");
+  EXPECT_EQ(reports::cell("<abc", 2), "<td>&lt;a [2 more bytes in the JSON file]</td>");
   EXPECT_EQ(
       reports::table("it", reports::heads({"A"}) + reports::number_heads({"B"}),
                      reports::row("a", "")),

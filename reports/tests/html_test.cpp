@@ -210,7 +210,7 @@ TEST(Html, ALongMessageIsCutWithANoteAndBetweenCharacters) {
     run.cases[2].message = front;
     for (int i = 0; i < 10000; ++i) run.cases[2].message += "ü";
     const std::string page = reports::to_html(run);
-    EXPECT_TRUE(shows(page, " more bytes in run.json]"));
+    EXPECT_TRUE(shows(page, " more bytes in the JSON file]"));
     EXPECT_EQ(times(page, "\xEF\xBF\xBD"), 0u);
   }
 }

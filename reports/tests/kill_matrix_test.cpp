@@ -14,6 +14,7 @@ namespace equigrad::conformance {
 namespace {
 
 using namespace reports;  // NOLINT: the whole test is about it
+using ::testing::ContainsRegex;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -30,8 +31,13 @@ FaultRow caught(const std::string& name, std::vector<std::string> checks, int64_
   row.fate = Fate::Caught;
   row.acted_times = 1;
   row.cases = 1;
-  row.found = {{"Required.grad.a", std::move(checks), after_steps, after_steps == 0, "step 1 it",
-                "equigrad run a", 0.25}};
+  row.found = {{.in = "Required.grad.a",
+                .checks = std::move(checks),
+                .after_steps = after_steps,
+                .located = after_steps == 0,
+                .first = "step 1 it",
+                .replay = "equigrad run a",
+                .seconds = 0.25}};
   row.has_data = true;
   row.elsewhere = {true, false, true, false};
   return row;
@@ -112,6 +118,38 @@ TEST(KillMatrix, EveryFormatSaysWhatTheCoveringSelectionCatches) {
   EXPECT_EQ(read.at("faults")[1].at("covering"), false);
 }
 
+TEST(KillMatrix, CasesThatThePanelLacksAreNamedInEveryFormat) {
+  auto matrix = example();
+  matrix.not_run = {{"no images: give --data-dir", 5}};
+  const std::string line = "not run: 5 cases of the panel, no images: give --data-dir";
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("# " + line + "\n"));
+  EXPECT_THAT(to_html(matrix), HasSubstr(line));
+  EXPECT_THAT(to_markdown(matrix), HasSubstr("not run: 5 cases of the panel"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(matrix)).at("not_run").at("no images: give --data-dir"),
+            5);
+  EXPECT_THAT(to_terminal(example()), Not(HasSubstr("not run")));
+}
+
+// What held, and how to see it again: the report's place follows, which the command knows.
+TEST(KillMatrix, TheTerminalEndsWithTheVerdictAndItsReplay) {
+  auto matrix = example();
+  matrix.command = "equigrad faults old";
+  EXPECT_THAT(to_terminal(matrix),
+              ContainsRegex("\nHELD  [^\n]*\n# replay: equigrad faults old\n$"));
+  matrix.clean.alarms = {{"Required.b", "it differs", "equigrad run b"}};
+  EXPECT_THAT(to_terminal(matrix), ContainsRegex("\nFAILED  [^\n]*\n# replay: equigrad run b\n$"));
+}
+
+// A message ends with a newline, or is a single line without one.
+TEST(KillMatrix, AnAlarmsReplayHasALineOfItsOwn) {
+  auto matrix = example();
+  for (const char* message : {"it differs", "it differs\n"}) {
+    matrix.clean.alarms = {{"Required.b", message, "equigrad run b"}};
+    EXPECT_THAT(to_terminal(matrix),
+                HasSubstr("FALSE ALARM  Required.b\nit differs\n# replay: equigrad run b\n"));
+  }
+}
+
 // Each way to fail, alone.
 TEST(KillMatrix, TheExitCodeIsThatOfTheWorst) {
   const auto code_of = [](auto change) {
@@ -130,6 +168,8 @@ TEST(KillMatrix, TheExitCodeIsThatOfTheWorst) {
   EXPECT_EQ(code_of([](KillMatrix& of) { of.faults.clear(); }), 4);
   EXPECT_EQ(code_of([](KillMatrix& of) { of.failure = "no ranks"; }), 3);
   EXPECT_EQ(code_of([](KillMatrix& of) { of.is_void = true; }), 1);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.is_void = true, of.failure = "it fails"; }), 1);
+  EXPECT_EQ(code_of([](KillMatrix& of) { of.interrupted = of.is_void = true; }), 130);
   EXPECT_EQ(code_of([](KillMatrix& of) { of.interrupted = true; }), 130);
   EXPECT_EQ(code_of([](KillMatrix& of) { of.interrupted = true, of.signal = 15; }), 143);
 }
@@ -172,6 +212,7 @@ TEST(KillMatrix, WhatIsWrittenKeepsToThePublishedSchemaWhichRefusesTheRest) {
       {"/environment/cores", "two"},
       {"/clean/alarms/0/at", 1},
       {"/checks/0/all", "many"},
+      {"/not_run/it", "many"},
       {"/more", true},
       {"/panel", nlohmann::json::array({1})}};
   std::vector<std::string> bad;

@@ -88,6 +88,7 @@ TEST_F(Compare, AConfigurationBesideItselfIsEquivalentToTheLastBit) {
   EXPECT_EQ(run(2).at("configuration"), "B");  // turns alternate
   EXPECT_EQ(report_.at("quantities").at(0).at("B_minus_A").at("mean"), 0.0);
   EXPECT_THAT(out_, HasSubstr("EQUIVALENT  "));
+  EXPECT_TRUE(out_.ends_with("\n# report: " + command_.report + "/compare.html\n")) << out_;
   EXPECT_THAT(out_, HasSubstr("margin: 0.05 nats, the default: state your own with --margin"));
   EXPECT_THAT(text_of(command_.report + "/compare.html"), HasSubstr("<section id=\"compare\""));
   EXPECT_THAT(text_of(command_.report + "/compare.md"),
