@@ -62,6 +62,7 @@ TEST(Suite, TheCoveringSelectionsCasesEndBeforeTheOthersBegin) {
   const auto& specs = chosen.contract.specs;
   EXPECT_THAT(ids(told[0].cases), ElementsAre(cases[2].id(), cases[3].id(), specs[2].id()));
   for (const auto& one : told[0].cases) EXPECT_TRUE(reports::passed(one.verdict)) << one.message;
+  EXPECT_EQ(told[0].self_checks.size(), run.self_checks.size()) << "a void part says so";
   EXPECT_THAT(ids(run.cases),
               ElementsAre(cases[2].id(), cases[3].id(), specs[2].id(), cases[0].id(), cases[1].id(),
                           specs[0].id(), specs[1].id()));

@@ -148,6 +148,44 @@ TEST_F(Cli, AReplayThatIsPastedLeavesTheReportAlone) {
               HasSubstr("--fault averaged_twice --report \"$(mktemp -d)\" \"$@\""));
 }
 
+// A folder of data that has a space and an apostrophe in its name.
+TEST_F(Cli, AReplayIsReadBackByAShellWhateverThePathsAre) {
+  const std::string data = folder_ + "/it's data", report = folder_ + "/it's \"it\"";
+  ASSERT_EQ(mkdir(data.c_str(), 0700), 0);
+  const std::string plays =
+      build_info::source_directory() + std::string("/reference/data/plays_slice.txt");
+  ASSERT_EQ(symlink(plays.c_str(), (data + "/plays_slice.txt").c_str()), 0);
+  const auto failed = say(
+      {"run", kCase, "-q", "--fault", "averaged_twice", "--data-dir", data, "--report", report});
+  EXPECT_EQ(failed.code, kFailed) << failed.err;
+  const std::string start = "\n# replay: equigrad run ";
+  const auto from = failed.out.find(start);
+  ASSERT_NE(from, std::string::npos) << failed.out;
+  const auto line = failed.out.substr(from + start.size());
+  const std::string got = folder_ + "/words";
+  const auto command =
+      "printf '%s\\n' " + line.substr(0, line.find('\n')) + " > " + got;  // as it is pasted
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  EXPECT_THAT(text_of(got), HasSubstr("\n--data-dir\n" + data + "\n"));
+  EXPECT_THAT(text_of(got), HasSubstr("\n--report\n" + report + "-replay\n"));
+}
+
+// Of GitHub's summary of a step, to which other steps have written.
+TEST_F(Cli, TheSummaryOfAStepIsAddedToWhatIsThere) {
+  const auto summary = write("summary.md", "before\n");
+  setenv("GITHUB_ACTIONS", "true", 1);
+  setenv("GITHUB_STEP_SUMMARY", summary.c_str(), 1);
+  const auto result = say({"run", kCase, "-q", "--report", folder_ + "/report"});
+  setenv("GITHUB_STEP_SUMMARY", (folder_ + "/no/such").c_str(), 1);
+  const auto unwritable = say({"run", kCase, "-q", "--report", folder_ + "/report"});
+  unsetenv("GITHUB_ACTIONS");
+  unsetenv("GITHUB_STEP_SUMMARY");
+  EXPECT_EQ(result.code, kHeld) << result.err;
+  EXPECT_THAT(read("summary.md"), AllOf(StartsWith("before\n"), HasSubstr("## Equigrad")));
+  EXPECT_EQ(unwritable.code, kHeld) << "a summary is no report of this run";
+  EXPECT_THAT(unwritable.err, HasSubstr("cannot write GITHUB_STEP_SUMMARY"));
+}
+
 TEST_F(Cli, NothingSelectedIsAUsageErrorWithWhatIsNear) {
   const auto result = say({"run", "zero3.bf61"});
   EXPECT_EQ(result.code, kUsage);

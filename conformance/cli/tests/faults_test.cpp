@@ -1,6 +1,7 @@
 // `equigrad faults`: a few faults through the panel, what it says of them, and how it ends.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -31,6 +32,11 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
   EXPECT_EQ(result.code, kHeld) << result.out << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("averaged_twice"), HasSubstr("exact/gradient"),
                                 HasSubstr("0 false alarms in 4 of 4"), HasSubstr("HELD  ")));
+  EXPECT_TRUE(
+      result.out.ends_with("\n# replay: equigrad faults averaged_twice word_lost --clean 4 "
+                           "--report " +
+                           folder_ + " -q\n# report: " + folder_ + "/faults.html\n"))
+      << result.out;
   const auto json = nlohmann::json::parse(text_of(folder_ + "/faults.json"));
   EXPECT_EQ(json.at("panel").size(), fault_panel().size() + contract_panel().covering);
   ASSERT_EQ(json.at("faults").size(), 2u);
@@ -113,6 +119,21 @@ TEST(FaultRun, AFaultThatDoesNotActIsNotAPass) {
   EXPECT_EQ(reports::exit_code(matrix), 1);
 }
 
+// There is time for the panel, not for all of the contract.
+TEST(FaultRun, AFaultWithoutTimeForTheContractIsNotRun) {
+  auto late = options({"overflow_unseen"}, 1);
+  late.minutes = 0.1;
+  late.not_run = {{"no images", 3}};
+  late.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
+    if (request.at("do") == "contract") usleep(50'000);
+    return without_contract(request, context);
+  };
+  const auto matrix = run_faults(late);
+  EXPECT_EQ(matrix.faults[0].fate, reports::Fate::NotRun);
+  EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Inconclusive);
+  EXPECT_EQ(matrix.not_run, late.not_run) << "what the panel lacks is told";
+}
+
 TEST(FaultRun, WithTheWholePanelEveryCaseIsTried) {
   auto whole = options({"averaged_twice"}, 3);
   whole.full = true;
@@ -146,6 +167,58 @@ TEST(FaultRun, APanelThatFailsByItselfIsVoid) {
   EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Void);
   EXPECT_THAT(matrix.failure, HasSubstr("fails without a fault"));
   EXPECT_EQ(matrix.faults[0].fate, reports::Fate::NotRun);
+}
+
+enum class Ending { WrongNumber, Crash, NoTwin };
+
+// A panel of two cases, which run side by side; the first's ends while the second's is under way.
+FaultOptions ending_in_turn(const std::string& folder, Ending first, Ending second) {
+  auto panel = options({"averaged_twice"}, 2);
+  panel.serve = [=, ids = std::vector{panel.panel[0].id(), panel.panel[1].id()}](
+                    const nlohmann::json& request, ranks::RankContext& context) {
+    const bool is_first = request.value("id", "") == ids[0];
+    const auto ending = is_first ? first : second;
+    auto asked = request;
+    if (request.at("do") != (ending == Ending::NoTwin ? "twin" : "case"))
+      return serve(request, context);
+    std::ofstream(folder + (is_first ? "/first" : "/second")).flush();
+    const std::string other = folder + (is_first ? "/second" : "/first");
+    while (access(other.c_str(), F_OK) != 0) usleep(5'000);
+    if (!is_first) usleep(1'500'000);
+    if (ending == Ending::Crash) raise(SIGKILL);
+    if (ending == Ending::NoTwin) throw std::runtime_error("no twin is made");
+    asked["fault"] = "word_lost";
+    return serve(asked, context);
+  };
+  return panel;
+}
+
+class SpoiledPanel : public InAFolder {
+ protected:
+  reports::KillMatrix run(Ending first, Ending second) const {
+    const std::string folder = folder_ + "/" + std::to_string(static_cast<int>(first)) +
+                               std::to_string(static_cast<int>(second));
+    EXPECT_EQ(mkdir(folder.c_str(), 0700), 0);
+    return run_faults(ending_in_turn(folder, first, second));
+  }
+};
+
+// Whichever of the two ends first.
+TEST_F(SpoiledPanel, AWrongNumberIsTheReasonWhateverElseFailsBesideIt) {
+  for (const auto& [first, second] : {std::pair{Ending::WrongNumber, Ending::Crash},
+                                      {Ending::Crash, Ending::WrongNumber},
+                                      {Ending::WrongNumber, Ending::NoTwin}}) {
+    const auto matrix = run(first, second);
+    const auto* wrong = kCases[first == Ending::WrongNumber ? 0 : 1];
+    EXPECT_THAT(matrix.failure, StartsWith(std::string(wrong) + " fails without a fault: "));
+    EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Void);
+  }
+}
+
+TEST_F(SpoiledPanel, OfTwoThatAreAlikeTheFirstIsTheReason) {
+  const auto matrix = run(Ending::Crash, Ending::Crash);
+  EXPECT_THAT(matrix.failure, StartsWith(std::string(kCases[0]) + " fails without a fault: "));
+  EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Broken);
 }
 
 // Not a number in the masters shows at once, and the engine throws in the next step.

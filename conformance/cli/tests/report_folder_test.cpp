@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -11,6 +12,24 @@ namespace {
 
 const std::string kCase =
     "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
+
+// What a shell makes of a command line, a word a line.
+std::string words_of_a_shell(const std::string& line) {
+  std::string text;
+  FILE* pipe = popen(("printf '%s\\n' " + line).c_str(), "r");
+  if (pipe == nullptr) return "no shell";
+  for (int c; (c = fgetc(pipe)) != EOF;) text += static_cast<char>(c);
+  pclose(pipe);
+  return text;
+}
+
+TEST(ShellWord, IsReadBackAsTheWordThatItWas) {
+  for (const std::string word : {"plain-1.0/it,x=y:z+@%", "two words", "it's", "'", "", "$HOME",
+                                 "`id`", "a\\b", "\"q\"", "*", "~", "#no", "a;b|c&d", "a\tb"})
+    EXPECT_EQ(words_of_a_shell(shell_word(word) + " " + shell_word(word)),
+              word + "\n" + word + "\n");
+  EXPECT_EQ(shell_word("plain/1"), "plain/1") << "what needs no quotes has none";
+}
 
 TEST(ReportFolder, WhatAnEarlierRunLeftIsRemovedAndNothingElse) {
   std::string folder = testing::TempDir() + "equigrad-report-XXXXXX";

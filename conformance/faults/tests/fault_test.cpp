@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 
+#include "conformance/faults/survivors.hpp"
 #include "engine/error.hpp"
 #include "equigrad_build_info.hpp"
 
@@ -68,6 +70,17 @@ TEST(Catalogue, AndItsOpenBugsAreTheTablesOfTheReadMe) {
     rows.erase(id);
   }
   for (const auto& [id, text] : rows) ADD_FAILURE() << id << " is not in README.md: " << text;
+}
+
+// A proof of a fault that is no more says nothing.
+TEST(Survivors, AreFaultsOfTheCatalogueEachOnceAndWithAProof) {
+  const auto names = fault_names();
+  std::set<std::string> seen;
+  for (const auto& survivor : survivors()) {
+    EXPECT_THAT(names, Contains(survivor.fault));
+    EXPECT_TRUE(seen.insert(survivor.fault).second) << survivor.fault;
+    EXPECT_FALSE(survivor.proof.empty()) << survivor.fault;
+  }
 }
 
 TEST(FaultContext, RemembersTheFirstActOnly) {

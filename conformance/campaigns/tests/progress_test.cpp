@@ -1,0 +1,99 @@
+// The line of a campaign on a terminal.
+#include "conformance/campaigns/progress.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <thread>
+
+#include "conformance/campaigns/fault_panel.hpp"
+#include "conformance/campaigns/fault_run.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What `work` writes to stderr where that is a terminal. A process of its own reads it meanwhile: a
+// thread must not be there when ranks are forked, and a terminal that nobody reads is full soon.
+std::string on_a_terminal(const std::function<void()>& work) {
+  std::string path = testing::TempDir() + "terminal-XXXXXX";
+  const int file = mkstemp(path.data());
+  const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  EXPECT_TRUE(file >= 0 && master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+  const pid_t reader = fork();
+  if (reader == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) {
+      char bytes[4096];
+      const ssize_t n = read(master, bytes, sizeof bytes);
+      if (n > 0 && write(file, bytes, static_cast<std::size_t>(n)) != n) _exit(1);
+      if (n <= 0 && lseek(file, 0, SEEK_CUR) > 0) _exit(0);  // the terminal is closed again
+      if (n <= 0) usleep(1'000);                             // it is not open yet
+    }
+  }
+  const int terminal = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  const int before = dup(STDERR_FILENO);
+  dup2(terminal, STDERR_FILENO);
+  close(terminal);
+  setenv("TERM", "xterm", 1);
+  work();
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(master);
+  int status = 0;
+  waitpid(reader, &status, 0);
+  EXPECT_EQ(status, 0);
+  std::ifstream read_back(path);
+  const std::string text{std::istreambuf_iterator<char>(read_back), {}};
+  close(file);
+  unlink(path.c_str());
+  return text;
+}
+
+void wait_for_the_next_line() { std::this_thread::sleep_for(std::chrono::milliseconds(120)); }
+
+TEST(Progress, SaysWhatItCounts) {
+  const auto text = on_a_terminal([] {
+    Progress cases(4, false), faults(5, false, "faults", "caught"), quiet(7, true);
+    wait_for_the_next_line();
+    cases.update(2, 1, "it");
+    faults.update(3, 2, "");
+    quiet.update(6, 0, "");
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("2/4 cases, 1 failed, "), HasSubstr("left  it"),
+                          HasSubstr("3/5 faults, 2 caught, "), Not(HasSubstr("/7"))));
+}
+
+// The second fault takes long enough for a line after the first.
+TEST(Progress, OfFaultsCountsThoseThatAreCaught) {
+  FaultOptions options;
+  options.faults = {"averaged_twice", "word_lost"};
+  options.panel = {fault_panel().front()};
+  options.covering_only = true;
+  options.data = find_data("", false);
+  options.slots = 1;
+  options.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
+    if (request.value("fault", "") == "word_lost")
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    return serve(request, context);
+  };
+  reports::KillMatrix matrix;
+  const auto text = on_a_terminal([&] { matrix = run_faults(options); });
+  EXPECT_EQ(counts(matrix, reports::Faults::All).caught, 2);
+  EXPECT_THAT(text, AllOf(HasSubstr("1/2 faults, 1 caught, "), Not(HasSubstr("1 failed"))));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance
