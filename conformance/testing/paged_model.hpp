@@ -48,8 +48,15 @@ struct PagedModel {
         zero(settings) {
     for (int64_t i = 0; i < kLayers; ++i) tensors.push_back(original(i).requires_grad_(i != 3));
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table,  plan,    zero,    communicator, participant,
-                      ledger, masters, tensors, dtype};
+    const Context all{.table = table,
+                      .plan = plan,
+                      .zero = zero,
+                      .communicator = communicator,
+                      .participant = participant,
+                      .ledger = ledger,
+                      .masters = masters,
+                      .tensors = tensors,
+                      .dtype = dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     keeper = make_pages(all);

@@ -24,8 +24,10 @@ int64_t sum_of(const PhaseBytes& phase) {
 }
 
 Moment moment_of(const json& said) {
-  Moment moment{said.at("begins"), said.at("parameters"), said.at("start_bytes"),
-                said.at("live_bytes")};
+  Moment moment{.begins = said.at("begins"),
+                .parameters = said.at("parameters"),
+                .start_bytes = said.at("start_bytes"),
+                .live_bytes = said.at("live_bytes")};
   const auto& held = said.at("held");
   moment.gradient_bytes = held.value("gradients", int64_t{0});
   for (const char* category : memory::kCategoryNames)

@@ -17,7 +17,11 @@ class Field {
   Field(const Programs& programs, RaceGroup& group) : programs_(programs), group_(group) {}
 
   void alone() {
-    Contestant libtorch{kAlone, {programs_.worker}, {{"work", "libtorch"}}, true, true};
+    Contestant libtorch{.name = kAlone,
+                        .command = {programs_.worker},
+                        .settings = {{"work", "libtorch"}},
+                        .is_ours = true,
+                        .is_alone = true};
     group_.contestants.push_back(libtorch);
     if (!programs_.peers.empty()) peer(kPyTorch, {{"peer", "plain"}}).is_alone = true;
     if (group_.base.empty()) group_.base = programs_.peers.empty() ? kAlone : kDdp;
@@ -47,7 +51,11 @@ class Field {
 
  private:
   Contestant& peer(const std::string& name, const json& settings) {
-    Contestant contestant{name, {programs_.peers, programs_.peer_script}, settings, false, false};
+    Contestant contestant{.name = name,
+                          .command = {programs_.peers, programs_.peer_script},
+                          .settings = settings,
+                          .is_ours = false,
+                          .is_alone = false};
     if (name != kPyTorch) contestant.contributions_of = kPyTorch;
     group_.contestants.push_back(contestant);
     return group_.contestants.back();

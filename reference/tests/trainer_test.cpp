@@ -162,7 +162,10 @@ TEST(Trainer, AddsRanksAndPassesInTheDocumentedOrder) {
 bool takes_branch(const Recipe& wanted, int64_t step) {
   bool taken = false;
   for (int64_t i = 0; i < wanted.world * wanted.accumulation_steps; ++i) {
-    const Draw draw{wanted.seed, step, i % wanted.world, i / wanted.world};
+    const Draw draw{.seed = wanted.seed,
+                    .step = step,
+                    .rank = i % wanted.world,
+                    .micro_batch = i / wanted.world};
     taken = taken || sample_data().make_batch("irregular", draw).input[0][0].item<float>() < 0;
   }
   return taken;

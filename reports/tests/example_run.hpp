@@ -69,13 +69,17 @@ inline reports::Case example_case(int stage, const std::string& precision, int r
 
 inline void fail(reports::Case& one) {
   one.verdict = reports::Verdict::Failed;
-  one.lanes[0] = {
-      "exact",
-      reports::Verdict::Failed,
-      59177,
-      3072,
-      std::numeric_limits<double>::infinity(),
-      reports::Worst{"blocks.1.mlp.fc2.weight", 18444, 1.2207031e-02, 2.4414062e-02, 0, 4194304}};
+  one.lanes[0] = {"exact",
+                  reports::Verdict::Failed,
+                  59177,
+                  3072,
+                  std::numeric_limits<double>::infinity(),
+                  reports::Worst{.tensor = "blocks.1.mlp.fc2.weight",
+                                 .index = 18444,
+                                 .got = 1.2207031e-02,
+                                 .want = 2.4414062e-02,
+                                 .bound = 0,
+                                 .ulp = 4194304}};
   one.message = "FAIL " + one.id +
                 "   engine vs twin   step 1\n"
                 "  blocks.1.mlp.fc2.weight [384,96]   3,072 of 36,864 elements differ (8.3 %)\n"
@@ -87,9 +91,13 @@ inline void fail(reports::Case& one) {
 
 inline void bound(reports::Case& one, double margin) {
   one.verdict = reports::Verdict::Within;
-  one.lanes.push_back(
-      {"bounded", reports::Verdict::Within, 59177, 58000, margin,
-       reports::Worst{"head.weight", 7, 0.5, 0.5 + margin / 256, 1.0 / 256, margin}});
+  one.lanes.push_back({"bounded", reports::Verdict::Within, 59177, 58000, margin,
+                       reports::Worst{.tensor = "head.weight",
+                                      .index = 7,
+                                      .got = 0.5,
+                                      .want = 0.5 + margin / 256,
+                                      .bound = 1.0 / 256,
+                                      .ulp = margin}});
 }
 
 inline reports::Run example_run() {

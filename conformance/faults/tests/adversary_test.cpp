@@ -154,7 +154,8 @@ TEST(Adversary, ACollectiveThatNobodyWaitsForStillReachesThePeers) {
 TEST(Adversary, UnderItTheEngineComputesTheSame) {
   at_every_stage(3, [](RankContext& context, int stage) {
     for (const int64_t accumulation : {1, 2}) {
-      const SmallOptions options{stage, accumulation, /*bf16=*/accumulation == 2, 0.1};
+      const SmallOptions options{
+          .stage = stage, .accumulation = accumulation, .bf16 = accumulation == 2, .clipping = 0.1};
       const auto trained = [&](std::shared_ptr<comm::Communicator> communicator) {
         SmallRun run(context, options, std::move(communicator));
         for (int64_t micro_step = 0; micro_step < 3 * accumulation; ++micro_step)

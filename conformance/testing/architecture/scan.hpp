@@ -288,7 +288,7 @@ class Scanner {
   const std::vector<std::string>& lines_;
   Blanked source_;
   Scanned result_;
-  std::vector<Scope> scopes_{{Kind::Namespace, 1, 0, true}};
+  std::vector<Scope> scopes_{{.kind = Kind::Namespace, .line = 1, .index = 0, .is_public = true}};
   std::string head_;
   std::size_t line_ = 1, head_line_ = 1;
   int parentheses_ = 0;

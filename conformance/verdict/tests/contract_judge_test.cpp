@@ -13,12 +13,14 @@ using reports::Verdict;
 using ::testing::HasSubstr;
 
 Outcome error(const std::string& text, bool lost_peer = false) {
-  Outcome outcome{Outcome::Kind::Error, nullptr, text, "step 1"};
+  Outcome outcome{.kind = Outcome::Kind::Error, .answer = nullptr, .text = text, .doing = "step 1"};
   outcome.lost_peer = lost_peer;
   return outcome;
 }
-const Outcome kStopped{Outcome::Kind::Stopped, nullptr, "stopped", "step 1"};
-const Outcome kDied{Outcome::Kind::Died, nullptr, "signal 11", "step 1"};
+const Outcome kStopped{
+    .kind = Outcome::Kind::Stopped, .answer = nullptr, .text = "stopped", .doing = "step 1"};
+const Outcome kDied{
+    .kind = Outcome::Kind::Died, .answer = nullptr, .text = "signal 11", .doing = "step 1"};
 const Outcome kLost = error(
     "[rank 0/2] [comm.all_gather] expected all 2 ranks to take part in time, got: Connection "
     "closed",
@@ -44,14 +46,14 @@ TEST(ContractJudge, ALostConnectionIsACrashAndWhatTheEngineThrowsAFailure) {
 
 TEST(ContractJudge, OneElementOfOneRankThatDiffersFailsTheCase) {
   const auto answer = [](int64_t differing) {
-    return Outcome{Outcome::Kind::Ok,
-                   {{"exact",
-                     {{"compared", 10},
-                      {"differing", differing},
-                      {"first", differing > 0 ? "step 1 gradient w" : ""},
-                      {"worst", nullptr}}}},
-                   "",
-                   ""};
+    return Outcome{.kind = Outcome::Kind::Ok,
+                   .answer = {{"exact",
+                               {{"compared", 10},
+                                {"differing", differing},
+                                {"first", differing > 0 ? "step 1 gradient w" : ""},
+                                {"worst", nullptr}}}},
+                   .text = "",
+                   .doing = ""};
   };
   reports::Case record;
   judge_contract(record, {answer(0), answer(0)});

@@ -162,7 +162,10 @@ TEST(FaultJudge, AContractCaseIsJudgedByItsOneLane) {
   const auto contract = [](const std::vector<json>& checks) {
     auto lane_of = lane(checks);
     if (checks.empty()) lane_of["first"] = "";
-    return Outcome{Outcome::Kind::Ok, {{"exact", lane_of}, {"acted", acted(2, 0)}}, "", ""};
+    return Outcome{.kind = Outcome::Kind::Ok,
+                   .answer = {{"exact", lane_of}, {"acted", acted(2, 0)}},
+                   .text = "",
+                   .doing = ""};
   };
   EXPECT_FALSE(judge_contract_fault("gradient", "Contract.1", "", {contract({})}).found);
   const auto verdict =

@@ -124,7 +124,8 @@ TEST(Judge, ARefusedCaseHasOneLaneAndNoPartners) {
       exact.add_held(1);
     else
       exact.add_finding("initialize", "was taken");
-    return Outcome{Outcome::Kind::Ok, {{"exact", exact.to_json()}}, "", ""};
+    return Outcome{
+        .kind = Outcome::Kind::Ok, .answer = {{"exact", exact.to_json()}}, .text = "", .doing = ""};
   };
   auto held = judge(spec, "", {refusal(true), refusal(true)});
   EXPECT_EQ(held.record.verdict, Verdict::Equal);

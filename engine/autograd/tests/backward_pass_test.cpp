@@ -30,13 +30,15 @@ struct Watch {
   void start() {
     pass = std::make_unique<BackwardPass>(
         std::vector<WatchedParameter>{{1, "layer.w", w}, {2, "layer.b", b}},
-        PassCallbacks{[this] { tell("begin"); },
-                      [this](std::size_t parameter, const at::Tensor& gradient) {
-                        gradients[parameter] = gradient.clone();
-                        EXPECT_FALSE(gradient.requires_grad());
-                        tell("ready " + std::to_string(parameter));
-                      },
-                      [this] { tell("end"); }, [this] { tell("abandoned"); }});
+        PassCallbacks{.begin = [this] { tell("begin"); },
+                      .ready =
+                          [this](std::size_t parameter, const at::Tensor& gradient) {
+                            gradients[parameter] = gradient.clone();
+                            EXPECT_FALSE(gradient.requires_grad());
+                            tell("ready " + std::to_string(parameter));
+                          },
+                      .end = [this] { tell("end"); },
+                      .abandoned = [this] { tell("abandoned"); }});
   }
   void tell(const std::string& event) {
     events.push_back(event);
@@ -89,8 +91,9 @@ TEST(BackwardPass, AGradientIsHandedOverUnlessSomebodyHasIt) {
     storages = static_cast<int64_t>(gradient.storage().use_count());
   };
   const auto new_pass = [&] {
-    return std::make_unique<BackwardPass>(std::vector<WatchedParameter>{{0, "leaf", leaf}},
-                                          PassCallbacks{[] {}, ready, [] {}, [] {}});
+    return std::make_unique<BackwardPass>(
+        std::vector<WatchedParameter>{{0, "leaf", leaf}},
+        PassCallbacks{.begin = [] {}, .ready = ready, .end = [] {}, .abandoned = [] {}});
   };
   auto pass = new_pass();
   (leaf * leaf).sum().backward();
@@ -263,8 +266,10 @@ TEST(BackwardPass, SeveralEndInTheOrderOfTheirNumbers) {
       };
       return std::make_unique<BackwardPass>(
           std::vector<WatchedParameter>{{0, "p", leaf}},
-          PassCallbacks{[tell] { tell("begin"); }, [](std::size_t, const at::Tensor&) {},
-                        [tell] { tell("end"); }, [] {}},
+          PassCallbacks{.begin = [tell] { tell("begin"); },
+                        .ready = [](std::size_t, const at::Tensor&) {},
+                        .end = [tell] { tell("end"); },
+                        .abandoned = [] {}},
           order);
     };
     const auto of_w = watch(w, 1), of_b = watch(b, 2);

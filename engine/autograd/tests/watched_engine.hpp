@@ -52,7 +52,9 @@ class Watched {
       check_pass(scaler_.get(), [this](const at::Tensor& leaf) { return name_of(leaf); });
       gradients[i] = gradient;
     };
-    pass_.emplace(parameters, autograd::PassCallbacks{[] {}, ready, [] {}, [] {}});
+    pass_.emplace(
+        parameters,
+        autograd::PassCallbacks{.begin = [] {}, .ready = ready, .end = [] {}, .abandoned = [] {}});
   }
 
   std::vector<at::Tensor> gradients;  // the last ones

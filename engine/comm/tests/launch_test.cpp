@@ -46,14 +46,39 @@ const Variables kSlurm{{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOC
 const Variables kPmi{{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}};
 
 TEST(Launch, AnEmptyEnvironmentIsOneRank) {
-  EXPECT_EQ(read({}), (LaunchEnvironment{0, 1, 0, "", 0, "single process"}));
+  EXPECT_EQ(read({}), (LaunchEnvironment{.rank = 0,
+                                         .world_size = 1,
+                                         .local_rank = 0,
+                                         .master_addr = "",
+                                         .master_port = 0,
+                                         .source = "single process"}));
 }
 
 TEST(Launch, ReadsEachLauncher) {
-  EXPECT_EQ(read(kTorchrun + kMaster), (LaunchEnvironment{1, 4, 1, "node0", 29500, "torchrun"}));
-  EXPECT_EQ(read(kMpirun + kMaster), (LaunchEnvironment{3, 4, 1, "node0", 29500, "mpirun"}));
-  EXPECT_EQ(read(kSlurm + kMaster), (LaunchEnvironment{2, 4, 0, "node0", 29500, "slurm"}));
-  EXPECT_EQ(read(kPmi + kMaster), (LaunchEnvironment{2, 4, 2, "node0", 29500, "pmi"}));
+  EXPECT_EQ(read(kTorchrun + kMaster), (LaunchEnvironment{.rank = 1,
+                                                          .world_size = 4,
+                                                          .local_rank = 1,
+                                                          .master_addr = "node0",
+                                                          .master_port = 29500,
+                                                          .source = "torchrun"}));
+  EXPECT_EQ(read(kMpirun + kMaster), (LaunchEnvironment{.rank = 3,
+                                                        .world_size = 4,
+                                                        .local_rank = 1,
+                                                        .master_addr = "node0",
+                                                        .master_port = 29500,
+                                                        .source = "mpirun"}));
+  EXPECT_EQ(read(kSlurm + kMaster), (LaunchEnvironment{.rank = 2,
+                                                       .world_size = 4,
+                                                       .local_rank = 0,
+                                                       .master_addr = "node0",
+                                                       .master_port = 29500,
+                                                       .source = "slurm"}));
+  EXPECT_EQ(read(kPmi + kMaster), (LaunchEnvironment{.rank = 2,
+                                                     .world_size = 4,
+                                                     .local_rank = 2,
+                                                     .master_addr = "node0",
+                                                     .master_port = 29500,
+                                                     .source = "pmi"}));
   EXPECT_EQ(read(kPmi + kMaster + Variables{{"MPI_LOCALRANKID", "0"}}).local_rank, 0);
 }
 

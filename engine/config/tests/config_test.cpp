@@ -209,10 +209,12 @@ TEST(Effective, EveryValueHasItsOrigin) {
       2);
   using Origin = Setting::Origin;
   EXPECT_EQ(setting(effective, "train_batch_size"),
-            (Setting{"train_batch_size", "8", Origin::File, ""}));
+            (Setting{.key = "train_batch_size", .value = "8", .origin = Origin::File, .note = ""}));
   EXPECT_EQ(setting(effective, "train_micro_batch_size_per_gpu"),
-            (Setting{"train_micro_batch_size_per_gpu", "2", Origin::Derived,
-                     "train / (accumulation x world)"}));
+            (Setting{.key = "train_micro_batch_size_per_gpu",
+                     .value = "2",
+                     .origin = Origin::Derived,
+                     .note = "train / (accumulation x world)"}));
   EXPECT_EQ(setting(effective, "zero_optimization.stage").origin, Origin::Default);
   EXPECT_EQ(setting(effective, "optimizer.type").value, "\"AdamW\"");
   EXPECT_EQ(setting(effective, "data_types.grad_accum_dtype").origin, Origin::Derived);

@@ -251,8 +251,10 @@ TEST(KeyTable, EveryKeyWithoutEffectIsListedWhenItIsGiven) {
       if (begin != 0) keys = "{" + keys + "}";
       end = begin == 0 ? 0 : dot;
     }
-    EXPECT_THAT(explain_config(with(keys), 2).settings.back(),
-                (Setting{path, "1", Setting::Origin::NoEffect, rule.here}));
+    EXPECT_THAT(
+        explain_config(with(keys), 2).settings.back(),
+        (Setting{
+            .key = path, .value = "1", .origin = Setting::Origin::NoEffect, .note = rule.here}));
   }
 }
 

@@ -12,8 +12,14 @@
 namespace equigrad::conformance {
 namespace {
 
-const CaseSpec kCase{0, Precision::Fp32, Style::LossBackward, 2,
-                     3, Clip::Off,       Rule::AdamW,         "irregular"};
+const CaseSpec kCase{.stage = 0,
+                     .precision = Precision::Fp32,
+                     .style = Style::LossBackward,
+                     .world = 2,
+                     .accumulation = 3,
+                     .clip = Clip::Off,
+                     .optimizer = Rule::AdamW,
+                     .model = "irregular"};
 
 std::string config_at(int stage, const reference::Model& model) {
   CaseSpec spec = kCase;

@@ -48,7 +48,9 @@ TEST(BucketPlan, BucketsThatLeaveWhenFullAreAnEighthAtMost) {
 TEST(BucketPlan, PlacesTwoParametersAsThePictureShows) {
   const BucketPlan plan(table_of({3, 5}), 2, 100);  // reversed: 5 first
   ASSERT_EQ(plan.buckets().size(), 1u);
-  EXPECT_THAT(plan.buckets()[0].slots, ElementsAre(Slot{1, 5, 3, 0}, Slot{0, 3, 2, 3}));
+  EXPECT_THAT(plan.buckets()[0].slots,
+              ElementsAre(Slot{.parameter = 1, .numel = 5, .shard_numel = 3, .offset = 0},
+                          Slot{.parameter = 0, .numel = 3, .shard_numel = 2, .offset = 3}));
   EXPECT_EQ(plan.buckets()[0].shard_numel, 5);
   EXPECT_EQ(plan.shard_numel(), 5);
 }

@@ -34,10 +34,34 @@ TEST(ParameterTable, KeepsRegistrationOrderAndCountsElements) {
                               {"empty", tensor(2), {4, 0}, true, 0},
                               {"frozen", tensor(3), {7}, false, 0}});
   ASSERT_EQ(table.size(), 4u);
-  EXPECT_EQ(table[0], (Entry{"weight", 15, {3, 5}, true, 0, false, {}}));
-  EXPECT_EQ(table[1], (Entry{"scale", 1, {}, true, 1, false, {}}));
-  EXPECT_EQ(table[2], (Entry{"empty", 0, {4, 0}, true, 0, false, {}}));
-  EXPECT_EQ(table[3], (Entry{"frozen", 7, {7}, false, 0, false, {}}));
+  EXPECT_EQ(table[0], (Entry{.name = "weight",
+                             .numel = 15,
+                             .shape = {3, 5},
+                             .trainable = true,
+                             .group = 0,
+                             .lower_precision = false,
+                             .aliases = {}}));
+  EXPECT_EQ(table[1], (Entry{.name = "scale",
+                             .numel = 1,
+                             .shape = {},
+                             .trainable = true,
+                             .group = 1,
+                             .lower_precision = false,
+                             .aliases = {}}));
+  EXPECT_EQ(table[2], (Entry{.name = "empty",
+                             .numel = 0,
+                             .shape = {4, 0},
+                             .trainable = true,
+                             .group = 0,
+                             .lower_precision = false,
+                             .aliases = {}}));
+  EXPECT_EQ(table[3], (Entry{.name = "frozen",
+                             .numel = 7,
+                             .shape = {7},
+                             .trainable = false,
+                             .group = 0,
+                             .lower_precision = false,
+                             .aliases = {}}));
 }
 
 TEST(ParameterTable, ATiedParameterHasOneEntryAndEveryNameFindsIt) {

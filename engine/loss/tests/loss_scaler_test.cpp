@@ -144,8 +144,11 @@ TEST(LossScaler, DeepSpeedFollowsItsTableOverRandomSteps) {
     config.consecutive_hysteresis = seed % 2 == 1;
     config.min_loss_scale = std::ldexp(1.0, static_cast<int>(seed % 7) - 3);
     LossScaler scaler(config);
-    Table table{std::ldexp(1.0, static_cast<int>(seed % 5)), config.loss_scale_window,
-                config.hysteresis, config.consecutive_hysteresis, config.min_loss_scale};
+    Table table{.scale = std::ldexp(1.0, static_cast<int>(seed % 5)),
+                .window = config.loss_scale_window,
+                .hysteresis = config.hysteresis,
+                .consecutive = config.consecutive_hysteresis,
+                .min = config.min_loss_scale};
     for (uint64_t step = 0; step < 60; ++step) {
       const bool overflow = reference::hash(seed * 1000 + step) % 10 < 2 + seed % 5;
       const bool fine = error_of([&] { scaler.stepped(&seed, overflow); }).empty();

@@ -124,7 +124,8 @@ TEST(LeafGathers, TheirBytesAreInTheFormula) {
             Trained leaf(context, R"(, "stage3_max_live_parameters": 50,
                                               "leaf_module": {"names": ["experts"]})");
             std::vector<layout::Registration> registrations;
-            MemoryOptions options{2, false, {}, {{}}};
+            MemoryOptions options{
+                .world_size = 2, .on_cuda = false, .arrivals = {}, .leaves = {{}}};
             for (const auto& item : leaf.model.named_parameters()) {
               if (item.key().starts_with("experts"))
                 options.leaves[0].push_back(registrations.size());

@@ -47,7 +47,15 @@ struct Tables {
     }
     tensors[1] = original(1).view({4, 3}).t().requires_grad_();  // not contiguous
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, *group, participant, ledger, masters, tensors, dtype};
+    const Context all{.table = table,
+                      .plan = plan,
+                      .zero = zero,
+                      .communicator = *group,
+                      .participant = participant,
+                      .ledger = ledger,
+                      .masters = masters,
+                      .tensors = tensors,
+                      .dtype = dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     pages.emplace(all);

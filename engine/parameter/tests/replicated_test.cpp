@@ -41,7 +41,15 @@ struct Model {
     // A parameter that is not contiguous.
     if (numels[1] == 12) tensors[1] = sample(12, 1).view({3, 4}).t().requires_grad_();
     masters = at::zeros({plan.shard_numel()});
-    const Context all{table, plan, zero, *group, participant, ledger, masters, tensors, dtype};
+    const Context all{.table = table,
+                      .plan = plan,
+                      .zero = zero,
+                      .communicator = *group,
+                      .participant = participant,
+                      .ledger = ledger,
+                      .masters = masters,
+                      .tensors = tensors,
+                      .dtype = dtype};
     const at::NoGradGuard no_grad;
     fill_masters(all);
     keeper = make_replicas(all);

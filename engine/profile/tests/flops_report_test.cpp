@@ -36,7 +36,7 @@ FlopsReport small_report() {
   return report;
 }
 
-const ProfiledRun kRun{7, 2, 4, 5 * kMs};
+const ProfiledRun kRun{.step = 7, .world_size = 2, .micro_batch_size = 4, .step_ns = 5 * kMs};
 
 std::string row(const std::string& name, const std::string& value) {
   std::string text = name + ":";

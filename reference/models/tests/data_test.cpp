@@ -32,7 +32,7 @@ TEST(Data, DiffersForEverySeedStepRankAndMicroBatch) {
     std::set<std::string> seen;
     for (const uint64_t seed : {uint64_t{1}, uint64_t{2}}) {
       for (int64_t i = 0; i < 3 * 4 * 4; ++i) {
-        const Draw draw{seed, i / 16, i / 4 % 4, i % 4};
+        const Draw draw{.seed = seed, .step = i / 16, .rank = i / 4 % 4, .micro_batch = i % 4};
         EXPECT_TRUE(seen.insert(bytes_of(sample_data().make_batch(model, draw))).second)
             << model << " seed " << seed << " draw " << i;
       }

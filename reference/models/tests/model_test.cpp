@@ -119,7 +119,7 @@ class Gradient : public testing::TestWithParam<std::tuple<std::string, at::Scala
 TEST_P(Gradient, ReachesEveryUsedParameterAndDependsOnTheData) {
   const TensorMap other =
       gradients(std::get<0>(GetParam()), std::get<1>(GetParam()), [&](Model& model, const Batch&) {
-        const Draw draw{1, 1, 2, 1};
+        const Draw draw{.seed = 1, .step = 1, .rank = 2, .micro_batch = 1};
         const Batch batch = sample_data().make_batch(std::get<0>(GetParam()), draw);
         model.loss(to_dtype(batch, std::get<1>(GetParam()))).backward();
       });

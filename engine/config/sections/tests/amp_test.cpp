@@ -124,9 +124,10 @@ TEST(Amp, KeysAtApexsDefaultAreAccepted) {
       "cast_batchnorm": null, "num_losses": 1, "verbosity": 0, "min_loss_scale": null,
       "max_loss_scale": 16777216)");
   EXPECT_THAT(problems(all), IsEmpty());
-  EXPECT_EQ(
-      setting(all, "amp.max_loss_scale"),
-      (Setting{"amp.max_loss_scale", "16777216.0", Origin::NoEffect, "the scale has no ceiling"}));
+  EXPECT_EQ(setting(all, "amp.max_loss_scale"), (Setting{.key = "amp.max_loss_scale",
+                                                         .value = "16777216.0",
+                                                         .origin = Origin::NoEffect,
+                                                         .note = "the scale has no ceiling"}));
   EXPECT_THAT(problems(amp(R"("max_loss_scale": 65536)")),
               ElementsAre(HasSubstr("amp.max_loss_scale: expected 16777216, apex's default, got "
                                     "65536.0")));
@@ -148,22 +149,34 @@ TEST(Amp, SaysWhatItMeans) {
                      "DeepSpeed refuses it with ZeRO; here opt_level says what it means"}));
   EXPECT_EQ(setting(amp(""), "amp.enabled").note, "");
   EXPECT_EQ(setting(zero, "amp.opt_level"),
-            (Setting{"amp.opt_level", "\"O2\"", Origin::File,
-                     "as fp16, batch norms too, with fp32 master weights"}));
-  EXPECT_EQ(setting(amp(""), "amp.opt_level"),
-            (Setting{"amp.opt_level", "\"O1\"", Origin::Derived, "as torch_autocast in float16"}));
-  EXPECT_EQ(setting(zero, "amp.loss_scale"),
-            (Setting{"amp.loss_scale", "\"dynamic\"", Origin::Default, "torch's gradient scaler"}));
+            (Setting{.key = "amp.opt_level",
+                     .value = "\"O2\"",
+                     .origin = Origin::File,
+                     .note = "as fp16, batch norms too, with fp32 master weights"}));
+  EXPECT_EQ(setting(amp(""), "amp.opt_level"), (Setting{.key = "amp.opt_level",
+                                                        .value = "\"O1\"",
+                                                        .origin = Origin::Derived,
+                                                        .note = "as torch_autocast in float16"}));
+  EXPECT_EQ(setting(zero, "amp.loss_scale"), (Setting{.key = "amp.loss_scale",
+                                                      .value = "\"dynamic\"",
+                                                      .origin = Origin::Default,
+                                                      .note = "torch's gradient scaler"}));
   EXPECT_EQ(setting(amp(R"("opt_level": "O0")"), "amp.loss_scale").value, "1.0");
-  EXPECT_EQ(setting(zero, "amp.master_weights"),
-            (Setting{"amp.master_weights", "true", Origin::Default, "opt_level decides it"}));
-  EXPECT_EQ(
-      setting(zero, "data_types.param_dtype"),
-      (Setting{"data_types.param_dtype", "\"fp16\"", Origin::Derived, "as amp.opt_level says"}));
+  EXPECT_EQ(setting(zero, "amp.master_weights"), (Setting{.key = "amp.master_weights",
+                                                          .value = "true",
+                                                          .origin = Origin::Default,
+                                                          .note = "opt_level decides it"}));
+  EXPECT_EQ(setting(zero, "data_types.param_dtype"), (Setting{.key = "data_types.param_dtype",
+                                                              .value = "\"fp16\"",
+                                                              .origin = Origin::Derived,
+                                                              .note = "as amp.opt_level says"}));
   EXPECT_EQ(setting(with(R"("amp": {"opt_level": "O2", "loss_scale": 100,
                                        "keep_batchnorm_fp32": true})"),
                     "amp.keep_batchnorm_fp32"),
-            (Setting{"amp.keep_batchnorm_fp32", "true", Origin::NoEffect, "it is off"}));
+            (Setting{.key = "amp.keep_batchnorm_fp32",
+                     .value = "true",
+                     .origin = Origin::NoEffect,
+                     .note = "it is off"}));
   EXPECT_THAT(problems(with(R"("amp": {"keep_batchnorm_fp32": "x", "loss_scale": "x"})")),
               ElementsAre(HasSubstr("expected true or false"), HasSubstr("\"dynamic\" or")));
 }

@@ -42,11 +42,15 @@ TEST(Averaging, EveryKeyChoosesItsKind) {
 TEST(Averaging, AFactorHasNoEffectBesidePrescaling) {
   const std::string keys = R"("prescale_gradients": true, "gradient_predivide_factor": 4)";
   EXPECT_EQ(parse_config(with(keys), 2).averaging, (AveragingConfig{Kind::BeforeSum, 1.0}));
-  EXPECT_EQ(setting(keys, "gradient_predivide_factor"),
-            (Setting{"gradient_predivide_factor", "4.0", Origin::NoEffect,
-                     "prescale_gradients divides by all ranks before the sum, as in DeepSpeed"}));
-  EXPECT_EQ(setting(keys, "prescale_gradients"),
-            (Setting{"prescale_gradients", "true", Origin::File, ""}));
+  EXPECT_EQ(
+      setting(keys, "gradient_predivide_factor"),
+      (Setting{.key = "gradient_predivide_factor",
+               .value = "4.0",
+               .origin = Origin::NoEffect,
+               .note = "prescale_gradients divides by all ranks before the sum, as in DeepSpeed"}));
+  EXPECT_EQ(
+      setting(keys, "prescale_gradients"),
+      (Setting{.key = "prescale_gradients", .value = "true", .origin = Origin::File, .note = ""}));
 }
 
 TEST(Averaging, ASumIsNotDivided) {
@@ -56,8 +60,10 @@ TEST(Averaging, ASumIsNotDivided) {
   EXPECT_THAT(problems(R"("gradient_allreduce_op": "SUM", "gradient_predivide_factor": 2)"),
               ElementsAre("gradient_predivide_factor: expected 1 with gradient_allreduce_op = "
                           "\"sum\", got 2.0. A sum is not divided; drop one of the two keys."));
-  EXPECT_EQ(setting(R"("gradient_allreduce_op": "SUM")", "gradient_allreduce_op"),
-            (Setting{"gradient_allreduce_op", "\"sum\"", Origin::File, ""}));
+  EXPECT_EQ(
+      setting(R"("gradient_allreduce_op": "SUM")", "gradient_allreduce_op"),
+      (Setting{
+          .key = "gradient_allreduce_op", .value = "\"sum\"", .origin = Origin::File, .note = ""}));
 }
 
 TEST(Averaging, WrongValuesNameTheirPath) {
@@ -82,10 +88,13 @@ TEST(Norm, IsOfTwoKinds) {
   EXPECT_EQ(of("2"), NormType::Two);
   EXPECT_EQ(of("2.0"), NormType::Two);
   EXPECT_EQ(of("\"inf\""), NormType::Infinity);
-  EXPECT_EQ(setting("\"gradient_norm_type\": \"inf\"", "gradient_norm_type"),
-            (Setting{"gradient_norm_type", "\"inf\"", Origin::File, ""}));
-  EXPECT_EQ(setting("\"dump_state\": false", "gradient_norm_type"),
-            (Setting{"gradient_norm_type", "2", Origin::Default, ""}));
+  EXPECT_EQ(
+      setting("\"gradient_norm_type\": \"inf\"", "gradient_norm_type"),
+      (Setting{
+          .key = "gradient_norm_type", .value = "\"inf\"", .origin = Origin::File, .note = ""}));
+  EXPECT_EQ(
+      setting("\"dump_state\": false", "gradient_norm_type"),
+      (Setting{.key = "gradient_norm_type", .value = "2", .origin = Origin::Default, .note = ""}));
   for (const char* wrong : {"1", "\"2\"", "true", "\"Infinity\"", "[2]", "2.5"})
     EXPECT_THAT(problems("\"gradient_norm_type\": " + std::string(wrong)),
                 ElementsAre("gradient_norm_type: expected 2 or \"inf\", got " + std::string(wrong) +
@@ -111,11 +120,15 @@ TEST(Offload, OldNamesAreTheSame) {
             OffloadOptimizerConfig{});
   const std::string section = "zero_optimization.";
   EXPECT_EQ(setting(old, section + "offload_optimizer.device"),
-            (Setting{section + "offload_optimizer.device", "\"cpu\"", Origin::Derived,
-                     "as cpu_offload, its old name"}));
+            (Setting{.key = section + "offload_optimizer.device",
+                     .value = "\"cpu\"",
+                     .origin = Origin::Derived,
+                     .note = "as cpu_offload, its old name"}));
   EXPECT_EQ(setting(old, section + "offload_optimizer.pin_memory"),
-            (Setting{section + "offload_optimizer.pin_memory", "false", Origin::Derived,
-                     "as cpu_offload_use_pin_memory, its old name"}));
+            (Setting{.key = section + "offload_optimizer.pin_memory",
+                     .value = "false",
+                     .origin = Origin::Derived,
+                     .note = "as cpu_offload_use_pin_memory, its old name"}));
   EXPECT_EQ(setting(old, section + "cpu_offload").origin, Origin::File);
   EXPECT_THAT(
       problems(zero(R"("cpu_offload": true, "offload_optimizer": {"device": "cpu"})")),
@@ -153,7 +166,8 @@ TEST(Offload, KeysWithoutEffectSayWhy) {
   EXPECT_EQ(setting(keys, path + "convert_grad_on_cpu").origin, Origin::NoEffect);
   EXPECT_EQ(
       setting(R"("zero_optimization": {"offload_optimizer": {"ratio": 0.5}})", path + "ratio"),
-      (Setting{path + "ratio", "0.5", Origin::NoEffect, "it is off"}));
+      (Setting{
+          .key = path + "ratio", .value = "0.5", .origin = Origin::NoEffect, .note = "it is off"}));
 }
 
 }  // namespace

@@ -136,7 +136,10 @@ TEST(Scheduler, MomentumIsCycledForAdamOnly) {
   const std::string key = "scheduler.params.cycle_momentum";
   EXPECT_TRUE(read(scheduler("OneCycle", kCycle)).cycle_momentum);
   EXPECT_EQ(setting(scheduler("OneCycle", kCycle, "SGD"), key),
-            (Setting{key, "false", Origin::Derived, "SGD keeps its momentum, as in DeepSpeed"}));
+            (Setting{.key = key,
+                     .value = "false",
+                     .origin = Origin::Derived,
+                     .note = "SGD keeps its momentum, as in DeepSpeed"}));
   EXPECT_THAT(problems(scheduler("OneCycle", kCycle + R"(, "cycle_momentum": true)", "SGD")),
               ElementsAre(HasSubstr(key + ": expected false for SGD, got true.")));
 }
@@ -144,23 +147,33 @@ TEST(Scheduler, MomentumIsCycledForAdamOnly) {
 TEST(Effective, SchedulerParametersHaveTheirOrigin) {
   const std::string params = "scheduler.params.";
   const std::string warmup = scheduler("WarmupLR", R"("warmup_num_steps": 5)");
-  EXPECT_EQ(setting(warmup, "scheduler.type"),
-            (Setting{"scheduler.type", "\"WarmupLR\"", Origin::File, ""}));
-  EXPECT_EQ(setting(warmup, params + "warmup_num_steps"),
-            (Setting{params + "warmup_num_steps", "5", Origin::File, ""}));
+  EXPECT_EQ(
+      setting(warmup, "scheduler.type"),
+      (Setting{
+          .key = "scheduler.type", .value = "\"WarmupLR\"", .origin = Origin::File, .note = ""}));
+  EXPECT_EQ(
+      setting(warmup, params + "warmup_num_steps"),
+      (Setting{
+          .key = params + "warmup_num_steps", .value = "5", .origin = Origin::File, .note = ""}));
   EXPECT_EQ(setting(warmup, params + "warmup_type").value, "\"log\"");
   EXPECT_EQ(setting(warmup, params + "warmup_max_lr"),
-            (Setting{params + "warmup_max_lr", "null", Origin::Derived,
-                     "each parameter group's own lr"}));
+            (Setting{.key = params + "warmup_max_lr",
+                     .value = "null",
+                     .origin = Origin::Derived,
+                     .note = "each parameter group's own lr"}));
   EXPECT_EQ(setting(warmup, "optimizer.params.lr").note, "");
   const std::string cycle =
       scheduler("OneCycle", kCycle + R"(, "decay_lr_rate": 0.5, "cycle_momentum": false,
                                           "cycle_min_mom": 0.5)");
   EXPECT_EQ(setting(cycle, params + "cycle_second_step_size"),
-            (Setting{params + "cycle_second_step_size", "2000", Origin::Derived,
-                     "as cycle_first_step_size"}));
-  EXPECT_EQ(setting(cycle, params + "decay_lr_rate"),
-            (Setting{params + "decay_lr_rate", "0.5", Origin::NoEffect, "decay_step_size is 0"}));
+            (Setting{.key = params + "cycle_second_step_size",
+                     .value = "2000",
+                     .origin = Origin::Derived,
+                     .note = "as cycle_first_step_size"}));
+  EXPECT_EQ(setting(cycle, params + "decay_lr_rate"), (Setting{.key = params + "decay_lr_rate",
+                                                               .value = "0.5",
+                                                               .origin = Origin::NoEffect,
+                                                               .note = "decay_step_size is 0"}));
   EXPECT_EQ(setting(cycle, params + "cycle_min_mom").note, "cycle_momentum is false");
   EXPECT_EQ(setting(cycle, params + "cycle_min_mom").origin, Origin::NoEffect);
   EXPECT_EQ(setting(cycle, params + "cycle_max_mom").origin, Origin::Default);
@@ -177,10 +190,16 @@ TEST(LayerDrop, IsReadCheckedAndListed) {
   EXPECT_EQ(parse_config(given, 2).progressive_layer_drop,
             (ProgressiveLayerDropConfig{true, 0.25, 0.5}));
   EXPECT_EQ(setting(given, "progressive_layer_drop.theta"),
-            (Setting{"progressive_layer_drop.theta", "0.25", Origin::File, ""}));
+            (Setting{.key = "progressive_layer_drop.theta",
+                     .value = "0.25",
+                     .origin = Origin::File,
+                     .note = ""}));
   EXPECT_EQ(setting(with(R"("progressive_layer_drop": {"enabled": false, "theta": 0.25})"),
                     "progressive_layer_drop.theta"),
-            (Setting{"progressive_layer_drop.theta", "0.25", Origin::NoEffect, "it is off"}));
+            (Setting{.key = "progressive_layer_drop.theta",
+                     .value = "0.25",
+                     .origin = Origin::NoEffect,
+                     .note = "it is off"}));
   EXPECT_THAT(
       problems(with(R"("progressive_layer_drop": {"enabled": true, "theta": 1.5, "gamma": -1})")),
       ElementsAre(HasSubstr("progressive_layer_drop.theta: expected a probability from 0 to 1"),
@@ -189,12 +208,24 @@ TEST(LayerDrop, IsReadCheckedAndListed) {
 
 TEST(FlopsProfiler, IsReadCheckedAndListed) {
   EXPECT_EQ(parse_config(with(R"("flops_profiler": {"enabled": false})"), 2).flops_profiler,
-            (FlopsProfilerConfig{false, 0.0, 1, -1, 1, true, ""}));
+            (FlopsProfilerConfig{.enabled = false,
+                                 .recompute_fwd_factor = 0.0,
+                                 .profile_step = 1,
+                                 .module_depth = -1,
+                                 .top_modules = 1,
+                                 .detailed = true,
+                                 .output_file = ""}));
   const std::string given = with(R"("flops_profiler": {"enabled": true, "profile_step": 5,
       "module_depth": 2, "top_modules": 3, "detailed": false, "output_file": "flops.txt",
       "recompute_fwd_factor": 1.0})");
   EXPECT_EQ(parse_config(given, 2).flops_profiler,
-            (FlopsProfilerConfig{true, 1.0, 5, 2, 3, false, "flops.txt"}));
+            (FlopsProfilerConfig{.enabled = true,
+                                 .recompute_fwd_factor = 1.0,
+                                 .profile_step = 5,
+                                 .module_depth = 2,
+                                 .top_modules = 3,
+                                 .detailed = false,
+                                 .output_file = "flops.txt"}));
   EXPECT_EQ(setting(given, "flops_profiler.output_file").value, "\"flops.txt\"");
   EXPECT_EQ(setting(with(R"("dump_state": false)"), "flops_profiler.output_file").value, "null");
   EXPECT_THAT(problems(with(R"("flops_profiler": {"profile_step": 0, "module_depth": -2,

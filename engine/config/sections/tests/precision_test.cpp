@@ -58,10 +58,13 @@ TEST(Fp16, AStaticScaleTakesThePlaceOfTheDynamicOne) {
   expected.policy = Policy::Static;
   expected.static_scale = 128.0;
   EXPECT_EQ(read(keys).loss_scale, expected);
-  EXPECT_EQ(setting(keys, "fp16.hysteresis"),
-            (Setting{"fp16.hysteresis", "0", Origin::NoEffect, "loss_scale is static"}));
-  EXPECT_EQ(setting(keys, "fp16.loss_scale"),
-            (Setting{"fp16.loss_scale", "128.0", Origin::File, ""}));
+  EXPECT_EQ(setting(keys, "fp16.hysteresis"), (Setting{.key = "fp16.hysteresis",
+                                                       .value = "0",
+                                                       .origin = Origin::NoEffect,
+                                                       .note = "loss_scale is static"}));
+  EXPECT_EQ(
+      setting(keys, "fp16.loss_scale"),
+      (Setting{.key = "fp16.loss_scale", .value = "128.0", .origin = Origin::File, .note = ""}));
 }
 
 TEST(Fp16, AScaleThatRoundsIsRefusedOnce) {
@@ -88,9 +91,12 @@ TEST(Fp16, MastersHaveTwoSpellings) {
   EXPECT_EQ(read(new_one), read(keys("\"" + grads + "\": true")));
   EXPECT_EQ(read(new_one).master, DataType::Fp16);
   EXPECT_EQ(setting(new_one, "fp16." + gradients).origin, Origin::File);
-  EXPECT_EQ(setting(new_one, "fp16." + grads),
-            (Setting{"fp16." + grads, "true", Origin::Derived,
-                     "as fp16_master_weights_and_gradients, which is another spelling of it"}));
+  EXPECT_EQ(
+      setting(new_one, "fp16." + grads),
+      (Setting{.key = "fp16." + grads,
+               .value = "true",
+               .origin = Origin::Derived,
+               .note = "as fp16_master_weights_and_gradients, which is another spelling of it"}));
   EXPECT_THAT(problems(keys("\"" + grads + "\": true, \"" + gradients + "\": true")), IsEmpty());
   for (const char* both : {"true", "false"}) {
     const std::string other = both == std::string("true") ? "false" : "true";
@@ -125,8 +131,9 @@ TEST(Bf16, ItsOldNameIsTheSame) {
   const std::string old = R"("bfloat16": {"enabled": true, "check_grad_overflow": false})";
   EXPECT_EQ(read(old),
             read(R"("bf16": {"enabled": true, "check_grad_overflow": false}, "bfloat16": null)"));
-  EXPECT_EQ(setting(old, "bfloat16.enabled"),
-            (Setting{"bfloat16.enabled", "true", Origin::File, ""}));
+  EXPECT_EQ(
+      setting(old, "bfloat16.enabled"),
+      (Setting{.key = "bfloat16.enabled", .value = "true", .origin = Origin::File, .note = ""}));
   EXPECT_THAT(problems(old + R"(, "bf16": {"enabled": true})"),
               ElementsAre("bfloat16: expected it or \"bf16\", got both. Drop it; it is bf16's old "
                           "name."));
@@ -142,8 +149,10 @@ TEST(Autocast, FollowsTheOtherSections) {
   const std::string on = R"("torch_autocast": {"enabled": true})";
   EXPECT_EQ(read(on), expected);
   EXPECT_EQ(setting(on, "torch_autocast.dtype"),
-            (Setting{"torch_autocast.dtype", "\"bf16\"", Origin::Derived,
-                     "DeepSpeed leaves it to torch, which chooses float16 on a GPU"}));
+            (Setting{.key = "torch_autocast.dtype",
+                     .value = "\"bf16\"",
+                     .origin = Origin::Derived,
+                     .note = "DeepSpeed leaves it to torch, which chooses float16 on a GPU"}));
   EXPECT_EQ(read(R"("torch_autocast": {"enabled": true, "dtype": "bfloat16"})"), expected);
   expected.param = expected.accumulate = DataType::Bf16;
   EXPECT_EQ(read(on + R"(, "bf16": {"enabled": true})"), expected);
@@ -201,11 +210,15 @@ TEST(DataTypes, WindowAndCommunicationHaveTheirOwn) {
   EXPECT_EQ(read(fp16 + window("fp16")).accumulate, DataType::Fp16);
   EXPECT_EQ(read(bf16 + window("fp32")).accumulate, DataType::Fp32);
   EXPECT_EQ(setting(fp16, "data_types.grad_accum_dtype"),
-            (Setting{"data_types.grad_accum_dtype", "\"fp16\"", Origin::Derived,
-                     "the parameters' type"}));
+            (Setting{.key = "data_types.grad_accum_dtype",
+                     .value = "\"fp16\"",
+                     .origin = Origin::Derived,
+                     .note = "the parameters' type"}));
   EXPECT_EQ(setting(fp16 + R"(, "reduction": "exact")", "data_types.grad_accum_dtype"),
-            (Setting{"data_types.grad_accum_dtype", "\"fp32\"", Origin::Derived,
-                     "what an exact sum is rounded to"}));
+            (Setting{.key = "data_types.grad_accum_dtype",
+                     .value = "\"fp32\"",
+                     .origin = Origin::Derived,
+                     .note = "what an exact sum is rounded to"}));
   EXPECT_EQ(read(fp16 + R"(, "data_types": {"param_dtype": "float16"})").param, DataType::Fp16);
   EXPECT_THAT(problems(bf16 + R"(, "data_types": {"param_dtype": "fp16"})"),
               ElementsAre("data_types.param_dtype: expected the type that \"bf16\", \"fp16\" and "
@@ -220,12 +233,16 @@ TEST(DataTypes, WindowAndCommunicationHaveTheirOwn) {
   EXPECT_EQ(communication_dtype("bfloat16"), DataType::Bf16);
   EXPECT_EQ(read(fp16).communication, std::nullopt);
   EXPECT_EQ(setting(fp16, "communication_data_type"),
-            (Setting{"communication_data_type", "null", Origin::Default,
-                     "gradients are sent in the type they have"}));
+            (Setting{.key = "communication_data_type",
+                     .value = "null",
+                     .origin = Origin::Default,
+                     .note = "gradients are sent in the type they have"}));
   EXPECT_EQ(setting(R"("communication_data_type": "fp32", "torch_autocast": {"enabled": true})",
                     "communication_data_type"),
-            (Setting{"communication_data_type", "\"fp32\"", Origin::File,
-                     "for every parameter, whatever torch_autocast.dtype is"}));
+            (Setting{.key = "communication_data_type",
+                     .value = "\"fp32\"",
+                     .origin = Origin::File,
+                     .note = "for every parameter, whatever torch_autocast.dtype is"}));
   EXPECT_THAT(problems(R"("communication_data_type": "int8")"),
               ElementsAre(HasSubstr("communication_data_type: expected \"fp32\", \"bf16\" or")));
 }
@@ -245,9 +262,15 @@ TEST(Off, ASectionChangesNothingButItsTypesAreRead) {
                                                {"bf16", "bf16_optimizer_states", "true"},
                                                {"torch_autocast", "dtype", "\"fp16\""}})
     EXPECT_EQ(setting(off(section, "\"" + key + "\": " + value), section + "." + key),
-              (Setting{section + "." + key, value, Origin::NoEffect, "it is off"}));
+              (Setting{.key = section + "." + key,
+                       .value = value,
+                       .origin = Origin::NoEffect,
+                       .note = "it is off"}));
   EXPECT_EQ(setting(off("bf16", R"("check_grad_overflow": false)"), "bf16.check_grad_overflow"),
-            (Setting{"bf16.check_grad_overflow", "false", Origin::NoEffect, "fp32 always throws"}));
+            (Setting{.key = "bf16.check_grad_overflow",
+                     .value = "false",
+                     .origin = Origin::NoEffect,
+                     .note = "fp32 always throws"}));
   for (const std::string keys : {"\"hysteresis\": true", "\"loss_scale\": \"dynamic\"",
                                  "\"consecutive_hysteresis\": 1", "\"auto_cast\": \"no\""})
     EXPECT_THAT(problems(off("fp16", keys)), ElementsAre(HasSubstr("expected "))) << keys;

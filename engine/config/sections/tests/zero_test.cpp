@@ -38,7 +38,10 @@ TEST(LeafModule, EveryKeyReachesItsField) {
 TEST(LeafModule, IsListedWithItsOriginAndHasNoEffectBelowStageThree) {
   const std::string keys = R"("leaf_module": {"names": ["a", "b"]})", section = "leaf_module.";
   EXPECT_EQ(conformance::setting(zero(keys), kSection + section + "names"),
-            (Setting{kSection + section + "names", R"(["a","b"])", Origin::File, ""}));
+            (Setting{.key = kSection + section + "names",
+                     .value = R"(["a","b"])",
+                     .origin = Origin::File,
+                     .note = ""}));
   EXPECT_EQ(conformance::setting(zero(keys), kSection + section + "classes").note,
             "those that the model has");
   EXPECT_EQ(conformance::setting(zero(keys, 2), kSection + section + "names").origin,
