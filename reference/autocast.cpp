@@ -35,7 +35,8 @@ std::set<const void*> safe_parameters(const torch::nn::Module& model,
     types.insert("torch::nn::" + name + "Impl");
   }
   std::set<const void*> safe, others;
-  for (const auto& own : model.parameters(false)) others.insert(own.unsafeGetTensorImpl());
+  auto& of_model = types.contains(model.name()) ? safe : others;
+  for (const auto& own : model.parameters(false)) of_model.insert(own.unsafeGetTensorImpl());
   for (const auto& module : model.modules(/*include_self=*/false)) {
     auto& of = types.contains(module->name()) ? safe : others;
     for (const auto& own : module->parameters(false)) of.insert(own.unsafeGetTensorImpl());

@@ -9,9 +9,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "conformance/cases/linear_model.hpp"
-#include "conformance/cases/overflowing_model.hpp"
 #include "conformance/cases/recipe.hpp"
+#include "reference/stepper.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -31,63 +30,66 @@ std::string hexadecimal(double value) {
   return text;
 }
 
-// What the stages of a tuple add in; with one micro-batch there is one order only.
-std::vector<SumOrder> orders_of(const CaseSpec& spec) {
-  if (sums_exactly(spec.precision)) return {SumOrder::ExactGrid};
-  if (spec.accumulation == 1) return {SumOrder::AddThenReduce};
-  return {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd};
+// The trainer of a plan from its `first` step on.
+class PlanTrainer {
+ public:
+  PlanTrainer(const TwinPlan& plan, const reference::Recipe& recipe, int first = 0)
+      : dtype_(recipe.compute_dtype),
+        world_(static_cast<int>(recipe.world)),
+        micro_batches_(static_cast<int>(recipe.accumulation_steps)),
+        model_(plan.make_model()),
+        stepper_(recipe, model_->model()),
+        step_(first) {}
+
+  double loss_scale() const { return stepper_.loss_scale(); }
+  CaseModel& model() { return *model_; }
+
+  reference::StepRecord train_step() {
+    std::vector<at::Tensor> losses;
+    for (int micro_batch = 0; micro_batch < micro_batches_; ++micro_batch)
+      for (int rank = 0; rank < world_; ++rank) {
+        const auto forward = run_forward({step_, rank, micro_batch});
+        stepper_.pass(rank, [&] { plain_backward(forward, stepper_.loss_scale()); });
+        losses.push_back(forward.loss());
+      }
+    auto record = stepper_.step();
+    record.losses = std::move(losses);
+    ++step_;
+    return record;
+  }
+
+ private:
+  Forward run_forward(const Pass& pass) {
+    const auto guard = stepper_.autocast();
+    return model_->forward(pass, dtype_);
+  }
+
+  at::ScalarType dtype_;
+  int world_, micro_batches_;
+  std::unique_ptr<CaseModel> model_;
+  reference::Stepper stepper_;
+  int step_;
+};
+
+bool scales_loss(const reference::Recipe& recipe) {
+  return recipe.precision.loss_scale.policy != reference::LossScaleSpec::Policy::None;
 }
 
-// Clipping must act, or must not; the norm of the first step that is applied says where the
-// threshold belongs.
-double threshold_for(const CaseSpec& spec, uint64_t seed, const reference::Data& data) {
-  if (spec.clip == Clip::Off) return 0;
-  if (spec.clip == Clip::Below) return 1e6;
-  reference::Trainer trainer(
-      recipe_of(spec, seed, 0, orders_of(spec)[0]), make_case_model(spec.model, seed),
-      [&](int64_t step, int64_t rank, int64_t micro_batch) {
-        return make_case_batch(
-            data, spec.model,
-            {.seed = seed, .step = step, .rank = rank, .micro_batch = micro_batch});
-      });
-  for (int step = 0; step < kSteps; ++step) {
+// Clipping must act; the norm of the first step that is applied says where the threshold belongs.
+double threshold_of(const TwinPlan& plan) {
+  if (plan.threshold) return *plan.threshold;
+  PlanTrainer trainer(plan, plan.recipe(0, plan.orders[0]));
+  for (int step = 0; step < plan.steps; ++step) {
     const auto record = trainer.train_step();
     if (!record.skipped) return 0.5 * record.grad_norm;
   }
-  throw std::runtime_error("[twin] expected a step with finite gradients in " + spec.tuple() + ".");
+  throw std::runtime_error("[twin] expected a step with finite gradients, got none in " +
+                           std::to_string(plan.steps) + ".");
 }
 
-// The trainer of a case from its `first` step on, whose loss overflows where the case's does.
-class CaseTrainer {
- public:
-  CaseTrainer(const reference::Recipe& recipe, const CaseSpec& spec, const reference::Data& data,
-              int first = 0)
-      : model_(std::make_shared<OverflowingModel>(make_case_model(recipe.model, recipe.seed))),
-        trainer_(recipe, model_,
-                 [model = model_, recipe, overflowing = overflowing_batch(spec), &data, first](
-                     int64_t step, int64_t rank, int64_t micro_batch) {
-                   const OverflowingBatch now{first + static_cast<int>(step),
-                                              static_cast<int>(rank),
-                                              static_cast<int>(micro_batch)};
-                   model->set_loss_factor(overflowing == now ? kOverflowFactor : 1);
-                   return make_case_batch(data, recipe.model,
-                                          {.seed = recipe.seed,
-                                           .step = now.step,
-                                           .rank = rank,
-                                           .micro_batch = micro_batch});
-                 }) {}
-
-  double loss_scale() const { return trainer_.loss_scale(); }
-  reference::StepRecord train_step() { return trainer_.train_step(); }
-
- private:
-  std::shared_ptr<OverflowingModel> model_;
-  reference::Trainer trainer_;
-};
-
 // The exact sum of the engine's own contributions: its types up to the sum, none of them after it.
-reference::Recipe plain_recipe(const CaseSpec& spec, uint64_t seed) {
-  auto recipe = recipe_of(spec, seed, 0, SumOrder::Fp64);
+reference::Recipe plain_recipe(const TwinPlan& plan) {
+  auto recipe = plan.recipe(0, SumOrder::Fp64);
   auto& precision = recipe.precision;
   precision.master_dtype = precision.state_dtype = at::kFloat;
   if (precision.averaging != reference::Averaging::Never)
@@ -97,13 +99,14 @@ reference::Recipe plain_recipe(const CaseSpec& spec, uint64_t seed) {
 }
 
 // The same mathematics in more bits.
-reference::Recipe precise_recipe(const CaseSpec& spec, uint64_t seed) {
-  auto recipe = plain_recipe(spec, seed);
+reference::Recipe precise_recipe(const TwinPlan& plan) {
+  auto recipe = plain_recipe(plan);
+  const bool is_narrow =
+      recipe.compute_dtype != at::kFloat || recipe.precision.autocast.has_value();
   const auto averaging = recipe.precision.averaging;
   recipe.precision = {};
   recipe.precision.averaging = averaging;
   recipe.absolute_sums = false;
-  const bool is_narrow = dtype_of(spec) != at::kFloat || is_autocast(spec.precision);
   recipe.compute_dtype = is_narrow ? at::kFloat : at::kDouble;
   return recipe;
 }
@@ -113,34 +116,66 @@ void add_map(oracle::TensorFile& file, const std::string& prefix,
   for (const auto& [name, tensor] : tensors) file.tensors[prefix + "/" + name] = tensor;
 }
 
+// What the passes of the skipped steps before made of them.
+void take_buffers(const oracle::TensorFile& file, const TwinPlan& plan, int step,
+                  PlanTrainer& trainer) {
+  if (step == 0) return;
+  const auto world = plan.recipe(0, plan.orders[0]).world;
+  for (int rank = 0; rank < world; ++rank) {
+    auto values = trainer.model().buffers(rank);
+    for (auto& [name, value] : values)
+      value = file.tensors.at(word(plan.orders[0]) + "/" + std::to_string(step - 1) + "/buffer" +
+                              std::to_string(rank) + "/" + name);
+    trainer.model().set_buffers(rank, values);
+  }
+}
+
 // Of the first step that is applied: until then the weights are as they were made. Gives the more
 // precise gradient.
-reference::TensorMap add_bounded_runs(oracle::TensorFile& file, const CaseSpec& spec, uint64_t seed,
-                                      const reference::Data& data, int step, double scale) {
-  auto recipe = plain_recipe(spec, seed);
+reference::TensorMap add_bounded_runs(oracle::TensorFile& file, const TwinPlan& plan, int step,
+                                      double scale) {
+  auto recipe = plain_recipe(plan);
   auto& of_scale = recipe.precision.loss_scale;
   if (scale != 1) of_scale = {.policy = reference::LossScaleSpec::Policy::Static, .initial = scale};
   const std::string number = "/" + std::to_string(step);
-  const auto plain = CaseTrainer(recipe, spec, data, step).train_step();
+  PlanTrainer plain_trainer(plan, recipe, step), precise_trainer(plan, precise_recipe(plan), step);
+  take_buffers(file, plan, step, plain_trainer);
+  const auto plain = plain_trainer.train_step();
+  take_buffers(file, plan, step, precise_trainer);
+  const auto precise = precise_trainer.train_step();
   add_map(file, "plain" + number + "/gradient", plain.gradients);
   add_map(file, "plain" + number + "/absolute_sum", plain.absolute_sum);
-  const auto precise = CaseTrainer(precise_recipe(spec, seed), spec, data, step).train_step();
   add_map(file, "precise" + number + "/gradient", precise.gradients);
   return precise.gradients;
 }
 
+// Nothing where the model cannot run in more bits and need not: the file says why.
+reference::TensorMap try_bounded_runs(oracle::TensorFile& file, const TwinPlan& plan, int step,
+                                      double scale) {
+  try {
+    return add_bounded_runs(file, plan, step, scale);
+  } catch (const std::exception& error) {
+    if (plan.needs_bounds) throw;
+    const std::string text = error.what();
+    file.metadata["unbounded"] = text.substr(0, text.find("\nException raised from "));
+    return {};
+  }
+}
+
 // The steps of one order of additions; gives the first that is applied and its loss scale.
-std::pair<int, double> add_steps(oracle::TensorFile& file, const CaseSpec& spec,
-                                 const reference::Recipe& recipe, const reference::Data& data) {
-  CaseTrainer trainer(recipe, spec, data);
+std::pair<int, double> add_steps(oracle::TensorFile& file, const TwinPlan& plan,
+                                 const reference::Recipe& recipe) {
+  PlanTrainer trainer(plan, recipe);
   std::pair<int, double> first{-1, 1};
-  for (int step = 0; step <= kSteps; ++step) {
+  for (int step = 0; step <= plan.steps; ++step) {
     const std::string prefix = word(recipe.order) + "/" + std::to_string(step);
     const double scale = trainer.loss_scale();
     file.metadata[prefix + "/loss_scale"] = hexadecimal(scale);
-    if (step == kSteps) break;
+    if (step == plan.steps) break;
     const auto record = trainer.train_step();
     add_step(file, prefix, record);
+    for (int rank = 0; rank < recipe.world; ++rank)
+      add_map(file, prefix + "/buffer" + std::to_string(rank), trainer.model().buffers(rank));
     if (first.first < 0 && !record.skipped) first = {step, scale};
   }
   file.metadata[word(recipe.order) + "/first_applied"] = std::to_string(first.first);
@@ -162,25 +197,49 @@ void add_step(oracle::TensorFile& file, const std::string& prefix,
   file.metadata[prefix + "/skipped"] = record.skipped ? "1" : "0";
 }
 
-std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t seed,
-                                                 const reference::Data& data,
-                                                 const std::string& path) {
+std::vector<SumOrder> orders_of(const CaseSpec& spec) {
+  if (sums_exactly(spec.precision)) return {SumOrder::ExactGrid};
+  if (spec.accumulation == 1) return {SumOrder::AddThenReduce};
+  return {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd};
+}
+
+TwinPlan plan_of(const CaseSpec& spec, uint64_t seed, const reference::Data& data) {
+  TwinPlan plan{
+      .make_model = zoo_model(spec, seed, data),
+      .recipe = [spec, seed](double threshold,
+                             SumOrder order) { return recipe_of(spec, seed, threshold, order); },
+      .orders = orders_of(spec),
+      .threshold = std::nullopt,
+      .steps = kSteps,
+      .needs_bounds = true};
+  if (spec.clip == Clip::Off) plan.threshold = 0;
+  if (spec.clip == Clip::Below) plan.threshold = 1e6;
+  return plan;
+}
+
+std::optional<oracle::UnderflowLedger> make_twin(const TwinPlan& plan, const std::string& path) {
   oracle::TensorFile file;
-  const double threshold = threshold_for(spec, seed, data);
+  const double threshold = threshold_of(plan);
   file.metadata["threshold"] = hexadecimal(threshold);
   std::optional<oracle::UnderflowLedger> ledger;
   std::map<int, double> bounded;  // steps, with their scales
-  for (const SumOrder order : orders_of(spec))
-    bounded.insert(add_steps(file, spec, recipe_of(spec, seed, threshold, order), data));
+  for (const SumOrder order : plan.orders)
+    bounded.insert(add_steps(file, plan, plan.recipe(threshold, order)));
   bounded.erase(-1);
   for (const auto& [step, scale] : bounded) {
-    const auto precise = add_bounded_runs(file, spec, seed, data, step, scale);
-    if (ledger || scaling_of(spec.precision) == Scaling::None) continue;
+    const auto precise = try_bounded_runs(file, plan, step, scale);
+    if (ledger || !scales_loss(plan.recipe(threshold, plan.orders[0]))) continue;
     ledger.emplace(at::kHalf, scale);
     for (const auto& [name, gradient] : precise) ledger->add(gradient);
   }
   oracle::write_tensors(path, file.tensors, file.metadata);
   return ledger;
+}
+
+std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t seed,
+                                                 const reference::Data& data,
+                                                 const std::string& path) {
+  return make_twin(plan_of(spec, seed, data), path);
 }
 
 Twin::Twin(const std::string& path, SumOrder order)
@@ -219,6 +278,11 @@ double Twin::grad_norm(int step) const { return number(step, "grad_norm"); }
 bool Twin::skipped(int step) const { return number(step, "skipped") != 0; }
 
 double Twin::loss_scale(int step) const { return number(step, "loss_scale"); }
+
+std::string Twin::unbounded() const {
+  const auto found = file_.metadata.find("unbounded");
+  return found == file_.metadata.end() ? "" : found->second;
+}
 
 double Twin::threshold() const {
   return std::strtod(file_.metadata.at("threshold").c_str(), nullptr);

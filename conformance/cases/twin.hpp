@@ -3,33 +3,53 @@
 //   <order>/<step>/gradient|master|parameter|exp_avg|...|losses/<name>     the twin, bit for bit
 //   <order>/<step>  grad_norm, skipped, and loss_scale, that of its passes; for the step after the
 //                   last one too
+//   <order>/<step>/buffer<rank>/<name>      what a rank's buffers hold after the step
 //   <order>         first_applied, a step; -1: none is
 //   plain/<first_applied>/gradient|absolute_sum/<name>  in the engine's precision, summed exactly
 //   precise/<first_applied>/gradient/<name>             in fp64 for plain fp32, else in fp32
+//   unbounded       why these two runs are not there; empty: they are
 //
 // Invariants: one file serves all stages and styles of a tuple; a gradient that is absent was used
 // by nobody. Both orders of addition are there unless they agree (one micro-batch), or exact_grid
 // alone where sums are exact.
 // Shapes: those of the parameters; losses [accumulation * world], of all steps, fp32.
 // Errors: std::runtime_error for a file that is not a twin; c10::Error from the reference.
-// Depends on: recipe.hpp, reference/trainer.hpp, oracle/tensor_file.hpp, oracle/underflow.hpp.
+// Depends on: case_model.hpp, recipe.hpp, oracle/tensor_file.hpp, oracle/underflow.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "conformance/cases/case_model.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "conformance/oracle/underflow.hpp"
-#include "reference/trainer.hpp"
+#include "reference/recipe.hpp"
 
 namespace equigrad::conformance {
 
-// Runs the reference and writes the file for the tuple of `spec`; its stage and style do not
-// matter. Gives what the loss scale loses of the more precise gradient, in precisions that have
-// one.
+// What a twin is made of.
+struct TwinPlan {
+  MakeCaseModel make_model;
+  std::function<reference::Recipe(double threshold, reference::SumOrder order)> recipe;
+  std::vector<reference::SumOrder> orders;
+  std::optional<double> threshold;  // to clip at; nothing: half of the norm of the first step that
+                                    // is applied
+  int steps = 0;
+  bool needs_bounds = true;  // false: a model that cannot run in more bits has none
+};
+TwinPlan plan_of(const CaseSpec& spec, uint64_t seed, const reference::Data& data);
+// What the stages of a tuple add in; with one micro-batch there is one order only.
+std::vector<reference::SumOrder> orders_of(const CaseSpec& spec);
+
+// Runs the reference and writes the file. Gives what the loss scale loses of the more precise
+// gradient, in precisions that have one.
+std::optional<oracle::UnderflowLedger> make_twin(const TwinPlan& plan, const std::string& path);
+// For the tuple of `spec`; its stage and style do not matter.
 std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t seed,
                                                  const reference::Data& data,
                                                  const std::string& path);
@@ -52,6 +72,7 @@ class Twin {
   bool skipped(int step) const;
   double loss_scale(int step) const;  // of its passes; 1 without one
   double threshold() const;           // to clip at; 0: off
+  std::string unbounded() const;      // why there are no bounds; empty: there are
 
  private:
   double number(int step, const std::string& what) const;

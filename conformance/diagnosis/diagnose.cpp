@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "conformance/cases/recipe.hpp"
 #include "conformance/diagnosis/diagnosis.hpp"
 #include "conformance/diagnosis/explain.hpp"
 #include "conformance/diagnosis/other_numbers.hpp"
@@ -18,12 +17,12 @@ namespace {
 using oracle::Evidence;
 
 // The narrowest type that a gradient is rounded to on its way.
-at::ScalarType rounding_of(const CaseSpec& spec) {
-  const auto communication_dtype =
-      recipe_of(spec, 0, 0, order_of(spec)).precision.communication_dtype;
-  const std::vector<at::ScalarType> types = {dtype_of(spec), accumulate_dtype_of(spec),
-                                             communication_dtype.value_or(at::kFloat),
-                                             autocast_dtype_of(spec).value_or(at::kFloat)};
+at::ScalarType rounding_of(const reference::Recipe& recipe) {
+  const auto& precision = recipe.precision;
+  const std::vector<at::ScalarType> types = {
+      recipe.compute_dtype, recipe.accumulate_dtype,
+      precision.communication_dtype.value_or(at::kFloat),
+      precision.autocast ? precision.autocast->dtype : at::kFloat};
   for (const auto narrow : {at::kBFloat16, at::kHalf})
     if (std::find(types.begin(), types.end(), narrow) != types.end()) return narrow;
   return at::kFloat;
@@ -75,9 +74,9 @@ class Diagnostician {
     evidence.is_gradient = evidence.what == "gradient";
     evidence.got = failure.got;
     evidence.want = failure.want;
-    evidence.world = input_.spec.world;
-    evidence.accumulation_steps = input_.spec.accumulation;
-    evidence.shards = input_.spec.stage == 0 ? 1 : input_.spec.world;
+    evidence.world = input_.recipe.world;
+    evidence.accumulation_steps = input_.recipe.accumulation_steps;
+    evidence.shards = input_.stage == 0 ? 1 : input_.recipe.world;
     evidence.begin = site.begin;
     evidence.shape = input_.shapes.at(site.parameter);
     evidence.whole = twin(site.step, evidence.what, site.parameter);
@@ -99,10 +98,9 @@ class Diagnostician {
     evidence.next_loss_scale = twin.loss_scale(at + 1);
     evidence.previous_loss_scale = twin.loss_scale(std::max(at - 1, 0));
     evidence.clip_factor = clip_factor(twin.grad_norm(at), twin.threshold());
-    evidence.rounding = rounding_of(input_.spec);
-    const auto averaging = recipe_of(input_.spec, 0, 0, order_of(input_.spec)).precision;
-    if (averaging.averaging == reference::Averaging::Never)
-      evidence.divisor = input_.spec.accumulation;
+    evidence.rounding = rounding_of(input_.recipe);
+    if (input_.recipe.precision.averaging == reference::Averaging::Never)
+      evidence.divisor = input_.recipe.accumulation_steps;
     // Each side clipped by its own norm: what they were before it.
     const double got = clip_factor(input_.norm, twin.threshold());
     if (got == evidence.clip_factor || !std::isfinite(input_.norm)) return;
@@ -117,7 +115,8 @@ class Diagnostician {
   }
 
   Diagnosis explain_gradients() {
-    if (input_.spec.world * input_.spec.accumulation <= kMostContributions) weights_.run(step());
+    if (input_.recipe.world * input_.recipe.accumulation_steps <= kMostContributions)
+      weights_.run(step());
     std::map<std::string, oracle::Explanation> explained;
     for (const auto& failure : failures_) {
       auto evidence = evidence_of(failure);
@@ -162,8 +161,8 @@ class Diagnostician {
       update.want.state[state] = slice(failure, twin(step(), state, name));
     if (step() > 0) update.previous_gradient = slice(failure, twin(step() - 1, "gradient", name));
     for (const auto& [other, rule] : input_.rules) update.other_groups.push_back(rule);
-    update.world = input_.spec.world;
-    update.accumulation_steps = input_.spec.accumulation;
+    update.world = input_.recipe.world;
+    update.accumulation_steps = input_.recipe.accumulation_steps;
     update.loss_scale = input_.twin.loss_scale(step());
     update.clip_factor = clip_factor(input_.twin.grad_norm(step()), input_.twin.threshold());
     for (const auto& one : oracle::update_predictions(update)) {

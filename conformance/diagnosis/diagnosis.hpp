@@ -8,17 +8,18 @@
 // Invariants: says nothing about right or wrong.
 // Shapes: got and want are flat elements [begin, begin + numel) of the whole parameter.
 // Units: steps and micro-batches count from 0.   Errors: those of the reference and the oracle.
-// Depends on: verdict/divergence.hpp, twin.hpp, oracle/update_bound.hpp.
+// Depends on: verdict/divergence.hpp, case_model.hpp, twin.hpp, oracle/update_bound.hpp.
 #pragma once
 
 #include <map>
 #include <string>
 #include <vector>
 
+#include "conformance/cases/case_model.hpp"
 #include "conformance/cases/twin.hpp"
 #include "conformance/oracle/update_bound.hpp"
 #include "conformance/verdict/divergence.hpp"
-#include "reference/models/data.hpp"
+#include "reference/recipe.hpp"
 
 namespace equigrad::conformance {
 
@@ -51,9 +52,9 @@ struct Position {
 };
 
 struct DiagnosisInput {
-  const CaseSpec& spec;
-  uint64_t seed;
-  const reference::Data& data;
+  int stage;
+  const reference::Recipe& recipe;  // the twin's
+  const MakeCaseModel& make_model;
   const Twin& twin;
   std::map<std::string, std::vector<int64_t>> shapes;
   std::string keep;  // folder for tensors; empty: none

@@ -19,8 +19,8 @@ oracle::Prediction number(const std::string& cause, double value) {
 
 void add_products(const DiagnosisInput& input, int step, double of,
                   std::vector<oracle::Prediction>& all) {
-  const auto world = static_cast<double>(input.spec.world),
-             steps = static_cast<double>(input.spec.accumulation),
+  const auto world = static_cast<double>(input.recipe.world),
+             steps = static_cast<double>(input.recipe.accumulation_steps),
              scale = input.twin.loss_scale(step);
   const std::vector<std::pair<double, std::string>> factors = {
       {world, "the number of ranks"},
@@ -41,7 +41,7 @@ std::vector<oracle::Prediction> other_norms(const DiagnosisInput& input, int ste
   std::vector<oracle::Prediction> all;
   const double right = input.twin.grad_norm(step);
   const double clip = clip_factor(right, input.twin.threshold());
-  const int64_t shards = input.spec.stage == 0 ? 1 : input.spec.world;
+  const int64_t shards = input.stage == 0 ? 1 : input.recipe.world;
   double squares = 0, largest = 0, sizes = 0;
   std::vector<double> of_shards(static_cast<std::size_t>(shards));
   std::map<std::string, double> of_names;
@@ -85,11 +85,11 @@ std::vector<oracle::Prediction> other_norms(const DiagnosisInput& input, int ste
 std::vector<oracle::Prediction> other_losses(const DiagnosisInput& input, const Site& site,
                                              Rerun& rerun) {
   std::vector<oracle::Prediction> all;
-  for (int micro_batch = 0; micro_batch < input.spec.accumulation; ++micro_batch)
-    for (int rank = 0; rank < input.spec.world; ++rank)
+  for (int64_t micro_batch = 0; micro_batch < input.recipe.accumulation_steps; ++micro_batch)
+    for (int64_t rank = 0; rank < input.recipe.world; ++rank)
       all.push_back(number("the loss of micro-batch " + std::to_string(micro_batch + 1) +
                                " of rank " + std::to_string(rank),
-                           input.twin.loss(site.step, micro_batch * input.spec.world + rank)));
+                           input.twin.loss(site.step, micro_batch * input.recipe.world + rank)));
   if (site.step > 0)
     all.push_back(
         number("the loss of the step before", input.twin.loss(site.step - 1, site.begin)));

@@ -2,17 +2,13 @@
 
 #include <torch/types.h>
 
-#include "conformance/cases/linear_model.hpp"
-#include "conformance/cases/recipe.hpp"
 #include "reference/autocast.hpp"
 
 namespace equigrad::conformance {
 
-Rerun::Rerun(const DiagnosisInput& input)
-    : input_(input),
-      model_(std::make_shared<OverflowingModel>(make_case_model(input.spec.model, input.seed))) {
-  for (auto& [name, parameter] : reference::unique_parameters(*model_)) {
-    at::Tensor(parameter).set_data(parameter.detach().to(dtype_of(input.spec)));
+Rerun::Rerun(const DiagnosisInput& input) : input_(input), model_(input.make_model()) {
+  for (auto& [name, parameter] : reference::unique_parameters(*model_->model())) {
+    at::Tensor(parameter).set_data(parameter.detach().to(input.recipe.compute_dtype));
     parameters_[name] = parameter;
     const auto lowered = input.communication_dtypes.find(name);
     auto made = parameter.detach().clone();
@@ -37,29 +33,37 @@ void Rerun::set_all(int step) {
   for (const auto& [name, tensor] : parameters_) set(name, parameter(step, name));
 }
 
-at::Tensor Rerun::loss(int step, int rank, int micro_batch) {
-  const auto& spec = input_.spec;
-  const auto batch = reference::to_dtype(
-      make_case_batch(
-          input_.data, spec.model,
-          {.seed = input_.seed, .step = step, .rank = rank, .micro_batch = micro_batch}),
-      dtype_of(spec));
-  model_->set_loss_factor(
-      overflowing_batch(spec) == OverflowingBatch{step, rank, micro_batch} ? kOverflowFactor : 1);
-  const auto recipe = recipe_of(spec, input_.seed, 0, order_of(spec));
-  const reference::AutocastGuard autocast(recipe.precision.autocast);
-  return model_->loss(batch);
+Forward Rerun::forward(const Pass& pass) {
+  const reference::AutocastGuard autocast(input_.recipe.precision.autocast);
+  return model_->forward(pass, input_.recipe.compute_dtype);
+}
+
+void Rerun::set_buffers(int step, int rank) {
+  auto buffers = model_->buffers(rank);
+  for (auto& [name, values] : buffers) {
+    const auto before = step == 0
+                            ? at::Tensor()
+                            : input_.twin.tensor(step - 1, "buffer" + std::to_string(rank), name);
+    if (before.defined()) values = before.view_as(values);
+  }
+  model_->set_buffers(rank, buffers);
+}
+
+double Rerun::loss(const Site& pass) {
+  set_buffers(pass.step, input_.rank);
+  return forward({pass.step, input_.rank, pass.micro_batch}).loss().item<double>();
 }
 
 void Rerun::run(int step) {
   set_all(step - 1);
   const double scale = input_.twin.loss_scale(step);
   contributions_.clear();
-  for (int rank = 0; rank < input_.spec.world; ++rank) {
+  for (int rank = 0; rank < input_.recipe.world; ++rank) {
+    set_buffers(step, rank);
     for (auto& [name, parameter] : parameters_) contributions_[name].emplace_back();
-    for (int index = 0; index < input_.spec.accumulation; ++index) {
-      model_->zero_grad();
-      (reference::widen(loss(step, rank, index)) * scale).backward();
+    for (int index = 0; index < input_.recipe.accumulation_steps; ++index) {
+      model_->model()->zero_grad();
+      plain_backward(forward({step, rank, index}), scale);
       for (const auto& [name, parameter] : parameters_) {
         const auto gradient =
             parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter);
@@ -79,8 +83,7 @@ std::vector<std::pair<std::string, double>> Rerun::other_losses(const Site& pass
   const at::NoGradGuard no_grad;
   std::vector<std::pair<std::string, double>> all;
   const auto add = [&](const std::string& weights) {
-    all.emplace_back("the forward read " + weights,
-                     loss(pass.step, input_.rank, pass.micro_batch).item<double>());
+    all.emplace_back("the forward read " + weights, loss(pass));
   };
   if (pass.step > 0) {
     set_all(pass.step - 2);
@@ -96,7 +99,7 @@ std::vector<std::pair<std::string, double>> Rerun::other_losses(const Site& pass
     }
     set(name, at::zeros_like(right));
     add("zeros for " + name);
-    const int64_t shards = input_.spec.world, numel = (right.numel() + shards - 1) / shards;
+    const int64_t shards = input_.recipe.world, numel = (right.numel() + shards - 1) / shards;
     for (int64_t s = 0; s < shards && shards > 1; ++s) {
       const auto of = " for shard " + std::to_string(s) + " of " + name;
       auto part = right.clone();

@@ -3,7 +3,7 @@
 // Invariants: step -1 means the weights that the model was made with, as the model sees them.
 // Shapes: contributions have their parameter's shape, flat, fp32, divided by the loss scale.
 // Units: steps and micro-batches count from 0.   Errors: those of the reference.
-// Depends on: diagnosis.hpp, cases/overflowing_model.hpp, reference.
+// Depends on: diagnosis.hpp, cases/case_model.hpp, reference.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/cases/overflowing_model.hpp"
+#include "conformance/cases/case_model.hpp"
 #include "conformance/diagnosis/diagnosis.hpp"
 
 namespace equigrad::conformance {
@@ -35,10 +35,13 @@ class Rerun {
  private:
   void set(const std::string& name, const at::Tensor& values);
   void set_all(int step);
-  at::Tensor loss(int step, int rank, int micro_batch);
+  Forward forward(const Pass& pass);
+  // Those that the rank began this step with.
+  void set_buffers(int step, int rank);
+  double loss(const Site& pass);
 
   const DiagnosisInput& input_;
-  std::shared_ptr<OverflowingModel> model_;
+  std::unique_ptr<CaseModel> model_;
   std::map<std::string, at::Tensor> parameters_, made_;
   std::map<std::string, std::vector<std::vector<at::Tensor>>> contributions_;
 };

@@ -29,4 +29,13 @@ nlohmann::json memory_rows(const Engine& engine) {
   return rows;
 }
 
+nlohmann::json underflow_row(const oracle::UnderflowLedger& ledger) {
+  return {{"numel", ledger.numel()},
+          {"zero", ledger.zero()},
+          {"subnormal", ledger.subnormal()},
+          {"overflow", ledger.overflow()},
+          {"scale", ledger.scale()},
+          {"lossless", ledger.smallest_lossless_scale().value_or(0)}};
+}
+
 }  // namespace equigrad::conformance

@@ -3,7 +3,7 @@
 // Invariants: rows are arrays, so that an answer is one line of JSON.
 // Shapes/Units: elements and bytes.
 // Errors: none of its own.
-// Depends on: engine.hpp, nlohmann-json.
+// Depends on: engine.hpp, oracle/underflow.hpp, nlohmann-json.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "conformance/oracle/underflow.hpp"
 #include "engine/engine.hpp"
 
 namespace equigrad::conformance {
@@ -22,5 +23,8 @@ nlohmann::json cover_rows(const std::map<std::string, int64_t>& numels, const En
 
 // [category, bytes, peak bytes], and "total".
 nlohmann::json memory_rows(const Engine& engine);
+
+// {"numel", "zero", "subnormal", "overflow", "scale", "lossless"} of what a loss scale loses.
+nlohmann::json underflow_row(const oracle::UnderflowLedger& ledger);
 
 }  // namespace equigrad::conformance

@@ -12,18 +12,6 @@ bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-void require_refusal(const at::Tensor& loss) {
-  std::string text;
-  try {
-    loss.backward({}, /*retain_graph=*/true);
-  } catch (const Error& error) {
-    text = error.what();
-  }
-  if (text.empty()) throw RefusalMissing("loss.backward() without the loss scale was not refused");
-  if (!holds(text, "backward(loss)") || !holds(text, "scale(loss)"))
-    throw RefusalMissing("the refusal of loss.backward() does not name both right ways: " + text);
-}
-
 // The output's gradient is computed apart from the graph, as by a criterion of somebody else's.
 at::Tensor tensor_backward(Engine& engine, reference::Model& model, const reference::Batch& batch,
                            bool is_scaled) {
@@ -47,6 +35,18 @@ at::Tensor tensor_backward(Engine& engine, reference::Model& model, const refere
 }
 
 }  // namespace
+
+void require_refusal(const at::Tensor& loss) {
+  std::string text;
+  try {
+    loss.backward({}, /*retain_graph=*/true);
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  if (text.empty()) throw RefusalMissing("loss.backward() without the loss scale was not refused");
+  if (!holds(text, "backward(loss)") || !holds(text, "scale(loss)"))
+    throw RefusalMissing("the refusal of loss.backward() does not name both right ways: " + text);
+}
 
 at::Tensor rank_backward(Engine& engine, reference::Model& model, const reference::Batch& batch,
                          const CaseSpec& spec) {

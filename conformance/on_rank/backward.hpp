@@ -25,6 +25,9 @@ class RefusalMissing : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Calls loss.backward(), which an engine that scales its loss must refuse, naming both right ways.
+void require_refusal(const at::Tensor& loss);
+
 // The loss that the forward pass gave, detached.
 at::Tensor rank_backward(Engine& engine, reference::Model& model, const reference::Batch& batch,
                          const CaseSpec& spec);

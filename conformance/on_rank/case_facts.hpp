@@ -3,39 +3,39 @@
 //
 // Invariants: nothing in it changes after facts_of.
 // Shapes: those of the parameters, by name.   Units: none.
-// Errors: those of parse_id and Twin; nlohmann::json::exception for a request without a key.
-// Depends on: cases/twin.hpp, cases/overflowing_model.hpp, oracle/update_bound.hpp,
+// Errors: those of Twin.
+// Depends on: cases/twin.hpp, cases/case_model.hpp, oracle/update_bound.hpp,
 // ranks/rank_context.hpp.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "conformance/cases/matrix.hpp"
-#include "conformance/cases/overflowing_model.hpp"
+#include "conformance/cases/case_model.hpp"
 #include "conformance/cases/twin.hpp"
 #include "conformance/oracle/update_bound.hpp"
 #include "conformance/ranks/rank_context.hpp"
+#include "reference/recipe.hpp"
 
 namespace equigrad::conformance {
 
 struct CaseFacts {
-  CaseSpec spec;
-  uint64_t seed;
-  std::string keep;  // folder for tensors; empty: none
+  int stage = 0;
+  reference::Recipe recipe;  // the twin's, in the order of this stage
+  std::string keep;          // folder for tensors; empty: none
   ranks::RankContext& context;
-  const reference::Data& data;
+  MakeCaseModel make_model;  // for whoever runs passes again
   Twin twin;
-  std::map<std::string, std::vector<int64_t>> shapes;
-  std::map<std::string, reference::OptimizerSpec> rules;       // by parameter, its group's settings
-  std::map<std::string, at::ScalarType> communication_dtypes;  // of safe modules, under autocast
+  std::map<std::string, std::vector<int64_t>> shapes = {};
+  std::map<std::string, reference::OptimizerSpec> rules = {};  // by parameter, its group's settings
+  std::map<std::string, at::ScalarType> communication_dtypes = {};  // of safe modules, under
+                                                                    // autocast
 };
 
-CaseFacts facts_of(const nlohmann::json& request, ranks::RankContext& context,
-                   const reference::Data& data, OverflowingModel& model);
+// Fills in what the model tells: shapes, rules and communication_dtypes.
+void add_model(CaseFacts& facts, reference::Model& model);
 
 // Of a parameter that was updated so many times.
 oracle::UpdateSpec update_spec(const CaseFacts& facts, const std::string& name, int64_t updates);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "conformance/cases/recipe.hpp"
 #include "conformance/oracle/digest.hpp"
 
 namespace equigrad::conformance {
@@ -71,24 +70,25 @@ std::optional<Failure> TwinComparison::check_gradient(int step, const LocalShard
   const auto got = shard.gradient.flatten();
   gradients_.at(static_cast<std::size_t>(step))[shard.name].held = lanes_.compare(site, got, want);
   digest(site, got);
-  if (step == facts_.twin.first_applied() && got.numel() > 0)
+  if (step == facts_.twin.first_applied() && got.numel() > 0 && facts_.twin.unbounded().empty())
     bound_gradient(step, shard, where_of(site));
   return Failure{site, got, want};
 }
 
 oracle::Reduction TwinComparison::reduction_of(int step, const LocalShard& shard) const {
   oracle::Reduction reduction;
-  reduction.world = facts_.spec.world;
-  reduction.accumulation_steps = facts_.spec.accumulation;
-  reduction.param_dtype = dtype_of(facts_.spec);
-  reduction.accumulate_dtype = accumulate_dtype_of(facts_.spec);
+  const auto& recipe = facts_.recipe;
+  const auto& precision = recipe.precision;
+  reduction.world = recipe.world;
+  reduction.accumulation_steps = recipe.accumulation_steps;
+  reduction.param_dtype = recipe.compute_dtype;
+  reduction.accumulate_dtype = recipe.accumulate_dtype;
   reduction.master_dtype = shard.master.scalar_type();
-  if (sums_exactly(facts_.spec.precision))
+  if (recipe.order == reference::SumOrder::ExactGrid)
     reduction.order = oracle::SumOrder::ExactGrid;
   else
     reduction.order =
-        facts_.spec.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
-  const auto precision = recipe_of(facts_.spec, facts_.seed, 0, order_of(facts_.spec)).precision;
+        facts_.stage <= 1 ? oracle::SumOrder::AddThenReduce : oracle::SumOrder::ReduceThenAdd;
   reduction.communication_dtype = precision.communication_dtype;
   const auto lowered = facts_.communication_dtypes.find(shard.name);
   if (!reduction.communication_dtype && lowered != facts_.communication_dtypes.end())
@@ -256,9 +256,21 @@ void TwinComparison::check_parameters(int step) {
   }
 }
 
+void TwinComparison::check_buffers(int step, const reference::TensorMap& buffers) {
+  const std::string of_rank = "buffer" + std::to_string(facts_.context.rank());
+  for (const auto& [name, got] : buffers) {
+    const Site site{.phase = Phase::Forward, .step = step, .what = "buffer", .parameter = name};
+    const auto want = facts_.twin.tensor(step, of_rank, name);
+    if (!want.defined())
+      finding(site, "the twin has none");
+    else if (!lanes_.compare(site, got.flatten(), want))
+      failures_.note(site, {}, {});
+  }
+}
+
 // At stage 0 every rank holds everything: rank 0 speaks for all.
 void TwinComparison::digest(const Site& site, const at::Tensor& values) {
-  if (facts_.spec.stage == 0 && facts_.context.rank() != 0) return;
+  if (facts_.stage == 0 && facts_.context.rank() != 0) return;
   digest_.sum += oracle::digest(site.what + "/" + site.parameter, site.step, site.begin, values);
   digest_.numel += values.numel();
 }
@@ -273,6 +285,9 @@ void TwinComparison::add_to(nlohmann::json& answer) const {
     steps.push_back(rows);
   }
   answer["gradients"] = steps;
+  const auto unbounded = facts_.twin.unbounded();
+  if (!unbounded.empty())
+    answer["not_compared"]["bound"] = "the model did not run in more bits: " + unbounded;
   answer["digest"] = digest_.sum;
   answer["digested"] = digest_.numel;
 }

@@ -39,9 +39,11 @@ class TwinComparison {
   void observe(int step, const std::vector<LocalShard>& shards);
   // Boundary, masters, states, updates and parameters.
   void after_step(int step);
+  // What this rank's buffers hold after a step.
+  void check_buffers(int step, const reference::TensorMap& buffers);
 
   std::map<std::string, oracle::UpdateSpec> update_specs() const;
-  // Adds digest, digested and gradients to a rank's answer.
+  // Adds digest, digested and gradients to a rank's answer, and what was not compared.
   void add_to(nlohmann::json& answer) const;
 
  private:

@@ -1,12 +1,10 @@
 #include "conformance/on_rank/placed_failures.hpp"
 
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "conformance/cases/model_groups.hpp"
 #include "conformance/diagnosis/other_numbers.hpp"
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/bound.hpp"
@@ -63,30 +61,23 @@ bool only_moved(const std::vector<Failure>& seen) {
 
 }  // namespace
 
-std::map<std::string, Position> positions_of(const CaseFacts& facts, OverflowingModel& model,
+std::map<std::string, Position> positions_of(const CaseFacts& facts,
+                                             const std::vector<NamedTensors>& groups,
                                              int64_t reduce_bucket_size) {
   std::map<std::string, Position> positions;
   std::vector<layout::Registration> registrations;
-  const auto add = [&](const std::string& name, const at::Tensor& tensor, std::size_t group) {
-    positions[name] = {static_cast<int64_t>(registrations.size()), -1};
-    registrations.push_back({.name = name,
-                             .identity = tensor.unsafeGetTensorImpl(),
-                             .shape = facts.shapes.at(name),
-                             .trainable = tensor.requires_grad(),
-                             .group = group,
-                             .lower_precision = facts.communication_dtypes.contains(name)});
-  };
-  if (model.groups().size() > 1) {
-    std::size_t number = 0;
-    for (const auto& group : groups_of(model)) {
-      for (const auto& parameter : group.parameters) add(parameter.name, parameter.tensor, number);
-      ++number;
+  for (std::size_t group = 0; group < groups.size(); ++group)
+    for (const auto& [name, tensor] : groups[group]) {
+      positions[name] = {static_cast<int64_t>(registrations.size()), -1};
+      registrations.push_back({.name = name,
+                               .identity = tensor.unsafeGetTensorImpl(),
+                               .shape = facts.shapes.at(name),
+                               .trainable = tensor.requires_grad(),
+                               .group = group,
+                               .lower_precision = facts.communication_dtypes.contains(name)});
     }
-  } else {
-    for (const auto& [name, tensor] : reference::unique_parameters(model)) add(name, tensor, 0);
-  }
-  const layout::BucketPlan plan(layout::ParameterTable(registrations),
-                                facts.spec.stage == 0 ? 1 : facts.spec.world, reduce_bucket_size);
+  const int shards = facts.stage == 0 ? 1 : static_cast<int>(facts.recipe.world);
+  const layout::BucketPlan plan(layout::ParameterTable(registrations), shards, reduce_bucket_size);
   for (auto& [name, position] : positions)
     if (const auto slot = plan.slot_of(static_cast<std::size_t>(position.number)))
       position.bucket = static_cast<int>(slot->bucket);
@@ -164,9 +155,9 @@ void PlacedFailures::note_update(const std::string& parameter, UpdateSeen seen) 
 void PlacedFailures::explain(std::map<std::string, oracle::UpdateSpec> rules,
                              nlohmann::json& answer) {
   if (has_tensors()) {
-    const DiagnosisInput input{.spec = facts_.spec,
-                               .seed = facts_.seed,
-                               .data = facts_.data,
+    const DiagnosisInput input{.stage = facts_.stage,
+                               .recipe = facts_.recipe,
+                               .make_model = facts_.make_model,
                                .twin = facts_.twin,
                                .shapes = facts_.shapes,
                                .keep = facts_.keep,

@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conformance/diagnosis/diagnosis.hpp"
@@ -19,8 +20,11 @@
 
 namespace equigrad::conformance {
 
-// In the engine's order of registration, with the buckets of its plan.
-std::map<std::string, Position> positions_of(const CaseFacts& facts, OverflowingModel& model,
+// The parameters of one group, in order of registration; a tied one under its first name.
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+// Group by group in the engine's order, with the buckets of its plan.
+std::map<std::string, Position> positions_of(const CaseFacts& facts,
+                                             const std::vector<NamedTensors>& groups,
                                              int64_t reduce_bucket_size);
 
 class PlacedFailures {

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "conformance/cases/twin.hpp"
+#include "conformance/on_rank/answer.hpp"
 #include "conformance/on_rank/compare.hpp"
 #include "conformance/on_rank/contract.hpp"
 #include "conformance/on_rank/run.hpp"
@@ -49,15 +50,6 @@ nlohmann::json hello(ranks::RankContext& context) {
           {"sum", sum.item<float>()}};
 }
 
-nlohmann::json to_json(const oracle::UnderflowLedger& ledger) {
-  return {{"numel", ledger.numel()},
-          {"zero", ledger.zero()},
-          {"subnormal", ledger.subnormal()},
-          {"overflow", ledger.overflow()},
-          {"scale", ledger.scale()},
-          {"lossless", ledger.smallest_lossless_scale().value_or(0)}};
-}
-
 }  // namespace
 
 nlohmann::json to_json(const DataFiles& files) {
@@ -90,11 +82,11 @@ nlohmann::json serve(const nlohmann::json& request, ranks::RankContext& context)
     context.note("twin of " + request.at("id").get<std::string>());
     const auto losses = make_twin(parse_id(request.at("id")), request.at("seed"),
                                   data_of(request.at("data")), request.at("path"));
-    return losses ? to_json(*losses) : nlohmann::json();
+    return losses ? underflow_row(*losses) : nlohmann::json();
   }
   if (what == "case" && parse_id(request.at("id")).is_refused())
     return run_refused(request, context);
-  if (what == "case") return RankCase(request, context, data_of(request.at("data"))).run();
+  if (what == "case") return run_case(request, context, data_of(request.at("data")));
   if (what == "contract")
     return contract::serve_contract(request, context, data_of(request.at("data")));
   throw Error("program", "expected hello, twin, case, contract, train or compare, got \"" + what +

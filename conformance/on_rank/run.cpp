@@ -1,85 +1,77 @@
 #include "conformance/on_rank/run.hpp"
 
 #include <ATen/autocast_mode.h>
-#include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <fstream>
 
 #include "conformance/cases/linear_model.hpp"
-#include "conformance/cases/model_groups.hpp"
-#include "conformance/cases/recipe.hpp"
 #include "conformance/faults/adversary.hpp"
 #include "conformance/on_rank/answer.hpp"
 #include "conformance/on_rank/backward.hpp"
 #include "engine/comm/communication_error.hpp"
 
 namespace equigrad::conformance {
-namespace {
 
-// Other weights than rank 0's, which every rank must take over.
-void unsettle(const torch::nn::Module& model) {
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : model.parameters()) parameter.mul_(0.75).add_(0.125);
-}
-
-// For the folder of a failure.
 void keep_config(const nlohmann::json& request, const ranks::RankContext& context,
                  const std::string& config) {
   const std::string path = request.value("config", "");
   if (!path.empty() && context.rank() == 0) std::ofstream(path) << config;
 }
 
-std::shared_ptr<OverflowingModel> make_model(const nlohmann::json& request) {
+nlohmann::json run_case(const nlohmann::json& request, ranks::RankContext& context,
+                        const reference::Data& data) {
   const auto spec = parse_id(request.at("id"));
-  return std::make_shared<OverflowingModel>(make_case_model(spec.model, request.at("seed")));
-}
-
-}  // namespace
-
-RankCase::RankCase(const nlohmann::json& request, ranks::RankContext& context,
-                   const reference::Data& data)
-    : model_(make_model(request)),
-      facts_(facts_of(request, context, data, *model_)),
-      steps_(request.value("steps", kSteps)),
-      moment_(std::make_shared<faults::Moment>()) {
-  make_engine(request);
-  lanes_.with_other_rules = fault_ != nullptr;
-  failures_.emplace(facts_,
-                    positions_of(facts_, *model_, engine_->config().zero.reduce_bucket_size));
-  comparison_.emplace(facts_, *engine_, steps_, lanes_, *failures_);
-}
-
-void RankCase::make_engine(const nlohmann::json& request) {
-  const std::string fault = request.value("fault", "");
+  const uint64_t seed = request.at("seed");
+  const auto model = make_case_model(spec.model, seed);
+  Twin twin(request.at("twin"), order_of(spec));
+  const double threshold = twin.threshold();
+  CaseFacts facts{.stage = spec.stage,
+                  .recipe = recipe_of(spec, seed, threshold, order_of(spec)),
+                  .keep = request.value("keep", ""),
+                  .context = context,
+                  .make_model = zoo_model(spec, seed, data),
+                  .twin = std::move(twin)};
+  add_model(facts, *model);
   // One style in four on a communicator that does everything as late as it may.
-  const uint64_t by_style = facts_.spec.style == Style::TensorBackward ? facts_.seed + 1 : 0;
-  const uint64_t adversary = request.value("adversary", by_style);
+  const uint64_t by_style = spec.style == Style::TensorBackward ? seed + 1 : 0;
+  RankCaseOptions options{.config = with_knobs(config_text(spec, threshold, *model),
+                                               request.value("knobs", nlohmann::json::object())),
+                          .style = word(spec.style),
+                          .fault = request.value("fault", ""),
+                          .adversary = request.value("adversary", by_style),
+                          .steps = request.value("steps", kSteps)};
+  keep_config(request, context, options.config);
+  return RankCase(std::move(facts), zoo_rank_model(spec, seed, data), std::move(options)).run();
+}
+
+RankCase::RankCase(CaseFacts facts, std::unique_ptr<RankModel> model, RankCaseOptions options)
+    : facts_(std::move(facts)),
+      model_(std::move(model)),
+      options_(std::move(options)),
+      moment_(std::make_shared<faults::Moment>()) {
+  make_engine();
+  lanes_.with_other_rules = fault_ != nullptr;
+  failures_.emplace(
+      facts_, positions_of(facts_, model_->groups(), engine_->config().zero.reduce_bucket_size));
+  comparison_.emplace(facts_, *engine_, options_.steps, lanes_, *failures_);
+}
+
+void RankCase::make_engine() {
   facts_.context.note("initialize");
-  if (facts_.context.rank() != 0) unsettle(*model_);
-  auto communicator = faults::adversarial(facts_.context.group(), adversary);
-  const bool has_groups = model_->groups().size() > 1;
-  if (!fault.empty()) {
+  if (facts_.context.rank() != 0) model_->unsettle();
+  auto communicator = faults::adversarial(facts_.context.group(), options_.adversary);
+  if (!options_.fault.empty()) {
     std::vector<std::string> names;  // as the engine's table has them
-    if (has_groups) {
-      for (const auto& group : groups_of(*model_))
-        for (const auto& parameter : group.parameters) names.push_back(parameter.name);
-    } else {
-      for (const auto& [name, tensor] : reference::unique_parameters(*model_))
-        names.push_back(name);
-    }
-    fault_ = std::make_unique<faults::Planted>(fault, facts_.context.rank(), facts_.spec.world,
-                                               moment_, names);
+    for (const auto& group : model_->groups())
+      for (const auto& [name, tensor] : group) names.push_back(name);
+    fault_ =
+        std::make_unique<faults::Planted>(options_.fault, facts_.context.rank(),
+                                          static_cast<int>(facts_.recipe.world), moment_, names);
     communicator = fault_->wrap(communicator);
   }
-  const auto config = with_knobs(config_text(facts_.spec, facts_.twin.threshold(), *model_),
-                                 request.value("knobs", nlohmann::json::object()));
-  keep_config(request, facts_.context, config);
-  // Both ways in: a model with several groups by the core, the others as modules.
-  engine_ = has_groups ? initialize(groups_of(*model_), parse_config(config, facts_.spec.world),
-                                    communicator)
-                       : initialize(*model_, config, communicator);
+  engine_ = model_->make_engine(options_.config, communicator);
 }
 
 nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& context) {
@@ -112,16 +104,17 @@ void RankCase::play(int step) {
   engine_->on_step(
       [this, step](const std::vector<LocalShard>& shards) { comparison_->observe(step, shards); });
   comparison_->check_scale(step, "loss_scale before it");
-  for (int index = 0; index < facts_.spec.accumulation; ++index) micro_batch(step, index);
+  for (int index = 0; index < facts_.recipe.accumulation_steps; ++index) micro_batch(step, index);
   comparison_->check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
   comparison_->after_step(step);
+  comparison_->check_buffers(step, model_->buffers());
 }
 
 // What differed before an exception is told with it.
 nlohmann::json RankCase::run() {
   const auto autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
   try {
-    for (int step = 0; step < steps_; ++step) play(step);
+    for (int step = 0; step < options_.steps; ++step) play(step);
   } catch (const comm::CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
@@ -163,29 +156,19 @@ nlohmann::json RankCase::answer() {
 }
 
 void RankCase::micro_batch(int step, int index) {
-  *moment_ = {step, index, facts_.spec.accumulation};
+  *moment_ = {step, index, static_cast<int>(facts_.recipe.accumulation_steps)};
   facts_.context.note(
-      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + word(facts_.spec.style)) +
+      at_step(step, "micro-batch " + std::to_string(index + 1) + " " + options_.style) +
       acts_so_far());
-  const auto batch = reference::to_dtype(
-      make_case_batch(
-          facts_.data, facts_.spec.model,
-          {.seed = facts_.seed, .step = step, .rank = facts_.context.rank(), .micro_batch = index}),
-      dtype_of(facts_.spec));
-  model_->set_loss_factor(overflowing_batch(facts_.spec) ==
-                                  OverflowingBatch{step, facts_.context.rank(), index}
-                              ? kOverflowFactor
-                              : 1);
   try {
-    const auto loss = rank_backward(*engine_, *model_, batch, facts_.spec);
-    const int64_t loss_index = int64_t{index} * facts_.spec.world + facts_.context.rank();
+    const auto loss = model_->run_pass(*engine_, {step, facts_.context.rank(), index});
+    const int64_t loss_index = index * facts_.recipe.world + facts_.context.rank();
     comparison_->check({.phase = Phase::Forward,
                         .step = step,
                         .what = "loss",
                         .begin = loss_index,
                         .micro_batch = index},
-                       loss.reshape({1}),
-                       at::full({1}, facts_.twin.loss(step, loss_index), at::kFloat));
+                       loss, at::full({1}, facts_.twin.loss(step, loss_index), at::kFloat));
   } catch (const RefusalMissing& missing) {
     comparison_->finding(
         {.phase = Phase::Forward, .step = step, .what = "loss.backward()", .micro_batch = index},

@@ -5,7 +5,7 @@
 // Invariants: nothing outlives run() but the answer and, after a failure, files.
 // Shapes: shards are flat.   Units: steps and micro-batches count from 0 here, from 1 in messages.
 // Errors: whatever the engine or the reference throw; differences are findings, not errors.
-// Depends on: comparison.hpp, faults/fault.hpp, engine/engine.hpp.
+// Depends on: comparison.hpp, rank_model.hpp, faults/fault.hpp, engine/engine.hpp.
 #pragma once
 
 #include <memory>
@@ -13,31 +13,40 @@
 #include <optional>
 #include <string>
 
+#include "conformance/cases/recipe.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/on_rank/comparison.hpp"
+#include "conformance/on_rank/rank_model.hpp"
 #include "engine/engine.hpp"
 
 namespace equigrad::conformance {
 
+// How a case is run, beside its facts.
+struct RankCaseOptions {
+  std::string config;      // what initialize() gets
+  std::string style;       // the word of the call style, for notes
+  std::string fault = {};  // planted; empty: none
+  uint64_t adversary = 0;  // the seed of a communicator that delays; 0: a plain one
+  int steps = kSteps;
+};
+
 class RankCase {
  public:
-  // request: id, seed, twin (path); optional fault (name), adversary (seed, 0: a plain
-  // communicator; without it the style tensor_backward has one), keep (folder for tensors), config
-  // (path for what initialize() gets), steps (1 to kSteps) and knobs (merged into the engine's
-  // configuration, and no part of the case).
-  RankCase(const nlohmann::json& request, ranks::RankContext& context, const reference::Data& data);
+  RankCase(CaseFacts facts, std::unique_ptr<RankModel> model, RankCaseOptions options);
+  RankCase(const RankCase&) = delete;
+  RankCase& operator=(const RankCase&) = delete;
   nlohmann::json run();
 
  private:
-  void make_engine(const nlohmann::json& request);
+  void make_engine();
   void play(int step);
   void micro_batch(int step, int index);
   std::string acts_so_far() const;
   nlohmann::json answer();
 
-  std::shared_ptr<OverflowingModel> model_;
   CaseFacts facts_;
-  int steps_;
+  std::unique_ptr<RankModel> model_;
+  RankCaseOptions options_;
   std::shared_ptr<faults::Moment> moment_;
   std::unique_ptr<faults::Planted> fault_;  // null: none
   std::unique_ptr<Engine> engine_;
@@ -46,8 +55,19 @@ class RankCase {
   std::optional<TwinComparison> comparison_;
 };
 
+// A case of the matrix.
+//
+// request: id, seed, twin (path); optional fault (name), adversary (seed, 0: a plain communicator;
+// without it the style tensor_backward has one), keep (folder for tensors), config (path for what
+// initialize() gets), steps (1 to kSteps) and knobs (merged into the engine's configuration, and no
+// part of the case).
+nlohmann::json run_case(const nlohmann::json& request, ranks::RankContext& context,
+                        const reference::Data& data);
 // A case whose precision is not defined at its stage: passes if initialize() throws the ConfigError
 // that names it.
 nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& context);
+// Writes `config` where the request's "config" says, for the folder of a failure.
+void keep_config(const nlohmann::json& request, const ranks::RankContext& context,
+                 const std::string& config);
 
 }  // namespace equigrad::conformance

@@ -136,16 +136,28 @@ void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
   }
 }
 
-// A comparison with nothing in it proves nothing: names the first kind that no rank compared.
+// A comparison with nothing in it proves nothing: names the first kind that no rank compared, but
+// for those that the ranks themselves say they could not.
 std::string empty_comparison(const std::vector<Outcome>& outcomes) {
+  const auto excused = outcomes.at(0).answer.value("not_compared", nlohmann::json::object());
   for (const char* kind :
        {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound", "update"}) {
+    if (excused.contains(kind)) continue;
     int64_t elements = 0;
     for (const auto& outcome : outcomes)
       elements += outcome.answer.at("compared").value(kind, int64_t{0});
     if (elements == 0) return std::string("nothing was compared of the kind ") + kind;
   }
   return {};
+}
+
+// Said whatever the verdict is.
+std::string not_compared_lines(const std::vector<Outcome>& outcomes) {
+  const auto excused = outcomes.at(0).answer.value("not_compared", nlohmann::json::object());
+  std::string text;
+  for (const auto& [kind, why] : excused.items())
+    text += "  not compared  " + kind + ": " + why.get<std::string>() + "\n";
+  return text;
 }
 
 // Of which stages the digests of a tuple must agree.
@@ -280,6 +292,7 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
     if (!problem.empty()) record.message += "  checks  " + problem + "\n";
     record.message += rest_line(outcomes) + files_line(record.files);
   }
+  record.message += not_compared_lines(outcomes);
   return judged;
 }
 

@@ -1,8 +1,9 @@
 // Judge: from what the ranks of a case answered to its verdict, and the cross lane between cases.
 //
 // Invariants: a death, a time-out or a lost connection is never a pass nor a mere difference; what
-// the engine throws by itself fails its case; a case passes only if every lane compared something
-// and the ranks' shards cover every parameter exactly once.
+// the engine throws by itself fails its case; a case passes only if every lane compared something,
+// but for what the ranks say they could not compare, and the ranks' shards cover every parameter
+// exactly once.
 // Units: elements.   Errors: nlohmann::json::exception for an answer of another form.
 // Depends on: matrix.hpp, verdict/divergence.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
 #pragma once

@@ -41,6 +41,10 @@ struct GroupSpec {
 
 class Model : public torch::nn::Module {
  public:
+  Model() = default;
+  // Of a class with this name, as torch::nn::Module::name() tells it.
+  explicit Model(const std::string& type) : torch::nn::Module(type) {}
+
   virtual at::Tensor output(const Batch& batch) = 0;
   // Scalar, from the output and the targets alone.
   virtual at::Tensor criterion(const at::Tensor& output, const Batch& batch) = 0;

@@ -1,0 +1,68 @@
+#include "conformance/cases/case_model.hpp"
+
+#include <ATen/ATen.h>
+
+#include "conformance/cases/linear_model.hpp"
+#include "conformance/cases/overflowing_model.hpp"
+#include "conformance/cases/recipe.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+class ZooModel : public CaseModel {
+ public:
+  ZooModel(const CaseSpec& spec, uint64_t seed, const reference::Data& data)
+      : spec_(spec),
+        seed_(seed),
+        data_(data),
+        model_(std::make_shared<OverflowingModel>(make_case_model(spec.model, seed))) {}
+
+  std::shared_ptr<reference::Model> model() override { return model_; }
+
+  Forward forward(const Pass& pass, at::ScalarType dtype) override {
+    const auto batch = reference::to_dtype(
+        make_case_batch(
+            data_, spec_.model,
+            {.seed = seed_, .step = pass.step, .rank = pass.rank, .micro_batch = pass.micro_batch}),
+        dtype);
+    const bool overflows =
+        overflowing_batch(spec_) == OverflowingBatch{pass.step, pass.rank, pass.micro_batch};
+    model_->set_loss_factor(overflows ? kOverflowFactor : 1);
+    return {model_->loss(batch)};
+  }
+
+ private:
+  CaseSpec spec_;
+  uint64_t seed_;
+  const reference::Data& data_;
+  std::shared_ptr<OverflowingModel> model_;
+};
+
+}  // namespace
+
+at::Tensor Forward::loss() const {
+  const auto value = output.detach();
+  if (!gradient.defined()) return value.to(at::kFloat, false, /*copy=*/true).reshape({1});
+  return (value.to(at::kDouble) * gradient.detach().to(at::kDouble))
+      .sum()
+      .to(at::kFloat)
+      .reshape({1});
+}
+
+void plain_backward(const Forward& forward, double loss_scale) {
+  const auto scaled = reference::widen(forward.output) * loss_scale;
+  if (forward.gradient.defined())
+    scaled.backward(reference::widen(forward.gradient));
+  else
+    scaled.backward();
+}
+
+reference::TensorMap CaseModel::buffers(int) { return {}; }
+
+void CaseModel::set_buffers(int, const reference::TensorMap&) {}
+
+MakeCaseModel zoo_model(const CaseSpec& spec, uint64_t seed, const reference::Data& data) {
+  return [spec, seed, &data] { return std::make_unique<ZooModel>(spec, seed, data); };
+}
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,77 @@
+#include "conformance/on_rank/rank_model.hpp"
+
+#include <torch/types.h>
+
+#include "conformance/cases/linear_model.hpp"
+#include "conformance/cases/model_groups.hpp"
+#include "conformance/cases/overflowing_model.hpp"
+#include "conformance/cases/recipe.hpp"
+#include "conformance/on_rank/backward.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+class ZooRankModel : public RankModel {
+ public:
+  ZooRankModel(const CaseSpec& spec, uint64_t seed, const reference::Data& data)
+      : spec_(spec),
+        seed_(seed),
+        data_(data),
+        model_(std::make_shared<OverflowingModel>(make_case_model(spec.model, seed))) {}
+
+  std::vector<NamedTensors> groups() override {
+    if (!has_groups()) return {reference::unique_parameters(*model_)};
+    std::vector<NamedTensors> all;
+    for (const auto& group : groups_of(*model_)) {
+      auto& names = all.emplace_back();
+      for (const auto& parameter : group.parameters)
+        names.emplace_back(parameter.name, parameter.tensor);
+    }
+    return all;
+  }
+
+  // Both ways in: a model with several groups by the core, the others as modules.
+  std::unique_ptr<Engine> make_engine(const std::string& config,
+                                      std::shared_ptr<comm::Communicator> group) override {
+    if (!has_groups()) return initialize(*model_, config, std::move(group));
+    return initialize(groups_of(*model_), parse_config(config, spec_.world), std::move(group));
+  }
+
+  at::Tensor run_pass(Engine& engine, const Pass& pass) override {
+    const auto batch = reference::to_dtype(
+        make_case_batch(
+            data_, spec_.model,
+            {.seed = seed_, .step = pass.step, .rank = pass.rank, .micro_batch = pass.micro_batch}),
+        dtype_of(spec_));
+    const bool overflows =
+        overflowing_batch(spec_) == OverflowingBatch{pass.step, pass.rank, pass.micro_batch};
+    model_->set_loss_factor(overflows ? kOverflowFactor : 1);
+    return rank_backward(engine, *model_, batch, spec_).reshape({1});
+  }
+
+ private:
+  bool has_groups() { return model_->groups().size() > 1; }
+
+  CaseSpec spec_;
+  uint64_t seed_;
+  const reference::Data& data_;
+  std::shared_ptr<OverflowingModel> model_;
+};
+
+}  // namespace
+
+reference::TensorMap RankModel::buffers() { return {}; }
+
+void RankModel::unsettle() {
+  const at::NoGradGuard no_grad;
+  for (const auto& group : groups())
+    for (const auto& [name, tensor] : group)
+      if (tensor.is_floating_point()) tensor.mul_(0.75).add_(0.125);
+}
+
+std::unique_ptr<RankModel> zoo_rank_model(const CaseSpec& spec, uint64_t seed,
+                                          const reference::Data& data) {
+  return std::make_unique<ZooRankModel>(spec, seed, data);
+}
+
+}  // namespace equigrad::conformance

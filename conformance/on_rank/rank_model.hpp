@@ -1,0 +1,39 @@
+// RankModel: the model that a case trains on one rank, and its passes in one of the call styles.
+//
+// Invariants: every rank's model is made alike; a rank but the first one's is unsettled before the
+// engine is made.
+// Shapes: a loss is [1], fp32.   Units: none.
+// Errors: whatever the engine or the model throw; RefusalMissing as on_rank/backward.hpp has it.
+// Depends on: cases/case_model.hpp, on_rank/placed_failures.hpp, engine/engine.hpp.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "conformance/cases/case_model.hpp"
+#include "conformance/on_rank/placed_failures.hpp"
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance {
+
+class RankModel {
+ public:
+  virtual ~RankModel() = default;
+  // The parameters as the engine's table has them, group by group.
+  virtual std::vector<NamedTensors> groups() = 0;
+  virtual std::unique_ptr<Engine> make_engine(const std::string& config,
+                                              std::shared_ptr<comm::Communicator> group) = 0;
+  // A forward and a backward pass; gives what Forward::loss() says.
+  virtual at::Tensor run_pass(Engine& engine, const Pass& pass) = 0;
+  // Copies of the buffers of this rank.
+  virtual reference::TensorMap buffers();
+  // Other weights than rank 0's, which every rank must take over.
+  void unsettle();
+};
+
+// A model of the zoo on its own data, which must outlive it.
+std::unique_ptr<RankModel> zoo_rank_model(const CaseSpec& spec, uint64_t seed,
+                                          const reference::Data& data);
+
+}  // namespace equigrad::conformance
