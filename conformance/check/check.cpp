@@ -1,0 +1,266 @@
+#include "conformance/check/check.hpp"
+
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+#include "conformance/campaigns/process_slots.hpp"
+#include "conformance/campaigns/runner.hpp"
+#include "conformance/campaigns/slots.hpp"
+#include "conformance/check/check_cases.hpp"
+#include "conformance/check/own_faults.hpp"
+#include "conformance/check/preflight.hpp"
+#include "conformance/on_rank/answer.hpp"
+#include "engine/error.hpp"
+#include "equigrad_build_info.hpp"
+#include "reports/json.hpp"
+#include "reports/writers.hpp"
+
+namespace equigrad {
+namespace conformance {
+namespace {
+
+constexpr double kPreflightTimeout_s = 180;
+
+// What ranks that were forked know of the check.
+struct Serving {
+  MakeSubject make;
+  std::map<std::string, CheckCase> cases;  // by id
+};
+
+nlohmann::json serve(const Serving& serving, const nlohmann::json& request,
+                     ranks::RankContext& context) {
+  const std::string id = request.at("id");
+  const auto& one = serving.cases.at(id);
+  if (request.at("do") != "twin") return check_on_rank(serving.make, one, request, context);
+  context.note("twin of " + id);
+  const auto losses = twin_of(serving.make, one, request.at("path"));
+  return losses ? underflow_row(*losses) : nlohmann::json();
+}
+
+// In a process of its own: what is refused comes back as words, not as a process that ended.
+nlohmann::json serve_preflight(const MakeSubject& make, const std::vector<CheckCase>& cases,
+                               ranks::RankContext& context) {
+  context.note("the first passes of the model, by plain autograd");
+  auto found = look_at(make, widest_of(cases));
+  add_memory(found, *make_seeded(make, cases.front().seed), cases);
+  return to_json(found);
+}
+
+// "[rank 0] [check] expected ..." -> what an Error is made of.
+[[noreturn]] void throw_again(const ranks::Outcome& outcome) {
+  const std::string mark = "[check] ";
+  const auto text = outcome.text.substr(0, outcome.text.find("\nException raised from "));
+  const auto at = text.find(mark);
+  if (at != std::string::npos) throw Error("check", text.substr(at + mark.size()));
+  throw Error("check", "expected the model to run by plain autograd, got: " + text +
+                           (outcome.doing.empty() ? "" : " (" + outcome.doing + ")") +
+                           ". Mend it before its engine is checked.");
+}
+
+Preflight preflight(const MakeSubject& make, const CheckOptions& options,
+                    const std::vector<CheckCase>& cases) {
+  ProcessSlots slots({.slots = 1,
+                      .widest = 1,
+                      .most = 1,
+                      .timeout_scale = options.timeout_scale,
+                      .serve = [&](const nlohmann::json&, ranks::RankContext& context) {
+                        return serve_preflight(make, cases, context);
+                      }});
+  const auto outcomes = slots.ask(1, nullptr, kPreflightTimeout_s);
+  if (!outcomes) throw Error("check", "expected an answer, got an interrupt. Run it again.");
+  if (!ranks::all_ok(*outcomes)) throw_again(outcomes->front());
+  const auto found = preflight_of(outcomes->front().answer);
+  require_memory(found, available_memory_bytes());
+  return found;
+}
+
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline");
+  std::string line{std::istreambuf_iterator<char>(file), {}};
+  std::replace(line.begin(), line.end(), '\0', ' ');
+  while (line.ends_with(' ')) line.pop_back();
+  return line;
+}
+
+reports::Environment environment_here() {
+  reports::Environment here;
+  here.version = build_info::version();
+  here.commit = build_info::commit();
+  here.torch = build_info::torch_version();
+  here.compiler = build_info::compiler();
+  here.device = "cpu";
+  here.cpu = "unknown";
+  here.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  here.threads_per_rank = 1;
+  utsname system{};
+  if (uname(&system) == 0) here.os = std::string(system.sysname) + " " + system.release;
+  const auto now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  here.time = text;
+  return here;
+}
+
+void make_folder(const std::string& path) {
+  for (auto at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1))
+    mkdir(path.substr(0, at).c_str(), 0777);
+  mkdir(path.c_str(), 0777);
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file)
+    throw Error("check", "expected to write " + path +
+                             ", got no file. Choose another "
+                             "report folder.");
+}
+
+void write_reports(const std::string& folder, const CheckReport& report) {
+  if (folder.empty()) return;
+  write(folder + "/index.html", reports::to_html(report.run));
+  write(folder + "/run.json", reports::to_json(report.run));
+  write(folder + "/junit.xml", reports::to_junit(report.run));
+  write(folder + "/check.txt", report.text());
+  for (const auto& record : report.run.cases) {
+    if (!reports::went_wrong(record.verdict)) continue;
+    make_folder(folder + "/fail/" + record.id);
+    write(folder + "/fail/" + record.id + "/message.txt", record.message);
+  }
+}
+
+// How much of the machine the cases may have at once.
+int slots_for(const CheckOptions& options, const Preflight& found) {
+  const int64_t available = available_memory_bytes();
+  if (options.slots > 0 || available == 0) return options.slots;
+  const int64_t of_case = std::max<int64_t>(4 * found.all_bytes, 1);  // with its twin's file
+  return available / of_case > 8 ? 0 : static_cast<int>(std::max<int64_t>(available / of_case, 1));
+}
+
+RunOptions run_options(const CheckOptions& options, const Serving& serving,
+                       const std::vector<CheckCase>& cases) {
+  RunOptions run;
+  for (const auto& one : cases) run.cases.push_back(one.spec);
+  run.seed = options.seed;
+  if (!options.report.empty()) run.keep = options.report + "/fail";
+  run.replay_prefix = "check";
+  run.timeout_scale = options.timeout_scale;
+  run.quiet = true;
+  run.fault = options.fault;
+  run.serve = [&serving](const nlohmann::json& request, ranks::RankContext& context) {
+    return serve(serving, request, context);
+  };
+  return run;
+}
+
+// "check ID --seed 1" -> what a shell runs.
+std::string replay_of(const std::string& replay) {
+  std::istringstream words(replay);
+  std::string check, id;
+  words >> check >> id;
+  return "EQUIGRAD_CHECK_ONLY=" + id + " " + command_line();
+}
+
+// The case in which most faults can act.
+const CheckCase& ground_of(const std::vector<CheckCase>& cases) {
+  const auto rank = [](const CheckCase& one) {
+    return std::tuple(std::min(one.spec.world, 2), std::min(one.spec.accumulation, 2),
+                      one.spec.stage == 2, one.spec.stage > 0);
+  };
+  return *std::max_element(cases.begin(), cases.end(),
+                           [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+}
+
+reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
+                       const CheckCases& cases, const Preflight& found) {
+  const auto start = std::chrono::steady_clock::now();
+  Serving serving{make, {}};
+  for (const auto& one : cases.cases) serving.cases[one.spec.id()] = one;
+  const auto run_of = run_options(options, serving, cases.cases);
+  ProcessSlots slots({.slots = slots_for(options, found),
+                      .widest = widest_of(cases.cases).spec.world,
+                      .most = cases.cases.size() + 1,
+                      .timeout_scale = options.timeout_scale,
+                      .serve = run_of.serve});
+  const auto& ground = ground_of(cases.cases);
+  const auto checks = plant_own_faults(slots, ground, [&](const char* what) {
+    return nlohmann::json{{"do", what}, {"id", ground.spec.id()}};
+  });
+  MatrixRun matrix(run_of, slots);
+  matrix.run_until(cases.cases.size());
+  auto run = matrix.take();
+  run.self_checks = checks;
+  run.not_run = cases.not_run;
+  run.environment = environment_here();
+  run.command = command_line();
+  for (auto& record : run.cases) record.replay = replay_of(record.replay);
+  run.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return run;
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+// What cases that held did not compare.
+std::set<std::string> not_compared(const reports::Run& run) {
+  std::set<std::string> lines;
+  for (const auto& record : run.cases) {
+    std::istringstream text(record.message);
+    for (std::string line; std::getline(text, line);)
+      if (line.starts_with("  not compared  ")) lines.insert(line.substr(2));
+  }
+  return lines;
+}
+
+void add_notes(CheckReport& report, const CheckCases& cases, const Preflight& found) {
+  report.notes = cases.notes;
+  if (!found.unused.empty())
+    report.notes.push_back("never got a gradient, and stayed as they were made: " +
+                           listed(found.unused));
+  if (!found.unseen.empty())
+    report.notes.push_back("not compared  buffers of complex numbers: " + listed(found.unseen));
+  for (const auto& line : not_compared(report.run)) report.notes.push_back(line);
+}
+
+}  // namespace
+}  // namespace conformance
+
+std::string CheckReport::text() const {
+  std::string text = reports::to_terminal(run);
+  for (const auto& note : notes) text += "# note: " + note + "\n";
+  return text;
+}
+
+CheckReport check(const conformance::MakeSubject& make, const CheckOptions& options) {
+  auto cases = conformance::cases_without_styles(options);
+  const auto found = conformance::preflight(make, options, cases.cases);
+  conformance::add_styles(cases, options, found.gives_loss);
+  const char* only = std::getenv("EQUIGRAD_CHECK_ONLY");
+  conformance::keep_only(cases, only == nullptr ? "" : only);
+  if (!options.report.empty()) conformance::make_folder(options.report);  // ranks write there
+  CheckReport report;
+  report.run = conformance::run_cases(options, make, cases, found);
+  conformance::add_notes(report, cases, found);
+  report.held = reports::outcome(report.run) == reports::Outcome::Held;
+  report.compared = reports::counts(report.run).compared;
+  conformance::write_reports(options.report, report);
+  return report;
+}
+
+}  // namespace equigrad
