@@ -86,8 +86,8 @@ inline Forward forward_of(std::pair<at::Tensor, at::Tensor> output_and_gradient)
 
 }  // namespace conformance
 
-// `factory` gives a std::shared_ptr (or holder) of a torch::nn::Module; `loss` takes (Module&, const
-// Which&) and gives a loss, or std::pair(output, gradient) for output.backward(gradient).
+// `factory` gives a std::shared_ptr (or holder) of a torch::nn::Module; `loss` takes (Module&,
+// const Which&) and gives a loss, or std::pair(output, gradient) for output.backward(gradient).
 template <class Factory, class Loss>
 requires std::is_invocable_v<Factory> CheckReport check(Factory factory, Loss loss,
                                                         const CheckOptions& options = {}) {

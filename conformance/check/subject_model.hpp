@@ -1,13 +1,14 @@
 // SubjectModel: a Subject as the rest of the harness takes models: as the CaseModel of a twin, all
 // ranks in one process, and as the RankModel of one rank of an engine.
 //
-// Invariants: both sides set the generator from (seed, step, rank, micro-batch) before each forward,
-// so that dropout is the same. Of the twin's ranks each has buffers of its own, which are swapped
-// in before its passes and copied out after them. The model that the reference trains is a shell
-// with the subject's own tensors under their names.
+// Invariants: both sides set the generator from (seed, step, rank, micro-batch) before each
+// forward, so that dropout is the same. Of the twin's ranks each has buffers of its own, which are
+// swapped in before its passes and copied out after them. The model that the reference trains is a
+// shell with the subject's own tensors under their names.
 // Shapes: those of the subject.   Units: steps, ranks and micro-batches count from 0.
 // Errors: those of the subject; equigrad::Error for a call style that its passes do not have.
-// Depends on: subject.hpp, cases/case_model.hpp, on_rank/rank_model.hpp, reference/models/model.hpp.
+// Depends on: subject.hpp, cases/case_model.hpp, on_rank/rank_model.hpp,
+// reference/models/model.hpp.
 #pragma once
 
 #include <cstdint>
