@@ -1,5 +1,5 @@
-// Exit codes of `equigrad_perf`: 0, 1 for a finding, 2 for a wrong command, 3 when it broke, 4 where
-// `times` stays inconclusive.
+// Exit codes of `equigrad_perf`: 0, 1 for a finding, 2 for a wrong command, 3 when it broke, 4
+// where `times` stays inconclusive.
 #include "perf/race/commands.hpp"
 
 #include <gmock/gmock.h>

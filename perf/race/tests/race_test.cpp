@@ -1,4 +1,5 @@
-// A group raced for real, on a model of a few numbers: who is proven, who is timed, and beside whom.
+// A group raced for real, on a model of a few numbers: who is proven, who is timed, and beside
+// whom.
 #include "perf/race/race.hpp"
 
 #include <gmock/gmock.h>
@@ -67,7 +68,7 @@ TEST(RunGroup, EveryContestantIsProvenCountedAndTimedBesideTheBase) {
     EXPECT_LE(row.step_s.low, row.step_s.median);
     EXPECT_LE(row.best_step_s, row.step_s.low);
     EXPECT_GT(row.best_step_s, 0);
-    EXPECT_DOUBLE_EQ(row.tokens_per_s, 8 / row.step_s.median);
+    EXPECT_EQ(row.tokens_per_s, 8 / row.step_s.median);
   }
   const auto& base = found.rows[0];
   EXPECT_EQ(base.to_base.low, 1);
