@@ -32,11 +32,13 @@ endif()
 set(EQUIGRAD_TORCH_VERSION 2.11.0)
 set(EQUIGRAD_JSONSCHEMA_VERSION 4.26.0)
 set(EQUIGRAD_PYTEST_VERSION 9.2.0)
+set(EQUIGRAD_CLOUDPICKLE_VERSION 3.1.2)
 # crt, nvvm and cccl belong to nvcc; crt and cccl are also needed by the header of ProcessGroupNCCL. jsonschema reads the
-# schemas in tests; pytest runs those of the Python package. A longer list is installed once more by pip, which leaves what is there.
+# schemas in tests; pytest runs those of the Python package, whose check needs
+# cloudpickle. A longer list is installed once more by pip, which leaves what is there.
 set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88
                     nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 jsonschema==${EQUIGRAD_JSONSCHEMA_VERSION}
-                    pytest==${EQUIGRAD_PYTEST_VERSION})
+                    pytest==${EQUIGRAD_PYTEST_VERSION} cloudpickle==${EQUIGRAD_CLOUDPICKLE_VERSION})
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
     librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev

@@ -370,6 +370,24 @@ function(equigrad_program name library)
 endfunction()
 
 # ---- Python: the package as it is imported from the build, and as pip installs it ---------------------------------------
+# An extension module of the package. Nothing but the module's entry is seen from outside, as pybind11 wants it.
+function(equigrad_python_module target name include suffix library)
+  add_library(${target} MODULE ${ARGN})
+  target_include_directories(${target} SYSTEM PRIVATE "${include}")
+  target_link_libraries(${target} PRIVATE ${library} equigrad_warnings "${EQUIGRAD_TORCH_ROOT}/lib/libtorch_python.so")
+  set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} SUFFIX "${suffix}" CXX_VISIBILITY_PRESET hidden
+    INSTALL_RPATH "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
+  install(TARGETS ${target} LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+endfunction()
+
+# The same engine with faults that can be planted, and check(): equigrad/_harness.
+function(equigrad_python_harness folder library)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp ${folder}/harness/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/binding/module\\.cpp$")
+  equigrad_python_module(equigrad_python_harness _harness "${equigrad_python_include}" "${equigrad_python_suffix}" ${library}
+    ${sources})
+endfunction()
+
 # python/binding becomes equigrad/_core beside the modules of python/equigrad, in the build's python/. Its libraries are those
 # that `import torch` has loaded before, so it has no path of them.
 function(equigrad_python_package folder library)
@@ -382,15 +400,10 @@ function(equigrad_python_package folder library)
     message(FATAL_ERROR "Equigrad: expected Python.h in ${include}, for the package of ${EQUIGRAD_PYTHON}, got none. Install Python's "
       "headers: python3-dev (Debian, Ubuntu), python3-devel (Fedora); a Python of conda or pyenv has them.")
   endif()
+  set(equigrad_python_include "${include}" PARENT_SCOPE)
+  set(equigrad_python_suffix "${suffix}" PARENT_SCOPE)
   file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp)
-  add_library(equigrad_python MODULE ${sources})
-  target_include_directories(equigrad_python SYSTEM PRIVATE "${include}")
-  target_link_libraries(equigrad_python PRIVATE ${library} equigrad_warnings
-    "${EQUIGRAD_TORCH_ROOT}/lib/libtorch_python.so")
-  # Nothing but the module's entry is seen from outside, as pybind11 wants it.
-  set_target_properties(equigrad_python PROPERTIES PREFIX "" OUTPUT_NAME _core SUFFIX "${suffix}"
-    CXX_VISIBILITY_PRESET hidden INSTALL_RPATH "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
-  install(TARGETS equigrad_python LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+  equigrad_python_module(equigrad_python _core "${include}" "${suffix}" ${library} ${sources})
   file(GLOB_RECURSE modules RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" CONFIGURE_DEPENDS
     ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi ${folder}/equigrad/py.typed)
   set(copies)

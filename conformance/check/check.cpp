@@ -54,6 +54,7 @@ nlohmann::json serve_preflight(const MakeSubject& make, const std::vector<CheckC
                                ranks::RankContext& context) {
   context.note("the first passes of the model, by plain autograd");
   auto found = look_at(make, widest_of(cases));
+  require_precisions(make, cases);
   add_memory(found, *make_seeded(make, cases.front().seed), cases);
   return to_json(found);
 }
@@ -167,11 +168,11 @@ RunOptions run_options(const CheckOptions& options, const Serving& serving,
 }
 
 // "check ID --seed 1" -> what a shell runs.
-std::string replay_of(const std::string& replay) {
+std::string replay_of(const std::string& replay, const std::string& command) {
   std::istringstream words(replay);
   std::string check, id;
   words >> check >> id;
-  return "EQUIGRAD_CHECK_ONLY=" + id + " " + command_line();
+  return "EQUIGRAD_CHECK_ONLY=" + id + " " + command;
 }
 
 // The case in which most faults can act.
@@ -205,8 +206,8 @@ reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
   run.self_checks = checks;
   run.not_run = cases.not_run;
   run.environment = environment_here();
-  run.command = command_line();
-  for (auto& record : run.cases) record.replay = replay_of(record.replay);
+  run.command = options.command.empty() ? command_line() : options.command;
+  for (auto& record : run.cases) record.replay = replay_of(record.replay, run.command);
   run.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return run;
 }

@@ -54,8 +54,9 @@ struct CheckOptions {
   std::string report = {};     // folder for index.html, run.json, junit.xml and failures
   std::string name = "model";  // in the names of cases: letters, digits, - and _
   double timeout_scale = 1;
-  int slots = 0;           // cases at the same time; 0: as cores and memory allow
-  std::string fault = {};  // planted into every case; for trying the check itself
+  int slots = 0;             // cases at the same time; 0: as cores and memory allow
+  std::string fault = {};    // planted into every case; for trying the check itself
+  std::string command = {};  // that a replay repeats; empty: that of this process
 };
 
 struct CheckReport {

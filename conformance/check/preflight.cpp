@@ -172,7 +172,7 @@ void require_determinism(Looker& first, Looker& second) {
   refuse("the same numbers of the same pass, run twice under one seed",
          differing + " in two ways; the first operator that gave another result is " +
              (name.empty() ? "none of torch's" : name),
-         "Draw random numbers from torch's CPU generator or from Which::seed, and use "
+         "Draw random numbers from torch's CPU generator, and use "
          "deterministic operators.");
 }
 
@@ -191,7 +191,7 @@ AllDigests run_all(Looker& looker, int world, int micro_batches) {
 void require_batches(const AllDigests& all) {
   const auto& first = all.front();
   const std::string remedy =
-      "Let the batch depend on Which::rank and Which::micro_batch: a check on equal batches does "
+      "Let the batch depend on the rank and the micro-batch: a check on equal batches does "
       "not see a contribution that is lost, doubled or another rank's.";
   const bool equal_ranks = all.size() > 1 && std::all_of(all.begin(), all.end(),
                                                          [&](const auto& r) { return r == first; });
@@ -209,7 +209,33 @@ void require_batches(const AllDigests& all) {
            remedy);
 }
 
+// One forward pass of the model in the precision's own dtype, by torch alone.
+void require_forward_in(const MakeSubject& make, const CheckCase& one, at::ScalarType dtype) {
+  const auto subject = make_seeded(make, one.seed);
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : unique(*subject))
+    at::Tensor(parameter.tensor).set_data(parameter.tensor.to(dtype));
+  try {
+    seeded_forward(*subject, {.seed = one.seed, .world = one.spec.world}, {}, dtype);
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    refuse("a model that runs by plain autograd with parameters of " +
+               std::string(c10::toString(dtype)) + ", for " + word(one.spec.precision),
+           text.substr(0, text.find("\nException raised from ")),
+           "Leave this precision out, or take autocast. Buffers stay as they are made (a batch "
+           "normalization's in fp32), and floats that do not come from the batch, too.");
+  }
+}
+
 }  // namespace
+
+void require_precisions(const MakeSubject& make, const std::vector<CheckCase>& cases) {
+  std::set<at::ScalarType> seen = {at::kFloat};
+  for (const auto& one : cases) {
+    const auto dtype = recipe_of(one, 0, conformance::order_of(one.spec)).compute_dtype;
+    if (seen.insert(dtype).second) require_forward_in(make, one, dtype);
+  }
+}
 
 Preflight look_at(const MakeSubject& make, const CheckCase& widest) {
   Looker first(make, widest), second(make, widest);

@@ -2,7 +2,7 @@
 // one process, on plain autograd.
 //
 //   deterministic under a seed; one loss, finite, with a graph; parameters that train; batches that
-//   differ by rank and micro-batch; ranks that fit into memory
+//   differ by rank and micro-batch; a forward pass in every precision; ranks that fit into memory
 //
 // Invariants: every pass of the first optimizer step is run, on the weights as they were made and
 // with one generator, so that passes of equal batches are equal.
@@ -35,6 +35,8 @@ Preflight preflight_of(const nlohmann::json& json);
 
 // `widest`: of the cases, the one with most ranks and micro-batches.
 Preflight look_at(const MakeSubject& make, const CheckCase& widest);
+// Refuses a precision in whose dtype the model's forward pass does not run.
+void require_precisions(const MakeSubject& make, const std::vector<CheckCase>& cases);
 // Adds what the ranks of the cases need.
 void add_memory(Preflight& preflight, Subject& subject, const std::vector<CheckCase>& cases);
 

@@ -22,16 +22,19 @@ if _torch.__version__.split("+")[0] != _core.torch_version.split("+")[0]:
     )
 
 from equigrad import utils, zero
+from equigrad._check import CheckReport, check
 from equigrad._engine import Engine
 from equigrad._initialize import initialize
 from equigrad._ranks import init_distributed
 
 __version__ = _core.version
 __all__ = [
+    "CheckReport",
     "CommunicationError",
     "ConfigError",
     "Engine",
     "Error",
+    "check",
     "init_distributed",
     "initialize",
     "utils",

@@ -62,7 +62,7 @@ def initialize(
             _core.ParameterGroup(group["named"], group["values"].get("lr"), group["values"].get("weight_decay"))
             for group in groups
         ],
-        _modules(model),
+        module_entries(model),
         checked,
         ranks,
     )
@@ -84,7 +84,7 @@ def _type_names(model: torch.nn.Module) -> dict[str, str]:
     return names
 
 
-def _named(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter, str]]:
+def named_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter, str]]:
     types = _type_names(model)
     named = []
     # A tied parameter comes under every name, so that it belongs to every module that shares it.
@@ -93,13 +93,13 @@ def _named(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter, str]]:
     return named
 
 
-def _modules(model: torch.nn.Module) -> list[tuple[str, str, list[torch.Tensor]]]:
+def module_entries(model: torch.nn.Module) -> list[tuple[str, str, list[torch.Tensor]]]:
     types = _type_names(model)
     return [(name, types[name], list(module.parameters(recurse=False))) for name, module in model.named_modules()]
 
 
 def _groups(model: torch.nn.Module, model_parameters: Iterable | None) -> list[dict[str, Any]]:
-    named = _named(model)
+    named = named_parameters(model)
     if model_parameters is None:
         return [{"named": named, "values": {}}]
     given = list(model_parameters)

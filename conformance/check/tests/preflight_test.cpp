@@ -177,6 +177,16 @@ TEST(Preflight, WhatTheModelThrowsIsTold) {
                                            HasSubstr("mat1 and mat2")));
 }
 
+// Under autocast its parameters and statistics stay in fp32.
+TEST(Preflight, APrecisionInWhichTheModelDoesNotRunIsRefused) {
+  const auto net = [] { return std::make_shared<ConvNet>(); };
+  EXPECT_THAT(
+      refusal(net, conv_loss, {.stages = {1}, .precisions = {"fp32", "bf16"}}),
+      AllOf(HasSubstr("a model that runs by plain autograd with parameters of BFloat16, for bf16"),
+            HasSubstr("but found Float"), HasSubstr("take autocast")));
+  EXPECT_EQ(refusal(net, conv_loss, {.stages = {1}, .precisions = {"fp32", "autocast-bf16"}}), "");
+}
+
 TEST(Preflight, ParametersWithoutAGradientAreNamed) {
   const auto report = equigrad::check([] { return std::make_shared<Knotted>(); }, knotted_loss,
                                       {.stages = {3}, .styles = {"engine_backward"}});

@@ -1,0 +1,63 @@
+"""The process of a check, whose ranks are forked from it: the harness in place of the engine, then the caller's functions.
+
+Run as a program, so that nothing of the package is imported before. argv: the task's file, the result's file.
+"""
+
+import sys
+
+sys.path.pop(0)  # the folder of this file, whose modules are the package's
+
+
+def run(task: dict) -> dict:
+    import importlib.util
+    import pickle
+    from pathlib import Path
+
+    import torch  # before the harness, which needs its libraries
+
+    sys.path[:] = task["path"]
+    found = importlib.util.find_spec("equigrad")
+    binary = sorted(Path(found.origin).parent.glob("_harness*.so"))
+    if not binary:
+        raise RuntimeError(
+            "[check] expected a package that was built with the harness, got the engine alone. Install equigrad again where "
+            "Boost's and zlib's headers are (Debian: libboost-dev zlib1g-dev)."
+        )
+    spec = importlib.util.spec_from_file_location("equigrad._harness", binary[0])
+    harness = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(harness)
+    sys.modules["equigrad._core"] = harness
+    from equigrad._subject import Subject
+
+    harness.watch_interrupts()
+    options = task["options"]
+    functions = pickle.loads(task["functions"])
+    accumulation = max(options["accumulation"])
+    if options["config"]:
+        accumulation = harness.load_config(options["config"], options["ranks"][0]).gradient_accumulation_steps
+    torch.set_grad_enabled(True)
+    return harness.check(lambda: Subject(*functions, accumulation), options)
+
+
+def main() -> None:
+    import json
+    import os
+    import pickle
+
+    with open(sys.argv[1], "rb") as file:
+        task = pickle.load(file)
+    try:
+        answer = run(task)
+    except Exception as error:  # noqa: BLE001  the caller's functions raise what they like
+        answer = {"error": str(error)}
+        if not answer["error"].startswith("["):  # not the engine's own, which says all
+            import traceback
+
+            answer["error"] = "[check] expected functions that run in another process, got:\n" + traceback.format_exc()
+    with open(sys.argv[2] + ".part", "w") as file:
+        json.dump(answer, file)
+    os.replace(sys.argv[2] + ".part", sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+#include "conformance/check/check.hpp"
+
+#include <pthread.h>
+
+#include "conformance/ranks/interrupt.hpp"
+#include "engine/comm/communicator.hpp"
+#include "python/harness/check.hpp"
+#include "reports/json.hpp"
+
+namespace equigrad::python {
+namespace {
+
+using conformance::Forward;
+
+// (name, tensor, type of the module that owns it), as _core.initialize takes them.
+using Named = std::tuple<std::string, at::Tensor, std::string>;
+using Module = std::tuple<std::string, std::string, std::vector<at::Tensor>>;
+
+// A Python object that may be let go of on any thread.
+using Kept = std::shared_ptr<py::object>;
+
+Kept keep(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* kept) {
+            const py::gil_scoped_acquire gil;
+            delete kept;
+          }};
+}
+
+// As words: the exception's own types end with the rank that they were raised in.
+template <class Call>
+auto in_python(Call call) {
+  const py::gil_scoped_acquire gil;
+  try {
+    return call();
+  } catch (const py::error_already_set& error) {
+    const auto lines = py::module_::import("traceback")
+                           .attr("format_exception")(error.type(), error.value(), error.trace());
+    throw std::runtime_error(py::str("").attr("join")(lines).cast<std::string>());
+  }
+}
+
+class PythonSubject : public conformance::Subject {
+ public:
+  explicit PythonSubject(Kept subject) : subject_(std::move(subject)) {}
+
+  std::vector<NamedParameter> parameters() override {
+    return in_python([&] {
+      std::vector<NamedParameter> all;
+      for (auto& [name, tensor, type] : subject_->attr("parameters")().cast<std::vector<Named>>())
+        all.push_back({name, tensor, type});
+      return all;
+    });
+  }
+
+  std::vector<layout::ModuleEntry> modules() override {
+    return in_python([&] {
+      std::vector<layout::ModuleEntry> all;
+      for (const auto& [name, type, parameters] :
+           subject_->attr("modules")().cast<std::vector<Module>>()) {
+        all.push_back({name, type, {}});
+        for (const auto& tensor : parameters)
+          all.back().parameters.push_back(tensor.unsafeGetTensorImpl());
+      }
+      return all;
+    });
+  }
+
+  std::vector<std::pair<std::string, at::Tensor>> buffers() override {
+    return in_python([&] {
+      return subject_->attr("buffers")().cast<std::vector<std::pair<std::string, at::Tensor>>>();
+    });
+  }
+
+  Forward forward(const Which& which) override {
+    return in_python([&] {
+      const auto [output, gradient] =
+          subject_
+              ->attr("forward")(which.step, which.rank, which.micro_batch, which.world, which.dtype,
+                                which.seed)
+              .cast<std::pair<at::Tensor, std::optional<at::Tensor>>>();
+      return Forward{output, gradient.value_or(at::Tensor())};
+    });
+  }
+
+  std::unique_ptr<Engine> make_engine(const std::string& config,
+                                      std::shared_ptr<comm::Communicator> group) override {
+    auto parsed = load_config(config, group->world_size());
+    const auto leaves = in_python(
+        [&] { return subject_->attr("leaf_modules")().cast<std::vector<std::string>>(); });
+    for (const auto& name : leaves) parsed.zero.leaf_module.names.push_back(name);
+    return initialize({{.parameters = parameters()}}, parsed, std::move(group), modules());
+  }
+
+ private:
+  Kept subject_;
+};
+
+// ---- Forks, as os.fork() does them. The process has one thread, which holds no GIL while it forks.
+
+bool tells_python = false;
+PyGILState_STATE state;
+
+void before_fork() {
+  if (!tells_python) return;
+  state = PyGILState_Ensure();
+  PyOS_BeforeFork();
+}
+void after_fork_in_parent() {
+  if (!tells_python) return;
+  PyOS_AfterFork_Parent();
+  PyGILState_Release(state);
+}
+void after_fork_in_child() {
+  if (!tells_python) return;
+  PyOS_AfterFork_Child();
+  PyGILState_Release(state);
+}
+
+struct TellingPython {
+  TellingPython() {
+    static const int registered =
+        pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    tells_python = registered == 0;
+  }
+  ~TellingPython() { tells_python = false; }
+};
+
+// A key that is no option is an error of the caller's, python/equigrad/_check.py.
+CheckOptions options_of(const py::dict& given) {
+  CheckOptions options;
+  const auto take = [&](const char* key, auto& value) {
+    value = given[key].cast<std::decay_t<decltype(value)>>();
+  };
+  take("ranks", options.ranks);
+  take("stages", options.stages);
+  take("precisions", options.precisions);
+  take("styles", options.styles);
+  take("accumulation", options.accumulation);
+  take("clips", options.clips);
+  take("optimizers", options.optimizers);
+  take("config", options.config);
+  take("steps", options.steps);
+  take("seed", options.seed);
+  take("report", options.report);
+  take("name", options.name);
+  take("timeout_scale", options.timeout_scale);
+  take("slots", options.slots);
+  take("fault", options.fault);
+  take("command", options.command);
+  return options;
+}
+
+py::dict check_subject(py::object make, const py::dict& given) {
+  const auto options = options_of(given);
+  const auto kept = keep(std::move(make));
+  const conformance::MakeSubject make_subject = [kept] {
+    return in_python([&] { return std::make_unique<PythonSubject>(keep((*kept)())); });
+  };
+  CheckReport report;
+  {
+    const py::gil_scoped_release no_gil;
+    const TellingPython telling;
+    report = check(make_subject, options);
+  }
+  return py::dict(py::arg("held") = report.held, py::arg("compared") = report.compared,
+                  py::arg("notes") = report.notes, py::arg("text") = report.text(),
+                  py::arg("run") = reports::to_json(report.run));
+}
+
+}  // namespace
+
+void bind_check(py::module_& module) {
+  module.def("watch_interrupts", &conformance::ranks::watch_interrupts);
+  module.def("interrupted", &conformance::ranks::interrupted);
+  module.def("check", &check_subject, py::arg("make_subject"), py::arg("options"));
+}
+
+}  // namespace equigrad::python
