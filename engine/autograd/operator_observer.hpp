@@ -3,7 +3,9 @@
 //
 // LibTorch's modules have no forward hooks; every operator of the process, forward and backward,
 // passes a RecordFunction callback instead, with its inputs. A view shares its parameter's storage,
-// so it is found too.
+// so it is found too. What torch.compile makes is one operator, CompiledFunction, with a backward
+// node of its own, which reads what the forward read; a compiled region that needs no gradient
+// reads any parameter that needs none.
 //
 // Invariants: before() runs on the operator's thread before it reads its inputs, after() when it
 // ends, thrown or not; other operators cost one look-up per input. A listener is told one thing at

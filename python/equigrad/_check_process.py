@@ -5,17 +5,14 @@ Run as a program, so that nothing of the package is imported before. argv: the t
 
 import sys
 
-sys.path.pop(0)  # the folder of this file, whose modules are the package's
 
-
-def run(task: dict) -> dict:
+def load_harness():
+    """equigrad._harness, which is equigrad._core from now on."""
     import importlib.util
-    import pickle
     from pathlib import Path
 
-    import torch  # before the harness, which needs its libraries
+    import torch  # noqa: F401  before the harness, which needs its libraries
 
-    sys.path[:] = task["path"]
     found = importlib.util.find_spec("equigrad")
     binary = sorted(Path(found.origin).parent.glob("_harness*.so"))
     if not binary:
@@ -27,6 +24,14 @@ def run(task: dict) -> dict:
     harness = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(harness)
     sys.modules["equigrad._core"] = harness
+    return harness
+
+
+def run(task: dict) -> dict:
+    import pickle
+
+    sys.path[:] = task["path"]
+    harness = load_harness()
     from equigrad._subject import Subject
 
     harness.watch_interrupts()
@@ -35,7 +40,6 @@ def run(task: dict) -> dict:
     accumulation = max(options["accumulation"])
     if options["config"]:
         accumulation = harness.load_config(options["config"], options["ranks"][0]).gradient_accumulation_steps
-    torch.set_grad_enabled(True)
     return harness.check(lambda: Subject(*functions, accumulation), options)
 
 
@@ -60,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # the folder of this file, whose modules are the package's
     main()

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "conformance/check/planted_ground.hpp"
+#include "conformance/faults/fault.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/comm/communicator.hpp"
 #include "python/harness/check.hpp"
@@ -11,6 +13,7 @@ namespace equigrad::python {
 namespace {
 
 using conformance::Forward;
+namespace faults = conformance::faults;
 
 // (name, tensor, type of the module that owns it), as _core.initialize takes them.
 using Named = std::tuple<std::string, at::Tensor, std::string>;
@@ -150,12 +153,15 @@ CheckOptions options_of(const py::dict& given) {
   return options;
 }
 
-py::dict check_subject(py::object make, const py::dict& given) {
-  const auto options = options_of(given);
-  const auto kept = keep(std::move(make));
-  const conformance::MakeSubject make_subject = [kept] {
+conformance::MakeSubject subjects_of(py::object make) {
+  return [kept = keep(std::move(make))] {
     return in_python([&] { return std::make_unique<PythonSubject>(keep((*kept)())); });
   };
+}
+
+py::dict check_subject(py::object make, const py::dict& given) {
+  const auto options = options_of(given);
+  const auto make_subject = subjects_of(std::move(make));
   CheckReport report;
   {
     const py::gil_scoped_release no_gil;
@@ -167,11 +173,43 @@ py::dict check_subject(py::object make, const py::dict& given) {
                   py::arg("run") = reports::to_json(report.run));
 }
 
+// Of stages 0 to 3 in these precisions: fault -> (acted, caught, ended, message).
+using Plants = std::map<std::string, std::tuple<bool, bool, bool, std::string>>;
+
+Plants plant_faults(py::object make, const std::vector<std::string>& precisions,
+                    const std::vector<std::string>& names) {
+  std::vector<conformance::Precision> all;
+  for (const auto& name : precisions)
+    for (const auto precision : conformance::precisions())
+      if (conformance::word(precision) == name) all.push_back(precision);
+  const auto make_subject = subjects_of(std::move(make));
+  const py::gil_scoped_release no_gil;
+  const TellingPython telling;
+  conformance::PlantedGround ground(make_subject, conformance::every_stage(all));
+  Plants plants;
+  for (const auto& name : names) {
+    const auto seen = ground.plant(name);
+    plants[name] = {seen.acted, seen.caught, seen.ended, seen.message};
+  }
+  return plants;
+}
+
 }  // namespace
 
 void bind_check(py::module_& module) {
   module.def("watch_interrupts", &conformance::ranks::watch_interrupts);
   module.def("interrupted", &conformance::ranks::interrupted);
+  module.def(
+      "historical_faults",
+      [] {
+        std::vector<std::string> names;
+        for (const auto& fault : faults::catalogue())
+          if (!fault.bugs.empty()) names.push_back(fault.name);
+        return names;
+      },
+      "Bugs that engines have had, each to be planted by its name.");
+  module.def("plant_faults", &plant_faults, py::arg("make_subject"), py::arg("precisions"),
+             py::arg("names"));
   module.def("check", &check_subject, py::arg("make_subject"), py::arg("options"));
 }
 

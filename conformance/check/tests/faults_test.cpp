@@ -2,10 +2,21 @@
 // sees them.
 #include <gtest/gtest.h>
 
-#include "conformance/check/tests/planted_ground.hpp"
+#include "conformance/check/planted_ground.hpp"
+#include "conformance/check/tests/other_models.hpp"
 
 namespace equigrad::conformance {
 namespace {
+
+template <class Model>
+MakeSubject subject_with(at::Tensor (*loss)(Model&, const Which&)) {
+  return [loss]() -> std::unique_ptr<Subject> {
+    return subject_of(std::make_shared<Model>(),
+                      [loss](torch::nn::Module& any, const Which& which) {
+                        return Forward{loss(static_cast<Model&>(any), which)};
+                      });
+  };
+}
 
 TEST(CheckFaults, BugsThatWereRealAreSeenUnderAnLstm) {
   PlantedGround ground(subject_with<Recurrent>(recurrent_loss), every_stage({Precision::Fp32}));

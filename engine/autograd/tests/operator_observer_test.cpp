@@ -139,6 +139,63 @@ TEST(OperatorObserver, SeesTheOperatorsOfABackwardPass) {
   EXPECT_EQ(it.listener.take(), (Pages{0})) << "the input's gradient needs a";
 }
 
+// What torch.compile records, without its compiler.
+class Recorded {
+ public:
+  Recorded(at::RecordScope scope, const char* name, std::vector<c10::IValue> inputs, int64_t number,
+           uint64_t forward_thread = 0)
+      : inputs_(std::move(inputs)), record_(scope) {
+    if (!record_.isActive()) return;
+    if (forward_thread != 0) record_.setForwardThreadId(forward_thread);
+    record_.before(name, c10::ArrayRef<const c10::IValue>(inputs_.data(), inputs_.size()), number);
+  }
+
+ private:
+  std::vector<c10::IValue> inputs_;
+  at::RecordFunction record_;
+};
+
+TEST(OperatorObserver, ACompiledBackwardReadsWhatItsForwardRead) {
+  Watched it;
+  const auto forward = [&](std::vector<c10::IValue> inputs, int64_t number) {
+    {
+      const Recorded one(at::RecordScope::FUNCTION, "CompiledFunction", std::move(inputs), number);
+    }
+    return it.listener.take();
+  };
+  const auto thread = at::RecordFunction::currentThreadId();
+  const auto backward = [&](int64_t number, uint64_t of) {
+    {
+      const Recorded one(at::RecordScope::BACKWARD_FUNCTION, "CompiledFunctionBackward", {}, number,
+                         of);
+    }
+    return it.listener.take();
+  };
+  EXPECT_EQ(forward({it.a, it.x}, 1000), (Pages{0}));
+  EXPECT_EQ(forward({it.x, it.b, it.a}, 1001), (Pages{0, 1}));
+  EXPECT_EQ(forward({it.x}, 1002), Pages{});
+  EXPECT_EQ(backward(1001, thread), (Pages{0, 1}));
+  EXPECT_EQ(backward(1000, thread), (Pages{0}));
+  EXPECT_EQ(backward(1000, thread), (Pages{0})) << "the graph may be retained";
+  EXPECT_EQ(backward(1002, thread), Pages{});
+  EXPECT_EQ(backward(1000, thread + 1), Pages{}) << "numbers are those of a thread";
+  const Recorded other(at::RecordScope::BACKWARD_FUNCTION, "MmBackward0", {}, 1000, thread);
+  EXPECT_EQ(it.listener.open, 0);
+}
+
+TEST(OperatorObserver, ACompiledRegionMayReadWhatNeedsNoGradient) {
+  Watched it;
+  const auto region = [&] {
+    { const Recorded one(at::RecordScope::FUNCTION, "Torch-Compiled Region: 0/0", {}, -1); }
+    return it.listener.take();
+  };
+  EXPECT_EQ(region(), Pages{});
+  it.b.set_requires_grad(false);
+  EXPECT_EQ(region(), (Pages{1}));
+  const at::NoGradGuard no_grad;
+  EXPECT_EQ(region(), (Pages{0, 1}));
+}
+
 TEST(OperatorObserver, AnOperatorThatThrowsIsSignedOffToo) {
   Watched it;
   EXPECT_THROW(at::mm(it.a, it.a), c10::Error);
