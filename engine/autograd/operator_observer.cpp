@@ -89,7 +89,7 @@ std::unique_ptr<at::ObserverContext> begin(Uses uses) {
   return context;
 }
 
-// ---- Code of torch.compile: its kernels are no operators. -----------------------------------------
+// ---- Code of torch.compile: its kernels are no operators. ----------------------------------
 constexpr std::string_view kRegion = "Torch-Compiled Region";
 constexpr std::string_view kForward = "CompiledFunction", kBackward = "CompiledFunctionBackward";
 constexpr std::size_t kMostPasses = 65536;  // whose backward is still to come

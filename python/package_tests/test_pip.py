@@ -40,7 +40,7 @@ def python(tmp_path_factory) -> Path:
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     pip = (interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check")
     run(*pip, f"-Cbuild-dir={folder}/build", ROOT)
-    run(*pip, "transformers", "numpy")
+    run(*pip, "transformers", "numpy", "pytest")
     return interpreter
 
 
@@ -79,3 +79,17 @@ def test_a_hugging_face_model_is_fine_tuned(python: Path, tmp_path: Path) -> Non
     text = run(*launch, EXAMPLES / "fine_tune.py", cwd=tmp_path)
     first, last = (float(value) for value in re.search(r"loss ([\d.]+) -> ([\d.]+)", text).groups())
     assert last < first / 1.5, text
+
+
+def test_the_check_runs_as_a_fixture_of_pytest(python: Path, tmp_path: Path) -> None:
+    text = run(python, "-m", "pytest", "-q", EXAMPLES / "test_gradients.py", cwd=tmp_path)
+    assert "2 passed" in text, text
+    seen = "import equigrad, torch; exec(open('task.py').read())"
+    (tmp_path / "task.py").write_text(
+        "def batches(step, rank, micro_batch):\n"
+        "    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + 10 * rank + micro_batch))\n"
+        "loss = lambda model, batch: model(batch).square().mean()\n"
+        "report = equigrad.check(lambda: torch.nn.Linear(3, 2), loss, batches, stages=[2], fault='averaged_twice')\n"
+        "assert not report and 'averaged twice' in report.text\n"
+    )
+    run(python, "-c", seen, cwd=tmp_path)
