@@ -34,14 +34,30 @@ std::optional<int> lost_rank(const Caller& caller) {
   return std::nullopt;
 }
 
+std::string joined(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  return text;
+}
+
+// c10d tells an address at most.
 [[noreturn]] void fail(const Caller& caller, const char* reason) {
-  const auto lost = lost_rank(caller);  // c10d tells an address at most
+  auto lost = lost_rank(caller);
+  std::string whom = lost ? joined({*lost}) + ", which ended, threw, or made" : "";
+  if (!lost && caller.world_size > 2) {
+    const auto silent = caller.peers->roll_call().silent();
+    if (!silent)
+      whom = "the host of rank 0, which serves the store and does not answer, or a rank that made";
+    else if (!silent->empty())
+      whom = joined(*silent) + ", without a word since, which ended, hangs, or made";
+    if (silent && silent->size() == 1) lost = silent->front();
+  }
+  if (whom.empty()) whom = "a rank, which ended, threw, or made";
   throw CommunicationError(
       fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective),
-      fmt::format("expected all {} ranks to take part in time, got: {}. Look for {}, which ended, "
-                  "threw, or made other calls than this one.",
-                  caller.world_size, reason,
-                  lost ? fmt::format("rank {}", *lost) : std::string("a rank")),
+      fmt::format("expected all {} ranks to take part in time, got: {}. Look for {} other calls "
+                  "than this one.",
+                  caller.world_size, reason, whom),
       lost);
 }
 

@@ -3,8 +3,9 @@
 // It says nothing about what was computed: whoever judges an engine, or starts its ranks anew, can
 // tell it from the errors of the program by its type.
 //
-// Invariants: lost_rank() is set only where it is known: a rank of this machine whose process has
-// ended (peers.hpp), or, of two ranks, the other one.
+// Invariants: lost_rank() is set only where one rank is left for it: of this machine, whose process
+// has ended (peers.hpp); of two ranks, the other one; of more, the only one without a word
+// (roll_call.hpp).
 // Units: ranks count from 0.   Errors: none.
 // Depends on: engine/error.hpp.
 #pragma once

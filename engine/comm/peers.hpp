@@ -7,12 +7,14 @@
 // and its process has ended, or can run nothing any more.
 // Units: ranks count from 0.
 // Errors: none; a peer that cannot be looked at counts as alive.
-// Depends on: the C++ standard library, Linux's /proc.
+// Depends on: roll_call.hpp, Linux's /proc.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "engine/comm/roll_call.hpp"
 
 namespace equigrad::comm {
 
@@ -22,13 +24,16 @@ std::string introduction();
 class Peers {
  public:
   Peers() = default;  // knows nobody
-  explicit Peers(std::vector<std::string> introductions) : processes_(std::move(introductions)) {}
+  explicit Peers(std::vector<std::string> introductions, RollCall roll_call = {})
+      : processes_(std::move(introductions)), roll_call_(std::move(roll_call)) {}
 
   // The ranks whose processes have ended.
   std::vector<int> ended() const;
+  const RollCall& roll_call() const { return roll_call_; }  // of those that cannot be looked at
 
  private:
   std::vector<std::string> processes_;  // by rank
+  RollCall roll_call_;
 };
 
 }  // namespace equigrad::comm

@@ -84,12 +84,12 @@ def test_a_hugging_face_model_is_fine_tuned(python: Path, tmp_path: Path) -> Non
 def test_the_check_runs_as_a_fixture_of_pytest(python: Path, tmp_path: Path) -> None:
     text = run(python, "-m", "pytest", "-q", EXAMPLES / "test_gradients.py", cwd=tmp_path)
     assert "2 passed" in text, text
-    seen = "import equigrad, torch; exec(open('task.py').read())"
     (tmp_path / "task.py").write_text(
+        "import equigrad, torch\n"
         "def batches(step, rank, micro_batch):\n"
         "    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + 10 * rank + micro_batch))\n"
         "loss = lambda model, batch: model(batch).square().mean()\n"
         "report = equigrad.check(lambda: torch.nn.Linear(3, 2), loss, batches, stages=[2], fault='averaged_twice')\n"
         "assert not report and 'averaged twice' in report.text\n"
     )
-    run(python, "-c", seen, cwd=tmp_path)
+    run(python, "task.py", cwd=tmp_path)

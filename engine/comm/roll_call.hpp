@@ -1,0 +1,38 @@
+// Roll call: after a collective failed, the ranks that have not noticed.
+//
+// A rank whose collective fails says so through the store by which the ranks met. Who says nothing
+// has ended on another machine, cannot be reached, or hangs.
+//
+// Invariants: it is asked once a failure, and ends after `patience` even where the store does not
+// answer, as on a host that has lost its way to rank 0's.
+// Units: ranks count from 0.
+// Errors: none.
+// Depends on: c10d's Store.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace equigrad::comm {
+
+class RollCall {
+ public:
+  RollCall() = default;  // asks nobody
+  RollCall(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+           std::chrono::milliseconds patience);
+
+  // The ranks without a word; nothing: the store has not answered.
+  std::optional<std::vector<int>> silent() const;
+  explicit operator bool() const { return store_ != nullptr; }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_ = 0;
+  int world_size_ = 0;
+  std::chrono::milliseconds patience_{};
+};
+
+}  // namespace equigrad::comm

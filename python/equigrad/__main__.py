@@ -1,0 +1,22 @@
+"""The command `equigrad`, as the C++ program has it: `equigrad run --model my_package.my_module:factory` and all others.
+
+The factory gives (make_model, loss_fn, batches), as equigrad.check takes them; loss_fn may be None.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    # A process that has not imported the engine: this one runs another, with its harness, and forks the ranks.
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    environment = {**os.environ, **one, "TOKENIZERS_PARALLELISM": "false"}
+    program = Path(__file__).with_name("_command_process.py")
+    os.execve(sys.executable, [sys.executable, str(program), *sys.argv[1:]], environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The process of the command `equigrad`. Run as a program, so that nothing of the package is imported before."""
+
+import sys
+
+
+def subject_maker(harness, target: str):
+    """Of my_package.my_module:factory."""
+    import importlib
+
+    from equigrad._subject import Subject
+
+    module_name, _, factory_name = target.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), factory_name)
+    except (ImportError, AttributeError) as error:
+        raise harness.Error(
+            f"[model] expected {target} to be a module and its factory, got: {error}. Call it where the module can be imported "
+            "from (the current folder, PYTHONPATH)."
+        ) from error
+    given = factory()
+    if not (isinstance(given, tuple) and len(given) == 3):
+        raise harness.Error(
+            f"[model] expected {target}() to give (make_model, loss_fn, batches), got a {type(given).__name__}. They are those of "
+            "equigrad.check."
+        )
+    return lambda: Subject(*given)
+
+
+def main() -> int:
+    import os
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[0] = os.getcwd()  # it was the folder of this file, whose modules are the package's
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("equigrad_check_process", os.path.join(folder, "_check_process.py"))
+    process = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(process)
+    if importlib.util.find_spec("equigrad") is None:
+        sys.path.append(os.path.dirname(folder))
+    harness = process.load_harness()
+    return harness.run_cli(["equigrad", *sys.argv[1:]], lambda target: subject_maker(harness, target))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
