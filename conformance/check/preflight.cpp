@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "conformance/check/check.hpp"
 #include "conformance/check/operators.hpp"
 #include "conformance/oracle/digest.hpp"
 #include "engine/config/config.hpp"
@@ -22,7 +23,7 @@ using Digests = std::map<std::string, uint64_t>;
 
 [[noreturn]] void refuse(const std::string& expected, const std::string& got,
                          const std::string& remedy) {
-  throw Error("check", "expected " + expected + ", got " + got + ". " + remedy);
+  throw CheckRefused("check", "expected " + expected + ", got " + got + ". " + remedy);
 }
 
 std::vector<NamedParameter> unique(Subject& subject) {

@@ -2,6 +2,7 @@
 //
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad run --covering       what every run begins with, alone: the gate of a CI
+//   equigrad run --model LIBRARY  a user's model in place of the project's own
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
 //   equigrad config keys          every key, in Markdown         equigrad config schema
@@ -38,6 +39,7 @@ enum ExitCode { kHeld = 0, kFailed = 1, kUsage = 2, kInfrastructure = 3, kInconc
 
 struct RunCommand {
   Selection selection;
+  std::string model;  // a shared library (check/registered_model.hpp); empty: the project's own
   bool full = false, covering = false;  // covering: nothing but the covering selection
   bool list = false, list_faults = false, list_mistakes = false;  // the latter: instead of ids
   uint64_t seed = 1234;
@@ -59,6 +61,8 @@ std::vector<std::pair<std::string, std::string>> faults_by_name();
 std::string fault_problem(const std::string& name);  // empty if it can be planted
 std::string fault_help();
 int list_command(const RunCommand& command);
+// Both with a model of the user's.
+int run_model_command(const RunCommand& command);
 
 struct ReproCommand {
   std::string id;
