@@ -245,6 +245,7 @@ struct Planned {
 Planned plan(const MakeSubject& make, const CheckOptions& options) {
   if (!options.report.empty()) make_folder(options.report);  // before ranks are forked
   Planned planned{cases_without_styles(options), {}};
+  keep_possible(planned.cases, options.filters);
   planned.found = preflight(make, options, planned.cases.cases);
   add_styles(planned.cases, options, planned.found.gives_loss);
   keep_selected(planned.cases, options.filters);

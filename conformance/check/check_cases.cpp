@@ -1,6 +1,7 @@
 #include "conformance/check/check_cases.hpp"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <iterator>
 
@@ -8,6 +9,10 @@
 
 namespace equigrad::conformance {
 namespace {
+
+constexpr std::array kStyles = {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward,
+                                Style::TensorBackward};
+constexpr const char* kNotSelected = "not selected";
 
 template <class Value, class Words>
 Value value_named(const char* option, const std::string& name, const std::vector<Value>& values,
@@ -22,10 +27,8 @@ Value value_named(const char* option, const std::string& name, const std::vector
 }
 
 Style style_named(const std::string& name) {
-  return value_named<Style>(
-      "styles", name,
-      {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward, Style::TensorBackward},
-      [](Style style) { return word(style); });
+  return value_named<Style>("styles", name, {kStyles.begin(), kStyles.end()},
+                            [](Style style) { return word(style); });
 }
 
 void require_positive(const char* option, const std::vector<int>& values, int least, int most) {
@@ -171,6 +174,7 @@ void add_styles(CheckCases& cases, const CheckOptions& options, bool gives_loss)
     if (!gives_loss && style != Style::TensorBackward && style != Style::LossBackward)
       throw CheckRefused("check", "expected a loss for the call style " + word(style) +
                                       ", got an output and its gradient. Choose tensor_backward.");
+  for (auto& [reason, count] : cases.not_run) count *= static_cast<int64_t>(styles.size());
   std::vector<CheckCase> all;
   for (const auto& one : cases.cases)
     for (const Style style : styles) {
@@ -180,6 +184,20 @@ void add_styles(CheckCases& cases, const CheckOptions& options, bool gives_loss)
   cases.cases = std::move(all);
 }
 
+void keep_possible(CheckCases& cases, const std::vector<std::string>& filters) {
+  const auto is_possible = [&](const CheckCase& one) {
+    return std::any_of(kStyles.begin(), kStyles.end(), [&](Style style) {
+      auto in_style = one;
+      in_style.spec.style = style;
+      return matches(in_style, filters);
+    });
+  };
+  if (std::none_of(cases.cases.begin(), cases.cases.end(), is_possible)) return;
+  const auto left_out =
+      std::erase_if(cases.cases, [&](const CheckCase& one) { return !is_possible(one); });
+  if (left_out > 0) cases.not_run[kNotSelected] += static_cast<int64_t>(left_out);
+}
+
 void keep_selected(CheckCases& cases, const std::vector<std::string>& filters) {
   if (filters.empty()) return;
   for (const auto& filter : filters)
@@ -187,7 +205,7 @@ void keep_selected(CheckCases& cases, const std::vector<std::string>& filters) {
       throw CheckRefused("check", "expected a part of a case's name, such as " +
                                       nearest(cases, filter) + ", got \"" + filter +
                                       "\". Correct it.");
-  keep_matching(cases, filters, "not selected");
+  keep_matching(cases, filters, kNotSelected);
 }
 
 void keep_only(CheckCases& cases, const std::string& glob) {

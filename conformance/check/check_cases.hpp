@@ -26,6 +26,8 @@ struct CheckCases {
 
 // In the first call style only.
 CheckCases cases_without_styles(const CheckOptions& options);
+// Leaves out those that no filter matches in any call style, if there are others.
+void keep_possible(CheckCases& cases, const std::vector<std::string>& filters);
 // Each of them in every call style that the passes have.
 void add_styles(CheckCases& cases, const CheckOptions& options, bool gives_loss);
 // Keeps those that match one of the filters, of which each must match one; without any, all.

@@ -244,7 +244,11 @@ void add_memory(Preflight& preflight, Subject& subject, const std::vector<CheckC
                              .shape = parameter.tensor.sizes().vec(),
                              .trainable = parameter.tensor.requires_grad()});
   const layout::ParameterTable table(registrations);
+  std::set<std::string> seen;
   for (const auto& one : cases) {
+    auto any_clip = one.spec;
+    any_clip.clip = Clip::Off;  // clipping takes no memory
+    if (!seen.insert(any_clip.id() + one.config).second) continue;
     const auto config = parse_config(config_text(one, 1, subject), one.spec.world);
     MemoryOptions options;
     options.world_size = one.spec.world;

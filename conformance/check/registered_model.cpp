@@ -10,13 +10,12 @@
 namespace equigrad::conformance {
 namespace {
 
-void* opened(const std::string& path, int how) {
-  void* library = dlopen(path.c_str(), how | RTLD_LOCAL);
-  if (library == nullptr)
-    throw CheckRefused("model",
-                       "expected a shared library that loads, got: " + std::string(dlerror()) +
-                           ". Link it to all that it uses, with the torch of this build.");
-  return library;
+std::string stamp_of(void* library, const std::string& path) {
+  void* symbol = dlsym(library, kRegisteredModel);
+  if (symbol == nullptr)
+    throw CheckRefused("model", "expected a library with EQUIGRAD_MODEL, got " + path +
+                                    " without. Write EQUIGRAD_MODEL(factory, loss) once into it.");
+  return reinterpret_cast<const RegisteredModel* (*)()>(symbol)()->stamp;
 }
 
 }  // namespace
@@ -28,18 +27,20 @@ UserModel load_model(const std::string& path) {
       !S_ISREG(found.st_mode))
     throw CheckRefused(
         "model", "expected the file of a shared library, got \"" + path + "\". Correct the path.");
-  // Lazily: the stamp is read of a library of another torch too, which lacks symbols here.
-  void* library = opened(resolved, RTLD_LAZY);
-  void* symbol = dlsym(library, kRegisteredModel);
-  if (symbol == nullptr)
-    throw CheckRefused("model", "expected a library with EQUIGRAD_MODEL, got " + path +
-                                    " without. Write EQUIGRAD_MODEL(factory, loss) once into it.");
-  const auto* registered = reinterpret_cast<const RegisteredModel* (*)()>(symbol)();
-  const std::string stamp = registered->stamp;
+  // At once, so that a symbol that is missing is named here and not in a rank. Of a library that
+  // does not load so the stamp says more, if it is of another torch.
+  void* library = dlopen(resolved, RTLD_NOW | RTLD_LOCAL);
+  const std::string complaint = library == nullptr ? dlerror() : "";
+  if (library == nullptr) library = dlopen(resolved, RTLD_LAZY | RTLD_LOCAL);
+  const std::string stamp = library == nullptr ? EQUIGRAD_MODEL_STAMP : stamp_of(library, path);
   if (stamp != EQUIGRAD_MODEL_STAMP)
     throw CheckRefused("model", "expected a library built with " EQUIGRAD_MODEL_STAMP ", got " +
                                     path + " built with " + stamp + ". Build it anew with these.");
-  opened(resolved, RTLD_NOW);  // a symbol that is missing is named now, not in a rank
+  if (!complaint.empty())
+    throw CheckRefused("model", "expected a shared library that loads, got: " + complaint +
+                                    ". Link it to all that it uses, with the torch of this build.");
+  const auto* registered =
+      reinterpret_cast<const RegisteredModel* (*)()>(dlsym(library, kRegisteredModel))();
   UserModel model;
   registered->get(model);
   return model;

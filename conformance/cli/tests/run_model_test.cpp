@@ -66,7 +66,7 @@ TEST_F(RunModel, AFindingEndsWithOneAndIsRepeatedByItsReplay) {
   EXPECT_EQ(said.code, kFailed) << said.out << said.err;
   EXPECT_EQ(said.err, "");
   EXPECT_THAT(said.out, AllOf(HasSubstr("averaged twice"), HasSubstr("folder  " + folder_)));
-  const auto& one = record().at("cases").at(1);
+  const auto one = record().at("cases").at(1);
   const std::string id = one.at("id"), replay = one.at("replay");
   EXPECT_THAT(said.out, HasSubstr(record().at("cases").at(0).at("replay").get<std::string>()));
   std::istringstream stream(replay);
@@ -126,8 +126,8 @@ TEST_F(RunModel, TheMatrixIsEveryPrecisionThatIsDefined) {
         }
   EXPECT_EQ(std::set<std::string>(listed.begin(), listed.end()), expected);
   EXPECT_EQ(listed.size(), expected.size());
-  const auto full = lines_of(run({"--list", "--full"}).out);
-  EXPECT_EQ(full.size(), expected.size() / 3 * 4 * 4 * 4 * 2);
+  const auto full = lines_of(run({"--list", "--full", "--dtypes", "bf16", "--stages", "3"}).out);
+  EXPECT_EQ(full.size(), 4u * 4u * 4u * 2u * 3u);  // ranks, accumulation, clips, optimizers, styles
 }
 
 TEST_F(RunModel, FiltersChooseCasesAndAWrongOneNamesANearOne) {
