@@ -1,7 +1,7 @@
 // RegisteredModel: a model in a shared library, for `equigrad run --model libmine.so`.
 //
 //   EQUIGRAD_MODEL([] { return std::make_shared<MyModel>(); },
-//                  [](MyModel& model, const equigrad::Which& which) { return loss_of(model, which); })
+//                  loss_of)
 //
 // stands once in the library, at namespace scope. Its two arguments are those of equigrad::check.
 //

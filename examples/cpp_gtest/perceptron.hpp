@@ -5,7 +5,8 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <torch/nn.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <equigrad/user_model.hpp>

@@ -1,8 +1,7 @@
-#include "perceptron.hpp"
-
 #include <gtest/gtest.h>
 
 #include <equigrad/check.hpp>
+#include <perceptron.hpp>
 
 TEST(Perceptron, GradientsAreEqual) {
   EXPECT_GRADIENTS_EQUAL(

@@ -1,7 +1,7 @@
 // A model as a user's library has it, for tests of EQUIGRAD_MODEL.
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/types.h>
 
 #include <cstdlib>
@@ -18,7 +18,7 @@ struct SmallModel : torch::nn::Module {
     register_module("out", out);
   }
   torch::nn::Linear in{5, 7};
-  torch::nn::BatchNorm1d norm{7};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({7})};
   torch::nn::Linear out{7, 2};
 };
 

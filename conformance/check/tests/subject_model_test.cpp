@@ -34,7 +34,7 @@ Passed pass_of(const PassSetting& setting, const Pass& pass) {
 
 TEST(SubjectModel, EveryPassHasASeedOfItsOwnAndTheGeneratorIsSetFromIt) {
   std::set<uint64_t> seeds;
-  for (const uint64_t seed : {1, 2})
+  for (const uint64_t seed : {uint64_t{1}, uint64_t{2}})
     for (const int step : {0, 1})
       for (const int rank : {0, 1})
         for (const int micro_batch : {0, 1}) {
