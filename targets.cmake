@@ -375,9 +375,13 @@ function(equigrad_shared name of)
   add_library(${name} SHARED ${objects} ${kernels} $<TARGET_OBJECTS:equigrad_build_info>)
   add_dependencies(${name} ${interfaces})
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
-  target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
-  target_link_libraries(${name} PUBLIC equigrad_torch ${ARGN})
-  target_link_options(${name} PUBLIC $<TARGET_PROPERTY:${of},INTERFACE_LINK_OPTIONS>)
+  # Outside of this build (equigrad_check_package) it needs none of these.
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+    $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/generated>)
+  foreach(used equigrad_torch ${ARGN})
+    target_link_libraries(${name} PUBLIC $<BUILD_INTERFACE:${used}>)
+  endforeach()
+  target_link_options(${name} PUBLIC $<BUILD_INTERFACE:$<TARGET_PROPERTY:${of},INTERFACE_LINK_OPTIONS>>)
   set_property(TARGET ${name} PROPERTY LINK_DEPENDS $<TARGET_PROPERTY:${of},INTERFACE_LINK_DEPENDS>)
 endfunction()
 
@@ -556,6 +560,20 @@ function(equigrad_test file)
     equigrad_add_test(${name} ranks 600)
     equigrad_forks_ranks(ranks.${name})
   endif()
+endfunction()
+
+# conformance/check/tests/small_model.cpp becomes the library that tests give to `equigrad run --model`. It links torch alone.
+function(equigrad_test_model file)
+  get_filename_component(name ${file} NAME_WE)
+  add_library(${name} MODULE ${file})
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE equigrad_warnings)
+  set_target_properties(${name} PROPERTIES DEFINE_SYMBOL "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  equigrad_use_torch(${name})
+  foreach(test IN LISTS ARGN)
+    add_dependencies(${test} ${name})
+    set_property(TEST ranks.${test} APPEND PROPERTY ENVIRONMENT "EQUIGRAD_TEST_MODEL=$<TARGET_FILE:${name}>")
+  endforeach()
 endfunction()
 
 # python/tests/test_api.py becomes the test python.api, with the package of this build.

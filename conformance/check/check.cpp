@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <map>
 #include <set>
@@ -21,6 +22,7 @@
 #include "conformance/check/check_cases.hpp"
 #include "conformance/check/own_faults.hpp"
 #include "conformance/check/preflight.hpp"
+#include "conformance/check/subject.hpp"
 #include "conformance/on_rank/answer.hpp"
 #include "engine/error.hpp"
 #include "equigrad_build_info.hpp"
@@ -64,10 +66,12 @@ nlohmann::json serve_preflight(const MakeSubject& make, const std::vector<CheckC
   const std::string mark = "[check] ";
   const auto text = outcome.text.substr(0, outcome.text.find("\nException raised from "));
   const auto at = text.find(mark);
-  if (at != std::string::npos) throw Error("check", text.substr(at + mark.size()));
-  throw Error("check", "expected the model to run by plain autograd, got: " + text +
-                           (outcome.doing.empty() ? "" : " (" + outcome.doing + ")") +
-                           ". Mend it before its engine is checked.");
+  if (at != std::string::npos) throw CheckRefused("check", text.substr(at + mark.size()));
+  const auto what = "expected the model to run by plain autograd, got: " + text +
+                    (outcome.doing.empty() ? "" : " (" + outcome.doing + ")") +
+                    ". Mend it before its engine is checked.";
+  if (outcome.kind == ranks::Outcome::Kind::Error) throw CheckRefused("check", what);
+  throw Error("check", what);
 }
 
 Preflight preflight(const MakeSubject& make, const CheckOptions& options,
@@ -157,22 +161,15 @@ RunOptions run_options(const CheckOptions& options, const Serving& serving,
   for (const auto& one : cases) run.cases.push_back(one.spec);
   run.seed = options.seed;
   if (!options.report.empty()) run.keep = options.report + "/fail";
-  run.replay_prefix = "check";
+  run.replay_prefix = options.replay;
+  run.keep_tensors = options.keep_tensors;
   run.timeout_scale = options.timeout_scale;
-  run.quiet = true;
+  run.quiet = !options.progress;
   run.fault = options.fault;
   run.serve = [&serving](const nlohmann::json& request, ranks::RankContext& context) {
     return serve(serving, request, context);
   };
   return run;
-}
-
-// "check ID --seed 1" -> what a shell runs.
-std::string replay_of(const std::string& replay, const std::string& command) {
-  std::istringstream words(replay);
-  std::string check, id;
-  words >> check >> id;
-  return "EQUIGRAD_CHECK_ONLY=" + id + " " + command;
 }
 
 // The case in which most faults can act.
@@ -207,7 +204,9 @@ reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
   run.not_run = cases.not_run;
   run.environment = environment_here();
   run.command = options.command.empty() ? command_line() : options.command;
-  for (auto& record : run.cases) record.replay = replay_of(record.replay, run.command);
+  if (options.replay.empty())
+    for (auto& record : run.cases)
+      record.replay = "EQUIGRAD_CHECK_ONLY=" + record.id + " " + run.command;
   run.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return run;
 }
@@ -239,7 +238,43 @@ void add_notes(CheckReport& report, const CheckCases& cases, const Preflight& fo
   for (const auto& line : not_compared(report.run)) report.notes.push_back(line);
 }
 
+struct Planned {
+  CheckCases cases;
+  Preflight found;
+};
+
+Planned plan(const MakeSubject& make, const CheckOptions& options) {
+  if (!options.report.empty()) make_folder(options.report);  // before ranks are forked
+  Planned planned{cases_without_styles(options), {}};
+  keep_possible(planned.cases, options.filters);
+  planned.found = preflight(make, options, planned.cases.cases);
+  add_styles(planned.cases, options, planned.found.gives_loss);
+  keep_selected(planned.cases, options.filters);
+  const char* only = std::getenv("EQUIGRAD_CHECK_ONLY");
+  if (only != nullptr && options.replay.empty()) keep_only(planned.cases, only);
+  return planned;
+}
+
 }  // namespace
+
+CheckReport run_check(const MakeSubject& make, const CheckOptions& options) {
+  const auto [cases, found] = plan(make, options);
+  if (options.progress)
+    std::cerr << cases.cases.size() << " cases, seed " << options.seed << std::endl;
+  CheckReport report;
+  report.run = run_cases(options, make, cases, found);
+  add_notes(report, cases, found);
+  report.held = reports::outcome(report.run) == reports::Outcome::Held;
+  report.compared = reports::counts(report.run).compared;
+  return report;
+}
+
+std::vector<std::string> check_ids(const MakeSubject& make, const CheckOptions& options) {
+  std::vector<std::string> ids;
+  for (const auto& one : plan(make, options).cases.cases) ids.push_back(one.spec.id());
+  return ids;
+}
+
 }  // namespace conformance
 
 std::string CheckReport::text() const {
@@ -249,19 +284,13 @@ std::string CheckReport::text() const {
 }
 
 CheckReport check(const conformance::MakeSubject& make, const CheckOptions& options) {
-  auto cases = conformance::cases_without_styles(options);
-  const auto found = conformance::preflight(make, options, cases.cases);
-  conformance::add_styles(cases, options, found.gives_loss);
-  const char* only = std::getenv("EQUIGRAD_CHECK_ONLY");
-  conformance::keep_only(cases, only == nullptr ? "" : only);
-  if (!options.report.empty()) conformance::make_folder(options.report);  // ranks write there
-  CheckReport report;
-  report.run = conformance::run_cases(options, make, cases, found);
-  conformance::add_notes(report, cases, found);
-  report.held = reports::outcome(report.run) == reports::Outcome::Held;
-  report.compared = reports::counts(report.run).compared;
+  auto report = conformance::run_check(make, options);
   conformance::write_reports(options.report, report);
   return report;
+}
+
+CheckReport check(const conformance::UserModel& model, const CheckOptions& options) {
+  return check(conformance::subject_maker(model), options);
 }
 
 }  // namespace equigrad

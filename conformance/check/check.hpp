@@ -19,22 +19,30 @@
 // set to `seed`, and must give the same model every time.
 // Shapes: losses are scalars, unless the loss function gives (output, gradient).
 // Units: steps count optimizer steps; seconds of wall clock.
-// Errors: equigrad::Error, "[check] expected X, got Y. Remedy.", for a model or options that cannot
-// be checked; a difference is no error: CheckReport::held is false.
-// Depends on: subject.hpp, reports/record.hpp.
+// Errors: CheckRefused, "[check] expected X, got Y. Remedy.", for a model or options that cannot be
+// checked; equigrad::Error where that could not be found out. A difference is no error:
+// CheckReport::held is false.
+// Depends on: user_model.hpp, engine/error.hpp, reports/record.hpp.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "conformance/check/subject.hpp"
+#include "conformance/check/user_model.hpp"
+#include "engine/error.hpp"
 #include "reports/record.hpp"
 
 namespace equigrad {
+
+class CheckRefused : public Error {
+ public:
+  using Error::Error;
+};
 
 struct CheckOptions {
   std::vector<int> ranks = {2};
@@ -51,12 +59,18 @@ struct CheckOptions {
                             // engine's parser read
   int steps = 3;
   uint64_t seed = 1;
-  std::string report = {};     // folder for index.html, run.json, junit.xml and failures
-  std::string name = "model";  // in the names of cases: letters, digits, - and _
+  std::vector<std::string> filters = {};  // parts of cases' names, or globs; a case needs one of
+                                          // them
+  std::string report = {};                // folder for index.html, run.json, junit.xml and failures
+  bool keep_tensors = true;               // of cases that fail, there
+  std::string name = "model";             // in the names of cases: letters, digits, - and _
+  std::string command = {};  // that the check was started with; empty: that of this process
+  std::string replay = {};   // what repeats a case where its name and its seed follow; empty: the
+                             // command, with EQUIGRAD_CHECK_ONLY
   double timeout_scale = 1;
-  int slots = 0;             // cases at the same time; 0: as cores and memory allow
-  std::string fault = {};    // planted into every case; for trying the check itself
-  std::string command = {};  // that a replay repeats; empty: that of this process
+  int slots = 0;           // cases at the same time; 0: as cores and memory allow
+  std::string fault = {};  // planted into every case; for trying the check itself
+  bool progress = false;   // on stderr
 };
 
 struct CheckReport {
@@ -67,40 +81,27 @@ struct CheckReport {
   std::string text() const;        // as `equigrad run` says it
 };
 
-// What a model's passes are made of. The binding of another language begins here.
-CheckReport check(const conformance::MakeSubject& make, const CheckOptions& options);
-
 namespace conformance {
 
-template <class Made>
-auto module_of(Made made) {
-  if constexpr (requires { made.ptr(); })
-    return made.ptr();  // a torch::nn::ModuleHolder
-  else
-    return made;
-}
-
-inline Forward forward_of(at::Tensor loss) { return {std::move(loss)}; }
-inline Forward forward_of(std::pair<at::Tensor, at::Tensor> output_and_gradient) {
-  return {std::move(output_and_gradient.first), std::move(output_and_gradient.second)};
-}
+class Subject;  // subject.hpp
+using MakeSubject = std::function<std::unique_ptr<Subject>()>;
+// As check(), less index.html, run.json, junit.xml and check.txt.
+CheckReport run_check(const MakeSubject& make, const CheckOptions& options);
+// The names of the cases.
+std::vector<std::string> check_ids(const MakeSubject& make, const CheckOptions& options);
 
 }  // namespace conformance
+
+// What a model's passes are made of. The binding of another language begins here.
+CheckReport check(const conformance::MakeSubject& make, const CheckOptions& options);
+CheckReport check(const conformance::UserModel& model, const CheckOptions& options);
 
 // `factory` gives a std::shared_ptr (or holder) of a torch::nn::Module; `loss` takes (Module&,
 // const Which&) and gives a loss, or std::pair(output, gradient) for output.backward(gradient).
 template <class Factory, class Loss>
 requires std::is_invocable_v<Factory> CheckReport check(Factory factory, Loss loss,
                                                         const CheckOptions& options = {}) {
-  const conformance::MakeSubject make = [factory, loss] {
-    auto module = conformance::module_of(factory());
-    using Module = typename decltype(module)::element_type;
-    const conformance::ModuleForward forward = [loss](torch::nn::Module& any, const Which& which) {
-      return conformance::forward_of(loss(static_cast<Module&>(any), which));
-    };
-    return conformance::subject_of(std::move(module), forward);
-  };
-  return check(make, options);
+  return check(conformance::user_model(std::move(factory), std::move(loss)), options);
 }
 
 }  // namespace equigrad

@@ -4,9 +4,9 @@
 
 #include "conformance/cases/mode_columns.hpp"
 #include "conformance/cases/recipe.hpp"
+#include "conformance/check/check.hpp"
 #include "conformance/on_rank/run.hpp"
 #include "engine/config/config.hpp"
-#include "engine/error.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -29,8 +29,8 @@ Precision precision_named(const std::string& name) {
     if (word(precision) == name) return precision;
   std::string names;
   for (const auto precision : precisions()) names += (names.empty() ? "" : ", ") + word(precision);
-  throw Error("check", "expected one of the precisions " + names + ", got \"" + name +
-                           "\". Correct the name.");
+  throw CheckRefused("check", "expected one of the precisions " + names + ", got \"" + name +
+                                  "\". Correct the name.");
 }
 
 SumOrder order_of(const CheckCase& one) { return conformance::order_of(one.spec); }

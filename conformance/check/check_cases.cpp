@@ -1,6 +1,7 @@
 #include "conformance/check/check_cases.hpp"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <iterator>
 
@@ -8,6 +9,10 @@
 
 namespace equigrad::conformance {
 namespace {
+
+constexpr std::array kStyles = {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward,
+                                Style::TensorBackward};
+constexpr const char* kNotSelected = "not selected";
 
 template <class Value, class Words>
 Value value_named(const char* option, const std::string& name, const std::vector<Value>& values,
@@ -17,25 +22,24 @@ Value value_named(const char* option, const std::string& name, const std::vector
     if (words(value) == name) return value;
     all += (all.empty() ? "" : ", ") + words(value);
   }
-  throw Error("check", std::string("expected ") + option + " to be of " + all + ", got \"" + name +
-                           "\". Correct the name.");
+  throw CheckRefused("check", std::string("expected ") + option + " to be of " + all + ", got \"" +
+                                  name + "\". Correct the name.");
 }
 
 Style style_named(const std::string& name) {
-  return value_named<Style>(
-      "styles", name,
-      {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward, Style::TensorBackward},
-      [](Style style) { return word(style); });
+  return value_named<Style>("styles", name, {kStyles.begin(), kStyles.end()},
+                            [](Style style) { return word(style); });
 }
 
 void require_positive(const char* option, const std::vector<int>& values, int least, int most) {
   if (values.empty())
-    throw Error("check", std::string("expected values for ") + option + ", got none. Give some.");
+    throw CheckRefused("check",
+                       std::string("expected values for ") + option + ", got none. Give some.");
   for (const int value : values)
     if (value < least || value > most)
-      throw Error("check", std::string("expected ") + option + " from " + std::to_string(least) +
-                               " to " + std::to_string(most) + ", got " + std::to_string(value) +
-                               ". Correct the value.");
+      throw CheckRefused("check", std::string("expected ") + option + " from " +
+                                      std::to_string(least) + " to " + std::to_string(most) +
+                                      ", got " + std::to_string(value) + ". Correct the value.");
 }
 
 void require_options(const CheckOptions& options) {
@@ -48,8 +52,8 @@ void require_options(const CheckOptions& options) {
                                    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                    "0123456789-_") == std::string::npos;
   if (!is_plain)
-    throw Error("check", "expected a name of letters, digits, - and _, got \"" + options.name +
-                             "\". It stands in the names of cases.");
+    throw CheckRefused("check", "expected a name of letters, digits, - and _, got \"" +
+                                    options.name + "\". It stands in the names of cases.");
 }
 
 void add(CheckCases& to, const CheckOptions& options, CheckCase one) {
@@ -97,9 +101,9 @@ std::string text_of(const std::string& config) {
   if (first != std::string::npos && config[first] == '{') return config;
   std::ifstream file(config);
   if (!file)
-    throw Error("check",
-                "expected a DeepSpeed configuration as JSON or a file that has it, got \"" +
-                    config + "\". Correct the path.");
+    throw CheckRefused("check",
+                       "expected a DeepSpeed configuration as JSON or a file that has it, got \"" +
+                           config + "\". Correct the path.");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -123,6 +127,28 @@ void add_configured(CheckCases& to, const CheckOptions& options) {
     }
 }
 
+bool matches(const CheckCase& one, const std::vector<std::string>& filters) {
+  return selects({.filters = filters, .stages = {}, .dtypes = {}, .worlds = {}}, one.spec.stage,
+                 word(one.spec.precision), one.spec.world, one.spec.id());
+}
+
+std::ptrdiff_t count_of(const CheckCases& cases, const std::vector<std::string>& filters) {
+  return std::count_if(cases.cases.begin(), cases.cases.end(),
+                       [&](const CheckCase& one) { return matches(one, filters); });
+}
+
+std::string nearest(const CheckCases& cases, const std::string& filter) {
+  std::vector<std::string> ids;
+  for (const auto& one : cases.cases) ids.push_back(one.spec.id());
+  return near_matches(ids, filter, 1).front();
+}
+
+void keep_matching(CheckCases& cases, const std::vector<std::string>& filters, const char* others) {
+  const auto left_out =
+      std::erase_if(cases.cases, [&](const CheckCase& one) { return !matches(one, filters); });
+  if (left_out > 0) cases.not_run[others] += static_cast<int64_t>(left_out);
+}
+
 }  // namespace
 
 CheckCases cases_without_styles(const CheckOptions& options) {
@@ -133,8 +159,8 @@ CheckCases cases_without_styles(const CheckOptions& options) {
   else
     add_configured(cases, options);
   if (cases.cases.empty())
-    throw Error("check", "expected a case, got none: " + cases.not_run.begin()->first +
-                             ". Add stages or precisions.");
+    throw CheckRefused("check", "expected a case, got none: " + cases.not_run.begin()->first +
+                                    ". Add stages or precisions.");
   return cases;
 }
 
@@ -146,8 +172,9 @@ void add_styles(CheckCases& cases, const CheckOptions& options, bool gives_loss)
   if (styles.empty()) styles = {Style::TensorBackward};
   for (const Style style : styles)
     if (!gives_loss && style != Style::TensorBackward && style != Style::LossBackward)
-      throw Error("check", "expected a loss for the call style " + word(style) +
-                               ", got an output and its gradient. Choose tensor_backward.");
+      throw CheckRefused("check", "expected a loss for the call style " + word(style) +
+                                      ", got an output and its gradient. Choose tensor_backward.");
+  for (auto& [reason, count] : cases.not_run) count *= static_cast<int64_t>(styles.size());
   std::vector<CheckCase> all;
   for (const auto& one : cases.cases)
     for (const Style style : styles) {
@@ -157,20 +184,37 @@ void add_styles(CheckCases& cases, const CheckOptions& options, bool gives_loss)
   cases.cases = std::move(all);
 }
 
+void keep_possible(CheckCases& cases, const std::vector<std::string>& filters) {
+  const auto is_possible = [&](const CheckCase& one) {
+    return std::any_of(kStyles.begin(), kStyles.end(), [&](Style style) {
+      auto in_style = one;
+      in_style.spec.style = style;
+      return matches(in_style, filters);
+    });
+  };
+  if (std::none_of(cases.cases.begin(), cases.cases.end(), is_possible)) return;
+  const auto left_out =
+      std::erase_if(cases.cases, [&](const CheckCase& one) { return !is_possible(one); });
+  if (left_out > 0) cases.not_run[kNotSelected] += static_cast<int64_t>(left_out);
+}
+
+void keep_selected(CheckCases& cases, const std::vector<std::string>& filters) {
+  if (filters.empty()) return;
+  for (const auto& filter : filters)
+    if (count_of(cases, {filter}) == 0)
+      throw CheckRefused("check", "expected a part of a case's name, such as " +
+                                      nearest(cases, filter) + ", got \"" + filter +
+                                      "\". Correct it.");
+  keep_matching(cases, filters, kNotSelected);
+}
+
 void keep_only(CheckCases& cases, const std::string& glob) {
   if (glob.empty()) return;
-  const auto kept =
-      std::stable_partition(cases.cases.begin(), cases.cases.end(), [&](const CheckCase& one) {
-        return !select({one.spec}, {.filters = {glob}, .stages = {}, .dtypes = {}, .worlds = {}})
-                    .empty();
-      });
-  const auto others = cases.cases.end() - kept;
-  if (kept == cases.cases.begin())
-    throw Error("check", "expected EQUIGRAD_CHECK_ONLY to match a case such as " +
-                             cases.cases.front().spec.id() + ", got \"" + glob +
-                             "\". Correct it, or unset it.");
-  if (others > 0) cases.not_run["not selected by EQUIGRAD_CHECK_ONLY"] += others;
-  cases.cases.erase(kept, cases.cases.end());
+  if (count_of(cases, {glob}) == 0)
+    throw CheckRefused("check", "expected EQUIGRAD_CHECK_ONLY to match a case such as " +
+                                    nearest(cases, glob) + ", got \"" + glob +
+                                    "\". Correct it, or unset it.");
+  keep_matching(cases, {glob}, "not selected by EQUIGRAD_CHECK_ONLY");
 }
 
 const CheckCase& widest_of(const std::vector<CheckCase>& cases) {

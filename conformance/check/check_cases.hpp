@@ -3,7 +3,7 @@
 // Invariants: every combination of the options' values is a case, in the order given, or is counted
 // under the reason why it is none.
 // Units: none.
-// Errors: equigrad::Error for a value that an option does not have; ConfigError for a configuration
+// Errors: CheckRefused for a value that an option does not have; ConfigError for a configuration
 // that the engine refuses.
 // Depends on: check.hpp, check_case.hpp.
 #pragma once
@@ -26,10 +26,13 @@ struct CheckCases {
 
 // In the first call style only.
 CheckCases cases_without_styles(const CheckOptions& options);
+// Leaves out those that no filter matches in any call style, if there are others.
+void keep_possible(CheckCases& cases, const std::vector<std::string>& filters);
 // Each of them in every call style that the passes have.
 void add_styles(CheckCases& cases, const CheckOptions& options, bool gives_loss);
-// Keeps those that match a glob; empty: all.
-void keep_only(CheckCases& cases, const std::string& glob);
+// Keeps those that match one of the filters, of which each must match one; without any, all.
+void keep_selected(CheckCases& cases, const std::vector<std::string>& filters);
+void keep_only(CheckCases& cases, const std::string& glob);  // of EQUIGRAD_CHECK_ONLY; empty: all
 // The one with most ranks, and of those with most micro-batches.
 const CheckCase& widest_of(const std::vector<CheckCase>& cases);
 

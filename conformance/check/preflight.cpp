@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "conformance/check/check.hpp"
 #include "conformance/check/operators.hpp"
 #include "conformance/oracle/digest.hpp"
 #include "engine/config/config.hpp"
@@ -22,7 +23,7 @@ using Digests = std::map<std::string, uint64_t>;
 
 [[noreturn]] void refuse(const std::string& expected, const std::string& got,
                          const std::string& remedy) {
-  throw Error("check", "expected " + expected + ", got " + got + ". " + remedy);
+  throw CheckRefused("check", "expected " + expected + ", got " + got + ". " + remedy);
 }
 
 std::vector<NamedParameter> unique(Subject& subject) {
@@ -269,7 +270,11 @@ void add_memory(Preflight& preflight, Subject& subject, const std::vector<CheckC
                              .shape = parameter.tensor.sizes().vec(),
                              .trainable = parameter.tensor.requires_grad()});
   const layout::ParameterTable table(registrations);
+  std::set<std::string> seen;
   for (const auto& one : cases) {
+    auto any_clip = one.spec;
+    any_clip.clip = Clip::Off;  // clipping takes no memory
+    if (!seen.insert(any_clip.id() + one.config).second) continue;
     const auto config = parse_config(config_text(one, 1, subject), one.spec.world);
     MemoryOptions options;
     options.world_size = one.spec.world;

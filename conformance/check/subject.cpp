@@ -10,10 +10,6 @@
 
 namespace equigrad {
 
-at::Tensor Which::cast(const at::Tensor& tensor) const {
-  return tensor.is_floating_point() ? tensor.to(dtype) : tensor;
-}
-
 namespace conformance {
 namespace {
 
@@ -73,6 +69,16 @@ std::unique_ptr<Engine> Subject::make_engine(const std::string& config,
 std::unique_ptr<Subject> subject_of(std::shared_ptr<torch::nn::Module> module,
                                     ModuleForward forward) {
   return std::make_unique<ModuleSubject>(std::move(module), std::move(forward));
+}
+
+MakeSubject subject_maker(UserModel model) {
+  return [model = std::move(model)] {
+    return subject_of(model.make(),
+                      [pass = model.pass](torch::nn::Module& any, const Which& which) {
+                        auto [output, gradient] = pass(any, which);
+                        return Forward{std::move(output), std::move(gradient)};
+                      });
+  };
 }
 
 void set_generator(uint64_t seed) {

@@ -10,7 +10,7 @@
 // generators give equal numbers. Torch's CPU generator has been set to Which::seed before it.
 // Shapes: those of the model.   Units: steps, ranks and micro-batches count from 0.
 // Errors: those of the model.
-// Depends on: engine/engine.hpp, torch::nn::Module, cases/case_model.hpp.
+// Depends on: engine/engine.hpp, user_model.hpp, cases/case_model.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,23 +24,11 @@
 #include <vector>
 
 #include "conformance/cases/case_model.hpp"
+#include "conformance/check/user_model.hpp"
 #include "engine/api/engine_types.hpp"
 #include "engine/engine.hpp"
 
 namespace equigrad {
-
-// Which pass it is: what a batch depends on.
-struct Which {
-  int step = 0;
-  int rank = 0;
-  int micro_batch = 0;
-  int world = 1;
-  at::ScalarType dtype = at::kFloat;  // that the parameters have
-  uint64_t seed = 0;                  // of every generator
-
-  // Floats in `dtype`, everything else as it is.
-  at::Tensor cast(const at::Tensor& tensor) const;
-};
 
 namespace conformance {
 
@@ -65,6 +53,7 @@ using MakeSubject = std::function<std::unique_ptr<Subject>()>;
 using ModuleForward = std::function<Forward(torch::nn::Module& module, const Which& which)>;
 std::unique_ptr<Subject> subject_of(std::shared_ptr<torch::nn::Module> module,
                                     ModuleForward forward);
+MakeSubject subject_maker(UserModel model);
 
 // Sets torch's CPU generator, and makes the subject.
 std::unique_ptr<Subject> make_seeded(const MakeSubject& make, uint64_t seed);

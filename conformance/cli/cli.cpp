@@ -60,6 +60,10 @@ void add_surroundings(CLI::App& app, Command& command) {
 
 void add_run(CLI::App& app, RunCommand& command) {
   add_selection(app, command);
+  app.add_option(
+      "--model", command.model,
+      "A shared library with EQUIGRAD_MODEL, whose model is run in place of the matrix's "
+      "and the contract; docs/check.md");
   app.add_option("--seed", command.seed, "Of weights and data");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
   app.add_option("--junit", command.junit, "Also write JUnit XML here; - is stdout");
@@ -223,10 +227,12 @@ void add_config(CLI::App& app, Commands& all) {
 }
 
 void add_commands(CLI::App& app, Commands& all) {
-  add_run(
-      add_command(app, all, "run", "Run the conformance matrix and the contract",
-                  [&all] { return all.run.list ? list_command(all.run) : run_command(all.run); }),
-      all.run);
+  add_run(add_command(app, all, "run", "Run the conformance matrix and the contract",
+                      [&all] {
+                        if (!all.run.model.empty()) return run_model_command(all.run);
+                        return all.run.list ? list_command(all.run) : run_command(all.run);
+                      }),
+          all.run);
   auto& list = add_command(app, all, "list", "Print the ids of cases",
                            [&all] { return list_command(all.list); });
   add_selection(list, all.list);
@@ -256,7 +262,7 @@ void add_commands(CLI::App& app, Commands& all) {
 
 }  // namespace
 
-int run_cli(int argc, const char* const* argv) {
+int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
   CLI::App app("Proves that a ZeRO engine's gradients are those of one device, bit for bit.");
   app.name("equigrad");
   app.set_version_flag("--version", version_text());
@@ -273,6 +279,7 @@ int run_cli(int argc, const char* const* argv) {
     return code == 0 ? kHeld : kUsage;
   }
   all.run.program = all.repro.program = argv[0];
+  all.run.load_model = load_model;
   for (int i = 0; i < argc; ++i) all.run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
   all.compare.line = all.faults.line = all.run.line;
   all.faults.program = all.run.program;

@@ -2,6 +2,7 @@
 //
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad run --covering       what every run begins with, alone: the gate of a CI
+//   equigrad run --model LIBRARY  a user's model in place of the project's own
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
 //   equigrad config keys          every key, in Markdown         equigrad config schema
@@ -19,6 +20,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,12 +35,21 @@ namespace CLI {
 class App;
 }
 
+namespace equigrad::conformance {
+class Subject;
+}
+
 namespace equigrad::conformance::cli {
 
 enum ExitCode { kHeld = 0, kFailed = 1, kUsage = 2, kInfrastructure = 3, kInconclusive = 4 };
 
+// Makes models of the name that --model has, in a language that the program does not know itself.
+using LoadModel = std::function<std::function<std::unique_ptr<Subject>()>(const std::string& name)>;
+
 struct RunCommand {
   Selection selection;
+  std::string model;     // a shared library (check/registered_model.hpp); empty: the project's own
+  LoadModel load_model;  // for a model that is no library; empty: there is no such
   bool full = false, covering = false;  // covering: nothing but the covering selection
   bool list = false, list_faults = false, list_mistakes = false;  // the latter: instead of ids
   uint64_t seed = 1234;
@@ -59,6 +71,8 @@ std::vector<std::pair<std::string, std::string>> faults_by_name();
 std::string fault_problem(const std::string& name);  // empty if it can be planted
 std::string fault_help();
 int list_command(const RunCommand& command);
+// Both with a model of the user's.
+int run_model_command(const RunCommand& command);
 
 struct ReproCommand {
   std::string id;
@@ -139,7 +153,7 @@ int doctor_command(const std::string& data_dir);
 std::string place_remedy(const std::string& place);
 std::string version_text();
 
-// Parses and runs; returns the exit code.
-int run_cli(int argc, const char* const* argv);
+// Parses and runs; returns the exit code. `load_model` gets names that do not end in .so.
+int run_cli(int argc, const char* const* argv, const LoadModel& load_model = {});
 
 }  // namespace equigrad::conformance::cli

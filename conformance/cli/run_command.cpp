@@ -1,8 +1,4 @@
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <set>
 
@@ -14,11 +10,10 @@
 #include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/run_reports.hpp"
 #include "conformance/contract/known_mistakes.hpp"
 #include "engine/error.hpp"
-#include "reports/json.hpp"
 #include "reports/parts.hpp"
-#include "reports/writers.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -136,20 +131,6 @@ contract::ContractOptions contract_options(const RunOptions& options,
           .plant = of_contract ? "" : fault};
 }
 
-void write_reports(const RunCommand& command, const reports::Run& run) {
-  write_file(command.report + "/index.html", reports::to_html(run));
-  write_file(command.report + "/run.json", reports::to_json(run));
-  write_file(command.report + "/junit.xml", reports::to_junit(run));
-  if (!command.json.empty()) write_file(command.json, reports::to_json(run));
-  if (!command.junit.empty()) write_file(command.junit, reports::to_junit(run));
-  const char* actions = std::getenv("GITHUB_ACTIONS");
-  if (actions == nullptr || std::string(actions) != "true") return;
-  std::cerr << reports::to_annotations(run);
-  const char* summary = std::getenv("GITHUB_STEP_SUMMARY");  // other steps' lines stay
-  if (summary != nullptr && !(std::ofstream(summary, std::ios::app) << reports::to_markdown(run)))
-    std::cerr << "equigrad: cannot write GITHUB_STEP_SUMMARY, " << summary << "\n";
-}
-
 // What a case that went wrong leaves in its folder, beside what its ranks kept there.
 void write_failures(const RunCommand& command, const RunOptions& options, reports::Run& run) {
   std::map<std::string, CaseSpec> specs;
@@ -195,11 +176,7 @@ void keep_those_with(const std::string& fault, Selected& cases,
 int run_command(const RunCommand& command) {
   auto cases = selected_cases(command);
   if (cases.size() == 0) return kUsage;
-  if (command.json == "-" && command.junit == "-") {
-    std::cerr << "equigrad: expected one of --json - and --junit -, got both: stdout holds one "
-                 "document. Give one of them a file.\n";
-    return kUsage;
-  }
+  if (!has_one_document(command)) return kUsage;
   auto not_run = left_out(command, cases.size());
   keep_those_with(command.fault, cases, not_run);
   if (cases.size() == 0) {
@@ -214,16 +191,12 @@ int run_command(const RunCommand& command) {
     if (without > 0) not_run[kNoImages] = without;
     options.cases.erase(end, options.cases.end());
   }
-  make_directory(command.report);
-  clear_report_folder(command.report);
-  check_writable(command.json);
-  check_writable(command.junit);
+  prepare_reports(command);
   if (!command.quiet)
     std::cerr << options.cases.size() + cases.contract.size() << " cases, seed " << command.seed
               << "\n";
   const auto environment = environment_here();
-  const bool pure = command.json == "-" || command.junit == "-";
-  std::ostream& out = pure ? std::cerr : std::cout;
+  std::ostream& out = words_of(command);
   auto run =
       run_suite({.matrix = options,
                  .contract = contract_options(options, std::move(cases.contract), command.fault),
@@ -236,13 +209,8 @@ int run_command(const RunCommand& command) {
   run.not_run = not_run;
   bool is_whole = was_written([&] { write_failures(command, options, run); });
   if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
-  if (command.verbose)
-    for (const auto& one : run.cases)
-      std::cerr << reports::word(one.verdict) << "  " << one.seconds << " s  " << one.id << "\n";
-  out << reports::to_terminal(run,
-                              {use_colour(command.color, pure ? STDERR_FILENO : STDOUT_FILENO), 20})
-      << std::flush;
-  is_whole = was_written([&] { write_reports(command, run); }) && is_whole;
+  say_run(command, run);
+  is_whole = was_written([&] { write_run_reports(command, run); }) && is_whole;
   if (is_whole) out << "# report: " << absolute(command.report + "/index.html") << "\n";
   const int code = reports::exit_code(run);
   return code == kHeld && !is_whole ? kInfrastructure : code;

@@ -2,8 +2,10 @@
 # as a part of another project (add_subdirectory, FetchContent). Static, or shared with BUILD_SHARED_LIBS.
 
 # Headers that a user includes, and what those include, as <equigrad/...>: engine/x.hpp becomes equigrad/x.hpp, so that no
-# folder called engine/ is on a user's path. Copies, in `folder`, made anew when one of them changes.
+# folder called engine/ is on a user's path; conformance/check/x.hpp too, and reports/x.hpp equigrad/reports/x.hpp. Copies,
+# in `folder`, made anew when one of them changes.
 function(equigrad_public_headers folder)
+  set(ours "(engine|conformance/check)/")
   set(todo ${ARGN})
   set(seen "")
   while(todo)
@@ -19,8 +21,10 @@ function(equigrad_public_headers folder)
     endforeach()
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${header}")
     file(READ "${PROJECT_SOURCE_DIR}/${header}" text)
-    string(REPLACE "#include \"engine/" "#include \"equigrad/" text "${text}")
-    string(REGEX REPLACE "^engine/" "equigrad/" name "${header}")
+    string(REGEX REPLACE "#include \"${ours}" "#include \"equigrad/" text "${text}")
+    string(REPLACE "#include \"reports/" "#include \"equigrad/reports/" text "${text}")
+    string(REGEX REPLACE "^${ours}" "equigrad/" name "${header}")
+    string(REGEX REPLACE "^reports/" "equigrad/reports/" name "${name}")
     set(old "")
     if(EXISTS "${folder}/${name}")
       file(READ "${folder}/${name}" old)
@@ -84,6 +88,32 @@ function(equigrad_install includes)
   install(EXPORT equigradTargets NAMESPACE equigrad:: DESTINATION "${folder}")
   install(FILES "${made}/equigradConfig.cmake" "${made}/equigradConfigVersion.cmake"
     "${PROJECT_SOURCE_DIR}/engine/package/torch.cmake" DESTINATION "${folder}")
+endfunction()
+
+# equigrad::check: the engine, its seams and the harness as one shared library, in place of equigrad::engine.
+# equigrad::model: what a library for `equigrad run --model` is compiled with. equigrad::program: the command, which finds
+# torch where it was built.
+function(equigrad_check_package)
+  if(EQUIGRAD_SANITIZE)
+    return()
+  endif()
+  set(includes "${PROJECT_BINARY_DIR}/include_check")
+  equigrad_public_headers("${includes}" ${ARGN})
+  add_library(equigrad_model INTERFACE)
+  target_compile_features(equigrad_model INTERFACE cxx_std_20)
+  target_compile_definitions(equigrad_model INTERFACE NDEBUG _GLIBCXX_USE_CXX11_ABI=1
+    "EQUIGRAD_VERSION=\"${PROJECT_VERSION}\"")
+  target_link_libraries(equigrad_model INTERFACE $<INSTALL_INTERFACE:equigrad::torch>)
+  target_link_libraries(equigrad_harness INTERFACE $<INSTALL_INTERFACE:equigrad::model>)
+  set_target_properties(equigrad_harness PROPERTIES EXPORT_NAME check)
+  set_target_properties(equigrad_model PROPERTIES EXPORT_NAME model)
+  set_target_properties(equigrad PROPERTIES EXPORT_NAME program INSTALL_RPATH_USE_LINK_PATH ON)
+  include(GNUInstallDirs)
+  set(folder "${CMAKE_INSTALL_LIBDIR}/cmake/equigrad")
+  install(TARGETS equigrad_harness equigrad_model equigrad EXPORT equigradCheckTargets
+    INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(DIRECTORY "${includes}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(EXPORT equigradCheckTargets NAMESPACE equigrad:: DESTINATION "${folder}")
 endfunction()
 
 # Installs this build, moves the prefix, and builds and runs examples/ with it.

@@ -66,6 +66,7 @@ def check(
     slots: int = 0,
     only: str = "",
     fault: str = "",
+    progress: bool | None = None,
 ) -> CheckReport:
     """Trains your model on forked ranks, and compares every gradient with plain autograd, bit by bit.
 
@@ -85,6 +86,7 @@ def check(
     report: a folder for index.html, run.json, junit.xml and the failures.
     only: the case to run again, by its name; the text of a failure says it.
     fault: planted into every case, to see the check fail.
+    progress: on stderr; None: where that is a terminal.
 
     The functions go to a process of their own, by cloudpickle. Raises Error for a model or options that cannot be checked. A
     difference is no error: look at `held`, or assert the report.
@@ -108,8 +110,10 @@ def check(
         "slots": slots,
         "fault": fault,
         "command": shlex.join(sys.orig_argv),
+        "filters": [only] if only else [],
+        "progress": sys.stderr.isatty() if progress is None else progress,
     }
-    answer = _in_process(_pickled((make_model, loss_fn, batches)), options, only)
+    answer = _in_process(_pickled((make_model, loss_fn, batches)), options)
     return CheckReport(answer["held"], answer["compared"], answer["notes"], answer["text"], json.loads(answer["run"]))
 
 
@@ -145,16 +149,15 @@ def _is_importable(module: Any) -> bool:
     return found is not None and found.origin == getattr(module, "__file__", found.origin)
 
 
-def _in_process(functions: bytes, options: dict[str, Any], only: str) -> dict[str, Any]:
+def _in_process(functions: bytes, options: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="equigrad-check-") as folder:
         task, result = Path(folder, "task"), Path(folder, "result")
         task.write_bytes(pickle.dumps({"path": sys.path, "functions": functions, "options": options}))
         # One thread: who forks ranks must have started no other, and numpy's libraries start theirs when they are loaded.
         one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        other = (
-            {"TOKENIZERS_PARALLELISM": "false", "EQUIGRAD_CHECK_ONLY": only} if only else {"TOKENIZERS_PARALLELISM": "false"}
+        process = subprocess.Popen(
+            [sys.executable, _PROCESS, task, result], env={**os.environ, **one, "TOKENIZERS_PARALLELISM": "false"}
         )
-        process = subprocess.Popen([sys.executable, _PROCESS, task, result], env={**os.environ, **one, **other})
         try:
             process.wait()
         except BaseException:  # Ctrl-C has reached it too: it ends with what it has

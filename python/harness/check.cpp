@@ -3,6 +3,8 @@
 #include <pthread.h>
 
 #include "conformance/check/planted_ground.hpp"
+#include "conformance/check/subject.hpp"
+#include "conformance/cli/cli.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/comm/communicator.hpp"
@@ -150,6 +152,8 @@ CheckOptions options_of(const py::dict& given) {
   take("slots", options.slots);
   take("fault", options.fault);
   take("command", options.command);
+  take("filters", options.filters);
+  take("progress", options.progress);
   return options;
 }
 
@@ -194,6 +198,29 @@ Plants plant_faults(py::object make, const std::vector<std::string>& precisions,
   return plants;
 }
 
+// What Python refuses is a wrong command.
+conformance::MakeSubject load_model(const Kept& load, const std::string& name) {
+  const py::gil_scoped_acquire gil;
+  try {
+    return subjects_of((*load)(name));
+  } catch (const py::error_already_set& error) {
+    const std::string mark = "[model] ";
+    const std::string text = py::str(error.value());
+    if (!text.starts_with(mark)) throw std::runtime_error(error.what());
+    throw CheckRefused("model", text.substr(mark.size()));
+  }
+}
+
+int run_cli(const std::vector<std::string>& words, py::object load) {
+  std::vector<const char*> argv;
+  for (const auto& word : words) argv.push_back(word.c_str());
+  const auto kept = keep(std::move(load));
+  const py::gil_scoped_release no_gil;
+  const TellingPython telling;
+  return conformance::cli::run_cli(static_cast<int>(argv.size()), argv.data(),
+                                   [&](const std::string& name) { return load_model(kept, name); });
+}
+
 }  // namespace
 
 void bind_check(py::module_& module) {
@@ -210,6 +237,8 @@ void bind_check(py::module_& module) {
       "Bugs that engines have had, each to be planted by its name.");
   module.def("plant_faults", &plant_faults, py::arg("make_subject"), py::arg("precisions"),
              py::arg("names"));
+  module.def("run_cli", &run_cli, py::arg("words"), py::arg("load_model"),
+             "The command `equigrad`; its exit code.");
   module.def("check", &check_subject, py::arg("make_subject"), py::arg("options"));
 }
 

@@ -15,9 +15,9 @@ macro(run)
   endif()
 endmacro()
 
-# A configuration of the example that must be refused, with each of the words in what it says.
-function(expect_refusal name options)
-  execute_process(COMMAND "${CMAKE_COMMAND}" -S "${SOURCE}/examples/cpp_training" -B "${work}/${name}" ${generator}
+# A configuration of an example that must be refused, with each of the words in what it says.
+function(expect_refusal name example options)
+  execute_process(COMMAND "${CMAKE_COMMAND}" -S "${SOURCE}/examples/${example}" -B "${work}/${name}" ${generator}
     ${options} RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE error)
   if(result EQUAL 0)
     message(FATAL_ERROR "${name}: expected an error, got none")
@@ -60,9 +60,9 @@ file(WRITE "${other}/lib/libtorch_cpu.so" "")
 file(WRITE "${other}/include/torch/csrc/api/include/torch/torch.h" "")
 file(WRITE "${other}/include/torch/headeronly/version.h"
   "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 99\n#define TORCH_VERSION_PATCH 1\n")
-expect_refusal(other_version "-DCMAKE_PREFIX_PATH=${prefix}\;${other}"
+expect_refusal(other_version cpp_training "-DCMAKE_PREFIX_PATH=${prefix}\;${other}"
   "expected torch ${TORCH_VERSION}, with which equigrad" "got torch 2.99.1 at ${other}" "-D EQUIGRAD_PYTHON=")
-expect_refusal(no_torch "${package};-DEQUIGRAD_PYTHON=${work}/no/python3"
+expect_refusal(no_torch cpp_training "${package};-DEQUIGRAD_PYTHON=${work}/no/python3"
   "expected torch ${TORCH_VERSION}" "${work}/no/python3 has no module torch")
 
 # ---- as a part of another project: the same target; no flag of that project's, nothing installed, nothing set up ----
@@ -118,3 +118,27 @@ endif()
 if(NOT output MATCHES "^loss [0-9.]+ -> [0-9.]+\n$" OR output STREQUAL alone)
   message(FATAL_ERROR "two ranks: expected one line with another loss than alone (${alone}), got ${output}")
 endif()
+
+# ---- the check: a GoogleTest, and a library for the installed program, each seen to fail -----------------------------
+set(with_torch "${package};-DEQUIGRAD_PYTHON=${PYTHON}")
+set(check "${work}/check")
+run("${CMAKE_COMMAND}" -S "${SOURCE}/examples/cpp_gtest" -B "${check}" ${generator} ${with_torch})
+run("${CMAKE_COMMAND}" --build "${check}")
+run("${CMAKE_CTEST_COMMAND}" --test-dir "${check}" --output-on-failure)
+if(NOT output MATCHES "100% tests passed, 0 tests failed out of 2")
+  message(FATAL_ERROR "expected two tests of the check, got ${output}")
+endif()
+execute_process(COMMAND "${prefix}/bin/equigrad" run --model "${check}/libperceptron.so" --dtypes fp32 --stages 2 --world 2
+  --fault averaged_twice --report "${work}/report" RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
+if(NOT result EQUAL 1 OR NOT output MATCHES "averaged twice" OR NOT EXISTS "${work}/report/index.html")
+  message(FATAL_ERROR "a planted fault: expected exit code 1 and its cause, got ${result}\n${output}\n${error}")
+endif()
+
+# ---- an installation of the engine alone has no check, and says so ----------------------------------------------------
+file(GLOB with_check "${prefix}/lib*/cmake/equigrad/equigradCheckTargets*.cmake")
+if(NOT with_check)
+  message(FATAL_ERROR "expected the CMake files of equigrad::check, got none")
+endif()
+file(REMOVE ${with_check})
+expect_refusal(no_check cpp_gtest "${with_torch}"
+  "expected the component check" "an installation of the engine alone" "cmake --preset dev")
