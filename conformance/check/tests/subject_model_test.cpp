@@ -51,7 +51,7 @@ TEST(SubjectModel, OnePassOfAPrecisionThatScalesTheLossOverflows) {
     return setting_of({.spec = {.stage = 1,
                                 .precision = precision,
                                 .style = Style::EngineBackward,
-                                .world = 2,
+                                .world = 3,
                                 .accumulation = 2,
                                 .clip = Clip::Above,
                                 .optimizer = Rule::AdamW,
@@ -62,7 +62,7 @@ TEST(SubjectModel, OnePassOfAPrecisionThatScalesTheLossOverflows) {
   ASSERT_TRUE(setting.overflowing.has_value());
   int overflowing = 0;
   for (const int step : {0, 1, 2})
-    for (const int rank : {0, 1})
+    for (const int rank : {0, 1, 2})
       for (const int micro_batch : {0, 1}) {
         const auto passed = pass_of(setting, {step, rank, micro_batch});
         if (passed.loss == passed.drawn) continue;
