@@ -15,12 +15,12 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 
 import torch
-import torchvision  # noqa: F401  here, once: ranks are forked from this process
-import transformers.models.llama.modeling_llama
-import transformers.models.t5.modeling_t5  # noqa: F401
+import transformers.models.llama.modeling_llama  # here, once: ranks are forked from this process
+import transformers.models.t5.modeling_t5
+import transformers.models.vit.modeling_vit  # noqa: F401
 import zoo
 
-MODELS = {"Llama": "fp16", "T5": "fp16", "ResNet-18": "autocast-fp16"}
+MODELS = {"Llama": "fp16", "T5": "fp16", "ViT": "autocast-fp16"}
 
 
 def harness():
@@ -40,7 +40,8 @@ def main() -> None:
     from equigrad._subject import Subject
 
     faults = core.historical_faults()
-    rows, others = [], []
+    print("| model | beside fp32 | bugs planted | that act here | caught |\n|---|---|---|---|---|", flush=True)
+    others = []
     for name, precision in MODELS.items():
         entry = zoo.ZOO[name]
 
@@ -52,14 +53,12 @@ def main() -> None:
         assert not (caught or ended), message
         can_show = {fault: plant for fault, plant in plants.items() if plant[0] or plant[2]}
         seen = [fault for fault, (_, caught, _, _) in can_show.items() if caught]
-        rows.append(f"| {name} | {precision} | {len(faults)} | {len(can_show)} | {len(seen)} |")
+        print(f"| {name} | {precision} | {len(faults)} | {len(can_show)} | {len(seen)} |", flush=True)
         for fault in sorted(set(can_show) - set(seen)):
             first = next(
                 (line.strip() for line in can_show[fault][3].splitlines() if "expected" in line), "nothing was said"
             )
             others.append(f"- {name}, `{fault}`: {first}")
-    print("| model | beside fp32 | bugs planted | that act here | caught |\n|---|---|---|---|---|")
-    print("\n".join(rows))
     print("\nNot caught by a comparison:\n\n" + ("\n".join(others) or "none"))
 
 
