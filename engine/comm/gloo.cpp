@@ -123,7 +123,9 @@ std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& s
     store->set(done(rank), "1");
     for (int of = 0; rank == 0 && of < world_size; ++of) store->get(done(of));
     const std::chrono::milliseconds most(10'000);
-    Peers peers(introductions, {store, rank, world_size, std::min(timeout / 2, most)});
+    const Board board{[store](const std::string& name) { store->set(name, "1"); },
+                      [store](const std::string& name) { return store->check({name}); }};
+    Peers peers(introductions, {board, rank, world_size, std::min(timeout / 2, most)});
     return wrap(group, c10::Device(c10::kCPU), GatherBy::AllToAll, std::move(peers));
   } catch (const c10::Error& error) {
     not_connected(rank, world_size, timeout, error.what_without_backtrace());

@@ -7,29 +7,34 @@
 // answer, as on a host that has lost its way to rank 0's.
 // Units: ranks count from 0.
 // Errors: none.
-// Depends on: c10d's Store.
+// Depends on: the C++ standard library.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 namespace equigrad::comm {
 
+// Where all ranks write and read. A call may throw, or never return; it is used from any thread.
+struct Board {
+  std::function<void(const std::string& key)> write;
+  std::function<bool(const std::string& key)> has;
+};
+
 class RollCall {
  public:
   RollCall() = default;  // asks nobody
-  RollCall(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-           std::chrono::milliseconds patience);
+  RollCall(Board board, int rank, int world_size, std::chrono::milliseconds patience);
 
   // The ranks without a word; nothing: the store has not answered.
   std::optional<std::vector<int>> silent() const;
-  explicit operator bool() const { return store_ != nullptr; }
+  explicit operator bool() const { return board_.write != nullptr; }
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_;
+  Board board_;
   int rank_ = 0;
   int world_size_ = 0;
   std::chrono::milliseconds patience_{};

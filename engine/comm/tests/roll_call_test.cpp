@@ -1,11 +1,15 @@
-// Who says nothing after a failure is named; a store that does not answer is waited for in vain, but
-// not for ever.
+// Who says nothing after a failure is named; a board that does not answer is waited for in vain,
+// but not for ever.
 #include "engine/comm/roll_call.hpp"
 
 #include <gmock/gmock.h>
 
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 namespace equigrad::comm {
 namespace {
@@ -15,10 +19,26 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Optional;
 
+Board shared_board() {
+  struct Written {
+    std::mutex mutex;
+    std::set<std::string> keys;
+  };
+  const auto written = std::make_shared<Written>();
+  return {[written](const std::string& key) {
+            const std::lock_guard lock(written->mutex);
+            written->keys.insert(key);
+          },
+          [written](const std::string& key) {
+            const std::lock_guard lock(written->mutex);
+            return written->keys.contains(key);
+          }};
+}
+
 TEST(RollCall, RanksWithoutAWordAreNamed) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto board = shared_board();
   const auto of = [&](int rank, int patience_ms) {
-    return RollCall(store, rank, 4, milliseconds(patience_ms)).silent();
+    return RollCall(board, rank, 4, milliseconds(patience_ms)).silent();
   };
   EXPECT_THAT(of(2, 30), Optional(ElementsAre(0, 1, 3)));
   EXPECT_THAT(of(0, 30), Optional(ElementsAre(1, 3)));
@@ -31,29 +51,21 @@ TEST(RollCall, RanksWithoutAWordAreNamed) {
   late.join();
 }
 
-class Mute : public c10d::HashStore {
- public:
-  void set(const std::string&, const std::vector<uint8_t>&) override {
-    std::this_thread::sleep_for(std::chrono::hours(1));
-  }
-};
-
-TEST(RollCall, AStoreThatDoesNotAnswerIsNotWaitedForWithoutEnd) {
+TEST(RollCall, ABoardThatDoesNotAnswerIsNotWaitedForWithoutEnd) {
+  auto mute = shared_board();
+  mute.write = [](const std::string&) { std::this_thread::sleep_for(std::chrono::hours(1)); };
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(RollCall(c10::make_intrusive<Mute>(), 0, 4, milliseconds(50)).silent(), std::nullopt);
+  EXPECT_EQ(RollCall(mute, 0, 4, milliseconds(50)).silent(), std::nullopt);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::minutes(1));
 }
 
-class Broken : public c10d::HashStore {
- public:
-  bool check(const std::vector<std::string>&) override { throw std::runtime_error("gone"); }
-};
-
-TEST(RollCall, AStoreThatBreaksIsNoAnswer) {
-  EXPECT_EQ(RollCall(c10::make_intrusive<Broken>(), 0, 4, milliseconds(50)).silent(), std::nullopt);
+TEST(RollCall, ABoardThatBreaksIsNoAnswer) {
+  auto broken = shared_board();
+  broken.has = [](const std::string&) -> bool { throw std::runtime_error("gone"); };
+  EXPECT_EQ(RollCall(broken, 0, 4, milliseconds(50)).silent(), std::nullopt);
 }
 
-TEST(RollCall, WithoutAStoreNobodyIsAsked) {
+TEST(RollCall, WithoutABoardNobodyIsAsked) {
   EXPECT_FALSE(RollCall());
   EXPECT_THAT(RollCall().silent(), Optional(IsEmpty()));
 }
