@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <functional>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "engine/kernels/data_types.hpp"
@@ -31,7 +33,7 @@ gradient::WindowOptions window_options(const EngineConfig& config, int world_siz
       .average_dtype = torch_dtype(config.precision.master),
       .communication_dtypes = gradient_communication_dtypes(config.precision),
       .before_sum = loss::factor_before_sum(config.averaging, world_size),
-      .expected_passes = config.gradient_accumulation_steps,
+      .expects_one_pass = config.expects_one_pass(),
       .overlaps = config.zero.overlap_comm,
       .eager = config.reduces_eagerly(world_size)};
 }
@@ -62,6 +64,23 @@ Model::Model(std::vector<at::Tensor> parameters, layout::ParameterTable entries,
     names[tensors[i].unsafeGetTensorImpl()] = &table[i].name;
 }
 
+namespace {
+
+// That of the user, or the configured one.
+optimizer::ShardedState make_optimizer(const Assembly& assembly, const EngineConfig& config,
+                                       const comm::Communicator& communicator, const Model& model,
+                                       memory::Ledger& ledger) {
+  const auto options = state_options(config, communicator.device());
+  if (!assembly.client) {
+    return {optimizer::by_group(config.optimizer, assembly.groups), model.table, model.plan,
+            options, ledger};
+  }
+  return {optimizer::Client{assembly.client, model.tensors, communicator.rank()}, model.table,
+          model.plan, options, ledger};
+}
+
+}  // namespace
+
 Parts::Parts(Assembly assembly, const EngineConfig& settings,
              std::shared_ptr<comm::Communicator> communicator,
              std::vector<layout::ModuleEntry> modules)
@@ -70,8 +89,7 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
       model(std::move(assembly.tensors), std::move(assembly.table), config,
             communicator->world_size()),
       loss{autograd::make_scaler(config.precision.loss_scale)},
-      optimizer(optimizer::by_group(config.optimizer, assembly.groups), model.table, model.plan,
-                state_options(config, communicator->device()), ledger),
+      optimizer(make_optimizer(assembly, config, *communicator, model, ledger)),
       parameters(parameter::make_keeper(
           {.table = model.table,
            .plan = model.plan,
@@ -99,7 +117,8 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
                  .gathering = Gathering(inspection.stations, model.tensors),
                  .observer = {}},
       schedules{
-          .micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps),
+          .micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps,
+                                                  config.managed_gradient_accumulation),
           .rates = config.scheduler ? schedule::make_schedule(*config.scheduler, optimizer.lr())
                                     : nullptr,
           .layer_drop = {},
@@ -277,7 +296,34 @@ void TrainingEngine::set_train_batch_size(int64_t train_batch_size) {
                                      config.train_micro_batch_size_per_gpu * parts_.world_size());
   config.train_batch_size = train_batch_size;
   config.gradient_accumulation_steps = micro_batches.accumulation_steps();
-  parts_.window.expect_passes(config.gradient_accumulation_steps);
+  parts_.window.expect_one_pass(config.expects_one_pass());
+}
+
+void TrainingEngine::set_lr(const std::vector<double>& lr_by_group) {
+  rethrow_failure();
+  const auto groups = parts_.optimizer.lr().size();
+  if (lr_by_group.size() != groups) {
+    throw Error("engine.set_lr",
+                fmt::format("expected {} rates, one for each parameter group, got {}. Give one "
+                            "number to set all of them.",
+                            groups, lr_by_group.size()));
+  }
+  for (const double lr : lr_by_group) {
+    if (lr >= 0 && lr <= std::numeric_limits<float>::max()) continue;
+    throw Error("engine.set_lr", fmt::format("expected a rate of 0 or more that fp32 can hold, got "
+                                             "{}. The rates stay as they were.",
+                                             lr));
+  }
+  const std::string_view bytes(reinterpret_cast<const char*>(lr_by_group.data()),
+                               lr_by_group.size() * sizeof(double));
+  const auto digest = static_cast<int64_t>(std::hash<std::string_view>()(bytes) >> 1);
+  const auto met = parts_.group.participant.meet(agreement::SetRates{digest});
+  if (met.least_flag != met.greatest_flag) {
+    throw Error("engine.set_lr",
+                "expected the same rates on every rank, got others on some. Make the same call "
+                "with the same rates on every rank.");
+  }
+  parts_.optimizer.set_rates(lr_by_group, {});
 }
 
 at::Tensor TrainingEngine::full_parameter(const std::string& name) {
@@ -316,8 +362,10 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   try {
     profiled.begin_update();
     update(agreement);
-    if (applied && rates) rates->step(lr_kwargs);
-    parts_.set_rates();
+    if (applied && rates) {
+      rates->step(lr_kwargs);
+      parts_.set_rates();  // in place of those that set_lr() has set
+    }
   } catch (...) {
     zero_grad();
     throw;

@@ -136,6 +136,7 @@ class TrainingEngine {
   void step(const schedule::LrKeywords& lr_kwargs);
   void zero_grad();
   void set_train_batch_size(int64_t train_batch_size);
+  void set_lr(const std::vector<double>& lr_by_group);
   at::Tensor full_parameter(const std::string& name);
   // What an operator or a destructor could not throw.
   void rethrow_failure();

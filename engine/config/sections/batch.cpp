@@ -25,8 +25,12 @@ constexpr Row kRows[] = {
     key(kAccumulation, kSize, field<&EngineConfig::gradient_accumulation_steps>,
         "Passes whose gradients are added up before a step.",
         "Derived from the other two where it is absent; 1 if one of them is, too."),
-    unsupported("managed_gradient_accumulation",
-                "Whether the engine, and not the caller, counts the passes of a step.", "[true]"),
+    key("managed_gradient_accumulation", boolean(),
+        field<&EngineConfig::managed_gradient_accumulation>,
+        "Whether the engine, and not the caller, counts the passes of a step.",
+        "Where it is false every step() acts, but inside of what "
+        "set_gradient_accumulation_boundary "
+        "has set; overlap_comm is accepted at every stage, and changes nothing at 0 and 1."),
 };
 
 bool multiply(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t& product) {
