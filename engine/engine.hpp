@@ -162,10 +162,10 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
                                    std::shared_ptr<comm::Communicator> communicator = nullptr);
 
 // With an optimizer of the user's, whose groups hold the trainable parameters of the model, each
-// once: any that updates every element by itself, and steps without a closure. As in DeepSpeed it
-// takes the place of the configured "optimizer". Its groups keep their options and hold slices of
-// masters from now on (engine/api/slice_optimizer.hpp); get_lr, set_lr and a scheduler act on them.
-// Masters are fp32.
+// once: any that updates every element by itself, and steps without a closure. A configuration that
+// names an "optimizer" too is an error. Its groups keep their options and hold slices of masters from
+// now on (engine/api/slice_optimizer.hpp); get_lr, set_lr and a scheduler act on them. Masters are
+// fp32. With an EngineConfig, which always has an optimizer, that one is not used.
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
                                    std::shared_ptr<torch::optim::Optimizer> optimizer,
                                    std::shared_ptr<comm::Communicator> communicator = nullptr);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/comm/launch.hpp"
+#include "engine/config/load_for_client.hpp"
 #include "engine/core/training_engine.hpp"
 #include "engine/leaf_modules.hpp"
 #include "engine/memory/malloc_policy.hpp"
@@ -91,7 +92,8 @@ std::unique_ptr<Engine> of_module(torch::nn::Module& model, const std::string& c
         [](const char* name) -> const char* { return std::getenv(name); });
   }
   const int world_size = communicator ? communicator->world_size() : launch.world_size;
-  auto checked = load_config(config, world_size);
+  auto checked =
+      client ? load_config_for_client(config, world_size) : load_config(config, world_size);
   add_marked(model, checked.zero.leaf_module.names);
   ParameterGroup all;
   const auto named = model.named_parameters();

@@ -98,10 +98,8 @@ const Kind& kind_of(const std::string& name) {
   throw Error("test", "no kind " + name);
 }
 
-// A configured optimizer is overridden: every result below would be another with it.
 std::string config_of(int stage, const std::string& more = "") {
   return R"({"train_micro_batch_size_per_gpu": 1, "communication_timeout_s": 30,
-             "optimizer": {"type": "SGD", "params": {"lr": 7.0}},
              "zero_optimization": {"stage": )" +
          std::to_string(stage) +
          R"(, "reduce_bucket_size": 60, "stage3_param_persistence_threshold": 0})" + more + "}";
@@ -431,8 +429,11 @@ TEST(ClientOptimizer, WhatCannotBeCutIsRefusedByName) {
                  EXPECT_THAT(refused(sgd(tensors)), HasSubstr("got \"spare\" twice"));
                  EXPECT_THAT(refused(sgd(net.parameters()),
                                      R"(, "bf16": {"enabled": true,
-                                               "bf16_master_weights_and_grads": true})"),
+                                               "bf16_master_weights_and_grads": true,
+                                               "bf16_optimizer_states": true})"),
                              HasSubstr("got 16 bits"));
+                 EXPECT_THAT(refused(sgd(net.parameters()), R"(, "optimizer": {"type": "SGD"})"),
+                             HasSubstr("expected no optimizer beside the one"));
                  const auto stepped = std::make_shared<SignDescent>(net.groups());
                  net.loss(0, 0).backward();
                  stepped->step(nullptr);

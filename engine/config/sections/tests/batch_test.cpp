@@ -12,27 +12,28 @@ using conformance::problems;
 using conformance::setting;
 using conformance::with;
 
-EngineConfig managed(const std::string& value, const std::string& more = "") {
-  return parse_config(with(R"("managed_gradient_accumulation": )" + value + more), 2);
+EngineConfig managed(const std::string& value, int steps = 1) {
+  return parse_config(R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": )" +
+                          std::to_string(steps) + R"(, "managed_gradient_accumulation": )" + value +
+                          R"(, "optimizer": {"type": "SGD"}})",
+                      2);
 }
 
 TEST(Batch, TheEngineCountsPassesUnlessTheCallerDoes) {
   EXPECT_TRUE(parse_config(with(R"("dump_state": false)"), 2).managed_gradient_accumulation);
   EXPECT_TRUE(managed("true").managed_gradient_accumulation);
   EXPECT_FALSE(managed("false").managed_gradient_accumulation);
-  EXPECT_EQ(
-      setting("managed_gradient_accumulation", with(R"("managed_gradient_accumulation": false)"))
-          .origin,
-      Setting::Origin::File);
-  EXPECT_FALSE(problems(with(R"("managed_gradient_accumulation": 0)")).empty());
+  const std::string key = R"("managed_gradient_accumulation": )";
+  EXPECT_EQ(setting(with(key + "false"), "managed_gradient_accumulation").origin,
+            Setting::Origin::File);
+  EXPECT_FALSE(problems(with(key + "0")).empty());
 }
 
 TEST(Batch, AWindowIsExpectedToHaveOnePassIfTheEngineCountsToOne) {
-  const std::string three = R"(, "gradient_accumulation_steps": 3)";
   EXPECT_TRUE(managed("true").expects_one_pass());
-  EXPECT_FALSE(managed("true", three).expects_one_pass());
+  EXPECT_FALSE(managed("true", 3).expects_one_pass());
   EXPECT_FALSE(managed("false").expects_one_pass());
-  EXPECT_FALSE(managed("false", three).expects_one_pass());
+  EXPECT_FALSE(managed("false", 3).expects_one_pass());
   EXPECT_TRUE(managed("true").reduces_eagerly(2));
   EXPECT_FALSE(managed("false").reduces_eagerly(2));
 }
