@@ -119,6 +119,11 @@ class Engine {
   // nothing is set. Collective.
   void set_lr(double lr);
   void set_lr(const std::vector<double>& lr_by_group);
+  // What the configured optimizer takes beside the rate, by parameter group: as set_lr. The kind
+  // stays, and so does whether SGD has a momentum. None, and an error, with an optimizer of the
+  // user's, whose groups hold them.
+  std::vector<OptimizerConfig> hyper_parameters() const;
+  void set_hyper_parameters(const std::vector<OptimizerConfig>& by_group);
   const Counters& counters() const;
   // Whether the last step() at a boundary updated the parameters; false before the first.
   bool was_step_applied() const;

@@ -39,7 +39,7 @@ struct Step {
   bool is_observed = false;
   static constexpr auto kText = "step() of engine {0} after {1} backward passes";
 };
-// After clipping, before the update.
+// After clipping: an observer, or an optimizer of the caller's, has come to its end.
 struct ObservedUpdate {
   static constexpr auto kText = "the update of engine {0}";
 };
@@ -85,8 +85,8 @@ struct WriteLocal {
 };
 
 struct SetRates {
-  int64_t digest = 0;  // flag: of the rates of all groups
-  static constexpr auto kText = "set_lr() of engine {0}";
+  int64_t digest = 0;  // flag: of the hyper-parameters of all groups; -1: they are refused here
+  static constexpr auto kText = "set_lr() or set_hyper_parameters() of engine {0}";
 };
 
 // A scope of gather().

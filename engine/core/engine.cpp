@@ -60,6 +60,12 @@ const EngineConfig& Engine::config() const { return engine_->parts().config; }
 std::vector<double> Engine::get_lr() const { return engine_->parts().optimizer.lr(); }
 void Engine::set_lr(double lr) { engine_->set_lr(std::vector<double>(get_lr().size(), lr)); }
 void Engine::set_lr(const std::vector<double>& lr_by_group) { engine_->set_lr(lr_by_group); }
+std::vector<OptimizerConfig> Engine::hyper_parameters() const {
+  return engine_->parts().optimizer.hyper_parameters();
+}
+void Engine::set_hyper_parameters(const std::vector<OptimizerConfig>& by_group) {
+  engine_->set_hyper_parameters(by_group);
+}
 const Counters& Engine::counters() const { return engine_->parts().outcome.counters; }
 bool Engine::was_step_applied() const { return engine_->parts().outcome.applied; }
 std::optional<double> Engine::get_global_grad_norm() const { return engine_->parts().outcome.norm; }

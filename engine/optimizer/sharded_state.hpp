@@ -62,6 +62,8 @@ class ShardedState {
   at::Tensor state(std::size_t parameter, std::size_t index) const;
   int64_t steps_of(std::size_t parameter) const { return steps_[parameter]; }
   std::vector<double> lr() const;  // by group
+  // By group; empty with a client. Of what is written state_names() must be what it was.
+  std::vector<OptimizerConfig>& hyper_parameters() { return config_by_group_; }
   // By group; beta1 may be empty: as it is.
   void set_rates(const std::vector<double>& lr, const std::vector<double>& beta1);
   // A state of this parameter was written from outside: it counts, also before the first update.

@@ -346,6 +346,61 @@ TEST(ClientOptimizer, OneOfTheUsersOwnClassWorksAndItsStatesHaveNoNames) {
   });
 }
 
+// Throws on one rank, in its third step, before it writes.
+struct Failing final : torch::optim::Optimizer {
+  Failing(const Groups& groups, bool fails)
+      : Optimizer(groups, std::make_unique<torch::optim::SGDOptions>(0.125)), fails_(fails) {}
+  torch::Tensor step(LossClosure /*closure*/) override {
+    if (++steps_ == 3 && fails_) throw std::runtime_error("the third step");
+    const at::NoGradGuard no_grad;
+    for (auto& group : param_groups_)
+      for (auto& parameter : group.params())
+        if (parameter.grad().defined()) parameter.sub_(parameter.grad() * 0.125);
+    return {};
+  }
+
+ private:
+  bool fails_;
+  int steps_ = 0;
+};
+
+TEST(ClientOptimizer, WhatItThrowsComesOutAndTheOtherRanksAreTold) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    const Kind kind{"failing", {}, [&](const Groups& groups) -> Optimizer {
+                      return std::make_shared<Failing>(groups, context.rank() == 1);
+                    }};
+    Pair pair(context, stage, kind);
+    const auto train = [&](int64_t step) {
+      pair.engine->backward(pair.net.loss(step, context.rank()));
+      pair.engine->step();
+    };
+    train(0);
+    train(1);
+    try {
+      train(2);
+      ADD_FAILURE() << "no exception";
+    } catch (const std::exception& error) {
+      const bool is_mine = dynamic_cast<const Error*>(&error) == nullptr;
+      EXPECT_EQ(is_mine, context.rank() == 1);
+      EXPECT_THAT(error.what(), HasSubstr(is_mine ? "the third step" : "rank 1"));
+    }
+    EXPECT_FALSE(pair.engine->was_step_applied());
+    train(3);  // the ranks are together again
+    EXPECT_TRUE(pair.engine->was_step_applied());
+  });
+}
+
+TEST(ClientOptimizer, ItsHyperParametersAreInItsGroups) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext& context) {
+                       Pair pair(context, 1, kind_of("Adam"));
+                       EXPECT_TRUE(pair.engine->hyper_parameters().empty());
+                       EXPECT_THAT(error_of([&] { pair.engine->set_hyper_parameters({{}}); }),
+                                   HasSubstr("for the optimizer is the caller's"));
+                     }),
+            "");
+}
+
 // The interface itself: SGD without momentum, as the engine's own.
 struct PlainSlices final : SliceOptimizer {
   std::vector<at::Tensor> masters;

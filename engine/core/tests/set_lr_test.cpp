@@ -112,11 +112,67 @@ TEST(SetLr, WhatIsNoRateIsRefusedAndChangesNothing) {
                   HasSubstr("expected 1 rates, one for each parameter group, got " +
                             std::to_string(bad.size())));
     EXPECT_THAT(error_of([&] { engine.set_lr(0.5 + 0.25 * context.rank()); }),
-                HasSubstr("expected the same rates on every rank"));
+                HasSubstr("expected the same values on every rank, got others on some"));
+    EXPECT_THAT(error_of([&] { engine.set_lr(context.rank() == 0 ? 0.5 : -1); }),
+                HasSubstr(context.rank() == 0 ? "got refused ones on some" : "0 or more"));
     EXPECT_EQ(engine.get_lr(), plain.engine->get_lr());
     run.train(1);
     plain.train(1);
     expect_equal(run.all(), plain.all(), "after refused rates");
+  });
+}
+
+TEST(SetLr, HyperParametersOfTheNextUpdatesAreThoseThatAreSet) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    for (const bool momentum : {false, true}) {
+      const SmallOptions options{.stage = stage, .momentum = momentum};
+      SmallRun set(context, options), made(context, options);
+      auto config = conformance::config_of(options, 2);
+      auto& optimizer = config.optimizer;
+      optimizer.weight_decay = 0.125;
+      optimizer.beta1 = 0.5;
+      optimizer.beta2 = 0.75;
+      optimizer.eps = 0.25;
+      if (momentum) optimizer.momentum = 0.5;
+      if (momentum) optimizer.dampening = 0.25;
+      made.engine.reset();
+      for (auto& parameter : made.parameters)
+        if (parameter.name != "empty")
+          parameter.tensor = set.engine->full_parameter(parameter.name)
+                                 .requires_grad_(parameter.tensor.requires_grad());
+      made.engine = initialize({ParameterGroup{made.parameters, {}, {}}}, config, made.group);
+      ASSERT_EQ(set.engine->hyper_parameters().size(), 1);
+      EXPECT_NE(set.engine->hyper_parameters().front(), optimizer);
+      set.engine->set_hyper_parameters({optimizer});
+      EXPECT_EQ(set.engine->hyper_parameters(), std::vector{optimizer});
+      for (const int64_t micro : {0, 1, 2}) {
+        set.train(micro);
+        made.train(micro);
+      }
+      expect_equal(set.all(), made.all(), "set before the first update");
+    }
+  });
+}
+
+TEST(SetLr, HyperParametersOfAnotherOptimizerAreRefusedAndChangeNothing) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallRun run(context, {.stage = stage, .momentum = true});
+    const auto before = run.engine->hyper_parameters();
+    const auto refused = [&](auto change) {
+      auto all = before;
+      change(all);
+      return error_of([&] { run.engine->set_hyper_parameters(all); });
+    };
+    using All = std::vector<OptimizerConfig>;
+    EXPECT_THAT(refused([](All& all) { all.push_back(all[0]); }),
+                HasSubstr("expected 1 groups, got 2"));
+    EXPECT_THAT(refused([](All& all) { all[0].kind = OptimizerConfig::Kind::Adam; }),
+                HasSubstr("expected an optimizer of the same kind"));
+    EXPECT_THAT(refused([](All& all) { all[0].momentum = 0; }), HasSubstr("loses its momentum"));
+    EXPECT_THAT(refused([](All& all) { all[0].weight_decay = -1; }), HasSubstr("weight_decay"));
+    EXPECT_THAT(refused([&](All& all) { all[0].weight_decay = 0.5 * context.rank(); }),
+                HasSubstr("expected the same values on every rank"));
+    EXPECT_EQ(run.engine->hyper_parameters(), before);
   });
 }
 
@@ -130,7 +186,7 @@ TEST(SetLr, OnOneRankOnlyItIsAnErrorOnAll) {
                   if (context.rank() == 0) return run.engine->set_lr(0.5);
                   run.engine->step();
                 }),
-                HasSubstr("set_lr() of engine"));
+                HasSubstr("set_lr() or set_hyper_parameters() of engine"));
     EXPECT_EQ(run.engine->get_lr(), rate);
   });
 }
