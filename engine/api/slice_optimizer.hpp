@@ -7,7 +7,8 @@
 // one kind with the same hyper-parameters on every rank. A parameter without a gradient, which no
 // rank used, keeps every bit, as torch leaves it.
 // Shapes: flat, [end - begin] of the slice, fp32.
-// Errors: an exception of step() comes out of the engine's; masters may be written in part.
+// Errors: an exception of step() comes out of the engine's, and the other ranks get an error that
+// names the rank; masters may be written in part.
 // Depends on: ATen tensors.
 #pragma once
 

@@ -9,6 +9,7 @@ inside its whole parameter. `check_element_wise` finds out on a probe, before th
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
@@ -74,7 +75,8 @@ def _first_difference(optimizer: torch.optim.Optimizer, device: torch.device) ->
     flat = [[start.clone().to(device).flatten() for start in group] for group in starts]
     first = [[one[:cut].detach().requires_grad_() for one, cut in zip(group, _PROBE_CUTS)] for group in flat]
     second = [[one[cut:].detach().requires_grad_() for one, cut in zip(group, _PROBE_CUTS)] for group in flat]
-    twins = [_twin(optimizer, parameters) for parameters in (whole, first, second)]
+    parts = [slice(0, cut) for cut in _PROBE_CUTS], [slice(cut, None) for cut in _PROBE_CUTS]
+    twins = [_twin(optimizer, whole, None), _twin(optimizer, first, parts[0]), _twin(optimizer, second, parts[1])]
     for step in range(1, _PROBE_STEPS + 1):
         for index in range(count):
             for at, cut in enumerate(_PROBE_CUTS):
@@ -97,8 +99,10 @@ def _first_difference(optimizer: torch.optim.Optimizer, device: torch.device) ->
     return None
 
 
-def _twin(optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
-    """One of the same class and options on other parameters, without hooks, states and what a scheduler has patched."""
+def _twin(
+    optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]], parts: list[slice] | None
+) -> torch.optim.Optimizer:
+    """One of the same class and options on probes, or on these parts of them, without hooks and what a scheduler has patched."""
     twin = object.__new__(type(optimizer))
     memo = {id(one): one for group in optimizer.param_groups for one in group["params"]}
     kept = {}
@@ -106,13 +110,38 @@ def _twin(optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]
         if name not in ("param_groups", "state", "step") and not name.startswith("_optimizer_"):
             kept[name] = _copied(value, memo)
     groups = []
+    state: defaultdict = defaultdict(dict)
     for group, probes in zip(optimizer.param_groups, parameters, strict=True):
+        stepped = next((one for one in group["params"] if one.numel() and optimizer.state.get(one)), None)
+        for at, probe in enumerate(probes if stepped is not None else ()):  # Adagrad has states before its first step
+            of_whole = _spread(optimizer.state[stepped], stepped.shape, _PROBE_SHAPES[at])
+            state[probe] = {
+                key: _part(value, parts[at])
+                if parts and torch.is_tensor(value) and value.shape == _PROBE_SHAPES[at]
+                else value
+                for key, value in of_whole.items()
+            }
         options = {key: _copied(value, memo) for key, value in group.items() if key != "params"}
         if "lr" in options:  # a rate of 0, as a warm-up begins with, would hide what an update depends on
             options["lr"] = torch.full_like(options["lr"], 0.01) if torch.is_tensor(options["lr"]) else 0.01
         groups.append({**options, "params": probes})
-    torch.optim.Optimizer.__setstate__(twin, {**kept, "state": defaultdict(dict), "param_groups": groups})
+    torch.optim.Optimizer.__setstate__(twin, {**kept, "state": state, "param_groups": groups})
     return twin
+
+
+def _part(value: torch.Tensor, part: slice) -> torch.Tensor:
+    return value.flatten()[part].clone()
+
+
+def _spread(state: dict[str, Any], shape: torch.Size, probe: tuple[int, ...]) -> dict[str, Any]:
+    """The values of a state over one of the probe's shape."""
+    values = {}
+    for key, value in state.items():
+        if torch.is_tensor(value) and value.shape == shape and key != "step":
+            values[key] = value.detach().flatten()[torch.arange(math.prod(probe)) % value.numel()].view(probe)
+        else:
+            values[key] = copy.deepcopy(value)
+    return values
 
 
 def _copied(value: Any, memo: dict) -> Any:

@@ -131,5 +131,6 @@ def on_whole_parameters(
     states = {
         name: {key: one for key, one in optimizer.state.get(p, {}).items() if torch.is_tensor(one) and one.shape == p.shape}
         for name, p in model.named_parameters()
+        if p.requires_grad
     }
     return {name: p.detach().clone() for name, p in model.named_parameters()}, states

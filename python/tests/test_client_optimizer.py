@@ -72,12 +72,14 @@ def on_slices(stage: int, names: dict[str, dict[str, list[str]]]) -> dict:
     return seen
 
 
+def on_whole_parameters(world: int, stage: int) -> dict:
+    return {kind: optimizers.on_whole_parameters(kind, world, stage, STEPS, PASSES) for kind in optimizers.KINDS}
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_slices_get_the_bits_of_whole_parameters(world: int, stage: int) -> None:
-    want = {
-        kind: ranks.alone(optimizers.on_whole_parameters, kind, world, stage, STEPS, PASSES) for kind in optimizers.KINDS
-    }
+    want = ranks.alone(on_whole_parameters, world, stage)
     names = {kind: {name: list(states) for name, states in all_of.items()} for kind, (_, all_of) in want.items()}
     assert names["NAdam"]["norm.weight"] == ["exp_avg", "exp_avg_sq"] and names["Signs"]["norm.weight"] == ["mean"]
     by_rank = ranks.run(world, on_slices, stage, {kind: {n: s for n, s in of.items() if s} for kind, of in names.items()})
@@ -118,7 +120,8 @@ def left_out() -> tuple:
     client = torch.optim.SGD(model.second.parameters(), lr=0.1)
     engine = equigrad.initialize(model=model, optimizer=client, config=configuration(2))[0]
     train(engine, 1)
-    return model.first.weight, model.second.weight, model.first.weight.grad is not None
+    first, second = model.first.weight, model.second.weight
+    return first.detach().clone(), second.detach().clone(), first.grad is not None
 
 
 def test_what_the_optimizer_has_not_is_not_trained() -> None:
@@ -382,7 +385,7 @@ def configured_scheduler() -> tuple:
 
 def test_a_configured_scheduler_sets_the_groups() -> None:
     rates, told = ranks.alone(configured_scheduler)
-    assert [one[0] for one in rates] == [0.025, 0.05, 0.075]
+    assert [one[0] for one in rates] == [0.0, 0.025, 0.05]
     for own, engine, shown, other, group in rates:
         assert [own] == engine == shown == other == [group]
     assert "engine.step()" in told
@@ -506,8 +509,8 @@ def refusals() -> list:
     held = list(model.parameters())
     adam = torch.optim.Adam(held, lr=0.01)
 
-    def initialize(optimizer, scheduler=None, **more):
-        equigrad.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=configuration(1, **more))
+    def initialize(client, lr_scheduler=None, **more):
+        equigrad.initialize(model=model, optimizer=client, lr_scheduler=lr_scheduler, config=configuration(1, **more))
 
     halves = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     factored = torch.optim.Adafactor(matrices, lr=0.01)
