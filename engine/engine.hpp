@@ -168,9 +168,9 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
 
 // With an optimizer of the user's, whose groups hold the trainable parameters of the model, each
 // once: any that updates every element by itself, and steps without a closure. A configuration that
-// names an "optimizer" too is an error. Its groups keep their options and hold slices of masters from
-// now on (engine/api/slice_optimizer.hpp); get_lr, set_lr and a scheduler act on them. Masters are
-// fp32. With an EngineConfig, which always has an optimizer, that one is not used.
+// names an "optimizer" too is an error. Its groups keep their options and hold slices of masters
+// from now on (engine/api/slice_optimizer.hpp); get_lr, set_lr and a scheduler act on them. Masters
+// are fp32. With an EngineConfig, which always has an optimizer, that one is not used.
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
                                    std::shared_ptr<torch::optim::Optimizer> optimizer,
                                    std::shared_ptr<comm::Communicator> communicator = nullptr);

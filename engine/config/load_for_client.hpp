@@ -1,7 +1,7 @@
 // Load for a client: a configuration beside an optimizer that the caller brings.
 //
-// Invariants: as load_config, but that "optimizer" must be absent. What goes by its type (OneCycle's
-// cycle_momentum) is accepted.
+// Invariants: as load_config, but that "optimizer" must be absent. What goes by its type
+// (OneCycle's cycle_momentum) is accepted.
 // Units, errors: those of config.hpp.
 // Depends on: engine/config/config.hpp.
 #pragma once

@@ -1,7 +1,8 @@
 // Micro-batches: how far the accumulation window has come, and whether the next step() ends it.
 //
-// Invariants: a window ends after `accumulation_steps` calls of step(), after each of them where the
-// caller counts, or where the user has set the boundary; its length changes between windows only; no step() inside of no_sync().
+// Invariants: a window ends after `accumulation_steps` calls of step(), after each of them where
+// the caller counts, or where the user has set the boundary; its length changes between windows
+// only; no step() inside of no_sync().
 // Units: backward passes; micro-batches, which are calls of step().
 // Errors: equigrad::Error for a step() without a pass or inside no_sync(), a nested no_sync(), a
 // batch size that is no multiple, or that comes within a window.
