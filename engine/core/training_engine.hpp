@@ -136,8 +136,6 @@ class TrainingEngine {
   void step(const schedule::LrKeywords& lr_kwargs);
   void zero_grad();
   void set_train_batch_size(int64_t train_batch_size);
-  void set_lr(const std::vector<double>& lr_by_group);
-  void set_hyper_parameters(const std::vector<OptimizerConfig>& by_group);
   at::Tensor full_parameter(const std::string& name);
   // What an operator or a destructor could not throw.
   void rethrow_failure();
@@ -154,8 +152,6 @@ class TrainingEngine {
   void observe(const at::Tensor& gradient, const agreement::Agreement& agreement);
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
   void update_masters(const at::Tensor& gradient, const agreement::Agreement& agreement);
-  void agree_to_set(const char* where, const std::vector<double>& values,
-                    const std::function<void()>& check);
 
   core::Parts parts_;
   autograd::BackwardPass pass_;  // last: its hooks call everything above
