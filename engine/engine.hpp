@@ -43,6 +43,9 @@
 namespace torch::nn {
 class Module;
 }
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace equigrad {
 
@@ -53,6 +56,7 @@ namespace memory {
 class Ledger;
 }
 
+class SliceOptimizer;  // engine/api/slice_optimizer.hpp
 class TrainingEngine;
 
 class Engine {
@@ -96,7 +100,8 @@ class Engine {
   void step(const schedule::LrKeywords& lr_kwargs = {});
   // Empties the accumulation window. The boundary comes where it would have come.
   void zero_grad();
-  // Whether the next step() acts: after gradient_accumulation_steps calls of it, unless it was set.
+  // Whether the next step() acts: after gradient_accumulation_steps calls of it, and always where
+  // managed_gradient_accumulation is false, unless it was set.
   bool is_gradient_accumulation_boundary() const;
   // Holds until it is set again; std::nullopt gives the decision back to the count.
   void set_gradient_accumulation_boundary(std::optional<bool> is_boundary);
@@ -108,6 +113,17 @@ class Engine {
 
   const EngineConfig& config() const;
   std::vector<double> get_lr() const;  // of the next update, by parameter group
+  // The rate of the next update and of those after it, of every group or by group. A configured
+  // scheduler overrides it when it steps, which is after the next update that is applied, as in
+  // DeepSpeed. Finite and not negative, and the same on every rank: else an error on all, and
+  // nothing is set. Collective.
+  void set_lr(double lr);
+  void set_lr(const std::vector<double>& lr_by_group);
+  // What the configured optimizer takes beside the rate, by parameter group: as set_lr. The kind
+  // stays, and so does whether SGD has a momentum. None, and an error, with an optimizer of the
+  // user's, whose groups hold them.
+  std::vector<OptimizerConfig> hyper_parameters() const;
+  void set_hyper_parameters(const std::vector<OptimizerConfig>& by_group);
   const Counters& counters() const;
   // Whether the last step() at a boundary updated the parameters; false before the first.
   bool was_step_applied() const;
@@ -149,5 +165,18 @@ std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const Eng
 // rank.
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
                                    std::shared_ptr<comm::Communicator> communicator = nullptr);
+
+// With an optimizer of the user's, whose groups hold the trainable parameters of the model, each
+// once: any that updates every element by itself, and steps without a closure. A configuration that
+// names an "optimizer" too is an error. Its groups keep their options and hold slices of masters
+// from now on (engine/api/slice_optimizer.hpp); get_lr, set_lr and a scheduler act on them. Masters
+// are fp32. With an EngineConfig, which always has an optimizer, that one is not used.
+std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
+                                   std::shared_ptr<torch::optim::Optimizer> optimizer,
+                                   std::shared_ptr<comm::Communicator> communicator = nullptr);
+std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
+                                   std::shared_ptr<comm::Communicator> communicator,
+                                   std::shared_ptr<SliceOptimizer> optimizer,
+                                   std::vector<layout::ModuleEntry> modules = {});
 
 }  // namespace equigrad

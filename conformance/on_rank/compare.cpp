@@ -79,7 +79,8 @@ class Learner {
                     std::to_string(index + 1));
       const auto loss = forward(index);
       engine_->backward(loss);
-      engine_->step();
+      if (engine_->config().managed_gradient_accumulation || index + 1 == micro_batches)
+        engine_->step();
       sum += loss.item<double>();
     }
     ++step_;

@@ -30,6 +30,7 @@ struct SmallOptions {
   ProgressiveLayerDropConfig layer_drop = {};
   std::optional<PrecisionConfig> precision = {};  // instead of bf16 or fp32
   ReductionOrder reduction = ReductionOrder::Pinned;
+  bool managed = true;  // managed_gradient_accumulation
 };
 
 // fp16 with a scale of 2^power that doubles after every clean step and halves after every other.
@@ -46,6 +47,7 @@ inline PrecisionConfig fp16_of(int64_t power) {
 inline EngineConfig config_of(const SmallOptions& options, int world) {
   EngineConfig config;
   config.gradient_accumulation_steps = options.accumulation;
+  config.managed_gradient_accumulation = options.managed;
   config.train_batch_size = options.accumulation * world;
   config.zero.stage = options.stage;
   config.zero.reduce_bucket_size = 20;

@@ -39,7 +39,7 @@ struct Step {
   bool is_observed = false;
   static constexpr auto kText = "step() of engine {0} after {1} backward passes";
 };
-// After clipping, before the update.
+// After clipping: an observer, or an optimizer of the caller's, has come to its end.
 struct ObservedUpdate {
   static constexpr auto kText = "the update of engine {0}";
 };
@@ -84,6 +84,11 @@ struct WriteLocal {
   static constexpr auto kText = "the setter of a local value of engine {0}, parameter {1}";
 };
 
+struct SetRates {
+  int64_t digest = 0;  // flag: of the hyper-parameters of all groups; -1: they are refused here
+  static constexpr auto kText = "set_lr() or set_hyper_parameters() of engine {0}";
+};
+
 // A scope of gather().
 struct GatherBegins {
   int64_t digest = 0;  // flag: of the parameters and the modifier rank
@@ -110,8 +115,8 @@ struct Abandoned {
 
 using SyncPoint = std::variant<WantPages, LaunchBucket, NoFullBucket, Step, ObservedUpdate,
                                ReadParameter, ReadGradient, ReadMaster, ReadState, WriteGradient,
-                               WriteMaster, WriteState, WriteLocal, GatherBegins, GatherStands,
-                               GatherEnds, HessianProduct, Initialize, Abandoned>;
+                               WriteMaster, WriteState, WriteLocal, SetRates, GatherBegins,
+                               GatherStands, GatherEnds, HessianProduct, Initialize, Abandoned>;
 
 template <class Point, std::size_t I = 0>
 constexpr int64_t kind_of() {

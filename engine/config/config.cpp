@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "engine/config/load_for_client.hpp"
 #include "engine/config/reading.hpp"
 
 namespace equigrad {
@@ -28,13 +29,15 @@ void check_world_size(const std::string& where, int world_size) {
                               std::to_string(world_size) + ". Give the number of ranks."});
 }
 
-EffectiveConfig explain_text(const std::string& text, const std::string& where, int world_size) {
+EffectiveConfig explain_text(const std::string& text, const std::string& where, int world_size,
+                             bool needs_optimizer) {
   check_world_size(where, world_size);
   JsonDocument document = parse_json(text);
   if (!document.root.is_object()) throw ConfigError(where, document.problems);
 
   ConfigReader reader(document.root);
   Reading reading(schema(), reader, world_size);
+  reading.needs_optimizer = needs_optimizer;
   std::vector<Setting> without_effect;
   check_keys(schema(), document.root, reader, without_effect);
   for (const Section& section : schema().sections()) section.read(reading);
@@ -51,6 +54,20 @@ EffectiveConfig explain_text(const std::string& text, const std::string& where, 
   return effective;
 }
 
+EffectiveConfig explain(const std::string& text_or_path, int world_size, bool needs_optimizer) {
+  const std::size_t first = text_or_path.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && text_or_path[first] == '{')
+    return explain_text(text_or_path, "config", world_size, needs_optimizer);
+  std::error_code ignored;
+  std::ifstream file(text_or_path);
+  if (!file || std::filesystem::is_directory(text_or_path, ignored))
+    throw ConfigError("config", {"expected a JSON text that begins with { or the path of a "
+                                 "readable file, got \"" +
+                                 text_or_path + "\". Check the path."});
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  return explain_text(text, "config " + text_or_path, world_size, needs_optimizer);
+}
+
 }  // namespace
 
 ConfigError::ConfigError(const std::string& where, std::vector<std::string> problems)
@@ -59,21 +76,15 @@ ConfigError::ConfigError(const std::string& where, std::vector<std::string> prob
 }
 
 EngineConfig parse_config(const std::string& text, int world_size) {
-  return explain_text(text, "config", world_size).config;
+  return explain_text(text, "config", world_size, /*needs_optimizer=*/true).config;
 }
 
 EffectiveConfig explain_config(const std::string& text_or_path, int world_size) {
-  const std::size_t first = text_or_path.find_first_not_of(" \t\r\n");
-  if (first != std::string::npos && text_or_path[first] == '{')
-    return explain_text(text_or_path, "config", world_size);
-  std::error_code ignored;
-  std::ifstream file(text_or_path);
-  if (!file || std::filesystem::is_directory(text_or_path, ignored))
-    throw ConfigError("config", {"expected a JSON text that begins with { or the path of a "
-                                 "readable file, got \"" +
-                                 text_or_path + "\". Check the path."});
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  return explain_text(text, "config " + text_or_path, world_size);
+  return explain(text_or_path, world_size, /*needs_optimizer=*/true);
+}
+
+EngineConfig load_config_for_client(const std::string& text_or_path, int world_size) {
+  return explain(text_or_path, world_size, /*needs_optimizer=*/false).config;
 }
 
 EngineConfig load_config(const std::string& text_or_path, int world_size) {

@@ -152,6 +152,9 @@ struct EngineConfig {
   std::int64_t train_batch_size = 1;
   std::int64_t train_micro_batch_size_per_gpu = 1;
   std::int64_t gradient_accumulation_steps = 1;
+  // false: every step() ends the window, however many passes it has; gradient_accumulation_steps is
+  // what passes are divided by, and nothing else.
+  bool managed_gradient_accumulation = true;
   PrecisionConfig precision;
   AveragingConfig averaging;
   double gradient_clipping = 0.0;            // 0 is off
@@ -164,9 +167,13 @@ struct EngineConfig {
   double communication_timeout_s = 1800.0;
   ProgressiveLayerDropConfig progressive_layer_drop;
   FlopsProfilerConfig flops_profiler;
+  // Whether a window has one pass, if each micro-batch has one.
+  bool expects_one_pass() const {
+    return managed_gradient_accumulation && gradient_accumulation_steps == 1;
+  }
   // Stages 0, 1: whether the only pass of a window may begin its reduction (window.hpp).
   bool reduces_eagerly(int world_size) const {
-    return zero.stage <= 1 && gradient_accumulation_steps == 1 && zero.overlap_comm &&
+    return zero.stage <= 1 && expects_one_pass() && zero.overlap_comm &&
            reduction == ReductionOrder::Pinned && world_size > 1;
   }
   bool operator==(const EngineConfig&) const = default;

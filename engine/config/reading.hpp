@@ -47,6 +47,7 @@ class Reading {
 
   ConfigReader& reader;
   EngineConfig config;
+  bool needs_optimizer = true;  // false: the caller brings one
   const int world_size;
 
  private:

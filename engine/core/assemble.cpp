@@ -139,7 +139,9 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
                 "expected at least one parameter, got a model with none. Did the model call "
                 "register_module and register_parameter?");
   }
-  Assembly assembly{layout::ParameterTable(registrations), {}, std::move(overrides), {}};
+  Assembly assembly{.table = layout::ParameterTable(registrations),
+                    .tensors = {},
+                    .groups = std::move(overrides)};
   assembly.tensors.resize(assembly.table.size());
   for (const auto& group : groups) {
     for (const auto& parameter : group.parameters) {

@@ -22,6 +22,7 @@ struct Assembly {
   std::vector<at::Tensor> tensors;  // by index of the table
   std::vector<optimizer::GroupOverride> groups;
   std::vector<std::vector<std::size_t>> leaves = {};  // parameters of leaf modules
+  std::shared_ptr<SliceOptimizer> client = {};        // instead of the configured optimizer
 };
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/autograd/autocast.hpp"
+#include "engine/core/set_lr.hpp"
 #include "engine/core/training_engine.hpp"
 
 namespace equigrad {
@@ -58,6 +59,18 @@ void Engine::set_train_batch_size(int64_t train_batch_size) {
 
 const EngineConfig& Engine::config() const { return engine_->parts().config; }
 std::vector<double> Engine::get_lr() const { return engine_->parts().optimizer.lr(); }
+void Engine::set_lr(double lr) { set_lr(std::vector<double>(get_lr().size(), lr)); }
+void Engine::set_lr(const std::vector<double>& lr_by_group) {
+  engine_->rethrow_failure();
+  core::set_lr(engine_->parts(), lr_by_group);
+}
+std::vector<OptimizerConfig> Engine::hyper_parameters() const {
+  return engine_->parts().optimizer.hyper_parameters();
+}
+void Engine::set_hyper_parameters(const std::vector<OptimizerConfig>& by_group) {
+  engine_->rethrow_failure();
+  core::set_hyper_parameters(engine_->parts(), by_group);
+}
 const Counters& Engine::counters() const { return engine_->parts().outcome.counters; }
 bool Engine::was_step_applied() const { return engine_->parts().outcome.applied; }
 std::optional<double> Engine::get_global_grad_norm() const { return engine_->parts().outcome.norm; }

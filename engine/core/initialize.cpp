@@ -8,9 +8,11 @@
 #include <utility>
 
 #include "engine/comm/launch.hpp"
+#include "engine/config/load_for_client.hpp"
 #include "engine/core/training_engine.hpp"
 #include "engine/leaf_modules.hpp"
 #include "engine/memory/malloc_policy.hpp"
+#include "engine/optimizer/client_optimizer.hpp"
 #include "engine/parameter/leaf_parameters.hpp"
 #include "engine/profile/flops_profiler.hpp"
 
@@ -52,11 +54,13 @@ void add_marked(torch::nn::Module& model, std::vector<std::string>& names) {
       names.push_back(item.key());
 }
 
-// Both ways of initialize() end here; no modules: those that the parameters' names tell of.
+// All ways of initialize() end here; no modules: those that the parameters' names tell of; no
+// client: the configured optimizer.
 std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
                                     const EngineConfig& config,
                                     std::shared_ptr<comm::Communicator> communicator,
-                                    std::vector<layout::ModuleEntry> modules) {
+                                    std::vector<layout::ModuleEntry> modules,
+                                    std::shared_ptr<SliceOptimizer> client) {
   const at::NoGradGuard no_grad;
   validate(config, communicator->world_size());
   keep_freed_memory();
@@ -73,28 +77,23 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
         named.emplace_back(one.name, one.tensor.unsafeGetTensorImpl());
     modules = layout::modules_of(named);
   }
+  assembly.client = std::move(client);
   assembly.leaves = leaf_parameters(modules, assembly.tensors, config.zero.leaf_module);
   return std::make_unique<Engine>(std::make_unique<TrainingEngine>(
       std::move(assembly), config, std::move(communicator), std::move(modules)));
 }
 
-}  // namespace
-
-std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator,
-                                   std::vector<layout::ModuleEntry> modules) {
-  return make_engine(groups, config, std::move(communicator), std::move(modules));
-}
-
-std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
-                                   std::shared_ptr<comm::Communicator> communicator) {
+std::unique_ptr<Engine> of_module(torch::nn::Module& model, const std::string& config,
+                                  std::shared_ptr<comm::Communicator> communicator,
+                                  std::shared_ptr<SliceOptimizer> client) {
   comm::LaunchEnvironment launch;
   if (!communicator) {
     launch = comm::read_launch_environment(
         [](const char* name) -> const char* { return std::getenv(name); });
   }
   const int world_size = communicator ? communicator->world_size() : launch.world_size;
-  auto checked = load_config(config, world_size);
+  auto checked =
+      client ? load_config_for_client(config, world_size) : load_config(config, world_size);
   add_marked(model, checked.zero.leaf_module.names);
   ParameterGroup all;
   const auto named = model.named_parameters();
@@ -109,8 +108,36 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
         launch, device,
         std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));
   }
-  return make_engine({std::move(all)}, checked, std::move(communicator),
-                     profile::modules_of(model));
+  return make_engine({std::move(all)}, checked, std::move(communicator), profile::modules_of(model),
+                     std::move(client));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
+                                   std::shared_ptr<comm::Communicator> communicator,
+                                   std::vector<layout::ModuleEntry> modules) {
+  return make_engine(groups, config, std::move(communicator), std::move(modules), nullptr);
+}
+
+std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
+                                   std::shared_ptr<comm::Communicator> communicator,
+                                   std::shared_ptr<SliceOptimizer> optimizer,
+                                   std::vector<layout::ModuleEntry> modules) {
+  return make_engine(groups, config, std::move(communicator), std::move(modules),
+                     std::move(optimizer));
+}
+
+std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
+                                   std::shared_ptr<comm::Communicator> communicator) {
+  return of_module(model, config, std::move(communicator), nullptr);
+}
+
+std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
+                                   std::shared_ptr<torch::optim::Optimizer> optimizer,
+                                   std::shared_ptr<comm::Communicator> communicator) {
+  return of_module(model, config, std::move(communicator),
+                   std::make_shared<optimizer::ClientOptimizer>(std::move(optimizer)));
 }
 
 }  // namespace equigrad

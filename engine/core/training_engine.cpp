@@ -31,7 +31,7 @@ gradient::WindowOptions window_options(const EngineConfig& config, int world_siz
       .average_dtype = torch_dtype(config.precision.master),
       .communication_dtypes = gradient_communication_dtypes(config.precision),
       .before_sum = loss::factor_before_sum(config.averaging, world_size),
-      .expected_passes = config.gradient_accumulation_steps,
+      .expects_one_pass = config.expects_one_pass(),
       .overlaps = config.zero.overlap_comm,
       .eager = config.reduces_eagerly(world_size)};
 }
@@ -62,6 +62,23 @@ Model::Model(std::vector<at::Tensor> parameters, layout::ParameterTable entries,
     names[tensors[i].unsafeGetTensorImpl()] = &table[i].name;
 }
 
+namespace {
+
+// That of the user, or the configured one.
+optimizer::ShardedState make_optimizer(const Assembly& assembly, const EngineConfig& config,
+                                       const comm::Communicator& communicator, const Model& model,
+                                       memory::Ledger& ledger) {
+  const auto options = state_options(config, communicator.device());
+  if (!assembly.client) {
+    return {optimizer::by_group(config.optimizer, assembly.groups), model.table, model.plan,
+            options, ledger};
+  }
+  return {optimizer::Client{assembly.client, model.tensors, communicator.rank()}, model.table,
+          model.plan, options, ledger};
+}
+
+}  // namespace
+
 Parts::Parts(Assembly assembly, const EngineConfig& settings,
              std::shared_ptr<comm::Communicator> communicator,
              std::vector<layout::ModuleEntry> modules)
@@ -70,8 +87,7 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
       model(std::move(assembly.tensors), std::move(assembly.table), config,
             communicator->world_size()),
       loss{autograd::make_scaler(config.precision.loss_scale)},
-      optimizer(optimizer::by_group(config.optimizer, assembly.groups), model.table, model.plan,
-                state_options(config, communicator->device()), ledger),
+      optimizer(make_optimizer(assembly, config, *communicator, model, ledger)),
       parameters(parameter::make_keeper(
           {.table = model.table,
            .plan = model.plan,
@@ -99,7 +115,8 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
                  .gathering = Gathering(inspection.stations, model.tensors),
                  .observer = {}},
       schedules{
-          .micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps),
+          .micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps,
+                                                  config.managed_gradient_accumulation),
           .rates = config.scheduler ? schedule::make_schedule(*config.scheduler, optimizer.lr())
                                     : nullptr,
           .layer_drop = {},
@@ -277,7 +294,7 @@ void TrainingEngine::set_train_batch_size(int64_t train_batch_size) {
                                      config.train_micro_batch_size_per_gpu * parts_.world_size());
   config.train_batch_size = train_batch_size;
   config.gradient_accumulation_steps = micro_batches.accumulation_steps();
-  parts_.window.expect_passes(config.gradient_accumulation_steps);
+  parts_.window.expect_one_pass(config.expects_one_pass());
 }
 
 at::Tensor TrainingEngine::full_parameter(const std::string& name) {
@@ -316,8 +333,10 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   try {
     profiled.begin_update();
     update(agreement);
-    if (applied && rates) rates->step(lr_kwargs);
-    parts_.set_rates();
+    if (applied && rates) {
+      rates->step(lr_kwargs);
+      parts_.set_rates();  // in place of those that set_lr() has set
+    }
   } catch (...) {
     zero_grad();
     throw;
@@ -373,7 +392,7 @@ void TrainingEngine::update(const agreement::Agreement& agreement) {
   observe(gradient, agreement);
   {
     RECORD_USER_SCOPE("optimizer.update");
-    parts_.optimizer.update(gradient, agreement.marks);
+    update_masters(gradient, agreement);
   }
   {
     RECORD_USER_SCOPE("parameter.publish");
@@ -381,6 +400,22 @@ void TrainingEngine::update(const agreement::Agreement& agreement) {
   }
   ++counters.global_steps;
   applied = true;
+}
+
+// An optimizer of the user's may throw on one rank only, as an observer may.
+void TrainingEngine::update_masters(const at::Tensor& gradient,
+                                    const agreement::Agreement& agreement) {
+  auto& optimizer = parts_.optimizer;
+  if (!optimizer.hyper_parameters().empty()) return optimizer.update(gradient, agreement.marks);
+  auto& participant = parts_.group.participant;
+  participant.begin_pass();
+  try {
+    optimizer.update(gradient, agreement.marks);
+  } catch (...) {
+    participant.abandon();
+    throw;
+  }
+  participant.meet(agreement::ObservedUpdate{});
 }
 
 // A gradient that is not finite is skipped where the loss is scaled, and in bf16; it is an error in

@@ -151,6 +151,7 @@ class TrainingEngine {
   void update(const agreement::Agreement& agreement);
   void observe(const at::Tensor& gradient, const agreement::Agreement& agreement);
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
+  void update_masters(const at::Tensor& gradient, const agreement::Agreement& agreement);
 
   core::Parts parts_;
   autograd::BackwardPass pass_;  // last: its hooks call everything above

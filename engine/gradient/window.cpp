@@ -32,7 +32,7 @@ bucket::QueueOptions Window::queue_options() const {
       .launch_when_full = each,
       .communication_dtypes = options_.communication_dtypes,
       .before_sum = options_.before_sum,
-      .expects_sums = !each && is_exact() && options_.expected_passes > 1,
+      .expects_sums = !each && is_exact() && !options_.expects_one_pass,
       .overlaps = options_.overlaps};
 }
 
@@ -60,8 +60,8 @@ void Window::begin(double weight, bool expects_step) {
   queue_.launch_eagerly(expects_step && options_.eager && progress_.passes == 0 && guesses_);
 }
 
-void Window::expect_passes(int64_t passes) {
-  options_.expected_passes = passes;
+void Window::expect_one_pass(bool expects) {
+  options_.expects_one_pass = expects;
   queue_.expect_sums(queue_options().expects_sums);
 }
 

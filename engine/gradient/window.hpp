@@ -49,9 +49,9 @@ struct WindowOptions {
   at::ScalarType average_dtype = at::kFloat;
   std::array<std::optional<at::ScalarType>, 2> communication_dtypes = {};  // by lower_precision
   double before_sum = 1.0;
-  int64_t expected_passes = 1;  // of a window
-  bool overlaps = true;         // reductions and what else a pass does
-  bool eager = false;           // a pass that expects a step begins reductions; stages 0, 1, pinned
+  bool expects_one_pass = true;  // of a window; false: it has several, or nobody knows
+  bool overlaps = true;          // reductions and what else a pass does
+  bool eager = false;  // a pass that expects a step begins reductions; stages 0, 1, pinned
 };
 
 // What this rank has given to a window.
@@ -75,8 +75,8 @@ class Window final : private bucket::SumSink {
   // A pass; every contribution counts `weight` times. `expects_step`: it may be the window's only
   // one, so reduction may begin in it.
   void begin(double weight, bool expects_step);
-  // While it is empty: how many passes the next windows are expected to have.
-  void expect_passes(int64_t passes);
+  // While it is empty: whether the next windows are expected to have one pass each.
+  void expect_one_pass(bool expects);
   void ready(std::size_t parameter, at::Tensor gradient);
   void end();
   // Forgets what was given.

@@ -47,15 +47,19 @@ std::size_t trainable(Stations& at, const std::string& name) {
 }
 
 std::size_t state_index(Stations& at, const std::string& name, const std::string& state) {
-  const auto& names = at.optimizer.names();
+  const auto names = at.optimizer.state_names(at.table.index_of(name));
   const auto found = std::find(names.begin(), names.end(), state);
   if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
   throw Error("engine.access",
-              fmt::format("expected one of the optimizer's states [{}] of \"{}\", got \"{}\".",
-                          fmt::join(names, ", "), name, state));
+              fmt::format("expected one of the optimizer's states [{}] of \"{}\", got \"{}\".{}",
+                          fmt::join(names, ", "), name, state,
+                          names.empty() ? " An optimizer of the caller's has those of its states "
+                                          "that are as large as their slices, from its first step "
+                                          "on."
+                                        : ""));
 }
 
-layout::Range mine(Stations& at, std::size_t parameter) {
+layout::Range mine(const Stations& at, std::size_t parameter) {
   const int rank = at.plan.shards() == 1 ? 0 : at.communicator.rank();
   return layout::Partition(at.table[parameter].numel, at.plan.shards()).range(rank);
 }
@@ -109,6 +113,11 @@ at::Tensor slice_of_full(Stations& at, std::size_t parameter, const at::Tensor& 
   return slice_of_local(at, parameter, value.reshape({-1}).narrow(0, range.begin, range.numel()));
 }
 
+// A view, without padding.
+at::Tensor own_state(const Stations& at, std::size_t parameter, std::size_t state) {
+  return at.optimizer.state(parameter, state).narrow(0, 0, mine(at, parameter).numel());
+}
+
 void write_master(Stations& at, std::size_t parameter, const at::Tensor& slice) {
   if (at.parameters.is_pinned(parameter)) {
     throw Error("engine.access", "expected a parameter that gather() has not pinned, got \"" +
@@ -119,7 +128,8 @@ void write_master(Stations& at, std::size_t parameter, const at::Tensor& slice) 
 }
 
 void write_state(Stations& at, std::size_t parameter, std::size_t state, const at::Tensor& slice) {
-  slice_of(at, at.optimizer.states()[state], parameter).copy_(slice);
+  const auto own = own_state(at, parameter, state);
+  own.copy_(slice.narrow(0, 0, own.numel()));
   at.optimizer.keep_state(parameter);
 }
 
@@ -147,7 +157,7 @@ at::Tensor Access::full_optimizer_state(const std::string& name, const std::stri
   const auto parameter = trainable(at_, name);
   const auto index = state_index(at_, name, state);
   meet(at_, agreement::ReadState{parameter, index}, parameter);
-  return gather(at_, slice_of(at_, at_.optimizer.states()[index], parameter), parameter);
+  return gather(at_, slice_of_local(at_, parameter, own_state(at_, parameter, index)), parameter);
 }
 
 void Access::set_full_gradient(const std::string& name, const at::Tensor& value) {
@@ -193,9 +203,7 @@ at::Tensor Access::local_master(const std::string& name) {
 
 at::Tensor Access::local_optimizer_state(const std::string& name, const std::string& state) {
   const auto parameter = trainable(at_, name);
-  return slice_of(at_, at_.optimizer.states()[state_index(at_, name, state)], parameter)
-      .narrow(0, 0, mine(at_, parameter).numel())
-      .clone();
+  return own_state(at_, parameter, state_index(at_, name, state)).clone();
 }
 
 void Access::set_local_gradient(const std::string& name, const at::Tensor& value) {
@@ -241,9 +249,9 @@ std::vector<LocalShard> local_shards(const Stations& at, const at::Tensor& gradi
       LocalShard shard{at.table[slot.parameter].name, mine.begin, mine.end, {}, {}, {}};
       if (gradient.defined() && used[slot.parameter]) shard.gradient = part(gradient);
       shard.master = part(at.optimizer.masters());
-      for (std::size_t i = 0; i < at.optimizer.names().size(); ++i) {
-        shard.state[at.optimizer.names()[i]] = part(at.optimizer.states()[i]);
-      }
+      const auto names = at.optimizer.state_names(slot.parameter);
+      for (std::size_t i = 0; i < names.size(); ++i)
+        shard.state[names[i]] = own_state(at, slot.parameter, i);
       shards.push_back(std::move(shard));
     }
   }

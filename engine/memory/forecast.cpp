@@ -44,8 +44,7 @@ Sizes::Sizes(const EngineConfig& config, int world, bool on_cuda)
                                                   : precision.accumulate;
     copies_to_send[lower] =
         sent != precision.accumulate || loss::factor_before_sum(config.averaging, world) != 1.0;
-    if (waits_as_sent && config.gradient_accumulation_steps > 1)
-      gradient_sent_bytes[lower] = kExactBytes;
+    if (waits_as_sent && !config.expects_one_pass()) gradient_sent_bytes[lower] = kExactBytes;
   }
   if (is_exact && each) window = kExactBytes;
   const bool one_place =
@@ -96,7 +95,7 @@ HeldBytes Model::gradients() const {
   const std::int64_t step = numel * std::max(sizes.window + (converted ? sizes.master : 0),
                                              sizes.master * (sizes.copies_gradient ? 2 : 1));
   HeldBytes held{0, step, step};
-  if (config.gradient_accumulation_steps == 1) return held;
+  if (config.expects_one_pass()) return held;
   const auto later_pass = [&](const std::vector<std::size_t>& reached) {
     if (each_pass())
       return numel * (sizes.window + std::max(kStagedBytes, is_exact() ? kExactBytes : 0));

@@ -79,7 +79,8 @@ struct MemoryForecast {
   std::int64_t most_bytes() const;  // categories do not all peak at one time
 };
 
-// At least one step of gradient_accumulation_steps passes is taken.
+// At least one step of gradient_accumulation_steps passes is taken, or of two and more where the
+// caller counts them (managed_gradient_accumulation).
 MemoryForecast forecast(const layout::ParameterTable& table, const EngineConfig& config,
                         const MemoryOptions& options);
 

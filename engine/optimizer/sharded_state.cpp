@@ -32,28 +32,60 @@ ShardedState::ShardedState(std::vector<OptimizerConfig> config_by_group,
       plan_(plan),
       ledger_(ledger),
       options_(options),
-      names_(state_names(config_by_group_.at(0))),
+      names_(optimizer::state_names(config_by_group_.at(0))),
       steps_(table.size(), 0) {
-  for (const auto dtype : {options.master, options.state}) {
-    kernels::element_of(dtype, "optimizer.state");
-  }
-  const auto place = at::TensorOptions().device(options.device);
-  const bool pin = options.pin_memory && options.device.is_cpu() && at::hasCUDA();
-  masters_ = at::zeros({plan.shard_numel()}, place.dtype(options.master).pinned_memory(pin));
-  ledger.charge(memory::Category::MasterWeights, static_cast<int64_t>(masters_.nbytes()));
+  kernels::element_of(options.state, "optimizer.state");
+  make_masters();
+  const auto place = at::TensorOptions().device(options.device).dtype(options.state);
   for (std::size_t i = 0; i < names_.size(); ++i) {
-    states_.push_back(at::zeros({plan.shard_numel()}, place.dtype(options.state)));
+    states_.push_back(at::zeros({plan.shard_numel()}, place));
     ledger.charge(memory::Category::OptimizerState, static_cast<int64_t>(states_.back().nbytes()));
   }
 }
 
+ShardedState::ShardedState(const Client& client, const layout::ParameterTable& table,
+                           const layout::BucketPlan& plan, const StateOptions& options,
+                           memory::Ledger& ledger)
+    : table_(table), plan_(plan), ledger_(ledger), options_(options), steps_(table.size(), 0) {
+  if (options.master != at::kFloat || options.state != at::kFloat) {
+    throw Error("initialize",
+                "expected masters and optimizer states in fp32 with an optimizer of the caller's, "
+                "got 16 bits. Drop the keys that store them so, or the optimizer.");
+  }
+  make_masters();
+  client_.emplace(client, table, plan, masters_, ledger);
+}
+
+void ShardedState::make_masters() {
+  kernels::element_of(options_.master, "optimizer.state");
+  const auto place = at::TensorOptions().device(options_.device);
+  const bool pin = options_.pin_memory && options_.device.is_cpu() && at::hasCUDA();
+  masters_ = at::zeros({plan_.shard_numel()}, place.dtype(options_.master).pinned_memory(pin));
+  ledger_.charge(memory::Category::MasterWeights, static_cast<int64_t>(masters_.nbytes()));
+}
+
+std::vector<std::string> ShardedState::state_names(std::size_t parameter) const {
+  return client_ ? client_->names(parameter) : names_;
+}
+
+at::Tensor ShardedState::state(std::size_t parameter, std::size_t index) const {
+  if (client_) return client_->state(parameter, index);
+  const auto at = plan_.slot_of(parameter);
+  if (!at) return states_[index].narrow(0, 0, 0);  // an empty parameter
+  const auto& slot = plan_.slot(*at);
+  return states_[index].narrow(0, plan_.buckets()[at->bucket].offset + slot.offset,
+                               slot.shard_numel);
+}
+
 std::vector<double> ShardedState::lr() const {
+  if (client_) return client_->optimizer().lr();
   std::vector<double> rates;
   for (const auto& group : config_by_group_) rates.push_back(group.lr);
   return rates;
 }
 
 void ShardedState::set_rates(const std::vector<double>& lr, const std::vector<double>& beta1) {
+  if (client_) return client_->optimizer().set_rates(lr, beta1);
   EQUIGRAD_CHECK(lr.size() <= config_by_group_.size() && beta1.size() <= config_by_group_.size(),
                  "optimizer.rates", "there is a group for every rate");
   for (std::size_t group = 0; group < lr.size(); ++group) config_by_group_[group].lr = lr[group];
@@ -64,6 +96,7 @@ void ShardedState::set_rates(const std::vector<double>& lr, const std::vector<do
 
 // SGD's first step stores the momentum without reading it; Adam counts steps for its bias.
 void ShardedState::keep_state(std::size_t parameter) {
+  if (client_) return;  // its states exist only once it has stepped
   const bool sgd = config_by_group_[table_[parameter].group].kind == OptimizerConfig::Kind::Sgd;
   if (sgd) steps_[parameter] = std::max<int64_t>(steps_[parameter], 1);
 }
@@ -103,6 +136,7 @@ void ShardedState::update(const at::Tensor& gradient, const std::vector<bool>& u
   const auto here = elsewhere ? copied_here(gradient) : gradient;
   const memory::Charge charge(ledger_, memory::Category::Gradients,
                               elsewhere ? static_cast<int64_t>(here.nbytes()) : 0);
+  if (client_) return client_->update(here, used);
   for (const auto& run : runs(used)) {
     const auto part = [&](const at::Tensor& flat) {
       return flat.narrow(0, run.begin, run.end - run.begin);

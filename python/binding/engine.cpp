@@ -4,9 +4,11 @@
 #include <pybind11/functional.h>
 
 #include "engine/comm/communicator.hpp"
+#include "engine/config/load_for_client.hpp"
 #include "engine/memory/ledger.hpp"
 #include "engine/zero_init.hpp"
 #include "python/binding/binding.hpp"
+#include "python/binding/client.hpp"
 
 namespace equigrad::python {
 namespace {
@@ -93,7 +95,10 @@ struct Callable {
 
 std::unique_ptr<Engine> make_engine(const std::vector<Group>& groups,
                                     const std::vector<Module>& modules, const EngineConfig& config,
-                                    std::shared_ptr<comm::Communicator> communicator) {
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    const py::object& optimizer) {
+  auto client = client_of(optimizer);
+  const py::gil_scoped_release no_gil;
   std::vector<ParameterGroup> all;
   for (const auto& group : groups) {
     all.push_back({{}, group.lr, group.weight_decay});
@@ -106,6 +111,9 @@ std::unique_ptr<Engine> make_engine(const std::vector<Group>& groups,
     for (const auto& tensor : parameters)
       tree.back().parameters.push_back(tensor.unsafeGetTensorImpl());
   }
+  if (client)
+    return initialize(std::move(all), config, std::move(communicator), std::move(client),
+                      std::move(tree));
   return initialize(std::move(all), config, std::move(communicator), std::move(tree));
 }
 
@@ -152,16 +160,35 @@ void bind_values(py::module_& module) {
                              [](const EngineConfig& c) { return c.precision.autocast.enabled; })
       .def_property_readonly("progressive_layer_drop",
                              [](const EngineConfig& c) { return c.progressive_layer_drop.enabled; })
+      .def_property_readonly("has_scheduler",
+                             [](const EngineConfig& c) { return c.scheduler.has_value(); })
       .def("add_leaf_module", [](EngineConfig& c, const std::string& name) {
         c.zero.leaf_module.names.push_back(name);
       });
   module.def("load_config", &load_config, py::arg("text_or_path"), py::arg("world_size"));
+  module.def("load_config_for_client", &load_config_for_client, py::arg("text_or_path"),
+             py::arg("world_size"), "Beside an optimizer of the caller's.");
   module.def(
       "describe_config",
       [](const std::string& text, int world_size) {
         return describe(explain_config(text, world_size));
       },
       py::arg("text_or_path"), py::arg("world_size"));
+  py::class_<OptimizerConfig>(module, "HyperParameters",
+                              "What the configured optimizer takes, of one parameter group.")
+      .def_property_readonly(
+          "is_sgd", [](const OptimizerConfig& c) { return c.kind == OptimizerConfig::Kind::Sgd; })
+      .def_readwrite("lr", &OptimizerConfig::lr)
+      .def_readwrite("weight_decay", &OptimizerConfig::weight_decay)
+      .def_property(
+          "betas", [](const OptimizerConfig& c) { return std::make_pair(c.beta1, c.beta2); },
+          [](OptimizerConfig& c, std::pair<double, double> betas) {
+            std::tie(c.beta1, c.beta2) = betas;
+          })
+      .def_readwrite("eps", &OptimizerConfig::eps)
+      .def_readwrite("momentum", &OptimizerConfig::momentum)
+      .def_readwrite("dampening", &OptimizerConfig::dampening)
+      .def_readwrite("nesterov", &OptimizerConfig::nesterov);
   py::class_<Group>(module, "ParameterGroup")
       .def(py::init<std::vector<Named>, std::optional<double>, std::optional<double>>(),
            py::arg("parameters"), py::arg("lr"), py::arg("weight_decay"));
@@ -279,6 +306,10 @@ void bind_training(py::class_<Engine>& engine) {
 void bind_getters(py::class_<Engine>& engine) {
   engine.def_property_readonly("config", &Engine::config)
       .def("get_lr", &Engine::get_lr)
+      .def("set_lr", py::overload_cast<const std::vector<double>&>(&Engine::set_lr),
+           py::arg("lr_by_group"), NoGil())
+      .def("hyper_parameters", &Engine::hyper_parameters, "By group; none with a client.")
+      .def("set_hyper_parameters", &Engine::set_hyper_parameters, py::arg("by_group"), NoGil())
       .def("counters", &Engine::counters)
       .def("was_step_applied", &Engine::was_step_applied)
       .def("get_global_grad_norm", &Engine::get_global_grad_norm)
@@ -296,7 +327,7 @@ void bind_engine(py::module_& module) {
   bind_getters(engine);
   bind_access(engine);
   module.def("initialize", &make_engine, py::arg("groups"), py::arg("modules"), py::arg("config"),
-             py::arg("communicator"), NoGil());
+             py::arg("communicator"), py::arg("optimizer") = py::none());
 }
 
 }  // namespace equigrad::python

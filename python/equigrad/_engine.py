@@ -10,7 +10,7 @@ import torch
 
 from equigrad import _core
 from equigrad._handles import hold, let_go
-from equigrad._optimizer import Optimizer
+from equigrad._optimizer import Optimizer, Scheduler
 
 
 class Engine(torch.nn.Module):
@@ -28,14 +28,15 @@ class Engine(torch.nn.Module):
         ranks: _core.Communicator,
         groups: list[dict[str, Any]],
         names: dict[str, torch.nn.Parameter],
+        client: torch.optim.Optimizer | None = None,
     ) -> None:
         super().__init__()
         self.module = model
         self._core: _core.Engine | None = core
         self._ranks = ranks
         self._parameters_held = names
-        self.optimizer = Optimizer(core, groups, model)
-        self.lr_scheduler = None
+        self.optimizer = Optimizer(core, groups, model, client)
+        self.lr_scheduler: Any = Scheduler(core) if core.config.has_scheduler else None
         self.training_dataloader = None
         self._autocast_hooks = self._watch_forward() if core.config.autocast else ()
         for name, parameter in names.items():
@@ -65,8 +66,19 @@ class Engine(torch.nn.Module):
     # ---- Steps ---------------------------------------------------------------------------------------------------
 
     def step(self, lr_kwargs: dict[str, float] | None = None) -> None:
-        """Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish."""
-        self._living("step").step(lr_kwargs or {})
+        """Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, and the scheduler's step,
+        to which lr_kwargs go."""
+        core = self._living("step")
+        boundary = core.is_gradient_accumulation_boundary()
+        if boundary:
+            self.optimizer.push()
+        is_configured = self.lr_scheduler is None or core.config.has_scheduler
+        core.step((lr_kwargs or {}) if is_configured else {})
+        if not boundary or not core.was_step_applied():
+            return
+        self.optimizer.pull()
+        if not is_configured:
+            self.lr_scheduler.step(**(lr_kwargs or {}))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empties the accumulation window; the boundary comes where it would have come."""
@@ -90,7 +102,19 @@ class Engine(torch.nn.Module):
 
     def get_lr(self) -> list[float]:
         """Of the next update, by parameter group."""
-        return self._living("get_lr").get_lr()
+        self._living("get_lr")
+        return [float(group.get("lr", 0.0)) for group in self.optimizer.param_groups]
+
+    def set_lr(self, lr: float | list[float]) -> None:
+        """Of the next update and of those after it, for every group or by group; a scheduler's next step overrides it.
+        Collective."""
+        core = self._living("set_lr")
+        groups = self.optimizer.param_groups
+        rates = [float(one) for one in lr] if isinstance(lr, (list, tuple)) else [float(lr)] * len(groups)
+        core.set_lr(rates)
+        if core.hyper_parameters():
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def get_global_grad_norm(self) -> float | None:
         """Of the averaged gradient before clipping, at the last boundary; NaN if it was not finite."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from equigrad import _core, _ranks, utils
+from equigrad import _client, _core, _ranks, utils
 from equigrad._engine import Engine
 from equigrad._optimizer import Optimizer
 
@@ -19,7 +19,7 @@ _GROUP_KEYS = ("params", "lr", "weight_decay", "name")
 def initialize(
     args: Any = None,
     model: torch.nn.Module | None = None,
-    optimizer: Any = None,
+    optimizer: torch.optim.Optimizer | Callable | None = None,
     model_parameters: Iterable | None = None,
     training_data: Dataset | None = None,
     lr_scheduler: Any = None,
@@ -34,6 +34,11 @@ def initialize(
         in. Rank 0's parameters and buffers become every rank's.
     model_parameters: which parameters to train, or groups of them as torch.optim takes them, with "lr" and "weight_decay"
         of their own; without it all that require a gradient.
+    optimizer: instead of the configured one, a torch.optim.Optimizer whose param_groups hold the parameters to train, or a
+        callable that makes one of model_parameters. It steps over this rank's flat slices, so it must be element-wise; that is
+        checked.
+    lr_scheduler: one of torch.optim.lr_scheduler on that optimizer, or a callable that takes the optimizer. engine.step()
+        steps it after every update.
     config: a DeepSpeed configuration: a dict, JSON text, or the path of a file. `args.deepspeed_config` is read without it.
     training_data: a data set, whose samples are split over the ranks by the returned loader, in micro-batches.
 
@@ -42,19 +47,29 @@ def initialize(
     """
     if model is None:
         raise _core.Error("[initialize] expected a model, got None. Give model=, any torch.nn.Module.")
-    for name, given in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
-        if given is not None:
-            raise _core.Error(
-                f"[initialize] expected no {name}, got a {type(given).__name__}. Name it in the configuration: "
-                f'"{"scheduler" if name == "lr_scheduler" else name}".'
-            )
     text = _ranks.config_text((config, config_params, getattr(args, "deepspeed_config", None)), "initialize")
-    checked = _core.load_config(text, _ranks.world_size())
+    load = _core.load_config if optimizer is None else _core.load_config_for_client
+    checked = load(text, _ranks.world_size())
+    if lr_scheduler is not None and checked.has_scheduler:
+        raise _core.Error(
+            '[initialize] expected one scheduler, got lr_scheduler and "scheduler" in the configuration. Drop one of them.'
+        )
     for name, module in model.named_modules():
         if utils.z3_leaf_module(module):
             checked.add_leaf_module(name)
-    groups = _groups(model, model_parameters)
+    client = None
+    if optimizer is not None:
+        if model_parameters is None:
+            model_parameters = [one for one in model.parameters() if one.requires_grad]
+        client = _client.make_optimizer(optimizer, model_parameters)
+        groups = _groups(model, [{"params": group["params"]} for group in client.param_groups], "the optimizer's groups")
+    else:
+        groups = _groups(model, model_parameters)
     device = _device(groups)
+    if client is not None:
+        _client.check_element_wise(client, device)
+    if lr_scheduler is not None:
+        _client.check_scheduler(lr_scheduler, client)
     ranks = _ranks.communicator(device, checked.communication_timeout_s)
     _broadcast_buffers(model, ranks)
     core = _core.initialize(
@@ -65,10 +80,14 @@ def initialize(
         module_entries(model),
         checked,
         ranks,
+        None if client is None else _client.Client(client),
     )
     names = {name: tensor for group in groups for name, tensor, _ in group["named"]}
-    shown = [{**group["values"], "params": [tensor for _, tensor, _ in group["named"]]} for group in groups]
-    engine = Engine(model, core, ranks, shown, names)
+    shown = [{**group["values"], "params": _once(tensor for _, tensor, _ in group["named"])} for group in groups]
+    engine = Engine(model, core, ranks, shown, names, client)
+    if lr_scheduler is not None:
+        stepped = engine.optimizer if client is None else client
+        engine.lr_scheduler = lr_scheduler(stepped) if callable(lr_scheduler) else lr_scheduler
     if training_data is not None:
         engine.training_dataloader = _loader(training_data, collate_fn, checked, ranks)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
@@ -98,7 +117,14 @@ def module_entries(model: torch.nn.Module) -> list[tuple[str, str, list[torch.Te
     return [(name, types[name], list(module.parameters(recurse=False))) for name, module in model.named_modules()]
 
 
-def _groups(model: torch.nn.Module, model_parameters: Iterable | None) -> list[dict[str, Any]]:
+def _once(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """A tied parameter comes under every name."""
+    return list({id(one): one for one in tensors}.values())
+
+
+def _groups(
+    model: torch.nn.Module, model_parameters: Iterable | None, where: str = "model_parameters"
+) -> list[dict[str, Any]]:
     named = named_parameters(model)
     if model_parameters is None:
         return [{"named": named, "values": {}}]
@@ -124,7 +150,7 @@ def _groups(model: torch.nn.Module, model_parameters: Iterable | None) -> list[d
                 parameters[at] = parameter = parameter[1]
             if id(parameter) not in by_id:
                 raise _core.Error(
-                    f"[initialize] expected parameters of the model in model_parameters, got a tensor of shape "
+                    f"[initialize] expected parameters of the model in {where}, got a tensor of shape "
                     f"{list(parameter.shape)} that is none. Give model.parameters(), or some of them."
                 )
         groups.append(

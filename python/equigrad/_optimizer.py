@@ -1,7 +1,8 @@
-"""What stands where DeepSpeed's users expect an optimizer: the engine updates, this shows with which rates."""
+"""What stands where DeepSpeed's users expect an optimizer: the engine updates, with the values of its param_groups."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -9,37 +10,55 @@ import torch
 from equigrad import _core
 from equigrad.utils import z3_leaf_module
 
-
-class ParameterGroup(dict):
-    """A group as torch.optim shows it. "lr" is what the next update uses."""
-
-    def __init__(self, core: _core.Engine, index: int, values: dict[str, Any]) -> None:
-        super().__init__(values)
-        self._core = core
-        self._index = index
-        super().__setitem__("lr", core.get_lr()[index])
-
-    def __getitem__(self, key: str) -> Any:
-        return self._core.get_lr()[self._index] if key == "lr" else super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401  dict.get would not ask __getitem__
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        raise _core.Error(
-            f'[optimizer.param_groups] expected no assignment of "{key}", which the configuration sets. '
-            'Give it under "optimizer" or in model_parameters, and rates that change under "scheduler".'
-        )
+_OF_ADAM = ("lr", "betas", "eps", "weight_decay")
+_OF_SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+# What optimizers of torch take: a value that the configured one has not is refused, and every other key is the caller's.
+_OF_ANY = {*_OF_ADAM, *_OF_SGD, "alpha", "amsgrad", "centered", "lr_decay", "maximize", "momentum_decay", "rho"}
 
 
-class Optimizer:
-    """The engine's own optimizer, as `engine.optimizer`."""
+def _values(given: _core.HyperParameters) -> dict[str, Any]:
+    return {key: getattr(given, key) for key in (_OF_SGD if given.is_sgd else _OF_ADAM)}
 
-    def __init__(self, core: _core.Engine, groups: list[dict[str, Any]], model: torch.nn.Module) -> None:
+
+def _plain(value: Any) -> Any:
+    """Numbers, and tuples of them: a scheduler may leave tensors and lists."""
+    if isinstance(value, (list, tuple)):
+        return tuple(float(one) for one in value)
+    return value if isinstance(value, bool) else float(value)
+
+
+class Optimizer(torch.optim.Optimizer):
+    """`engine.optimizer`: a torch.optim.Optimizer for schedulers and for reading; engine.step() takes its steps.
+
+    param_groups may be assigned to: "lr" and what else the optimizer takes hold from the next update on. With an optimizer of the
+    caller's they are its own, and so is `state`. Assign the same on every rank.
+    """
+
+    def __init__(
+        self,
+        core: _core.Engine,
+        groups: list[dict[str, Any]],
+        model: torch.nn.Module,
+        client: torch.optim.Optimizer | None = None,
+    ) -> None:
         self._core: _core.Engine | None = core
+        self._client = client
+        self._groups: list[dict[str, Any]] = []
         leaves = [module for module in model.modules() if z3_leaf_module(module)]
         self.leaf_parameters = {leaf: list(leaf.parameters()) for leaf in leaves}
-        self.param_groups = [ParameterGroup(core, index, values) for index, values in enumerate(groups)]
+        given = core.hyper_parameters()
+        if client is None:
+            self._groups = [{**values, **_values(now)} for values, now in zip(groups, given, strict=True)]
+        defaults = client.defaults if client is not None else _values(given[0])
+        self.__setstate__({"defaults": dict(defaults), "_states": defaultdict(dict)})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._groups if self._client is None else self._client.param_groups
+
+    @property
+    def state(self) -> dict:
+        return self._states if self._client is None else self._client.state
 
     @property
     def loss_scale(self) -> float:
@@ -66,11 +85,85 @@ class Optimizer:
         """As engine.backward(loss), without the division by the accumulation steps in what it returns."""
         self._living("backward").backward(loss, retain_graph, True)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Of an optimizer of the caller's: its own, of this rank's slices."""
+        return self._clients("state_dict").state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What state_dict() gave on this rank, with as many ranks and the same stage."""
+        self._clients("load_state_dict").load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise _core.Error(
+            "[optimizer.add_param_group] expected the groups that initialize() was given, got another. Give all of them to "
+            "initialize(), as model_parameters or in the optimizer."
+        )
+
+    def push(self) -> None:
+        """Before an update: the engine takes what was assigned. Collective where something was."""
+        core = self._living("step")
+        if self._client is not None:
+            return
+        now = core.hyper_parameters()
+        wanted = core.hyper_parameters()
+        for group, values in zip(self._groups, wanted, strict=True):
+            keys = _OF_SGD if values.is_sgd else _OF_ADAM
+            foreign = sorted((_OF_ANY & set(group)) - set(keys))
+            if foreign:
+                raise _core.Error(
+                    f'[optimizer.param_groups] expected {", ".join(keys)}, which the configured optimizer takes, got "{foreign[0]}". '
+                    "Drop it, or give initialize() an optimizer that has it."
+                )
+            for key in keys:
+                if key in group:
+                    setattr(values, key, _plain(group[key]) if key != "nesterov" else bool(group[key]))
+        if [_values(one) for one in now] != [_values(one) for one in wanted]:
+            core.set_hyper_parameters(wanted)
+
+    def pull(self) -> None:
+        """After an update: what a configured scheduler has set is shown."""
+        self._opt_called = True  # what schedulers of torch look for before they step
+        if self._client is None:
+            for group, now in zip(self._groups, self._living("step").hyper_parameters(), strict=True):
+                group.update(_values(now))
+
     def destroy(self) -> None:
         self._core = None
-        self.param_groups = []
+        self._client = None
+        self._groups = []
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._client!r})" if self._client is not None else super().__repr__()
+
+    def _clients(self, where: str) -> torch.optim.Optimizer:
+        self._living(where)
+        if self._client is None:
+            raise _core.Error(
+                f"[optimizer.{where}] expected an optimizer of the caller's, got the configured one, whose checkpoints are not "
+                "supported. Read its states with utils.safe_get_full_optimizer_state()."
+            )
+        return self._client
 
     def _living(self, where: str) -> _core.Engine:
         if self._core is None:
             raise _core.Error(f"[optimizer.{where}] expected an engine, got one that was destroyed. Make a new one.")
         return self._core
+
+
+class Scheduler:
+    """The scheduler that the configuration names, as `engine.lr_scheduler`: engine.step() takes its steps."""
+
+    def __init__(self, core: _core.Engine) -> None:
+        self._core = core
+
+    def get_lr(self) -> list[float]:
+        """Of the next update, by parameter group."""
+        return self._core.get_lr()
+
+    get_last_lr = get_lr
+
+    def step(self, *_: Any) -> None:
+        raise _core.Error(
+            "[lr_scheduler.step] expected engine.step(), which steps the configured scheduler after an update, got "
+            "lr_scheduler.step(). Leave the call out."
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,16 @@ def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) ->
         raise _core.Error(
             f"[{where}] expected a configuration of numbers, texts, lists and dicts, got one that is no JSON: {error}."
         ) from error
+
+
+def config_without(text_or_path: str, keys: Iterable[str]) -> str:
+    """JSON text without these keys of its top level; a text that is no JSON object as it is, for the engine to refuse."""
+    try:
+        text = text_or_path if text_or_path.lstrip().startswith("{") else Path(text_or_path).read_text()
+        config = json.loads(text)
+    except (OSError, ValueError):
+        return text_or_path
+    return json.dumps({key: value for key, value in config.items() if key not in set(keys)})
 
 
 def world_size() -> int:

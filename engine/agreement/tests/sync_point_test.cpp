@@ -14,6 +14,7 @@ TEST(SyncPoint, IsTheSameWhateverItsFlag) {
   EXPECT_TRUE(same(ReadGradient{.parameter = 1, .passes = 0}, ReadGradient{1, 2}));
   EXPECT_TRUE(same(WriteState{.parameter = 1, .digest = 4}, WriteState{1, 5}));
   EXPECT_TRUE(same(WriteLocal{.parameter = 1, .is_master = false}, WriteLocal{1, true}));
+  EXPECT_TRUE(same(SetRates{.digest = 1}, SetRates{.digest = 2}));
   EXPECT_TRUE(same(GatherEnds{.has_written = true}, GatherEnds{}));
   EXPECT_FALSE(same(LaunchBucket{.bucket = 2}, LaunchBucket{.bucket = 3}));
   EXPECT_FALSE(same(Step{.passes = 2}, Step{.passes = 3}));
@@ -29,6 +30,7 @@ TEST(SyncPoint, FlagsTravel) {
   EXPECT_EQ(words_of(ReadState{.parameter = 1, .state = 2}).flag, 2);
   EXPECT_EQ(words_of(WriteMaster{.parameter = 1, .digest = 9}).flag, 9);
   EXPECT_EQ(words_of(WriteLocal{.parameter = 1, .is_master = true}).flag, 1);
+  EXPECT_EQ(words_of(SetRates{.digest = 5}).flag, 5);
   EXPECT_EQ(words_of(GatherBegins{.digest = 6}).flag, 6);
   EXPECT_EQ(words_of(GatherEnds{.has_written = true}).flag, 1);
 }
@@ -46,8 +48,9 @@ TEST(SyncPoint, KnowsWhatMayBePostponedAndWhatIsAnAccess) {
   EXPECT_TRUE(words_of(NoFullBucket{}).is_full_bucket());
   EXPECT_FALSE(words_of(LaunchBucket{.bucket = 0, .rounds = 1}).is_full_bucket());
   EXPECT_FALSE(words_of(Step{}).is_full_bucket());
-  for (const SyncPoint& point : {SyncPoint(ReadParameter{}), SyncPoint(WriteLocal{}),
-                                 SyncPoint(GatherStands{}), SyncPoint(HessianProduct{})})
+  for (const SyncPoint& point :
+       {SyncPoint(ReadParameter{}), SyncPoint(WriteLocal{}), SyncPoint(SetRates{}),
+        SyncPoint(GatherStands{}), SyncPoint(HessianProduct{})})
     EXPECT_TRUE(words_of(point).is_access()) << describe(words_of(point), 0);
   for (const SyncPoint& point : {SyncPoint(WantPages{}), SyncPoint(ObservedUpdate{}),
                                  SyncPoint(Initialize{}), SyncPoint(Abandoned{})})

@@ -10,6 +10,7 @@ namespace {
 constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulation = "gradient_accumulation_steps";
+constexpr const char* kManaged = "managed_gradient_accumulation";
 constexpr Values kSize{.type = ValueType::Whole,
                        .least = 1,
                        .is_derived = true,
@@ -25,8 +26,10 @@ constexpr Row kRows[] = {
     key(kAccumulation, kSize, field<&EngineConfig::gradient_accumulation_steps>,
         "Passes whose gradients are added up before a step.",
         "Derived from the other two where it is absent; 1 if one of them is, too."),
-    unsupported("managed_gradient_accumulation",
-                "Whether the engine, and not the caller, counts the passes of a step.", "[true]"),
+    key(kManaged, boolean(), field<&EngineConfig::managed_gradient_accumulation>,
+        "Whether the engine, and not the caller, counts the passes of a step.",
+        "Where it is false every step() acts, unless set_gradient_accumulation_boundary says no; "
+        "overlap_comm is accepted at every stage, and changes nothing at 0 and 1."),
 };
 
 bool multiply(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t& product) {
@@ -60,6 +63,7 @@ void read(Reading& reading) {
   const auto train = size_at(kTrain, reading);
   const auto micro = size_at(kMicro, reading);
   const auto accumulation = size_at(kAccumulation, reading);
+  reading.store(kManaged);
   const std::int64_t world = reading.world_size;
   reading.config.train_batch_size = world;  // consistent, in case a problem ends this early
   if (reader.is_bad(kTrain) || reader.is_bad(kMicro) || reader.is_bad(kAccumulation)) return;

@@ -105,10 +105,15 @@ void read_adam(const std::string& type, Reading& reading) {
 void read(Reading& reading) {
   const std::string written = reading.take("optimizer.type");
   const bool is_known = reading.has("optimizer.type");
-  if (!is_known && !reading.reader.is_bad("optimizer") && !reading.reader.is_bad("optimizer.type"))
+  const bool is_bad = reading.reader.is_bad("optimizer") || reading.reader.is_bad("optimizer.type");
+  if (!is_known && reading.needs_optimizer && !is_bad)
     reading.reader.problem("optimizer.type",
                            "expected SGD, Adam or AdamW, got no optimizer. Add \"optimizer\": "
                            "{\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}.");
+  if (!reading.needs_optimizer && reading.has("optimizer"))
+    reading.reader.problem("optimizer",
+                           "expected no optimizer beside the one that initialize() is given, got "
+                           "one. Drop the key, or the argument.");
   if (written == "SGD")
     reading.config.optimizer.kind = Kind::Sgd;
   else

@@ -2,6 +2,9 @@
 // windows.
 #include "engine/gradient/micro_batches.hpp"
 
+#include <torch/csrc/autograd/autograd.h>
+
+#include "conformance/testing/counting_communicator.hpp"
 #include "conformance/testing/small_run.hpp"
 
 namespace equigrad::gradient {
@@ -12,6 +15,7 @@ using conformance::error_of;
 using conformance::expect_equal;
 using conformance::SmallOptions;
 using conformance::SmallRun;
+using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::RankContext;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -120,6 +124,24 @@ TEST(MicroBatches, TheBatchSizeChangesBetweenWindowsAndInMultiples) {
   EXPECT_EQ(steps(batches, 6), (std::vector<bool>{false, false, true, false, false, true}));
 }
 
+TEST(MicroBatches, WhereTheCallerCountsEveryStepEndsAWindow) {
+  MicroBatches batches(3, /*is_managed=*/false);
+  EXPECT_TRUE(batches.is_boundary());
+  EXPECT_EQ(steps(batches, 4), (std::vector<bool>{true, true, true, true}));
+  EXPECT_TRUE(step(batches, 5));
+  EXPECT_FALSE(batches.expects_step()) << "no pass is known to be the last";
+  batches.set_boundary(false);
+  EXPECT_EQ(steps(batches, 2), (std::vector<bool>{false, false}));
+  batches.set_boundary(true);
+  EXPECT_FALSE(batches.expects_step());
+  EXPECT_TRUE(step(batches));
+  batches.set_boundary(std::nullopt);
+  EXPECT_TRUE(step(batches));
+  EXPECT_THAT(error_of([&] { batches.check_step(); }), HasSubstr("got none"));
+  batches.set_train_batch_size(12, 6);
+  EXPECT_EQ(batches.accumulation_steps(), 2);
+}
+
 // ---- On an engine.
 
 TEST(MicroBatches, PassesInsideOfNoSyncAddUpAsAnyOthers) {
@@ -179,6 +201,133 @@ TEST(MicroBatches, AnEarlyBoundaryIsAWindowWhoseOtherPassesWereZero) {
       }
     });
   }
+}
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+// SmallRun's gradients by torch alone, of one rank's pass; of every fourth, twice as much.
+Tensors plain_gradients(const Tensors& weights, int64_t micro, int rank) {
+  const auto seed = static_cast<double>(10 * micro + rank);
+  const auto input = at::cos(at::arange(8) + seed).view({2, 4});
+  const auto hidden = at::tanh(at::linear(input, weights.at("w1"), weights.at("b1")));
+  const auto output =
+      at::linear(hidden, weights.at("w2"), weights.at("b2")) + weights.at("frozen").detach();
+  Tensors gradients;
+  for (const char* name : {"w1", "b1", "w2", "b2"})
+    gradients[name] = torch::autograd::grad({SmallRun::loss_of(output)}, {weights.at(name)}, {},
+                                            /*retain_graph=*/true)[0] *
+                      (micro % 4 == 3 ? 2 : 1);
+  return gradients;
+}
+
+void add(Tensors& sums, const Tensors& terms) {
+  for (const auto& [name, term] : terms)
+    sums[name] = sums.contains(name) ? sums[name] + term : term;
+}
+
+// Stages 0 and 1 add passes, then ranks; 2 and 3 the other way round. Divided by accumulation x
+// ranks, a power of two, whatever the number of passes is.
+Tensors plain_averages(const SmallRun& run, const std::vector<int64_t>& passes, int stage) {
+  Tensors weights, sums, others;
+  for (const char* name : {"w1", "b1", "w2", "b2", "frozen"})
+    weights[name] = run.engine->full_parameter(name).requires_grad_();
+  for (const int64_t micro : passes) {
+    auto here = plain_gradients(weights, micro, 0);
+    const auto there = plain_gradients(weights, micro, 1);
+    stage <= 1 ? add(others, there) : add(here, there);
+    add(sums, here);
+  }
+  add(sums, others);
+  for (auto& [name, sum] : sums) sum = sum.view({-1}) / 4;
+  return sums;
+}
+
+TEST(MicroBatches, PassesThatTheCallerCountsArePlainSums) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallOptions options{.stage = stage, .accumulation = 2};
+    SmallRun managed(context, options);
+    options.managed = false;
+    SmallRun run(context, options);
+    int64_t micro = 0, steps = 0;
+    for (const int64_t count : {1, 3, 2, 4}) {
+      std::vector<int64_t> passes;
+      for (int64_t i = 0; i < count; ++i) passes.push_back(micro++);
+      const auto want = plain_averages(run, passes, stage);
+      std::size_t compared = 0;
+      run.engine->on_step([&](const std::vector<LocalShard>& shards) {
+        for (const auto& shard : shards) {
+          if (!shard.gradient.defined() || shard.begin == shard.end) continue;
+          EXPECT_THAT(shard.gradient,
+                      HasTheBitsOf(want.at(shard.name).slice(0, shard.begin, shard.end)))
+              << shard.name << ", " << count << " passes";
+          ++compared;
+        }
+      });
+      for (const int64_t pass : passes) {
+        EXPECT_TRUE(run.engine->is_gradient_accumulation_boundary());
+        const bool divides = pass % 4 != 3;  // what is not divided weighs as two
+        const auto loss = run.loss(pass);
+        EXPECT_EQ(run.engine->backward(loss, false, divides).item<float>(),
+                  (divides ? loss / 2.0 : loss).item<float>());
+        managed.engine->set_gradient_accumulation_boundary(pass == passes.back());
+        managed.engine->backward(managed.loss(pass), false, divides);
+        managed.engine->step();
+      }
+      run.engine->step();
+      EXPECT_GE(compared, 3U);
+      EXPECT_EQ(run.engine->counters().global_steps, ++steps);
+      EXPECT_EQ(run.engine->counters().micro_steps, steps);
+      expect_equal(run.all(), managed.all(), "the same boundaries, set by hand");
+    }
+  });
+}
+
+// In a managed window of one pass the reduction begins with the pass.
+TEST(MicroBatches, NothingLeavesBeforeTheStepWhereTheCallerCounts) {
+  for (const bool is_managed : {true, false}) {
+    at_every_stage(2, [is_managed](RankContext& context, int stage) {
+      if (stage >= 2) return;  // their passes reduce
+      const auto communicator =
+          std::make_shared<conformance::CountingCommunicator>(context.group());
+      SmallRun run(context, {.stage = stage, .managed = is_managed}, communicator);
+      communicator->reset();
+      run.engine->backward(run.loss(0));
+      EXPECT_EQ(communicator->counts().messages > 0, is_managed);
+      run.engine->step();
+    });
+  }
+}
+
+TEST(MicroBatches, ABoundaryThatIsSetHoldsWhereTheCallerCounts) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallRun run(context, {.stage = stage, .managed = false});
+    run.engine->set_gradient_accumulation_boundary(false);
+    EXPECT_FALSE(run.engine->is_gradient_accumulation_boundary());
+    run.train(0);
+    EXPECT_EQ(run.engine->counters().global_steps, 0);
+    run.engine->set_gradient_accumulation_boundary(std::nullopt);
+    run.train(1);
+    EXPECT_EQ(run.engine->counters().global_steps, 1);
+    SmallRun once(context, {.stage = stage, .managed = false});
+    for (const int64_t micro : {0, 1}) once.engine->backward(once.loss(micro));
+    once.engine->step();
+    expect_equal(run.all(), once.all(), "the boundary was held back");
+  });
+}
+
+TEST(MicroBatches, ExactSumsAreThoseOfAManagedWindow) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    SmallOptions options{.stage = stage, .accumulation = 2, .reduction = ReductionOrder::Exact};
+    SmallRun managed(context, options);
+    options.managed = false;
+    SmallRun run(context, options);
+    for (int64_t micro = 0; micro < 4; ++micro) {
+      managed.train(micro);
+      run.engine->backward(run.loss(micro));
+      if (micro % 2 == 1) run.engine->step();
+    }
+    expect_equal(run.all(), managed.all(), "exact sums");
+  });
 }
 
 TEST(MicroBatches, AnotherBatchSizeGivesTheBitsOfAnEngineThatStartedWithIt) {

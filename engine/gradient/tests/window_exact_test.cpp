@@ -31,7 +31,7 @@ struct Given {
 
 struct Exact : Windowed {
   Window exact;
-  Exact(RankContext& context, const WindowKind& of, int64_t expected_passes)
+  Exact(RankContext& context, const WindowKind& of, bool expects_one_pass)
       : Windowed(context, of),
         exact(plan, table.size(), participant,
               {of.dtype,
@@ -41,7 +41,7 @@ struct Exact : Windowed {
                at::kFloat,
                {},
                1.0,
-               expected_passes},
+               expects_one_pass},
               ledger) {}
   void give(const Given& given, std::size_t but = 99) {
     exact.begin(given.weight, /*expects_step=*/false);
@@ -81,8 +81,9 @@ TEST(WindowExact, IsTheReferencesSumOfAllContributions) {
   for_each_kind([](RankContext& context, const WindowKind& kind) {
     const std::vector<std::vector<Given>> windows = {
         {{1}}, {{1}, {2}}, {{1}, {2, 3.0}, {3, 1.0 / 3}}, {{1, 3.0}}, {{1}, {2, 1.0, 1}}, {{4}}};
-    for (const int64_t expected : {1, 3}) {  // sums are held from the second pass on, or the first
-      Exact it(context, kind, expected);
+    for (const bool expects_one :
+         {true, false}) {  // sums are held from the second pass on, or the first
+      Exact it(context, kind, expects_one);
       for (const auto& window : windows) {
         for (const auto& given : window) it.give(given);
         it.expect(window);
@@ -95,7 +96,7 @@ TEST(WindowExact, IsNotTheSumInThePinnedOrder) {
   for_each_kind(
       [](RankContext& context, const WindowKind& kind) {
         if (kind.dtype != at::kFloat || kind.sharded) return;
-        Exact it(context, kind, 1);
+        Exact it(context, kind, true);
         for (const uint64_t pass : {1u, 2u, 3u}) it.give({pass});
         const auto average = it.exact.take_averaged(kFactor);
         int64_t differing = 0;
@@ -110,7 +111,7 @@ TEST(WindowExact, IsNotTheSumInThePinnedOrder) {
 // One rank's pass gives a parameter a second part: only this rank holds sums.
 TEST(WindowExact, RanksAgreeOnWhatTravels) {
   for_each_kind([](RankContext& context, const WindowKind& kind) {
-    Exact it(context, kind, 1);
+    Exact it(context, kind, true);
     constexpr std::size_t p = 4;
     const auto part = contribution(p, 9, 0, kind.dtype);
     it.exact.begin(1.0, /*expects_step=*/false);
@@ -132,8 +133,8 @@ TEST(WindowExact, RanksAgreeOnWhatTravels) {
 
 TEST(WindowExact, APassThatIsAbandonedAndAWindowThatIsClearedLeaveNothing) {
   for_each_kind([](RankContext& context, const WindowKind& kind) {
-    for (const int64_t expected : {1, 2}) {
-      Exact it(context, kind, expected);
+    for (const bool expects_one : {true, false}) {
+      Exact it(context, kind, expects_one);
       const auto abandoned = [&](uint64_t pass) {
         it.exact.begin(1.0, /*expects_step=*/false);
         for (const std::size_t p : {4u, 2u})
@@ -156,8 +157,8 @@ TEST(WindowExact, APassThatIsAbandonedAndAWindowThatIsClearedLeaveNothing) {
 
 TEST(WindowExact, WhatWasAssignedStandsAndLaterPassesAddToIt) {
   for_each_kind([](RankContext& context, const WindowKind& kind) {
-    for (const int64_t expected : {1, 2}) {
-      Exact it(context, kind, expected);
+    for (const bool expects_one : {true, false}) {
+      Exact it(context, kind, expects_one);
       it.give({1});
       const auto value = it.padded_slice(5, at::tensor({0.25F, -3.0F, 7.0F}));
       it.exact.assign(5, value);
@@ -175,7 +176,7 @@ TEST(WindowExact, WhatWasAssignedStandsAndLaterPassesAddToIt) {
 TEST(WindowExact, MoreGradientsThanASumHoldsAreAnError) {
   EXPECT_EQ(on_ranks(1,
                      [](RankContext& context) {
-                       Exact it(context, {true, true, at::kFloat}, 1);
+                       Exact it(context, {true, true, at::kFloat}, true);
                        const auto gradient = contribution(3, 1, 0, at::kFloat);
                        it.exact.begin(1.0, /*expects_step=*/false);
                        const auto give = [&](int64_t count) {

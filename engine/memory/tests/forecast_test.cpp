@@ -182,6 +182,27 @@ TEST(MemoryModel, ALaterPassIsHeldUntilItEnds) {
   EXPECT_EQ(gradients().peak, 50 * (2 + 4));
 }
 
+TEST(MemoryModel, PassesThatTheCallerCountsAreTakenForSeveral) {
+  const auto of = [](int stage, ReductionOrder order, bool managed, std::int64_t steps) {
+    auto config = fp32(stage);
+    config.reduction = order;
+    config.managed_gradient_accumulation = managed;
+    config.gradient_accumulation_steps = steps;
+    const auto bytes = forecast(table_of_sizes({100, 30}, config), config, {2, false, {}});
+    std::vector<std::int64_t> all;
+    for (const auto& held : bytes.categories)
+      all.insert(all.end(), {held.idle, held.peak, held.most});
+    return all;
+  };
+  int larger = 0;
+  for (const int stage : {0, 1, 2, 3})
+    for (const auto order : {ReductionOrder::Pinned, ReductionOrder::Exact}) {
+      EXPECT_EQ(of(stage, order, false, 1), of(stage, order, true, 2)) << stage;
+      larger += of(stage, order, false, 1) != of(stage, order, true, 1);
+    }
+  EXPECT_GT(larger, 2) << "else it says nothing";
+}
+
 TEST(MemoryModel, ExactSumsAre16BytesWhereTheyAreHeld) {
   const auto of = [](EngineConfig config, int64_t passes) {
     config.reduction = ReductionOrder::Exact;

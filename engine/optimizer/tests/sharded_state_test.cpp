@@ -138,7 +138,7 @@ TEST(ShardedState, ChargesMastersAndStatesInTheirOwnTypes) {
     EXPECT_EQ(it.ledger.bytes(memory::Category::OptimizerState), 2 * bytes(options.state));
     EXPECT_EQ(it.state.masters().scalar_type(), options.master);
     EXPECT_EQ(it.state.states()[1].scalar_type(), options.state);
-    EXPECT_EQ(it.state.names(), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+    EXPECT_EQ(it.state.state_names(0), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
   }
 }
 

@@ -1,8 +1,9 @@
 """The drop-in for a program that was written for DeepSpeed: `import equigrad.deepspeed as deepspeed`.
 
 What differs from `import equigrad`: a model is converted to the type that the configuration computes in before the engine
-takes it, as DeepSpeed does, so master weights start from the rounded values; and names of DeepSpeed's that
-the engine has no need of are here too (`add_config_arguments`, `comm`, `DeepSpeedEngine`).
+takes it, as DeepSpeed does, so master weights start from the rounded values; `optimizer=` and `lr_scheduler=` take the place
+of those that the configuration names; and names of DeepSpeed's that the engine has no need of are here too
+(`add_config_arguments`, `comm`, `DeepSpeedEngine`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,25 @@ __all__ = [
 __version__ = equigrad.__version__
 
 
+# What an argument takes the place of in the configuration.
+_OVERRIDDEN = (("optimizer", "optimizer"), ("lr_scheduler", "scheduler"))
+
+
 def initialize(
     args: Any = None, model: torch.nn.Module | None = None, *positional: Any, **keywords: Any
 ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
     """As `equigrad.initialize`, of a model converted to bf16 or fp16 first where the configuration asks for it."""
     given = [keywords.get(name) for name in ("config", "config_params")] + [getattr(args, "deepspeed_config", None)]
+    named = dict(zip(("optimizer", "model_parameters", "training_data", "lr_scheduler"), positional)) | keywords
     if model is not None and any(one is not None for one in given):
-        config = _core.load_config(_ranks.config_text(given, "initialize"), _ranks.world_size())
+        text = _ranks.config_text(given, "initialize")
+        overridden = [key for name, key in _OVERRIDDEN if named.get(name) is not None]
+        if overridden:
+            keywords.pop("config_params", None)
+            keywords["config"] = text = _ranks.config_without(text, overridden)
+            args = None
+        load = _core.load_config if named.get("optimizer") is None else _core.load_config_for_client
+        config = load(text, _ranks.world_size())
         dtype = getattr(torch, config.compute_dtype)
         if dtype is not torch.float32 and not _is_partitioned(model):
             model.to(dtype)

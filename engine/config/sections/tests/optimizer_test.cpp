@@ -4,6 +4,7 @@
 
 #include "conformance/testing/config_text.hpp"
 #include "engine/config/config.hpp"
+#include "engine/config/load_for_client.hpp"
 
 namespace equigrad {
 namespace {
@@ -26,6 +27,21 @@ TEST(OptimizerSection, NesterovNeedsMomentumAndNoDampening) {
                 ElementsAre(HasSubstr("nesterov: expected a momentum above 0 and no dampening")))
         << wrong;
     EXPECT_THAT(problems_of_sgd(R"("nesterov": false, )" + std::string(wrong)), IsEmpty()) << wrong;
+  }
+}
+
+TEST(OptimizerSection, IsTheCallersOrTheConfigurations) {
+  const std::string batch = R"({"train_batch_size": 2)";
+  EXPECT_THROW(load_config(batch + "}", 2), ConfigError);
+  EXPECT_EQ(load_config_for_client(batch + "}", 2).optimizer, OptimizerConfig{});
+  for (const char* both : {R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})",
+                           R"(, "optimizer": {}})", R"(, "optimizer": {"type": "Sgdd"}})"})
+    EXPECT_THROW(load_config_for_client(batch + both, 2), ConfigError) << both;
+  try {
+    load_config_for_client(batch + R"(, "optimizer": {"type": "SGD"}})", 2);
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("optimizer: expected no optimizer beside the one"));
   }
 }
 
