@@ -37,6 +37,7 @@ class Engine(torch.nn.Module):
         self.optimizer = Optimizer(core, groups, model)
         self.lr_scheduler = None
         self.training_dataloader = None
+        self._acted = False  # whether the last step() was at a boundary
         self._autocast_hooks = self._watch_forward() if core.config.autocast else ()
         for name, parameter in names.items():
             hold(self, name, parameter, parameter.numel() <= core.config.persistent_numel)
@@ -66,7 +67,9 @@ class Engine(torch.nn.Module):
 
     def step(self, lr_kwargs: dict[str, float] | None = None) -> None:
         """Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish."""
-        self._living("step").step(lr_kwargs or {})
+        core = self._living("step")
+        self._acted = core.is_gradient_accumulation_boundary()
+        core.step(lr_kwargs or {})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empties the accumulation window; the boundary comes where it would have come."""
@@ -97,8 +100,8 @@ class Engine(torch.nn.Module):
         return self._living("get_global_grad_norm").get_global_grad_norm()
 
     def was_step_applied(self) -> bool:
-        """Whether the last step() at a boundary updated the parameters."""
-        return self._living("was_step_applied").was_step_applied()
+        """Whether the last step() was at a boundary and updated the parameters."""
+        return self._living("was_step_applied").was_step_applied() and self._acted
 
     @property
     def global_steps(self) -> int:

@@ -38,8 +38,12 @@ def is_here(parameter: torch.Tensor) -> bool:
 
 
 def _status(parameter: torch.nn.Parameter) -> Any:
-    # Of a parameter that no engine of ours holds, it is what somebody else may have set.
     if "_equigrad" not in parameter.__dict__:
+        if _core.early_shard(parameter) is not None:
+            return ZeroParamStatus.NOT_AVAILABLE
+        if "_equigrad_gathered" in parameter.__dict__:
+            return ZeroParamStatus.AVAILABLE
+        # Of a parameter that is none of ours, it is what somebody else may have set.
         try:
             return parameter.__dict__["ds_status"]
         except KeyError:
@@ -66,7 +70,7 @@ def hold(engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> No
 
 
 def let_go(parameter: torch.nn.Parameter) -> None:
-    for name in ("_equigrad", "ds_shape", "ds_numel", "ds_persist"):
+    for name in ("_equigrad", "ds_shape", "ds_numel", "ds_persist", "comm_dtype"):
         parameter.__dict__.pop(name, None)
 
 

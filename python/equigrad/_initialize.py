@@ -27,6 +27,8 @@ def initialize(
     collate_fn: Callable | None = None,
     config: str | os.PathLike | dict | None = None,
     config_params: str | os.PathLike | dict | None = None,
+    *,
+    engine_class: type[Engine] = Engine,
 ) -> tuple[Engine, Optimizer, DataLoader | None, Any]:
     """Makes an engine that trains `model`. Returns (engine, optimizer, dataloader, lr_scheduler).
 
@@ -35,6 +37,7 @@ def initialize(
     model_parameters: which parameters to train, or groups of them as torch.optim takes them, with "lr" and "weight_decay"
         of their own; without it all that require a gradient.
     config: a DeepSpeed configuration: a dict, JSON text, or the path of a file. `args.deepspeed_config` is read without it.
+    engine_class: what to make, the engine or a class derived from it.
     training_data: a data set, whose samples are split over the ranks by the returned loader, in micro-batches.
 
     Raises ConfigError with every problem at once, Error for a model that can't be trained, CommunicationError for ranks that
@@ -50,25 +53,30 @@ def initialize(
             )
     text = _ranks.config_text((config, config_params, getattr(args, "deepspeed_config", None)), "initialize")
     checked = _core.load_config(text, _ranks.world_size())
+    utils.mark_configured_leaf_modules(model, *checked.leaf_modules)
     for name, module in model.named_modules():
         if utils.z3_leaf_module(module):
             checked.add_leaf_module(name)
     groups = _groups(model, model_parameters)
+    frozen = _frozen_elsewhere(model, groups)
     device = _device(groups)
     ranks = _ranks.communicator(device, checked.communication_timeout_s)
     _broadcast_buffers(model, ranks)
     core = _core.initialize(
         [
-            _core.ParameterGroup(group["named"], group["values"].get("lr"), group["values"].get("weight_decay"))
-            for group in groups
+            _core.ParameterGroup(group["named"] + more, group["values"].get("lr"), group["values"].get("weight_decay"))
+            for group, more in zip(groups, [frozen] + [[]] * (len(groups) - 1), strict=True)
         ],
         _modules(model),
         checked,
         ranks,
     )
     names = {name: tensor for group in groups for name, tensor, _ in group["named"]}
+    names |= {name: tensor for name, tensor, _ in frozen}
     shown = [{**group["values"], "params": [tensor for _, tensor, _ in group["named"]]} for group in groups]
-    engine = Engine(model, core, ranks, shown, names)
+    engine = engine_class(model, core, ranks, shown, names)
+    if checked.autocast:
+        _show_communication_types(model, checked)
     if training_data is not None:
         engine.training_dataloader = _loader(training_data, collate_fn, checked, ranks)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
@@ -82,6 +90,15 @@ def _type_names(model: torch.nn.Module) -> dict[str, str]:
         own = getattr(torch.nn, kind.__name__, None) is kind
         names[name] = f"torch.nn.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
     return names
+
+
+def _show_communication_types(model: torch.nn.Module, config: _core.EngineConfig) -> None:
+    """DeepSpeed's name for the type in which torch_autocast sends a parameter: its `comm_dtype`."""
+    types = _type_names(model)
+    for name, module in model.named_modules():
+        if types[name] in config.lower_precision_safe_modules:
+            for parameter in module.parameters(recurse=False):
+                parameter.comm_dtype = getattr(torch, config.autocast_dtype)
 
 
 def _named(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter, str]]:
@@ -134,6 +151,12 @@ def _groups(model: torch.nn.Module, model_parameters: Iterable | None) -> list[d
             }
         )
     return groups
+
+
+def _frozen_elsewhere(model: torch.nn.Module, groups: list[dict[str, Any]]) -> list[tuple[str, torch.nn.Parameter, str]]:
+    """Frozen parameters in no group: the engine holds them too, for at stage 3 they are partitioned."""
+    taken = {id(tensor) for group in groups for _, tensor, _ in group["named"]}
+    return [one for one in _named(model) if not one[1].requires_grad and id(one[1]) not in taken]
 
 
 def _device(groups: list[dict[str, Any]]) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,18 @@ def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) ->
         ) from error
 
 
+def with_some_optimizer(text_or_path: str) -> str:
+    """The configuration, naming an optimizer where it names none: zero.Init needs none. What is no JSON object stays as it is."""
+    try:
+        text = text_or_path if text_or_path.lstrip().startswith("{") else Path(text_or_path).read_text()
+        config = json.loads(text)
+    except (OSError, ValueError):
+        return text_or_path
+    if "optimizer" in config or not isinstance(config, dict):
+        return text_or_path
+    return json.dumps({**config, "optimizer": {"type": "SGD"}})
+
+
 def world_size() -> int:
     """Of the ranks that `communicator` would connect."""
     return dist.get_world_size() if _group() is not None else _core.read_launch_environment().world_size
@@ -49,6 +62,11 @@ def communicator(device: torch.device, timeout_s: float) -> _core.Communicator:
     if _connected is None or _connected[0] is not group:
         _connected = (group, _connect(device, timeout_s, group))
     return _connected[1]
+
+
+def connected(device: torch.device) -> _core.Communicator:
+    """What `communicator` has connected before."""
+    return _connected[1] if _connected is not None else communicator(device, 1800.0)
 
 
 def _connect(device: torch.device, timeout_s: float, group: object | None) -> _core.Communicator:
