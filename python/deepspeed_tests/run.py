@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import table
@@ -36,7 +37,8 @@ def fetch() -> Path:
     if not (cache / ".git").exists():
         cache.mkdir(parents=True, exist_ok=True)
         subprocess.run([*git, "init", "-q"], check=True)
-    have = subprocess.run([*git, "rev-parse", "-q", "--verify", "HEAD"], capture_output=True, text=True).stdout.strip()
+    ask = [*git, "rev-parse", "-q", "--verify", "HEAD"]
+    have = subprocess.run(ask, check=False, capture_output=True, text=True).stdout.strip()
     if have != COMMIT:
         subprocess.run([*git, "fetch", "-q", "--depth", "1", REPOSITORY, COMMIT], check=True)
         subprocess.run([*git, "checkout", "-q", "--force", "--detach", COMMIT], check=True)
@@ -86,12 +88,14 @@ class Tests:
         options += ["-p", "plugin", "-p", "no:cacheprovider", "-q", "--tb=short"]
         return [sys.executable, "-m", "pytest", *options, *files]
 
-    def list(self, file: str) -> list[dict]:
+    def list(self, wanted: list[str]) -> list[dict]:
+        """Every test of these files: its name, how many ranks it wants, and what it finds when it begins."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             environment = {**self.environment(folder), "LISTING": str(folder / "listing.json")}
             done = subprocess.run(
-                [*self.command(folder, [file]), "--collect-only"],
+                [*self.command(folder, wanted), "--collect-only"],
+                check=False,  # it is told below
                 env=environment,
                 cwd=self.repository / "tests",
                 capture_output=True,
@@ -99,21 +103,21 @@ class Tests:
             )
             listing = folder / "listing.json"
             if not listing.exists():
-                raise SystemExit(f"{file}: no tests were collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+                raise SystemExit(f"no tests were collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
             return json.loads(listing.read_text())
 
-    def run(self, tests: list[str], ranks: int, connected: bool, environment: bool, log: Path) -> dict[str, dict]:
-        """Outcomes by test: {"outcome", "reason", "seconds"}."""
-        outcomes: dict[str, dict] = {}
-        left = list(tests)
+    def run(
+        self, tests: list[str], ranks: int, connected: bool, environment: bool, log: Path, tell: Callable[[dict], None]
+    ) -> None:
+        """Tells of outcomes by test, set by set: {"outcome", "reason", "seconds", "reached"}."""
+        left = tests[:]
         while left:
             with tempfile.TemporaryDirectory() as name:
                 ended = self.one_set(left, ranks, connected, environment, Path(name), log)
             if not ended:
                 raise SystemExit(f"{left[0]}: the processes ended before a test began. Read {log}.")
-            outcomes.update(ended)
-            left = [one for one in left if one not in outcomes]
-        return outcomes
+            tell(ended)
+            left = [one for one in left if one not in ended]
 
     def one_set(
         self, tests: list[str], ranks: int, connected: bool, environment: bool, folder: Path, log: Path
@@ -216,26 +220,43 @@ def events(folder: Path, rank: int) -> list[dict]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def run_file(tests: Tests, file: str, only: str, retry: bool, log: Path) -> dict[str, dict]:
-    """Outcomes of a file, by test; of a test of several world sizes, the worst."""
+def run_engine(tests: Tests, given: argparse.Namespace, known: dict[str, dict[str, dict]]) -> None:
+    """Puts outcomes into `known`, by file and test, and saves; of a test of several world sizes the worst."""
     sets: dict[tuple[int, bool, bool], list[str]] = {}
-    for row in tests.list(file):
-        if only in row["test"]:
-            for size in row["world_sizes"]:
+    listing = given.outcomes.with_suffix(".listing.json")  # the same for both engines, and long to make
+    if not listing.exists() or json.loads(listing.read_text())["files"] != given.files:
+        listing.write_text(json.dumps({"files": given.files, "tests": tests.list(given.files)}))
+    for row in json.loads(listing.read_text())["tests"]:
+        if given.only in row["test"]:
+            for size in [one for one in row["world_sizes"] if one in given.ranks]:
                 sets.setdefault((size, row["connected"], row["environment"]), []).append(row["test"])
+    log = given.outcomes.with_suffix(f".{tests.engine}.log")
     worst = ["skipped", "passed", "failed", "crashed", "hung"]
-    all_outcomes: dict[str, dict] = {}
-    for (size, connected, environment), names in sorted(sets.items()):
-        outcomes = tests.run(names, size, connected, environment, log)
-        for name, outcome in list(outcomes.items()):
-            if retry and outcome["outcome"] in ("failed", "crashed"):
-                again = tests.run([name], size, connected, environment, log)[name]
-                outcomes[name] = {**again, "alone": True}
-        for name, outcome in outcomes.items():
-            before = all_outcomes.get(name)
-            if before is None or worst.index(outcome["outcome"]) >= worst.index(before["outcome"]):
-                all_outcomes[name] = {**outcome, "ranks": size}
-    return all_outcomes
+    fresh: set[str] = set()
+    for (size, connected, environment), names in sorted(sets.items(), key=lambda one: -len(one[1])):
+
+        def tell(outcomes: dict[str, dict], size: int = size, more: dict | None = None) -> None:
+            for name, outcome in outcomes.items():
+                of_file = known.setdefault(name.partition("::")[0], {})
+                before = of_file.get(name) if name in fresh and more is None else None
+                if before is None or worst.index(outcome["outcome"]) >= worst.index(before["outcome"]):
+                    of_file[name] = {**outcome, "ranks": size, **(more or {})}
+                fresh.add(name)
+            given.save()
+
+        tests.run(names, size, connected, environment, log, tell)
+        if not given.no_retry:
+            for name in names:
+                before = known[name.partition("::")[0]][name]
+                if before["outcome"] in ("failed", "crashed") and before["ranks"] == size:
+                    tests.run(
+                        [name],
+                        size,
+                        connected,
+                        environment,
+                        log,
+                        lambda ended, size=size: tell(ended, size, {"alone": True}),
+                    )
 
 
 def main() -> None:
@@ -245,23 +266,22 @@ def main() -> None:
     parser.add_argument("--engine", choices=["equigrad", "deepspeed"], action="append")
     parser.add_argument("--only", default="", help="tests whose name contains this")
     parser.add_argument("--limit-s", type=float, default=120.0, help="of one test, after which it has hung")
+    parser.add_argument(
+        "--ranks", type=int, nargs="*", default=[0, 1, 2, 3, 4], help="tests of so many ranks; 0: that need none"
+    )
     parser.add_argument("--no-retry", action="store_true")
     parser.add_argument("--outcomes", type=Path, default=Path("deepspeed-tests.json"), help="kept, and added to")
     parser.add_argument("--write", type=Path, help="the page to write from all outcomes that are known")
     given = parser.parse_args()
     repository = given.repository or fetch()
+    given.files = given.files or [line for line in (HERE / "files.txt").read_text().split() if line]
+    known = json.loads(given.outcomes.read_text()) if given.outcomes.exists() else {}
+    given.save = lambda: given.outcomes.write_text(json.dumps(known, indent=1, sort_keys=True))
     for engine in given.engine or ["deepspeed", "equigrad"]:
-        for file in given.files:
-            tests = Tests(repository, engine, given.limit_s)
-            log = given.outcomes.with_suffix(f".{engine}.log")
-            outcomes = run_file(tests, file, given.only, not given.no_retry, log)
-            known = json.loads(given.outcomes.read_text()) if given.outcomes.exists() else {}
-            known.setdefault(engine, {}).setdefault(file, {}).update(outcomes)
-            given.outcomes.write_text(json.dumps(known, indent=1, sort_keys=True))
-            kinds = [one["outcome"] for one in outcomes.values()]
-            print(engine, file, {kind: kinds.count(kind) for kind in sorted(set(kinds))}, flush=True)
+        run_engine(Tests(repository, engine, given.limit_s), given, known.setdefault(engine, {}))
+        kinds = [one["outcome"] for of_file in known[engine].values() for one in of_file.values()]
+        print(engine, {kind: kinds.count(kind) for kind in sorted(set(kinds))}, flush=True)
     if given.write is not None:
-        known = json.loads(given.outcomes.read_text())
         given.write.write_text(table.write(known, COMMIT, torch.__version__.split("+")[0]))
 
 

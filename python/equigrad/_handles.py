@@ -19,6 +19,7 @@ class Handle(NamedTuple):
 
     engine: weakref.ref
     name: str
+    is_trained: bool
 
 
 class ZeroParamStatus(enum.Enum):
@@ -61,7 +62,7 @@ torch.nn.Parameter.ds_status = property(_status, _set_status)
 
 def hold(engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> None:
     """Marks a parameter as the engine's, with the attributes at which DeepSpeed's users look."""
-    parameter._equigrad = Handle(weakref.ref(engine), name)
+    parameter._equigrad = Handle(weakref.ref(engine), name, parameter.requires_grad)
     if not hasattr(parameter, "ds_id"):
         parameter.ds_id = next(_ids)
     parameter.ds_shape = parameter.shape
@@ -79,6 +80,11 @@ def engine_of(parameter: torch.nn.Parameter):
     handle = getattr(parameter, "_equigrad", None)
     engine = handle.engine() if handle is not None else None
     return None if engine is None or engine._core is None else (engine, handle.name)
+
+
+def is_frozen(parameter: torch.nn.Parameter) -> bool:
+    """Whether an engine holds it and does not train it."""
+    return engine_of(parameter) is not None and not parameter._equigrad.is_trained
 
 
 def core_of(parameter: torch.nn.Parameter, where: str) -> tuple[_core.Engine, str]:

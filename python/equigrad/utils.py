@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from equigrad._handles import core_of, engine_of
+from equigrad._handles import core_of, engine_of, is_frozen
 
 __all__ = [
     "get_z3_leaf_modules",
@@ -41,9 +41,9 @@ __all__ = [
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The whole gradient; None if no rank has used the parameter, or no engine holds it."""
+    """The whole gradient; None if no rank has used the parameter, it is frozen, or no engine holds it."""
     found = engine_of(param)
-    return None if found is None else found[0]._core.full_gradient(found[1])
+    return None if found is None or is_frozen(param) else found[0]._core.full_gradient(found[1])
 
 
 def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
@@ -62,8 +62,10 @@ def safe_update_full_grad_vectorized(
             safe_set_full_grad(param, update_func(gradient, param))
 
 
-def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
-    """The whole master weight."""
+def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The whole master weight; None if it is frozen."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_full_fp32_param")
     return core.full_master(name)
 
@@ -74,8 +76,10 @@ def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> 
     core.set_full_master(name, value)
 
 
-def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
-    """A whole state of the optimizer: "exp_avg", "exp_avg_sq", "momentum_buffer"."""
+def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """A whole state of the optimizer: "exp_avg", "exp_avg_sq", "momentum_buffer"; None if the parameter is frozen."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_full_optimizer_state")
     return core.full_optimizer_state(name, optim_state_key)
 
@@ -86,7 +90,9 @@ def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """This rank's slice of the gradient, flat. Collective, for its sum is."""
+    """This rank's slice of the gradient, flat; None if it is frozen. Collective, for its sum is."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_local_grad")
     return core.local_gradient(name)
 
@@ -96,8 +102,10 @@ def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     core.set_local_gradient(name, value)
 
 
-def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
-    """This rank's slice of the master weight, flat."""
+def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """This rank's slice of the master weight, flat; None if it is frozen."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_local_fp32_param")
     return core.local_master(name)
 
@@ -107,7 +115,9 @@ def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) ->
     core.set_local_master(name, value)
 
 
-def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
+def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_local_optimizer_state")
     return core.local_optimizer_state(name, optim_state_key)
 

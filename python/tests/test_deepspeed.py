@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import equigrad
-import equigrad.deepspeed as deepspeed
 import ranks
 import twin
+from equigrad import deepspeed
+
 
 def configuration(stage: int = 0, **more) -> dict:
     return {
@@ -141,6 +142,11 @@ def frozen(stage: int) -> dict:
         "persist": [p.ds_persist for p in model.parameters()],
         "shown": [len(group["params"]) for group in optimizer.param_groups],
         "gradients": gradients,
+        "frozen": [
+            deepspeed.utils.safe_get_full_fp32_param(model[0].weight),
+            deepspeed.utils.safe_get_full_optimizer_state(model[0].weight, "exp_avg"),
+            deepspeed.utils.safe_get_local_grad(model[0].weight),
+        ],
         "kept": engine.full_parameter("0.weight"),
     }
 
@@ -149,7 +155,7 @@ def frozen(stage: int) -> dict:
 def test_frozen_parameters_are_held_and_partitioned_too(stage: int) -> None:
     for seen in ranks.run(2, frozen, stage):
         assert seen["here"] == [stage == 0] * 4 and seen["persist"] == [stage == 0] * 4
-        assert seen["shown"] == [2]
+        assert seen["shown"] == [2] and seen["frozen"] == [None] * 3
         assert seen["gradients"][:2] == [None, None] and all(one is not None for one in seen["gradients"][2:])
         twin.assert_same_bits(seen["kept"], small()[0].weight.detach(), "a frozen parameter")
 
@@ -171,7 +177,7 @@ def leaves() -> dict:
         found, missing = seen[key]
         seen[key] = (len(found), missing)
     try:
-        utils.set_z3_leaf_modules_by_name(model, ["0", "9"])
+        utils.set_z3_leaf_modules_by_name(small(), ["0", "9"])
     except ValueError as error:
         seen["told"] = str(error)
     config = configuration(3)
@@ -237,3 +243,45 @@ def sent_types() -> list:
 
 def test_autocast_parameters_show_in_which_type_they_are_sent() -> None:
     assert ranks.alone(sent_types) == [torch.bfloat16, torch.bfloat16, None, None, False]
+
+
+# ---- Gathered before there is an engine ------------------------------------------------------------------------------
+
+
+def early() -> dict:
+    config = {key: value for key, value in configuration(3).items() if key != "optimizer"}
+    with deepspeed.zero.Init(config_dict_or_path=config), deepspeed.zero.Init(config_dict_or_path=config):
+        model = small()
+    weight = model[0].weight
+    status = [weight.ds_status]
+    with deepspeed.zero.GatheredParameters(weight, modifier_rank=1):
+        status.append(weight.ds_status)
+        before = weight.detach().clone()
+        if deepspeed.comm.get_rank() == 1:
+            with torch.no_grad():
+                weight.mul_(2)
+    status.append(weight.ds_status)
+    with deepspeed.zero.GatheredParameters([weight]), torch.no_grad():
+        weight.zero_()  # of no rank that was named, so it is dropped
+    try:
+        with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
+            with torch.no_grad():
+                weight.zero_()
+            raise KeyError("mine")
+    except KeyError:
+        pass
+    engine = deepspeed.initialize(model=model, config=configuration(3))[0]
+    return {"status": [one.name for one in status], "before": before, "after": engine.full_parameter("0.weight")}
+
+
+def in_a_group() -> dict:
+    deepspeed.init_distributed("gloo")
+    return early()
+
+
+def test_parameters_of_init_are_gathered_and_written_before_there_is_an_engine() -> None:
+    want = small()[0].weight.detach()
+    for seen in ranks.run(2, in_a_group):
+        assert seen["status"] == ["NOT_AVAILABLE", "AVAILABLE", "NOT_AVAILABLE"]
+        twin.assert_same_bits(seen["before"], want, "gathered before there is an engine")
+        twin.assert_same_bits(seen["after"], want * 2, "written before there is an engine")

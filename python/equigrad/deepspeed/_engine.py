@@ -37,7 +37,9 @@ class DeepSpeedEngine(Engine):
 
     def scale(self, tensor: torch.Tensor) -> torch.Tensor:
         """As Engine.scale, of a scalar loss alone: equigrad.Engine.scale takes an output of any shape."""
-        _check_scalar(tensor, "scale", "equigrad.initialize(...), whose engine.scale(output).backward(gradient) takes any shape")
+        _check_scalar(
+            tensor, "scale", "equigrad.initialize(...), whose engine.scale(output).backward(gradient) takes any shape"
+        )
         return super().scale(tensor)
 
     def step(self, lr_kwargs: dict[str, float] | None = None) -> None:
