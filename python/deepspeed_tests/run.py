@@ -227,7 +227,7 @@ def run_engine(tests: Tests, given: argparse.Namespace, known: dict[str, dict[st
     if not listing.exists() or json.loads(listing.read_text())["files"] != given.files:
         listing.write_text(json.dumps({"files": given.files, "tests": tests.list(given.files)}))
     for row in json.loads(listing.read_text())["tests"]:
-        if given.only in row["test"]:
+        if any(one in row["test"] for one in given.only):
             for size in [one for one in row["world_sizes"] if one in given.ranks]:
                 sets.setdefault((size, row["connected"], row["environment"]), []).append(row["test"])
     log = given.outcomes.with_suffix(f".{tests.engine}.log")
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", help="of DeepSpeed's tests/, all that the table has by default")
     parser.add_argument("--repository", type=Path, help="a checkout of the commit, instead of one in the cache")
     parser.add_argument("--engine", choices=["equigrad", "deepspeed"], action="append")
-    parser.add_argument("--only", default="", help="tests whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="tests whose name contains one of these")
     parser.add_argument("--limit-s", type=float, default=120.0, help="of one test, after which it has hung")
     parser.add_argument(
         "--ranks", type=int, nargs="*", default=[0, 1, 2, 3, 4], help="tests of so many ranks; 0: that need none"
