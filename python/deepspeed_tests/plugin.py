@@ -56,6 +56,11 @@ FOLDER = Path(os.environ["OUTCOMES"])
 _SEED = torch.initial_seed()
 
 
+# What an installation on a CPU has, and a checkout has not.
+deepspeed.git_version_info.torch_info.setdefault("nccl_version", "0.0")
+deepspeed.git_version_info.torch_info.setdefault("bf16_support", True)
+
+
 class _OnCpu(torch.nn.parallel.DistributedDataParallel):
     def __init__(self, module, device_ids=None, output_device=None, **more):
         super().__init__(module, **more)

@@ -21,6 +21,26 @@ def _group() -> object | None:
     return dist.distributed_c10d._get_default_group() if dist.is_available() and dist.is_initialized() else None
 
 
+# Keys of "zero_optimization" that DeepSpeed takes without their "stage3_" too.
+_WITHOUT_STAGE3 = (
+    "gather_16bit_weights_on_model_save",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "model_persistence_threshold",
+    "module_granularity_threshold",
+    "param_persistence_threshold",
+    "prefetch_bucket_size",
+    "use_all_reduce_for_fetch_params",
+)
+
+
+def _with_full_names(config: dict) -> dict:
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, dict):
+        return config
+    return {**config, "zero_optimization": {f"stage3_{key}" if key in _WITHOUT_STAGE3 else key: zero[key] for key in zero}}
+
+
 def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) -> str:
     """JSON text, or a path, of the one configuration that was given."""
     present = [one for one in given if one is not None]
@@ -31,7 +51,7 @@ def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) ->
     if not isinstance(present[0], dict):
         return os.fspath(present[0])
     try:
-        return json.dumps(present[0], allow_nan=False)
+        return json.dumps(_with_full_names(present[0]), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise _core.Error(
             f"[{where}] expected a configuration of numbers, texts, lists and dicts, got one that is no JSON: {error}."

@@ -64,6 +64,8 @@ def refused_calls() -> list[str]:
         told(lambda: enter(make(2).no_sync()), AssertionError),
         told(lambda: make(3, unknown_key=1), ValueError),
         told(lambda: make(3, unknown_key=1), AssertionError),
+        told(lambda: deepspeed.zero.Init(module=small(), config=configuration(3)), equigrad.Error),
+        told(lambda: deepspeed.zero.Init(remote_device="nvme", config=configuration(3)), equigrad.Error),
     ]
     for scope in (engine.no_sync, engine.coalesce_grad_reduction):
         with scope():
@@ -82,6 +84,7 @@ def refused_calls() -> list[str]:
 
 def test_what_deepspeed_asserts_is_an_assertion_error_that_says_what_to_do() -> None:
     words = ["scalar tensor", "scalar tensor", "without a graph", "ZeRO stage 2", "unknown_key", "unknown_key"]
+    words += ["initialize()", "remote_device"]
     words += ["leave the scope", "nested", "nested"] * 2 + ["no_sync()"]
     said = ranks.alone(refused_calls)
     assert len(said) == len(words)
@@ -181,6 +184,8 @@ def leaves() -> dict:
     except ValueError as error:
         seen["told"] = str(error)
     config = configuration(3)
+    config["zero_optimization"] = {"stage": 3, "param_persistence_threshold": 20}
+    seen["persist"] = [p.ds_persist for p in deepspeed.initialize(model=small(), config=config)[0].module.parameters()]
     config["zero_optimization"]["leaf_module"] = {"names": ["2"]}
     engine = deepspeed.initialize(model=model, config=config)[0]
     seen["configured"] = [utils.z3_leaf_module(module) for module in model]
@@ -193,6 +198,7 @@ def test_leaf_modules_are_marked_as_deepspeed_marks_them() -> None:
     assert seen["name"] == (1, ["9"]) and seen["suffix"] == (1, []) and seen["class"] == []
     assert (seen["marked"], seen["taken away"], seen["left"]) == (2, 2, 0)
     assert "'9'" in seen["told"] and "nearest" in seen["told"]
+    assert seen["persist"] == [False, True, True, True]
     assert seen["configured"] == [False, False, True]
 
 
@@ -250,7 +256,8 @@ def test_autocast_parameters_show_in_which_type_they_are_sent() -> None:
 
 def early() -> dict:
     config = {key: value for key, value in configuration(3).items() if key != "optimizer"}
-    with deepspeed.zero.Init(config_dict_or_path=config), deepspeed.zero.Init(config_dict_or_path=config):
+    inner = deepspeed.zero.Init(config_dict_or_path=config, mem_efficient_linear=False, dtype=None)
+    with deepspeed.zero.Init(config_dict_or_path=config), inner:
         model = small()
     weight = model[0].weight
     status = [weight.ds_status]

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as comm
 
 import equigrad
-from equigrad import CommunicationError, Error, _core, _ranks, init_distributed, utils, zero
+from equigrad import CommunicationError, Error, _core, _ranks, init_distributed, utils
 from equigrad._optimizer import Optimizer
+from equigrad.deepspeed import zero
 from equigrad.deepspeed._engine import ConfigError, DeepSpeedEngine, UsageError
 
 __all__ = [
