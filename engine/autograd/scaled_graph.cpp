@@ -204,8 +204,9 @@ std::string complaint(Marks marks, const loss::LossScaler* asked) {
     text << "it scaled with the scale of an earlier step. Call engine.scale(loss) after the step, "
             "for every pass anew.";
   } else {
-    text << "it unscaled. Call engine.backward(loss) or engine.scale(loss).backward(); and with a "
-            "gradient of your own engine.scale(output).backward(gradient).";
+    text << "it unscaled. Loss scaling is required: call engine.backward(loss) or "
+            "engine.scale(loss).backward(); and with a gradient of your own "
+            "engine.scale(output).backward(gradient).";
   }
   return text.str();
 }

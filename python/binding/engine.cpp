@@ -15,6 +15,9 @@ namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
+// By DataType, torch's name.
+constexpr std::array kTypeNames = {"float32", "bfloat16", "float16"};
+
 // (name, tensor, type of the module that owns it), as initialize takes them.
 using Named = std::tuple<std::string, at::Tensor, std::string>;
 
@@ -129,9 +132,43 @@ std::map<std::string, std::pair<int64_t, int64_t>> bytes_held(const Engine& engi
   return all;
 }
 
+void bind_config_of_precision(py::class_<EngineConfig>& config) {
+  config
+      .def_property_readonly(
+          "autocast_dtype",
+          [](const EngineConfig& c) {
+            return kTypeNames[static_cast<std::size_t>(c.precision.autocast.dtype)];
+          },
+          "The name of the torch.dtype of torch_autocast.")
+      .def_property_readonly(
+          "lower_precision_safe_modules",
+          [](const EngineConfig& c) { return c.precision.autocast.lower_precision_safe_modules; },
+          "Full names of the types whose parameters are sent in autocast_dtype.")
+      .def_property_readonly("dynamic_loss_scale",
+                             [](const EngineConfig& c) {
+                               using Policy = LossScaleConfig::Policy;
+                               const auto policy = c.precision.loss_scale.policy;
+                               return policy == Policy::DeepSpeed || policy == Policy::GradScaler;
+                             })
+      .def_property_readonly(
+          "loss_scale_window",
+          [](const EngineConfig& c) { return c.precision.loss_scale.loss_scale_window; })
+      .def_property_readonly(
+          "min_loss_scale",
+          [](const EngineConfig& c) { return c.precision.loss_scale.min_loss_scale; })
+      .def_property_readonly(
+          "leaf_modules",
+          [](const EngineConfig& c) {
+            const auto& leaves = c.zero.leaf_module;
+            return std::tuple(leaves.classes, leaves.names, leaves.name_suffixes);
+          },
+          "(classes, names, suffixes of names)");
+}
+
 void bind_values(py::module_& module) {
-  py::class_<EngineConfig>(module, "EngineConfig", "A configuration that was checked.")
-      .def_readonly("train_batch_size", &EngineConfig::train_batch_size)
+  py::class_<EngineConfig> config(module, "EngineConfig", "A configuration that was checked.");
+  bind_config_of_precision(config);
+  config.def_readonly("train_batch_size", &EngineConfig::train_batch_size)
       .def_readonly("train_micro_batch_size_per_gpu", &EngineConfig::train_micro_batch_size_per_gpu)
       .def_readonly("gradient_accumulation_steps", &EngineConfig::gradient_accumulation_steps)
       .def_readonly("gradient_clipping", &EngineConfig::gradient_clipping)
@@ -140,8 +177,7 @@ void bind_values(py::module_& module) {
       .def_property_readonly(
           "compute_dtype",
           [](const EngineConfig& c) {
-            constexpr std::array kNames = {"float32", "bfloat16", "float16"};
-            return kNames[static_cast<std::size_t>(c.precision.param)];
+            return kTypeNames[static_cast<std::size_t>(c.precision.param)];
           },
           "The name of the torch.dtype that parameters are computed in.")
       .def_property_readonly(

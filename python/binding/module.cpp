@@ -9,4 +9,5 @@ PYBIND11_MODULE(_core, module) {
   equigrad::python::bind_errors(module);
   equigrad::python::bind_ranks(module);
   equigrad::python::bind_engine(module);
+  equigrad::python::bind_early_shards(module);
 }

@@ -38,6 +38,7 @@ class Engine(torch.nn.Module):
         self.optimizer = Optimizer(core, groups, model, client)
         self.lr_scheduler: Any = Scheduler(core) if core.config.has_scheduler else None
         self.training_dataloader = None
+        self._acted = False  # whether the last step() was at a boundary
         self._autocast_hooks = self._watch_forward() if core.config.autocast else ()
         for name, parameter in names.items():
             hold(self, name, parameter, parameter.numel() <= core.config.persistent_numel)
@@ -69,7 +70,7 @@ class Engine(torch.nn.Module):
         """Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, and the scheduler's step,
         to which lr_kwargs go."""
         core = self._living("step")
-        boundary = core.is_gradient_accumulation_boundary()
+        self._acted = boundary = core.is_gradient_accumulation_boundary()
         if boundary:
             self.optimizer.push()
         is_configured = self.lr_scheduler is None or core.config.has_scheduler
@@ -121,8 +122,8 @@ class Engine(torch.nn.Module):
         return self._living("get_global_grad_norm").get_global_grad_norm()
 
     def was_step_applied(self) -> bool:
-        """Whether the last step() at a boundary updated the parameters."""
-        return self._living("was_step_applied").was_step_applied()
+        """Whether the last step() was at a boundary and updated the parameters."""
+        return self._living("was_step_applied").was_step_applied() and self._acted
 
     @property
     def global_steps(self) -> int:

@@ -19,6 +19,7 @@ class Handle(NamedTuple):
 
     engine: weakref.ref
     name: str
+    is_trained: bool
 
 
 class ZeroParamStatus(enum.Enum):
@@ -38,8 +39,12 @@ def is_here(parameter: torch.Tensor) -> bool:
 
 
 def _status(parameter: torch.nn.Parameter) -> Any:
-    # Of a parameter that no engine of ours holds, it is what somebody else may have set.
     if "_equigrad" not in parameter.__dict__:
+        if _core.early_shard(parameter) is not None:
+            return ZeroParamStatus.NOT_AVAILABLE
+        if "_equigrad_gathered" in parameter.__dict__:
+            return ZeroParamStatus.AVAILABLE
+        # Of a parameter that is none of ours, it is what somebody else may have set.
         try:
             return parameter.__dict__["ds_status"]
         except KeyError:
@@ -57,7 +62,7 @@ torch.nn.Parameter.ds_status = property(_status, _set_status)
 
 def hold(engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> None:
     """Marks a parameter as the engine's, with the attributes at which DeepSpeed's users look."""
-    parameter._equigrad = Handle(weakref.ref(engine), name)
+    parameter._equigrad = Handle(weakref.ref(engine), name, parameter.requires_grad)
     if not hasattr(parameter, "ds_id"):
         parameter.ds_id = next(_ids)
     parameter.ds_shape = parameter.shape
@@ -66,7 +71,7 @@ def hold(engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> No
 
 
 def let_go(parameter: torch.nn.Parameter) -> None:
-    for name in ("_equigrad", "ds_shape", "ds_numel", "ds_persist"):
+    for name in ("_equigrad", "ds_shape", "ds_numel", "ds_persist", "comm_dtype"):
         parameter.__dict__.pop(name, None)
 
 
@@ -75,6 +80,11 @@ def engine_of(parameter: torch.nn.Parameter):
     handle = getattr(parameter, "_equigrad", None)
     engine = handle.engine() if handle is not None else None
     return None if engine is None or engine._core is None else (engine, handle.name)
+
+
+def is_frozen(parameter: torch.nn.Parameter) -> bool:
+    """Whether an engine holds it and does not train it."""
+    return engine_of(parameter) is not None and not parameter._equigrad.is_trained
 
 
 def core_of(parameter: torch.nn.Parameter, where: str) -> tuple[_core.Engine, str]:

@@ -27,6 +27,8 @@ def initialize(
     collate_fn: Callable | None = None,
     config: str | os.PathLike | dict | None = None,
     config_params: str | os.PathLike | dict | None = None,
+    *,
+    engine_class: type[Engine] = Engine,
 ) -> tuple[Engine, Optimizer, DataLoader | None, Any]:
     """Makes an engine that trains `model`. Returns (engine, optimizer, dataloader, lr_scheduler).
 
@@ -40,6 +42,7 @@ def initialize(
     lr_scheduler: one of torch.optim.lr_scheduler on that optimizer, or a callable that takes the optimizer. engine.step()
         steps it after every update.
     config: a DeepSpeed configuration: a dict, JSON text, or the path of a file. `args.deepspeed_config` is read without it.
+    engine_class: what to make, the engine or a class derived from it.
     training_data: a data set, whose samples are split over the ranks by the returned loader, in micro-batches.
 
     Raises ConfigError with every problem at once, Error for a model that can't be trained, CommunicationError for ranks that
@@ -54,6 +57,7 @@ def initialize(
         raise _core.Error(
             '[initialize] expected one scheduler, got lr_scheduler and "scheduler" in the configuration. Drop one of them.'
         )
+    utils.mark_configured_leaf_modules(model, *checked.leaf_modules)
     for name, module in model.named_modules():
         if utils.z3_leaf_module(module):
             checked.add_leaf_module(name)
@@ -65,6 +69,7 @@ def initialize(
         groups = _groups(model, [{"params": group["params"]} for group in client.param_groups], "the optimizer's groups")
     else:
         groups = _groups(model, model_parameters)
+    frozen = _frozen_elsewhere(model, groups)
     device = _device(groups)
     if client is not None:
         _client.check_element_wise(client, device)
@@ -74,8 +79,8 @@ def initialize(
     _broadcast_buffers(model, ranks)
     core = _core.initialize(
         [
-            _core.ParameterGroup(group["named"], group["values"].get("lr"), group["values"].get("weight_decay"))
-            for group in groups
+            _core.ParameterGroup(group["named"] + more, group["values"].get("lr"), group["values"].get("weight_decay"))
+            for group, more in zip(groups, [frozen] + [[]] * (len(groups) - 1), strict=True)
         ],
         module_entries(model),
         checked,
@@ -83,11 +88,14 @@ def initialize(
         None if client is None else _client.Client(client),
     )
     names = {name: tensor for group in groups for name, tensor, _ in group["named"]}
+    names |= {name: tensor for name, tensor, _ in frozen}
     shown = [{**group["values"], "params": _once(tensor for _, tensor, _ in group["named"])} for group in groups]
-    engine = Engine(model, core, ranks, shown, names, client)
+    engine = engine_class(model, core, ranks, shown, names, client)
     if lr_scheduler is not None:
         stepped = engine.optimizer if client is None else client
         engine.lr_scheduler = lr_scheduler(stepped) if callable(lr_scheduler) else lr_scheduler
+    if checked.autocast:
+        _show_communication_types(model, checked)
     if training_data is not None:
         engine.training_dataloader = _loader(training_data, collate_fn, checked, ranks)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
@@ -101,6 +109,15 @@ def _type_names(model: torch.nn.Module) -> dict[str, str]:
         own = getattr(torch.nn, kind.__name__, None) is kind
         names[name] = f"torch.nn.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
     return names
+
+
+def _show_communication_types(model: torch.nn.Module, config: _core.EngineConfig) -> None:
+    """DeepSpeed's name for the type in which torch_autocast sends a parameter: its `comm_dtype`."""
+    types = _type_names(model)
+    for name, module in model.named_modules():
+        if types[name] in config.lower_precision_safe_modules:
+            for parameter in module.parameters(recurse=False):
+                parameter.comm_dtype = getattr(torch, config.autocast_dtype)
 
 
 def named_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter, str]]:
@@ -160,6 +177,12 @@ def _groups(
             }
         )
     return groups
+
+
+def _frozen_elsewhere(model: torch.nn.Module, groups: list[dict[str, Any]]) -> list[tuple[str, torch.nn.Parameter, str]]:
+    """Frozen parameters in no group: the engine holds them too, for at stage 3 they are partitioned."""
+    taken = {id(tensor) for group in groups for _, tensor, _ in group["named"]}
+    return [one for one in named_parameters(model) if not one[1].requires_grad and id(one[1]) not in taken]
 
 
 def _device(groups: list[dict[str, Any]]) -> torch.device:

@@ -20,6 +20,41 @@ def _values(given: _core.HyperParameters) -> dict[str, Any]:
     return {key: getattr(given, key) for key in (_OF_SGD if given.is_sgd else _OF_ADAM)}
 
 
+class LossScaler:
+    """What `optimizer.loss_scaler` and `loss_scale_config` show, as DeepSpeed's do. Nothing may be assigned."""
+
+    scale_factor = 2.0
+
+    def __init__(self, core: _core.Engine) -> None:
+        self._core = core
+
+    @property
+    def cur_scale(self) -> float:
+        """What a loss is multiplied by now; 1 where the precision needs no loss scale."""
+        return self._core.loss_scale()
+
+    loss_scale = cur_scale
+
+    @property
+    def cur_iter(self) -> int:
+        """Boundaries so far, skipped ones included."""
+        return self._core.counters().global_steps
+
+    @property
+    def scale_window(self) -> int:
+        return self._core.config.loss_scale_window
+
+    @property
+    def min_scale(self) -> float:
+        return self._core.config.min_loss_scale
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        return self._core.config.dynamic_loss_scale
+
+    dynamic = dynamic_loss_scale
+
+
 def _plain(value: Any) -> Any:
     """Numbers, and tuples of them: a scheduler may leave tensors and lists."""
     if isinstance(value, (list, tuple)):
@@ -66,6 +101,16 @@ class Optimizer(torch.optim.Optimizer):
         return self._living("loss_scale").loss_scale()
 
     cur_scale = loss_scale
+
+    @property
+    def loss_scaler(self) -> LossScaler:
+        return LossScaler(self._living("loss_scaler"))
+
+    loss_scale_config = loss_scaler
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        return self._living("dynamic_loss_scale").config.dynamic_loss_scale
 
     def needs_scaler(self) -> bool:
         """Whether a loss must go through engine.scale() or engine.backward()."""

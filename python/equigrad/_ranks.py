@@ -21,6 +21,26 @@ def _group() -> object | None:
     return dist.distributed_c10d._get_default_group() if dist.is_available() and dist.is_initialized() else None
 
 
+# Keys of "zero_optimization" that DeepSpeed takes without their "stage3_" too.
+_WITHOUT_STAGE3 = (
+    "gather_16bit_weights_on_model_save",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "model_persistence_threshold",
+    "module_granularity_threshold",
+    "param_persistence_threshold",
+    "prefetch_bucket_size",
+    "use_all_reduce_for_fetch_params",
+)
+
+
+def _with_full_names(config: dict) -> dict:
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, dict):
+        return config
+    return {**config, "zero_optimization": {f"stage3_{key}" if key in _WITHOUT_STAGE3 else key: zero[key] for key in zero}}
+
+
 def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) -> str:
     """JSON text, or a path, of the one configuration that was given."""
     present = [one for one in given if one is not None]
@@ -31,7 +51,7 @@ def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) ->
     if not isinstance(present[0], dict):
         return os.fspath(present[0])
     try:
-        return json.dumps(present[0], allow_nan=False)
+        return json.dumps(_with_full_names(present[0]), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise _core.Error(
             f"[{where}] expected a configuration of numbers, texts, lists and dicts, got one that is no JSON: {error}."
@@ -40,12 +60,27 @@ def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) ->
 
 def config_without(text_or_path: str, keys: Iterable[str]) -> str:
     """JSON text without these keys of its top level; a text that is no JSON object as it is, for the engine to refuse."""
+    config = _object(text_or_path)
+    return (
+        text_or_path if config is None else json.dumps({key: value for key, value in config.items() if key not in set(keys)})
+    )
+
+
+def with_some_optimizer(text_or_path: str) -> str:
+    """The configuration, naming an optimizer where it names none: zero.Init needs none. What is no JSON object stays as it is."""
+    config = _object(text_or_path)
+    if config is None or "optimizer" in config:
+        return text_or_path
+    return json.dumps({**config, "optimizer": {"type": "SGD"}})
+
+
+def _object(text_or_path: str) -> dict | None:
     try:
         text = text_or_path if text_or_path.lstrip().startswith("{") else Path(text_or_path).read_text()
         config = json.loads(text)
     except (OSError, ValueError):
-        return text_or_path
-    return json.dumps({key: value for key, value in config.items() if key not in set(keys)})
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def world_size() -> int:
@@ -60,6 +95,11 @@ def communicator(device: torch.device, timeout_s: float) -> _core.Communicator:
     if _connected is None or _connected[0] is not group:
         _connected = (group, _connect(device, timeout_s, group))
     return _connected[1]
+
+
+def connected(device: torch.device) -> _core.Communicator:
+    """What `communicator` has connected before."""
+    return _connected[1] if _connected is not None else communicator(device, 1800.0)
 
 
 def _connect(device: torch.device, timeout_s: float, group: object | None) -> _core.Communicator:

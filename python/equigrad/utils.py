@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from equigrad._handles import core_of, engine_of
+from equigrad._handles import core_of, engine_of, is_frozen
 
 __all__ = [
     "get_z3_leaf_modules",
@@ -27,6 +27,7 @@ __all__ = [
     "safe_set_local_fp32_param",
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
+    "safe_update_full_grad_vectorized",
     "set_z3_leaf_module",
     "set_z3_leaf_modules",
     "set_z3_leaf_modules_by_name",
@@ -40,9 +41,9 @@ __all__ = [
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The whole gradient; None if no rank has used the parameter, or no engine holds it."""
+    """The whole gradient; None if no rank has used the parameter, it is frozen, or no engine holds it."""
     found = engine_of(param)
-    return None if found is None else found[0]._core.full_gradient(found[1])
+    return None if found is None or is_frozen(param) else found[0]._core.full_gradient(found[1])
 
 
 def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
@@ -51,8 +52,20 @@ def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     core.set_full_gradient(name, value)
 
 
-def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
-    """The whole master weight."""
+def safe_update_full_grad_vectorized(
+    param_list: Iterable[torch.nn.Parameter], update_func: Callable[[torch.Tensor, torch.nn.Parameter], torch.Tensor]
+) -> None:
+    """Every gradient becomes what `update_func(gradient, parameter)` makes of it; without a gradient nothing is done."""
+    for param in param_list:
+        gradient = safe_get_full_grad(param)
+        if gradient is not None:
+            safe_set_full_grad(param, update_func(gradient, param))
+
+
+def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The whole master weight; None if it is frozen."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_full_fp32_param")
     return core.full_master(name)
 
@@ -63,8 +76,10 @@ def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> 
     core.set_full_master(name, value)
 
 
-def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
-    """A whole state of the optimizer: "exp_avg", "exp_avg_sq", "momentum_buffer"."""
+def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """A whole state of the optimizer: "exp_avg", "exp_avg_sq", "momentum_buffer"; None if the parameter is frozen."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_full_optimizer_state")
     return core.full_optimizer_state(name, optim_state_key)
 
@@ -75,7 +90,9 @@ def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """This rank's slice of the gradient, flat. Collective, for its sum is."""
+    """This rank's slice of the gradient, flat; None if it is frozen. Collective, for its sum is."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_local_grad")
     return core.local_gradient(name)
 
@@ -85,8 +102,10 @@ def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     core.set_local_gradient(name, value)
 
 
-def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor:
-    """This rank's slice of the master weight, flat."""
+def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """This rank's slice of the master weight, flat; None if it is frozen."""
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_local_fp32_param")
     return core.local_master(name)
 
@@ -96,7 +115,9 @@ def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) ->
     core.set_local_master(name, value)
 
 
-def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor:
+def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    if is_frozen(param):
+        return None
     core, name = core_of(param, "safe_get_local_optimizer_state")
     return core.local_optimizer_state(name, optim_state_key)
 
@@ -114,68 +135,106 @@ def _type_name(module: torch.nn.Module) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _mark(model: torch.nn.Module, leaf: bool, wanted, matches: Callable, known: Iterable[str]) -> list[torch.nn.Module]:
-    found = []
+def _mark(model: torch.nn.Module, leaf: bool, wanted, matches: Callable) -> tuple[list[torch.nn.Module], list]:
+    """(those that were marked, what matched none)"""
+    found: list[torch.nn.Module] = []
+    missing = []
     for one in wanted:
         modules = [module for name, module in model.named_modules() if matches(one, name, module)]
         if not modules:
-            near = difflib.get_close_matches(str(one), sorted(set(known)), n=1, cutoff=0.0)
-            raise ValueError(
-                f"[leaf_modules] expected a module of the model, got {one!r}, which matches none. "
-                f"The nearest is {near[0]!r}."
-                if near
-                else f"[leaf_modules] the model has no modules to match {one!r}."
-            )
-        found += [module for module in modules if module not in found]
+            missing.append(one)
+        found += [module for module in modules if not any(module is before for before in found)]
     for module in found:
         module._z3_leaf = leaf
-    return found
+    return found, missing
 
 
-def _mark_classes(model: torch.nn.Module, classes, leaf: bool) -> list[torch.nn.Module]:
+def _refuse(missing: list, known: Iterable[str]) -> None:
+    wanted = missing[0].__name__ if isinstance(missing[0], type) else str(missing[0])
+    near = difflib.get_close_matches(wanted, sorted(set(known)), n=1, cutoff=0.0)
+    raise ValueError(
+        f"[leaf_modules] expected a module of the model, got {wanted!r}, which matches none. "
+        + (f"The nearest is {near[0]!r}." if near else "Mark modules of a model that has some.")
+    )
+
+
+def _mark_classes(model: torch.nn.Module, classes, leaf: bool, raise_if_not_found: bool) -> list[torch.nn.Module]:
     def matches(wanted, _, module):
         if isinstance(wanted, type):
             return isinstance(module, wanted)
         return wanted in (type(module).__name__, type(module).__qualname__, _type_name(module))
 
-    return _mark(model, leaf, classes, matches, (type(module).__name__ for module in model.modules()))
+    found, missing = _mark(model, leaf, classes, matches)
+    if not found and missing and raise_if_not_found:
+        _refuse(missing, (type(module).__name__ for module in model.modules()))
+    return found
 
 
-def _mark_names(model: torch.nn.Module, names, leaf: bool) -> list[torch.nn.Module]:
-    known = (name for name, _ in model.named_modules())
-    return _mark(model, leaf, names, lambda wanted, name, _: name == wanted, known)
+def _mark_names(
+    model: torch.nn.Module, names, leaf: bool, raise_if_not_found: bool
+) -> tuple[list[torch.nn.Module], list[str]]:
+    found, missing = _mark(model, leaf, names, lambda wanted, name, _: name == wanted)
+    if missing and raise_if_not_found:
+        _refuse(missing, (name for name, _ in model.named_modules()))
+    return found, missing
 
 
-def _mark_suffixes(model: torch.nn.Module, suffixes, leaf: bool) -> list[torch.nn.Module]:
+def _mark_suffixes(
+    model: torch.nn.Module, suffixes, leaf: bool, raise_if_not_found: bool
+) -> tuple[list[torch.nn.Module], list[str]]:
     def matches(wanted, name, _):
         return name == wanted or name.endswith("." + wanted)
 
-    return _mark(model, leaf, suffixes, matches, (name for name, _ in model.named_modules()))
+    found, missing = _mark(model, leaf, suffixes, matches)
+    if missing and raise_if_not_found:
+        _refuse(missing, (name for name, _ in model.named_modules()))
+    return found, missing
 
 
-def set_z3_leaf_modules(model: torch.nn.Module, leaf_module_classes) -> list[torch.nn.Module]:
+def set_z3_leaf_modules(
+    model: torch.nn.Module, leaf_module_classes, raise_if_not_found: bool = True
+) -> list[torch.nn.Module]:
     """Marks modules of these classes, given as types or by their names. Before initialize()."""
-    return _mark_classes(model, leaf_module_classes, True)
+    return _mark_classes(model, leaf_module_classes, True, raise_if_not_found)
 
 
-def set_z3_leaf_modules_by_name(model: torch.nn.Module, names) -> list[torch.nn.Module]:
-    return _mark_names(model, names, True)
+def set_z3_leaf_modules_by_name(
+    model: torch.nn.Module, module_names, flag: bool = True, raise_if_not_found: bool = True
+) -> tuple[list[torch.nn.Module], list[str]]:
+    """Marks modules of these names; returns them, and the names that match none."""
+    return _mark_names(model, module_names, flag, raise_if_not_found)
 
 
-def set_z3_leaf_modules_by_suffix(model: torch.nn.Module, suffixes) -> list[torch.nn.Module]:
-    return _mark_suffixes(model, suffixes, True)
+def set_z3_leaf_modules_by_suffix(
+    model: torch.nn.Module, module_name_suffixes, flag: bool = True, raise_if_not_found: bool = True
+) -> tuple[list[torch.nn.Module], list[str]]:
+    """Marks modules whose names end with one of these; returns them, and the suffixes that match none."""
+    return _mark_suffixes(model, module_name_suffixes, flag, raise_if_not_found)
 
 
-def unset_z3_leaf_modules(model: torch.nn.Module, leaf_module_classes) -> list[torch.nn.Module]:
-    return _mark_classes(model, leaf_module_classes, False)
+def unset_z3_leaf_modules(
+    model: torch.nn.Module, leaf_module_classes, raise_if_not_found: bool = True
+) -> list[torch.nn.Module]:
+    return _mark_classes(model, leaf_module_classes, False, raise_if_not_found)
 
 
-def unset_z3_leaf_modules_by_name(model: torch.nn.Module, names) -> list[torch.nn.Module]:
-    return _mark_names(model, names, False)
+def unset_z3_leaf_modules_by_name(
+    model: torch.nn.Module, module_names, raise_if_not_found: bool = True
+) -> tuple[list[torch.nn.Module], list[str]]:
+    return _mark_names(model, module_names, False, raise_if_not_found)
 
 
-def unset_z3_leaf_modules_by_suffix(model: torch.nn.Module, suffixes) -> list[torch.nn.Module]:
-    return _mark_suffixes(model, suffixes, False)
+def unset_z3_leaf_modules_by_suffix(
+    model: torch.nn.Module, module_name_suffixes, raise_if_not_found: bool = True
+) -> tuple[list[torch.nn.Module], list[str]]:
+    return _mark_suffixes(model, module_name_suffixes, False, raise_if_not_found)
+
+
+def mark_configured_leaf_modules(model: torch.nn.Module, classes: list[str], names: list[str], suffixes: list[str]) -> None:
+    """Those that the configuration names; the engine refuses a name that matches none."""
+    _mark_classes(model, classes, True, False)
+    _mark_names(model, names, True, False)
+    _mark_suffixes(model, suffixes, True, False)
 
 
 def set_z3_leaf_module(model: torch.nn.Module, flag: bool) -> None:

@@ -21,9 +21,12 @@ class Init:
         with equigrad.zero.Init(config_dict_or_path="ds_config.json"):
             model = Gpt(options)
 
-    The bits are those of ordinary construction on rank 0. Below stage 3 it does nothing. Collective: every rank makes the
-    same model. `config` and `config_dict_or_path` are the same: a dict, JSON text, or a path.
+    The bits are those of ordinary construction on rank 0. Below stage 3 it does nothing, and within another Init. Collective:
+    every rank makes the same model. `config` and `config_dict_or_path` are the same: a dict, JSON text, or a path; it need not
+    name an optimizer.
     """
+
+    _depth = 0  # of Inits within each other
 
     def __init__(
         self,
@@ -32,15 +35,19 @@ class Init:
         enabled: bool = True,
     ) -> None:
         self._init: _core.Init | None = None
-        self._text = _ranks.config_text((config_dict_or_path, config), "zero.Init") if enabled else None
+        self._text = None
+        if enabled:
+            self._text = _ranks.with_some_optimizer(_ranks.config_text((config_dict_or_path, config), "zero.Init"))
 
     def __enter__(self) -> None:
-        if self._text is not None:
+        Init._depth += 1
+        if self._text is not None and Init._depth == 1:
             checked = _core.load_config(self._text, _ranks.world_size())
             device = torch.get_default_device()
             self._init = _core.Init(self._text, _ranks.communicator(device, checked.communication_timeout_s))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        Init._depth -= 1
         init, self._init = self._init, None
         if init is not None:
             init.finish() if kind is None else init.abandon()
@@ -53,7 +60,7 @@ class GatheredParameters:
             if rank == 0:
                 model.head.weight.data.fill_(0.5)
 
-    params: a parameter, or several. Those that no engine holds are whole anyway.
+    params: a parameter, or several: of an engine, or of zero.Init before there is one. All others are whole anyway.
     modifier_rank: whose values become every rank's; without it nothing may be written. Collective.
     """
 
@@ -67,12 +74,14 @@ class GatheredParameters:
         given = [params] if isinstance(params, torch.Tensor) else list(params)
         self._parameters = given if enabled else []
         self._modifier_rank = modifier_rank
-        self._open: list[_core.Gathered] = []
+        self._open: list[_core.Gathered | _Early] = []
 
     def __enter__(self) -> None:
         by_engine: dict[int, tuple[Any, list[torch.nn.Parameter]]] = {}
         for parameter in self._parameters:
             found = engine_of(parameter)
+            if found is None and (early := _core.early_shard(parameter)) is not None:
+                self._open.append(_Early(parameter, early, self._modifier_rank))
             if found is not None:
                 by_engine.setdefault(id(found[0]), (found[0], []))[1].append(parameter)
         for engine, parameters in by_engine.values():
@@ -82,3 +91,34 @@ class GatheredParameters:
         opened, self._open = self._open, []
         for gathered in reversed(opened):
             gathered.end() if kind is None else gathered.abandon()
+
+
+class _Early:
+    """One parameter of zero.Init, whole while this is open, before there is an engine."""
+
+    def __init__(self, parameter: torch.nn.Parameter, early: _core.EarlyShard, modifier_rank: int | None) -> None:
+        self._parameter = parameter
+        self._early = early
+        self._modifier_rank = modifier_rank
+        self._ranks = _ranks.connected(parameter.device)
+        shards = torch.empty(self._ranks.world_size, early.shard.numel(), dtype=parameter.dtype, device=parameter.device)
+        for rank, shard in enumerate(shards):
+            if rank == self._ranks.rank:
+                shard.copy_(early.shard)
+            self._ranks.broadcast(shard, rank)
+        _core.give_back(parameter, shards.flatten()[: parameter.numel()].clone())
+        parameter._equigrad_gathered = True
+
+    def end(self) -> None:
+        if self._modifier_rank is not None:
+            values = self._parameter.detach().as_strided((self._parameter.numel(),), (1,))
+            self._ranks.broadcast(values, self._modifier_rank)
+            shard = torch.zeros_like(self._early.shard)
+            own = values[self._ranks.rank * shard.numel() :][: shard.numel()]
+            shard[: own.numel()] = own
+            self._early = self._early.with_values(shard)
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._parameter.__dict__.pop("_equigrad_gathered", None)
+        _core.keep_early_shard(self._parameter, self._early)

@@ -83,7 +83,7 @@ inline at::Tensor leaf(uint64_t seed, at::ScalarType type = at::kFloat) {
 inline at::Tensor loss_of(const at::Tensor& x) { return (x * x).sum(); }
 
 inline const std::string kUnscaled =
-    "got it unscaled. Call engine.backward(loss) or engine.scale(loss)";
+    "got it unscaled. Loss scaling is required: call engine.backward(loss) or engine.scale(loss)";
 inline const std::string kTwice = "got it scaled more than once. engine.backward scales by itself";
 inline const std::string kForeign = "got it scaled by another engine's. ";
 inline const std::string kStale = "got it scaled with the scale of an earlier step. ";

@@ -15,15 +15,17 @@ import torch
 import torch.distributed as comm
 
 import equigrad
-from equigrad import CommunicationError, ConfigError, Error, _core, _ranks, init_distributed, utils, zero
-from equigrad import Engine as DeepSpeedEngine
+from equigrad import CommunicationError, Error, _core, _ranks, init_distributed, utils
 from equigrad._optimizer import Optimizer
+from equigrad.deepspeed import zero
+from equigrad.deepspeed._engine import ConfigError, DeepSpeedEngine, UsageError
 
 __all__ = [
     "CommunicationError",
     "ConfigError",
     "DeepSpeedEngine",
     "Error",
+    "UsageError",
     "add_config_arguments",
     "comm",
     "init_distributed",
@@ -44,6 +46,20 @@ def initialize(
     args: Any = None, model: torch.nn.Module | None = None, *positional: Any, **keywords: Any
 ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
     """As `equigrad.initialize`, of a model converted to bf16 or fp16 first where the configuration asks for it."""
+    try:
+        return _initialize(args, model, *positional, **keywords)
+    except equigrad.ConfigError as refused:
+        raise ConfigError(refused) from None
+
+
+def _initialize(
+    args: Any, model: torch.nn.Module | None, *positional: Any, **keywords: Any
+) -> tuple[DeepSpeedEngine, Any, Any, Any]:
+    if any(one.__name__ == "PipelineModule" for one in type(model).__mro__):
+        raise UsageError(
+            "[initialize] expected a module that every rank holds whole, got a PipelineModule. This engine is not supported with "
+            "pipeline parallelism: give a torch.nn.Module, torch.nn.Sequential for one."
+        )
     given = [keywords.get(name) for name in ("config", "config_params")] + [getattr(args, "deepspeed_config", None)]
     named = dict(zip(("optimizer", "model_parameters", "training_data", "lr_scheduler"), positional)) | keywords
     if model is not None and any(one is not None for one in given):
@@ -62,7 +78,7 @@ def initialize(
         if keywords.get(name) is None:
             keywords.pop(name, None)
     keywords.pop("distributed_port", None)  # of DeepSpeed's own connection; the engine reads MASTER_PORT
-    return equigrad.initialize(args, model, *positional, **keywords)
+    return equigrad.initialize(args, model, *positional, **keywords, engine_class=DeepSpeedEngine)
 
 
 def take_over(package: Any) -> None:
@@ -79,7 +95,6 @@ def take_over(package: Any) -> None:
             setattr(there, name, value)
 
     put("", initialize=initialize, DeepSpeedEngine=DeepSpeedEngine)
-    put("zero", Init=zero.Init, GatheredParameters=zero.GatheredParameters)
     put(
         "runtime.zero.partition_parameters",
         Init=zero.Init,
@@ -89,7 +104,8 @@ def take_over(package: Any) -> None:
     put("runtime.zero", Init=zero.Init, GatheredParameters=zero.GatheredParameters)
     put("runtime.base_optimizer", ZeROOptimizer=Optimizer)
     put("runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
-    put("utils", **{name: getattr(utils, name) for name in utils.__all__})
+    for module in ("utils", "utils.tensor_fragment", "utils.z3_leaf_module"):
+        put(module, **{name: getattr(utils, name) for name in utils.__all__})
 
 
 def _is_partitioned(model: torch.nn.Module) -> bool:

@@ -1,0 +1,120 @@
+"""From outcomes of both engines to docs/deepspeed-tests.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+
+HEAD = """# DeepSpeed's own tests on this engine
+
+DeepSpeed's tests at commit `{commit}`, unmodified, with `equigrad.deepspeed` in the place of its engine (`take_over`), beside
+DeepSpeed itself at that commit, on the same machine: a CPU, Gloo, torch {torch}. `python/deepspeed_tests/run.py` runs them and
+writes this page; the sentences are in `python/deepspeed_tests/reasons.json`.
+
+- **passed**: on this engine, of those that apply.
+- **not applicable**: what a test is about is no part of this engine (checkpoint files, experts, pipelines, NVMe), or is DeepSpeed's
+  inside (a private method, a class of its own, the number of its collectives), or no call of the test reaches this engine.
+- **failed**: everything else, with its reason below.
+- **of DeepSpeed's**: how many of the applicable tests that DeepSpeed passes here pass on this engine.
+
+A test that fails runs once more in processes of its own, with either engine, and that outcome counts.
+"""
+
+
+class Row(NamedTuple):
+    test: str
+    deepspeed: str
+    here: str  # passed, failed, skipped, not applicable
+    reason: str
+
+
+def read_reasons() -> list[dict]:
+    return json.loads((HERE / "reasons.json").read_text())
+
+
+def _first_line(text: str) -> str:
+    line = next((one for one in text.splitlines() if one.strip()), "no reason was told").strip()
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+def _rule(reasons: list[dict], test: str, outcome: dict) -> dict | None:
+    for rule in reasons:
+        if fnmatchcase(test, rule["test"].replace("[", "[[]")) and rule.get("says", "") in outcome["reason"]:
+            return rule
+    return None
+
+
+def rows(deepspeed: dict[str, dict], here: dict[str, dict], reasons: list[dict]) -> list[Row]:
+    made = []
+    for test, own in sorted(here.items()):
+        other = deepspeed.get(test, {"outcome": "not run", "reason": ""})
+        kind, reason = own["outcome"], ""
+        if kind == "skipped":
+            reason = _first_line(own["reason"].removeprefix("Skipped: "))
+        elif not own.get("reached", True):
+            kind, reason = "not applicable", "No call of it reaches this engine."
+        elif kind != "passed":
+            rule = _rule(reasons, test, own)
+            kind = rule["kind"] if rule is not None else "failed"
+            reason = rule["reason"] if rule is not None else _first_line(own["reason"])
+        if other["outcome"] not in ("passed", "skipped", "not run") and kind == "passed":
+            reason = f"DeepSpeed {other['outcome']}: {_first_line(other['reason'])}"
+        made.append(Row(test, other["outcome"], kind, reason))
+    return made
+
+
+def _summary(file: str, found: list[Row]) -> str:
+    here = Counter(row.here for row in found)
+    theirs = Counter(row.deepspeed for row in found)
+    both = sum(row.deepspeed == "passed" and row.here == "passed" for row in found)
+    asked = sum(row.deepspeed == "passed" and row.here != "not applicable" for row in found)
+    share = f"{both} of {asked} ({100 * both / asked:.0f} %)" if asked else "-"
+    cells = [len(found), theirs["passed"], here["passed"], here["failed"], here["skipped"], here["not applicable"], share]
+    return f"| {file} | " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _details(found: list[Row]) -> list[str]:
+    groups: dict[tuple, list[str]] = {}
+    for row in found:
+        if row.here == "passed" and row.deepspeed in ("passed", "not run"):
+            continue
+        name, _, parameters = row.test.partition("::")[2].partition("[")
+        groups.setdefault((name, row.deepspeed, row.here, row.reason), []).append(parameters.removesuffix("]"))
+    lines = []
+    for (name, theirs, here, reason), parameters in groups.items():
+        given = ", ".join(f"`{one}`" for one in parameters if one)
+        text = reason.replace("|", "\\|")
+        lines.append(f"| `{name}` {given} | {len(parameters)} | {theirs} | {here} | {text} |")
+    return lines
+
+
+def write(outcomes: dict, commit: str, torch_version: str) -> str:
+    reasons = read_reasons()
+    parts = [HEAD.format(commit=commit, torch=torch_version)]
+    by_file = {
+        file: rows(outcomes.get("deepspeed", {}).get(file, {}), here, reasons)
+        for file, here in sorted(outcomes.get("equigrad", {}).items())
+    }
+    parts.append("| file | tests | DeepSpeed passed | passed | failed | skipped | not applicable | of DeepSpeed's |")
+    parts.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    parts += [_summary(f"`{file}`", found) for file, found in by_file.items()]
+    parts.append(_summary("all", [row for found in by_file.values() for row in found]))
+    chosen = (HERE / "files.txt").read_text().split()
+    missing = [f"`{file}`" for file in chosen if file not in by_file]
+    if missing:
+        parts.append(f"\nNot run yet: {', '.join(missing)}.")
+    unknown = sum(row.deepspeed == "not run" for found in by_file.values() for row in found)
+    if unknown:
+        parts.append(f"\nDeepSpeed itself has not been run on {unknown} of these tests yet; they are in no percentage.")
+    parts.append("\n## Test by test\n\nWhat passes here and does not fail with DeepSpeed is left out.")
+    for file, found in by_file.items():
+        lines = _details(found)
+        if lines:
+            parts.append(f"\n### `{file}`\n\n| test | number | DeepSpeed | here | reason |\n| --- | --- | --- | --- | --- |")
+            parts += lines
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,123 @@
+"""DeepSpeedEngine: the engine, and what a program of DeepSpeed's calls besides; what DeepSpeed asserts is an AssertionError too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+import equigrad
+from equigrad import Engine, Error
+
+
+class UsageError(Error, AssertionError):
+    """A call that the engine's state, or DeepSpeed's contract, does not allow."""
+
+
+class ConfigError(equigrad.ConfigError, AssertionError, ValueError):
+    """A configuration that is refused: DeepSpeed raises AssertionError for some keys and ValueError for others."""
+
+    def __init__(self, refused: equigrad.ConfigError) -> None:
+        super().__init__(str(refused))
+        self.problems = refused.problems
+
+
+class DeepSpeedEngine(Engine):
+    """What `equigrad.deepspeed.initialize` returns first."""
+
+    pipeline_parallelism = False
+    # Whether no_sync() or coalesce_grad_reduction() is open.
+    inside_no_sync_ctxt = False
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """As Engine.backward; a loss that is no scalar is an AssertionError."""
+        _check_scalar(loss, "backward", "output.backward(gradient)")
+        return super().backward(loss, retain_graph, scale_wrt_gas)
+
+    def scale(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As Engine.scale, of a scalar loss alone: equigrad.Engine.scale takes an output of any shape."""
+        _check_scalar(
+            tensor, "scale", "equigrad.initialize(...), whose engine.scale(output).backward(gradient) takes any shape"
+        )
+        return super().scale(tensor)
+
+    def step(self, lr_kwargs: dict[str, float] | None = None) -> None:
+        if self.inside_no_sync_ctxt:
+            raise UsageError(
+                "[engine.step] expected a step after the scope of no_sync or coalesce_grad_reduction, got one within. "
+                "It is illegal to call Engine.step() inside no_sync context manager: leave the scope first."
+            )
+        super().step(lr_kwargs)
+
+    def get_pld_theta(self) -> float | None:
+        """Of the last forward pass under progressive layer drop; None without it."""
+        core = self._living("get_pld_theta")
+        return core.layer_drop()["pld_theta"] if core.config.progressive_layer_drop else None
+
+    def fp16_enabled(self) -> bool:
+        return self._living("fp16_enabled").config.compute_dtype == "float16"
+
+    def bfloat16_enabled(self) -> bool:
+        return self._living("bfloat16_enabled").config.compute_dtype == "bfloat16"
+
+    def dynamic_loss_scale(self) -> bool:
+        return self._living("dynamic_loss_scale").config.dynamic_loss_scale
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        return self.zero_optimization_stage() >= 2
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self.zero_optimization_stage() == 3
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Passes add up within; step() is an error there. Stages 0 and 1."""
+        stage = self.zero_optimization_stage()
+        if stage >= 2:
+            raise UsageError(
+                f"[engine.no_sync] expected ZeRO stage 0 or 1, got ZeRO stage {stage}. The no_sync context manager is incompatible with "
+                f"gradient partitioning logic of ZeRO stage {stage}: leave it out, or lower the stage."
+            )
+        with self._own_scope("no_sync"), super().no_sync():
+            yield
+
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """The passes within are of one step, which comes after it. Stages 1 to 3.
+
+        The engine reduces when it would have without: the gradient is the same, and no communication is saved.
+        """
+        stage = self.zero_optimization_stage()
+        if stage == 0:
+            raise NotImplementedError(
+                "[engine.coalesce_grad_reduction] expected ZeRO stage 1, 2 or 3, got stage 0. Use no_sync() there."
+            )
+        if self.pipeline_parallelism:
+            raise NotImplementedError(
+                "[engine.coalesce_grad_reduction] expected no pipeline parallelism, got it. Leave the scope out."
+            )
+        with self._own_scope("coalesce_grad_reduction"):
+            yield
+
+    @contextmanager
+    def _own_scope(self, name: str) -> Iterator[None]:
+        if self.inside_no_sync_ctxt:
+            raise UsageError(
+                f"[engine.{name}] expected no open no_sync or coalesce_grad_reduction, got one nested within another. "
+                "A no_sync context manager reentry is unsupported: leave the outer scope first."
+            )
+        self.inside_no_sync_ctxt = True
+        try:
+            yield
+        finally:
+            self.inside_no_sync_ctxt = False
+
+
+def _check_scalar(tensor: torch.Tensor, where: str, instead: str) -> None:
+    if tensor.numel() != 1 or tensor.grad_fn is None:
+        graph = "" if tensor.grad_fn is not None else " without a graph"
+        raise UsageError(
+            f"[engine.{where}] expected a scalar tensor, a loss that was computed from parameters, got one of shape "
+            f"{list(tensor.shape)}{graph}. Use {instead}."
+        )

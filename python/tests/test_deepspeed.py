@@ -1,0 +1,294 @@
+"""The drop-in for DeepSpeed: its engine's calls and errors, and the names at which its users look."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+import equigrad
+import ranks
+import twin
+from equigrad import deepspeed
+
+
+def configuration(stage: int = 0, **more) -> dict:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        **more,
+    }
+
+
+def small() -> torch.nn.Module:
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+
+
+def batch(rank: int, step: int = 0) -> torch.Tensor:
+    return torch.randn(2, 4, generator=torch.Generator().manual_seed(17 * rank + step))
+
+
+def make(stage: int = 0, model: torch.nn.Module | None = None, **more) -> deepspeed.DeepSpeedEngine:
+    model = model or small()
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=configuration(stage, **more))[0]
+
+
+def told(call, kind: type) -> str:
+    """The text of the error, which has to be of this kind too."""
+    try:
+        call()
+    except equigrad.Error as error:
+        assert isinstance(error, kind), type(error).__mro__
+        return str(error)
+    raise AssertionError("it was taken")
+
+
+# ---- Calls that DeepSpeed refuses ------------------------------------------------------------------------------------
+
+
+def enter(scope) -> None:
+    with scope:
+        pass
+
+
+def refused_calls() -> list[str]:
+    engine = make(1)
+    output = engine(batch(0))
+    said = [
+        told(lambda: engine.scale(output), AssertionError),
+        told(lambda: engine.backward(output), AssertionError),
+        told(lambda: engine.scale(torch.tensor(1.0)), AssertionError),
+        told(lambda: enter(make(2).no_sync()), AssertionError),
+        told(lambda: make(3, unknown_key=1), ValueError),
+        told(lambda: make(3, unknown_key=1), AssertionError),
+        told(lambda: deepspeed.zero.Init(module=small(), config=configuration(3)), equigrad.Error),
+        told(lambda: deepspeed.zero.Init(remote_device="nvme", config=configuration(3)), equigrad.Error),
+    ]
+    for scope in (engine.no_sync, engine.coalesce_grad_reduction):
+        with scope():
+            said.append(told(engine.step, AssertionError))
+            said.append(told(lambda: enter(engine.no_sync()), AssertionError))
+            said.append(told(lambda: enter(engine.coalesce_grad_reduction()), AssertionError))
+    try:
+        enter(make(0).coalesce_grad_reduction())
+    except NotImplementedError as error:
+        said.append(str(error))
+    engine.backward(engine(batch(0)).square().mean())
+    engine.step()
+    assert engine.was_step_applied()
+    return said
+
+
+def test_what_deepspeed_asserts_is_an_assertion_error_that_says_what_to_do() -> None:
+    words = ["scalar tensor", "scalar tensor", "without a graph", "ZeRO stage 2", "unknown_key", "unknown_key"]
+    words += ["initialize()", "remote_device"]
+    words += ["leave the scope", "nested", "nested"] * 2 + ["no_sync()"]
+    said = ranks.alone(refused_calls)
+    assert len(said) == len(words)
+    for text, word in zip(said, words, strict=True):
+        assert word in text and "expected" in text and "got" in text, text
+
+
+# ---- Scopes and counters ---------------------------------------------------------------------------------------------
+
+
+def two_passes(stage: int, is_coalesced: bool) -> list[torch.Tensor]:
+    engine = make(stage)
+    scope = engine.coalesce_grad_reduction() if is_coalesced else contextlib.nullcontext()
+    with scope:
+        for step in range(2):
+            engine.backward(engine(batch(engine.global_rank, step)).square().mean())
+    gradients = [deepspeed.utils.safe_get_full_grad(p) for p in engine.module.parameters()]
+    engine.step()
+    return gradients + [engine.full_parameter("0.weight")]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_coalescing_changes_no_bit(stage: int) -> None:
+    plain, coalesced = ranks.run(2, two_passes, stage, False), ranks.run(2, two_passes, stage, True)
+    for got, want in zip(coalesced[0], plain[0], strict=True):
+        twin.assert_same_bits(got, want, "coalesced")
+
+
+def applied() -> list[bool]:
+    engine = make(gradient_accumulation_steps=2)
+    seen = []
+    for step in range(4):
+        engine.backward(engine(batch(0, step)).square().mean())
+        engine.step()
+        seen.append(engine.was_step_applied())
+    return seen
+
+
+def test_a_step_between_boundaries_applies_nothing() -> None:
+    assert ranks.alone(applied) == [False, True, False, True]
+
+
+# ---- Frozen parameters that model_parameters leaves out --------------------------------------------------------------
+
+
+def frozen(stage: int) -> dict:
+    model = small()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=trained, config=configuration(stage))
+    at_rest = [p.ds_status for p in model.parameters()]
+    engine.backward(engine(batch(engine.global_rank)).square().mean())
+    gradients = [deepspeed.utils.safe_get_full_grad(p) for p in model.parameters()]
+    engine.step()
+    return {
+        "here": [status is deepspeed.zero.ZeroParamStatus.AVAILABLE for status in at_rest],
+        "persist": [p.ds_persist for p in model.parameters()],
+        "shown": [len(group["params"]) for group in optimizer.param_groups],
+        "gradients": gradients,
+        "frozen": [
+            deepspeed.utils.safe_get_full_fp32_param(model[0].weight),
+            deepspeed.utils.safe_get_full_optimizer_state(model[0].weight, "exp_avg"),
+            deepspeed.utils.safe_get_local_grad(model[0].weight),
+        ],
+        "kept": engine.full_parameter("0.weight"),
+    }
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_frozen_parameters_are_held_and_partitioned_too(stage: int) -> None:
+    for seen in ranks.run(2, frozen, stage):
+        assert seen["here"] == [stage == 0] * 4 and seen["persist"] == [stage == 0] * 4
+        assert seen["shown"] == [2] and seen["frozen"] == [None] * 3
+        assert seen["gradients"][:2] == [None, None] and all(one is not None for one in seen["gradients"][2:])
+        twin.assert_same_bits(seen["kept"], small()[0].weight.detach(), "a frozen parameter")
+
+
+# ---- Leaf modules ----------------------------------------------------------------------------------------------------
+
+
+def leaves() -> dict:
+    utils, model = deepspeed.utils, small()
+    seen = {
+        "name": utils.set_z3_leaf_modules_by_name(model, ["0", "9"], raise_if_not_found=False),
+        "suffix": utils.set_z3_leaf_modules_by_suffix(model, ["2"]),
+        "class": utils.set_z3_leaf_modules(model, [torch.nn.Conv2d], raise_if_not_found=False),
+        "marked": len(utils.get_z3_leaf_modules(model)),
+        "taken away": len(utils.unset_z3_leaf_modules(model, [torch.nn.Linear])),
+        "left": len(utils.get_z3_leaf_modules(model)),
+    }
+    for key in ("name", "suffix"):
+        found, missing = seen[key]
+        seen[key] = (len(found), missing)
+    try:
+        utils.set_z3_leaf_modules_by_name(small(), ["0", "9"])
+    except ValueError as error:
+        seen["told"] = str(error)
+    config = configuration(3)
+    config["zero_optimization"] = {"stage": 3, "param_persistence_threshold": 20}
+    seen["persist"] = [p.ds_persist for p in deepspeed.initialize(model=small(), config=config)[0].module.parameters()]
+    config["zero_optimization"]["leaf_module"] = {"names": ["2"]}
+    engine = deepspeed.initialize(model=model, config=config)[0]
+    seen["configured"] = [utils.z3_leaf_module(module) for module in model]
+    engine.destroy()
+    return seen
+
+
+def test_leaf_modules_are_marked_as_deepspeed_marks_them() -> None:
+    seen = ranks.alone(leaves)
+    assert seen["name"] == (1, ["9"]) and seen["suffix"] == (1, []) and seen["class"] == []
+    assert (seen["marked"], seen["taken away"], seen["left"]) == (2, 2, 0)
+    assert "'9'" in seen["told"] and "nearest" in seen["told"]
+    assert seen["persist"] == [False, True, True, True]
+    assert seen["configured"] == [False, False, True]
+
+
+# ---- What a loss is multiplied by, and what a gradient becomes -------------------------------------------------------
+
+
+def scaler() -> list:
+    fp16 = {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}
+    engine = make(1, fp16=fp16)
+    shown, seen = engine.optimizer.loss_scaler, []
+    for step in range(3):
+        seen.append((shown.cur_scale, shown.cur_iter))
+        engine.backward(engine(batch(0, step).half()).float().square().mean())
+        engine.step()
+    seen.append((shown.cur_scale, shown.cur_iter))
+    seen.append((shown.scale_window, shown.dynamic_loss_scale, engine.optimizer.dynamic_loss_scale))
+    plain = make(1).optimizer.loss_scale_config
+    return [*seen, (plain.cur_scale, plain.dynamic_loss_scale)]
+
+
+def test_the_loss_scaler_is_shown() -> None:
+    assert ranks.alone(scaler) == [(256, 0), (256, 1), (256, 2), (512, 3), (2, True, True), (1, False)]
+
+
+def vectorized(stage: int) -> list:
+    engine = make(stage)
+    parameters = list(engine.module.parameters())
+    deepspeed.utils.safe_update_full_grad_vectorized(parameters, lambda old, _: old * 0)
+    engine.backward(engine(batch(engine.global_rank)).square().mean())
+    before = [deepspeed.utils.safe_get_full_grad(p) for p in parameters]
+    deepspeed.utils.safe_update_full_grad_vectorized(parameters[:2], lambda old, p: old + p.ds_numel)
+    after = [deepspeed.utils.safe_get_full_grad(p) for p in parameters]
+    return [torch.equal(a, b + (p.ds_numel if i < 2 else 0)) for i, (a, b, p) in enumerate(zip(after, before, parameters))]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_gradients_are_updated_together(stage: int) -> None:
+    assert ranks.run(2, vectorized, stage) == [[True] * 4] * 2
+
+
+def sent_types() -> list:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    engine = make(1, model, torch_autocast={"enabled": True, "dtype": "bfloat16"})
+    seen = [getattr(p, "comm_dtype", None) for p in model.parameters()]
+    engine.destroy()
+    return [*seen, hasattr(model[0].weight, "comm_dtype")]
+
+
+def test_autocast_parameters_show_in_which_type_they_are_sent() -> None:
+    assert ranks.alone(sent_types) == [torch.bfloat16, torch.bfloat16, None, None, False]
+
+
+# ---- Gathered before there is an engine ------------------------------------------------------------------------------
+
+
+def early() -> dict:
+    config = {key: value for key, value in configuration(3).items() if key != "optimizer"}
+    inner = deepspeed.zero.Init(config_dict_or_path=config, mem_efficient_linear=False, dtype=None)
+    with deepspeed.zero.Init(config_dict_or_path=config), inner:
+        model = small()
+    weight = model[0].weight
+    status = [weight.ds_status]
+    with deepspeed.zero.GatheredParameters(weight, modifier_rank=1):
+        status.append(weight.ds_status)
+        before = weight.detach().clone()
+        if deepspeed.comm.get_rank() == 1:
+            with torch.no_grad():
+                weight.mul_(2)
+    status.append(weight.ds_status)
+    with deepspeed.zero.GatheredParameters([weight]), torch.no_grad():
+        weight.zero_()  # of no rank that was named, so it is dropped
+    try:
+        with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
+            with torch.no_grad():
+                weight.zero_()
+            raise KeyError("mine")
+    except KeyError:
+        pass
+    engine = deepspeed.initialize(model=model, config=configuration(3))[0]
+    return {"status": [one.name for one in status], "before": before, "after": engine.full_parameter("0.weight")}
+
+
+def in_a_group() -> dict:
+    deepspeed.init_distributed("gloo")
+    return early()
+
+
+def test_parameters_of_init_are_gathered_and_written_before_there_is_an_engine() -> None:
+    want = small()[0].weight.detach()
+    for seen in ranks.run(2, in_a_group):
+        assert seen["status"] == ["NOT_AVAILABLE", "AVAILABLE", "NOT_AVAILABLE"]
+        twin.assert_same_bits(seen["before"], want, "gathered before there is an engine")
+        twin.assert_same_bits(seen["after"], want * 2, "written before there is an engine")
