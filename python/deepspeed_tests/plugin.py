@@ -46,6 +46,7 @@ def _watch(module, name: str) -> None:
 
 
 if ENGINE == "equigrad":
+    _watch(equigrad.deepspeed, "_initialize")
     _watch(equigrad._ranks, "config_text")
     _watch(equigrad.utils, "_mark")
 
