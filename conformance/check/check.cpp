@@ -44,7 +44,8 @@ struct Serving {
 nlohmann::json serve(const Serving& serving, const nlohmann::json& request,
                      ranks::RankContext& context) {
   const std::string id = request.at("id");
-  const auto& one = serving.cases.at(id);
+  auto one = serving.cases.at(id);
+  one.may_overflow = request.value("may_overflow", true);
   if (request.at("do") != "twin") return check_on_rank(serving.make, one, request, context);
   context.note("twin of " + id);
   const auto losses = twin_of(serving.make, one, request.at("path"));
@@ -195,7 +196,8 @@ reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
                       .serve = run_of.serve});
   const auto& ground = ground_of(cases.cases);
   const auto checks = plant_own_faults(slots, ground, [&](const char* what) {
-    return nlohmann::json{{"do", what}, {"id", ground.spec.id()}};
+    // A fault that acts in a step that is skipped changes nothing.
+    return nlohmann::json{{"do", what}, {"id", ground.spec.id()}, {"may_overflow", false}};
   });
   MatrixRun matrix(run_of, slots);
   matrix.run_until(cases.cases.size());

@@ -93,7 +93,7 @@ std::string config_text(const CheckCase& one, double threshold, Subject& subject
 
 PassSetting setting_of(const CheckCase& one) {
   PassSetting setting{.seed = one.seed, .world = one.spec.world};
-  if (one.config.empty()) setting.overflowing = overflowing_batch(one.spec);
+  if (one.config.empty() && one.may_overflow) setting.overflowing = overflowing_batch(one.spec);
   return setting;
 }
 

@@ -29,6 +29,7 @@ struct CheckCase {
   std::string config = {};  // a user's; empty: of the spec
   uint64_t seed = 1;
   int steps = kSteps;
+  bool may_overflow = true;  // a pass does where the loss scale is dynamic
 };
 
 // The configuration of a user's without what a twin cannot follow; `left_out` gets a sentence for
