@@ -60,7 +60,7 @@ def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) ->
 
 def config_without(text_or_path: str, keys: Iterable[str]) -> str:
     """JSON text without these keys of its top level; a text that is no JSON object as it is, for the engine to refuse."""
-    config = _object(text_or_path)
+    config = config_object(text_or_path)
     return (
         text_or_path if config is None else json.dumps({key: value for key, value in config.items() if key not in set(keys)})
     )
@@ -68,13 +68,14 @@ def config_without(text_or_path: str, keys: Iterable[str]) -> str:
 
 def with_some_optimizer(text_or_path: str) -> str:
     """The configuration, naming an optimizer where it names none: zero.Init needs none. What is no JSON object stays as it is."""
-    config = _object(text_or_path)
+    config = config_object(text_or_path)
     if config is None or "optimizer" in config:
         return text_or_path
     return json.dumps({**config, "optimizer": {"type": "SGD"}})
 
 
-def _object(text_or_path: str) -> dict | None:
+def config_object(text_or_path: str) -> dict | None:
+    """What a JSON text, or the file at a path, says; None for what is no JSON object."""
     try:
         text = text_or_path if text_or_path.lstrip().startswith("{") else Path(text_or_path).read_text()
         config = json.loads(text)

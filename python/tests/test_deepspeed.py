@@ -292,3 +292,27 @@ def test_parameters_of_init_are_gathered_and_written_before_there_is_an_engine()
         assert seen["status"] == ["NOT_AVAILABLE", "AVAILABLE", "NOT_AVAILABLE"]
         twin.assert_same_bits(seen["before"], want, "gathered before there is an engine")
         twin.assert_same_bits(seen["after"], want * 2, "written before there is an engine")
+
+
+def unmanaged() -> list[str]:
+    config = {**configuration(2), "managed_gradient_accumulation": False}
+    engine, _, _, _ = equigrad.deepspeed.initialize(model=torch.nn.Linear(4, 2), config=config)
+    said = [engine.managed_gradient_accumulation(), engine.is_gradient_accumulation_boundary()]
+    for call in (lambda: engine.set_gradient_accumulation_boundary(True), lambda: engine.coalesce_grad_reduction().__enter__()):
+        with pytest.raises(AssertionError) as refused:
+            call()
+        said.append(str(refused.value))
+    for _ in range(3):
+        engine.backward(engine(torch.ones(2, 4)).sum())
+    engine.step()
+    config["zero_optimization"] = {"stage": 1, "overlap_comm": True}
+    with pytest.raises(AssertionError, match="overlap_comm only with ZeRO stage 2"):
+        equigrad.deepspeed.initialize(model=torch.nn.Linear(4, 2), config=config)
+    return [*said, engine.global_steps]
+
+
+def test_where_the_caller_owns_the_boundary_deepspeed_s_refusals_hold() -> None:
+    is_managed, is_boundary, boundary, coalesce, steps = ranks.alone(unmanaged)
+    assert (is_managed, is_boundary, steps) == (False, False, 1)
+    assert "set_gradient_accumulation_boundary() is not supported" in boundary
+    assert "coalesce_grad_reduction is not supported" in coalesce

@@ -61,6 +61,7 @@ def _initialize(
             "pipeline parallelism: give a torch.nn.Module, torch.nn.Sequential for one."
         )
     given = [keywords.get(name) for name in ("config", "config_params")] + [getattr(args, "deepspeed_config", None)]
+    is_managed = True
     named = dict(zip(("optimizer", "model_parameters", "training_data", "lr_scheduler"), positional)) | keywords
     if model is not None and any(one is not None for one in given):
         text = _ranks.config_text(given, "initialize")
@@ -69,6 +70,7 @@ def _initialize(
             keywords.pop("config_params", None)
             keywords["config"] = text = _ranks.config_without(text, overridden)
             args = None
+        is_managed = _is_managed(text)
         load = _core.load_config if named.get("optimizer") is None else _core.load_config_for_client
         config = load(text, _ranks.world_size())
         dtype = getattr(torch, config.compute_dtype)
@@ -78,7 +80,23 @@ def _initialize(
         if keywords.get(name) is None:
             keywords.pop(name, None)
     keywords.pop("distributed_port", None)  # of DeepSpeed's own connection; the engine reads MASTER_PORT
-    return equigrad.initialize(args, model, *positional, **keywords, engine_class=DeepSpeedEngine)
+    made = equigrad.initialize(args, model, *positional, **keywords, engine_class=DeepSpeedEngine)
+    made[0].is_managed = is_managed
+    return made
+
+
+def _is_managed(text: str) -> bool:
+    """Whether the engine counts the passes of a step. DeepSpeed refuses overlap_comm without, at stages 0 and 1."""
+    keys = _ranks.config_object(text) or {}
+    zero_keys = keys.get("zero_optimization", {})
+    if keys.get("managed_gradient_accumulation", True) is not False:
+        return True
+    if zero_keys.get("overlap_comm") and zero_keys.get("stage", 0) < 2:
+        raise UsageError(
+            "[initialize] expected managed_gradient_accumulation without overlap_comm at stages 0 and 1, got both. DeepSpeed supports "
+            "overlap_comm only with ZeRO stage 2 there: leave it out; equigrad.initialize takes it, and it changes nothing."
+        )
+    return False
 
 
 def take_over(package: Any) -> None:

@@ -29,6 +29,23 @@ class DeepSpeedEngine(Engine):
     pipeline_parallelism = False
     # Whether no_sync() or coalesce_grad_reduction() is open.
     inside_no_sync_ctxt = False
+    # Whether the engine counts the passes of a step; if not, every step() is a boundary.
+    is_managed = True
+
+    def managed_gradient_accumulation(self) -> bool:
+        return self.is_managed
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next step() acts; False where the caller owns the boundary, as DeepSpeed says it outside of step()."""
+        return self.is_managed and super().is_gradient_accumulation_boundary()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        if not self.is_managed:
+            raise UsageError(
+                "[engine.set_gradient_accumulation_boundary] expected managed_gradient_accumulation, got false in the configuration. "
+                "set_gradient_accumulation_boundary() is not supported with managed_gradient_accumulation=False: every step() acts."
+            )
+        super().set_gradient_accumulation_boundary(is_boundary)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """As Engine.backward; a loss that is no scalar is an AssertionError."""
@@ -92,6 +109,11 @@ class DeepSpeedEngine(Engine):
         if stage == 0:
             raise NotImplementedError(
                 "[engine.coalesce_grad_reduction] expected ZeRO stage 1, 2 or 3, got stage 0. Use no_sync() there."
+            )
+        if not self.is_managed:
+            raise UsageError(
+                "[engine.coalesce_grad_reduction] expected managed_gradient_accumulation, got false in the configuration. "
+                "coalesce_grad_reduction is not supported with managed_gradient_accumulation=False: call step() once, after the passes."
             )
         if self.pipeline_parallelism:
             raise NotImplementedError(
