@@ -42,7 +42,7 @@ set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 n
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
     librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev
-    dataset-fashion-mnist)
+    iproute2 dataset-fashion-mnist)
 if(NOT EQUIGRAD_HARNESS)
   set(EQUIGRAD_PACKAGES libgloo-dev nlohmann-json3-dev)
   if(EQUIGRAD_PYTHON_PACKAGE)

@@ -173,8 +173,8 @@ void require_determinism(Looker& first, Looker& second) {
   refuse("the same numbers of the same pass, run twice under one seed",
          differing + " in two ways; the first operator that gave another result is " +
              (name.empty() ? "none of torch's" : name),
-         "Draw random numbers from torch's CPU generator, and use "
-         "deterministic operators.");
+         "Draw random numbers from torch's generator, not from another library's, and take "
+         "operators that are deterministic.");
 }
 
 // Digests by [rank][micro_batch].

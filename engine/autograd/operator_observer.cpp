@@ -12,6 +12,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "engine/autograd/interpreter_lock.hpp"
+
 namespace equigrad::autograd {
 
 // A listener, and whoever is telling it something. Operators of other threads may hold it longer
@@ -74,7 +76,9 @@ void find(const c10::IValue& value, Uses& uses) {
   }
 }
 
+// A listener may wait for other ranks.
 void tell(const Uses& uses, void (OperatorListener::*what)(const std::vector<std::size_t>&)) {
+  const WithoutInterpreter without;
   for (const auto& [watch, pages] : uses) {
     const std::lock_guard lock(watch->mutex);
     if (watch->listener != nullptr) (watch->listener->*what)(pages);
@@ -187,12 +191,14 @@ Observation::Observation(OperatorListener& listener, const std::vector<at::Tenso
   static std::atomic<uint64_t> created = 0;
   watch_->listener = &listener;
   watch_->number = created++;
+  std::vector<at::Tensor> gone;  // dropped without the lock: that may run code of the caller's
   auto& shared = registry();
   const std::unique_lock lock(shared.mutex);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
     storages_.push_back(tensors[i].storage().unsafeGetStorageImpl());
-    shared.entries[storages_.back()] = {watch_, i, tensors[i]};
+    auto& entry = shared.entries[storages_.back()];
+    gone.push_back(std::exchange(entry, {watch_, i, tensors[i]}).tensor);
   }
   if (!storages_.empty()) use_.emplace(callback());
 }
@@ -202,11 +208,13 @@ Observation::~Observation() {
     const std::lock_guard lock(watch_->mutex);
     watch_->listener = nullptr;
   }
+  std::vector<at::Tensor> gone;
   auto& shared = registry();
   const std::unique_lock lock(shared.mutex);
   for (const auto* storage : storages_) {
     const auto found = shared.entries.find(storage);
     if (found != shared.entries.end() && found->second.watch == watch_) {
+      gone.push_back(std::move(found->second.tensor));
       shared.entries.erase(found);
     }
   }

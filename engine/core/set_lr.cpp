@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "engine/core/training_engine.hpp"
-#include "engine/error.hpp"
 #include "engine/optimizer/update_rule.hpp"
 
 namespace equigrad::core {

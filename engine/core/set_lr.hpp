@@ -1,9 +1,9 @@
 // Set lr: the values that updates use, changed between two of them.
 //
-// Invariants: on all ranks or on none; a rank that refuses its values meets the others all the same.
+// Invariants: on all ranks or on none; a rank that refuses its values meets the others all the
+// same.
 // Units: values by parameter group.
-// Errors: equigrad::Error on every rank for values that differ, and for those that are refused on
-// one.
+// Errors: equigrad::Error on every rank for values that differ, and for those refused on one.
 // Depends on: engine/core/training_engine.hpp, config.
 #pragma once
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/agreement/coordinator.hpp"
+#include "engine/autograd/interpreter_lock.hpp"
 #include "engine/autograd/operator_observer.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/config/config.hpp"
@@ -129,12 +130,15 @@ Init::State::~State() {
 
 std::unique_ptr<at::ObserverContext> Init::State::start(const at::RecordFunction& function) {
   if (current == nullptr || autograd::Silence::active()) return nullptr;
+  const autograd::WithoutInterpreter without;  // ranks are waited for
   current->before(function);
   return std::make_unique<Context>();
 }
 
 void Init::State::end(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (context != nullptr && current != nullptr) current->after(function);
+  if (context == nullptr || current == nullptr) return;
+  const autograd::WithoutInterpreter without;
+  current->after(function);
 }
 
 // Ranks say what they do before they do it.

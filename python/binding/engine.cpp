@@ -3,6 +3,7 @@
 
 #include <pybind11/functional.h>
 
+#include "engine/autograd/interpreter_lock.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/config/load_for_client.hpp"
 #include "engine/memory/ledger.hpp"
@@ -14,6 +15,11 @@ namespace equigrad::python {
 namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
+// Of an object that waits for other ranks when it ends.
+using WithoutGil = py::release_gil_before_calling_cpp_dtor;
+
+void* give_up_gil() { return PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr; }
+void take_gil_back(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
 // By DataType, torch's name.
 constexpr std::array kTypeNames = {"float32", "bfloat16", "float16"};
@@ -34,7 +40,10 @@ using Module = std::tuple<std::string, std::string, std::vector<at::Tensor>>;
 class Guard {
  public:
   explicit Guard(std::shared_ptr<void> guard) : guard_(std::move(guard)) {}
-  void close() { guard_.reset(); }
+  void close() {
+    const py::gil_scoped_release no_gil;
+    guard_.reset();
+  }
 
  private:
   std::shared_ptr<void> guard_;
@@ -240,16 +249,16 @@ void bind_values(py::module_& module) {
       .def_readonly("gradient", &LocalShard::gradient)
       .def_readonly("master", &LocalShard::master)
       .def_readonly("state", &LocalShard::state);
-  py::class_<Guard>(module, "Guard")
+  py::class_<Guard>(module, "Guard", WithoutGil())
       .def("close", &Guard::close)
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](Guard& guard, const py::args&) { guard.close(); });
-  py::class_<Init>(module, "Init")
+  py::class_<Init>(module, "Init", WithoutGil())
       .def(py::init<const std::string&, std::shared_ptr<comm::Communicator>>(), py::arg("config"),
            py::arg("communicator"), NoGil())
       .def("finish", &Init::finish, NoGil())
       .def("abandon", &Init::abandon, NoGil());
-  py::class_<Gathered>(module, "Gathered")
+  py::class_<Gathered>(module, "Gathered", WithoutGil())
       .def("end", &Gathered::end, NoGil())
       .def("abandon", &Gathered::abandon, NoGil());
 }
@@ -358,7 +367,8 @@ void bind_getters(py::class_<Engine>& engine) {
 
 void bind_engine(py::module_& module) {
   bind_values(module);
-  py::class_<Engine> engine(module, "Engine");
+  autograd::set_interpreter_lock({give_up_gil, take_gil_back});
+  py::class_<Engine> engine(module, "Engine", WithoutGil());
   bind_training(engine);
   bind_getters(engine);
   bind_access(engine);

@@ -42,8 +42,8 @@ void bind_ranks(py::module_& module) {
       },
       "From the variables of torchrun, mpirun, Slurm or Hydra; without any, one rank.");
 
-  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator",
-                                                          "The ranks of an engine.")
+  py::class_<Communicator, std::shared_ptr<Communicator>>(
+      module, "Communicator", "The ranks of an engine.", py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world_size", &Communicator::world_size)
       .def(

@@ -298,7 +298,10 @@ def unmanaged() -> list[str]:
     config = {**configuration(2), "managed_gradient_accumulation": False}
     engine, _, _, _ = equigrad.deepspeed.initialize(model=torch.nn.Linear(4, 2), config=config)
     said = [engine.managed_gradient_accumulation(), engine.is_gradient_accumulation_boundary()]
-    for call in (lambda: engine.set_gradient_accumulation_boundary(True), lambda: engine.coalesce_grad_reduction().__enter__()):
+    for call in (
+        lambda: engine.set_gradient_accumulation_boundary(True),
+        lambda: engine.coalesce_grad_reduction().__enter__(),
+    ):
         with pytest.raises(AssertionError) as refused:
             call()
         said.append(str(refused.value))

@@ -70,7 +70,8 @@ def start(host: str | None, command: list, environment: dict | None = None) -> s
 
 
 def answers(text: str) -> list[dict]:
-    return [json.loads(line) for line in re.findall(r"\{\"rank.*\}", text)]
+    """What ranks said: torchrun may put two of them on one line."""
+    return [json.loads(one) for one in re.findall(r"\{\"rank[^{}]*\}", text)]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "conformance/testing/sample.hpp"
+#include "engine/autograd/interpreter_lock.hpp"
 
 namespace equigrad::autograd {
 namespace {
@@ -128,6 +129,31 @@ TEST(OperatorObserver, EndsWhenNoThreadIsTellingItsListenerAnyMore) {
   stop = true;
   other.join();
   EXPECT_EQ(listener.told, told);
+}
+
+thread_local bool has_interpreter = false;
+
+// autograd.Function.apply runs callbacks with it; a listener may wait for a thread that needs it.
+TEST(OperatorObserver, TellsWithoutTheInterpretersLock) {
+  struct Waiting final : OperatorListener {
+    void before(const Pages&) noexcept override { told.push_back(has_interpreter); }
+    void after(const Pages&) noexcept override { told.push_back(has_interpreter); }
+    std::vector<bool> told;
+  };
+  set_interpreter_lock({[] {
+                          return std::exchange(has_interpreter, false)
+                                     ? static_cast<void*>(&has_interpreter)
+                                     : nullptr;
+                        },
+                        [](void*) { has_interpreter = true; }});
+  Waiting listener;
+  const auto a = sample(12, 1);
+  const Observation observation(listener, {a});
+  has_interpreter = true;
+  (void)(a * 2);
+  EXPECT_EQ(listener.told, (std::vector{false, false}));
+  EXPECT_TRUE(std::exchange(has_interpreter, false));
+  set_interpreter_lock({nullptr, nullptr});
 }
 
 TEST(OperatorObserver, SeesTheOperatorsOfABackwardPass) {

@@ -213,22 +213,20 @@ int lost_in(Function&& function) {
   return -2;
 }
 
-TEST(Communicator, ALostPeerIsAnErrorOfItsOwnTypeAndOfTwoRanksItIsKnown) {
+TEST(Communicator, ALostPeerIsAnErrorOfItsOwnTypeThatNamesIt) {
   for (const int world : {2, 3}) {
     EXPECT_EQ(
         on_ranks(world,
                  [](RankContext& context) {
                    const int w = context.world_size();
                    auto group = connect_gloo(context.rank(), w, context.directory() + "/lost",
-                                             std::chrono::seconds(20));
+                                             std::chrono::seconds(6));
                    exchange(*group, at::zeros({1}, at::kLong));
                    if (context.rank() == 1) return group.reset();
                    const auto output = at::empty({w}), values = at::zeros({w});
-                   const int want = w == 2 ? 1 : -1;
-                   EXPECT_EQ(lost_in([&] { group->all_to_all(output, values)->wait(); }), want);
+                   EXPECT_EQ(lost_in([&] { group->all_to_all(output, values)->wait(); }), 1);
                    EXPECT_EQ(
-                       lost_in([&] { group->all_gather(output, output[0].view({1}))->wait(); }),
-                       want);
+                       lost_in([&] { group->all_gather(output, output[0].view({1}))->wait(); }), 1);
                  }),
         "");
   }

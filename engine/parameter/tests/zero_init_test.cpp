@@ -13,9 +13,11 @@
 #include <set>
 #include <thread>
 
+#include "conformance/faults/forwarding_communicator.hpp"
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
+#include "engine/autograd/interpreter_lock.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/engine.hpp"
 #include "engine/parameter/early_shards.hpp"
@@ -302,6 +304,40 @@ TEST(ZeroInit, StridesStay) {
             EXPECT_THAT(engine->full_parameter("planes"), HasTheBitsOf(whole.planes.detach()));
             EXPECT_EQ(engine->full_parameter("planes").strides().vec(), want.second);
           }),
+      "");
+}
+
+thread_local bool has_interpreter = false;
+int waits_of_one_rank = 0;
+
+// Its waits are those of the caller's operators.
+class Waited final : public conformance::faults::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    EXPECT_FALSE(has_interpreter);
+    ++waits_of_one_rank;
+    return real_->all_gather(output, input);
+  }
+};
+
+TEST(ZeroInit, WaitsWithoutTheInterpretersLock) {
+  EXPECT_EQ(
+      on_ranks(2,
+               [](RankContext& context) {
+                 autograd::set_interpreter_lock({[] {
+                                                   return std::exchange(has_interpreter, false)
+                                                              ? static_cast<void*>(&has_interpreter)
+                                                              : nullptr;
+                                                 },
+                                                 [](void*) { has_interpreter = true; }});
+                 zero::Init init(config(3), std::make_shared<Waited>(context.group()));
+                 has_interpreter = true;
+                 const Net net;
+                 EXPECT_TRUE(std::exchange(has_interpreter, false));
+                 EXPECT_GT(waits_of_one_rank, 0);
+                 init.finish();
+               }),
       "");
 }
 
