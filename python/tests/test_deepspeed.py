@@ -251,6 +251,36 @@ def test_autocast_parameters_show_in_which_type_they_are_sent() -> None:
     assert ranks.alone(sent_types) == [torch.bfloat16, torch.bfloat16, None, None, False]
 
 
+def helpers_of_autocast() -> None:
+    helpers = deepspeed.runtime.torch_autocast
+    assert not helpers.is_autocast_initialized()
+    plain = make(1)
+    assert not helpers.is_autocast_initialized() and not plain.torch_autocast_enabled()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    engine = make(1, model, torch_autocast={"enabled": True, "dtype": "float16", "lower_precision_safe_modules": ["Linear"]})
+    assert engine.torch_autocast_enabled() and engine.torch_autocast_dtype() is torch.float16
+    assert helpers.is_autocast_initialized() and helpers.get_autocast_dtype() is torch.float16
+    assert [helpers.has_autocast_dtype(p) for p in model.parameters()] == [True, True, False, False]
+    assert helpers.get_comm_dtype(model[0].weight) is torch.float16
+    assert helpers.get_all_comm_dtypes(model[1].parameters()) == {torch.float32}
+    assert "torch.nn.Conv2d" in helpers.get_default_autocast_lower_precision_modules()
+    helpers.init_autocast_params(engine, torch.float16, ["torch.nn.modules.linear.Linear"])
+    with pytest.raises(
+        deepspeed.Error, match=r"expected the type of the configuration, torch\.float16, got torch\.bfloat16"
+    ):
+        helpers.init_autocast_params(engine, torch.bfloat16, ["Linear"])
+    with pytest.raises(deepspeed.Error, match="expected the modules that the engine was made with"):
+        helpers.init_autocast_params(engine, torch.float16)
+    with pytest.raises(deepspeed.Error, match="no torch_autocast, got"):
+        helpers.init_autocast_params(plain, torch.float16)
+    engine.destroy()
+    assert not helpers.is_autocast_initialized()
+
+
+def test_the_helpers_of_autocast_say_what_the_configuration_does() -> None:
+    ranks.alone(helpers_of_autocast)
+
+
 # ---- Gathered before there is an engine ------------------------------------------------------------------------------
 
 

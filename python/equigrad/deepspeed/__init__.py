@@ -17,7 +17,7 @@ import torch.distributed as comm
 import equigrad
 from equigrad import CommunicationError, Error, _core, _ranks, init_distributed, utils
 from equigrad._optimizer import Optimizer
-from equigrad.deepspeed import zero
+from equigrad.deepspeed import runtime, zero
 from equigrad.deepspeed._engine import ConfigError, DeepSpeedEngine, UsageError
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "comm",
     "init_distributed",
     "initialize",
+    "runtime",
     "take_over",
     "utils",
     "zero",
@@ -82,6 +83,7 @@ def _initialize(
     keywords.pop("distributed_port", None)  # of DeepSpeed's own connection; the engine reads MASTER_PORT
     made = equigrad.initialize(args, model, *positional, **keywords, engine_class=DeepSpeedEngine)
     made[0].is_managed = is_managed
+    runtime.torch_autocast.remember(made[0])
     return made
 
 
@@ -122,6 +124,8 @@ def take_over(package: Any) -> None:
     put("runtime.zero", Init=zero.Init, GatheredParameters=zero.GatheredParameters)
     put("runtime.base_optimizer", ZeROOptimizer=Optimizer)
     put("runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
+    helpers = {name: getattr(runtime.torch_autocast, name) for name in runtime.torch_autocast.__all__}
+    put("runtime.torch_autocast", **helpers)
     for module in ("utils", "utils.tensor_fragment", "utils.z3_leaf_module"):
         put(module, **{name: getattr(utils, name) for name in utils.__all__})
 

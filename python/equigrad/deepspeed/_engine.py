@@ -78,6 +78,13 @@ class DeepSpeedEngine(Engine):
     def bfloat16_enabled(self) -> bool:
         return self._living("bfloat16_enabled").config.compute_dtype == "bfloat16"
 
+    def torch_autocast_enabled(self) -> bool:
+        return self._living("torch_autocast_enabled").config.autocast
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        config = self._living("torch_autocast_dtype").config
+        return getattr(torch, config.autocast_dtype) if config.autocast else None
+
     def dynamic_loss_scale(self) -> bool:
         return self._living("dynamic_loss_scale").config.dynamic_loss_scale
 
