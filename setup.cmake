@@ -177,7 +177,13 @@ endfunction()
 # instead of being believed.
 function(equigrad_install_torch)
   set(named "${EQUIGRAD_PYTHON}")
-  if(NOT named)
+  if(named)  # with another torch it is taken as the engine alone takes one: targets.cmake says which will do
+    execute_process(COMMAND "${named}" -c "from importlib import metadata; print(metadata.version('torch').partition('+')[0])"
+                    OUTPUT_VARIABLE version OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(version AND NOT version STREQUAL EQUIGRAD_TORCH_VERSION)
+      return()
+    endif()
+  else()
     set(EQUIGRAD_PYTHON python3)
   endif()
   equigrad_find_site("${EQUIGRAD_PYTHON}" site)
