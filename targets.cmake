@@ -177,8 +177,9 @@ equigrad_find_cuda()
 add_library(equigrad_torch INTERFACE)
 target_compile_definitions(equigrad_torch INTERFACE USE_C10D_GLOO)
 if(EQUIGRAD_WITHOUT_CUDA)
-  if(EQUIGRAD_HARNESS)
-    message(FATAL_ERROR "Equigrad: expected a torch with CUDA, and its compiler, for the harness, got none: ${EQUIGRAD_WITHOUT_CUDA}.")
+  if(EQUIGRAD_HARNESS AND EQUIGRAD_CUDA)
+    message(FATAL_ERROR "Equigrad: expected a torch with CUDA, and its compiler, for the harness, got none: ${EQUIGRAD_WITHOUT_CUDA}, "
+      "or configure with -D EQUIGRAD_CUDA=OFF.")
   endif()
   set(EQUIGRAD_CUDART "")
 else()
@@ -640,6 +641,7 @@ const char* version();
 const char* commit();            // short hash, "-dirty" behind it when the tree had changes; "unknown" without git
 const char* compiler();
 const char* torch_version();
+const char* python();
 const char* build_type();
 const char* binary_directory();  // the build itself
 const char* source_directory();  // the tree it was built from: reference/data/plays_slice.txt lies there
@@ -661,6 +663,7 @@ const char* commit() {
 }
 const char* compiler() { return "@CMAKE_CXX_COMPILER_ID@ @CMAKE_CXX_COMPILER_VERSION@"; }
 const char* torch_version() { return "@EQUIGRAD_TORCH_VERSION@"; }
+const char* python() { return "@EQUIGRAD_PYTHON@"; }
 const char* build_type() { return "@CMAKE_BUILD_TYPE@"; }
 const char* binary_directory() { return "@PROJECT_BINARY_DIR@"; }
 const char* source_directory() { return "@PROJECT_SOURCE_DIR@"; }

@@ -150,6 +150,18 @@ class DeepSpeed:
         return {name: p.grad if self.stage == 0 else safe_get_full_grad(p) for name, p in named}
 
 
+class Equigrad(DeepSpeed):
+    """The engine from Python; perf/worker/ is the same one from C++."""
+
+    def __init__(self, model, request):
+        import equigrad
+        self.engine = equigrad.initialize(model=model, config=request["config"])[0]
+
+    def gradients(self):
+        from equigrad.utils import safe_get_full_grad
+        return {name: safe_get_full_grad(p) for name, p in self.engine.module.named_parameters()}
+
+
 class Worker:
     def __init__(self, arguments):
         self.arguments = arguments
@@ -161,8 +173,10 @@ class Worker:
 
     def start(self, request):
         peer = request["peer"]
+        sys.path[:0] = [request["package"]] if "package" in request else []
         # A peer's code is no part of what training takes.
-        importlib.import_module({"deepspeed": "deepspeed", "fsdp2": "torch.distributed.fsdp"}.get(peer, "torch"))
+        modules = {"deepspeed": "deepspeed", "fsdp2": "torch.distributed.fsdp", "equigrad": "equigrad"}
+        importlib.import_module(modules.get(peer, "torch"))
         self.tokens = tensor_file.read(request["batches"])[f"rank{self.arguments.rank}"]  # [count, ...]
         self.accumulation = request["accumulation"]
         dist.barrier()
@@ -181,7 +195,8 @@ class Worker:
         parameters = sum(p.numel() for p in model.parameters())
         if request["bf16"] and peer in ("plain", "ddp"):
             model.to(torch.bfloat16)
-        self.peer = {"plain": Plain, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed}[peer](model, request)
+        peers = {"plain": Plain, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed, "equigrad": Equigrad}
+        self.peer = peers[peer](model, request)
         forget_peak()  # the file's bytes lay beside the model
         versions = {"torch": torch.__version__}
         if peer == "deepspeed":

@@ -37,9 +37,11 @@ Programs default_programs() {
   Programs programs;
   programs.worker = std::string(build_info::binary_directory()) + "/perf_worker";
   programs.peer_script = std::string(build_info::source_directory()) + "/perf/peers/worker.py";
-  const auto python =
+  programs.python = build_info::python();
+  programs.package = std::string(build_info::binary_directory()) + "/python";
+  const auto peers =
       std::filesystem::path(build_info::data_directory()).parent_path() / "peers/bin/python";
-  if (std::filesystem::exists(python)) programs.peers = python.string();
+  if (std::filesystem::exists(peers)) programs.peers = peers.string();
   return programs;
 }
 

@@ -45,6 +45,20 @@ class Field {
     before.worker = programs_.older;
     group_.contestants.push_back(engine_contestant(name + ", older", before, config));
   }
+  // The same operators as in C++, so the same bits.
+  void from_python(int stage) {
+    group_.base = "Equigrad stage " + std::to_string(stage);
+    engine(stage);
+    const json config = engine_config(stage, group_.batch, group_.accumulation, json::object());
+    group_.contestants.push_back({.name = group_.base + ", from Python",
+                                  .command = {programs_.python, programs_.peer_script},
+                                  .settings = {{"peer", "equigrad"},
+                                               {"package", programs_.package},
+                                               {"config", config.dump()},
+                                               {"unfused", true}},
+                                  .is_ours = false,
+                                  .is_alone = false});
+  }
   void engine_stages(const std::string& suffix = "", const json& more = json::object()) {
     for (int stage = 0; stage <= 3; ++stage) engine(stage, suffix, more);
   }
@@ -184,6 +198,21 @@ std::vector<RaceGroup> scaling(const Programs& programs) {
   return groups;
 }
 
+std::vector<RaceGroup> python(const Programs& programs) {
+  std::vector<RaceGroup> groups;
+  const auto add = [&](const std::string& name, const json& model, int rounds, int steps) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      auto group = group_of(name + ", stage " + std::to_string(stage), model, rounds, steps);
+      Field(programs, group).from_python(stage);
+      groups.push_back(group);
+    }
+  };
+  add("5.3 M", gpt(4, 256, 8, 128, 4096), 13, 3);
+  add("29.5 M", gpt(8, 512, 8, 128, 4096), 7, 2);
+  add("1,000 tensors", dots(1000, 16), 11, 10);
+  return groups;
+}
+
 std::vector<RaceGroup> smoke(const Programs& programs) {
   std::vector<RaceGroup> groups = {group_of("small", gpt(2, 64, 4, 64, 512), 3, 2),
                                    group_of("100 tensors", dots(100, 16), 3, 2)};
@@ -221,7 +250,8 @@ Contestant engine_contestant(const std::string& name, const Programs& programs,
 }
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names = {"all", "targets", "modes", "scaling", "smoke"};
+  static const std::vector<std::string> names = {"all",     "targets", "modes",
+                                                 "scaling", "smoke",   "python"};
   return names;
 }
 
@@ -229,16 +259,17 @@ std::vector<RaceGroup> make_suite(const std::string& name, const Programs& progr
                                   const SuiteOptions& options) {
   std::vector<RaceGroup> all;
   const auto add = [&](const std::string& suite, std::vector<RaceGroup> groups) {
-    if (name == suite || (name == "all" && suite != "smoke"))
+    if (name == suite || (name == "all" && suite != "smoke" && suite != "python"))
       all.insert(all.end(), groups.begin(), groups.end());
   };
   add("targets", targets(programs));
   add("modes", modes(programs));
   add("scaling", scaling(programs));
   add("smoke", smoke(programs));
+  add("python", python(programs));
   if (all.empty())
-    throw std::runtime_error("[race] expected all, targets, modes, scaling or smoke, got " + name +
-                             ".");
+    throw std::runtime_error("[race] expected all, targets, modes, scaling, smoke or python, got " +
+                             name + ".");
   std::vector<RaceGroup> wanted;
   for (auto& group : all) {
     if (options.rounds > 0) group.rounds = options.rounds;

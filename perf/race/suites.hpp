@@ -5,6 +5,7 @@
 //   scaling   model size, ranks, accumulation, number of parameters, bucket size
 //   all       these three in one run, of an hour and more
 //   smoke     a minute, to see that everything runs
+//   python    the engine from Python beside itself from C++, stage by stage; in no other suite
 //
 // Invariants: without `peers` (a Python with DeepSpeed) a suite holds the engine and LibTorch only.
 // Errors: std::runtime_error for an unknown suite.
@@ -22,6 +23,8 @@ struct Programs {
   std::string worker;       // perf_worker
   std::string peers;        // a Python; empty: none
   std::string peer_script;  // perf/peers/worker.py
+  std::string python;       // a Python with the build's torch
+  std::string package;      // the folder of the package `equigrad`
   std::string older;        // perf_worker of another build, which races beside; empty: none
 };
 
