@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -13,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <sstream>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -25,6 +27,7 @@ namespace {
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+using NodePtr = decltype(torch::autograd::Edge::function);
 
 class ScaleNode final : public Node {
  public:
@@ -51,6 +54,16 @@ class ScaleNode final : public Node {
   at::ScalarType input_;
 };
 
+// From torch 2.13 on a node counts its owners itself.
+template <class Pointer = NodePtr, class... Arguments>
+Pointer make_node(Arguments&&... arguments) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>)
+    return Pointer(new ScaleNode(std::forward<Arguments>(arguments)...),
+                   [](auto* node) { deleteNode(node); });
+  else
+    return c10::make_intrusive<ScaleNode>(std::forward<Arguments>(arguments)...);
+}
+
 // How the gradients that arrive somewhere were scaled: a set, since several paths may lead there.
 using Marks = uint8_t;
 constexpr Marks kUnscaled = 1;  // not
@@ -66,7 +79,7 @@ struct Paths {
 
 // A graph task. It lives in a callback of autograd's and dies with it.
 struct Pass {
-  std::shared_ptr<Node> root;
+  NodePtr root;
   std::shared_ptr<Pass> outer;   // if it runs inside of a node of another one
   const Node* within = nullptr;  // that node
   std::mutex mutex;
@@ -98,7 +111,7 @@ std::shared_ptr<Pass> find_pass(int task) {
 }
 
 // The first node of a graph task is its root, or a node that leads to all of its roots.
-void see(int task, const std::shared_ptr<Node>& node) {
+void see(int task, const NodePtr& node) {
   if (find_pass(task) == nullptr) {
     // Another node leads to this one: the pass began before it could be seen.
     if (torch::autograd::get_current_graph_task_nodes_in_graph()->contains(node.get())) return;
@@ -229,10 +242,8 @@ at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<loss::LossScale
     scaled = at::mul(tensor.to(type), scaler->scale());
   }
   if (tensor.requires_grad() && at::GradMode::is_enabled()) {
-    const std::shared_ptr<Node> node(
-        new ScaleNode(torch::autograd::collect_next_edges(tensor), scaler, tensor.scalar_type()),
-        torch::autograd::deleteNode);
-    torch::autograd::set_history(scaled, node);
+    torch::autograd::set_history(scaled, make_node(torch::autograd::collect_next_edges(tensor),
+                                                   scaler, tensor.scalar_type()));
   }
   return scaled;
 }
