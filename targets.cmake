@@ -109,22 +109,25 @@ endif()
 # ---- torch, and CUDA where torch has it ---------------------------------------------------------------------------
 option(EQUIGRAD_CUDA "Compile the CUDA path, where torch has one" ON)
 option(EQUIGRAD_ANY_TORCH "Take a version of torch that was not run with this engine" OFF)
-set(EQUIGRAD_TORCH_RUN 2.11)  # versions, without the last number, whose tests were run
+# Versions, without the last number, that were run: docs/installing.md says what was. The first is what a package is made for
+# where no torch is.
+set(EQUIGRAD_TORCH_RUN 2.11 2.12 2.13 2.14 2.15)
+list(JOIN EQUIGRAD_TORCH_RUN ", " torch_run)
 
 if(EQUIGRAD_SITE_DIR)
   set(EQUIGRAD_TORCH_ROOT "${EQUIGRAD_SITE_DIR}/torch")
 else()
   equigrad_find_torch(EQUIGRAD_TORCH_ROOT problem)
   if(problem)
-    message(FATAL_ERROR "Equigrad: expected torch ${EQUIGRAD_TORCH_RUN}, got: ${problem}. Give -D EQUIGRAD_PYTHON=... "
-      "(a Python that has it; pip install \"torch==${EQUIGRAD_TORCH_RUN}.*\" installs it), or -D CMAKE_PREFIX_PATH=... (an "
+    message(FATAL_ERROR "Equigrad: expected torch ${torch_run}, got: ${problem}. Give -D EQUIGRAD_PYTHON=... "
+      "(a Python that has it; pip install \"torch==2.11.*\" installs the first), or -D CMAKE_PREFIX_PATH=... (an "
       "unpacked LibTorch).")
   endif()
   equigrad_torch_version("${EQUIGRAD_TORCH_ROOT}" EQUIGRAD_TORCH_VERSION)
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" series "${EQUIGRAD_TORCH_VERSION}")
   list(GET EQUIGRAD_TORCH_RUN 0 first)
   if(NOT series IN_LIST EQUIGRAD_TORCH_RUN AND (NOT EQUIGRAD_ANY_TORCH OR series VERSION_LESS first))
-    message(FATAL_ERROR "Equigrad: expected torch of a version that it was run with (${EQUIGRAD_TORCH_RUN}), got "
+    message(FATAL_ERROR "Equigrad: expected torch of a version that it was run with (${torch_run}), got "
       "\"${EQUIGRAD_TORCH_VERSION}\" at ${EQUIGRAD_TORCH_ROOT}. Name another torch (-D EQUIGRAD_PYTHON=... or -D "
       "CMAKE_PREFIX_PATH=...), or try a later one unproven with -D EQUIGRAD_ANY_TORCH=ON.")
   endif()
@@ -433,6 +436,12 @@ function(equigrad_python_package folder library)
   equigrad_python_module(equigrad_python _core "${include}" "${suffix}" ${library} ${sources})
   file(GLOB_RECURSE modules RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" CONFIGURE_DEPENDS
     ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi ${folder}/equigrad/py.typed)
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/python/equigrad/_built_for.py" @ONLY CONTENT [=[
+"""The torch that _core was built for; asked before _core is loaded, which another torch may refuse."""
+
+torch_version = "@EQUIGRAD_TORCH_VERSION@"
+]=])
+  install(FILES "${PROJECT_BINARY_DIR}/python/equigrad/_built_for.py" DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
   set(copies)
   foreach(module IN LISTS modules)
     set(copy "${PROJECT_BINARY_DIR}/python/${module}")

@@ -12,17 +12,17 @@ The names and the configuration are DeepSpeed's; start it alone or under torchru
 
 import torch as _torch  # before _core, which needs its libraries
 
-from equigrad import _core
-from equigrad._core import CommunicationError, ConfigError, Error
+from equigrad import _built_for
 
-if _torch.__version__.split("+")[0] != _core.torch_version.split("+")[0]:
+if _torch.__version__.split("+")[0] != _built_for.torch_version:
     raise ImportError(
-        f"[equigrad] expected torch {_core.torch_version}, for which this package was built, got torch "
+        f"[equigrad] expected torch {_built_for.torch_version}, for which this package was built, got torch "
         f"{_torch.__version__}. Install that version, or build equigrad again with this one."
     )
 
-from equigrad import utils, zero
+from equigrad import _core, utils, zero
 from equigrad._check import CheckReport, check
+from equigrad._core import CommunicationError, ConfigError, Error
 from equigrad._engine import Engine
 from equigrad._initialize import initialize
 from equigrad._ranks import init_distributed

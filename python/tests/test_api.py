@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -365,3 +368,16 @@ def drop_in() -> tuple:
 
 def test_the_drop_in_takes_masters_from_rounded_weights() -> None:
     assert ranks.run(2, drop_in) == [("torch.bfloat16", True, True)] * 2
+
+
+# ---- Another torch ---------------------------------------------------------------------------------------------------
+
+
+def test_another_torch_than_the_one_of_the_build_is_told_by_name() -> None:
+    program = "import torch; torch.__version__ = '2.10.3+cpu'; import equigrad"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    want = (
+        rf"ImportError: \[equigrad\] expected torch {re.escape(torch.__version__.split('+')[0])}, .* got torch 2\.10\.3\+cpu"
+    )
+    assert re.search(want, done.stderr), done.stderr
