@@ -528,9 +528,14 @@ function(equigrad_add_test name label timeout_s)
   set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout_s} ENVIRONMENT "${environment}")
 endfunction()
 
-# Tests that fork ranks fill the machine: they run one after the other.
+# Tests that fork ranks fill the machine: they run one after the other, with a second argument one after the other of those
+# with the same one. What starts Python, or waits for time to pass, leaves a core idle: it runs beside another.
 function(equigrad_forks_ranks test)
-  set_tests_properties(${test} PROPERTIES RESOURCE_LOCK ranks PROCESSORS 2)
+  if(ARGC GREATER 1)
+    set_tests_properties(${test} PROPERTIES RESOURCE_LOCK ${ARGV1} PROCESSORS 1)
+  else()
+    set_tests_properties(${test} PROPERTIES RESOURCE_LOCK ranks PROCESSORS 2)
+  endif()
 endfunction()
 
 # engine/comm/tests/launch_test.cpp becomes the program engine_comm_launch_test.
@@ -568,7 +573,7 @@ function(equigrad_test file)
     equigrad_add_test(${name} unit 300)
   else()
     equigrad_add_test(${name} ranks 600)
-    equigrad_forks_ranks(ranks.${name})
+    equigrad_forks_ranks(ranks.${name} ranks)
   endif()
 endfunction()
 
@@ -592,7 +597,11 @@ function(equigrad_python_test file label)
   add_test(NAME ${name} COMMAND "${EQUIGRAD_PYTHON}" -m pytest -q -p no:cacheprovider "${PROJECT_SOURCE_DIR}/${file}")
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800
     ENVIRONMENT "OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1;PYTHONPATH=${PROJECT_BINARY_DIR}/python")
-  equigrad_forks_ranks(${name})
+  if(label STREQUAL python)
+    equigrad_forks_ranks(${name} python)
+  else()
+    equigrad_forks_ranks(${name})
+  endif()
 endfunction()
 
 function(equigrad_property_test file)
