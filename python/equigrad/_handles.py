@@ -56,8 +56,23 @@ def _set_status(parameter: torch.nn.Parameter, value: Any) -> None:
     parameter.__dict__["ds_status"] = value
 
 
+def _id(parameter: torch.nn.Parameter) -> Any:
+    # What zero.Init has made has one before an engine holds it.
+    if "ds_id" not in parameter.__dict__ and _core.early_shard(parameter) is not None:
+        parameter.__dict__["ds_id"] = next(_ids)
+    try:
+        return parameter.__dict__["ds_id"]
+    except KeyError:
+        raise AttributeError("ds_id") from None
+
+
+def _set_id(parameter: torch.nn.Parameter, value: Any) -> None:
+    parameter.__dict__["ds_id"] = value
+
+
 # It changes with every operator, so it is looked up when it is asked for.
 torch.nn.Parameter.ds_status = property(_status, _set_status)
+torch.nn.Parameter.ds_id = property(_id, _set_id)
 
 
 def hold(engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> None:

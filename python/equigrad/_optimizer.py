@@ -207,6 +207,10 @@ class Scheduler:
 
     get_last_lr = get_lr
 
+    def get_mom(self) -> list[Any]:
+        """Of the next update, by parameter group: Adam's betas, or SGD's momentum."""
+        return [one.momentum if one.is_sgd else one.betas for one in self._core.hyper_parameters()]
+
     def step(self, *_: Any) -> None:
         raise _core.Error(
             "[lr_scheduler.step] expected engine.step(), which steps the configured scheduler after an update, got "

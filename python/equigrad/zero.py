@@ -108,15 +108,40 @@ class _Early:
             self._ranks.broadcast(shard, rank)
         _core.give_back(parameter, shards.flatten()[: parameter.numel()].clone())
         parameter._equigrad_gathered = True
+        self._before = self._mark()
+
+    def _mark(self) -> tuple[int, int]:
+        """Another one after an operator of torch's in place, or a write through .data that changes the sum of the words."""
+        values = self._parameter.detach().as_strided((self._parameter.numel(),), (1,))
+        whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[values.element_size()]
+        return self._parameter._version, int(values.view(whole).sum(dtype=torch.int64))
+
+    def _refuse_writes(self) -> None:
+        """On every rank, where some rank has written and no rank may."""
+        wrote = torch.zeros(self._ranks.world_size, dtype=torch.int64)
+        wrote[self._ranks.rank] = self._mark() != self._before
+        for rank in range(len(wrote)):
+            self._ranks.broadcast(wrote[rank : rank + 1], rank)
+        if wrote.any():
+            raise _core.Error(
+                f"[zero.GatheredParameters] expected nothing to be written without modifier_rank, got an in-place modification of a "
+                f"parameter of shape {list(self._parameter.shape)} on rank {int(wrote.nonzero()[0])}. Give modifier_rank=, the rank "
+                "whose values become every rank's."
+            )
 
     def end(self) -> None:
-        if self._modifier_rank is not None:
-            values = self._parameter.detach().as_strided((self._parameter.numel(),), (1,))
-            self._ranks.broadcast(values, self._modifier_rank)
-            shard = torch.zeros_like(self._early.shard)
-            own = values[self._ranks.rank * shard.numel() :][: shard.numel()]
-            shard[: own.numel()] = own
-            self._early = self._early.with_values(shard)
+        if self._modifier_rank is None:
+            try:
+                self._refuse_writes()
+            finally:
+                self.abandon()
+            return
+        values = self._parameter.detach().as_strided((self._parameter.numel(),), (1,))
+        self._ranks.broadcast(values, self._modifier_rank)
+        shard = torch.zeros_like(self._early.shard)
+        own = values[self._ranks.rank * shard.numel() :][: shard.numel()]
+        shard[: own.numel()] = own
+        self._early = self._early.with_values(shard)
         self.abandon()
 
     def abandon(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -298,8 +299,6 @@ def early() -> dict:
             with torch.no_grad():
                 weight.mul_(2)
     status.append(weight.ds_status)
-    with deepspeed.zero.GatheredParameters([weight]), torch.no_grad():
-        weight.zero_()  # of no rank that was named, so it is dropped
     try:
         with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
             with torch.no_grad():
@@ -349,3 +348,92 @@ def test_where_the_caller_owns_the_boundary_deepspeed_s_refusals_hold() -> None:
     assert (is_managed, is_boundary, steps) == (False, False, 1)
     assert "set_gradient_accumulation_boundary() is not supported" in boundary
     assert "coalesce_grad_reduction is not supported" in coalesce
+
+
+def written(way: str) -> list[str]:
+    """Without a modifier, on rank 1 alone; then the parameter is as it was."""
+    deepspeed.init_distributed("gloo")
+    with deepspeed.zero.Init():  # no configuration: stage 3
+        model = small()
+    weight, said = model[0].weight, []
+    assert weight.ds_status == deepspeed.zero.ZeroParamStatus.NOT_AVAILABLE
+    with deepspeed.zero.GatheredParameters(weight):
+        before = weight.detach().clone()
+    try:
+        with deepspeed.zero.GatheredParameters([weight]):
+            if deepspeed.comm.get_rank() == 1 and way == "operator":
+                with torch.no_grad():
+                    weight.add_(0.0)
+            elif deepspeed.comm.get_rank() == 1:
+                weight.data[-1, -1] = 7
+    except deepspeed.Error as error:
+        said.append(str(error))
+    with deepspeed.zero.GatheredParameters(weight):
+        twin.assert_same_bits(weight.detach(), before, "after the refused write")
+    return said
+
+
+@pytest.mark.parametrize("way", ["operator", "data"])
+def test_a_write_without_a_modifier_is_told_on_every_rank(way: str) -> None:
+    for said in ranks.run(2, written, way):
+        assert len(said) == 1
+        assert re.search(
+            r"got an in-place modification of a parameter of shape \[6, 4\] on rank 1\. Give modifier_rank=", said[0]
+        )
+
+
+def numbered() -> list[int]:
+    with deepspeed.zero.Init():
+        model = small()
+    found = [p.ds_id for p in model.parameters()]
+    assert not hasattr(torch.nn.Parameter(torch.ones(1)), "ds_id")
+    engine = make(3, model)
+    assert found == [p.ds_id for p in engine.module.parameters()]
+    return found
+
+
+def test_parameters_have_one_number_from_their_making_on() -> None:
+    found = ranks.alone(numbered)
+    assert len(set(found)) == len(found)
+
+
+# ---- What the caller counts ------------------------------------------------------------------------------------------
+
+
+def samples() -> list[int]:
+    engine = make(1, managed_gradient_accumulation=False)
+    seen = []
+    for count in (2, 5, 3):
+        for step in range(count):
+            engine.backward(engine(batch(0, step)).square().mean() / count, scale_wrt_gas=False)
+        engine.step()
+        seen.append(engine.global_samples)
+    engine = make(1, gradient_accumulation_steps=2)
+    for step in range(3):
+        engine.backward(engine(batch(0, step)).square().mean())
+        engine.step()
+    return [*seen, engine.global_samples, engine.train_micro_batch_size_per_gpu()]
+
+
+def test_samples_are_those_of_the_passes() -> None:
+    *seen, managed, micro_batch = ranks.run(2, samples)[0]
+    assert seen == [2 * micro_batch * passes for passes in (2, 7, 10)]
+    assert managed == 2 * micro_batch * 3
+
+
+def momenta() -> list:
+    cycle = {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_min_mom": 0.08, "cycle_max_mom": 0.09}
+    cycle |= {"cycle_first_step_size": 2, "decay_step_size": 2}
+    engine = make(1, optimizer={"type": "Adam", "params": {"lr": 1e-3}}, scheduler={"type": "OneCycle", "params": cycle})
+    seen = []
+    for step in range(4):
+        seen.append(engine.lr_scheduler.get_mom())
+        engine.backward(engine(batch(0, step)).square().mean())
+        engine.step()
+    return seen
+
+
+def test_a_scheduler_tells_the_momentum_of_the_next_update() -> None:
+    seen = ranks.alone(momenta)
+    assert [round(one[0][0], 6) for one in seen] == [0.08, 0.085, 0.08, 0.085]
+    assert {one[0][1] for one in seen} == {0.999}

@@ -31,6 +31,8 @@ class DeepSpeedEngine(Engine):
     inside_no_sync_ctxt = False
     # Whether the engine counts the passes of a step; if not, every step() is a boundary.
     is_managed = True
+    # Where it does not: calls of backward() since the last step(), and those that were stepped.
+    passes, passes_stepped = 0, 0
 
     def managed_gradient_accumulation(self) -> bool:
         return self.is_managed
@@ -50,7 +52,9 @@ class DeepSpeedEngine(Engine):
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """As Engine.backward; a loss that is no scalar is an AssertionError."""
         _check_scalar(loss, "backward", "output.backward(gradient)")
-        return super().backward(loss, retain_graph, scale_wrt_gas)
+        given = super().backward(loss, retain_graph, scale_wrt_gas)
+        self.passes += 1
+        return given
 
     def scale(self, tensor: torch.Tensor) -> torch.Tensor:
         """As Engine.scale, of a scalar loss alone: equigrad.Engine.scale takes an output of any shape."""
@@ -66,6 +70,18 @@ class DeepSpeedEngine(Engine):
                 "It is illegal to call Engine.step() inside no_sync context manager: leave the scope first."
             )
         super().step(lr_kwargs)
+        self.passes_stepped += self.passes
+        self.passes = 0
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all ranks in what was stepped; where the caller owns the boundary, of calls of backward()."""
+        if self.is_managed:
+            return super().global_samples
+        return self.passes_stepped * self.train_micro_batch_size_per_gpu() * self.world_size
+
+    def empty_partition_cache(self) -> None:
+        """Nothing is kept that could be released: between steps a rank holds its shards, and parameters small enough to persist."""
 
     def get_pld_theta(self) -> float | None:
         """Of the last forward pass under progressive layer drop; None without it."""

@@ -27,7 +27,10 @@ class Init(equigrad.zero.Init):
         enabled: bool = True,
         **more: Any,
     ) -> None:
-        """mem_efficient_linear and pin_memory have no effect: no function of torch's is replaced, and no copy is pinned."""
+        """mem_efficient_linear and pin_memory have no effect: no function of torch's is replaced, and no copy is pinned.
+
+        Without any configuration it partitions, as DeepSpeed's does.
+        """
         given = {"module": module, "data_parallel_group": data_parallel_group, "remote_device": remote_device, **more}
         for name, value in given.items():
             if enabled and value not in (None, False, "none"):
@@ -35,4 +38,6 @@ class Init(equigrad.zero.Init):
                     f'[zero.Init] expected no "{name}", got a {type(value).__name__}. Drop it: initialize() partitions a module that '
                     "is made already, and the configuration says the rest."
                 )
+        if config is None and config_dict_or_path is None:
+            config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
         super().__init__(config_dict_or_path, config, enabled)
