@@ -182,7 +182,7 @@ void Init::State::after(const at::RecordFunction& function) {
 }
 
 void Init::State::use(const at::Tensor& tensor) {
-  if (!tensor.has_storage() || !tensor.is_floating_point()) return;
+  if (!tensor.has_storage() || tensor.is_meta() || !tensor.is_floating_point()) return;
   if (const auto early = parameter::early_shard(tensor)) gather(tensor, *early);
   const auto known =
       std::find_if(candidates_.begin(), candidates_.end(), [&tensor](const Candidate& candidate) {

@@ -22,7 +22,8 @@ writes this page; the sentences are in `python/deepspeed_tests/reasons.json`.
 - **failed**: everything else, with its reason below.
 - **of DeepSpeed's**: how many of the applicable tests that DeepSpeed passes here pass on this engine.
 
-A test that fails runs once more in processes of its own, with either engine, and that outcome counts.
+Tests run one after the other in one set of processes. Of those that failed in it, {theirs} of DeepSpeed's and {own} of this
+engine's ran once more in processes of their own, and that outcome counts.
 """
 
 
@@ -95,7 +96,12 @@ def _details(found: list[Row]) -> list[str]:
 
 def write(outcomes: dict, commit: str, torch_version: str) -> str:
     reasons = read_reasons()
-    parts = [HEAD.format(commit=commit, torch=torch_version)]
+    again = {
+        name: sum("alone" in one for of_file in found.values() for one in of_file.values())
+        for name, found in outcomes.items()
+    }
+    theirs, own = again.get("deepspeed", 0), again.get("equigrad", 0)
+    parts = [HEAD.format(commit=commit, torch=torch_version, theirs=theirs, own=own)]
     by_file = {
         file: rows(outcomes.get("deepspeed", {}).get(file, {}), here, reasons)
         for file, here in sorted(outcomes.get("equigrad", {}).items())

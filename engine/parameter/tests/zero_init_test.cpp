@@ -307,6 +307,22 @@ TEST(ZeroInit, StridesStay) {
       "");
 }
 
+// torch.nn.utils.skip_init makes a module on the meta device, then its memory.
+TEST(ZeroInit, WhatHasNoDataIsLeftAlone) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       zero::Init init(config(3), context.group());
+                       const auto meta = at::empty({8, 8}, at::device(at::kMeta)).requires_grad_();
+                       const Net net(1);
+                       EXPECT_TRUE(meta.is_meta());
+                       EXPECT_FALSE(parameter::early_shard(meta).has_value());
+                       const auto real = at::ones_like(meta, at::device(at::kCPU));
+                       init.finish();
+                       EXPECT_EQ(real.sum().item<float>(), 64);
+                     }),
+            "");
+}
+
 thread_local bool has_interpreter = false;
 int waits_of_one_rank = 0;
 
