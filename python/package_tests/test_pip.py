@@ -39,7 +39,7 @@ def python(tmp_path_factory) -> Path:
     site = Path(run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     pip = (interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    run(*pip, f"-Cbuild-dir={folder}/build", ROOT)
+    run(*pip, f"--config-settings=build-dir={folder}/build", ROOT)
     run(*pip, "transformers", "numpy", "pytest")
     return interpreter
 

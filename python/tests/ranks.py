@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 class RankFailed(AssertionError):

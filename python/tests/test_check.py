@@ -105,6 +105,21 @@ def test_a_fault_is_seen_named_and_can_be_run_again(tmp_path):
     assert again.held and [one["id"] for one in again.run["cases"]] == [case["id"]]
 
 
+def test_every_option_chooses_cases():
+    def ids(**options) -> list[str]:
+        report = equigrad.check(Net, loss, batches, stages=[1], styles=["loss_backward"], steps=1, **options)
+        assert report, report.text
+        return [case["id"].partition(".zero1.")[2] for case in report.run["cases"]]
+
+    assert ids() == ["fp32.w2.accumulation2.clip-above.adamw.model.loss_backward"]
+    found = ids(clips=["clip-off", "clip-below"], optimizers=["sgd"], accumulation=[3], ranks=[3])
+    assert [one.split(".")[1:5] for one in found] == [
+        ["w3", "accumulation3", clip, "sgd"] for clip in ("clip-off", "clip-below")
+    ]
+    for option in ("clips", "optimizers", "styles", "precisions"):
+        assert "nonsense" in refusal(Net, loss, batches, **{option: ["nonsense"]})
+
+
 def test_a_configuration_says_stage_precision_and_accumulation(tmp_path):
     config = {
         "train_micro_batch_size_per_gpu": 6,

@@ -130,8 +130,19 @@ def test_what_the_optimizer_has_not_is_not_trained() -> None:
     assert not torch.equal(second, models.Mixed().second.weight)
 
 
-def stepped_before(stage: int) -> dict:
-    model = models.Mixed()
+class Tempered(models.Mixed):
+    """With a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, tokens: torch.Tensor, branch: bool = False) -> torch.Tensor:
+        return super().forward(tokens, branch) * self.temperature
+
+
+def stepped_before(stage: int, kind: type) -> dict:
+    model = kind()
     client = torch.optim.AdamW(model.parameters(), lr=0.01)
     models.mixed_loss(model, 9, 0, 1).backward()
     client.step()
@@ -141,8 +152,8 @@ def stepped_before(stage: int) -> dict:
     return parameters(engine)
 
 
-def whole_and_stepped_before(stage: int) -> dict:
-    model = models.Mixed()
+def whole_and_stepped_before(stage: int, kind: type) -> dict:
+    model = kind()
     client = torch.optim.AdamW(model.parameters(), lr=0.01)
     models.mixed_loss(model, 9, 0, 1).backward()
     client.step()
@@ -158,10 +169,11 @@ def whole_and_stepped_before(stage: int) -> dict:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("kind", [models.Mixed, Tempered])
 @pytest.mark.parametrize("stage", [0, 3])
-def test_states_of_whole_parameters_are_cut(stage: int) -> None:
-    want = ranks.alone(whole_and_stepped_before, stage)
-    for got in ranks.run(2, stepped_before, stage):
+def test_states_of_whole_parameters_are_cut(stage: int, kind: type) -> None:
+    want = ranks.alone(whole_and_stepped_before, stage, kind)
+    for got in ranks.run(2, stepped_before, stage, kind):
         assert_equal(got, want, "from an optimizer that had stepped")
 
 

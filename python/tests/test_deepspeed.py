@@ -261,6 +261,7 @@ def helpers_of_autocast() -> None:
     engine = make(1, model, torch_autocast={"enabled": True, "dtype": "float16", "lower_precision_safe_modules": ["Linear"]})
     assert engine.torch_autocast_enabled() and engine.torch_autocast_dtype() is torch.float16
     assert helpers.is_autocast_initialized() and helpers.get_autocast_dtype() is torch.float16
+    assert engine.dynamic_loss_scale() and engine.optimizer.dynamic_loss_scale and not plain.dynamic_loss_scale()
     assert [helpers.has_autocast_dtype(p) for p in model.parameters()] == [True, True, False, False]
     assert helpers.get_comm_dtype(model[0].weight) is torch.float16
     assert helpers.get_all_comm_dtypes(model[1].parameters()) == {torch.float32}
@@ -280,6 +281,36 @@ def helpers_of_autocast() -> None:
 
 def test_the_helpers_of_autocast_say_what_the_configuration_does() -> None:
     ranks.alone(helpers_of_autocast)
+
+
+def marks() -> list[list[bool]]:
+    utils, model, seen = deepspeed.utils, small(), []
+
+    def see() -> None:
+        seen.append([utils.z3_leaf_module(module) for module in model])
+
+    for mark, take_away, names in (
+        (utils.set_z3_leaf_modules_by_name, utils.unset_z3_leaf_modules_by_name, ["0", "1"]),
+        (utils.set_z3_leaf_modules_by_suffix, utils.unset_z3_leaf_modules_by_suffix, ["0", "2"]),
+        (utils.set_z3_leaf_modules, utils.unset_z3_leaf_modules, [torch.nn.Tanh]),
+    ):
+        mark(model, names)
+        see()
+        take_away(model, names[:1])
+        see()
+        utils.set_z3_leaf_modules(model, [torch.nn.Module])
+        take_away(model, names)
+        see()
+        utils.unset_z3_leaf_modules(model, [torch.nn.Module])
+    return seen
+
+
+def test_marks_of_leaf_modules_are_taken_away_as_they_were_made() -> None:
+    assert ranks.alone(marks) == [
+        *([True, True, False], [False, True, False], [False, False, True]),
+        *([True, False, True], [False, False, True], [False, True, False]),
+        *([False, True, False], [False, False, False], [True, False, True]),
+    ]
 
 
 # ---- Gathered before there is an engine ------------------------------------------------------------------------------

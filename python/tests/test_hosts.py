@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -45,20 +46,24 @@ def ip(*words: str) -> None:
 def hosts() -> Iterator[list[str]]:
     names = [f"equigrad-{os.getpid()}-{index}" for index in (1, 2)]
     try:
-        ip("netns", "add", names[0])
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces need root and iproute2 here: {getattr(error, 'stderr', error)}")
-    try:
-        ip("netns", "add", names[1])
-        ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
-        for index, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.77.0.{index}/24", "dev", "wire")
-            ip("-n", name, "link", "set", "wire", "up")
-            ip("-n", name, "link", "set", "lo", "up")
+        try:
+            make_hosts(names)
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces need root, iproute2 and no chroot: {getattr(error, 'stderr', error)}")
         yield names
     finally:
-        for name in names:
+        for name in names if shutil.which("ip") else []:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def make_hosts(names: list[str]) -> None:
+    for name in names:
+        ip("netns", "add", name)
+    ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+    for index, name in enumerate(names, 1):
+        ip("-n", name, "addr", "add", f"10.77.0.{index}/24", "dev", "wire")
+        ip("-n", name, "link", "set", "wire", "up")
+        ip("-n", name, "link", "set", "lo", "up")
 
 
 def start(host: str | None, command: list, environment: dict | None = None) -> subprocess.Popen:

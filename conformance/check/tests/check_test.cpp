@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "conformance/check/check_case.hpp"
 #include "conformance/check/tests/other_models.hpp"
 #include "engine/error.hpp"
 
@@ -106,6 +107,23 @@ TEST(Check, AUsersConfigurationSaysStageAndPrecision) {
       {.stages = {0, 2}, .precisions = {"fp32"}, .styles = kOneStyle, .config = config});
   EXPECT_TRUE(more.held) << more.text();
   EXPECT_EQ(more.run.cases.size(), 2u);
+}
+
+TEST(Check, APrecisionThatIsGivenTakesThePlaceOfTheConfigurations) {
+  for (const std::string section :
+       {R"("fp16": {"enabled": true})", R"("bf16": {"enabled": true})",
+        R"("amp": {"enabled": true})", R"("torch_autocast": {"enabled": true, "dtype": "bf16"})",
+        R"("prescale_gradients": true)", R"("gradient_allreduce_op": "sum")",
+        R"("communication_data_type": "fp16", "reduction": "native")"}) {
+    const std::string config = R"({"train_micro_batch_size_per_gpu": 4,
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, )" +
+                               section + "}";
+    EXPECT_THAT(spec_of_config(config_with(config, 1, "fp32"), 2).id(), HasSubstr("zero1.fp32."))
+        << section;
+    EXPECT_THAT(spec_of_config(config_with(config, 2, "autocast-fp16"), 2).id(),
+                HasSubstr("zero2.autocast-fp16."))
+        << section;
+  }
 }
 
 TEST(Check, AFaultInTheEngineIsSeenAndNamed) {

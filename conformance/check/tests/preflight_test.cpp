@@ -195,6 +195,30 @@ TEST(Preflight, ParametersWithoutAGradientAreNamed) {
                                               HasSubstr("unused.weight, unused.bias"))));
 }
 
+// One rank holds most where it is alone; four hold most together.
+TEST(Preflight, TheCaseIsNamedWhoseRanksHoldMostTogether) {
+  const std::string config = R"({"train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 1}})";
+  const auto subject =
+      subject_of(std::make_shared<torch::nn::LinearImpl>(64, 64),
+                 [](torch::nn::Module&, const Which&) { return Forward{at::ones({1})}; });
+  const auto found_in = [&](const std::vector<int>& worlds) {
+    std::vector<CheckCase> cases;
+    for (const int world : worlds) cases.push_back({spec_of_config(config, world), config});
+    Preflight found;
+    add_memory(found, *subject, cases);
+    return found;
+  };
+  const auto one = found_in({1}), four = found_in({4});
+  EXPECT_GT(one.most_bytes, four.most_bytes);
+  EXPECT_GT(four.all_bytes, one.all_bytes);
+  for (const auto& both : {found_in({1, 4}), found_in({4, 1})}) {
+    EXPECT_EQ(both.all_bytes, four.all_bytes);
+    EXPECT_EQ(both.most_bytes, four.most_bytes);
+    EXPECT_EQ(both.most_in, four.most_in);
+  }
+}
+
 TEST(Preflight, RanksThatDoNotFitAreRefused) {
   const Preflight large{.unused = {},
                         .unseen = {},

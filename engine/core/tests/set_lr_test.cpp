@@ -12,6 +12,7 @@ using conformance::error_of;
 using conformance::expect_equal;
 using conformance::SmallOptions;
 using conformance::SmallRun;
+using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 using testing::HasSubstr;
 using Rates = std::vector<double>;
@@ -174,6 +175,34 @@ TEST(SetLr, HyperParametersOfAnotherOptimizerAreRefusedAndChangeNothing) {
                 HasSubstr("expected the same values on every rank"));
     EXPECT_EQ(run.engine->hyper_parameters(), before);
   });
+}
+
+TEST(SetLr, EveryHyperParameterIsTheSameOnEveryRank) {
+  using Field = double OptimizerConfig::*;
+  const std::vector<Field> of_sgd{&OptimizerConfig::lr, &OptimizerConfig::weight_decay,
+                                  &OptimizerConfig::momentum, &OptimizerConfig::dampening};
+  const std::vector<Field> of_adam{&OptimizerConfig::lr, &OptimizerConfig::weight_decay,
+                                   &OptimizerConfig::beta1, &OptimizerConfig::beta2,
+                                   &OptimizerConfig::eps};
+  EXPECT_EQ(on_ranks(2,
+                     [&](RankContext& context) {
+                       for (const bool momentum : {false, true}) {
+                         SmallRun run(context, {.stage = 1, .momentum = momentum});
+                         auto all = run.engine->hyper_parameters();
+                         for (const Field field : momentum ? of_sgd : of_adam) {
+                           auto other = all;
+                           other[0].*field = 0.125 + 0.25 * context.rank();
+                           EXPECT_THAT(error_of([&] { run.engine->set_hyper_parameters(other); }),
+                                       HasSubstr("expected the same values on every rank"));
+                         }
+                         if (!momentum) continue;
+                         all[0].dampening = 0;
+                         all[0].nesterov = context.rank() == 1;
+                         EXPECT_THAT(error_of([&] { run.engine->set_hyper_parameters(all); }),
+                                     HasSubstr("expected the same values on every rank"));
+                       }
+                     }),
+            "");
 }
 
 // Ranks that come to different calls: all get an error, and none sets a rate.

@@ -249,25 +249,30 @@ TEST(ClientOptimizer, RatesAreThoseOfItsGroups) {
   });
 }
 
-TEST(ClientOptimizer, AConfiguredSchedulerActsOnItsGroups) {
-  at_every_stage(2, [](RankContext& context, int stage) {
-    Pair pair(context, stage, kind_of("Adam"), R"(, "scheduler": {"type": "OneCycle", "params": {
+template <class Options>
+void a_configured_scheduler_acts(RankContext& context, int stage, const std::string& kind) {
+  Pair pair(context, stage, kind_of(kind), R"(, "scheduler": {"type": "OneCycle", "params": {
         "cycle_min_lr": 0.5, "cycle_max_lr": 1.5, "cycle_first_step_size": 2,
         "cycle_min_mom": 0.25, "cycle_max_mom": 0.75}})");
-    const auto rates = schedule::make_schedule(*pair.engine->config().scheduler, {0.01, 0.01 / 3});
-    for (int64_t step = 0; step < 4; ++step) {
-      const auto now = rates->current();
-      EXPECT_EQ(pair.engine->get_lr(), now.lr);
-      for (std::size_t group = 0; group < 2; ++group) {
-        auto& options =
-            dynamic_cast<torch::optim::AdamOptions&>(pair.plain->param_groups()[group].options());
-        options.set_lr(now.lr[group]);
-        options.betas({now.beta1.at(group), 0.999});
-      }
-      rates->step();
-      pair.step(step);
-      pair.expect_equal_bits("iteration " + std::to_string(step));
+  const auto rates = schedule::make_schedule(*pair.engine->config().scheduler, {0.01, 0.01 / 3});
+  for (int64_t step = 0; step < 4; ++step) {
+    const auto now = rates->current();
+    EXPECT_EQ(pair.engine->get_lr(), now.lr);
+    for (std::size_t group = 0; group < 2; ++group) {
+      auto& options = dynamic_cast<Options&>(pair.plain->param_groups()[group].options());
+      options.set_lr(now.lr[group]);
+      options.betas({now.beta1.at(group), std::get<1>(options.betas())});
     }
+    rates->step();
+    pair.step(step);
+    pair.expect_equal_bits(kind + ", iteration " + std::to_string(step));
+  }
+}
+
+TEST(ClientOptimizer, AConfiguredSchedulerActsOnItsGroups) {
+  at_every_stage(2, [](RankContext& context, int stage) {
+    a_configured_scheduler_acts<torch::optim::AdamOptions>(context, stage, "Adam");
+    a_configured_scheduler_acts<torch::optim::AdamWOptions>(context, stage, "AdamW");
   });
 }
 

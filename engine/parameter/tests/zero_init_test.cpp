@@ -313,7 +313,7 @@ TEST(ZeroInit, WhatHasNoDataIsLeftAlone) {
                      [](RankContext& context) {
                        zero::Init init(config(3), context.group());
                        const auto meta = at::empty({8, 8}, at::device(at::kMeta)).requires_grad_();
-                       const Net net(1);
+                       const Net net(2);
                        EXPECT_TRUE(meta.is_meta());
                        EXPECT_FALSE(parameter::early_shard(meta).has_value());
                        const auto real = at::ones_like(meta, at::device(at::kCPU));
