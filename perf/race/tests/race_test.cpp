@@ -66,7 +66,9 @@ TEST(RunGroup, EveryContestantIsProvenCountedAndTimedBesideTheBase) {
     EXPECT_THAT(row.round_s, SizeIs(3)) << "the first round is not kept";
     EXPECT_THAT(row.round_cpu_s, SizeIs(3));
     EXPECT_LE(row.step_s.low, row.step_s.median);
-    EXPECT_LE(row.best_step_s, row.step_s.low);
+    // One step of the slowest rank's; a round's mean may be less, where ranks are slow in turn.
+    EXPECT_LE(row.best_step_s,
+              found.steps_per_round * *std::min_element(row.round_s.begin(), row.round_s.end()));
     EXPECT_GT(row.best_step_s, 0);
     EXPECT_EQ(row.tokens_per_s, 8 / row.step_s.median);
   }
