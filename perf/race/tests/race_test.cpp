@@ -67,8 +67,8 @@ TEST(RunGroup, EveryContestantIsProvenCountedAndTimedBesideTheBase) {
     EXPECT_THAT(row.round_cpu_s, SizeIs(3));
     EXPECT_LE(row.step_s.low, row.step_s.median);
     // One step of the slowest rank's; a round's mean may be less, where ranks are slow in turn.
-    EXPECT_LE(row.best_step_s,
-              found.steps_per_round * *std::min_element(row.round_s.begin(), row.round_s.end()));
+    EXPECT_LE(row.best_step_s, static_cast<double>(found.steps_per_round) *
+                                   *std::min_element(row.round_s.begin(), row.round_s.end()));
     EXPECT_GT(row.best_step_s, 0);
     EXPECT_EQ(row.tokens_per_s, 8 / row.step_s.median);
   }
