@@ -1,4 +1,5 @@
 """Tensors by name in one file, in the safetensors format: conformance/oracle/tensor_file.hpp in Python."""
+import ctypes
 import json
 import os
 import struct
@@ -28,7 +29,8 @@ def write(path, tensors):
     header, parts, offset = {}, [], 0
     # Larger elements first, so that every tensor starts at a multiple of its element size.
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        part = tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        whole = tensor.detach().contiguous()
+        part = ctypes.string_at(whole.data_ptr(), whole.nbytes)
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape),
                         "data_offsets": [offset, offset + len(part)]}
         parts.append(part)
