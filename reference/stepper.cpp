@@ -36,6 +36,13 @@ void run_update(const OptimizerSpec& spec, int64_t step, std::vector<at::Tensor>
                gradient.const_data_ptr<Real>());
 }
 
+void set_by_group(std::vector<OptimizerSpec>& groups, double OptimizerSpec::*setting,
+                  const std::vector<double>& values) {
+  TORCH_CHECK(values.size() == groups.size(), "[stepper] expected one value for each of ",
+              groups.size(), " groups, got ", values.size(), ".");
+  for (size_t group = 0; group < groups.size(); ++group) groups[group].*setting = values[group];
+}
+
 void put(const at::Tensor& to, const at::Tensor& from) {
   if (!to.is_alias_of(from)) to.copy_(from);
 }
@@ -51,15 +58,24 @@ Stepper::Stepper(const Recipe& recipe, std::shared_ptr<Model> model)
   make_slots();
 }
 
-void Stepper::make_slots() {
-  const at::NoGradGuard no_grad;
-  std::map<std::string, OptimizerSpec> specs;
+// Which group each name is in.
+std::map<std::string, size_t> Stepper::make_groups() {
+  std::map<std::string, size_t> group_of;
   for (const GroupSpec& group : model_->groups()) {
-    OptimizerSpec spec = recipe_.optimizer;
+    OptimizerSpec& spec = groups_.emplace_back(recipe_.optimizer);
     spec.lr = group.lr.value_or(spec.lr);
     spec.weight_decay = group.weight_decay.value_or(spec.weight_decay);
-    for (const std::string& name : group.names) specs[name] = spec;
+    for (const std::string& name : group.names) {
+      const bool is_first = group_of.emplace(name, groups_.size() - 1).second;
+      TORCH_CHECK(is_first, "[stepper] expected ", name, " in one group, got it in two.");
+    }
   }
+  return group_of;
+}
+
+void Stepper::make_slots() {
+  const at::NoGradGuard no_grad;
+  const auto group_of = make_groups();
   const PrecisionSpec& precision = recipe_.precision;
   std::set<const void*> safe;
   if (precision.autocast) safe = safe_parameters(*model_, precision.autocast->safe_modules);
@@ -67,7 +83,11 @@ void Stepper::make_slots() {
     Slot slot;
     slot.name = name;
     slot.parameter = parameter;
-    slot.spec = specs[name];
+    if (parameter.requires_grad()) {
+      const auto group = group_of.find(name);
+      TORCH_CHECK(group != group_of.end(), "[stepper] expected ", name, " in a group, got none.");
+      slot.group = group->second;
+    }
     slot.safe = safe.contains(parameter.unsafeGetTensorImpl());
     slot.sent_in = precision.communication_dtype;
     if (slot.safe && !slot.sent_in) slot.sent_in = precision.autocast->dtype;
@@ -96,7 +116,7 @@ void Stepper::convert(Slot& slot) {
   const at::ScalarType state = oracle ? compute : recipe_.precision.state_dtype;
   const bool own = master == compute && !slot.safe;
   slot.master = own ? slot.parameter.detach() : given.to(master, false, /*copy=*/true);
-  for (const std::string& name : state_names(slot.spec)) {
+  for (const std::string& name : state_names(spec_of(slot))) {
     slot.state[name] = at::zeros_like(slot.master, state);
   }
   show(slot);
@@ -140,8 +160,20 @@ void Stepper::share_loss_scale(Stepper& other) {
   other.shared_ = shared_;
 }
 
-void Stepper::set_lr(double lr) {
-  for (Slot& slot : slots_) slot.spec.lr = lr;
+void Stepper::set_lr(double lr) { set_lr(std::vector<double>(groups_.size(), lr)); }
+
+void Stepper::set_lr(const std::vector<double>& by_group) {
+  set_by_group(groups_, &OptimizerSpec::lr, by_group);
+}
+
+void Stepper::set_beta1(const std::vector<double>& by_group) {
+  set_by_group(groups_, &OptimizerSpec::beta1, by_group);
+}
+
+std::vector<double> Stepper::lr() const {
+  std::vector<double> by_group;
+  for (const OptimizerSpec& group : groups_) by_group.push_back(group.lr);
+  return by_group;
 }
 
 const Stepper::Slot& Stepper::slot_of(const std::string& name) const {
@@ -174,7 +206,7 @@ void Stepper::set(const std::string& what, const std::string& name, const at::Te
   } else {
     slot.state.at(what).copy_(value);
     // SGD's first step would not read it.
-    if (slot.spec.rule == Rule::Sgd) slot.step_count = std::max<int64_t>(slot.step_count, 1);
+    if (spec_of(slot).rule == Rule::Sgd) slot.step_count = std::max<int64_t>(slot.step_count, 1);
   }
 }
 
@@ -258,10 +290,10 @@ void Stepper::clip(StepRecord& record) const {
 void Stepper::apply(Slot& slot, const at::Tensor& gradient) {
   ++slot.step_count;
   std::vector<at::Tensor> stored = {slot.master}, wide;
-  for (const std::string& name : state_names(slot.spec)) stored.push_back(slot.state.at(name));
+  for (const std::string& name : state_names(spec_of(slot))) stored.push_back(slot.state.at(name));
   for (const at::Tensor& tensor : stored) wide.push_back(widen(tensor));
   const bool oracle = slot.master.scalar_type() == at::kDouble;
-  (oracle ? run_update<double> : run_update<float>)(slot.spec, slot.step_count, wide,
+  (oracle ? run_update<double> : run_update<float>)(spec_of(slot), slot.step_count, wide,
                                                     widen(gradient));
   for (size_t i = 0; i < stored.size(); ++i) put(stored[i], wide[i]);
   show(slot);

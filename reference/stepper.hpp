@@ -17,8 +17,10 @@
 //   The scale of steppers that share it changes when none of them holds passes and one has stepped
 //   since it last could: once, an overflow if any of them overflowed.
 // Shapes: every recorded tensor has its parameter's shape and is a copy.
-// Errors: c10::Error for a recipe that cannot be run, for ranks with different numbers of passes,
-//   for sharing a scale in the middle of a window; those of loss_scale.hpp and autocast.hpp.
+// Errors: c10::Error for a recipe that cannot be run, for a trainable parameter that is not in
+//   exactly one group, for rates that are not one for each group, for ranks with different numbers
+//   of passes, for sharing a scale in the middle of a window; those of loss_scale.hpp and
+//   autocast.hpp.
 // Depends on: recipe.hpp, model.hpp, autocast.hpp, loss_scale.hpp; norm.hpp and autograd's hooks
 //   in the source.
 #pragma once
@@ -77,7 +79,12 @@ class Stepper {
   AutocastGuard autocast() const { return AutocastGuard(recipe_.precision.autocast); }
 
   void set_accumulation_steps(int64_t steps) { recipe_.accumulation_steps = steps; }
-  void set_lr(double lr);  // of every parameter
+  // The rates and first betas of coming steps: of every group, or by group in the order of the
+  // model's groups(). SGD reads no beta.
+  void set_lr(double lr);
+  void set_lr(const std::vector<double>& by_group);
+  void set_beta1(const std::vector<double>& by_group);
+  std::vector<double> lr() const;  // by group, of the next step
 
   // `what` is "gradient" (the average so far, before clipping; undefined when no rank used the
   // parameter), "master" or the name of a state. A gradient that was set is what later passes are
@@ -96,7 +103,7 @@ class Stepper {
     std::optional<at::ScalarType> sent_in;  // T
     bool safe = false;                      // of a safe module under autocast
     TensorMap state;
-    OptimizerSpec spec;  // with its group's settings
+    size_t group = 0;  // of groups_; not read when frozen
     int64_t step_count = 0;
     std::vector<std::vector<Parts>> passes;  // [rank][pass]
     std::shared_ptr<Parts> arrived;          // in the pass under way
@@ -109,10 +116,12 @@ class Stepper {
     bool stepped = false, overflow = false;
   };
 
+  std::map<std::string, size_t> make_groups();
   void make_slots();
   void convert(Slot& slot);
   void show(Slot& slot);
   const Slot& slot_of(const std::string& name) const;
+  const OptimizerSpec& spec_of(const Slot& slot) const { return groups_[slot.group]; }
   void average(const Slot& slot, StepRecord& record) const;
   void clip(StepRecord& record) const;
   void apply(Slot& slot, const at::Tensor& gradient);
@@ -120,6 +129,7 @@ class Stepper {
 
   Recipe recipe_;
   std::shared_ptr<Model> model_;
+  std::vector<OptimizerSpec> groups_;  // the recipe's, with the settings of the model's groups
   std::vector<Slot> slots_;
   std::vector<std::vector<double>> weights_;  // [rank][pass]
   std::shared_ptr<SharedScale> shared_;

@@ -6,7 +6,10 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "conformance/contract/players/models.hpp"
 #include "reference/tests/same_bits.hpp"
@@ -171,6 +174,94 @@ TEST(Stepper, AGradientThatIsNotFiniteWritesNothing) {
   EXPECT_FALSE(std::isfinite(record.grad_norm));
   EXPECT_EQ(record.step_count.at("a.weight"), 0);
   EXPECT_TRUE(same_bits(record.masters, fresh.stepper.step().masters));
+}
+
+// ---- Groups ----
+
+// Two parameters of ones; the gradient of both is ones.
+class Two : public Model {
+ public:
+  explicit Two(std::vector<GroupSpec> groups) : groups_(std::move(groups)) {
+    for (const char* name : {"a", "b"}) register_parameter(name, at::ones({2}));
+  }
+  at::Tensor output(const Batch& /*batch*/) override {
+    return named_parameters()["a"] + named_parameters()["b"];
+  }
+  at::Tensor criterion(const at::Tensor& output, const Batch& /*batch*/) override {
+    return output.sum();
+  }
+  std::vector<GroupSpec> groups() override { return groups_; }
+
+ private:
+  std::vector<GroupSpec> groups_;
+};
+
+const std::vector<GroupSpec> kInReverse = {{.names = {"b"}, .lr = 0.25, .weight_decay = 0.5},
+                                           {.names = {}, .lr = 0.125},
+                                           {.names = {"a"}}};
+
+Stepper of_two(Rule rule, std::vector<GroupSpec> groups = kInReverse) {
+  Recipe wanted = recipe(1, SumOrder::Fp64);
+  wanted.accumulation_steps = 1;
+  wanted.optimizer = {.rule = rule, .lr = 0.5};
+  return {wanted, std::make_shared<Two>(std::move(groups))};
+}
+
+StepRecord one_step(Stepper& stepper) {
+  stepper.pass(0, [&stepper] { stepper.model().loss({}).backward(); });
+  return stepper.step();
+}
+
+at::Tensor both(float value) { return at::full({2}, value); }
+
+TEST(StepperGroups, HaveTheirOwnSettingsOrTheRecipes) {
+  Stepper stepper = of_two(Rule::Sgd);
+  EXPECT_EQ(stepper.lr(), (std::vector<double>{0.25, 0.125, 0.5}));
+  const StepRecord record = one_step(stepper);
+  EXPECT_TRUE(same_bits(record.masters.at("a"), both(0.5F)));
+  EXPECT_TRUE(same_bits(record.masters.at("b"), both(1 - 0.25F * (1 + 0.5F))));
+}
+
+TEST(StepperGroups, TakeARateEachInTheModelsOrder) {
+  Stepper stepper = of_two(Rule::Sgd);
+  stepper.set_lr({0.125, 8, 0.75});
+  EXPECT_EQ(stepper.lr(), (std::vector<double>{0.125, 8, 0.75}));
+  const StepRecord record = one_step(stepper);
+  EXPECT_TRUE(same_bits(record.masters.at("a"), both(0.25F)));
+  EXPECT_TRUE(same_bits(record.masters.at("b"), both(1 - 0.125F * (1 + 0.5F))));
+}
+
+TEST(StepperGroups, TakeOneRateForAll) {
+  Stepper stepper = of_two(Rule::Sgd);
+  stepper.set_lr(0.0);
+  EXPECT_EQ(stepper.lr(), (std::vector<double>{0, 0, 0}));
+  for (const auto& item : one_step(stepper).masters) EXPECT_TRUE(same_bits(item.second, both(1)));
+}
+
+TEST(StepperGroups, TakeAFirstBetaEach) {
+  Stepper stepper = of_two(Rule::AdamW);
+  stepper.set_beta1({0.25, 0, 0.5});
+  const StepRecord first = one_step(stepper);
+  EXPECT_TRUE(same_bits(first.state.at("exp_avg").at("a"), both(0.5F)));
+  EXPECT_TRUE(same_bits(first.state.at("exp_avg").at("b"), both(0.75F)));
+  stepper.set_beta1({0.5, 0, 0.75});
+  const StepRecord second = one_step(stepper);
+  EXPECT_TRUE(same_bits(second.state.at("exp_avg").at("a"), both(0.5F * 0.75F + 0.25F)));
+  EXPECT_TRUE(same_bits(second.state.at("exp_avg").at("b"), both(0.75F * 0.5F + 0.5F)));
+}
+
+TEST(StepperGroups, OtherNumbersOfValuesAreErrors) {
+  Stepper stepper = of_two(Rule::AdamW);
+  const std::vector<double> two = {0.1, 0.2};
+  EXPECT_THROW(stepper.set_lr(two), c10::Error);
+  EXPECT_THROW(stepper.set_beta1(two), c10::Error);
+  EXPECT_EQ(stepper.lr(), (std::vector<double>{0.25, 0.125, 0.5}));
+}
+
+TEST(StepperGroups, HoldEveryTrainableParameterOnce) {
+  EXPECT_THROW(of_two(Rule::Sgd, {{.names = {"a"}}}), c10::Error);
+  EXPECT_THROW(of_two(Rule::Sgd, {{.names = {"a", "b"}}, {.names = {"b"}}}), c10::Error);
+  EXPECT_NO_THROW(of_two(Rule::Sgd, {{.names = {"b"}}, {.names = {"a"}}}));
 }
 
 }  // namespace

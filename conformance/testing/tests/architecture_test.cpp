@@ -180,8 +180,8 @@ TEST(ArchitectureRules, FilesAreLimited) {
   EXPECT_EQ(finding(file_limits, "perf/a.cpp", {accents}), "0 findings");
   Tree reference;
   for (const std::string name : {"a", "b", "c", "d", "e"})
-    reference["reference/" + name + ".cpp"] = lines(290);
-  EXPECT_EQ(file_limits(reference), Findings{"reference: 1450 lines of code, at most 1300"});
+    reference["reference/" + name + ".cpp"] = lines(302);
+  EXPECT_EQ(file_limits(reference), Findings{"reference: 1510 lines of code, at most 1500"});
 }
 
 TEST(ArchitectureRules, FunctionsAreShort) {
