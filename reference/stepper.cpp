@@ -110,7 +110,8 @@ void Stepper::convert(Slot& slot) {
   const at::ScalarType compute = recipe_.compute_dtype;
   const bool oracle = compute == at::kDouble;
   const at::Tensor given = slot.parameter.detach();  // keeps the unrounded weights
-  if (given.scalar_type() != compute) slot.parameter.set_data(given.to(compute));
+  if (given.is_floating_point() && given.scalar_type() != compute)
+    slot.parameter.set_data(given.to(compute));
   if (!slot.parameter.requires_grad() || slot.parameter.numel() == 0) return;
   const at::ScalarType master = oracle ? compute : recipe_.precision.master_dtype;
   const at::ScalarType state = oracle ? compute : recipe_.precision.state_dtype;
@@ -291,7 +292,8 @@ void Stepper::apply(Slot& slot, const at::Tensor& gradient) {
   ++slot.step_count;
   std::vector<at::Tensor> stored = {slot.master}, wide;
   for (const std::string& name : state_names(spec_of(slot))) stored.push_back(slot.state.at(name));
-  for (const at::Tensor& tensor : stored) wide.push_back(widen(tensor));
+  // In the order of the shape, as the gradient is, whatever the strides.
+  for (const at::Tensor& tensor : stored) wide.push_back(widen(tensor).contiguous());
   const bool oracle = slot.master.scalar_type() == at::kDouble;
   (oracle ? run_update<double> : run_update<float>)(spec_of(slot), slot.step_count, wide,
                                                     widen(gradient));

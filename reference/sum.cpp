@@ -56,7 +56,7 @@ at::Tensor sum_contributions(const Contributions& contributions, SumOrder order,
   }
   if (order == SumOrder::Fp64) return std::accumulate(xs.begin(), xs.end(), at::zeros_like(xs[0]));
   if (order == SumOrder::ExactGrid) {
-    const at::Tensor columns = at::stack(xs, -1), sum = at::empty_like(xs[0]);
+    const at::Tensor columns = at::stack(xs, -1), sum = at::empty(xs[0].sizes(), xs[0].options());
     const float *x = columns.const_data_ptr<float>(), *end = x + columns.numel();
     for (float* to = sum.mutable_data_ptr<float>(); x < end; x += xs.size()) {
       *to++ = grid_sum(x, x + xs.size());

@@ -20,7 +20,10 @@ namespace {
 
 using Begin = std::function<PendingPtr(const at::Tensor& output, const at::Tensor& input)>;
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
+// A tensor of one element may have any stride, which view(kByte) would not take.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte);
+}
 
 // Only this process's adversary still holds its memory.
 bool is_freed(const at::Tensor& tensor) {

@@ -264,5 +264,49 @@ TEST(StepperGroups, HoldEveryTrainableParameterOnce) {
   EXPECT_NO_THROW(of_two(Rule::Sgd, {{.names = {"b"}}, {.names = {"a"}}}));
 }
 
+// One parameter, [2, 3], of which every element has a gradient of its own.
+class Matrix : public Model {
+ public:
+  explicit Matrix(bool is_transposed) : Model("Matrix") {
+    const auto values = at::arange(6, at::kFloat).reshape({2, 3}) * 0.25 - 0.5;
+    auto place = is_transposed ? at::empty({3, 2}).t() : at::empty({2, 3});
+    weight = register_parameter("weight", place.copy_(values));
+  }
+  at::Tensor output(const Batch&) override { return {}; }
+  at::Tensor criterion(const at::Tensor&, const Batch&) override { return {}; }
+  at::Tensor loss(int64_t rank) const {
+    const auto factors = at::arange(6, at::kFloat).reshape({2, 3}) + static_cast<double>(rank);
+    return (weight * factors).sin().sum();
+  }
+
+  at::Tensor weight;
+};
+
+StepRecord matrix_step(bool is_transposed, SumOrder order) {
+  const auto matrix = std::make_shared<Matrix>(is_transposed);
+  auto wanted = recipe(2, order);
+  wanted.accumulation_steps = 1;
+  Stepper stepper(wanted, matrix);
+  for (int64_t rank = 0; rank < 2; ++rank)
+    stepper.pass(rank, [&] { matrix->loss(rank).backward(); });
+  return stepper.step();
+}
+
+TEST(Stepper, StridesOfAParameterChangeNoBit) {
+  for (const auto order :
+       {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd, SumOrder::ExactGrid, SumOrder::Fp64}) {
+    const auto plain = matrix_step(false, order), transposed = matrix_step(true, order);
+    for (const auto& [got, want] : {std::pair{transposed.gradients, plain.gradients},
+                                    {transposed.masters, plain.masters},
+                                    {transposed.parameters, plain.parameters}})
+      EXPECT_TRUE(same_bits(got.at("weight").contiguous(), want.at("weight").contiguous()))
+          << static_cast<int>(order);
+    for (const auto& [name, states] : plain.state)
+      EXPECT_TRUE(same_bits(transposed.state.at(name).at("weight").contiguous(),
+                            states.at("weight").contiguous()))
+          << name;
+  }
+}
+
 }  // namespace
 }  // namespace equigrad::reference
