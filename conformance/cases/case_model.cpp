@@ -49,12 +49,12 @@ at::Tensor Forward::loss() const {
       .reshape({1});
 }
 
-void plain_backward(const Forward& forward, double loss_scale) {
+void plain_backward(const Forward& forward, double loss_scale, bool retain_graph) {
   const auto scaled = reference::widen(forward.output) * loss_scale;
   if (forward.gradient.defined())
-    scaled.backward(reference::widen(forward.gradient));
+    scaled.backward(reference::widen(forward.gradient), retain_graph);
   else
-    scaled.backward();
+    scaled.backward({}, retain_graph);
 }
 
 reference::TensorMap CaseModel::buffers(int) { return {}; }

@@ -30,13 +30,15 @@ struct Pass {
 struct Forward {
   at::Tensor output;
   at::Tensor gradient = {};  // of the output; undefined: the output is the loss
+  int uses = 1;              // backward passes through this graph, each of which counts
+  double weight = 1;         // of each; the accumulation steps where it is not divided by them
 
   // [1], fp32, detached: the loss, or sum(output gradient) in its place.
   at::Tensor loss() const;
 };
 
 // The backward pass of `forward` times the loss scale, by plain autograd.
-void plain_backward(const Forward& forward, double loss_scale);
+void plain_backward(const Forward& forward, double loss_scale, bool retain_graph = false);
 
 class CaseModel {
  public:

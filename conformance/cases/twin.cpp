@@ -30,6 +30,20 @@ std::string hexadecimal(double value) {
   return text;
 }
 
+// Exact, one after the other.
+std::string list_text(const std::vector<double>& values) {
+  std::string text;
+  for (const double value : values) text += (text.empty() ? "" : " ") + hexadecimal(value);
+  return text;
+}
+
+std::vector<double> list_of(const std::string& text) {
+  std::vector<double> values;
+  const char* from = text.c_str();
+  for (char* end = nullptr; *from != '\0'; from = end) values.push_back(std::strtod(from, &end));
+  return values;
+}
+
 // The trainer of a plan from its `first` step on.
 class PlanTrainer {
  public:
@@ -39,21 +53,35 @@ class PlanTrainer {
         micro_batches_(static_cast<int>(recipe.accumulation_steps)),
         model_(plan.make_model()),
         stepper_(recipe, model_->model()),
+        rates_(plan.rates),
         step_(first) {}
 
   double loss_scale() const { return stepper_.loss_scale(); }
   CaseModel& model() { return *model_; }
+
+  // What the next step's update takes, where the plan sets it.
+  reference::Rates set_rates() {
+    if (!rates_) return {};
+    const auto now = rates_(step_, applied_);
+    if (!now.lr.empty()) stepper_.set_lr(now.lr);
+    if (!now.beta1.empty()) stepper_.set_beta1(now.beta1);
+    return now;
+  }
 
   reference::StepRecord train_step() {
     std::vector<at::Tensor> losses;
     for (int micro_batch = 0; micro_batch < micro_batches_; ++micro_batch)
       for (int rank = 0; rank < world_; ++rank) {
         const auto forward = run_forward({step_, rank, micro_batch});
-        stepper_.pass(rank, [&] { plain_backward(forward, stepper_.loss_scale()); });
+        for (int use = 1; use <= forward.uses; ++use)
+          stepper_.pass(
+              rank, [&] { plain_backward(forward, stepper_.loss_scale(), use < forward.uses); },
+              forward.weight);
         losses.push_back(forward.loss());
       }
     auto record = stepper_.step();
     record.losses = std::move(losses);
+    applied_ += record.skipped ? 0 : 1;
     ++step_;
     return record;
   }
@@ -68,7 +96,9 @@ class PlanTrainer {
   int world_, micro_batches_;
   std::unique_ptr<CaseModel> model_;
   reference::Stepper stepper_;
+  std::function<reference::Rates(int, int64_t)> rates_;
   int step_;
+  int64_t applied_ = 0;
 };
 
 bool scales_loss(const reference::Recipe& recipe) {
@@ -83,6 +113,7 @@ double threshold_of(const TwinPlan& plan) {
     const auto record = trainer.train_step();
     if (!record.skipped) return 0.5 * record.grad_norm;
   }
+  if (plan.if_none_is) return *plan.if_none_is;
   throw std::runtime_error("[twin] expected a step with finite gradients, got none in " +
                            std::to_string(plan.steps) + ".");
 }
@@ -152,12 +183,17 @@ reference::TensorMap add_bounded_runs(oracle::TensorFile& file, const TwinPlan& 
 // Nothing where the model cannot run in more bits and need not: the file says why.
 reference::TensorMap try_bounded_runs(oracle::TensorFile& file, const TwinPlan& plan, int step,
                                       double scale) {
+  if (!plan.unbounded.empty()) {
+    file.metadata["unbounded"] = plan.unbounded;
+    return {};
+  }
   try {
     return add_bounded_runs(file, plan, step, scale);
   } catch (const std::exception& error) {
     if (plan.needs_bounds) throw;
     const std::string text = error.what();
-    file.metadata["unbounded"] = text.substr(0, text.find("\nException raised from "));
+    file.metadata["unbounded"] = "the model did not run in more bits: " +
+                                 text.substr(0, text.find("\nException raised from "));
     return {};
   }
 }
@@ -172,6 +208,9 @@ std::pair<int, double> add_steps(oracle::TensorFile& file, const TwinPlan& plan,
     const double scale = trainer.loss_scale();
     file.metadata[prefix + "/loss_scale"] = hexadecimal(scale);
     if (step == plan.steps) break;
+    const auto rates = trainer.set_rates();
+    file.metadata[prefix + "/lr"] = list_text(rates.lr);
+    file.metadata[prefix + "/beta1"] = list_text(rates.beta1);
     const auto record = trainer.train_step();
     add_step(file, prefix, record);
     for (int rank = 0; rank < recipe.world; ++rank)
@@ -282,6 +321,12 @@ double Twin::loss_scale(int step) const { return number(step, "loss_scale"); }
 std::string Twin::unbounded() const {
   const auto found = file_.metadata.find("unbounded");
   return found == file_.metadata.end() ? "" : found->second;
+}
+
+reference::Rates Twin::rates(int step) const {
+  const auto prefix = order_ + "/" + std::to_string(step);
+  return {list_of(file_.metadata.at(prefix + "/lr")),
+          list_of(file_.metadata.at(prefix + "/beta1"))};
 }
 
 double Twin::threshold() const {

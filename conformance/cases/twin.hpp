@@ -4,6 +4,7 @@
 //   <order>/<step>  grad_norm, skipped, and loss_scale, that of its passes; for the step after the
 //                   last one too
 //   <order>/<step>/buffer<rank>/<name>      what a rank's buffers hold after the step
+//   <order>/<step>  lr, beta1: by group, where the plan sets them
 //   <order>         first_applied, a step; -1: none is
 //   plain/<first_applied>/gradient|absolute_sum/<name>  in the engine's precision, summed exactly
 //   precise/<first_applied>/gradient/<name>             in fp64 for plain fp32, else in fp32
@@ -29,6 +30,7 @@
 #include "conformance/oracle/tensor_file.hpp"
 #include "conformance/oracle/underflow.hpp"
 #include "reference/recipe.hpp"
+#include "reference/schedule.hpp"
 
 namespace equigrad::conformance {
 
@@ -39,8 +41,13 @@ struct TwinPlan {
   std::vector<reference::SumOrder> orders;
   std::optional<double> threshold;  // to clip at; nothing: half of the norm of the first step that
                                     // is applied
+  std::optional<double> if_none_is = std::nullopt;  // then it is this; nothing: an error
   int steps = 0;
-  bool needs_bounds = true;  // false: a model that cannot run in more bits has none
+  bool needs_bounds = true;    // false: a model that cannot run in more bits has none
+  std::string unbounded = {};  // why there are no bounds, whatever the model can; empty: there are
+  // What the groups' rates, and first betas, are from this step on, after so many updates that were
+  // applied; empty lists change nothing.
+  std::function<reference::Rates(int step, int64_t applied)> rates = {};
 };
 TwinPlan plan_of(const CaseSpec& spec, uint64_t seed, const reference::Data& data);
 // What the stages of a tuple add in; with one micro-batch there is one order only.
@@ -70,9 +77,10 @@ class Twin {
   int first_applied() const;
   double grad_norm(int step) const;
   bool skipped(int step) const;
-  double loss_scale(int step) const;  // of its passes; 1 without one
-  double threshold() const;           // to clip at; 0: off
-  std::string unbounded() const;      // why there are no bounds; empty: there are
+  double loss_scale(int step) const;       // of its passes; 1 without one
+  double threshold() const;                // to clip at; 0: off
+  reference::Rates rates(int step) const;  // of its update, by group; empty: never set
+  std::string unbounded() const;           // why there are no bounds; empty: there are
 
  private:
   double number(int step, const std::string& what) const;

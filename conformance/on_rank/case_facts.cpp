@@ -9,12 +9,16 @@ namespace equigrad::conformance {
 void add_model(CaseFacts& facts, reference::Model& model) {
   for (const auto& [name, tensor] : reference::unique_parameters(model))
     facts.shapes[name] = tensor.sizes().vec();
-  for (const auto& group : model.groups())
+  std::size_t number = 0;
+  for (const auto& group : model.groups()) {
     for (const auto& name : group.names) {
+      facts.groups[name] = number;
       auto& rule = facts.rules[name] = facts.recipe.optimizer;
       rule.lr = group.lr.value_or(rule.lr);
       rule.weight_decay = group.weight_decay.value_or(rule.weight_decay);
     }
+    ++number;
+  }
   const auto& autocast = facts.recipe.precision.autocast;
   if (!autocast) return;
   const auto is_safe = [&](const std::string& type) {

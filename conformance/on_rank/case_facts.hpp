@@ -30,11 +30,12 @@ struct CaseFacts {
   Twin twin;
   std::map<std::string, std::vector<int64_t>> shapes = {};
   std::map<std::string, reference::OptimizerSpec> rules = {};  // by parameter, its group's settings
+  std::map<std::string, std::size_t> groups = {};              // by parameter, its group's number
   std::map<std::string, at::ScalarType> communication_dtypes = {};  // of safe modules, under
                                                                     // autocast
 };
 
-// Fills in what the model tells: shapes, rules and communication_dtypes.
+// Fills in what the model tells: shapes, rules, groups and communication_dtypes.
 void add_model(CaseFacts& facts, reference::Model& model);
 
 // Of a parameter that was updated so many times.

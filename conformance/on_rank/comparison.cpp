@@ -211,7 +211,7 @@ void TwinComparison::note_update(int step, const LocalShard& shard) {
       !before->second.gradient.defined())
     return;
   UpdateSeen seen;
-  seen.spec = update_of(shard.name);
+  seen.spec = update_of(shard.name, step);
   ++seen.spec.step;
   seen.before = weights_of(before->second);
   seen.gradient = before->second.gradient.flatten();
@@ -220,14 +220,21 @@ void TwinComparison::note_update(int step, const LocalShard& shard) {
   failures_.note_update(shard.name, std::move(seen));
 }
 
-oracle::UpdateSpec TwinComparison::update_of(const std::string& name) const {
+oracle::UpdateSpec TwinComparison::update_of(const std::string& name, int step) const {
   const auto count = updates_.find(name);
-  return update_spec(facts_, name, count == updates_.end() ? 0 : count->second);
+  auto spec = update_spec(facts_, name, count == updates_.end() ? 0 : count->second);
+  const auto rates = facts_.twin.rates(step);
+  const auto group = facts_.groups.find(name);
+  if (group == facts_.groups.end()) return spec;
+  if (!rates.lr.empty()) spec.lr = rates.lr.at(group->second);
+  if (!rates.beta1.empty()) spec.beta1 = rates.beta1.at(group->second);
+  return spec;
 }
 
 std::map<std::string, oracle::UpdateSpec> TwinComparison::update_specs() const {
   std::map<std::string, oracle::UpdateSpec> specs;
-  for (const auto& [name, rule] : facts_.rules) specs[name] = update_of(name);
+  for (const auto& [name, rule] : facts_.rules)
+    specs[name] = update_of(name, static_cast<int>(gradients_.size()) - 1);
   return specs;
 }
 
@@ -236,7 +243,7 @@ void TwinComparison::check_update(int step, const LocalShard& shard) {
   if (before == before_.end() || !before->second.gradient.defined() || shard.begin == shard.end)
     return;
   ++updates_[shard.name];
-  const auto update = update_of(shard.name);
+  const auto update = update_of(shard.name, step);
   lanes_.compared["update"] += shard.master.numel();
   lanes_.bounded.add(at_step(step, "update of " + shard.name), shard.begin,
                      oracle::check_update(update, weights_of(before->second),
@@ -286,8 +293,7 @@ void TwinComparison::add_to(nlohmann::json& answer) const {
   }
   answer["gradients"] = steps;
   const auto unbounded = facts_.twin.unbounded();
-  if (!unbounded.empty())
-    answer["not_compared"]["bound"] = "the model did not run in more bits: " + unbounded;
+  if (!unbounded.empty()) answer["not_compared"]["bound"] = unbounded;
   answer["digest"] = digest_.sum;
   answer["digested"] = digest_.numel;
 }

@@ -64,7 +64,7 @@ class TwinComparison {
   void check_update(int step, const LocalShard& shard);
   void check_parameters(int step);
   void digest(const Site& site, const at::Tensor& values);
-  oracle::UpdateSpec update_of(const std::string& name) const;
+  oracle::UpdateSpec update_of(const std::string& name, int step) const;
 
   const CaseFacts& facts_;
   Engine& engine_;

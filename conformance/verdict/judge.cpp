@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "conformance/verdict/divergence_judge.hpp"
 #include "conformance/verdict/lane_tally.hpp"
@@ -251,8 +252,20 @@ std::string cover_problem(int stage, const std::vector<nlohmann::json>& cover) {
 
 Judged judge(const CaseSpec& spec, const std::string& replay,
              const std::vector<Outcome>& outcomes) {
+  auto record = record_of(spec, replay);
+  if (!spec.is_refused() || !ranks::all_ok(outcomes))
+    return judge(std::move(record), spec.stage, outcomes);
+  record.lanes = {sum_lane("exact", outcomes)};
+  record.verdict = record.lanes[0].verdict;
+  if (record.verdict == Verdict::Failed) record.message = first_findings("exact", outcomes);
   Judged judged;
-  judged.record = record_of(spec, replay);
+  judged.record = std::move(record);
+  return judged;
+}
+
+Judged judge(reports::Case of_case, int stage, const std::vector<Outcome>& outcomes) {
+  Judged judged;
+  judged.record = std::move(of_case);
   auto& record = judged.record;
   if (!ranks::all_ok(outcomes)) {
     record.verdict = verdict_of_failure(outcomes);
@@ -260,18 +273,12 @@ Judged judge(const CaseSpec& spec, const std::string& replay,
     record.message = (judged.first ? line_of(*judged.first) : "") + ranks::failures(outcomes);
     return judged;
   }
-  if (spec.is_refused()) {
-    record.lanes = {sum_lane("exact", outcomes)};
-    record.verdict = record.lanes[0].verdict;
-    if (record.verdict == Verdict::Failed) record.message = first_findings("exact", outcomes);
-    return judged;
-  }
   judged.answered = true;
   sum_up(judged, outcomes);
   record.lanes = {sum_lane("exact", outcomes), sum_lane("bounded", outcomes)};
   std::vector<nlohmann::json> cover;
   for (const auto& outcome : outcomes) cover.push_back(outcome.answer.at("cover"));
-  std::string problem = cover_problem(spec.stage, cover);
+  std::string problem = cover_problem(stage, cover);
   if (problem.empty()) {
     problem = empty_comparison(outcomes);
     judged.only_empty =

@@ -40,6 +40,8 @@ reports::Verdict verdict_of_failure(const std::vector<ranks::Outcome>& outcomes)
 
 Judged judge(const CaseSpec& spec, const std::string& replay,
              const std::vector<ranks::Outcome>& outcomes);
+// Of a case that is no case of the matrix, and is not to be refused: its record, less the verdict.
+Judged judge(reports::Case record, int stage, const std::vector<ranks::Outcome>& outcomes);
 
 // The lowest index of a rank's shard problem in words, or empty. `cover` has one answer's rows a
 // rank: [name, begin, end, numel].
