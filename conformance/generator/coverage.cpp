@@ -1,0 +1,172 @@
+#include "conformance/generator/coverage.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "conformance/generator/idle_keys.hpp"
+#include "engine/config/schema.hpp"
+
+namespace equigrad::conformance {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kLeftOut = "left out";
+constexpr const char* kGiven = "given";
+constexpr int kMostNumbers = 2048;  // more values than the axes have
+
+std::string power_of_two(int64_t count) {
+  if (count < 2) return std::to_string(count);
+  const int exponent = static_cast<int>(std::log2(static_cast<double>(count)));
+  return "2^" + std::to_string(exponent);
+}
+
+// What can be told apart of a key's values.
+std::vector<std::string> words_of(const Values& values) {
+  switch (values.type) {
+    case ValueType::Boolean:
+      return {"true", "false"};
+    case ValueType::DataType:
+      return {kDataTypes[0], kDataTypes[1], kDataTypes[2]};
+    case ValueType::Norm:
+      return {"2", "inf"};
+    case ValueType::Choice:
+      return {values.choice->names.begin(), values.choice->names.end()};
+    default:
+      return {kGiven};
+  }
+}
+
+std::string word_of(const Row& row, const json& value) {
+  const auto& type = row.values.type;
+  if (type == ValueType::Boolean) return value.dump();
+  if (type == ValueType::DataType) {
+    const auto found = data_type_names().find(lower(value.get<std::string>()));
+    return found == data_type_names().end() ? kGiven : name_of(found->second);
+  }
+  if (type == ValueType::Norm || type == ValueType::Choice)
+    return value.is_string() ? value.get<std::string>() : value.dump();
+  return kGiven;
+}
+
+int64_t numel_of(const WorkloadTensor& tensor) {
+  int64_t numel = 1;
+  for (const int64_t size : tensor.sizes) numel *= size;
+  return numel;
+}
+
+using Facts = std::set<std::pair<std::string, std::string>>;  // axis, value
+
+void add_tensors(const Workload& workload, Facts& facts) {
+  for (const auto& tensor : workload.tensors) {
+    facts.emplace("tensor role", tensor.role);
+    facts.emplace("tensor layout", tensor.layout);
+    facts.emplace("tensor type", tensor.dtype);
+    facts.emplace("tensor values", tensor.values);
+    facts.emplace("tensor dimensions", std::to_string(tensor.sizes.size()));
+    facts.emplace("tensor elements", power_of_two(numel_of(tensor)));
+    facts.emplace("hook", tensor.hook);
+    facts.emplace("names of a tensor", tensor.second_name.empty() ? "1" : "2");
+  }
+}
+
+Facts facts_of(const GeneratedCase& one) {
+  const auto& what = one.workload;
+  const auto& how = one.execution;
+  Facts facts = {{"stage", std::to_string(how.stage)},
+                 {"ranks", std::to_string(what.world)},
+                 {"accumulation", std::to_string(what.accumulation)},
+                 {"steps", power_of_two(what.steps)},
+                 {"tensors", power_of_two(static_cast<int64_t>(what.tensors.size()))},
+                 {"groups", std::to_string(what.groups.size())},
+                 {"communicator", how.adversary == 0 ? "plain" : "late"},
+                 {"way in", how.way_in},
+                 {"rate set", what.rates.empty() ? "no" : "yes"}};
+  add_tensors(what, facts);
+  for (const auto& event : what.passes) facts.emplace("pass", event.what);
+  for (const auto& event : how.events) facts.emplace("harmless event", event.what);
+  const auto config = engine_config(one, 1.0);
+  for (const auto& row : schema().rows()) {
+    if (row.treatment == KeyTreatment::Section) continue;
+    const auto* value = at_path(config, row.path);
+    facts.emplace(row.path, value == nullptr ? kLeftOut : word_of(row, *value));
+  }
+  return facts;
+}
+
+// Values that are known without a case.
+const std::map<std::string, std::vector<std::string>>& known() {
+  static const std::map<std::string, std::vector<std::string>> values = {
+      {"stage", {"0", "1", "2", "3"}},
+      {"ranks", {"1", "2", "3", "4", "5", "6", "7", "8"}},
+      {"accumulation", {"1", "2", "3", "4", "5", "6", "8", "12", "16"}},
+      {"steps", {"1", "2^1", "2^2", "2^3", "2^4", "2^5", "2^6", "2^7"}},
+      {"tensors", {"1", "2^1", "2^2", "2^3", "2^5", "2^6", "2^7", "2^8"}},
+      {"groups", {"1", "2", "3"}},
+      {"communicator", {"plain", "late"}},
+      {"way in", {"module", "groups"}},
+      {"rate set", {"no", "yes"}},
+      {"tensor role",
+       {"linear", "bias", "convolution", "embedding", "term", "penalty", "sometimes", "one_rank",
+        "unused", "frozen", "buffer"}},
+      {"tensor layout", {"contiguous", "transposed", "channels_last", "sliced"}},
+      {"tensor type", {"float", "int64", "uint8"}},
+      {"tensor values", {"usual", "zeros", "negative_zeros", "subnormal", "nan"}},
+      {"tensor dimensions", {"0", "1", "2", "4"}},
+      {"tensor elements", {"0", "1", "2^1", "2^4", "2^8", "2^12", "2^17", "2^21", "2^22"}},
+      {"hook", {"none", "observes", "halves"}},
+      {"names of a tensor", {"1", "2"}},
+      {"pass", {"twice", "undivided", "overflow"}},
+      {"harmless event", {"cancelled", "evaluated", "thrown", "asked", "read", "bystander"}}};
+  return values;
+}
+
+}  // namespace
+
+Coverage::Coverage() : pairs_(std::size_t{kMostNumbers} * kMostNumbers) {
+  for (const auto& [axis, values] : known())
+    for (const auto& value : values) seen_[axis][value] = 0;
+  for (const auto& row : schema().rows()) {
+    if (row.treatment == KeyTreatment::Section) continue;
+    seen_[row.path][kLeftOut] = 0;
+    const bool is_read = row.treatment == KeyTreatment::Read;
+    for (const auto& word : is_read ? words_of(row.values) : std::vector<std::string>{kGiven})
+      seen_[row.path][word] = 0;
+  }
+}
+
+void Coverage::add(const GeneratedCase& one) {
+  std::vector<int> numbers;
+  for (const auto& [axis, value] : facts_of(one)) {
+    ++seen_[axis][value];
+    if (value == kLeftOut) continue;
+    const auto number = static_cast<int>(numbers_.size());
+    numbers.push_back(numbers_.emplace(axis + "=" + value, number).first->second);
+  }
+  for (const auto a : numbers)
+    for (const auto b : numbers) {
+      if (a >= b || b >= kMostNumbers) continue;
+      auto is_known = pairs_[static_cast<std::size_t>(a * kMostNumbers + b)];
+      pair_count_ += is_known ? 0 : 1;
+      is_known = true;
+    }
+}
+
+std::vector<Axis> Coverage::axes() const {
+  std::vector<Axis> axes;
+  for (const auto& [name, values] : seen_) {
+    Axis axis{.name = name, .cases = {}, .never = {}};
+    for (const auto& [value, cases] : values) {
+      if (cases == 0)
+        axis.never.push_back(value);
+      else
+        axis.cases[value] = cases;
+    }
+    axes.push_back(std::move(axis));
+  }
+  return axes;
+}
+
+}  // namespace equigrad::conformance

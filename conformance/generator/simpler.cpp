@@ -1,0 +1,144 @@
+#include "conformance/generator/simpler.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace equigrad::conformance {
+namespace {
+
+using nlohmann::json;
+
+class Steps {
+ public:
+  explicit Steps(const GeneratedCase& one) : one_(one) {}
+
+  // Of a copy; nothing where it comes out as it was.
+  template <class Change>
+  void add(Change change) {
+    auto copy = one_;
+    change(copy);
+    copy.id = {};
+    if (to_json(copy) != to_json(one_)) all_.push_back(std::move(copy));
+  }
+  std::vector<GeneratedCase> take() { return std::move(all_); }
+
+ private:
+  const GeneratedCase& one_;
+  std::vector<GeneratedCase> all_;
+};
+
+// The sizes of a batch follow the ranks and the micro-batches.
+void resize(GeneratedCase& one, int world, int accumulation) {
+  auto& workload = one.workload;
+  workload.world = world;
+  workload.accumulation = accumulation;
+  workload.config.erase("train_batch_size");
+  workload.config["train_micro_batch_size_per_gpu"] = 1;
+  workload.config["gradient_accumulation_steps"] = accumulation;
+  if (accumulation > 1) one.execution.knobs.erase("managed_gradient_accumulation");
+  std::erase_if(workload.passes, [&](const PassEvent& event) {
+    return event.rank >= world || event.micro_batch >= accumulation;
+  });
+  std::erase_if(one.execution.events,
+                [&](const HarmlessEvent& event) { return event.micro_batch >= accumulation; });
+}
+
+void remove_tensors(Workload& workload, std::size_t begin, std::size_t end) {
+  const auto first = static_cast<int>(begin), last = static_cast<int>(end);
+  std::erase_if(workload.passes, [&](const PassEvent& event) {
+    return event.what == "overflow" && event.tensor >= first && event.tensor < last;
+  });
+  for (auto& event : workload.passes)
+    if (event.what == "overflow" && event.tensor >= last) event.tensor -= last - first;
+  workload.tensors.erase(workload.tensors.begin() + first, workload.tensors.begin() + last);
+}
+
+void of_ranks_and_steps(const GeneratedCase& one, Steps& steps) {
+  const auto& workload = one.workload;
+  for (const int world : {1, 2, workload.world - 1})
+    if (world >= 1 && world < workload.world)
+      steps.add([&](GeneratedCase& copy) { resize(copy, world, workload.accumulation); });
+  for (const int accumulation : {1, workload.accumulation - 1})
+    if (accumulation >= 1 && accumulation < workload.accumulation)
+      steps.add([&](GeneratedCase& copy) { resize(copy, workload.world, accumulation); });
+  for (const int count : {1, workload.steps / 2, workload.steps - 1})
+    if (count >= 1 && count < workload.steps)
+      steps.add([&](GeneratedCase& copy) {
+        copy.workload.steps = count;
+        const auto is_late = [&](const auto& event) { return event.step >= count; };
+        std::erase_if(copy.workload.passes, is_late);
+        std::erase_if(copy.workload.rates, is_late);
+        std::erase_if(copy.execution.events, is_late);
+      });
+}
+
+void of_tensors(const GeneratedCase& one, Steps& steps) {
+  const auto count = one.workload.tensors.size();
+  for (std::size_t size = count / 2; size >= 1; size /= 2)
+    for (std::size_t begin = 0; begin + size <= count && count > 1; begin += size)
+      steps.add([&](GeneratedCase& copy) { remove_tensors(copy.workload, begin, begin + size); });
+  for (std::size_t i = 0; i < std::min<std::size_t>(count, 24); ++i) {
+    steps.add([&](GeneratedCase& copy) { copy.workload.tensors[i].hook = "none"; });
+    steps.add([&](GeneratedCase& copy) { copy.workload.tensors[i].values = "usual"; });
+    steps.add([&](GeneratedCase& copy) { copy.workload.tensors[i].layout = "contiguous"; });
+    steps.add([&](GeneratedCase& copy) { copy.workload.tensors[i].second_name = {}; });
+    for (std::size_t d = 0; d < one.workload.tensors[i].sizes.size(); ++d)
+      steps.add([&](GeneratedCase& copy) {
+        auto& size = copy.workload.tensors[i].sizes[d];
+        size = size > 1 ? size / 2 : size;
+        for (auto& event : copy.workload.passes) event.element = 0;
+      });
+  }
+}
+
+// Every key of an object, and every key within.
+void of_keys(const json& object, const std::vector<std::string>& path, Steps& steps,
+             const std::function<json&(GeneratedCase&)>& root) {
+  for (const auto& item : object.items()) {
+    const std::string key = item.key();
+    const auto& value = item.value();
+    const bool is_needed = path.empty() && (key == "optimizer" || key.starts_with("train_") ||
+                                            key == "gradient_accumulation_steps");
+    auto inner = path;
+    inner.push_back(key);
+    if (!is_needed && key != "type")
+      steps.add([&](GeneratedCase& copy) {
+        json* place = &root(copy);
+        for (const auto& part : path) place = &(*place)[part];
+        place->erase(key);
+      });
+    if (value.is_object()) of_keys(value, inner, steps, root);
+  }
+}
+
+}  // namespace
+
+std::vector<GeneratedCase> simpler_than(const GeneratedCase& one) {
+  Steps steps(one);
+  steps.add([](GeneratedCase& copy) {
+    copy.execution.events.clear();
+    copy.execution.knobs = json::object();
+    copy.execution.adversary = 0;
+  });
+  of_ranks_and_steps(one, steps);
+  steps.add([](GeneratedCase& copy) { copy.execution.events.clear(); });
+  steps.add([](GeneratedCase& copy) { copy.execution.knobs = json::object(); });
+  steps.add([](GeneratedCase& copy) { copy.execution.adversary = 0; });
+  steps.add([](GeneratedCase& copy) { copy.workload.passes.clear(); });
+  steps.add([](GeneratedCase& copy) { copy.workload.rates.clear(); });
+  of_tensors(one, steps);
+  of_keys(one.workload.config, {}, steps,
+          [](GeneratedCase& copy) -> json& { return copy.workload.config; });
+  of_keys(one.execution.knobs, {}, steps,
+          [](GeneratedCase& copy) -> json& { return copy.execution.knobs; });
+  for (std::size_t i = 0; i < one.execution.events.size(); ++i)
+    steps.add([&](GeneratedCase& copy) {
+      copy.execution.events.erase(copy.execution.events.begin() + static_cast<std::ptrdiff_t>(i));
+    });
+  for (std::size_t i = 0; i < one.workload.groups.size(); ++i)
+    steps.add([&](GeneratedCase& copy) { copy.workload.groups[i] = {}; });
+  return steps.take();
+}
+
+}  // namespace equigrad::conformance

@@ -1,0 +1,77 @@
+#include "conformance/generator/workload.hpp"
+
+#include "engine/error.hpp"
+
+namespace equigrad::conformance {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkloadTensor, name, sizes, role, layout, dtype, values, hook,
+                                   second_name, group)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkloadGroup, lr, weight_decay)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PassEvent, what, step, rank, micro_batch, tensor, element)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RateEvent, step, lr)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HarmlessEvent, what, step, micro_batch)
+
+nlohmann::json to_json(const Workload& workload) {
+  return {{"seed", workload.seed},
+          {"world", workload.world},
+          {"accumulation", workload.accumulation},
+          {"steps", workload.steps},
+          {"tensors", workload.tensors},
+          {"groups", workload.groups},
+          {"passes", workload.passes},
+          {"rates", workload.rates},
+          {"config", workload.config}};
+}
+
+nlohmann::json to_json(const GeneratedCase& one) {
+  const auto& how = one.execution;
+  return {{"workload", to_json(one.workload)},
+          {"execution",
+           {{"stage", how.stage},
+            {"seed", how.seed},
+            {"adversary", how.adversary},
+            {"way_in", how.way_in},
+            {"events", how.events},
+            {"knobs", how.knobs}}}};
+}
+
+GeneratedCase generated_case(const nlohmann::json& file) {
+  try {
+    const auto& what = file.at("workload");
+    const auto& how = file.at("execution");
+    GeneratedCase one;
+    one.workload = {.seed = what.at("seed"),
+                    .world = what.at("world"),
+                    .accumulation = what.at("accumulation"),
+                    .steps = what.at("steps"),
+                    .tensors = what.at("tensors"),
+                    .groups = what.at("groups"),
+                    .passes = what.at("passes"),
+                    .rates = what.at("rates"),
+                    .config = what.at("config")};
+    one.execution = {.stage = how.at("stage"),
+                     .seed = how.at("seed"),
+                     .adversary = how.at("adversary"),
+                     .way_in = how.at("way_in"),
+                     .events = how.at("events"),
+                     .knobs = how.at("knobs")};
+    return one;
+  } catch (const nlohmann::json::exception& error) {
+    throw Error("generated case",
+                "expected the file of a generated case, with \"workload\" and \"execution\", got " +
+                    std::string(error.what()) + ". Take one that a run has written.");
+  }
+}
+
+nlohmann::json engine_config(const GeneratedCase& one, double threshold) {
+  auto config = one.workload.config;
+  config.merge_patch(one.execution.knobs);
+  // The default is left out now and then.
+  if (one.execution.stage != 0 || one.execution.seed % 2 == 0)
+    config["zero_optimization"]["stage"] = one.execution.stage;
+  if (config.contains("gradient_clipping") && config["gradient_clipping"] == "half")
+    config["gradient_clipping"] = threshold;
+  return config;
+}
+
+}  // namespace equigrad::conformance
