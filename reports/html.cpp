@@ -115,6 +115,7 @@ std::string to_html(const Run& run) {
                           {"self-checks", "Self-checks"},
                           {"memory", "Memory"},
                           {"underflow", "Underflow"},
+                          {"generated", "Generated"},
                           {"not-run", "Not run"},
                           {"cases", "Cases"},
                           {"environment", "Environment"},
@@ -124,7 +125,7 @@ std::string to_html(const Run& run) {
   std::set<const Case*> shown;
   page.html = page_matrix(run) + page_failures(run, failure_bytes, shown) + page_contract(run) +
               page_claims(run) + page_self_checks(run) + page_memory(run) + page_underflow(run) +
-              page_not_run(run);
+              page_generated(run) + page_not_run(run);
   const size_t used = to_html(page).size() + kMarginBytes;
   page.html += page_cases(run, used < kPageBytes ? kPageBytes - used : 0, shown);
   return to_html(page);

@@ -52,20 +52,33 @@ inline constexpr auto kFields<UnderflowRow> = std::tuple(
     Field{"overflow", &UnderflowRow::overflow}, Field{"lossless", &UnderflowRow::lossless});
 
 template <>
+inline constexpr auto kFields<GeneratedAxis> = std::tuple(Field{"name", &GeneratedAxis::name},
+                                                          Field{"cases", &GeneratedAxis::cases},
+                                                          Field{"never", &GeneratedAxis::never});
+
+template <>
+inline constexpr auto kFields<GeneratedCases> = std::tuple(
+    Field{"seed", &GeneratedCases::seed}, Field{"cases", &GeneratedCases::cases},
+    Field{"failed", &GeneratedCases::failed}, Field{"workloads", &GeneratedCases::workloads},
+    Field{"replaced", &GeneratedCases::replaced}, Field{"compared", &GeneratedCases::compared},
+    Field{"pairs", &GeneratedCases::pairs}, Field{"wall_s", &GeneratedCases::wall_s},
+    Field{"axes", &GeneratedCases::axes});
+
+template <>
 inline constexpr auto kFields<Statement> = std::tuple(Field{"section", &Statement::section},
                                                       Field{"name", &Statement::name},
                                                       Field{"sentence", &Statement::sentence},
                                                       Field{"answers", &Statement::answers});
 
 template <>
-inline constexpr auto kFields<Run> =
-    std::tuple(Field{"environment", &Run::environment}, Field{"seed", &Run::seed},
-               Field{"command", &Run::command}, Field{"interrupted", &Run::interrupted},
-               Field{"wall_s", &Run::wall_s}, Field{"self_checks", &Run::self_checks},
-               Field{"not_run", &Run::not_run}, Field{"memory", &Run::memory},
-               Field{"cases", &Run::cases}, Field{"failure", &Run::failure, true},
-               Field{"signal", &Run::signal, true}, Field{"underflow", &Run::underflow, true},
-               Field{"parts", &Run::parts, true}, Field{"statements", &Run::statements, true});
+inline constexpr auto kFields<Run> = std::tuple(
+    Field{"environment", &Run::environment}, Field{"seed", &Run::seed},
+    Field{"command", &Run::command}, Field{"interrupted", &Run::interrupted},
+    Field{"wall_s", &Run::wall_s}, Field{"self_checks", &Run::self_checks},
+    Field{"not_run", &Run::not_run}, Field{"memory", &Run::memory}, Field{"cases", &Run::cases},
+    Field{"failure", &Run::failure, true}, Field{"signal", &Run::signal, true},
+    Field{"underflow", &Run::underflow, true}, Field{"parts", &Run::parts, true},
+    Field{"statements", &Run::statements, true}, Field{"generated", &Run::generated, true});
 
 void to_json(Json& json, Verdict verdict) { json = word(verdict); }
 

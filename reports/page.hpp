@@ -2,9 +2,9 @@
 //
 // Invariants: every function returns balanced, escaped HTML and needs nothing from the others but
 //   the ids below: #matrix, #failures, #contract, #claims, #self-checks, #memory, #underflow,
-//   #not-run, #cases, #environment, #definitions; group_anchor() for a group; anchor(case.id) for a
-//   case, which sits on its row under #cases, or on its article under #failures if it went wrong
-//   and is shown there.
+//   #generated, #not-run, #cases, #environment, #definitions; group_anchor() for a group;
+//   anchor(case.id) for a case, which sits on its row under #cases, or on its article under
+//   #failures if it went wrong and is shown there.
 // Units: budgets in bytes.
 // Errors: none.
 // Depends on: reports/document.hpp, reports/summary.hpp.
@@ -23,6 +23,7 @@ std::string page_self_checks(const Run& run);
 std::string page_memory(const Run& run);
 std::string page_contract(const Run& run);
 std::string page_underflow(const Run& run);
+std::string page_generated(const Run& run);
 
 // The same for a terminal: a line for each model, a line for each section; each ends its line.
 std::string underflow_lines(const Run& run);

@@ -19,6 +19,12 @@ struct PartRange {
 };
 std::vector<PartRange> part_ranges(const Run& run);
 
+// Its cases are those of the generated ones that failed.
+inline constexpr const char* kGeneratedPart = "generated";
+
+// "generated: HELD  3,412 cases of 427 workloads, ..."; empty where none were.
+std::string generated_line(const Run& run);
+
 // A line for each part, such as "covering: HELD  88 cases, 25,378,723 elements compared, 0
 // differing where none may, in 14.4 s". Where a planted fault was not caught, it is VOID.
 std::vector<std::string> part_lines(const Run& run);

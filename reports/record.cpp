@@ -70,6 +70,10 @@ Counts counts(const Run& run) {
   Counts sum;
   for (const Case& one : run.cases) sum.add(one);
   for (const auto& [reason, count] : run.not_run) sum.not_run += count;
+  if (run.generated) {  // those that failed are cases of the run
+    sum.equal += run.generated->cases - run.generated->failed;
+    sum.compared += run.generated->compared;
+  }
   return sum;
 }
 

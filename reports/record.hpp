@@ -94,7 +94,7 @@ struct Statement {
 
 // Cases of a run that had all ended before those of the next part began.
 struct Part {
-  std::string name;  // covering, rest
+  std::string name;  // covering, rest, generated
   int64_t cases = 0;
   double wall_s = 0;
 };
@@ -118,6 +118,25 @@ struct UnderflowRow {
   double lossless = 0;  // the smallest power of two that would lose none; 0: there is none
 };
 
+// How often the values of a property of generated cases occurred, and which that are known did not.
+struct GeneratedAxis {
+  std::string name;
+  std::map<std::string, int64_t> cases;
+  std::vector<std::string> never;
+};
+
+// Cases that were drawn at random; those that failed are among the cases of the run.
+struct GeneratedCases {
+  uint64_t seed = 0;
+  int64_t cases = 0, failed = 0;  // that were run; of these
+  int64_t workloads = 0;          // each with a twin
+  int64_t replaced = 0;           // had nothing to compare: every step overflowed
+  int64_t compared = 0;           // elements
+  int64_t pairs = 0;              // of values of two axes that occurred in one case
+  double wall_s = 0;
+  std::vector<GeneratedAxis> axes;
+};
+
 struct Run {
   int schema_version = 1;
   Environment environment;
@@ -134,6 +153,7 @@ struct Run {
   double wall_s = 0;
   std::vector<MemoryRow> memory;
   std::vector<UnderflowRow> underflow;
+  std::optional<GeneratedCases> generated;
 };
 
 struct Counts {

@@ -206,10 +206,30 @@ std::vector<PartRange> part_ranges(const Run& run) {
   return ranges;
 }
 
+std::string generated_line(const Run& run) {
+  if (!run.generated) return {};
+  const auto& drawn = *run.generated;
+  const bool is_void = !run.self_checks.empty() && !self_checked(run);
+  const auto held = drawn.cases - drawn.failed;
+  int64_t unseen = 0;
+  for (const auto& axis : drawn.axes) unseen += static_cast<int64_t>(axis.never.size());
+  return std::string("generated: ") +
+         (is_void            ? "VOID"
+          : drawn.failed > 0 ? "FAILED"
+          : held > 0         ? "HELD"
+                             : "INCONCLUSIVE") +
+         "  " + count_of(drawn.cases, "case") + " of " + count_of(drawn.workloads, "workload") +
+         ", " + grouped(drawn.failed) + " failed, " + grouped(drawn.compared) +
+         " elements compared, in " + seconds_text(drawn.wall_s) + "; " + grouped(drawn.pairs) +
+         " pairs of values occurred, " + count_of(unseen, "known value") + " did not; seed " +
+         std::to_string(drawn.seed);
+}
+
 std::vector<std::string> part_lines(const Run& run) {
   std::vector<std::string> lines;
   const auto ranges = part_ranges(run);
   for (std::size_t i = 0; i < run.parts.size(); ++i) {
+    if (run.parts[i].name == kGeneratedPart) continue;
     Counts sum;
     for (auto at = ranges[i].begin; at < ranges[i].end; ++at) sum.add(run.cases[at]);
     const bool is_void = !run.self_checks.empty() && !self_checked(run);
@@ -217,6 +237,7 @@ std::vector<std::string> part_lines(const Run& run) {
                     count_of(run.parts[i].cases, "case") + problems(sum) + ", " +
                     elements_text(sum, run.parts[i].wall_s));
   }
+  if (run.generated) lines.push_back(generated_line(run));
   return lines;
 }
 

@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <random>
 
 #include "conformance/campaigns/progress.hpp"
+#include "conformance/generator/dice.hpp"
 #include "conformance/verdict/judge.hpp"
 
 namespace equigrad::conformance {
@@ -13,23 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
-
-// Not the standard library's distributions, which differ from one library to the next.
-class Dice {
- public:
-  Dice(uint64_t seed, uint64_t index) : bits_(seed * 0x9e3779b97f4a7c15u + index) {}
-  int64_t below(int64_t count) {
-    return static_cast<int64_t>(bits_() % static_cast<uint64_t>(count));
-  }
-  bool coin() { return below(2) == 1; }
-  template <class T>
-  T pick(const std::vector<T>& values) {
-    return values[static_cast<std::size_t>(below(static_cast<int64_t>(values.size())))];
-  }
-
- private:
-  std::mt19937_64 bits_;
-};
 
 // What changes the numbers. Small models and few ranks more often: they are as telling.
 CaseSpec random_tuple(Dice& dice, bool with_images) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "conformance/campaigns/covering_selection.hpp"
 #include "conformance/campaigns/self_check.hpp"
+#include "reports/parts.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -35,6 +37,7 @@ class Suite {
   void add_contract(std::size_t begin, std::size_t end, const MatrixRun& matrix);
   reports::Run covering_part(const MatrixRun& matrix) const;
   void add_parts(reports::Run& run) const;
+  void add_generated(reports::Run& run);
 
   Clock::time_point start_ = Clock::now();
   SuiteOptions options_;
@@ -48,7 +51,7 @@ int widest(const SuiteOptions& options) {
   int ranks = kSelfCheckRanks;
   for (const auto& spec : options.matrix.cases) ranks = std::max(ranks, spec.world);
   for (const auto& spec : options.contract.specs) ranks = std::max(ranks, spec.world);
-  return ranks;
+  return options.generated ? std::max(ranks, kGeneratedRanks) : ranks;
 }
 
 Suite::Suite(SuiteOptions options)
@@ -57,7 +60,9 @@ Suite::Suite(SuiteOptions options)
       specs_(options_.in_parts ? covering_first(options_.contract.specs) : 0),
       slots_({.slots = options_.matrix.slots,
               .widest = widest(options_),
-              .most = options_.matrix.cases.size() + options_.contract.specs.size() + 1,
+              .most = options_.generated
+                          ? std::numeric_limits<std::size_t>::max()
+                          : options_.matrix.cases.size() + options_.contract.specs.size() + 1,
               .timeout_scale = options_.matrix.timeout_scale,
               .serve = options_.matrix.serve}) {}
 
@@ -94,6 +99,15 @@ void Suite::add_parts(reports::Run& run) const {
     run.parts.push_back({"rest", static_cast<int64_t>(rest), seconds_since(start_) - covering_s_});
 }
 
+// Those that failed follow all others.
+void Suite::add_generated(reports::Run& run) {
+  const auto before = run.cases.size();
+  run_generated(*options_.generated, slots_, run);
+  if (!run.parts.empty())
+    run.parts.push_back({reports::kGeneratedPart, static_cast<int64_t>(run.cases.size() - before),
+                         run.generated->wall_s});
+}
+
 reports::Run Suite::run() {
   MatrixRun matrix(options_.matrix, slots_);
   matrix.check_itself();
@@ -108,6 +122,7 @@ reports::Run Suite::run() {
   auto run = matrix.take();
   add_parts(run);
   if (!options_.contract.specs.empty()) run.statements = contract::statements();
+  if (options_.generated && run.failure.empty() && !run.interrupted) add_generated(run);
   run.wall_s = seconds_since(start_);
   return run;
 }

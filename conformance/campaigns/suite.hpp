@@ -2,6 +2,7 @@
 // selection's cases of both first, as one record of two parts.
 //
 //   planted faults -> covering: matrix, contract -> what those came to -> rest: matrix, contract
+//   -> generated cases
 //
 // Invariants: every case is run once; a tuple's twin is made once, whichever part needs it first.
 // Units: seconds of wall clock.
@@ -10,9 +11,11 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "conformance/campaigns/contract_runner.hpp"
+#include "conformance/campaigns/generated_runs.hpp"
 #include "conformance/campaigns/runner.hpp"
 
 namespace equigrad::conformance {
@@ -20,6 +23,7 @@ namespace equigrad::conformance {
 struct SuiteOptions {
   RunOptions matrix;
   contract::ContractOptions contract;
+  std::optional<GeneratedOptions> generated = {};  // after the others; nothing: none
   bool in_parts = false;  // false: as many cases as were chosen, in any order
   // Called when the covering selection's cases have ended and others follow, with the record of
   // those alone.

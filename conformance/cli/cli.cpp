@@ -79,6 +79,16 @@ void add_run(CLI::App& app, RunCommand& command) {
                  "A JSON object of keys that must change nothing, merged into every engine's "
                  "configuration, such as '{\"zero_optimization\": {\"reduce_bucket_size\": 7}}'")
       ->check(knobs_problem);
+  app.add_option("--generate", command.generate,
+                 "Cases drawn at random, after the others: a number (2000), or a time (90s, 10m, "
+                 "2h); 0: none. By default 25s behind a whole run, none behind a part of one; "
+                 "the filter Generated runs them alone")
+      ->check(generate_problem);
+  app.add_option("--generate-seed", command.generate_seed, "Of those cases; by default a fresh one")
+      ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 53));
+  app.add_option("--case", command.case_file,
+                 "A generated case from a file that a run has written: case.json, smaller.json")
+      ->check(CLI::ExistingFile);
   app.add_flag("--list", command.list, "Print the ids only");
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");

@@ -2,6 +2,7 @@
 //
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad run --covering       what every run begins with, alone: the gate of a CI
+//   equigrad run --generate 10m   cases drawn at random, after the others, for so long
 //   equigrad run --model LIBRARY  a user's model in place of the project's own
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
@@ -60,6 +61,10 @@ struct RunCommand {
   double timeout_scale = 1;
   int slots = 0;
   std::string fault, knobs;  // knobs: a JSON object
+  std::string generate;      // generated cases after the others: 2000, 90s, 10m, 2h, 0; empty: 25s
+                             // behind a whole run, none behind a part of one
+  std::optional<uint64_t> generate_seed;  // nothing: a fresh one
+  std::string case_file;                  // of one generated case
   bool quiet = false, verbose = false;
   std::string color = "auto";
   std::string program = "equigrad";  // as it was called, for lines to paste
@@ -71,6 +76,11 @@ std::vector<std::pair<std::string, std::string>> faults_by_name();
 std::string fault_problem(const std::string& name);  // empty if it can be planted
 std::string fault_help();
 int list_command(const RunCommand& command);
+// Generated cases alone: those of the filters, which are ids of them, and of the file.
+bool names_generated_cases(const RunCommand& command);
+int run_generated_command(const RunCommand& command);
+// Empty, or what is wrong with an amount of generated cases.
+std::string generate_problem(const std::string& amount);
 // Both with a model of the user's.
 int run_model_command(const RunCommand& command);
 

@@ -7,11 +7,13 @@
 #include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
+#include "conformance/cli/generated_options.hpp"
 #include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"
 #include "conformance/contract/known_mistakes.hpp"
+#include "conformance/generated/program.hpp"
 #include "engine/error.hpp"
 #include "reports/parts.hpp"
 
@@ -112,6 +114,7 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.quiet = command.quiet;
   options.slots = command.slots;
   if (!command.fault.starts_with("Contract")) options.fault = command.fault;
+  options.serve = serve_with_generated;
   return options;
 }
 
@@ -174,6 +177,7 @@ void keep_those_with(const std::string& fault, Selected& cases,
 }  // namespace
 
 int run_command(const RunCommand& command) {
+  if (names_generated_cases(command)) return run_generated_command(command);
   auto cases = selected_cases(command);
   if (cases.size() == 0) return kUsage;
   if (!has_one_document(command)) return kUsage;
@@ -192,6 +196,7 @@ int run_command(const RunCommand& command) {
     options.cases.erase(end, options.cases.end());
   }
   prepare_reports(command);
+  const bool is_whole_run = !is_narrowed(command.selection) && command.fault.empty();
   if (!command.quiet)
     std::cerr << options.cases.size() + cases.contract.size() << " cases, seed " << command.seed
               << "\n";
@@ -200,7 +205,8 @@ int run_command(const RunCommand& command) {
   auto run =
       run_suite({.matrix = options,
                  .contract = contract_options(options, std::move(cases.contract), command.fault),
-                 .in_parts = !is_narrowed(command.selection) && command.fault.empty(),
+                 .generated = generated_options(command, is_whole_run),
+                 .in_parts = is_whole_run,
                  .covering_ended = [&out](const reports::Run& covering) {
                    for (const auto& line : reports::part_lines(covering)) out << line << std::endl;
                  }});

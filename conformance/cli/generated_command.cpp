@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <random>
+
+#include "conformance/campaigns/self_check.hpp"
+#include "conformance/cli/failure_folder.hpp"
+#include "conformance/cli/generated_options.hpp"
+#include "conformance/cli/inputs.hpp"
+#include "conformance/cli/machine.hpp"
+#include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/run_reports.hpp"
+#include "conformance/generated/program.hpp"
+#include "conformance/generator/draw.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+constexpr const char* kUsual = "25s";
+
+struct Amount {
+  int64_t count = 0;
+  double seconds = 0;
+};
+
+// Nothing: it is no amount.
+std::optional<Amount> amount_of(const std::string& text) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  const std::string unit = end;
+  if (end == text.c_str() || !(number >= 0) || number > 1e9) return std::nullopt;
+  if (unit.empty() && number == std::floor(number)) return Amount{static_cast<int64_t>(number), 0};
+  for (const auto& [name, seconds] : {std::pair{"s", 1.0}, {"m", 60.0}, {"h", 3600.0}})
+    if (unit == name) return Amount{0, number * seconds};
+  return std::nullopt;
+}
+
+uint64_t fresh_seed() { return std::random_device()(); }
+
+std::vector<GeneratedCase> cases_of(const RunCommand& command) {
+  std::vector<GeneratedCase> cases;
+  for (const auto& id : command.selection.filters) cases.push_back(case_of_id(id));
+  if (command.case_file.empty()) return cases;
+  std::ifstream file(command.case_file);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  cases.push_back(generated_case(json));
+  cases.back().id = "Generated.file";
+  return cases;
+}
+
+// After the planted faults, those cases; without any, as many as the command draws.
+reports::Run checked_run(const RunCommand& command, const std::vector<GeneratedCase>& cases) {
+  auto asked = command;
+  if (!cases.empty()) asked.generate = "1";
+  const auto options = generated_options(asked, true);
+  const auto data = case_data(command.data_dir);
+  ProcessSlots slots({.slots = cases.empty() ? command.slots : 1,
+                      .widest = kGeneratedRanks,
+                      .timeout_scale = command.timeout_scale,
+                      .serve = serve_with_generated});
+  reports::Run run;
+  run.environment = environment_here();
+  run.command = command.line;
+  run.seed = command.seed;
+  const auto start = std::chrono::steady_clock::now();
+  self_check(
+      slots,
+      [&](const char* what, const std::string& id) -> nlohmann::json {
+        return {{"do", what}, {"id", id}, {"seed", command.seed}, {"data", to_json(data)}};
+      },
+      run.self_checks);
+  if (!options) return run;
+  if (cases.empty()) {
+    run_generated(*options, slots, run);
+  } else {
+    run_generated(*options, cases, slots, run);
+    run.generated.reset();  // none was drawn, and all are listed
+  }
+  run.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return run;
+}
+
+}  // namespace
+
+std::string generate_problem(const std::string& amount) {
+  if (amount_of(amount)) return {};
+  return "expected a number of cases or a time, such as 2000, 90s, 10m or 2h, got \"" + amount +
+         "\"";
+}
+
+std::optional<GeneratedOptions> generated_options(const RunCommand& command, bool is_whole_run) {
+  const bool is_asked = !command.generate.empty();
+  if (!is_asked && (!is_whole_run || command.covering || command.full)) return std::nullopt;
+  const auto amount = amount_of(is_asked ? command.generate : kUsual);
+  if (!amount || (amount->count == 0 && amount->seconds == 0)) return std::nullopt;
+  const auto program = shell_word(command.program) + " run";
+  return GeneratedOptions{.seed = command.generate_seed ? *command.generate_seed : fresh_seed(),
+                          .count = amount->count,
+                          .seconds = amount->seconds,
+                          .keep = command.report + "/fail",
+                          .replay_prefix = program,
+                          .replay_suffix = " --report " + shell_word(command.report + "-replay"),
+                          .fault = command.fault.starts_with("Contract") ? "" : command.fault,
+                          .quiet = command.quiet};
+}
+
+// All of them: none of the others.
+bool is_family(const std::string& filter) { return filter == "Generated"; }
+
+bool names_generated_cases(const RunCommand& command) {
+  const auto& filters = command.selection.filters;
+  return !command.case_file.empty() ||
+         std::any_of(filters.begin(), filters.end(), [](const std::string& filter) {
+           return is_generated_id(filter) || is_family(filter);
+         });
+}
+
+int run_generated_command(const RunCommand& command) {
+  const auto& filters = command.selection.filters;
+  const bool draws = filters.size() == 1 && is_family(filters[0]) && command.case_file.empty();
+  if (!draws && !std::all_of(filters.begin(), filters.end(), is_generated_id)) {
+    std::cerr << "equigrad: expected ids of generated cases alone, or \"Generated\" alone, got "
+                 "other filters beside them. Run the others by a command of their own.\n";
+    return kUsage;
+  }
+  if (!has_one_document(command)) return kUsage;
+  std::vector<GeneratedCase> cases;
+  try {
+    if (!draws) cases = cases_of(command);
+  } catch (const Error& error) {
+    std::cerr << "equigrad: " << error.what() << "\n";
+    return kUsage;
+  }
+  prepare_reports(command);
+  const auto run = checked_run(command, cases);
+  say_run(command, run);
+  const bool is_whole = was_written([&] { write_run_reports(command, run); });
+  if (is_whole)
+    words_of(command) << "# report: " << absolute(command.report + "/index.html") << "\n";
+  const int code = reports::exit_code(run);
+  return code == kHeld && !is_whole ? kInfrastructure : code;
+}
+
+}  // namespace equigrad::conformance::cli
