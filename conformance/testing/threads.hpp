@@ -44,14 +44,13 @@ inline std::vector<int64_t> numels_for_threads() {
           3 * kGrain + 1, 7 * kGrain + 2049, 16 * kGrain + 1, kManyNumel};
 }
 
-// `work` gives tensors by so many loops over `numel` elements each.
+// work(threads) gives tensors, by so many loops over `numel` elements each within a ThreadsGuard.
 template <class Work>
 void expect_the_bits_of_one_thread(const std::string& what, int64_t numel, int64_t loops,
                                    const Work& work) {
   const auto on = [&](int threads, int64_t& on_others) {
-    const ThreadsGuard guard(threads);
     const auto before = equigrad::kernels::parts_on_other_threads();
-    const std::vector<at::Tensor> made = work();
+    const std::vector<at::Tensor> made = work(threads);
     on_others = equigrad::kernels::parts_on_other_threads() - before;
     return made;
   };

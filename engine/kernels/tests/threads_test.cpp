@@ -18,6 +18,7 @@ using conformance::expect_the_bits_of_one_thread;
 using conformance::kManyNumel;
 using conformance::numels_for_threads;
 using conformance::sample;
+using conformance::ThreadsGuard;
 using conformance::kernels::kElements;
 using conformance::kernels::name_of;
 using conformance::kernels::Numbers;
@@ -50,8 +51,10 @@ TEST(Threads, ChangeNoBitOfATreeSum) {
       for (const auto from : kTypes) {
         const auto given = rows_of(rows, numel, from);
         for (const auto to : kTypes)
-          expect_the_bits_of_one_thread(named("the tree", rows, from), numel, 1,
-                                        [&] { return std::vector{tree_of(given, to)}; });
+          expect_the_bits_of_one_thread(named("the tree", rows, from), numel, 1, [&](int threads) {
+            const ThreadsGuard guard(threads);
+            return std::vector{tree_of(given, to)};
+          });
       }
 }
 
@@ -61,9 +64,11 @@ TEST(Threads, ChangeNoBitOfAnExactSum) {
       for (const auto dtype : kTypes) {
         if (rows > 2 && dtype == at::kHalf) continue;
         const auto given = rows_of(rows, numel, dtype);
-        expect_the_bits_of_one_thread(named("the exact sum", rows, dtype), numel, 1, [&] {
+        const auto sum = [&](int threads) {
+          const ThreadsGuard guard(threads);
           return std::vector{exact_row_sum(given, at::kFloat)};
-        });
+        };
+        expect_the_bits_of_one_thread(named("the exact sum", rows, dtype), numel, 1, sum);
       }
 }
 
@@ -72,7 +77,8 @@ TEST(Threads, ChangeNoBitOfARunningSum) {
     for (const auto dtype : kTypes) {
       const auto given = rows_of(3, numel, dtype);
       const auto others = exact_of(rows_of(4, numel, at::kFloat)[3]);
-      expect_the_bits_of_one_thread(named("running sums", 3, dtype), numel, 4, [&] {
+      expect_the_bits_of_one_thread(named("running sums", 3, dtype), numel, 4, [&](int threads) {
+        const ThreadsGuard guard(threads);
         const auto sums = exact_row_sum(given, kExactSum);
         const auto first = at::view_as_real(sums).clone();
         exact_add_(sums, given[1]);
@@ -100,7 +106,8 @@ TEST(Threads, ChangeNoBitOfANorm) {
       for (int64_t i = 0; i < numel; ++i) tame.set(i, from[i]);
       for (const auto* numbers : {&wild, &tame}) {
         const auto memory = numbers->packed();
-        expect_the_bits_of_one_thread("the norms, " + name_of(type), numel, 4, [&] {
+        expect_the_bits_of_one_thread("the norms, " + name_of(type), numel, 4, [&](int threads) {
+          const ThreadsGuard guard(threads);
           return std::vector{norm_of<SquareSum>(*numbers, memory),
                              norm_of<Largest>(*numbers, memory)};
         });
