@@ -1,7 +1,8 @@
 // What an update that rounds alike everywhere costs: the engine's AdamW beside ATen's fused kernel,
-// whose bits depend on where a shard begins. Everything is stored in one type. One thread, one
-// rank.
+// whose bits depend on where a shard begins. Everything is stored in one type. One rank, with one
+// thread and with two.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "engine/optimizer/update_rule.hpp"
 #include "perf/perf_ranks.hpp"
@@ -14,13 +15,17 @@ using nlohmann::json;
 
 class Updating : public Variant {
  public:
-  explicit Updating(const json& settings)
-      : numel_(settings.at("numel")), dtype_(settings.at("bf16") ? at::kBFloat16 : at::kFloat) {
+  Updating(const json& settings, int threads)
+      : threads_(threads),
+        numel_(settings.at("numel")),
+        dtype_(settings.at("bf16") ? at::kBFloat16 : at::kFloat) {
     config_.lr = 1e-3;
     config_.weight_decay = 0.01;
   }
+  void prepare() override { at::set_num_threads(threads_); }
 
  protected:
+  int threads_;
   int64_t numel_;
   at::ScalarType dtype_;
   OptimizerConfig config_;
@@ -56,8 +61,9 @@ class Fused final : public Updating {
 };
 
 std::unique_ptr<Variant> make(const std::string& variant, const json& settings, RankContext&) {
-  if (variant == "fused") return std::make_unique<Fused>(settings);
-  return std::make_unique<Exact>(settings);
+  const int threads = variant.ends_with("_2_threads") ? 2 : 1;
+  if (variant.starts_with("fused")) return std::make_unique<Fused>(settings, threads);
+  return std::make_unique<Exact>(settings, threads);
 }
 
 [[maybe_unused]] const bool registered = [] {
@@ -66,8 +72,8 @@ std::unique_ptr<Variant> make(const std::string& variant, const json& settings, 
       Group group;
       group.name =
           std::string("adamw/") + (bf16 ? "bf16/" : "fp32/") + std::to_string(millions) + "M";
-      group.variants = {"fused", "exact"};
-      group.bases = {"fused"};
+      group.variants = {"fused", "exact", "fused_2_threads", "exact_2_threads"};
+      group.bases = {"fused", "exact", "fused_2_threads"};
       group.rounds = 31;
       group.settings = {{"numel", millions << 20}, {"bf16", bf16}};
       register_group(group, make);

@@ -43,6 +43,7 @@ class Side {
     for (const auto& name : group.variants) {
       context_.note("warming up " + name);
       variants_.push_back(make(name, group.settings, context_));
+      variants_.back()->prepare();
       for (int i = 0; i < kWarmUps; ++i) variants_.back()->run();
     }
   }
@@ -51,6 +52,7 @@ class Side {
     std::vector<int64_t> ns(variants_.size());
     for (std::size_t turn = 0; turn < ns.size(); ++turn) {
       const std::size_t index = (turn + number) % ns.size();
+      variants_[index]->prepare();
       barrier(context_);
       const auto begin = Clock::now();
       variants_[index]->run();
@@ -188,7 +190,7 @@ void describe_this_build() {
   benchmark::AddCustomContext("compiler", build_info::compiler());
   benchmark::AddCustomContext("torch", build_info::torch_version());
   benchmark::AddCustomContext("processor", processor());
-  benchmark::AddCustomContext("threads_per_rank", "1");
+  benchmark::AddCustomContext("threads_per_rank", "1, or as a row says");
   if (!kSanitized) return;
   benchmark::AddCustomContext("sanitized", "true: these are no timings");
   std::fprintf(stderr, "warning: built with sanitizers; use a release build for timings.\n");

@@ -28,6 +28,8 @@ namespace equigrad::perf {
 class Variant {
  public:
   virtual ~Variant() = default;
+  // What comes before a run and is not its cost.
+  virtual void prepare() {}
   virtual void run() = 0;
   // The peak of what it says it holds; 0 if it keeps no books.
   virtual int64_t peak_bytes() const { return 0; }

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "engine/kernels/convert.hpp"
+#include "engine/kernels/parallel.hpp"
 
 namespace equigrad::kernels {
 namespace {
@@ -172,57 +173,67 @@ void add_block(const Rows& rows, int64_t start, int64_t width, bool is_first, do
   }
 }
 
+// Of elements [begin, end); `rounded` is that of element 0.
+void sum_part(const Rows& rows, int64_t begin, int64_t end, float* rounded, InstructionSet set) {
+  std::array<float, kInRegisters * kBlockNumel> wide;
+  std::array<double, 2 * kBlockNumel> sums;
+  for (int64_t start = begin; start < end; start += kBlockNumel) {
+    const int64_t width = std::min(kBlockNumel, end - start);
+    if (rows.count > kInRegisters) {
+      add_block(rows, start, width, true, sums.data(), set);
+      exact_round(sums.data(), width, rounded + start, set);
+      continue;
+    }
+    const bool is_wide = rows.type == Element::Fp32;
+    for (int row = 0; row < rows.count && !is_wide; ++row)
+      widen(rows.at(row, start), rows.type, width, wide.data() + row * kBlockNumel, set);
+    const void* from = is_wide ? static_cast<const void*>(rows.at(0, start)) : wide.data();
+    sum_few(static_cast<const float*>(from), is_wide ? rows.numel : kBlockNumel, rows.count, width,
+            rounded + start, set);
+  }
+}
+
 }  // namespace
 
 void exact_add(const void* rows, Element type, int count, int64_t n, bool is_first, double* sums,
                InstructionSet set) {
   const Rows all{static_cast<const char*>(rows), type, count, n};
-  for (int64_t start = 0; start < n; start += kBlockNumel)
-    add_block(all, start, std::min(kBlockNumel, n - start), is_first, sums + 2 * start, set);
+  parallel_for(n, [&](int64_t begin, int64_t end) {
+    for (int64_t start = begin; start < end; start += kBlockNumel)
+      add_block(all, start, std::min(kBlockNumel, end - start), is_first, sums + 2 * start, set);
+  });
 }
 
 void exact_row_sum(const void* rows, Element type, int count, int64_t n, float* rounded,
                    InstructionSet set) {
   const Rows all{static_cast<const char*>(rows), type, count, n};
-  std::array<float, kInRegisters * kBlockNumel> wide;
-  std::array<double, 2 * kBlockNumel> sums;
-  for (int64_t start = 0; start < n; start += kBlockNumel) {
-    const int64_t width = std::min(kBlockNumel, n - start);
-    if (count > kInRegisters) {
-      add_block(all, start, width, true, sums.data(), set);
-      exact_round(sums.data(), width, rounded + start, set);
-      continue;
-    }
-    const auto* values = static_cast<const float*>(rows) + start;
-    if (type != Element::Fp32) {
-      for (int row = 0; row < count; ++row)
-        widen(all.at(row, start), type, width, wide.data() + row * kBlockNumel, set);
-      values = wide.data();
-    }
-    sum_few(values, type == Element::Fp32 ? n : kBlockNumel, count, width, rounded + start, set);
-  }
+  parallel_for(n, [&](int64_t begin, int64_t end) { sum_part(all, begin, end, rounded, set); });
 }
 
 void exact_merge(const double* others, int64_t n, double* sums, InstructionSet set) {
-  run_on(
-      set, [=]() __attribute__((always_inline)) {
-        for (int64_t i = 0; i < n; ++i) {
-          const Sum sum =
-              merged({sums[2 * i], sums[2 * i + 1]}, {others[2 * i], others[2 * i + 1]});
-          sums[2 * i] = sum.upper;
-          sums[2 * i + 1] = sum.lower;
-        }
-      });
+  parallel_for(n, [=](int64_t begin, int64_t end) {
+    run_on(
+        set, [=]() __attribute__((always_inline)) {
+          for (int64_t i = begin; i < end; ++i) {
+            const Sum sum =
+                merged({sums[2 * i], sums[2 * i + 1]}, {others[2 * i], others[2 * i + 1]});
+            sums[2 * i] = sum.upper;
+            sums[2 * i + 1] = sum.lower;
+          }
+        });
+  });
 }
 
 void exact_round(const double* sums, int64_t n, float* rounded, InstructionSet set) {
-  run_on(
-      set, [=]() __attribute__((always_inline)) {
-        for (int64_t i = 0; i < n; ++i) {
-          const double upper = sums[2 * i];
-          rounded[i] = with_one_nan(rounded_once(upper - center_of_sum(upper), sums[2 * i + 1]));
-        }
-      });
+  parallel_for(n, [=](int64_t begin, int64_t end) {
+    run_on(
+        set, [=]() __attribute__((always_inline)) {
+          for (int64_t i = begin; i < end; ++i) {
+            const double upper = sums[2 * i];
+            rounded[i] = with_one_nan(rounded_once(upper - center_of_sum(upper), sums[2 * i + 1]));
+          }
+        });
+  });
 }
 
 }  // namespace equigrad::kernels

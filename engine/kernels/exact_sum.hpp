@@ -20,7 +20,7 @@
 // Shapes: a running sum is two doubles an element, side by side: { c + upper bin, lower bin } with
 // c = 1.5 2^52 U, whose exponent says which bin it is; zeros are the sum of nothing. values [n],
 // rows [rows, n].   Units: n counts elements.   Errors: none.
-// Depends on: kernels/element.hpp, kernels/instruction_set.hpp.
+// Depends on: kernels/element.hpp, kernels/instruction_set.hpp; the source on kernels/parallel.hpp.
 // Paper: Demmel and Nguyen, Parallel Reproducible Summation, IEEE TC 2015 (bins on a fixed grid).
 #pragma once
 

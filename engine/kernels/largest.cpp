@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <mutex>
 
 #include "engine/kernels/convert.hpp"
+#include "engine/kernels/parallel.hpp"
 
 namespace equigrad::kernels {
 namespace {
@@ -63,9 +65,14 @@ Found<int64_t> scan_numbers(const void* values, Element type, int64_t numel) {
 }  // namespace
 
 void Largest::add(const void* values, Element type, int64_t numel) {
-  const auto found = scan_numbers(values, type, numel);
-  words_[0] = std::max(words_[0], found.most);
-  words_[1] += found.non_finite_numel;
+  std::mutex adding;
+  parallel_for(numel, [&](int64_t begin, int64_t end) {
+    const auto* from = static_cast<const char*>(values) + begin * element_bytes(type);
+    const auto found = scan_numbers(from, type, end - begin);
+    const std::lock_guard lock(adding);
+    words_[0] = std::max(words_[0], found.most);
+    words_[1] += found.non_finite_numel;
+  });
 }
 
 double Largest::value() const { return std::bit_cast<float>(static_cast<uint32_t>(words_[0])); }

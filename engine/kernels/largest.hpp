@@ -4,7 +4,7 @@
 // 0 if there is none. A number that is not finite is only counted, as in kernels/square_sum.hpp.
 // Units: every `numel` counts elements.
 // Errors: none.
-// Depends on: kernels/element.hpp, the C++ standard library only.
+// Depends on: kernels/element.hpp, the C++ standard library; the source on kernels/parallel.hpp.
 #pragma once
 
 #include <array>

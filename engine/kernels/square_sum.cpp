@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <mutex>
 #include <type_traits>
 
 #include "engine/kernels/convert.hpp"
+#include "engine/kernels/parallel.hpp"
 
 namespace equigrad::kernels {
 namespace {
@@ -225,13 +227,13 @@ const float* in_fp32(const Number* values, int64_t numel, std::array<float, kNum
   return memory.data();
 }
 
-}  // namespace
-
 template <class Format>
-void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel) {
+void add_numbers(const void* numbers, int64_t begin, int64_t end, int64_t* words) {
   constexpr int64_t kNumel = InBlocks::kNumel;
-  OneByOne<Format> one_by_one(words());
-  InBlocks in_blocks(words(), instruction_set());
+  const auto* values = static_cast<const typename Format::Number*>(numbers) + begin;
+  const int64_t numel = end - begin;
+  OneByOne<Format> one_by_one(words);
+  InBlocks in_blocks(words, instruction_set());
   alignas(64) std::array<float, kNumel> memory;
   for (int64_t start = 0; start < numel; start += kNumel) {
     const int64_t width = std::min(kNumel, numel - start);
@@ -240,18 +242,28 @@ void SquareSum::add_numbers(const typename Format::Number* values, int64_t numel
   }
 }
 
-void SquareSum::add(const void* values, Element type, int64_t numel) {
+void add_typed(const void* values, Element type, int64_t begin, int64_t end, int64_t* words) {
   switch (type) {
     case Element::Fp32:
-      add_numbers<Fp32Format>(static_cast<const float*>(values), numel);
-      break;
+      return add_numbers<Fp32Format>(values, begin, end, words);
     case Element::Bf16:
-      add_numbers<Bf16Format>(static_cast<const Bf16*>(values), numel);
-      break;
+      return add_numbers<Bf16Format>(values, begin, end, words);
     case Element::Fp16:
-      add_numbers<Fp16Format>(static_cast<const Fp16*>(values), numel);
-      break;
+      return add_numbers<Fp16Format>(values, begin, end, words);
   }
+}
+
+}  // namespace
+
+void SquareSum::add(const void* values, Element type, int64_t numel) {
+  std::mutex adding;
+  parallel_for(numel, [&](int64_t begin, int64_t end) {
+    if (end - begin == numel) return add_typed(values, type, begin, end, words());
+    SquareSum part;
+    add_typed(values, type, begin, end, part.words());
+    const std::lock_guard lock(adding);
+    for (size_t i = 0; i < kWords; ++i) words_[i] += part.words_[i];
+  });
   for (size_t e = 1; e < kExponents; ++e) {
     words_[2 * e + 1] += words_[2 * e] >> kLowBits;
     words_[2 * e] &= (int64_t{1} << kLowBits) - 1;

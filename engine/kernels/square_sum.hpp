@@ -10,7 +10,7 @@
 // even). Zeros add nothing, so padding is harmless. A number that is not finite is only counted.
 // Units: every `numel` counts elements; at most 2^38 elements in all.
 // Errors: none.
-// Depends on: kernels/element.hpp, the C++ standard library only.
+// Depends on: kernels/element.hpp, the C++ standard library; the source on kernels/parallel.hpp.
 #pragma once
 
 #include <array>
@@ -37,9 +37,6 @@ class SquareSum {
   const int64_t* words() const { return words_.data(); }
 
  private:
-  template <class Format>
-  void add_numbers(const typename Format::Number* values, int64_t numel);
-
   std::array<int64_t, kWords> words_{};
 };
 

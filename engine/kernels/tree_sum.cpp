@@ -4,17 +4,22 @@
 #include <vector>
 
 #include "engine/kernels/convert.hpp"
+#include "engine/kernels/parallel.hpp"
 
 namespace equigrad::kernels {
 namespace {
 
 constexpr int64_t kBlockNumel = 2048;  // rows of one block stay in the first-level caches
 
-void sum_blocks(const void* const* inputs, Element input_type, int rows, int64_t n, char* output,
-                Element output_type) {
+struct Columns {
+  int64_t begin, end;
+};
+
+void sum_blocks(const void* const* inputs, Element input_type, int rows, Columns columns,
+                char* output, Element output_type) {
   std::vector<float> levels(static_cast<size_t>(rows * kBlockNumel));
-  for (int64_t start = 0; start < n; start += kBlockNumel) {
-    const int64_t width = std::min(kBlockNumel, n - start);
+  for (int64_t start = columns.begin; start < columns.end; start += kBlockNumel) {
+    const int64_t width = std::min(kBlockNumel, columns.end - start);
     for (int row = 0; row < rows; ++row) {
       widen(static_cast<const char*>(inputs[row]) + start * element_bytes(input_type), input_type,
             width, levels.data() + row * kBlockNumel);
@@ -35,20 +40,23 @@ void sum_blocks(const void* const* inputs, Element input_type, int rows, int64_t
 }
 
 // Two fp32 ranks are the common case on a CPU: no copy through the block is needed.
-void sum_pair(const float* a, const float* b, int64_t n, float* output) {
-  for (int64_t i = 0; i < n; ++i) output[i] = a[i] + b[i];
+void sum_pair(const float* a, const float* b, Columns columns, float* output) {
+  for (int64_t i = columns.begin; i < columns.end; ++i) output[i] = a[i] + b[i];
 }
 
 }  // namespace
 
 void tree_sum(const void* const* inputs, Element input_type, int rows, int64_t n, void* output,
               Element output_type) {
-  if (rows == 2 && input_type == Element::Fp32 && output_type == Element::Fp32) {
-    sum_pair(static_cast<const float*>(inputs[0]), static_cast<const float*>(inputs[1]), n,
-             static_cast<float*>(output));
-  } else {
-    sum_blocks(inputs, input_type, rows, n, static_cast<char*>(output), output_type);
-  }
+  const bool is_pair = rows == 2 && input_type == Element::Fp32 && output_type == Element::Fp32;
+  parallel_for(n, [&](int64_t begin, int64_t end) {
+    if (is_pair) {
+      sum_pair(static_cast<const float*>(inputs[0]), static_cast<const float*>(inputs[1]),
+               {begin, end}, static_cast<float*>(output));
+    } else {
+      sum_blocks(inputs, input_type, rows, {begin, end}, static_cast<char*>(output), output_type);
+    }
+  });
 }
 
 }  // namespace equigrad::kernels

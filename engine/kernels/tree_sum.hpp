@@ -10,7 +10,7 @@
 // one of the rows if it has the type of the input.
 // Units: n counts elements.
 // Errors: none; the caller checks sizes. The CUDA form is launched on `stream` and returns at once.
-// Depends on: kernels/element.hpp, the C++ standard library.
+// Depends on: kernels/element.hpp, the C++ standard library; the source on kernels/parallel.hpp.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/kernels/convert.hpp"
+#include "engine/kernels/parallel.hpp"
 
 namespace equigrad::kernels {
 namespace {
@@ -86,51 +87,56 @@ template <bool kMomentum>
 
 void adam(const AdamFactors& factors, Stored parameter, Stored average, Stored square,
           StoredConst gradient, int64_t numel, InstructionSet set) {
-  Block parameters, averages, squares, gradients;
-  for (int64_t start = 0; start < numel; start += kBlockNumel) {
-    const int64_t width = std::min(kBlockNumel, numel - start);
-    float* p = parameters.open(parameter, start, width, set);
-    float* m = averages.open(average, start, width, set);
-    float* v = squares.open(square, start, width, set);
-    const float* g = gradients.read(gradient, start, width, set);
-    const int64_t lanes = Block::padded(width);
-    if (factors.decays) {
-      run_on(
-          set, [=]()
-                   __attribute__((always_inline)) { adam_loop<true>(factors, p, m, v, g, lanes); });
-    } else {
-      run_on(
-          set, [=]() __attribute__((always_inline)) {
-            adam_loop<false>(factors, p, m, v, g, lanes);
-          });
+  parallel_for(numel, [&](int64_t begin, int64_t end) {
+    Block parameters, averages, squares, gradients;
+    for (int64_t start = begin; start < end; start += kBlockNumel) {
+      const int64_t width = std::min(kBlockNumel, end - start);
+      float* p = parameters.open(parameter, start, width, set);
+      float* m = averages.open(average, start, width, set);
+      float* v = squares.open(square, start, width, set);
+      const float* g = gradients.read(gradient, start, width, set);
+      const int64_t lanes = Block::padded(width);
+      if (factors.decays) {
+        run_on(
+            set, [=]() __attribute__((always_inline)) {
+              adam_loop<true>(factors, p, m, v, g, lanes);
+            });
+      } else {
+        run_on(
+            set, [=]() __attribute__((always_inline)) {
+              adam_loop<false>(factors, p, m, v, g, lanes);
+            });
+      }
+      parameters.close(p, width, set);
+      averages.close(m, width, set);
+      squares.close(v, width, set);
     }
-    parameters.close(p, width, set);
-    averages.close(m, width, set);
-    squares.close(v, width, set);
-  }
+  });
 }
 
 void sgd(const SgdFactors& factors, Stored parameter, const Stored* buffer, StoredConst gradient,
          int64_t numel, InstructionSet set) {
-  Block parameters, buffers, gradients;
-  for (int64_t start = 0; start < numel; start += kBlockNumel) {
-    const int64_t width = std::min(kBlockNumel, numel - start);
-    float* p = parameters.open(parameter, start, width, set);
-    const float* g = gradients.read(gradient, start, width, set);
-    const int64_t lanes = Block::padded(width);
-    if (buffer != nullptr) {
-      float* b = buffers.open(*buffer, start, width, set);
-      run_on(
-          set, [=]() __attribute__((always_inline)) { sgd_loop<true>(factors, p, b, g, lanes); });
-      buffers.close(b, width, set);
-    } else {
-      run_on(
-          set, [=]() __attribute__((always_inline)) {
-            sgd_loop<false>(factors, p, nullptr, g, lanes);
-          });
+  parallel_for(numel, [&](int64_t begin, int64_t end) {
+    Block parameters, buffers, gradients;
+    for (int64_t start = begin; start < end; start += kBlockNumel) {
+      const int64_t width = std::min(kBlockNumel, end - start);
+      float* p = parameters.open(parameter, start, width, set);
+      const float* g = gradients.read(gradient, start, width, set);
+      const int64_t lanes = Block::padded(width);
+      if (buffer != nullptr) {
+        float* b = buffers.open(*buffer, start, width, set);
+        run_on(
+            set, [=]() __attribute__((always_inline)) { sgd_loop<true>(factors, p, b, g, lanes); });
+        buffers.close(b, width, set);
+      } else {
+        run_on(
+            set, [=]() __attribute__((always_inline)) {
+              sgd_loop<false>(factors, p, nullptr, g, lanes);
+            });
+      }
+      parameters.close(p, width, set);
     }
-    parameters.close(p, width, set);
-  }
+  });
 }
 
 }  // namespace equigrad::kernels

@@ -1,6 +1,5 @@
 #include "engine/optimizer/update_rule.hpp"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
@@ -21,7 +20,6 @@ namespace {
 // CUDA a chunk bounds the memory that the operations take.
 constexpr int64_t kCpuChunkNumel = int64_t{1} << 15;
 constexpr int64_t kCudaChunkNumel = int64_t{1} << 24;
-constexpr int64_t kGrainNumel = int64_t{1} << 16;  // at least so many to a thread
 
 void exact_sqrt_out(at::Tensor& output, const at::Tensor& input) {
   if (input.is_cuda()) {
@@ -100,16 +98,9 @@ kernels::SgdFactors sgd_factors(const OptimizerConfig& config, int64_t step) {
   return factors;
 }
 
-kernels::Stored stored(const at::Tensor& tensor, int64_t begin) {
+kernels::Stored stored(const at::Tensor& tensor) {
   const auto type = kernels::element_of(tensor.scalar_type(), "optimizer.update");
-  auto* data = static_cast<char*>(tensor.mutable_data_ptr());
-  return {data + begin * kernels::element_bytes(type), type};
-}
-
-kernels::StoredConst stored_const(const at::Tensor& tensor, int64_t begin) {
-  const auto type = kernels::element_of(tensor.scalar_type(), "optimizer.update");
-  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  return {data + begin * kernels::element_bytes(type), type};
+  return {tensor.mutable_data_ptr(), type};
 }
 
 }  // namespace
@@ -131,20 +122,18 @@ void update_(const OptimizerConfig& config, int64_t step, const at::Tensor& para
     EQUIGRAD_CHECK(tensor.numel() == parameter.numel(), "optimizer.update",
                    "operands have one length");
   if (parameter.is_cuda()) return update_by_operations_(config, step, parameter, gradient, state);
-  const bool adam = config.kind != OptimizerConfig::Kind::Sgd;
-  at::parallel_for(0, parameter.numel(), kGrainNumel, [&](int64_t begin, int64_t end) {
-    const auto p = stored(parameter, begin);
-    const auto g = stored_const(gradient, begin);
-    if (adam) {
-      kernels::adam(adam_factors(config, step), p, stored(state[0], begin), stored(state[1], begin),
-                    g, end - begin);
-    } else if (!state.empty()) {
-      const auto buffer = stored(state[0], begin);
-      kernels::sgd(sgd_factors(config, step), p, &buffer, g, end - begin);
-    } else {
-      kernels::sgd(sgd_factors(config, step), p, nullptr, g, end - begin);
-    }
-  });
+  const auto p = stored(parameter);
+  const kernels::StoredConst g{gradient.const_data_ptr(),
+                               kernels::element_of(gradient.scalar_type(), "optimizer.update")};
+  const int64_t numel = parameter.numel();
+  if (config.kind != OptimizerConfig::Kind::Sgd) {
+    kernels::adam(adam_factors(config, step), p, stored(state[0]), stored(state[1]), g, numel);
+  } else if (!state.empty()) {
+    const auto buffer = stored(state[0]);
+    kernels::sgd(sgd_factors(config, step), p, &buffer, g, numel);
+  } else {
+    kernels::sgd(sgd_factors(config, step), p, nullptr, g, numel);
+  }
 }
 
 void update_by_operations_(const OptimizerConfig& config, int64_t step, const at::Tensor& parameter,

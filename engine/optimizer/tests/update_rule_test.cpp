@@ -1,12 +1,12 @@
 // The update rules have the bits of the reference's plain loops, on the whole and on every slice.
 #include "engine/optimizer/update_rule.hpp"
 
-#include <ATen/Parallel.h>
-
 #include <array>
+#include <map>
 
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/sample.hpp"
+#include "conformance/testing/threads.hpp"
 #include "reference/optimizer.hpp"
 
 namespace equigrad::optimizer {
@@ -189,6 +189,14 @@ at::Tensor wild(int64_t numel, uint64_t seed, at::ScalarType dtype) {
   return values.to(dtype);
 }
 
+// The first of many, which are made once.
+at::Tensor wild_of_many(int64_t numel, uint64_t seed, at::ScalarType dtype) {
+  static std::map<uint64_t, at::Tensor> made;
+  auto& all = made[seed];
+  if (!all.defined()) all = wild(conformance::kManyNumel, seed, at::kFloat);
+  return all.narrow(0, 0, numel).to(dtype, /*non_blocking=*/false, /*copy=*/true);
+}
+
 // The payload of a NaN is nobody's promise.
 at::Tensor told(const at::Tensor& tensor) { return tensor.masked_fill(tensor.isnan(), NAN); }
 
@@ -269,17 +277,38 @@ TEST(UpdateRule, EveryStorageIsWidenedAndRoundedOnce) {
   }
 }
 
-TEST(UpdateRule, ThreadsChangeNoBit) {
-  const int threads = at::get_num_threads();
-  OptimizerConfig config;
-  std::vector<Wild> after;
-  for (const int n : {1, 3}) {
-    at::set_num_threads(n);
-    after.emplace_back(config, 300'007, Storage{at::kFloat, at::kBFloat16, at::kFloat});
-    update_(config, 1, after.back().parameter, after.back().gradient, after.back().state);
+// The parameter and the states after two steps.
+std::vector<at::Tensor> two_steps(const OptimizerConfig& config, int64_t numel,
+                                  const Storage& storage, int threads) {
+  const auto parameter = wild_of_many(numel, 1, storage.master);
+  std::vector<at::Tensor> state;
+  for (std::size_t i = 0; i < state_names(config).size(); ++i) {
+    state.push_back(wild_of_many(numel, 3 + i, storage.state));
+    if (i == 1) state[i].abs_();
   }
-  at::set_num_threads(threads);
-  expect_equal(after[1], after[0], "three threads");
+  for (const int64_t step : {1, 2}) {
+    const auto gradient = wild_of_many(numel, 2, storage.gradient);
+    const conformance::ThreadsGuard guard(threads);
+    update_(config, step, parameter, gradient, state);
+  }
+  std::vector<at::Tensor> all{told(parameter)};
+  for (const auto& tensor : state) all.push_back(told(tensor));
+  return all;
+}
+
+TEST(UpdateRule, ThreadsChangeNoBit) {
+  for (const auto& one : all_configs()) {
+    for (const auto& storage : all_storages()) {
+      const bool same = storage.master == storage.state && storage.state == storage.gradient;
+      auto numels = conformance::numels_for_threads();
+      if (same && storage.master != at::kFloat) numels = {3 * kernels::kGrainNumel + 1};
+      if (!same) numels = {2 * kernels::kGrainNumel + 11};
+      for (const int64_t numel : numels)
+        conformance::expect_the_bits_of_one_thread(one.name, numel, /*loops=*/2, [&](int threads) {
+          return two_steps(one.config, numel, storage, threads);
+        });
+    }
+  }
 }
 
 TEST(UpdateRule, AnotherDtypeIsAnError) {
