@@ -32,13 +32,15 @@ endif()
 set(EQUIGRAD_TORCH_VERSION 2.11.0)
 set(EQUIGRAD_JSONSCHEMA_VERSION 4.26.0)
 set(EQUIGRAD_PYTEST_VERSION 9.2.0)
+set(EQUIGRAD_MYPY_VERSION 2.4.1)
 set(EQUIGRAD_CLOUDPICKLE_VERSION 3.1.2)
 # crt, nvvm and cccl belong to nvcc; crt and cccl are also needed by the header of ProcessGroupNCCL. jsonschema reads the
-# schemas in tests; pytest runs those of the Python package, whose check needs
+# schemas in tests; pytest runs those of the Python package, of which one is mypy's, and its check needs
 # cloudpickle. A longer list is installed once more by pip, which leaves what is there.
 set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88
                     nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 jsonschema==${EQUIGRAD_JSONSCHEMA_VERSION}
-                    pytest==${EQUIGRAD_PYTEST_VERSION} cloudpickle==${EQUIGRAD_CLOUDPICKLE_VERSION})
+                    pytest==${EQUIGRAD_PYTEST_VERSION} mypy==${EQUIGRAD_MYPY_VERSION}
+                    cloudpickle==${EQUIGRAD_CLOUDPICKLE_VERSION})
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
     librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev
@@ -147,6 +149,7 @@ function(equigrad_find_site python out_var)
          "assert metadata.version('torch') == '${EQUIGRAD_TORCH_VERSION}'\n"
          "assert metadata.version('jsonschema') == '${EQUIGRAD_JSONSCHEMA_VERSION}'\n"
          "assert metadata.version('pytest') == '${EQUIGRAD_PYTEST_VERSION}'\n"
+         "assert metadata.version('mypy') == '${EQUIGRAD_MYPY_VERSION}'\n"
          "print(dirname(dirname(util.find_spec('torch').origin)))\n")
   execute_process(COMMAND ${python} -c "${look}" OUTPUT_VARIABLE site RESULT_VARIABLE failed ERROR_QUIET
                   OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -222,7 +225,7 @@ function(equigrad_install_torch)
     equigrad_find_site("${EQUIGRAD_PYTHON}" site)
   endif()
   if(NOT site)
-    equigrad_setup_stop("no Python with torch ${EQUIGRAD_TORCH_VERSION} (CUDA 13 wheel), its nvcc wheels, jsonschema ${EQUIGRAD_JSONSCHEMA_VERSION} and pytest ${EQUIGRAD_PYTEST_VERSION} was found."
+    equigrad_setup_stop("no Python with torch ${EQUIGRAD_TORCH_VERSION} (CUDA 13 wheel), its nvcc wheels, jsonschema ${EQUIGRAD_JSONSCHEMA_VERSION}, pytest ${EQUIGRAD_PYTEST_VERSION} and mypy ${EQUIGRAD_MYPY_VERSION} was found."
                         "configure with -D EQUIGRAD_SETUP=ON, or remove ${EQUIGRAD_VENV_DIR} if it was damaged.")
   endif()
   set(EQUIGRAD_PYTHON "${EQUIGRAD_PYTHON}" PARENT_SCOPE)

@@ -58,7 +58,8 @@ struct BackwardPass::State : std::enable_shared_from_this<State> {
     at::Tensor gradient = std::exchange(leaf.mutable_grad(), at::Tensor());
     if (gradient.layout() != c10::kStrided) {
       throw Error("backward", "expected a dense gradient for parameter \"" + parameter.name +
-                                  "\", got a sparse one. Build the embedding with sparse(false).");
+                                  "\", got a sparse one. Build the embedding with sparse(false), "
+                                  "in Python with sparse=False.");
     }
     if (gradient.requires_grad()) gradient = gradient.detach();
     callbacks.ready(parameter.index, std::move(gradient));

@@ -30,6 +30,10 @@ std::string place_of(const LaunchEnvironment& launch) {
   return fmt::format("{}:{}", launch.master_addr, launch.master_port);
 }
 
+std::string whom(const LaunchEnvironment& launch) {
+  return fmt::format("rank {}/{}] [comm.connect", launch.rank, launch.world_size);
+}
+
 c10::intrusive_ptr<c10d::Store> tcp_store(const LaunchEnvironment& launch,
                                           std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
@@ -42,10 +46,12 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const LaunchEnvironment& launch,
   try {
     return c10::make_intrusive<c10d::TCPStore>(launch.master_addr, options);
   } catch (const c10::Error& error) {
-    throw Error("comm.connect",
-                fmt::format("expected a store at {} (from {}), got: {}. See that rank 0 runs, "
-                            "that the port is free, and that all ranks name the same place.",
-                            place_of(launch), launch.source, error.what_without_backtrace()));
+    const auto told = fmt::format(
+        "expected a store at {} (from {}), got: {}. See that rank 0 runs, that the port "
+        "is free, and that all ranks name the same place.",
+        place_of(launch), launch.source, error.what_without_backtrace());
+    if (options.isServer) throw Error("comm.connect", told);
+    throw CommunicationError(whom(launch), told);  // rank 0, or the launcher, has not come
   }
 }
 
@@ -64,7 +70,10 @@ std::string ranks_text(const std::vector<int>& ranks) {
 class Meeting {
  public:
   Meeting(c10d::Store& store, const LaunchEnvironment& launch, std::chrono::milliseconds timeout)
-      : store_(store), launch_(launch), timeout_(timeout), end_(Clock::now() + timeout) {
+      : store_(store),
+        launch_(launch),
+        timeout_(timeout),
+        end_(Clock::now() + timeout + (launch.rank == 0 ? kNone : kForTheAnswer)) {
     for (int rank = 0; rank < launch.world_size; ++rank) missing_.push_back(rank);
   }
 
@@ -79,6 +88,9 @@ class Meeting {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Rank 0 decides at the end of its time; how long the others wait for that beyond theirs, and it
+  // for them to have heard.
+  static constexpr std::chrono::milliseconds kNone{0}, kForTheAnswer{2'000};
   static constexpr const char* kAbsent = "equigrad/absent";  // their names, or nothing
   static std::string here(int rank) { return "equigrad/here/" + std::to_string(rank); }
   static std::string told(int rank) { return "equigrad/told/" + std::to_string(rank); }
@@ -102,7 +114,7 @@ class Meeting {
 
   // The store may go with this process.
   void wait_until_told() {
-    const auto end = Clock::now() + std::chrono::seconds(2);
+    const auto end = Clock::now() + kForTheAnswer;
     for (int rank = 1; rank < launch_.world_size; ++rank) {
       if (std::find(missing_.begin(), missing_.end(), rank) != missing_.end()) continue;
       while (!store_.check({told(rank)}) && Clock::now() < end)
@@ -115,7 +127,8 @@ class Meeting {
     while (!store_.check({kAbsent})) {
       if (Clock::now() >= end_) {
         look();
-        never_came(missing_.empty() ? "an answer of rank 0" : ranks_text(missing_));
+        if (missing_.empty()) fail("no answer of rank 0, which has come");
+        never_came(ranks_text(missing_));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -131,7 +144,7 @@ class Meeting {
 
   [[noreturn]] void fail(const std::string& got) const {
     throw CommunicationError(
-        fmt::format("rank {}/{}] [comm.connect", launch_.rank, launch_.world_size),
+        whom(launch_),
         fmt::format("expected {} ranks at {} (from {}), got {}. See that every rank was started, "
                     "still runs, and names the same place; communication_timeout_s is the time "
                     "they have.",

@@ -83,8 +83,12 @@ EffectiveConfig explain_config(const std::string& text_or_path, int world_size) 
   return explain(text_or_path, world_size, /*needs_optimizer=*/true);
 }
 
+EffectiveConfig explain_config_for_client(const std::string& text_or_path, int world_size) {
+  return explain(text_or_path, world_size, /*needs_optimizer=*/false);
+}
+
 EngineConfig load_config_for_client(const std::string& text_or_path, int world_size) {
-  return explain(text_or_path, world_size, /*needs_optimizer=*/false).config;
+  return explain_config_for_client(text_or_path, world_size).config;
 }
 
 EngineConfig load_config(const std::string& text_or_path, int world_size) {

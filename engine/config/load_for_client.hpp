@@ -13,5 +13,6 @@
 namespace equigrad {
 
 EngineConfig load_config_for_client(const std::string& text_or_path, int world_size);
+EffectiveConfig explain_config_for_client(const std::string& text_or_path, int world_size);
 
 }  // namespace equigrad

@@ -21,8 +21,11 @@ using WithoutGil = py::release_gil_before_calling_cpp_dtor;
 void* give_up_gil() { return PyGILState_Check() == 1 ? PyEval_SaveThread() : nullptr; }
 void take_gil_back(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
-// By DataType, torch's name.
-constexpr std::array kTypeNames = {"float32", "bfloat16", "float16"};
+// torch's name.
+const char* torch_name(DataType type) {
+  constexpr std::array names = {"float32", "bfloat16", "float16"};
+  return names[static_cast<std::size_t>(type)];
+}
 
 // (name, tensor, type of the module that owns it), as initialize takes them.
 using Named = std::tuple<std::string, at::Tensor, std::string>;
@@ -145,10 +148,19 @@ void bind_config_of_precision(py::class_<EngineConfig>& config) {
   config
       .def_property_readonly(
           "autocast_dtype",
-          [](const EngineConfig& c) {
-            return kTypeNames[static_cast<std::size_t>(c.precision.autocast.dtype)];
-          },
+          [](const EngineConfig& c) { return torch_name(c.precision.autocast.dtype); },
           "The name of the torch.dtype of torch_autocast.")
+      .def_property_readonly(
+          "accumulate_dtype",
+          [](const EngineConfig& c) { return torch_name(c.precision.accumulate); },
+          "That of gradients that are added up.")
+      .def_property_readonly(
+          "communication_dtype",
+          [](const EngineConfig& c) -> std::optional<std::string> {
+            if (!c.precision.communication) return std::nullopt;
+            return torch_name(*c.precision.communication);
+          },
+          "None: gradients are sent in the type they have.")
       .def_property_readonly(
           "lower_precision_safe_modules",
           [](const EngineConfig& c) { return c.precision.autocast.lower_precision_safe_modules; },
@@ -184,10 +196,7 @@ void bind_values(py::module_& module) {
       .def_readonly("communication_timeout_s", &EngineConfig::communication_timeout_s)
       .def_property_readonly("stage", [](const EngineConfig& c) { return c.zero.stage; })
       .def_property_readonly(
-          "compute_dtype",
-          [](const EngineConfig& c) {
-            return kTypeNames[static_cast<std::size_t>(c.precision.param)];
-          },
+          "compute_dtype", [](const EngineConfig& c) { return torch_name(c.precision.param); },
           "The name of the torch.dtype that parameters are computed in.")
       .def_property_readonly(
           "persistent_numel",
@@ -207,9 +216,12 @@ void bind_values(py::module_& module) {
                              [](const EngineConfig& c) { return c.progressive_layer_drop.enabled; })
       .def_property_readonly("has_scheduler",
                              [](const EngineConfig& c) { return c.scheduler.has_value(); })
-      .def("add_leaf_module", [](EngineConfig& c, const std::string& name) {
-        c.zero.leaf_module.names.push_back(name);
-      });
+      .def(
+          "add_leaf_module",
+          [](EngineConfig& c, const std::string& name) {
+            c.zero.leaf_module.names.push_back(name);
+          },
+          py::arg("name"));
   module.def("load_config", &load_config, py::arg("text_or_path"), py::arg("world_size"));
   module.def("load_config_for_client", &load_config_for_client, py::arg("text_or_path"),
              py::arg("world_size"), "Beside an optimizer of the caller's.");
@@ -219,6 +231,17 @@ void bind_values(py::module_& module) {
         return describe(explain_config(text, world_size));
       },
       py::arg("text_or_path"), py::arg("world_size"));
+  module.def(
+      "settings",
+      [](const std::string& text, int world_size, bool has_client) {
+        std::map<std::string, std::string> values;
+        const auto effective = has_client ? explain_config_for_client(text, world_size)
+                                          : explain_config(text, world_size);
+        for (const auto& setting : effective.settings) values[setting.key] = setting.value;
+        return values;
+      },
+      py::arg("text_or_path"), py::arg("world_size"), py::arg("has_client"),
+      "By the path of a key, its value as JSON: of keys that are read, and of others given.");
   py::class_<OptimizerConfig>(module, "HyperParameters",
                               "What the configured optimizer takes, of one parameter group.")
       .def_property_readonly(

@@ -23,6 +23,7 @@ if _torch.__version__.split("+")[0] != _built_for.torch_version:
 from equigrad import _core, utils, zero
 from equigrad._check import CheckReport, check
 from equigrad._core import CommunicationError, ConfigError, Error
+from equigrad._deepspeed_api import NotSupportedError
 from equigrad._engine import Engine
 from equigrad._initialize import initialize
 from equigrad._ranks import init_distributed
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigError",
     "Engine",
     "Error",
+    "NotSupportedError",
     "check",
     "init_distributed",
     "initialize",

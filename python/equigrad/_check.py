@@ -50,7 +50,7 @@ def check(
     loss_fn: Callable[[Any, Any], Any] | None = None,
     batches: Callable[[int, int, int], Any] | Sequence[Any] | None = None,
     *,
-    config: str | os.PathLike | dict | None = None,
+    config: _ranks.Config | None = None,
     ranks: Sequence[int] = (2,),
     stages: Sequence[int] | None = None,
     precisions: Sequence[str] | None = None,
@@ -60,7 +60,7 @@ def check(
     optimizers: Sequence[str] = ("adamw",),
     steps: int = 3,
     seed: int = 1,
-    report: str | os.PathLike | None = None,
+    report: str | os.PathLike[str] | None = None,
     name: str = "model",
     timeout_scale: float = 1.0,
     slots: int = 0,
@@ -117,14 +117,15 @@ def check(
     return CheckReport(answer["held"], answer["compared"], answer["notes"], answer["text"], json.loads(answer["run"]))
 
 
-def _pickled(functions: tuple) -> bytes:
-    import cloudpickle  # here: `import equigrad` is fast
+def _pickled(functions: tuple[Any, ...]) -> bytes:
+    import cloudpickle  # type: ignore[import-untyped]  # here: `import equigrad` is fast
 
     by_value = [module for module in map(_module_of, functions) if module is not None and not _is_importable(module)]
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(functions)
+        pickled: bytes = cloudpickle.dumps(functions)
+        return pickled
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise _core.Error(
             f"[check] expected functions that cloudpickle takes to another process, got: {error}. Make the model, open files "
@@ -146,7 +147,7 @@ def _is_importable(module: Any) -> bool:
         found = importlib.util.find_spec(module.__name__)
     except (ImportError, ValueError):
         return False
-    return found is not None and found.origin == getattr(module, "__file__", found.origin)
+    return found is not None and bool(found.origin == getattr(module, "__file__", found.origin))
 
 
 def _in_process(functions: bytes, options: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def _in_process(functions: bytes, options: dict[str, Any]) -> dict[str, Any]:
             raise _core.Error(
                 f"[check] expected the process of the check to answer, got its end by {how}. See what it wrote."
             )
-        answer = json.loads(result.read_text())
+        answer: dict[str, Any] = json.loads(result.read_text())
     if "error" in answer:
         raise _core.Error(answer["error"])
     return answer

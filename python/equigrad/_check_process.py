@@ -3,10 +3,14 @@
 Run as a program, so that nothing of the package is imported before. argv: the task's file, the result's file.
 """
 
+from __future__ import annotations
+
 import sys
+from types import ModuleType
+from typing import Any
 
 
-def load_harness():
+def load_harness() -> ModuleType:
     """equigrad._harness, which is equigrad._core from now on."""
     import importlib.util
     from pathlib import Path
@@ -14,20 +18,30 @@ def load_harness():
     import torch  # noqa: F401  before the harness, which needs its libraries
 
     found = importlib.util.find_spec("equigrad")
-    binary = sorted(Path(found.origin).parent.glob("_harness*.so"))
+    binary = sorted(Path(found.origin).parent.glob("_harness*.so")) if found is not None and found.origin else []
     if not binary:
         raise RuntimeError(
             "[check] expected a package that was built with the harness, got the engine alone. Install equigrad again where "
             "Boost's and zlib's headers are (Debian: libboost-dev zlib1g-dev)."
         )
-    spec = importlib.util.spec_from_file_location("equigrad._harness", binary[0])
-    harness = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(harness)
+    harness = load_file("equigrad._harness", str(binary[0]))
     sys.modules["equigrad._core"] = harness
     return harness
 
 
-def run(task: dict) -> dict:
+def load_file(name: str, path: str) -> ModuleType:
+    """The module of a file, which is not looked for by its name."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"expected a module of Python's in {path}, got none")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(task: dict[str, Any]) -> dict[str, Any]:
     import pickle
 
     sys.path[:] = task["path"]
@@ -36,11 +50,12 @@ def run(task: dict) -> dict:
 
     harness.watch_interrupts()
     options = task["options"]
-    functions = pickle.loads(task["functions"])
+    make_model, loss_fn, batches = pickle.loads(task["functions"])
     accumulation = max(options["accumulation"])
     if options["config"]:
         accumulation = harness.load_config(options["config"], options["ranks"][0]).gradient_accumulation_steps
-    return harness.check(lambda: Subject(*functions, accumulation), options)
+    answer: dict[str, Any] = harness.check(lambda: Subject(make_model, loss_fn, batches, accumulation), options)
+    return answer
 
 
 def main() -> None:

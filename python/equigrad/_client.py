@@ -27,7 +27,7 @@ _PROBE_CUTS = (13, 777)
 _PROBE_STEPS = 8
 
 
-def make_optimizer(given: Any, parameters: Iterable) -> torch.optim.Optimizer:
+def make_optimizer(given: Any, parameters: Iterable[Any]) -> torch.optim.Optimizer:
     """The optimizer that initialize() was given: an instance, or what a callable makes of the parameters."""
     made = given
     if not isinstance(given, torch.optim.Optimizer) and callable(given):
@@ -110,10 +110,13 @@ def _twin(
         if name not in ("param_groups", "state", "step") and not name.startswith("_optimizer_"):
             kept[name] = _copied(value, memo)
     groups = []
-    state: defaultdict = defaultdict(dict)
+    state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
     for group, probes in zip(optimizer.param_groups, parameters, strict=True):
+        stepped: torch.Tensor | None
         stepped = next((one for one in group["params"] if one.numel() and optimizer.state.get(one)), None)
-        for at, probe in enumerate(probes if stepped is not None else ()):  # Adagrad has states before its first step
+        for at, probe in enumerate(probes):
+            if stepped is None:  # Adagrad has states before its first step, others have none
+                break
             of_whole = _spread(optimizer.state[stepped], stepped.shape, _PROBE_SHAPES[at])
             state[probe] = {
                 key: _part(value, parts[at])
@@ -144,7 +147,7 @@ def _spread(state: dict[str, Any], shape: torch.Size, probe: tuple[int, ...]) ->
     return values
 
 
-def _copied(value: Any, memo: dict) -> Any:
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, dict(memo))
     except Exception:  # noqa: BLE001  what cannot be copied is shared
@@ -198,7 +201,8 @@ class Client:
         return [key for key, value in self._state(index).items() if torch.is_tensor(value) and value.shape == master.shape]
 
     def state(self, index: int, name: str) -> torch.Tensor:
-        return self._state(index)[name]
+        value: torch.Tensor = self._state(index)[name]
+        return value
 
     def state_bytes(self) -> int:
         states = [self._state(index) for index in range(len(self._masters))]

@@ -1,9 +1,14 @@
 """The process of the command `equigrad`. Run as a program, so that nothing of the package is imported before."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 
-def subject_maker(harness, target: str):
+def subject_maker(harness: ModuleType, target: str) -> Callable[[], Any]:
     """Of my_package.my_module:factory."""
     import importlib
 
@@ -35,12 +40,14 @@ def main() -> int:
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("equigrad_check_process", os.path.join(folder, "_check_process.py"))
+    assert spec is not None and spec.loader is not None  # a file beside this one
     process = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(process)
     if importlib.util.find_spec("equigrad") is None:
         sys.path.append(os.path.dirname(folder))
-    harness = process.load_harness()
-    return harness.run_cli(["equigrad", *sys.argv[1:]], lambda target: subject_maker(harness, target))
+    harness: ModuleType = process.load_harness()
+    code: int = harness.run_cli(["equigrad", *sys.argv[1:]], lambda target: subject_maker(harness, target))
+    return code
 
 
 if __name__ == "__main__":

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
-from equigrad import _core
+from equigrad import _core, _deepspeed_api
 from equigrad._handles import hold, let_go
 from equigrad._optimizer import Optimizer, Scheduler
 
 
 class Engine(torch.nn.Module):
-    """What `equigrad.initialize` returns first. Attributes that it has not are the model's.
+    """What `equigrad.initialize` returns first. Attributes that it has not are the model's, then DeepSpeed's
+    (docs/deepspeed-api.md): those are answered, or refused with the remedy.
 
     The four ways into a backward pass give the same bits: `engine.backward(loss)`, `engine.scale(loss).backward()`,
     `loss.backward()` where no loss scale is needed, and `output.backward(gradient)`. Call `step()` once per micro-batch:
     it acts at the accumulation boundary.
     """
+
+    module: torch.nn.Module
 
     def __init__(
         self,
@@ -37,9 +42,10 @@ class Engine(torch.nn.Module):
         self._parameters_held = names
         self.optimizer = Optimizer(core, groups, model, client)
         self.lr_scheduler: Any = Scheduler(core) if core.config.has_scheduler else None
-        self.training_dataloader = None
+        self._settings: dict[str, str] = {}  # the configuration as it holds: by the path of a key, the value as JSON
+        self.training_dataloader: DataLoader[Any] | None = None
         self._acted = False  # whether the last step() was at a boundary
-        self._autocast_hooks = self._watch_forward() if core.config.autocast else ()
+        self._autocast_hooks: tuple[RemovableHandle, ...] = self._watch_forward() if core.config.autocast else ()
         for name, parameter in names.items():
             hold(self, name, parameter, parameter.numel() <= core.config.persistent_numel)
 
@@ -56,9 +62,9 @@ class Engine(torch.nn.Module):
         """Runs the backward pass of a scalar loss; returns loss / accumulation steps (the loss, if not scale_wrt_gas)."""
         return self._living("backward").backward(loss, retain_graph, scale_wrt_gas)
 
-    def scale(self, tensor: torch.Tensor) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The tensor to call backward() on; of the same value where the precision needs no loss scale."""
-        return self._living("scale").scale(tensor)
+        return self._living("scale").scale(loss)
 
     def share_loss_scale(self, other: Engine) -> None:
         """Engines under one loss need one scale: from now on this engine uses the other's."""
@@ -189,6 +195,24 @@ class Engine(torch.nn.Module):
     def zero_optimization(self) -> bool:
         return self.zero_optimization_stage() > 0
 
+    def compile(
+        self,
+        backend: str | Callable[..., Any] = "inductor",
+        compile_kwargs: dict[str, Any] | None = None,
+        schedule: Any = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """torch.compile of the model, in place. A second call changes nothing, as with DeepSpeed."""
+        given = {"schedule": schedule, "compiled_autograd_enabled": compiled_autograd_enabled}
+        for name, value in given.items():
+            if value:
+                raise _deepspeed_api.NotSupportedError(
+                    f"[engine.compile] expected no {name}, got {value!r}. Leave it out: the model is compiled, and backward as "
+                    "torch.compile makes it."
+                )
+        if self.module._compiled_call_impl is None:
+            self.module.compile(**{**(compile_kwargs or {}), "backend": backend})
+
     # ---- Its end -------------------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
@@ -211,21 +235,30 @@ class Engine(torch.nn.Module):
             model = self.__dict__.get("_modules", {}).get("module")
             if model is not None and hasattr(model, name):
                 return getattr(model, name)
+            if _deepspeed_api.knows(name):
+                return _deepspeed_api.attribute(self, name)
             raise
 
-    def __deepcopy__(self, memo: dict) -> Engine:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "communication_data_type":  # DeepSpeed's may be assigned to
+            raise _deepspeed_api.NotSupportedError(
+                f"[engine.{name}] expected no assignment, got {value!r}. The configuration decides it before initialize()."
+            )
+        super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise _core.Error(
             "[engine.deepcopy] expected no copy of an engine, which is one place among the ranks. Copy the model before "
             "initialize(), and make an engine of its own for it."
         )
 
-    def __reduce_ex__(self, protocol: int) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise _core.Error(
             "[engine.pickle] expected no pickling of an engine, whose parameters lie on several ranks. Read them with "
             "engine.full_parameter(name) on every rank, and save those."
         )
 
-    def _watch_forward(self) -> tuple:
+    def _watch_forward(self) -> tuple[RemovableHandle, ...]:
         # torch_autocast holds while the model runs, whoever calls it. A model may run within its own forward.
         guards: list[_core.Guard] = []
 

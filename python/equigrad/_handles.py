@@ -5,11 +5,14 @@ from __future__ import annotations
 import enum
 import itertools
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
 from equigrad import _core
+
+if TYPE_CHECKING:
+    from equigrad._engine import Engine
 
 _ids = itertools.count()
 
@@ -17,9 +20,26 @@ _ids = itertools.count()
 class Handle(NamedTuple):
     """Kept at the parameter; it keeps no engine alive."""
 
-    engine: weakref.ref
+    engine: weakref.ref[Engine]
     name: str
     is_trained: bool
+
+
+class Marked(Protocol):
+    """The attributes that the engine puts on a parameter. `ds_status` is a property of every parameter."""
+
+    _equigrad: Handle
+    _equigrad_gathered: bool
+    ds_id: int
+    ds_shape: torch.Size
+    ds_numel: int
+    ds_persist: bool
+    comm_dtype: torch.dtype
+
+
+def marked(parameter: torch.Tensor) -> Marked:
+    """The parameter itself, with these attributes."""
+    return cast(Marked, parameter)
 
 
 class ZeroParamStatus(enum.Enum):
@@ -71,18 +91,20 @@ def _set_id(parameter: torch.nn.Parameter, value: Any) -> None:
 
 
 # It changes with every operator, so it is looked up when it is asked for.
-torch.nn.Parameter.ds_status = property(_status, _set_status)
-torch.nn.Parameter.ds_id = property(_id, _set_id)
+_OF_EVERY_PARAMETER = {"ds_status": property(_status, _set_status), "ds_id": property(_id, _set_id)}
+for _name, _property in _OF_EVERY_PARAMETER.items():
+    setattr(torch.nn.Parameter, _name, _property)
 
 
-def hold(engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> None:
+def hold(engine: Engine, name: str, parameter: torch.nn.Parameter, persists: bool) -> None:
     """Marks a parameter as the engine's, with the attributes at which DeepSpeed's users look."""
-    parameter._equigrad = Handle(weakref.ref(engine), name, parameter.requires_grad)
+    one = marked(parameter)
+    one._equigrad = Handle(weakref.ref(engine), name, parameter.requires_grad)
     if not hasattr(parameter, "ds_id"):
-        parameter.ds_id = next(_ids)
-    parameter.ds_shape = parameter.shape
-    parameter.ds_numel = parameter.numel()
-    parameter.ds_persist = persists
+        one.ds_id = next(_ids)
+    one.ds_shape = parameter.shape
+    one.ds_numel = parameter.numel()
+    one.ds_persist = persists
 
 
 def let_go(parameter: torch.nn.Parameter) -> None:
@@ -90,16 +112,16 @@ def let_go(parameter: torch.nn.Parameter) -> None:
         parameter.__dict__.pop(name, None)
 
 
-def engine_of(parameter: torch.nn.Parameter):
+def engine_of(parameter: torch.Tensor) -> tuple[Engine, str] | None:
     """(engine, name), or None where no living engine holds it."""
-    handle = getattr(parameter, "_equigrad", None)
+    handle: Handle | None = getattr(parameter, "_equigrad", None)
     engine = handle.engine() if handle is not None else None
-    return None if engine is None or engine._core is None else (engine, handle.name)
+    return None if handle is None or engine is None or engine._core is None else (engine, handle.name)
 
 
-def is_frozen(parameter: torch.nn.Parameter) -> bool:
+def is_frozen(parameter: torch.Tensor) -> bool:
     """Whether an engine holds it and does not train it."""
-    return engine_of(parameter) is not None and not parameter._equigrad.is_trained
+    return engine_of(parameter) is not None and not marked(parameter)._equigrad.is_trained
 
 
 def core_of(parameter: torch.nn.Parameter, where: str) -> tuple[_core.Engine, str]:
@@ -111,4 +133,4 @@ def core_of(parameter: torch.nn.Parameter, where: str) -> tuple[_core.Engine, st
             f"[{where}] expected a parameter of an engine, got a {kind} of shape {list(getattr(parameter, 'shape', []))} "
             "that no engine holds. Give one of engine.module.parameters(), before engine.destroy()."
         )
-    return found[0]._core, found[1]
+    return found[0]._living(where), found[1]

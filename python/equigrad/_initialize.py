@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from equigrad import _client, _core, _ranks, utils
 from equigrad._engine import Engine
+from equigrad._handles import marked
 from equigrad._optimizer import Optimizer
 
 _GROUP_KEYS = ("params", "lr", "weight_decay", "name")
@@ -19,17 +19,17 @@ _GROUP_KEYS = ("params", "lr", "weight_decay", "name")
 def initialize(
     args: Any = None,
     model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | Callable | None = None,
-    model_parameters: Iterable | None = None,
-    training_data: Dataset | None = None,
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None,
+    model_parameters: Iterable[Any] | None = None,
+    training_data: Dataset[Any] | None = None,
     lr_scheduler: Any = None,
     dist_init_required: bool | None = None,
-    collate_fn: Callable | None = None,
-    config: str | os.PathLike | dict | None = None,
-    config_params: str | os.PathLike | dict | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: _ranks.Config | None = None,
+    config_params: _ranks.Config | None = None,
     *,
     engine_class: type[Engine] = Engine,
-) -> tuple[Engine, Optimizer, DataLoader | None, Any]:
+) -> tuple[Engine, Optimizer, DataLoader[Any] | None, Any]:
     """Makes an engine that trains `model`. Returns (engine, optimizer, dataloader, lr_scheduler).
 
     model: any unmodified torch.nn.Module, in fp32 (the engine makes 16-bit copies itself) or in the type it is to compute
@@ -91,6 +91,7 @@ def initialize(
     names |= {name: tensor for name, tensor, _ in frozen}
     shown = [{**group["values"], "params": _once(tensor for _, tensor, _ in group["named"])} for group in groups]
     engine = engine_class(model, core, ranks, shown, names, client)
+    engine._settings = _core.settings(text, ranks.world_size, client is not None)
     if lr_scheduler is not None:
         stepped = engine.optimizer if client is None else client
         engine.lr_scheduler = lr_scheduler(stepped) if callable(lr_scheduler) else lr_scheduler
@@ -117,7 +118,7 @@ def _show_communication_types(model: torch.nn.Module, config: _core.EngineConfig
     for name, module in model.named_modules():
         if types[name] in config.lower_precision_safe_modules:
             for parameter in module.parameters(recurse=False):
-                parameter.comm_dtype = getattr(torch, config.autocast_dtype)
+                marked(parameter).comm_dtype = getattr(torch, config.autocast_dtype)
 
 
 def named_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter, str]]:
@@ -140,7 +141,7 @@ def _once(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _groups(
-    model: torch.nn.Module, model_parameters: Iterable | None, where: str = "model_parameters"
+    model: torch.nn.Module, model_parameters: Iterable[Any] | None, where: str = "model_parameters"
 ) -> list[dict[str, Any]]:
     named = named_parameters(model)
     if model_parameters is None:
@@ -150,7 +151,7 @@ def _groups(
         raise _core.Error("[initialize] expected parameters in model_parameters, got none. Was an iterator used twice?")
     if not isinstance(given[0], dict):
         given = [{"params": given}]
-    by_id: dict[int, list] = {}
+    by_id: dict[int, list[tuple[str, torch.nn.Parameter, str]]] = {}
     for one in named:
         by_id.setdefault(id(one[1]), []).append(one)
     groups = []
@@ -188,7 +189,8 @@ def _frozen_elsewhere(model: torch.nn.Module, groups: list[dict[str, Any]]) -> l
 def _device(groups: list[dict[str, Any]]) -> torch.device:
     for group in groups:
         for _, tensor, _ in group["named"]:
-            return tensor.device
+            device: torch.device = tensor.device
+            return device
     return torch.device("cpu")
 
 
@@ -205,6 +207,8 @@ def _broadcast_buffers(model: torch.nn.Module, ranks: _core.Communicator) -> Non
             buffer.copy_(carried)
 
 
-def _loader(data: Dataset, collate_fn: Callable | None, config: _core.EngineConfig, ranks: _core.Communicator) -> DataLoader:
-    sampler = DistributedSampler(data, num_replicas=ranks.world_size, rank=ranks.rank)
+def _loader(
+    data: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, config: _core.EngineConfig, ranks: _core.Communicator
+) -> DataLoader[Any]:
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=ranks.world_size, rank=ranks.rank)
     return DataLoader(data, batch_size=config.train_micro_batch_size_per_gpu, sampler=sampler, collate_fn=collate_fn)

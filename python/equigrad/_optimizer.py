@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -69,6 +69,8 @@ class Optimizer(torch.optim.Optimizer):
     caller's they are its own, and so is `state`. Assign the same on every rank.
     """
 
+    _states: defaultdict[torch.Tensor, Any]
+
     def __init__(
         self,
         core: _core.Engine,
@@ -80,7 +82,7 @@ class Optimizer(torch.optim.Optimizer):
         self._client = client
         self._groups: list[dict[str, Any]] = []
         leaves = [module for module in model.modules() if z3_leaf_module(module)]
-        self.leaf_parameters = {leaf: list(leaf.parameters()) for leaf in leaves}
+        self.leaf_parameters: dict[torch.nn.Module, list[torch.nn.Parameter]] = {leaf: list(leaf.parameters()) for leaf in leaves}
         given = core.hyper_parameters()
         if client is None:
             self._groups = [{**values, **_values(now)} for values, now in zip(groups, given, strict=True)]
@@ -88,12 +90,17 @@ class Optimizer(torch.optim.Optimizer):
         self.__setstate__({"defaults": dict(defaults), "_states": defaultdict(dict)})
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # torch's is an attribute
         return self._groups if self._client is None else self._client.param_groups
 
     @property
-    def state(self) -> dict:
+    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
         return self._states if self._client is None else self._client.state
+
+    @property
+    def client(self) -> torch.optim.Optimizer | None:
+        """The caller's, if initialize() was given one."""
+        return self._client
 
     @property
     def loss_scale(self) -> float:
@@ -120,7 +127,7 @@ class Optimizer(torch.optim.Optimizer):
         """Empties the accumulation window."""
         self._living("zero_grad").zero_grad()
 
-    def step(self, closure=None) -> None:
+    def step(self, closure: Any = None) -> NoReturn:
         raise _core.Error(
             "[optimizer.step] expected engine.step(), which reduces, clips and updates, got optimizer.step(). Call "
             "engine.step() once per micro-batch."
@@ -211,7 +218,7 @@ class Scheduler:
         """Of the next update, by parameter group: Adam's betas, or SGD's momentum."""
         return [one.momentum if one.is_sgd else one.betas for one in self._core.hyper_parameters()]
 
-    def step(self, *_: Any) -> None:
+    def step(self, *_: Any) -> NoReturn:
         raise _core.Error(
             "[lr_scheduler.step] expected engine.step(), which steps the configured scheduler after an update, got "
             "lr_scheduler.step(). Leave the call out."

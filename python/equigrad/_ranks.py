@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from equigrad import _core
+
+# A configuration as it is given: a dict, JSON text, or a path.
+Config = str | os.PathLike[str] | dict[str, Any]
 
 # What the ranks are connected by, and for which group of torch.distributed (None: the launcher's variables).
 _connected: tuple[object, _core.Communicator] | None = None
@@ -34,14 +40,14 @@ _WITHOUT_STAGE3 = (
 )
 
 
-def _with_full_names(config: dict) -> dict:
+def _with_full_names(config: dict[str, Any]) -> dict[str, Any]:
     zero = config.get("zero_optimization")
     if not isinstance(zero, dict):
         return config
     return {**config, "zero_optimization": {f"stage3_{key}" if key in _WITHOUT_STAGE3 else key: zero[key] for key in zero}}
 
 
-def config_text(given: Iterable[str | os.PathLike | dict | None], where: str) -> str:
+def config_text(given: Iterable[Config | None], where: str) -> str:
     """JSON text, or a path, of the one configuration that was given."""
     present = [one for one in given if one is not None]
     if len(present) != 1:
@@ -74,11 +80,15 @@ def with_some_optimizer(text_or_path: str) -> str:
     return json.dumps({**config, "optimizer": {"type": "SGD"}})
 
 
-def config_object(text_or_path: str) -> dict | None:
-    """What a JSON text, or the file at a path, says; None for what is no JSON object."""
+# A text, which is kept, or a comment.
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def config_object(text_or_path: str) -> dict[str, Any] | None:
+    """What a JSON text, or the file at a path, says, which may have comments; None for what is no JSON object."""
     try:
         text = text_or_path if text_or_path.lstrip().startswith("{") else Path(text_or_path).read_text()
-        config = json.loads(text)
+        config = json.loads(_COMMENT.sub(lambda found: found[1] or " ", text))
     except (OSError, ValueError):
         return None
     return config if isinstance(config, dict) else None
@@ -109,12 +119,20 @@ def _connect(device: torch.device, timeout_s: float, group: object | None) -> _c
     if group is None:
         return _core.connect(_core.read_launch_environment(), cuda, timeout_s)
     _connections += 1
-    store = dist.PrefixStore(f"equigrad/python/{_connections}", dist.distributed_c10d._get_default_store())
+    from torch._C._distributed_c10d import PrefixStore  # there where torch.distributed is
+
+    store = PrefixStore(f"equigrad/python/{_connections}", dist.distributed_c10d._get_default_store())
     index = (device.index if device.index is not None else torch.cuda.current_device()) if cuda else None
     return _core.connect_at(store, dist.get_rank(), dist.get_world_size(), index, timeout_s)
 
 
-def init_distributed(dist_backend: str | None = None, timeout=None, rank: int = -1, world_size: int = -1, **_) -> None:
+def init_distributed(
+    dist_backend: str | None = None,
+    timeout: timedelta | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    **_: Any,
+) -> None:
     """Initializes torch.distributed, if it is not yet, from the launcher's variables (DeepSpeed: init_distributed).
 
     The engine needs no call of it: without torch.distributed it connects the ranks itself.
@@ -122,8 +140,11 @@ def init_distributed(dist_backend: str | None = None, timeout=None, rank: int = 
     if dist.is_initialized():
         return
     launch = _core.read_launch_environment()
+    options: dict[str, Any]
     if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
-        options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        from torch._C._distributed_c10d import HashStore
+
+        options = {"store": HashStore(), "rank": 0, "world_size": 1}
     else:
         options = {
             "rank": launch.rank if rank < 0 else rank,

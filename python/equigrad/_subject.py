@@ -15,7 +15,11 @@ from equigrad import _core, _initialize, utils
 
 class Subject:
     def __init__(
-        self, make_model: Callable, loss_fn: Callable | None, batches: Callable | Sequence, accumulation: int
+        self,
+        make_model: Callable[[], Any],
+        loss_fn: Callable[[Any, Any], Any] | None,
+        batches: Callable[[int, int, int], Any] | Sequence[Any],
+        accumulation: int,
     ) -> None:
         seed_all(torch.initial_seed())
         model = make_model()
@@ -28,7 +32,7 @@ class Subject:
         self._batches = batches
         self._accumulation = accumulation
 
-    def parameters(self) -> list[tuple[str, torch.Tensor, str]]:
+    def parameters(self) -> list[tuple[str, torch.nn.Parameter, str]]:
         return _initialize.named_parameters(self._model)
 
     def modules(self) -> list[tuple[str, str, list[torch.Tensor]]]:
@@ -72,7 +76,7 @@ def cast(batch: Any, dtype: torch.dtype) -> Any:
     return _pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
 
 
-def loss_of_model(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+def loss_of_model(model: torch.nn.Module, batch: Any) -> Any:
     """model(**batch) of a dict, model(*batch) of a list or tuple, else model(batch); its `.loss`, if it has one."""
     if hasattr(batch, "keys"):
         return model(**batch)
@@ -84,7 +88,7 @@ def _output(given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if isinstance(given, torch.Tensor):
         return given, None
     if isinstance(given, tuple) and len(given) == 2 and all(isinstance(one, torch.Tensor) for one in given):
-        return given
+        return given[0], given[1]
     raise _core.Error(
         f"[check] expected a loss, an output that has `.loss`, or (output, gradient), got {_kind(given)}. Return the loss of "
         "the batch from loss_fn(model, batch)."

@@ -10,13 +10,17 @@ failure names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    import equigrad
+
 
 @pytest.fixture
-def equigrad_check(tmp_path, request) -> Callable[..., Any]:
+def equigrad_check(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., equigrad.CheckReport]:
     """equigrad.check, which fails the test where a gradient differs. Returns the CheckReport."""
     import equigrad  # here: other tests of the session need no torch
 

@@ -7,11 +7,14 @@ average over the ranks and the passes so far, unscaled, before clipping.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import torch
 
 from equigrad._handles import core_of, engine_of, is_frozen
+
+_Wanted = TypeVar("_Wanted", bound="type | str")
 
 __all__ = [
     "get_z3_leaf_modules",
@@ -40,10 +43,14 @@ __all__ = [
 ]
 
 
+class _Leaf(Protocol):
+    _z3_leaf: bool
+
+
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     """The whole gradient; None if no rank has used the parameter, it is frozen, or no engine holds it."""
     found = engine_of(param)
-    return None if found is None or is_frozen(param) else found[0]._core.full_gradient(found[1])
+    return None if found is None or is_frozen(param) else found[0]._living("safe_get_full_grad").full_gradient(found[1])
 
 
 def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
@@ -135,21 +142,23 @@ def _type_name(module: torch.nn.Module) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _mark(model: torch.nn.Module, leaf: bool, wanted, matches: Callable) -> tuple[list[torch.nn.Module], list]:
+def _mark(
+    model: torch.nn.Module, leaf: bool, wanted: Iterable[_Wanted], matches: Callable[[_Wanted, str, torch.nn.Module], bool]
+) -> tuple[list[torch.nn.Module], list[_Wanted]]:
     """(those that were marked, what matched none)"""
     found: list[torch.nn.Module] = []
-    missing = []
+    missing: list[_Wanted] = []
     for one in wanted:
         modules = [module for name, module in model.named_modules() if matches(one, name, module)]
         if not modules:
             missing.append(one)
         found += [module for module in modules if not any(module is before for before in found)]
     for module in found:
-        module._z3_leaf = leaf
+        set_z3_leaf_module(module, leaf)
     return found, missing
 
 
-def _refuse(missing: list, known: Iterable[str]) -> None:
+def _refuse(missing: Sequence[type | str], known: Iterable[str]) -> NoReturn:
     wanted = missing[0].__name__ if isinstance(missing[0], type) else str(missing[0])
     near = difflib.get_close_matches(wanted, sorted(set(known)), n=1, cutoff=0.0)
     raise ValueError(
@@ -158,8 +167,10 @@ def _refuse(missing: list, known: Iterable[str]) -> None:
     )
 
 
-def _mark_classes(model: torch.nn.Module, classes, leaf: bool, raise_if_not_found: bool) -> list[torch.nn.Module]:
-    def matches(wanted, _, module):
+def _mark_classes(
+    model: torch.nn.Module, classes: Iterable[type | str], leaf: bool, raise_if_not_found: bool
+) -> list[torch.nn.Module]:
+    def matches(wanted: type | str, _: str, module: torch.nn.Module) -> bool:
         if isinstance(wanted, type):
             return isinstance(module, wanted)
         return wanted in (type(module).__name__, type(module).__qualname__, _type_name(module))
@@ -171,7 +182,7 @@ def _mark_classes(model: torch.nn.Module, classes, leaf: bool, raise_if_not_foun
 
 
 def _mark_names(
-    model: torch.nn.Module, names, leaf: bool, raise_if_not_found: bool
+    model: torch.nn.Module, names: Iterable[str], leaf: bool, raise_if_not_found: bool
 ) -> tuple[list[torch.nn.Module], list[str]]:
     found, missing = _mark(model, leaf, names, lambda wanted, name, _: name == wanted)
     if missing and raise_if_not_found:
@@ -180,9 +191,9 @@ def _mark_names(
 
 
 def _mark_suffixes(
-    model: torch.nn.Module, suffixes, leaf: bool, raise_if_not_found: bool
+    model: torch.nn.Module, suffixes: Iterable[str], leaf: bool, raise_if_not_found: bool
 ) -> tuple[list[torch.nn.Module], list[str]]:
-    def matches(wanted, name, _):
+    def matches(wanted: str, name: str, _: torch.nn.Module) -> bool:
         return name == wanted or name.endswith("." + wanted)
 
     found, missing = _mark(model, leaf, suffixes, matches)
@@ -192,40 +203,40 @@ def _mark_suffixes(
 
 
 def set_z3_leaf_modules(
-    model: torch.nn.Module, leaf_module_classes, raise_if_not_found: bool = True
+    model: torch.nn.Module, leaf_module_classes: Iterable[type | str], raise_if_not_found: bool = True
 ) -> list[torch.nn.Module]:
     """Marks modules of these classes, given as types or by their names. Before initialize()."""
     return _mark_classes(model, leaf_module_classes, True, raise_if_not_found)
 
 
 def set_z3_leaf_modules_by_name(
-    model: torch.nn.Module, module_names, flag: bool = True, raise_if_not_found: bool = True
+    model: torch.nn.Module, module_names: Iterable[str], flag: bool = True, raise_if_not_found: bool = True
 ) -> tuple[list[torch.nn.Module], list[str]]:
     """Marks modules of these names; returns them, and the names that match none."""
     return _mark_names(model, module_names, flag, raise_if_not_found)
 
 
 def set_z3_leaf_modules_by_suffix(
-    model: torch.nn.Module, module_name_suffixes, flag: bool = True, raise_if_not_found: bool = True
+    model: torch.nn.Module, module_name_suffixes: Iterable[str], flag: bool = True, raise_if_not_found: bool = True
 ) -> tuple[list[torch.nn.Module], list[str]]:
     """Marks modules whose names end with one of these; returns them, and the suffixes that match none."""
     return _mark_suffixes(model, module_name_suffixes, flag, raise_if_not_found)
 
 
 def unset_z3_leaf_modules(
-    model: torch.nn.Module, leaf_module_classes, raise_if_not_found: bool = True
+    model: torch.nn.Module, leaf_module_classes: Iterable[type | str], raise_if_not_found: bool = True
 ) -> list[torch.nn.Module]:
     return _mark_classes(model, leaf_module_classes, False, raise_if_not_found)
 
 
 def unset_z3_leaf_modules_by_name(
-    model: torch.nn.Module, module_names, raise_if_not_found: bool = True
+    model: torch.nn.Module, module_names: Iterable[str], raise_if_not_found: bool = True
 ) -> tuple[list[torch.nn.Module], list[str]]:
     return _mark_names(model, module_names, False, raise_if_not_found)
 
 
 def unset_z3_leaf_modules_by_suffix(
-    model: torch.nn.Module, module_name_suffixes, raise_if_not_found: bool = True
+    model: torch.nn.Module, module_name_suffixes: Iterable[str], raise_if_not_found: bool = True
 ) -> tuple[list[torch.nn.Module], list[str]]:
     return _mark_suffixes(model, module_name_suffixes, False, raise_if_not_found)
 
@@ -239,11 +250,11 @@ def mark_configured_leaf_modules(model: torch.nn.Module, classes: list[str], nam
 
 def set_z3_leaf_module(model: torch.nn.Module, flag: bool) -> None:
     """Marks the model itself, or takes its mark away."""
-    model._z3_leaf = flag
+    cast(_Leaf, model)._z3_leaf = flag
 
 
 def z3_leaf_module(model: torch.nn.Module) -> bool:
-    return getattr(model, "_z3_leaf", False)
+    return bool(getattr(model, "_z3_leaf", False))
 
 
 def z3_leaf_parameter(param: torch.nn.Parameter) -> bool:

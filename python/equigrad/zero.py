@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from equigrad import _core, _ranks
-from equigrad._handles import ZeroParamStatus, engine_of, is_here
+from equigrad._handles import ZeroParamStatus, engine_of, is_here, marked
+
+if TYPE_CHECKING:
+    from equigrad._engine import Engine
 
 __all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "is_here"]
 
@@ -30,8 +32,8 @@ class Init:
 
     def __init__(
         self,
-        config_dict_or_path: str | os.PathLike | dict | None = None,
-        config: str | os.PathLike | dict | None = None,
+        config_dict_or_path: _ranks.Config | None = None,
+        config: _ranks.Config | None = None,
         enabled: bool = True,
     ) -> None:
         self._init: _core.Init | None = None
@@ -66,7 +68,7 @@ class GatheredParameters:
 
     def __init__(
         self,
-        params: torch.nn.Parameter | Iterable[torch.nn.Parameter],
+        params: torch.Tensor | Iterable[torch.Tensor],
         modifier_rank: int | None = None,
         fwd_module: torch.nn.Module | None = None,
         enabled: bool = True,
@@ -77,7 +79,7 @@ class GatheredParameters:
         self._open: list[_core.Gathered | _Early] = []
 
     def __enter__(self) -> None:
-        by_engine: dict[int, tuple[Any, list[torch.nn.Parameter]]] = {}
+        by_engine: dict[int, tuple[Engine, list[torch.Tensor]]] = {}
         for parameter in self._parameters:
             found = engine_of(parameter)
             if found is None and (early := _core.early_shard(parameter)) is not None:
@@ -85,7 +87,7 @@ class GatheredParameters:
             if found is not None:
                 by_engine.setdefault(id(found[0]), (found[0], []))[1].append(parameter)
         for engine, parameters in by_engine.values():
-            self._open.append(engine._core.gather(parameters, self._modifier_rank))
+            self._open.append(engine._living("gather").gather(parameters, self._modifier_rank))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         opened, self._open = self._open, []
@@ -96,7 +98,7 @@ class GatheredParameters:
 class _Early:
     """One parameter of zero.Init, whole while this is open, before there is an engine."""
 
-    def __init__(self, parameter: torch.nn.Parameter, early: _core.EarlyShard, modifier_rank: int | None) -> None:
+    def __init__(self, parameter: torch.Tensor, early: _core.EarlyShard, modifier_rank: int | None) -> None:
         self._parameter = parameter
         self._early = early
         self._modifier_rank = modifier_rank
@@ -107,7 +109,7 @@ class _Early:
                 shard.copy_(early.shard)
             self._ranks.broadcast(shard, rank)
         _core.give_back(parameter, shards.flatten()[: parameter.numel()].clone())
-        parameter._equigrad_gathered = True
+        marked(parameter)._equigrad_gathered = True
         self._before = self._mark()
 
     def _mark(self) -> tuple[int, int]:

@@ -13,5 +13,6 @@ PYBIND11_MODULE(_harness, module) {
   equigrad::python::bind_errors(module);
   equigrad::python::bind_ranks(module);
   equigrad::python::bind_engine(module);
+  equigrad::python::bind_early_shards(module);
   equigrad::python::bind_check(module);
 }

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def test_it_says_what_it_is(python: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
     assert Path(file).is_relative_to(python.parents[1])
     assert "DeepSpeed" in run(python, "-c", "import equigrad; help(equigrad.initialize)", cwd=tmp_path)
+
+
+def test_its_types_are_found_where_it_is_installed(python: Path, tmp_path: Path) -> None:
+    # By mypy of the Python that runs this test, for the environment of the package.
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "mypy", "--python-executable", python]
+    assert "Success" in run(*command, EXAMPLES / "typed.py", cwd=tmp_path)
+    assert "every bit equal" in run(python, EXAMPLES / "typed.py", cwd=tmp_path)
 
 
 def test_the_lines_of_the_readme_run_under_torchrun(python: Path, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 import socket
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,10 +22,13 @@ class RankFailed(AssertionError):
     """A rank raised; the text is its traceback."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody else gets meanwhile, and at which a server that names it may listen."""
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield holder.getsockname()[1]
 
 
 def _rank(connection: Connection, environment: dict[str, str], call: Callable, args: tuple) -> None:
@@ -42,8 +46,12 @@ def _rank(connection: Connection, environment: dict[str, str], call: Callable, a
 
 def outcomes(world: int, call: Callable, *args: Any) -> list[tuple[bool, Any]]:
     """(True, result) or (False, traceback) of call(*args) on each rank, in the environment that torchrun makes."""
+    with reserved_port() as port:
+        return _outcomes(world, port, call, args)
+
+
+def _outcomes(world: int, port: int, call: Callable, args: tuple) -> list[tuple[bool, Any]]:
     forks = get_context("fork")
-    port = free_port()
     started = []
     for rank in range(world):
         mine, other = forks.Pipe()

@@ -381,6 +381,26 @@ def test_where_the_caller_owns_the_boundary_deepspeed_s_refusals_hold() -> None:
     assert "coalesce_grad_reduction is not supported" in coalesce
 
 
+COMMENTED = """{
+  "train_micro_batch_size_per_gpu": 2, // of a rank
+  "managed_gradient_accumulation": false, /* by "hand" */
+  "zero_optimization": {"stage": 3, "leaf_module": {"names": []}},
+  %s
+}"""
+
+
+def of_commented_texts() -> list:
+    client, text = torch.optim.RMSprop, COMMENTED % '"optimizer": {"type": "SGD"} // https://a.b'
+    engine = deepspeed.initialize(model=small(), optimizer=client, config=text)[0]
+    with deepspeed.zero.Init(config=COMMENTED % '"gradient_clipping": 1.0'):
+        model = torch.nn.Linear(4, 2)
+    return [engine.managed_gradient_accumulation(), engine.is_managed, engine.optimizer_name(), model.weight.ds_status.name]
+
+
+def test_a_configuration_may_have_comments() -> None:
+    assert ranks.alone(of_commented_texts) == [False, False, "RMSprop", "NOT_AVAILABLE"]
+
+
 def written(way: str) -> list[str]:
     """Without a modifier, on rank 1 alone; then the parameter is as it was."""
     deepspeed.init_distributed("gloo")

@@ -1,5 +1,6 @@
 // Ranks find each other: all of them or none.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <sys/socket.h>
@@ -7,7 +8,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #include "conformance/testing/rank_test.hpp"
@@ -24,30 +27,61 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Whether a server could listen at `port` now.
-bool is_free(int port) {
-  const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
-  const int reuse = 1;
-  setsockopt(socket_fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  const bool bound =
-      bind(socket_fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
-      listen(socket_fd, 1) == 0;
-  close(socket_fd);
-  return bound;
+// Limits for what a loaded machine delays; none is waited for where all goes well.
+constexpr std::chrono::minutes kLong{2};
+constexpr conformance::ranks::Options kPatient{.timeout = std::chrono::minutes(5)};
+
+// A port of this process's, and of ranks that it forks, as long as this lives: it is bound to a
+// socket that does not listen. The kernel gives it to nobody else, and a server that names it, and
+// reuses addresses as stores do, may listen there.
+class Port {
+ public:
+  Port() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    address.sin_family = AF_INET;
+    auto* name = reinterpret_cast<sockaddr*>(&address);
+    const int reuse = 1;
+    if (bind(socket_, name, length) != 0 || getsockname(socket_, name, &length) != 0 ||
+        setsockopt(socket_, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) != 0)
+      throw std::runtime_error("expected a free port, got none");
+    number_ = ntohs(address.sin_port);
+  }
+  ~Port() { close(socket_); }
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int socket_;
+  int number_ = 0;
+};
+
+// Whether a server listens at a port of this machine: in a line of /proc/net/tcp the second word is
+// the address, the fourth the state.
+bool is_served(int port) {
+  std::ostringstream wanted;
+  wanted << ':' << std::uppercase << std::hex << std::setw(4) << std::setfill('0') << port;
+  for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream table(path);
+    std::string line, number, local, remote, state;
+    for (std::getline(table, line); std::getline(table, line);)
+      if (std::istringstream(line) >> number >> local >> remote >> state;
+          local.ends_with(wanted.str()) && state == "0A")
+        return true;
+  }
+  return false;
 }
 
-// Ports that are free, and stay so: the kernel gives connections, and sockets that name no port,
-// those of its local range, so these lie below it (where it leaves room), others per process.
-std::vector<int> free_ports(size_t count) {
-  int local_range_begin = 0;
-  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> local_range_begin;
-  std::vector<int> ports;
-  for (int port = std::max(local_range_begin, 20'000) - getpid() % 8'192; ports.size() < count;)
-    if (is_free(--port)) ports.push_back(port);
-  return ports;
+// What others bring about, in a time that says nothing.
+template <class Condition>
+void wait_until(Condition condition) {
+  const auto end = std::chrono::steady_clock::now() + kLong;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end)
+      throw std::runtime_error("expected what another rank does, got nothing in two minutes");
+    std::this_thread::sleep_for(milliseconds(2));
+  }
 }
 
 LaunchEnvironment launch_of(const RankContext& context, int port) {
@@ -55,12 +89,12 @@ LaunchEnvironment launch_of(const RankContext& context, int port) {
 }
 
 TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
-  const int port = free_ports(1).front();
+  const Port reserved;
+  const int port = reserved.number();
   EXPECT_EQ(
       on_ranks(2,
                [port](RankContext& context) {
-                 const auto group =
-                     connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30));
+                 const auto group = connect(launch_of(context, port), c10::kCPU, kLong);
                  const auto said =
                      exchange(*group, at::full({1}, 5 + context.rank(), at::kLong)).view({-1});
                  EXPECT_TRUE(at::equal(said, at::tensor({5, 6}, at::kLong)));
@@ -69,15 +103,16 @@ TEST(Connect, RanksOfALauncherMeetAtItsAddress) {
 }
 
 TEST(Connect, ARankOnTheCpuNeedsNoLocalRank) {
-  const int port = free_ports(1).front();
+  const Port reserved;
+  const int port = reserved.number();
   EXPECT_EQ(on_ranks(2,
                      [port](RankContext& context) {
                        auto launch = launch_of(context, port);
                        launch.local_rank.reset();
-                       const auto group = connect(launch, c10::kCPU, std::chrono::seconds(30));
+                       const auto group = connect(launch, c10::kCPU, kLong);
                        EXPECT_EQ(group->world_size(), 2);
                        try {
-                         connect(launch, c10::kCUDA, std::chrono::seconds(30));
+                         connect(launch, c10::kCUDA, kLong);
                          ADD_FAILURE() << "expected an error";
                        } catch (const Error& error) {
                          EXPECT_THAT(error.what(), HasSubstr("[comm.connect] expected LOCAL_RANK"));
@@ -86,64 +121,113 @@ TEST(Connect, ARankOnTheCpuNeedsNoLocalRank) {
             "");
 }
 
-// The lines of this project's that `call` writes to stderr.
-template <class Call>
-std::vector<std::string> said(Call call) {
-  testing::internal::CaptureStderr();
-  call();
-  std::istringstream all(testing::internal::GetCapturedStderr());
+// The lines of this project's that a rank has written to stderr.
+std::vector<std::string> lines_of(const std::string& path) {
+  std::ifstream all(path);
   std::vector<std::string> lines;
   for (std::string line; std::getline(all, line);)
     if (line.starts_with("equigrad:")) lines.push_back(line);
   return lines;
 }
 
-// `late` comes after the first notice is due.
-std::vector<std::string> said_on(RankContext& context, int late, int port) {
-  if (context.rank() == late) std::this_thread::sleep_for(milliseconds(6'500));
-  return said([&] { connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30)); });
+// While it lives, stderr of this process is a file.
+class StderrTo {
+ public:
+  explicit StderrTo(const std::string& path) : kept_(dup(STDERR_FILENO)) {
+    const int file = open(path.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
+    dup2(file, STDERR_FILENO);
+    close(file);
+  }
+  ~StderrTo() {
+    dup2(kept_, STDERR_FILENO);
+    close(kept_);
+  }
+  StderrTo(const StderrTo&) = delete;
+  StderrTo& operator=(const StderrTo&) = delete;
+
+ private:
+  int kept_;
+};
+
+// What each rank says of a meeting to which `late` comes once `speaker` has said that it waits.
+std::vector<std::string> said_on(RankContext& context, int late, int speaker, int port) {
+  const auto file_of = [&](int rank) {
+    return context.directory() + "/stderr" + std::to_string(rank);
+  };
+  if (context.rank() == late) wait_until([&] { return !lines_of(file_of(speaker)).empty(); });
+  {
+    const StderrTo file(file_of(context.rank()));
+    connect(launch_of(context, port), c10::kCPU, kLong);
+  }
+  return lines_of(file_of(context.rank()));
 }
 
 TEST(Connect, RankZeroSaysWhomItWaitsFor) {
-  const int port = free_ports(1).front();
-  EXPECT_EQ(on_ranks(3,
-                     [port](RankContext& context) {
-                       const auto lines = said_on(context, /*late=*/1, port);
-                       std::vector<std::string> want;
-                       if (context.rank() == 0)
-                         want.push_back("equigrad: waiting for rank 1 at 127.0.0.1:" +
-                                        std::to_string(port) + " (5 s of 30 s)");
-                       EXPECT_EQ(lines, want);
-                     }),
+  const Port reserved;
+  const int port = reserved.number();
+  EXPECT_EQ(on_ranks(
+                3,
+                [port](RankContext& context) {
+                  const auto lines = said_on(context, /*late=*/1, /*speaker=*/0, port);
+                  std::vector<std::string> want;
+                  if (context.rank() == 0)
+                    want.push_back("equigrad: waiting for rank 1 at 127.0.0.1:" +
+                                   std::to_string(port) + " (5 s of 120 s)");
+                  EXPECT_EQ(lines, want);
+                },
+                kPatient),
             "");
 }
 
 TEST(Connect, WhoDoesNotReachTheStoreSaysSo) {
-  const int port = free_ports(1).front();
-  EXPECT_EQ(on_ranks(2,
-                     [port](RankContext& context) {
-                       const auto lines = said_on(context, /*late=*/0, port);
-                       std::vector<std::string> want;
-                       if (context.rank() == 1)
-                         want.push_back("equigrad: waiting for rank 0's store at 127.0.0.1:" +
-                                        std::to_string(port) + " (5 s of 30 s)");
-                       EXPECT_EQ(lines, want);
-                     }),
+  const Port reserved;
+  const int port = reserved.number();
+  EXPECT_EQ(on_ranks(
+                2,
+                [port](RankContext& context) {
+                  const auto lines = said_on(context, /*late=*/0, /*speaker=*/1, port);
+                  std::vector<std::string> want;
+                  if (context.rank() == 1)
+                    want.push_back("equigrad: waiting for rank 0's store at 127.0.0.1:" +
+                                   std::to_string(port) + " (5 s of 120 s)");
+                  EXPECT_EQ(lines, want);
+                },
+                kPatient),
             "");
 }
 
 TEST(Connect, TheErrorNamesTheRanksThatNeverCame) {
-  const int port = free_ports(1).front();
+  const Port reserved;
+  const int port = reserved.number();
   EXPECT_EQ(on_ranks(4,
                      [port](RankContext& context) {
                        if (context.rank() % 2 == 1) return;
+                       if (context.rank() == 2) wait_until([&] { return is_served(port); });
                        try {
-                         connect(launch_of(context, port), c10::kCPU, milliseconds(1'500));
+                         connect(launch_of(context, port), c10::kCPU, milliseconds(3'000));
                          ADD_FAILURE() << "expected an error";
                        } catch (const CommunicationError& error) {
                          EXPECT_THAT(error.what(),
                                      AllOf(HasSubstr("/4] [comm.connect] expected 4 ranks at"),
-                                           HasSubstr("none of ranks 1, 3 within 1500 ms")));
+                                           HasSubstr("none of ranks 1, 3 within 3000 ms")));
+                       }
+                     }),
+            "");
+}
+
+TEST(Connect, AStoreThatNeverComesIsACommunicationError) {
+  const Port reserved;
+  const int port = reserved.number();
+  EXPECT_EQ(on_ranks(2,
+                     [port](RankContext& context) {
+                       if (context.rank() == 0) return;
+                       try {
+                         connect(launch_of(context, port), c10::kCPU, milliseconds(300));
+                         ADD_FAILURE() << "expected an error";
+                       } catch (const CommunicationError& error) {
+                         EXPECT_THAT(error.what(),
+                                     AllOf(HasSubstr("[rank 1/2] [comm.connect] expected a store"),
+                                           HasSubstr("See that rank 0 runs")));
                        }
                      }),
             "");
@@ -151,12 +235,17 @@ TEST(Connect, TheErrorNamesTheRanksThatNeverCame) {
 
 // Rank 0 serves the store where they meet.
 TEST(Connect, RanksOfALauncherThatLeaveAtOnceLetTheOthersConnect) {
-  const auto ports = free_ports(40);
-  EXPECT_EQ(on_ranks(3,
-                     [ports](RankContext& context) {
-                       for (const int port : ports)
-                         connect(launch_of(context, port), c10::kCPU, std::chrono::seconds(30));
-                     }),
+  const std::vector<Port> ports(40);
+  EXPECT_EQ(on_ranks(
+                3,
+                [&ports](RankContext& context) {
+                  for (const Port& port : ports) {
+                    // Who finds no store asks again a second later.
+                    if (context.rank() != 0) wait_until([&] { return is_served(port.number()); });
+                    connect(launch_of(context, port.number()), c10::kCPU, kLong);
+                  }
+                },
+                kPatient),
             "");
 }
 
@@ -172,8 +261,8 @@ TEST(Connect, OnlyTheThreadOfTheSocketsPreemptsNobody) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
                        const int before = batch_threads();
-                       const auto group = connect_gloo(
-                           context.rank(), 2, context.directory() + "/batch", milliseconds(30'000));
+                       const auto group =
+                           connect_gloo(context.rank(), 2, context.directory() + "/batch", kLong);
                        EXPECT_EQ(batch_threads() - before, 1);
                        EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
                      }),
@@ -185,7 +274,7 @@ TEST(Connect, APolicyThatTheUserHasChosenStands) {
                      [](RankContext&) {
                        const sched_param priority{};
                        ASSERT_EQ(sched_setscheduler(0, SCHED_BATCH, &priority), 0);
-                       connect({}, c10::kCPU, std::chrono::seconds(5));
+                       connect({}, c10::kCPU, kLong);
                        EXPECT_EQ(sched_getscheduler(0), SCHED_BATCH);
                      }),
             "");
@@ -194,7 +283,7 @@ TEST(Connect, APolicyThatTheUserHasChosenStands) {
 TEST(Connect, OneRankNeedsNobody) {
   EXPECT_EQ(on_ranks(1,
                      [](RankContext&) {
-                       const auto group = connect({}, c10::kCPU, std::chrono::seconds(5));
+                       const auto group = connect({}, c10::kCPU, kLong);
                        EXPECT_EQ(group->world_size(), 1);
                        EXPECT_TRUE(at::equal(exchange(*group, at::full({1}, 3, at::kLong)),
                                              at::full({1, 1}, 3)));
@@ -219,13 +308,14 @@ TEST(Connect, ARankThatDoesNotComeIsACommunicationError) {
 }
 
 TEST(Connect, ARankThatLeavesAtOnceLetsTheOthersConnect) {
-  EXPECT_EQ(on_ranks(3,
-                     [](RankContext& context) {
-                       for (int round = 0; round < 60; ++round)
-                         connect_gloo(context.rank(), 3,
-                                      context.directory() + "/brief" + std::to_string(round),
-                                      std::chrono::seconds(50));
-                     }),
+  EXPECT_EQ(on_ranks(
+                3,
+                [](RankContext& context) {
+                  for (int round = 0; round < 60; ++round)
+                    connect_gloo(context.rank(), 3,
+                                 context.directory() + "/brief" + std::to_string(round), kLong);
+                },
+                kPatient),
             "");
 }
 

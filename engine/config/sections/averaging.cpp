@@ -35,7 +35,8 @@ constexpr Row kRows[] = {
     key("gradient_allreduce_op", one_of(kOperations), "\"mean\"",
         "Whether sums over ranks are divided at all."),
     unsupported("sparse_gradients", "Gradients of embeddings are sent sparse.", "[false]",
-                "A sparse gradient is refused: build embeddings with sparse(false)."),
+                "A sparse gradient is refused: build embeddings with sparse(false), in Python with "
+                "sparse=False."),
     key("reduction", one_of(kOrders), field<&EngineConfig::reduction>,
         "Our own: the documented tree of sums, the backend's own, or sums that no order changes."),
 };

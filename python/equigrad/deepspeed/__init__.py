@@ -9,13 +9,13 @@ of those that the configuration names; and names of DeepSpeed's that the engine 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as comm
 
 import equigrad
-from equigrad import CommunicationError, Error, _core, _ranks, init_distributed, utils
+from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, utils
 from equigrad._optimizer import Optimizer
 from equigrad.deepspeed import runtime, zero
 from equigrad.deepspeed._engine import ConfigError, DeepSpeedEngine, UsageError
@@ -25,6 +25,7 @@ __all__ = [
     "ConfigError",
     "DeepSpeedEngine",
     "Error",
+    "NotSupportedError",
     "UsageError",
     "add_config_arguments",
     "comm",
@@ -82,9 +83,10 @@ def _initialize(
             keywords.pop(name, None)
     keywords.pop("distributed_port", None)  # of DeepSpeed's own connection; the engine reads MASTER_PORT
     made = equigrad.initialize(args, model, *positional, **keywords, engine_class=DeepSpeedEngine)
-    made[0].is_managed = is_managed
-    runtime.torch_autocast.remember(made[0])
-    return made
+    engine = cast(DeepSpeedEngine, made[0])
+    engine.is_managed = is_managed
+    runtime.torch_autocast.remember(engine)
+    return engine, *made[1:]
 
 
 def _is_managed(text: str) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 import equigrad
-from equigrad import Engine, Error
+from equigrad import Engine, Error, NotSupportedError, _deepspeed_api
 
 
 class UsageError(Error, AssertionError):
@@ -34,9 +35,6 @@ class DeepSpeedEngine(Engine):
     # Where it does not: calls of backward() since the last step(), and those that were stepped.
     passes, passes_stepped = 0, 0
 
-    def managed_gradient_accumulation(self) -> bool:
-        return self.is_managed
-
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next step() acts; False where the caller owns the boundary, as DeepSpeed says it outside of step()."""
         return self.is_managed and super().is_gradient_accumulation_boundary()
@@ -56,12 +54,10 @@ class DeepSpeedEngine(Engine):
         self.passes += 1
         return given
 
-    def scale(self, tensor: torch.Tensor) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """As Engine.scale, of a scalar loss alone: equigrad.Engine.scale takes an output of any shape."""
-        _check_scalar(
-            tensor, "scale", "equigrad.initialize(...), whose engine.scale(output).backward(gradient) takes any shape"
-        )
-        return super().scale(tensor)
+        _check_scalar(loss, "scale", "equigrad.initialize(...), whose engine.scale(output).backward(gradient) takes any shape")
+        return super().scale(loss)
 
     def step(self, lr_kwargs: dict[str, float] | None = None) -> None:
         if self.inside_no_sync_ctxt:
@@ -80,35 +76,9 @@ class DeepSpeedEngine(Engine):
             return super().global_samples
         return self.passes_stepped * self.train_micro_batch_size_per_gpu() * self.world_size
 
-    def empty_partition_cache(self) -> None:
-        """Nothing is kept that could be released: between steps a rank holds its shards, and parameters small enough to persist."""
-
-    def get_pld_theta(self) -> float | None:
-        """Of the last forward pass under progressive layer drop; None without it."""
-        core = self._living("get_pld_theta")
-        return core.layer_drop()["pld_theta"] if core.config.progressive_layer_drop else None
-
-    def fp16_enabled(self) -> bool:
-        return self._living("fp16_enabled").config.compute_dtype == "float16"
-
-    def bfloat16_enabled(self) -> bool:
-        return self._living("bfloat16_enabled").config.compute_dtype == "bfloat16"
-
-    def torch_autocast_enabled(self) -> bool:
-        return self._living("torch_autocast_enabled").config.autocast
-
-    def torch_autocast_dtype(self) -> torch.dtype | None:
-        config = self._living("torch_autocast_dtype").config
-        return getattr(torch, config.autocast_dtype) if config.autocast else None
-
-    def dynamic_loss_scale(self) -> bool:
-        return self._living("dynamic_loss_scale").config.dynamic_loss_scale
-
-    def zero_optimization_partition_gradients(self) -> bool:
-        return self.zero_optimization_stage() >= 2
-
-    def zero_optimization_partition_weights(self) -> bool:
-        return self.zero_optimization_stage() == 3
+    def __getattr__(self, name: str) -> Any:
+        # As with DeepSpeed's, before an attribute of the model's.
+        return _deepspeed_api.attribute(self, name) if _deepspeed_api.knows(name) else super().__getattr__(name)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -130,7 +100,7 @@ class DeepSpeedEngine(Engine):
         """
         stage = self.zero_optimization_stage()
         if stage == 0:
-            raise NotImplementedError(
+            raise NotSupportedError(
                 "[engine.coalesce_grad_reduction] expected ZeRO stage 1, 2 or 3, got stage 0. Use no_sync() there."
             )
         if not self.is_managed:
@@ -139,7 +109,7 @@ class DeepSpeedEngine(Engine):
                 "coalesce_grad_reduction is not supported with managed_gradient_accumulation=False: call step() once, after the passes."
             )
         if self.pipeline_parallelism:
-            raise NotImplementedError(
+            raise NotSupportedError(
                 "[engine.coalesce_grad_reduction] expected no pipeline parallelism, got it. Leave the scope out."
             )
         with self._own_scope("coalesce_grad_reduction"):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import equigrad
-from equigrad import Error
+from equigrad import Error, _ranks
 from equigrad.zero import GatheredParameters, ZeroParamStatus, is_here
 
 __all__ = ["GatheredParameters", "Init", "ZeroParamStatus", "is_here"]
@@ -22,8 +21,8 @@ class Init(equigrad.zero.Init):
         mem_efficient_linear: bool = True,
         remote_device: str | None = None,
         pin_memory: bool = False,
-        config_dict_or_path: str | os.PathLike | dict | None = None,
-        config: str | os.PathLike | dict | None = None,
+        config_dict_or_path: _ranks.Config | None = None,
+        config: _ranks.Config | None = None,
         enabled: bool = True,
         **more: Any,
     ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -69,7 +70,8 @@ def get_autocast_dtype() -> torch.dtype | None:
         engine = made()
         config = None if engine is None or engine._core is None else engine._core.config
         if config is not None and config.autocast:
-            return getattr(torch, config.autocast_dtype)
+            dtype: torch.dtype = getattr(torch, config.autocast_dtype)
+            return dtype
     return None
 
 
@@ -80,7 +82,9 @@ def get_default_autocast_lower_precision_modules() -> list[str]:
 
 def _full_names(modules: Iterable[str] | None) -> list[str]:
     """As the configuration reads them: torch.nn.Linear for Linear and for torch.nn.modules.linear.Linear."""
-    section = {"enabled": True} | ({} if modules is None else {"lower_precision_safe_modules": list(modules)})
+    section: dict[str, Any] = {"enabled": True}
+    if modules is not None:
+        section["lower_precision_safe_modules"] = list(modules)
     config = {"train_batch_size": 1, "torch_autocast": section, "optimizer": {"type": "SGD", "params": {"lr": 1}}}
     return _core.load_config(json.dumps(config), 1).lower_precision_safe_modules
 
@@ -95,7 +99,8 @@ has_autocast_dtype = has_comm_dtype
 
 def get_comm_dtype(param: torch.nn.Parameter) -> torch.dtype:
     """The type in which the parameter's gradient is sent."""
-    return getattr(param, PARAM_COMM_DTYPE_ATTR_NAME, param.dtype)
+    dtype: torch.dtype = getattr(param, PARAM_COMM_DTYPE_ATTR_NAME, param.dtype)
+    return dtype
 
 
 def get_all_comm_dtypes(params: Iterable[torch.nn.Parameter]) -> set[torch.dtype]:
