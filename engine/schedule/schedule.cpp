@@ -30,10 +30,12 @@ PerGroup for_groups(const char* name, const PerGroup& values, std::size_t groups
                   ". Give one number for all groups, or a list of that length.");
 }
 
-// lerp is exact at both ends and monotone between them, which min + (max - min) * at is not.
+// DeepSpeed's operations: lerp, which is exact at both ends, has other bits.
+double between(double from, double to, double at) { return from + (to - from) * at; }
+
 PerGroup between(const PerGroup& from, const PerGroup& to, double at) {
   PerGroup result(from.size());
-  for (std::size_t i = 0; i < from.size(); ++i) result[i] = std::lerp(from[i], to[i], at);
+  for (std::size_t i = 0; i < from.size(); ++i) result[i] = between(from[i], to[i], at);
   return result;
 }
 
@@ -46,6 +48,20 @@ std::string shown(double value) {
   std::ostringstream text;
   text << value;
   return text.str();
+}
+
+// That an update can use them.
+void require_usable(const Rates& rates, std::int64_t i) {
+  const std::string after = "iteration " + std::to_string(i);
+  for (const double lr : rates.lr)
+    if (!std::isfinite(static_cast<float>(lr)))
+      throw Error("scheduler", "expected a learning rate that fp32 can hold at " + after +
+                                   ", got " + shown(lr) + ". Lower the scheduler's rates.");
+  for (const double beta1 : rates.beta1)
+    if (!(beta1 >= 0.0 && beta1 < 1.0))
+      throw Error("scheduler.params.decay_mom_rate",
+                  "expected it to leave beta1 below 1 at " + after + ", got " + shown(beta1) +
+                      ". Lower it, raise decay_step_size, or end the training earlier.");
 }
 
 class Iterations : public Schedule {
@@ -86,19 +102,6 @@ class Iterations : public Schedule {
     return nearest.empty() ? " Rename it, or drop it." : nearest;
   }
 
-  static void require_usable(const Rates& rates, std::int64_t i) {
-    const std::string after = "iteration " + std::to_string(i);
-    for (const double lr : rates.lr)
-      if (!std::isfinite(static_cast<float>(lr)))
-        throw Error("scheduler", "expected a learning rate that fp32 can hold at " + after +
-                                     ", got " + shown(lr) + ". Lower the scheduler's rates.");
-    for (const double beta1 : rates.beta1)
-      if (!(beta1 >= 0.0 && beta1 < 1.0))
-        throw Error("scheduler.params.decay_mom_rate",
-                    "expected it to leave beta1 below 1 at " + after + ", got " + shown(beta1) +
-                        ". Lower it, raise decay_step_size, or end the training earlier.");
-  }
-
   const SchedulerConfig config_;
   const std::string keyword_;
   std::int64_t iteration_;
@@ -129,7 +132,7 @@ class Warmup : public Iterations {
   double height(std::int64_t i) const {
     if (i < 0) return 0.0;
     const bool by_ratio = config().kind == Kind::WarmupCosineLr;
-    if (i < steps_) return by_ratio ? std::lerp(config().warmup_min_ratio, 1.0, warm(i)) : warm(i);
+    if (i < steps_) return by_ratio ? between(config().warmup_min_ratio, 1.0, warm(i)) : warm(i);
     if (by_ratio) return cosine(i);
     if (config().kind == Kind::WarmupLr) return 1.0;
     return std::max(0.0, ratio(config().total_num_steps - i, after_));
@@ -137,13 +140,13 @@ class Warmup : public Iterations {
 
   double warm(std::int64_t i) const {
     if (config().warmup_type == SchedulerConfig::WarmupType::Linear) return ratio(i, steps_);
-    return std::log(static_cast<double>(i + 1)) / std::log(static_cast<double>(steps_));
+    return 1.0 / std::log(static_cast<double>(steps_)) * std::log(static_cast<double>(i + 1));
   }
 
   double cosine(std::int64_t i) const {
     const double progress = std::min(1.0, ratio(i - steps_ + 1, after_));
     const double fall = (1.0 + std::cos(std::numbers::pi * progress)) / 2.0;
-    return std::lerp(config().cos_min_ratio, 1.0, fall);
+    return between(config().cos_min_ratio, 1.0, fall);
   }
 
   const std::int64_t steps_;  // n: ln(1) would divide by 0
@@ -183,13 +186,17 @@ class OneCycle : public Iterations {
  private:
   // 0 at both ends of the cycle, 1 where its halves meet. A second half of 0 steps falls at once.
   double scale_of(std::int64_t batch) const {
-    if (batch >= first_ + second_) return 0.0;
-    if (batch <= first_) return half(batch, first_, config().cycle_first_stair_count);
-    return half(first_ + second_ - batch, second_, second_stairs_);
+    const std::int64_t cycle = first_ + second_;
+    if (batch >= cycle) return 0.0;
+    // The part of the cycle that is over is rounded as 1 + part, as DeepSpeed does.
+    const double part = (1.0 + ratio(batch, cycle)) - 1.0, middle = ratio(first_, cycle);
+    const bool rises = part <= middle;
+    const std::int64_t stairs = rises ? config().cycle_first_stair_count : second_stairs_;
+    if (stairs == 0) return rises ? part / middle : (part - 1.0) / (middle - 1.0);
+    return batch <= first_ ? stair(batch, first_, stairs) : stair(cycle - batch, second_, stairs);
   }
 
-  static double half(std::int64_t batch, std::int64_t size, std::int64_t stairs) {
-    if (stairs == 0) return ratio(batch, size);
+  static double stair(std::int64_t batch, std::int64_t size, std::int64_t stairs) {
     // The product is rounded only beyond 2^53, so a stair that is reached is never missed below.
     const double reached = static_cast<double>(batch) * static_cast<double>(stairs);
     return std::floor(reached / static_cast<double>(size)) / static_cast<double>(stairs);
@@ -218,10 +225,7 @@ class RangeTest : public Iterations {
   const PerGroup min_;
 };
 
-}  // namespace
-
-std::unique_ptr<Schedule> make_schedule(const SchedulerConfig& config,
-                                        const std::vector<double>& group_lr) {
+std::unique_ptr<Schedule> of_kind(const SchedulerConfig& config, const PerGroup& group_lr) {
   switch (config.kind) {
     case Kind::OneCycle:
       return std::make_unique<OneCycle>(config, group_lr.size());
@@ -233,6 +237,15 @@ std::unique_ptr<Schedule> make_schedule(const SchedulerConfig& config,
       break;
   }
   return std::make_unique<Warmup>(config, group_lr);
+}
+
+}  // namespace
+
+std::unique_ptr<Schedule> make_schedule(const SchedulerConfig& config,
+                                        const std::vector<double>& group_lr) {
+  auto schedule = of_kind(config, group_lr);
+  require_usable(schedule->current(), config.last_batch_iteration);
+  return schedule;
 }
 
 }  // namespace equigrad::schedule

@@ -19,9 +19,12 @@
 //   n = max(2, warmup_num_steps), a = warmup_min_ratio, c = cos_min_ratio
 //
 // Different on purpose: the second beta stays as configured (DeepSpeed sets 0.99); a keyword that
-// the schedule does not know is an error (DeepSpeed jumps to iteration train_batch_size).
-// Invariants: step acts on nothing but the iteration; current depends on nothing but it. A skipped
-// update calls no step and holds the rates.
+// the schedule does not know is an error (DeepSpeed jumps to iteration train_batch_size); when
+// last_batch_iteration is given, the first update has the rates of that iteration (DeepSpeed leaves
+// the optimizer's, which a checkpoint brings, until the first step).
+// Invariants: rates have DeepSpeed's bits: its operations on doubles, in its order, so that the end
+// of a rise may miss its bound by a rounding. step acts on nothing but the iteration; current
+// depends on nothing but it. A skipped update calls no step and holds the rates.
 // Units: i counts applied updates from 0; rates are doubles, rounded to fp32 by the update.
 // Errors: equigrad::Error for a list that does not have one value for each parameter group, for a
 // keyword (see check), and for a beta1 that decay_mom_rate would carry to 1.

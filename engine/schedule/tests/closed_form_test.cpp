@@ -16,9 +16,11 @@ using WarmupType = SchedulerConfig::WarmupType;
 
 constexpr int kUpdates = 400;
 
-// A schedule makes at most 16 roundings of half an ulp on the way to a rate: a quotient or two
-// logarithms (5), or a cosine and its argument (12, since the slope of the cosine is at most 1 and
-// its amplitude is halved), then an interpolation (4). None is of more than the largest rate.
+// A schedule makes at most 16 roundings of half an ulp on the way to a rate: two logarithms, an
+// inverse and a product (6), or a cosine and its argument (12, since the slope of the cosine is at
+// most 1 and its amplitude is halved), or the part of a cycle (2.5, with a one before it), over a
+// side that is at least 0.4 of it (8 with the quotient), then an interpolation (4). None is of more
+// than the largest rate.
 void expect_within_roundings(double got, long double exact, long double largest) {
   const long double bound = 16.0L * std::ldexp(1.0L, -53) * largest;
   EXPECT_LE(std::fabs(static_cast<long double>(got) - exact), bound) << got << " against " << exact;

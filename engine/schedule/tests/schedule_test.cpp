@@ -111,6 +111,40 @@ TEST(DeepSpeedsValues, LrRangeTest) {
                           0.00300000003F, 0.00300000003F, 0.00499999989F));
 }
 
+// ---- What it gives in fp64, where another order of operations has other bits ----
+
+double lr_of(const SchedulerConfig& config, int update) {
+  return first_rates(config, update + 1).back().lr.at(0);
+}
+
+TEST(DeepSpeedsBits, ALogarithmIsMultipliedByTheInverseOfTheLast) {
+  SchedulerConfig config = warmup(Kind::WarmupDecayLr, 1000, 1000);
+  config.warmup_max_lr = {0.001};
+  EXPECT_EQ(lr_of(config, 23), 0.00045390927867253102);  // quotient: 0.00045390927867253097
+}
+
+TEST(DeepSpeedsBits, ARateIsTheLeastAndAPartOfTheDifference) {
+  SchedulerConfig config = warmup(Kind::WarmupLr, 5, 0, WarmupType::Linear);
+  config.warmup_min_lr = {0.001};
+  EXPECT_EQ(lr_of(config, 5), 0.0082000000000000024);
+  EXPECT_EQ(lr_of(config, 6), 0.010000000000000002) << "above warmup_max_lr";
+}
+
+TEST(DeepSpeedsBits, AnAngleAndARatioAreParts) {
+  SchedulerConfig config = warmup(Kind::WarmupCosineLr, 4, 9);
+  config.warmup_min_ratio = 0.1;
+  EXPECT_EQ(lr_of(config, 2), 0.0055000000000000005);
+  EXPECT_EQ(lr_of(config, 7), 0.0034555695366224508);
+  EXPECT_EQ(lr_of(config, 9), 1.0000000000000002e-06);
+}
+
+TEST(DeepSpeedsBits, ThePartOfACycleIsRoundedWithAOneBeforeIt) {
+  SchedulerConfig config = one_cycle(3, 4);
+  EXPECT_EQ(lr_of(config, 1), 0.0036666666666666657);  // of 1 / 3: 0.0036666666666666666
+  EXPECT_EQ(lr_of(config, 5), 0.0049999999999999984);
+  EXPECT_EQ(first_rates(config, 5).back().beta1.at(0), 0.82500000000000007);
+}
+
 // ---- Edges ----
 
 TEST(Edges, AWarmUpOfOneStepCountsAsTwo) {
@@ -159,6 +193,17 @@ TEST(Momentum, ThatWouldReachOneIsAnErrorBeforeItDoes) {
   EXPECT_EQ(schedule->current(), before);
   schedule->step({{"batch_iteration", 0}});  // and it works afterwards
   EXPECT_EQ(schedule->last_batch_iteration(), 0);
+}
+
+TEST(Momentum, ThatIsOneWhereTheScheduleGoesOnIsAnError) {
+  SchedulerConfig config = one_cycle(1, 1);
+  config.decay_step_size = 1;
+  config.decay_mom_rate = 0.1;
+  config.last_batch_iteration = 2;
+  EXPECT_EQ(make_schedule(config, kOneGroup)->current().beta1, (std::vector<double>{0.9 * 1.1}));
+  config.last_batch_iteration = 3;
+  EXPECT_THAT(error_of([&] { make_schedule(config, kOneGroup); }),
+              HasSubstr("expected it to leave beta1 below 1 at iteration 3, got 1.08"));
 }
 
 TEST(RangeTest, BeyondFp32IsAnErrorBeforeItGetsThere) {
@@ -213,7 +258,7 @@ TEST(Groups, TakeOneValueForAllOrOneEach) {
   config.cycle_max_lr = {0.009, 0.09};
   config.cycle_max_mom = {0.9, 0.95};
   const Rates peak = first_rates(config, 5, {1, 1}).back();
-  EXPECT_THAT(peak.lr, ElementsAre(0.009, 0.09));
+  EXPECT_THAT(peak.lr, ElementsAre(0.001 + (0.009 - 0.001), 0.001 + (0.09 - 0.001)));
   EXPECT_THAT(first_rates(config, 12, {1, 1}).back().beta1, ElementsAre(0.9, 0.95));
   EXPECT_EQ(error_of([&] {
               make_schedule(config, {1, 1, 1});
