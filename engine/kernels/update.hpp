@@ -15,8 +15,8 @@
 // gradient is read only. Numbers in fp32 are not copied.
 // Shapes: every array has `numel` elements; no two overlap.
 // Errors: none.
-// Depends on: kernels/element.hpp, kernels/instruction_set.hpp; the source on kernels/convert.hpp and
-// kernels/parallel.hpp.
+// Depends on: kernels/element.hpp, kernels/instruction_set.hpp; the source on kernels/convert.hpp
+// and kernels/parallel.hpp.
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,8 @@
 //          p = p - d lr, where d is the buffer, or d + buffer mu with Nesterov
 //
 // Invariants: element i of every result depends on element i of the operands only, so a shard's
-// bits are the whole's, whatever the number of threads (kernels/parallel.hpp). The rule is computed in fp32; numbers
-// stored in 16 bits are widened and each rounded once to its own type at the end.
+// bits are the whole's, whatever the number of threads (kernels/parallel.hpp). The rule is computed
+// in fp32; numbers stored in 16 bits are widened and each rounded once to its own type at the end.
 // Shapes: flat tensors of one length on one device, each in fp32, bf16 or fp16; updated in place.
 // Units: `step` counts from 1.
 // Errors: equigrad::Error for another dtype.

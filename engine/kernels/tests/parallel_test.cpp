@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -147,6 +148,18 @@ TEST(ParallelFor, LeavesTheCallersStateAlone) {
     EXPECT_EQ(at::get_thread_num(), 0);
     EXPECT_FALSE(at::in_parallel_region());
   }
+}
+
+// Two of them have a pool each, whose threads spin while the other's work.
+TEST(ParallelFor, TheProcessHasOneLibraryOfOpenMp) {
+  const ThreadsGuard guard(2);
+  EXPECT_EQ(parts_of(kManyNumel).threads.size(), 2u);
+  std::set<std::string> libraries;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    for (const char* name : {"/libgomp", "/libomp", "/libiomp"})
+      if (line.find(name) != std::string::npos) libraries.insert(line.substr(line.find('/')));
+  EXPECT_THAT(libraries, testing::SizeIs(1));
 }
 
 }  // namespace
