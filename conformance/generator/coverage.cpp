@@ -114,7 +114,7 @@ const std::map<std::string, std::vector<std::string>>& known() {
       {"tensor layout", {"contiguous", "transposed", "channels_last", "sliced"}},
       {"tensor type", {"float", "int64", "uint8"}},
       {"tensor values", {"usual", "zeros", "negative_zeros", "subnormal", "nan"}},
-      {"tensor dimensions", {"0", "1", "2", "4"}},
+      {"tensor dimensions", {"0", "1", "2", "3", "4"}},
       {"tensor elements", {"0", "1", "2^1", "2^4", "2^8", "2^12", "2^17", "2^21", "2^22"}},
       {"hook", {"none", "observes", "halves"}},
       {"names of a tensor", {"1", "2"}},

@@ -38,6 +38,7 @@ std::vector<int64_t> any_sizes(Dice& dice, bool is_large) {
     case 2:
       return {dice.between(1, 9), dice.between(1, 9)};
     case 3:
+      if (dice.one_in(3)) return {dice.between(1, 4), dice.between(1, 4), dice.between(1, 4)};
       return {dice.between(1, 4), dice.between(1, 5), dice.between(1, 3), dice.between(1, 3)};
     case 4:
       return {dice.log_uniform(1, 5000)};
