@@ -86,6 +86,8 @@ void add_run(CLI::App& app, RunCommand& command) {
       ->check(generate_problem);
   app.add_option("--generate-seed", command.generate_seed, "Of those cases; by default a fresh one")
       ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 53));
+  app.add_flag("--no-shrink{false}", command.shrinks,
+               "Generated cases that fail are not made smaller");
   app.add_option("--case", command.case_file,
                  "A generated case from a file that a run has written: case.json, smaller.json")
       ->check(CLI::ExistingFile);

@@ -64,6 +64,7 @@ struct RunCommand {
   std::string generate;      // generated cases after the others: 2000, 90s, 10m, 2h, 0; empty: 25s
                              // behind a whole run, none behind a part of one
   std::optional<uint64_t> generate_seed;  // nothing: a fresh one
+  bool shrinks = true;                    // the first generated cases that fail
   std::string case_file;                  // of one generated case
   bool quiet = false, verbose = false;
   std::string color = "auto";

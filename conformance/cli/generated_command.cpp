@@ -101,6 +101,7 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
   return GeneratedOptions{.seed = command.generate_seed ? *command.generate_seed : fresh_seed(),
                           .count = amount->count,
                           .seconds = amount->seconds,
+      .shrink_s = command.shrinks ? 30.0 : 0.0,
                           .keep = command.report + "/fail",
                           .replay_prefix = program,
                           .replay_suffix = " --report " + shell_word(command.report + "-replay"),
