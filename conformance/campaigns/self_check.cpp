@@ -49,7 +49,10 @@ Outcomes answers(ProcessSlots& slots, int world, const nlohmann::json& request,
 // Makes the twin, and runs the case without a fault: red proves nothing where green is not to be
 // had.
 Ground prepare(ProcessSlots& slots, const Ask& ask, const std::string& id) {
-  Ground ground{parse_id(id), slots.directory() + "/self-check." + id, ""};
+  Ground ground{.spec = parse_id(id),
+                .path = slots.directory() + "/self-check." + id,
+                .spoiled = "",
+                .failed = ""};
   auto twin = ask("twin", id);
   twin["path"] = ground.path;
   const auto made = answers(slots, 1, twin, "the twin");
