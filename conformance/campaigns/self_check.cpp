@@ -46,6 +46,15 @@ Outcomes answers(ProcessSlots& slots, int world, const nlohmann::json& request,
   return *outcomes;
 }
 
+// "step 1, gradient of head.bias [0, 3) on rank 0": the first line of a message.
+std::string first_difference(const std::string& message) {
+  const std::string line = reports::first_line(message), word = "first ";
+  auto begin = std::min(line.find_first_not_of(' '), line.size());
+  if (line.compare(begin, word.size(), word) == 0)
+    begin = std::min(line.find_first_not_of(' ', begin + word.size()), line.size());
+  return line.substr(begin);
+}
+
 // Makes the twin, and runs the case without a fault: red proves nothing where green is not to be
 // had.
 Ground prepare(ProcessSlots& slots, const Ask& ask, const std::string& id) {
@@ -65,9 +74,7 @@ Ground prepare(ProcessSlots& slots, const Ask& ask, const std::string& id) {
   const auto outcomes = answers(slots, ground.spec.world, request, "the case without a fault");
   const auto clean = judge(ground.spec, "", outcomes);
   if (!clean.answered || !reports::passed(clean.record.verdict)) {
-    const std::string first = reports::first_line(clean.record.message);
-    const auto begin = std::min(first.find_first_not_of(' '), first.size());
-    ground.failed = id + ": " + first.substr(begin);
+    ground.failed = id + ": " + first_difference(clean.record.message);
   }
   return ground;
 }

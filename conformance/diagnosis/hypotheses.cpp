@@ -310,11 +310,13 @@ class GradientSearch {
         if (matrix[r][m] != 0)
           predicted = combined(std::move(predicted), parts_[r][m], matrix[r][m]);
       }
+    Values sizes = sizes_;
+    for (double& size : sizes) size *= largest;
     search_.try_values(predicted, {.formula = "got = the sum of C x contribution",
                                    .cause = cause,
                                    .handicap = handicap,
-                                   .of_sum = rounding_ulp(evidence_) * largest,
-                                   .sizes = sizes_,
+                                   .of_sum = rounding_ulp(evidence_),
+                                   .sizes = std::move(sizes),
                                    .fitted = fitted,
                                    .least = kFactorElements,
                                    .coefficients = matrix});
