@@ -73,8 +73,8 @@ void Alone::tell(const Suspect& suspect, reports::Case& record) const {
   record.replay = begin_ + " " + before + " " + suspect.id + " --one-process" + end_;
 }
 
-// "$(cat F)" of a file with the ids before it; empty where they fit into a line, or no file is to be
-// had.
+// "$(cat F)" of a file with the ids before it; empty where they fit into a line, or no file is
+// to be had.
 std::string Alone::written(const Suspect& suspect) const {
   if (suspect.before.size() <= kMostNamed || folder_.empty()) return {};
   mkdir(folder_.c_str(), 0777);

@@ -1,7 +1,7 @@
 // Alone: failures of a run, repeated alone at its end, so that a replay is no promise that nobody
 // tried. A rank process serves many cases: what one leaves behind may be what fails a later one.
 //
-//   equigrad run A B C ID --one-process --seed N     where ID fails behind A, B and C, and not alone
+//   equigrad run A B C ID --one-process --seed N   where ID fails behind A, B and C, and not alone
 //
 // Invariants: at most kMostRepeated failures of a run are repeated, each once, in fresh rank
 // processes, with its case's own time-outs; a failure that no case came before is a replay by

@@ -3,8 +3,8 @@
 // Invariants: every spec is in the result once, in the order given, with a verdict.
 // Units: seconds of wall clock.
 // Errors: equigrad::Error when the pool cannot start.
-// Depends on: process_slots.hpp, alone.hpp, contract_case.hpp, matrix.hpp, program.hpp, reports/record.hpp. No
-// torch.
+// Depends on: process_slots.hpp, alone.hpp, contract_case.hpp, matrix.hpp, program.hpp,
+// reports/record.hpp. No torch.
 #pragma once
 
 #include <cstdint>

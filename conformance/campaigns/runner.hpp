@@ -99,8 +99,8 @@ class MatrixRun {
 
 // What repeats failures of a run with these options.
 Alone alone_of(const RunOptions& options);
-// All of it. Fills in self_checks, engine_failure, cases, memory, underflow, seed, failure, interrupted, signal and
-// wall_s.
+// All of it. Fills in self_checks, engine_failure, cases, memory, underflow, seed, failure,
+// interrupted, signal and wall_s.
 reports::Run run_matrix(const RunOptions& options);
 
 }  // namespace equigrad::conformance

@@ -1,9 +1,10 @@
 // Explain: turns a wrong gradient into a place and a likely cause.
 //
 // The commonest fault is a wrong coefficient on (rank, micro-batch): lost, doubled, divided twice,
-// not averaged. Each hypothesis predicts the wrong elements from the right ones, and is offered only
-// where its prediction is what was got, but for its own roundings, on the elements that it claims,
-// and these are too many to be an accident (search.hpp). Otherwise no known fault explains it.
+// not averaged. Each hypothesis predicts the wrong elements from the right ones, and is offered
+// only where its prediction is what was got, but for its own roundings, on the elements that it
+// claims, and these are too many to be an accident (search.hpp). Otherwise no known fault explains
+// it.
 //
 // Invariants: says nothing about right or wrong: it is asked only after a comparison failed. The
 //   first hypothesis has the least residual; a simpler one comes first among equals.

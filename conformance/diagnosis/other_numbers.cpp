@@ -93,8 +93,8 @@ std::vector<oracle::Prediction> other_norms(const DiagnosisInput& input, int ste
       of_shards[static_cast<std::size_t>(s)] +=
           flat.slice(0, s * numel, (s + 1) * numel).square().sum().item<double>();
   }
-  // A sum of so many squares, half of whose roundings the root leaves; or those of clipping, which is
-  // undone above: the factor and the product, twice each in a square, and halved again.
+  // A sum of so many squares, half of whose roundings the root leaves; or those of clipping, which
+  // is undone above: the factor and the product, twice each in a square, and halved again.
   constexpr double kOfClipping = 4;
   const Numbers norms{all, clip == 1 ? static_cast<double>(elements) + kOfProduct : kOfClipping};
   norms.add("the square of the norm, without the root", squares);

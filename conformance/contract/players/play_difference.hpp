@@ -1,10 +1,10 @@
-// PlayDifference: the first thing in which the engine's play was another than the reference's: which
-// call gave it, of which parameter, and the values.
+// PlayDifference: the first thing in which the engine's play was another than the reference's:
+// which call gave it, of which parameter, and the values.
 //
 // Invariants: `order` grows in the order of the program, alike on every rank, so that the least of
 // all ranks is where to look.
-// Shapes: got and want are flat, elements [begin, begin + numel) of `whole`; previous is like whole.
-//   Undefined: nothing was compared, or it is not known.
+// Shapes: got and want are flat, elements [begin, begin + numel) of `whole`; previous is like
+//   whole. Undefined: nothing was compared, or it is not known.
 // Units: windows count from 0.   Errors: none.
 // Depends on: ATen.
 #pragma once
