@@ -72,7 +72,7 @@ reports::Run checked_run(const RunCommand& command, const std::vector<GeneratedC
       [&](const char* what, const std::string& id) -> nlohmann::json {
         return {{"do", what}, {"id", id}, {"seed", command.seed}, {"data", to_json(data)}};
       },
-      run.self_checks);
+      run);
   if (!options) return run;
   if (cases.empty()) {
     run_generated(*options, slots, run);
@@ -101,7 +101,7 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
   return GeneratedOptions{.seed = command.generate_seed ? *command.generate_seed : fresh_seed(),
                           .count = amount->count,
                           .seconds = amount->seconds,
-      .shrink_s = command.shrinks ? 30.0 : 0.0,
+                          .shrink_s = command.shrinks ? 30.0 : 0.0,
                           .keep = command.report + "/fail",
                           .replay_prefix = program,
                           .replay_suffix = " --report " + shell_word(command.report + "-replay"),

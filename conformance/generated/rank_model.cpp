@@ -9,6 +9,7 @@
 
 #include "conformance/cases/model_groups.hpp"
 #include "conformance/on_rank/backward.hpp"
+#include "conformance/on_rank/caller_state.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/error.hpp"
 
@@ -53,7 +54,7 @@ class GeneratedRankModel : public RankModel {
   std::vector<NamedTensors> groups() override { return model_->all_groups(); }
   std::unique_ptr<Engine> make_engine(const std::string& config,
                                       std::shared_ptr<comm::Communicator> group) override;
-  at::Tensor run_pass(Engine& engine, const Pass& pass) override;
+  at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override;
 
  private:
   Style style_of(const Pass& pass, int use) const;
@@ -123,20 +124,27 @@ void GeneratedRankModel::backward(Engine& engine, const at::Tensor& loss, Style 
   }
 }
 
-at::Tensor GeneratedRankModel::run_pass(Engine& engine, const Pass& pass) {
+// The forward pass alone runs code that may draw, of torch's.
+at::Tensor GeneratedRankModel::run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) {
   for (const auto& event : one_.execution.events)
     if (event.step == pass.step && event.micro_batch == pass.micro_batch)
-      happen(engine, event.what, pass);
+      caller.around(event.what, {Share::Generator, Share::Callback},
+                    [&] { happen(engine, event.what, pass); });
   for (const auto& rate : one_.workload.rates)
-    if (rate.step == pass.step && pass.micro_batch == 0) engine.set_lr(rate.lr);
-  const auto loss = forward(engine, pass);
+    if (rate.step == pass.step && pass.micro_batch == 0) {
+      caller.around("set_lr()", {}, [&] { engine.set_lr(rate.lr); });
+      types_.rates->assign(one_.workload.groups.size(), rate.lr);
+    }
+  const auto loss =
+      caller.around("a forward pass and its autocast()", {}, [&] { return forward(engine, pass); });
   const auto uses = uses_of(one_.workload, pass);
-  for (int use = 1; use <= uses; ++use) {
-    if (is_undivided(one_.workload, pass))
-      engine.backward(loss, use < uses, /*scale_wrt_gas=*/false);
-    else
-      backward(engine, loss, style_of(pass, use), use < uses);
-  }
+  for (int use = 1; use <= uses; ++use)
+    caller.around("a backward pass", {Share::Callback}, [&] {
+      if (is_undivided(one_.workload, pass))
+        engine.backward(loss, use < uses, /*scale_wrt_gas=*/false);
+      else
+        backward(engine, loss, style_of(pass, use), use < uses);
+    });
   return Forward{loss}.loss();
 }
 

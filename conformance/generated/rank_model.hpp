@@ -11,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "conformance/generated/model.hpp"
 #include "conformance/on_rank/rank_model.hpp"
@@ -23,8 +24,9 @@ class HarmlessEventFailed : public std::runtime_error {
 };
 
 struct PassTypes {
-  at::ScalarType dtype = at::kFloat;  // of coefficients
-  bool is_scaled = false;             // the precision scales the loss
+  at::ScalarType dtype = at::kFloat;                // of coefficients
+  bool is_scaled = false;                           // the precision scales the loss
+  std::shared_ptr<std::vector<double>> rates = {};  // gets what set_lr() was called with, by group
 };
 
 std::unique_ptr<RankModel> generated_rank_model(const GeneratedCase& one, const PassTypes& types);
