@@ -42,7 +42,7 @@ void run_parts(int64_t numel, Part part) {
   const auto* first = static_cast<const char*>(parts.const_data_ptr());
   const auto caller = std::this_thread::get_id();
   auto iterator = at::TensorIterator::borrowing_nullary_op(parts);
-  const auto run = [&](char** data, const int64_t*, int64_t count) {
+  const auto run = [&](char** data, const int64_t*, int64_t count, int64_t) {
     if (std::this_thread::get_id() != caller) on_other_threads += count;
     for (int64_t index = *data - first, end = index + count; index < end; ++index)
       part(index * width, std::min((index + 1) * width, numel));

@@ -9,7 +9,8 @@
 // pool with torch's: at::TensorIterator gives the parts out, inside libtorch_cpu.so. The loop of
 // ATen/Parallel.h is inline, and parallel only in sources that are compiled with OpenMP: with
 // clang's libomp there would be two such libraries in a process, whose threads spin against each
-// other, and libgomp of the wheel can be linked by g++ alone.
+// other, and libgomp of the wheel can be linked by g++ alone. It costs half a microsecond a loop
+// more than that one (1.2 beside 0.7, two threads, g++ with OpenMP, torch 2.11).
 //
 // Invariants: every element is in one part. Where parts begin depends on the number of threads, so
 // what a loop computes must not: element by element, or a sum of integers, which has no order.
