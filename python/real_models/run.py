@@ -29,6 +29,7 @@ import equigrad.deepspeed
 import ranks
 import twin
 
+ranks.TIMEOUT_S = 1800  # every stage of a model, on a machine that may do other work
 STEPS, PASSES, LR = 2, 2, 0.05
 PRECISIONS = ("fp32", "bf16", "autocast")
 SAFE = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
