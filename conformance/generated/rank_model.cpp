@@ -55,6 +55,7 @@ class GeneratedRankModel : public RankModel {
   std::unique_ptr<Engine> make_engine(const std::string& config,
                                       std::shared_ptr<comm::Communicator> group) override;
   at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override;
+  void end() override { bystander_.reset(); }
 
  private:
   Style style_of(const Pass& pass, int use) const;

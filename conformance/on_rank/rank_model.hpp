@@ -31,6 +31,8 @@ class RankModel {
   virtual at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) = 0;
   // Copies of the buffers of this rank.
   virtual reference::TensorMap buffers();
+  // What it made beside the engine goes.
+  virtual void end() {}
   // Other weights than rank 0's, which every rank must take over.
   void unsettle();
 };

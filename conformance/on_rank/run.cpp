@@ -85,6 +85,7 @@ void RankCase::end_engine() {
   beside_.getters.reset();
   beside_.rest.reset();
   comparison_.reset();
+  model_->end();
   beside_.caller.around("the destruction of the engine", {Share::Callback},
                         [this] { engine_.reset(); });
   beside_.caller.judge("the case", beside_.before, {Share::Setting, Share::Generator});
@@ -198,7 +199,11 @@ void RankCase::take_step(int step, int index) {
   facts_.context.note(at_step(step, "getters" + after) + acts_so_far());
   caller.around("the getters", {}, [&] { beside_.getters->before_step(step, index); });
   facts_.context.note(at_step(step, "step()" + after) + acts_so_far());
-  caller.around("step()", {}, [&] { engine_->step(); });
+  const auto take = [&] { engine_->step(); };
+  if (engine_->config().flops_profiler.enabled)  // which watches operators from a step on
+    caller.around("step()", {Share::Callback}, take);
+  else
+    caller.around("step()", {}, take);
   beside_.rest->after_step(step, index);
   facts_.context.note(at_step(step, "getters after step()" + after) + acts_so_far());
   caller.around("the getters", {}, [&] { beside_.getters->after_step(step, index); });
