@@ -120,14 +120,15 @@ nlohmann::json serve_generated(const nlohmann::json& request, ranks::RankContext
       .dtype = recipe.compute_dtype,
       .is_scaled = recipe.precision.loss_scale.policy != reference::LossScaleSpec::Policy::None,
       .rates = std::make_shared<std::vector<double>>()};
-  RankCaseOptions options{.config = engine_config(one, threshold).dump(1),
-                          .style = "generated",
-                          .fault = request.value("fault", ""),
-                          .adversary = one.execution.adversary,
-                          .steps = workload.steps,
-                          .rates = [workload, set = types.rates](int64_t updates) {
-                            return set->empty() ? rates_at(workload, -1, updates).lr : *set;
-                          }};
+  RankCaseOptions options{
+      .config = engine_config(one, threshold).dump(1),
+      .style = "generated",
+      .fault = request.value("fault", ""),
+      .adversary = one.execution.adversary,
+      .steps = workload.steps,
+      .rates = [workload, set = types.rates](int64_t updates) {
+        return set->empty() ? rates_at(workload, -1, updates) : reference::Rates{*set, {}};
+      }};
   keep_config(request, context, options.config);
   return RankCase(std::move(facts), generated_rank_model(one, types), std::move(options)).run();
 }

@@ -100,8 +100,7 @@ void GetterJudge::check_state(const Place& place, int scale_step) {
 }
 
 void GetterJudge::check_groups(const Place& place) {
-  std::vector<double> want;
-  for (const auto& group : groups_) want.push_back(group.rule.lr);
+  reference::Rates want;
   if (rates_) want = rates_(counted_.global_steps - counted_.skipped_steps);
   const auto rates = engine_.get_lr();
   const auto rules = engine_.hyper_parameters();
@@ -112,7 +111,8 @@ void GetterJudge::check_groups(const Place& place) {
     if (!groups_[i].is_trained) continue;
     const std::string of = " of group " + std::to_string(i + 1);
     auto rule = groups_[i].rule;
-    rule.lr = want.at(i);
+    if (!want.lr.empty()) rule.lr = want.lr.at(i);
+    if (!want.beta1.empty()) rule.beta1 = want.beta1.at(i);
     if (i < rates.size()) same(place, "get_lr" + of, rates[i], rule.lr);
     if (i < rules.size()) check_rule(place, of, rules[i], rule);
   }

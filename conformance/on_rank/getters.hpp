@@ -25,7 +25,7 @@
 namespace equigrad::conformance {
 
 // By group, of the update that follows so many.
-using ExpectedRates = std::function<std::vector<double>(int64_t updates)>;
+using ExpectedRates = std::function<reference::Rates(int64_t updates)>;
 
 class GetterJudge {
  public:

@@ -5,7 +5,8 @@
 // At stage 3 no page is whole between passes but those that always are, however far the reuse
 // distance reaches.
 //
-// Invariants: equal to the byte, in every category.
+// Invariants: equal to the byte, in every category; but for the pages of stage 3 where a parameter
+// is not contiguous or has a leaf module, of which there is no forecast.
 // Units: bytes.
 // Errors: those of memory/forecast.hpp; a difference is a finding in the exact lane, of the kind
 // "ledger".
@@ -39,6 +40,7 @@ class RestLedger {
   const CaseFacts& facts_;
   const Engine& engine_;
   Lanes& lanes_;
+  bool knows_gathered_;  // what stage 3 keeps whole is forecast
   MemoryForecast forecast_;
 };
 
