@@ -40,12 +40,13 @@ class Diagnostician {
       case Phase::Gradient:
         return explain_gradients();
       case Phase::Norm:
-        return explain_number(other_norms(input_, step()));
+        return explain_number(other_norms(input_, step()), norm_type(input_, step()));
       case Phase::Forward:
-        return explain_number(other_losses(input_, failures_[0].site, weights_));
+        return explain_number(other_losses(input_, failures_[0].site, weights_),
+                              loss_type(failures_[0].got, failures_[0].want));
       case Phase::Start:
       case Phase::Scale:
-        return explain_number(other_scales(input_, failures_[0].site));
+        return explain_number(other_scales(input_, failures_[0].site), at::kDouble);
       default:
         return explain_tensors();
     }
@@ -104,13 +105,22 @@ class Diagnostician {
     // Each side clipped by its own norm: what they were before it.
     const double got = clip_factor(input_.norm, twin.threshold());
     if (got == evidence.clip_factor || !std::isfinite(input_.norm)) return;
-    evidence.got = (evidence.got.to(at::kDouble) / got).to(failure.got.scalar_type());
+    const auto type = failure.got.scalar_type();
+    evidence.got = (evidence.got.to(at::kDouble) / got).to(type);
     evidence.want =
         (evidence.want.to(at::kDouble) / evidence.clip_factor).to(failure.want.scalar_type());
     evidence.whole = (evidence.whole.to(at::kDouble) / evidence.clip_factor);
+    for (auto& [name, other] : evidence.others)
+      other = other.to(at::kDouble) / evidence.clip_factor;
+    if (evidence.previous.defined())
+      evidence.previous =
+          evidence.previous.to(at::kDouble) / clip_factor(twin.grad_norm(at - 1), twin.threshold());
+    // The factor, the product and what undoes it here, on both sides.
+    constexpr int kRoundings = 6;
     const double u = oracle::unit_roundoff(*evidence.rounding);
-    evidence.bound = evidence.want.to(at::kDouble).abs() * oracle::gamma(6, u) +
-                     4 * oracle::half_smallest(failure.got.scalar_type());
+    evidence.roundings = kRoundings * oracle::unit_roundoff(type) / u;
+    evidence.bound = evidence.want.to(at::kDouble).abs() * oracle::gamma(kRoundings, u) +
+                     4 * oracle::half_smallest(type);
     evidence.formula = "roundings of clipping, which is undone here";
   }
 
@@ -167,8 +177,13 @@ class Diagnostician {
     update.clip_factor = clip_factor(input_.twin.grad_norm(step()), input_.twin.threshold());
     for (const auto& one : oracle::update_predictions(update)) {
       const bool is_master = failure.site.what == "master";
-      evidence.predictions.push_back(
-          {one.cause, is_master ? one.weights.master : one.weights.state.at(failure.site.what)});
+      const auto of = [&](const oracle::Weights& weights) {
+        return is_master ? weights.master : weights.state.at(failure.site.what);
+      };
+      evidence.predictions.push_back({.cause = one.cause,
+                                      .values = of(one.weights),
+                                      .roundings = one.roundings,
+                                      .sizes = of(seen.before)});
     }
   }
 
@@ -189,12 +204,16 @@ class Diagnostician {
     return diagnosis;
   }
 
-  Diagnosis explain_number(std::vector<oracle::Prediction> predictions) const {
+  // `rounding`: the type whose ulp roundings count in.
+  Diagnosis explain_number(std::vector<oracle::Prediction> predictions,
+                           at::ScalarType rounding) const {
     const auto& failure = failures_[0];
     Evidence evidence;
     evidence.name = failure.site.what;
     evidence.what = failure.site.what;
     evidence.is_gradient = false;
+    evidence.is_number = true;
+    evidence.rounding = rounding;
     const bool is_count = !failure.want.is_floating_point();
     evidence.got = is_count ? failure.got.to(at::kDouble) : failure.got;
     evidence.want = is_count ? failure.want.to(at::kDouble) : failure.want;

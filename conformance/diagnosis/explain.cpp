@@ -10,7 +10,6 @@
 #include <stdexcept>
 
 #include "conformance/diagnosis/hypotheses.hpp"
-#include "conformance/diagnosis/search.hpp"
 #include "conformance/oracle/bits.hpp"
 
 namespace equigrad::conformance::oracle {
@@ -135,11 +134,6 @@ std::string worst_line(const Evidence& evidence, const Explanation& result, doub
   return text + "\n";
 }
 
-// A hypothesis whose residual is what roundings leave is no guess.
-bool is_sure(const Hypothesis& best, const Evidence& evidence) {
-  return best.residual_ulp <= rounding_ulp(evidence);
-}
-
 // The matrix, unless it says the same of all contributions.
 std::string matrix_line(const Explanation& result, const Evidence& evidence) {
   if (result.hypotheses.empty() || result.hypotheses[0].coefficients.empty()) return "";
@@ -153,7 +147,8 @@ std::string cause_line(const Explanation& result) {
   if (result.hypotheses.empty()) {
     const bool only = result.not_finite == result.differing;
     return std::string("    looks like  ") +
-           (only ? "every wrong element is NaN or infinite" : "no known fault") + "\n";
+           (only ? "every wrong element is NaN or infinite" : "no known fault explains this") +
+           "\n";
   }
   const Hypothesis& best = result.hypotheses.front();
   std::string text = "    looks like  " + best.text + "   (residual " +
@@ -197,7 +192,8 @@ Explanation explain(const Evidence& evidence) {
   result.hypotheses = find_hypotheses(evidence, wrong);
   result.text += worst_line(evidence, result, worst_size) + "    where   " + result.where + "\n" +
                  cause_line(result) + matrix_line(result, evidence);
-  result.is_sure = !result.hypotheses.empty() && is_sure(result.hypotheses[0], evidence);
+  result.is_sure = !result.hypotheses.empty() &&
+                   10 * result.hypotheses[0].explained >= 9 * static_cast<int64_t>(wrong.size());
   if (result.is_sure && !result.hypotheses[0].coefficients.empty())
     result.culprit = culprit_of(result.hypotheses[0].coefficients);
   return result;

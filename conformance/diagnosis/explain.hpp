@@ -1,8 +1,10 @@
 // Explain: turns a wrong gradient into a place and a likely cause.
 //
 // The commonest fault is a wrong coefficient on (rank, micro-batch): lost, doubled, divided twice,
-// not averaged. Each hypothesis predicts the wrong elements from the right ones; the residual says
-// how well, in units in the last place, for nine out of ten wrong elements.
+// not averaged. Each hypothesis predicts the wrong elements from the right ones, and is offered
+// only where its prediction is what was got, but for its own roundings, on the elements that it
+// claims, and these are too many to be an accident (search.hpp). Otherwise no known fault explains
+// it.
 //
 // Invariants: says nothing about right or wrong: it is asked only after a comparison failed. The
 //   first hypothesis has the least residual; a simpler one comes first among equals.
@@ -28,6 +30,8 @@ namespace equigrad::conformance::oracle {
 struct Prediction {
   std::string cause;
   at::Tensor values;
+  double roundings = 0;   // by which what is got may differ, in ulp of the largest number
+  at::Tensor sizes = {};  // of that number, element by element; undefined: of got and values
 };
 
 struct Evidence {
@@ -48,18 +52,20 @@ struct Evidence {
   std::map<std::string, at::Tensor> others;  // right values of other parameters, whole
   std::string what = "gradient";             // that the values are: gradient, master, parameter
   bool is_gradient = true;                   // which alone is averaged, scaled and clipped
+  bool is_number = false;                    // one value of the run: of no place, no shard
   std::vector<Prediction> predictions;
   double loss_scale = 1, previous_loss_scale = 1, next_loss_scale = 1;
   double clip_factor = 1;                  // of the right gradient
   int64_t divisor = 0;                     // of an average; 0: world accumulation_steps
   std::optional<at::ScalarType> rounding;  // the narrowest type on the way, whose ulp count
+  double roundings = 0;                    // of got and want, beside those of a hypothesis
 };
 
 struct Hypothesis {
   std::string text;         // "got = 0.5000 x want on 12/12 -> averaged twice over world 2"
   std::string cause;        // "averaged twice over world 2"
-  double residual_ulp = 0;  // of nine out of ten wrong elements
-  int64_t explained = 0;    // wrong elements that the hypothesis hits
+  double residual_ulp = 0;  // of the worst element that it claims
+  int64_t explained = 0;    // wrong elements that it claims
   Matrix coefficients;      // where it is one of contributions; empty: it is not
 };
 
@@ -72,7 +78,7 @@ struct Explanation {
   double worst_want = 0;
   std::string where;
   std::vector<Hypothesis> hypotheses;  // best first
-  bool is_sure = false;                // the best one leaves no more than roundings do
+  bool is_sure = false;                // the best one claims nine of ten wrong elements
   Culprit culprit;                     // where it is sure and knows it
   std::string text;                    // the lines for the reader, each ended by a newline
 };

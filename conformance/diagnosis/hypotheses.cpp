@@ -23,18 +23,32 @@ Values combined(Values x, const Values& y, double factor) {
   return x;
 }
 
+// A factor proves nothing on fewer elements that differ from one another.
+constexpr int kFactorElements = 3;
+
+bool is_power_of_two(double factor) {
+  int exponent = 0;
+  return std::fabs(std::frexp(factor, &exponent)) == 0.5;
+}
+
 class GradientSearch {
  public:
   GradientSearch(const Evidence& evidence, const std::vector<int64_t>& wrong)
       : evidence_(evidence),
         search_(evidence.got, evidence.want, wrong,
-                evidence.rounding.value_or(evidence.got.scalar_type())) {}
+                evidence.rounding.value_or(evidence.got.scalar_type()), evidence.roundings) {}
 
   std::vector<Hypothesis> run() {
     if (!evidence_.contributions.empty()) scale_contributions();
-    for (const auto& prediction : evidence_.predictions)
-      search_.try_tensor(prediction.values, "got = a prediction", prediction.cause);
-    search_.try_roundings(rounding_ulp(evidence_));
+    for (const auto& prediction : evidence_.predictions) try_prediction(prediction);
+    search_.try_roundings({.formula = "got = want up to a few roundings",
+                           .cause = "rounding: another order of additions, or a fused operation",
+                           .of_sum = rounding_ulp(evidence_),
+                           .sizes = sizes_});
+    if (evidence_.is_number) {
+      try_factor(0, "it is zero", false);
+      return search_.sorted();
+    }
     try_factors();
     try_places();
     try_times();
@@ -43,6 +57,16 @@ class GradientSearch {
   }
 
  private:
+  void try_prediction(const Prediction& prediction) {
+    if (!prediction.values.defined()) return;
+    search_.try_tensor(
+        prediction.values,
+        {.formula = "got = a prediction",
+         .cause = prediction.cause,
+         .of_sum = prediction.roundings,
+         .sizes = prediction.sizes.defined() ? search_.pick(prediction.sizes.abs()) : Values{}});
+  }
+
   void try_factors() {
     std::vector<std::pair<double, std::string>> named;
     if (evidence_.is_gradient) named = named_factors(evidence_.world, evidence_.accumulation_steps);
@@ -60,25 +84,24 @@ class GradientSearch {
     add(scale / evidence_.previous_loss_scale, "divided by the loss scale of the step before");
     add(clip, "clipped twice");
     add(1 / clip, "not clipped");
-    const double fitted = fit_factor();
     bool is_named = false;
     for (const auto& [factor, cause] : named) {
       const auto wrong = search_.wrong().size();
       const bool is_lost = factor == 0 && wrong * 2 <= static_cast<size_t>(evidence_.want.numel());
-      try_factor(factor,
-                 !is_lost     ? cause
-                 : wrong == 1 ? "one element lost"
-                              : std::to_string(wrong) + " elements lost",
-                 Handicap::kNamed);
-      is_named = is_named || std::fabs(fitted - factor) <= std::fabs(factor) / 1024;
+      const bool held = try_factor(factor,
+                                   !is_lost     ? cause
+                                   : wrong == 1 ? "one element lost"
+                                                : std::to_string(wrong) + " elements lost",
+                                   false);
+      is_named = is_named || held;
     }
-    // One or two elements always have a factor of their own.
-    if (is_named || !std::isfinite(fitted) || search_.wrong().size() < 3) return;
+    const double fitted = fit_factor();
+    if (is_named || !std::isfinite(fitted) || fitted == 0) return;
     try_factor(fitted,
                clip != 1 && evidence_.is_gradient
                    ? "clipped by the wrong norm, or another common factor"
                    : "one common factor (a scale or a clipping factor?)",
-               Handicap::kFitted);
+               true);
   }
 
   // The median of got / want: half of the elements may be anything.
@@ -93,12 +116,29 @@ class GradientSearch {
     return *middle;
   }
 
-  void try_factor(double factor, const std::string& cause, double handicap) {
+  // What was got and what is right are both rounded twice: their factors, and their products; the
+  // additions may have been of terms that had the factor already. A power of two rounds nothing but
+  // what is subnormal. A factor that is fitted brings the roundings of its own element along.
+  bool try_factor(double factor, const std::string& cause, bool is_fitted) {
     Values predicted = search_.want();
     for (double& value : predicted) value *= factor;
-    char text[48];
-    std::snprintf(text, sizeof(text), "got = %.4f x want", factor);
-    search_.try_values(predicted, text, cause, handicap);
+    char formula[48];
+    std::snprintf(formula, sizeof formula, is_fitted ? "got = %.6g x want" : "got = %.4f x want",
+                  factor);
+    const bool is_copy = factor == 0 || factor == -1, is_exact = is_power_of_two(factor);
+    const auto terms = static_cast<double>(evidence_.world * evidence_.accumulation_steps);
+    return search_.try_values(predicted,
+                              {.formula = formula,
+                               .cause = cause,
+                               .handicap = is_fitted ? Handicap::kFitted : Handicap::kNamed,
+                               .roundings = is_copy     ? 0.0
+                                            : is_exact  ? 1.0
+                                            : is_fitted ? 6.0
+                                                        : 4.0,
+                               .of_sum = is_copy || is_exact ? 0.0 : terms - 1,
+                               .sizes = sizes_,
+                               .fitted = is_fitted ? 1 : 0,
+                               .least = factor == 0 ? 1 : kFactorElements});
   }
 
   // got[i] = the right value of element i + shift of the whole parameter.
@@ -113,16 +153,22 @@ class GradientSearch {
     return predicted;
   }
 
+  // A copy has no roundings of its own.
+  void try_copy(const Values& predicted, const std::string& formula, const std::string& cause,
+                double handicap) {
+    search_.try_values(predicted, {.formula = formula, .cause = cause, .handicap = handicap});
+  }
+
   void try_places() {
     const auto all = flat_double(evidence_.whole.defined() ? evidence_.whole : evidence_.want);
     int64_t whole = evidence_.shape.empty() ? evidence_.want.numel() : 1;
     for (const int64_t extent : evidence_.shape) whole *= extent;
     for (const int64_t shift : {1, -1, 2, -2, 3, -3, 4, -4}) {
       const std::string by = (shift > 0 ? "+" : "") + std::to_string(shift);
-      search_.try_values(shifted(all, shift), "got[i] = want[i" + by + "]",
-                         std::abs(shift) == 1 ? "shifted by one element (" + by + ")"
-                                              : "shifted by " + by + " elements",
-                         Handicap::kShift);
+      try_copy(shifted(all, shift), "got[i] = want[i" + by + "]",
+               std::abs(shift) == 1 ? "shifted by one element (" + by + ")"
+                                    : "shifted by " + by + " elements",
+               Handicap::kShift);
     }
     const int64_t shard_numel = (whole + evidence_.shards - 1) / evidence_.shards;
     for (int64_t by = 1; by < evidence_.shards && shard_numel > 4; ++by)
@@ -130,12 +176,12 @@ class GradientSearch {
     for (const auto& [name, other] : evidence_.others) {
       if (name == evidence_.name) continue;
       const auto flat = flat_double(other);
-      search_.try_values(shifted(flat, 0), "got = that of " + name,
-                         "the " + evidence_.what + " of " + name, Handicap::kShift);
+      try_copy(shifted(flat, 0), "got = that of " + name, "the " + evidence_.what + " of " + name,
+               Handicap::kShift);
     }
     const auto rounded = [&](at::ScalarType dtype, const char* cause) {
-      search_.try_values(search_.pick(evidence_.want.to(dtype)), "got = want rounded", cause,
-                         Handicap::kNamed);
+      try_copy(search_.pick(evidence_.want.to(dtype)), "got = want rounded", cause,
+               Handicap::kNamed);
     };
     rounded(at::kBFloat16, "rounded to bf16");
     rounded(at::kHalf, "rounded to fp16");
@@ -156,10 +202,9 @@ class GradientSearch {
       for (size_t j = 0; j < predicted.size(); ++j)
         if ((evidence_.begin + search_.wrong()[j]) / numel == last) predicted[j] = back[j];
     }
-    search_.try_values(
-        predicted,
-        "got[i] = want[i" + std::string(shift > 0 ? "+" : "") + std::to_string(shift) + "]", cause,
-        Handicap::kShift);
+    try_copy(predicted,
+             "got[i] = want[i" + std::string(shift > 0 ? "+" : "") + std::to_string(shift) + "]",
+             cause, Handicap::kShift);
   }
 
   void try_times() {
@@ -175,18 +220,22 @@ class GradientSearch {
                     last = (evidence_.begin + search_.wrong().back()) / numel;
       if (first == last) whose = "shard " + std::to_string(first) + " holds ";
     }
-    search_.try_values(previous, "got = the previous step's value",
-                       whose + "the previous step's values" +
-                           (evidence_.what == "parameter" ? " (not published)" : ""),
-                       Handicap::kNamed);
+    try_copy(previous, "got = the previous step's value",
+             whose + "the previous step's values" +
+                 (evidence_.what == "parameter" ? " (not published)" : ""),
+             Handicap::kNamed);
     if (!evidence_.is_gradient) return;
-    search_.try_values(combined(search_.want(), previous, 1), "got = want + the previous step's",
-                       "the sum of this step and the previous one (not zeroed)",
-                       Handicap::kContribution);
+    // Twice as many terms as of one step.
+    search_.try_values(combined(search_.want(), previous, 1),
+                       {.formula = "got = want + the previous step's",
+                        .cause = "the sum of this step and the previous one (not zeroed)",
+                        .handicap = Handicap::kContribution,
+                        .of_sum = 2 * rounding_ulp(evidence_),
+                        .sizes = sizes_});
   }
 
   // c scaled so that all contributions together give `want`, which takes averaging and clipping in
-  // without knowing either.
+  // without knowing either. No partial sum is larger than that of their sizes.
   void scale_contributions() {
     const auto& given = evidence_.contributions;
     const size_t steps = given[0].size();
@@ -211,9 +260,9 @@ class GradientSearch {
       for (Values& values : row)
         for (size_t j = 0; j < values.size(); ++j) {
           values[j] *= top / bottom;
-          sizes[j] = std::max(sizes[j], std::fabs(values[j]));
+          sizes[j] += std::fabs(values[j]);
         }
-    search_.set_sizes(std::move(sizes));
+    sizes_ = std::move(sizes);
   }
 
   void try_contributions() {
@@ -230,8 +279,10 @@ class GradientSearch {
     const auto fitted = fit_coefficients(search_.got(), parts_);
     if (!fitted) return;
     const Matrix simple = nearest_simple(*fitted);
-    if (!in_words(simple).empty()) try_matrix(simple, in_words(simple), Handicap::kContribution);
-    try_matrix(*fitted, "coefficients of another kind", Handicap::kMatrix);
+    const int terms = static_cast<int>(world * steps);
+    if (!in_words(simple).empty())
+      try_matrix(simple, in_words(simple), Handicap::kContribution, terms);
+    try_matrix(*fitted, "coefficients of another kind", Handicap::kMatrix, terms);
   }
 
   // One row, one column or one place of the matrix: missing, twice, alone, alone in the average.
@@ -246,26 +297,41 @@ class GradientSearch {
       for (size_t r = 0; r < matrix.size(); ++r)
         for (size_t m = 0; m < matrix[r].size(); ++m) matrix[r][m] = is(r, m) ? inside : outside;
       const auto words = in_words(matrix);
-      if (!words.empty()) try_matrix(matrix, words, Handicap::kContribution);
+      if (!words.empty()) try_matrix(matrix, words, Handicap::kContribution, 0);
     }
   }
 
-  void try_matrix(const Matrix& matrix, const std::string& cause, double handicap) {
+  void try_matrix(const Matrix& matrix, const std::string& cause, double handicap, int fitted) {
     Values predicted(search_.want().size(), 0);
+    double largest = 1;  // by which sums may be larger than those of the right gradient
     for (size_t r = 0; r < matrix.size(); ++r)
-      for (size_t m = 0; m < matrix[r].size(); ++m)
+      for (size_t m = 0; m < matrix[r].size(); ++m) {
+        largest = std::max(largest, std::fabs(matrix[r][m]));
         if (matrix[r][m] != 0)
           predicted = combined(std::move(predicted), parts_[r][m], matrix[r][m]);
-    search_.try_values(predicted, "got = the sum of C x contribution", cause, handicap, matrix);
+      }
+    Values sizes = sizes_;
+    for (double& size : sizes) size *= largest;
+    search_.try_values(predicted, {.formula = "got = the sum of C x contribution",
+                                   .cause = cause,
+                                   .handicap = handicap,
+                                   .of_sum = rounding_ulp(evidence_),
+                                   .sizes = std::move(sizes),
+                                   .fitted = fitted,
+                                   .least = kFactorElements,
+                                   .coefficients = matrix});
   }
 
   const Evidence& evidence_;
   Search search_;
   std::vector<std::vector<Values>> parts_;
+  Values sizes_;  // of the contributions together, where they are known
 };
 
 }  // namespace
 
+// n - 1 additions, the factor of the average and its product; and the factor that scales
+// contributions to what is right, which brings the roundings of that along.
 double rounding_ulp(const Evidence& evidence) {
   return static_cast<double>(evidence.world * evidence.accumulation_steps) + 2;
 }

@@ -2,7 +2,9 @@
 //
 // Of a gradient: a wrong factor (averaging, loss scale, clipping), wrong coefficients on
 // contributions, another place or another time. Of any other tensor: another place or another time,
-// a lost or rounded element; of an update see update_predictions.hpp.
+// a lost or rounded element; of an update see update_predictions.hpp. What counts as explained is
+// search.hpp's; here stand the roundings of each hypothesis: none of a copy, four of a factor (its
+// own and the product's, on both sides), those of the additions of a sum.
 //
 // Invariants: sorted best first (search.hpp).
 // Shapes: `wrong` holds flat indices into got and want, both finite there.
@@ -20,7 +22,7 @@ namespace equigrad::conformance::oracle {
 std::vector<Hypothesis> find_hypotheses(const Evidence& evidence,
                                         const std::vector<int64_t>& wrong);
 
-// Relative to [rank][micro_batch] of 1; how many ulp the roundings of such a sum may leave.
+// How many ulp, of the largest partial sum, the roundings of an averaged sum may leave.
 double rounding_ulp(const Evidence& evidence);
 
 }  // namespace equigrad::conformance::oracle

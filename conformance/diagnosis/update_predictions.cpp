@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "conformance/diagnosis/search.hpp"
+#include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/plain_update.hpp"
 
 namespace equigrad::conformance::oracle {
@@ -41,8 +43,9 @@ class Predictions {
   std::vector<WeightsPrediction> run() {
     if (!wrong_.any().item<bool>()) return {};
     add("the previous step's values: not updated", it_.before);
-    add("updated twice", updated(with_step(it_.spec.step + 1), it_.want, it_.gradient));
-    add("updated twice as the same step", updated(it_.spec, it_.want, it_.gradient));
+    add("updated twice", updated(with_step(it_.spec.step + 1), it_.want, it_.gradient),
+        kOfSettings);
+    add("updated twice as the same step", updated(it_.spec, it_.want, it_.gradient), kOfSettings);
     try_settings();
     if (it_.spec.rule != UpdateRule::Sgd) try_corrections();
     try_momentum();
@@ -53,7 +56,7 @@ class Predictions {
 
  private:
   static at::Tensor differs(const at::Tensor& got, const at::Tensor& want) {
-    return got.ne(want).flatten();
+    return got.ne(want).flatten().contiguous();
   }
 
   UpdateSpec with_step(int64_t step) const {
@@ -63,7 +66,7 @@ class Predictions {
   }
 
   void add_spec(const std::string& cause, const UpdateSpec& spec) {
-    add(cause, updated(spec, it_.before, it_.gradient));
+    add(cause, updated(spec, it_.before, it_.gradient), kOfSettings);
   }
 
   void try_settings() {
@@ -133,11 +136,12 @@ class Predictions {
     for (auto& [name, state] : before.state) state = at::zeros_like(state);
     if (!before.state.empty())
       add("momentum not carried: the states began with zeros",
-          updated(it_.spec, before, it_.gradient));
+          updated(it_.spec, before, it_.gradient), kOfSettings);
     for (const auto& [name, state] : it_.before.state) {
       before = it_.before;
       before.state[name] = at::zeros_like(state);
-      add(name + " not carried: it began with zeros", updated(it_.spec, before, it_.gradient));
+      add(name + " not carried: it began with zeros", updated(it_.spec, before, it_.gradient),
+          kOfSettings);
     }
     if (it_.spec.rule != UpdateRule::Sgd || it_.spec.momentum == 0) return;
     auto spec = it_.spec;
@@ -168,7 +172,7 @@ class Predictions {
 
   void try_gradients() {
     const auto with = [&](const std::string& cause, const at::Tensor& gradient) {
-      if (gradient.defined()) add(cause, updated(it_.spec, it_.before, gradient));
+      if (gradient.defined()) add(cause, updated(it_.spec, it_.before, gradient), kOfGradient);
     };
     const auto& gradient = it_.gradient;
     with("the gradient of the step before", it_.previous_gradient);
@@ -215,21 +219,30 @@ class Predictions {
   }
 
   // Whether half of the wrong elements agree, in this tensor.
-  bool agrees(const at::Tensor& got, const at::Tensor& want, const at::Tensor& predicted) const {
-    const auto x = got.flatten().to(at::kDouble), y = want.flatten().to(at::kDouble),
-               p = predicted.flatten().to(at::kDouble);
-    const double u = unit_roundoff(got.scalar_type());
-    const auto allowed =
-        at::maximum(at::abs(x - y) / 16, at::maximum(at::abs(y), at::abs(p)) * gamma(4, u));
-    const auto hit = at::le(at::abs(x - p), allowed).logical_and(wrong_);
-    return 2 * hit.sum().item<int64_t>() >= wrong_.sum().item<int64_t>();
+  bool agrees(const at::Tensor& got, const at::Tensor& before, const at::Tensor& predicted,
+              double roundings) const {
+    const auto type = got.scalar_type();
+    const auto x = flat_double(got), b = flat_double(before), p = flat_double(predicted);
+    const auto* values = x.const_data_ptr<double>();
+    const auto* befores = b.const_data_ptr<double>();
+    const auto* predictions = p.const_data_ptr<double>();
+    const auto* wrong = wrong_.const_data_ptr<bool>();
+    int64_t all = 0, hit = 0;
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      if (!wrong[i]) continue;
+      ++all;
+      const double largest =
+          std::max({std::fabs(values[i]), std::fabs(befores[i]), std::fabs(predictions[i])});
+      hit += std::fabs(values[i] - predictions[i]) <= roundings * ulp_of(largest, type);
+    }
+    return 2 * hit >= all;
   }
 
-  void add(const std::string& cause, Weights weights) {
-    if (!agrees(it_.after.master, it_.want.master, weights.master)) return;
+  void add(const std::string& cause, Weights weights, double roundings = 0) {
+    if (!agrees(it_.after.master, it_.before.master, weights.master, roundings)) return;
     for (const auto& [name, state] : it_.after.state)
-      if (!agrees(state, it_.want.state.at(name), weights.state.at(name))) return;
-    found_.push_back({cause, std::move(weights)});
+      if (!agrees(state, it_.before.state.at(name), weights.state.at(name), roundings)) return;
+    found_.push_back({cause, std::move(weights), roundings});
   }
 
   const UpdateEvidence& it_;

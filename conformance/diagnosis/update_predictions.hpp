@@ -3,8 +3,11 @@
 // momentum that was not carried on, the gradient of the step before, ...
 //
 // Invariants: a prediction is given only where it agrees with the master and with every state that
-// came of the update: for half of the elements that are wrong anywhere it leaves at most 1/16 of
-// the difference, or a few roundings where there is none.
+// came of the update: for half of the elements that are wrong anywhere it leaves no more than its
+// roundings do, in ulp of the tensor's type and of the largest of what was there before, what came
+// of it and what is predicted. None of what is copied; kOfSettings of what other settings give, a
+// factor and its product; kOfGradient of what another gradient gives: its factor and the product on
+// both sides, 4, twice as many in a square, and those of a quotient of the two.
 // Shapes: as check_update.   Units: fp32, rounded to each tensor's own type.
 // Errors: those of ATen.   Depends on: update_bound.hpp, plain_update.hpp.
 #pragma once
@@ -31,9 +34,12 @@ struct UpdateEvidence {
   double clip_factor = 1;
 };
 
+inline constexpr double kOfSettings = 2, kOfGradient = 4 + 2 * 4 + 4;
+
 struct WeightsPrediction {
   std::string cause;
   Weights weights;
+  double roundings = 0;
 };
 
 std::vector<WeightsPrediction> update_predictions(const UpdateEvidence& evidence);

@@ -151,9 +151,9 @@ TEST_F(ExplainTest, SeesTheValueOfTheStepBefore) {
   EXPECT_EQ(cause(), "the previous step's values");
 }
 
-// A small old value is nearly "lost", but exactly "stale".
+// Half of the right value within one ulp, but exactly "stale".
 TEST_F(ExplainTest, TheLeastResidualComesFirst) {
-  evidence_.previous = evidence_.want * at::rand({30, 20}) * 0.01;
+  evidence_.previous = at::nextafter(evidence_.want * 0.5, at::zeros({30, 20}));
   evidence_.got = evidence_.previous.clone();
   const auto result = explain(evidence_);
   ASSERT_GE(result.hypotheses.size(), 2u);
@@ -179,7 +179,107 @@ TEST_F(ExplainTest, ClaimsNothingAboutNoise) {
   evidence_.got = at::randn({30, 20});
   EXPECT_EQ(cause_without_contributions(), "none");
   EXPECT_EQ(cause(), "none");
-  EXPECT_THAT(explain(evidence_).text, HasSubstr("looks like  no known fault"));
+  EXPECT_THAT(explain(evidence_).text, HasSubstr("looks like  no known fault explains this\n"));
+}
+
+// A known fault, and every element of it off by 1/8192 to 1/4096 of itself or of the right one.
+struct Known {
+  std::string cause;
+  at::Tensor got;
+};
+
+TEST_F(ExplainTest, WhatIsNearlyAKnownFaultHasNoExplanation) {
+  const auto& want = evidence_.want;
+  const auto flat = want.flatten();
+  evidence_.previous = at::randn({30, 20});
+  evidence_.others["b"] = at::randn({30, 20});
+  evidence_.loss_scale = 1024, evidence_.next_loss_scale = 4096, evidence_.previous_loss_scale = 2;
+  evidence_.clip_factor = 0.3;
+  std::vector<Known> all = {
+      {"shifted by one element (+1)", at::roll(flat, -1).reshape({30, 20})},
+      {"shifted by -3 elements", at::roll(flat, 3).reshape({30, 20})},
+      {"shards 0 and 1 are swapped", at::roll(flat, 300).reshape({30, 20})},
+      {"the gradient of b", evidence_.others["b"]},
+      {"the previous step's values", evidence_.previous},
+      {"the sum of this step and the previous one (not zeroed)", want + evidence_.previous},
+      {"rounded to bf16", want.to(at::kBFloat16).to(at::kFloat)},
+      {"rounded to fp16", want.to(at::kHalf).to(at::kFloat)},
+      {"rounding: another order of additions, or a fused operation", want * (1 + 0x1p-22f)},
+      {"micro-batch 2 of rank 1 is missing", average({1, 1, 1, 1, 1, 0, 1, 1})},
+      {"coefficients of another kind", average({1, 0, 0, 1, 0.5, 1, 3, 1})},
+      {"clipped by the wrong norm, or another common factor", want * 0.7}};
+  for (const auto& [factor, cause] : std::vector<std::pair<double, std::string>>{
+           {0.5, "averaged twice over 2 ranks"},
+           {0.25,
+            "averaged twice over 4 micro-batches or divided by the loss scale of the next "
+            "step"},
+           {8, "a sum, not averaged at all"},
+           {0, "lost: no contribution arrived"},
+           {-1, "the sign is flipped"},
+           {1024, "the loss scale was not removed"},
+           {1.0 / 1024, "the loss scale was removed twice"},
+           {0.3, "clipped twice"},
+           {1 / 0.3, "not clipped"}})
+    all.push_back({cause, want * factor});
+  for (const auto& known : all) {
+    evidence_.got = known.got.clone();
+    EXPECT_EQ(cause(), known.cause);
+    const auto off = (at::rand({30, 20}) / 2 + 0.5) * 0x1p-12 * at::randn({30, 20}).sign();
+    evidence_.got = known.got + at::maximum(want.abs(), known.got.abs()) * off;
+    EXPECT_EQ(cause(), "none") << "nearly " << known.cause;
+    EXPECT_THAT(explain(evidence_).text, HasSubstr("no known fault explains this\n"));
+  }
+}
+
+// A single element has some factor, whatever made it wrong; so have equal ones.
+TEST(Explain, AFactorOfFewElementsIsNoEvidence) {
+  const auto cause_of = [](const at::Tensor& want, const at::Tensor& got) {
+    const auto result = explain({.name = "bias", .got = got, .want = want, .world = 2});
+    return result.hypotheses.empty() ? "none" : result.hypotheses[0].cause;
+  };
+  const auto want = at::tensor({0.3f, -0.7f, 0.11f, 0.9f});
+  for (const float factor : {0.5f, 0.7f}) {
+    for (const int64_t numel : {1, 2}) {
+      const auto few = want.slice(0, 0, numel);
+      EXPECT_EQ(cause_of(few, few * factor), "none") << numel;
+    }
+    auto half = want.slice(0, 0, 2) * factor;  // one of two
+    half[1] = 5;
+    EXPECT_EQ(cause_of(want.slice(0, 0, 2), half), "none");
+    EXPECT_EQ(cause_of(at::full({600}, 0.3f), at::full({600}, 0.3f) * factor), "none");
+    EXPECT_NE(cause_of(want, want * factor), "none") << "four of four";
+  }
+}
+
+// In bf16 an element has 8 bits: it takes more of them.
+TEST(Explain, ANarrowTypeNeedsMoreElements) {
+  at::manual_seed(3);
+  const auto all = at::randn({64}).to(at::kBFloat16);
+  const auto has_cause = [&](int64_t numel) {
+    const auto want = all.slice(0, 0, numel);
+    const Evidence evidence{.name = "bias", .got = want * 0.5, .want = want, .world = 2};
+    return !explain(evidence).hypotheses.empty();
+  };
+  EXPECT_FALSE(has_cause(3));
+  EXPECT_TRUE(has_cause(64));
+}
+
+TEST(Explain, ANumberIsExplainedByWhatItIsAndNotByWhatIsNear) {
+  const auto cause_of = [](double got) {
+    Evidence evidence;
+    evidence.name = "norm of the gradient";
+    evidence.got = at::full({1}, got, at::kDouble);
+    evidence.want = at::full({1}, 17.0, at::kDouble);
+    evidence.is_gradient = false;
+    evidence.is_number = true;
+    evidence.predictions = {{"the norm of shard 0 alone", at::full({1}, 1.3, at::kDouble)}};
+    const auto result = explain(evidence);
+    return result.hypotheses.empty() ? "none" : result.hypotheses[0].cause;
+  };
+  EXPECT_EQ(cause_of(1.3), "the norm of shard 0 alone");
+  EXPECT_EQ(cause_of(1.31), "none") << "4e13 ulp away, and 1/1000 of the difference";
+  EXPECT_EQ(cause_of(0), "it is zero");
+  EXPECT_EQ(cause_of(8.5), "none") << "half of the right one";
 }
 
 TEST_F(ExplainTest, NotFiniteComesFirstAndDoesNotHideTheCause) {

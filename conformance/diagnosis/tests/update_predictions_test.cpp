@@ -116,6 +116,32 @@ TEST(UpdatePredictions, PartsOfWhatIsStored) {
   EXPECT_THAT(causes(it), Contains("updated twice as the same step"));
 }
 
+// Each of them, and all that came of it off by 1/4096 of what the update moved.
+TEST(UpdatePredictions, WhatIsNearlyAMistakeIsNone) {
+  const std::vector<void (*)(UpdateEvidence&)> mistakes = {
+      [](UpdateEvidence& it) { it.spec.weight_decay = 0; },
+      [](UpdateEvidence& it) { it.spec.step = 1; },
+      [](UpdateEvidence& it) { it.spec.lr = 0.5; },
+      [](UpdateEvidence& it) { std::swap(it.spec.beta1, it.spec.beta2); },
+      [](UpdateEvidence& it) { it.gradient = it.previous_gradient; },
+      [](UpdateEvidence& it) { it.gradient = it.gradient * 256; },
+      [](UpdateEvidence& it) { it.spec.lr = 0; }};
+  for (const auto spoil : mistakes) {
+    auto it = third_step(UpdateRule::AdamW), wrong = it;
+    spoil(wrong);
+    it.after = fp32_update(wrong.spec, wrong.before, wrong.gradient);
+    EXPECT_FALSE(causes(it).empty());
+    const auto near = [](const at::Tensor& value) { return value * (1 + 0x1p-12); };
+    it.after.master = near(it.after.master);
+    for (auto& [name, state] : it.after.state) state = near(state);
+    EXPECT_THAT(causes(it), IsEmpty());
+  }
+  auto stale = third_step(UpdateRule::Sgd);
+  stale.after.master = stale.before.master * (1 + 0x1p-20);
+  stale.after.state = stale.before.state;
+  EXPECT_THAT(causes(stale), IsEmpty()) << "nearly not updated";
+}
+
 // A prediction must agree with every tensor: a master that was not updated explains nothing when a
 // state is wrong too.
 TEST(UpdatePredictions, WhatFitsTheMasterAloneIsNone) {
