@@ -1,7 +1,8 @@
 // ContractJudge: from what the ranks of a contract case answered to its verdict.
 //
 // Invariants: those of judge.hpp: a death, a time-out or a lost connection is never a pass nor a
-// mere difference.
+// mere difference. The message begins with the first thing that differs on any rank: the step, the
+// parameter, the engine's call that gave it, what was got and wanted, and what explains it.
 // Units: elements.   Errors: nlohmann::json::exception for an answer of another form.
 // Depends on: judge.hpp, ranks/pool.hpp, reports/record.hpp. No torch.
 #pragma once

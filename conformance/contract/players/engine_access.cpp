@@ -17,18 +17,29 @@ at::Tensor taken(const at::Tensor& value) {
   return mine;
 }
 
+// full_gradient("head.weight"), set_local_optimizer_state("head.weight", "exp_avg", value)
+std::string access_call(const std::string& verb, const std::string& what, const std::string& name) {
+  const bool is_state = what != "gradient" && what != "master";
+  const std::string value = verb.starts_with("set_") ? ", value" : "";
+  return "access()." + verb + "_" + (is_state ? "optimizer_state" : what) + "(\"" + name + "\"" +
+         (is_state ? ", \"" + what + "\"" : "") + value + ")";
+}
+
 }  // namespace
 
 void EnginePlay::set_boundary(std::optional<bool> is_boundary) {
+  enter("set_gradient_accumulation_boundary()");
   for (auto& engine : engines_) engine->set_gradient_accumulation_boundary(is_boundary);
 }
 
 void EnginePlay::set_accumulation(int64_t steps) {
   context_.accumulation = steps;
+  enter("set_train_batch_size()");
   for (auto& engine : engines_) engine->set_train_batch_size(steps * context_.world);
 }
 
 at::Tensor EnginePlay::full(const std::string& what, const std::string& name) {
+  enter(access_call("full", what, name), name, what);
   auto& access = engines_[0]->access();
   if (what == "gradient") return taken(access.full_gradient(name));
   if (what == "master") return taken(access.full_master(name));
@@ -36,6 +47,7 @@ at::Tensor EnginePlay::full(const std::string& what, const std::string& name) {
 }
 
 at::Tensor EnginePlay::local(const std::string& what, const std::string& name) {
+  enter(access_call("local", what, name), name, what);
   auto& access = engines_[0]->access();
   if (what == "gradient") return taken(access.local_gradient(name));
   if (what == "master") return taken(access.local_master(name));
@@ -44,6 +56,7 @@ at::Tensor EnginePlay::local(const std::string& what, const std::string& name) {
 
 void EnginePlay::set_full(const std::string& what, const std::string& name,
                           const at::Tensor& value) {
+  enter(access_call("set_full", what, name), name, what);
   auto& access = engines_[0]->access();
   if (what == "gradient") return access.set_full_gradient(name, value);
   if (what == "master") return access.set_full_master(name, value);
@@ -52,6 +65,7 @@ void EnginePlay::set_full(const std::string& what, const std::string& name,
 
 void EnginePlay::set_local(const std::string& what, const std::string& name,
                            const at::Tensor& whole) {
+  enter(access_call("set_local", what, name), name, what);
   auto& access = engines_[0]->access();
   for (const auto& shard : engines_[0]->local_shards()) {
     if (shard.name != name) continue;

@@ -57,79 +57,191 @@ std::string EnginePlay::at(const std::string& what) const {
   return "step " + std::to_string(context_.window + 1) + " " + what;
 }
 
+std::string EnginePlay::of(std::size_t which) const {
+  return models_.size() > 1 ? " of model " + std::to_string(which + 1) : "";
+}
+
+void EnginePlay::enter(const std::string& call, const std::string& parameter,
+                       const std::string& what) {
+  last_ = {call, parameter, what};
+  rank_context_.note(at(call));
+}
+
+void EnginePlay::enter_of(std::size_t which, const std::string& call, const std::string& parameter,
+                          const std::string& what) {
+  const std::string whose = models_.size() > 1 ? "engine " + std::to_string(which + 1) + "'s " : "";
+  enter(whose + call, parameter, what);
+}
+
 void EnginePlay::window(const std::vector<reference::StepRecord>& want, const Seen& seen) {
   ++context_.window;
   seen_.clear();
+  seen_from_.clear();
   for (auto& calls : stepped_) calls.clear();
-  rank_context_.note(at("program"));
+  enter("program");
   spec_.of->program(*this);
   rank_context_.note(at("comparison"));
-  check("as much is seen as by the reference", seen_.size() == seen.size());
-  for (std::size_t i = 0; i < std::min(seen_.size(), seen.size()); ++i)
-    if (seen_[i].second.defined() && seen[i].second.defined())
-      compare(seen[i].first, 0, seen_[i].second, seen[i].second);
-    else
-      check(seen[i].first + " is defined on both sides or on none",
-            seen_[i].second.defined() == seen[i].second.defined());
+  steps_ = {want, std::move(steps_[0])};
+  compare_seen(seen);
   for (std::size_t i = 0; i < models_.size(); ++i) compare_model(i, want[i]);
 }
 
-void EnginePlay::compare(const std::string& what, int64_t begin, const at::Tensor& got,
-                         const at::Tensor& want) {
-  tally_.add(at(what), begin, oracle::compare(got, want));
-}
-
-void EnginePlay::compare_model(std::size_t which, const reference::StepRecord& want) {
-  const std::string of = models_.size() > 1 ? " of model " + std::to_string(which + 1) : "";
-  auto& engine = *engines_[which];
-  check("one update" + of, stepped_[which].size() == (want.skipped ? 0 : 1));
-  const double norm = engine.get_global_grad_norm().value_or(-1);
-  if (want.skipped)
-    check("the norm is not a number" + of, std::isnan(norm));
-  else
-    compare("norm" + of, 0, number(norm), number(want.grad_norm));
-  if (!want.skipped && !stepped_[which].empty())
-    for (const auto& [name, shard] : stepped_[which].back())
-      compare_gradient("gradient " + name + of, shard, want);
-  for (const auto& shard : engine.local_shards()) {
-    const auto part = [&](const at::Tensor& whole) {
-      return whole.flatten().slice(0, shard.begin, shard.end);
-    };
-    compare("master " + shard.name + of, shard.begin, shard.master.flatten(),
-            part(want.masters.at(shard.name)));
-    check("states of " + shard.name + of, shard.state.size() == want.state.size());
-    for (const auto& [name, state] : shard.state)
-      compare(name + " " + shard.name + of, shard.begin, state.flatten(),
-              part(want.state.at(name).at(shard.name)));
+void EnginePlay::compare_seen(const Seen& want) {
+  check("as much is seen as by the reference", seen_.size() == want.size());
+  for (std::size_t i = 0; i < std::min(seen_.size(), want.size()); ++i) {
+    const auto& [name, value] = want[i];
+    if (seen_[i].second.defined() && value.defined())
+      compare({.source = seen_from_[i], .name = name}, seen_[i].second, value);
+    else
+      find(name + " is defined on both sides or on none",
+           seen_[i].second.defined() == value.defined(), seen_from_[i]);
   }
-  for (const auto& [name, parameter] : want.parameters)
-    compare("parameter " + name + of, 0, engine.full_parameter(name), parameter);
 }
 
-void EnginePlay::compare_gradient(const std::string& where, const LocalShard& shard,
+namespace {
+
+// As the reference has it after a step; undefined: it is none of what a step has.
+at::Tensor in_record(const reference::StepRecord& record, const Source& source) {
+  const auto of = [&](const reference::TensorMap& tensors) {
+    const auto found = tensors.find(source.parameter);
+    return found == tensors.end() ? at::Tensor() : found->second;
+  };
+  if (source.what == "gradient") return of(record.gradients);
+  if (source.what == "master") return of(record.masters);
+  if (source.what == "parameter") return of(record.parameters);
+  const auto state = record.state.find(source.what);
+  return state == record.state.end() ? at::Tensor() : of(state->second);
+}
+
+}  // namespace
+
+void EnginePlay::compare(const Compared& one, const at::Tensor& got, const at::Tensor& whole) {
+  const bool is_whole = one.end < 0;
+  const auto want = is_whole ? whole : whole.flatten().slice(0, one.begin, one.end);
+  const auto report = oracle::compare(got, want);
+  ++comparisons_;
+  if (tally_.add(at(one.name), one.begin, report) || difference_) return;
+  difference_ = PlayDifference{.order = comparisons_,
+                               .window = context_.window,
+                               .accumulation = context_.accumulation,
+                               .loss_scale = steps_[0][one.which].loss_scale,
+                               .source = one.source,
+                               .finding = report.mismatch,
+                               .begin = one.begin};
+  if (difference_->source.what.empty()) difference_->source.what = one.name;
+  if (!report.mismatch.empty()) return;
+  difference_->got = got.flatten().clone();
+  difference_->want = want.flatten().clone();
+  difference_->whole = whole;
+  if (one.which >= steps_[1].size()) return;
+  const auto previous = in_record(steps_[1][one.which], one.source);
+  if (previous.defined() && previous.sizes() == whole.sizes()) difference_->previous = previous;
+}
+
+void EnginePlay::compare_norm(std::size_t which, const reference::StepRecord& want) {
+  enter_of(which, "get_global_grad_norm()");
+  const double norm = engines_[which]->get_global_grad_norm().value_or(-1);
+  if (want.skipped)
+    check("the norm is not a number" + of(which), std::isnan(norm));
+  else
+    compare({.source = last_, .name = "norm" + of(which), .which = which}, number(norm),
+            number(want.grad_norm));
+}
+
+// What comes of what is compared after it: a wrong norm of wrong gradients; where they are clipped,
+// wrong gradients of a wrong norm.
+void EnginePlay::compare_model(std::size_t which, const reference::StepRecord& want) {
+  enter_of(which, "step()");
+  check("one update" + of(which), stepped_[which].size() == (want.skipped ? 0 : 1));
+  const bool is_clipped = spec_.of->clipping != Clipping::Off;
+  if (is_clipped) compare_norm(which, want);
+  if (!want.skipped && !stepped_[which].empty())
+    for (const auto& [name, shard] : stepped_[which].back()) compare_gradient(which, shard, want);
+  if (!is_clipped) compare_norm(which, want);
+  compare_shards(which, want);
+  for (const auto& [name, parameter] : want.parameters) {
+    enter_of(which, "full_parameter(\"" + name + "\")", name, "parameter");
+    compare({.source = last_, .name = "parameter " + name + of(which), .which = which},
+            engines_[which]->full_parameter(name), parameter);
+  }
+}
+
+void EnginePlay::compare_shards(std::size_t which, const reference::StepRecord& want) {
+  enter_of(which, "local_shards()");
+  const std::string call = last_.call;
+  for (const auto& shard : engines_[which]->local_shards()) {
+    const auto one = [&](const std::string& what) {
+      return Compared{.source = {call, shard.name, what},
+                      .name = what + " " + shard.name + of(which),
+                      .which = which,
+                      .begin = shard.begin,
+                      .end = shard.end};
+    };
+    compare(one("master"), shard.master.flatten(), want.masters.at(shard.name));
+    find("states of " + shard.name + of(which), shard.state.size() == want.state.size(),
+         {call, shard.name, "states"});
+    for (const auto& [name, state] : shard.state)
+      compare(one(name), state.flatten(), want.state.at(name).at(shard.name));
+  }
+}
+
+void EnginePlay::compare_gradient(std::size_t which, const LocalShard& shard,
                                   const reference::StepRecord& want) {
+  enter_of(which, "on_step()", shard.name, "gradient");
+  const std::string where = "gradient " + shard.name + of(which);
   const auto found = want.gradients.find(shard.name);
   const bool used = found != want.gradients.end();
   check(where + (used ? " is there" : " is absent: no rank used it"),
         used == shard.gradient.defined());
   if (used && shard.gradient.defined())
-    compare(where, shard.begin, shard.gradient,
-            found->second.flatten().slice(0, shard.begin, shard.end));
+    compare(
+        {.source = last_, .name = where, .which = which, .begin = shard.begin, .end = shard.end},
+        shard.gradient, found->second);
+}
+
+at::Tensor EnginePlay::parameter(const std::string& name, std::size_t which) {
+  enter_of(which, "full_parameter(\"" + name + "\")", name, "parameter");
+  return engines_[which]->full_parameter(name);
+}
+
+// What the program then does with it is not seen here.
+Engine* EnginePlay::engine(std::size_t which) {
+  enter_of(which, "the program's own use of the engine");
+  return engines_[which].get();
 }
 
 at::Tensor EnginePlay::backward(const at::Tensor& loss, PassOptions options) {
+  enter_of(options.engine, "backward(loss)");
   return engines_[options.engine]->backward(loss, options.retain_graph, options.scale_wrt_gas);
 }
 
 at::Tensor EnginePlay::scale(const at::Tensor& tensor, std::size_t which) {
+  enter_of(which, "scale(tensor)");
   return engines_[which]->scale(tensor);
 }
 
+double EnginePlay::loss_scale(std::size_t which) {
+  enter_of(which, "loss_scale()");
+  return engines_[which]->loss_scale();
+}
+
+void EnginePlay::share_loss_scale(std::size_t engine, std::size_t with) {
+  enter_of(engine, "share_loss_scale(other)");
+  engines_[engine]->share_loss_scale(*engines_[with]);
+}
+
+void EnginePlay::run(const Call& pass) {
+  enter("a backward pass of torch's own");
+  pass();
+}
+
 void EnginePlay::step() {
+  enter("step()");
   for (auto& engine : engines_) engine->step();
 }
 
 void EnginePlay::zero_grad() {
+  enter("zero_grad()");
   for (auto& engine : engines_) engine->zero_grad();
 }
 
@@ -138,6 +250,7 @@ void EnginePlay::gather(const std::vector<std::string>& names, std::optional<int
   const auto all = models_[0]->named_parameters();
   std::vector<at::Tensor> tensors;
   for (const auto& name : names) tensors.push_back(all[name]);
+  enter("gather(parameters)", names.empty() ? "" : names.front());
   auto whole = engines_[0]->gather(tensors, modifier_rank);
   inside();
   whole.end();
@@ -145,6 +258,7 @@ void EnginePlay::gather(const std::vector<std::string>& names, std::optional<int
 
 void EnginePlay::fail(const std::string& fragment, const Call& call) {
   const std::string expected = "expected an error with \"" + fragment + "\", got ";
+  enter("the call that is to be refused");
   try {
     call();
   } catch (const std::exception& error) {
@@ -156,15 +270,28 @@ void EnginePlay::fail(const std::string& fragment, const Call& call) {
   check(expected + "none", false);
 }
 
-void EnginePlay::check(const std::string& what, bool holds) {
-  if (!holds) return tally_.add_finding(at("check"), "does not hold: " + what);
-  oracle::BitsReport one;
-  one.compared = 1;
-  tally_.add(at(what), 0, one);
+void EnginePlay::check(const std::string& what, bool holds) { find(what, holds, last_); }
+
+void EnginePlay::find(const std::string& what, bool holds, const Source& source) {
+  ++comparisons_;
+  if (holds) {
+    oracle::BitsReport one;
+    one.compared = 1;
+    tally_.add(at(what), 0, one);
+    return;
+  }
+  tally_.add_finding(at("check"), "does not hold: " + what);
+  if (!difference_)
+    difference_ = PlayDifference{.order = comparisons_,
+                                 .window = context_.window,
+                                 .accumulation = context_.accumulation,
+                                 .source = source,
+                                 .finding = "does not hold: " + what};
 }
 
 void EnginePlay::see(const std::string& what, const at::Tensor& value) {
   seen_.emplace_back(what, value.defined() ? value.detach().clone() : value);
+  seen_from_.push_back(last_);
 }
 
 }  // namespace equigrad::conformance::contract

@@ -1,13 +1,16 @@
 // EnginePlay: a program played on this rank with real engines, and all they hold compared.
 //
 // Invariants: after each window every gradient, norm, master weight, optimizer state and parameter
-// is compared with the reference's, and so is everything that the program saw.
+// is compared with the reference's, and so is everything that the program saw. What a rank is doing
+// names the call of the engine that it is in.
 // Shapes/Units: those of play.hpp.
 // Errors: what the engine throws where the program expects no error.
-// Depends on: play.hpp, contract_spec.hpp, reference/stepper.hpp, engine/engine.hpp,
-// lane_tally.hpp.
+// Depends on: play.hpp, play_difference.hpp, contract_spec.hpp, reference/stepper.hpp,
+// engine/engine.hpp, lane_tally.hpp.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +20,7 @@
 
 #include "conformance/contract/players/contract_spec.hpp"
 #include "conformance/contract/players/play.hpp"
+#include "conformance/contract/players/play_difference.hpp"
 #include "conformance/ranks/rank_context.hpp"
 #include "conformance/verdict/lane_tally.hpp"
 #include "engine/engine.hpp"
@@ -32,19 +36,17 @@ class EnginePlay final : public Play {
   // Plays the next window and compares all that it left with the reference's.
   void window(const std::vector<reference::StepRecord>& want, const Seen& seen);
   const LaneTally& tally() const { return tally_; }
+  // The first that was found; nothing where both plays are alike.
+  const std::optional<PlayDifference>& difference() const { return difference_; }
 
   reference::Model& model(std::size_t which) override { return *models_[which]; }
-  at::Tensor parameter(const std::string& name, std::size_t which) override {
-    return engines_[which]->full_parameter(name);
-  }
-  Engine* engine(std::size_t which) override { return engines_[which].get(); }
+  at::Tensor parameter(const std::string& name, std::size_t which) override;
+  Engine* engine(std::size_t which) override;
   at::Tensor backward(const at::Tensor& loss, PassOptions options) override;
   at::Tensor scale(const at::Tensor& tensor, std::size_t which) override;
-  double loss_scale(std::size_t which) override { return engines_[which]->loss_scale(); }
-  void share_loss_scale(std::size_t engine, std::size_t with) override {
-    engines_[engine]->share_loss_scale(*engines_[with]);
-  }
-  void run(const Call& pass) override { pass(); }
+  double loss_scale(std::size_t which) override;
+  void share_loss_scale(std::size_t engine, std::size_t with) override;
+  void run(const Call& pass) override;
   void step() override;
   void zero_grad() override;
   void set_boundary(std::optional<bool> is_boundary) override;
@@ -62,12 +64,29 @@ class EnginePlay final : public Play {
   void see(const std::string& what, const at::Tensor& value) override;
 
  private:
-  void compare(const std::string& what, int64_t begin, const at::Tensor& got,
-               const at::Tensor& want);
+  // What of the engine's is compared, under which name, and where the reference has it.
+  struct Compared {
+    Source source;
+    std::string name;
+    std::size_t which = 0;        // model
+    int64_t begin = 0, end = -1;  // of the whole; -1: all of it
+  };
+  void compare(const Compared& one, const at::Tensor& got, const at::Tensor& whole);
+  void compare_seen(const Seen& want);
   void compare_model(std::size_t which, const reference::StepRecord& want);
-  void compare_gradient(const std::string& where, const LocalShard& shard,
+  void compare_norm(std::size_t which, const reference::StepRecord& want);
+  void compare_shards(std::size_t which, const reference::StepRecord& want);
+  void compare_gradient(std::size_t which, const LocalShard& shard,
                         const reference::StepRecord& want);
+  void find(const std::string& what, bool holds, const Source& source);
+  std::string of(std::size_t which) const;  // " of model 2" where there are several
   std::string at(const std::string& what) const;
+  // The engine is called: what is seen or goes wrong from here on comes after it.
+  void enter(const std::string& call, const std::string& parameter = "",
+             const std::string& what = "");
+  // The same of the engine `which`.
+  void enter_of(std::size_t which, const std::string& call, const std::string& parameter = "",
+                const std::string& what = "");
 
   Spec spec_;
   ranks::RankContext& rank_context_;
@@ -75,7 +94,13 @@ class EnginePlay final : public Play {
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::vector<std::map<std::string, LocalShard>>> stepped_;  // [model][call of on_step]
   Seen seen_;
+  std::vector<Source> seen_from_;
   LaneTally tally_;
+  Source last_;              // call
+  int64_t comparisons_ = 0;  // and checks
+  std::array<std::vector<reference::StepRecord>, 2>
+      steps_;  // of the models: this window's, the last
+  std::optional<PlayDifference> difference_;
 };
 
 }  // namespace equigrad::conformance::contract

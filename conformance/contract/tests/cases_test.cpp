@@ -1,5 +1,5 @@
 // The contract's cases hold, and each of them has been seen to fail.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <fstream>
@@ -12,11 +12,15 @@
 #include "conformance/contract/known_mistakes.hpp"
 #include "engine/error.hpp"
 #include "equigrad_build_info.hpp"
+#include "reports/text.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
 
 using reports::Verdict;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 ContractOptions options(std::vector<Spec> specs, bool fault) {
   ContractOptions made;
@@ -61,7 +65,23 @@ TEST(ContractCases, FailWithTheirFaultPlanted) {
     EXPECT_EQ(record.verdict, Verdict::Failed) << record.id;
     ASSERT_FALSE(record.lanes.empty()) << record.id << " ended early: " << record.message;
     EXPECT_GT(record.lanes[0].differing, 0) << record.id;
+    EXPECT_TRUE(record.message.starts_with("  first   step ")) << record.message;
   }
+}
+
+// The first line has the parameter, the call that gave it and its first element; the next ones have
+// the cause, in the words of the matrix.
+TEST(ContractCases, SayWhichCallAndParameterFailedAndWhatItLooksLike) {
+  auto planted = options(
+      {parse_contract_id("Contract.2.two_losses_on_one_forward.zero2.fp32.w2.accumulation1")},
+      false);
+  planted.plant = "averaged_twice";
+  const auto message = run_contract(planted).at(0).message;
+  EXPECT_THAT(message, StartsWith("  first   step 1, gradient of "));
+  EXPECT_THAT(reports::first_line(message),
+              AllOf(HasSubstr(" on rank "), HasSubstr(", by on_step(): got "), HasSubstr(" want "),
+                    HasSubstr(" ulp)")));
+  EXPECT_THAT(message, HasSubstr("averaged twice over 2 ranks"));
 }
 
 TEST(ContractCases, HaveIdsThatAreUniqueAndParsed) {

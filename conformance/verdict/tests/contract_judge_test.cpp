@@ -64,5 +64,46 @@ TEST(ContractJudge, OneElementOfOneRankThatDiffersFailsTheCase) {
   EXPECT_THAT(record.message, HasSubstr("exact, rank 1 first: step 1 gradient w"));
 }
 
+Outcome differing(int64_t order, const nlohmann::json& more) {
+  Outcome outcome{.kind = Outcome::Kind::Ok,
+                  .answer = {{"exact",
+                              {{"compared", 10},
+                               {"differing", 1},
+                               {"first", "step 2 something"},
+                               {"worst", nullptr}}},
+                             {"difference", {{"order", order}, {"step", 1}}}},
+                  .text = "",
+                  .doing = ""};
+  outcome.answer["difference"].update(more);
+  return outcome;
+}
+
+// The earliest of all ranks: call, parameter, first element, and what explains it.
+TEST(ContractJudge, TheFirstLineNamesTheCallAndTheParameter) {
+  const auto elements = differing(7, {{"call", "on_step()"},
+                                      {"parameter", "head.bias"},
+                                      {"what", "gradient"},
+                                      {"index", 3},
+                                      {"got", "0.5"},
+                                      {"want", "1"},
+                                      {"ulp", "8388608"},
+                                      {"text", "    looks like  averaged twice\n"}});
+  const auto refused = differing(4, {{"call", "access().set_full_master(\"scalar\", value)"},
+                                     {"parameter", "scalar"},
+                                     {"what", "master"},
+                                     {"finding", "does not hold: expected an error, got none"}});
+  reports::Case record;
+  judge_contract(record, {differing(9, {{"call", "step()"}}), elements});
+  EXPECT_TRUE(record.message.starts_with(
+      "  first   step 2, gradient of head.bias, element 3 on rank 1, by on_step(): got 0.5 want 1 "
+      "(8388608 ulp)\n    looks like  averaged twice\n  exact, rank 0 first: "))
+      << record.message;
+  judge_contract(record, {refused, elements});
+  EXPECT_TRUE(record.message.starts_with(
+      "  first   step 2, scalar, after access().set_full_master(\"scalar\", value) on rank 0: does "
+      "not hold: expected an error, got none\n  exact, rank 0 first: "))
+      << record.message;
+}
+
 }  // namespace
 }  // namespace equigrad::conformance
