@@ -29,7 +29,7 @@ std::string to_annotations(const Run& run) {
   std::string out;
   size_t room = kAnnotations - 1;
   const Outcome end = outcome(run);
-  if (end == Outcome::Void || !run.failure.empty() ||
+  if (end == Outcome::Void || !run.failure.empty() || !run.engine_failure.empty() ||
       (end == Outcome::Inconclusive && wrong.empty())) {
     out += error_line("equigrad " + std::string(word(end)), outcome_text(run));
     --room;

@@ -39,6 +39,9 @@ std::string proportions(const Counts& sum) {
 }
 
 std::string self_check_line(const Run& run) {
+  if (!run.engine_failure.empty())
+    return "<p class=\"note\"><a href=\"#self-checks\">No fault was planted</a> where the engine "
+           "fails without one.</p>\n";
   int64_t caught = 0;
   for (const SelfCheck& check : run.self_checks) caught += check.caught ? 1 : 0;
   return "<p class=\"note\"><a href=\"#self-checks\">" + grouped(caught) + " of " +

@@ -58,14 +58,14 @@ inline constexpr auto kFields<Statement> = std::tuple(Field{"section", &Statemen
                                                       Field{"answers", &Statement::answers});
 
 template <>
-inline constexpr auto kFields<Run> =
-    std::tuple(Field{"environment", &Run::environment}, Field{"seed", &Run::seed},
-               Field{"command", &Run::command}, Field{"interrupted", &Run::interrupted},
-               Field{"wall_s", &Run::wall_s}, Field{"self_checks", &Run::self_checks},
-               Field{"not_run", &Run::not_run}, Field{"memory", &Run::memory},
-               Field{"cases", &Run::cases}, Field{"failure", &Run::failure, true},
-               Field{"signal", &Run::signal, true}, Field{"underflow", &Run::underflow, true},
-               Field{"parts", &Run::parts, true}, Field{"statements", &Run::statements, true});
+inline constexpr auto kFields<Run> = std::tuple(
+    Field{"environment", &Run::environment}, Field{"seed", &Run::seed},
+    Field{"command", &Run::command}, Field{"interrupted", &Run::interrupted},
+    Field{"wall_s", &Run::wall_s}, Field{"self_checks", &Run::self_checks},
+    Field{"not_run", &Run::not_run}, Field{"memory", &Run::memory}, Field{"cases", &Run::cases},
+    Field{"failure", &Run::failure, true}, Field{"engine_failure", &Run::engine_failure, true},
+    Field{"signal", &Run::signal, true}, Field{"underflow", &Run::underflow, true},
+    Field{"parts", &Run::parts, true}, Field{"statements", &Run::statements, true});
 
 void to_json(Json& json, Verdict verdict) { json = word(verdict); }
 

@@ -96,6 +96,10 @@ std::vector<Case> self_checks(const Run& run) {
     one.verdict = Verdict::Crashed;
     one.message = message;
   };
+  if (!run.engine_failure.empty()) {
+    add_error("self_check.engine", engine_text(run));
+    cases.back().verdict = Verdict::Failed;
+  }
   if (!run.failure.empty()) add_error("self_check", run.failure);
   // Cases that were not run are no failures to a reader of JUnit: the run says that it is partial.
   const Outcome end = outcome(run);

@@ -97,7 +97,11 @@ std::string page_self_checks(const Run& run) {
       "<p class=\"lead\">Before its results count, a run plants faults in its own data and must "
       "catch every one. At least " +
           std::to_string(kRequiredSelfChecks) + " are required.</p>\n" +
-          (rows.empty() ? "<p>No fault was planted: this run proves nothing.</p>\n"
+          (run.engine_failure.empty() ? "" : paragraph(escape_xml(engine_text(run)))) +
+          (rows.empty() && run.engine_failure.empty()
+               ? "<p>No fault was planted: this run proves nothing.</p>\n"
+               : "") +
+          (rows.empty() ? ""
                         : table("Faults planted in this run",
                                 heads({"Fault", "What was done", "Caught", "By"}), rows)));
 }

@@ -83,6 +83,7 @@ Outcome outcome(const Run& run) {
   const Counts sum = counts(run);
   if (run.interrupted) return Outcome::Interrupted;
   if (!run.failure.empty()) return Outcome::Broken;
+  if (!run.engine_failure.empty()) return Outcome::Failed;
   if (!self_checked(run)) return Outcome::Void;
   if (sum.failed > 0) return Outcome::Failed;
   if (sum.went_wrong() > 0) return Outcome::Broken;

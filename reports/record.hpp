@@ -129,6 +129,9 @@ struct Run {
   std::vector<Statement> statements;
   std::map<std::string, int64_t> not_run;  // reason -> cases that are not even listed
   std::string failure;  // what ended the run before its cases began; empty: nothing did
+  // The first difference of a case into which a fault was to be planted, before any was: the engine
+  // failed, and no fault was planted there; empty: nothing differed.
+  std::string engine_failure;
   bool interrupted = false;
   int signal = 0;  // that interrupted it: 2 or 15; 0 where it is not known
   double wall_s = 0;
@@ -164,8 +167,9 @@ std::string_view word(Outcome outcome);
 Counts counts(const Run& run);
 bool self_checked(const Run& run);  // enough faults were planted and each one was caught
 
-// Interrupted before a failure (Broken) before Void before Failed before Broken (only crashes and
-// time-outs) before Inconclusive (nothing compared somewhere) before Held.
+// Interrupted before a failure (Broken) before an engine that failed before any fault was planted
+// (Failed) before Void before Failed before Broken (only crashes and time-outs) before Inconclusive
+// (nothing compared somewhere) before Held.
 Outcome outcome(const Run& run);
 // 0 held, 1 failed or void, 3 broken, 4 inconclusive, 128 + signal
 int exit_code(Outcome outcome, int signal);

@@ -212,9 +212,13 @@ std::vector<std::string> part_lines(const Run& run) {
   for (std::size_t i = 0; i < run.parts.size(); ++i) {
     Counts sum;
     for (auto at = ranges[i].begin; at < ranges[i].end; ++at) sum.add(run.cases[at]);
+    const bool is_broken_engine = !run.engine_failure.empty();
     const bool is_void = !run.self_checks.empty() && !self_checked(run);
-    lines.push_back(run.parts[i].name + ": " + (is_void ? "VOID" : verdict_of(sum)) + "  " +
-                    count_of(run.parts[i].cases, "case") + problems(sum) + ", " +
+    lines.push_back(run.parts[i].name + ": " +
+                    (is_broken_engine ? "FAILED"
+                     : is_void        ? "VOID"
+                                      : verdict_of(sum)) +
+                    "  " + count_of(run.parts[i].cases, "case") + problems(sum) + ", " +
                     elements_text(sum, run.parts[i].wall_s));
   }
   return lines;

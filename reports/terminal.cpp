@@ -40,7 +40,11 @@ void write_self_checks(std::ostringstream& out, const Run& run, const TerminalOp
                                (check.by.empty() ? "" : ": " + clean(check.by)))
         << "\n";
   }
-  if (run.self_checks.empty()) out << "# planted: no fault\n";
+  if (!run.engine_failure.empty())
+    out << "# planted: no fault more. "
+        << painted(engine_text(run), colour_of(Verdict::Failed), options) << "\n";
+  else if (run.self_checks.empty())
+    out << "# planted: no fault\n";
 }
 
 Cells row_of(const Group& group) {

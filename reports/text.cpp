@@ -206,6 +206,11 @@ std::string environment_line(const Environment& env) {
          " x" + std::to_string(env.cores);
 }
 
+std::string engine_text(const Run& run) {
+  if (run.engine_failure.empty()) return {};
+  return "The engine failed before any fault was planted: " + clean(run.engine_failure) + ".";
+}
+
 std::string outcome_text(const Run& run) {
   const Counts sum = counts(run);
   const int64_t stopped = sum.crashed + sum.timed_out;
@@ -213,7 +218,8 @@ std::string outcome_text(const Run& run) {
     case Outcome::Held:
       return "Every case that ran held: 0 differing bits in the exact and cross lanes.";
     case Outcome::Failed:
-      return count_of(sum.failed, "case") + " of " + grouped(sum.executed()) + " failed" +
+      return (run.engine_failure.empty() ? "" : engine_text(run) + " ") +
+             count_of(sum.failed, "case") + " of " + grouped(sum.executed()) + " failed" +
              (stopped == 0 ? "." : "; " + grouped(stopped) + " more crashed or timed out.");
     case Outcome::Void:
       return "The run is void: it caught " +

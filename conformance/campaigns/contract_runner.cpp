@@ -25,6 +25,12 @@ std::string in_words(const std::string& id) {
   return mistake.name + ": " + mistake.words;
 }
 
+bool passes(const Outcomes& outcomes) {
+  reports::Case record;
+  judge_contract(record, outcomes);
+  return reports::passed(record.verdict);
+}
+
 bool is_selected(const Selection& selection, const Spec& spec) {
   auto names = aliases(spec);
   names.push_back(spec.id());
@@ -63,7 +69,8 @@ std::vector<reports::Case> not_run(const ContractOptions& options, const std::st
   return records;
 }
 
-std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessSlots& slots) {
+std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessSlots& slots,
+                                        Alone* alone) {
   auto records = not_run(options, "interrupted before this case");
   std::size_t next = 0;
   int64_t done = 0, failed = 0;
@@ -79,12 +86,19 @@ std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessS
                               {"fault", options.fault}};
     if (!options.plant.empty()) request["plant"] = options.plant;
     now = spec.of->name;
-    return Task{spec.world, request, kCaseTimeout_s, [&](const Outcomes& outcomes, double seconds) {
-                  judge_contract(record, outcomes);
-                  record.seconds = seconds;
-                  ++done;
-                  if (!reports::passed(record.verdict)) ++failed;
-                }};
+    const auto finish = [&, request](const Outcomes& outcomes, double seconds) {
+      judge_contract(record, outcomes);
+      record.seconds = seconds;
+      ++done;
+      if (!reports::passed(record.verdict)) ++failed;
+      if (alone != nullptr && reports::went_wrong(record.verdict))
+        alone->add({.id = record.id,
+                    .world = spec.world,
+                    .request = request,
+                    .before = slots.before(),
+                    .passes = passes});
+    };
+    return Task{spec.world, request, kCaseTimeout_s, finish};
   };
   Progress progress(static_cast<int64_t>(records.size()), options.quiet);
   slots.run(next_task, [&] { progress.update(done, failed, now); });

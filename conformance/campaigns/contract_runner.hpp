@@ -3,14 +3,15 @@
 // Invariants: every spec is in the result once, in the order given, with a verdict.
 // Units: seconds of wall clock.
 // Errors: equigrad::Error when the pool cannot start.
-// Depends on: process_slots.hpp, contract_case.hpp, matrix.hpp, program.hpp, reports/record.hpp. No
-// torch.
+// Depends on: process_slots.hpp, alone.hpp, contract_case.hpp, matrix.hpp, program.hpp,
+// reports/record.hpp. No torch.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "conformance/campaigns/alone.hpp"
 #include "conformance/campaigns/process_slots.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/contract/contract_case.hpp"
@@ -37,7 +38,9 @@ std::vector<Spec> selected_specs(const Selection& selection, bool full);
 // The contract's lines and its cases in words.
 std::vector<reports::Statement> statements();
 
-std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessSlots& slots);
+// `alone` gets the cases that fail; null: they are not repeated.
+std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessSlots& slots,
+                                        Alone* alone = nullptr);
 std::vector<reports::Case> run_contract(const ContractOptions& options);  // in slots of its own
 // Records of cases that are not run at all, for this reason.
 std::vector<reports::Case> not_run(const ContractOptions& options, const std::string& reason);

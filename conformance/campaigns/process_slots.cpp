@@ -1,6 +1,7 @@
 #include "conformance/campaigns/process_slots.hpp"
 
 #include <algorithm>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -30,7 +31,8 @@ ProcessSlots::ProcessSlots(const SlotOptions& options)
       timeout_scale_(options.timeout_scale),
       slots_(slot_count(options)),
       pool_(static_cast<int>(slots_.size()) * widest_, options.serve,
-            {milliseconds_of(kCaseTimeout_s * timeout_scale_), kGrace, false}) {}
+            {milliseconds_of(kCaseTimeout_s * timeout_scale_), kGrace, false}),
+      served_by_(static_cast<std::size_t>(pool_.size())) {}
 
 void ProcessSlots::start(std::size_t slot, Task task) {
   std::vector<int> ranks;
@@ -46,7 +48,42 @@ void ProcessSlots::finish(const ranks::Finished& finished) {
                                  [&](const Slot& one) { return one.job == finished.job; });
   slot->job = -1;
   const Task task = std::move(slot->task);
+  ended_ = finished.ranks;
   task.done(finished.outcomes, std::chrono::duration<double>(Clock::now() - slot->start).count());
+  note(finished, task.request);
+}
+
+// After anything but answers the pool has forked the ranks anew.
+void ProcessSlots::note(const ranks::Finished& finished, const nlohmann::json& request) {
+  const std::string what = request.is_object() ? request.value("do", "") : "";
+  const bool is_case = (what == "case" || what == "contract") && request.contains("id");
+  const bool is_ok = ranks::all_ok(finished.outcomes);
+  if (is_case && is_ok) served_.push_back(request.at("id"));
+  for (const int rank : finished.ranks) {
+    auto& served = served_by_[static_cast<std::size_t>(rank)];
+    if (!is_ok)
+      served.clear();
+    else if (is_case)
+      served.push_back(served_.size() - 1);
+  }
+}
+
+std::vector<std::string> ProcessSlots::before() const {
+  std::set<std::size_t> numbers;
+  for (const int rank : ended_) {
+    const auto& served = served_by_[static_cast<std::size_t>(rank)];
+    numbers.insert(served.begin(), served.end());
+  }
+  std::vector<std::string> ids;
+  for (const std::size_t number : numbers) ids.push_back(served_[number]);
+  return ids;
+}
+
+void ProcessSlots::renew() {
+  for (int rank = 0; rank < widest_; ++rank) {
+    pool_.renew(rank);
+    served_by_[static_cast<std::size_t>(rank)].clear();
+  }
 }
 
 void ProcessSlots::run(const std::function<std::optional<Task>(std::size_t slot)>& next,

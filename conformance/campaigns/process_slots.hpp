@@ -1,6 +1,6 @@
 // ProcessSlots: requests to a pool of ranks, as many at once as there are process slots. The one
 // loop in which campaigns wait for answers: a campaign says what to ask next and what to do with an
-// answer.
+// answer. It keeps the books of which cases a rank process has served.
 //
 //   slot 0: ranks 0 1 2 3      slot 1: ranks 4 5 6 7      ...
 //
@@ -53,6 +53,11 @@ class ProcessSlots {
   // after an answer, and now and then.
   void run(const std::function<std::optional<Task>(std::size_t slot)>& next,
            const std::function<void()>& tick);
+  // The cases that the ranks of the request whose done() is being called had served since they were
+  // forked, in order: ids of requests that do "case" or "contract".
+  std::vector<std::string> before() const;
+  // Fresh processes for the ranks of the first slot, while nothing runs.
+  void renew();
   // One request of the first slot, while nothing else runs; nothing when interrupted.
   std::optional<Outcomes> ask(int world, const nlohmann::json& request,
                               double timeout_s = kCaseTimeout_s);
@@ -66,11 +71,15 @@ class ProcessSlots {
   };
   void start(std::size_t slot, Task task);
   void finish(const ranks::Finished& finished);
+  void note(const ranks::Finished& finished, const nlohmann::json& request);
 
   int widest_;
   double timeout_scale_;
   std::vector<Slot> slots_;
   ranks::Pool pool_;
+  std::vector<std::string> served_;                  // cases, in the order in which they ended
+  std::vector<std::vector<std::size_t>> served_by_;  // by rank of the pool
+  std::vector<int> ended_;                           // ranks of the request that ended last
 };
 
 }  // namespace equigrad::conformance

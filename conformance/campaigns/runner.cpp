@@ -21,9 +21,10 @@ int widest(const RunOptions& options) {
 
 }  // namespace
 
-MatrixRun::MatrixRun(const RunOptions& options, ProcessSlots& slots)
+MatrixRun::MatrixRun(const RunOptions& options, ProcessSlots& slots, Alone* alone)
     : options_(options),
       slots_(slots),
+      alone_(alone),
       kept_(options.keep, options.keep_tensors, slots.directory()),
       judged_(options.cases.size()) {
   run_.seed = options.seed;
@@ -50,7 +51,8 @@ void MatrixRun::check_itself() {
   try {
     self_check(
         slots_, [this](const char* what, const std::string& id) { return request(what, id); },
-        run_.self_checks);
+        run_);
+    slots_.renew();  // what planted faults leave behind is no part of the cases' past
   } catch (const Error& error) {
     if (ranks::interrupted() == 0) give_up(error.what());
   }
@@ -113,15 +115,33 @@ Task MatrixRun::case_of(std::size_t index) {
   auto& tuple = tuples_[index];
   const std::size_t number = tuple.cases[tuple.next++];
   const auto& spec = options_.cases[number];
-  auto asked = request("case", spec.id());
+  auto asked = case_request(spec.id());
   asked["twin"] = tuple.path;
-  if (!options_.fault.empty()) asked["fault"] = options_.fault;
   kept_.ask(asked, spec.id());
-  if (!options_.knobs.empty()) asked["knobs"] = options_.knobs;
   return {spec.world, asked, kCaseTimeout_s,
           [this, &tuple, number](const Outcomes& outcomes, double seconds) {
             finish_case(tuple, number, outcomes, seconds);
           }};
+}
+
+nlohmann::json MatrixRun::case_request(const std::string& id) const {
+  auto asked = request("case", id);
+  if (!options_.fault.empty()) asked["fault"] = options_.fault;
+  if (!options_.knobs.empty()) asked["knobs"] = options_.knobs;
+  return asked;
+}
+
+void MatrixRun::suspect(std::size_t number) const {
+  if (alone_ == nullptr) return;
+  const auto& spec = options_.cases[number];
+  alone_->add({.id = spec.id(),
+               .world = spec.world,
+               .twin = request("twin", spec.id()),
+               .request = case_request(spec.id()),
+               .before = slots_.before(),
+               .passes = [spec](const Outcomes& outcomes) {
+                 return reports::passed(judge(spec, "", outcomes).record.verdict);
+               }});
 }
 
 void MatrixRun::finish_case(Tuple& tuple, std::size_t number, const Outcomes& outcomes,
@@ -134,6 +154,7 @@ void MatrixRun::finish_case(Tuple& tuple, std::size_t number, const Outcomes& ou
   kept_.ended(judged.record);
   ++done_;
   if (!reports::passed(judged.record.verdict)) ++failed_;
+  if (reports::went_wrong(judged.record.verdict)) suspect(number);
   if (--tuple.left == 0) finish_tuple(tuple);
 }
 
@@ -198,6 +219,11 @@ reports::Run MatrixRun::take() {
   return std::move(run_);
 }
 
+Alone alone_of(const RunOptions& options) {
+  return {options.replay_prefix, " --seed " + std::to_string(options.seed) + options.replay_suffix,
+          options.keep};
+}
+
 reports::Run run_matrix(const RunOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   ProcessSlots slots({.slots = options.slots,
@@ -205,10 +231,12 @@ reports::Run run_matrix(const RunOptions& options) {
                       .most = options.cases.size() + 1,
                       .timeout_scale = options.timeout_scale,
                       .serve = options.serve});
-  MatrixRun matrix(options, slots);
+  Alone alone = alone_of(options);
+  MatrixRun matrix(options, slots, &alone);
   matrix.check_itself();
   matrix.run_until(options.cases.size());
   auto run = matrix.take();
+  alone.repeat(slots, run.cases);
   run.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return run;
 }

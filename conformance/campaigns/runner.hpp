@@ -1,14 +1,17 @@
 // Runner: a selection of the matrix over process slots, as one record.
 //
 //   planted faults -> for every tuple: its twin, then its cases, as many at once as there are slots
+//     -> the first failures once more, alone
 //
 // Invariants: every case given is in the record once, in the order given, with a verdict; a run
 // that is interrupted records what it has, the rest as not run. A tuple's twin is made once, and
 // removed when its last case has ended.
 // Units: seconds of wall clock.
 // Errors: equigrad::Error when the pool cannot start. When the planted faults got no answer
-// (self_check.hpp) no case is begun, and Run::failure says why.
-// Depends on: process_slots.hpp, matrix.hpp, judge.hpp, program.hpp, reports/record.hpp. No torch.
+// (self_check.hpp) no case is begun, and Run::failure says why; where a case of theirs failed
+// without a fault, Run::engine_failure says so and the cases are run.
+// Depends on: process_slots.hpp, alone.hpp, matrix.hpp, judge.hpp, program.hpp, reports/record.hpp.
+// No torch.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/campaigns/alone.hpp"
 #include "conformance/campaigns/kept_failures.hpp"
 #include "conformance/campaigns/process_slots.hpp"
 #include "conformance/campaigns/run_rows.hpp"
@@ -44,7 +48,8 @@ struct RunOptions {
 
 class MatrixRun {
  public:
-  MatrixRun(const RunOptions& options, ProcessSlots& slots);
+  // `alone` gets the cases that fail; null: they are not repeated.
+  MatrixRun(const RunOptions& options, ProcessSlots& slots, Alone* alone = nullptr);
   MatrixRun(const MatrixRun&) = delete;
   // Whether faults are seen; where they got no answer no case is begun any more.
   void check_itself();
@@ -72,6 +77,8 @@ class MatrixRun {
   bool has_a_case(const Tuple& tuple) const;
   std::optional<std::size_t> tuple_with(Tuple::Twin twin) const;
   std::optional<Task> next_task();
+  nlohmann::json case_request(const std::string& id) const;
+  void suspect(std::size_t number) const;
   Task twin_of(std::size_t index);
   Task case_of(std::size_t index);
   void finish_twin(Tuple& tuple, const Outcomes& outcomes);
@@ -80,6 +87,7 @@ class MatrixRun {
 
   const RunOptions& options_;
   ProcessSlots& slots_;
+  Alone* alone_;
   KeptFailures kept_;
   std::vector<Tuple> tuples_;
   std::vector<Judged> judged_;
@@ -89,8 +97,10 @@ class MatrixRun {
   int64_t done_ = 0, failed_ = 0;
 };
 
-// All of it. Fills in self_checks, cases, memory, underflow, seed, failure, interrupted, signal and
-// wall_s.
+// What repeats failures of a run with these options.
+Alone alone_of(const RunOptions& options);
+// All of it. Fills in self_checks, engine_failure, cases, memory, underflow, seed, failure,
+// interrupted, signal and wall_s.
 reports::Run run_matrix(const RunOptions& options);
 
 }  // namespace equigrad::conformance

@@ -9,6 +9,7 @@
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/verdict/judge.hpp"
 #include "engine/error.hpp"
+#include "reports/text.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -33,6 +34,7 @@ struct Ground {
   CaseSpec spec;
   std::string path;     // of its twin
   std::string spoiled;  // why red would prove nothing here; empty: it would
+  std::string failed;   // what of the engine differs without a fault; empty: nothing does
 };
 
 // An interrupt leaves nothing to say of the fault.
@@ -44,10 +46,22 @@ Outcomes answers(ProcessSlots& slots, int world, const nlohmann::json& request,
   return *outcomes;
 }
 
+// "step 1, gradient of head.bias [0, 3) on rank 0": the first line of a message.
+std::string first_difference(const std::string& message) {
+  const std::string line = reports::first_line(message), word = "first ";
+  auto begin = std::min(line.find_first_not_of(' '), line.size());
+  if (line.compare(begin, word.size(), word) == 0)
+    begin = std::min(line.find_first_not_of(' ', begin + word.size()), line.size());
+  return line.substr(begin);
+}
+
 // Makes the twin, and runs the case without a fault: red proves nothing where green is not to be
 // had.
 Ground prepare(ProcessSlots& slots, const Ask& ask, const std::string& id) {
-  Ground ground{parse_id(id), slots.directory() + "/self-check." + id, ""};
+  Ground ground{.spec = parse_id(id),
+                .path = slots.directory() + "/self-check." + id,
+                .spoiled = "",
+                .failed = ""};
   auto twin = ask("twin", id);
   twin["path"] = ground.path;
   const auto made = answers(slots, 1, twin, "the twin");
@@ -59,8 +73,9 @@ Ground prepare(ProcessSlots& slots, const Ask& ask, const std::string& id) {
   request["twin"] = ground.path;
   const auto outcomes = answers(slots, ground.spec.world, request, "the case without a fault");
   const auto clean = judge(ground.spec, "", outcomes);
-  if (!clean.answered || !reports::passed(clean.record.verdict))
-    ground.spoiled = "nothing: the case fails without a fault: " + clean.record.message;
+  if (!clean.answered || !reports::passed(clean.record.verdict)) {
+    ground.failed = id + ": " + first_difference(clean.record.message);
+  }
   return ground;
 }
 
@@ -89,13 +104,16 @@ reports::SelfCheck plant(ProcessSlots& slots, const Ask& ask, const faults::Plan
 
 }  // namespace
 
-void self_check(ProcessSlots& slots, const Ask& ask, std::vector<reports::SelfCheck>& checks) {
+void self_check(ProcessSlots& slots, const Ask& ask, reports::Run& run) {
   std::map<std::string, Ground> grounds;
   for (const auto& fault : faults::planted_faults()) {
     auto found = grounds.find(fault.in);
     if (found == grounds.end())
       found = grounds.emplace(fault.in, prepare(slots, ask, fault.in)).first;
-    checks.push_back(plant(slots, ask, fault, found->second));
+    if (found->second.failed.empty())
+      run.self_checks.push_back(plant(slots, ask, fault, found->second));
+    else if (run.engine_failure.empty())
+      run.engine_failure = found->second.failed;
   }
   for (const auto& [id, ground] : grounds) unlink(ground.path.c_str());
 }

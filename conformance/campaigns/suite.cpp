@@ -32,6 +32,8 @@ class Suite {
   reports::Run run();
 
  private:
+  void run_in_parts(MatrixRun& matrix);
+  void run_in_order(MatrixRun& matrix);
   void add_contract(std::size_t begin, std::size_t end, const MatrixRun& matrix);
   reports::Run covering_part(const MatrixRun& matrix) const;
   void add_parts(reports::Run& run) const;
@@ -40,6 +42,7 @@ class Suite {
   SuiteOptions options_;
   std::size_t cases_, specs_;  // of the covering selection
   ProcessSlots slots_;
+  Alone alone_;
   std::vector<reports::Case> contract_;
   double covering_s_ = 0;
 };
@@ -55,11 +58,14 @@ Suite::Suite(SuiteOptions options)
     : options_(std::move(options)),
       cases_(options_.in_parts ? covering_first(options_.matrix.cases) : 0),
       specs_(options_.in_parts ? covering_first(options_.contract.specs) : 0),
-      slots_({.slots = options_.matrix.slots,
+      slots_({.slots = options_.one_process.empty() ? options_.matrix.slots : 1,
               .widest = widest(options_),
               .most = options_.matrix.cases.size() + options_.contract.specs.size() + 1,
               .timeout_scale = options_.matrix.timeout_scale,
-              .serve = options_.matrix.serve}) {}
+              .serve = options_.matrix.serve}),
+      alone_(alone_of(options_.matrix)) {
+  if (!options_.one_process.empty()) options_.matrix.quiet = options_.contract.quiet = true;
+}
 
 void Suite::add_contract(std::size_t begin, std::size_t end, const MatrixRun& matrix) {
   auto part = options_.contract;
@@ -67,7 +73,7 @@ void Suite::add_contract(std::size_t begin, std::size_t end, const MatrixRun& ma
     return options_.contract.specs.begin() + static_cast<std::ptrdiff_t>(i);
   };
   part.specs.assign(at(begin), at(end));
-  auto records = matrix.failure().empty() ? contract::run_contract(part, slots_)
+  auto records = matrix.failure().empty() ? contract::run_contract(part, slots_, &alone_)
                                           : contract::not_run(part, matrix.failure());
   std::move(records.begin(), records.end(), std::back_inserter(contract_));
 }
@@ -94,9 +100,20 @@ void Suite::add_parts(reports::Run& run) const {
     run.parts.push_back({"rest", static_cast<int64_t>(rest), seconds_since(start_) - covering_s_});
 }
 
-reports::Run Suite::run() {
-  MatrixRun matrix(options_.matrix, slots_);
-  matrix.check_itself();
+// With one slot, what is run until a case's place in its list is that case alone.
+void Suite::run_in_order(MatrixRun& matrix) {
+  std::size_t case_number = 0, spec_number = 0;
+  for (const auto& id : options_.one_process) {
+    if (id.starts_with("Contract.")) {
+      add_contract(spec_number, spec_number + 1, matrix);
+      ++spec_number;
+    } else {
+      matrix.run_until(++case_number);
+    }
+  }
+}
+
+void Suite::run_in_parts(MatrixRun& matrix) {
   matrix.run_until(cases_);
   add_contract(0, specs_, matrix);
   covering_s_ = seconds_since(start_);
@@ -105,8 +122,18 @@ reports::Run Suite::run() {
   if (options_.in_parts && has_rest) options_.covering_ended(covering_part(matrix));
   matrix.run_until(options_.matrix.cases.size());
   add_contract(specs_, options_.contract.specs.size(), matrix);
+}
+
+reports::Run Suite::run() {
+  MatrixRun matrix(options_.matrix, slots_, &alone_);
+  matrix.check_itself();
+  if (options_.one_process.empty())
+    run_in_parts(matrix);
+  else
+    run_in_order(matrix);
   auto run = matrix.take();
   add_parts(run);
+  alone_.repeat(slots_, run.cases);
   if (!options_.contract.specs.empty()) run.statements = contract::statements();
   run.wall_s = seconds_since(start_);
   return run;

@@ -21,6 +21,9 @@ struct SuiteOptions {
   RunOptions matrix;
   contract::ContractOptions contract;
   bool in_parts = false;  // false: as many cases as were chosen, in any order
+  // Ids of all cases of both, if they are to be run one after the other in this order, in the same
+  // rank processes; empty: they are not.
+  std::vector<std::string> one_process = {};
   // Called when the covering selection's cases have ended and others follow, with the record of
   // those alone.
   std::function<void(const reports::Run&)> covering_ended = [](const reports::Run&) {};

@@ -74,6 +74,14 @@ void add_run(CLI::App& app, RunCommand& command) {
   add_surroundings(app, command);
   app.add_option("--slots", command.slots, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
+  app.add_flag(
+         "--one-process", command.one_process,
+         "Every FILTER is the id of a case; they run one after the other in this order, in the "
+         "same rank processes. Repeats a failure that needs the cases before it")
+      ->excludes("--full")
+      ->excludes("--covering")
+      ->excludes("--model")
+      ->excludes("--slots");
   app.add_option("--fault", command.fault, fault_help())->check(fault_problem);
   app.add_option("--knobs", command.knobs,
                  "A JSON object of keys that must change nothing, merged into every engine's "

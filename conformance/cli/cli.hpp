@@ -2,6 +2,7 @@
 //
 //   equigrad run [FILTER...]      the matrix and the contract    equigrad list [FILTER...]
 //   equigrad run --covering       what every run begins with, alone: the gate of a CI
+//   equigrad run A B --one-process  B behind A, in the same rank processes
 //   equigrad run --model LIBRARY  a user's model in place of the project's own
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
@@ -51,6 +52,7 @@ struct RunCommand {
   std::string model;     // a shared library (check/registered_model.hpp); empty: the project's own
   LoadModel load_model;  // for a model that is no library; empty: there is no such
   bool full = false, covering = false;  // covering: nothing but the covering selection
+  bool one_process = false;             // the filters are ids, run in their order
   bool list = false, list_faults = false, list_mistakes = false;  // the latter: instead of ids
   uint64_t seed = 1234;
   std::string json, junit;  // files, or "-" for stdout
@@ -123,7 +125,8 @@ struct FaultsCommand {
   std::vector<std::string> filters;  // of names
   bool full = false;                 // every case for every fault
   bool covering = false;             // nothing but the covering selection's cases
-  std::optional<double> minutes;     // nothing: 10, and with --full as long as it takes
+  bool thin = false;                 // count the cases that catch a fault, up to three
+  std::optional<double> minutes;     // nothing: 10, and with --full or --thin as long as it takes
   std::optional<int64_t> clean;      // nothing: 5,000, and with filters none
   uint64_t seed = 1234;
   std::string json;                        // file, or "-" for stdout

@@ -77,6 +77,41 @@ Selected selected_cases(const RunCommand& command) {
   return cases;
 }
 
+// The cases whose ids the filters are, in their order; none where one is no id.
+Selected cases_in_order(const RunCommand& command) {
+  Selected cases;
+  const auto& ids = command.selection.filters;
+  if (ids.empty())
+    std::cerr << "equigrad: expected the ids of cases with --one-process, got none. A replay names "
+                 "them.\n";
+  try {
+    for (const auto& id : ids) {
+      if (std::count(ids.begin(), ids.end(), id) > 1)
+        throw Error("run", "expected every case once, got " + id + " several times.");
+      if (id.starts_with("Contract."))
+        cases.contract.push_back(contract::parse_contract_id(id));
+      else
+        cases.matrix.push_back(parse_id(id));
+    }
+  } catch (const Error& error) {
+    std::cerr << "equigrad: expected the ids of cases with --one-process: " << error.what() << "\n";
+    return {};
+  }
+  return cases;
+}
+
+// Those of the ids that are still to be run.
+std::vector<std::string> order_of(const RunCommand& command, const RunOptions& options,
+                                  const std::vector<contract::Spec>& specs) {
+  if (!command.one_process) return {};
+  std::set<std::string> left;
+  for (const auto& spec : options.cases) left.insert(spec.id());
+  for (const auto& spec : specs) left.insert(spec.id());
+  auto order = command.selection.filters;
+  std::erase_if(order, [&](const std::string& id) { return !left.contains(id); });
+  return order;
+}
+
 bool is_narrowed(const Selection& selection) {
   return !selection.filters.empty() || !selection.stages.empty() || !selection.dtypes.empty() ||
          !selection.worlds.empty();
@@ -174,7 +209,7 @@ void keep_those_with(const std::string& fault, Selected& cases,
 }  // namespace
 
 int run_command(const RunCommand& command) {
-  auto cases = selected_cases(command);
+  auto cases = command.one_process ? cases_in_order(command) : selected_cases(command);
   if (cases.size() == 0) return kUsage;
   if (!has_one_document(command)) return kUsage;
   auto not_run = left_out(command, cases.size());
@@ -197,10 +232,12 @@ int run_command(const RunCommand& command) {
               << "\n";
   const auto environment = environment_here();
   std::ostream& out = words_of(command);
+  const auto order = order_of(command, options, cases.contract);
   auto run =
       run_suite({.matrix = options,
                  .contract = contract_options(options, std::move(cases.contract), command.fault),
                  .in_parts = !is_narrowed(command.selection) && command.fault.empty(),
+                 .one_process = order,
                  .covering_ended = [&out](const reports::Run& covering) {
                    for (const auto& line : reports::part_lines(covering)) out << line << std::endl;
                  }});

@@ -121,6 +121,13 @@ void Pool::replace_rank(int slot) {
   fork_rank(slot);
 }
 
+void Pool::renew(int rank) {
+  if (!idle(rank))
+    throw Error("ranks.Pool.renew", "expected an idle rank, got rank " + std::to_string(rank) +
+                                        " at work. Wait for its job first.");
+  replace_rank(rank);
+}
+
 bool Pool::idle(int rank) const { return !ranks_.at(static_cast<std::size_t>(rank)).busy; }
 
 int Pool::start(const std::vector<int>& ranks, const nlohmann::json& request,

@@ -85,6 +85,8 @@ class Pool {
             std::chrono::milliseconds timeout = std::chrono::milliseconds{0});
   // The next job to finish; nothing after `patience`, without jobs, or when interrupted.
   std::optional<Finished> wait(std::chrono::milliseconds patience);
+  // A fresh process in the place of an idle rank's.
+  void renew(int rank);
   // start() and wait() for one set while nothing else runs.
   std::vector<Outcome> run(const std::vector<int>& ranks, const nlohmann::json& request);
 

@@ -51,6 +51,18 @@ TEST(Record, AMissedFaultMakesTheRunVoidEvenIfAllElseHeld) {
   EXPECT_EQ(reports::exit_code(run), 1);
 }
 
+// Whatever its planted faults, of which there are none where it fails by itself.
+TEST(Record, AnEngineThatFailsBeforeAFaultIsPlantedFailsTheRun) {
+  reports::Run run = held_run();
+  run.self_checks.clear();
+  EXPECT_EQ(reports::outcome(run), Outcome::Void);
+  run.engine_failure = "Required.grad.x: step 1, gradient of head.bias";
+  EXPECT_EQ(reports::outcome(run), Outcome::Failed);
+  EXPECT_EQ(reports::exit_code(run), 1);
+  run.failure = "no answer";
+  EXPECT_EQ(reports::outcome(run), Outcome::Broken);
+}
+
 TEST(Record, FewerThanThreePlantedFaultsMakeTheRunVoid) {
   reports::Run run = held_run();
   run.self_checks.pop_back();

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <set>
+#include <utility>
 
 namespace equigrad::conformance {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 using nlohmann::json;
 using Kind = ranks::Outcome::Kind;
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 json answer(const json& request, ranks::RankContext& context) {
   if (request.at("do") == "die" && context.rank() == 0) raise(SIGKILL);
@@ -54,6 +56,35 @@ TEST(ProcessSlots, ADeathAndATimeOutAreAnswersAndTheNextRequestFindsRanks) {
   for (const char* what : {"die", "hang", "add"})
     kinds.push_back(slots.ask(2, {{"do", what}}, 20).value().front().kind);
   EXPECT_THAT(kinds, ElementsAre(Kind::Died, Kind::TimedOut, Kind::Ok));
+}
+
+// Of the ranks of the request that ended: those of another slot, and those before a death or before
+// fresh processes, are not among them.
+TEST(ProcessSlots, ItKnowsWhichCasesCameBeforeInTheSameProcesses) {
+  ProcessSlots slots({.slots = 1, .widest = 2, .timeout_scale = 0.01, .serve = answer});
+  std::vector<std::string> before;
+  const auto serve = [&](const std::string& what, const std::string& id, int world) {
+    bool is_asked = false;
+    slots.run(
+        [&](std::size_t) -> std::optional<Task> {
+          if (std::exchange(is_asked, true)) return std::nullopt;
+          return Task{.world = world,
+                      .request = {{"do", what}, {"id", id}},
+                      .timeout_s = 2000,
+                      .done = [&](const Outcomes&, double) { before = slots.before(); }};
+        },
+        [] {});
+    return before;
+  };
+  EXPECT_THAT(serve("case", "a", 1), IsEmpty());
+  EXPECT_THAT(serve("twin", "a", 1), ElementsAre("a")) << "which is no case itself";
+  EXPECT_THAT(serve("contract", "b", 2), ElementsAre("a"));
+  EXPECT_THAT(serve("case", "c", 2), ElementsAre("a", "b"));
+  EXPECT_THAT(serve("die", "d", 1), ElementsAre("a", "b", "c"));
+  EXPECT_THAT(serve("case", "e", 1), IsEmpty());
+  EXPECT_THAT(serve("case", "f", 2), ElementsAre("b", "c", "e")) << "rank 1 lives on";
+  slots.renew();
+  EXPECT_THAT(serve("case", "g", 2), IsEmpty());
 }
 
 TEST(ProcessSlots, ThereAreNoMoreOfThemThanThereIsToDo) {

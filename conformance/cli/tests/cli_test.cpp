@@ -251,6 +251,26 @@ TEST_F(Cli, ASelfCheckWithoutAnAnswerIsExitCodeThreeAndWritesEveryReport) {
   for (const auto& one : run.cases) EXPECT_EQ(one.verdict, reports::Verdict::NotRun) << one.id;
 }
 
+TEST_F(Cli, InOneProcessEveryFilterIsTheIdOfACase) {
+  const std::string other =
+      "Required.grad.zero1.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
+  const std::string of_contract = "Contract.1.loss_backward.zero0.fp32.w2.accumulation1";
+  const auto run = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), "run");
+    words.insert(words.end(), {"--one-process", "-q", "--report", folder_});
+    return say(words);
+  };
+  const auto held = run({kCase, of_contract, other});
+  EXPECT_EQ(held.code, kHeld) << held.out << held.err;
+  EXPECT_EQ(reports::from_json(read("run.json")).cases.size(), 3u);
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {}, {"zero2"}, {kCase, kCase}, {"Contract.1"}, {kCase, "--slots", "2"}}) {
+    const auto refused = run(words);
+    EXPECT_EQ(refused.code, kUsage) << refused.out;
+    EXPECT_THAT(refused.err, HasSubstr("--one-process"));
+  }
+}
+
 TEST_F(Cli, AFaultOfTheContractIsPlantedByItsName) {
   const std::string family = "Contract.2.two_losses_on_one_forward",
                     one = family + ".zero2.fp32.w2";

@@ -22,6 +22,7 @@ using nlohmann::json;
 using reports::Verdict;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 CaseSpec small_case(int stage, Style style = Style::LossBackward) {
   return {.stage = stage,
@@ -173,6 +174,24 @@ TEST(Detection, ARunWhoseFaultsAreNotCaughtIsVoid) {
   EXPECT_EQ(run.cases[0].verdict, Verdict::Equal);
   for (const auto& check : run.self_checks) EXPECT_FALSE(check.caught) << check.fault;
   EXPECT_EQ(reports::outcome(run), reports::Outcome::Void);
+  EXPECT_EQ(reports::exit_code(run), 1);
+}
+
+// A fault in every case, planted or not: the engine is wrong, and no check of it is.
+TEST(Detection, AnEngineThatIsWrongByItselfFailsTheRunAndItsCasesAreRun) {
+  auto broken = options({small_case(2), small_case(3)});
+  broken.serve = [](const json& request, ranks::RankContext& context) {
+    json with = request;
+    if (request.value("do", "") == "case" && !request.contains("fault"))
+      with["fault"] = "averaged_twice";
+    return serve(with, context);
+  };
+  const auto run = run_matrix(broken);
+  EXPECT_THAT(run.engine_failure, AllOf(StartsWith(faults::planted_faults()[0].in + ": step 1, "),
+                                        HasSubstr("gradient")));
+  EXPECT_TRUE(run.self_checks.empty()) << "nothing is planted where the engine fails already";
+  for (const auto& record : run.cases) EXPECT_EQ(record.verdict, Verdict::Failed);
+  EXPECT_EQ(reports::outcome(run), reports::Outcome::Failed);
   EXPECT_EQ(reports::exit_code(run), 1);
 }
 
