@@ -40,6 +40,29 @@ std::string covering_line(const KillMatrix& matrix) {
          part("mutants", Faults::Mutants, kCoveringMutants);
 }
 
+// Whether what catches a fault is more than luck; nothing is said of those that were not counted.
+std::string thin_line(const KillMatrix& matrix) {
+  constexpr std::size_t kNamed = 5;
+  std::vector<std::string> thin;
+  int64_t open = 0;
+  for (const auto& row : matrix.faults) {
+    if (is_thin(row)) thin.push_back(thin_text(row));
+    open += row.fate == Fate::Caught && !row.all_tried && row.found.size() < kEnoughCatches;
+  }
+  const std::string few = "caught by fewer than " + std::to_string(kEnoughCatches) + " cases: ";
+  std::string out = few + count_of(thin.size(), "fault");
+  if (!thin.empty()) {
+    const std::size_t more = thin.size() - std::min(thin.size(), kNamed);
+    thin.resize(thin.size() - more);
+    out += ", " + joined(thin, ", ") + (more > 0 ? " and " + grouped(more) + " more" : "");
+  }
+  if (open > 0)
+    out += "; " + grouped(open) + " not counted" +
+           (matrix.is_counted ? ", for want of time" : " behind the first (--thin does)");
+  if (matrix.is_counted) out += "; counting took " + seconds_text(matrix.counting_s);
+  return out;
+}
+
 constexpr std::size_t kChecksShown = 3;
 
 std::string steps_text(int64_t steps) { return steps < 0 ? "?" : "+" + std::to_string(steps); }
@@ -67,9 +90,10 @@ void write_line(std::ostringstream& out, const FaultRow& row, int width) {
   out << line;
   if (caught) {
     const Found& found = row.found.front();
-    std::snprintf(line, sizeof line, "  %4s  %s  %s  %s  %6.2f",
+    std::snprintf(line, sizeof line, "  %4s  %s  %s  %3s  %s  %6.2f",
                   steps_text(found.after_steps).c_str(), found.located ? "yes" : "no ",
-                  is_covered(row) ? "yes" : "no ", marks(row).c_str(), row.seconds);
+                  is_covered(row) ? "yes" : "no ", catches_text(row).c_str(), marks(row).c_str(),
+                  row.seconds);
     out << line << "  " << first_checks(found) << "\n";
   } else if (row.fate == Fate::Equivalent) {
     out << "  " << clean(row.proof) << "\n";
@@ -84,6 +108,8 @@ void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
     if (row.fate == Fate::Survived || row.fate == Fate::DidNotAct)
       out << (row.fate == Fate::Survived ? "SURVIVED  " : "DID NOT ACT  ") << row.name << ": "
           << clean(row.what) << "\n";
+  for (const auto& row : matrix.faults)
+    if (is_thin(row)) out << "THIN  " << thin_text(row) << ": " << clean(row.what) << "\n";
   for (const auto& alarm : matrix.clean.alarms)
     out << "FALSE ALARM  " << alarm.id << "\n"
         << clean(alarm.message) << (alarm.message.ends_with('\n') ? "" : "\n")
@@ -116,11 +142,12 @@ void write_row(std::ostringstream& out, const FaultRow& row) {
   out << "| " << escape_markdown(row.name) << " | " << escape_markdown(row.what) << " | "
       << word(row.fate) << " | ";
   if (row.found.empty()) {
-    out << "| | | " << escape_markdown(row.proof) << " |";
+    out << "| | | | " << escape_markdown(row.proof) << " |";
   } else {
     const Found& found = row.found.front();
     out << (found.after_steps < 0 ? "?" : std::to_string(found.after_steps)) << " | "
-        << (found.located ? "yes" : "no") << " | " << (is_covered(row) ? "yes" : "no") << " | ";
+        << (found.located ? "yes" : "no") << " | " << (is_covered(row) ? "yes" : "no") << " | "
+        << catches_text(row) << " | ";
     out << escape_markdown(joined(found.checks, ", ")) << " |";
   }
   for (std::size_t i = 0; i < kRulesElsewhere; ++i)
@@ -182,6 +209,19 @@ bool is_covered(const FaultRow& row) {
                                                  [](const Found& found) { return found.covering; });
 }
 
+bool is_thin(const FaultRow& row) {
+  return row.fate == Fate::Caught && row.all_tried && row.found.size() < kEnoughCatches;
+}
+
+std::string catches_text(const FaultRow& row) {
+  return std::to_string(row.found.size()) + (row.all_tried ? "" : "+");
+}
+
+std::string thin_text(const FaultRow& row) {
+  return clean(row.name) + " (" + grouped(row.found.size()) + " of " + count_of(row.cases, "case") +
+         ")";
+}
+
 bool covering_holds(const KillMatrix& matrix) {
   const auto reaches = [&](Faults which, double share) {
     const auto sum = counts(matrix, which);
@@ -215,6 +255,7 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix) {
       kills_line("mutants", counts(matrix, Faults::Mutants)), covering_line(matrix),
       "located on the first line: " + of(all.located, all.caught) + " caught faults, " +
           percent(all.located, all.caught)};
+  lines.push_back(thin_line(matrix));
   std::string elsewhere = "the rules in use elsewhere, on the same data of " +
                           grouped(all.with_data) + " caught faults:";
   for (std::size_t i = 0; i < kRulesElsewhere; ++i)
@@ -240,13 +281,15 @@ std::string to_terminal(const KillMatrix& matrix) {
   std::size_t width = 5;
   for (const auto& row : matrix.faults) width = std::max(width, row.name.size());
   char line[256];
-  std::snprintf(line, sizeof line, "# %-*s  %-11s  %-12s  %4s  %s  %s  %s  %6s  %s\n",
-                static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "cov", "else",
-                "s", "checks that caught it");
+  std::snprintf(line, sizeof line, "# %-*s  %-11s  %-12s  %4s  %s  %s  %3s  %s  %6s  %s\n",
+                static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "cov", "by",
+                "else", "s", "checks that caught it");
   out << line;
   for (const auto& row : matrix.faults) write_line(out, row, static_cast<int>(width));
   out << "#\n# step: optimizer steps from the one in which it acted; loc: located on the first "
-         "line\n# cov: caught by a case of the covering selection\n# else: ";
+         "line\n# cov: caught by a case of the covering selection; by: cases that caught it, +: "
+         "not "
+         "all were tried\n# else: ";
   out << joined({kRuleNames.begin(), kRuleNames.end()}, ", ")
       << "; x: would have seen it\n#\n# check that saw it: faults it saw, and saw first\n";
   for (const auto& check : checks_of(matrix)) {
@@ -276,9 +319,9 @@ std::string to_markdown(const KillMatrix& matrix) {
     out << "\nFalse alarm: " << escape_markdown(alarm.id) << ": "
         << escape_markdown(first_line(alarm.message))
         << " Replay: " << escape_markdown(alarm.replay) << "\n";
-  out << "\n| fault | what | fate | steps | located | covering | checks, or proof |";
+  out << "\n| fault | what | fate | steps | located | covering | caught by | checks, or proof |";
   for (const char* rule : kRuleNames) out << " " << escape_markdown(rule) << " |";
-  out << "\n|:--|:--|:--|--:|:--|:--|:--|";
+  out << "\n|:--|:--|:--|--:|:--|:--|--:|:--|";
   for (std::size_t i = 0; i < kRulesElsewhere; ++i) out << "--:|";
   out << "\n";
   for (const auto& row : matrix.faults) write_row(out, row);

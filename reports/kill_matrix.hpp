@@ -2,7 +2,8 @@
 // fault, what the rules in use elsewhere say of the same data, and what clean runs raised.
 //
 // What the covering selection (`equigrad run --covering`) catches alone is counted beside it, and
-// has a floor of its own.
+// has a floor of its own. A fault that fewer than kEnoughCatches of all cases catch is thin: what
+// catches it may be luck, or the next change's victim. It fails nothing.
 //
 // Invariants: fate and summary are given by whoever ran, or counted here, never by a writer. A
 //   fault without `bugs` is a mutant. A row that is not Caught has no `found`. Only rows with
@@ -58,6 +59,7 @@ struct FaultRow {
   int acted_step = -1, acted_micro_batch = -1;
   int64_t cases = 0;         // that were run with it
   std::vector<Found> found;  // the first is the earliest of the panel
+  bool all_tried = false;    // panel and covering selection: no other case of theirs catches it
   bool has_data = false;     // of a case that answered
   std::array<bool, kRulesElsewhere> elsewhere{};
   std::string proof;  // why it changes no bit
@@ -94,7 +96,12 @@ struct KillMatrix {
   bool interrupted = false;
   int signal = 0;
   double faults_s = 0, wall_s = 0;
+  // Cases went on behind the first that caught a fault, up to kEnoughCatches, for so long.
+  bool is_counted = false;
+  double counting_s = 0;
 };
+
+inline constexpr std::size_t kEnoughCatches = 3;
 
 // So many of all historical faults, and of all mutants, the covering selection alone must catch.
 inline constexpr double kCoveringHistorical = 0.97, kCoveringMutants = 0.95;
@@ -119,6 +126,9 @@ struct CheckCount {
 std::vector<CheckCount> checks_of(const KillMatrix& matrix);
 
 bool is_covered(const FaultRow& row);  // caught by a case of the covering selection
+bool is_thin(const FaultRow& row);     // caught, and by fewer than kEnoughCatches of all cases
+std::string catches_text(const FaultRow& row);  // "2", "3+" where not all cases were tried
+std::string thin_text(const FaultRow& row);     // "averaged_twice (2 of 91 cases)"
 // Whether the covering selection alone catches as much as it must.
 bool covering_holds(const KillMatrix& matrix);
 

@@ -46,6 +46,9 @@ void to_json(Json& json, const FaultRow& row) {
           {"cases", row.cases},
           {"covering", is_covered(row)},
           {"found", row.found},
+          {"catches", row.found.size()},
+          {"all_tried", row.all_tried},
+          {"thin", is_thin(row)},
           {"elsewhere", by_rule(row.elsewhere, row.has_data)},
           {"proof", clean(row.proof)},
           {"seconds", row.seconds}};
@@ -73,6 +76,9 @@ void to_json(Json& json, const CheckCount& check) {
 }
 
 std::string to_json(const KillMatrix& matrix) {
+  std::vector<std::string> thin;
+  for (const auto& row : matrix.faults)
+    if (is_thin(row)) thin.push_back(row.name);
   return document_lines({{"schema_version", matrix.schema_version},
                          {"outcome", word(outcome(matrix))},
                          {"exit_code", exit_code(matrix)},
@@ -84,6 +90,9 @@ std::string to_json(const KillMatrix& matrix) {
                          {"failure", clean(matrix.failure)},
                          {"faults_s", matrix.faults_s},
                          {"wall_s", matrix.wall_s},
+                         {"counted", matrix.is_counted},
+                         {"counting_s", matrix.counting_s},
+                         {"thin", thin},
                          {"historical", counts(matrix, Faults::Historical)},
                          {"mutants", counts(matrix, Faults::Mutants)},
                          {"checks", checks_of(matrix)},

@@ -20,8 +20,8 @@ std::string fate_cell(Fate fate) {
 constexpr size_t kColumns = 12;
 
 std::string head_of(const std::vector<CheckCount>& checks) {
-  std::string out =
-      heads({"Fault", "Fate"}) + number_heads({"Steps"}) + heads({"Located", "Covering"});
+  std::string out = heads({"Fault", "Fate"}) + number_heads({"Steps"}) +
+                    heads({"Located", "Covering"}) + number_heads({"Caught by"});
   for (const auto& check : checks) out += number_heads({shown(check.check, 40)});
   out += heads({"Other checks"});
   for (const char* rule : kRuleNames) out += number_heads({escape_xml(rule)});
@@ -57,6 +57,7 @@ std::string fault_row(const FaultRow& row, const std::vector<CheckCount>& column
   out += number_cells({!caught || steps < 0 ? "–" : std::to_string(steps)});
   for (const bool holds : {caught && row.found[0].located, is_covered(row)})
     out += cell(!caught ? "–" : holds ? "yes" : "no", 3);
+  out += number_cells({!caught ? "–" : catches_text(row)});
   for (const auto& column : columns) out += number_cells({seen_mark(row, column.check)});
   out += cell(others(row, columns), 300);
   for (size_t i = 0; i < kRulesElsewhere; ++i)
@@ -74,7 +75,9 @@ std::string matrix_section(const KillMatrix& matrix) {
       "matrix", "Kill matrix",
       "<p class=\"lead\">Steps counts from the one in which the fault first acted. Located: the "
       "failure&#39;s first line names the phase and the step. Covering: a case of the covering "
-      "selection, with which every run begins, caught it. 1st: the check that saw it first; "
+      "selection, with which every run begins, caught it. Caught by: so many cases; + where not "
+      "all "
+      "were tried. 1st: the check that saw it first; "
       "x: saw it too. The rules in use elsewhere were given the same tensors; – where the case "
       "ended before there were any.</p>\n" +
           table(count_of(matrix.faults.size(), "fault"), head_of(columns), rows, "sort"));
@@ -98,7 +101,15 @@ std::string open_section(const KillMatrix& matrix) {
     out += open_article("alarm." + std::to_string(i), "✗ false alarm", alarm.id, alarm.message,
                         alarm.replay);
   }
-  return section("open", "What is open", out.empty() ? paragraph("Nothing.") : out);
+  if (out.empty()) out = paragraph("Nothing.");
+  std::string thin;
+  for (const auto& row : matrix.faults)
+    if (is_thin(row))
+      thin += (thin.empty() ? "" : ", ") + std::string("<a href=\"#") + anchor(row.name) + "\">" +
+              shown(thin_text(row), 200) + "</a>";
+  if (!thin.empty())
+    out += paragraph("Caught by fewer than " + std::to_string(kEnoughCatches) + " cases: " + thin);
+  return section("open", "What is open", out);
 }
 
 std::string first_lines_section(const KillMatrix& matrix) {

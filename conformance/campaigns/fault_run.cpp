@@ -43,15 +43,18 @@ class FaultRun {
   void make_rows();
   void hold_panel();
   void hold(std::size_t number, const Outcomes& outcomes, double seconds);
-  void chase_through_panel();
-  void chase_through_contract(std::size_t cases);
+  void chase_through_panel(std::size_t catches);
+  void chase_through_contract(std::size_t cases, std::size_t catches);
+  void count_catches();
   Task planted(std::size_t fault, std::size_t number);
   Task planted_in_contract(std::size_t fault, std::size_t number);
   void take(std::size_t fault, const FaultVerdict& verdict, bool covering, double seconds);
   void settle();
   void run_clean();
   bool is_late() const { return options_.minutes > 0 && seconds() > 60 * options_.minutes; }
-  bool is_caught(std::size_t fault) const { return !matrix_.faults[fault].found.empty(); }
+  bool is_caught(std::size_t fault, std::size_t times = 1) const {
+    return matrix_.faults[fault].found.size() >= times;
+  }
   nlohmann::json request(const char* what, const std::string& id) const {
     return {{"do", what}, {"id", id}, {"seed", options_.seed}, {"data", to_json(options_.data)}};
   }
@@ -198,9 +201,9 @@ void FaultRun::take(std::size_t fault, const FaultVerdict& verdict, bool coverin
 
 // A fault takes the panel's cases one after the other, so that the first that catches it is the
 // earliest; different faults run side by side.
-void FaultRun::chase_through_panel() {
-  const auto is_done = [this](std::size_t i) {
-    return chases_[i].next == options_.panel.size() || (is_caught(i) && !options_.full);
+void FaultRun::chase_through_panel(std::size_t catches) {
+  const auto is_done = [this, catches](std::size_t i) {
+    return chases_[i].next == options_.panel.size() || (is_caught(i, catches) && !options_.full);
   };
   const auto next_task = [&](std::size_t) -> std::optional<Task> {
     if (is_late()) return std::nullopt;
@@ -216,24 +219,24 @@ void FaultRun::chase_through_panel() {
     int64_t done = 0, caught = 0;
     for (std::size_t i = 0; i < chases_.size(); ++i) {
       done += chases_[i].running == 0 && is_done(i);
-      caught += is_caught(i);
+      caught += is_caught(i, catches);
     }
     progress.update(done, caught, "planted");
   });
   progress.finish();
 }
 
-// What the panel did not catch, through the contract's cases too: as many of them, as far as there
-// is time.
-void FaultRun::chase_through_contract(std::size_t cases) {
+// What the panel did not catch so often, through the contract's cases too: as many of them, as far
+// as there is time.
+void FaultRun::chase_through_contract(std::size_t cases, std::size_t catches) {
   std::vector<std::size_t> left;
   for (std::size_t i = 0; i < chases_.size(); ++i)
-    if (!is_caught(i) && !chases_[i].has_proof && chases_[i].next == options_.panel.size())
+    if (!is_caught(i, catches) && !chases_[i].has_proof && chases_[i].next == options_.panel.size())
       left.push_back(i);
   const auto next_task = [&](std::size_t) -> std::optional<Task> {
     std::optional<std::size_t> least;
     for (const std::size_t i : left)
-      if (!is_caught(i) && chases_[i].of_contract < cases)
+      if (!is_caught(i, catches) && chases_[i].of_contract < cases)
         if (!least || chases_[i].of_contract < chases_[*least].of_contract) least = i;
     if (!least || is_late()) return std::nullopt;
     ++chases_[*least].running;
@@ -244,12 +247,23 @@ void FaultRun::chase_through_contract(std::size_t cases) {
   slots_.run(next_task, [&] {
     int64_t done = 0, caught = 0;
     for (const std::size_t i : left) {
-      done += static_cast<int64_t>(is_caught(i) ? cases : chases_[i].of_contract);
-      caught += is_caught(i);
+      const bool is_enough = is_caught(i, catches);
+      done += static_cast<int64_t>(is_enough ? cases : std::min(cases, chases_[i].of_contract));
+      caught += is_enough;
     }
     progress.update(done, caught, "planted");
   });
   progress.finish();
+}
+
+// Of faults that are caught: how many cases do it, up to as many as are enough. Those that survived
+// have been through more.
+void FaultRun::count_catches() {
+  const double before = seconds();
+  chase_through_panel(reports::kEnoughCatches);
+  chase_through_contract(contract_panel_.covering, reports::kEnoughCatches);
+  matrix_.is_counted = true;
+  matrix_.counting_s = seconds() - before;
 }
 
 void FaultRun::settle() {
@@ -257,6 +271,8 @@ void FaultRun::settle() {
       options_.covering_only ? contract_panel_.covering : contract_panel_.cases.size();
   for (std::size_t i = 0; i < chases_.size(); ++i) {
     auto& row = matrix_.faults[i];
+    row.all_tried = chases_[i].running == 0 && chases_[i].next == options_.panel.size() &&
+                    chases_[i].of_contract >= contract_panel_.covering;
     if (is_caught(i)) {
       row.fate = Fate::Caught;
       if (chases_[i].has_proof) matrix_.stale_proofs.push_back(row.name);
@@ -286,14 +302,15 @@ void FaultRun::run_clean() {
 reports::KillMatrix FaultRun::run() {
   hold_panel();
   if (matrix_.failure.empty()) {
-    chase_through_panel();
-    chase_through_contract(contract_panel_.covering);
+    chase_through_panel(1);
+    chase_through_contract(contract_panel_.covering, 1);
     matrix_.faults_s = seconds();
     run_clean();
     const double before = seconds();
-    if (!options_.covering_only) chase_through_contract(contract_panel_.cases.size());
-    settle();
+    if (!options_.covering_only) chase_through_contract(contract_panel_.cases.size(), 1);
     matrix_.faults_s += seconds() - before;
+    if (options_.thin) count_catches();
+    settle();
   }
   for (std::size_t i = 0; i < options_.panel.size(); ++i) unlink(twin_of(i).c_str());
   matrix_.interrupted = ranks::interrupted() != 0;

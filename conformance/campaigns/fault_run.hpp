@@ -1,7 +1,8 @@
 // FaultRun: the suite against every fault of the catalogue, as one kill matrix.
 //
 //   the panel without a fault -> every fault through the panel, until it is caught (full: through
-//   all of it) -> clean configurations at random -> survivors through the contract
+//   all of it) -> clean configurations at random -> survivors through the contract -> (thin) the
+//   caught ones on through the panel and the covering selection, until three cases have caught each
 //
 // The panel and the first of the contract's cases are the covering selection: what they catch is
 // what `equigrad run --covering` alone would.
@@ -30,6 +31,7 @@ struct FaultOptions {
   std::map<std::string, int64_t> not_run;  // cases that the panel lacks, by reason
   bool full = false;
   bool covering_only = false;  // nothing but the covering selection's cases
+  bool thin = false;           // go on until reports::kEnoughCatches cases have caught a fault
   double minutes = 10;         // 0: as long as it takes
   int64_t clean = 0;           // configurations
   uint64_t seed = 1234;

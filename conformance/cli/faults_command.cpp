@@ -41,7 +41,8 @@ std::vector<std::string> selected_faults(const std::vector<std::string>& filters
 FaultOptions options_of(const FaultsCommand& command) {
   FaultOptions options;
   options.full = command.full;
-  options.minutes = command.minutes.value_or(command.full ? 0 : kMinutesOfTheTier);
+  options.thin = command.thin;
+  options.minutes = command.minutes.value_or(command.full || command.thin ? 0 : kMinutesOfTheTier);
   options.covering_only = command.covering;
   const bool is_whole = command.filters.empty() && !command.covering;
   options.clean = command.clean.value_or(is_whole ? kCleanOfTheTier : 0);
@@ -96,8 +97,11 @@ void add_faults(CLI::App& app, FaultsCommand& command) {
   app.add_flag("--covering", command.covering,
                "What `equigrad run --covering` alone catches: no other case, no random "
                "configurations");
+  app.add_flag("--thin", command.thin,
+               "Go on behind the first case that catches a fault until three have, and name the "
+               "faults that fewer catch");
   app.add_option("--minutes", command.minutes,
-                 "Stop after so long, 0: never (default: 10, with --full 0)")
+                 "Stop after so long, 0: never (default: 10, with --full or --thin 0)")
       ->check(CLI::NonNegativeNumber);
   app.add_option(
          "--clean", command.clean,

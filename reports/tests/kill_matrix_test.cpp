@@ -76,6 +76,38 @@ TEST(KillMatrix, TheFiguresAreCountedByKind) {
   EXPECT_EQ(checks[0].first, 1);
 }
 
+// Of all cases one catches the first fault and three the second; the third's were not all tried.
+TEST(KillMatrix, WhatFewCasesCatchIsThinInEveryFormat) {
+  auto matrix = example();
+  matrix.faults[0].all_tried = matrix.faults[1].all_tried = true;
+  matrix.faults[0].cases = matrix.faults[1].cases = 91;
+  matrix.faults[1].found.resize(3, matrix.faults[1].found[0]);
+  EXPECT_TRUE(is_thin(matrix.faults[0]));
+  EXPECT_FALSE(is_thin(matrix.faults[1]));
+  EXPECT_FALSE(is_thin(matrix.faults[2])) << "another case may catch it";
+  EXPECT_EQ(catches_text(matrix.faults[0]), "1");
+  EXPECT_EQ(catches_text(matrix.faults[2]), "1+");
+  const std::string line =
+      "caught by fewer than 3 cases: 1 fault, old.one (1 of 91 cases); 1 not "
+      "counted behind the first (--thin does)";
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("# " + line + "\n"));
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("\nTHIN  old.one (1 of 91 cases): something\n"));
+  EXPECT_THAT(to_terminal(matrix), HasSubstr("\nHELD  ")) << "it fails nothing";
+  EXPECT_THAT(to_html(matrix), HasSubstr(line));
+  EXPECT_THAT(to_html(matrix), HasSubstr("<a href=\"#old.one\">old.one (1 of 91 cases)</a>"));
+  EXPECT_THAT(to_markdown(matrix), HasSubstr("caught by fewer than 3 cases: 1 fault"));
+  auto read = nlohmann::json::parse(to_json(matrix));
+  EXPECT_EQ(read.at("thin"), (nlohmann::json{"old.one"}));
+  EXPECT_EQ(read.at("counted"), false);
+  EXPECT_EQ(read.at("faults")[1].at("catches"), 3);
+  EXPECT_EQ(read.at("faults")[0].at("thin"), true);
+  EXPECT_EQ(read.at("faults")[2].at("all_tried"), false);
+  matrix.is_counted = true;
+  matrix.counting_s = 12;
+  EXPECT_THAT(to_terminal(matrix),
+              HasSubstr("; 1 not counted, for want of time; counting took 12.0 s\n"));
+}
+
 // Of 40 faults 39 are 97.5 %, and 38 are 95 %.
 TEST(KillMatrix, WhatTheCoveringSelectionCatchesAloneHasAFloor) {
   const auto outcome_with = [](int64_t historical, int64_t mutants, auto change) {

@@ -57,8 +57,8 @@ TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {
   const auto help = say({"--help"});
   EXPECT_EQ(help.code, kHeld);
   for (const char* flag :
-       {"FILTER", "--full", "--covering", "--minutes", "--clean", "--seed", "--json", "--report",
-        "--data-dir", "--timeout-scale", "--slots", "--quiet"})
+       {"FILTER", "--full", "--covering", "--thin", "--minutes", "--clean", "--seed", "--json",
+        "--report", "--data-dir", "--timeout-scale", "--slots", "--quiet"})
     EXPECT_THAT(help.out, HasSubstr(flag));
 }
 
@@ -140,6 +140,28 @@ TEST(FaultRun, WithTheWholePanelEveryCaseIsTried) {
   const auto matrix = run_faults(whole);
   EXPECT_EQ(matrix.faults[0].cases, 3);
   EXPECT_EQ(matrix.faults[0].found.size(), 3u);
+}
+
+// The third case makes it enough; what no other case catches is thin, and says of how many.
+TEST(FaultRun, CatchesAreCountedUpToThree) {
+  auto some = options({"averaged_twice", "overflow_unseen"}, 3);
+  some.thin = true;
+  some.minutes = 0;
+  some.serve = without_contract;
+  const auto matrix = run_faults(some);
+  EXPECT_EQ(matrix.faults[0].found.size(), 3u);
+  EXPECT_EQ(matrix.faults[0].cases, 3);
+  EXPECT_FALSE(reports::is_thin(matrix.faults[0]));
+  EXPECT_EQ(matrix.faults[1].found.size(), 1u);
+  EXPECT_TRUE(matrix.faults[1].all_tried);
+  EXPECT_TRUE(reports::is_thin(matrix.faults[1]));
+  EXPECT_TRUE(matrix.is_counted);
+  EXPECT_GT(matrix.counting_s, 0);
+  some.thin = false;
+  const auto first = run_faults(some);
+  EXPECT_EQ(first.faults[0].found.size(), 1u);
+  EXPECT_EQ(first.faults[0].cases, 1);
+  EXPECT_FALSE(first.is_counted);
 }
 
 // In the first case nothing overflows, and no other is to be tried.
