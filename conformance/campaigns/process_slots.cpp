@@ -55,7 +55,7 @@ void ProcessSlots::finish(const ranks::Finished& finished) {
 
 // After anything but answers the pool has forked the ranks anew.
 void ProcessSlots::note(const ranks::Finished& finished, const nlohmann::json& request) {
-  const std::string what = request.value("do", "");
+  const std::string what = request.is_object() ? request.value("do", "") : "";
   const bool is_case = (what == "case" || what == "contract") && request.contains("id");
   const bool is_ok = ranks::all_ok(finished.outcomes);
   if (is_case && is_ok) served_.push_back(request.at("id"));
