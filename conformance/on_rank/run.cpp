@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <stdexcept>
 
 #include "conformance/cases/linear_model.hpp"
 #include "conformance/faults/adversary.hpp"
@@ -136,8 +137,9 @@ nlohmann::json RankCase::run() {
   } catch (const comm::CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
-    if (failures_->empty()) throw;
-    const std::string text = error.what();
+    const std::string text = error.what(), &before = lanes_.exact.first();
+    if (failures_->empty() && before.empty()) throw;
+    if (failures_->empty()) throw std::runtime_error(text + "\n  before it: " + before);
     lanes_.exact.add_finding(at_step(moment_->step, "exception"),
                              text.substr(0, text.find("\nException raised from ")));
   }

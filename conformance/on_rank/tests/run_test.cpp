@@ -172,6 +172,27 @@ TEST(Run, APageThatStaysAndAGetterThatErrsAreTheFirstFinding) {
   expect_first_findings(of_the_engine());
 }
 
+TEST(Run, AnErrorTellsWhatWasFoundBeforeIt) {
+  on_two_ranks([](RankContext& context) {
+    faults::seams().loss_scale = [](const at::Tensor& tensor, const auto& scaler) {
+      auto scaled = through::loss_scale(tensor, scaler);
+      at::GradMode::set_enabled(false);
+      return scaled;
+    };
+    std::string said;
+    try {
+      answer_of(context, spec_of(1));
+    } catch (const std::exception& error) {
+      said = error.what();
+    }
+    faults::seams() = {};
+    at::GradMode::set_enabled(true);
+    EXPECT_THAT(said, StartsWith("[engine.scale] expected a tensor with a graph"));
+    EXPECT_THAT(said, HasSubstr("\n  before it: step 1 caller after scale() of micro-batch 1: the "
+                                "gradient mode was on, is off"));
+  });
+}
+
 // Keys that reach the engine alone; its first group holds what is frozen.
 TEST(Run, WhatAGetterSaysIsWhatTheRecipeHas) {
   const std::vector<std::pair<json, const char*>> wrong = {
