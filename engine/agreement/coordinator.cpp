@@ -22,6 +22,7 @@ constexpr std::size_t kPointWords = 4;  // the engine, and where it is
 // The messages of all ranks.
 struct Coordinator::Statements {
   at::Tensor words;               // [W, words]
+  int64_t oldest_participant;     // what the first bit behind the point is of
   std::size_t participant_words;  // of them, behind the point
   int64_t world() const { return words.size(0); }
   int64_t at(int64_t rank, int64_t word) const {
@@ -34,7 +35,7 @@ struct Coordinator::Statements {
     return ((at(rank, at_word) >> (which % kBitsPerWord)) & 1) != 0;
   }
   bool has_participant(int64_t rank, int64_t participant) const {
-    return bit(rank, kPointWords, static_cast<std::size_t>(participant));
+    return bit(rank, kPointWords, static_cast<std::size_t>(participant - oldest_participant));
   }
   // Marks of the ranks that are at a point of this kind for `participant`.
   std::vector<bool> marks(int64_t participant, int64_t kind, std::size_t count) const {
@@ -51,6 +52,7 @@ struct Coordinator::Statements {
 struct Coordinator::Announced {
   int64_t participant;
   PointWords point;
+  int64_t oldest_participant;
   std::size_t participant_words;
   comm::Exchange exchange;
   Participant::Then then;
@@ -88,7 +90,8 @@ Coordinator& coordinator_of(comm::Communicator& communicator) {
 
 // Constructing an engine synchronises, so ranks that exchange messages have constructed as many.
 std::size_t Coordinator::participant_words() const {
-  return (static_cast<std::size_t>(next_participant_) + kBitsPerWord - 1) / kBitsPerWord;
+  const auto participants = static_cast<std::size_t>(next_participant_ - oldest_participant_);
+  return (participants + kBitsPerWord - 1) / kBitsPerWord;
 }
 
 at::Tensor Coordinator::message(int64_t participant, const PointWords& point,
@@ -105,7 +108,7 @@ at::Tensor Coordinator::message(int64_t participant, const PointWords& point,
     message[word + bit / kBitsPerWord] |= int64_t{1} << (bit % kBitsPerWord);
   };
   for (const auto& [number, one] : participants_)
-    set_bit(kPointWords, static_cast<std::size_t>(number));
+    set_bit(kPointWords, static_cast<std::size_t>(number - oldest_participant_));
   for (std::size_t mark = 0; mark < marks.size(); ++mark)
     if (marks[mark]) set_bit(before, mark);
   return mine;
@@ -113,7 +116,8 @@ at::Tensor Coordinator::message(int64_t participant, const PointWords& point,
 
 Coordinator::Statements Coordinator::say(int64_t participant, const PointWords& point,
                                          const std::vector<bool>& marks) {
-  return {comm::exchange(communicator_, message(participant, point, marks)), participant_words()};
+  return {comm::exchange(communicator_, message(participant, point, marks)), oldest_participant_,
+          participant_words()};
 }
 
 // Every engine's wanted pages, engines in the order of their making. A gather takes all ranks: if
@@ -225,8 +229,9 @@ void Coordinator::settle() {
   if (!announced_) return;
   const auto announced = std::exchange(announced_, nullptr);
   const bool was_known = std::exchange(failure_is_known_, true);  // the others are in no pass
-  const auto agreement = conclude({announced->exchange.wait(), announced->participant_words},
-                                  announced->participant, announced->point, {});
+  const auto agreement = conclude(
+      {announced->exchange.wait(), announced->oldest_participant, announced->participant_words},
+      announced->participant, announced->point, {});
   failure_is_known_ = was_known;
   announced->then(agreement);
 }
@@ -245,6 +250,7 @@ void Participant::announce(const SyncPoint& point, Then then) {
   at.announced_ = std::make_shared<Coordinator::Announced>(Coordinator::Announced{
       .participant = number_,
       .point = words,
+      .oldest_participant = at.oldest_participant_,
       .participant_words = at.participant_words(),
       .exchange = comm::Exchange(at.communicator_, at.message(number_, words, {})),
       .then = std::move(then)});
@@ -290,7 +296,8 @@ void Coordinator::meet_to_initialize() {
   if (communicator_.world_size() == 1) return;
   const Speaking speaking(*this);
   settle();
-  exchange(-1, words_of(Initialize{}), {});
+  const auto mine = participants_.empty() ? next_participant_ : participants_.begin()->first;
+  oldest_participant_ = exchange(-1, words_of(Initialize{.oldest = mine}), {}).least_flag;
 }
 
 }  // namespace equigrad::agreement

@@ -17,7 +17,8 @@
 // Invariants: all ranks leave an exchange with the same answer; ranks construct their participants
 // in the same order; one thread of a rank calls it.
 // Shapes: a message is 4 + ceil(participants / 63) + ceil(marks / 63) int64 words: the point, which
-// of all participants there have been this rank still has, and marks of the widest of them.
+// participants this rank still has, of those made since the oldest that any rank had when the last
+// engine was made, and marks of the widest.
 // Errors: equigrad::Error naming the ranks: those at different points while nobody wants a page,
 // one whose pass threw, one that wants a page of an engine which another has destroyed. All ranks
 // get the error, at once.
@@ -58,7 +59,8 @@ class Coordinator {
  public:
   explicit Coordinator(comm::Communicator& communicator) : communicator_(communicator) {}
 
-  // Before an engine is constructed: serves those that exist until all ranks construct one.
+  // Before an engine is constructed: serves those that exist until all ranks construct one. The
+  // ranks forget the engines before the oldest that any of them has.
   void meet_to_initialize();
 
  private:
@@ -79,7 +81,7 @@ class Coordinator {
   comm::Communicator& communicator_;
   std::atomic<std::thread::id> speaker_ = {};  // none: nobody of this rank speaks
   std::map<int64_t, Participant*> participants_;
-  int64_t next_participant_ = 0;
+  int64_t oldest_participant_ = 0, next_participant_ = 0;  // the same on every rank
   std::size_t widest_ = 0;
   bool failure_is_known_ = false;  // all ranks know that the pass under way threw
   std::shared_ptr<Announced> announced_;

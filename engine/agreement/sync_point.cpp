@@ -26,6 +26,7 @@ int64_t flag(const Point& point) {
   if constexpr (requires { point.state; }) return static_cast<int64_t>(point.state);
   if constexpr (requires { point.is_master; }) return point.is_master ? 1 : 0;
   if constexpr (requires { point.has_written; }) return point.has_written ? 1 : 0;
+  if constexpr (requires { point.oldest; }) return point.oldest;
   if constexpr (std::is_same_v<Point, ReadGradient>) return point.passes;
   return 0;
 }

@@ -107,6 +107,7 @@ struct HessianProduct {
   static constexpr auto kText = "product {1} with the Hessian, which is engine {0}";
 };
 struct Initialize {
+  int64_t oldest = 0;  // flag: the number of the oldest engine that this rank still has
   static constexpr auto kText = "initialize()";
 };
 struct Abandoned {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "conformance/faults/forwarding_communicator.hpp"
+#include "conformance/testing/counting_communicator.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 #include "engine/comm/communicator.hpp"
@@ -298,6 +299,44 @@ TEST(Coordinator, ACommunicatorHasOneCoordinatorForAsLongAsItLives) {
                        const std::weak_ptr<void> of_other = other->companion();
                        other.reset();
                        EXPECT_TRUE(of_other.expired());
+                     }),
+            "");
+}
+
+// A message has a bit of every engine since the oldest that any rank still has.
+TEST(Coordinator, EnginesThatAllRanksHaveDestroyedTakeNoRoomInMessages) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       const auto group =
+                           std::make_shared<conformance::CountingCommunicator>(context.group());
+                       const auto make = [&] {
+                         coordinator_of(*group).meet_to_initialize();
+                         return std::make_unique<Participant>(*group, 2);
+                       };
+                       const auto bytes_of_a_meeting = [&](Participant& participant) {
+                         group->reset();
+                         EXPECT_TRUE(participant.meet(Step{}).together);
+                         return group->counts().bytes;
+                       };
+                       auto kept = make();
+                       const auto bytes = bytes_of_a_meeting(*kept);
+                       for (int i = 0; i < 200; ++i) kept = make();
+                       EXPECT_EQ(kept->number(), 200);
+                       EXPECT_EQ(bytes_of_a_meeting(*kept), bytes);
+                       // One rank has an old one for longer than the others, and reads of it.
+                       std::vector<std::unique_ptr<Participant>> later;
+                       for (int i = 0; i < 70; ++i) later.push_back(make());
+                       if (context.rank() == 1) kept.reset();
+                       later.push_back(make());
+                       EXPECT_GT(bytes_of_a_meeting(*later.back()), bytes);
+                       const auto said = error_of([&] {
+                         context.rank() == 0 ? kept->want({1}) : void(later.back()->meet(Step{}));
+                       });
+                       EXPECT_THAT(said, AllOf(HasSubstr("expected engine 200 on every rank"),
+                                               HasSubstr("got rank 1")));
+                       kept.reset();
+                       later.clear();
+                       EXPECT_EQ(bytes_of_a_meeting(*make()), bytes);
                      }),
             "");
 }

@@ -16,6 +16,7 @@ TEST(SyncPoint, IsTheSameWhateverItsFlag) {
   EXPECT_TRUE(same(WriteLocal{.parameter = 1, .is_master = false}, WriteLocal{1, true}));
   EXPECT_TRUE(same(SetRates{.digest = 1}, SetRates{.digest = 2}));
   EXPECT_TRUE(same(GatherEnds{.has_written = true}, GatherEnds{}));
+  EXPECT_TRUE(same(Initialize{.oldest = 3}, Initialize{}));
   EXPECT_FALSE(same(LaunchBucket{.bucket = 2}, LaunchBucket{.bucket = 3}));
   EXPECT_FALSE(same(Step{.passes = 2}, Step{.passes = 3}));
   EXPECT_FALSE(same(ReadMaster{.parameter = 0}, ReadMaster{.parameter = 1}));
@@ -33,6 +34,7 @@ TEST(SyncPoint, FlagsTravel) {
   EXPECT_EQ(words_of(SetRates{.digest = 5}).flag, 5);
   EXPECT_EQ(words_of(GatherBegins{.digest = 6}).flag, 6);
   EXPECT_EQ(words_of(GatherEnds{.has_written = true}).flag, 1);
+  EXPECT_EQ(words_of(Initialize{.oldest = 3}).flag, 3);
 }
 
 TEST(SyncPoint, SaysWhatItIs) {
