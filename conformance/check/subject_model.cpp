@@ -107,15 +107,25 @@ class SubjectRankModel : public RankModel {
     return subject_->make_engine(config, std::move(group));
   }
 
-  at::Tensor run_pass(Engine& engine, const Pass& pass) override {
-    auto guard = engine.autocast();
-    const auto forward = seeded_forward(*subject_, setting_, pass, passes_.dtype);
-    guard.reset();
+  // Of the model's own forward nothing is judged but that the guard around it leaves autocast as it
+  // was; of a backward pass, in which code of the model's may run, all but what it draws.
+  at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override {
+    const auto forward = caller.around(
+        "a forward pass and its autocast()", {Share::Setting, Share::Generator, Share::Callback},
+        [&] {
+          auto guard =
+              caller.around("autocast()", {Share::Autocast}, [&] { return engine.autocast(); });
+          auto result = seeded_forward(*subject_, setting_, pass, passes_.dtype);
+          caller.around("the end of autocast()", {Share::Autocast}, [&] { guard.reset(); });
+          return result;
+        });
     const auto loss = forward.loss();
-    if (forward.gradient.defined())
-      backward_of_output(engine, forward);
-    else
-      backward_of_loss(engine, forward.output);
+    caller.around("a backward pass", {Share::Generator}, [&] {
+      if (forward.gradient.defined())
+        backward_of_output(engine, forward);
+      else
+        backward_of_loss(engine, forward.output);
+    });
     return loss;
   }
 

@@ -1,12 +1,27 @@
 #include "conformance/on_rank/contract.hpp"
 
+#include <optional>
+#include <utility>
+
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/contract/players/engine_play.hpp"
 #include "conformance/contract/players/reference_play.hpp"
 #include "conformance/faults/adversary.hpp"
 #include "conformance/faults/fault.hpp"
+#include "conformance/on_rank/caller_state.hpp"
 
 namespace equigrad::conformance::contract {
+namespace {
+
+void check_caller(EnginePlay& engine, const std::string& what, const CallerState& before,
+                  Shares may_change) {
+  const auto changes = CallerState().changes(before, may_change);
+  engine.check(changes.empty() ? what + " leaves its caller as it was"
+                               : "the caller after " + what + ": " + changes,
+               changes.empty());
+}
+
+}  // namespace
 
 nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext& rank_context,
                               const reference::Data& data) {
@@ -36,13 +51,21 @@ nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext&
                                               moment, std::vector<std::string>{});
   const auto communicator =
       faults::adversarial(rank_context.group(), spec.of->has(Feature::LateWire) ? seed + 1 : 0);
-  EnginePlay engine(spec, context, rank_context, data,
-                    fault ? fault->wrap(communicator) : communicator);
+  const CallerState before;  // models are made after it, and draw their weights
+  std::optional<EnginePlay> engine(std::in_place, spec, context, rank_context, data,
+                                   fault ? fault->wrap(communicator) : communicator);
+  check_caller(*engine, "initialize()", before, {Share::Callback, Share::Generator});
   for (std::size_t window = 0; window < steps.size(); ++window) {
     *moment = {static_cast<int>(window), -1};
-    engine.window(steps[window], seen[window]);
+    const CallerState here;
+    engine->window(steps[window], seen[window]);
+    check_caller(*engine, "the window", here, {Share::Callback});
   }
-  nlohmann::json answer = {{"exact", engine.tally().to_json()}};
+  auto tally = engine->tally();
+  engine.reset();
+  const auto changes = CallerState().changes(before, {Share::Generator});
+  if (!changes.empty()) tally.add_finding("caller after the case", changes);
+  nlohmann::json answer = {{"exact", tally.to_json()}};
   if (fault) answer["acted"] = fault->act().to_json();
   return answer;
 }

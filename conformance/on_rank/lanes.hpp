@@ -1,9 +1,9 @@
 // Lanes: what a rank compared in a case, by kind, and how it came out.
 //
 // Exact lane: losses, loss scale, skipped steps, gradient norm, gradient shards, master weights and
-// states of this rank, and every whole parameter, at every step. Bounded lane: the gradient of the
-// first step that is applied against the higher-precision run, the update of every step from its
-// actual inputs.
+// states of this rank, and every whole parameter, at every step; and what getters.hpp,
+// rest_ledger.hpp and caller_state.hpp judge. Bounded lane: the gradient of the first step that is
+// applied against the higher-precision run, the update of every step from its actual inputs.
 //
 // Invariants: every comparison of elements counts, whether it held or not.
 // Shapes: shards are flat.   Units: steps and micro-batches count from 0 in a Site, from 1 in

@@ -61,21 +61,30 @@ bool only_moved(const std::vector<Failure>& seen) {
 
 }  // namespace
 
-std::map<std::string, Position> positions_of(const CaseFacts& facts,
-                                             const std::vector<NamedTensors>& groups,
-                                             int64_t reduce_bucket_size) {
-  std::map<std::string, Position> positions;
+std::vector<layout::Registration> registrations_of(const CaseFacts& facts,
+                                                   const std::vector<NamedTensors>& groups) {
   std::vector<layout::Registration> registrations;
   for (std::size_t group = 0; group < groups.size(); ++group)
-    for (const auto& [name, tensor] : groups[group]) {
-      positions[name] = {static_cast<int64_t>(registrations.size()), -1};
+    for (const auto& [name, tensor] : groups[group])
       registrations.push_back({.name = name,
                                .identity = tensor.unsafeGetTensorImpl(),
                                .shape = facts.shapes.at(name),
                                .trainable = tensor.requires_grad(),
                                .group = group,
-                               .lower_precision = facts.communication_dtypes.contains(name)});
-    }
+                               .lower_precision = facts.communication_dtypes.contains(name),
+                               .element_bytes = tensor.is_floating_point()
+                                                    ? 0
+                                                    : static_cast<int64_t>(tensor.element_size())});
+  return registrations;
+}
+
+std::map<std::string, Position> positions_of(const CaseFacts& facts,
+                                             const std::vector<NamedTensors>& groups,
+                                             int64_t reduce_bucket_size) {
+  std::map<std::string, Position> positions;
+  const auto registrations = registrations_of(facts, groups);
+  for (std::size_t i = 0; i < registrations.size(); ++i)
+    positions[registrations[i].name] = {static_cast<int64_t>(i), -1};
   const int shards = facts.stage == 0 ? 1 : static_cast<int>(facts.recipe.world);
   const layout::BucketPlan plan(layout::ParameterTable(registrations), shards, reduce_bucket_size);
   for (auto& [name, position] : positions)

@@ -5,7 +5,8 @@
 // divergences.
 // Shapes: those of what was compared.   Units: steps and micro-batches count from 0.
 // Errors: those of diagnose.
-// Depends on: case_facts.hpp, diagnosis/diagnosis.hpp, verdict/divergence.hpp, engine/engine.hpp.
+// Depends on: case_facts.hpp, diagnosis/diagnosis.hpp, verdict/divergence.hpp,
+// engine/layout/parameter_table.hpp.
 #pragma once
 
 #include <map>
@@ -17,11 +18,15 @@
 #include "conformance/diagnosis/diagnosis.hpp"
 #include "conformance/on_rank/case_facts.hpp"
 #include "conformance/verdict/divergence.hpp"
+#include "engine/layout/parameter_table.hpp"
 
 namespace equigrad::conformance {
 
 // The parameters of one group, in order of registration; a tied one under its first name.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+// As the engine registers them, group by group.
+std::vector<layout::Registration> registrations_of(const CaseFacts& facts,
+                                                   const std::vector<NamedTensors>& groups);
 // Group by group in the engine's order, with the buckets of its plan.
 std::map<std::string, Position> positions_of(const CaseFacts& facts,
                                              const std::vector<NamedTensors>& groups,

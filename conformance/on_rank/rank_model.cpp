@@ -37,7 +37,7 @@ class ZooRankModel : public RankModel {
     return initialize(groups_of(*model_), parse_config(config, spec_.world), std::move(group));
   }
 
-  at::Tensor run_pass(Engine& engine, const Pass& pass) override {
+  at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override {
     const auto batch = reference::to_dtype(
         make_case_batch(
             data_, spec_.model,
@@ -46,7 +46,7 @@ class ZooRankModel : public RankModel {
     const bool overflows =
         overflowing_batch(spec_) == OverflowingBatch{pass.step, pass.rank, pass.micro_batch};
     model_->set_loss_factor(overflows ? kOverflowFactor : 1);
-    return rank_backward(engine, *model_, batch, spec_).reshape({1});
+    return rank_backward(engine, *model_, batch, spec_, caller).reshape({1});
   }
 
  private:

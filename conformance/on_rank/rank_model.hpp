@@ -1,10 +1,12 @@
-// RankModel: the model that a case trains on one rank, and its passes in one of the call styles.
+// RankModel: the model that a case trains on one rank, and its passes in one of the call styles,
+// every call of the engine under a CallerWatch.
 //
 // Invariants: every rank's model is made alike; a rank but the first one's is unsettled before the
 // engine is made.
 // Shapes: a loss is [1], fp32.   Units: none.
 // Errors: whatever the engine or the model throw; RefusalMissing as on_rank/backward.hpp has it.
-// Depends on: cases/case_model.hpp, on_rank/placed_failures.hpp, engine/engine.hpp.
+// Depends on: cases/case_model.hpp, on_rank/caller_state.hpp, on_rank/placed_failures.hpp,
+// engine/engine.hpp.
 #pragma once
 
 #include <memory>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "conformance/cases/case_model.hpp"
+#include "conformance/on_rank/caller_state.hpp"
 #include "conformance/on_rank/placed_failures.hpp"
 #include "engine/engine.hpp"
 
@@ -25,7 +28,7 @@ class RankModel {
   virtual std::unique_ptr<Engine> make_engine(const std::string& config,
                                               std::shared_ptr<comm::Communicator> group) = 0;
   // A forward and a backward pass; gives what Forward::loss() says.
-  virtual at::Tensor run_pass(Engine& engine, const Pass& pass) = 0;
+  virtual at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) = 0;
   // Copies of the buffers of this rank.
   virtual reference::TensorMap buffers();
   // Other weights than rank 0's, which every rank must take over.

@@ -1,10 +1,10 @@
 #include "conformance/on_rank/run.hpp"
 
-#include <ATen/autocast_mode.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <fstream>
+#include <stdexcept>
 
 #include "conformance/cases/linear_model.hpp"
 #include "conformance/faults/adversary.hpp"
@@ -53,9 +53,12 @@ RankCase::RankCase(CaseFacts facts, std::unique_ptr<RankModel> model, RankCaseOp
       moment_(std::make_shared<faults::Moment>()) {
   make_engine();
   lanes_.with_other_rules = fault_ != nullptr;
-  failures_.emplace(
-      facts_, positions_of(facts_, model_->groups(), engine_->config().zero.reduce_bucket_size));
+  const auto groups = model_->groups();
+  failures_.emplace(facts_,
+                    positions_of(facts_, groups, engine_->config().zero.reduce_bucket_size));
   comparison_.emplace(facts_, *engine_, options_.steps, lanes_, *failures_);
+  beside_.getters.emplace(facts_, groups, *engine_, lanes_, options_.rates);
+  beside_.rest.emplace(facts_, groups, *engine_, lanes_).when_new();
 }
 
 void RankCase::make_engine() {
@@ -71,7 +74,22 @@ void RankCase::make_engine() {
                                           static_cast<int>(facts_.recipe.world), moment_, names);
     communicator = fault_->wrap(communicator);
   }
-  engine_ = model_->make_engine(options_.config, communicator);
+  engine_ = beside_.caller.around("initialize()", {Share::Callback}, [&] {
+    return model_->make_engine(options_.config, communicator);
+  });
+}
+
+// What the model's own passes draw and set is not the engine's.
+void RankCase::end_engine() {
+  facts_.context.note("destroying the engine");
+  beside_.caller.enter(options_.steps - 1);
+  beside_.getters.reset();
+  beside_.rest.reset();
+  comparison_.reset();
+  beside_.caller.around("the destruction of the engine", {Share::Callback},
+                        [this] { engine_.reset(); });
+  beside_.caller.judge("the case", beside_.before, {Share::Setting, Share::Generator});
+  lanes_.compared["caller"] += beside_.caller.calls();
 }
 
 nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& context) {
@@ -106,26 +124,24 @@ void RankCase::play(int step) {
   comparison_->check_scale(step, "loss_scale before it");
   for (int index = 0; index < facts_.recipe.accumulation_steps; ++index) micro_batch(step, index);
   comparison_->check_scale(step + 1, "loss_scale after step " + std::to_string(step + 1));
-  comparison_->after_step(step);
+  beside_.caller.around("local_shards() and full_parameter()", {},
+                        [&] { comparison_->after_step(step); });
   comparison_->check_buffers(step, model_->buffers());
 }
 
 // What differed before an exception is told with it.
 nlohmann::json RankCase::run() {
-  const auto autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
   try {
     for (int step = 0; step < options_.steps; ++step) play(step);
   } catch (const comm::CommunicationError&) {
     throw;
   } catch (const std::exception& error) {
-    if (failures_->empty()) throw;
-    const std::string text = error.what();
+    const std::string text = error.what(), &before = lanes_.exact.first();
+    if (failures_->empty() && before.empty()) throw;
+    if (failures_->empty()) throw std::runtime_error(text + "\n  before it: " + before);
     lanes_.exact.add_finding(at_step(moment_->step, "exception"),
                              text.substr(0, text.find("\nException raised from ")));
   }
-  if (at::autocast::get_autocast_dtype(at::kCPU) != autocast_dtype)
-    lanes_.exact.add_finding("after the last step",
-                             "the thread's autocast type is another than before");
   return answer();
 }
 
@@ -133,22 +149,17 @@ nlohmann::json RankCase::answer() {
   std::map<std::string, int64_t> numels;  // of the trainable parameters
   for (const auto& [name, rule] : facts_.rules)
     numels[name] = c10::multiply_integers(facts_.shapes.at(name));
-  nlohmann::json answer = {{"exact", lanes_.exact.to_json()},
-                           {"bounded", lanes_.bounded.to_json()},
-                           {"cover", cover_rows(numels, *engine_)},
-                           {"memory", memory_rows(*engine_)},
-                           {"compared", lanes_.compared}};
+  nlohmann::json answer = {{"cover", cover_rows(numels, *engine_)},
+                           {"memory", memory_rows(*engine_)}};
   comparison_->add_to(answer);
-  if (fault_) {
-    answer["acted"] = fault_->act().to_json();
-    answer["rules"] = lanes_.other_rules.to_json();
-  }
   auto specs = comparison_->update_specs();
-  if (failures_->has_tensors()) {  // to run ranks again takes memory: the engine goes first
-    facts_.context.note("explaining a difference");
-    comparison_.reset();
-    engine_.reset();
-  }
+  if (fault_) answer["acted"] = fault_->act().to_json();
+  end_engine();
+  answer["exact"] = lanes_.exact.to_json();
+  answer["bounded"] = lanes_.bounded.to_json();
+  answer["compared"] = lanes_.compared;
+  if (fault_) answer["rules"] = lanes_.other_rules.to_json();
+  if (failures_->has_tensors()) facts_.context.note("explaining a difference");
   failures_->explain(std::move(specs), answer);
   if (!lanes_.first.where.empty() && !facts_.keep.empty())
     answer["files"].push_back(lanes_.first.write(facts_.keep, facts_.context.rank()));
@@ -157,11 +168,18 @@ nlohmann::json RankCase::answer() {
 
 void RankCase::micro_batch(int step, int index) {
   *moment_ = {step, index, static_cast<int>(facts_.recipe.accumulation_steps)};
+  beside_.caller.enter(step, index);
+  take_pass(step, index);
+  take_step(step, index);
+}
+
+void RankCase::take_pass(int step, int index) {
   facts_.context.note(
       at_step(step, "micro-batch " + std::to_string(index + 1) + " " + options_.style) +
       acts_so_far());
   try {
-    const auto loss = model_->run_pass(*engine_, {step, facts_.context.rank(), index});
+    const auto loss =
+        model_->run_pass(*engine_, {step, facts_.context.rank(), index}, beside_.caller);
     const int64_t loss_index = index * facts_.recipe.world + facts_.context.rank();
     comparison_->check({.phase = Phase::Forward,
                         .step = step,
@@ -174,9 +192,18 @@ void RankCase::micro_batch(int step, int index) {
         {.phase = Phase::Forward, .step = step, .what = "loss.backward()", .micro_batch = index},
         missing.what());
   }
-  facts_.context.note(at_step(step, "step() after micro-batch " + std::to_string(index + 1)) +
-                      acts_so_far());
-  engine_->step();
+}
+
+void RankCase::take_step(int step, int index) {
+  auto& caller = beside_.caller;
+  const std::string after = " after micro-batch " + std::to_string(index + 1);
+  facts_.context.note(at_step(step, "getters" + after) + acts_so_far());
+  caller.around("the getters", {}, [&] { beside_.getters->before_step(step, index); });
+  facts_.context.note(at_step(step, "step()" + after) + acts_so_far());
+  caller.around("step()", {}, [&] { engine_->step(); });
+  beside_.rest->after_step(step, index);
+  facts_.context.note(at_step(step, "getters after step()" + after) + acts_so_far());
+  caller.around("the getters", {}, [&] { beside_.getters->after_step(step, index); });
 }
 
 // For whoever reads the last note of a rank that did not answer.

@@ -1,11 +1,13 @@
 // RankCase: one case on one rank: a fresh model and engine, three optimizer steps, everything
 // this rank holds compared with the twin (comparison.hpp), and where they part
-// (placed_failures.hpp).
+// (placed_failures.hpp); beside it what the engine says of itself (getters.hpp), what it holds at
+// rest (rest_ledger.hpp) and how it leaves its caller (caller_state.hpp).
 //
 // Invariants: nothing outlives run() but the answer and, after a failure, files.
 // Shapes: shards are flat.   Units: steps and micro-batches count from 0 here, from 1 in messages.
 // Errors: whatever the engine or the reference throw; differences are findings, not errors.
-// Depends on: comparison.hpp, rank_model.hpp, faults/fault.hpp, engine/engine.hpp.
+// Depends on: caller_state.hpp, comparison.hpp, getters.hpp, rank_model.hpp, rest_ledger.hpp,
+// faults/fault.hpp, engine/engine.hpp.
 #pragma once
 
 #include <memory>
@@ -15,8 +17,11 @@
 
 #include "conformance/cases/recipe.hpp"
 #include "conformance/faults/fault.hpp"
+#include "conformance/on_rank/caller_state.hpp"
 #include "conformance/on_rank/comparison.hpp"
+#include "conformance/on_rank/getters.hpp"
 #include "conformance/on_rank/rank_model.hpp"
+#include "conformance/on_rank/rest_ledger.hpp"
 #include "engine/engine.hpp"
 
 namespace equigrad::conformance {
@@ -28,6 +33,7 @@ struct RankCaseOptions {
   std::string fault = {};  // planted; empty: none
   uint64_t adversary = 0;  // the seed of a communicator that delays; 0: a plain one
   int steps = kSteps;
+  ExpectedRates rates = {};  // of a scheduler; none: those of the recipe, in every step
 };
 
 class RankCase {
@@ -38,9 +44,19 @@ class RankCase {
   nlohmann::json run();
 
  private:
+  // What is judged beside the numbers.
+  struct Beside {
+    CallerState before;  // the case
+    CallerWatch caller;
+    std::optional<GetterJudge> getters = {};
+    std::optional<RestLedger> rest = {};
+  };
   void make_engine();
   void play(int step);
   void micro_batch(int step, int index);
+  void take_pass(int step, int index);
+  void take_step(int step, int index);
+  void end_engine();
   std::string acts_so_far() const;
   nlohmann::json answer();
 
@@ -51,6 +67,7 @@ class RankCase {
   std::unique_ptr<faults::Planted> fault_;  // null: none
   std::unique_ptr<Engine> engine_;
   Lanes lanes_;
+  Beside beside_{.before = {}, .caller = CallerWatch(lanes_.exact)};
   std::optional<PlacedFailures> failures_;
   std::optional<TwinComparison> comparison_;
 };

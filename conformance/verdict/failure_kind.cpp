@@ -14,7 +14,8 @@ using ranks::Outcome;
 std::size_t place_of(const std::string& kind) {
   constexpr std::array kOrder = {"initialize", "loss.backward()", "loss",   "gradient", "norm",
                                  "boundary",   "shard",           "states", "master"};
-  constexpr std::array kLast = {"parameter", "loss_scale", "skipped_steps"};
+  constexpr std::array kLast = {"parameter", "loss_scale", "skipped_steps",
+                                "getter",    "ledger",     "caller"};
   const auto first = std::find(kOrder.begin(), kOrder.end(), kind);
   if (first != kOrder.end()) return static_cast<std::size_t>(first - kOrder.begin());
   const auto last = std::find(kLast.begin(), kLast.end(), kind);

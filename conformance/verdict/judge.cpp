@@ -140,8 +140,8 @@ void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
 // for those that the ranks themselves say they could not.
 std::string empty_comparison(const std::vector<Outcome>& outcomes) {
   const auto excused = outcomes.at(0).answer.value("not_compared", nlohmann::json::object());
-  for (const char* kind :
-       {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound", "update"}) {
+  for (const char* kind : {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound",
+                           "update", "getter", "ledger", "caller"}) {
     if (excused.contains(kind)) continue;
     int64_t elements = 0;
     for (const auto& outcome : outcomes)

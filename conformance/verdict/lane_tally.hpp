@@ -29,6 +29,8 @@ class LaneTally {
   // A finding without elements, such as a gradient that should not be there. Counts as one.
   void add_finding(const std::string& where, const std::string& what);
 
+  const std::string& first() const { return first_; }  // "where: what"; empty: all held
+
   nlohmann::json to_json() const;
 
  private:

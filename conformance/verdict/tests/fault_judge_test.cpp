@@ -47,8 +47,8 @@ json divergences_of(const std::vector<json>& checks) {
 Outcome answer(int rank, const std::vector<json>& exact, const std::vector<json>& bounded,
                json acted) {
   json kinds;
-  for (const char* kind :
-       {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound", "update"})
+  for (const char* kind : {"loss", "loss_scale", "norm", "gradient", "master", "parameter", "bound",
+                           "update", "getter", "ledger", "caller"})
     kinds[kind] = 1;
   return {Outcome::Kind::Ok,
           {{"exact", lane(exact)},
