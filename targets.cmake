@@ -543,8 +543,8 @@ function(equigrad_test file)
   string(REGEX MATCH "^(.*)/tests/([a-z_0-9]+)_test\\.cpp$" matched ${file})
   set(room ${CMAKE_MATCH_1})
   string(REPLACE "/" "_" name ${room}_${CMAKE_MATCH_2}_test)
-  if(EQUIGRAD_SANITIZE MATCHES "address" AND name STREQUAL "engine_memory_malloc_policy_test")
-    return()  # it is about the C library's malloc; AddressSanitizer has its own
+  if(EQUIGRAD_SANITIZE MATCHES "address" AND name MATCHES "^engine_(memory_malloc_policy|core_engine_growth)_test$")
+    return()  # they are about the C library's malloc; AddressSanitizer has its own
   endif()
   get_property(no_torch GLOBAL PROPERTY EQUIGRAD_NO_TORCH)
   string(REGEX REPLACE "^engine/config/sections$" "engine/config" library ${room})
