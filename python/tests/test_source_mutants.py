@@ -42,7 +42,9 @@ int sum(const std::vector<int>& values, int from, int to) {
 
 bool is_small(int value) { return !(value >= 10); }
 
+#define GUARDED(what) const int guard = (what) + 1; static_cast<void>(guard)
 std::vector<int> sorted(std::vector<int> values) {
+  GUARDED(values.size() > 1);
   std::sort(values.begin(), values.end());
   return values;
 }
@@ -174,6 +176,7 @@ def test_what_is_no_site(tree: Path) -> None:
     lines = {(one.file, SOURCE.splitlines()[one.line - 1]) for one in every if one.file.endswith(".cpp")}
     assert not any("constexpr" in text or "static_assert" in text or "case" in text for _, text in lines)
     assert not any("sizeof" in one.line_text and one.before == "3" for one in every)
+    assert not any("GUARDED" in text for _, text in lines), "what a macro declares would end with the mutant's block"
     assert not any("std::array<int" in one.line_text and one.before == "2" for one in every)
     assert not any("from + 1" in one.before and one.slip.operator != "throw deleted" for one in every), "words of an error"
     assert not any(one.before.startswith("value + 1") for one in every), "a constexpr function"

@@ -61,6 +61,7 @@ for pair in ("min max", "min_element max_element", "floor ceil", "lower_bound up
     TWINS[one], TWINS[other] = other, one
 COMMUTATIVE = {"min", "max", "swap"}
 TEXT_TYPES = re.compile(r"^(std::(__cxx11::)?basic_(string|ostream|ostringstream|ofstream|stringstream)<|struct fmt::)")
+MACRO = re.compile(rb"[A-Z][A-Z0-9_]{3,}\b")  # libclang gives what a macro stands for the place of the macro
 COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 Piece = str | tuple[int, int]
@@ -136,6 +137,9 @@ class Walk:
     def line_of(self, offset: int) -> int:
         return self.source.count(b"\n", 0, offset) + 1
 
+    def is_macro(self, node: Node) -> bool:
+        return node.is_macro or MACRO.match(self.source, node.begin) is not None
+
     def leave_out(self, reason: str, node: Node) -> None:
         lines = range(self.line_of(node.begin), self.line_of(node.end) + 1)
         self.left_out.setdefault(reason, set()).update(lines)
@@ -157,13 +161,13 @@ class Walk:
         """Where no other rule makes nearly the same."""
         core = inside(node)
         token = self.operator_of(core)[0]
-        if node.is_macro or core.kind == BOOLEAN or token in RELATIONAL or token in LOGICAL or token == "!":
+        if self.is_macro(node) or core.kind == BOOLEAN or token in RELATIONAL or token in LOGICAL or token == "!":
             return
         self.slip(scope, operator, node.begin, Edit(node.begin, node.end, "negated"))
 
     def change(self, scope: Scope, operator: str, node: Node) -> None:
         """Another value of a number or a boolean that is given, returned or assigned."""
-        if node.is_macro or inside(node).kind in (INTEGER, FLOAT, BOOLEAN, LIST, LAMBDA):
+        if self.is_macro(node) or inside(node).kind in (INTEGER, FLOAT, BOOLEAN, LIST, LAMBDA):
             return
         if node.type_kind == BOOL_TYPE:
             self.negate(scope, operator, node)
@@ -174,7 +178,7 @@ class Walk:
         """The written token of a unary, binary or overloaded operator, its operands, and where the token is."""
         nothing = ("", [], 0)
         children = node.children
-        if node.is_macro:
+        if self.is_macro(node):
             return nothing
         if node.kind in (BINARY, COMPOUND) and len(children) == 2:
             left, right = children
@@ -226,7 +230,7 @@ class Walk:
 
     def variable(self, node: Node, scope: Scope) -> None:
         first = node.children[-1] if node.children and is_expression(node.children[-1]) else None
-        if first is None or node.is_macro or first.is_macro or first.end <= node.at:
+        if first is None or self.is_macro(node) or self.is_macro(first) or first.end <= node.at:
             return  # what stands before the name belongs to the type
         head = self.between(node.begin, first.begin)
         if re.search(r"\b(constexpr|consteval)\b", head):
@@ -265,12 +269,12 @@ class Walk:
 
     def delete(self, scope: Scope, operator: str, node: Node) -> None:
         end = self.statement_end(node)
-        if end is not None and not node.is_macro:
+        if end is not None and not self.is_macro(node):
             self.slip(scope, operator, node.begin, Edit(node.begin, end, "unless"))
 
     def expression_statement(self, node: Node, scope: Scope) -> None:
         core = peeled(node)
-        if node.is_macro or TEXT_TYPES.match(core.type_text):
+        if self.is_macro(node) or TEXT_TYPES.match(core.type_text):
             return
         token = self.operator_of(core)[0]
         if core.kind == THROW:
@@ -289,7 +293,7 @@ class Walk:
             return
         given = node.children[0]
         end = self.statement_end(node)
-        if given.is_macro or end is None:
+        if self.is_macro(given) or end is None:
             return
         self.change(scope, "returned value", given)
         is_empty = re.fullmatch(r"return\s*(\{\}|nullptr|std::nullopt)", self.text(node)) is not None
@@ -335,7 +339,7 @@ class Walk:
 
     def expression(self, node: Node, scope: Scope) -> None:
         outer, node = node, peeled(node)
-        if outer.is_macro or not is_expression(outer) or node.kind in (SIZEOF, THROW):
+        if self.is_macro(outer) or not is_expression(outer) or node.kind in (SIZEOF, THROW):
             return
         token, operands, at = self.operator_of(node)
         if token and TEXT_TYPES.match(node.type_text):
@@ -435,7 +439,7 @@ class Walk:
         children = node.children
         callee = children[0] if children else None
         named = callee is not None and callee.begin == node.begin and peeled(callee).kind in (NAME, MEMBER, UNEXPOSED)
-        arguments = [one for one in (children[1:] if named else children) if is_expression(one) and not one.is_macro]
+        arguments = [one for one in (children[1:] if named else children) if is_expression(one) and not self.is_macro(one)]
         name = node.spelling
         if named:
             if name in TWINS:
