@@ -469,7 +469,6 @@ class Walk:
             one.type_text == other.type_text
             and not is_text
             and one.type_kind not in (DEPENDENT_TYPE, 1)
-            and self.text(one) != self.text(other)
             and not kinds & {LIST, LAMBDA}
             and one.end <= other.begin
         )
