@@ -142,7 +142,8 @@ class Campaign:
             self.killed += killed is not None
             if self.done % CONTROL_EVERY == 0:
                 self.check_control()
-        self.tell(number, site, killed)
+        was_run = any(one["outcome"] != "not reached" for one in judged.values())
+        self.tell(number, site, killed, was_run)
 
     def record(self, number: int, site: Site, judged: dict, killed: tuple[str, Outcome] | None) -> dict:
         by, outcome = killed if killed else (None, Outcome(""))
@@ -170,10 +171,10 @@ class Campaign:
             if outcome.kind != "held":
                 self.problem = f"without a mutant {command.name} {outcome.kind} in between: {outcome.line}"
 
-    def tell(self, number: int, site: Site, killed: tuple[str, Outcome] | None) -> None:
+    def tell(self, number: int, site: Site, killed: tuple[str, Outcome] | None, was_run: bool) -> None:
         with self.lock:
             left_s = (time.monotonic() - self.began) / self.done * (self.total - self.done)
-            what = f"{killed[1].kind} by {killed[0]}" if killed else "SURVIVED"
+            what = f"{killed[1].kind} by {killed[0]}" if killed else "SURVIVED" if was_run else "not reached"
             self.told(
                 f"[{self.done} of {self.total}, {self.killed} killed, {left_s / 60:.0f} min left] {number} {site.key} "
                 f"{site.file}:{site.line} {site.slip.operator}: {what}"
