@@ -127,7 +127,8 @@ nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext&
     *moment = {static_cast<int>(window), -1};
     const CallerState here;
     engine->window(steps[window], seen[window]);
-    check_caller(*engine, "the window", here, {Share::Callback});
+    // A program may make models of its own, which draw their weights.
+    check_caller(*engine, "the window", here, {Share::Callback, Share::Generator});
   }
   auto tally = engine->tally();
   const auto difference = engine->difference();
