@@ -13,13 +13,13 @@ MODULE = """
 import torch
 
 def batches(step, rank, micro_batch):
-    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + 10 * rank + micro_batch))
+    return torch.randn(4, 24, generator=torch.Generator().manual_seed(100 * step + 10 * rank + micro_batch))
 
 def loss(model, batch):
     return model(batch).square().mean()
 
 def factory():
-    return (lambda: torch.nn.Linear(3, 2)), loss, batches
+    return (lambda: torch.nn.Linear(24, 16)), loss, batches
 
 def other():
     return torch.nn.Linear(3, 2)
