@@ -76,7 +76,7 @@ std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessS
   int64_t done = 0, failed = 0;
   std::string now;
   const auto next_task = [&](std::size_t) -> std::optional<Task> {
-    if (next == records.size()) return std::nullopt;
+    if (next == records.size() || (options.fail_fast && failed > 0)) return std::nullopt;
     auto& record = records[next];
     const auto& spec = options.specs[next++];
     nlohmann::json request = {{"do", "contract"},
@@ -103,6 +103,8 @@ std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessS
   Progress progress(static_cast<int64_t>(records.size()), options.quiet);
   slots.run(next_task, [&] { progress.update(done, failed, now); });
   progress.finish();
+  if (options.fail_fast && failed > 0 && ranks::interrupted() == 0)
+    for (std::size_t i = next; i < records.size(); ++i) records[i].message = kNotAfterAFailure;
   return records;
 }
 

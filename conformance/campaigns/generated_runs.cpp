@@ -25,7 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kShrunk = 3;         // failures, the first ones
-constexpr std::size_t kMostFailures = 20;  // after them a run ends: there is enough to look at
 constexpr double kCandidateTimeout_s = 20;
 
 double seconds_since(Clock::time_point start) {
@@ -98,7 +97,7 @@ class GeneratedRun {
 bool GeneratedRun::is_over() const {
   return (options_.count > 0 && begun_ >= options_.count) ||
          (options_.seconds > 0 && seconds_since(start_) >= options_.seconds) ||
-         failures_.size() >= kMostFailures;
+         failures_.size() >= options_.most_failures;
 }
 
 std::optional<Task> GeneratedRun::next(std::size_t slot) {

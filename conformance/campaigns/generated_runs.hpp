@@ -32,6 +32,7 @@ struct GeneratedOptions {
   int64_t count = 0;      // cases; 0: no limit
   double seconds = 0;     // 0: no limit; one of the two must be there
   double shrink_s = 30;   // for each of the first failures
+  std::size_t most_failures = 20;  // after them no case is begun: there is enough to look at
   std::string keep = {};  // folder of the failures; empty: none is kept
   std::string replay_prefix = {}, replay_suffix = {};
   std::string fault = {};  // planted into every case; for trying the failure path

@@ -91,6 +91,7 @@ std::optional<std::size_t> MatrixRun::tuple_with(Tuple::Twin twin) const {
 
 // A twin is made while the tuple before it is still being worked on, so that no slot waits for one.
 std::optional<Task> MatrixRun::next_task() {
+  if (is_over()) return std::nullopt;
   const auto ahead = std::count_if(tuples_.begin(), tuples_.end(), [](const Tuple& tuple) {
     const bool fresh = tuple.twin == Tuple::Twin::Ready && tuple.next == 0;
     return fresh || tuple.twin == Tuple::Twin::Running;
@@ -187,7 +188,7 @@ void MatrixRun::finish_tuple(Tuple& tuple) {
 
 void MatrixRun::run_until(std::size_t end) {
   end_ = end;
-  done_ = failed_ = 0;
+  done_ = 0;
   if (!run_.failure.empty()) return;
   const auto open = std::count_if(
       judged_.begin(), judged_.begin() + static_cast<std::ptrdiff_t>(end),
@@ -211,7 +212,12 @@ reports::Run MatrixRun::so_far(std::size_t count) const {
 }
 
 reports::Run MatrixRun::take() {
-  for (auto& judged : judged_) run_.cases.push_back(std::move(judged.record));
+  for (auto& judged : judged_) {
+    auto& record = judged.record;
+    if (is_over() && record.verdict == reports::Verdict::NotRun && ranks::interrupted() == 0)
+      record.message = kNotAfterAFailure;
+    run_.cases.push_back(std::move(record));
+  }
   rows_.give(run_);
   kept_.give(run_.cases);
   run_.signal = ranks::interrupted();

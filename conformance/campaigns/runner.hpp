@@ -30,6 +30,9 @@
 
 namespace equigrad::conformance {
 
+// Why a case was not begun.
+constexpr const char* kNotAfterAFailure = "not begun: another case failed, and --fail-fast was given";
+
 struct RunOptions {
   std::vector<CaseSpec> cases;
   uint64_t seed = 1;
@@ -40,6 +43,7 @@ struct RunOptions {
   std::string replay_suffix;  // such as " --data-dir D"
   double timeout_scale = 1;
   bool quiet = false;
+  bool fail_fast = false;  // after a case that fails no other is begun
   int slots = 0;      // 0: as campaigns/slots.hpp says
   std::string fault;  // planted into every case; for trying the failure path
   nlohmann::json knobs = nlohmann::json::object();  // on_rank/run.hpp
@@ -58,6 +62,8 @@ class MatrixRun {
   // What is known so far, with the first `count` cases; and all that the record has.
   reports::Run so_far(std::size_t count) const;
   const std::string& failure() const { return run_.failure; }
+  // A case failed, and the options say that no other is begun then.
+  bool is_over() const { return options_.fail_fast && failed_ > 0; }
   reports::Run take();
 
  private:

@@ -40,6 +40,7 @@ class Suite {
   reports::Run covering_part(const MatrixRun& matrix) const;
   void add_parts(reports::Run& run) const;
   void add_generated(reports::Run& run);
+  bool is_over(const MatrixRun& matrix) const;
 
   Clock::time_point start_ = Clock::now();
   SuiteOptions options_;
@@ -78,9 +79,18 @@ void Suite::add_contract(std::size_t begin, std::size_t end, const MatrixRun& ma
     return options_.contract.specs.begin() + static_cast<std::ptrdiff_t>(i);
   };
   part.specs.assign(at(begin), at(end));
-  auto records = matrix.failure().empty() ? contract::run_contract(part, slots_, &alone_)
-                                          : contract::not_run(part, matrix.failure());
+  const auto reason = is_over(matrix) ? kNotAfterAFailure : matrix.failure();
+  auto records = reason.empty() ? contract::run_contract(part, slots_, &alone_)
+                                : contract::not_run(part, reason);
   std::move(records.begin(), records.end(), std::back_inserter(contract_));
+}
+
+bool Suite::is_over(const MatrixRun& matrix) const {
+  const auto went_wrong = [](const reports::Case& one) {
+    return reports::went_wrong(one.verdict);
+  };
+  return matrix.is_over() || (options_.matrix.fail_fast &&
+                              std::any_of(contract_.begin(), contract_.end(), went_wrong));
 }
 
 reports::Run Suite::covering_part(const MatrixRun& matrix) const {
@@ -133,8 +143,9 @@ void Suite::run_in_parts(MatrixRun& matrix) {
   covering_s_ = seconds_since(start_);
   const bool has_rest =
       cases_ < options_.matrix.cases.size() || specs_ < options_.contract.specs.size();
-  if (options_.in_parts && has_rest) options_.covering_ended(covering_part(matrix));
-  matrix.run_until(options_.matrix.cases.size());
+  if (options_.in_parts && has_rest && !is_over(matrix))
+    options_.covering_ended(covering_part(matrix));
+  if (!is_over(matrix)) matrix.run_until(options_.matrix.cases.size());
   add_contract(specs_, options_.contract.specs.size(), matrix);
 }
 
@@ -149,7 +160,8 @@ reports::Run Suite::run() {
   add_parts(run);
   alone_.repeat(slots_, run.cases);
   if (!options_.contract.specs.empty()) run.statements = contract::statements();
-  if (options_.generated && run.failure.empty() && !run.interrupted) add_generated(run);
+  const bool goes_on = run.failure.empty() && !run.interrupted && !is_over(matrix);
+  if (options_.generated && goes_on) add_generated(run);
   run.wall_s = seconds_since(start_);
   return run;
 }

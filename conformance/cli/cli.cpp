@@ -99,6 +99,8 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--case", command.case_file,
                  "A generated case from a file that a run has written: case.json, smaller.json")
       ->check(CLI::ExistingFile);
+  app.add_flag("--fail-fast", command.fail_fast, "After a case that fails no other is begun")
+      ->excludes("--model");
   app.add_flag("--list", command.list, "Print the ids only");
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");

@@ -68,7 +68,7 @@ struct RunCommand {
   std::optional<uint64_t> generate_seed;  // nothing: a fresh one
   bool shrinks = true;                    // the first generated cases that fail
   std::string case_file;                  // of one generated case
-  bool quiet = false, verbose = false;
+  bool quiet = false, verbose = false, fail_fast = false;
   std::string color = "auto";
   std::string program = "equigrad";  // as it was called, for lines to paste
   std::string line;                  // the whole command

@@ -102,6 +102,7 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
                           .count = amount->count,
                           .seconds = amount->seconds,
                           .shrink_s = command.shrinks ? 30.0 : 0.0,
+                          .most_failures = command.fail_fast ? std::size_t{1} : std::size_t{20},
                           .keep = command.report + "/fail",
                           .replay_prefix = program,
                           .replay_suffix = " --report " + shell_word(command.report + "-replay"),

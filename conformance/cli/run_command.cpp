@@ -147,6 +147,7 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
   options.replay_suffix += kReplayReport + shell_word(command.report + "-replay");
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
+  options.fail_fast = command.fail_fast;
   options.slots = command.slots;
   if (!command.fault.starts_with("Contract")) options.fault = command.fault;
   options.serve = serve_with_generated;
@@ -164,6 +165,7 @@ contract::ContractOptions contract_options(const RunOptions& options,
           .replay_suffix = options.replay_suffix,
           .timeout_scale = options.timeout_scale,
           .quiet = options.quiet,
+          .fail_fast = options.fail_fast,
           .slots = options.slots,
           .fault = of_contract,
           .plant = of_contract ? "" : fault};

@@ -11,6 +11,8 @@
 #include <limits>
 #include <utility>
 
+#include "conformance/contract/players/reentrant.hpp"
+
 namespace equigrad::conformance {
 namespace {
 
@@ -74,10 +76,33 @@ std::shared_ptr<torch::nn::Module> layer_of(const WorkloadTensor& tensor, bool h
   return nullptr;
 }
 
-void add_hook(const std::string& kind, const at::Tensor& tensor) {
+// Those of user_hooks.hpp are a rank's own; for the twin what one of them does is done here.
+void add_hook(const std::string& kind, const at::Tensor& tensor, bool is_twins) {
   if (kind == "observes") tensor.register_hook([](const at::Tensor&) {});
-  if (kind == "halves")
+  if (kind == "halves" || (is_twins && kind == "replaces"))
     tensor.register_hook([](const at::Tensor& gradient) { return gradient * 0.5; });
+}
+
+// Scalar, fp32.
+at::Tensor mean_of(const at::Tensor& values) {
+  const auto wide = reference::widen(values);
+  return wide.sum() * (1.0 / static_cast<double>(std::max<int64_t>(wide.numel(), 1)));
+}
+
+// Two checkpoints, each of which differentiates by a backward of its own: the parameter gets its
+// gradient in two parts.
+at::Tensor recomputed(const at::Tensor& parameter, at::IntArrayRef sizes, at::ScalarType dtype,
+                      const at::Generator& generator) {
+  at::Tensor sum;
+  for (int part = 0; part < 2; ++part) {
+    const auto coefficients = drawn(sizes, generator).to(dtype);
+    const Block block = [parameter, coefficients](const at::Tensor& x) {
+      return mean_of((parameter * coefficients).sin()) * x;
+    };
+    const auto term = Reentrant::apply(block, at::ones({}, at::kFloat).set_requires_grad(true));
+    sum = sum.defined() ? sum + term : term;
+  }
+  return sum;
 }
 
 class GeneratedCaseModel : public CaseModel {
@@ -154,7 +179,7 @@ void GeneratedModel::add(const WorkloadTensor& tensor, bool is_twins) {
     register_as(tensor.name, tensors_.back(), tensor.role == "buffer");
   }
   if (!tensor.second_name.empty()) register_as(tensor.second_name, tensors_.back(), false);
-  add_hook(tensor.hook, tensors_.back());
+  add_hook(tensor.hook, tensors_.back(), is_twins);
 }
 
 std::vector<std::vector<std::pair<std::string, at::Tensor>>> GeneratedModel::all_groups() const {
@@ -210,10 +235,6 @@ at::Tensor GeneratedModel::term_of(std::size_t index, const Pass& pass,
   const auto& role = tensor.role;
   const auto& parameter = tensors_[index];
   const auto layer = modules_.find(split(tensor.name).first);
-  const auto mean_of = [&](const at::Tensor& values) {
-    const auto wide = reference::widen(values);
-    return wide.sum() * (1.0 / static_cast<double>(std::max<int64_t>(wide.numel(), 1)));
-  };
   if (role == "linear" || role == "bias" || role == "buffer" || role == "unused") return {};
   if (role == "sometimes" && (pass.step + pass.rank + pass.micro_batch) % 2 != 0) return {};
   if (role == "one_rank" && pass.rank != workload_.world - 1) return {};
@@ -229,6 +250,7 @@ at::Tensor GeneratedModel::term_of(std::size_t index, const Pass& pass,
     return mean_of(const_cast<torch::nn::EmbeddingImpl&>(embedding).forward(words).sin());
   }
   if (role == "penalty") return mean_of(parameter * parameter) * 0.25;
+  if (role == "recomputed") return recomputed(parameter, tensor.sizes, dtype, batch_of(pass, index));
   const auto coefficients = drawn(tensor.sizes, batch_of(pass, index)).to(dtype);
   const auto factor = parameter.is_floating_point() ? parameter : parameter.to(dtype);
   return mean_of((factor * coefficients).sin());

@@ -38,6 +38,7 @@ class GeneratedModel final : public reference::Model {
   using Watch = std::function<void(const at::Tensor& sum)>;
   at::Tensor loss_of(const Pass& pass, at::ScalarType dtype, const Watch& after_term = {}) const;
   std::vector<reference::GroupSpec> groups() override;
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }  // as in the workload
   // By the group of the workload; frozen ones, which are in none, in the first. Tied ones once,
   // under the first name that the module has for them.
   std::vector<std::vector<std::pair<std::string, at::Tensor>>> all_groups() const;
@@ -55,7 +56,7 @@ class GeneratedModel final : public reference::Model {
 
   const Workload workload_;
   std::map<std::string, std::shared_ptr<torch::nn::Module>> modules_;
-  std::vector<at::Tensor> tensors_;  // as in the workload
+  std::vector<at::Tensor> tensors_;
 };
 
 // How often the graph of a pass is used, and what its loss counts; of the workload's events.

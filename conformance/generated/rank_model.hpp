@@ -1,5 +1,5 @@
 // GeneratedRankModel: a workload's model as one rank of an engine trains it: every pass in a call
-// style of its own, and before it what must change nothing.
+// style of its own, and before it what must change nothing (harmless_events.hpp).
 //
 // Invariants: styles and events depend on the execution alone, and are the same on every rank.
 // Shapes: those of the workload.   Units: steps and micro-batches count from 0.
@@ -9,7 +9,6 @@
 #pragma once
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -17,11 +16,6 @@
 #include "conformance/on_rank/rank_model.hpp"
 
 namespace equigrad::conformance {
-
-class HarmlessEventFailed : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 struct PassTypes {
   at::ScalarType dtype = at::kFloat;                // of coefficients

@@ -110,16 +110,18 @@ const std::map<std::string, std::vector<std::string>>& known() {
       {"rate set", {"no", "yes"}},
       {"tensor role",
        {"linear", "bias", "convolution", "embedding", "term", "penalty", "sometimes", "one_rank",
-        "unused", "frozen", "buffer"}},
+        "recomputed", "unused", "frozen", "buffer"}},
       {"tensor layout", {"contiguous", "transposed", "channels_last", "sliced"}},
       {"tensor type", {"float", "int64", "uint8"}},
       {"tensor values", {"usual", "zeros", "negative_zeros", "subnormal", "nan"}},
       {"tensor dimensions", {"0", "1", "2", "3", "4"}},
       {"tensor elements", {"0", "1", "2^1", "2^4", "2^8", "2^12", "2^17", "2^21", "2^22"}},
-      {"hook", {"none", "observes", "halves"}},
+      {"hook", {"none", "observes", "halves", "keeps", "keeps_alias", "replaces"}},
       {"names of a tensor", {"1", "2"}},
       {"pass", {"twice", "undivided", "overflow"}},
-      {"harmless event", {"cancelled", "evaluated", "thrown", "asked", "read", "bystander"}}};
+      {"harmless event",
+       {"cancelled", "evaluated", "thrown", "thrown_alone", "asked", "read", "bystander", "together",
+        "crowd"}}};
   return values;
 }
 

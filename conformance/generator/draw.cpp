@@ -97,10 +97,15 @@ Workload draw_workload(Dice& dice) {
 
 void draw_events(Dice& dice, const Workload& workload, Execution& execution) {
   const auto wanted = dice.pick<int>({0, 0, 0, 1, 1, 2, 3});
-  for (int i = 0; i < wanted; ++i)
+  // Most things go wrong where something is still on its way.
+  const bool has_thrown = execution.adversary != 0 && dice.coin();
+  for (int i = has_thrown ? -1 : 0; i < wanted; ++i)
     execution.events.push_back(
-        {.what = dice.pick<std::string>(
-             {"cancelled", "evaluated", "thrown", "asked", "read", "bystander"}),
+        {.what = i < 0 ? dice.pick<std::string>({"thrown", "thrown_alone"})
+                       : dice.pick<std::string>({"cancelled", "cancelled", "evaluated", "evaluated",
+                                                 "thrown", "thrown", "thrown_alone", "thrown_alone",
+                                                 "asked", "asked", "read", "read", "bystander",
+                                                 "together", "together", "crowd"}),
          .step = static_cast<int>(dice.below(workload.steps)),
          .micro_batch = static_cast<int>(dice.below(workload.accumulation))});
 }

@@ -63,7 +63,7 @@ WorkloadTensor any_tensor(Dice& dice, const Workload& workload, int number, bool
   tensor.name = any_name(dice, number);
   tensor.sizes = any_sizes(dice, is_large);
   tensor.role = dice.pick<std::string>({"term", "term", "term", "term", "penalty", "sometimes",
-                                        "one_rank", "unused", "frozen", "buffer"});
+                                        "one_rank", "recomputed", "unused", "frozen", "buffer"});
   if (is_large) tensor.role = "term";
   tensor.layout = layout_for(dice, tensor.sizes);
   const bool is_idle = tensor.role == "frozen" || tensor.role == "unused";
@@ -73,7 +73,8 @@ WorkloadTensor any_tensor(Dice& dice, const Workload& workload, int number, bool
       {"usual", "usual", "usual", "usual", "zeros", "negative_zeros", "subnormal"});
   tensor.values = tensor.role == "unused" && dice.one_in(3) ? "nan" : usual;
   if (!is_idle && tensor.role != "buffer" && dice.one_in(6))
-    tensor.hook = dice.pick<std::string>({"observes", "halves"});
+    tensor.hook =
+        dice.pick<std::string>({"observes", "halves", "keeps", "keeps_alias", "replaces"});
   if (!is_idle && tensor.role != "buffer" && dice.one_in(8))
     tensor.second_name = "tied." + std::to_string(number) + ".again";
   tensor.group = static_cast<int>(dice.below(static_cast<int64_t>(workload.groups.size())));

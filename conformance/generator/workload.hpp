@@ -14,6 +14,7 @@
 //   penalty      as term, but of the parameter alone
 //   sometimes    as term, in every second pass of a rank
 //   one_rank     as term, on one rank
+//   recomputed   two terms, each in a reentrant checkpoint: its gradient comes in two parts
 //   unused       in no pass
 //   frozen       as term, without a gradient
 //   buffer       no parameter; read by no pass
@@ -41,7 +42,8 @@ struct WorkloadTensor {
   std::string layout = "contiguous";  // transposed, channels_last, sliced
   std::string dtype = "float";        // int64, uint8
   std::string values = "usual";       // zeros, negative_zeros, subnormal, nan
-  std::string hook = "none";          // observes, halves: the user's own, on the gradient
+  std::string hook = "none";          // of the user's: observes, halves, on the gradient; keeps,
+                                      // keeps_alias, replaces, once it is there
   std::string second_name = {};       // tied
   int group = 0;
 };
@@ -78,8 +80,10 @@ struct Workload {
 // Something that must change nothing, in the pass before which it comes.
 struct HarmlessEvent {
   std::string what;  // cancelled: a pass, then zero_grad(); evaluated: a forward without gradients;
-                     // thrown: a pass whose forward or hook throws; asked: autograd::grad of the
-                     // loss; read: getters of every kind; bystander: another engine's step
+                     // thrown, thrown_alone: a pass whose hook throws, on one rank; asked:
+                     // autograd::grad of the loss; read: getters of every kind; bystander: another
+                     // engine's step; together: another engine's loss in the same pass; crowd: more
+                     // engines, to the end
   int step = 0, micro_batch = 0;
 };
 

@@ -14,10 +14,6 @@
 namespace equigrad::conformance {
 namespace {
 
-// The one in which a gradient is read before step(): the last, so that faults which repeat what was
-// sent in the step before meet the same collectives in it.
-constexpr int kGradientStep = kSteps - 1;
-
 std::string after_of(const char* when, int micro_batch) {
   return std::string(" ") + when + " step() of micro-batch " + std::to_string(micro_batch + 1);
 }
@@ -53,7 +49,7 @@ void GetterJudge::before_step(int step, int micro_batch) {
   check_state(place, step);
   same(place, "is_gradient_accumulation_boundary",
        engine_.is_gradient_accumulation_boundary() ? 1 : 0, is_last(micro_batch) ? 1 : 0);
-  if (step == kGradientStep && is_last(micro_batch)) check_gradient(place);
+  if (step == gradient_step_ && is_last(micro_batch)) check_gradient(place);
 }
 
 void GetterJudge::after_step(int step, int micro_batch) {

@@ -5,7 +5,8 @@
 //
 // Invariants: what is expected comes from the recipe, the twin and the calls made so far, never
 // from the engine, but for the settings of progressive layer drop, which no recipe has. The
-// gradient is read in the third step alone: nobody looks into the windows before it.
+// gradient is read in one step alone, the third if nobody asks for another: nobody looks into the
+// windows of the others.
 // Shapes: whole values have the parameter's, slices are flat.   Units: steps and micro-batches
 // count from 0, updates are those that were applied so far.
 // Errors: those of Access; a difference is a finding in the exact lane, of the kind "getter".
@@ -33,6 +34,10 @@ class GetterJudge {
   GetterJudge(const CaseFacts& facts, const std::vector<NamedTensors>& groups, Engine& engine,
               Lanes& lanes, ExpectedRates rates = {});
 
+  GetterJudge& read_gradient_in(int step) {
+    gradient_step_ = step;
+    return *this;
+  }
   // Around every call of step(), and of a micro-batch that is a step's last one. Collective.
   void before_step(int step, int micro_batch);
   void after_step(int step, int micro_batch);
@@ -67,6 +72,9 @@ class GetterJudge {
   std::vector<std::string> names_;  // of trained parameters with elements
   Counters counted_;                // by the calls made here
   bool applied_ = false;
+  // The last, so that faults which repeat what was sent in the step before meet the same
+  // collectives in it.
+  int gradient_step_ = kSteps - 1;
 };
 
 }  // namespace equigrad::conformance

@@ -33,6 +33,8 @@ class RankModel {
   virtual reference::TensorMap buffers();
   // What it made beside the engine goes.
   virtual void end() {}
+  // The engine has gone; what is wrong then is an exception.
+  virtual void without_engine() {}
   // Other weights than rank 0's, which every rank must take over.
   void unsettle();
 };

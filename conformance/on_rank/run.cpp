@@ -57,7 +57,8 @@ RankCase::RankCase(CaseFacts facts, std::unique_ptr<RankModel> model, RankCaseOp
   failures_.emplace(facts_,
                     positions_of(facts_, groups, engine_->config().zero.reduce_bucket_size));
   comparison_.emplace(facts_, *engine_, options_.steps, lanes_, *failures_);
-  beside_.getters.emplace(facts_, groups, *engine_, lanes_, options_.rates);
+  beside_.getters.emplace(facts_, groups, *engine_, lanes_, options_.rates)
+      .read_gradient_in(options_.gradient_step);
   beside_.rest.emplace(facts_, groups, *engine_, lanes_).when_new();
 }
 
@@ -81,7 +82,7 @@ void RankCase::make_engine() {
 
 // What the model's own passes draw and set is not the engine's.
 void RankCase::end_engine() {
-  facts_.context.note("destroying the engine");
+  facts_.context.note(at_step(options_.steps - 1, "destruction of the engine") + acts_so_far());
   beside_.caller.enter(options_.steps - 1);
   beside_.getters.reset();
   beside_.rest.reset();
@@ -89,6 +90,7 @@ void RankCase::end_engine() {
   model_->end();
   beside_.caller.around("the destruction of the engine", {Share::Callback},
                         [this] { engine_.reset(); });
+  model_->without_engine();
   beside_.caller.judge("the case", beside_.before, {Share::Setting, Share::Generator});
   lanes_.compared["caller"] += beside_.caller.calls();
 }

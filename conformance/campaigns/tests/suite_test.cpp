@@ -107,6 +107,24 @@ TEST(Suite, OfASelectionThereAreNoParts) {
   EXPECT_EQ(run.cases.front().id, cases.front().id());
 }
 
+TEST(Suite, AfterAFailureNoOtherCaseIsBegunIfThatIsAsked) {
+  auto chosen = options();
+  chosen.matrix.fault = "averaged_twice";
+  chosen.matrix.fail_fast = chosen.contract.fail_fast = true;
+  chosen.matrix.slots = 1;
+  chosen.generated = GeneratedOptions{.count = 1, .quiet = true};
+  chosen.covering_ended = [](const reports::Run&) { ADD_FAILURE() << "a part was not run"; };
+  const auto run = run_suite(chosen);
+  ASSERT_THAT(run.cases, SizeIs(7));
+  EXPECT_EQ(run.cases[0].verdict, Verdict::Failed) << run.cases[0].message;
+  for (std::size_t i = 1; i < run.cases.size(); ++i) {
+    EXPECT_EQ(run.cases[i].verdict, Verdict::NotRun) << run.cases[i].id;
+    EXPECT_EQ(run.cases[i].message, kNotAfterAFailure) << run.cases[i].id;
+  }
+  EXPECT_FALSE(run.generated.has_value());
+  EXPECT_EQ(reports::exit_code(run), 1);
+}
+
 TEST(Suite, WithoutARestNothingIsToldBeforeTheEnd) {
   auto chosen = options();
   chosen.matrix.cases.erase(chosen.matrix.cases.begin(), chosen.matrix.cases.begin() + 2);

@@ -237,6 +237,25 @@ TEST_F(Cli, AFailureIsExitCodeOneWithItsCauseItsTensorsAndALineToPaste) {
     EXPECT_EQ(access((folder_ + "/" + file).c_str(), R_OK), 0) << file;
 }
 
+TEST_F(Cli, AfterAFailureARunEndsIfThatIsAsked) {
+  const std::string one = "Contract.2.two_losses_on_one_forward";
+  const auto result = say(
+      {"run", one, "-q", "--fail-fast", "--slots", "1", "--fault", one, "--report", folder_});
+  EXPECT_EQ(result.code, kFailed) << result.err;
+  const auto run = reports::from_json(read("run.json"));
+  ASSERT_GT(run.cases.size(), 1u);
+  const auto is_begun = [](const reports::Case& one) {
+    return one.verdict != reports::Verdict::NotRun;
+  };
+  EXPECT_EQ(std::count_if(run.cases.begin(), run.cases.end(), is_begun), 1);
+  EXPECT_THAT(run.cases.back().message, HasSubstr("--fail-fast"));
+  const auto drawn = say({"run", "Generated", "-q", "--fail-fast", "--no-shrink", "--generate",
+                          "200", "--generate-seed", "1", "--slots", "1", "--fault",
+                          "averaged_twice", "--report", folder_});
+  EXPECT_EQ(drawn.code, kFailed) << drawn.err;
+  EXPECT_EQ(reports::from_json(read("run.json")).cases.size(), 1u);
+}
+
 TEST_F(Cli, ASelfCheckWithoutAnAnswerIsExitCodeThreeAndWritesEveryReport) {
   const auto result = say({"run", kCase, "Contract.1.loss_backward.zero0.fp32.w2.accumulation1",
                            "-q", "--timeout-scale", "1e-6", "--report", folder_ + "/report"});

@@ -1,6 +1,6 @@
 """Mutants from source: slips sampled uniformly from the engine's rooms, each before a list of judges. README.md says how.
 
-python3 conformance/faults/source_mutants sites|plant|run|report|restore --tree DIR [options]
+python3 conformance/faults/source_mutants sites|plant|slips|run|report|restore --tree DIR [options]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import report
+import slips
 from campaign import Campaign, Control, Records
 from judging import HERE, Judge
 from planting import Plan, Planter, build, git, restore
@@ -85,6 +86,11 @@ def plant(work: Work, given: argparse.Namespace) -> None:
     )
 
 
+def plant_slips(work: Work, given: argparse.Namespace) -> None:
+    slips.plant(work.tree, given.patch, work.plan)
+    print(f"{len(work.plan.sites)} slips in {work.tree}; git reset --hard takes them out")
+
+
 def judges_of(work: Work, given: argparse.Namespace) -> list[Judge]:
     return Judge.table(work.build, given.judges, given.table)
 
@@ -109,7 +115,8 @@ def run(work: Work, given: argparse.Namespace) -> None:
 def write_report(given: argparse.Namespace) -> None:
     rows = list(Records(given.records).by_key.values())
     about = json.loads(given.records.with_suffix(".json").read_text())
-    text = report.write(rows, json.loads(given.examined.read_text()), about)
+    examined = json.loads(given.examined.read_text())
+    text = slips.page(rows, examined) if "patch" in about else report.write(rows, examined, about)
     given.write.write_text(text) if given.write else print(text)
 
 
@@ -134,6 +141,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--count", type=int, required=True, help="mutants")
     one.add_argument("--seed", type=int, default=1)
     one.add_argument("--drop", nargs="*", default=[], help="keys of sites that are not drawn")
+    one = command("slips", plant_slips, "plant the slips of a patch instead of a sample")
+    one.add_argument("--patch", type=Path, required=True, help="one of conformance/faults/slips")
     one = command("run", run, "build, and judge every mutant")
     one.add_argument("--judges", nargs="+", default=["covering", "room tests"])
     one.add_argument("--table", type=Path, default=HERE / "judges.json", help="of judges")
