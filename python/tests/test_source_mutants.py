@@ -19,6 +19,7 @@ import judging
 import planting
 import report
 import sites
+import slips as made_slips
 
 SOURCE = """\
 #include "engine/room/a.hpp"
@@ -295,6 +296,45 @@ def test_a_campaign_tells_who_saw_which(tree: Path, monkeypatch: pytest.MonkeyPa
     assert records[chosen[1].key]["judged"].keys() == {"by number"}, "it was seen already"
     late = records[chosen[3].key]
     assert (late["killed_by"], late["how"], late["first_line"]) == ("late", "timed out", "not ended after 2 s")
+
+
+def slip_patch(tree: Path, row: str) -> Path:
+    """Of somebody who made one slip, in a tree of its own."""
+    made = tree.parent / "made"
+    subprocess.run(["git", "clone", "-q", str(tree), str(made)], check=True)
+    source = made / "engine/room/a.cpp"
+    text = source.read_text().replace("a % 7", "(equigrad::slip(4) ? a % 5 : a % 7)")
+    source.write_text('#include "engine/slip.hpp"\n' + text)
+    (made / "engine/slip.hpp").write_text("namespace equigrad { inline bool slip(int) { return false; } }\n")
+    (made / "SLIPS.tsv").write_text(f"number\tfile\twhat is wrong\twhen it shows\tseverity\n{row}\n")
+    subprocess.run(["git", "-C", str(made), "add", "-A"], check=True)
+    patch = tree.parent / "batch.patch"
+    with open(patch, "w") as file:
+        subprocess.run(["git", "-C", str(made), "diff", "--cached"], check=True, stdout=file)
+    return patch
+
+
+def test_slips_of_a_patch_are_judged_as_mutants_are(tree: Path) -> None:
+    patch = slip_patch(tree, "4\tengine/room/a.cpp\tanother rest | here\tany number\tnumbers")
+    plan = planting.Plan(tree / "build/plan.json")
+    made_slips.plant(tree, patch, plan)
+    site = plan.load().sites[4]
+    assert (site.key, site.room) == ("batch-4", "room")
+    assert (tree / "engine/room/a.cpp").read_text().splitlines()[site.line - 1].count("slip(4)") == 1
+    program(tree)
+    records = campaign_of(tree, plan.sites, ["by number", "never"]).by_key
+    assert records["batch-4"]["killed_by"] == "by number"
+    shown = made_slips.page(list(records.values()), {})
+    assert "**1 of 1 (100 %)** were seen: 1 by by number." in shown
+    assert "| 4 | room/a.cpp | another rest \\| here | by number |  |" in shown
+    with pytest.raises(SystemExit, match="expected a clean git checkout"):
+        made_slips.plant(tree, patch, plan)
+
+
+def test_a_patch_whose_list_names_another_place_is_refused(tree: Path) -> None:
+    patch = slip_patch(tree, "5\tengine/room/a.cpp\tx\ty\tnumbers")
+    with pytest.raises(SystemExit, match=r"expected slip\(5\) in engine/room/a.cpp"):
+        made_slips.plant(tree, patch, planting.Plan(tree / "build/plan.json"))
 
 
 def test_a_judge_that_a_mutant_keeps_is_ended(tree: Path) -> None:
