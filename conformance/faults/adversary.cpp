@@ -81,7 +81,7 @@ struct CollectiveQueue {
   int rank = 0;
   int slow_rank = 0;
   uint64_t number = 0;
-  std::vector<FlightPtr> line;     // not begun
+  std::vector<FlightPtr> line;     // not begun, in the order of their launch
   std::vector<FlightPtr> flying;   // begun, not complete
   std::vector<FlightPtr> orphans;  // nobody waits for them; their memory stays
 
@@ -93,10 +93,15 @@ struct CollectiveQueue {
     return reference::hash(dice(salt) + static_cast<uint64_t>(rank));
   }
 
-  void begin_all() {
-    for (auto& flight : std::exchange(line, {})) {
+  // That one, and what was launched before it.
+  void begin_to(const FlightPtr& last) {
+    if (std::find(line.begin(), line.end(), last) == line.end()) return;
+    for (bool is_last = false; !is_last;) {
+      const auto flight = line.front();
+      line.erase(line.begin());
       flight->launch();
       flying.push_back(flight);
+      is_last = flight == last;
     }
   }
 
@@ -123,8 +128,7 @@ class Waiting final : public comm::Pending {
   ~Waiting() override {
     if (waited_) return;
     try {
-      queue_->begin_all();  // or the other ranks would wait for ever
-      flight_->launch();
+      queue_->begin_to(flight_);  // or the other ranks would wait for ever
       queue_->orphans.push_back(flight_);
     } catch (...) {
       // A peer is lost: the next collective says so.
@@ -133,8 +137,7 @@ class Waiting final : public comm::Pending {
 
   void wait() override {
     if (std::exchange(waited_, true)) return;
-    queue_->begin_all();
-    flight_->launch();
+    queue_->begin_to(flight_);
     queue_->maybe_sleep(11);
     queue_->finish_some();
     const std::string broken = flight_->broken();
@@ -222,11 +225,10 @@ class Adversary final : public ForwardingCommunicator {
   }
 
   void enter(const FlightPtr& flight, bool is_sum) {
-    const bool late =
-        queue_->options.always_late || (is_sum ? queue_->dice(1) : queue_->own_dice(2)) % 2;
-    if (is_sum && late) return;  // begins at its own wait(), on every rank alike
+    const bool is_late =
+        (is_sum && queue_->options.always_late) || queue_->own_dice(is_sum ? 1 : 2) % 2 == 1;
     queue_->line.push_back(flight);
-    if (!late) queue_->begin_all();
+    if (!is_late) queue_->begin_to(flight);
   }
 
   std::shared_ptr<CollectiveQueue> queue_;

@@ -74,6 +74,24 @@ TEST(Adversary, GivesWhatTheCommunicatorGives) {
   }
 }
 
+// As where a pass is given up: a rank that is told of it waits for what is in flight later.
+TEST(Adversary, RanksMayWaitInDifferentOrders) {
+  on_two_ranks([](RankContext& context) {
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      const auto communicator = adversarial(context.group(), seed);
+      auto sum = at::full({5}, 1.0 + context.rank());
+      const auto given = at::full({3}, 7.0 + context.rank());
+      auto all = at::empty({6});
+      auto first = communicator->all_reduce_sum(sum);
+      if (context.rank() == 0) first->wait();
+      communicator->all_gather(all, given)->wait();
+      if (context.rank() == 1) first->wait();
+      EXPECT_TRUE(sum.eq(3.0).all().item<bool>()) << seed;
+      EXPECT_TRUE(all.equal(at::tensor({7.0F, 7.0F, 7.0F, 8.0F, 8.0F, 8.0F}))) << seed;
+    }
+  });
+}
+
 TEST(Adversary, WhatIsReadBeforeTheWaitIsPoison) {
   on_two_ranks([](RankContext& context) {
     for (const uint64_t seed : {uint64_t{1}, uint64_t{2}}) {
