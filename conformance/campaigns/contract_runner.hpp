@@ -29,9 +29,9 @@ struct ContractOptions {
   double timeout_scale = 1;
   bool quiet = false;
   bool fail_fast = false;  // after a case that fails no other is begun
-  int slots = 0;       // 0: one a core and one more, if memory allows
-  bool fault = false;  // every program plays its wrong way
-  std::string plant;   // a fault of the catalogue, for every case; empty: none
+  int slots = 0;           // 0: one a core and one more, if memory allows
+  bool fault = false;      // every program plays its wrong way
+  std::string plant;       // a fault of the catalogue, for every case; empty: none
 };
 
 // Of the default selection, or of all.

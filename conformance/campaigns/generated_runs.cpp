@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kShrunk = 3;         // failures, the first ones
+constexpr std::size_t kShrunk = 3;  // failures, the first ones
 constexpr double kCandidateTimeout_s = 20;
 
 double seconds_since(Clock::time_point start) {

@@ -29,11 +29,11 @@ constexpr int kGeneratedRanks = 8;  // that a slot needs to have
 
 struct GeneratedOptions {
   uint64_t seed = 1;
-  int64_t count = 0;      // cases; 0: no limit
-  double seconds = 0;     // 0: no limit; one of the two must be there
-  double shrink_s = 30;   // for each of the first failures
+  int64_t count = 0;               // cases; 0: no limit
+  double seconds = 0;              // 0: no limit; one of the two must be there
+  double shrink_s = 30;            // for each of the first failures
   std::size_t most_failures = 20;  // after them no case is begun: there is enough to look at
-  std::string keep = {};  // folder of the failures; empty: none is kept
+  std::string keep = {};           // folder of the failures; empty: none is kept
   std::string replay_prefix = {}, replay_suffix = {};
   std::string fault = {};  // planted into every case; for trying the failure path
   bool quiet = false;

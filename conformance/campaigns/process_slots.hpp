@@ -25,6 +25,10 @@
 
 namespace equigrad::conformance {
 
+// Why a case was not begun.
+constexpr const char* kNotAfterAFailure =
+    "not begun: another case failed, and --fail-fast was given";
+
 constexpr double kCaseTimeout_s = 60, kTwinTimeout_s = 180;
 
 using Outcomes = std::vector<ranks::Outcome>;

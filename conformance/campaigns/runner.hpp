@@ -30,9 +30,6 @@
 
 namespace equigrad::conformance {
 
-// Why a case was not begun.
-constexpr const char* kNotAfterAFailure = "not begun: another case failed, and --fail-fast was given";
-
 struct RunOptions {
   std::vector<CaseSpec> cases;
   uint64_t seed = 1;
@@ -44,8 +41,8 @@ struct RunOptions {
   double timeout_scale = 1;
   bool quiet = false;
   bool fail_fast = false;  // after a case that fails no other is begun
-  int slots = 0;      // 0: as campaigns/slots.hpp says
-  std::string fault;  // planted into every case; for trying the failure path
+  int slots = 0;           // 0: as campaigns/slots.hpp says
+  std::string fault;       // planted into every case; for trying the failure path
   nlohmann::json knobs = nlohmann::json::object();  // on_rank/run.hpp
   ranks::Handler serve = conformance::serve;        // what the ranks run
 };

@@ -86,11 +86,9 @@ void Suite::add_contract(std::size_t begin, std::size_t end, const MatrixRun& ma
 }
 
 bool Suite::is_over(const MatrixRun& matrix) const {
-  const auto went_wrong = [](const reports::Case& one) {
-    return reports::went_wrong(one.verdict);
-  };
-  return matrix.is_over() || (options_.matrix.fail_fast &&
-                              std::any_of(contract_.begin(), contract_.end(), went_wrong));
+  const auto went_wrong = [](const reports::Case& one) { return reports::went_wrong(one.verdict); };
+  return matrix.is_over() ||
+         (options_.matrix.fail_fast && std::any_of(contract_.begin(), contract_.end(), went_wrong));
 }
 
 reports::Run Suite::covering_part(const MatrixRun& matrix) const {

@@ -37,13 +37,18 @@ reference::Recipe recipe_of(const Workload& workload, double threshold, SumOrder
   return recipe;
 }
 
-// With one pass a window both orders are one, unless a contribution is multiplied before it is
+bool has_parts(const Workload& workload) {
+  return std::any_of(workload.tensors.begin(), workload.tensors.end(),
+                     [](const WorkloadTensor& tensor) { return tensor.role == "recomputed"; });
+}
+
+// With one pass a window, and one part a pass, both orders are one, unless a contribution is multiplied before it is
 // sent: what is rounded then is the window's sum in one of them, and the contribution in the other.
 std::vector<SumOrder> orders_of(const Workload& workload) {
   const auto recipe = read_again(readable(workload));
   if (recipe.order == SumOrder::ExactGrid) return {SumOrder::ExactGrid};
   const bool has_one_pass =
-      workload.accumulation == 1 &&
+      workload.accumulation == 1 && !has_parts(workload) &&
       std::none_of(workload.passes.begin(), workload.passes.end(),
                    [](const PassEvent& event) { return event.what == "twice"; });
   const bool is_multiplied = recipe.precision.averaging == reference::Averaging::BeforeSum ||
@@ -74,7 +79,7 @@ reference::Rates rates_at(const Workload& workload, int step, int64_t applied) {
 std::string why_unbounded(const Workload& workload) {
   for (const auto& event : workload.passes)
     if (event.what != "overflow") return "a pass of the first steps is used twice, or not divided";
-  return {};
+  return has_parts(workload) ? "a gradient comes in parts" : "";
 }
 
 }  // namespace
@@ -126,10 +131,12 @@ nlohmann::json serve_generated(const nlohmann::json& request, ranks::RankContext
       .fault = request.value("fault", ""),
       .adversary = one.execution.adversary,
       .steps = workload.steps,
-      .rates = [workload, set = types.rates](int64_t updates) {
-        return set->empty() ? rates_at(workload, -1, updates) : reference::Rates{*set, {}};
-      },
-      .gradient_step = static_cast<int>(one.execution.seed % static_cast<uint64_t>(workload.steps))};
+      .rates =
+          [workload, set = types.rates](int64_t updates) {
+            return set->empty() ? rates_at(workload, -1, updates) : reference::Rates{*set, {}};
+          },
+      .gradient_step =
+          static_cast<int>(one.execution.seed % static_cast<uint64_t>(workload.steps))};
   keep_config(request, context, options.config);
   return RankCase(std::move(facts), generated_rank_model(one, types), std::move(options)).run();
 }

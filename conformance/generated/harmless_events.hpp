@@ -20,8 +20,8 @@
 namespace equigrad::conformance {
 
 // A forward pass of the case's model, as its engine wants it.
-using GeneratedForward = std::function<at::Tensor(Engine& engine, const Pass& pass,
-                                                  const GeneratedModel::Watch& watch)>;
+using GeneratedForward =
+    std::function<at::Tensor(Engine& engine, const Pass& pass, const GeneratedModel::Watch& watch)>;
 
 class HarmlessEvents {
  public:

@@ -250,7 +250,8 @@ at::Tensor GeneratedModel::term_of(std::size_t index, const Pass& pass,
     return mean_of(const_cast<torch::nn::EmbeddingImpl&>(embedding).forward(words).sin());
   }
   if (role == "penalty") return mean_of(parameter * parameter) * 0.25;
-  if (role == "recomputed") return recomputed(parameter, tensor.sizes, dtype, batch_of(pass, index));
+  if (role == "recomputed")
+    return recomputed(parameter, tensor.sizes, dtype, batch_of(pass, index));
   const auto coefficients = drawn(tensor.sizes, batch_of(pass, index)).to(dtype);
   const auto factor = parameter.is_floating_point() ? parameter : parameter.to(dtype);
   return mean_of((factor * coefficients).sin());

@@ -16,8 +16,8 @@ std::string config_at(int stage) {
   return R"({"train_micro_batch_size_per_gpu": 1, "gradient_allreduce_op": "sum",
     "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
     "zero_optimization": {"stage": )" +
-         std::to_string(stage) + (stage == 3 ? R"(, "stage3_param_persistence_threshold": 0)" : "") +
-         "}}";
+         std::to_string(stage) +
+         (stage == 3 ? R"(, "stage3_param_persistence_threshold": 0)" : "") + "}}";
 }
 
 }  // namespace

@@ -16,10 +16,11 @@
 namespace equigrad::conformance {
 namespace {
 
-// A parameter of each group.
+// A parameter of each group that has one.
 std::vector<std::string> first_names(GeneratedModel& model) {
   std::vector<std::string> names;
-  for (const auto& group : model.groups()) names.push_back(group.names.at(0));
+  for (const auto& group : model.groups())
+    if (!group.names.empty()) names.push_back(group.names.front());
   return names;
 }
 
@@ -137,8 +138,7 @@ at::Tensor GeneratedRankModel::run_pass(Engine& engine, const Pass& pass, Caller
       else
         backward(engine, whole, style_of(pass, use), use < uses);
     });
-  if (other.defined())
-    caller.around("another engine's step", {}, [&] { events_.taken(uses); });
+  if (other.defined()) caller.around("another engine's step", {}, [&] { events_.taken(uses); });
   hooks_.judge_kept();
   return Forward{loss}.loss();
 }

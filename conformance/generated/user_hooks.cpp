@@ -33,7 +33,7 @@ struct UserHooks::Hooked {
   };
   std::string name, kind;
   at::Tensor tensor;
-  std::size_t tensor_hooks = 0;  // hooked to the tensor itself
+  std::size_t tensor_hooks = 0;  // C++'s are one to a tensor, however many
   int64_t calls = 0;
   std::deque<Kept> kept = {};
 
@@ -91,7 +91,8 @@ void UserHooks::judge_without_engine(bool has_values) const {
       throw HarmlessEventFailed("without its engine " + hooked->name + " " + what);
     };
     const bool is_hooked = torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr;
-    if (is_hooked && !is_of_user(hooked->kind)) fail("has a hook that nobody of the user's put there");
+    if (is_hooked && !is_of_user(hooked->kind))
+      fail("has a hook that nobody of the user's put there");
     if (!is_hooked && is_of_user(hooked->kind)) fail("has lost the hook of the user's");
     if (torch::autograd::impl::hooks(tensor).size() != hooked->tensor_hooks)
       fail("has another number of tensor hooks than before it");
@@ -99,7 +100,8 @@ void UserHooks::judge_without_engine(bool has_values) const {
     if (!has_values || tensor.numel() == 0) continue;
     const auto calls = hooked->calls;
     tensor.sum().backward();
-    if (is_of_user(hooked->kind) && hooked->calls != calls + 1) fail("did not call the user's hook");
+    if (is_of_user(hooked->kind) && hooked->calls != calls + 1)
+      fail("did not call the user's hook");
     const double want = hooked->kind == "halves" || hooked->kind == "replaces" ? 0.5 : 1.0;
     const auto got = std::exchange(tensor.mutable_grad(), at::Tensor());
     if (!got.defined() || !got.equal(at::full_like(got, want)))

@@ -120,8 +120,8 @@ const std::map<std::string, std::vector<std::string>>& known() {
       {"names of a tensor", {"1", "2"}},
       {"pass", {"twice", "undivided", "overflow"}},
       {"harmless event",
-       {"cancelled", "evaluated", "thrown", "thrown_alone", "asked", "read", "bystander", "together",
-        "crowd"}}};
+       {"cancelled", "evaluated", "thrown", "thrown_alone", "asked", "read", "bystander",
+        "together", "crowd"}}};
   return values;
 }
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "conformance/cases/recipe.hpp"
 #include "conformance/verdict/lane_tally.hpp"
 #include "reference/models/model.hpp"
 #include "reference/norm.hpp"

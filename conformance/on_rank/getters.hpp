@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/cases/recipe.hpp"
 #include "conformance/on_rank/case_facts.hpp"
 #include "conformance/on_rank/lanes.hpp"
 #include "conformance/on_rank/placed_failures.hpp"

@@ -33,7 +33,7 @@ struct RankCaseOptions {
   std::string fault = {};  // planted; empty: none
   uint64_t adversary = 0;  // the seed of a communicator that delays; 0: a plain one
   int steps = kSteps;
-  ExpectedRates rates = {};  // of a scheduler; none: those of the recipe, in every step
+  ExpectedRates rates = {};        // of a scheduler; none: those of the recipe, in every step
   int gradient_step = kSteps - 1;  // in which getters read a gradient
 };
 

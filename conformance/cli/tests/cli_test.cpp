@@ -239,8 +239,8 @@ TEST_F(Cli, AFailureIsExitCodeOneWithItsCauseItsTensorsAndALineToPaste) {
 
 TEST_F(Cli, AfterAFailureARunEndsIfThatIsAsked) {
   const std::string one = "Contract.2.two_losses_on_one_forward";
-  const auto result = say(
-      {"run", one, "-q", "--fail-fast", "--slots", "1", "--fault", one, "--report", folder_});
+  const auto result =
+      say({"run", one, "-q", "--fail-fast", "--slots", "1", "--fault", one, "--report", folder_});
   EXPECT_EQ(result.code, kFailed) << result.err;
   const auto run = reports::from_json(read("run.json"));
   ASSERT_GT(run.cases.size(), 1u);
