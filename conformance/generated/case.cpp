@@ -42,8 +42,9 @@ bool has_parts(const Workload& workload) {
                      [](const WorkloadTensor& tensor) { return tensor.role == "recomputed"; });
 }
 
-// With one pass a window, and one part a pass, both orders are one, unless a contribution is multiplied before it is
-// sent: what is rounded then is the window's sum in one of them, and the contribution in the other.
+// With one pass a window, and one part a pass, both orders are one, unless a contribution is
+// multiplied before it is sent: what is rounded then is the window's sum in one of them, and the
+// contribution in the other.
 std::vector<SumOrder> orders_of(const Workload& workload) {
   const auto recipe = read_again(readable(workload));
   if (recipe.order == SumOrder::ExactGrid) return {SumOrder::ExactGrid};

@@ -1,5 +1,6 @@
-// OtherEngine: an engine of its own on the communicator of a generated case, whose weights are known
-// without a reference: SGD at rate 1 takes the sum of its gradients, small whole numbers, from zeros.
+// OtherEngine: an engine of its own on the communicator of a generated case, whose weights are
+// known without a reference: SGD at rate 1 takes the sum of its gradients, small whole numbers,
+// from zeros.
 //
 //   other.step();                                            // a pass and a step of its own
 //   engine.backward(loss + other.term()); other.take(uses);  // or under another's loss
