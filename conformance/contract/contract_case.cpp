@@ -34,6 +34,12 @@ std::vector<Case> all_cases() {
   append(all, rates());
   append(all, access_to_values());
   append(all, whole_parameters());
+  append(all, scopes_of_gather());
+  append(all, lattice_sums());
+  append(all, autocast_of_the_caller());
+  append(all, configuration());
+  append(all, costs());
+  append(all, bytes());
   return all;
 }
 
@@ -66,6 +72,7 @@ const std::vector<Section>& sections() {
       {"12", "Getters give the averaged value on all ranks; setters handle padded tails"},
       {"13", "Sums follow the documented order; masters come from unrounded weights"},
       {"14", "Whole parameters come and go together, and for the user's own code, bit for bit"},
+      {"15", "What an engine says of itself is so: its configuration, its costs, its bytes"},
   };
   return kSections;
 }

@@ -111,7 +111,8 @@ nlohmann::json serve_contract(const nlohmann::json& request, ranks::RankContext&
                                    .accumulation = spec.accumulation,
                                    .window = -1,
                                    .seed = seed,
-                                   .fault = request.value("fault", false)};
+                                   .fault = request.value("fault", false),
+                                   .directory = rank_context.directory()};
   const auto moment = std::make_shared<faults::Moment>();
   std::unique_ptr<faults::Planted> fault;
   if (request.contains("plant"))

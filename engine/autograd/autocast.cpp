@@ -12,13 +12,15 @@ class AutocastGuard {
   AutocastGuard(c10::DeviceType device, at::ScalarType dtype)
       : device_(device),
         was_enabled_(at::autocast::is_autocast_enabled(device)),
-        former_dtype_(at::autocast::get_autocast_dtype(device)) {
+        former_dtype_(at::autocast::get_autocast_dtype(device)),
+        changes_dtype_(former_dtype_ != dtype) {
+    if (changes_dtype_) at::autocast::clear_cache();
     at::autocast::set_autocast_dtype(device_, dtype);
     at::autocast::set_autocast_enabled(device_, true);
     at::autocast::increment_nesting();
   }
   ~AutocastGuard() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    if (at::autocast::decrement_nesting() == 0 || changes_dtype_) at::autocast::clear_cache();
     at::autocast::set_autocast_enabled(device_, was_enabled_);
     at::autocast::set_autocast_dtype(device_, former_dtype_);
   }
@@ -29,6 +31,7 @@ class AutocastGuard {
   c10::DeviceType device_;
   bool was_enabled_;
   at::ScalarType former_dtype_;
+  bool changes_dtype_;  // torch gives a kept cast to whoever reads the weight, whatever its type
 };
 
 }  // namespace

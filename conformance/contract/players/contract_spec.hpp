@@ -37,6 +37,7 @@ enum class Feature {
   LeafModules,      // the modules called experts are leaf modules
   WithinInit,       // models are made in zero::Init's scope
   Fp32BehindFirst,  // engines after the first are in fp32
+  SmallPagesStay,   // stage 3: parameters of up to 20 elements are whole all the time
 };
 
 // Where a case is played: every stage, and these.

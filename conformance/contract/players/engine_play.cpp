@@ -210,6 +210,11 @@ Engine* EnginePlay::engine(std::size_t which) {
   return engines_[which].get();
 }
 
+std::shared_ptr<comm::Communicator> EnginePlay::group() {
+  enter("an engine of the program's own");
+  return rank_context_.group();
+}
+
 at::Tensor EnginePlay::backward(const at::Tensor& loss, PassOptions options) {
   enter_of(options.engine, "backward(loss)");
   return engines_[options.engine]->backward(loss, options.retain_graph, options.scale_wrt_gas);

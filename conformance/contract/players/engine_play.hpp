@@ -42,6 +42,7 @@ class EnginePlay final : public Play {
   reference::Model& model(std::size_t which) override { return *models_[which]; }
   at::Tensor parameter(const std::string& name, std::size_t which) override;
   Engine* engine(std::size_t which) override;
+  std::shared_ptr<comm::Communicator> group() override;
   at::Tensor backward(const at::Tensor& loss, PassOptions options) override;
   at::Tensor scale(const at::Tensor& tensor, std::size_t which) override;
   double loss_scale(std::size_t which) override;

@@ -16,13 +16,14 @@
 // Errors: a player never throws for a finding; it notes it. A reference that is asked for a second
 // boundary in one window throws.
 // Depends on: contract_spec.hpp, reference/models/model.hpp, reference/models/data.hpp,
-// engine/engine.hpp by name only.
+// engine/engine.hpp and engine/comm/communicator.hpp by name only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,7 +35,10 @@
 
 namespace equigrad {
 class Engine;
+namespace comm {
+class Communicator;
 }
+}  // namespace equigrad
 
 namespace equigrad::conformance::contract {
 
@@ -47,7 +51,8 @@ struct ContractContext {
   int64_t accumulation = 1;  // at the beginning
   int64_t window = 0;
   uint64_t seed = 1;
-  bool fault = false;  // play the program's wrong way; never set for the reference
+  bool fault = false;          // play the program's wrong way; never set for the reference
+  std::string directory = {};  // for files of a program, which it removes; none of the reference
 
   at::ScalarType dtype() const {
     if (precision == Precision::Fp32) return at::kFloat;
@@ -96,6 +101,8 @@ class Play {
   virtual at::Tensor parameter(const std::string& name, std::size_t which = 0) = 0;
   // nullptr for the reference.
   virtual Engine* engine(std::size_t which = 0) = 0;
+  // Of all ranks, for engines that the program makes beside; nullptr for the reference.
+  virtual std::shared_ptr<comm::Communicator> group() = 0;
 
   // engine.backward(loss, ...).
   virtual at::Tensor backward(const at::Tensor& loss, PassOptions options = {}) = 0;

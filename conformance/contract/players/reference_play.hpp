@@ -54,6 +54,7 @@ class ReferenceRank final : public Play {
   reference::Model& model(std::size_t which) override { return all_.steppers_[which]->model(); }
   at::Tensor parameter(const std::string& name, std::size_t which) override;
   Engine* engine(std::size_t) override { return nullptr; }
+  std::shared_ptr<comm::Communicator> group() override { return nullptr; }
   at::Tensor backward(const at::Tensor& loss, PassOptions options) override;
   at::Tensor scale(const at::Tensor& tensor, std::size_t which) override;
   double loss_scale(std::size_t which) override { return all_.steppers_[which]->loss_scale(); }

@@ -76,7 +76,7 @@ std::string config_text(const Spec& spec) {
   zero["allgather_bucket_size"] = bucket;
   if (spec.of->has(Feature::LeafModules)) zero["leaf_module"]["name_suffixes"] = {"experts"};
   if (spec.stage == 3) {  // page everything, all the time
-    zero["stage3_param_persistence_threshold"] = 0;
+    zero["stage3_param_persistence_threshold"] = spec.of->has(Feature::SmallPagesStay) ? 20 : 0;
     zero["stage3_max_reuse_distance"] = 0;
     zero["stage3_prefetch_bucket_size"] = bucket;
   }

@@ -33,6 +33,12 @@ std::vector<Case> window_length();           // 8: boundary, batch size, no_sync
 std::vector<Case> rates();                   // 11
 std::vector<Case> access_to_values();        // 12
 std::vector<Case> whole_parameters();        // 14
+std::vector<Case> scopes_of_gather();  // 14: nested, broken, of pages that stay; marked leaves
+std::vector<Case> lattice_sums();      // 13: by hand
+std::vector<Case> autocast_of_the_caller();  // 7
+std::vector<Case> configuration();           // 15
+std::vector<Case> costs();                   // 15: operations, times
+std::vector<Case> bytes();                   // 15
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.
 at::Tensor uneven(const at::Tensor& output);

@@ -1,6 +1,7 @@
 // 8. step() acts at the boundary only.  9. Gradients that are not finite.
 #include <ATen/ATen.h>
 
+#include <cmath>
 #include <limits>
 
 #include "conformance/contract/players/models.hpp"
@@ -95,6 +96,71 @@ void unknown_arguments(Play& play) {
   });
 }
 
+// What is no rate, not one for each group, or not the same on every rank.
+void refuse_rates(Play& play) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto& context = play.context();
+  const bool last = context.rank + 1 == context.world;
+  const auto set = [&](auto rates) { return [&play, rates] { play.engine()->set_lr(rates); }; };
+  for (const double bad : {-1e-9, kInfinity, -kInfinity, std::nan(""), 1e39})
+    play.refuse("[engine.set_lr] expected a rate of 0 or more", set(bad));
+  for (const auto& bad : std::vector<std::vector<double>>{{}, {0.1, 0.1}})
+    play.refuse("expected 1 rates, one for each parameter group", set(bad));
+  if (context.world == 1) return;
+  play.refuse("expected the same values on every rank, got others on some", set(last ? 0.5 : 0.25));
+  play.refuse(last ? "expected a rate of 0 or more" : "got refused ones on some",
+              set(last ? -1.0 : 0.5));
+}
+
+// Of another optimizer, not one for each group, out of range, or not the same on every rank.
+void refuse_hyper_parameters(Play& play) {
+  const auto& context = play.context();
+  const bool last = context.rank + 1 == context.world;
+  const auto before = play.engine()->hyper_parameters();
+  const auto refuse = [&](const std::string& fragment, double OptimizerConfig::*field,
+                          double value) {
+    auto all = before;
+    all.at(0).*field = value;
+    play.refuse(fragment, [&] { play.engine()->set_hyper_parameters(all); });
+  };
+  refuse("optimizer.params.weight_decay", &OptimizerConfig::weight_decay, -1);
+  refuse("optimizer.params.eps", &OptimizerConfig::eps, std::nan(""));
+  refuse("optimizer.params.betas", &OptimizerConfig::beta2, 1);
+  auto others = before;
+  others.at(0).kind = OptimizerConfig::Kind::Sgd;
+  play.refuse("expected an optimizer of the same kind with the same states",
+              [&] { play.engine()->set_hyper_parameters(others); });
+  others.push_back(before.at(0));
+  play.refuse("expected 1 groups, got 2", [&] { play.engine()->set_hyper_parameters(others); });
+  if (context.world == 1) return;
+  for (const auto field : {&OptimizerConfig::lr, &OptimizerConfig::weight_decay,
+                           &OptimizerConfig::beta1, &OptimizerConfig::beta2, &OptimizerConfig::eps})
+    refuse("expected the same values on every rank, got others on some", field, last ? 0.5 : 0.25);
+  refuse(last ? "optimizer.params.eps" : "got refused ones on some", &OptimizerConfig::eps,
+         last ? -1 : 0.5);
+}
+
+// In the middle of the first window, and between it and the second.
+void refused_rates(Play& play) {
+  auto& heads = play.as<Heads>();
+  const auto refuse = [&] {
+    auto* engine = play.engine();
+    if (engine == nullptr) return;
+    const auto rates = engine->get_lr();
+    const auto all = engine->hyper_parameters();
+    refuse_rates(play);
+    refuse_hyper_parameters(play);
+    play.check("what is refused leaves the rates and the rest as they were",
+               engine->get_lr() == rates && engine->hyper_parameters() == all);
+    if (play.fault()) engine->set_lr(0.5);
+  };
+  if (play.context().window == 1) refuse();
+  each_micro_batch(play, [&](int64_t number) {
+    play.backward(heads.loss_through(1, play.batch(number)));
+    if (play.context().window == 0 && number == 0) refuse();
+  });
+}
+
 }  // namespace
 
 std::vector<Case> rates() {
@@ -124,7 +190,14 @@ std::vector<Case> rates() {
            .models = {"heads"},
            .windows = 3,
            .features = {Feature::RateSchedule},
-           .answers = {"trap 17"}}};
+           .answers = {"trap 17"}},
+          {.section = "11",
+           .name = "rates_that_are_refused",
+           .sentence = "what is no rate, or not every rank's, is an error on all and sets nothing",
+           .fault = "a rate is set",
+           .program = refused_rates,
+           .models = {"heads"},
+           .places = {.precisions = {Precision::Fp32}}}};
 }
 
 std::vector<Case> the_step() {

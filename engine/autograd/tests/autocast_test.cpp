@@ -63,5 +63,18 @@ TEST(Autocast, ACastOfAWeightIsNotKeptFromOneGuardToTheNext) {
   EXPECT_EQ(product(), 6.0F);
 }
 
+// torch gives the cast that it keeps to whoever reads the weight, whatever type that one asks for.
+TEST(Autocast, ACastToAnotherTypeIsTakenNeitherFromTheCallersGuardNorByIt) {
+  const auto weight = at::ones({2, 2}).requires_grad_();
+  const auto type = [&] { return at::matmul(at::ones({2, 2}), weight).scalar_type(); };
+  const auto outer = make_autocast_guard({true, DataType::Fp16, {}}, c10::kCPU);
+  EXPECT_EQ(type(), at::kHalf);
+  {
+    const auto inner = make_autocast_guard({true, DataType::Bf16, {}}, c10::kCPU);
+    EXPECT_EQ(type(), at::kBFloat16);
+  }
+  EXPECT_EQ(type(), at::kHalf);
+}
+
 }  // namespace
 }  // namespace equigrad
