@@ -3,9 +3,9 @@
 // A collective begins at once or as late as its own wait(), by the seed, but never after one that
 // was launched later, as with a real communicator. A result stays in a block of its own until
 // wait(), or is handed over earlier, at the wait() of another collective. Until then the output
-// holds a pattern: NaN, or numbers that nobody sent. One rank is late by milliseconds, now and then. At wait() the adversary looks whether the input
-// is what it was at the launch and the output is untouched, and whether their memory is still the
-// caller's.
+// holds a pattern: NaN, or numbers that nobody sent. One rank is late by milliseconds, now and
+// then. At wait() the adversary looks whether the input is what it was at the launch and the output
+// is untouched, and whether their memory is still the caller's.
 //
 // Invariants: what a correct engine computes is the same, bit for bit; a rank that breaks the rules
 //   of communicator.hpp gets an error, after the collective, so that its peers go on. Collectives
