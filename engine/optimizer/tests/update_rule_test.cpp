@@ -125,6 +125,32 @@ TEST(UpdateRule, HasTheBitsOfTheReferenceLoops) {
   }
 }
 
+// A correction of Adam's that stops somewhere is seen where beta2 is so near to 1 that it still
+// counts; the last of these is beyond the whole numbers that fp32 holds.
+TEST(UpdateRule, LateStepsHaveTheBitsOfTheReferenceLoops) {
+  auto late = all_configs();
+  const auto first = late.size();
+  for (std::size_t i = 0; i < first; ++i) {
+    auto config = late[i].second;
+    config.beta1 = 1 - 1e-6, config.beta2 = 1 - 1e-7;
+    late.emplace_back(late[i].first + ", slow betas", config);
+  }
+  for (const auto& [name, config] : late) {
+    Weights got(config, 70), want(config, 70);
+    for (const int64_t step : {2, 99, 100, 101, 999, 1'000, 1'001, 1'024, 1'025, 4'097, 10'001,
+                               65'536, 65'537, 1'000'001, 16'777'217}) {
+      const auto gradient = gradient_of(step, 70);
+      std::vector<float*> state;
+      for (const auto& tensor : want.state) state.push_back(tensor.mutable_data_ptr<float>());
+      reference::update<float>(spec_of(config), step, 70,
+                               want.parameter.mutable_data_ptr<float>(), state,
+                               gradient.const_data_ptr<float>());
+      update_(config, step, got.parameter, gradient.clone(), got.state);
+      expect_equal(got, want, name + ", step " + std::to_string(step));
+    }
+  }
+}
+
 TEST(UpdateRule, ASliceHasTheBitsOfTheWhole) {
   for (const auto& [name, config] : all_configs()) {
     const auto whole = by_the_engine(config, 70, {0});
