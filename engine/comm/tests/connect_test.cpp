@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "conformance/testing/port.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "engine/comm/communication_error.hpp"
 #include "engine/comm/communicator.hpp"
@@ -23,6 +24,7 @@
 namespace equigrad::comm {
 namespace {
 
+using conformance::Port;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 using std::chrono::milliseconds;
@@ -36,32 +38,6 @@ using testing::StartsWith;
 // Limits for what a loaded machine delays; none is waited for where all goes well.
 constexpr std::chrono::minutes kLong{2};
 constexpr conformance::ranks::Options kPatient{.timeout = std::chrono::minutes(5)};
-
-// A port of this process's, and of ranks that it forks, as long as this lives: it is bound to a
-// socket that does not listen. The kernel gives it to nobody else, and a server that names it, and
-// reuses addresses as stores do, may listen there.
-class Port {
- public:
-  Port() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    socklen_t length = sizeof address;
-    address.sin_family = AF_INET;
-    auto* name = reinterpret_cast<sockaddr*>(&address);
-    const int reuse = 1;
-    if (bind(socket_, name, length) != 0 || getsockname(socket_, name, &length) != 0 ||
-        setsockopt(socket_, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) != 0)
-      throw std::runtime_error("expected a free port, got none");
-    number_ = ntohs(address.sin_port);
-  }
-  ~Port() { close(socket_); }
-  Port(const Port&) = delete;
-  Port& operator=(const Port&) = delete;
-  int number() const { return number_; }
-
- private:
-  int socket_;
-  int number_ = 0;
-};
 
 // Whether a server listens at a port of this machine: in a line of /proc/net/tcp the second word is
 // the address, the fourth the state.

@@ -27,6 +27,16 @@ TEST(Ledger, TheTotalsPeakIsNotTheSumOfThePeaks) {
   EXPECT_EQ(ledger.peak_bytes(Category::Gathered), 70);
 }
 
+TEST(Ledger, TheTotalMayPeakWhereNoCategoryDoes) {
+  Ledger ledger;
+  ledger.charge(Category::Gradients, 100);
+  ledger.credit(Category::Gradients, 100);
+  ledger.charge(Category::Gathered, 90);
+  ledger.credit(Category::Gathered, 20);
+  ledger.charge(Category::Gradients, 80);
+  EXPECT_EQ(ledger.total_peak_bytes(), 150);
+}
+
 TEST(Ledger, EveryCategoryHasAName) {
   EXPECT_STREQ(kCategoryNames[static_cast<std::size_t>(Category::Parameters)], "parameters");
   EXPECT_STREQ(kCategoryNames[static_cast<std::size_t>(Category::Gathered)], "gathered");

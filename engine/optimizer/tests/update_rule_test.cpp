@@ -131,9 +131,10 @@ TEST(UpdateRule, LateStepsHaveTheBitsOfTheReferenceLoops) {
   auto late = all_configs();
   const auto first = late.size();
   for (std::size_t i = 0; i < first; ++i) {
-    auto config = late[i].second;
-    config.beta1 = 1 - 1e-6, config.beta2 = 1 - 1e-7;
-    late.emplace_back(late[i].first + ", slow betas", config);
+    auto slow = late[i];
+    slow.name += ", slow betas";
+    slow.config.beta1 = 1 - 1e-6, slow.config.beta2 = 1 - 1e-7;
+    late.push_back(slow);
   }
   for (const auto& [name, config] : late) {
     Weights got(config, 70), want(config, 70);
@@ -142,9 +143,8 @@ TEST(UpdateRule, LateStepsHaveTheBitsOfTheReferenceLoops) {
       const auto gradient = gradient_of(step, 70);
       std::vector<float*> state;
       for (const auto& tensor : want.state) state.push_back(tensor.mutable_data_ptr<float>());
-      reference::update<float>(spec_of(config), step, 70,
-                               want.parameter.mutable_data_ptr<float>(), state,
-                               gradient.const_data_ptr<float>());
+      reference::update<float>(spec_of(config), step, 70, want.parameter.mutable_data_ptr<float>(),
+                               state, gradient.const_data_ptr<float>());
       update_(config, step, got.parameter, gradient.clone(), got.state);
       expect_equal(got, want, name + ", step " + std::to_string(step));
     }
