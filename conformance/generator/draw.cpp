@@ -25,7 +25,7 @@ void draw_passes(Dice& dice, Workload& workload) {
                      .rank = dice.coin() ? -1 : static_cast<int>(dice.below(workload.world)),
                      .micro_batch = static_cast<int>(dice.below(workload.accumulation))};
   };
-  if (dice.one_in(8)) {  // on every rank alike: passes are counted
+  if (dice.one_in(5)) {  // on every rank alike: passes are counted
     auto event = any_pass("twice");
     event.rank = -1;
     workload.passes.push_back(event);

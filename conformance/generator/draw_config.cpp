@@ -216,8 +216,7 @@ void types(Dice& dice, const std::string& param, json& config) {
     config["data_types"]["grad_accum_dtype"] = accumulate;
   }
   if (dice.one_in(6))
-    config["communication_data_type"] =
-        dice.pick<std::string>({"fp32", "bf16", param == "fp32" ? "bf16" : param});
+    config["communication_data_type"] = dice.pick<std::string>({"fp32", "bf16", "fp16"});
 }
 
 void averaging(Dice& dice, json& config) {
