@@ -46,12 +46,13 @@ at::Tensor sum_contributions(const Contributions& contributions, SumOrder order,
                              at::ScalarType accumulate_dtype, std::vector<double> weights,
                              const Sending& sending) {
   weights.resize(contributions.size(), 1.0);
+  const double before = static_cast<float>(sending.factor);
   const at::Tensor& first = contributions[0][0];
   std::vector<at::Tensor> xs;  // of Fp64 and ExactGrid
   for (size_t pass = 0; pass < contributions.size() && order >= SumOrder::ExactGrid; ++pass) {
     for (const at::Tensor& c : contributions[pass]) {
       xs.push_back(order == SumOrder::Fp64 ? weighed(c.to(at::kDouble), weights[pass])
-                                           : sent(c, weights[pass] * sending.factor, sending));
+                                           : sent(c, weights[pass] * before, sending));
     }
   }
   if (order == SumOrder::Fp64) return std::accumulate(xs.begin(), xs.end(), at::zeros_like(xs[0]));

@@ -12,7 +12,8 @@
 //                                R = A(tree(t(w)))
 //   ReduceThenAdd (stages 2, 3)  R = A(tree(t(c[0])) v[0])
 //                                R = A(R + tree(t(c[p])) v[p]) for later p
-//   ExactGrid ("exact")          x = T(c (v b)) for every c, whatever its pass and rank;
+//   ExactGrid ("exact")          x = T(c (v b)) for every c, whatever its pass and rank, b rounded
+//                                to fp32 before it multiplies v, and v b before it multiplies c;
 //                                u = 2^(32 floor((e - 1) / 32) - 31), 2^e <= the largest |x| <
 //                                2^(e+1); R = the sum of all u round(x / u), |x| >= u, ties to
 //                                even, as one whole number times u, rounded once to fp32. If some x

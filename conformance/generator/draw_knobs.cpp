@@ -32,7 +32,8 @@ void of_stage_3(Dice& dice, const Workload& workload, const Execution& how, json
   std::vector<std::string> modules;
   for (const auto& tensor : workload.tensors) {
     const auto dot = tensor.name.rfind('.');
-    if (dot != std::string::npos && tensor.role != "buffer")
+    // Of a tensor with two names an engine may know the other one.
+    if (dot != std::string::npos && tensor.role != "buffer" && tensor.second_name.empty())
       modules.push_back(tensor.name.substr(0, dot));
   }
   if (modules.empty() || !dice.one_in(5)) return;
