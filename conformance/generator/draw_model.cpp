@@ -64,8 +64,9 @@ WorkloadTensor any_tensor(Dice& dice, const Workload& workload, int number, bool
   WorkloadTensor tensor;
   tensor.name = any_name(dice, number);
   tensor.sizes = any_sizes(dice, is_large);
-  tensor.role = dice.pick<std::string>({"term", "term", "term", "term", "penalty", "sometimes",
-                                        "one_rank", "recomputed", "recomputed", "unused", "frozen", "buffer"});
+  tensor.role =
+      dice.pick<std::string>({"term", "term", "term", "term", "penalty", "sometimes", "one_rank",
+                              "recomputed", "recomputed", "unused", "frozen", "buffer"});
   if (is_large) tensor.role = "term";
   tensor.layout = layout_for(dice, tensor.sizes);
   const bool is_idle = tensor.role == "frozen" || tensor.role == "unused";

@@ -60,8 +60,8 @@ TEST(SumContributions, TheGridForgetsTheOrder) {
                                        at::kFloat, {2, 1}, {.dtype = at::kBFloat16});
   EXPECT_EQ(twice.item<float>(), 3);  // T(2 c) + T(c)
   // 5 (1/3), and not 5/3: the factor before the sum is a number in fp32 by itself.
-  const auto weighed = sum_contributions(contributions({{1}}), SumOrder::ExactGrid, at::kFloat,
-                                         {5}, {.factor = 1.0 / 3.0});
+  const auto weighed = sum_contributions(contributions({{1}}), SumOrder::ExactGrid, at::kFloat, {5},
+                                         {.factor = 1.0 / 3.0});
   EXPECT_EQ(weighed.item<float>(), 5 * (1.0F / 3.0F));
   EXPECT_NE(weighed.item<float>(), 5.0F / 3.0F);
 }
