@@ -29,7 +29,7 @@ std::string any_name(Dice& dice, int number) {
 
 std::vector<int64_t> any_sizes(Dice& dice, bool is_large) {
   // In two dimensions it may be transposed, and 1 to 4 ranks divide it.
-  if (is_large && dice.coin()) return {12 * dice.between(16, 40), 12 * dice.between(80, 120)};
+  if (is_large && dice.one_in(3)) return {12 * dice.between(16, 40), 12 * dice.between(80, 120)};
   if (is_large)
     return {dice.pick<int64_t>({dice.log_uniform(1 << 17, 1 << 22), (1 << 21) + 3, (1 << 22) + 1})};
   switch (dice.below(10)) {
