@@ -164,6 +164,7 @@ void GeneratedRun::note_failure(const GeneratedCase& one, reports::Case record,
 
 void GeneratedRun::draw_and_run() {
   Progress progress(options_.count, options_.quiet, "generated cases");
+  progress.ends_after(options_.seconds);
   slots_.run([this](std::size_t slot) { return next(slot); },
              [&] {
                progress.update(told_.cases, static_cast<int64_t>(failures_.size()),

@@ -2,12 +2,19 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
 namespace equigrad::conformance {
+namespace {
+
+std::string whole(double seconds) { return std::to_string(std::llround(seconds)) + " s"; }
+
+}  // namespace
 
 Progress::Progress(int64_t total, bool quiet, std::string noun, std::string counted)
     : total_(total),
@@ -20,19 +27,33 @@ Progress::Progress(int64_t total, bool quiet, std::string noun, std::string coun
   terminal_ = isatty(STDERR_FILENO) == 1 && (term == nullptr || std::strcmp(term, "dumb") != 0);
 }
 
+void Progress::ends_after(double seconds) { limit_s_ = seconds; }
+
+// Whichever comes first, the last case or the time; nothing where neither is known.
+std::optional<double> Progress::left(int64_t done, double elapsed_s) const {
+  std::optional<double> left_s;
+  if (total_ > 0)
+    left_s =
+        done == 0 ? 0 : elapsed_s / static_cast<double>(done) * static_cast<double>(total_ - done);
+  if (limit_s_ > 0) {
+    const double of_time_s = std::max(0.0, limit_s_ - elapsed_s);
+    left_s = left_s ? std::min(*left_s, of_time_s) : of_time_s;
+  }
+  return left_s;
+}
+
 void Progress::update(int64_t done, int64_t count, const std::string& now) {
   const auto time = Clock::now();
   const auto pause = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10'000);
   if (quiet_ || time - last_ < pause) return;
   last_ = time;
   const double elapsed_s = std::chrono::duration<double>(time - start_).count();
-  const double left_s =
-      done == 0 ? 0 : elapsed_s / static_cast<double>(done) * static_cast<double>(total_ - done);
-  std::fprintf(stderr, "%s%lld/%lld %s, %lld %s, %.0f s, about %.0f s left  %s%s",
-               terminal_ ? "\r\x1b[2K" : "", static_cast<long long>(done),
-               static_cast<long long>(total_), noun_.c_str(), static_cast<long long>(count),
-               counted_.c_str(), elapsed_s, left_s, terminal_ ? now.substr(0, 40).c_str() : "",
-               terminal_ ? "" : "\n");
+  std::string line = std::to_string(done);
+  if (total_ > 0) line += "/" + std::to_string(total_);
+  line += " " + noun_ + ", " + std::to_string(count) + " " + counted_ + ", " + whole(elapsed_s);
+  if (const auto left_s = left(done, elapsed_s)) line += ", about " + whole(*left_s) + " left";
+  std::fprintf(stderr, "%s%s  %s%s", terminal_ ? "\r\x1b[2K" : "", line.c_str(),
+               terminal_ ? now.substr(0, 40).c_str() : "", terminal_ ? "" : "\n");
   std::fflush(stderr);
 }
 

@@ -7,21 +7,27 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace equigrad::conformance {
 
 class Progress {
  public:
-  // `noun` are what is done, `counted` those of them that the line counts beside.
+  // `total` is 0 where nobody knows it. `noun` are what is done, `counted` those of them that the
+  // line counts beside.
   Progress(int64_t total, bool quiet, std::string noun = "cases", std::string counted = "failed");
+  void ends_after(double seconds);  // of wall clock, from the beginning; 0: when all is done
   void update(int64_t done, int64_t count, const std::string& now);
   void clear() const;  // before a line of something else
   void finish();
 
  private:
   using Clock = std::chrono::steady_clock;
+  std::optional<double> left(int64_t done, double elapsed_s) const;
+
   int64_t total_;
+  double limit_s_ = 0;
   std::string noun_, counted_;
   bool quiet_;
   bool terminal_;

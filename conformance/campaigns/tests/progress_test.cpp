@@ -76,6 +76,20 @@ TEST(Progress, SaysWhatItCounts) {
                           HasSubstr("3/5 faults, 2 caught, "), Not(HasSubstr("/7"))));
 }
 
+TEST(Progress, ThatEndsWithTheTimeSaysWhatIsLeftOfIt) {
+  const auto text = on_a_terminal([] {
+    Progress timed(0, false), open(0, false, "tried"), either(1'000'000, false, "of many");
+    timed.ends_after(5000);
+    either.ends_after(3000);
+    wait_for_the_next_line();
+    timed.update(289, 0, "");
+    open.update(7, 0, "");
+    either.update(1, 0, "");
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("289 cases, 0 failed, 0 s, about 5000 s left"),
+                          HasSubstr("7 tried, 0 failed, 0 s  "), HasSubstr("about 3000 s left")));
+}
+
 // The second fault takes long enough for a line after the first.
 TEST(Progress, OfFaultsCountsThoseThatAreCaught) {
   FaultOptions options;
