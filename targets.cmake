@@ -41,6 +41,9 @@ endif()
 add_compile_definitions(NDEBUG EQUIGRAD_VERSION="${PROJECT_VERSION}")
 # No contraction: every sum and product in this project is rounded once, as its documents say.
 add_compile_options(-fPIC -ffp-contract=off)
+if(EQUIGRAD_PYTHON_PACKAGE AND NOT EQUIGRAD_HARNESS)  # errors name files, and not where they lay when a wheel was made
+  add_compile_options("-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=")
+endif()
 check_linker_flag(CXX -fuse-ld=mold EQUIGRAD_HAS_MOLD)
 if(EQUIGRAD_HAS_MOLD)
   add_link_options(-fuse-ld=mold)
@@ -418,6 +421,21 @@ function(equigrad_python_harness folder library)
     ${sources})
 endfunction()
 
+# Programs that the package has beside its modules, with the files that they and the check read. They take the torch that
+# lies beside the package; where it lies elsewhere, who starts them says where (python/equigrad/_perf.py).
+function(equigrad_python_programs)
+  install(TARGETS ${ARGN} RUNTIME DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
+  foreach(file IN ITEMS reference/data/plays_slice.txt perf/peers/worker.py perf/peers/gpt.py perf/peers/tensor_file.py)
+    get_filename_component(folder ${file} DIRECTORY)
+    install(FILES ${file} DESTINATION ${folder} COMPONENT python EXCLUDE_FROM_ALL)
+  endforeach()
+  if(EQUIGRAD_HARNESS)
+    return()
+  endif()
+  set_target_properties(${ARGN} PROPERTIES EXCLUDE_FROM_ALL TRUE INSTALL_RPATH "$ORIGIN/../torch/lib;$ORIGIN/../nvidia/cu13/lib")
+  add_dependencies(equigrad_python_wheel ${ARGN})
+endfunction()
+
 # python/binding becomes equigrad/_core beside the modules of python/equigrad, in the build's python/. Its libraries are those
 # that `import torch` has loaded before, so it has no path of them.
 function(equigrad_python_package folder library)
@@ -661,14 +679,48 @@ const char* compiler();
 const char* torch_version();
 const char* python();
 const char* build_type();
+// In a package that pip installed, both are the package's own folder, wherever it lies now.
 const char* binary_directory();  // the build itself
 const char* source_directory();  // the tree it was built from: reference/data/plays_slice.txt lies there
+const char* package_directory(); // has the Python package, equigrad/
 const char* data_directory();    // the user's cache: plays.txt (all plays), plays/*/*.md (one by one)
 const char* image_directory();   // Fashion-MNIST in IDX format, gzipped; "" when it isn't installed
 
 }  // namespace equigrad::build_info
 ]=])
+if(EQUIGRAD_HARNESS)
+  string(CONFIGURE [=[
+const char* binary_directory() { return "@PROJECT_BINARY_DIR@"; }
+const char* source_directory() { return "@PROJECT_SOURCE_DIR@"; }
+const char* package_directory() { return "@PROJECT_BINARY_DIR@/python"; }
+]=] directories @ONLY)
+else()
+  set(directories [=[
+// Of the module or the program that this lies in.
+const std::string& own_folder() {
+  static const std::string folder = [] {
+    Dl_info found{};
+    dladdr(reinterpret_cast<const void*>(&own_folder), &found);
+    const std::string file = found.dli_fname == nullptr ? "" : found.dli_fname;
+    const bool is_path = file.find('/') != std::string::npos;  // else a program that a shell found by its name
+    return std::filesystem::canonical(is_path ? file : "/proc/self/exe").parent_path().string();
+  }();
+  return folder;
+}
+const char* binary_directory() { return own_folder().c_str(); }
+const char* source_directory() { return own_folder().c_str(); }
+const char* package_directory() {
+  static const std::string folder = std::filesystem::path(own_folder()).parent_path().string();
+  return folder.c_str();
+}
+]=])
+endif()
 file(CONFIGURE OUTPUT "${generated}/equigrad_build_info.cpp" @ONLY CONTENT [=[
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+
 #include "equigrad_build_info.hpp"
 
 namespace equigrad::build_info {
@@ -683,8 +735,7 @@ const char* compiler() { return "@CMAKE_CXX_COMPILER_ID@ @CMAKE_CXX_COMPILER_VER
 const char* torch_version() { return "@EQUIGRAD_TORCH_VERSION@"; }
 const char* python() { return "@EQUIGRAD_PYTHON@"; }
 const char* build_type() { return "@CMAKE_BUILD_TYPE@"; }
-const char* binary_directory() { return "@PROJECT_BINARY_DIR@"; }
-const char* source_directory() { return "@PROJECT_SOURCE_DIR@"; }
+@directories@
 const char* data_directory() { return "@EQUIGRAD_DATA_DIR@"; }
 const char* image_directory() { return "@EQUIGRAD_IMAGE_DIR@"; }
 

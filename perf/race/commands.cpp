@@ -38,7 +38,7 @@ Programs default_programs() {
   programs.worker = std::string(build_info::binary_directory()) + "/perf_worker";
   programs.peer_script = std::string(build_info::source_directory()) + "/perf/peers/worker.py";
   programs.python = build_info::python();
-  programs.package = std::string(build_info::binary_directory()) + "/python";
+  programs.package = build_info::package_directory();
   const auto peers =
       std::filesystem::path(build_info::data_directory()).parent_path() / "peers/bin/python";
   if (std::filesystem::exists(peers)) programs.peers = peers.string();
@@ -282,7 +282,12 @@ int run_commands(int argc, char** argv) {
       ->add_option("--old", race.programs.older,
                    "perf_worker of another build, which races beside this one")
       ->check(CLI::ExistingFile);
-  racing->add_option("--peers", race.programs.peers, "a Python with torch and DeepSpeed");
+  racing->add_option("--peers", race.programs.peers, "a Python with torch and DeepSpeed")
+      ->envname("EQUIGRAD_PERF_PEERS");
+  racing
+      ->add_option("--python", race.programs.python,
+                   "a Python with this torch, for the engine from Python")
+      ->envname("EQUIGRAD_PERF_PYTHON");
   racing->add_flag("--no-peers", race.no_peers);
   racing->add_flag("--no-proof", race.no_proof, "times without proof are no result");
   GateCommand gate;

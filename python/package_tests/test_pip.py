@@ -5,6 +5,7 @@ Torch is the one of the Python that runs this test, by a path: it is not install
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -101,3 +102,23 @@ def test_the_check_runs_as_a_fixture_of_pytest(python: Path, tmp_path: Path) -> 
         "assert not report and 'averaged twice' in report.text\n"
     )
     run(python, "task.py", cwd=tmp_path)
+
+
+def test_the_programs_race(python: Path, tmp_path: Path) -> None:
+    race = (python.parent / "equigrad_perf", "race", "--rounds", "1", "--report", tmp_path / "report")
+    text = run(*race, "--suite", "smoke", "--filter", "100 tensors", cwd=tmp_path)
+    for stage in range(4):
+        assert re.search(rf"\| Equigrad stage {stage} \| [\d.]+ ", text), text
+    text = run(*race, "--suite", "python", "--filter", "1,000 tensors, stage 2", cwd=tmp_path)
+    assert re.search(r"\| Equigrad stage 2, from Python \| [\d.]+ .*\| every bit \|", text), text
+    rows = json.loads((tmp_path / "report" / "race.json").read_text())["groups"][0]["rows"]
+    assert len(rows) == 2, rows
+    wrong = subprocess.run([python.parent / "equigrad_perf", "rase"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2, wrong.stderr
+
+
+def test_nothing_of_the_tree_is_needed_once_it_is_installed(python: Path, tmp_path: Path) -> None:
+    package = Path(run(python, "-c", "import equigrad; print(equigrad.__file__)", cwd=tmp_path).strip()).parent
+    named = [file.name for file in package.rglob("*") if file.is_file() and str(ROOT).encode() in file.read_bytes()]
+    assert not named, f"{ROOT} is named in {named}"
+    assert "HELD" in run(python.parent / "equigrad", "run", "--covering", "--quiet", cwd=tmp_path)
