@@ -21,8 +21,8 @@ std::string cmake_text() {
   return std::string("cmake_minimum_required(VERSION 3.25)\n") + "set(EQUIGRAD_BUILD \"" +
          build_info::binary_directory() + "\" CACHE PATH \"A build of Equigrad\")\n" + R"(
 if(NOT EXISTS "${EQUIGRAD_BUILD}/program.cmake")
-  message(FATAL_ERROR "Expected a build of Equigrad's own tree at ${EQUIGRAD_BUILD}, got none there. "
-    "Name one: -D EQUIGRAD_BUILD=DIR, where `cmake --workflow --preset run` made it (build/dev).")
+  message(FATAL_ERROR "Expected a build of Equigrad's own tree, got none at ${EQUIGRAD_BUILD}. "
+    "Name one: -D EQUIGRAD_BUILD=DIR (the preset `run` makes build/dev).")
 endif()
 include("${EQUIGRAD_BUILD}/program.cmake")
 project(failure LANGUAGES CXX)
