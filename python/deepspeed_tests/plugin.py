@@ -105,6 +105,14 @@ def _world_sizes(item: pytest.Item) -> list[int]:
     return list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
 
 
+_skipped_files: dict[str, str] = {}  # as a whole, by a condition of their own: none of their tests is collected
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skipped_files[report.nodeid] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     listing = os.environ.get("LISTING")
     if listing:
@@ -117,7 +125,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             }
             for item in items
         ]
-        Path(listing).write_text(json.dumps(rows))
+        Path(listing).write_text(json.dumps({"tests": rows, "skipped": _skipped_files}))
         return
     by_id = {item.nodeid: item for item in items}
     items[:] = [by_id[one] for one in json.loads(Path(os.environ["TESTS"]).read_text())]

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import table
 import torch
 
@@ -47,6 +48,17 @@ def fetch() -> Path:
         raise SystemExit(f"expected commit {COMMIT} of {REPOSITORY}, got {have}. Remove {cache} and run this again.")
     subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "deepspeed", "tests"], check=True)
     return cache
+
+
+def own_commit() -> str:
+    """Of the checkout that holds this file, "-dirty" behind it where what runs has changes; "unknown" without git."""
+    git = ["git", "-C", str(HERE.parent.parent)]
+    done = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], check=False, capture_output=True, text=True)
+    if done.returncode:
+        return "unknown"
+    what = ["engine", "python/binding", "python/equigrad"]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *what], check=False)
+    return done.stdout.strip() + ("-dirty" if changed.returncode else "")
 
 
 def free_port() -> int:
@@ -88,8 +100,8 @@ class Tests:
         options += ["-p", "plugin", "-p", "no:cacheprovider", "-q", "--tb=short"]
         return [sys.executable, "-m", "pytest", *options, *files]
 
-    def list(self, wanted: list[str]) -> list[dict]:
-        """Every test of these files: its name, how many ranks it wants, and what it finds when it begins."""
+    def list(self, wanted: list[str]) -> dict:
+        """Of every test: its name, how many ranks it wants, what it finds when it begins; and which files have none, and why."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             environment = {**self.environment(folder), "LISTING": str(folder / "listing.json")}
@@ -102,8 +114,8 @@ class Tests:
                 text=True,
             )
             listing = folder / "listing.json"
-            if not listing.exists():
-                raise SystemExit(f"no tests were collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+            if done.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED) or not listing.exists():
+                raise SystemExit(f"a file could not be collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
             return json.loads(listing.read_text())
 
     def run(
@@ -225,12 +237,16 @@ def run_engine(tests: Tests, given: argparse.Namespace, known: dict[str, dict[st
     sets: dict[tuple[int, bool, bool], list[str]] = {}
     listing = given.outcomes.with_suffix(".listing.json")  # the same for both engines, and long to make
     if not listing.exists() or json.loads(listing.read_text())["files"] != given.files:
-        listing.write_text(json.dumps({"files": given.files, "tests": tests.list(given.files)}))
-    for row in json.loads(listing.read_text())["tests"]:
+        listing.write_text(json.dumps({"files": given.files, **tests.list(given.files)}))
+    listed = json.loads(listing.read_text())
+    given.skipped.update(listed["skipped"])
+    given.save()
+    for row in listed["tests"]:
         if any(one in row["test"] for one in given.only):
             for size in [one for one in row["world_sizes"] if one in given.ranks]:
                 sets.setdefault((size, row["connected"], row["environment"]), []).append(row["test"])
     log = given.outcomes.with_suffix(f".{tests.engine}.log")
+    made = {"commit": own_commit()} if tests.engine == "equigrad" else {}
     worst = ["skipped", "passed", "failed", "crashed", "hung"]
     fresh: set[str] = set()
     for (size, connected, environment), names in sorted(sets.items(), key=lambda one: -len(one[1])):
@@ -240,7 +256,7 @@ def run_engine(tests: Tests, given: argparse.Namespace, known: dict[str, dict[st
                 of_file = known.setdefault(name.partition("::")[0], {})
                 before = of_file.get(name) if name in fresh and more is None else None
                 if before is None or worst.index(outcome["outcome"]) >= worst.index(before["outcome"]):
-                    of_file[name] = {**outcome, "ranks": size, **(more or {})}
+                    of_file[name] = {**outcome, "ranks": size, **made, **(more or {})}
                 fresh.add(name)
             given.save()
 
@@ -276,6 +292,7 @@ def main() -> None:
     repository = given.repository or fetch()
     given.files = given.files or [line for line in (HERE / "files.txt").read_text().split() if line]
     known = json.loads(given.outcomes.read_text()) if given.outcomes.exists() else {}
+    given.skipped = known.setdefault("skipped files", {})
     given.save = lambda: given.outcomes.write_text(json.dumps(known, indent=1, sort_keys=True))
     for engine in given.engine or ["deepspeed", "equigrad"]:
         run_engine(Tests(repository, engine, given.limit_s), given, known.setdefault(engine, {}))

@@ -23,7 +23,7 @@ writes this page; the sentences are in `python/deepspeed_tests/reasons.json`.
 - **of DeepSpeed's**: how many of the applicable tests that DeepSpeed passes here pass on this engine.
 
 Tests run one after the other in one set of processes. Of those that failed in it, {theirs} of DeepSpeed's and {own} of this
-engine's ran once more in processes of their own, and that outcome counts.
+engine's ran once more in processes of their own, and that outcome counts. {made}
 """
 
 
@@ -94,24 +94,51 @@ def _details(found: list[Row]) -> list[str]:
     return lines
 
 
+def _made(here: dict[str, dict]) -> str:
+    """Of which commits of this engine the outcomes are; file by file where they are of several."""
+    files: dict[str, set[str]] = {}
+    for file, of_file in sorted(here.items()):
+        for outcome in of_file.values():
+            files.setdefault(outcome.get("commit", "unknown"), set()).add(f"`{file}`")
+    if len(files) == 1:
+        return f"This engine's outcomes are of its commit `{next(iter(files))}`."
+    parts = [f"of `{commit}` in {', '.join(sorted(names))}" for commit, names in sorted(files.items())]
+    return f"This engine's outcomes are of several of its commits: {'; '.join(parts)}."
+
+
+def _earlier(deepspeed: dict[str, dict]) -> list[str]:
+    """Where DeepSpeed itself was not run again."""
+    pages: dict[str, list[str]] = {}
+    for file, of_file in sorted(deepspeed.items()):
+        for commit in {one["page"] for one in of_file.values() if "page" in one}:
+            pages.setdefault(commit, []).append(f"`{file}`")
+    what = "DeepSpeed itself was not run again on these; what it did there, once more alone or not, is taken from this page at"
+    return [f"\n{what} `{commit}`: {', '.join(files)}." for commit, files in sorted(pages.items())]
+
+
 def write(outcomes: dict, commit: str, torch_version: str) -> str:
     reasons = read_reasons()
-    again = {
-        name: sum("alone" in one for of_file in found.values() for one in of_file.values())
-        for name, found in outcomes.items()
-    }
-    theirs, own = again.get("deepspeed", 0), again.get("equigrad", 0)
-    parts = [HEAD.format(commit=commit, torch=torch_version, theirs=theirs, own=own)]
+    theirs, own = (
+        sum("alone" in one for of_file in outcomes.get(name, {}).values() for one in of_file.values())
+        for name in ("deepspeed", "equigrad")
+    )
+    made = _made(outcomes.get("equigrad", {}))
+    parts = [HEAD.format(commit=commit, torch=torch_version, theirs=theirs, own=own, made=made)]
     by_file = {
         file: rows(outcomes.get("deepspeed", {}).get(file, {}), here, reasons)
         for file, here in sorted(outcomes.get("equigrad", {}).items())
     }
+    parts += [f"{line}\n" for line in _earlier(outcomes.get("deepspeed", {}))]
     parts.append("| file | tests | DeepSpeed passed | passed | failed | skipped | not applicable | of DeepSpeed's |")
     parts.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
     parts += [_summary(f"`{file}`", found) for file, found in by_file.items()]
     parts.append(_summary("all", [row for found in by_file.values() for row in found]))
     chosen = (HERE / "files.txt").read_text().split()
-    missing = [f"`{file}`" for file in chosen if file not in by_file]
+    skipped = outcomes.get("skipped files", {})
+    for file in chosen:
+        if file in skipped:
+            parts.append(f"\n`{file}` is skipped as a whole: {_first_line(skipped[file].removeprefix('Skipped: '))}.")
+    missing = [f"`{file}`" for file in chosen if file not in by_file and file not in skipped]
     if missing:
         parts.append(f"\nNot run yet: {', '.join(missing)}.")
     unknown = sum(row.deepspeed == "not run" for found in by_file.values() for row in found)
