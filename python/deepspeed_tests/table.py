@@ -113,7 +113,7 @@ def _earlier(deepspeed: dict[str, dict]) -> list[str]:
         for commit in {one["page"] for one in of_file.values() if "page" in one}:
             pages.setdefault(commit, []).append(f"`{file}`")
     what = "DeepSpeed itself was not run again on these; what it did there, once more alone or not, is taken from this page at"
-    return [f"\n{what} `{commit}`: {', '.join(files)}." for commit, files in sorted(pages.items())]
+    return [f"{what} `{commit}`: {', '.join(files)}." for commit, files in sorted(pages.items())]
 
 
 def write(outcomes: dict, commit: str, torch_version: str) -> str:
