@@ -3,7 +3,7 @@
     PYTHONPATH=build/release/python python python/deepspeed_tests/run.py --write docs/deepspeed-tests.md
 
 The tests and the DeepSpeed beside which they run are one commit of its repository, kept in the user's cache. Needs DeepSpeed's
-requirements and pytest in the environment. A test that fails runs once more in a set of processes of its own, with either engine.
+requirements, pytest and transformers in the environment. A test that fails runs once more in a set of processes of its own, with either engine.
 """
 
 from __future__ import annotations
