@@ -106,16 +106,6 @@ def _made(here: dict[str, dict]) -> str:
     return f"This engine's outcomes are of several of its commits: {'; '.join(parts)}."
 
 
-def _earlier(deepspeed: dict[str, dict]) -> list[str]:
-    """Where DeepSpeed itself was not run again."""
-    pages: dict[str, list[str]] = {}
-    for file, of_file in sorted(deepspeed.items()):
-        for commit in {one["page"] for one in of_file.values() if "page" in one}:
-            pages.setdefault(commit, []).append(f"`{file}`")
-    what = "DeepSpeed itself was not run again on these; what it did there, once more alone or not, is taken from this page at"
-    return [f"{what} `{commit}`: {', '.join(files)}." for commit, files in sorted(pages.items())]
-
-
 def write(outcomes: dict, commit: str, torch_version: str) -> str:
     reasons = read_reasons()
     theirs, own = (
@@ -128,7 +118,6 @@ def write(outcomes: dict, commit: str, torch_version: str) -> str:
         file: rows(outcomes.get("deepspeed", {}).get(file, {}), here, reasons)
         for file, here in sorted(outcomes.get("equigrad", {}).items())
     }
-    parts += [f"{line}\n" for line in _earlier(outcomes.get("deepspeed", {}))]
     parts.append("| file | tests | DeepSpeed passed | passed | failed | skipped | not applicable | of DeepSpeed's |")
     parts.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
     parts += [_summary(f"`{file}`", found) for file, found in by_file.items()]
