@@ -264,9 +264,10 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix) {
   if (all.with_data > 0) lines.push_back(elsewhere);
   const CleanRuns& clean = matrix.clean;
   if (clean.asked > 0)
-    lines.push_back("clean configurations: " + count_of(clean.alarms.size(), "false alarm") +
-                    " in " + of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
-                    " elements compared");
+    lines.push_back(
+        "generated cases without a fault: " + count_of(clean.alarms.size(), "false alarm") +
+        " in " + of(clean.run, clean.asked) + ", " + grouped(clean.compared) +
+        " elements compared");
   for (const auto& [reason, cases] : matrix.not_run)
     lines.push_back("not run: " + count_of(cases, "case") + " of the panel, " +
                     reports::clean(reason));

@@ -66,7 +66,7 @@ struct FaultRow {
   double seconds = 0;
 };
 
-// A clean configuration that raised an alarm.
+// A generated case without a fault that raised an alarm.
 struct Alarm {
   std::string id, message, replay;
 };

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "conformance/campaigns/clean_runs.hpp"
 #include "conformance/campaigns/fault_panel.hpp"
+#include "conformance/campaigns/generated_runs.hpp"
 #include "conformance/campaigns/process_slots.hpp"
 #include "conformance/campaigns/progress.hpp"
 #include "conformance/contract/contract_case.hpp"
@@ -78,8 +78,10 @@ class FaultRun {
 
 FaultRun::FaultRun(const FaultOptions& options)
     : options_(options),
-      slots_(
-          {.slots = options.slots, .timeout_scale = options.timeout_scale, .serve = options.serve}),
+      slots_({.slots = options.slots,
+              .widest = options.clean > 0 ? kGeneratedRanks : SlotOptions().widest,
+              .timeout_scale = options.timeout_scale,
+              .serve = options.serve}),
       clean_s_(options.panel.size(), 0) {
   matrix_.seed = options.seed;
   matrix_.full = options.full;
@@ -289,14 +291,22 @@ void FaultRun::settle() {
 }
 
 void FaultRun::run_clean() {
-  CleanOptions clean = {.count = options_.clean,
-                        .seed = options_.seed,
-                        .data = options_.data,
-                        .replay_prefix = options_.replay_prefix,
-                        .replay_suffix = options_.replay_suffix,
-                        .quiet = options_.quiet,
-                        .is_late = [this] { return is_late(); }};
-  if (options_.clean > 0) matrix_.clean = clean_runs(clean, slots_);
+  if (options_.clean == 0) return;
+  auto& clean = matrix_.clean;
+  const double left_s = 60 * options_.minutes - seconds();
+  if (options_.minutes > 0 && left_s <= 0) return;
+  GeneratedOptions generated = {.seed = options_.seed,
+                                .count = options_.clean,
+                                .seconds = options_.minutes > 0 ? left_s : 0,
+                                .quiet = options_.quiet};
+  generated.replay_prefix = options_.replay_prefix;
+  generated.replay_suffix = options_.replay_suffix;
+  reports::Run run;
+  run_generated(generated, slots_, run);
+  clean.run = run.generated->cases;
+  clean.compared = run.generated->compared;
+  clean.seconds = run.generated->wall_s;
+  for (auto& one : run.cases) clean.alarms.push_back({one.id, one.message, one.replay});
 }
 
 reports::KillMatrix FaultRun::run() {

@@ -1,7 +1,7 @@
 // FaultRun: the suite against every fault of the catalogue, as one kill matrix.
 //
 //   the panel without a fault -> every fault through the panel, until it is caught (full: through
-//   all of it) -> clean configurations at random -> survivors through the contract -> (thin) the
+//   all of it) -> generated cases without a fault -> survivors through the contract -> (thin) the
 //   caught ones on through the panel and the covering selection, until three cases have caught each
 //
 // The panel and the first of the contract's cases are the covering selection: what they catch is
@@ -33,7 +33,7 @@ struct FaultOptions {
   bool covering_only = false;  // nothing but the covering selection's cases
   bool thin = false;           // go on until reports::kEnoughCatches cases have caught a fault
   double minutes = 10;         // 0: as long as it takes
-  int64_t clean = 0;           // configurations
+  int64_t clean = 0;           // generated cases without a fault
   uint64_t seed = 1234;
   DataFiles data;
   std::string replay_prefix;  // "equigrad run"

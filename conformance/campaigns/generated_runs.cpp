@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kShrunk = 3;  // failures, the first ones
 constexpr double kCandidateTimeout_s = 20;
+constexpr int64_t kReplaced = 100;  // cases, beside half of those that are asked for
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -94,8 +95,10 @@ class GeneratedRun {
   Clock::time_point start_ = Clock::now();
 };
 
+// Those with nothing to compare give way to others, but not without end.
 bool GeneratedRun::is_over() const {
-  return (options_.count > 0 && begun_ >= options_.count) ||
+  const auto replaced = std::min(told_.replaced, kReplaced + options_.count / 2);
+  return (options_.count > 0 && begun_ - replaced >= options_.count) ||
          (options_.seconds > 0 && seconds_since(start_) >= options_.seconds) ||
          failures_.size() >= options_.most_failures;
 }

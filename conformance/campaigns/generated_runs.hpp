@@ -8,8 +8,9 @@
 //                 smaller.json  the last simpler case          message.txt, smaller.txt, tensors
 //
 // Invariants: case `Generated.<seed>.<workload>.<execution>` depends on these numbers alone; with a
-// number of cases, so does what is run. A workload in which every step overflows has nothing to
-// compare, and counts as replaced. Failures are cases of the record, what held is counted.
+// number of cases, so does what is run, but for the last workloads. A case in which every step
+// overflows has nothing to compare: it counts as replaced, and another one takes its place.
+// Failures are cases of the record, what held is counted.
 // Units: seconds of wall clock.
 // Errors: equigrad::Error where the folder of failures cannot be written.
 // Depends on: generator/, campaigns/process_slots.hpp, reports/record.hpp. No torch.
@@ -29,7 +30,7 @@ constexpr int kGeneratedRanks = 8;  // that a slot needs to have
 
 struct GeneratedOptions {
   uint64_t seed = 1;
-  int64_t count = 0;               // cases; 0: no limit
+  int64_t count = 0;               // cases that compare something; 0: no limit
   double seconds = 0;              // 0: no limit; one of the two must be there
   double shrink_s = 30;            // for each of the first failures
   std::size_t most_failures = 20;  // after them no case is begun: there is enough to look at

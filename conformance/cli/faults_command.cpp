@@ -13,6 +13,7 @@
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/faults/planted_faults.hpp"
+#include "conformance/generated/program.hpp"
 #include "engine/config/suggest.hpp"
 
 namespace equigrad::conformance::cli {
@@ -48,6 +49,7 @@ FaultOptions options_of(const FaultsCommand& command) {
   options.clean = command.clean.value_or(is_whole ? kCleanOfTheTier : 0);
   options.seed = command.seed;
   options.data = case_data(command.data_dir);
+  options.serve = serve_with_generated;
   options.replay_prefix = shell_word(command.program) + " run";
   if (!command.data_dir.empty())
     options.replay_suffix = " --data-dir " + shell_word(absolute(command.data_dir));
@@ -95,17 +97,16 @@ void add_faults(CLI::App& app, FaultsCommand& command) {
   app.add_flag("--full", command.full,
                "Every case of the panel for every fault, not only up to the first that catches it");
   app.add_flag("--covering", command.covering,
-               "What `equigrad run --covering` alone catches: no other case, no random "
-               "configurations");
+               "What `equigrad run --covering` alone catches: no other case, none that is "
+               "generated");
   app.add_flag("--thin", command.thin,
                "Go on behind the first case that catches a fault until three have, and name the "
                "faults that fewer catch");
   app.add_option("--minutes", command.minutes,
                  "Stop after so long, 0: never (default: 10, with --full or --thin 0)")
       ->check(CLI::NonNegativeNumber);
-  app.add_option(
-         "--clean", command.clean,
-         "Random configurations without a fault (default: 5000, with a FILTER or --covering 0)")
+  app.add_option("--clean", command.clean,
+                 "Generated cases without a fault (default: 5000, with a FILTER or --covering 0)")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--seed", command.seed, "Of weights, data and configurations");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");

@@ -160,5 +160,18 @@ TEST(ModelGroups, HoldEveryParameterOnce) {
   for (const auto& [name, count] : times) EXPECT_EQ(count, 1) << name;
 }
 
+TEST(Recipe, KnobsReachTheEnginesConfigurationAndNothingElseDoes) {
+  const CaseSpec spec;
+  const auto model = reference::make_model(spec.model, 1);
+  const auto text = config_text(spec, 0, *model);
+  const auto plain = parse_config(text, 1);
+  EXPECT_EQ(parse_config(with_knobs(text, nlohmann::json::object()), 1), plain);
+  auto turned =
+      parse_config(with_knobs(text, {{"zero_optimization", {{"reduce_bucket_size", 7}}}}), 1);
+  EXPECT_EQ(turned.zero.reduce_bucket_size, 7);
+  turned.zero.reduce_bucket_size = plain.zero.reduce_bucket_size;
+  EXPECT_EQ(turned, plain);
+}
+
 }  // namespace
 }  // namespace equigrad::conformance

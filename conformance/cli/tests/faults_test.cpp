@@ -10,6 +10,7 @@
 #include "conformance/campaigns/fault_panel.hpp"
 #include "conformance/campaigns/fault_run.hpp"
 #include "conformance/cli/tests/command_result.hpp"
+#include "conformance/generated/program.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -175,6 +176,42 @@ TEST(FaultRun, OfTheCoveringSelectionAloneAShareIsAskedFor) {
   EXPECT_EQ(static_cast<std::size_t>(matrix.faults[1].cases), 1 + contract_panel().covering);
   few.faults = {"averaged_twice"};
   EXPECT_EQ(reports::outcome(run_faults(few)), reports::Outcome::Held);
+}
+
+// Without a fault nothing may raise an alarm; where one is planted all the same, alarms say how to
+// repeat them.
+TEST(FaultRun, GeneratedCasesWithoutAFaultRaiseNoAlarm) {
+  auto clean = options({}, 0);
+  clean.clean = 30;
+  clean.serve = serve_with_generated;
+  clean.replay_prefix = "equigrad run";
+  const auto held = run_faults(clean).clean;
+  EXPECT_EQ(held.asked, 30);
+  EXPECT_GE(held.run, 30);
+  EXPECT_GT(held.compared, 0);
+  for (const auto& alarm : held.alarms) ADD_FAILURE() << alarm.replay << "\n" << alarm.message;
+  clean.serve = [](const nlohmann::json& request, ranks::RankContext& context) {
+    auto with_fault = request;
+    if (request.at("do") == "generated") with_fault["fault"] = "averaged_twice";
+    return serve_with_generated(with_fault, context);
+  };
+  const auto matrix = run_faults(clean);
+  EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Failed);
+  ASSERT_FALSE(matrix.clean.alarms.empty());
+  const auto& alarm = matrix.clean.alarms.front();
+  EXPECT_EQ(alarm.replay, "equigrad run " + alarm.id);
+  EXPECT_THAT(alarm.message, HasSubstr("step 1"));
+}
+
+TEST(FaultRun, WithoutTimeForThemGeneratedCasesAreNotAllRun) {
+  auto late = options({}, 0);
+  late.clean = 1000;
+  late.serve = serve_with_generated;
+  late.minutes = 0.02;
+  const auto matrix = run_faults(late);
+  EXPECT_LT(matrix.clean.run, 1000);
+  EXPECT_EQ(matrix.clean.asked, 1000);
+  EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Inconclusive);
 }
 
 // What is wrong without a fault proves nothing about faults.
