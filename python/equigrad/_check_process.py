@@ -22,7 +22,7 @@ def load_harness() -> ModuleType:
     if not binary:
         raise RuntimeError(
             "[check] expected a package that was built with the harness, got the engine alone. Install equigrad again where "
-            "Boost's and zlib's headers are (Debian: libboost-dev zlib1g-dev)."
+            "the headers of CLI11, Boost and zlib are (Debian, Ubuntu: libcli11-dev libboost-math-dev zlib1g-dev)."
         )
     harness = load_file("equigrad._harness", str(binary[0]))
     sys.modules["equigrad._core"] = harness

@@ -36,7 +36,8 @@ def main() -> None:
     if not program.exists():
         raise SystemExit(
             "equigrad_perf: [race] expected a package that was built with the harness, got the engine alone. Install "
-            "equigrad again where Boost's and zlib's headers are (Debian: libboost-math-dev zlib1g-dev libcli11-dev)."
+            "equigrad again where the headers of CLI11, Boost and zlib are "
+            "(Debian, Ubuntu: libcli11-dev libboost-math-dev zlib1g-dev)."
         )
     os.execve(program, [str(program), *sys.argv[1:]], environment(package))
 

@@ -48,16 +48,22 @@ TEST(FlopsReport, TheSummarySaysWhatDeepSpeedsSays) {
   const auto text = table(small_report(), kRun, {});
   EXPECT_THAT(text, HasSubstr("Profile Summary at step 7:"));
   EXPECT_THAT(text, HasSubstr(row("world size", "2")));
+  EXPECT_THAT(text, HasSubstr(row("data parallel size", "2")));
   EXPECT_THAT(text, HasSubstr(row("batch size per GPU", "4")));
   EXPECT_THAT(text, HasSubstr(row("params per GPU", "1.5 M")));
   EXPECT_THAT(text, HasSubstr(row("fwd MACs per GPU", "1 MMACs")));
   EXPECT_THAT(text, HasSubstr(row("fwd flops per GPU", "2.01 M")));
+  EXPECT_THAT(text, HasSubstr(row("bwd MACs per GPU, counted", "2 MMACs")));
   EXPECT_THAT(text, HasSubstr(row("bwd flops per GPU, counted", "4.02 M")));
   EXPECT_THAT(text, HasSubstr(row("fwd latency", "1 ms")));
   EXPECT_THAT(text,
               HasSubstr(row("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", "2.01 GFLOPS")));
   EXPECT_THAT(text, HasSubstr(row("bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
                                   "1 GFLOPS")));  // 1.005, cut to two digits
+  EXPECT_THAT(text, HasSubstr(row("bwd latency", "4 ms")));
+  EXPECT_THAT(text, HasSubstr(row("fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd "
+                                  "latency)",
+                                  "1.21 GFLOPS")));
   EXPECT_THAT(text, HasSubstr(row("step latency", "5 ms")));
   EXPECT_THAT(text, HasSubstr(row("iter latency", "10 ms")));
   EXPECT_THAT(text,
