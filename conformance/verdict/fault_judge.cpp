@@ -108,7 +108,8 @@ Acted acted_of(const Outcomes& outcomes) {
     const std::tuple before{first.step, first.micro_batch};
     if (first.step < 0 || here < before) first = {std::get<0>(here), std::get<1>(here), {}};
     if (here == std::tuple{first.step, first.micro_batch})
-      for (const auto& name : acted.at("parameters")) first.parameters.insert(name);
+      for (const auto& name : acted.at("parameters"))
+        first.parameters.insert(name.get<std::string>());
   }
   return first;
 }
