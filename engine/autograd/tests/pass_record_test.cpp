@@ -20,6 +20,14 @@ at::Tensor checkpoint(const at::Tensor& x, const conformance::Block& inner) {
   return conformance::Reentrant::apply(inner, x);
 }
 
+// Graph tasks are counted by process, from 0: this is the first test of its program.
+TEST_F(PassRecord, TheFirstPassOfAThreadIsSeenWhateverItsNumber) {
+  for (int task = 0; task < 4; ++task) {
+    SCOPED_TRACE(task);
+    std::thread([&] { accepts(scale(loss_of(p0), scaler)); }).join();
+  }
+}
+
 TEST_F(PassRecord, ANestedGraphTaskBeginsWithWhatArrivesAtItsNode) {
   const auto block = [&](const at::Tensor& x) { return x * p0; };
   const auto two_levels = [&](const at::Tensor& x) { return checkpoint(x * p1, block) * 2; };

@@ -51,6 +51,21 @@ TEST(MemoryModel, PaddingIsCounted) {
   EXPECT_EQ(of(low(3)).of(Category::Parameters).idle, 0);  // the masters are the shards
 }
 
+// DeepSpeed's threshold is the largest that stays.
+TEST(MemoryModel, AParameterOfAsManyElementsAsTheThresholdStays) {
+  auto config = bf16(3);
+  const auto stay = [&](int64_t threshold) {
+    config.zero.stage3_param_persistence_threshold = threshold;
+    return forecast(table_of_sizes({5, 0, 7, 3}, config), config, {2, false, {}})
+        .of(Category::Gathered)
+        .idle;
+  };
+  EXPECT_EQ(stay(7), 15 * 2);
+  EXPECT_EQ(stay(6), 8 * 2);
+  EXPECT_EQ(stay(5), 8 * 2);
+  EXPECT_EQ(stay(4), 3 * 2);
+}
+
 TEST(MemoryModel, MastersAndStatesCountInTheirOwnTypes) {
   const auto of = [](DataType master, DataType state) {
     const auto config = config_of(1, DataType::Bf16, master, state);

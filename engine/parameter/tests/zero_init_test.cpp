@@ -2,6 +2,7 @@
 // holding it; and what happens when ranks make different models.
 #include "engine/zero_init.hpp"
 
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -136,6 +137,7 @@ TEST(ZeroInit, BitsAreThoseOfTheModelThatIsMadeWhole) {
                              EXPECT_TRUE(parameter::early_shard(net->blocks[2]->up->weight));
                              init.finish();
                            }
+                           EXPECT_FALSE(at::hasThreadLocalCallbacks()) << "it has ended";
                            EXPECT_TRUE(parameter::early_shard(net->blocks[0]->up->weight));
                            EXPECT_FALSE(parameter::early_shard(net->buffer));
                            const auto engine = initialize(*net, config(3, more), context.group());

@@ -49,6 +49,10 @@ TEST(FlopFormulas, AConvolutionCountsItsOutputs) {
   EXPECT_EQ(cost("convolution", {zeros({2, 4, 9, 9}), zeros({6, 2, 3, 3}), c10::IValue(), two, one,
                                  one, false, none, 2}),
             (Cost{2 * 300 * 18, 300 * 18}));
+  EXPECT_EQ(cost("convolution", {zeros({4, 9, 9}), zeros({6, 4, 3, 3}), c10::IValue(), two, one,
+                                 one, false, none, 1}),
+            (Cost{2 * 150 * 36, 150 * 36}))
+      << "without a batch";
 }
 
 // (5 - 1) * 2 - 2 + 2 + 1 + 1 = 10: every one of [2, 4, 5, 5] inputs meets 6 * 3 * 3 weights.

@@ -194,6 +194,32 @@ TEST(FlopsProfiler, TheModelOnlyCounts) {
   EXPECT_EQ(report.modules.front().backward.flops, 0);
 }
 
+// Names of a caller's own need not name every module around one: it is in the nearest.
+TEST(FlopsProfiler, AModuleIsInTheNearestOneThatItsNameTells) {
+  nn::Linear linear(5, 3);
+  const auto* weight = linear->weight.unsafeGetTensorImpl();
+  FlopsProfiler profiler({{"", "Model", {}}, {"a", "Outer", {}}, {"a.b.c", "Linear", {weight}}},
+                         {linear->weight});
+  profiler.start();
+  linear(at::ones({4, 5}));
+  profiler.stop();
+  const auto report = profiler.report();
+  for (const char* name : {"", "a", "a.b.c"})
+    EXPECT_EQ(module_at(report, name).forward.macs, 60) << name;
+}
+
+TEST(FlopsProfiler, OneThatEndsWhileItRunsLeavesNothingBehind) {
+  nn::Linear linear(5, 3);
+  const auto owners = linear->weight.use_count();
+  {
+    FlopsProfiler profiler(*linear);
+    profiler.start();
+    linear(at::ones({4, 5}));
+    EXPECT_GT(linear->weight.use_count(), owners);
+  }
+  EXPECT_EQ(linear->weight.use_count(), owners);
+}
+
 // matmul runs mm: its own time would count twice.
 TEST(FlopsProfiler, TheTimeOfACompositeIsThatOfWhatItRuns) {
   const auto report = profile_of(nn::Module("product"), [] {
