@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "conformance/generator/idle_keys.hpp"
@@ -140,16 +141,17 @@ Coverage::Coverage() : pairs_(std::size_t{kMostNumbers} * kMostNumbers) {
 }
 
 void Coverage::add(const GeneratedCase& one) {
-  std::vector<int> numbers;
-  for (const auto& [axis, value] : facts_of(one)) {
+  const auto facts = facts_of(one);
+  std::vector<std::pair<int, std::string_view>> numbers;  // with the axis
+  for (const auto& [axis, value] : facts) {
     ++seen_[axis][value];
     if (value == kLeftOut) continue;
     const auto number = static_cast<int>(numbers_.size());
-    numbers.push_back(numbers_.emplace(axis + "=" + value, number).first->second);
+    numbers.emplace_back(numbers_.emplace(axis + "=" + value, number).first->second, axis);
   }
-  for (const auto a : numbers)
-    for (const auto b : numbers) {
-      if (a >= b || b >= kMostNumbers) continue;
+  for (const auto& [a, axis] : numbers)
+    for (const auto& [b, other] : numbers) {
+      if (a >= b || b >= kMostNumbers || axis == other) continue;
       auto is_known = pairs_[static_cast<std::size_t>(a * kMostNumbers + b)];
       pair_count_ += is_known ? 0 : 1;
       is_known = true;
