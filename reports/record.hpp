@@ -131,7 +131,7 @@ struct GeneratedCases {
   int64_t cases = 0, failed = 0;  // that were run; of these
   int64_t workloads = 0;          // each with a twin
   int64_t replaced = 0;           // had nothing to compare: every step overflowed
-  int64_t compared = 0;           // elements
+  int64_t compared = 0;           // elements, of cases that held
   int64_t pairs = 0;              // of values of two axes that occurred in one case
   double wall_s = 0;
   std::vector<GeneratedAxis> axes;

@@ -41,7 +41,9 @@ reports::Case record_of(const GeneratedCase& one, const GeneratedOptions& option
                        {"accumulate", std::to_string(one.workload.accumulation)},
                        {"style", "generated"},
                        {"model", "generated"}};
-  record.replay = options.replay_prefix + " " + one.id + options.replay_suffix;
+  const bool is_of_file = one.id == kFileCase;
+  record.replay = options.replay_prefix + " " +
+                  (is_of_file ? "--case " + options.replay_file : one.id) + options.replay_suffix;
   return record;
 }
 
@@ -155,8 +157,10 @@ void GeneratedRun::take(const GeneratedCase& one, const Outcomes& outcomes, doub
   }
   coverage_.add(one);
   ++told_.cases;
-  for (const auto& lane : judged.record.lanes) told_.compared += lane.compared;
-  if (reports::passed(judged.record.verdict)) return;
+  if (reports::passed(judged.record.verdict)) {
+    for (const auto& lane : judged.record.lanes) told_.compared += lane.compared;
+    return;
+  }
   note_failure(one, judged.record, failure_kind(judged, outcomes));
 }
 
@@ -243,8 +247,9 @@ void GeneratedRun::write(Failure& failure, const GeneratedCase& smaller,
   record.message += "    smaller " + std::to_string(what.world) + " ranks, " +
                     std::to_string(what.steps) + " steps, " + std::to_string(what.accumulation) +
                     " micro-batches, " + std::to_string(what.tensors.size()) +
-                    " tensors fail alike: " + options_.replay_prefix + " --case " + folder +
-                    "/smaller.json\n";
+                    " tensors fail alike: " + options_.replay_prefix + " --case " +
+                    options_.replay_keep + "/" + record.id + "/smaller.json" +
+                    options_.replay_suffix + "\n";
 }
 
 void GeneratedRun::give(reports::Run& run) {

@@ -26,7 +26,8 @@
 
 namespace equigrad::conformance {
 
-constexpr int kGeneratedRanks = 8;  // that a slot needs to have
+// The id of a case that is not drawn: of a file.
+inline constexpr const char* kFileCase = "Generated.file";
 
 struct GeneratedOptions {
   uint64_t seed = 1;
@@ -36,6 +37,8 @@ struct GeneratedOptions {
   std::size_t most_failures = 20;  // after them no case is begun: there is enough to look at
   std::string keep = {};           // folder of the failures; empty: none is kept
   std::string replay_prefix = {}, replay_suffix = {};
+  // As a shell has them: that folder, and the file of the case kFileCase.
+  std::string replay_keep = {}, replay_file = {};
   std::string fault = {};  // planted into every case; for trying the failure path
   bool quiet = false;
 };

@@ -47,8 +47,11 @@ std::vector<GeneratedCase> cases_of(const RunCommand& command) {
   if (command.case_file.empty()) return cases;
   std::ifstream file(command.case_file);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded())
+    throw Error("generated case", "expected JSON in " + command.case_file +
+                                      ", got none. Take a file that a run has written.");
   cases.push_back(generated_case(json));
-  cases.back().id = "Generated.file";
+  cases.back().id = kFileCase;
   return cases;
 }
 
@@ -98,6 +101,9 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
   const auto amount = amount_of(is_asked ? command.generate : kUsual);
   if (!amount || (amount->count == 0 && amount->seconds == 0)) return std::nullopt;
   const auto program = shell_word(command.program) + " run";
+  const auto fault = command.fault.starts_with("Contract") ? "" : command.fault;
+  const auto replay_suffix = (fault.empty() ? "" : " --fault " + fault) + " --report " +
+                             shell_word(command.report + "-replay");
   return GeneratedOptions{.seed = command.generate_seed ? *command.generate_seed : fresh_seed(),
                           .count = amount->count,
                           .seconds = amount->seconds,
@@ -105,8 +111,10 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
                           .most_failures = command.fail_fast ? std::size_t{1} : std::size_t{20},
                           .keep = command.report + "/fail",
                           .replay_prefix = program,
-                          .replay_suffix = " --report " + shell_word(command.report + "-replay"),
-                          .fault = command.fault.starts_with("Contract") ? "" : command.fault,
+                          .replay_suffix = replay_suffix,
+                          .replay_keep = shell_word(command.report + "/fail"),
+                          .replay_file = shell_word(absolute(command.case_file)),
+                          .fault = fault,
                           .quiet = command.quiet};
 }
 

@@ -35,6 +35,27 @@ nlohmann::json to_json(const GeneratedCase& one) {
             {"knobs", how.knobs}}}};
 }
 
+namespace {
+
+void expect_between(int64_t least, int64_t most, int64_t got, const char* what) {
+  if (got < least || got > most)
+    throw Error("generated case", std::string("expected ") + what + " from " +
+                                      std::to_string(least) + " to " + std::to_string(most) +
+                                      ", got " + std::to_string(got) +
+                                      ". Take a file that a run has written.");
+}
+
+void expect_whole(const GeneratedCase& one) {
+  constexpr int64_t kMany = int64_t{1} << 30;
+  expect_between(1, kGeneratedRanks, one.workload.world, "ranks");
+  expect_between(1, kMany, one.workload.accumulation, "micro-batches");
+  expect_between(1, kMany, one.workload.steps, "steps");
+  expect_between(1, kMany, static_cast<int64_t>(one.workload.tensors.size()), "tensors");
+  expect_between(0, 3, one.execution.stage, "a stage");
+}
+
+}  // namespace
+
 GeneratedCase generated_case(const nlohmann::json& file) {
   try {
     const auto& what = file.at("workload");
@@ -55,6 +76,7 @@ GeneratedCase generated_case(const nlohmann::json& file) {
                      .way_in = how.at("way_in"),
                      .events = how.at("events"),
                      .knobs = how.at("knobs")};
+    expect_whole(one);
     return one;
   } catch (const nlohmann::json::exception& error) {
     throw Error("generated case",

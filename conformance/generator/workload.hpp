@@ -23,7 +23,8 @@
 // hold trainable tensors only. `config` and `knobs` are DeepSpeed's keys; knobs change no number.
 // Where config has "gradient_clipping": "half", it is half of the norm of the first step applied.
 // Units: sizes count elements; steps, micro-batches and ranks count from 0.
-// Errors: equigrad::Error for a file that is none.
+// Errors: equigrad::Error for a file that is none, or has no ranks, passes, steps or tensors, or too
+// many ranks.
 // Depends on: nlohmann-json. No torch.
 #pragma once
 
@@ -34,6 +35,8 @@
 #include <vector>
 
 namespace equigrad::conformance {
+
+constexpr int kGeneratedRanks = 8;  // of a case at most: that a slot needs to have
 
 struct WorkloadTensor {
   std::string name;
