@@ -48,6 +48,18 @@ TEST(EngineFailure, IsTheVerdictOfEveryWriter) {
   EXPECT_THAT(reports::part_lines(run).at(0), StartsWith("covering: FAILED  32 cases, 1 failed"));
 }
 
+// One case of the planted faults held, another did not.
+TEST(EngineFailure, IsToldBehindTheFaultsThatWerePlantedBeforeIt) {
+  auto run = failed_run();
+  run.self_checks = {example_self_checks()[0]};
+  EXPECT_EQ(reports::outcome(run), reports::Outcome::Failed);
+  EXPECT_THAT(reports::to_terminal(run),
+              HasSubstr("was left out -> caught by exact lane, 59,177 of 59,177 elements\n"
+                        "# planted: no fault more. " +
+                        std::string(kSentence) + "\n"));
+  EXPECT_THAT(reports::to_junit(run), HasSubstr("name=\"self_check.engine\""));
+}
+
 TEST(EngineFailure, IsInTheRecordAndItsSchema) {
   const auto text = reports::to_json(failed_run());
   EXPECT_THAT(schema_problems("run.schema.json", {text}), ElementsAre(IsEmpty()));

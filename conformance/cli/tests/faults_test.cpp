@@ -54,6 +54,15 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
   EXPECT_THAT(text_of(folder_ + "/faults.md"), HasSubstr("| averaged\\_twice |"));
 }
 
+TEST_F(FaultsCommandTest, WithThinItGoesOnUntilThreeCasesHaveCaughtAFault) {
+  const auto result = say({"averaged_twice", "--thin", "--report", folder_, "-q"});
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+  const auto json = nlohmann::json::parse(text_of(folder_ + "/faults.json"));
+  EXPECT_EQ(json.at("counted"), true);
+  EXPECT_EQ(json.at("faults")[0].at("found").size(), 3u);
+  EXPECT_THAT(result.out, HasSubstr("caught by fewer than 3 cases: 0 faults; counting took "));
+}
+
 TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {
   const auto help = say({"--help"});
   EXPECT_EQ(help.code, kHeld);

@@ -84,6 +84,22 @@ TEST(ContractCases, SayWhichCallAndParameterFailedAndWhatItLooksLike) {
   EXPECT_THAT(message, HasSubstr("averaged twice over 2 ranks"));
 }
 
+// An element counts from the beginning of the parameter, wherever the slice that differs begins.
+TEST(ContractCases, SayTheElementOfTheWholeParameter) {
+  auto planted = options(
+      {parse_contract_id("Contract.2.two_losses_on_one_forward.zero2.fp32.w2.accumulation1")},
+      false);
+  const auto first = [&](const char* fault) {
+    planted.plant = fault;
+    return reports::first_line(run_contract(planted).at(0).message);
+  };
+  EXPECT_THAT(
+      first("partition.border_owned_once"),
+      HasSubstr("step 1, master of head.bias, element 3 on rank 1, by local_shards(): got "));
+  EXPECT_THAT(first("gather_stale"), HasSubstr("step 2, parameter of encode.weight, element 46 on "
+                                               "rank 0, by full_parameter(\"encode.weight\"): "));
+}
+
 TEST(ContractCases, HaveIdsThatAreUniqueAndParsed) {
   std::set<std::string> ids;
   for (const auto& spec : full_specs()) {
