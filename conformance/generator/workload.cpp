@@ -1,5 +1,7 @@
 #include "conformance/generator/workload.hpp"
 
+#include <algorithm>
+
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -10,6 +12,23 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkloadGroup, lr, weight_decay)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PassEvent, what, step, rank, micro_batch, tensor, element)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RateEvent, step, lr)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HarmlessEvent, what, step, micro_batch)
+
+const std::map<std::string, std::vector<std::string>>& case_words() {
+  static const std::map<std::string, std::vector<std::string>> words = {
+      {"way in", {"module", "groups"}},
+      {"tensor role",
+       {"linear", "bias", "convolution", "embedding", "term", "penalty", "sometimes", "one_rank",
+        "recomputed", "unused", "frozen", "buffer"}},
+      {"tensor layout", {"contiguous", "transposed", "channels_last", "sliced"}},
+      {"tensor type", {"float", "int64", "uint8"}},
+      {"tensor values", {"usual", "zeros", "negative_zeros", "subnormal", "nan"}},
+      {"hook", {"none", "observes", "halves", "keeps", "keeps_alias", "replaces"}},
+      {"pass", {"twice", "undivided", "overflow"}},
+      {"harmless event",
+       {"cancelled", "evaluated", "thrown", "thrown_alone", "asked", "read", "bystander",
+        "together", "crowd"}}};
+  return words;
+}
 
 nlohmann::json to_json(const Workload& workload) {
   return {{"seed", workload.seed},
@@ -54,6 +73,30 @@ void expect_whole(const GeneratedCase& one) {
   expect_between(0, 3, one.execution.stage, "a stage");
 }
 
+void expect_word(const std::string& of, const std::string& got) {
+  const auto& words = case_words().at(of);
+  if (std::find(words.begin(), words.end(), got) != words.end()) return;
+  std::string all;
+  for (const auto& word : words) all += (all.empty() ? "" : ", ") + word;
+  throw Error("generated case", "expected a " + of + " of " + all + ", got \"" + got +
+                                    "\". Take a file of this version.");
+}
+
+void expect_known(const GeneratedCase& one) {
+  const auto& what = one.workload;
+  for (const auto& tensor : what.tensors) {
+    expect_word("tensor role", tensor.role);
+    expect_word("tensor layout", tensor.layout);
+    expect_word("tensor type", tensor.dtype);
+    expect_word("tensor values", tensor.values);
+    expect_word("hook", tensor.hook);
+    expect_between(0, static_cast<int64_t>(what.groups.size()) - 1, tensor.group, "a group");
+  }
+  for (const auto& event : what.passes) expect_word("pass", event.what);
+  for (const auto& event : one.execution.events) expect_word("harmless event", event.what);
+  expect_word("way in", one.execution.way_in);
+}
+
 }  // namespace
 
 GeneratedCase generated_case(const nlohmann::json& file) {
@@ -77,6 +120,7 @@ GeneratedCase generated_case(const nlohmann::json& file) {
                      .events = how.at("events"),
                      .knobs = how.at("knobs")};
     expect_whole(one);
+    expect_known(one);
     return one;
   } catch (const nlohmann::json::exception& error) {
     throw Error("generated case",

@@ -23,12 +23,13 @@
 // hold trainable tensors only. `config` and `knobs` are DeepSpeed's keys; knobs change no number.
 // Where config has "gradient_clipping": "half", it is half of the norm of the first step applied.
 // Units: sizes count elements; steps, micro-batches and ranks count from 0.
-// Errors: equigrad::Error for a file that is none, or has no ranks, passes, steps or tensors, or too
-// many ranks.
+// Errors: equigrad::Error for a file that is none, has a word that no case has, no ranks, passes,
+// steps or tensors, too many ranks, or a tensor of a group that is not there.
 // Depends on: nlohmann-json. No torch.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -104,6 +105,9 @@ struct GeneratedCase {
   Execution execution;
   std::string id = {};  // empty: of a file
 };
+
+// What a case has in words, by what they are of: "tensor role", "hook", "pass", ...
+const std::map<std::string, std::vector<std::string>>& case_words();
 
 nlohmann::json to_json(const Workload& workload);
 nlohmann::json to_json(const GeneratedCase& one);

@@ -98,7 +98,13 @@ TEST_F(GeneratedCommand, AWrongFileIsAUsageErrorThatSaysWhatIsWrong) {
       {with("/workload/world", 0), "expected ranks from 1 to 8, got 0"},
       {with("/workload/world", 9), "expected ranks from 1 to 8, got 9"},
       {with("/workload/tensors", nlohmann::json::array()), "expected tensors from 1"},
-      {with("/execution/stage", 4), "expected a stage from 0 to 3, got 4"}};
+      {with("/execution/stage", 4), "expected a stage from 0 to 3, got 4"},
+      {with("/workload/tensors/0/group", 9), "expected a group from 0 to"},
+      {with("/workload/tensors/0/role", "liner"), "expected a tensor role of linear, bias, "},
+      {with("/workload/tensors/0/hook", "keep"), "observes, halves, keeps, keeps_alias, replaces"},
+      {with("/execution/way_in", "door"), "expected a way in of module, groups, got \"door\""},
+      {with("/execution/events", {{{"what", "sung"}, {"step", 0}, {"micro_batch", 0}}}),
+       "expected a harmless event of cancelled, "}};
   for (const auto& [text, why] : files) {
     const auto refused = run({"--case", write("case.json", text)}, "it");
     EXPECT_EQ(refused.code, kUsage) << text;
