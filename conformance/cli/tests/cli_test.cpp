@@ -282,6 +282,12 @@ TEST_F(Cli, InOneProcessEveryFilterIsTheIdOfACase) {
   const auto held = run({kCase, of_contract, other});
   EXPECT_EQ(held.code, kHeld) << held.out << held.err;
   EXPECT_EQ(reports::from_json(read("run.json")).cases.size(), 3u);
+  // Only the first of them is begun, in whichever order they are given.
+  for (const auto& [first, second] : {std::pair{kCase, other}, {other, kCase}}) {
+    EXPECT_EQ(run({first, second, "--fail-fast", "--fault", "averaged_twice"}).code, kFailed);
+    for (const auto& one : reports::from_json(read("run.json")).cases)
+      EXPECT_EQ(one.verdict == reports::Verdict::NotRun, one.id == second) << one.id;
+  }
   for (const auto& words : std::vector<std::vector<std::string>>{
            {}, {"zero2"}, {kCase, kCase}, {"Contract.1"}, {kCase, "--slots", "2"}}) {
     const auto refused = run(words);
