@@ -30,7 +30,8 @@ struct SmallOptions {
   ProgressiveLayerDropConfig layer_drop = {};
   std::optional<PrecisionConfig> precision = {};  // instead of bf16 or fp32
   ReductionOrder reduction = ReductionOrder::Pinned;
-  bool managed = true;  // managed_gradient_accumulation
+  bool managed = true;                   // managed_gradient_accumulation
+  std::optional<int64_t> max_live = {};  // stage3_max_live_parameters
 };
 
 // fp16 with a scale of 2^power that doubles after every clean step and halves after every other.
@@ -52,6 +53,7 @@ inline EngineConfig config_of(const SmallOptions& options, int world) {
   config.zero.stage = options.stage;
   config.zero.reduce_bucket_size = 20;
   config.zero.stage3_param_persistence_threshold = 0;
+  if (options.max_live) config.zero.stage3_max_live_parameters = *options.max_live;
   config.gradient_clipping = options.clipping;
   config.reduction = options.reduction;
   if (options.bf16) config.precision.param = config.precision.accumulate = DataType::Bf16;

@@ -236,6 +236,25 @@ TEST(Engine, AFullParameterIsACopyAndItsNameIsChecked) {
   });
 }
 
+// Rank 0 used w2 last and has its page, rank 1 has given it back; it must be served all the same,
+// before a collective of the caller's own.
+TEST(Engine, AFullParameterIsReadWhereOneRankAloneHasItsPage) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       SmallRun run(context, {.stage = 3, .max_live = 20});
+                       const auto want = SmallRun(context, {.stage = 0})["w2"].detach().clone();
+                       const auto first = at::mul(run[run.rank == 0 ? "w1" : "w2"], 2);
+                       const auto last = at::mul(run[run.rank == 0 ? "w2" : "w1"], 2);
+                       EXPECT_THAT(run.engine->full_parameter("w2"), HasTheBitsOf(want));
+                       const auto ranks = at::ones({1});
+                       run.group->all_reduce_sum(ranks)->wait();
+                       EXPECT_EQ(ranks.item<float>(), 2);
+                       run.engine->backward(run.loss(0));
+                       run.engine->step();
+                     }),
+            "");
+}
+
 TEST(Engine, LocalShardsCoverEveryTrainableParameterOnce) {
   at_every_stage(3, [](RankContext& context, int stage) {
     const SmallRun run(context, {.stage = stage, .momentum = true});
