@@ -169,7 +169,7 @@ Run read_run(Json json) {
 
 std::string to_json(const Run& run) {
   Json out = {{"schema_version", run.schema_version}, {"verdict", verdict_of(run)}};
-  to_json(out, run);
+  add_fields(out, run);
   out["seed"] = std::to_string(run.seed);
   const std::vector<ContractRow> rows = contract_rows(run);
   for (size_t i = 0; i < rows.size(); ++i) out["statements"][i]["stages"] = stages_of(rows[i]);

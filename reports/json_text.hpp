@@ -68,13 +68,18 @@ void read(const Json& json, double& value);
 
 // Adds to an object.
 template <HasFields Record>
-void to_json(Json& json, const Record& record) {
+void add_fields(Json& json, const Record& record) {
   const auto write = [&](const auto& field) {
     Json value = record.*field.member;
     const bool is_empty = value.empty() || value == "" || value == 0;
     if (!field.is_optional || !is_empty) json[field.key] = std::move(value);
   };
   std::apply([&](const auto&... field) { (write(field), ...); }, kFields<Record>);
+}
+
+template <HasFields Record>
+void to_json(Json& json, const Record& record) {
+  add_fields(json, record);
 }
 
 template <HasFields Record>

@@ -55,7 +55,7 @@ void to_json(Json& json, const FaultRow& row) {
 }
 
 void to_json(Json& json, const KillCounts& sum) {
-  to_json<KillCounts>(json, sum);
+  add_fields(json, sum);
   json["elsewhere"] = by_rule(sum.elsewhere, true);
 }
 
