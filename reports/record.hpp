@@ -187,7 +187,7 @@ std::string_view word(Outcome outcome);
 Counts counts(const Run& run);
 bool self_checked(const Run& run);  // enough faults were planted and each one was caught
 
-// Interrupted before a failure (Broken) before an engine that failed before any fault was planted
+// Interrupted before a failure (Broken) before an engine that failed where no fault was planted
 // (Failed) before Void before Failed before Broken (only crashes and time-outs) before Inconclusive
 // (nothing compared somewhere) before Held.
 Outcome outcome(const Run& run);

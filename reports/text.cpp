@@ -208,7 +208,7 @@ std::string environment_line(const Environment& env) {
 
 std::string engine_text(const Run& run) {
   if (run.engine_failure.empty()) return {};
-  return "The engine failed before any fault was planted: " + clean(run.engine_failure) + ".";
+  return "The engine failed where no fault was planted: " + clean(run.engine_failure) + ".";
 }
 
 std::string outcome_text(const Run& run) {

@@ -72,7 +72,7 @@ std::string words_of(const SelfCheck& check);  // what was done, or the fault's 
 // What it was built from and ran on, in Markdown.
 std::string environment_line(const Environment& env);
 
-// That the engine failed before any fault was planted, and at what; empty where it did not.
+// That the engine failed where no fault was planted, and at what; empty where it did not.
 std::string engine_text(const Run& run);
 // One sentence or two that say what the outcome means for this run.
 std::string outcome_text(const Run& run);

@@ -1,4 +1,4 @@
-// Every writer says that the engine failed before any fault was planted, and none that a planted
+// Every writer says that the engine failed where no fault was planted, and none that a planted
 // fault was missed.
 #include <gmock/gmock.h>
 
@@ -21,7 +21,7 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr const char* kSentence =
-    "The engine failed before any fault was planted: Required.grad.x: step 1, gradient of w.";
+    "The engine failed where no fault was planted: Required.grad.x: step 1, gradient of w.";
 
 reports::Run failed_run() {
   reports::Run run = large_run(32, 0);
@@ -40,7 +40,7 @@ TEST(EngineFailure, IsTheVerdictOfEveryWriter) {
                     HasSubstr(std::string("\nFAILED  ") + kSentence), Not(HasSubstr("NOT CAUGHT")),
                     Not(HasSubstr("VOID"))));
   EXPECT_THAT(reports::to_html(run), AllOf(HasSubstr(kSentence), Not(HasSubstr("proves nothing"))));
-  EXPECT_THAT(reports::to_markdown(run), HasSubstr("The engine failed before any fault"));
+  EXPECT_THAT(reports::to_markdown(run), HasSubstr("The engine failed where no fault"));
   EXPECT_THAT(reports::to_annotations(run),
               StartsWith(std::string("::error title=equigrad failed::") + kSentence));
   EXPECT_THAT(reports::to_junit(run), AllOf(HasSubstr("name=\"self_check.engine\""),

@@ -116,7 +116,7 @@ TEST_F(GeneratedCommand, AWrongFileIsAUsageErrorThatSaysWhatIsWrong) {
   EXPECT_EQ(run({"--case", folder_}, "it").code, kUsage);
 }
 
-TEST_F(GeneratedCommand, TheyAreRunBySomeCommandAlone) {
+TEST_F(GeneratedCommand, TheirIdsAreGivenAlone) {
   for (const auto& words : std::vector<std::vector<std::string>>{
            {kId, "zero2"}, {kId, "Generated"}, {"Generated", "zero2"}}) {
     const auto refused = run(words, "it");
