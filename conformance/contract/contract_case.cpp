@@ -40,6 +40,11 @@ std::vector<Case> all_cases() {
   append(all, configuration());
   append(all, costs());
   append(all, bytes());
+  append(all, profiles());
+  append(all, numbers());
+  append(all, orders());
+  append(all, holdings());
+  append(all, refusals());
   return all;
 }
 
@@ -73,6 +78,8 @@ const std::vector<Section>& sections() {
       {"13", "Sums follow the documented order; masters come from unrounded weights"},
       {"14", "Whole parameters come and go together, and for the user's own code, bit for bit"},
       {"15", "What an engine says of itself is so: its configuration, its costs, its bytes"},
+      {"16", "Every part does what its page says, on values that are drawn"},
+      {"17", "What is wrong is refused by its name, with what came and what is right"},
   };
   return kSections;
 }

@@ -39,6 +39,11 @@ std::vector<Case> autocast_of_the_caller();  // 7
 std::vector<Case> configuration();           // 15
 std::vector<Case> costs();                   // 15: operations, times
 std::vector<Case> bytes();                   // 15
+std::vector<Case> profiles();                // 15: a profile's parts, one by one
+std::vector<Case> numbers();                 // 16: kernels, rules of update, schedules
+std::vector<Case> orders();                  // 16: layouts, buckets, windows, launches
+std::vector<Case> holdings();                // 16: parameters, shards, their communicator
+std::vector<Case> refusals();                // 17
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.
 at::Tensor uneven(const at::Tensor& output);
