@@ -42,7 +42,7 @@ set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 n
                     pytest==${EQUIGRAD_PYTEST_VERSION} mypy==${EQUIGRAD_MYPY_VERSION}
                     cloudpickle==${EQUIGRAD_CLOUDPICKLE_VERSION})
 set(EQUIGRAD_PACKAGES
-    clang clang-format libclang-rt-14-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
+    clang clang-format libclang-rt-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
     librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev
     iproute2 dataset-fashion-mnist)
 if(NOT EQUIGRAD_HARNESS)
