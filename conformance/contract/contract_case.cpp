@@ -41,9 +41,16 @@ std::vector<Case> all_cases() {
   append(all, costs());
   append(all, bytes());
   append(all, profiles());
+  append(all, profilers());
+  append(all, profile_texts());
+  append(all, eigenvalues());
+  append(all, forecasts());
   append(all, numbers());
   append(all, orders());
   append(all, holdings());
+  append(all, graphs());
+  append(all, scaled_graphs());
+  append(all, seen_operators());
   append(all, refusals());
   return all;
 }

@@ -1,13 +1,25 @@
-// 15. What an engine says of itself: the bytes that it holds, as forecast.
+// 15. What an engine says of itself: the bytes that it holds, as forecast; the ledger that counts
+// them, and the memory that a process keeps.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <random>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "conformance/contract/programs/beside.hpp"
 #include "conformance/contract/programs/programs.hpp"
 #include "engine/engine.hpp"
 #include "engine/layout/parameter_table.hpp"
 #include "engine/memory/forecast.hpp"
+#include "engine/memory/ledger.hpp"
+#include "engine/memory/malloc_policy.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
@@ -37,6 +49,9 @@ struct Mode {
   std::string keys;  // of the configuration
   std::string zero = {};
   int smallest_stage = 0;
+  std::string buckets = R"("reduce_bucket_size": 40, "allgather_bucket_size": 70)";
+  std::string optimizer = "AdamW";
+  int passes_a_step = 1;  // several, where the caller counts them
 };
 
 const std::vector<Mode>& modes() {
@@ -55,7 +70,21 @@ const std::vector<Mode>& modes() {
       {.keys = kBf16 + R"(, "data_types": {"grad_accum_dtype": "fp32"})"},
       {.keys = R"(, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
                              "bf16_optimizer_states": true})",
-       .smallest_stage = 1}};
+       .smallest_stage = 1},
+      {.keys = "", .buckets = R"("reduce_bucket_size": 1, "allgather_bucket_size": 1)"},
+      {.keys = R"(, "prescale_gradients": true)",
+       .buckets = R"("reduce_bucket_size": 500000000, "allgather_bucket_size": 90)"},
+      {.keys = R"(, "managed_gradient_accumulation": false)",
+       .optimizer = "SGD",
+       .passes_a_step = 2},
+      {.keys = R"(, "communication_data_type": "fp16", "gradient_predivide_factor": 3)"},
+      {.keys = R"(, "fp16": {"enabled": true, "loss_scale": 64})"},
+      {.keys = kExact, .zero = R"(, "stage3_param_persistence_threshold": 9)", .smallest_stage = 3},
+      {.keys = kBf16, .zero = R"(, "stage3_param_persistence_threshold": 63)", .smallest_stage = 3},
+      {.keys = "",
+       .zero = R"(, "stage3_param_persistence_threshold": 62,
+                                "stage3_max_live_parameters": 1)",
+       .smallest_stage = 3}};
   return kModes;
 }
 
@@ -105,7 +134,7 @@ void check_peaks(Play& play, const memory::Ledger& ledger, const MemoryForecast&
 void check_mode(Play& play, const Mode& mode, int64_t accumulation) {
   const bool pages = mode.zero.find("threshold") != std::string::npos;
   const std::string zero =
-      R"(, "reduce_bucket_size": 40, "allgather_bucket_size": 70)" +
+      ", " + mode.buckets +
       (pages ? "" : std::string(R"(, "stage3_param_persistence_threshold": 0)"));
   Sizes model;
   const auto parameters = model.named_parameters();
@@ -118,7 +147,7 @@ void check_mode(Play& play, const Mode& mode, int64_t accumulation) {
       });
   const auto engine = initialize(model,
                                  config_beside(play, {.accumulation = accumulation,
-                                                      .optimizer = "AdamW",
+                                                      .optimizer = mode.optimizer,
                                                       .zero = zero + mode.zero,
                                                       .keys = mode.keys}),
                                  play.group());
@@ -128,13 +157,15 @@ void check_mode(Play& play, const Mode& mode, int64_t accumulation) {
   const auto rest = forecast(table, engine->config(), options);
   check_rest(play, engine->ledger(), rest, "when the engine is new");
   for (int64_t pass = 0; pass < 2 * accumulation; ++pass) {
-    arrivals.clear();
-    at::Tensor loss;
-    {
-      const auto guard = engine->autocast();
-      loss = model.loss(play.batch(pass).input);
+    for (int i = 0; i < mode.passes_a_step; ++i) {
+      arrivals.clear();
+      at::Tensor loss;
+      {
+        const auto guard = engine->autocast();
+        loss = model.loss(play.batch(pass).input);
+      }
+      engine->backward(loss);
     }
-    engine->backward(loss);
     engine->step();
   }
   check_rest(play, engine->ledger(), rest, "after two steps");
@@ -156,6 +187,79 @@ void as_forecast(Play& play) {
   train_along(play);
 }
 
+// ---- The ledger, and what a process keeps -------------------------------------------------------
+void check_ledger(Play& play) {
+  std::mt19937_64 engine(play.context().seed);
+  memory::Ledger ledger;
+  std::array<int64_t, memory::kCategories> now{}, peak{};
+  int64_t total = 0, total_peak = 0;
+  for (int i = 0; i < 200; ++i) {
+    const auto at = static_cast<std::size_t>(engine() % now.size());
+    const auto category = static_cast<Category>(at);
+    const int64_t bytes = static_cast<int64_t>(engine() % 1000);
+    const bool gives = engine() % 2 == 0 && now[at] >= bytes;
+    if (gives)
+      ledger.credit(category, bytes);
+    else
+      ledger.charge(category, bytes);
+    total += gives ? -bytes : bytes;
+    peak[at] = std::max(peak[at], now[at] += gives ? -bytes : bytes);
+    total_peak = std::max(total_peak, total);
+    bool holds = ledger.total_bytes() == total && ledger.total_peak_bytes() == total_peak;
+    for (std::size_t j = 0; j < now.size(); ++j)
+      holds = holds && ledger.bytes(static_cast<Category>(j)) == now[j] &&
+              ledger.peak_bytes(static_cast<Category>(j)) == peak[j];
+    play.check("every category and all of them are as counted", holds);
+  }
+  memory::Ledger other;
+  {
+    const memory::Charge first(other, Category::Gathered, 5);
+    const memory::Charge second(other, Category::Gathered, 7);
+    play.check("a charge is there while it lives", other.bytes(Category::Gathered) == 12);
+  }
+  play.check("and no longer", other.bytes(Category::Gathered) == 0 && other.total_bytes() == 0 &&
+                                  other.total_peak_bytes() == 12);
+}
+
+#ifdef __GLIBC__
+bool user_decides() {
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"})
+    if (std::getenv(name) != nullptr) return true;
+  const char *const tunables = std::getenv("GLIBC_TUNABLES"), *const wanted = std::getenv(
+                                                                  "EQUIGRAD_KEEP_MEMORY");
+  return (tunables != nullptr &&
+          std::string(tunables).find("glibc.malloc.") != std::string::npos) ||
+         (wanted != nullptr && std::string(wanted) == "0");
+}
+
+// A block of 40 MB that is freed is malloc's, where the kernel would have had it back.
+void check_kept_memory(Play& play) {
+  constexpr std::size_t kBytes = std::size_t{40} << 20;
+  const bool keeps = keep_freed_memory();
+  play.check("it is as before when it is asked again", keep_freed_memory() == keeps);
+  if (user_decides()) return play.check("what the user has said is not changed", !keeps);
+  if (!keeps) return play.check("malloc declines", mallopt(M_MMAP_THRESHOLD, 0x7fffffff) != 1);
+  const auto before = mallinfo2();
+  void* volatile block = std::malloc(kBytes);
+  const auto during = mallinfo2();
+  std::free(block);
+  const auto after = mallinfo2();
+  play.check("a large block is no mapping of its own", during.hblkhd == before.hblkhd);
+  play.check("what is freed stays", after.arena >= during.arena);
+}
+#else
+void check_kept_memory(Play& play) { play.check("nothing is kept", !keep_freed_memory()); }
+#endif
+
+void bytes_that_are_counted(Play& play) {
+  if (play.group()) {
+    check_ledger(play);
+    check_kept_memory(play);
+    play.check("there are six categories", memory::kCategories == (play.fault() ? 7 : 6));
+  }
+  train_along(play);
+}
+
 }  // namespace
 
 std::vector<Case> bytes() {
@@ -164,6 +268,14 @@ std::vector<Case> bytes() {
            .sentence = "what a rank holds is forecast to the byte: at rest, and at the peak",
            .fault = "a byte more is found",
            .program = as_forecast,
+           .models = {"tower"},
+           .places = {.precisions = {Precision::Fp32}},
+           .windows = 1},
+          {.section = "15",
+           .name = "bytes_that_are_counted",
+           .sentence = "the ledger adds up, and what is freed stays unless the user has said how",
+           .fault = "another number of categories is expected",
+           .program = bytes_that_are_counted,
            .models = {"tower"},
            .places = {.precisions = {Precision::Fp32}},
            .windows = 1}};

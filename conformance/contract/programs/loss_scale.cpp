@@ -217,7 +217,7 @@ void scale_of_another(Play& play) {
 
 const std::vector<Precision> kFp16 = {Precision::Fp16, Precision::Fp16Static};
 
-std::vector<Case> refusals() {
+std::vector<Case> refused_passes() {
   const std::string counts = "the pass that was refused counts, too";
   return {
       {.section = "4",
@@ -324,7 +324,7 @@ std::vector<Case> scaled_steps() {
 }  // namespace
 
 std::vector<Case> loss_scale() {
-  auto all = refusals();
+  auto all = refused_passes();
   for (auto& one : scaled_steps()) all.push_back(std::move(one));
   for (auto& one : all) one.places.precisions = kFp16;
   all.push_back(
