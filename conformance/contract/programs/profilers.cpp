@@ -1,4 +1,4 @@
-// 15. What an engine says of itself: the module of every operator, and profilers beside each other.
+// 15. What an engine says of itself: the module of every operator; profilers beside each other.
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
@@ -24,7 +24,7 @@ using profile::FlopsReport;
 
 at::Tensor of(const std::vector<int64_t>& sizes) { return at::empty(sizes); }
 
-// ---- Sessions: operators with a place and times by hand. -----------------------------------------
+// ---- Sessions: operators with a place and times by hand. ----------------------------------------
 using profile::kNone;
 using profile::Operator;
 using profile::Session;
