@@ -112,7 +112,10 @@ void Accumulator::rollback() {
 }
 
 at::Tensor Accumulator::take_averaged(double factor, at::ScalarType dtype) {
-  if (!window_.defined()) return at::zeros({plan_.shard_numel()}, options_.dtype(dtype));
+  if (!window_.defined()) {
+    clear();
+    return at::zeros({plan_.shard_numel()}, options_.dtype(dtype));
+  }
   clear_missing();
   auto average = multiplied(window_, factor, dtype);
   // Beside the window, unless it took its memory.

@@ -43,6 +43,14 @@ TEST(Accumulator, AddsInOrderOfArrivalAndRoundsEachSumOnce) {
   }
 }
 
+// Whatever came before, even passes without a sum: the next first sum is written into the window.
+TEST(Accumulator, IsEmptyAfterTheAverageOfNothing) {
+  Window window(at::kFloat);
+  window.accumulator.commit();
+  EXPECT_THAT(window.accumulator.take_averaged(1.0), HasTheBitsOf(at::zeros({808})));
+  EXPECT_TRUE(window.accumulator.block(0).defined());
+}
+
 TEST(Accumulator, MergesExactSumsAndRoundsThemOnce) {
   const auto terms = sample(6 * 800, 5).view({6, 800});
   const auto want = kernels::exact_row_sum(terms, at::kFloat);
