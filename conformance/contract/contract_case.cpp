@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/programs/programs.hpp"
 #include "engine/error.hpp"
 
@@ -46,7 +47,20 @@ std::vector<Case> all_cases() {
   append(all, eigenvalues());
   append(all, forecasts());
   append(all, numbers());
+  append(all, sums());
+  append(all, threads());
+  append(all, updates());
+  append(all, clients());
+  append(all, rate_schedules());
+  append(all, rules());
   append(all, orders());
+  append(all, launches());
+  append(all, contributions());
+  append(all, windows_of_gradients());
+  append(all, shards_of_gradients());
+  append(all, disagreements());
+  append(all, announcements());
+  append(all, engines_apart());
   append(all, holdings());
   append(all, graphs());
   append(all, scaled_graphs());

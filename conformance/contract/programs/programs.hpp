@@ -44,12 +44,6 @@ std::vector<Case> profilers();               // 15: the module of each; several 
 std::vector<Case> profile_texts();           // 15: a profile as it is written
 std::vector<Case> eigenvalues();             // 15
 std::vector<Case> forecasts();               // 15: bytes by hand, and at the limits
-std::vector<Case> numbers();                 // 16: kernels, rules of update, schedules
-std::vector<Case> orders();                  // 16: layouts, buckets, windows, launches
-std::vector<Case> holdings();                // 16: parameters, shards, their communicator
-std::vector<Case> graphs();                  // 16: what is seen of a backward pass
-std::vector<Case> scaled_graphs();           // 16: the loss scale in it
-std::vector<Case> seen_operators();          // 16: what they read and cast
 std::vector<Case> refusals();                // 17
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/programs/beside.hpp"
-#include "conformance/contract/programs/programs.hpp"
 #include "engine/autograd/autocast.hpp"
 #include "engine/autograd/interpreter_lock.hpp"
 #include "engine/autograd/operator_observer.hpp"

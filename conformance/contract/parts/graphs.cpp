@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/players/reentrant.hpp"
 #include "conformance/contract/programs/beside.hpp"
-#include "conformance/contract/programs/programs.hpp"
 #include "engine/autograd/backward_pass.hpp"
 #include "engine/autograd/gradients.hpp"
 #include "engine/autograd/graph_tasks.hpp"

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/players/reentrant.hpp"
 #include "conformance/contract/programs/beside.hpp"
-#include "conformance/contract/programs/programs.hpp"
 #include "engine/autograd/scaled_graph.hpp"
 #include "engine/engine.hpp"
 #include "engine/loss/loss_scaler.hpp"
