@@ -5,6 +5,7 @@
 
 #include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/programs/programs.hpp"
+#include "conformance/contract/reading/reading_cases.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::contract {
@@ -65,6 +66,13 @@ std::vector<Case> all_cases() {
   append(all, graphs());
   append(all, scaled_graphs());
   append(all, seen_operators());
+  append(all, read_keys());
+  append(all, read_types());
+  append(all, read_schedules());
+  append(all, refused_values());
+  append(all, refused_keys());
+  append(all, refused_types());
+  append(all, refused_names());
   append(all, refusals());
   return all;
 }

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/contract/programs/beside.hpp"
 #include "conformance/contract/parts/part.hpp"
 #include "conformance/contract/parts/parts.hpp"
+#include "conformance/contract/programs/beside.hpp"
 #include "engine/agreement/coordinator.hpp"
 
 namespace equigrad::conformance::contract {

@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "conformance/contract/programs/beside.hpp"
 #include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/parts/stations.hpp"
+#include "conformance/contract/programs/beside.hpp"
 #include "engine/bucket/bucket.hpp"
 #include "engine/gradient/accumulator.hpp"
 #include "engine/gradient/micro_batches.hpp"

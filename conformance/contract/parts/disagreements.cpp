@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "conformance/contract/programs/beside.hpp"
 #include "conformance/contract/parts/part.hpp"
 #include "conformance/contract/parts/parts.hpp"
+#include "conformance/contract/programs/beside.hpp"
 #include "engine/agreement/coordinator.hpp"
 #include "engine/error.hpp"
 

@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "conformance/contract/programs/beside.hpp"
 #include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/parts/stations.hpp"
+#include "conformance/contract/programs/beside.hpp"
 #include "engine/engine.hpp"
 
 namespace equigrad::conformance::contract {

@@ -3,9 +3,9 @@
 #include <optional>
 #include <string>
 
-#include "conformance/contract/programs/beside.hpp"
 #include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/parts/stations.hpp"
+#include "conformance/contract/programs/beside.hpp"
 #include "engine/layout/bucket_plan.hpp"
 #include "engine/layout/launch_schedule.hpp"
 #include "engine/layout/parameter_table.hpp"

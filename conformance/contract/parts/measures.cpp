@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "conformance/contract/programs/beside.hpp"
 #include "conformance/contract/parts/parts.hpp"
 #include "conformance/contract/parts/stations.hpp"
+#include "conformance/contract/programs/beside.hpp"
 #include "engine/layout/bucket_plan.hpp"
 #include "engine/layout/parameter_table.hpp"
 #include "engine/shard/gradient_shard.hpp"

@@ -44,7 +44,7 @@ std::vector<Case> profilers();               // 15: the module of each; several 
 std::vector<Case> profile_texts();           // 15: a profile as it is written
 std::vector<Case> eigenvalues();             // 15
 std::vector<Case> forecasts();               // 15: bytes by hand, and at the limits
-std::vector<Case> refusals();                // 17
+std::vector<Case> refusals();                // 17: arguments of calls
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.
 at::Tensor uneven(const at::Tensor& output);
