@@ -1,6 +1,7 @@
 #include "conformance/contract/contract_case.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "conformance/contract/parts/parts.hpp"
@@ -11,69 +12,25 @@
 namespace equigrad::conformance::contract {
 namespace {
 
-void append(std::vector<Case>& to, std::vector<Case> from) {
-  for (auto& one : from) to.push_back(std::move(one));
-}
+// In the order of the contract's lines.
+// clang-format off
+constexpr std::array kSubjects = {
+  &ways_in, &several_backwards, &where_losses_come_from, &engine_forward, &several_engines,
+  &recomputation, &accumulation, &loss_scale, &parameters, &exceptions, &zero_grad,
+  &beside_the_window, &the_step, &window_length, &the_update, &the_sums, &rates,
+  &access_to_values, &whole_parameters, &scopes_of_gather, &lattice_sums,
+  &autocast_of_the_caller, &configuration, &costs, &bytes, &profiles, &profilers,
+  &profile_texts, &eigenvalues, &forecasts, &numbers, &sums, &threads, &updates, &clients,
+  &rate_schedules, &rules, &orders, &launches, &contributions, &windows_of_gradients,
+  &shards_of_gradients, &disagreements, &announcements, &engines_apart, &holdings, &graphs,
+  &scaled_graphs, &seen_operators, &read_keys, &read_types, &read_schedules, &refused_values,
+  &refused_keys, &refused_types, &refused_names, &refusals};
+// clang-format on
 
 std::vector<Case> all_cases() {
   std::vector<Case> all;
-  append(all, ways_in());
-  append(all, several_backwards());
-  append(all, where_losses_come_from());
-  append(all, engine_forward());
-  append(all, several_engines());
-  append(all, recomputation());
-  append(all, accumulation());
-  append(all, loss_scale());
-  append(all, parameters());
-  append(all, exceptions());
-  append(all, zero_grad());
-  append(all, beside_the_window());
-  append(all, the_step());
-  append(all, window_length());
-  append(all, the_update());
-  append(all, the_sums());
-  append(all, rates());
-  append(all, access_to_values());
-  append(all, whole_parameters());
-  append(all, scopes_of_gather());
-  append(all, lattice_sums());
-  append(all, autocast_of_the_caller());
-  append(all, configuration());
-  append(all, costs());
-  append(all, bytes());
-  append(all, profiles());
-  append(all, profilers());
-  append(all, profile_texts());
-  append(all, eigenvalues());
-  append(all, forecasts());
-  append(all, numbers());
-  append(all, sums());
-  append(all, threads());
-  append(all, updates());
-  append(all, clients());
-  append(all, rate_schedules());
-  append(all, rules());
-  append(all, orders());
-  append(all, launches());
-  append(all, contributions());
-  append(all, windows_of_gradients());
-  append(all, shards_of_gradients());
-  append(all, disagreements());
-  append(all, announcements());
-  append(all, engines_apart());
-  append(all, holdings());
-  append(all, graphs());
-  append(all, scaled_graphs());
-  append(all, seen_operators());
-  append(all, read_keys());
-  append(all, read_types());
-  append(all, read_schedules());
-  append(all, refused_values());
-  append(all, refused_keys());
-  append(all, refused_types());
-  append(all, refused_names());
-  append(all, refusals());
+  for (auto* subject : kSubjects)
+    for (auto& one : subject()) all.push_back(std::move(one));
   return all;
 }
 

@@ -1,8 +1,9 @@
 // Parts: line 16 of the contract, a function for each of the engine's rooms or a few of them.
 //
 // A part is driven through its own header, beside any engine, on values that are drawn from the
-// seed of the run, and judged by a definition that shares nothing with it: integers, doubles, plain
-// torch, a model of a few lines, brute force. What a plain step of training shows is not asked again.
+// seed of the run, and judged by a definition that shares nothing with it: integers, doubles,
+// plain torch, a model of a few lines, brute force. What a plain step of training shows is not
+// asked again.
 //
 // Invariants: as those of programs.hpp. The player's engine is trained meanwhile.
 // Units: none.   Errors: none.

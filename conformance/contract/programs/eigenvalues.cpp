@@ -61,23 +61,64 @@ at::Tensor flat(const std::vector<at::Tensor>& vector) {
   return at::cat(all).to(at::kDouble);
 }
 
-bool is_near(double got, double want, double by) { return std::abs(got - want) <= by; }
-
 std::string words_of(double got, double want) {
   return std::to_string(want) + ", got " + std::to_string(got);
 }
 
-// By the definition, in fp64: of the vector that came with it.
-void check_residual(Play& play, const std::string& what, const at::Tensor& matrix,
+constexpr double kHalfUlp = 0x1p-24, kOfDoubles = 0x1p-53;  // relative
+
+// H, and what the sums of its elements can be wrong by.
+struct Known {
+  at::Tensor matrix, magnitude;     // [n, n], fp64; the second of absolute values
+  double of_an_element = kHalfUlp;  // relative
+  int64_t ranks = 1;
+
+  explicit Known(const at::Tensor& of, double element = kHalfUlp)
+      : matrix(of.to(at::kDouble)), magnitude(matrix.abs()), of_an_element(element) {}
+  // The largest error of a computed Hv, element by element: sums of n products, their mean with
+  // those of the transposed, and that of all ranks (Higham, Accuracy and Stability, 3.1).   [n]
+  at::Tensor bound(const at::Tensor& vector) const {
+    const double n = static_cast<double>(vector.numel() + 2 + ranks);
+    const double factor = n * (of_an_element + kOfDoubles) / (1 - n * of_an_element);
+    return at::mv(magnitude, vector.abs()) * factor;
+  }
+};
+
+// By the definition, in fp64: of the vector that came with it. An eigenvalue of a symmetric matrix
+// is no farther from v . Hv / v . v than the residual is long (Parlett, The Symmetric Eigenvalue
+// Problem, 4.5).
+struct ByDefinition {
+  double value = 0, value_bound = 0, residual = 0, residual_bound = 0, to_an_eigenvalue = 0;
+
+  ByDefinition(const Known& known, const Eigenvalue& found) {
+    const auto vector = flat(found.vector);
+    const auto product = at::mv(known.matrix, vector);
+    const auto bound = known.bound(vector);
+    const double length = vector.norm().item<double>();
+    value = at::dot(product, vector).item<double>();
+    value_bound = at::dot(bound, vector.abs()).item<double>();
+    residual = (product - vector * found.value).norm().item<double>() / length;
+    residual_bound = bound.norm().item<double>() / length;
+    to_an_eigenvalue = residual + std::abs(found.value) * std::abs(1 - length * length) / length;
+  }
+};
+
+void check_residual(Play& play, const std::string& what, const Known& known,
                     const Eigenvalue& found) {
-  const auto vector = flat(found.vector);
-  const auto product = at::mv(matrix.to(at::kDouble), vector);
-  const double value = at::dot(product, vector).item<double>();
-  play.check(what + " is v . Hv, " + words_of(found.value, value),
-             is_near(found.value, value, 1e-4));
-  const double rest = ((product - vector * found.value).norm() / vector.norm()).item<double>();
-  play.check(what + " has the residual " + words_of(found.residual, rest),
-             is_near(found.residual, rest, 1e-4));
+  const ByDefinition want(known, found);
+  play.check(what + " is v . Hv, " + words_of(found.value, want.value),
+             std::abs(found.value - want.value) <= want.value_bound);
+  play.check(what + " has the residual " + words_of(found.residual, want.residual),
+             std::abs(found.residual - want.residual) <= want.residual_bound);
+}
+
+// The eigenvalue itself, of a matrix that has no other as near.
+void check_eigenvalue(Play& play, const std::string& what, const Known& known,
+                      const Eigenvalue& found, double want) {
+  const ByDefinition bounds(known, found);
+  play.check(what + ", " + words_of(found.value, want),
+             std::abs(found.value - bounds.value) <= bounds.value_bound &&
+                 std::abs(found.value - want) <= bounds.to_an_eigenvalue + bounds.value_bound);
 }
 
 void check_found(Play& play, int64_t rows, int64_t columns, int64_t more) {
@@ -89,14 +130,15 @@ void check_found(Play& play, int64_t rows, int64_t columns, int64_t more) {
   options.seed = seed;
   const auto found = eigenvalue(form.loss, form.parameters, options);
   const double want = largest_of(form.matrix) + (play.fault() ? 1 : 0);
-  play.check("the eigenvalue is " + words_of(found.value, want),
-             found.converged && is_near(found.value, want, 2e-3));
-  check_residual(play, "the eigenvalue", form.matrix, found);
+  play.check("two products agree at last", found.converged);
+  check_eigenvalue(play, "the eigenvalue", Known(form.matrix), found, want);
+  check_residual(play, "the eigenvalue", Known(form.matrix), found);
+  const double length = flat(found.vector).norm().item<double>();
   play.check("its vector has the shapes of what is trained, and the length 1",
              found.vector.size() == 2 && found.vector[0].sizes() == form.parameters[0].sizes() &&
                  found.vector[1].sizes() == form.parameters[3].sizes() &&
-                 found.vector[0].scalar_type() == at::kFloat &&
-                 is_near(flat(found.vector).norm().item<double>(), 1, 1e-5));
+                 found.vector[0].scalar_type() == at::kFloat && length <= 1 + kHalfUlp &&
+                 length >= (1 - kHalfUlp) / (1 + options.stability));  // of a product above 1
   for (const auto& parameter : form.parameters)
     play.check("no gradient is written", !parameter.grad().defined());
   form.loss.backward();
@@ -135,8 +177,10 @@ void check_iterations(Play& play) {
       const auto want = first_vector(8, seed, stability);
       play.check("a single product is of the first vector, and has nothing to agree with",
                  one.iterations == 1 && !one.converged &&
-                     at::allclose(flat(one.vector), want, 1e-5, 1e-6));
-      check_residual(play, "a single product", form.matrix, one);
+                     ((flat(one.vector) - want).abs() <= want.abs() * (kHalfUlp + 32 * kOfDoubles))
+                         .all()
+                         .item<bool>());
+      check_residual(play, "a single product", Known(form.matrix), one);
       for (const double tolerance : {1e9, 0.3, 1e-2}) {
         options.max_iterations = 60;
         options.tolerance = tolerance;
@@ -146,7 +190,7 @@ void check_iterations(Play& play) {
                        std::to_string(count) + " products, got " +
                        std::to_string(several.iterations),
                    several.iterations == count && several.converged == (count < 60));
-        check_residual(play, "the last of several", form.matrix, several);
+        check_residual(play, "the last of several", Known(form.matrix), several);
       }
     }
 }
@@ -158,17 +202,19 @@ void check_zeros(Play& play) {
   play.check("a loss without second derivatives has the eigenvalue 0, at once",
              straight.value == 0 && straight.converged && straight.iterations == 1 &&
                  straight.residual == 0);
+  const auto diagonal = [](std::vector<float> of, double element = kHalfUlp) {
+    return Known(at::diag(at::tensor(of)), element);
+  };
   const auto infinite = eigenvalue(x.pow(1.5).sum() + 1.5 * y.square().sum(), {x, y});
-  play.check("what is infinite counts as nothing, " + words_of(infinite.value, 3),
-             infinite.converged && is_near(infinite.value, 3, 1e-2));
+  check_eigenvalue(play, "what is infinite counts as nothing", diagonal({0, 0, 0, 3, 3}), infinite,
+                   3);
   // Rows that the loss does not reach, or reaches on straight lines only, are zeros.
   const auto partly = eigenvalue(x.sum() - 2 * y.square().sum(), {x, y});
-  play.check("one of two that are reached, " + words_of(partly.value, -4),
-             partly.converged && is_near(partly.value, -4, 1e-2));
+  check_eigenvalue(play, "one of two that are reached", diagonal({0, 0, 0, -4, -4}), partly, -4);
   const auto beside = at::ones({2}).requires_grad_();
   const auto half = at::ones({2}, at::kBFloat16).requires_grad_();
   const auto mixed = eigenvalue(half.to(at::kFloat).square().sum() * 4, {beside, half});
-  play.check("of 16 bits, " + words_of(mixed.value, 8), is_near(mixed.value, 8, 0.1));
+  check_eigenvalue(play, "of 16 bits", diagonal({0, 0, 8, 8}, 0x1p-9), mixed, 8);
   play.check("its vector is fp32", mixed.vector[1].scalar_type() == at::kFloat);
 }
 
@@ -207,11 +253,14 @@ void check_refused(Play& play) {
 // Each rank has a matrix of its own, of a size that ranks do not divide: H is their average.
 void check_ranks(Play& play, comm::Communicator& group) {
   const auto& context = play.context();
-  at::Tensor average = at::zeros({5, 5}, at::kDouble), mine;
+  Known average(at::zeros({5, 5}));
+  average.ranks = context.world;
+  at::Tensor mine;
   for (int rank = 0; rank < context.world; ++rank) {
     auto matrix = matrix_of(5, context.seed + static_cast<uint64_t>(rank) + 1);
     matrix += at::eye(5) * -4;  // so that the average has one eigenvalue that leads
-    average += matrix.to(at::kDouble) / context.world;
+    average.matrix += matrix.to(at::kDouble) / context.world;
+    average.magnitude += matrix.to(at::kDouble).abs() / context.world;
     if (rank == context.rank) mine = matrix;
   }
   const Form form(2, 2, 1, mine);
@@ -221,8 +270,8 @@ void check_ranks(Play& play, comm::Communicator& group) {
   const auto found = eigenvalue(form.loss, form.parameters, options, &group);
   check_residual(play, "the eigenvalue of all ranks", average, found);
   play.check("all ranks stop where fp64 would, give or take one",
-             std::abs(found.iterations -
-                      products_by_hand(average, first_vector(5, 0, 1e-6), 1e-3, 1e-6, 50)) <= 1);
+             std::abs(found.iterations - products_by_hand(average.matrix, first_vector(5, 0, 1e-6),
+                                                          1e-3, 1e-6, 50)) <= 1);
   const auto bits =
       at::cat({at::scalar_tensor(found.value, at::kDouble).view({1}),
                at::scalar_tensor(found.residual, at::kDouble).view({1}), flat(found.vector)})

@@ -1,7 +1,7 @@
-// ReadingCases: what configurations are read as (line 15 of the contract), and which are refused, in
-// which words (line 17).
+// ReadingCases: what configurations are read as, line 15 of the contract, and which are refused and
+// in which words, line 17.
 //
-// Invariants: as those of programs.hpp; no case shares a line with the engine's parser or its table.
+// Invariants: those of programs.hpp; no case shares a line with the engine's parser or its table.
 // Units: none.   Errors: none.
 // Depends on: contract_spec.hpp.
 #pragma once
