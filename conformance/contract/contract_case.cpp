@@ -24,7 +24,8 @@ constexpr std::array kSubjects = {
   &rate_schedules, &rules, &orders, &launches, &contributions, &windows_of_gradients,
   &shards_of_gradients, &disagreements, &announcements, &engines_apart, &holdings, &graphs,
   &scaled_graphs, &seen_operators, &read_keys, &read_types, &read_schedules, &refused_values,
-  &refused_keys, &refused_types, &refused_names, &refusals};
+  &refused_keys, &refused_types, &refused_names, &refusals,
+  &refused_calls};
 // clang-format on
 
 std::vector<Case> all_cases() {

@@ -45,6 +45,7 @@ std::vector<Case> profile_texts();           // 15: a profile as it is written
 std::vector<Case> eigenvalues();             // 15
 std::vector<Case> forecasts();               // 15: bytes by hand, and at the limits
 std::vector<Case> refusals();                // 17: arguments of calls
+std::vector<Case> refused_calls();           // 17: on one rank, known to all
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.
 at::Tensor uneven(const at::Tensor& output);
