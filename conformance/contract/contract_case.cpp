@@ -80,17 +80,18 @@ std::vector<Spec> default_specs() {
   std::vector<Spec> specs;
   int turn = 0;
   for (const auto& one : cases()) {
-    const auto modes = one.places.precisions.size();
-    const int most = std::max(2, one.places.smallest_world);
-    for (int stage = 0; stage < 4; ++stage)
-      for (std::size_t mode = 0; mode < modes; ++mode)
-        specs.push_back(spec_at(one, stage, mode, most));
-    for (const int world : {1, 3, 4}) {
+    const auto& places = one.places;
+    const auto modes = places.precisions.size();
+    const int most = std::max(2, places.smallest_world);
+    if (places.plays == Plays::EveryStage)
+      for (int stage = 0; stage < 4; ++stage)
+        for (std::size_t mode = 0; mode < modes; ++mode)
+          specs.push_back(spec_at(one, stage, mode, most));
+    for (const int world : {1, 2, 3, 4}) {
+      if (world == most ? places.plays == Plays::EveryStage : places.plays == Plays::Once) continue;
       ++turn;
-      if (world < one.places.smallest_world || world == most) continue;
-      const int stage = turn % 4;
-      const auto mode = static_cast<std::size_t>(turn / 4) % modes;
-      specs.push_back(spec_at(one, stage, mode, world));
+      if (world < places.smallest_world) continue;
+      specs.push_back(spec_at(one, turn % 4, static_cast<std::size_t>(turn / 4) % modes, world));
     }
   }
   return specs;

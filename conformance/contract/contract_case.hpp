@@ -1,7 +1,8 @@
 // ContractCase: every line of the contract as named cases, each at every stage.
 //
-// Invariants: names are unique; every case is in the default selection at all stages and all its
-// precisions with two ranks (or its fewest), and once with each other number of ranks.
+// Invariants: names are unique; every case that its stage may change is in the default selection at
+// all stages and all its precisions with two ranks (or its fewest), and once with each other number
+// of ranks; the others as their Plays say.
 // Units: those of players/contract_spec.hpp.
 // Errors: equigrad::Error for an id that no case has.
 // Depends on: players/contract_spec.hpp; programs, engine/error.hpp in the source. No torch.

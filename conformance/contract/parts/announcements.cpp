@@ -203,7 +203,7 @@ std::vector<Case> announcements() {
            .fault = "an answer is expected that is none",
            .program = announced,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1}};
 }
 

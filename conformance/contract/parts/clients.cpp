@@ -433,12 +433,15 @@ void in_engine(Play& play) {
 }  // namespace
 
 std::vector<Case> clients() {
-  return {of_part("client_optimizers_on_slices",
-                  "torch's optimizers do to a slice what they do to it in its whole",
-                  "another parameter is expected", on_slices),
-          of_part("client_optimizers_in_an_engine",
-                  "an optimizer of the user trains shards, and its states are held by them",
-                  "another parameter is expected", in_engine)};
+  const std::string fault = "another parameter is expected";
+  std::vector<Case> all = {
+      of_part("client_optimizers_on_slices",
+              "torch's optimizers do to a slice what they do to it in its whole", fault, on_slices),
+      of_part("client_optimizers_in_an_engine",
+              "an optimizer of the user trains shards, and its states are held by them", fault,
+              in_engine)};
+  all.back().places.plays = Plays::EveryStage;
+  return all;
 }
 
 }  // namespace equigrad::conformance::contract

@@ -402,7 +402,7 @@ std::vector<Case> contributions() {
            .fault = "one contribution counts twice",
            .program = held_and_added,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1},
           {.section = "16",
            .name = "micro_batches",
@@ -410,7 +410,7 @@ std::vector<Case> contributions() {
            .fault = "a boundary is expected",
            .program = counted,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

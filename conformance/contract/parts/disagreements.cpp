@@ -354,7 +354,7 @@ std::vector<Case> disagreements() {
            .fault = "another place is expected",
            .program = different_places,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1},
           {.section = "16",
            .name = "ranks_that_read_leave_or_throw",
@@ -362,7 +362,7 @@ std::vector<Case> disagreements() {
            .fault = "another engine is expected",
            .program = reads_and_exceptions,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1}};
 }
 

@@ -97,7 +97,7 @@ Case of_part(const std::string& name, const std::string& sentence, const std::st
           .fault = fault,
           .program = program,
           .models = {"tower"},
-          .places = {.precisions = {Precision::Fp32}},
+          .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
           .windows = 1};
 }
 

@@ -302,7 +302,7 @@ std::vector<Case> scaled_graphs() {
            .fault = "an unscaled gradient is expected",
            .program = scale_parts::gradients_scaled_once,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

@@ -383,7 +383,7 @@ std::vector<Case> graphs() {
            .fault = "the gradient of another parameter is expected",
            .program = graph_parts::passes_from_begin_to_end,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

@@ -261,7 +261,7 @@ std::vector<Case> launches() {
            .fault = "a bucket is expected to have left",
            .program = driven,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

@@ -370,7 +370,7 @@ std::vector<Case> orders() {
            .fault = "another padding is expected",
            .program = layouts,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

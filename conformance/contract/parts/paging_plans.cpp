@@ -180,7 +180,7 @@ std::vector<Case> paging_plans() {
            .fault = "something else is expected",
            .program = planned,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

@@ -265,7 +265,7 @@ std::vector<Case> reductions() {
                 .fault = "something else is expected",
                 .program = std::move(program),
                 .models = {"tower"},
-                .places = {.precisions = {Precision::Fp32}},
+                .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
                 .windows = 1};
   };
   return {one("sums_over_ranks", "sums of every order, type and size are those of their pages",

@@ -448,7 +448,7 @@ std::vector<Case> windows_of_gradients() {
            .fault = "one more is expected",
            .program = averaged,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1},
           {.section = "16",
            .name = "what_is_sent_when",
@@ -456,7 +456,7 @@ std::vector<Case> windows_of_gradients() {
            .fault = "a sum is expected where none is sent",
            .program = what_is_sent,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1}};
 }
 

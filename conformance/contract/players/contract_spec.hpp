@@ -40,11 +40,19 @@ enum class Feature {
   SmallPagesStay,   // stage 3: parameters of up to 20 elements are whole all the time
 };
 
+// What of a case depends on its place, and so how often the default selection plays it.
+enum class Plays {
+  EveryStage,  // and once with each other number of ranks
+  EveryWorld,  // its stage changes nothing: one stage for each number of ranks
+  Once,        // nor do its ranks
+};
+
 // Where a case is played: every stage, and these.
 struct Places {
   std::vector<int64_t> accumulations = {1, 3};
   std::vector<Precision> precisions = {Precision::Fp32, Precision::Bf16};
   int smallest_world = 1;
+  Plays plays = Plays::EveryStage;
 };
 
 struct Case {

@@ -315,7 +315,7 @@ std::vector<Case> eigenvalues() {
            .fault = "another eigenvalue is expected",
            .program = eigenvalue_parts::eigenvalue_of_a_block,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1}};
 }
 

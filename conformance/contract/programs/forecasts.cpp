@@ -422,7 +422,7 @@ std::vector<Case> forecasts() {
            .fault = "a byte is expected where there is none",
            .program = forecast_parts::bytes_by_hand,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1}};
 }
 

@@ -394,7 +394,7 @@ std::vector<Case> profilers() {
            .fault = "a pass that is longer is expected",
            .program = profiler_parts::every_operator_in_one_module,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1},
           {.section = "15",
            .name = "profilers_beside_each_other",
@@ -402,7 +402,7 @@ std::vector<Case> profilers() {
            .fault = "one operation more is expected",
            .program = profiler_parts::profilers_beside_each_other,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

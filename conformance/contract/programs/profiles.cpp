@@ -359,7 +359,7 @@ std::vector<Case> profiles() {
            .fault = "one operation more is expected",
            .program = profile_parts::every_formula,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

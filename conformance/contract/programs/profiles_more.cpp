@@ -311,7 +311,7 @@ std::vector<Case> profile_texts() {
            .fault = "another number of modules is listed",
            .program = profile_reports::report_row_by_row,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

@@ -241,7 +241,7 @@ std::vector<Case> read_keys() {
            .fault = "another line is expected",
            .program = read_as,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

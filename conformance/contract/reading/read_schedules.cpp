@@ -413,7 +413,7 @@ Case of_reading(const std::string& name, const std::string& sentence, void (*pro
           .fault = "another line is expected",
           .program = program,
           .models = {"tower"},
-          .places = {.precisions = {Precision::Fp32}},
+          .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
           .windows = 1};
 }
 

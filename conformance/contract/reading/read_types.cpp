@@ -282,7 +282,7 @@ std::vector<Case> read_types() {
            .fault = "another line is expected",
            .program = types_one_by_one,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

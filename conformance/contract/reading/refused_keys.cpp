@@ -265,7 +265,7 @@ std::vector<Case> refused_keys() {
            .fault = "another problem is expected",
            .program = together,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
            .windows = 1}};
 }
 

@@ -405,7 +405,7 @@ Case of(const std::string& name, const std::string& sentence, void (*program)(Pl
           .fault = "another problem is expected",
           .program = program,
           .models = {"tower"},
-          .places = {.precisions = {Precision::Fp32}},
+          .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
           .windows = 1};
 }
 

@@ -310,7 +310,7 @@ std::vector<Case> refused_types() {
            .fault = "another problem is expected",
            .program = types_together,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 

@@ -395,7 +395,7 @@ std::vector<Case> refused_values() {
            .fault = "another problem is expected",
            .program = wrong_types,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1},
           {.section = "17",
            .name = "values_beyond_their_limits",
@@ -403,7 +403,7 @@ std::vector<Case> refused_values() {
            .fault = "another problem is expected",
            .program = wrong_ranges,
            .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
+           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
            .windows = 1}};
 }
 
