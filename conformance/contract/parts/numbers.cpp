@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "conformance/contract/parts/drawn.hpp"
@@ -54,8 +55,17 @@ void check_widening(Play& play, const Format& format, InstructionSet set) {
 
 // Halfway between neighbours, next to it on both sides, and the numbers themselves.
 Floats to_be_narrowed(const Format& format, Draws& draws) {
-  Floats all = {kNotANumber, -kNotANumber, kInfinite,  -kInfinite, kLargest,
-                -kLargest,   kSmallest,    -kSmallest, 0.0F,       -0.0F};
+  Floats all = {kNotANumber,
+                -kNotANumber,
+                kInfinite,
+                -kInfinite,
+                kLargest,
+                -kLargest,
+                kSmallest,
+                -kSmallest,
+                0.0F,
+                -0.0F,
+                std::bit_cast<float>(0x7F800001U)};  // the NaN next to infinity
   const auto infinity = static_cast<unsigned>(format.last_exponent()) << format.fraction_bits;
   const unsigned normal = 1U << format.fraction_bits;
   const auto add = [&](unsigned bits) {

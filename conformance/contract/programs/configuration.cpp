@@ -157,6 +157,12 @@ std::vector<Contradiction> of_precision() {
            [](EngineConfig& config) { config.precision.master = DataType::Bf16; }},
           {"data_types.grad_accum_dtype: expected fp32 for fp32 parameters",
            [](EngineConfig& config) { config.precision.accumulate = DataType::Bf16; }},
+          {"fp16.initial_scale_power: expected",
+           [scaled](EngineConfig& config) {
+             scaled(config, 1);
+             config.precision.loss_scale = {.policy = LossScaleConfig::Policy::GradScaler,
+                                            .initial_scale_power = 400};
+           }},
           {"torch_autocast.dtype: expected bf16 or fp16, got fp32", [](EngineConfig& config) {
              config.precision.autocast = {.enabled = true, .dtype = DataType::Fp32};
            }}};
