@@ -1,6 +1,7 @@
 #include "engine/profile/flop_formulas.hpp"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <sstream>
@@ -81,12 +82,13 @@ Cost normalization(Inputs inputs) {
 // [.., m, k] * [.., k, n], of which the left one is input `kLeft`; with `kLeft` 1 input 0 is added.
 template <std::size_t kLeft>
 Cost product(Inputs inputs) {
-  const auto* right = tensor_at(inputs, kLeft + 1);
+  const auto *left = tensor_at(inputs, kLeft), *right = tensor_at(inputs, kLeft + 1);
+  if (left == nullptr || left->dim() == 0) return {};
   const int64_t columns = right != nullptr && right->dim() >= 2 ? right->size(-1) : 1;
-  const int64_t macs = numel_at(inputs, kLeft) * columns;
-  const int64_t depth = size_at(inputs, kLeft, -1);
-  const int64_t added = kLeft == 0 || depth == 0 ? 0 : macs / depth;
-  return {2 * macs + added, macs};
+  const int64_t outputs =
+      c10::multiply_integers(left->sizes().slice(0, left->sizes().size() - 1)) * columns;
+  const int64_t macs = outputs * left->size(-1);
+  return {2 * macs + (kLeft == 0 ? 0 : outputs), macs};
 }
 
 // addbmm: input 0 [m, n] is added to the sum of the products.

@@ -38,6 +38,7 @@ TEST(FlopFormulas, WhatIsAddedToAProductIsOneForEveryOutput) {
             (Cost{924, 420}));
   EXPECT_EQ(cost("addbmm", {zeros({4, 3}), zeros({7, 4, 5}), zeros({7, 5, 3}), 1, 1}),
             (Cost{840 + 12, 420}));
+  EXPECT_EQ(cost("addmm", {zeros({3}), zeros({4, 0}), zeros({0, 3}), 1, 1}), (Cost{12, 0}));
 }
 
 // 9 + 2 - 3, by 2, + 1 = 5: [2, 6, 5, 5] outputs of 4 * 3 * 3 products.
