@@ -102,6 +102,9 @@ function(equigrad_use_torch_of target root cudart)
   if(cudart)
     target_link_libraries(${target} INTERFACE "${cudart}")
   endif()
+  # clang 18 mangles constrained templates in another way than the compilers of torch's libraries.
+  target_compile_options(${target} INTERFACE
+    "$<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,18>>:-fclang-abi-compat=17>")
   # torch_cuda registers itself when it is loaded, so it is linked though nothing names it.
   target_link_options(${target} INTERFACE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
 endfunction()
