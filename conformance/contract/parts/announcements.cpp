@@ -197,14 +197,9 @@ void announced(Play& play) {
 }  // namespace
 
 std::vector<Case> announcements() {
-  return {{.section = "16",
-           .name = "announcements",
-           .sentence = "what is announced is heard once, and leaves where all have come to it",
-           .fault = "an answer is expected that is none",
-           .program = announced,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1}};
+  return {of_part("announcements",
+                  "what is announced is heard once, and leaves where all have come to it",
+                  "an answer is expected that is none", announced, Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

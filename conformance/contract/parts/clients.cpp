@@ -434,14 +434,12 @@ void in_engine(Play& play) {
 
 std::vector<Case> clients() {
   const std::string fault = "another parameter is expected";
-  std::vector<Case> all = {
+  return {
       of_part("client_optimizers_on_slices",
               "torch's optimizers do to a slice what they do to it in its whole", fault, on_slices),
       of_part("client_optimizers_in_an_engine",
               "an optimizer of the user trains shards, and its states are held by them", fault,
-              in_engine)};
-  all.back().places.plays = Plays::EveryStage;
-  return all;
+              in_engine, Plays::EveryStage)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -437,23 +437,14 @@ void misses_ranks(Play& play) {
 }  // namespace
 
 std::vector<Case> communicators() {
-  const auto one = [](const std::string& name, const std::string& sentence,
-                      std::function<void(Play&)> program) {
-    return Case{.section = "16",
-                .name = name,
-                .sentence = sentence,
-                .fault = "something else is expected",
-                .program = std::move(program),
-                .models = {"tower"},
-                .places = {.precisions = {Precision::Fp32}},
-                .windows = 1};
-  };
-  return {one("launches_are_read", "every launcher's variables are read, or refused by their names",
-              reads_launches),
-          one("collectives_carry_rows", "what ranks send arrives where it belongs, in any order",
-              carries),
-          one("ranks_that_are_missing", "who is not there, or has gone, is told by its rank",
-              misses_ranks)};
+  const std::string fault = "something else is expected";
+  return {
+      of_part("launches_are_read", "every launcher's variables are read, or refused by their names",
+              fault, reads_launches, Plays::EveryStage),
+      of_part("collectives_carry_rows", "what ranks send arrives where it belongs, in any order",
+              fault, carries, Plays::EveryStage),
+      of_part("ranks_that_are_missing", "who is not there, or has gone, is told by its rank", fault,
+              misses_ranks, Plays::EveryStage)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -396,22 +396,11 @@ void counted(Play& play) {
 }  // namespace
 
 std::vector<Case> contributions() {
-  return {{.section = "16",
-           .name = "buckets_and_sums",
-           .sentence = "what is held and added is what came in, zeros elsewhere, byte for byte",
-           .fault = "one contribution counts twice",
-           .program = held_and_added,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1},
-          {.section = "16",
-           .name = "micro_batches",
-           .sentence = "a window's length is counted, set and given back as documented",
-           .fault = "a boundary is expected",
-           .program = counted,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {of_part("buckets_and_sums",
+                  "what is held and added is what came in, zeros elsewhere, byte for byte",
+                  "one contribution counts twice", held_and_added),
+          of_part("micro_batches", "a window's length is counted, set and given back as documented",
+                  "a boundary is expected", counted)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -348,22 +348,12 @@ void reads_and_exceptions(Play& play) {
 }  // namespace
 
 std::vector<Case> disagreements() {
-  return {{.section = "16",
-           .name = "ranks_at_different_places",
-           .sentence = "all are told which ranks are where, and what every rank says is heard",
-           .fault = "another place is expected",
-           .program = different_places,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1},
-          {.section = "16",
-           .name = "ranks_that_read_leave_or_throw",
-           .sentence = "who waits serves, who is gone is named, an exception is told once",
-           .fault = "another engine is expected",
-           .program = reads_and_exceptions,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1}};
+  return {of_part("ranks_at_different_places",
+                  "all are told which ranks are where, and what every rank says is heard",
+                  "another place is expected", different_places, Plays::EveryWorld),
+          of_part("ranks_that_read_leave_or_throw",
+                  "who waits serves, who is gone is named, an exception is told once",
+                  "another engine is expected", reads_and_exceptions, Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -89,16 +89,4 @@ Rows drawn_rows(Draws& draws, const Format& format, int count, int64_t n, int sp
 Threads::Threads(int threads) : before_(at::get_num_threads()) { at::set_num_threads(threads); }
 Threads::~Threads() { at::set_num_threads(before_); }
 
-Case of_part(const std::string& name, const std::string& sentence, const std::string& fault,
-             void (*program)(Play&)) {
-  return {.section = "16",
-          .name = name,
-          .sentence = sentence,
-          .fault = fault,
-          .program = program,
-          .models = {"tower"},
-          .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-          .windows = 1};
-}
-
 }  // namespace equigrad::conformance::contract

@@ -85,8 +85,4 @@ class Threads {
   int before_;
 };
 
-// A case of parts that need no engine.
-Case of_part(const std::string& name, const std::string& sentence, const std::string& fault,
-             void (*program)(Play&));
-
 }  // namespace equigrad::conformance::contract

@@ -164,14 +164,13 @@ void apart(Play& play) {
 }  // namespace
 
 std::vector<Case> engines_apart() {
-  return {{.section = "16",
-           .name = "engines_of_ranks_that_call_apart",
-           .sentence = "different calls are an error on every rank that names both, and no more",
-           .fault = "another update is expected",
-           .program = apart,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .smallest_world = 2},
-           .windows = 1}};
+  return {case_beside(
+      {.section = "16",
+       .name = "engines_of_ranks_that_call_apart",
+       .sentence = "different calls are an error on every rank that names both, and no more",
+       .fault = "another update is expected",
+       .program = apart,
+       .places = {.smallest_world = 2}})};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -296,14 +296,9 @@ void gradients_scaled_once(Play& play) {
 }  // namespace scale_parts
 
 std::vector<Case> scaled_graphs() {
-  return {{.section = "16",
-           .name = "gradients_scaled_once",
-           .sentence = "the loss scale in a graph: what it does, and every complaint, in words",
-           .fault = "an unscaled gradient is expected",
-           .program = scale_parts::gradients_scaled_once,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {of_part("gradients_scaled_once",
+                  "the loss scale in a graph: what it does, and every complaint, in words",
+                  "an unscaled gradient is expected", scale_parts::gradients_scaled_once)};
 }
 
 }  // namespace equigrad::conformance::contract

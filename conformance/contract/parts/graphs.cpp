@@ -377,14 +377,10 @@ void passes_from_begin_to_end(Play& play) {
 }  // namespace graph_parts
 
 std::vector<Case> graphs() {
-  return {{.section = "16",
-           .name = "passes_from_begin_to_end",
-           .sentence = "begin, gradients, end: of every way in, in order, once; or abandoned",
-           .fault = "the gradient of another parameter is expected",
-           .program = graph_parts::passes_from_begin_to_end,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {of_part("passes_from_begin_to_end",
+                  "begin, gradients, end: of every way in, in order, once; or abandoned",
+                  "the gradient of another parameter is expected",
+                  graph_parts::passes_from_begin_to_end)};
 }
 
 }  // namespace equigrad::conformance::contract

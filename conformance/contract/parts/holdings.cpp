@@ -338,22 +338,12 @@ void whole_in_scopes(Play& play) {
 }  // namespace
 
 std::vector<Case> holdings() {
-  const auto one = [](const std::string& name, const std::string& sentence,
-                      std::function<void(Play&)> program) {
-    return Case{.section = "16",
-                .name = name,
-                .sentence = sentence,
-                .fault = "something else is expected",
-                .program = std::move(program),
-                .models = {"tower"},
-                .places = {.precisions = {Precision::Fp32}},
-                .windows = 1};
-  };
+  const std::string fault = "something else is expected";
   std::vector<Case> all = {
-      one("values_of_every_kind", "every value of every kind is read as it was set, or refused",
-          read_and_set),
-      one("scopes_of_every_kind", "a scope holds what it says, and keeps what one rank wrote",
-          whole_in_scopes)};
+      of_part("values_of_every_kind", "every value of every kind is read as it was set, or refused",
+              fault, read_and_set, Plays::EveryStage),
+      of_part("scopes_of_every_kind", "a scope holds what it says, and keeps what one rank wrote",
+              fault, whole_in_scopes, Plays::EveryStage)};
   for (auto* more : {&made_within_init, &pagings, &paging_plans, &communicators, &reductions})
     for (auto& each : more()) all.push_back(std::move(each));
   return all;

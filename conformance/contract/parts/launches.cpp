@@ -255,14 +255,9 @@ void driven(Play& play) {
 }  // namespace
 
 std::vector<Case> launches() {
-  return {{.section = "16",
-           .name = "launches",
-           .sentence = "buckets leave, arrive and are kept as documented, whatever comes when",
-           .fault = "a bucket is expected to have left",
-           .program = driven,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {of_part("launches",
+                  "buckets leave, arrive and are kept as documented, whatever comes when",
+                  "a bucket is expected to have left", driven)};
 }
 
 }  // namespace equigrad::conformance::contract

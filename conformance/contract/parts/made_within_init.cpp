@@ -207,15 +207,9 @@ void made_in_init(Play& play) {
 }  // namespace
 
 std::vector<Case> made_within_init() {
-  return {
-      {.section = "16",
-       .name = "parameters_made_in_init",
-       .sentence = "parameters go when they are idle, come back when used, and are no rank's own",
-       .fault = "something else is expected",
-       .program = made_in_init,
-       .models = {"tower"},
-       .places = {.precisions = {Precision::Fp32}},
-       .windows = 1}};
+  return {of_part("parameters_made_in_init",
+                  "parameters go when they are idle, come back when used, and are no rank's own",
+                  "something else is expected", made_in_init, Plays::EveryStage)};
 }
 
 }  // namespace equigrad::conformance::contract

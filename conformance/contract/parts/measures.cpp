@@ -160,14 +160,9 @@ void measured(Play& play) {
 }  // namespace
 
 std::vector<Case> shards_of_gradients() {
-  return {{.section = "16",
-           .name = "shards_of_gradients",
-           .sentence = "norms, clipping and the first number that is none, at every size",
-           .fault = "another length is expected",
-           .program = measured,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1}};
+  return {of_part("shards_of_gradients",
+                  "norms, clipping and the first number that is none, at every size",
+                  "another length is expected", measured, Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -325,15 +325,10 @@ void operators_as_they_are_told(Play& play) {
 }  // namespace operator_parts
 
 std::vector<Case> seen_operators() {
-  return {
-      {.section = "16",
-       .name = "operators_as_they_are_told",
-       .sentence = "who reads what is watched, compiled or not; casts, and whom they are kept for",
-       .fault = "a page that is read is not expected",
-       .program = operator_parts::operators_as_they_are_told,
-       .models = {"tower"},
-       .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-       .windows = 1}};
+  return {of_part("operators_as_they_are_told",
+                  "who reads what is watched, compiled or not; casts, and whom they are kept for",
+                  "a page that is read is not expected",
+                  operator_parts::operators_as_they_are_told)};
 }
 
 }  // namespace equigrad::conformance::contract

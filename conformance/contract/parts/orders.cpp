@@ -364,14 +364,9 @@ void layouts(Play& play) {
 }  // namespace
 
 std::vector<Case> orders() {
-  return {{.section = "16",
-           .name = "layouts",
-           .sentence = "who owns what, and what is sent together, is as documented at every size",
-           .fault = "another padding is expected",
-           .program = layouts,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {of_part("layouts",
+                  "who owns what, and what is sent together, is as documented at every size",
+                  "another padding is expected", layouts)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -174,14 +174,8 @@ void planned(Play& play) {
 }  // namespace
 
 std::vector<Case> paging_plans() {
-  return {{.section = "16",
-           .name = "pages_are_planned",
-           .sentence = "a plan gathers the least that any schedule can",
-           .fault = "something else is expected",
-           .program = planned,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {of_part("pages_are_planned", "a plan gathers the least that any schedule can",
+                  "something else is expected", planned)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -357,21 +357,12 @@ void published(Play& play) {
 }  // namespace
 
 std::vector<Case> pagings() {
-  const auto one = [](const std::string& name, const std::string& sentence,
-                      std::function<void(Play&)> program) {
-    return Case{.section = "16",
-                .name = name,
-                .sentence = sentence,
-                .fault = "something else is expected",
-                .program = std::move(program),
-                .models = {"tower"},
-                .places = {.precisions = {Precision::Fp32}},
-                .windows = 1};
-  };
+  const std::string fault = "something else is expected";
   return {
-      one("pages_come_and_go", "pages come no oftener than they must, and go when they may", paged),
-      one("updates_are_published", "what is gathered together, and what alone, is as it says",
-          published)};
+      of_part("pages_come_and_go", "pages come no oftener than they must, and go when they may",
+              fault, paged, Plays::EveryStage),
+      of_part("updates_are_published", "what is gathered together, and what alone, is as it says",
+              fault, published, Plays::EveryStage)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -10,11 +10,16 @@
 // Depends on: contract_spec.hpp.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "conformance/contract/players/contract_spec.hpp"
 
 namespace equigrad::conformance::contract {
+
+// A case of line 16. Most parts need no engine, and one place is enough for them.
+Case of_part(const std::string& name, const std::string& sentence, const std::string& fault,
+             void (*program)(Play&), Plays plays = Plays::Once);
 
 std::vector<Case> numbers();  // conversions
 std::vector<Case> sums();     // exact, of squares, of rows

@@ -257,21 +257,11 @@ void works_in_its_space(Play& play) {
 }  // namespace
 
 std::vector<Case> reductions() {
-  const auto one = [](const std::string& name, const std::string& sentence,
-                      std::function<void(Play&)> program) {
-    return Case{.section = "16",
-                .name = name,
-                .sentence = sentence,
-                .fault = "something else is expected",
-                .program = std::move(program),
-                .models = {"tower"},
-                .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-                .windows = 1};
-  };
-  return {one("sums_over_ranks", "sums of every order, type and size are those of their pages",
-              sums_over_ranks),
-          one("memory_of_collectives", "memory is used again, once, and within its limit",
-              works_in_its_space)};
+  const std::string fault = "something else is expected";
+  return {of_part("sums_over_ranks", "sums of every order, type and size are those of their pages",
+                  fault, sums_over_ranks, Plays::EveryWorld),
+          of_part("memory_of_collectives", "memory is used again, once, and within its limit",
+                  fault, works_in_its_space, Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -442,22 +442,12 @@ void what_is_sent(Play& play) {
 }  // namespace
 
 std::vector<Case> windows_of_gradients() {
-  return {{.section = "16",
-           .name = "windows",
-           .sentence = "a window's averages are those of all ranks' passes, whoever gave what when",
-           .fault = "one more is expected",
-           .program = averaged,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1},
-          {.section = "16",
-           .name = "what_is_sent_when",
-           .sentence = "a pass begins what the step would send, and sends nothing in vain",
-           .fault = "a sum is expected where none is sent",
-           .program = what_is_sent,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1}};
+  return {of_part("windows",
+                  "a window's averages are those of all ranks' passes, whoever gave what when",
+                  "one more is expected", averaged, Plays::EveryWorld),
+          of_part("what_is_sent_when",
+                  "a pass begins what the step would send, and sends nothing in vain",
+                  "a sum is expected where none is sent", what_is_sent, Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -115,14 +115,12 @@ void of_the_caller(Play& play) {
 }  // namespace
 
 std::vector<Case> autocast_of_the_caller() {
-  return {{.section = "7",
-           .name = "autocast_of_the_caller",
-           .sentence = "a pass that was not cast is refused, and the caller's own casting stays",
-           .fault = "the caller's type is expected within the engine's guard",
-           .program = of_the_caller,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
-           .windows = 1}};
+  return {case_beside(
+      {.section = "7",
+       .name = "autocast_of_the_caller",
+       .sentence = "a pass that was not cast is refused, and the caller's own casting stays",
+       .fault = "the caller's type is expected within the engine's guard",
+       .program = of_the_caller})};
 }
 
 }  // namespace equigrad::conformance::contract

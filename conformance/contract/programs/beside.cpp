@@ -20,4 +20,12 @@ void train_along(Play& play) {
                    [&](int64_t number) { play.backward(play.model().loss(play.batch(number))); });
 }
 
+Case case_beside(Case of, Plays plays) {
+  of.models = {"tower"};
+  of.places.precisions = {Precision::Fp32};
+  of.places.plays = plays;
+  of.windows = 1;
+  return of;
+}
+
 }  // namespace equigrad::conformance::contract

@@ -29,4 +29,7 @@ std::string file_beside(const Play& play, const std::string& name);
 // A window of the player's own model, as plain as any.
 void train_along(Play& play);
 
+// A case that checks something beside while the tower is trained along, one window in fp32.
+Case case_beside(Case of, Plays plays = Plays::EveryStage);
+
 }  // namespace equigrad::conformance::contract

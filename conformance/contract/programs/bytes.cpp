@@ -263,22 +263,19 @@ void bytes_that_are_counted(Play& play) {
 }  // namespace
 
 std::vector<Case> bytes() {
-  return {{.section = "15",
+  return {
+      case_beside(
+          {.section = "15",
            .name = "bytes_are_those_of_the_forecast",
            .sentence = "what a rank holds is forecast to the byte: at rest, and at the peak",
            .fault = "a byte more is found",
-           .program = as_forecast,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
-           .windows = 1},
+           .program = as_forecast}),
+      case_beside(
           {.section = "15",
            .name = "bytes_that_are_counted",
            .sentence = "the ledger adds up, and what is freed stays unless the user has said how",
            .fault = "another number of categories is expected",
-           .program = bytes_that_are_counted,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
-           .windows = 1}};
+           .program = bytes_that_are_counted})};
 }
 
 }  // namespace equigrad::conformance::contract

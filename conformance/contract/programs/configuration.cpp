@@ -228,22 +228,18 @@ void contradictory(Play& play) {
 }  // namespace
 
 std::vector<Case> configuration() {
-  return {{.section = "15",
+  return {
+      case_beside(
+          {.section = "15",
            .name = "configuration_says_where_values_come_from",
            .sentence = "derived sizes, keys without effect and files by their path are told right",
            .fault = "another threshold is expected",
-           .program = says_where_from,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
-           .windows = 1},
-          {.section = "15",
-           .name = "configuration_that_contradicts_itself",
-           .sentence = "one that is made in C++ is refused as one that is read, by its key",
-           .fault = "another message is expected",
-           .program = contradictory,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
-           .windows = 1}};
+           .program = says_where_from}),
+      case_beside({.section = "15",
+                   .name = "configuration_that_contradicts_itself",
+                   .sentence = "one that is made in C++ is refused as one that is read, by its key",
+                   .fault = "another message is expected",
+                   .program = contradictory})};
 }
 
 }  // namespace equigrad::conformance::contract

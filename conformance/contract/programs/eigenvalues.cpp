@@ -309,14 +309,13 @@ void eigenvalue_of_a_block(Play& play) {
 }  // namespace eigenvalue_parts
 
 std::vector<Case> eigenvalues() {
-  return {{.section = "15",
-           .name = "eigenvalue_of_a_block",
-           .sentence = "a block's eigenvalue is that of its whole matrix, in as many products",
-           .fault = "another eigenvalue is expected",
-           .program = eigenvalue_parts::eigenvalue_of_a_block,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1}};
+  return {case_beside(
+      {.section = "15",
+       .name = "eigenvalue_of_a_block",
+       .sentence = "a block's eigenvalue is that of its whole matrix, in as many products",
+       .fault = "another eigenvalue is expected",
+       .program = eigenvalue_parts::eigenvalue_of_a_block},
+      Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -416,14 +416,13 @@ void bytes_by_hand(Play& play) {
 }  // namespace forecast_parts
 
 std::vector<Case> forecasts() {
-  return {{.section = "15",
-           .name = "bytes_by_hand",
-           .sentence = "a forecast is what its formulas say, at sizes drawn and at every limit",
-           .fault = "a byte is expected where there is none",
-           .program = forecast_parts::bytes_by_hand,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1}};
+  return {case_beside(
+      {.section = "15",
+       .name = "bytes_by_hand",
+       .sentence = "a forecast is what its formulas say, at sizes drawn and at every limit",
+       .fault = "a byte is expected where there is none",
+       .program = forecast_parts::bytes_by_hand},
+      Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

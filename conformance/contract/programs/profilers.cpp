@@ -388,22 +388,21 @@ void profilers_beside_each_other(Play& play) {
 }  // namespace profiler_parts
 
 std::vector<Case> profilers() {
-  return {{.section = "15",
+  return {
+      case_beside(
+          {.section = "15",
            .name = "every_operator_in_one_module",
            .sentence = "a profile's operators, placed by what they read, made and ran between",
            .fault = "a pass that is longer is expected",
-           .program = profiler_parts::every_operator_in_one_module,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1},
+           .program = profiler_parts::every_operator_in_one_module},
+          Plays::Once),
+      case_beside(
           {.section = "15",
            .name = "profilers_beside_each_other",
            .sentence = "one that is started twice, dies while it runs, sees exceptions; several",
            .fault = "one operation more is expected",
-           .program = profiler_parts::profilers_beside_each_other,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+           .program = profiler_parts::profilers_beside_each_other},
+          Plays::Once)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -353,14 +353,13 @@ void every_formula(Play& play) {
 }  // namespace profile_parts
 
 std::vector<Case> profiles() {
-  return {{.section = "15",
-           .name = "every_formula",
-           .sentence = "what every operator with a formula costs, at sizes that are drawn",
-           .fault = "one operation more is expected",
-           .program = profile_parts::every_formula,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {
+      case_beside({.section = "15",
+                   .name = "every_formula",
+                   .sentence = "what every operator with a formula costs, at sizes that are drawn",
+                   .fault = "one operation more is expected",
+                   .program = profile_parts::every_formula},
+                  Plays::Once)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -305,14 +305,13 @@ void report_row_by_row(Play& play) {
 }  // namespace profile_reports
 
 std::vector<Case> profile_texts() {
-  return {{.section = "15",
-           .name = "report_row_by_row",
-           .sentence = "the printed profile and its JSON, letter by letter; units at their limits",
-           .fault = "another number of modules is listed",
-           .program = profile_reports::report_row_by_row,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {case_beside(
+      {.section = "15",
+       .name = "report_row_by_row",
+       .sentence = "the printed profile and its JSON, letter by letter; units at their limits",
+       .fault = "another number of modules is listed",
+       .program = profile_reports::report_row_by_row},
+      Plays::Once)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -372,23 +372,20 @@ void calls_refused(Play& play) {
 }  // namespace
 
 std::vector<Case> refusals() {
-  return {{.section = "17",
+  return {
+      case_beside(
+          {.section = "17",
            .name = "parameters_that_cannot_be_trained",
            .sentence = "what cannot be trained is refused by its name before anything is changed",
            .fault = "another message is expected",
-           .program = parameters_refused,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
-           .windows = 1},
-          {.section = "17",
-           .name = "calls_with_wrong_arguments",
-           .sentence = "a call with a wrong argument is refused and changes nothing; what a right "
+           .program = parameters_refused}),
+      case_beside({.section = "17",
+                   .name = "calls_with_wrong_arguments",
+                   .sentence =
+                       "a call with a wrong argument is refused and changes nothing; what a right "
                        "one gives is counted",
-           .fault = "another message is expected",
-           .program = calls_refused,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}},
-           .windows = 1}};
+                   .fault = "another message is expected",
+                   .program = calls_refused})};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -187,15 +187,12 @@ void refused_on_all(Play& play) {
 }  // namespace
 
 std::vector<Case> refused_calls() {
-  return {
+  return {case_beside(
       {.section = "17",
        .name = "what_one_rank_is_refused_for",
        .sentence = "what one rank's call, or its own code, is refused for is known to all ranks",
        .fault = "another message is expected",
-       .program = refused_on_all,
-       .models = {"tower"},
-       .places = {.precisions = {Precision::Fp32}},
-       .windows = 1}};
+       .program = refused_on_all})};
 }
 
 }  // namespace equigrad::conformance::contract

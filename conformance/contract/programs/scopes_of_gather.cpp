@@ -156,27 +156,25 @@ void marked_leaves(Play& play) {
 }  // namespace
 
 std::vector<Case> scopes_of_gather() {
-  return {
-      {.section = "14",
-       .name = "scopes_in_scopes_and_broken_off",
-       .sentence = "scopes are counted, end in any way, and leave what they may not change",
-       .fault = "the inner one writes something else",
-       .program = scopes,
-       .places = {.precisions = {Precision::Fp32}}},
-      {.section = "14",
-       .name = "scopes_of_pages_that_stay",
-       .sentence = "so they do where parameters are whole before and after them",
-       .fault = "the inner one writes something else",
-       .program = scopes,
-       .features = {Feature::SmallPagesStay}},
-      {.section = "14",
-       .name = "leaf_modules_that_are_marked",
-       .sentence = "a mark by class, name or suffix makes a leaf, whose parameters come at once",
-       .fault = "an expert is expected to come alone",
-       .program = marked_leaves,
-       .models = {"tower"},
-       .places = {.precisions = {Precision::Fp32}},
-       .windows = 1}};
+  return {{.section = "14",
+           .name = "scopes_in_scopes_and_broken_off",
+           .sentence = "scopes are counted, end in any way, and leave what they may not change",
+           .fault = "the inner one writes something else",
+           .program = scopes,
+           .places = {.precisions = {Precision::Fp32}}},
+          {.section = "14",
+           .name = "scopes_of_pages_that_stay",
+           .sentence = "so they do where parameters are whole before and after them",
+           .fault = "the inner one writes something else",
+           .program = scopes,
+           .features = {Feature::SmallPagesStay}},
+          case_beside(
+              {.section = "14",
+               .name = "leaf_modules_that_are_marked",
+               .sentence =
+                   "a mark by class, name or suffix makes a leaf, whose parameters come at once",
+               .fault = "an expert is expected to come alone",
+               .program = marked_leaves})};
 }
 
 }  // namespace equigrad::conformance::contract

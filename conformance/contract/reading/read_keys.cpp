@@ -235,14 +235,12 @@ void read_as(Play& play) {
 }  // namespace
 
 std::vector<Case> read_keys() {
-  return {{.section = "15",
-           .name = "keys_one_by_one",
-           .sentence = "every key is read as what it says, and what it changes is said",
-           .fault = "another line is expected",
-           .program = read_as,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {case_beside({.section = "15",
+                       .name = "keys_one_by_one",
+                       .sentence = "every key is read as what it says, and what it changes is said",
+                       .fault = "another line is expected",
+                       .program = read_as},
+                      Plays::Once)};
 }
 
 }  // namespace equigrad::conformance::contract

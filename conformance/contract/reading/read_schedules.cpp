@@ -407,14 +407,12 @@ void keys_without_effect(Play& play) {
 }
 
 Case of_reading(const std::string& name, const std::string& sentence, void (*program)(Play&)) {
-  return {.section = "15",
-          .name = name,
-          .sentence = sentence,
-          .fault = "another line is expected",
-          .program = program,
-          .models = {"tower"},
-          .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-          .windows = 1};
+  return case_beside({.section = "15",
+                      .name = name,
+                      .sentence = sentence,
+                      .fault = "another line is expected",
+                      .program = program},
+                     Plays::Once);
 }
 
 }  // namespace

@@ -276,14 +276,12 @@ void types_one_by_one(Play& play) {
 }  // namespace
 
 std::vector<Case> read_types() {
-  return {{.section = "15",
-           .name = "types_one_by_one",
-           .sentence = "so is every key of types and loss scales, by its old names too",
-           .fault = "another line is expected",
-           .program = types_one_by_one,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {case_beside({.section = "15",
+                       .name = "types_one_by_one",
+                       .sentence = "so is every key of types and loss scales, by its old names too",
+                       .fault = "another line is expected",
+                       .program = types_one_by_one},
+                      Plays::Once)};
 }
 
 }  // namespace equigrad::conformance::contract

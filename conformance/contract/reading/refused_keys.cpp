@@ -259,14 +259,13 @@ void together(Play& play) {
 }  // namespace
 
 std::vector<Case> refused_keys() {
-  return {{.section = "17",
-           .name = "keys_that_do_not_go_together",
-           .sentence = "every relation between keys is refused on its wrong side, and only there",
-           .fault = "another problem is expected",
-           .program = together,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-           .windows = 1}};
+  return {case_beside(
+      {.section = "17",
+       .name = "keys_that_do_not_go_together",
+       .sentence = "every relation between keys is refused on its wrong side, and only there",
+       .fault = "another problem is expected",
+       .program = together},
+      Plays::EveryWorld)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -399,14 +399,12 @@ void no_json(Play& play) {
 }
 
 Case of(const std::string& name, const std::string& sentence, void (*program)(Play&)) {
-  return {.section = "17",
-          .name = name,
-          .sentence = sentence,
-          .fault = "another problem is expected",
-          .program = program,
-          .models = {"tower"},
-          .places = {.precisions = {Precision::Fp32}, .plays = Plays::EveryWorld},
-          .windows = 1};
+  return case_beside({.section = "17",
+                      .name = name,
+                      .sentence = sentence,
+                      .fault = "another problem is expected",
+                      .program = program},
+                     Plays::EveryWorld);
 }
 
 }  // namespace

@@ -304,14 +304,12 @@ void types_together(Play& play) {
 }  // namespace
 
 std::vector<Case> refused_types() {
-  return {{.section = "17",
-           .name = "types_and_schedules_that_do_not_go_together",
-           .sentence = "so are relations of types, loss scales and schedules",
-           .fault = "another problem is expected",
-           .program = types_together,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+  return {case_beside({.section = "17",
+                       .name = "types_and_schedules_that_do_not_go_together",
+                       .sentence = "so are relations of types, loss scales and schedules",
+                       .fault = "another problem is expected",
+                       .program = types_together},
+                      Plays::Once)};
 }
 
 }  // namespace equigrad::conformance::contract

@@ -389,22 +389,20 @@ void wrong_types(Play& play) {
 }  // namespace
 
 std::vector<Case> refused_values() {
-  return {{.section = "17",
-           .name = "values_of_a_wrong_type",
-           .sentence = "every key's value of another type is refused, with its right one",
-           .fault = "another problem is expected",
-           .program = wrong_types,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1},
+  return {
+      case_beside({.section = "17",
+                   .name = "values_of_a_wrong_type",
+                   .sentence = "every key's value of another type is refused, with its right one",
+                   .fault = "another problem is expected",
+                   .program = wrong_types},
+                  Plays::Once),
+      case_beside(
           {.section = "17",
            .name = "values_beyond_their_limits",
            .sentence = "a number below or above its limits is refused, and at them it is not",
            .fault = "another problem is expected",
-           .program = wrong_ranges,
-           .models = {"tower"},
-           .places = {.precisions = {Precision::Fp32}, .plays = Plays::Once},
-           .windows = 1}};
+           .program = wrong_ranges},
+          Plays::Once)};
 }
 
 }  // namespace equigrad::conformance::contract
