@@ -43,10 +43,10 @@ set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 n
                     cloudpickle==${EQUIGRAD_CLOUDPICKLE_VERSION})
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
-    librapidcheck-dev nlohmann-json3-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev
+    librapidcheck-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev
     iproute2 dataset-fashion-mnist)
 if(NOT EQUIGRAD_HARNESS)
-  set(EQUIGRAD_PACKAGES libgloo-dev nlohmann-json3-dev)
+  set(EQUIGRAD_PACKAGES libgloo-dev nlohmann-json3-dev libxxhash-dev)
   if(EQUIGRAD_PYTHON_PACKAGE)
     list(APPEND EQUIGRAD_PACKAGES python3-dev libcli11-dev libboost-math-dev zlib1g-dev)
   endif()

@@ -15,8 +15,8 @@
 // the loss scale does: config/precision.hpp.
 // Errors: equigrad::Error, "[where] expected X, got Y. Remedy."; the engine stays usable. A step()
 // that finds a gradient which is not finite empties the window and writes nothing.
-// Depends on: ATen tensors, access.hpp, config.hpp, engine_types.hpp, error.hpp,
-// gathered_parameters.hpp, layout/module_tree, schedule.
+// Depends on: ATen tensors, access.hpp, checkpoint_types.hpp, config.hpp, engine_types.hpp,
+// error.hpp, gathered_parameters.hpp, layout/module_tree, schedule.
 // Paper: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 // (arXiv 1910.02054).
 #pragma once
@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "engine/api/access.hpp"
+#include "engine/api/checkpoint_types.hpp"
 #include "engine/api/engine_types.hpp"
 #include "engine/api/gathered_parameters.hpp"
 #include "engine/config/config.hpp"
@@ -139,6 +140,18 @@ class Engine {
                                           std::optional<int> modifier_rank = std::nullopt);
   // Called at every boundary after clipping and before the update.
   void on_step(std::function<void(const std::vector<LocalShard>&)> observer);
+  // Everything that the next step depends on, into DIRECTORY/TAG: at a boundary, else an error.
+  // Without a tag it is "global_step" and their number. What was there stays whole until the new
+  // one is; the other tags stay. A run that loads it goes on as if it had never been interrupted,
+  // bit for bit: on as many ranks at the same stage, and in the exact order on any number at any
+  // stage. Collective.
+  void save_checkpoint(const std::string& directory, const std::string& tag = "",
+                       const SaveOptions& options = {});
+  // Without a tag the one that DIRECTORY/latest names; nothing is loaded, and nothing given back,
+  // if there is no such file. An error on any rank is one on all, and changes nothing. Collective.
+  std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,
+                                                  const std::string& tag = "",
+                                                  const LoadOptions& options = {});
   // Bytes this rank holds, by category, now and at the peak.
   const memory::Ledger& ledger() const;
 
