@@ -775,7 +775,7 @@ endif()
 # equigrad_outside_program(name file.cpp). They link the libraries as they lie here. --------------------------------
 function(equigrad_export_build)
   get_property(libraries GLOBAL PROPERTY EQUIGRAD_ROOMS)
-  list(APPEND libraries equigrad_torch equigrad_warnings equigrad_build_info)
+  list(APPEND libraries equigrad_torch equigrad_xxhash equigrad_warnings equigrad_build_info)
   list(REMOVE_DUPLICATES libraries)
   export(TARGETS ${libraries} FILE "${PROJECT_BINARY_DIR}/libraries.cmake")
   set(sanitize "")

@@ -24,7 +24,7 @@ struct Digest {
 
 Digest digest_of(const void* data, std::size_t bytes);
 std::string to_text(const Digest& digest);
-Digest digest_from(std::string_view text);
+Digest digest_from(std::string_view text, const std::string& where = "checkpoint");
 
 // Of bytes that come in parts.
 class Digester {

@@ -25,8 +25,9 @@ namespace equigrad::checkpoint {
 enum class ElementType { Bool, U8, I8, I16, I32, I64, F16, BF16, F32, F64 };
 
 std::int64_t element_bytes(ElementType type);
-std::string_view to_text(ElementType type);            // "BF16"
-ElementType element_type_from(std::string_view text);  // an error for another text
+std::string_view to_text(ElementType type);  // "BF16"
+// An error for another text; `where` names it there, and below.
+ElementType element_type_from(std::string_view text, const std::string& where = "checkpoint");
 
 struct TensorHeader {
   std::string name;
@@ -36,9 +37,13 @@ struct TensorHeader {
   bool operator==(const TensorHeader&) const = default;
 };
 
-// The product of a shape; an error if a size is negative or the product overflows.
-std::int64_t numel_of(const std::vector<std::int64_t>& shape);
-std::int64_t bytes_of(const TensorHeader& tensor);
+inline constexpr std::size_t kMostDimensions = 64;
+
+// The product of a shape; an error if a size is negative, if there are more dimensions, or if the
+// product overflows, of which a size of 0 is left out.
+std::int64_t numel_of(const std::vector<std::int64_t>& shape,
+                      const std::string& where = "checkpoint");
+std::int64_t bytes_of(const TensorHeader& tensor, const std::string& where = "checkpoint");
 
 struct SafetensorsHeader {
   std::vector<TensorHeader> tensors;
@@ -47,8 +52,9 @@ struct SafetensorsHeader {
   std::int64_t tensor_bytes = 0;                // of all tensors
 };
 
-// Sets offsets, one tensor after the other, and header_bytes; returns the bytes of the header.
-std::string make_header(SafetensorsHeader& header);
+// Sets offsets, one tensor after the other, header_bytes and tensor_bytes; returns the bytes of the
+// header.
+std::string make_header(SafetensorsHeader& header, const std::string& where = "checkpoint");
 
 // `file` is its bytes, or its front; `file_bytes` its whole length; `where` names it in errors.
 SafetensorsHeader read_header(std::span<const std::byte> file, std::int64_t file_bytes,
