@@ -45,7 +45,7 @@ Digest digest_from(std::string_view text, const std::string& where) {
     half = half << 4 | (static_cast<std::uint64_t>(value) & 15);
   }
   if (!is_digest)
-    throw Error(where, "expected a digest, 32 digits of 0-9 and a-f, got " + shown(text) +
+    throw Error(where, "expected a digest, 32 digits of 0-9 and a-f, got " + quote(text) +
                            ". Restore the file that has it.");
   return digest;
 }

@@ -107,15 +107,14 @@ void check_cover(const SafetensorsHeader& header, const std::string& where) {
   std::int64_t end = 0;
   for (const TensorHeader* tensor : order) {
     if (tensor->offset_bytes != end)
-      throw Error(where, "expected tensor " + shown(std::string_view(tensor->name)) + " at byte " +
-                             whole(end) + ", where the one before it ends, got byte " +
+      throw Error(where, "expected tensor " + quote(tensor->name) + " at byte " + whole(end) +
+                             ", where the one before it ends, got byte " +
                              whole(tensor->offset_bytes) + kRestore);
     const std::int64_t bytes = bytes_of(*tensor);
     if (bytes > header.tensor_bytes - end)
-      throw Error(where, "expected tensor " + shown(std::string_view(tensor->name)) +
-                             " to end at or before byte " + whole(header.tensor_bytes) +
-                             ", the last one of the file, got byte " + whole(end) + " and " +
-                             whole(bytes) + " more" + kRestore);
+      throw Error(where, "expected tensor " + quote(tensor->name) + " to end at or before byte " +
+                             whole(header.tensor_bytes) + ", the last one of the file, got byte " +
+                             whole(end) + " and " + whole(bytes) + " more" + kRestore);
     end += bytes;
   }
   if (end != header.tensor_bytes)
@@ -131,7 +130,7 @@ void check_names(const SafetensorsHeader& header, const std::string& where) {
     check_writable(Json(tensor.name), where, 0);
     if (!names.insert(tensor.name).second)
       throw Error(where, "expected every tensor's name once, and none __metadata__, got " +
-                             shown(std::string_view(tensor.name)) + ". Rename one.");
+                             quote(tensor.name) + ". Rename one.");
   }
   check_writable(Json(header.metadata), where, 1);
 }
@@ -147,7 +146,7 @@ ElementType element_type_from(std::string_view text, const std::string& where) {
     if (kTypes.at(i).text == text) return static_cast<ElementType>(i);
     known += (i == 0 ? "" : ", ") + std::string(kTypes.at(i).text);
   }
-  throw Error(where, "expected a type of " + known + ", got " + shown(text) +
+  throw Error(where, "expected a type of " + known + ", got " + quote(text) +
                          ". Convert the tensor to one of them.");
 }
 
@@ -213,13 +212,12 @@ SafetensorsHeader read_header(std::span<const std::byte> file, std::int64_t file
                               static_cast<std::size_t>(length));
   if (!text.starts_with('{'))
     throw Error(where,
-                "expected a header that begins with {, got " + shown(text.substr(0, 8)) + kRestore);
+                "expected a header that begins with {, got " + quote(text.substr(0, 8)) + kRestore);
   read_members(text, where, kMostLevels, [&](const std::string& name, Json&& value) {
     if (name == kMetadata)
       header.metadata = metadata_from(value, where);
     else
-      header.tensors.push_back(
-          tensor_from(name, value, where + ": tensor " + shown(std::string_view(name))));
+      header.tensors.push_back(tensor_from(name, value, where + ": tensor " + quote(name)));
   });
   check_cover(header, where);
   return header;

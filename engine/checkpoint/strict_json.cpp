@@ -14,27 +14,22 @@ constexpr const char* kRestore = ". Restore the file from another copy.";
 using Take = std::function<void(const std::string&, Json&&)>;
 
 // Follows the parser: one frame for each open object or array.
-class Members {
+class Follower {
  public:
-  Members(const std::string& where, int most_levels, const Take& take)
-      : where_(where), most_levels_(most_levels), take_(take) {}
+  Follower(const std::string& where, int most_levels) : where_(where), most_levels_(most_levels) {}
 
-  bool operator()(int depth, Json::parse_event_t event, Json& parsed) {
+  void follow(int depth, Json::parse_event_t event, const Json& parsed) {
     using Event = Json::parse_event_t;
     const bool is_start = event == Event::object_start || event == Event::array_start;
-    if (depth == 0 && (event == Event::array_start || event == Event::value))
-      throw Error(where_, std::string("expected a JSON object, got another value") + kRestore);
     if (is_start && depth >= most_levels_)
       throw Error(where_, "expected JSON of at most " + std::to_string(most_levels_) +
                               " levels, got more" + kRestore);
     if (is_start) frames_.emplace_back();
     if (event == Event::key) see(parsed.get_ref<const std::string&>());
     if (event == Event::object_end || event == Event::array_end) frames_.pop_back();
-    const bool is_whole = !is_start && event != Event::key;
-    if (depth != 1 || !is_whole) return true;
-    take_(frames_.front().key, std::move(parsed));
-    return false;
   }
+
+  const std::string& key() const { return frames_.back().key; }
 
  private:
   struct Frame {
@@ -44,14 +39,13 @@ class Members {
 
   void see(const std::string& key) {
     if (!frames_.back().seen.insert(key).second)
-      throw Error(where_, "expected every key once, got " + shown(std::string_view(key)) +
-                              " twice in one object" + kRestore);
+      throw Error(where_,
+                  "expected every key once, got " + quote(key) + " twice in one object" + kRestore);
     frames_.back().key = key;
   }
 
   const std::string& where_;
   int most_levels_;
-  const Take& take_;
   std::vector<Frame> frames_;
 };
 
@@ -64,27 +58,53 @@ std::string told_by(const Json::exception& exception) {
   return what.size() <= kMostBytes ? what : what.substr(0, kMostBytes) + "...";
 }
 
-}  // namespace
-
-void read_members(std::string_view text, const std::string& where, int most_levels,
-                  const Take& take) {
+Json parse(std::string_view text, const std::string& where,
+           const Json::parser_callback_t& callback) {
   const std::size_t nul = text.find('\0');  // where the library would end
   if (nul != std::string_view::npos)
     throw Error(where,
                 "expected JSON, got a byte of zero at byte " + std::to_string(nul) + kRestore);
-  Members members(where, most_levels, take);
   try {
-    const Json root = Json::parse(text.begin(), text.end(), std::ref(members));
+    return Json::parse(text.begin(), text.end(), callback);
   } catch (const Json::exception& exception) {
     throw Error(where, "expected JSON, got a " + told_by(exception) + kRestore);
   }
 }
 
+[[noreturn]] void throw_no_object(const char* type, const std::string& where) {
+  throw Error(where, std::string("expected a JSON object, got ") + type + kRestore);
+}
+
+}  // namespace
+
+void read_members(std::string_view text, const std::string& where, int most_levels,
+                  const Take& take) {
+  Follower follower(where, most_levels);
+  parse(text, where, [&](int depth, Json::parse_event_t event, Json& parsed) {
+    using Event = Json::parse_event_t;
+    follower.follow(depth, event, parsed);
+    if (depth == 0 && (event == Event::array_start || event == Event::value))
+      throw_no_object("another value", where);
+    const bool is_whole =
+        event == Event::value || event == Event::object_end || event == Event::array_end;
+    if (depth != 1 || !is_whole) return true;
+    take(follower.key(), std::move(parsed));
+    return false;
+  });
+}
+
+Json read_value(std::string_view text, const std::string& where, int most_levels) {
+  Follower follower(where, most_levels);
+  return parse(text, where, [&](int depth, Json::parse_event_t event, Json& parsed) {
+    follower.follow(depth, event, parsed);
+    return true;
+  });
+}
+
 Json read_object(std::string_view text, const std::string& where, int most_levels) {
-  Json root = Json::object();
-  read_members(text, where, most_levels,
-               [&root](const std::string& key, Json&& value) { root[key] = std::move(value); });
-  return root;
+  Json value = read_value(text, where, most_levels);
+  if (!value.is_object()) throw_no_object(value.type_name(), where);
+  return value;
 }
 
 void check_writable(const Json& value, const std::string& where, int most_levels) {
@@ -114,7 +134,7 @@ std::string shown(const Json& value) {
   return whole.size() <= kMostBytes ? whole : whole.substr(0, kMostBytes) + "...";
 }
 
-std::string shown(std::string_view text) {
+std::string quote(std::string_view text) {
   constexpr std::size_t kMostBytes = 100;
   return shown(Json(std::string(text.substr(0, kMostBytes + 1))));
 }

@@ -20,7 +20,8 @@ using Json = nlohmann::json;
 void read_members(std::string_view text, const std::string& where, int most_levels,
                   const std::function<void(const std::string& key, Json&& value)>& take);
 
-// The text's object, whole.
+// The text's value, whole, and the same of a text that must be an object.
+Json read_value(std::string_view text, const std::string& where, int most_levels);
 Json read_object(std::string_view text, const std::string& where, int most_levels);
 
 // Throws for what a JSON text cannot say: NaN and infinity, bytes that are no UTF-8, and for more
@@ -29,6 +30,6 @@ void check_writable(const Json& value, const std::string& where, int most_levels
 
 // As JSON, cut to a length that fits an error.
 std::string shown(const Json& value);
-std::string shown(std::string_view text);
+std::string quote(std::string_view text);
 
 }  // namespace equigrad::checkpoint
