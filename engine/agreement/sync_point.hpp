@@ -102,6 +102,14 @@ struct GatherEnds {
   static constexpr auto kText = "the end of gather() of engine {0}";
 };
 
+// Of a checkpoint. What ranks do there they do in step; they say more by texts (core/together.hpp).
+struct SaveCheckpoint {
+  static constexpr auto kText = "save_checkpoint() of engine {0}";
+};
+struct LoadCheckpoint {
+  static constexpr auto kText = "load_checkpoint() of engine {0}";
+};
+
 struct HessianProduct {
   int64_t number = 0;
   static constexpr auto kText = "product {1} with the Hessian, which is engine {0}";
@@ -114,10 +122,11 @@ struct Abandoned {
   static constexpr auto kText = "an exception of engine {0}";
 };
 
-using SyncPoint = std::variant<WantPages, LaunchBucket, NoFullBucket, Step, ObservedUpdate,
-                               ReadParameter, ReadGradient, ReadMaster, ReadState, WriteGradient,
-                               WriteMaster, WriteState, WriteLocal, SetRates, GatherBegins,
-                               GatherStands, GatherEnds, HessianProduct, Initialize, Abandoned>;
+using SyncPoint =
+    std::variant<WantPages, LaunchBucket, NoFullBucket, Step, ObservedUpdate, ReadParameter,
+                 ReadGradient, ReadMaster, ReadState, WriteGradient, WriteMaster, WriteState,
+                 WriteLocal, SetRates, GatherBegins, GatherStands, GatherEnds, SaveCheckpoint,
+                 LoadCheckpoint, HessianProduct, Initialize, Abandoned>;
 
 template <class Point, std::size_t I = 0>
 constexpr int64_t kind_of() {

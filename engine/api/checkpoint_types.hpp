@@ -38,14 +38,14 @@ struct LoadOptions {
   // Every parameter and buffer of the model is in the checkpoint, and no other: else an error. If
   // false, what only one of them has stays as it is.
   bool module_strict = true;
-  bool optimizer_states = true;     // if false they begin anew, as those of a new engine
-  bool lr_scheduler_states = true;  // if false the schedule stays where it is
-  bool module_only = false;         // weights and buffers; nothing else changes but masters
+  bool optimizer_states = true;           // if false they begin anew, as those of a new engine
+  bool lr_scheduler_states = true;        // if false the schedule stays where it is
+  bool module_only = false;               // weights and buffers; nothing else changes but masters
   std::vector<NamedTensor> buffers = {};  // to be written; see SaveOptions
 };
 
 struct LoadedCheckpoint {
-  std::string path;                    // DIRECTORY/TAG
+  std::string path;                   // DIRECTORY/TAG
   std::string client_state = "null";  // JSON
 };
 

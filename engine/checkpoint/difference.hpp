@@ -18,11 +18,11 @@ namespace equigrad::checkpoint {
 
 struct TensorDifference {
   std::string name;
-  std::string what;              // "only in A", "shape [3] and [4]", or "" where values are compared
-  std::int64_t numel = 0;        // elements compared
+  std::string what;        // "only in A", "shape [3] and [4]", or "" where values are compared
+  std::int64_t numel = 0;  // elements compared
   std::int64_t differ_numel = 0;
   std::uint64_t largest_ulps = 0;
-  std::int64_t first = -1;       // the first flat element that differs
+  std::int64_t first = -1;  // the first flat element that differs
 };
 
 // Those that differ, by name; of equal checkpoints none.

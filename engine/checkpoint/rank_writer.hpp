@@ -31,15 +31,16 @@ std::string rank_file_name(int rank, int world_size, const std::string& id);
 class RankWriter {
  public:
   // The header is written at once. Pieces are written in this order.
-  RankWriter(Storage& storage, const Path& file, std::vector<PieceHeader> pieces);
+  RankWriter(Storage& storage, const Path& file, const std::vector<PieceHeader>& pieces);
+  RankWriter(const RankWriter&) = delete;
+  RankWriter& operator=(const RankWriter&) = delete;
   void write(const void* data, std::size_t bytes);  // the next piece, whole
   RankFile finish();
 
  private:
-  std::vector<PieceHeader> pieces_;
   std::unique_ptr<OutputFile> output_;
   RankFile written_;
-  std::string path_;
+  std::vector<TensorEntry>::iterator next_;
 };
 
 }  // namespace equigrad::checkpoint

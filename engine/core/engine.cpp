@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/autograd/autocast.hpp"
+#include "engine/core/checkpoints.hpp"
 #include "engine/core/set_lr.hpp"
 #include "engine/core/training_engine.hpp"
 
@@ -89,6 +90,15 @@ GatheredParameters Engine::gather(const std::vector<at::Tensor>& parameters,
 }
 void Engine::on_step(std::function<void(const std::vector<LocalShard>&)> observer) {
   engine_->parts().inspection.observer = std::move(observer);
+}
+void Engine::save_checkpoint(const std::string& directory, const std::string& tag,
+                             const SaveOptions& options) {
+  core::save_checkpoint(*engine_, directory, tag, options);
+}
+std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& directory,
+                                                        const std::string& tag,
+                                                        const LoadOptions& options) {
+  return core::load_checkpoint(*engine_, directory, tag, options);
 }
 const memory::Ledger& Engine::ledger() const { return engine_->parts().ledger; }
 

@@ -60,7 +60,8 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
                                     const EngineConfig& config,
                                     std::shared_ptr<comm::Communicator> communicator,
                                     std::vector<layout::ModuleEntry> modules,
-                                    std::shared_ptr<SliceOptimizer> client) {
+                                    std::shared_ptr<SliceOptimizer> client,
+                                    std::vector<NamedTensor> buffers = {}) {
   const at::NoGradGuard no_grad;
   validate(config, communicator->world_size());
   keep_freed_memory();
@@ -79,8 +80,10 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
   }
   assembly.client = std::move(client);
   assembly.leaves = leaf_parameters(modules, assembly.tensors, config.zero.leaf_module);
-  return std::make_unique<Engine>(std::make_unique<TrainingEngine>(
-      std::move(assembly), config, std::move(communicator), std::move(modules)));
+  auto engine = std::make_unique<TrainingEngine>(std::move(assembly), config,
+                                                 std::move(communicator), std::move(modules));
+  engine->parts().model.buffers = std::move(buffers);
+  return std::make_unique<Engine>(std::move(engine));
 }
 
 std::unique_ptr<Engine> of_module(torch::nn::Module& model, const std::string& config,
@@ -108,8 +111,12 @@ std::unique_ptr<Engine> of_module(torch::nn::Module& model, const std::string& c
         launch, device,
         std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));
   }
+  std::vector<NamedTensor> buffers;
+  const auto named_buffers = model.named_buffers();
+  for (const auto& item : named_buffers)
+    if (item.value().defined()) buffers.push_back({item.key(), item.value()});
   return make_engine({std::move(all)}, checked, std::move(communicator), profile::modules_of(model),
-                     std::move(client));
+                     std::move(client), std::move(buffers));
 }
 
 }  // namespace

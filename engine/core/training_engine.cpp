@@ -117,6 +117,7 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
       schedules{
           .micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps,
                                                   config.managed_gradient_accumulation),
+          .configured_lr = optimizer.lr(),
           .rates = config.scheduler ? schedule::make_schedule(*config.scheduler, optimizer.lr())
                                     : nullptr,
           .layer_drop = {},
@@ -157,7 +158,7 @@ autograd::BackwardPass TrainingEngine::watch() {
   // Of several engines in a pass those end first that can still fail on another rank.
   const bool waits = parts_.stage().gradients_reduced == ReduceWhen::EveryPass;
   const int64_t order = parts_.group.participant.number() + (waits ? 0 : int64_t{1} << 32);
-  const auto& [tensors, table, plan, names] = parts_.model;
+  const auto& [tensors, table, plan, names, buffers] = parts_.model;
   std::vector<autograd::WatchedParameter> watched;
   for (std::size_t i = 0; i < table.size(); ++i)
     if (table[i].trainable) watched.push_back({i, table[i].name, tensors[i]});
@@ -310,7 +311,7 @@ at::Tensor TrainingEngine::full_parameter(const std::string& name) {
 void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   RECORD_USER_SCOPE("engine.step");
   rethrow_failure();
-  auto& [micro_batches, rates, layer_drop, profiled] = parts_.schedules;
+  auto& [micro_batches, configured_lr, rates, layer_drop, profiled] = parts_.schedules;
   auto& [counters, applied, norm] = parts_.outcome;
   if (rates) {
     rates->check(lr_kwargs);

@@ -57,6 +57,7 @@ struct Model {
   layout::ParameterTable table;
   layout::BucketPlan plan;
   std::map<const void*, const std::string*> names;  // by tensor
+  std::vector<NamedTensor> buffers = {};            // of the module, for checkpoints
 
   Model(std::vector<at::Tensor> parameters, layout::ParameterTable entries,
         const EngineConfig& config, int world_size);
@@ -79,6 +80,7 @@ struct Inspection {
 // What changes from step to step.
 struct Schedules {
   gradient::MicroBatches micro_batches;
+  std::vector<double> configured_lr;          // by group
   std::unique_ptr<schedule::Schedule> rates;  // null: constant
   std::optional<schedule::ProgressiveLayerDrop> layer_drop;
   profile::ProfiledStep profiled;

@@ -42,7 +42,7 @@ void MicroBatches::set_train_batch_size(int64_t train_batch_size, int64_t at_onc
                             "micro-batch size stays; choose the number of them.",
                             at_once, train_batch_size));
   }
-  if (in_window_ != 0 || passes_ != 0) {
+  if (!is_between_windows()) {
     throw Error("engine.set_train_batch_size",
                 fmt::format("expected to be between windows, got {} micro-batches and {} passes "
                             "into one. Call it after the step() of a boundary.",

@@ -30,6 +30,8 @@ class MicroBatches {
   bool expects_step() const { return is_managed_ && is_boundary() && no_sync_.expired(); }
   void set_boundary(std::optional<bool> is_boundary) { boundary_ = is_boundary; }
 
+  bool is_between_windows() const { return in_window_ == 0 && passes_ == 0; }
+
   void end_pass() { ++passes_; }
   void check_step() const;
   void end_step();

@@ -56,71 +56,88 @@ double initial_scale(const LossScaleConfig& config) {
 }  // namespace
 
 LossScaler::LossScaler(const LossScaleConfig& config)
-    : config_(config), scale_(initial_scale(config)), hysteresis_left_(config.hysteresis) {}
+    : config_(config),
+      history_{.scale = initial_scale(config), .hysteresis_left = config.hysteresis} {}
 
 void LossScaler::hold(const void* engine) { holders_.insert(engine); }
 
 void LossScaler::stepped(const void* engine, bool overflow) {
   holders_.erase(engine);
-  stepped_ = true;
-  overflow_ = overflow_ || overflow;
+  history_.stepped = true;
+  history_.overflow = history_.overflow || overflow;
   if (is_due()) change();
 }
 
 void LossScaler::released(const void* engine) noexcept {
   holders_.erase(engine);
-  if (is_due() && !(overflow_ && is_at_floor())) change();
+  if (is_due() && !(history_.overflow && is_at_floor())) change();
+}
+
+void LossScaler::restore(const History& history) {
+  EQUIGRAD_CHECK(!is_held(), "loss_scale.restore", "no window holds gradients of the old scale");
+  if (config_.policy == Policy::None) return;
+  check_power_of_two("the loss scale that was saved", history.scale);
+  if (history.steps < 0 || history.last_overflow < -1 || history.last_overflow > history.steps ||
+      history.hysteresis_left < 1 || history.good_steps < 0) {
+    throw Error("load_checkpoint",
+                "expected a history of the loss scale whose counts are those of steps, got " +
+                    std::to_string(history.steps) + " steps, the last overflow at " +
+                    std::to_string(history.last_overflow) + ". Load another tag.");
+  }
+  history_ = history;
 }
 
 bool LossScaler::is_at_floor() const {
-  return config_.policy == Policy::DeepSpeed && hysteresis_left_ == 1 &&
-         scale_ == config_.min_loss_scale;
+  return config_.policy == Policy::DeepSpeed && history_.hysteresis_left == 1 &&
+         history_.scale == config_.min_loss_scale;
 }
 
 void LossScaler::change() {
-  stepped_ = false;
-  const bool overflow = std::exchange(overflow_, false);
+  history_.stepped = false;
+  const bool overflow = std::exchange(history_.overflow, false);
   if (config_.policy == Policy::DeepSpeed) change_as_deepspeed(overflow);
   if (config_.policy == Policy::GradScaler) change_as_grad_scaler(overflow);
 }
 
 void LossScaler::change_as_deepspeed(bool overflow) {
-  const auto step = steps_++;
+  const auto step = history_.steps++;
   if (overflow) {
-    last_overflow_ = step;
+    history_.last_overflow = step;
     if (is_at_floor()) {
       throw Error("step", "expected finite gradients at the smallest loss scale, " +
-                              text_of(scale_) +
+                              text_of(history_.scale) +
                               " (min_loss_scale), got an overflow. The model "
                               "diverges: lower the learning rate, clip gradients, or look for the "
                               "first non-finite activation; a smaller min_loss_scale lets the "
                               "scale go on falling.");
     }
-    if (hysteresis_left_ > 1) {
-      --hysteresis_left_;
+    if (history_.hysteresis_left > 1) {
+      --history_.hysteresis_left;
     } else {
-      scale_ = std::max(scale_ / 2, config_.min_loss_scale);
+      history_.scale = std::max(history_.scale / 2, config_.min_loss_scale);
     }
     return;
   }
-  if (config_.consecutive_hysteresis) hysteresis_left_ = config_.hysteresis;
-  const auto good_steps = step - last_overflow_ - 1;  // before this one
+  if (config_.consecutive_hysteresis) history_.hysteresis_left = config_.hysteresis;
+  const auto good_steps = step - history_.last_overflow - 1;  // before this one
   if (good_steps == 0 || good_steps % config_.loss_scale_window != 0) return;
-  hysteresis_left_ = config_.hysteresis;
+  history_.hysteresis_left = config_.hysteresis;
   grow();
 }
 
 void LossScaler::change_as_grad_scaler(bool overflow) {
   if (overflow) {
-    good_steps_ = 0;
-    scale_ = std::max(scale_ / 2, std::ldexp(1.0, kSmallestPower));
+    history_.good_steps = 0;
+    history_.scale = std::max(history_.scale / 2, std::ldexp(1.0, kSmallestPower));
     return;
   }
-  if (++good_steps_ < config_.loss_scale_window) return;
-  good_steps_ = 0;
+  if (++history_.good_steps < config_.loss_scale_window) return;
+  history_.good_steps = 0;
   grow();
 }
 
-void LossScaler::grow() { scale_ = std::min(scale_ * 2, std::ldexp(1.0, kLargestPower)); }
+void LossScaler::grow() {
+  history_.scale = std::min(history_.scale * 2, std::ldexp(1.0, kLargestPower));
+}
 
 }  // namespace equigrad::loss

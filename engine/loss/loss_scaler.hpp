@@ -19,7 +19,8 @@
 // changed. S never changes while an engine holds gradients scaled by it.
 // Units: windows and hysteresis count steps.
 // Errors: Error for a configuration outside of these ranges, and from stepped() for an overflow at
-// the floor. The step then counts as any other: S stays, nothing is held, and training may go on.
+// the floor: the step then counts as any other, S stays, nothing is held, and training may go on;
+// from restore() for what no scaler of this policy has come to.
 // Depends on: engine/config/config.hpp. Not thread-safe: engines that share one step on one thread.
 // Formulas: https://github.com/deepspeedai/DeepSpeed deepspeed/runtime/fp16/loss_scaler.py;
 // https://docs.pytorch.org/docs/stable/amp.html#torch.amp.GradScaler
@@ -34,9 +35,23 @@ namespace equigrad::loss {
 
 class LossScaler {
  public:
+  // What the next change depends on.
+  struct History {
+    double scale = 1.0;
+    bool stepped = false;   // since the last change
+    bool overflow = false;  // since the last change
+    // DeepSpeed
+    int64_t steps = 0;
+    int64_t last_overflow = -1;
+    int64_t hysteresis_left = 1;
+    // GradScaler
+    int64_t good_steps = 0;
+    bool operator==(const History&) const = default;
+  };
+
   explicit LossScaler(const LossScaleConfig& config);
 
-  double scale() const { return scale_; }  // 1 for the policy None
+  double scale() const { return history_.scale; }  // 1 for the policy None
   bool is_needed() const { return config_.policy != LossScaleConfig::Policy::None; }
 
   // The window of `engine` holds gradients of this scale. A second call adds nothing.
@@ -47,8 +62,14 @@ class LossScaler {
   // next stepped() throws it.
   void released(const void* engine) noexcept;
 
+  const History& history() const { return history_; }
+  // That of an earlier run with the same policy; while nothing is held.
+  void restore(const History& history);
+  bool is_held() const { return !holders_.empty(); }
+  LossScaleConfig::Policy policy() const { return config_.policy; }
+
  private:
-  bool is_due() const { return stepped_ && holders_.empty(); }
+  bool is_due() const { return history_.stepped && holders_.empty(); }
   bool is_at_floor() const;  // where an overflow is an error
   void change();
   void change_as_deepspeed(bool overflow);
@@ -56,16 +77,8 @@ class LossScaler {
   void grow();
 
   LossScaleConfig config_;
-  double scale_ = 1.0;
+  History history_;
   std::set<const void*> holders_;
-  bool stepped_ = false;   // since the last change
-  bool overflow_ = false;  // since the last change
-  // DeepSpeed
-  int64_t steps_ = 0;
-  int64_t last_overflow_ = -1;
-  int64_t hysteresis_left_ = 1;
-  // GradScaler
-  int64_t good_steps_ = 0;
 };
 
 }  // namespace equigrad::loss

@@ -60,8 +60,8 @@ class ShardedState {
   std::vector<std::string> state_names(std::size_t parameter) const;
   // In the order of state_names(): a view of this rank's slice, padding included, if there is any.
   at::Tensor state(std::size_t parameter, std::size_t index) const;
-  int64_t steps_of(std::size_t parameter) const { return steps_[parameter]; }
-  std::vector<double> lr() const;  // by group
+  std::vector<int64_t>& steps() { return steps_; }  // by parameter: updates it has had
+  std::vector<double> lr() const;                   // by group
   // By group; empty with a client. Of what is written state_names() must be what it was.
   std::vector<OptimizerConfig>& hyper_parameters() { return config_by_group_; }
   // By group; beta1 may be empty: as it is.

@@ -26,4 +26,12 @@ void ProgressiveLayerDrop::update(std::int64_t global_step) {
   theta_ = std::lerp(theta_bar_, 1.0, std::exp(-gamma_ * static_cast<double>(global_step)));
 }
 
+void ProgressiveLayerDrop::restore(double theta) {
+  if (!(theta >= 0.0 && theta <= 1.0))
+    throw Error("progressive_layer_drop.restore",
+                "expected a probability from 0 to 1, got " + std::to_string(theta) +
+                    ". Take it from a run with the same section.");
+  theta_ = theta;
+}
+
 }  // namespace equigrad::schedule

@@ -7,8 +7,8 @@
 //
 // Invariants: theta is in [theta_bar, 1], and falls monotonically with the step.
 // Units: a global step is a boundary; theta is a probability.
-// Errors: equigrad::Error for a theta_bar outside [0, 1], a gamma below 0 or not finite, and a
-// negative step.
+// Errors: equigrad::Error for a theta_bar outside [0, 1], a gamma below 0 or not finite, a
+// negative step, and a theta outside [0, 1].
 // Depends on: engine/config/config.hpp.
 // Paper: Zhang and He, Accelerating Training of Transformer-Based Language Models with Progressive
 // Layer Dropping (arXiv 2010.13369).
@@ -33,6 +33,7 @@ class ProgressiveLayerDrop {
 
   void update(std::int64_t global_step);
   double theta() const { return theta_; }
+  void restore(double theta);  // of an earlier run
   LayerDropState state() const { return {true, theta_}; }
 
  private:

@@ -321,7 +321,7 @@ void check_shard_of_a_client(Play& play, Draws& draws) {
       table, plan, {}, ledger);
   const auto bytes = [&](memory::Category of) { return ledger.bytes(of); };
   play.check("before an update there are masters alone",
-             state.state_names(0).empty() && state.states().empty() && state.steps_of(0) == 0 &&
+             state.state_names(0).empty() && state.states().empty() && state.steps()[0] == 0 &&
                  state.hyper_parameters().empty() && state.lr() == std::vector<double>{0.5} &&
                  at::equal(state.masters(), at::zeros({8})) &&
                  bytes(memory::Category::MasterWeights) == 32 &&

@@ -339,7 +339,7 @@ void check_held(Play& play, const ShardedState& state, const ByHand& by_hand,
                by_hand.all[kept + 1]);
   for (std::size_t parameter = 0; parameter < table.size(); ++parameter) {
     play.check("steps are counted by parameter, and states named",
-               state.steps_of(parameter) == by_hand.steps[parameter] &&
+               state.steps()[parameter] == by_hand.steps[parameter] &&
                    state.state_names(parameter) == names);
     const auto at = plan.slot_of(parameter);
     for (std::size_t kept = 0; kept < names.size(); ++kept) {

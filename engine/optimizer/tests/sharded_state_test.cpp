@@ -93,7 +93,7 @@ void runs_have_the_bits_of_parameters_alone(int shards, const StateOptions& opti
     }
     got.state.update(gradient, windows[window]);
     expect_equal(got, want);
-    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(got.state.steps_of(i), steps[i]);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(got.state.steps()[i], steps[i]);
   }
 }
 
@@ -113,8 +113,8 @@ TEST(ShardedState, AParameterThatNobodyUsedKeepsEveryBitAndItsStepCount) {
   EXPECT_THAT(it.of(2, it.state.masters()), HasTheBitsOf(master));
   EXPECT_THAT(it.of(2, it.state.states()[0]), HasTheBitsOf(moment));
   EXPECT_THAT(it.of(2, it.state.states()[1]), HasTheBitsOf(square));
-  EXPECT_EQ(it.state.steps_of(2), 1);
-  EXPECT_EQ(it.state.steps_of(3), 2);
+  EXPECT_EQ(it.state.steps()[2], 1);
+  EXPECT_EQ(it.state.steps()[3], 2);
 }
 
 TEST(ShardedState, AGroupOverridesItsOwnSettingsOnly) {

@@ -1,0 +1,152 @@
+#include "engine/checkpoint/saved_checkpoint.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/error.hpp"
+
+namespace equigrad::checkpoint {
+namespace {
+
+constexpr std::string_view kDigestLine = "xxh3_128 ";
+
+std::string_view text_of(const MappedFile& file) {
+  const auto bytes = file.bytes();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+bool is_there(const Path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+std::string quoted(const Path& path) { return "\"" + path.string() + "\""; }
+
+}  // namespace
+
+void check_tag(std::string_view tag, const std::string& where) {
+  const bool is_plain = !tag.empty() && tag != "." && tag != ".." && tag != kLatestName &&
+                        tag.size() <= 200 && std::none_of(tag.begin(), tag.end(), [](char c) {
+                          return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20;
+                        });
+  if (is_plain) return;
+  throw Error(where,
+              "expected a tag that is the plain name of a folder, got \"" +
+                  std::string(tag.substr(0, 100)) +
+                  "\". Leave out separators, and name the folder above it as the directory.");
+}
+
+std::string write_latest(std::string_view tag) {
+  return std::string(tag) + "\n" + std::string(kDigestLine) +
+         to_text(digest_of(tag.data(), tag.size())) + "\n";
+}
+
+std::string read_latest(std::string_view text, const std::string& where) {
+  const auto end = text.find('\n');
+  const auto tag = text.substr(0, end);
+  check_tag(tag, where);
+  const auto rest = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  if (rest.empty() || text == write_latest(tag)) return std::string(tag);
+  throw Error(where, "expected a tag, and in a second line its digest, got \"" + std::string(tag) +
+                         "\" with another one. The file has been changed: write the tag alone into "
+                         "it, or give the tag.");
+}
+
+std::string latest_tag(const Path& directory) {
+  const auto file = directory / kLatestName;
+  if (!is_there(file)) {
+    throw Error("load_checkpoint", "expected " + quoted(file) +
+                                       ", which names the newest tag, got none. Give the tag, or "
+                                       "another folder.");
+  }
+  return read_latest(text_of(MappedFile(file)), file.string());
+}
+
+SavedCheckpoint SavedCheckpoint::open(const Path& directory, const std::string& tag) {
+  check_tag(tag, "load_checkpoint");
+  SavedCheckpoint saved;
+  saved.folder_ = directory / tag;
+  const auto file = saved.folder_ / kManifestName;
+  if (!is_there(saved.folder_)) {
+    throw Error("load_checkpoint", "expected a checkpoint at " + quoted(saved.folder_) +
+                                       ", got no such folder. Look for the folder and the tag.");
+  }
+  if (!is_there(file)) {
+    throw Error("load_checkpoint", "expected " + quoted(file) +
+                                       ", got none: this save did not come to its end, and nothing "
+                                       "of it is loaded. Give an earlier tag.");
+  }
+  const MappedFile text(file);
+  saved.manifest_ = read_manifest(text_of(text), file.string());
+  saved.digest_ = digest_of(text.bytes().data(), text.bytes().size());
+  for (const auto& entry : saved.manifest_.files) {
+    const auto path = saved.folder_ / entry.name;
+    MappedFile mapped(path);
+    const auto bytes = mapped.bytes();
+    if (static_cast<std::int64_t>(bytes.size()) != entry.bytes) {
+      throw Error("load_checkpoint", "expected " + std::to_string(entry.bytes) + " bytes in " +
+                                         quoted(path) + ", got " + std::to_string(bytes.size()) +
+                                         ". The file has been changed, or was not copied whole.");
+    }
+    if (digest_of(bytes.data(), static_cast<std::size_t>(entry.header_bytes)) != entry.header) {
+      throw Error("load_checkpoint", "expected the header that was saved in " + quoted(path) +
+                                         ", got another. The file has been changed: load another "
+                                         "tag, or a copy of this one.");
+    }
+    saved.files_.push_back(std::move(mapped));
+  }
+  return saved;
+}
+
+const TensorEntry& SavedCheckpoint::entry(std::string_view tensor) const {
+  const auto* found = manifest_.find(tensor);
+  if (found != nullptr) return *found;
+  throw Error("load_checkpoint", "expected \"" + std::string(tensor) + "\" in " + quoted(folder_) +
+                                     ", got a checkpoint without it. It is one of another model, "
+                                     "optimizer or number of ranks.");
+}
+
+// read_manifest has checked that it lies in its file.
+const std::byte* SavedCheckpoint::at(const Piece& piece) const {
+  const auto offset = manifest_.files[piece.file].header_bytes + piece.offset_bytes;
+  return files_[piece.file].bytes().data() + offset;
+}
+
+void SavedCheckpoint::verify(const TensorEntry& entry, const Piece& piece) const {
+  const auto bytes = (piece.end - piece.begin) * element_bytes(entry.type);
+  if (digest_of(at(piece), static_cast<std::size_t>(bytes)) == piece.digest) return;
+  throw Error("load_checkpoint",
+              "expected the bytes that were saved of \"" + entry.name + "\" in " +
+                  quoted(folder_ / manifest_.files[piece.file].name) +
+                  ", got others. The file has been changed: load another tag, or a copy of this "
+                  "one.");
+}
+
+void SavedCheckpoint::verify(std::string_view tensor, std::int64_t begin, std::int64_t end) const {
+  const auto& all = entry(tensor);
+  for (const auto& piece : all.pieces)
+    if (piece.begin < end && begin < piece.end) verify(all, piece);
+}
+
+void SavedCheckpoint::verify_all() const {
+  for (const auto& tensor : manifest_.tensors)
+    for (const auto& piece : tensor.pieces) verify(tensor, piece);
+}
+
+void SavedCheckpoint::read(std::string_view tensor, std::int64_t begin, std::int64_t end,
+                           void* into) const {
+  const auto& all = entry(tensor);
+  const auto width = element_bytes(all.type);
+  EQUIGRAD_CHECK(0 <= begin && end <= numel_of(all.shape), "checkpoint.read",
+                 "what is read lies in the tensor");
+  for (const auto& piece : all.pieces) {
+    const auto first = std::max(begin, piece.begin), last = std::min(end, piece.end);
+    if (first >= last) continue;
+    std::memcpy(static_cast<std::byte*>(into) + (first - begin) * width,
+                at(piece) + (first - piece.begin) * width,
+                static_cast<std::size_t>((last - first) * width));
+  }
+}
+
+}  // namespace equigrad::checkpoint
