@@ -124,6 +124,12 @@ void check_cover(const SafetensorsHeader& header, const std::string& where) {
                            whole(header.tensor_bytes) + kRestore);
 }
 
+void check_length(std::size_t length, const std::string& where) {
+  if (length > static_cast<std::size_t>(kMostHeaderBytes))
+    throw Error(where, "expected a header of at most 100000000 bytes, got one of " +
+                           std::to_string(length) + ". Split the file.");
+}
+
 void check_names(const SafetensorsHeader& header, const std::string& where) {
   std::set<std::string_view> names{kMetadata};
   for (const TensorHeader& tensor : header.tensors) {
@@ -175,6 +181,9 @@ std::int64_t bytes_of(const TensorHeader& tensor, const std::string& where) {
 }
 
 std::string make_header(SafetensorsHeader& header, const std::string& where) {
+  std::size_t least = 0;
+  for (const TensorHeader& tensor : header.tensors) least += tensor.name.size();
+  check_length(least, where);
   check_names(header, where);
   std::string text;
   if (!header.metadata.empty())
@@ -192,9 +201,7 @@ std::string make_header(SafetensorsHeader& header, const std::string& where) {
   text.front() = '{';
   text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (text.size() > static_cast<std::size_t>(kMostHeaderBytes))
-    throw Error(where, "expected a header of at most 100000000 bytes, got one of " +
-                           std::to_string(text.size()) + ". Split the file.");
+  check_length(text.size(), where);
   header.header_bytes = kLengthBytes + static_cast<std::int64_t>(text.size());
   std::string length;
   for (std::size_t i = 0; i < kLengthBytes; ++i)
