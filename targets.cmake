@@ -366,6 +366,21 @@ ${texts}  return {};
   target_sources(${target} PRIVATE "${source}")
 endfunction()
 
+# A script as NAME_script() of a room's NAME.hpp, in the namespace of the room's last folder.
+function(equigrad_script room file)
+  equigrad_target(${room} target)
+  get_filename_component(namespace "${room}" NAME)
+  get_filename_component(name "${file}" NAME_WE)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
+  file(READ "${file}" text)
+  set(source "${PROJECT_BINARY_DIR}/generated/${name}_script.cpp")
+  file(GENERATE OUTPUT "${source}" CONTENT "#include \"${room}/${name}.hpp\"
+
+std::string_view equigrad::${namespace}::${name}_script() { return R\"=(${text})=\"; }
+")
+  target_sources(${target} PRIVATE "${source}")
+endfunction()
+
 # All rooms of a folder as one library.
 function(equigrad_umbrella name folder)
   get_property(rooms GLOBAL PROPERTY EQUIGRAD_ROOMS)

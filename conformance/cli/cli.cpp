@@ -196,6 +196,23 @@ void add_config_check(CLI::App& app, ConfigCommand& command) {
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
 }
 
+void add_export(CLI::App& app, CheckpointCommand& command) {
+  app.add_option("DIR", command.folder, "A checkpoint")->required()->check(CLI::ExistingDirectory);
+  app.add_option("OUT", command.out, "Folder for model.safetensors")->required();
+  auto* fp32 = app.add_flag("--fp32", "The masters as they are (this is the default)");
+  auto* sixteen = app.add_option("--16bit", command.sixteen_bit,
+                                 "bf16 or fp16: the masters, each number rounded once");
+  sixteen->check(CLI::IsMember({"bf16", "fp16"}))->excludes(fp32);
+  app.add_flag("--as-computed", command.as_computed,
+               "Parameters in the type that the model computes in, all else in its own")
+      ->excludes(fp32)
+      ->excludes(sixteen);
+  app.add_option("--file-size", command.file_bytes,
+                 "Bytes of a file at most, such as 500MB or 5GiB; a file has at least one tensor")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  app.add_flag("--exclude-frozen", command.exclude_frozen, "Without parameters that are frozen");
+}
+
 // An interrupt wins over whatever it made fail.
 int guarded(const std::function<int()>& command) {
   int code = kInfrastructure;
@@ -223,6 +240,7 @@ struct Commands {
   CompareCommand compare;
   FaultsCommand faults;
   ConfigCommand config;
+  CheckpointCommand checkpoint;
   std::string data_dir;
   std::function<int()> chosen;  // by the subcommand that was parsed
 };
@@ -246,6 +264,34 @@ void add_config(CLI::App& app, Commands& all) {
               [] { return config_keys_command(); });
   add_command(config, all, "schema", "Print a JSON Schema of the file",
               [] { return config_schema_command(); });
+}
+
+void add_checkpoint(CLI::App& app, Commands& all) {
+  auto& checkpoint = *app.add_subcommand(
+      "checkpoint",
+      "About checkpoints: a folder, whose file `latest` names the tag, or FOLDER/TAG");
+  checkpoint.require_subcommand(1);
+  const auto add = [&](const char* name, const char* words,
+                       int (*act)(const CheckpointCommand&)) -> CLI::App& {
+    return add_command(checkpoint, all, name, words, [&all, act] { return act(all.checkpoint); });
+  };
+  auto& command = all.checkpoint;
+  auto& inspect =
+      add("inspect", "Print what a checkpoint is, and its tensors", checkpoint_inspect_command);
+  auto& verify = add("verify", "Read all of it, and name what is not as it was saved",
+                     checkpoint_verify_command);
+  auto& diff =
+      add("diff", "Print what differs between two, by tensor, in ulps", checkpoint_diff_command);
+  for (auto* app_of : {&inspect, &verify})
+    app_of->add_option("DIR", command.folder, "A checkpoint")
+        ->required()
+        ->check(CLI::ExistingDirectory);
+  inspect.add_option("--json", command.json, "Also write the record here; - is stdout");
+  diff.add_option("A", command.folder, "A checkpoint")->required()->check(CLI::ExistingDirectory);
+  diff.add_option("B", command.other, "Another")->required()->check(CLI::ExistingDirectory);
+  add_export(add("export", "Write the weights as one model, as Hugging Face loads it",
+                 checkpoint_export_command),
+             command);
 }
 
 void add_commands(CLI::App& app, Commands& all) {
@@ -277,6 +323,7 @@ void add_commands(CLI::App& app, Commands& all) {
                          [&all] { return faults_command(all.faults); }),
              all.faults);
   add_config(app, all);
+  add_checkpoint(app, all);
   add_command(app, all, "doctor", "Look at this machine", [&all] {
     return doctor_command(all.data_dir);
   }).add_option("--data-dir", all.data_dir, "Folder with plays.txt and Fashion-MNIST");
@@ -315,7 +362,8 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
       return kUsage;
     }
   }
-  ranks::watch_interrupts();
+  // What reads or writes a checkpoint can be ended at any time: it leaves no half of a file behind.
+  if (!app.got_subcommand("checkpoint")) ranks::watch_interrupts();
   return guarded(all.chosen);
 }
 

@@ -11,6 +11,7 @@
 //   equigrad repro CASE           the smallest case that fails as this one does
 //   equigrad compare              two configurations trained from the same seeds
 //   equigrad faults [FILTER...]   every fault of the catalogue: which check catches it
+//   equigrad checkpoint           inspect, verify, diff and export what save_checkpoint() wrote
 //   equigrad --version
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
@@ -162,6 +163,21 @@ struct ConfigCommand {
 int config_check_command(const ConfigCommand& command);
 int config_keys_command();    // docs/configuration.md
 int config_schema_command();  // a JSON Schema
+
+struct CheckpointCommand {
+  std::string folder, other;  // DIRECTORY, whose `latest` names the tag, or DIRECTORY/TAG
+  std::string json;           // file, or "-" for stdout
+  std::string out;
+  std::string sixteen_bit;  // bf16, fp16 or empty
+  bool as_computed = false;
+  uint64_t file_bytes = 5'000'000'000;
+  bool exclude_frozen = false;
+};
+int checkpoint_inspect_command(const CheckpointCommand& command);
+int checkpoint_verify_command(const CheckpointCommand& command);
+int checkpoint_diff_command(const CheckpointCommand& command);
+int checkpoint_export_command(const CheckpointCommand& command);
+
 int doctor_command(const std::string& data_dir);
 // What to do when the ranks' folder is in `place` and has too little room; empty: there is none.
 std::string place_remedy(const std::string& place);
