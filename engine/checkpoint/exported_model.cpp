@@ -19,8 +19,8 @@ constexpr const char* kWhere = "checkpoint export";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 
 struct Exported {
-  TensorHeader header;  // in its file, and as it is asked for: the name and the type
-  const TensorEntry* saved = nullptr;
+  TensorHeader header;                 // in its file, and as it is asked for: the name and the type
+  const TensorEntry* saved = nullptr;  // null: it has no elements
   std::vector<std::string> aliases;
 };
 using ModelFile = std::vector<Exported>;
@@ -30,22 +30,33 @@ Exported exported(const TensorEntry& saved, std::string name, std::optional<Elem
   return {{std::move(name), is_converted ? *type : saved.type, saved.shape, 0}, &saved, {}};
 }
 
+bool has_no_element(const json& about) {
+  const auto shape = about.value("shape", std::vector<std::int64_t>());
+  return std::find(shape.begin(), shape.end(), 0) != shape.end();
+}
+
 // As the model computes, a trained parameter is what it was saved as beside its master, or else
-// its master, rounded.
+// its master, rounded. One without elements is not saved.
 Exported parameter(const SavedCheckpoint& saved, const json& about, const ExportOptions& options) {
   const auto name = about.at("name").get<std::string>();
-  const std::string as_computed = "parameter/" + name;
+  const std::string as_computed = "parameter/" + name, master = "master/" + name;
   const bool is_trained = about.at("trainable").get<bool>();
   const bool is_master = is_trained && (options.type || !saved.has(as_computed));
-  if (!is_master && !is_trained && !saved.has(as_computed))
-    throw Error(kWhere, "expected \"" + as_computed + "\" in " + saved.folder().string() +
-                            ", got a checkpoint that was saved without frozen parameters. Export "
-                            "without them too: --exclude-frozen.");
+  const std::string& source = is_master ? master : as_computed;
   auto type = options.type;
   if (is_master && !type)
-    type = element_type_from(saved.manifest().engine.at("param_type").get<std::string>());
-  auto one = exported(saved.entry(is_master ? "master/" + name : as_computed), name, type);
-  if (about.contains("aliases")) one.aliases = about.at("aliases").get<std::vector<std::string>>();
+    type = element_type_from(saved.manifest().engine.at("param_type").get<std::string>(), kWhere);
+  Exported one;
+  if (!saved.has(source) && has_no_element(about)) {
+    one.header = {name, type.value_or(ElementType::F32), about.at("shape"), 0};
+  } else if (is_trained || saved.has(source)) {
+    one = exported(saved.entry(source), name, type);
+  } else {
+    throw Error(kWhere, "expected \"" + source + "\" in " + saved.folder().string() +
+                            ", got a checkpoint that was saved without frozen parameters. Export "
+                            "without them too: --exclude-frozen.");
+  }
+  one.aliases = about.value("aliases", std::vector<std::string>());
   return one;
 }
 
@@ -132,6 +143,7 @@ void append_part(const SavedCheckpoint& saved, const Exported& one, std::int64_t
 }
 
 void append_tensor(const SavedCheckpoint& saved, const Exported& one, OutputFile& output) {
+  if (one.saved == nullptr) return;
   for (const Piece& piece : one.saved->pieces) {
     if (piece.begin == piece.end) continue;
     saved.verify(one.saved->name, piece.begin, piece.end);

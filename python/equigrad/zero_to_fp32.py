@@ -212,8 +212,10 @@ def _tensors_of(checkpoint: _Checkpoint, exclude_frozen_parameters: bool) -> Lis
     """Masters, frozen parameters and rank 0's buffers, in the order of the model."""
     found = []
 
-    def add(name: str, saved_as: str, aliases: List[str]) -> None:
+    def add(name: str, saved_as: str, aliases: List[str], shape: List[int]) -> None:
         entry = checkpoint.tensors.get(saved_as)
+        if entry is None and 0 in shape:  # what has no elements is not saved
+            entry = {"name": saved_as, "type": "F32", "shape": shape, "pieces": []}
         if entry is None:
             raise CheckpointError(
                 f"expected {saved_as} in {checkpoint.folder}, got a checkpoint without it. If frozen parameters were not "
@@ -223,14 +225,14 @@ def _tensors_of(checkpoint: _Checkpoint, exclude_frozen_parameters: bool) -> Lis
         found.append(_Tensor(name, entry, dtype, aliases))
 
     for parameter in checkpoint.manifest["engine"]["parameters"]:
-        name, aliases = parameter["name"], list(parameter.get("aliases") or [])
+        name, aliases, shape = parameter["name"], list(parameter.get("aliases", [])), list(parameter.get("shape", []))
         if parameter["trainable"]:
-            add(name, f"master/{name}", aliases)
+            add(name, f"master/{name}", aliases, shape)
         elif not exclude_frozen_parameters:
-            add(name, f"parameter/{name}", aliases)
+            add(name, f"parameter/{name}", aliases, shape)
     for saved_as in checkpoint.tensors:
         if saved_as.startswith("rank0/buffer/"):
-            add(saved_as[len("rank0/buffer/") :], saved_as, [])
+            add(saved_as[len("rank0/buffer/") :], saved_as, [], [])
     return found
 
 

@@ -113,13 +113,18 @@ ALIASES = {"head.weight": "layer.weight", "head2.weight": "layer.weight"}
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    tensors = {f"master/{name}": one for name, one in TRAINED.items()}
+    tensors = {f"master/{name}": one for name, one in TRAINED.items() if one.numel()}  # as an engine does
     tensors |= {f"parameter/{name}": one for name, one in FROZEN.items()}
     tensors |= {f"rank0/buffer/{name}": one for name, one in BUFFERS.items()}
     tensors |= {f"exp_avg/{name}": torch.full_like(one, 9) for name, one in TRAINED.items()}
     parameters = [
-        {"name": name, "trainable": name in TRAINED, "aliases": [one for one, of in ALIASES.items() if of == name]}
-        for name in (*TRAINED, *FROZEN)
+        {
+            "name": name,
+            "trainable": name in TRAINED,
+            "aliases": [alias for alias, of in ALIASES.items() if of == name],
+            "shape": list(one.shape),
+        }
+        for name, one in (TRAINED | FROZEN).items()
     ]
     write_checkpoint(tmp_path / "saved" / "step7", tensors, parameters, ranks=3)
     return tmp_path / "saved"

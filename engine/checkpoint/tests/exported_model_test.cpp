@@ -248,6 +248,24 @@ TEST_F(ExportedModel, FrozenOnesMayBeLeftOutAndMustBeIfTheyWereNotSaved) {
   EXPECT_EQ(export_model(without, out(), {.exclude_frozen = true}).size(), 1u);
 }
 
+TEST_F(ExportedModel, WhatHasNoElementsIsThereThoughItIsNotSaved) {
+  auto engine = engine_of({{"w"}, {"none"}, {"frozen none", {}, false}});
+  engine["parameters"][1]["shape"] = {2, 0, 3};
+  engine["parameters"][2]["shape"] = {0};
+  const auto checkpoint = saved({a_model().front()}, engine);
+  export_model(checkpoint, out(), {.type = ElementType::F16});
+  const auto read = read_safetensors(out() / "model.safetensors");
+  EXPECT_TRUE(read.is_covered);
+  EXPECT_EQ(read.tensors.at("none").shape, (std::vector<std::int64_t>{2, 0, 3}));
+  EXPECT_EQ(read.tensors.at("none").type, "F16");
+  EXPECT_EQ(read.tensors.at("frozen none").shape, std::vector<std::int64_t>{0});
+  engine["parameters"][1]["shape"] = {2, 1, 3};
+  std::filesystem::remove_all(folder_);
+  const auto lacking = saved({a_model().front()}, engine);
+  EXPECT_THAT([&] { export_model(lacking, out(), {}); },
+              testing::ThrowsMessage<Error>(HasSubstr("master/none")));
+}
+
 TEST_F(ExportedModel, ATensorOfManyPartsAndPiecesIsWhole) {
   constexpr std::int64_t kNumel = (std::int64_t{5} << 19) + 3;
   std::vector<float> values(kNumel);
