@@ -16,6 +16,7 @@
 #include "engine/core/saved_engine.hpp"
 #include "engine/core/together.hpp"
 #include "engine/core/training_engine.hpp"
+#include "engine/kernels/data_types.hpp"
 
 namespace equigrad::core {
 namespace {
@@ -76,8 +77,8 @@ Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint s
                               (saved_.folder() / checkpoint::kManifestName).string())),
       buffers_(all_buffers(parts_, options.buffers, kWhere)) {
   check_names();
-  for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_parameter(i);
   if (loads_optimizer()) check_optimizer();
+  for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_parameter(i);
   check_buffers();
   check_rest();
   verify();
@@ -149,6 +150,15 @@ void Load::check_optimizer() const {
     throw Error(kWhere,
                 "expected the configured optimizer, now and in the checkpoint, got one of the "
                 "caller's, whose own state is not in a checkpoint. Load without optimizer states.");
+  }
+  const auto param_type =
+      checkpoint::to_text(element_type_of(torch_dtype(parts_.config.precision.param), ""));
+  if (from_.param_type != param_type) {
+    throw Error(kWhere, fmt::format("expected a checkpoint of a run that computes in {}, got one "
+                                    "that computes in {}: it would not be the same run. Configure "
+                                    "the precision that was saved, or load without optimizer "
+                                    "states.",
+                                    param_type, from_.param_type));
   }
   if (groups.front().kind != from_.groups.front().kind || groups.size() != from_.groups.size()) {
     throw Error(kWhere, fmt::format("expected an optimizer of this kind with {} parameter groups, "

@@ -60,7 +60,9 @@ class ShardedState {
   std::vector<std::string> state_names(std::size_t parameter) const;
   // In the order of state_names(): a view of this rank's slice, padding included, if there is any.
   at::Tensor state(std::size_t parameter, std::size_t index) const;
-  std::vector<int64_t>& steps() { return steps_; }  // by parameter: updates it has had
+  // By parameter: the updates it has had.
+  const std::vector<int64_t>& steps() const { return steps_; }
+  std::vector<int64_t>& steps() { return steps_; }
   std::vector<double> lr() const;                   // by group
   // By group; empty with a client. Of what is written state_names() must be what it was.
   std::vector<OptimizerConfig>& hyper_parameters() { return config_by_group_; }

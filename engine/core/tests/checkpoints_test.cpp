@@ -1,0 +1,237 @@
+// A run that is saved and loaded into a new engine is the run that was never interrupted.
+#include "engine/core/checkpoints.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/ops/rand.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "conformance/testing/scratch_folder.hpp"
+#include "conformance/testing/small_run.hpp"
+#include "engine/comm/communicator.hpp"
+
+namespace equigrad {
+namespace {
+
+using conformance::at_every_stage;
+using conformance::error_of;
+using conformance::expect_equal;
+using conformance::fp16_of;
+using conformance::ScratchFolder;
+using conformance::SmallOptions;
+using conformance::SmallRun;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+using testing::AllOf;
+using testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+SmallOptions with_everything(int stage) {
+  SchedulerConfig scheduler;
+  scheduler.kind = SchedulerConfig::Kind::WarmupLr;
+  scheduler.warmup_max_lr = {0.02};
+  scheduler.warmup_num_steps = 7;
+  return {.stage = stage,
+          .accumulation = 2,
+          .clipping = 0.5,
+          .scheduler = scheduler,
+          .layer_drop = {.enabled = true, .theta = 0.5, .gamma = 0.1}};
+}
+
+std::string norm_text(const Engine& engine) {  // NaN equals NaN
+  const auto norm = engine.get_global_grad_norm();
+  return norm ? fmt::format("{}", *norm) : "none";
+}
+
+void expect_same_engine(SmallRun& got, SmallRun& want, const std::string& what) {
+  expect_equal(got.all(), want.all(), what);
+  EXPECT_EQ(got.engine->get_lr(), want.engine->get_lr()) << what;
+  EXPECT_EQ(got.engine->loss_scale(), want.engine->loss_scale()) << what;
+  EXPECT_EQ(got.engine->layer_drop(), want.engine->layer_drop()) << what;
+  EXPECT_EQ(norm_text(*got.engine), norm_text(*want.engine)) << what;
+  EXPECT_EQ(got.engine->was_step_applied(), want.engine->was_step_applied()) << what;
+  EXPECT_EQ(got.engine->counters().micro_steps, want.engine->counters().micro_steps) << what;
+  EXPECT_EQ(got.engine->counters().global_steps, want.engine->counters().global_steps) << what;
+  EXPECT_EQ(got.engine->counters().skipped_steps, want.engine->counters().skipped_steps) << what;
+}
+
+void resume_equals(RankContext& context, const SmallOptions& options, const std::string& folder) {
+  SmallRun never(context, options), first(context, options);
+  int64_t at = 0;
+  for (; at < 6; ++at) {
+    never.train(at);
+    first.train(at);
+  }
+  first.engine->save_checkpoint(folder, "here");
+  SmallRun second(context, options);
+  second.train(77);
+  if (options.accumulation == 2) second.train(78);
+  const auto loaded = second.engine->load_checkpoint(folder);
+  ASSERT_TRUE(loaded.has_value());
+  EXPECT_EQ(loaded->path, folder + "/here");
+  expect_same_engine(second, never, "after the load");
+  for (; at < 12; ++at) {
+    never.train(at);
+    second.train(at);
+    expect_same_engine(second, never, "micro-batch " + std::to_string(at));
+  }
+}
+
+TEST(Checkpoints, AResumedRunIsTheOneThatWasNeverInterrupted) {
+  for (const int world : {1, 2, 3}) {
+    const ScratchFolder folder;
+    at_every_stage(world, [&folder, world](RankContext& context, int stage) {
+      const auto path = [&](const std::string& name) {
+        return folder.path(name + std::to_string(10 * world + stage));
+      };
+      resume_equals(context, with_everything(stage), path("everything"));
+      resume_equals(context, {.stage = stage, .momentum = true}, path("momentum"));
+      resume_equals(context, {.stage = stage, .bf16 = true}, path("bf16"));
+      resume_equals(context, {.stage = stage, .precision = fp16_of(12)}, path("fp16"));
+      resume_equals(context, {.stage = stage, .reduction = ReductionOrder::Exact}, path("exact"));
+    });
+  }
+}
+
+TEST(Checkpoints, InExactOrderAnyStageGoesOn) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    const auto options = [](int of) {
+      return SmallOptions{.stage = of, .reduction = ReductionOrder::Exact};
+    };
+    SmallRun never(context, options(stage)), first(context, options(stage));
+    for (int64_t at = 0; at < 3; ++at) {
+      never.train(at);
+      first.train(at);
+    }
+    const auto path = folder.path("stage" + std::to_string(stage));
+    first.engine->save_checkpoint(path);
+    never.train(3);
+    for (const int other : {0, 1, 2, 3}) {
+      SmallRun second(context, options(other));
+      ASSERT_TRUE(second.engine->load_checkpoint(path, "global_step3").has_value());
+      second.train(3);
+      for (const auto& parameter : second.parameters)
+        if (parameter.name != "empty")
+          EXPECT_THAT(
+              second.engine->full_parameter(parameter.name),
+              conformance::oracle::HasTheBitsOf(never.engine->full_parameter(parameter.name)))
+              << parameter.name << " at stage " << other;
+    }
+  });
+}
+
+TEST(Checkpoints, WithoutALatestNothingIsLoaded) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage});
+    it.train(0);
+    const auto before = it.all();
+    EXPECT_FALSE(it.engine->load_checkpoint(folder.path("nowhere")).has_value());
+    expect_equal(it.all(), before, "nothing was loaded");
+    EXPECT_THAT(error_of([&] { it.engine->load_checkpoint(folder.path("nowhere"), "a"); }),
+                AllOf(HasSubstr("nowhere/a"), HasSubstr("no such folder")));
+  });
+}
+
+TEST(Checkpoints, ClientStateAndLatestComeBack) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage});
+    const auto path = folder.path("client" + std::to_string(stage));
+    it.train(0);
+    it.engine->save_checkpoint(path, "a", {.client_state = R"({"epoch": 3})"});
+    it.train(1);
+    it.engine->save_checkpoint(path, "b", {.client_state = "[1]", .save_latest = false});
+    EXPECT_EQ(it.engine->load_checkpoint(path)->client_state, R"({"epoch":3})");
+    EXPECT_EQ(it.engine->counters().global_steps, 1);
+    EXPECT_EQ(it.engine->load_checkpoint(path, "b")->client_state, "[1]");
+    EXPECT_EQ(it.engine->counters().global_steps, 2);
+  });
+}
+
+TEST(Checkpoints, WhatIsRefusedChangesNothing) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage, .accumulation = 2});
+    const auto path = folder.path("refused" + std::to_string(stage));
+    it.train(0);
+    const auto save = [&](const std::string& tag, const SaveOptions& options = {}) {
+      return error_of([&] { it.engine->save_checkpoint(path, tag, options); });
+    };
+    EXPECT_THAT(save("a"), HasSubstr("between two accumulation windows"));
+    it.train(1);
+    EXPECT_THAT(save(".."), HasSubstr("plain name"));
+    EXPECT_THAT(save("a/b"), HasSubstr("plain name"));
+    EXPECT_THAT(save("a", {.client_state = "{"}), HasSubstr("JSON"));
+    EXPECT_THAT(save("a" + std::to_string(context.rank())), HasSubstr("on every rank"));
+    EXPECT_FALSE(fs::exists(path));
+    SaveOptions one_rank;
+    if (context.rank() == 1) one_rank.client_state = "{";
+    EXPECT_THAT(save("a", one_rank), HasSubstr("JSON"));
+    it.engine->save_checkpoint(path, "a");
+    const auto before = it.all();
+    const auto load = [&](SmallRun& into) {
+      return error_of([&] { into.engine->load_checkpoint(path); });
+    };
+    SmallRun sgd(context, {.stage = stage, .momentum = true});
+    EXPECT_THAT(load(sgd), HasSubstr("optimizer of this kind"));
+    SmallRun halves(context, {.stage = stage, .bf16 = true});
+    EXPECT_THAT(load(halves), HasSubstr("computes in BF16"));
+    if (context.rank() == 0) {
+      for (const auto& entry : fs::directory_iterator(path + "/a")) {
+        if (entry.path().extension() != ".safetensors") continue;
+        std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(-1, std::ios::end);
+        file.put('\x55');
+        break;
+      }
+    }
+    it.group->broadcast(at::zeros({1}), 0)->wait();
+    EXPECT_THAT(load(it), HasSubstr("bytes that were saved"));
+    expect_equal(it.all(), before, "what is refused changes nothing");
+    it.train(2);
+  });
+}
+
+TEST(Checkpoints, RandomNumbersGoOn) {
+  const ScratchFolder folder;
+  EXPECT_EQ(on_ranks(2,
+                     [&folder](RankContext& context) {
+                       SmallRun it(context, {.stage = 2});
+                       at::manual_seed(static_cast<uint64_t>(11 + context.rank()));
+                       it.engine->save_checkpoint(folder.path("rng"), "a");
+                       const auto want = at::rand({5});
+                       at::rand({3});
+                       it.engine->load_checkpoint(folder.path("rng"), "a");
+                       EXPECT_THAT(at::rand({5}), conformance::oracle::HasTheBitsOf(want));
+                     }),
+            "");
+}
+
+TEST(Checkpoints, BuffersAreThoseOfTheirRank) {
+  const ScratchFolder folder;
+  EXPECT_EQ(
+      on_ranks(2,
+               [&folder](RankContext& context) {
+                 SmallRun it(context, {.stage = 1});
+                 const auto mean = at::full({3}, 1.5 + context.rank());
+                 const auto count = at::full({}, 7 + context.rank(), at::kLong);
+                 const std::vector<NamedTensor> buffers{{"bn.mean", mean}, {"bn.count", count}};
+                 it.engine->save_checkpoint(folder.path("b"), "a", {.buffers = buffers});
+                 mean.zero_();
+                 count.zero_();
+                 it.engine->load_checkpoint(folder.path("b"), "a", {.buffers = buffers});
+                 EXPECT_EQ(mean[0].item<double>(), 1.5 + context.rank());
+                 EXPECT_EQ(count.item<int64_t>(), 7 + context.rank());
+                 EXPECT_THAT(error_of([&] { it.engine->load_checkpoint(folder.path("b"), "a"); }),
+                             HasSubstr("bn."));
+               }),
+      "");
+}
+
+}  // namespace
+}  // namespace equigrad
