@@ -55,7 +55,7 @@ SavedCheckpoint opened(const std::string& folder) {
   return SavedCheckpoint::open(path.parent_path(), path.filename().string());
 }
 
-// ---- inspect -------------------------------------------------------------------------------------
+// ---- inspect -------------------------------------------------------------------------------
 
 std::int64_t bytes_of(const TensorEntry& tensor) {
   return checkpoint::numel_of(tensor.shape) * checkpoint::element_bytes(tensor.type);
@@ -144,7 +144,7 @@ json record_of(const SavedCheckpoint& saved) {
   return record;
 }
 
-// ---- verify --------------------------------------------------------------------------------------
+// ---- verify --------------------------------------------------------------------------------
 
 // What is wrong with the pieces, one message each.
 std::vector<std::string> problems_of(const SavedCheckpoint& saved) {
@@ -159,7 +159,7 @@ std::vector<std::string> problems_of(const SavedCheckpoint& saved) {
   return problems;
 }
 
-// ---- diff ----------------------------------------------------------------------------------------
+// ---- diff ----------------------------------------------------------------------------------
 
 std::string difference_text(const checkpoint::TensorDifference& found) {
   if (!found.what.empty()) return found.name + ": " + found.what + "\n";

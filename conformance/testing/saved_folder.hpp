@@ -1,7 +1,8 @@
-// SavedFolder: a checkpoint on the disk for tests, of tensors that are listed, as ranks of an engine
-// write it: each an equal part of every tensor, but what is a rank's own.
+// SavedFolder: a checkpoint on the disk for tests, of tensors that are listed, as ranks of an
+// engine write it: each an equal part of every tensor, but what is a rank's own.
 //
-//   save_folder(directory, "step7", {saved_tensor<float>("master/w", ElementType::F32, {2}, {1, 2})},
+//   save_folder(directory, "step7",
+//               {saved_tensor<float>("master/w", ElementType::F32, {2}, {1, 2})},
 //               {.world_size = 2, .engine = engine_of({{"w"}})});
 //
 // Invariants: DIRECTORY/latest names the tag.

@@ -9,12 +9,10 @@
 // one and a buffer (rank 0's) that is floating point likewise; others keep their type. Every piece
 // is checked against its digest before it is read. Every name of a tied parameter is written once,
 // under its first; the others are in the metadata, each with the first. Of a file, tensors whose
-// elements are larger come first, so that all are aligned. Each file gets its name when it is whole,
-// the index last.
-// Units: bytes of a file are those of its tensors.
-// Errors: those of SavedCheckpoint and of storage; equigrad::Error if OUT has a model already, or
-// the checkpoint lacks a parameter.
-// Depends on: saved_checkpoint, storage, safetensors, convert (sources).
+// elements are larger come first, so that all are aligned. Each file gets its name when it is
+// whole, the index last. Units: bytes of a file are those of its tensors. Errors: those of
+// SavedCheckpoint and of storage; equigrad::Error if OUT has a model already, or the checkpoint
+// lacks a parameter. Depends on: saved_checkpoint, storage, safetensors, convert (sources).
 #pragma once
 
 #include <cstdint>

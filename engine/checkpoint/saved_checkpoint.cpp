@@ -47,7 +47,8 @@ std::string read_latest(std::string_view text, const std::string& where) {
   const auto tag = text.substr(0, end);
   check_tag(tag, where);
   const auto rest = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
-  if (rest.empty() || text == write_latest(tag)) return std::string(tag);
+  const bool is_by_hand = rest.empty() && tag.find(kDigestLine) == std::string_view::npos;
+  if (is_by_hand || text == write_latest(tag)) return std::string(tag);
   throw Error(where, "expected a tag, and in a second line its digest, got \"" + std::string(tag) +
                          "\" with another one. The file has been changed: write the tag alone into "
                          "it, or give the tag.");

@@ -1,5 +1,5 @@
-// Saved engine: what a checkpoint says of an engine beside its tensors, as JSON, and the pieces that
-// a rank has of each tensor.
+// Saved engine: what a checkpoint says of an engine beside its tensors, as JSON, and the pieces
+// that a rank has of each tensor.
 //
 //   {"stage": 2, "param_type": "BF16", "master_type": "F32", "optimizer": "adamw",
 //    "parameters": [{"name", "aliases", "shape", "trainable", "steps", "group"}],

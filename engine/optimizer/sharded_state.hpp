@@ -63,7 +63,7 @@ class ShardedState {
   // By parameter: the updates it has had.
   const std::vector<int64_t>& steps() const { return steps_; }
   std::vector<int64_t>& steps() { return steps_; }
-  std::vector<double> lr() const;                   // by group
+  std::vector<double> lr() const;  // by group
   // By group; empty with a client. Of what is written state_names() must be what it was.
   std::vector<OptimizerConfig>& hyper_parameters() { return config_by_group_; }
   // By group; beta1 may be empty: as it is.

@@ -1,5 +1,5 @@
-// Digests: those that xxHash's own tests have, the same in whatever parts the bytes come, and a text
-// that is read as it was written.
+// Digests: those that xxHash's own tests have, the same in whatever parts the bytes come, and a
+// text that is read as it was written.
 #include "engine/checkpoint/digest.hpp"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
-// Largest allocation: how much memory a test's program has asked for at once, so that a length which
-// a file only claims is seen where it is believed. It replaces operator new: for one source of a
-// program.
+// Largest allocation: how much memory a test's program has asked for at once, so that a length
+// which a file only claims is seen where it is believed. It replaces operator new: for one source
+// of a program.
 //
 // Units: bytes.
 // Depends on: the C++ standard library only.
