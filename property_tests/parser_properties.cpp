@@ -1,5 +1,5 @@
-// Parsers of texts that anybody may have written: every file of the corpus, every front of each, and
-// each with bytes replaced at random. The fuzzers of the preset `fuzz` go on from there.
+// Parsers of texts that anybody may have written: every file of the corpus, every front of each,
+// and each with bytes replaced at random. The fuzzers of the preset `fuzz` go on from there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
