@@ -161,6 +161,15 @@ void Stepper::share_loss_scale(Stepper& other) {
   other.shared_ = shared_;
 }
 
+void Stepper::forget_states() {
+  for (Slot& slot : slots_) {
+    for (auto& [name, state] : slot.state) state.zero_();
+    slot.step_count = 0;
+  }
+}
+
+void Stepper::forget_loss_scale() { shared_->scale = LossScale(recipe_.precision.loss_scale); }
+
 void Stepper::set_lr(double lr) { set_lr(std::vector<double>(groups_.size(), lr)); }
 
 void Stepper::set_lr(const std::vector<double>& by_group) {

@@ -78,6 +78,11 @@ class Stepper {
   // To hold during a forward of the model.
   AutocastGuard autocast() const { return AutocastGuard(recipe_.precision.autocast); }
 
+  // As of a stepper that is made of these masters now, between windows: states and their counts, and
+  // the scale.
+  void forget_states();
+  void forget_loss_scale();
+
   void set_accumulation_steps(int64_t steps) { recipe_.accumulation_steps = steps; }
   // The rates and first betas of coming steps: of every group, or by group in the order of the
   // model's groups(). SGD reads no beta.

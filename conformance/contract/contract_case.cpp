@@ -25,7 +25,7 @@ constexpr std::array kSubjects = {
   &shards_of_gradients, &disagreements, &announcements, &engines_apart, &holdings, &graphs,
   &scaled_graphs, &seen_operators, &read_keys, &read_types, &read_schedules, &refused_values,
   &refused_keys, &refused_types, &refused_names, &refusals,
-  &refused_calls};
+  &refused_calls, &checkpoints, &checkpoint_pairs, &refused_checkpoints};
 // clang-format on
 
 std::vector<Case> all_cases() {
@@ -67,6 +67,7 @@ const std::vector<Section>& sections() {
       {"15", "What an engine says of itself is so: its configuration, its costs, its bytes"},
       {"16", "Every part does what its page says, on values that are drawn"},
       {"17", "What is wrong is refused by its name, with what came and what is right"},
+      {"18", "A run that is saved and loaded goes on as if it had never been interrupted"},
   };
   return kSections;
 }

@@ -77,7 +77,7 @@ struct Fault {
 };
 
 // communicator partition bucket reduction accumulation loss_scale clip optimizer parameter
-// completion
+// completion checkpoint
 extern const std::vector<std::string> kSeams;
 // "forward" (a loss, or a parameter that a forward read), "gradient" (the average), "norm", "clip",
 // "update" (masters, states), "parameter" (what is published), "scale" (loss scale, skipped steps)

@@ -26,6 +26,7 @@ std::vector<Fault> optimizer_faults();
 std::vector<Fault> schedule_faults();
 std::vector<Fault> parameter_faults();
 std::vector<Fault> completion_faults();
+std::vector<Fault> checkpoint_faults();
 std::vector<Fault> mutant_faults();
 
 // A fault of the seams alone.

@@ -20,7 +20,6 @@ const std::vector<Reason> kReasons = {
     {"optimizers that need a whole matrix: the engine has none", {"DS-52"}},
     {"needs a tensor of more than 2^31 elements", {"DS-78"}},
     {"offload_states and reload_states: the engine has none", {"DS-50"}},
-    {"checkpoints: the engine writes none yet", {"DS-80", "DS-81", "DS-82", "CA-03"}},
     {"the loss is the user's: the engine does not normalise it", {"HF-01", "MG-15", "TE-01"}},
 };
 

@@ -16,10 +16,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/autograd/scaled_graph.hpp"
 #include "engine/bucket/bucket_queue.hpp"
+#include "engine/checkpoint/saved_checkpoint.hpp"
+#include "engine/core/checkpoints.hpp"
+#include "engine/core/saved_engine.hpp"
 #include "engine/engine.hpp"
 #include "engine/gradient/accumulator.hpp"
 #include "engine/gradient/micro_batches.hpp"

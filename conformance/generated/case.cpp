@@ -136,8 +136,8 @@ nlohmann::json serve_generated(const nlohmann::json& request, ranks::RankContext
           [workload, set = types.rates](int64_t updates) {
             return set->empty() ? rates_at(workload, -1, updates) : reference::Rates{*set, {}};
           },
-      .gradient_step =
-          static_cast<int>(one.execution.seed % static_cast<uint64_t>(workload.steps))};
+      .gradient_step = static_cast<int>(one.execution.seed % static_cast<uint64_t>(workload.steps)),
+      .resumed_before = one.execution.resumed_before};
   keep_config(request, context, options.config);
   return RankCase(std::move(facts), generated_rank_model(one, types), std::move(options)).run();
 }

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/types.h>
 
+#include <set>
 #include <utility>
 
 #include "conformance/cases/model_groups.hpp"
@@ -24,12 +25,19 @@ std::vector<std::string> first_names(GeneratedModel& model) {
   return names;
 }
 
+std::vector<at::Tensor> empty_like(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> made;
+  for (const auto& tensor : tensors) made.push_back(at::empty_like(tensor.detach()));
+  return made;
+}
+
 class GeneratedRankModel : public RankModel {
  public:
   GeneratedRankModel(const GeneratedCase& one, const PassTypes& types)
       : one_(one),
         types_(types),
         model_(std::make_shared<GeneratedModel>(one.workload, false)),
+        as_made_(empty_like(model_->tensors())),
         hooks_(one.workload, *model_),
         events_(one, first_names(*model_), types.is_scaled,
                 [this](Engine& engine, const Pass& pass, const GeneratedModel::Watch& watch) {
@@ -40,6 +48,7 @@ class GeneratedRankModel : public RankModel {
   std::unique_ptr<Engine> make_engine(const std::string& config,
                                       std::shared_ptr<comm::Communicator> group) override;
   at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override;
+  void renew() override;
   void end() override { events_.end(); }
   // At stage 3 its parameters have no values then.
   void without_engine() override { hooks_.judge_without_engine(one_.execution.stage < 3); }
@@ -53,6 +62,7 @@ class GeneratedRankModel : public RankModel {
   const GeneratedCase one_;
   const PassTypes types_;
   std::shared_ptr<GeneratedModel> model_;
+  const std::vector<at::Tensor> as_made_;  // their types, sizes and strides; of model_->tensors()
   UserHooks hooks_;
   HarmlessEvents events_;
 };
@@ -71,6 +81,18 @@ std::unique_ptr<Engine> GeneratedRankModel::make_engine(const std::string& confi
       groups.back().parameters.push_back({name, tensor, *types.at(name).begin()});
   }
   return initialize(std::move(groups), parse_config(config, group->world_size()), std::move(group));
+}
+
+// Buffers stay: no engine has taken their values.
+void GeneratedRankModel::renew() {
+  std::set<const void*> parameters;
+  for (const auto& parameter : model_->parameters())
+    parameters.insert(parameter.unsafeGetTensorImpl());
+  for (std::size_t i = 0; i < as_made_.size(); ++i) {
+    auto tensor = model_->tensors()[i];
+    if (parameters.contains(tensor.unsafeGetTensorImpl()))
+      tensor.set_data(at::empty_like(as_made_[i]).fill_(3));
+  }
 }
 
 Style GeneratedRankModel::style_of(const Pass& pass, int use) const {

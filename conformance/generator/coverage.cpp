@@ -84,7 +84,8 @@ Facts facts_of(const GeneratedCase& one) {
                  {"groups", std::to_string(what.groups.size())},
                  {"communicator", how.adversary == 0 ? "plain" : "late"},
                  {"way in", how.way_in},
-                 {"rate set", what.rates.empty() ? "no" : "yes"}};
+                 {"rate set", what.rates.empty() ? "no" : "yes"},
+                 {"saved and loaded", how.resumed_before < 0 ? "no" : "yes"}};
   add_tensors(what, facts);
   for (const auto& event : what.passes) facts.emplace("pass", event.what);
   for (const auto& event : how.events) facts.emplace("harmless event", event.what);
@@ -108,6 +109,7 @@ const std::map<std::string, std::vector<std::string>>& known_numbers() {
       {"groups", {"1", "2", "3"}},
       {"communicator", {"plain", "late"}},
       {"rate set", {"no", "yes"}},
+      {"saved and loaded", {"no", "yes"}},
       {"tensor dimensions", {"0", "1", "2", "3", "4"}},
       {"tensor elements", {"0", "1", "2^1", "2^4", "2^8", "2^12", "2^17", "2^21", "2^22"}},
       {"names of a tensor", {"1", "2"}}};

@@ -134,6 +134,7 @@ GeneratedCase draw_case(uint64_t seed, int64_t workload, int execution) {
   how.knobs = draw_knobs(dice, one.workload, how);
   draw_events(dice, one.workload, how);
   keep_windows_whole(how);
+  if (dice.one_in(4)) how.resumed_before = static_cast<int>(dice.below(one.workload.steps));
   return one;
 }
 

@@ -70,6 +70,7 @@ void of_ranks_and_steps(const GeneratedCase& one, Steps& steps) {
         std::erase_if(copy.workload.passes, is_late);
         std::erase_if(copy.workload.rates, is_late);
         std::erase_if(copy.execution.events, is_late);
+        if (copy.execution.resumed_before >= count) copy.execution.resumed_before = -1;
       });
 }
 
@@ -120,11 +121,13 @@ std::vector<GeneratedCase> simpler_than(const GeneratedCase& one) {
     copy.execution.events.clear();
     copy.execution.knobs = json::object();
     copy.execution.adversary = 0;
+    copy.execution.resumed_before = -1;
   });
   of_ranks_and_steps(one, steps);
   steps.add([](GeneratedCase& copy) { copy.execution.events.clear(); });
   steps.add([](GeneratedCase& copy) { copy.execution.knobs = json::object(); });
   steps.add([](GeneratedCase& copy) { copy.execution.adversary = 0; });
+  steps.add([](GeneratedCase& copy) { copy.execution.resumed_before = -1; });
   steps.add([](GeneratedCase& copy) { copy.workload.passes.clear(); });
   steps.add([](GeneratedCase& copy) { copy.workload.rates.clear(); });
   of_tensors(one, steps);

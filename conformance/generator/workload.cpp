@@ -50,6 +50,7 @@ nlohmann::json to_json(const GeneratedCase& one) {
             {"seed", how.seed},
             {"adversary", how.adversary},
             {"way_in", how.way_in},
+            {"resumed_before", how.resumed_before},
             {"events", how.events},
             {"knobs", how.knobs}}}};
 }
@@ -71,6 +72,7 @@ void expect_whole(const GeneratedCase& one) {
   expect_between(1, kMany, one.workload.steps, "steps");
   expect_between(1, kMany, static_cast<int64_t>(one.workload.tensors.size()), "tensors");
   expect_between(0, 3, one.execution.stage, "a stage");
+  expect_between(-1, one.workload.steps - 1, one.execution.resumed_before, "a step, or -1,");
 }
 
 void expect_word(const std::string& of, const std::string& got) {
@@ -117,6 +119,7 @@ GeneratedCase generated_case(const nlohmann::json& file) {
                      .seed = how.at("seed"),
                      .adversary = how.at("adversary"),
                      .way_in = how.at("way_in"),
+                     .resumed_before = how.value("resumed_before", -1),
                      .events = how.at("events"),
                      .knobs = how.at("knobs")};
     expect_whole(one);

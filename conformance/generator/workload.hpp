@@ -96,6 +96,7 @@ struct Execution {
   uint64_t seed = 0;              // of the call style of each pass
   uint64_t adversary = 0;         // of a communicator that completes late; 0: a plain one
   std::string way_in = "groups";  // module: initialize(module)
+  int resumed_before = -1;  // this step the engine is saved, and loaded by a new one; -1: none
   std::vector<HarmlessEvent> events;
   nlohmann::json knobs = nlohmann::json::object();
 };

@@ -36,7 +36,7 @@ void TwinComparison::finding(const Site& site, const std::string& what) {
 }
 
 void TwinComparison::observe(int step, const std::vector<LocalShard>& shards) {
-  const double norm = engine_.get_global_grad_norm().value_or(NAN);
+  const double norm = engine_->get_global_grad_norm().value_or(NAN);
   failures_.set_norm(norm);
   const bool norm_held = lanes_.compare(
       {.phase = Phase::Norm, .step = step, .what = "norm of the gradient"},
@@ -96,7 +96,7 @@ oracle::Reduction TwinComparison::reduction_of(int step, const LocalShard& shard
   reduction.averaging = averaging_of(precision.averaging);
   reduction.predivide_factor = precision.predivide_factor;
   reduction.loss_scale = facts_.twin.loss_scale(step);
-  const double norm = engine_.get_global_grad_norm().value_or(NAN);
+  const double norm = engine_->get_global_grad_norm().value_or(NAN);
   const double threshold = facts_.twin.threshold();
   if (threshold > 0 && norm > threshold)
     reduction.clip_factor = static_cast<float>(threshold / (norm + 1e-6));
@@ -127,16 +127,16 @@ void TwinComparison::check_scale(int step, const std::string& what) {
   check({.phase = is_start ? Phase::Start : Phase::Scale,
          .step = is_start ? step : step - 1,
          .what = what},
-        at::full({1}, engine_.loss_scale(), at::kDouble),
+        at::full({1}, engine_->loss_scale(), at::kDouble),
         at::full({1}, facts_.twin.loss_scale(step), at::kDouble));
 }
 
 // A step that is skipped shows nothing to on_step, and counts.
 void TwinComparison::check_boundary(int step) {
   const bool is_skipped = facts_.twin.skipped(step);
-  const double norm = engine_.get_global_grad_norm().value_or(0);
+  const double norm = engine_->get_global_grad_norm().value_or(0);
   skipped_ += is_skipped ? 1 : 0;
-  if (engine_.was_step_applied() == is_skipped) {
+  if (engine_->was_step_applied() == is_skipped) {
     // Nobody saw that gradient; the engine says that it was not finite.
     const bool is_gradient = !is_skipped && !std::isfinite(norm);
     finding({.phase = is_gradient ? Phase::Gradient : Phase::Skip,
@@ -147,7 +147,7 @@ void TwinComparison::check_boundary(int step) {
                           : "the step was not applied");
   }
   check({.phase = Phase::Scale, .step = step, .what = "skipped_steps"},
-        at::full({1}, engine_.counters().skipped_steps, at::kLong),
+        at::full({1}, engine_->counters().skipped_steps, at::kLong),
         at::full({1}, skipped_, at::kLong));
   const Site boundary{.phase = Phase::Skip, .step = step, .what = "boundary"};
   if (!is_skipped && before_.empty()) finding(boundary, "on_step was not called");
@@ -160,14 +160,14 @@ void TwinComparison::check_boundary(int step) {
 
 void TwinComparison::after_step(int step) {
   check_boundary(step);
-  for (const auto& shard : engine_.local_shards()) {
+  for (const auto& shard : engine_->local_shards()) {
     const auto seen = before_.find(shard.name);
     if (facts_.twin.skipped(step)) break;
     if (seen == before_.end() || seen->second.begin != shard.begin || seen->second.end != shard.end)
       finding({.phase = Phase::Update, .step = step, .what = "shard", .parameter = shard.name},
               "on_step did not show it");
   }
-  for (const auto& shard : engine_.local_shards()) {
+  for (const auto& shard : engine_->local_shards()) {
     check_shard(step, shard);
     check_update(step, shard);
   }
@@ -253,7 +253,7 @@ void TwinComparison::check_update(int step, const LocalShard& shard) {
 void TwinComparison::check_parameters(int step) {
   facts_.context.note(at_step(step, "full parameters"));
   for (const auto& [name, shape] : facts_.shapes) {
-    const auto got = engine_.full_parameter(name);
+    const auto got = engine_->full_parameter(name);
     const auto want = facts_.twin.tensor(step, "parameter", name);
     const Site site{
         .phase = Phase::Parameter, .step = step, .what = "parameter", .parameter = name};

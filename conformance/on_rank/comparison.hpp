@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -23,8 +24,8 @@ namespace equigrad::conformance {
 
 class TwinComparison {
  public:
-  TwinComparison(const CaseFacts& facts, Engine& engine, int steps, Lanes& lanes,
-                 PlacedFailures& failures)
+  TwinComparison(const CaseFacts& facts, const std::unique_ptr<Engine>& engine, int steps,
+                 Lanes& lanes, PlacedFailures& failures)
       : facts_(facts),
         engine_(engine),
         lanes_(lanes),
@@ -67,7 +68,7 @@ class TwinComparison {
   oracle::UpdateSpec update_of(const std::string& name, int step) const;
 
   const CaseFacts& facts_;
-  Engine& engine_;
+  const std::unique_ptr<Engine>& engine_;  // which may be made anew
   Lanes& lanes_;
   PlacedFailures& failures_;
   std::vector<std::map<std::string, GradientResult>> gradients_;  // by step, then name

@@ -26,7 +26,7 @@ OptimizerConfig::Kind kind_of(reference::Rule rule) {
 }  // namespace
 
 GetterJudge::GetterJudge(const CaseFacts& facts, const std::vector<NamedTensors>& groups,
-                         Engine& engine, Lanes& lanes, ExpectedRates rates)
+                         const std::unique_ptr<Engine>& engine, Lanes& lanes, ExpectedRates rates)
     : facts_(facts), engine_(engine), lanes_(lanes), rates_(std::move(rates)) {
   for (const auto& group : groups) {
     auto& one = groups_.emplace_back();
@@ -47,7 +47,7 @@ void GetterJudge::before_step(int step, int micro_batch) {
   const Place place{step, after_of("before", micro_batch)};
   check_state(place, step);
   same(place, "is_gradient_accumulation_boundary",
-       engine_.is_gradient_accumulation_boundary() ? 1 : 0, is_last(micro_batch) ? 1 : 0);
+       engine_->is_gradient_accumulation_boundary() ? 1 : 0, is_last(micro_batch) ? 1 : 0);
   if (step == gradient_step_ && is_last(micro_batch)) check_gradient(place);
 }
 
@@ -72,15 +72,15 @@ void GetterJudge::same(const Place& place, const std::string& what, double got, 
 
 // Of the getters that a training loop asks; the loss scale is that of the passes of `scale_step`.
 void GetterJudge::check_state(const Place& place, int scale_step) {
-  const auto& counters = engine_.counters();
+  const auto& counters = engine_->counters();
   const auto check = [&](const char* what, int64_t got, int64_t want) {
     same(place, what, static_cast<double>(got), static_cast<double>(want));
   };
   check("micro_steps", counters.micro_steps, counted_.micro_steps);
   check("global_steps", counters.global_steps, counted_.global_steps);
   check("skipped_steps", counters.skipped_steps, counted_.skipped_steps);
-  check("was_step_applied", engine_.was_step_applied() ? 1 : 0, applied_ ? 1 : 0);
-  const auto norm = engine_.get_global_grad_norm();
+  check("was_step_applied", engine_->was_step_applied() ? 1 : 0, applied_ ? 1 : 0);
+  const auto norm = engine_->get_global_grad_norm();
   const int64_t boundaries = counted_.global_steps;
   check("get_global_grad_norm is there", norm.has_value() ? 1 : 0, boundaries > 0 ? 1 : 0);
   if (norm && boundaries > 0) {
@@ -89,7 +89,7 @@ void GetterJudge::check_state(const Place& place, int scale_step) {
     same(place, "get_global_grad_norm", *norm,
          facts_.twin.skipped(last) ? nan : facts_.twin.grad_norm(last));
   }
-  same(place, "loss_scale", engine_.loss_scale(), facts_.twin.loss_scale(scale_step));
+  same(place, "loss_scale", engine_->loss_scale(), facts_.twin.loss_scale(scale_step));
   check_groups(place);
   check_layer_drop(place);
 }
@@ -97,8 +97,8 @@ void GetterJudge::check_state(const Place& place, int scale_step) {
 void GetterJudge::check_groups(const Place& place) {
   reference::Rates want;
   if (rates_) want = rates_(counted_.global_steps - counted_.skipped_steps);
-  const auto rates = engine_.get_lr();
-  const auto rules = engine_.hyper_parameters();
+  const auto rates = engine_->get_lr();
+  const auto rules = engine_->hyper_parameters();
   const auto count = static_cast<double>(groups_.size());
   same(place, "get_lr groups", static_cast<double>(rates.size()), count);
   same(place, "hyper_parameters groups", static_cast<double>(rules.size()), count);
@@ -134,8 +134,8 @@ void GetterJudge::check_rule(const Place& place, const std::string& of, const Op
 
 // Set at a boundary by the number of boundaries before it, skipped ones too.
 void GetterJudge::check_layer_drop(const Place& place) {
-  const auto state = engine_.layer_drop();
-  const auto& config = engine_.config().progressive_layer_drop;
+  const auto state = engine_->layer_drop();
+  const auto& config = engine_->config().progressive_layer_drop;
   const auto before = static_cast<double>(std::max<int64_t>(counted_.global_steps - 1, 0));
   const double theta =
       config.enabled ? std::lerp(config.theta, 1.0, std::exp(-config.gamma * before)) : 1.0;
@@ -156,7 +156,7 @@ void GetterJudge::check_gradient(const Place& place) {
                   .step = place.step,
                   .what = "getter full_gradient",
                   .parameter = name};
-  auto& access = engine_.access();
+  auto& access = engine_->access();
   const auto whole = access.full_gradient(name);
   const auto slice = access.local_gradient(name);
   const auto want = facts_.twin.tensor(place.step, "gradient", name);
@@ -181,7 +181,7 @@ void GetterJudge::check_gradient(const Place& place) {
 void GetterJudge::check_weights(const Place& place) {
   if (names_.empty()) return;
   const auto& name = sample(place.step);
-  auto& access = engine_.access();
+  auto& access = engine_->access();
   const auto check = [&](const std::string& what, const std::string& of, const at::Tensor& whole,
                          const at::Tensor& slice) {
     Site site{.phase = Phase::Update,
@@ -203,7 +203,7 @@ void GetterJudge::check_weights(const Place& place) {
 
 // This rank's part of the whole; at stage 0 it is the whole.
 void GetterJudge::check_slice(const Site& site, const at::Tensor& whole, const at::Tensor& slice) {
-  for (const auto& shard : engine_.local_shards()) {
+  for (const auto& shard : engine_->local_shards()) {
     if (shard.name != site.parameter) continue;
     auto place = site;
     place.begin = shard.begin;

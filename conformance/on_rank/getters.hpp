@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,8 @@ using ExpectedRates = std::function<reference::Rates(int64_t updates)>;
 class GetterJudge {
  public:
   // `groups` as the engine's table has them. Without `rates` they stay as the recipe has them.
-  GetterJudge(const CaseFacts& facts, const std::vector<NamedTensors>& groups, Engine& engine,
-              Lanes& lanes, ExpectedRates rates = {});
+  GetterJudge(const CaseFacts& facts, const std::vector<NamedTensors>& groups,
+              const std::unique_ptr<Engine>& engine, Lanes& lanes, ExpectedRates rates = {});
 
   GetterJudge& read_gradient_in(int step) {
     gradient_step_ = step;
@@ -66,7 +67,7 @@ class GetterJudge {
   const std::string& sample(int step) const;
 
   const CaseFacts& facts_;
-  Engine& engine_;
+  const std::unique_ptr<Engine>& engine_;  // which may be made anew
   Lanes& lanes_;
   std::vector<Group> groups_;
   ExpectedRates rates_;

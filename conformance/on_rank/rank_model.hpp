@@ -31,6 +31,8 @@ class RankModel {
   virtual at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) = 0;
   // Copies of the buffers of this rank.
   virtual reference::TensorMap buffers();
+  // The engine has gone, and another will be made: other weights than any so far.
+  virtual void renew() {}
   // What it made beside the engine goes.
   virtual void end() {}
   // The engine has gone; what is wrong then is an exception.

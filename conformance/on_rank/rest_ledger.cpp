@@ -26,7 +26,7 @@ bool knows_pages(const Engine& engine, const std::vector<NamedTensors>& groups) 
 }  // namespace
 
 RestLedger::RestLedger(const CaseFacts& facts, const std::vector<NamedTensors>& groups,
-                       const Engine& engine, Lanes& lanes)
+                       const std::unique_ptr<Engine>& engine, Lanes& lanes)
     : facts_(facts),
       engine_(engine),
       lanes_(lanes),
@@ -46,7 +46,7 @@ void RestLedger::after_step(int step, int micro_batch) {
 }
 
 void RestLedger::check(const std::string& where, bool is_rest) {
-  const auto& ledger = engine_.ledger();
+  const auto& ledger = engine_->ledger();
   const auto compare = [&](const std::string& what, int64_t got, int64_t want) {
     ++lanes_.compared["ledger"];
     if (got == want) return lanes_.exact.add_held(1);

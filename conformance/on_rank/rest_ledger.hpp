@@ -27,8 +27,8 @@ namespace equigrad::conformance {
 class RestLedger {
  public:
   // `groups` as the engine's table has them.
-  RestLedger(const CaseFacts& facts, const std::vector<NamedTensors>& groups, const Engine& engine,
-             Lanes& lanes);
+  RestLedger(const CaseFacts& facts, const std::vector<NamedTensors>& groups,
+             const std::unique_ptr<Engine>& engine, Lanes& lanes);
 
   void when_new();
   // After a call of step().
@@ -38,7 +38,7 @@ class RestLedger {
   void check(const std::string& where, bool is_rest);
 
   const CaseFacts& facts_;
-  const Engine& engine_;
+  const std::unique_ptr<Engine>& engine_;  // which may be made anew
   Lanes& lanes_;
   bool knows_gathered_;  // what stage 3 keeps whole is forecast
   MemoryForecast forecast_;

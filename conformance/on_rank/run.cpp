@@ -10,6 +10,7 @@
 #include "conformance/faults/adversary.hpp"
 #include "conformance/on_rank/answer.hpp"
 #include "conformance/on_rank/backward.hpp"
+#include "conformance/ranks/private_directory.hpp"
 #include "engine/comm/communication_error.hpp"
 
 namespace equigrad::conformance {
@@ -56,16 +57,16 @@ RankCase::RankCase(CaseFacts facts, std::unique_ptr<RankModel> model, RankCaseOp
   const auto groups = model_->groups();
   failures_.emplace(facts_,
                     positions_of(facts_, groups, engine_->config().zero.reduce_bucket_size));
-  comparison_.emplace(facts_, *engine_, options_.steps, lanes_, *failures_);
-  beside_.getters.emplace(facts_, groups, *engine_, lanes_, options_.rates)
+  comparison_.emplace(facts_, engine_, options_.steps, lanes_, *failures_);
+  beside_.getters.emplace(facts_, groups, engine_, lanes_, options_.rates)
       .read_gradient_in(options_.gradient_step);
-  beside_.rest.emplace(facts_, groups, *engine_, lanes_).when_new();
+  beside_.rest.emplace(facts_, groups, engine_, lanes_).when_new();
 }
 
 void RankCase::make_engine() {
   facts_.context.note("initialize");
   if (facts_.context.rank() != 0) model_->unsettle();
-  auto communicator = faults::adversarial(facts_.context.group(), options_.adversary);
+  communicator_ = faults::adversarial(facts_.context.group(), options_.adversary);
   if (!options_.fault.empty()) {
     std::vector<std::string> names;  // as the engine's table has them
     for (const auto& group : model_->groups())
@@ -73,11 +74,29 @@ void RankCase::make_engine() {
     fault_ =
         std::make_unique<faults::Planted>(options_.fault, facts_.context.rank(),
                                           static_cast<int>(facts_.recipe.world), moment_, names);
-    communicator = fault_->wrap(communicator);
+    communicator_ = fault_->wrap(communicator_);
   }
   engine_ = beside_.caller.around("initialize()", {Share::Callback}, [&] {
-    return model_->make_engine(options_.config, communicator);
+    return model_->make_engine(options_.config, communicator_);
   });
+}
+
+// Saved, thrown away, and loaded by another one that has other weights: nothing has happened.
+void RankCase::resume(int step) {
+  auto& caller = beside_.caller;
+  auto& context = facts_.context;
+  const auto folder = context.directory() + "/" + context.set() + ".resumed";
+  context.note(at_step(step, "save_checkpoint()") + acts_so_far());
+  caller.around("save_checkpoint()", {}, [&] { engine_->save_checkpoint(folder, "resumed"); });
+  caller.around("the destruction of the engine", {Share::Callback}, [&] { engine_.reset(); });
+  model_->renew();
+  context.note(at_step(step, "initialize()") + acts_so_far());
+  caller.around("initialize()", {Share::Callback},
+                [&] { engine_ = model_->make_engine(options_.config, communicator_); });
+  context.note(at_step(step, "load_checkpoint()") + acts_so_far());
+  caller.around("load_checkpoint()", {}, [&] { engine_->load_checkpoint(folder, "resumed"); });
+  // Who still reads a file has it mapped.
+  if (context.rank() == 0) ranks::remove_private_directory(folder);
 }
 
 // What the model's own passes draw and set is not the engine's.
@@ -122,6 +141,8 @@ nlohmann::json run_refused(const nlohmann::json& request, ranks::RankContext& co
 }
 
 void RankCase::play(int step) {
+  beside_.caller.enter(step, 0);
+  if (step == options_.resumed_before) resume(step);
   engine_->on_step(
       [this, step](const std::vector<LocalShard>& shards) { comparison_->observe(step, shards); });
   comparison_->check_scale(step, "loss_scale before it");

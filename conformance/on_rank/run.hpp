@@ -35,6 +35,7 @@ struct RankCaseOptions {
   int steps = kSteps;
   ExpectedRates rates = {};        // of a scheduler; none: those of the recipe, in every step
   int gradient_step = kSteps - 1;  // in which getters read a gradient
+  int resumed_before = -1;         // this step the engine is saved, and loaded by a new one
 };
 
 class RankCase {
@@ -53,6 +54,7 @@ class RankCase {
     std::optional<RestLedger> rest = {};
   };
   void make_engine();
+  void resume(int step);
   void play(int step);
   void micro_batch(int step, int index);
   void take_pass(int step, int index);
@@ -66,6 +68,7 @@ class RankCase {
   RankCaseOptions options_;
   std::shared_ptr<faults::Moment> moment_;
   std::unique_ptr<faults::Planted> fault_;  // null: none
+  std::shared_ptr<comm::Communicator> communicator_;
   std::unique_ptr<Engine> engine_;
   Lanes lanes_;
   Beside beside_{.before = {}, .caller = CallerWatch(lanes_.exact)};

@@ -38,7 +38,12 @@ std::string make_private_directory() {
 // Not std::filesystem::remove_all: LibTorch exports an older copy of it, which crashes.
 void remove_private_directory(const std::string& path) {
   if (DIR* directory = opendir(path.c_str())) {
-    while (const dirent* entry = readdir(directory)) unlink((path + "/" + entry->d_name).c_str());
+    while (const dirent* entry = readdir(directory)) {
+      const std::string name = entry->d_name;
+      if (name == "." || name == "..") continue;
+      const std::string inside = path + "/" + name;
+      if (unlink(inside.c_str()) != 0) remove_private_directory(inside);
+    }
     closedir(directory);
   }
   rmdir(path.c_str());

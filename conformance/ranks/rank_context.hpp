@@ -29,6 +29,9 @@ class RankContext {
   // Private to the pool, shared by all its ranks, removed with the pool; in memory where possible.
   const std::string& directory() const { return directory_; }
 
+  // Names this set of rank processes: no other that is at work has a process of it.
+  const std::string& set() const { return members_.front(); }
+
   // Gloo over the first `world` ranks of the request's set (0: all of it). Those ranks, and no
   // others, call it. Made at the first call, kept for later requests.
   std::shared_ptr<comm::Communicator> group(int world = 0);

@@ -176,6 +176,32 @@ TEST(Stepper, AGradientThatIsNotFiniteWritesNothing) {
   EXPECT_TRUE(same_bits(record.masters, fresh.stepper.step().masters));
 }
 
+// As one that is made of its masters.
+TEST(Stepper, WhatIsForgottenBeginsAnew) {
+  auto wanted = recipe(1);
+  wanted.compute_dtype = at::kHalf;
+  wanted.precision.loss_scale = {
+      .policy = LossScaleSpec::Policy::DeepSpeed, .initial = 8, .window = 1};
+  Ranks run(wanted), fresh(wanted);
+  for (int step = 0; step < 3; ++step) {
+    run.pass(0, step);
+    run.stepper.step();
+  }
+  EXPECT_GT(run.stepper.loss_scale(), 8);
+  run.stepper.forget_states();
+  EXPECT_GT(run.stepper.loss_scale(), 8);
+  run.stepper.forget_loss_scale();
+  EXPECT_EQ(run.stepper.loss_scale(), 8);
+  for (const auto& [name, parameter] : unique_parameters(run.stepper.model()))
+    fresh.stepper.set("master", name, run.stepper.get("master", name));
+  run.pass(0, 5);
+  fresh.pass(0, 5);
+  const auto got = run.stepper.step(), want = fresh.stepper.step();
+  EXPECT_TRUE(same_bits(got.masters, want.masters));
+  EXPECT_TRUE(same_bits(got.state.at("exp_avg_sq"), want.state.at("exp_avg_sq")));
+  EXPECT_EQ(got.step_count, want.step_count);
+}
+
 // ---- Groups ----
 
 // Two parameters of ones; the gradient of both is ones.

@@ -38,6 +38,9 @@ enum class Feature {
   WithinInit,       // models are made in zero::Init's scope
   Fp32BehindFirst,  // engines after the first are in fp32
   SmallPagesStay,   // stage 3: parameters of up to 20 elements are whole all the time
+  ExactSums,        // "reduction": "exact", so that no stage changes a bit
+  PatientScale,     // dynamic fp16 that bears two overflows, and halves at the third
+  LowMasters,  // 16-bit masters and, in bf16, states; at stage 0 of bf16, which has none, fp32's
 };
 
 // What of a case depends on its place, and so how often the default selection plays it.

@@ -7,6 +7,7 @@
 #include "conformance/contract/players/models.hpp"
 #include "conformance/contract/players/settings.hpp"
 #include "conformance/oracle/bits.hpp"
+#include "conformance/ranks/private_directory.hpp"
 #include "engine/zero_init.hpp"
 
 namespace equigrad::conformance::contract {
@@ -23,9 +24,9 @@ std::map<std::string, LocalShard> copy_of(const std::vector<LocalShard>& shards)
 
 // In zero::Init's scope rank 0's weights count, as ever; the wrong way has rank 1's.
 std::shared_ptr<reference::Model> make_model(
-    const Spec& spec, const ContractContext& context, std::size_t which,
+    const Spec& spec, const ContractContext& context, std::size_t which, uint64_t other_weights,
     const std::shared_ptr<comm::Communicator>& communicator) {
-  const uint64_t seed = context.seed + which;
+  const uint64_t seed = context.seed + which + other_weights;
   const auto& name = spec.of->models[which];
   if (!spec.of->has(Feature::WithinInit)) return make_contract_model(name, seed);
   zero::Init init(config_text(spec.of_model(which)), communicator);
@@ -41,16 +42,28 @@ at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
 EnginePlay::EnginePlay(const Spec& spec, const ContractContext& context,
                        ranks::RankContext& rank_context, const reference::Data& data,
                        const std::shared_ptr<comm::Communicator>& communicator)
-    : Play(data), spec_(spec), rank_context_(rank_context), stepped_(spec.of->models.size()) {
+    : Play(data),
+      spec_(spec),
+      rank_context_(rank_context),
+      communicator_(communicator),
+      folder_(rank_context.directory() + "/" + rank_context.set() + ".checkpoints"),
+      trained_(spec.of->models.size()) {
   context_ = context;
   context_.window = -1;
-  for (std::size_t i = 0; i < spec.of->models.size(); ++i) {
-    models_.push_back(make_model(spec, context, i, communicator));
-    engines_.push_back(make_engine(spec.of_model(i), *models_[i], communicator));
-    engines_[i]->on_step([this, i](const std::vector<LocalShard>& shards) {
-      stepped_[i].push_back(copy_of(shards));
-    });
-  }
+  for (std::size_t i = 0; i < trained_.size(); ++i) make(i, 0, std::nullopt);
+}
+
+EnginePlay::~EnginePlay() {
+  if (context_.rank == 0) ranks::remove_private_directory(folder_);
+}
+
+void EnginePlay::make(std::size_t which, uint64_t other_weights, std::optional<int> stage) {
+  auto& one = trained_[which];
+  one.model = make_model(spec_, context_, which, other_weights, communicator_);
+  one.engine = make_engine(spec_.of_model(which), *one.model, communicator_, stage);
+  one.engine->on_step([this, which](const std::vector<LocalShard>& shards) {
+    trained_[which].stepped.push_back(copy_of(shards));
+  });
 }
 
 std::string EnginePlay::at(const std::string& what) const {
@@ -58,7 +71,7 @@ std::string EnginePlay::at(const std::string& what) const {
 }
 
 std::string EnginePlay::of(std::size_t which) const {
-  return models_.size() > 1 ? " of model " + std::to_string(which + 1) : "";
+  return trained_.size() > 1 ? " of model " + std::to_string(which + 1) : "";
 }
 
 void EnginePlay::enter(const std::string& call, const std::string& parameter,
@@ -69,7 +82,8 @@ void EnginePlay::enter(const std::string& call, const std::string& parameter,
 
 void EnginePlay::enter_of(std::size_t which, const std::string& call, const std::string& parameter,
                           const std::string& what) {
-  const std::string whose = models_.size() > 1 ? "engine " + std::to_string(which + 1) + "'s " : "";
+  const std::string whose =
+      trained_.size() > 1 ? "engine " + std::to_string(which + 1) + "'s " : "";
   enter(whose + call, parameter, what);
 }
 
@@ -77,13 +91,13 @@ void EnginePlay::window(const std::vector<reference::StepRecord>& want, const Se
   ++context_.window;
   seen_.clear();
   seen_from_.clear();
-  for (auto& calls : stepped_) calls.clear();
+  for (auto& one : trained_) one.stepped.clear();
   enter("program");
   spec_.of->program(*this);
   rank_context_.note(at("comparison"));
   steps_ = {want, std::move(steps_[0])};
   compare_seen(seen);
-  for (std::size_t i = 0; i < models_.size(); ++i) compare_model(i, want[i]);
+  for (std::size_t i = 0; i < trained_.size(); ++i) compare_model(i, want[i]);
 }
 
 void EnginePlay::compare_seen(const Seen& want) {
@@ -140,7 +154,7 @@ void EnginePlay::compare(const Compared& one, const at::Tensor& got, const at::T
 
 void EnginePlay::compare_norm(std::size_t which, const reference::StepRecord& want) {
   enter_of(which, "get_global_grad_norm()");
-  const double norm = engines_[which]->get_global_grad_norm().value_or(-1);
+  const double norm = trained_[which].engine->get_global_grad_norm().value_or(-1);
   if (want.skipped)
     check("the norm is not a number" + of(which), std::isnan(norm));
   else
@@ -152,24 +166,25 @@ void EnginePlay::compare_norm(std::size_t which, const reference::StepRecord& wa
 // wrong gradients of a wrong norm.
 void EnginePlay::compare_model(std::size_t which, const reference::StepRecord& want) {
   enter_of(which, "step()");
-  check("one update" + of(which), stepped_[which].size() == (want.skipped ? 0 : 1));
+  check("one update" + of(which), trained_[which].stepped.size() == (want.skipped ? 0 : 1));
   const bool is_clipped = spec_.of->clipping != Clipping::Off;
   if (is_clipped) compare_norm(which, want);
-  if (!want.skipped && !stepped_[which].empty())
-    for (const auto& [name, shard] : stepped_[which].back()) compare_gradient(which, shard, want);
+  if (!want.skipped && !trained_[which].stepped.empty())
+    for (const auto& [name, shard] : trained_[which].stepped.back())
+      compare_gradient(which, shard, want);
   if (!is_clipped) compare_norm(which, want);
   compare_shards(which, want);
   for (const auto& [name, parameter] : want.parameters) {
     enter_of(which, "full_parameter(\"" + name + "\")", name, "parameter");
     compare({.source = last_, .name = "parameter " + name + of(which), .which = which},
-            engines_[which]->full_parameter(name), parameter);
+            trained_[which].engine->full_parameter(name), parameter);
   }
 }
 
 void EnginePlay::compare_shards(std::size_t which, const reference::StepRecord& want) {
   enter_of(which, "local_shards()");
   const std::string call = last_.call;
-  for (const auto& shard : engines_[which]->local_shards()) {
+  for (const auto& shard : trained_[which].engine->local_shards()) {
     const auto one = [&](const std::string& what) {
       return Compared{.source = {call, shard.name, what},
                       .name = what + " " + shard.name + of(which),
@@ -201,38 +216,39 @@ void EnginePlay::compare_gradient(std::size_t which, const LocalShard& shard,
 
 at::Tensor EnginePlay::parameter(const std::string& name, std::size_t which) {
   enter_of(which, "full_parameter(\"" + name + "\")", name, "parameter");
-  return engines_[which]->full_parameter(name);
+  return trained_[which].engine->full_parameter(name);
 }
 
 // What the program then does with it is not seen here.
 Engine* EnginePlay::engine(std::size_t which) {
   enter_of(which, "the program's own use of the engine");
-  return engines_[which].get();
+  return trained_[which].engine.get();
 }
 
-std::shared_ptr<comm::Communicator> EnginePlay::group() {
+std::shared_ptr<comm::Communicator> EnginePlay::group(int world) {
   enter("an engine of the program's own");
-  return rank_context_.group();
+  return rank_context_.group(world);
 }
 
 at::Tensor EnginePlay::backward(const at::Tensor& loss, PassOptions options) {
   enter_of(options.engine, "backward(loss)");
-  return engines_[options.engine]->backward(loss, options.retain_graph, options.scale_wrt_gas);
+  return trained_[options.engine].engine->backward(loss, options.retain_graph,
+                                                   options.scale_wrt_gas);
 }
 
 at::Tensor EnginePlay::scale(const at::Tensor& tensor, std::size_t which) {
   enter_of(which, "scale(tensor)");
-  return engines_[which]->scale(tensor);
+  return trained_[which].engine->scale(tensor);
 }
 
 double EnginePlay::loss_scale(std::size_t which) {
   enter_of(which, "loss_scale()");
-  return engines_[which]->loss_scale();
+  return trained_[which].engine->loss_scale();
 }
 
 void EnginePlay::share_loss_scale(std::size_t engine, std::size_t with) {
   enter_of(engine, "share_loss_scale(other)");
-  engines_[engine]->share_loss_scale(*engines_[with]);
+  trained_[engine].engine->share_loss_scale(*trained_[with].engine);
 }
 
 void EnginePlay::run(const Call& pass) {
@@ -242,21 +258,21 @@ void EnginePlay::run(const Call& pass) {
 
 void EnginePlay::step() {
   enter("step()");
-  for (auto& engine : engines_) engine->step();
+  for (auto& one : trained_) one.engine->step();
 }
 
 void EnginePlay::zero_grad() {
   enter("zero_grad()");
-  for (auto& engine : engines_) engine->zero_grad();
+  for (auto& one : trained_) one.engine->zero_grad();
 }
 
 void EnginePlay::gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
                         const Call& inside) {
-  const auto all = models_[0]->named_parameters();
+  const auto all = trained_[0].model->named_parameters();
   std::vector<at::Tensor> tensors;
   for (const auto& name : names) tensors.push_back(all[name]);
   enter("gather(parameters)", names.empty() ? "" : names.front());
-  auto whole = engines_[0]->gather(tensors, modifier_rank);
+  auto whole = trained_[0].engine->gather(tensors, modifier_rank);
   inside();
   whole.end();
 }

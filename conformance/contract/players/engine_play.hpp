@@ -32,6 +32,7 @@ class EnginePlay final : public Play {
  public:
   EnginePlay(const Spec& spec, const ContractContext& context, ranks::RankContext& rank_context,
              const reference::Data& data, const std::shared_ptr<comm::Communicator>& communicator);
+  ~EnginePlay() override;
 
   // Plays the next window and compares all that it left with the reference's.
   void window(const std::vector<reference::StepRecord>& want, const Seen& seen);
@@ -39,10 +40,11 @@ class EnginePlay final : public Play {
   // The first that was found; nothing where both plays are alike.
   const std::optional<PlayDifference>& difference() const { return difference_; }
 
-  reference::Model& model(std::size_t which) override { return *models_[which]; }
+  reference::Model& model(std::size_t which) override { return *trained_[which].model; }
   at::Tensor parameter(const std::string& name, std::size_t which) override;
   Engine* engine(std::size_t which) override;
-  std::shared_ptr<comm::Communicator> group() override;
+  using Play::group;
+  std::shared_ptr<comm::Communicator> group(int world) override;
   at::Tensor backward(const at::Tensor& loss, PassOptions options) override;
   at::Tensor scale(const at::Tensor& tensor, std::size_t which) override;
   double loss_scale(std::size_t which) override;
@@ -59,12 +61,25 @@ class EnginePlay final : public Play {
                  const at::Tensor& whole) override;
   void gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
               const Call& inside) override;
+  using Play::restart;
+  void restart(const Restart& how) override;
+  void detour(const Call& away) override;
+  std::string folder() override { return folder_; }
   void refuse(const std::string& fragment, const Call& call) override { fail(fragment, call); }
   void fail(const std::string& fragment, const Call& call) override;
   void check(const std::string& what, bool holds) override;
   void see(const std::string& what, const at::Tensor& value) override;
 
  private:
+  using Shards = std::map<std::string, LocalShard>;
+  struct Trained {
+    std::shared_ptr<reference::Model> model;
+    std::unique_ptr<Engine> engine;  // goes before its model
+    std::vector<Shards> stepped;     // by call of on_step, in this window
+  };
+  void make(std::size_t which, uint64_t other_weights, std::optional<int> stage);
+  void save();
+  void load(const LoadOptions& options);
   // What of the engine's is compared, under which name, and where the reference has it.
   struct Compared {
     Source source;
@@ -91,9 +106,9 @@ class EnginePlay final : public Play {
 
   Spec spec_;
   ranks::RankContext& rank_context_;
-  std::vector<std::shared_ptr<reference::Model>> models_;
-  std::vector<std::unique_ptr<Engine>> engines_;
-  std::vector<std::vector<std::map<std::string, LocalShard>>> stepped_;  // [model][call of on_step]
+  std::shared_ptr<comm::Communicator> communicator_;
+  std::string folder_;
+  std::vector<Trained> trained_;  // by model
   Seen seen_;
   std::vector<Source> seen_from_;
   LaneTally tally_;

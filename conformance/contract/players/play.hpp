@@ -15,7 +15,7 @@
 // Shapes: a batch is the irregular model's: input [3, 7] floats, target [3] classes below 5.
 // Errors: a player never throws for a finding; it notes it. A reference that is asked for a second
 // boundary in one window throws.
-// Depends on: contract_spec.hpp, reference/models/model.hpp, reference/models/data.hpp,
+// Depends on: contract_spec.hpp, engine/api/checkpoint_types.hpp, reference/models,
 // engine/engine.hpp and engine/comm/communicator.hpp by name only.
 #pragma once
 
@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "conformance/contract/players/contract_spec.hpp"
+#include "engine/api/checkpoint_types.hpp"
 #include "reference/models/data.hpp"
 #include "reference/models/model.hpp"
 
@@ -69,6 +70,12 @@ struct PassOptions {
   std::size_t engine = 0;
 };
 
+// A save of every engine, and the load of it into new ones, of models with other weights.
+struct Restart {
+  LoadOptions load = {};
+  std::optional<int> stage = std::nullopt;  // of the new engines; nothing: that which they had
+};
+
 class Play {
  public:
   using Call = std::function<void()>;
@@ -101,8 +108,10 @@ class Play {
   virtual at::Tensor parameter(const std::string& name, std::size_t which = 0) = 0;
   // nullptr for the reference.
   virtual Engine* engine(std::size_t which = 0) = 0;
-  // Of all ranks, for engines that the program makes beside; nullptr for the reference.
-  virtual std::shared_ptr<comm::Communicator> group() = 0;
+  // Of all ranks, for engines that the program makes beside, or of the first ones, who alone may ask
+  // for it; nullptr for the reference.
+  virtual std::shared_ptr<comm::Communicator> group(int world) = 0;
+  std::shared_ptr<comm::Communicator> group() { return group(0); }
 
   // engine.backward(loss, ...).
   virtual at::Tensor backward(const at::Tensor& loss, PassOptions options = {}) = 0;
@@ -131,6 +140,17 @@ class Play {
   // it is theirs on every rank afterwards. Collective.
   virtual void gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
                       const Call& inside) = 0;
+
+  // Between two windows. The reference goes on, but for what the options leave out: then its states
+  // or its scale begin anew.
+  virtual void restart(const Restart& how) = 0;
+  void restart() { restart({}); }
+  // What `away` trains between a save and a load of it by the same engines, which is nothing then;
+  // the reference leaves it out. The wrong way loads nothing.
+  virtual void detour(const Call& away) = 0;
+  // For checkpoints of the program's own: one for all ranks, in which nothing is; empty for the
+  // reference.
+  virtual std::string folder() = 0;
 
   // A call that the engine refuses with a message that has `fragment`. The reference leaves it out.
   virtual void refuse(const std::string& fragment, const Call& call) = 0;

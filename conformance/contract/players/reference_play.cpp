@@ -151,6 +151,20 @@ void ReferenceRank::gather(const std::vector<std::string>& names, std::optional<
   });
 }
 
+// Weights stay in any case, and masters with them.
+void ReferenceRank::restart(const Restart& how) {
+  const bool is_anew = how.load.module_only;
+  if (!is_anew && how.load.optimizer_states && how.load.lr_scheduler_states) return;
+  all_.turns_.meet(context_.rank, "a restart", [&] {
+    for (auto& stepper : all_.steppers_) {
+      if (!is_anew && how.load.optimizer_states) continue;
+      stepper->forget_states();
+      stepper->forget_loss_scale();
+    }
+    if (is_anew || !how.load.lr_scheduler_states) all_.updates_ = 0;
+  });
+}
+
 void ReferenceRank::zero_grad() {
   for (auto& stepper : all_.steppers_) stepper->discard(context_.rank);
 }

@@ -54,7 +54,8 @@ class ReferenceRank final : public Play {
   reference::Model& model(std::size_t which) override { return all_.steppers_[which]->model(); }
   at::Tensor parameter(const std::string& name, std::size_t which) override;
   Engine* engine(std::size_t) override { return nullptr; }
-  std::shared_ptr<comm::Communicator> group() override { return nullptr; }
+  using Play::group;
+  std::shared_ptr<comm::Communicator> group(int) override { return nullptr; }
   at::Tensor backward(const at::Tensor& loss, PassOptions options) override;
   at::Tensor scale(const at::Tensor& tensor, std::size_t which) override;
   double loss_scale(std::size_t which) override { return all_.steppers_[which]->loss_scale(); }
@@ -73,6 +74,10 @@ class ReferenceRank final : public Play {
   }
   void gather(const std::vector<std::string>& names, std::optional<int> modifier_rank,
               const Call& inside) override;
+  using Play::restart;
+  void restart(const Restart& how) override;
+  void detour(const Call&) override {}
+  std::string folder() override { return {}; }
   void refuse(const std::string&, const Call&) override {}
   void fail(const std::string& fragment, const Call& call) override;
   void check(const std::string&, bool) override {}

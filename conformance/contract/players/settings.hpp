@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "conformance/contract/players/contract_spec.hpp"
@@ -22,7 +23,9 @@ double scheduled_rate(const Spec& spec, int64_t updates);
 // Of a case that drops layers: theta of the passes of window 0, 1, ...
 double layer_drop_theta(int64_t window);
 std::string config_text(const Spec& spec);
+// At another stage if one is given: the rest is as the spec's own has it.
 std::unique_ptr<Engine> make_engine(const Spec& spec, reference::Model& model,
-                                    std::shared_ptr<comm::Communicator> communicator);
+                                    std::shared_ptr<comm::Communicator> communicator,
+                                    std::optional<int> stage = std::nullopt);
 
 }  // namespace equigrad::conformance::contract

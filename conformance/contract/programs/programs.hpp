@@ -46,6 +46,9 @@ std::vector<Case> eigenvalues();             // 15
 std::vector<Case> forecasts();               // 15: bytes by hand, and at the limits
 std::vector<Case> refusals();                // 17: arguments of calls
 std::vector<Case> refused_calls();           // 17: on one rank, known to all
+std::vector<Case> checkpoints();             // 18: as the reference, which is not interrupted
+std::vector<Case> checkpoint_pairs();        // 18: as an engine that is not
+std::vector<Case> refused_checkpoints();     // 18: by name, and nothing has changed
 
 // A scalar in fp32 that no output leaves untouched, nor any element alike.
 at::Tensor uneven(const at::Tensor& output);

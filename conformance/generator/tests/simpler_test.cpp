@@ -30,6 +30,7 @@ TEST(Simpler, FollowingThemEndsAtTheSmallestCase) {
   EXPECT_EQ(one.workload.tensors.size(), 1);
   EXPECT_TRUE(one.execution.knobs.empty());
   EXPECT_TRUE(one.execution.events.empty());
+  EXPECT_EQ(one.execution.resumed_before, -1);
 }
 
 // An overflow stays with its tensor, or goes with it.
@@ -61,6 +62,7 @@ TEST(Simpler, EventsStayWithinTheirCase) {
         EXPECT_FALSE(is_outside(pass) || pass.rank >= what.world) << one.id << " " << to_json(what);
       for (const auto& event : simpler.execution.events)
         EXPECT_FALSE(is_outside(event)) << one.id << " " << to_json(simpler);
+      EXPECT_LT(simpler.execution.resumed_before, what.steps) << one.id << " " << to_json(simpler);
       for (const auto& rate : what.rates)
         EXPECT_LT(rate.step, what.steps) << one.id << " " << to_json(what);
     }

@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <set>
 #include <thread>
 
@@ -186,6 +188,9 @@ TEST(Pool, TheDirectoryAndTheRanksAreGoneWithThePool) {
     directory = pool.directory();
     process = pool.process_id(0);
     EXPECT_EQ(access(directory.c_str(), F_OK), 0);
+    for (const char* name : {"/a", "/a/b"}) EXPECT_EQ(mkdir((directory + name).c_str(), 0700), 0);
+    EXPECT_EQ(symlink("/", (directory + "/a/b/root").c_str()), 0);
+    std::ofstream(directory + "/a/b/file") << "text";
   }
   EXPECT_NE(access(directory.c_str(), F_OK), 0);
   EXPECT_EQ(kill(process, 0), -1);
