@@ -85,6 +85,8 @@ struct ZeroConfig {
   bool overlap_comm = true;
   LeafModuleConfig leaf_module;
   OffloadParamConfig offload_param;  // shards, stage 3
+  // Stage 3: whether save_16bit_model(), of Python, gathers the weights, or saves nothing.
+  bool stage3_gather_16bit_weights_on_model_save = false;
   bool operator==(const ZeroConfig&) const = default;
 };
 

@@ -97,6 +97,18 @@ std::vector<Setting> Reading::settings() const {
   return settings;
 }
 
+bool is_by_old_name(const std::string& old, const std::string& path, const std::string& shown_path,
+                    Reading& reading) {
+  if (!reading.has(old)) {
+    reading.note(old).is_hidden = true;
+    return false;
+  }
+  if (reading.has(path))
+    reading.reader.problem(
+        old, "expected it or " + shown_path + ", got both. Drop it; it is the old name.");
+  return true;
+}
+
 void Checks::problem(const std::string& path, const std::string& text) {
   const bool is_known = reader_ != nullptr && reader_->is_bad(path);
   if (!text.empty() && !is_known) problems_.push_back(path + ": " + text);

@@ -58,6 +58,10 @@ class Reading {
   std::map<std::string, Note> notes_;
 };
 
+// Whether `old` is given, which is another name of `path`; not both may be.
+bool is_by_old_name(const std::string& old, const std::string& path, const std::string& shown_path,
+                    Reading& reading);
+
 // What is wrong with values, each with the path of its key.
 class Checks {
  public:

@@ -36,6 +36,7 @@ Reading of_all() {
       "zero_optimization.stage3_param_persistence_threshold=14 "
       "zero_optimization.stage3_max_live_parameters=15 "
       "zero_optimization.stage3_max_reuse_distance=16 "
+      "zero_optimization.stage3_gather_16bit_weights_on_model_save=true "
       "zero_optimization.leaf_module.classes=[\"A\"] "
       "zero_optimization.leaf_module.names=[\"b\"] "
       "zero_optimization.leaf_module.name_suffixes=[\"c\",\"d\"] "
@@ -65,7 +66,8 @@ Reading of_all() {
                                    .stage3_max_reuse_distance = 16,
                                    .overlap_comm = false,
                                    .leaf_module = {{"A"}, {"b"}, {"c", "d"}},
-                                   .offload_param = {true, false}};
+                                   .offload_param = {true, false},
+                                   .stage3_gather_16bit_weights_on_model_save = true};
                     config.offload_optimizer = {true, false};
                     config.gradient_clipping = 0.75;
                     config.gradient_norm = NormType::Infinity;
@@ -148,8 +150,24 @@ std::vector<Reading> of_zero() {
   const std::string stage = zero + "stage=1 ", is_1 = zero + "stage = 1 (file)",
                     ratio = offload + "ratio = 1.0 (default)",
                     old_device = "\"cpu\" (derived) as cpu_offload, its old name",
-                    old_pin = " (derived) as cpu_offload_use_pin_memory, its old name";
+                    old_pin = " (derived) as cpu_offload_use_pin_memory, its old name",
+                    gather = zero + "stage3_gather_16bit_weights_on_model_save",
+                    old_gather = zero + "stage3_gather_fp16_weights_on_model_save";
   return {
+      {"SGD",
+       {zero + "stage=3 " + old_gather + "=true",
+        {zero + "stage = 3 (file)", old_gather + " = true (file)",
+         gather + " = true (derived) as stage3_gather_fp16_weights_on_model_save, its old name"},
+        [](EngineConfig& config) {
+          config.zero.stage = 3;
+          config.zero.stage3_gather_16bit_weights_on_model_save = true;
+        }}},
+      {"SGD",
+       {gather + "=true",
+        {idle(gather, "true", below)},
+        [](EngineConfig& config) {
+          config.zero.stage3_gather_16bit_weights_on_model_save = true;
+        }}},
       {"SGD",
        {leaf + "names=[\"x\"] " + leaf + "classes=[] " + leaf + "name_suffixes=[]",
         {idle(leaf + "names", "[\"x\"]", below), idle(leaf + "classes", "[]", below),

@@ -200,9 +200,6 @@ void check_no_effect(Play& play) {
       {"the update rule has one implementation",
        "zero_force_ds_cpu_optimizer optimizer.params.foreach optimizer.params.fused "
        "optimizer.params.capturable"},
-      {"a full parameter is gathered whenever it is asked for",
-       "zero_optimization.stage3_gather_16bit_weights_on_model_save "
-       "zero_optimization.stage3_gather_fp16_weights_on_model_save"},
       {"it changes when parameters are sent, not their bits",
        "zero_optimization.stage3_use_all_reduce_for_fetch_params "
        "zero_optimization.stage3_allgather_sequential zero_optimization.allgather_partitions"},

@@ -127,7 +127,8 @@ std::vector<Relation> of_offloading() {
   }
   const std::string ratio = optimizer + "ratio: expected 1, got 0.5" + kUnsupported +
                             "All of the optimizer's state is offloaded; drop the key.",
-                    both = ": expected it or ", drop = ", got both. Drop it; it is the old name.";
+                    both = ": expected it or ", drop = ", got both. Drop it; it is the old name.",
+                    gather = "zero_optimization.stage3_gather_", on_save = "_weights_on_model_save";
   const std::vector<Relation> more = {
       {"SGD", stage + "1 " + cpu + optimizer + "ratio=0.5", {ratio}},
       {"SGD", stage + "1 " + optimizer + "ratio=0.5", {}},
@@ -140,6 +141,9 @@ std::vector<Relation> of_offloading() {
        optimizer + "pin_memory=true " + old + "_use_pin_memory=true",
        {old + "_use_pin_memory" + both + "offload_optimizer.pin_memory" + drop}},
       {"SGD", old + "_use_pin_memory=false", {}},
+      {"SGD",
+       gather + "16bit" + on_save + "=true " + gather + "fp16" + on_save + "=true",
+       {gather + "fp16" + on_save + both + "stage3_gather_16bit" + on_save + drop}},
       {"SGD",
        param + "=\"nvme\" " + optimizer + "device=\"cpus\"",
        {param + ": expected \"none\" or \"cpu\", got \"nvme\"" + kUnsupported + "Use \"cpu\".",

@@ -63,19 +63,6 @@ const std::string kOptimizer = kZero + "offload_optimizer.";
 const std::string kOldDevice = kZero + "cpu_offload";
 const std::string kOldPin = kZero + "cpu_offload_use_pin_memory";
 
-// Whether `old` is given, which is another name of `path`; not both may be.
-bool is_by_old_name(const std::string& old, const std::string& path, const std::string& shown_path,
-                    Reading& reading) {
-  if (!reading.has(old)) {
-    reading.note(old).is_hidden = true;
-    return false;
-  }
-  if (reading.has(path))
-    reading.reader.problem(
-        old, "expected it or " + shown_path + ", got both. Drop it; it is the old name.");
-  return true;
-}
-
 void read_optimizer(Reading& reading) {
   const std::string device = kOptimizer + "device", pin = kOptimizer + "pin_memory";
   const bool by_old_name = reading.take(kOldDevice), is_pinned_by_old_name = reading.take(kOldPin);

@@ -13,9 +13,9 @@ template <auto kMember>
 constexpr Field leaves = field<&EngineConfig::zero, &Zero::leaf_module, kMember>;
 
 constexpr const char* kSameSum = "the order of every sum is the engine's own";
+constexpr const char* kWhole = "parameters are whole below stage 3";
 constexpr const char* kPaging = "it changes when parameters are sent, not their bits";
 constexpr const char* kNoReplacement = "functions of the framework are never replaced";
-constexpr const char* kGathered = "a full parameter is gathered whenever it is asked for";
 
 constexpr Row kRows[] = {
     section("zero_optimization", "ZeRO."),
@@ -45,10 +45,12 @@ constexpr Row kRows[] = {
         "Uses of what stays whole do not count."),
     unsupported(".stage3_model_persistence_threshold", "Elements that stay whole, at most, in all.",
                 "[9223372036854775807]", "Lower stage3_param_persistence_threshold."),
-    no_effect(".stage3_gather_16bit_weights_on_model_save",
-              "Weights are gathered when the model is saved.", kGathered),
-    no_effect(".stage3_gather_fp16_weights_on_model_save",
-              "The old name of stage3_gather_16bit_weights_on_model_save.", kGathered),
+    key(".stage3_gather_16bit_weights_on_model_save", boolean(),
+        kept<&Zero::stage3_gather_16bit_weights_on_model_save>,
+        "Whether `save_16bit_model()` gathers the weights, or saves nothing and returns False.",
+        "Of Python. `save_checkpoint()` saves them anyway."),
+    key(".stage3_gather_fp16_weights_on_model_save", boolean(), "false",
+        "The old name of stage3_gather_16bit_weights_on_model_save."),
     unsupported(".stage3_module_granularity_threshold",
                 "Modules of fewer elements are gathered whole.", "[0]"),
     no_effect(".stage3_use_all_reduce_for_fetch_params", "Parameters are fetched by an all-reduce.",
@@ -109,12 +111,25 @@ constexpr Row kRows[] = {
               "the update rule has one implementation"),
 };
 
+void read_gather_on_save(Reading& reading) {
+  const std::string path = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+  const std::string old = "zero_optimization.stage3_gather_fp16_weights_on_model_save";
+  const bool by_old_name = reading.take(old);
+  const bool is_below = reading.config.zero.stage < 3;
+  if (is_by_old_name(old, path, "stage3_gather_16bit_weights_on_model_save", reading)) {
+    reading.config.zero.stage3_gather_16bit_weights_on_model_save = by_old_name;
+    reading.note(path).derived = "as stage3_gather_fp16_weights_on_model_save, its old name";
+    if (is_below) reading.note(old).without_effect = kWhole;
+  }
+  if (is_below) reading.note(path).without_effect = kWhole;
+}
+
 void read(Reading& reading) {
   reading.store("zero_optimization.");
+  read_gather_on_save(reading);
   if (reading.config.zero.stage == 3) return;
   for (const char* key : {"classes", "names", "name_suffixes"})
-    reading.note(std::string("zero_optimization.leaf_module.") + key).without_effect =
-        "parameters are whole below stage 3";
+    reading.note(std::string("zero_optimization.leaf_module.") + key).without_effect = kWhole;
 }
 
 }  // namespace

@@ -131,6 +131,7 @@ TEST(Reading, EveryHonouredKeyReachesItsField) {
                             "stage3_prefetch_bucket_size": 12,
                             "stage3_param_persistence_threshold": 13,
                             "stage3_max_live_parameters": 14, "stage3_max_reuse_distance": 15,
+                            "stage3_gather_16bit_weights_on_model_save": true,
                             "overlap_comm": false}})",
                                            2);
   EngineConfig expected;
@@ -141,7 +142,7 @@ TEST(Reading, EveryHonouredKeyReachesItsField) {
   expected.precision.param = DataType::Bf16;
   expected.precision.check_grad_overflow = false;
   expected.optimizer = {OptimizerConfig::Kind::AdamW, 0.25, 0.125, 0.5, 0.75, 1e-6, 0, 0, false};
-  expected.zero = {3, 500, 11, 12, 13, 14, 15, false, {}, {}};
+  expected.zero = {3, 500, 11, 12, 13, 14, 15, false, {}, {}, true};
   EXPECT_EQ(config, expected);
   for (const auto& [word, order] : {std::pair{"pinned", ReductionOrder::Pinned},
                                     {"native", ReductionOrder::Native},

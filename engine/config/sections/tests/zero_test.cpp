@@ -48,6 +48,33 @@ TEST(LeafModule, IsListedWithItsOriginAndHasNoEffectBelowStageThree) {
             Origin::NoEffect);
 }
 
+TEST(GatherOnModelSave, IsReadByBothNamesAtStageThree) {
+  const std::string name = "stage3_gather_16bit_weights_on_model_save";
+  const std::string old = "stage3_gather_fp16_weights_on_model_save";
+  const auto is_on = [](const std::string& keys) {
+    return parse_config(zero(keys), 2).zero.stage3_gather_16bit_weights_on_model_save;
+  };
+  EXPECT_FALSE(is_on(R"("overlap_comm": true)"));
+  for (const auto& key : {name, old}) {
+    EXPECT_TRUE(is_on('"' + key + "\": true")) << key;
+    EXPECT_FALSE(is_on('"' + key + "\": false")) << key;
+    EXPECT_THAT(conformance::problems(zero('"' + key + "\": \"auto\"")),
+                ElementsAre(HasSubstr(key + ": expected true or false")));
+    EXPECT_EQ(conformance::setting(zero('"' + key + "\": true", 2), kSection + key),
+              (Setting{.key = kSection + key,
+                       .value = "true",
+                       .origin = Origin::NoEffect,
+                       .note = "parameters are whole below stage 3"}));
+  }
+  EXPECT_EQ(conformance::setting(zero('"' + old + "\": true"), kSection + name),
+            (Setting{.key = kSection + name,
+                     .value = "true",
+                     .origin = Origin::Derived,
+                     .note = "as " + old + ", its old name"}));
+  EXPECT_THAT(conformance::problems(zero('"' + old + "\": true, \"" + name + "\": true")),
+              ElementsAre(HasSubstr(old + ": expected it or " + name + ", got both")));
+}
+
 TEST(LeafModule, WrongValuesNameTheirPath) {
   const auto of = [](const std::string& keys) {
     return conformance::problems(zero(R"("leaf_module": {)" + keys + "}"));
