@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct OwnedSlice {
   int64_t end = 0;
   at::Tensor master;  // a leaf and a view; to be written in place
 };
+
+// By name, as large as the slice.
+using SliceStates = std::map<std::string, at::Tensor>;
 
 class SliceOptimizer {
  public:
@@ -49,6 +53,13 @@ class SliceOptimizer {
   virtual std::vector<std::string> state_names(std::size_t slice) const = 0;
   virtual at::Tensor state(std::size_t slice, const std::string& name) = 0;  // not a copy
   virtual int64_t state_bytes() const = 0;                                   // of all tensors
+  // What else a checkpoint keeps of a slice: numbers, as Adam's step, in a text of this class's own,
+  // the same on every rank. Empty: nothing.
+  virtual std::string numbers(std::size_t slice) const = 0;
+  // Instead of what the slice has: copies of these states, and numbers() as they were saved. An
+  // error for numbers that it has not written leaves the slice as it was.
+  virtual void restore(std::size_t slice, const SliceStates& states,
+                       const std::string& numbers) = 0;
 };
 
 }  // namespace equigrad

@@ -8,7 +8,10 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -40,6 +43,48 @@ NamedTensors tensors_of(OptimizerParamState& state) {
             {"grad_avg", &rmsprop->grad_avg()}};
   if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) return {{"sum", &adagrad->sum()}};
   return {};
+}
+
+// Null where there are no steps.
+std::optional<int64_t> steps_in(const OptimizerParamState& state) {
+  using namespace torch::optim;
+  if (const auto* adam = dynamic_cast<const AdamParamState*>(&state)) return adam->step();
+  if (const auto* adamw = dynamic_cast<const AdamWParamState*>(&state)) return adamw->step();
+  if (const auto* rms = dynamic_cast<const RMSpropParamState*>(&state)) return rms->step();
+  if (const auto* adagrad = dynamic_cast<const AdagradParamState*>(&state)) return adagrad->step();
+  return {};
+}
+
+void set_steps(OptimizerParamState& state, int64_t steps) {
+  using namespace torch::optim;
+  if (auto* adam = dynamic_cast<AdamParamState*>(&state)) adam->step(steps);
+  if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) adamw->step(steps);
+  if (auto* rmsprop = dynamic_cast<RMSpropParamState*>(&state)) rmsprop->step(steps);
+  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) adagrad->step(steps);
+}
+
+// Without a value; null for an optimizer that is none of torch's.
+std::unique_ptr<OptimizerParamState> new_state_of(const torch::optim::Optimizer& optimizer) {
+  using namespace torch::optim;
+  if (dynamic_cast<const SGD*>(&optimizer) != nullptr) return std::make_unique<SGDParamState>();
+  if (dynamic_cast<const Adam*>(&optimizer) != nullptr) return std::make_unique<AdamParamState>();
+  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) return std::make_unique<AdamWParamState>();
+  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr)
+    return std::make_unique<RMSpropParamState>();
+  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr)
+    return std::make_unique<AdagradParamState>();
+  return nullptr;
+}
+
+std::optional<int64_t> steps_from(const std::string& numbers) {
+  if (numbers.empty()) return {};
+  int64_t steps = 0;
+  const auto* end = numbers.data() + numbers.size();
+  const auto read = std::from_chars(numbers.data(), end, steps);
+  if (read.ec == std::errc() && read.ptr == end && steps >= 0) return steps;
+  throw Error("load_checkpoint",
+              "expected an optimizer's step in digits, got \"" + numbers +
+                  "\". It is a state of another kind of optimizer: load it into that.");
 }
 
 // A group's parameters that the engine trains. What needs no gradient is never updated.
@@ -177,6 +222,43 @@ at::Tensor ClientOptimizer::state(std::size_t slice, const std::string& name) {
        tensors_of(*optimizer_->state().at(slices_.at(slice).unsafeGetTensorImpl())))
     if (known == name) return *tensor;
   return {};
+}
+
+std::string ClientOptimizer::numbers(std::size_t slice) const {
+  const auto found = optimizer_->state().find(slices_.at(slice).unsafeGetTensorImpl());
+  if (found == optimizer_->state().end()) return {};
+  if (tensors_of(*found->second).empty())
+    throw Error("save_checkpoint",
+                "expected an optimizer whose states can be kept, got one of a class that is not "
+                "known. Use SGD, Adam, AdamW, RMSprop or Adagrad, or a SliceOptimizer.");
+  const auto steps = steps_in(*found->second);
+  return steps ? std::to_string(*steps) : std::string();
+}
+
+void ClientOptimizer::restore(std::size_t slice, const SliceStates& states,
+                              const std::string& numbers) {
+  void* const key = slices_.at(slice).unsafeGetTensorImpl();
+  const auto steps = steps_from(numbers);
+  if (states.empty() && !steps) {
+    optimizer_->state().erase(key);
+    return;
+  }
+  auto state = new_state_of(*optimizer_);
+  const auto known = state ? tensors_of(*state) : NamedTensors();
+  for (const auto& [name, tensor] : states) {
+    const auto found = std::find_if(known.begin(), known.end(),
+                                    [&](const auto& one) { return one.first == name; });
+    if (found == known.end())
+      throw Error("load_checkpoint", "expected a state that this optimizer has, got \"" + name +
+                                         "\". Load it into one like that which was saved.");
+    *found->second = tensor.clone();
+  }
+  if (steps && (!state || !steps_in(*state)))
+    throw Error("load_checkpoint",
+                "expected an optimizer that counts steps, got one that does not. Load the state "
+                "into one like that which was saved.");
+  if (steps) set_steps(*state, *steps);
+  optimizer_->state()[key] = std::move(state);
 }
 
 int64_t ClientOptimizer::state_bytes() const {

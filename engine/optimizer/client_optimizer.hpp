@@ -8,8 +8,9 @@
 // Shapes: flat slices. States by the names of torch: momentum_buffer (SGD, RMSprop), exp_avg,
 // exp_avg_sq, max_exp_avg_sq (Adam, AdamW), square_avg, grad_avg (RMSprop), sum (Adagrad); those
 // of other classes are not known, and cannot be read by name.
+// Numbers: the step of Adam, AdamW, RMSprop and Adagrad, in decimal digits.
 // Errors: equigrad::Error for none, LBFGS, a trainable parameter that is in no group or in two, one
-// of another model, a state that cannot be cut.
+// of another model, a state that cannot be cut, or is not known when it is to be restored.
 // Depends on: engine/api/slice_optimizer.hpp, torch::optim in the source.
 #pragma once
 
@@ -40,6 +41,8 @@ class ClientOptimizer final : public SliceOptimizer {
   std::vector<std::string> state_names(std::size_t slice) const override;
   at::Tensor state(std::size_t slice, const std::string& name) override;
   int64_t state_bytes() const override;
+  std::string numbers(std::size_t slice) const override;
+  void restore(std::size_t slice, const SliceStates& states, const std::string& numbers) override;
 
  private:
   void cut_states(const std::vector<OwnedSlice>& slices);

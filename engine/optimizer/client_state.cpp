@@ -36,6 +36,10 @@ void ClientState::update(const at::Tensor& gradient, const std::vector<bool>& us
     gradients.push_back(used[place.parameter] ? gradient.narrow(0, place.offset, place.numel)
                                               : at::Tensor());
   optimizer_->step(gradients);
+  charge();
+}
+
+void ClientState::charge() {
   const auto bytes = optimizer_->state_bytes();
   ledger_.charge(memory::Category::OptimizerState, bytes - charged_bytes_);
   charged_bytes_ = bytes;
@@ -48,6 +52,19 @@ std::vector<std::string> ClientState::names(std::size_t parameter) const {
 
 at::Tensor ClientState::state(std::size_t parameter, std::size_t index) const {
   return optimizer_->state(slice_number_[parameter].value(), names(parameter).at(index));
+}
+
+std::string ClientState::numbers(std::size_t parameter) const {
+  const auto slice = slice_number_[parameter];
+  return slice ? optimizer_->numbers(*slice) : std::string();
+}
+
+void ClientState::restore(std::size_t parameter, const SliceStates& states,
+                          const std::string& numbers) {
+  const auto slice = slice_number_[parameter];
+  if (!slice) return;
+  optimizer_->restore(*slice, states, numbers);
+  charge();
 }
 
 }  // namespace equigrad::optimizer

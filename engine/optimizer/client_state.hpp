@@ -37,8 +37,13 @@ class ClientState {
   void update(const at::Tensor& gradient, const std::vector<bool>& used);
   std::vector<std::string> names(std::size_t parameter) const;
   at::Tensor state(std::size_t parameter, std::size_t index) const;  // in the order of names()
+  // As the optimizer's, of a parameter; nothing of a frozen or an empty one.
+  std::string numbers(std::size_t parameter) const;
+  void restore(std::size_t parameter, const SliceStates& states, const std::string& numbers);
 
  private:
+  void charge();
+
   struct Place {
     std::size_t parameter;
     int64_t offset;  // in the shard space

@@ -76,6 +76,11 @@ class ShardedState {
   void update(const at::Tensor& gradient, const std::vector<bool>& used);
 
  private:
+  // Null without one.
+  friend ClientState* client_of(ShardedState& state) {
+    return state.client_ ? &*state.client_ : nullptr;
+  }
+
   struct Run {
     std::size_t group;
     int64_t step;

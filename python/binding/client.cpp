@@ -34,6 +34,12 @@ class Client final : public SliceOptimizer {
     return call<at::Tensor>("state", slice, name);
   }
   int64_t state_bytes() const override { return call<int64_t>("state_bytes"); }
+  std::string numbers(std::size_t slice) const override {
+    return call<std::string>("numbers", slice);
+  }
+  void restore(std::size_t slice, const SliceStates& states, const std::string& numbers) override {
+    call<void>("restore", slice, states, numbers);
+  }
 
  private:
   template <class Result, class... Arguments>

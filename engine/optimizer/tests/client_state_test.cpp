@@ -32,10 +32,16 @@ class Recorder final : public SliceOptimizer {
     return at::full({1}, name == "square" ? 100.0 + static_cast<double>(slice) : -1.0);
   }
   int64_t state_bytes() const override { return 1000 + 4 * steps_; }
+  std::string numbers(std::size_t slice) const override { return "of " + slices_.at(slice).name; }
+  void restore(std::size_t slice, const SliceStates& states, const std::string& numbers) override {
+    restored_ = slices_.at(slice).name + " " + states.begin()->first + " " + numbers;
+    steps_ += 10;
+  }
 
   std::vector<OwnedSlice> slices_;
   std::vector<at::Tensor> gradients_;
   int64_t steps_ = 0;
+  std::string restored_;
 };
 
 // Five, none, a frozen one of six, seven elements.
@@ -101,6 +107,17 @@ TEST(ClientState, WhatNobodyUsedHasNoGradient) {
   EXPECT_THAT(model.recorder->gradients_[0],
               HasTheBitsOf(gradient.narrow(0, model.offset(0), 2).clone()));
   EXPECT_FALSE(model.recorder->gradients_[1].defined());
+}
+
+TEST(ClientState, WhatIsKeptAndGivenBackIsOfTheParametersSlice) {
+  Model model(2, 1);
+  EXPECT_EQ(model.state.numbers(3), "of p3");
+  EXPECT_EQ(model.state.numbers(2), "");
+  model.state.restore(2, {{"square", at::ones({3})}}, "of p2");
+  EXPECT_EQ(model.recorder->restored_, "") << "frozen";
+  model.state.restore(3, {{"square", at::ones({3})}}, "of p3");
+  EXPECT_EQ(model.recorder->restored_, "p3 square of p3");
+  EXPECT_EQ(model.ledger.bytes(memory::Category::OptimizerState), 1000 + 40);
 }
 
 TEST(ClientState, StatesAreChargedAndNamedByParameter) {
