@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,6 +43,9 @@ struct LoadOptions {
   bool lr_scheduler_states = true;        // if false the schedule stays where it is
   bool module_only = false;               // weights and buffers; nothing else changes but masters
   std::vector<NamedTensor> buffers = {};  // to be written; see SaveOptions
+  // Called with the saved client_state before anything is written; what it throws on any rank is an
+  // error on all, and nothing is loaded.
+  std::function<void(const std::string& client_state)> check = {};
 };
 
 struct LoadedCheckpoint {

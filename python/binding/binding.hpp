@@ -11,11 +11,16 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+namespace equigrad {
+class Engine;
+}
+
 namespace equigrad::python {
 
 void bind_errors(py::module_& module);
 void bind_ranks(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_early_shards(py::module_& module);
+void bind_checkpoint(py::module_& module, py::class_<Engine>& engine);
 
 }  // namespace equigrad::python

@@ -395,6 +395,7 @@ void bind_engine(py::module_& module) {
   bind_training(engine);
   bind_getters(engine);
   bind_access(engine);
+  bind_checkpoint(module, engine);
   module.def("initialize", &make_engine, py::arg("groups"), py::arg("modules"), py::arg("config"),
              py::arg("communicator"), py::arg("optimizer") = py::none());
 }

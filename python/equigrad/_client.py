@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from equigrad import _core
+from equigrad import _core, _values
 
 # (name, the model's parameter, begin, end, master)
 Slice = tuple[str, torch.Tensor, int, int, torch.Tensor]
@@ -207,6 +207,24 @@ class Client:
     def state_bytes(self) -> int:
         states = [self._state(index) for index in range(len(self._masters))]
         return sum(one.nbytes for state in states for one in state.values() if torch.is_tensor(one))
+
+    def numbers(self, index: int) -> str:
+        """What a checkpoint keeps of a slice beside states as large as it, as JSON."""
+        large = self.state_names(index)
+        rest = {key: value for key, value in self._state(index).items() if key not in large}
+        where = "engine.save_checkpoint"
+        return _values.text_of(_values.form_of(rest, "an optimizer's state", where)) if rest else ""
+
+    def restore(self, index: int, states: dict[str, torch.Tensor], numbers: str) -> None:
+        where = "engine.load_checkpoint"
+        rest = _values.value_of(_values.form_from(numbers, where), where) if numbers else {}
+        master = self._masters[index]
+        group = next(one for one in self.optimizer.param_groups if any(p is master for p in one["params"]))
+        if torch.is_tensor(rest.get("step")) and (group.get("capturable") or group.get("fused")):
+            rest["step"] = rest["step"].to(master.device)  # where torch's own load_state_dict puts it
+        self.optimizer.state.pop(master, None)
+        if rest or states:
+            self.optimizer.state[master] = {**rest, **{key: one.clone() for key, one in states.items()}}
 
     def _state(self, index: int) -> dict[str, Any]:
         state = self.optimizer.state.get(self._masters[index])

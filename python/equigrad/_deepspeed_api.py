@@ -132,7 +132,6 @@ def _loss_scale_args(engine: Engine) -> dict[str, Any]:
     return first | {name: _setting(engine, f"fp16.{key}") for name, key in names.items()}
 
 
-_NO_CHECKPOINTS = "checkpoints are not supported yet"
 _NO_DEEPCOMPILE = "DeepCompile is not supported"
 
 ANSWERED: dict[str, Answer] = {
@@ -226,7 +225,7 @@ ANSWERED: dict[str, Answer] = {
     "zero_allgather_sequential": _idle("zero_optimization.stage3_allgather_sequential", False),
     "zero_round_robin_gradients": _idle("zero_optimization.round_robin_gradients", False),
     "zero_load_from_fp32_weights": _idle("zero_optimization.load_from_fp32_weights", True),
-    "zero_gather_16bit_weights_on_model_save": _idle("zero_optimization.stage3_gather_16bit_weights_on_model_save", False),
+    "zero_gather_16bit_weights_on_model_save": _key("zero_optimization.stage3_gather_16bit_weights_on_model_save"),
     "zero_log_trace_cache_warnings": _idle("zero_optimization.log_trace_cache_warnings", False),
     "empty_partition_cache": _always(
         None, "between steps a rank holds its shards, and parameters small enough to persist; nothing else could be released"
@@ -267,12 +266,12 @@ ANSWERED: dict[str, Answer] = {
     "random_ltd_enabled": _refused_key("data_efficiency"),
     "autotuning_enabled": _refused_key("autotuning"),
     "graph_harvesting": _refused_key("graph_harvesting"),
-    "checkpoint_serialization_enabled": _always(False, _NO_CHECKPOINTS),
-    "checkpoint_writer_enabled": _always(False, _NO_CHECKPOINTS),
-    "checkpoint_tag_validation_enabled": _always(False, _NO_CHECKPOINTS),
-    "checkpoint_tag_validation_fail": _always(False, _NO_CHECKPOINTS),
-    "load_universal_checkpoint": _always(False, _NO_CHECKPOINTS),
-    "use_node_local_storage": _always(False, _NO_CHECKPOINTS),
+    "checkpoint_serialization_enabled": _always(False, "nothing is pickled: a checkpoint is safetensors and JSON"),
+    "checkpoint_writer_enabled": _always(False, "there is one writer"),
+    "checkpoint_tag_validation_enabled": _always(True, "ranks with different tags get an error"),
+    "checkpoint_tag_validation_fail": _always(True, "ranks with different tags get an error"),
+    "load_universal_checkpoint": _always(False, "every checkpoint is loaded by any number of ranks at any stage; there is one form"),
+    "use_node_local_storage": _always(False, "all ranks write into one folder that they share"),
     "is_deepcompile_enabled": _always(False, _NO_DEEPCOMPILE),
     "is_deepcompile_active": _always(False, _NO_DEEPCOMPILE),
     "compile_zero_optimization_stage": _always(False, _NO_DEEPCOMPILE),
@@ -293,17 +292,6 @@ ANSWERED: dict[str, Answer] = {
 
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
-_SAVE = (
-    "Checkpoints are not supported yet. Read engine.full_parameter(name), and utils.safe_get_full_optimizer_state(parameter, key), on "
-    "every rank, and save them on one."
-)
-_LOAD = (
-    "Checkpoints are not supported yet. Load the model's state_dict before initialize(), and set states by "
-    "utils.safe_set_full_optimizer_state(parameter, value, key) on every rank."
-)
-_STATE_DICT = (
-    "Below stage 3 it is engine.module.state_dict(); at stage 3 read engine.full_parameter(name) of every parameter, on every rank."
-)
 _REDUCE = (
     "engine.step() reduces at the accumulation boundary, in the engine's own order. set_gradient_accumulation_boundary() moves the "
     "boundary, and no_sync() leaves reductions out."
@@ -321,13 +309,7 @@ _OFFLOAD = (
 _TIMERS = "No timers are kept. Use torch.profiler; every phase has a span."
 
 REFUSED: dict[str, str] = {
-    "save_checkpoint": _SAVE,
-    "save_16bit_model": _SAVE,
-    "save_fp16_model": _SAVE,
-    "load_checkpoint": _LOAD,
-    "load_module_state_dict": _LOAD,
-    "load_moe_state_dict": _LOAD,
-    "module_state_dict": _STATE_DICT,
+    "load_moe_state_dict": "There is no expert parallelism: every rank's model has all experts, and load_checkpoint() loads them.",
     "allreduce_gradients": _REDUCE,
     "allreduce_bucket": _REDUCE,
     "allreduce_and_copy": _REDUCE,
@@ -395,6 +377,11 @@ DIFFERENT: dict[str, str] = {
     "forward": "an error of a gather at stage 3 is raised here",
     "get_global_grad_norm": "NaN where the gradient was not finite",
     "gradient_clipping": "0, off, where the configuration names none",
+    "load_checkpoint": "safetensors, with digests that are checked; any number of ranks and any stage; custom_load_fn is refused",
+    "load_module_state_dict": "masters follow; the same state dict on every rank; custom_load_fn runs on rank 0",
+    "module_state_dict": "at stage 3 whole copies on the CPU of every rank, where DeepSpeed's are empty; collective there",
+    "save_16bit_model": "safetensors by the name of the file; written beside it, and renamed",
+    "save_checkpoint": "at a boundary; client_state holds values, of which none is pickled; rank 0's is kept",
     "set_gradient_accumulation_boundary": "None gives the decision back to the count of passes",
     "set_train_batch_size": "between two windows of accumulation",
     "zero_grad": "empties the accumulation window",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, SupportsIndex
 
@@ -10,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from equigrad import _core, _deepspeed_api
+from equigrad import _checkpoint, _core, _deepspeed_api, _export
 from equigrad._handles import hold, let_go
 from equigrad._optimizer import Optimizer, Scheduler
 
@@ -213,6 +214,95 @@ class Engine(torch.nn.Module):
         if self.module._compiled_call_impl is None:
             self.module.compile(**{**(compile_kwargs or {}), "backend": backend})
 
+    # ---- Checkpoints ---------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: Any = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Everything that the next step depends on, into SAVE_DIR/TAG; True. At a boundary, on every rank.
+
+        tag: without one "global_step" and their number. save_latest: SAVE_DIR/latest names the tag afterwards.
+        client_state: rank 0's is kept; what it may hold is in docs/python.md. Nothing is pickled.
+        """
+        _checkpoint.save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: Any = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., Any] | None = None,
+    ) -> tuple[str, dict[str, Any]] | tuple[None, None]:
+        """(LOAD_DIR/TAG, client_state): the run goes on as if it had not been interrupted. Collective.
+
+        Without a tag the one that LOAD_DIR/latest names; (None, None) and a warning where there is no such file. An error on any rank
+        is one on all, and changes nothing.
+        """
+        if custom_load_fn is not None:
+            raise _deepspeed_api.NotSupportedError(
+                "[engine.load_checkpoint] expected no custom_load_fn: values are read into the engine's shards. Leave it out; "
+                "load_module_state_dict() takes one, with a state dict."
+            )
+        return _checkpoint.load(
+            self,
+            load_dir,
+            tag,
+            module_strict=load_module_strict,
+            optimizer_states=load_optimizer_states,
+            lr_scheduler_states=load_lr_scheduler_states,
+            module_only=load_module_only,
+        )
+
+    def save_16bit_model(
+        self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
+    ) -> bool:
+        """The model's state dict, whole, as it computes, into one file: safetensors by its name, else torch.save's. Collective.
+
+        At stage 3 it needs "stage3_gather_16bit_weights_on_model_save", as with DeepSpeed: without it nothing is saved, and it
+        returns False.
+        """
+        return _export.save_16bit_model(self, save_dir, save_filename, exclude_frozen_parameters)
+
+    def save_fp16_model(self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin") -> bool:
+        """The old name of save_16bit_model."""
+        return self.save_16bit_model(save_dir, save_filename)
+
+    def module_state_dict(
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, Any]:
+        """The model's; at stage 3 of copies of whole parameters on the CPU, on every rank. Collective there."""
+        return _export.module_state_dict(self, destination, prefix, keep_vars, exclude_frozen_parameters)
+
+    def load_module_state_dict(
+        self,
+        checkpoint: dict[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., Any] | None = None,
+        fetch_z3_params: bool = False,
+        z3_params_to_fetch: Any = None,
+        allowed_missing_keys: Iterable[str] | None = None,
+    ) -> None:
+        """checkpoint["module"], a state dict of whole tensors, into the model and the engine's masters. Collective, the same on
+        every rank. The z3 arguments change nothing: parameters are gathered where they must be."""
+        _export.load_module_state_dict(self, checkpoint, strict, custom_load_fn, allowed_missing_keys)
+
+    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any] | None:
+        # Of DeepSpeed's inside, and called by Accelerate: the whole state dict on rank 0, None elsewhere.
+        return _export.zero3_state_dict(self, exclude_frozen_parameters)
+
     # ---- Its end -------------------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
@@ -254,8 +344,8 @@ class Engine(torch.nn.Module):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise _core.Error(
-            "[engine.pickle] expected no pickling of an engine, whose parameters lie on several ranks. Read them with "
-            "engine.full_parameter(name) on every rank, and save those."
+            "[engine.pickle] expected no pickling of an engine, whose parameters lie on several ranks. Call "
+            "engine.save_checkpoint(), or engine.save_16bit_model(), on every rank."
         )
 
     def _watch_forward(self) -> tuple[RemovableHandle, ...]:

@@ -76,7 +76,7 @@ def initialize(
     if lr_scheduler is not None:
         _client.check_scheduler(lr_scheduler, client)
     ranks = _ranks.communicator(device, checked.communication_timeout_s)
-    _broadcast_buffers(model, ranks)
+    broadcast_buffers(model, ranks)
     core = _core.initialize(
         [
             _core.ParameterGroup(group["named"] + more, group["values"].get("lr"), group["values"].get("weight_decay"))
@@ -194,7 +194,7 @@ def _device(groups: list[dict[str, Any]]) -> torch.device:
     return torch.device("cpu")
 
 
-def _broadcast_buffers(model: torch.nn.Module, ranks: _core.Communicator) -> None:
+def broadcast_buffers(model: torch.nn.Module, ranks: _core.Communicator) -> None:
     if ranks.world_size == 1:
         return
     with torch.no_grad():

@@ -179,6 +179,18 @@ class Optimizer(torch.optim.Optimizer):
             for group, now in zip(self._groups, self._living("step").hyper_parameters(), strict=True):
                 group.update(_values(now))
 
+    def restore(self, saved: list[dict[str, Any]] | None) -> None:
+        """After a load, which has set what the engine holds: the groups' values as they were saved, if Python saved them."""
+        if self._client is None:
+            for group, now in zip(self._groups, self._living("load_checkpoint").hyper_parameters(), strict=True):
+                group.update(_values(now))
+        for group, values in zip(self.param_groups, saved or []):
+            for key, value in values.items():
+                if torch.is_tensor(value) and torch.is_tensor(group.get(key)):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
+
     def destroy(self) -> None:
         self._core = None
         self._client = None
@@ -191,8 +203,8 @@ class Optimizer(torch.optim.Optimizer):
         self._living(where)
         if self._client is None:
             raise _core.Error(
-                f"[optimizer.{where}] expected an optimizer of the caller's, got the configured one, whose checkpoints are not "
-                "supported. Read its states with utils.safe_get_full_optimizer_state()."
+                f"[optimizer.{where}] expected an optimizer of the caller's, got the configured one. engine.save_checkpoint() keeps "
+                "its states, and utils.safe_get_full_optimizer_state() reads them."
             )
         return self._client
 

@@ -562,7 +562,7 @@ def refusals() -> list:
     own = equigrad.initialize(model=models.Mixed(), config=configured(1))[0]
     for word, call in {
         "expected the groups": lambda: engine.optimizer.add_param_group({"params": []}),
-        "checkpoints are not": own.optimizer.state_dict,
+        "got the configured one. engine.save_checkpoint()": own.optimizer.state_dict,
         "engine.step()": engine.optimizer.step,
     }.items():
         try:

@@ -36,7 +36,7 @@ class Small(torch.nn.Sequential):
 
     log_level = "mine"
 
-    def save_checkpoint(self, *_: Any) -> str:
+    def load_moe_state_dict(self, *_: Any) -> str:
         return "mine"
 
 
@@ -131,8 +131,8 @@ def on_living_engines() -> list[dict[str, Any]]:
 def test_every_row_holds_on_a_living_engine() -> None:
     plain, drop_in = ranks.alone(on_living_engines)
     # The model's own are not the engine's, but the drop-in's are.
-    assert plain.pop("log_level") == plain.pop("save_checkpoint") == ("answers", "mine")
-    assert drop_in.pop("log_level") == ("answers", None) and drop_in["save_checkpoint"][0] == "refused"
+    assert plain.pop("log_level") == plain.pop("load_moe_state_dict") == ("answers", "mine")
+    assert drop_in.pop("log_level") == ("answers", None) and drop_in["load_moe_state_dict"][0] == "refused"
     for seen in (plain, drop_in):
         for name, (kind, value) in seen.items():
             assert (name in tables.REFUSED) == (kind == "refused"), name
