@@ -53,11 +53,12 @@ class SliceOptimizer {
   virtual std::vector<std::string> state_names(std::size_t slice) const = 0;
   virtual at::Tensor state(std::size_t slice, const std::string& name) = 0;  // not a copy
   virtual int64_t state_bytes() const = 0;                                   // of all tensors
+  // What it is: states are given back to one of the same kind alone.
+  virtual std::string kind() const = 0;
   // What else a checkpoint keeps of a slice: numbers, as Adam's step, in a text of this class's own,
   // the same on every rank. Empty: nothing.
   virtual std::string numbers(std::size_t slice) const = 0;
-  // Instead of what the slice has: copies of these states, and numbers() as they were saved. An
-  // error for numbers that it has not written leaves the slice as it was.
+  // Instead of what the slice has: copies of these states, and numbers() as they were saved.
   virtual void restore(std::size_t slice, const SliceStates& states,
                        const std::string& numbers) = 0;
 };

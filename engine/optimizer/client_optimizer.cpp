@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 
 #include "engine/error.hpp"
@@ -63,17 +65,32 @@ void set_steps(OptimizerParamState& state, int64_t steps) {
   if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) adagrad->step(steps);
 }
 
-// Without a value; null for an optimizer that is none of torch's.
-std::unique_ptr<OptimizerParamState> new_state_of(const torch::optim::Optimizer& optimizer) {
+struct Kind {
+  const char* name;
+  bool (*is)(const torch::optim::Optimizer& optimizer);
+  std::unique_ptr<OptimizerParamState> (*make_state)();
+};
+
+template <class Optimizer, class State>
+constexpr Kind kind(const char* name) {
+  return {name,
+          [](const torch::optim::Optimizer& optimizer) {
+            return dynamic_cast<const Optimizer*>(&optimizer) != nullptr;
+          },
+          []() -> std::unique_ptr<OptimizerParamState> { return std::make_unique<State>(); }};
+}
+
+// Null for a class that is none of torch's.
+const Kind* kind_of(const torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;
-  if (dynamic_cast<const SGD*>(&optimizer) != nullptr) return std::make_unique<SGDParamState>();
-  if (dynamic_cast<const Adam*>(&optimizer) != nullptr) return std::make_unique<AdamParamState>();
-  if (dynamic_cast<const AdamW*>(&optimizer) != nullptr) return std::make_unique<AdamWParamState>();
-  if (dynamic_cast<const RMSprop*>(&optimizer) != nullptr)
-    return std::make_unique<RMSpropParamState>();
-  if (dynamic_cast<const Adagrad*>(&optimizer) != nullptr)
-    return std::make_unique<AdagradParamState>();
-  return nullptr;
+  static constexpr Kind kKinds[] = {kind<SGD, SGDParamState>("torch::optim::SGD"),
+                                    kind<Adam, AdamParamState>("torch::optim::Adam"),
+                                    kind<AdamW, AdamWParamState>("torch::optim::AdamW"),
+                                    kind<RMSprop, RMSpropParamState>("torch::optim::RMSprop"),
+                                    kind<Adagrad, AdagradParamState>("torch::optim::Adagrad")};
+  const auto* found = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                   [&](const Kind& one) { return one.is(optimizer); });
+  return found == std::end(kKinds) ? nullptr : found;
 }
 
 std::optional<int64_t> steps_from(const std::string& numbers) {
@@ -224,6 +241,11 @@ at::Tensor ClientOptimizer::state(std::size_t slice, const std::string& name) {
   return {};
 }
 
+std::string ClientOptimizer::kind() const {
+  const auto* kind = kind_of(*optimizer_);
+  return kind != nullptr ? kind->name : typeid(*optimizer_).name();
+}
+
 std::string ClientOptimizer::numbers(std::size_t slice) const {
   const auto found = optimizer_->state().find(slices_.at(slice).unsafeGetTensorImpl());
   if (found == optimizer_->state().end()) return {};
@@ -243,7 +265,8 @@ void ClientOptimizer::restore(std::size_t slice, const SliceStates& states,
     optimizer_->state().erase(key);
     return;
   }
-  auto state = new_state_of(*optimizer_);
+  const auto* kind = kind_of(*optimizer_);
+  auto state = kind != nullptr ? kind->make_state() : nullptr;
   const auto known = state ? tensors_of(*state) : NamedTensors();
   for (const auto& [name, tensor] : states) {
     const auto found = std::find_if(known.begin(), known.end(),

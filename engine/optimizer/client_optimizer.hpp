@@ -8,6 +8,7 @@
 // Shapes: flat slices. States by the names of torch: momentum_buffer (SGD, RMSprop), exp_avg,
 // exp_avg_sq, max_exp_avg_sq (Adam, AdamW), square_avg, grad_avg (RMSprop), sum (Adagrad); those
 // of other classes are not known, and cannot be read by name.
+// Kind: "torch::optim::" and the class; of other classes what the compiler calls them.
 // Numbers: the step of Adam, AdamW, RMSprop and Adagrad, in decimal digits.
 // Errors: equigrad::Error for none, LBFGS, a trainable parameter that is in no group or in two, one
 // of another model, a state that cannot be cut, or is not known when it is to be restored.
@@ -41,6 +42,7 @@ class ClientOptimizer final : public SliceOptimizer {
   std::vector<std::string> state_names(std::size_t slice) const override;
   at::Tensor state(std::size_t slice, const std::string& name) override;
   int64_t state_bytes() const override;
+  std::string kind() const override;
   std::string numbers(std::size_t slice) const override;
   void restore(std::size_t slice, const SliceStates& states, const std::string& numbers) override;
 

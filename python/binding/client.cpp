@@ -34,6 +34,7 @@ class Client final : public SliceOptimizer {
     return call<at::Tensor>("state", slice, name);
   }
   int64_t state_bytes() const override { return call<int64_t>("state_bytes"); }
+  std::string kind() const override { return call<std::string>("kind"); }
   std::string numbers(std::size_t slice) const override {
     return call<std::string>("numbers", slice);
   }

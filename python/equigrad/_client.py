@@ -27,6 +27,10 @@ _PROBE_CUTS = (13, 777)
 _PROBE_STEPS = 8
 
 
+def class_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def make_optimizer(given: Any, parameters: Iterable[Any]) -> torch.optim.Optimizer:
     """The optimizer that initialize() was given: an instance, or what a callable makes of the parameters."""
     made = given
@@ -207,6 +211,9 @@ class Client:
     def state_bytes(self) -> int:
         states = [self._state(index) for index in range(len(self._masters))]
         return sum(one.nbytes for state in states for one in state.values() if torch.is_tensor(one))
+
+    def kind(self) -> str:
+        return class_of(self.optimizer)
 
     def numbers(self, index: int) -> str:
         """What a checkpoint keeps of a slice beside states as large as it, as JSON."""

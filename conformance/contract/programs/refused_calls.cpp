@@ -96,6 +96,7 @@ struct Stubborn : SliceOptimizer {
   std::vector<std::string> state_names(std::size_t) const override { return {}; }
   at::Tensor state(std::size_t, const std::string&) override { return {}; }
   int64_t state_bytes() const override { return 0; }
+  std::string kind() const override { return "stubborn"; }
   std::string numbers(std::size_t) const override { return {}; }
   void restore(std::size_t, const SliceStates&, const std::string&) override {}
   std::vector<OwnedSlice> owned;

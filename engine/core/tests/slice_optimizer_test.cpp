@@ -35,6 +35,7 @@ struct PlainSlices final : SliceOptimizer {
   std::vector<std::string> state_names(std::size_t /*slice*/) const override { return {}; }
   at::Tensor state(std::size_t /*slice*/, const std::string& /*name*/) override { return {}; }
   int64_t state_bytes() const override { return 0; }
+  std::string kind() const override { return "plain slices"; }
   std::string numbers(std::size_t /*slice*/) const override { return {}; }
   void restore(std::size_t /*slice*/, const SliceStates& /*states*/,
                const std::string& /*numbers*/) override {}

@@ -32,6 +32,7 @@ class Recorder final : public SliceOptimizer {
     return at::full({1}, name == "square" ? 100.0 + static_cast<double>(slice) : -1.0);
   }
   int64_t state_bytes() const override { return 1000 + 4 * steps_; }
+  std::string kind() const override { return "recorder"; }
   std::string numbers(std::size_t slice) const override { return "of " + slices_.at(slice).name; }
   void restore(std::size_t slice, const SliceStates& states, const std::string& numbers) override {
     restored_ = slices_.at(slice).name + " " + states.begin()->first + " " + numbers;
