@@ -48,9 +48,11 @@ class Load {
  private:
   bool loads_optimizer() const { return options_.optimizer_states && !options_.module_only; }
   std::string name_in_file(std::size_t parameter) const;
+  std::vector<std::string> states_of(std::size_t parameter) const;
   void check_names() const;
   void check_parameter(std::size_t parameter) const;
   void check_optimizer() const;
+  void check_client() const;
   void check_state(std::size_t parameter) const;
   void check_buffers() const;
   void check_rest() const;
@@ -59,6 +61,7 @@ class Load {
   void load_trained(std::size_t parameter);
   void load_frozen(std::size_t parameter);
   void load_state(std::size_t parameter);
+  void load_state_of_client(std::size_t parameter);
   void load_of_rank();
   void load_progress();
 
@@ -67,6 +70,7 @@ class Load {
   SavedCheckpoint saved_;
   SavedEngine from_;
   std::vector<NamedTensor> buffers_;
+  optimizer::ClientState* client_;  // null: the optimizer is the configured one
 };
 
 Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved)
@@ -75,13 +79,22 @@ Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint s
       saved_(std::move(saved)),
       from_(saved_engine_from(saved_.manifest().engine,
                               (saved_.folder() / checkpoint::kManifestName).string())),
-      buffers_(all_buffers(parts_, options.buffers, kWhere)) {
+      buffers_(all_buffers(parts_, options.buffers, kWhere)),
+      client_(client_of(parts_.optimizer)) {
   check_names();
   if (loads_optimizer()) check_optimizer();
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_parameter(i);
   check_buffers();
   check_rest();
   verify();
+  if (options_.check) options_.check(saved_.manifest().client_state.dump());
+}
+
+// Of the optimizer, as large as the parameter, by name.
+std::vector<std::string> Load::states_of(std::size_t parameter) const {
+  if (client_ == nullptr) return parts_.optimizer.state_names(parameter);
+  const auto* from = from_.find(parts_.model.table[parameter].name);
+  return from == nullptr ? std::vector<std::string>() : from_.of_client(*from).states;
 }
 
 // Where the values of a parameter are: of one that was trained its master; empty: nowhere.
@@ -146,11 +159,6 @@ void Load::check_parameter(std::size_t parameter) const {
 void Load::check_optimizer() const {
   auto& optimizer = parts_.optimizer;
   const auto& groups = optimizer.hyper_parameters();
-  if (groups.empty() || from_.groups.empty()) {
-    throw Error(kWhere,
-                "expected the configured optimizer, now and in the checkpoint, got one of the "
-                "caller's, whose own state is not in a checkpoint. Load without optimizer states.");
-  }
   const auto param_type =
       checkpoint::to_text(element_type_of(torch_dtype(parts_.config.precision.param), ""));
   if (from_.param_type != param_type) {
@@ -160,13 +168,30 @@ void Load::check_optimizer() const {
                                     "states.",
                                     param_type, from_.param_type));
   }
-  if (groups.front().kind != from_.groups.front().kind || groups.size() != from_.groups.size()) {
+  if (client_ != nullptr || from_.client) {
+    check_client();
+  } else if (groups.front().kind != from_.groups.front().kind ||
+             groups.size() != from_.groups.size()) {
     throw Error(kWhere, fmt::format("expected an optimizer of this kind with {} parameter groups, "
                                     "got \"{}\" with {}. Configure what was saved, or load without "
                                     "optimizer states.",
                                     groups.size(), from_.optimizer, from_.groups.size()));
   }
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_state(i);
+}
+
+void Load::check_client() const {
+  const std::string configured = "the configured optimizer";
+  const auto mine = client_ != nullptr ? client_->optimizer().kind() : configured;
+  const auto saved = from_.client ? from_.client->kind : configured;
+  const bool is_other = (client_ == nullptr) != !from_.client || mine != saved;
+  const auto groups = parts_.optimizer.lr().size();
+  if (!is_other && groups == from_.client->rates.size()) return;
+  throw Error(kWhere,
+              fmt::format("expected states of {}{}, got those of {}{}. Give initialize() an "
+                          "optimizer like that which saved, or load without optimizer states.",
+                          mine, is_other ? "" : fmt::format(" with {} groups", groups), saved,
+                          is_other ? "" : fmt::format(" with {}", from_.client->rates.size())));
 }
 
 void Load::check_state(std::size_t parameter) const {
@@ -180,10 +205,12 @@ void Load::check_state(std::size_t parameter) const {
                                     from->trainable ? "trained" : "frozen", from->group));
   }
   if (!entry.trainable || entry.numel == 0) return;
-  const auto names = parts_.optimizer.state_names(parameter);
+  const auto names = states_of(parameter);
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto& state = saved_.entry(state_name(names[i], from->name));
-    const auto dtype = parts_.optimizer.state(parameter, i).scalar_type();
+    // A client's states are made as they come.
+    const auto dtype = client_ != nullptr ? scalar_type_of(state.type)
+                                          : parts_.optimizer.state(parameter, i).scalar_type();
     if (state.shape == entry.shape && scalar_type_of(state.type) == dtype) continue;
     throw Error(kWhere,
                 fmt::format("expected \"{}\" as {} of the parameter's shape, got {}. "
@@ -249,7 +276,7 @@ void Load::verify() const {
     const auto [begin, end] = kept_part(parts_, i).range;
     saved_.verify(name, begin, end);
     if (!loads_optimizer()) continue;
-    for (const auto& state : parts_.optimizer.state_names(i))
+    for (const auto& state : states_of(i))
       saved_.verify(state_name(state, from_.find(entry.name)->name), begin, end);
   }
   for (const auto& entry : saved_.manifest().tensors)
@@ -290,6 +317,10 @@ void Load::load_frozen(std::size_t parameter) {
 }
 
 void Load::load_state(std::size_t parameter) {
+  if (client_ != nullptr) {
+    load_state_of_client(parameter);
+    return;
+  }
   auto& optimizer = parts_.optimizer;
   const auto names = optimizer.state_names(parameter);
   const auto range = kept_part(parts_, parameter).range;
@@ -302,6 +333,22 @@ void Load::load_state(std::size_t parameter) {
       state.zero_();
   }
   optimizer.steps()[parameter] = loads_optimizer() ? from->steps : 0;
+}
+
+// Without the saved states it keeps its own: nobody else knows how they begin.
+void Load::load_state_of_client(std::size_t parameter) {
+  const auto* from = from_.find(parts_.model.table[parameter].name);
+  if (!loads_optimizer() || from == nullptr) return;
+  const auto range = kept_part(parts_, parameter).range;
+  const auto& masters = parts_.optimizer.masters();
+  SliceStates states;
+  for (const auto& name : states_of(parameter)) {
+    const auto full = state_name(name, from->name);
+    const auto type = scalar_type_of(saved_.entry(full).type);
+    states[name] = at::empty({range.numel()}, masters.options().dtype(type));
+    read_into(saved_, full, range.begin, states[name]);
+  }
+  client_->restore(parameter, states, from_.of_client(*from).numbers);
 }
 
 void Load::load_of_rank() {
@@ -338,6 +385,13 @@ void Load::load_progress() {
     parts_.set_rates();
   }
   if (!loads_optimizer()) return;
+  if (from_.loss_scale_policy == to_text(*parts_.loss.scaler))
+    parts_.loss.scaler->restore(from_.loss_scale);
+  if (client_ != nullptr) {
+    if (options_.lr_scheduler_states || !schedules.rates)
+      parts_.optimizer.set_rates(from_.client->rates, {});
+    return;
+  }
   auto& groups = parts_.optimizer.hyper_parameters();
   const auto rates = groups;
   groups = from_.groups;
@@ -347,8 +401,6 @@ void Load::load_progress() {
       groups[i].beta1 = rates[i].beta1;
     }
   }
-  if (from_.loss_scale_policy == to_text(*parts_.loss.scaler))
-    parts_.loss.scaler->restore(from_.loss_scale);
 }
 
 void Load::run() {

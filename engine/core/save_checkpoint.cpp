@@ -42,11 +42,18 @@ json parsed_client_state(const std::string& text) {
                           "\". Give an object, or \"null\".");
 }
 
+// Of an optimizer of the caller's: it says itself what it has and cannot give.
 void check_can_be_saved(Parts& parts) {
-  if (!parts.optimizer.hyper_parameters().empty()) return;
-  throw Error(kWhere,
-              "expected the configured optimizer, got one of the caller's, whose own state this "
-              "version cannot save. Use \"optimizer\" in the configuration.");
+  const auto* client = client_of(parts.optimizer);
+  if (client == nullptr) return;
+  for (std::size_t i = 0; i < parts.model.table.size(); ++i) {
+    static_cast<void>(client->numbers(i));
+    for (const auto& name : client->names(i)) {
+      if (!is_reserved(name)) continue;
+      throw Error(kWhere, "expected another name for an optimizer's state than \"" + name +
+                              "\", which a checkpoint's own tensors have. Rename it.");
+    }
+  }
 }
 
 // Bytes of a piece to come, asked for when it is its turn: collective for a frozen parameter.

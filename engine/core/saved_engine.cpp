@@ -24,6 +24,8 @@ constexpr std::pair<at::ScalarType, ElementType> kTypes[] = {
     {at::kFloat, ElementType::F32}, {at::kDouble, ElementType::F64},
 };
 
+constexpr const char* kClient = "client";  // an optimizer of the caller's
+
 const char* name_of(OptimizerConfig::Kind kind) {
   switch (kind) {
     case OptimizerConfig::Kind::Sgd:
@@ -103,6 +105,33 @@ loss::LossScaler::History history_from(const json& history) {
           .good_steps = history.at("good_steps").get<int64_t>()};
 }
 
+json json_of(const SavedClient& client) {
+  json parameters = json::array();
+  for (const auto& [states, numbers] : client.parameters)
+    parameters.push_back({{"states", states}, {"numbers", numbers}});
+  return {{"kind", client.kind}, {"rates", client.rates}, {"parameters", parameters}};
+}
+
+SavedClient client_from(const json& from, std::size_t parameters) {
+  SavedClient client{.kind = from.at("kind").get<std::string>(),
+                     .rates = from.at("rates").get<std::vector<double>>(),
+                     .parameters = {}};
+  for (std::size_t i = 0; i < parameters; ++i) {
+    const auto& parameter = from.at("parameters").at(i);
+    client.parameters.push_back({parameter.at("states").get<std::vector<std::string>>(),
+                                 parameter.at("numbers").get<std::string>()});
+  }
+  return client;
+}
+
+SavedClient saved_client(const Parts& parts, const optimizer::ClientState& state) {
+  SavedClient client{
+      .kind = state.optimizer().kind(), .rates = state.optimizer().lr(), .parameters = {}};
+  for (std::size_t i = 0; i < parts.model.table.size(); ++i)
+    client.parameters.push_back({state.names(i), state.numbers(i)});
+  return client;
+}
+
 SavedEngine read(const json& from) {
   SavedEngine engine;
   engine.stage = from.at("stage").get<int>();
@@ -113,6 +142,8 @@ SavedEngine read(const json& from) {
     engine.parameters.push_back(parameter_from(parameter));
   for (const auto& group : from.at("groups"))
     engine.groups.push_back(group_from(group, kind_from(engine.optimizer)));
+  if (engine.optimizer == kClient)
+    engine.client = client_from(from.at("client"), engine.parameters.size());
   const auto& counters = from.at("counters");
   engine.counters.micro_steps = counters.at("micro_steps").get<int64_t>();
   engine.counters.global_steps = counters.at("global_steps").get<int64_t>();
@@ -153,6 +184,10 @@ std::string_view to_text(const loss::LossScaler& scaler) {
   return "none";
 }
 
+const SavedClient::OfParameter& SavedEngine::of_client(const SavedParameter& parameter) const {
+  return client.value().parameters.at(static_cast<std::size_t>(&parameter - parameters.data()));
+}
+
 SavedEngine saved_engine(Parts& parts) {
   const auto& [counters, applied, norm] = parts.outcome;
   SavedEngine engine;
@@ -160,7 +195,12 @@ SavedEngine saved_engine(Parts& parts) {
   engine.param_type = to_text(element_type_of(torch_dtype(parts.config.precision.param), ""));
   engine.master_type = to_text(element_type_of(parts.optimizer.masters().scalar_type(), ""));
   engine.groups = parts.optimizer.hyper_parameters();
-  engine.optimizer = engine.groups.empty() ? "client" : name_of(engine.groups.front().kind);
+  if (const auto* client = client_of(parts.optimizer)) {
+    engine.optimizer = kClient;
+    engine.client = saved_client(parts, *client);
+  } else {
+    engine.optimizer = name_of(engine.groups.front().kind);
+  }
   for (std::size_t i = 0; i < parts.model.table.size(); ++i) {
     const auto& entry = parts.model.table[i];
     engine.parameters.push_back({.name = entry.name,
@@ -188,21 +228,23 @@ json to_json(const SavedEngine& engine) {
   const json schedule = engine.last_batch_iteration
                             ? json{{"last_batch_iteration", *engine.last_batch_iteration}}
                             : json();
-  return {{"stage", engine.stage},
-          {"param_type", engine.param_type},
-          {"master_type", engine.master_type},
-          {"optimizer", engine.optimizer},
-          {"parameters", parameters},
-          {"groups", groups},
-          {"counters",
-           {{"micro_steps", engine.counters.micro_steps},
-            {"global_steps", engine.counters.global_steps},
-            {"skipped_steps", engine.counters.skipped_steps}}},
-          {"was_step_applied", engine.applied},
-          {"norm", engine.norm ? json(fmt::format("{}", *engine.norm)) : json()},
-          {"loss_scale", json_of(engine.loss_scale, engine.loss_scale_policy)},
-          {"schedule", schedule},
-          {"layer_drop", engine.theta ? json{{"theta", *engine.theta}} : json()}};
+  json all = {{"stage", engine.stage},
+              {"param_type", engine.param_type},
+              {"master_type", engine.master_type},
+              {"optimizer", engine.optimizer},
+              {"parameters", parameters},
+              {"groups", groups},
+              {"counters",
+               {{"micro_steps", engine.counters.micro_steps},
+                {"global_steps", engine.counters.global_steps},
+                {"skipped_steps", engine.counters.skipped_steps}}},
+              {"was_step_applied", engine.applied},
+              {"norm", engine.norm ? json(fmt::format("{}", *engine.norm)) : json()},
+              {"loss_scale", json_of(engine.loss_scale, engine.loss_scale_policy)},
+              {"schedule", schedule},
+              {"layer_drop", engine.theta ? json{{"theta", *engine.theta}} : json()}};
+  if (engine.client) all["client"] = json_of(*engine.client);
+  return all;
 }
 
 SavedEngine saved_engine_from(const json& from, const std::string& where) {
@@ -235,6 +277,10 @@ std::string state_name(const std::string& state, const std::string& parameter) {
 std::string frozen_name(const std::string& parameter) { return "parameter/" + parameter; }
 std::string buffer_name(int rank, const std::string& buffer) {
   return fmt::format("rank{}/buffer/{}", rank, buffer);
+}
+bool is_reserved(const std::string& state) {
+  return state.empty() || state.find('/') != std::string::npos || state.starts_with("rank") ||
+         state == "master" || state == "parameter";
 }
 std::string rng_name(int rank, const std::string& device) {
   return fmt::format("rank{}/rng/{}", rank, device);

@@ -4,6 +4,8 @@
 //   {"stage": 2, "param_type": "BF16", "master_type": "F32", "optimizer": "adamw",
 //    "parameters": [{"name", "aliases", "shape", "trainable", "steps", "group"}],
 //    "groups": [{"lr", "weight_decay", "beta1", ...}],
+//    of an optimizer of the caller's, which is "client" and has no groups here,
+//    "client": {"kind", "rates": [...], "parameters": [{"states": ["exp_avg", ...], "numbers"}]},
 //    "counters": {"micro_steps", "global_steps", "skipped_steps"}, "was_step_applied", "norm",
 //    "loss_scale": {"policy", "scale", "steps", ...},
 //    "schedule": {"last_batch_iteration"} or null, "layer_drop": {"theta"} or null}
@@ -42,13 +44,25 @@ struct SavedParameter {
   std::size_t group = 0;
 };
 
+// Of an optimizer of the caller's.
+struct SavedClient {
+  struct OfParameter {
+    std::vector<std::string> states;  // as large as the parameter, by name
+    std::string numbers;
+  };
+  std::string kind;
+  std::vector<double> rates;            // by group
+  std::vector<OfParameter> parameters;  // in the order of SavedEngine's
+};
+
 struct SavedEngine {
   int stage = 0;
   std::string param_type;
   std::string master_type;
-  std::string optimizer;  // "sgd", "adam", "adamw"
+  std::string optimizer;  // "sgd", "adam", "adamw", "client"
   std::vector<SavedParameter> parameters;
   std::vector<OptimizerConfig> groups;
+  std::optional<SavedClient> client;
   Counters counters;
   bool applied = false;
   std::optional<double> norm;
@@ -58,6 +72,7 @@ struct SavedEngine {
   std::optional<double> theta;
 
   const SavedParameter* find(std::string_view name) const;  // null if there is none
+  const SavedClient::OfParameter& of_client(const SavedParameter& parameter) const;
 };
 
 SavedEngine saved_engine(Parts& parts);
@@ -74,6 +89,8 @@ std::string state_name(const std::string& state, const std::string& parameter);
 std::string frozen_name(const std::string& parameter);
 std::string buffer_name(int rank, const std::string& buffer);
 std::string rng_name(int rank, const std::string& device);
+// Whether an optimizer's state of this name would look like one of the others.
+bool is_reserved(const std::string& state);
 
 // Elements of a trained parameter that are this rank's to keep, and where they begin in a flat
 // tensor over its shard space.
