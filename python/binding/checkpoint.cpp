@@ -1,8 +1,15 @@
 // Saving and loading: the options that go in, and what comes out.
+#include <fmt/format.h>
 #include <pybind11/functional.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <random>
 #include <utility>
 
+#include "engine/checkpoint/rank_writer.hpp"
+#include "engine/checkpoint/saved_checkpoint.hpp"
+#include "engine/core/saved_engine.hpp"
 #include "engine/engine.hpp"
 #include "python/binding/binding.hpp"
 
@@ -37,6 +44,59 @@ LoadOptions load_options(bool module_strict, bool optimizer_states, bool lr_sche
           .check = std::move(check)};
 }
 
+constexpr auto kWhere = "write_checkpoint";
+
+checkpoint::RankFile write_tensors(const checkpoint::Path& file, Named tensors) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+    return a.second.element_size() > b.second.element_size();
+  });
+  std::vector<checkpoint::PieceHeader> pieces;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.numel() == 0) continue;
+    pieces.push_back({.name = name,
+                      .type = core::element_type_of(tensor.scalar_type(), name),
+                      .shape = tensor.sizes().vec(),
+                      .begin = 0,
+                      .end = tensor.numel()});
+  }
+  checkpoint::RankWriter writer(checkpoint::disk(), file, pieces);
+  for (const auto& [name, tensor] : tensors) {
+    const auto here = tensor.detach().cpu().contiguous();
+    if (here.numel() > 0) writer.write(here.const_data_ptr(), here.nbytes());
+  }
+  return writer.finish();
+}
+
+// What no engine has saved, in one file.
+std::string write_checkpoint(const std::string& directory, const std::string& tag, int world_size,
+                             const std::string& engine, const std::string& client_state,
+                             const Named& tensors) {
+  checkpoint::check_tag(tag, kWhere);
+  auto& disk = checkpoint::disk();
+  const auto folder = checkpoint::Path(directory) / tag;
+  const auto file = folder / checkpoint::kManifestName;
+  disk.make_directories(folder);
+  const auto lock = disk.lock(folder);
+  if (std::filesystem::exists(file))
+    throw Error(kWhere, "expected no checkpoint in \"" + folder.string() +
+                            "\", got one. Give another folder or tag.");
+  std::random_device device;
+  checkpoint::Manifest manifest{.id = fmt::format("{:08x}{:08x}", device(), device()),
+                                .world_size = world_size,
+                                .engine = nlohmann::json::parse(engine),
+                                .client_state = nlohmann::json::parse(client_state),
+                                .files = {},
+                                .tensors = {}};
+  core::saved_engine_from(manifest.engine, file.string());
+  const auto name = checkpoint::rank_file_name(0, 1, manifest.id);
+  checkpoint::merge(manifest, {write_tensors(folder / name, tensors)});
+  disk.sync_directory(folder);
+  checkpoint::replace_file(disk, file, checkpoint::write_manifest(manifest));
+  checkpoint::replace_file(disk, folder.parent_path() / checkpoint::kLatestName,
+                           checkpoint::write_latest(tag));
+  return folder.string();
+}
+
 }  // namespace
 
 void bind_checkpoint(py::module_& module, py::class_<Engine>& engine) {
@@ -50,6 +110,9 @@ void bind_checkpoint(py::module_& module, py::class_<Engine>& engine) {
   py::class_<LoadedCheckpoint>(module, "LoadedCheckpoint")
       .def_readonly("path", &LoadedCheckpoint::path)
       .def_readonly("client_state", &LoadedCheckpoint::client_state, "JSON.");
+  module.def("write_checkpoint", &write_checkpoint, py::arg("directory"), py::arg("tag"),
+             py::arg("world_size"), py::arg("engine"), py::arg("client_state"), py::arg("tensors"),
+             NoGil());
   engine
       .def("save_checkpoint", &Engine::save_checkpoint, py::arg("directory"), py::arg("tag"),
            py::arg("options"), NoGil())

@@ -25,6 +25,7 @@ from equigrad._check import CheckReport, check
 from equigrad._core import CommunicationError, ConfigError, Error
 from equigrad._deepspeed_api import NotSupportedError
 from equigrad._engine import Engine
+from equigrad._import_deepspeed import import_deepspeed
 from equigrad._initialize import initialize
 from equigrad._ranks import init_distributed
 
@@ -37,6 +38,7 @@ __all__ = [
     "Error",
     "NotSupportedError",
     "check",
+    "import_deepspeed",
     "init_distributed",
     "initialize",
     "utils",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equigrad import _core, _values
+from equigrad._client import class_of
 from equigrad._core import Error
 
 if TYPE_CHECKING:
@@ -104,12 +105,8 @@ def _tag(given: Any, where: str) -> str:
     return str(given)
 
 
-def _class_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
 def _optimizer_class(engine: Engine) -> str:
-    return "configured" if engine.optimizer.client is None else _class_of(engine.optimizer.client)
+    return "configured" if engine.optimizer.client is None else class_of(engine.optimizer.client)
 
 
 def _own_scheduler(engine: Engine) -> Any:
@@ -140,10 +137,10 @@ def _text_of(engine: Engine, client_state: dict[str, Any], where: str) -> str:
     if scheduler is not None:
         if not callable(getattr(scheduler, "state_dict", None)):
             raise Error(
-                f"[{where}] expected an lr_scheduler with state_dict() and load_state_dict(), got a {_class_of(scheduler)}. Give it both."
+                f"[{where}] expected an lr_scheduler with state_dict() and load_state_dict(), got a {class_of(scheduler)}. Give it both."
             )
         state = _values.form_of(scheduler.state_dict(), "lr_scheduler.state_dict()", where)
-        form["lr_scheduler"] = {"class": _class_of(scheduler), "state": state}
+        form["lr_scheduler"] = {"class": class_of(scheduler), "state": state}
     return _values.text_of(form)
 
 
@@ -195,9 +192,10 @@ class _Saved:
         if not self.lr_scheduler_states or (scheduler is None and form is None):
             return
         remedy = "Give initialize() one like that which saved, or load_lr_scheduler_states=False."
-        got = "none" if form is None else f"that of a {form['class']}"
-        if scheduler is None or form is None or form["class"] != _class_of(scheduler):
-            want = "no state of an lr_scheduler" if scheduler is None else f"the state of a {_class_of(scheduler)}"
+        got = "none" if form is None else f"that of a {form['class'] or 'scheduler of another engine'}"
+        # What was imported does not say of which class it is.
+        if scheduler is None or form is None or form["class"] not in (None, class_of(scheduler)):
+            want = "no state of an lr_scheduler" if scheduler is None else f"the state of a {class_of(scheduler)}"
             raise Error(f"[{self.where}] expected {want}, got {got}. {remedy}")
         self.scheduler = _values.value_of(form["state"], self.where)
 

@@ -169,6 +169,10 @@ class LoadedCheckpoint:
     @property
     def client_state(self) -> str: ...
 
+def write_checkpoint(
+    directory: str, tag: str, world_size: int, engine: str, client_state: str, tensors: list[tuple[str, torch.Tensor]]
+) -> str: ...
+
 class Engine:
     @property
     def config(self) -> EngineConfig: ...

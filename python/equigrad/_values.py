@@ -29,6 +29,8 @@ from equigrad._core import Error
 
 # Of all tensors and arrays of one text: it is one document, whole in the memory of every rank.
 LARGEST_BYTES = 64 << 20
+# Of values within values: a manifest has up to 100 levels, and a value here up to three of them.
+MOST_LEVELS = 30
 _DTYPES = {
     str(one).removeprefix("torch."): one
     for one in (
@@ -90,8 +92,8 @@ class _Writer:
     def form_of(self, value: Any, place: str) -> Any:
         if id(value) in self.above:
             self.refuse(value, place, ", which is within itself")
-        if len(self.above) > 200:
-            self.refuse(value, place, ", which is deeper than 200")
+        if len(self.above) > MOST_LEVELS:
+            self.refuse(value, place, f", which is deeper than {MOST_LEVELS} levels")
         self.above.append(id(value))
         try:
             return self._form_of(value, place)

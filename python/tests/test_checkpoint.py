@@ -7,6 +7,9 @@ import json
 import math
 import os
 import random
+import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -219,6 +222,54 @@ def test_other_ranks_and_stages_load_it(tmp_path: Path) -> None:
                 assert_same(state[key], want[key], f"{what}, {key}")
             assert_same(state["buffers"], want["buffers"], f"{what}, rank 0's buffers")
             assert_same(states, want_states, f"{what}, states")
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "python" / "resume.py"
+
+
+def start(folder: Path, port: int) -> list[subprocess.Popen[str]]:
+    """The example's two ranks."""
+    launch = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, str(EXAMPLE), str(folder), "--steps", "24", "--save-every", "4"]
+    return [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if rank == 0 else subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+
+
+def killed(folder: Path, at: str) -> str:
+    """What rank 0 says until it says `at`; then both are killed, wherever they are."""
+    said = ""
+    with ranks.reserved_port() as port:
+        processes = start(folder, port)
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
+            said += line
+            if at and line.startswith(at):
+                break
+        for process in processes:
+            if at:
+                process.kill()
+            process.wait(timeout=ranks.TIMEOUT_S)
+    return said
+
+
+def test_a_program_that_is_killed_goes_on(tmp_path: Path) -> None:
+    whole = killed(tmp_path / "whole", "")
+    assert "step 0\n" in whole and "saved step 24" in whole, whole
+    first = killed(tmp_path / "killed", "saved step 8")
+    second = killed(tmp_path / "killed", "saved step 16")
+    third = killed(tmp_path / "killed", "")
+    assert "from the beginning" in first and "step 8\n" in second and "saved step 4" not in second, second
+    assert re.search(r"step (16|20)\n", third), third
+    assert third.splitlines()[-1] == whole.splitlines()[-1], (third, whole)
+    assert (tmp_path / "killed" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
 
 # ---- Optimizers and schedulers of the caller's -----------------------------------------------------------------------
