@@ -243,7 +243,8 @@ at::Tensor ClientOptimizer::state(std::size_t slice, const std::string& name) {
 
 std::string ClientOptimizer::kind() const {
   const auto* kind = kind_of(*optimizer_);
-  return kind != nullptr ? kind->name : typeid(*optimizer_).name();
+  const auto& optimizer = *optimizer_;
+  return kind != nullptr ? kind->name : typeid(optimizer).name();
 }
 
 std::string ClientOptimizer::numbers(std::size_t slice) const {
@@ -268,13 +269,14 @@ void ClientOptimizer::restore(std::size_t slice, const SliceStates& states,
   const auto* kind = kind_of(*optimizer_);
   auto state = kind != nullptr ? kind->make_state() : nullptr;
   const auto known = state ? tensors_of(*state) : NamedTensors();
-  for (const auto& [name, tensor] : states) {
+  for (const auto& given : states) {
     const auto found = std::find_if(known.begin(), known.end(),
-                                    [&](const auto& one) { return one.first == name; });
+                                    [&](const auto& one) { return one.first == given.first; });
     if (found == known.end())
-      throw Error("load_checkpoint", "expected a state that this optimizer has, got \"" + name +
+      throw Error("load_checkpoint", "expected a state that this optimizer has, got \"" +
+                                         given.first +
                                          "\". Load it into one like that which was saved.");
-    *found->second = tensor.clone();
+    *found->second = given.second.clone();
   }
   if (steps && (!state || !steps_in(*state)))
     throw Error("load_checkpoint",

@@ -134,7 +134,8 @@ class _Writer:
         return value
 
     def _dict(self, value: dict[Any, Any], place: str) -> Any:
-        pairs = [(key, self.form_of(one, f"{place}[{key!r}]")) for key, one in value.items()]
+        shown = [f'"{key}"' if type(key) is str else repr(key) for key in value]
+        pairs = [(key, self.form_of(one, f"{place}[{name}]")) for name, (key, one) in zip(shown, value.items(), strict=True)]
         names = [key for key in value if type(key) is str]
         # An object of JSON has no order of its own.
         if type(value) is dict and len(names) == len(value) and names == sorted(names) and not any(n[:1] == "$" for n in names):

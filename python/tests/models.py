@@ -30,6 +30,19 @@ class Mixed(nn.Module):
         return self.head(hidden)
 
 
+class BatchNorm(nn.BatchNorm1d):
+    """Runs in any type, and what it gives depends on its buffers."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.float()
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(rows.mean(0).to(self.running_mean.dtype), 0.125)
+            self.running_var.lerp_(rows.var(0).to(self.running_var.dtype), 0.125)
+        normed = (rows - self.running_mean) / (self.running_var + self.eps).sqrt()
+        return (normed * self.weight.float() + self.bias.float() + 0.01 * self.num_batches_tracked).to(hidden.dtype)
+
+
 def tokens(step: int, rank: int, micro_batch: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(10_000 * step + 100 * rank + micro_batch)
     return torch.randint(0, 17, (3, 5), generator=generator)
