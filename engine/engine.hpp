@@ -147,6 +147,10 @@ class Engine {
   // stage. Collective.
   void save_checkpoint(const std::string& directory, const std::string& tag = "",
                        const SaveOptions& options = {});
+  // Ends an asynchronous save (SaveOptions), which counts from here on: waits until every rank has
+  // written. The next save and the next load do it too; an engine that is destroyed before gives
+  // the save up. Collective.
+  void finish_checkpoint();
   // Without a tag the one that DIRECTORY/latest names; nothing is loaded, and nothing given back,
   // if there is no such file. An error on any rank is one on all, and changes nothing. Collective.
   std::optional<LoadedCheckpoint> load_checkpoint(const std::string& directory,

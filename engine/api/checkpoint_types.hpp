@@ -32,6 +32,9 @@ struct SaveOptions {
   // This rank's tensors that no optimizer updates: running means and the like. Those of the module
   // that the engine was made from come by themselves.
   std::vector<NamedTensor> buffers = {};
+  // Returns when a copy has been made in host memory, as large as this rank's part, and writes it
+  // while training goes on; finish_checkpoint() ends it.
+  bool asynchronous = false;
   std::shared_ptr<checkpoint::Storage> storage = nullptr;  // none: the file system
 };
 

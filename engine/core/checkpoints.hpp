@@ -29,6 +29,8 @@ struct Parts;
 
 void save_checkpoint(TrainingEngine& engine, const std::string& directory, const std::string& tag,
                      const SaveOptions& options);
+// What an asynchronous save has begun; nothing without one.
+void finish_checkpoint(TrainingEngine& engine);
 std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
                                                 const std::string& directory,
                                                 const std::string& tag, const LoadOptions& options);

@@ -95,6 +95,11 @@ void Engine::save_checkpoint(const std::string& directory, const std::string& ta
                              const SaveOptions& options) {
   core::save_checkpoint(*engine_, directory, tag, options);
 }
+void Engine::finish_checkpoint() {
+  auto& parts = engine_->parts();
+  parts.group.participant.meet(agreement::SaveCheckpoint{});
+  core::finish_checkpoint(*engine_);
+}
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& directory,
                                                         const std::string& tag,
                                                         const LoadOptions& options) {

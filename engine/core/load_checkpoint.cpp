@@ -438,6 +438,7 @@ std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
   engine.rethrow_failure();
   auto& parts = engine.parts();
   parts.group.participant.meet(agreement::LoadCheckpoint{});
+  finish_checkpoint(engine);
   std::optional<Load> load;
   const auto said = together(*parts.group.communicator, kWhere, [&]() -> std::string {
     check_idle(parts, kWhere);

@@ -1,21 +1,17 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <mutex>
 #include <random>
 #include <set>
 #include <utility>
 
-#include "engine/checkpoint/rank_writer.hpp"
 #include "engine/checkpoint/saved_checkpoint.hpp"
 #include "engine/core/checkpoints.hpp"
+#include "engine/core/pending_save.hpp"
 #include "engine/core/saved_engine.hpp"
 #include "engine/core/together.hpp"
 #include "engine/core/training_engine.hpp"
@@ -24,7 +20,6 @@ namespace equigrad::core {
 namespace {
 
 using checkpoint::ElementType;
-using checkpoint::Path;
 using checkpoint::PieceHeader;
 using nlohmann::json;
 
@@ -56,48 +51,24 @@ void check_can_be_saved(Parts& parts) {
   }
 }
 
-// Bytes of a piece to come, asked for when it is its turn: collective for a frozen parameter.
-struct Source {
-  PieceHeader header;
-  std::function<at::Tensor()> values;  // flat; undefined: this rank has none of it
-};
-
-class Save {
+// What this rank writes of an engine.
+class Pieces {
  public:
-  Save(TrainingEngine& engine, const SaveOptions& options, Path folder, std::string id)
-      : engine_(engine),
-        parts_(engine.parts()),
-        options_(options),
-        storage_(options.storage ? *options.storage : checkpoint::disk()),
-        folder_(std::move(folder)),
-        id_(std::move(id)) {}
-
-  void run(const std::string& tag);
+  Pieces(TrainingEngine& engine, const SaveOptions& options)
+      : engine_(engine), parts_(engine.parts()), options_(options) {}
+  std::vector<PieceSource> all() const;
 
  private:
-  bool is_first() const { return parts_.group.communicator->rank() == 0; }
-  std::vector<std::string> together(const std::function<std::string()>& attempt) const {
-    return core::together(*parts_.group.communicator, kWhere, attempt);
-  }
-  std::vector<Source> sources() const;
-  void add_trained(std::vector<Source>& all, std::size_t parameter) const;
-  void add_frozen(std::vector<Source>& all, std::size_t parameter) const;
-  void add_of_rank(std::vector<Source>& all) const;
-  std::string write_own(const Path& file) const;
-  void commit(const std::string& tag, const std::vector<std::string>& rank_files) const;
-  void write_manifest(const checkpoint::Manifest& manifest) const;
-  void remove_own(const Path& file) const noexcept;
-  void remove_leftovers(const std::function<bool(const std::string& name)>& is_left) const;
+  void add_trained(std::vector<PieceSource>& all, std::size_t parameter) const;
+  void add_frozen(std::vector<PieceSource>& all, std::size_t parameter) const;
+  void add_of_rank(std::vector<PieceSource>& all) const;
 
   TrainingEngine& engine_;
   Parts& parts_;
   const SaveOptions& options_;
-  checkpoint::Storage& storage_;
-  Path folder_;
-  std::string id_;
 };
 
-void Save::add_trained(std::vector<Source>& all, std::size_t parameter) const {
+void Pieces::add_trained(std::vector<PieceSource>& all, std::size_t parameter) const {
   const auto& entry = parts_.model.table[parameter];
   const auto part = written_part(parts_, parameter);
   if (part.range.numel() == 0) return;
@@ -119,7 +90,7 @@ void Save::add_trained(std::vector<Source>& all, std::size_t parameter) const {
   }
 }
 
-void Save::add_frozen(std::vector<Source>& all, std::size_t parameter) const {
+void Pieces::add_frozen(std::vector<PieceSource>& all, std::size_t parameter) const {
   const auto& entry = parts_.model.table[parameter];
   const auto& communicator = *parts_.group.communicator;
   const auto range =
@@ -138,7 +109,7 @@ void Save::add_frozen(std::vector<Source>& all, std::size_t parameter) const {
        }});
 }
 
-void Save::add_of_rank(std::vector<Source>& all) const {
+void Pieces::add_of_rank(std::vector<PieceSource>& all) const {
   const auto& communicator = *parts_.group.communicator;
   const auto add = [&](const std::string& name, const at::Tensor& values) {
     if (values.numel() == 0) return;
@@ -159,8 +130,8 @@ void Save::add_of_rank(std::vector<Source>& all) const {
 }
 
 // Larger elements first, so that each lies where its type may be read in place.
-std::vector<Source> Save::sources() const {
-  std::vector<Source> all;
+std::vector<PieceSource> Pieces::all() const {
+  std::vector<PieceSource> all;
   const auto& table = parts_.model.table;
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (table[i].numel == 0) continue;
@@ -170,137 +141,33 @@ std::vector<Source> Save::sources() const {
       add_frozen(all, i);
   }
   add_of_rank(all);
-  std::stable_sort(all.begin(), all.end(), [](const Source& a, const Source& b) {
+  std::stable_sort(all.begin(), all.end(), [](const PieceSource& a, const PieceSource& b) {
     return checkpoint::element_bytes(a.header.type) > checkpoint::element_bytes(b.header.type);
   });
   return all;
 }
 
-// Values are asked for to the end, also by a rank that cannot write any more.
-std::string Save::write_own(const Path& file) const {
-  std::exception_ptr failure;
-  const auto attempt = [&failure](const auto& call) {
-    if (failure) return;
-    try {
-      call();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  };
-  const auto all = sources();
-  std::vector<PieceHeader> headers;
-  for (const auto& source : all)
-    if (source.header.begin < source.header.end) headers.push_back(source.header);
-  std::optional<checkpoint::RankWriter> writer;
-  attempt([&] { writer.emplace(storage_, file, headers); });
-  for (const auto& source : all) {
-    const auto values = source.values();
-    if (source.header.begin == source.header.end) continue;
-    attempt([&] {
-      const auto here = values.cpu().contiguous();
-      writer->write(here.const_data_ptr(), here.nbytes());
-    });
+// Said by every rank, and the same on all but for the id, which is rank 0's.
+SaveAgreement agreed(const std::vector<std::string>& said) {
+  const auto first = json::parse(said.front());
+  for (std::size_t rank = 1; rank < said.size(); ++rank) {
+    auto other = json::parse(said[rank]);
+    other["id"] = first["id"];
+    if (other == first) continue;
+    throw Error(kWhere, fmt::format("expected the same directory, tag and options on every rank, "
+                                    "got {} on rank {} and {} on rank 0. Make the same call on "
+                                    "every rank.",
+                                    other.dump(), rank, first.dump()));
   }
-  std::string written;
-  attempt([&] { written = checkpoint::write_rank_file(writer->finish()); });
-  if (failure) std::rethrow_exception(failure);
-  return written;
+  return {.directory = first["directory"],
+          .tag = first["tag"],
+          .id = first["id"],
+          .save_latest = first["save_latest"]};
 }
 
-void Save::commit(const std::string& tag, const std::vector<std::string>& rank_files) const {
-  checkpoint::Manifest manifest{.id = id_,
-                                .world_size = parts_.world_size(),
-                                .engine = to_json(saved_engine(parts_)),
-                                .client_state = parsed_client_state(options_.client_state),
-                                .files = {},
-                                .tensors = {}};
-  std::vector<checkpoint::RankFile> files;
-  for (std::size_t rank = 0; rank < rank_files.size(); ++rank) {
-    files.push_back(checkpoint::read_rank_file(rank_files[rank]));
-    const auto path = folder_ / files.back().file.name;
-    std::error_code error;
-    const auto bytes = std::filesystem::file_size(path, error);
-    if (error || static_cast<int64_t>(bytes) != files.back().file.bytes) {
-      throw Error(kWhere, fmt::format("expected to see the file of rank {}, \"{}\", on rank 0, got "
-                                      "{}. All ranks need one folder that they share.",
-                                      rank, path.string(),
-                                      error ? error.message() : "one of another length"));
-    }
-  }
-  checkpoint::merge(manifest, files);
-  write_manifest(manifest);
-  if (options_.save_latest) {
-    checkpoint::replace_file(storage_, folder_.parent_path() / checkpoint::kLatestName,
-                             checkpoint::write_latest(tag));
-  }
-  std::set<std::string> named;
-  for (const auto& file : manifest.files) named.insert(file.name);
-  remove_leftovers([&](const auto& name) { return !named.contains(name); });
-}
-
-// If it fails before it is there, nothing names this save's files, and they go.
-void Save::write_manifest(const checkpoint::Manifest& manifest) const {
-  const auto text = checkpoint::write_manifest(manifest);
-  const auto file = folder_ / checkpoint::kManifestName;
-  try {
-    storage_.sync_directory(folder_);
-    checkpoint::replace_file(storage_, file, text);
-  } catch (...) {
-    std::ifstream there(file, std::ios::binary);
-    const std::string now{std::istreambuf_iterator<char>(there), {}};
-    if (now != text)
-      remove_leftovers([&](const auto& name) { return name.find(id_) != std::string::npos; });
-    throw;
-  }
-}
-
-// They take room and do no harm: what cannot be removed stays.
-void Save::remove_leftovers(const std::function<bool(const std::string& name)>& is_left) const {
-  std::error_code error;
-  std::vector<Path> left;
-  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
-    const auto name = entry.path().filename().string();
-    if (name.starts_with("rank-") && name.ends_with(".safetensors") && is_left(name))
-      left.push_back(entry.path());
-  }
-  for (const auto& path : left) {
-    try {
-      storage_.remove(path);
-    } catch (const Error&) {
-    }
-  }
-}
-
-void Save::run(const std::string& tag) {
-  const auto& communicator = *parts_.group.communicator;
-  std::shared_ptr<void> lock;
-  together([&]() -> std::string {
-    if (!is_first()) return {};
-    storage_.make_directories(folder_);
-    lock = storage_.lock(folder_);
-    return {};
-  });
-  const auto file =
-      folder_ / checkpoint::rank_file_name(communicator.rank(), communicator.world_size(), id_);
-  std::vector<std::string> rank_files;
-  try {
-    rank_files = together([&] { return write_own(file); });
-  } catch (...) {
-    remove_own(file);
-    throw;
-  }
-  together([&]() -> std::string {
-    if (is_first()) commit(tag, rank_files);
-    return {};
-  });
-}
-
-void Save::remove_own(const Path& file) const noexcept {
-  try {
-    storage_.remove(file);
-  } catch (...) {
-    // The error that made the save fail is on its way to the caller.
-  }
+std::shared_ptr<checkpoint::Storage> storage_of(const SaveOptions& options) {
+  if (options.storage) return options.storage;
+  return {std::shared_ptr<void>(), &checkpoint::disk()};  // which is there for good
 }
 
 }  // namespace
@@ -343,41 +210,44 @@ std::vector<NamedTensor> all_buffers(const Parts& parts, const std::vector<Named
   return all;
 }
 
+void finish_checkpoint(TrainingEngine& engine) {
+  const auto pending = std::exchange(engine.parts().pending_save, nullptr);
+  if (pending) pending->finish();
+}
+
 void save_checkpoint(TrainingEngine& engine, const std::string& directory, const std::string& tag,
                      const SaveOptions& options) {
   RECORD_USER_SCOPE("engine.save_checkpoint");
   const at::NoGradGuard no_grad;
   engine.rethrow_failure();
   auto& parts = engine.parts();
-  const auto& communicator = *parts.group.communicator;
+  auto& communicator = *parts.group.communicator;
   const auto name =
       tag.empty() ? fmt::format("global_step{}", parts.outcome.counters.global_steps) : tag;
   parts.group.participant.meet(agreement::SaveCheckpoint{});
-  const auto id = communicator.rank() == 0 ? random_id() : std::string();
-  const auto said = together(*parts.group.communicator, kWhere, [&] {
+  finish_checkpoint(engine);
+  json client_state;
+  const auto said = together(communicator, kWhere, [&] {
     check_idle(parts, kWhere);
     checkpoint::check_tag(name, kWhere);
     check_can_be_saved(parts);
-    parsed_client_state(options.client_state);
+    client_state = parsed_client_state(options.client_state);
     all_buffers(parts, options.buffers, kWhere);
     return json{{"directory", directory},
                 {"tag", name},
                 {"save_latest", options.save_latest},
                 {"exclude_frozen_parameters", options.exclude_frozen_parameters},
-                {"id", id}}
+                {"asynchronous", options.asynchronous},
+                {"id", communicator.rank() == 0 ? random_id() : std::string()}}
         .dump(-1, ' ', false, json::error_handler_t::replace);
   });
-  const auto first = json::parse(said.front());
-  for (std::size_t rank = 1; rank < said.size(); ++rank) {
-    auto other = json::parse(said[rank]);
-    other["id"] = first["id"];
-    if (other == first) continue;
-    throw Error(kWhere, fmt::format("expected the same directory, tag and options on every rank, "
-                                    "got {} on rank {} and {} on rank 0. Make the same call on "
-                                    "every rank.",
-                                    other.dump(), rank, first.dump()));
-  }
-  Save(engine, options, Path(directory) / name, first["id"].get<std::string>()).run(name);
+  parts.pending_save = std::make_unique<PendingSave>(
+      communicator, storage_of(options), agreed(said),
+      SaveWords{.engine = to_json(saved_engine(parts)), .client_state = std::move(client_state)});
+  const auto pieces = Pieces(engine, options).all();
+  if (options.asynchronous) return parts.pending_save->write_beside(pieces);
+  parts.pending_save->write(pieces);
+  finish_checkpoint(engine);
 }
 
 }  // namespace equigrad::core

@@ -28,6 +28,7 @@
 #include "engine/autograd/scaled_graph.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/core/assemble.hpp"
+#include "engine/core/pending_save.hpp"
 #include "engine/engine.hpp"
 #include "engine/gradient/micro_batches.hpp"
 #include "engine/gradient/window.hpp"
@@ -105,6 +106,7 @@ struct Parts {
   Inspection inspection;
   Schedules schedules;
   Outcome outcome;
+  std::unique_ptr<PendingSave> pending_save;  // asynchronous; null: none
 
   Parts(Assembly assembly, const EngineConfig& settings,
         std::shared_ptr<comm::Communicator> communicator, std::vector<layout::ModuleEntry> modules);

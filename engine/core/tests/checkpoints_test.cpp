@@ -197,6 +197,33 @@ TEST(Checkpoints, WhatIsRefusedChangesNothing) {
   });
 }
 
+TEST(Checkpoints, AnAsynchronousSaveIsOfTheMomentInWhichItBegan) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage});
+    const auto path = folder.path("beside" + std::to_string(stage));
+    it.train(0);
+    const auto want = it.all();
+    it.engine->save_checkpoint(path, "a", {.asynchronous = true});
+    it.train(1);
+    it.train(2);
+    EXPECT_FALSE(fs::exists(path + "/a/manifest.json"));  // it does not count yet
+    it.engine->finish_checkpoint();
+    it.engine->finish_checkpoint();  // nothing
+    EXPECT_TRUE(fs::exists(path + "/a/manifest.json"));
+    it.engine->load_checkpoint(path);
+    expect_equal(it.all(), want, "the load");
+    it.engine->save_checkpoint(path, "b", {.asynchronous = true});
+    it.engine->save_checkpoint(path, "c", {.asynchronous = true});
+    EXPECT_TRUE(fs::exists(path + "/b/manifest.json"));  // the next one ends it
+    it.engine.reset();
+    comm::exchange(*it.group, at::zeros({1}, at::kLong));  // on every rank
+    EXPECT_FALSE(fs::exists(path + "/c/manifest.json"));
+    for (const auto& entry : fs::directory_iterator(path + "/c"))
+      ADD_FAILURE() << entry.path() << " is left of a save that was given up";
+  });
+}
+
 TEST(Checkpoints, RandomNumbersGoOn) {
   const ScratchFolder folder;
   EXPECT_EQ(on_ranks(2,

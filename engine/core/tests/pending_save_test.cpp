@@ -1,0 +1,109 @@
+// What a save leaves behind, whether it comes to its end or not.
+#include "engine/core/pending_save.hpp"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "conformance/testing/rank_test.hpp"
+#include "conformance/testing/sample.hpp"
+#include "conformance/testing/scratch_folder.hpp"
+#include "engine/checkpoint/saved_checkpoint.hpp"
+
+namespace equigrad::core {
+namespace {
+
+using checkpoint::ElementType;
+using conformance::error_of;
+using conformance::ScratchFolder;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  return names;
+}
+
+PieceSource piece(int rank, double value) {
+  return {{.name = "rank" + std::to_string(rank) + "/buffer/b",
+           .type = ElementType::F32,
+           .shape = {2},
+           .begin = 0,
+           .end = 2},
+          [value] { return at::full({2}, value); }};
+}
+
+std::unique_ptr<PendingSave> begun(RankContext& context, const std::string& directory,
+                                   const std::string& id) {
+  return std::make_unique<PendingSave>(
+      *context.group(),
+      std::shared_ptr<checkpoint::Storage>(std::shared_ptr<void>(), &checkpoint::disk()),
+      SaveAgreement{.directory = directory, .tag = "a", .id = id},
+      SaveWords{.engine = {{"stage", 1}}, .client_state = nullptr});
+}
+
+TEST(PendingSave, LeavesItsOwnFilesAndNoOthers) {
+  const ScratchFolder folder;
+  EXPECT_EQ(on_ranks(2,
+                     [&folder](RankContext& context) {
+                       for (const auto* id : {"one", "two"}) {
+                         const auto save = begun(context, folder.path(), id);
+                         save->write({piece(context.rank(), 3)});
+                         save->finish();
+                       }
+                     }),
+            "");
+  EXPECT_THAT(names_in(folder.path()), UnorderedElementsAre("a", "latest", "zero_to_fp32.py"));
+  EXPECT_THAT(names_in(folder.path("a")),
+              UnorderedElementsAre("manifest.json", "rank-00000-of-00002-two.safetensors",
+                                   "rank-00001-of-00002-two.safetensors"));
+  const auto saved = checkpoint::SavedCheckpoint::open(folder.path(), "a");
+  saved.verify_all();
+  float got[2] = {};
+  saved.read("rank1/buffer/b", 0, 2, got);
+  EXPECT_EQ(got[1], 3.0F);
+}
+
+TEST(PendingSave, GivenUpItHasNeverBeen) {
+  const ScratchFolder folder;
+  EXPECT_EQ(on_ranks(2,
+                     [&folder](RankContext& context) {
+                       begun(context, folder.path(), "one");  // not even written
+                       const auto save = begun(context, folder.path(), "two");
+                       save->write_beside({piece(context.rank(), 3)});
+                     }),
+            "");
+  EXPECT_THAT(names_in(folder.path("a")), UnorderedElementsAre());
+}
+
+TEST(PendingSave, AnErrorOnOneRankLeavesWhatWasThere) {
+  const ScratchFolder folder;
+  EXPECT_EQ(on_ranks(2,
+                     [&folder](RankContext& context) {
+                       auto save = begun(context, folder.path(), "old");
+                       save->write({piece(context.rank(), 1)});
+                       save->finish();
+                       save.reset();
+                       for (const bool beside : {false, true}) {
+                         save = begun(context, folder.path(), "new");
+                         auto source = piece(context.rank(), 2);
+                         if (context.rank() == 1) source.header.end = 1;  // not what comes
+                         beside ? save->write_beside({source}) : save->write({source});
+                         EXPECT_THAT(error_of([&] { save->finish(); }),
+                                     HasSubstr("as large as it was announced"));
+                         save.reset();
+                       }
+                     }),
+            "");
+  EXPECT_THAT(names_in(folder.path("a")),
+              UnorderedElementsAre("manifest.json", "rank-00000-of-00002-old.safetensors",
+                                   "rank-00001-of-00002-old.safetensors"));
+  checkpoint::SavedCheckpoint::open(folder.path(), "a").verify_all();
+}
+
+}  // namespace
+}  // namespace equigrad::core
