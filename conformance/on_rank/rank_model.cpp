@@ -1,5 +1,6 @@
 #include "conformance/on_rank/rank_model.hpp"
 
+#include <ATen/Context.h>
 #include <torch/types.h>
 
 #include "conformance/cases/linear_model.hpp"
@@ -18,6 +19,14 @@ class ZooRankModel : public RankModel {
         seed_(seed),
         data_(data),
         model_(std::make_shared<OverflowingModel>(make_case_model(spec.model, seed))) {}
+
+  // Its weights are drawn; the passes' own random numbers go on as if they were not.
+  void renew() override {
+    auto generator = at::globalContext().defaultGenerator(at::kCPU);
+    const auto before = generator.get_state();
+    model_ = std::make_shared<OverflowingModel>(make_case_model(spec_.model, seed_ + 1));
+    generator.set_state(before);
+  }
 
   std::vector<NamedTensors> groups() override {
     if (!has_groups()) return {reference::unique_parameters(*model_)};

@@ -30,11 +30,11 @@ RestLedger::RestLedger(const CaseFacts& facts, const std::vector<NamedTensors>& 
     : facts_(facts),
       engine_(engine),
       lanes_(lanes),
-      knows_gathered_(engine.config().zero.stage < 3 || knows_pages(engine, groups)) {
+      knows_gathered_(engine->config().zero.stage < 3 || knows_pages(*engine, groups)) {
   MemoryOptions options;
   options.world_size = static_cast<int>(facts.recipe.world);
   forecast_ =
-      forecast(layout::ParameterTable(registrations_of(facts, groups)), engine.config(), options);
+      forecast(layout::ParameterTable(registrations_of(facts, groups)), engine->config(), options);
 }
 
 void RestLedger::when_new() { check("ledger of the new engine", /*is_rest=*/true); }

@@ -37,12 +37,15 @@ nlohmann::json run_case(const nlohmann::json& request, ranks::RankContext& conte
   add_model(facts, *model);
   // One style in four on a communicator that does everything as late as it may.
   const uint64_t by_style = spec.style == Style::TensorBackward ? seed + 1 : 0;
+  // Another one is saved before its last step, and goes on in a new engine on other weights.
+  const int resumed = spec.style == Style::LossBackward ? kSteps - 1 : -1;
   RankCaseOptions options{.config = with_knobs(config_text(spec, threshold, *model),
                                                request.value("knobs", nlohmann::json::object())),
                           .style = word(spec.style),
                           .fault = request.value("fault", ""),
                           .adversary = request.value("adversary", by_style),
-                          .steps = request.value("steps", kSteps)};
+                          .steps = request.value("steps", kSteps),
+                          .resumed_before = request.value("resumed_before", resumed)};
   keep_config(request, context, options.config);
   return RankCase(std::move(facts), zoo_rank_model(spec, seed, data), std::move(options)).run();
 }

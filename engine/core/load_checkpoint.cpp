@@ -50,6 +50,7 @@ class Load {
   std::string name_in_file(std::size_t parameter) const;
   std::vector<std::string> states_of(std::size_t parameter) const;
   void check_names() const;
+  void check_shape(std::size_t parameter) const;
   void check_parameter(std::size_t parameter) const;
   void check_optimizer() const;
   void check_client() const;
@@ -82,6 +83,7 @@ Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint s
       buffers_(all_buffers(parts_, options.buffers, kWhere)),
       client_(client_of(parts_.optimizer)) {
   check_names();
+  for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_shape(i);
   if (loads_optimizer()) check_optimizer();
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_parameter(i);
   check_buffers();
@@ -110,27 +112,34 @@ void Load::check_names() const {
   std::vector<std::string> missing, unknown;
   const auto& table = parts_.model.table;
   for (const auto& entry : table.entries())
-    if (from_.find(entry.name) == nullptr) missing.push_back(entry.name);
+    if (from_.find(entry.name) == nullptr) missing.push_back('"' + entry.name + '"');
   for (const auto& from : from_.parameters)
-    if (!table.contains(from.name)) unknown.push_back(from.name);
+    if (!table.contains(from.name)) unknown.push_back('"' + from.name + '"');
   if (missing.empty() && unknown.empty()) return;
-  throw Error(kWhere, fmt::format("expected the parameters of this model in {}, got none of [{}], "
-                                  "and [{}] which it has not. Load it into the model that was "
-                                  "saved, or with load_module_strict false.",
-                                  saved_.folder().string(), fmt::join(missing, ", "),
-                                  fmt::join(unknown, ", ")));
+  std::vector<std::string> wrong;
+  if (!missing.empty()) wrong.push_back(fmt::format("none called {}", fmt::join(missing, ", ")));
+  if (!unknown.empty())
+    wrong.push_back(fmt::format("{}, which the model has not", fmt::join(unknown, ", ")));
+  throw Error(kWhere, fmt::format("expected the parameters of this model in {}, got {}. Load it "
+                                  "into the model that was saved, or with load_module_strict "
+                                  "false.",
+                                  saved_.folder().string(), fmt::join(wrong, ", and ")));
+}
+
+void Load::check_shape(std::size_t parameter) const {
+  const auto& entry = parts_.model.table[parameter];
+  const auto* from = from_.find(entry.name);
+  if (from == nullptr || from->shape == entry.shape) return;
+  throw Error(kWhere, fmt::format("expected shape [{}] for \"{}\" in {}, got [{}]. It is a "
+                                  "checkpoint of another model.",
+                                  fmt::join(entry.shape, ", "), entry.name,
+                                  saved_.folder().string(), fmt::join(from->shape, ", ")));
 }
 
 void Load::check_parameter(std::size_t parameter) const {
   const auto& entry = parts_.model.table[parameter];
   const auto* from = from_.find(entry.name);
   if (from == nullptr) return;
-  if (from->shape != entry.shape) {
-    throw Error(kWhere, fmt::format("expected shape [{}] for \"{}\" in {}, got [{}]. It is a "
-                                    "checkpoint of another model.",
-                                    fmt::join(entry.shape, ", "), entry.name,
-                                    saved_.folder().string(), fmt::join(from->shape, ", ")));
-  }
   const auto name = name_in_file(parameter);
   if (entry.numel == 0) return;
   if (name.empty()) {
