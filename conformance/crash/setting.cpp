@@ -1,0 +1,127 @@
+#include "conformance/crash/setting.hpp"
+
+#include <array>
+#include <utility>
+
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::crash {
+namespace {
+
+constexpr std::array kPrecisions = {"fp32", "bf16", "fp16"};
+
+// In the order of Point::Kind.
+constexpr std::array kKinds = {"power", "kill", "signal-1", "signal-4", "ENOSPC", "EIO", "flip"};
+
+[[noreturn]] void no_point(const std::string& text) {
+  throw Error("crash.replay", "expected a point, such as zero2.w3.fp16.new.power.7-4-4.s12, got \"" +
+                                  text + "\". Take it as a report has it.");
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find('.', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+// The number behind `prefix`.
+std::uint64_t number_in(const std::string& word, const std::string& prefix,
+                        const std::string& text) {
+  const auto digits = word.starts_with(prefix) ? word.substr(prefix.size()) : "";
+  if (digits.empty() || digits.size() > 18 ||
+      digits.find_first_not_of("0123456789") != std::string::npos)
+    no_point(text);
+  return std::stoull(digits);
+}
+
+Setting setting_from(const std::vector<std::string>& words, const std::string& text) {
+  Setting setting;
+  setting.stage = static_cast<int>(number_in(words[0], "zero", text));
+  setting.world = static_cast<int>(number_in(words[1], "w", text));
+  setting.precision = words[2];
+  setting.same_tag = words[3] == "same";
+  return setting;
+}
+
+bool is_cut(Point::Kind kind) { return kind == Point::Kind::Power || kind == Point::Kind::Kill; }
+
+Point read_point(const std::string& text) {
+  const auto words = split(text);
+  Point point;
+  if (words.size() == 4 && words[0] == "flip") {
+    point.kind = Point::Kind::Flip;
+    point.large = words[1] == "large";
+    point.file = words[2];
+    point.at = static_cast<std::int64_t>(number_in(words[3], "", text));
+    return point;
+  }
+  if (words.size() != 7) no_point(text);
+  point.setting = setting_from(words, text);
+  for (std::size_t kind = 0; kind < kKinds.size(); ++kind)
+    if (words[4] == kKinds[kind]) point.kind = static_cast<Point::Kind>(kind);
+  if (is_cut(point.kind)) {
+    point.cut = cut_from(words[5]);
+    point.seed = number_in(words[6], "s", text);
+  } else {
+    point.rank = static_cast<int>(number_in(words[5], "r", text));
+    point.at = static_cast<std::int64_t>(number_in(words[6], "o", text));
+  }
+  return point;
+}
+
+}  // namespace
+
+std::string to_text(const Setting& setting) {
+  return "zero" + std::to_string(setting.stage) + ".w" + std::to_string(setting.world) + "." +
+         setting.precision + (setting.same_tag ? ".same" : ".new");
+}
+
+void to_json(nlohmann::json& json, const Setting& setting) {
+  json = {{"stage", setting.stage},
+          {"world", setting.world},
+          {"precision", setting.precision},
+          {"same_tag", setting.same_tag}};
+}
+
+void from_json(const nlohmann::json& json, Setting& setting) {
+  setting = {json.at("stage"), json.at("world"), json.at("precision"), json.at("same_tag")};
+}
+
+std::vector<Setting> settings(const std::vector<int>& stages, const std::vector<int>& worlds) {
+  std::vector<Setting> all;
+  for (const int world : worlds)
+    for (const int stage : stages)
+      for (const bool same_tag : {false, true}) {
+        const auto turn = static_cast<std::size_t>(world + stage + (same_tag ? 1 : 0));
+        all.push_back({stage, world, kPrecisions[turn % kPrecisions.size()], same_tag});
+      }
+  return all;
+}
+
+std::string to_text(const Point& point) {
+  const std::string kind = kKinds.at(static_cast<std::size_t>(point.kind));
+  if (point.kind == Point::Kind::Flip)
+    return kind + (point.large ? ".large." : ".small.") + point.file + "." +
+           std::to_string(point.at);
+  const std::string begin = to_text(point.setting) + "." + kind + ".";
+  if (is_cut(point.kind)) return begin + to_text(point.cut) + ".s" + std::to_string(point.seed);
+  return begin + "r" + std::to_string(point.rank) + ".o" + std::to_string(point.at);
+}
+
+Point point_from(const std::string& text) {
+  const auto point = read_point(text);
+  const auto& of = point.setting;
+  const bool is_of_ranks = of.stage <= 3 && of.world >= 1 && of.world <= 4 &&
+                           point.rank < of.world &&
+                           (!is_cut(point.kind) || point.cut.size() == std::size_t(of.world));
+  bool is_known = false;
+  for (const std::string precision : kPrecisions) is_known |= precision == of.precision;
+  if (!is_known || !is_of_ranks || to_text(point) != text) no_point(text);
+  return point;
+}
+
+}  // namespace equigrad::conformance::crash

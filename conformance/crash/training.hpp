@@ -1,0 +1,80 @@
+// Training: a run of a small network that is saved, lost and resumed, on one rank.
+//
+//   w1 [96, 40]  b1 [96]  w2 [5, 96]  b2 [5]  unused [7]  frozen [5]  and a buffer, mean [5]
+//
+// Every step draws from the rank's generator and takes data by the engine's own counters: who
+// loads a checkpoint and goes on needs nothing else. Adam's states, a warm-up of the rate, and
+// in fp16 a loss scale that moves in every other step.
+//
+// Invariants: two runs of one setting are equal in every bit.
+// Shapes: what a rank saves is several pages of 4 KiB.
+// Errors: those of the engine.
+// Depends on: engine, conformance/faults/forwarding_communicator, ranks, setting.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "conformance/crash/setting.hpp"
+#include "conformance/faults/forwarding_communicator.hpp"
+#include "conformance/ranks/rank_context.hpp"
+#include "engine/engine.hpp"
+
+namespace equigrad::conformance::crash {
+
+// Counts the collective calls that this rank has entered and left since begin().
+class CallCounter : public faults::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  void begin();
+  std::pair<std::int64_t, std::int64_t> counts() const { return {entered(), left_}; }
+  const std::vector<int>& roots() const { return roots_; }  // by call; or kAllWait
+  void leave(std::int64_t call);
+
+  comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override;
+  comm::PendingPtr all_reduce_sum(const at::Tensor& tensor) override;
+  comm::PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override;
+  comm::PendingPtr broadcast(const at::Tensor& tensor, int root) override;
+
+ protected:
+  comm::PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override;
+
+ private:
+  std::int64_t entered() const { return static_cast<std::int64_t>(roots_.size()); }
+  std::int64_t enter(int root);
+
+  std::vector<int> roots_;
+  std::int64_t left_ = 0;
+};
+
+enum class Weights { AsRun, Others };  // Others: of an engine that is to load
+
+class Training {
+ public:
+  Training(ranks::RankContext& context, const Setting& setting, Weights weights);
+
+  void step();
+  // Of every bit that this rank holds and the next step depends on. Collective.
+  std::string digest();
+  void save(const std::string& directory, const std::string& tag,
+            std::shared_ptr<checkpoint::Storage> storage = nullptr);
+  // What the save was told; nothing where there is no `latest`.
+  std::optional<std::string> load(const std::string& directory, const std::string& tag);
+  CallCounter& calls() { return *calls_; }
+
+ private:
+  at::Tensor loss();
+  const at::Tensor& tensor(const std::string& name) const;
+
+  int rank_;
+  at::ScalarType dtype_;
+  std::shared_ptr<CallCounter> calls_;
+  std::vector<NamedParameter> parameters_;
+  at::Tensor mean_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace equigrad::conformance::crash

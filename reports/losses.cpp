@@ -1,0 +1,146 @@
+#include "reports/losses.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "reports/json_text.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+
+template <>
+inline constexpr auto kFields<LossPart> = std::tuple(
+    Field{"part", &LossPart::name}, Field{"what", &LossPart::what},
+    Field{"points", &LossPart::points}, Field{"by_engines", &LossPart::by_engines},
+    Field{"old_left", &LossPart::old_left}, Field{"new_left", &LossPart::new_left},
+    Field{"refused", &LossPart::refused}, Field{"wrong", &LossPart::wrong},
+    Field{"seconds", &LossPart::seconds});
+
+void to_json(Json& json, const LossFailure& failure) {
+  json = {{"point", failure.point},
+          {"message", clean(failure.message)},
+          {"replay", clean(failure.replay)}};
+}
+
+void to_json(Json& json, const CarelessSaver& saver) {
+  json = {{"careless", saver.name}, {"what", saver.what},
+          {"caught", saver.caught}, {"point", saver.point},
+          {"message", clean(saver.message)}, {"points", saver.points}};
+}
+
+namespace {
+
+int64_t points_of(const Losses& losses) {
+  int64_t points = 0;
+  for (const auto& part : losses.parts) points += part.points;
+  return points;
+}
+
+int64_t wrong_of(const Losses& losses) {
+  int64_t wrong = 0;
+  for (const auto& part : losses.parts) wrong += part.wrong;
+  return wrong;
+}
+
+int64_t uncaught(const Losses& losses) {
+  return std::count_if(losses.careless.begin(), losses.careless.end(),
+                       [](const auto& one) { return !one.caught; });
+}
+
+std::string verdict(const Losses& losses) {
+  switch (outcome(losses)) {
+    case Outcome::Held:
+      return "after each of " + count_of(points_of(losses), "loss") +
+             "es the old checkpoint or the new one was there, whole, and what was damaged was "
+             "refused.";
+    case Outcome::Failed:
+      return count_of(wrong_of(losses), "point") + " of " + grouped(points_of(losses)) +
+             " left what must not be.";
+    case Outcome::Void:
+      return count_of(uncaught(losses), "careless saver") +
+             " went unseen: a mistake like it in the engine would too.";
+    case Outcome::Broken:
+      return clean(losses.failure);
+    case Outcome::Inconclusive:
+      return "nothing was tried.";
+    case Outcome::Interrupted:
+      return "this is what was found so far.";
+  }
+  return {};
+}
+
+void write_parts(std::ostringstream& out, const Losses& losses) {
+  char line[256];
+  std::snprintf(line, sizeof line, "# %-10s %9s %8s %8s %8s %8s %6s %8s  %s\n", "part", "points",
+                "engines", "old", "new", "refused", "WRONG", "s", "what");
+  out << line;
+  for (const auto& part : losses.parts) {
+    const auto text = [](int64_t count) { return grouped(count); };
+    std::snprintf(line, sizeof line, "  %-10s %9s %8s %8s %8s %8s %6s %8.1f  ", part.name.c_str(),
+                  text(part.points).c_str(), text(part.by_engines).c_str(),
+                  text(part.old_left).c_str(), text(part.new_left).c_str(),
+                  text(part.refused).c_str(), text(part.wrong).c_str(), part.seconds);
+    out << line << part.what << "\n";
+  }
+}
+
+void write_careless(std::ostringstream& out, const Losses& losses) {
+  if (losses.careless.empty()) return;
+  std::size_t width = 0;
+  for (const auto& one : losses.careless) width = std::max(width, one.name.size());
+  out << "# careless savers, which must be seen\n";
+  for (const auto& one : losses.careless) {
+    const std::string fill(width - one.name.size(), ' ');
+    out << "  " << (one.caught ? "caught  " : "UNSEEN  ") << one.name << fill << "  ";
+    if (one.caught)
+      out << one.point << ", of " << count_of(one.points, "point") << "\n";
+    else
+      out << count_of(one.points, "point") << ": " << one.what << "\n";
+  }
+}
+
+}  // namespace
+
+Outcome outcome(const Losses& losses) {
+  if (losses.interrupted) return Outcome::Interrupted;
+  if (!losses.failure.empty()) return Outcome::Broken;
+  if (wrong_of(losses) > 0) return Outcome::Failed;
+  if (uncaught(losses) > 0) return Outcome::Void;
+  return points_of(losses) + static_cast<int64_t>(losses.careless.size()) > 0
+             ? Outcome::Held
+             : Outcome::Inconclusive;
+}
+
+int exit_code(const Losses& losses) { return exit_code(outcome(losses), losses.signal); }
+
+std::string to_json(const Losses& losses) {
+  return document_lines({{"schema_version", losses.schema_version},
+                         {"outcome", word(outcome(losses))},
+                         {"exit_code", exit_code(losses)},
+                         {"environment", losses.environment},
+                         {"command", clean(losses.command)},
+                         {"seed", std::to_string(losses.seed)},
+                         {"failure", clean(losses.failure)},
+                         {"wall_s", losses.wall_s},
+                         {"points", points_of(losses)},
+                         {"wrong", wrong_of(losses)},
+                         {"parts", losses.parts},
+                         {"failures", losses.failures},
+                         {"careless", losses.careless}});
+}
+
+std::string to_terminal(const Losses& losses) {
+  std::ostringstream out;
+  write_parts(out, losses);
+  write_careless(out, losses);
+  out << "# " << seconds_text(losses.wall_s) << " in all\n";
+  for (const auto& failure : losses.failures)
+    out << "WRONG  " << clean(failure.point) << "\n  " << clean(failure.message) << "\n"
+        << replay_line(failure.replay);
+  out << upper_case(word(outcome(losses))) << "  " << verdict(losses) << "\n"
+      << replay_line(losses.failures.empty() ? losses.command : losses.failures[0].replay);
+  return out.str();
+}
+
+}  // namespace equigrad::reports
