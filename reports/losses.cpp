@@ -10,12 +10,12 @@
 namespace equigrad::reports {
 
 template <>
-inline constexpr auto kFields<LossPart> = std::tuple(
-    Field{"part", &LossPart::name}, Field{"what", &LossPart::what},
-    Field{"points", &LossPart::points}, Field{"by_engines", &LossPart::by_engines},
-    Field{"old_left", &LossPart::old_left}, Field{"new_left", &LossPart::new_left},
-    Field{"refused", &LossPart::refused}, Field{"wrong", &LossPart::wrong},
-    Field{"seconds", &LossPart::seconds});
+inline constexpr auto kFields<LossPart> =
+    std::tuple(Field{"part", &LossPart::name}, Field{"what", &LossPart::what},
+               Field{"points", &LossPart::points}, Field{"by_engines", &LossPart::by_engines},
+               Field{"old_left", &LossPart::old_left}, Field{"new_left", &LossPart::new_left},
+               Field{"refused", &LossPart::refused}, Field{"wrong", &LossPart::wrong},
+               Field{"seconds", &LossPart::seconds});
 
 void to_json(Json& json, const LossFailure& failure) {
   json = {{"point", failure.point},
@@ -24,8 +24,8 @@ void to_json(Json& json, const LossFailure& failure) {
 }
 
 void to_json(Json& json, const CarelessSaver& saver) {
-  json = {{"careless", saver.name}, {"what", saver.what},
-          {"caught", saver.caught}, {"point", saver.point},
+  json = {{"careless", saver.name},          {"what", saver.what},
+          {"caught", saver.caught},          {"point", saver.point},
           {"message", clean(saver.message)}, {"points", saver.points}};
 }
 
@@ -51,8 +51,8 @@ int64_t uncaught(const Losses& losses) {
 std::string verdict(const Losses& losses) {
   switch (outcome(losses)) {
     case Outcome::Held:
-      return "after each of " + count_of(points_of(losses), "loss") +
-             "es the old checkpoint or the new one was there, whole, and what was damaged was "
+      return "after each of " + grouped(points_of(losses)) +
+             " losses the old checkpoint or the new one was there, whole, and what was damaged was "
              "refused.";
     case Outcome::Failed:
       return count_of(wrong_of(losses), "point") + " of " + grouped(points_of(losses)) +

@@ -239,6 +239,7 @@ struct Commands {
   TrainCommand train;
   CompareCommand compare;
   FaultsCommand faults;
+  CrashCommand crash;
   ConfigCommand config;
   CheckpointCommand checkpoint;
   std::string data_dir;
@@ -322,6 +323,10 @@ void add_commands(CLI::App& app, Commands& all) {
                          "Plant every fault of the catalogue, and print which check catches which",
                          [&all] { return faults_command(all.faults); }),
              all.faults);
+  add_crash(add_command(app, all, "crash",
+                        "Cut saves of checkpoints short in every way, and see what is left",
+                        [&all] { return crash_command(all.crash); }),
+            all.crash);
   add_config(app, all);
   add_checkpoint(app, all);
   add_command(app, all, "doctor", "Look at this machine", [&all] {
@@ -350,10 +355,10 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
   all.run.program = all.repro.program = argv[0];
   all.run.load_model = load_model;
   for (int i = 0; i < argc; ++i) all.run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
-  all.compare.line = all.faults.line = all.run.line;
-  all.faults.program = all.run.program;
+  all.compare.line = all.faults.line = all.crash.line = all.run.line;
+  all.faults.program = all.crash.program = all.run.program;
   all.compare.margin_is_stated = app.get_subcommand("compare")->count("--margin") > 0;
-  for (const char* name : {"run", "repro", "train", "compare", "faults"}) {
+  for (const char* name : {"run", "repro", "train", "compare", "faults", "crash"}) {
     if (!app.got_subcommand(name)) continue;
     try {
       comm::expect_one_process(std::string("equigrad ") + name, std::getenv);

@@ -12,6 +12,7 @@
 //   equigrad compare              two configurations trained from the same seeds
 //   equigrad faults [FILTER...]   every fault of the catalogue: which check catches it
 //   equigrad checkpoint           inspect, verify, diff and export what save_checkpoint() wrote
+//   equigrad crash [PART...]      saves of checkpoints cut short in every way, and what is left
 //   equigrad --version
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
@@ -151,6 +152,21 @@ struct FaultsCommand {
 };
 void add_faults(CLI::App& app, FaultsCommand& command);
 int faults_command(const FaultsCommand& command);
+
+struct CrashCommand {
+  std::vector<std::string> parts;  // none: all
+  int64_t points = 400;            // that engines load
+  std::vector<int> stages = {0, 1, 2, 3}, worlds = {1, 2, 3, 4};
+  uint64_t seed = 1;
+  std::string replay;                      // one point
+  std::string json;                        // file, or "-" for stdout
+  std::string report = "equigrad-report";  // crash.json
+  double timeout_scale = 1;
+  bool quiet = false;
+  std::string program = "equigrad", line;
+};
+void add_crash(CLI::App& app, CrashCommand& command);
+int crash_command(const CrashCommand& command);
 
 struct ConfigCommand {
   std::string file;

@@ -21,8 +21,8 @@ namespace {
 
 using nlohmann::json;
 
-// What the request says of this rank's disk.
-Interruption interruption_of(const json& request, int rank) {
+// What the request says of this rank's disk; `met` tells what was refused first.
+Interruption interruption_of(const json& request, int rank, std::shared_ptr<json> met) {
   const auto found = request.find("interrupt");
   if (found == request.end() || found->at("rank") != rank) return {};
   Interruption interruption{.at = found->at("at"), .happens = {}};
@@ -30,7 +30,8 @@ Interruption interruption_of(const json& request, int rank) {
   if (how == "ENOSPC" || how == "EIO") {
     const int error = how == "EIO" ? EIO : ENOSPC;
     interruption.stays = how == "ENOSPC";
-    interruption.happens = [error](const std::string& did, const std::string& path) {
+    interruption.happens = [error, met](const std::string& did, const std::string& path) {
+      if (met->is_null()) *met = {{"did", did}, {"path", path}};
       refuse(error, did, path);
     };
     return interruption;
@@ -46,29 +47,30 @@ Interruption interruption_of(const json& request, int rank) {
 
 // The storages of a save, one behind the other.
 struct Disks {
+  std::shared_ptr<json> met = std::make_shared<json>();
   std::shared_ptr<InterruptedStorage> interrupted;
   std::shared_ptr<RecordingStorage> recording;
   std::shared_ptr<Storage> outermost;
 };
 
-Disks disks_of(const json& request, int rank, Interruption interruption, CallCounter& calls) {
+Disks disks_of(const json& request, int rank, CallCounter& calls) {
   const std::string folder = request.at("directory");
   Disks disks;
-  disks.interrupted = std::make_shared<InterruptedStorage>(real_disk(), std::move(interruption));
+  disks.interrupted =
+      std::make_shared<InterruptedStorage>(real_disk(), interruption_of(request, rank, disks.met));
   disks.recording = std::make_shared<RecordingStorage>(disks.interrupted, folder,
                                                        [&calls] { return calls.counts(); });
   disks.outermost = careless(request.value("careless", ""), disks.recording, folder);
-  static_cast<void>(rank);
   return disks;
 }
 
 json save(const json& request, ranks::RankContext& context) {
-  Training training(context, request.at("setting").get<Setting>(), Weights::AsRun);
+  const auto size = request.value("tiny", false) ? Size::Tiny : Size::Pages;
+  Training training(context, request.at("setting").get<Setting>(), Weights::AsRun, size);
   for (int step = 0; step < request.at("steps").get<int>(); ++step) training.step();
   json answer = {{"digest", training.digest()}};
   auto& calls = training.calls();
-  const auto disks =
-      disks_of(request, context.rank(), interruption_of(request, context.rank()), calls);
+  const auto disks = disks_of(request, context.rank(), calls);
   context.note("save");
   calls.begin();
   answer["threw"] = "";
@@ -80,9 +82,9 @@ json save(const json& request, ranks::RankContext& context) {
   answer["operations"] = disks.interrupted->operations();
   answer["calls"] = calls.roots();
   if (request.contains("log"))
-    write_bytes(log_file(request.at("log"), context.rank()),
-                write_operations(as_done(request.value("careless", ""),
-                                         disks.recording->operations())));
+    write_bytes(
+        log_file(request.at("log"), context.rank()),
+        write_operations(as_done(request.value("careless", ""), disks.recording->operations())));
   answer["digest_after"] = training.digest();
   training.step();
   answer["next"] = training.digest();
@@ -150,8 +152,7 @@ json refuse_operations(const json& request, ranks::RankContext& context) {
     training.step();
     json answer = {{"digest", training.digest()}, {"threw", ""}};
     asked["directory"] = folder;
-    const auto disks = disks_of(asked, context.rank(),
-                                interruption_of(asked, context.rank()), training.calls());
+    const auto disks = disks_of(asked, context.rank(), training.calls());
     try {
       training.save(folder, request.at("tag"), disks.outermost);
     } catch (const Error& error) {
@@ -160,6 +161,7 @@ json refuse_operations(const json& request, ranks::RankContext& context) {
     answer["digest_after"] = training.digest();
     training.step();
     answer["next"] = training.digest();
+    answer["met"] = *disks.met;
     answers.push_back(answer);
     asked["interrupt"]["at"] = asked["interrupt"]["at"].get<std::int64_t>() + 1;
   }

@@ -48,8 +48,7 @@ Log read_log(const std::string& prefix, const std::vector<json>& said) {
   Log log;
   log.calls = said.front().at("calls").get<std::vector<int>>();
   for (std::size_t rank = 0; rank < said.size(); ++rank)
-    log.by_rank.push_back(
-        read_operations(read_bytes(log_file(prefix, static_cast<int>(rank)))));
+    log.by_rank.push_back(read_operations(read_bytes(log_file(prefix, static_cast<int>(rank)))));
   return log;
 }
 
@@ -84,7 +83,8 @@ Scene record_scene(Ground& ground, const Setting& setting, const SceneOptions& o
               .threw = {}};
   const auto folder = ground.folder("scene");
   write_folder({}, folder);
-  const auto old_said = save(ground, scene, options, {{"tag", scene.old_tag}, {"steps", kOldSteps}});
+  const auto old_said =
+      save(ground, scene, options, {{"tag", scene.old_tag}, {"steps", kOldSteps}});
   scene.before = read_folder(folder);
   scene.old_manifest = find(folder, "").manifest;
   const auto log = ground.folder("log");
@@ -140,16 +140,15 @@ Judged judge_by_look(const Scene& scene, const std::string& directory, const Dem
   if (old_one.manifest != scene.old_manifest)
     return wrong("the other tag is not what it was: " + old_one.threw);
   const auto new_one = find(directory, scene.new_tag, reader);
-  const bool says_why = new_one.is_error &&
-                        (new_one.threw.find("did not come to its end") != std::string::npos ||
-                         new_one.threw.find("no such folder") != std::string::npos);
+  const bool says_why =
+      new_one.is_error && (new_one.threw.find("did not come to its end") != std::string::npos ||
+                           new_one.threw.find("no such folder") != std::string::npos);
   if (!new_one.threw.empty() && !says_why)
     return wrong("a save that did not end is not told as one: " + new_one.threw);
   return {is_new ? Tally::Left::New : Tally::Left::Old, ""};
 }
 
-Judged judge_by_engines(const Scene& scene, const std::vector<json>& said,
-                        const Demands& demands) {
+Judged judge_by_engines(const Scene& scene, const std::vector<json>& said, const Demands& demands) {
   const auto wrong = [](const std::string& what) { return Judged{Tally::Left::Old, what}; };
   if (const auto threw = first_word(said, "threw"); !threw.empty())
     return wrong("engines do not load it: " + threw);

@@ -14,8 +14,9 @@ constexpr std::array kPrecisions = {"fp32", "bf16", "fp16"};
 constexpr std::array kKinds = {"power", "kill", "signal-1", "signal-4", "ENOSPC", "EIO", "flip"};
 
 [[noreturn]] void no_point(const std::string& text) {
-  throw Error("crash.replay", "expected a point, such as zero2.w3.fp16.new.power.7-4-4.s12, got \"" +
-                                  text + "\". Take it as a report has it.");
+  throw Error("crash.replay",
+              "expected a point, such as zero2.w3.fp16.new.power.7-4-4.s12, got \"" + text +
+                  "\". Take it as a report has it.");
 }
 
 std::vector<std::string> split(const std::string& text) {

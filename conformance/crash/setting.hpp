@@ -40,12 +40,12 @@ struct Point {
   enum class Kind { Power, Kill, SignalOne, SignalAll, DiskFull, DiskFails, Flip };
   Kind kind = Kind::Power;
   Setting setting;
-  Cut cut = {};               // Power, Kill
-  std::uint64_t seed = 0;     // Power, Kill
-  int rank = 0;               // of what follows
-  std::int64_t at = 0;        // operation, or bit
-  bool large = false;         // Flip
-  std::string file = {};      // Flip: "latest", "manifest", "rank1"
+  Cut cut = {};            // Power, Kill
+  std::uint64_t seed = 0;  // Power, Kill
+  int rank = 0;            // of what follows
+  std::int64_t at = 0;     // operation, or bit
+  bool large = false;      // Flip
+  std::string file = {};   // Flip: "latest", "manifest", "rank1"
 };
 
 std::string to_text(const Point& point);

@@ -55,8 +55,20 @@ at::ScalarType dtype_of(const Setting& setting) {
   return setting.precision == "fp16" ? at::kHalf : at::kFloat;
 }
 
-const std::vector<std::pair<std::string, std::vector<int64_t>>> kShapes{
-    {"w1", {96, 40}}, {"b1", {96}}, {"w2", {5, 96}}, {"b2", {5}}, {"unused", {7}}, {"frozen", {5}}};
+struct Sizes {
+  int64_t inputs, hidden, outputs, unused;
+};
+
+Sizes sizes_of(Size size) { return size == Size::Tiny ? Sizes{3, 2, 1, 1} : Sizes{40, 96, 5, 7}; }
+
+std::vector<std::pair<std::string, std::vector<int64_t>>> shapes_of(const Sizes& sizes) {
+  return {{"w1", {sizes.hidden, sizes.inputs}},
+          {"b1", {sizes.hidden}},
+          {"w2", {sizes.outputs, sizes.hidden}},
+          {"b2", {sizes.outputs}},
+          {"unused", {sizes.unused}},
+          {"frozen", {sizes.outputs}}};
+}
 
 void add(checkpoint::Digester& digester, const std::string& name, const at::Tensor& tensor) {
   const auto here = tensor.detach().cpu().contiguous();
@@ -83,8 +95,7 @@ std::int64_t CallCounter::enter(int root) {
 
 void CallCounter::leave(std::int64_t call) { left_ = std::max(left_, call + 1); }
 
-comm::PendingPtr CallCounter::carry(Carrier by, const at::Tensor& output,
-                                    const at::Tensor& input) {
+comm::PendingPtr CallCounter::carry(Carrier by, const at::Tensor& output, const at::Tensor& input) {
   const auto call = enter(kAllWait);
   return std::make_unique<Counted>(ForwardingCommunicator::carry(by, output, input), *this, call);
 }
@@ -111,14 +122,16 @@ comm::PendingPtr CallCounter::broadcast(const at::Tensor& tensor, int root) {
   return std::make_unique<Counted>(ForwardingCommunicator::broadcast(tensor, root), *this, call);
 }
 
-Training::Training(ranks::RankContext& context, const Setting& setting, Weights weights)
+Training::Training(ranks::RankContext& context, const Setting& setting, Weights weights, Size size)
     : rank_(context.rank()),
+      inputs_(sizes_of(size).inputs),
       dtype_(dtype_of(setting)),
       calls_(std::make_shared<CallCounter>(context.group(setting.world))),
-      mean_(at::zeros({5})) {
+      mean_(at::zeros({sizes_of(size).outputs})) {
   const double begin = weights == Weights::AsRun ? 0 : 1000;
-  for (std::size_t i = 0; i < kShapes.size(); ++i) {
-    const auto& [name, shape] = kShapes[i];
+  const auto shapes = shapes_of(sizes_of(size));
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const auto& [name, shape] = shapes[i];
     const auto numel = c10::multiply_integers(shape);
     const auto flat = at::sin(at::arange(numel) * 0.7 + begin + static_cast<double>(i));
     parameters_.push_back({name, flat.view(shape) * 0.3});
@@ -136,7 +149,8 @@ const at::Tensor& Training::tensor(const std::string& name) const {
 
 at::Tensor Training::loss() {
   const auto at = static_cast<double>(10 * engine_->counters().micro_steps + rank_);
-  const auto input = (at::cos(at::arange(160) + at).view({4, 40}) + at::rand({4, 40})).to(dtype_);
+  const auto data = at::cos(at::arange(4 * inputs_) + at).view({4, inputs_});
+  const auto input = (data + at::rand({4, inputs_})).to(dtype_);
   const auto hidden = at::tanh(at::linear(input, tensor("w1"), tensor("b1")));
   const auto output = at::linear(hidden, tensor("w2"), tensor("b2")) + tensor("frozen");
   mean_.mul_(0.9).add_(output.detach().to(at::kFloat).mean(0), 0.1);
@@ -153,8 +167,7 @@ void Training::step() {
 std::string Training::digest() {
   const at::NoGradGuard no_grad;
   checkpoint::Digester digester;
-  for (const auto& [name, parameter] : parameters_)
-    add(digester, name, engine_->full_parameter(name));
+  for (const auto& one : parameters_) add(digester, one.name, engine_->full_parameter(one.name));
   for (const auto& shard : engine_->local_shards()) {
     add(digester, shard.name, shard.master);
     for (const auto& [name, state] : shard.state) add(digester, name, state);
@@ -175,8 +188,7 @@ std::string Training::digest() {
 void Training::save(const std::string& directory, const std::string& tag,
                     std::shared_ptr<checkpoint::Storage> storage) {
   SaveOptions options;
-  options.client_state =
-      R"({"steps": )" + std::to_string(engine_->counters().global_steps) + "}";
+  options.client_state = R"({"steps": )" + std::to_string(engine_->counters().global_steps) + "}";
   options.buffers = {{"mean", mean_}};
   options.storage = std::move(storage);
   engine_->save_checkpoint(directory, tag, options);

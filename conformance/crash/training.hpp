@@ -1,6 +1,7 @@
 // Training: a run of a small network that is saved, lost and resumed, on one rank.
 //
 //   w1 [96, 40]  b1 [96]  w2 [5, 96]  b2 [5]  unused [7]  frozen [5]  and a buffer, mean [5]
+//   tiny: w1 [2, 3]  b1 [2]  w2 [1, 2] ...
 //
 // Every step draws from the rank's generator and takes data by the engine's own counters: who
 // loads a checkpoint and goes on needs nothing else. Adam's states, a warm-up of the rate, and
@@ -14,6 +15,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,10 +53,12 @@ class CallCounter : public faults::ForwardingCommunicator {
 };
 
 enum class Weights { AsRun, Others };  // Others: of an engine that is to load
+enum class Size { Pages, Tiny };
 
 class Training {
  public:
-  Training(ranks::RankContext& context, const Setting& setting, Weights weights);
+  Training(ranks::RankContext& context, const Setting& setting, Weights weights,
+           Size size = Size::Pages);
 
   void step();
   // Of every bit that this rank holds and the next step depends on. Collective.
@@ -70,6 +74,7 @@ class Training {
   const at::Tensor& tensor(const std::string& name) const;
 
   int rank_;
+  int64_t inputs_;
   at::ScalarType dtype_;
   std::shared_ptr<CallCounter> calls_;
   std::vector<NamedParameter> parameters_;

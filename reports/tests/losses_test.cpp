@@ -39,7 +39,8 @@ Losses example() {
 Losses failing() {
   auto losses = example();
   losses.parts[0].wrong = 1;
-  losses.failures = {{"zero0.w1.fp32.new.power.3.s1", "a mixture\x01", "equigrad crash --replay it"}};
+  losses.failures = {
+      {"zero0.w1.fp32.new.power.3.s1", "a mixture\x01", "equigrad crash --replay it"}};
   return losses;
 }
 
@@ -86,9 +87,14 @@ TEST(Losses, WhatIsWrittenKeepsToThePublishedSchemaWhichRefusesTheRest) {
   EXPECT_EQ(good.at("parts")[0].at("old_left"), 1'000);
   EXPECT_EQ(good.at("careless")[0].at("caught"), true);
   const std::vector<std::pair<const char*, nlohmann::json>> changes = {
-      {"/outcome", "splendid"}, {"/seed", 7},          {"/parts/0/points", -1},
-      {"/wall_s", nullptr},     {"/careless/0/caught", "yes"}, {"/failures/0/point", 1},
-      {"/more", true},          {"/parts/0/more", 1}};
+      {"/outcome", "splendid"},
+      {"/seed", 7},
+      {"/parts/0/points", -1},
+      {"/wall_s", nullptr},
+      {"/careless/0/caught", "yes"},
+      {"/failures/0/point", 1},
+      {"/more", true},
+      {"/parts/0/more", 1}};
   std::vector<std::string> bad;
   for (const auto& [path, value] : changes) {
     auto changed = good;

@@ -1,5 +1,7 @@
 #include "conformance/crash/disk/careless_storage.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <functional>
 
@@ -190,7 +192,11 @@ class NamesWithoutId final : public ForwardingStorage {
     if (!is_rank_file(file)) return storage_->create(file);
     const Path other(without_id(file.string()));
     storage_->remove(other);
-    return storage_->create(other);
+    auto created = storage_->create(other);
+    // Rank 0 looks whether the file is there under the name that it was told.
+    if (symlink(name_of(other.string()).c_str(), file.c_str()) != 0)
+      throw Error("crash.careless", "expected to link " + file.string() + ", got an error.");
+    return created;
   }
   void remove(const Path& file) override {
     if (!is_rank_file(file)) storage_->remove(file);  // to the engine they are of no manifest
@@ -218,11 +224,13 @@ const std::vector<Row>& rows() {
   static const std::vector<Row> rows = {
       {{"rank_file_not_synced", "a rank's file is not synced"},
        [](Made to, const std::string&) { return made<NoFileSync>(to, is_rank_file); }},
-      {{"names_not_synced_before_the_commit", "the folder is not synced before the manifest is "
-                                              "renamed"},
+      {{"names_not_synced_before_the_commit",
+        "the folder is not synced before the manifest is "
+        "renamed"},
        [](Made to, const std::string&) { return made<NoFolderSync>(to, kManifest, true); }},
-      {{"names_not_synced_after_the_commit", "the folder is not synced after the manifest is "
-                                             "renamed"},
+      {{"names_not_synced_after_the_commit",
+        "the folder is not synced after the manifest is "
+        "renamed"},
        [](Made to, const std::string&) { return made<NoFolderSync>(to, kManifest, false); }},
       {{"manifest_not_synced", "the manifest is not synced"},
        [](Made to, const std::string&) { return made<NoFileSync>(to, is_manifest); }},
@@ -238,16 +246,19 @@ const std::vector<Row>& rows() {
        [](Made to, const std::string&) { return made<InPlace>(to, kLatest); }},
       {{"latest_name_not_synced", "the folder is not synced after latest is renamed"},
        [](Made to, const std::string&) { return made<NoFolderSync>(to, kLatest, false); }},
-      {{"old_files_removed_first", "files of the old manifest are removed before the new one is "
-                                   "there"},
+      {{"old_files_removed_first",
+        "files of the old manifest are removed before the new one is "
+        "there"},
        [](Made to, const std::string&) { return made<RemovesFirst>(to); }},
       {{"names_without_id", "a rank's file has the name that it had in the save before"},
        [](Made to, const std::string&) { return made<NamesWithoutId>(to); }},
       {{"new_folder_not_synced", "the name of a new folder is not synced"}, as_it_is},
-      {{.name = "error_of_sync_ignored", .what = "a sync that fails is taken for one that did not",
+      {{.name = "error_of_sync_ignored",
+        .what = "a sync that fails is taken for one that did not",
         .needs_error = true},
        [](Made to, const std::string&) { return made<NoErrorOfSync>(to); }},
-      {{.name = "digests_not_checked", .what = "who loads compares no digest of what is saved",
+      {{.name = "digests_not_checked",
+        .what = "who loads compares no digest of what is saved",
         .of_reader = true},
        as_it_is}};
   return rows;
@@ -256,8 +267,8 @@ const std::vector<Row>& rows() {
 const Row& row(const std::string& name) {
   for (const auto& one : rows())
     if (one.told.name == name) return one;
-  throw Error("crash.careless", "expected a carelessness, got \"" + name +
-                                    "\". equigrad crash tells them all.");
+  throw Error("crash.careless",
+              "expected a carelessness, got \"" + name + "\". equigrad crash tells them all.");
 }
 
 }  // namespace

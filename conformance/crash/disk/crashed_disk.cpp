@@ -61,7 +61,8 @@ class Running {
     const auto file = std::pair(rank, one.file);
     switch (one.kind) {
       case Kind::MakeDirectory:
-        return seen.contains(one.path) ? void() : change({folder_of(one.path), {{one.path, kFolder}}});
+        return seen.contains(one.path) ? void()
+                                       : change({folder_of(one.path), {{one.path, kFolder}}});
       case Kind::Create:
         created[file] = files.size();
         files.emplace_back();

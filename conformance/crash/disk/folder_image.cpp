@@ -22,8 +22,7 @@ namespace {
 
 // With what is below it, folders before what they have.
 void walk(const std::string& folder, const std::string& below, FolderImage& image) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir((folder + "/" + below).c_str()),
-                                                 closedir);
+  const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir((folder + "/" + below).c_str()), closedir);
   if (!open) fail("read", folder + "/" + below);
   while (const dirent* entry = readdir(open.get())) {
     const std::string name = entry->d_name;

@@ -34,8 +34,8 @@ InterruptedStorage::InterruptedStorage(std::shared_ptr<Storage> storage, Interru
 void InterruptedStorage::meet(const std::string& did, const std::string& path, bool writes,
                               const std::function<void()>& half) {
   const auto number = operations_++;
-  const bool is_later = interruption_.stays && writes && interruption_.at >= 0 &&
-                        number > interruption_.at;
+  const bool is_later =
+      interruption_.stays && writes && interruption_.at >= 0 && number > interruption_.at;
   if (number != interruption_.at && !is_later) return;
   if (half) half();
   interruption_.happens(did, path);
@@ -67,8 +67,8 @@ void InterruptedStorage::remove(const Path& file) {
 }
 
 void refuse(int error, const std::string& did, const std::string& path) {
-  throw Error("checkpoint", "expected to " + did + " \"" + path + "\", got: " +
-                                std::generic_category().message(error) + ".");
+  throw Error("checkpoint", "expected to " + did + " \"" + path +
+                                "\", got: " + std::generic_category().message(error) + ".");
 }
 
 }  // namespace equigrad::conformance::crash

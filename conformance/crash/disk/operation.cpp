@@ -11,7 +11,7 @@
 namespace equigrad::conformance::crash {
 namespace {
 
-constexpr std::array kWords = {"make the folder", "create", "append",      "sync",
+constexpr std::array kWords = {"make the folder", "create",          "append", "sync",
                                "rename",          "sync the folder", "remove"};
 
 std::string word(Operation::Kind kind) { return kWords.at(static_cast<std::size_t>(kind)); }

@@ -22,10 +22,10 @@ struct Operation {
   enum class Kind { MakeDirectory, Create, Append, Sync, Rename, SyncDirectory, Remove };
   Kind kind = Kind::Create;
   std::string path;
-  std::string to = {};     // Rename
-  std::string bytes = {};  // Append
-  std::int64_t file = -1;  // Create, Append, Sync: the number of the Create, of this rank
-  bool failed = false;     // Sync: what was not yet on the disk is not there later either
+  std::string to = {};       // Rename
+  std::string bytes = {};    // Append
+  std::int64_t file = -1;    // Create, Append, Sync: the number of the Create, of this rank
+  bool failed = false;       // Sync: what was not yet on the disk is not there later either
   std::int64_t entered = 0;  // collective calls that this rank had entered
   std::int64_t left = 0;     // and left
 };

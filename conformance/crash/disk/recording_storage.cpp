@@ -16,10 +16,7 @@ class RecordedFile final : public ForwardingFile {
  public:
   RecordedFile(std::shared_ptr<OutputFile> file, RecordingStorage& record, std::string path,
                std::int64_t number)
-      : ForwardingFile(std::move(file)),
-        record_(record),
-        path_(std::move(path)),
-        number_(number) {}
+      : ForwardingFile(std::move(file)), record_(record), path_(std::move(path)), number_(number) {}
 
   void append(const void* data, std::size_t bytes) override {
     file_->append(data, bytes);
@@ -50,9 +47,7 @@ class RecordedFile final : public ForwardingFile {
 
 RecordingStorage::RecordingStorage(std::shared_ptr<Storage> storage, std::string folder,
                                    Calls calls)
-    : ForwardingStorage(std::move(storage)),
-      folder_(std::move(folder)),
-      calls_(std::move(calls)) {}
+    : ForwardingStorage(std::move(storage)), folder_(std::move(folder)), calls_(std::move(calls)) {}
 
 std::string RecordingStorage::inside(const Path& path) const {
   const std::string text = path.string();

@@ -1,10 +1,11 @@
 // What a loss of power may leave of a log that was written by hand, and what it must.
+#include "conformance/crash/disk/crashed_disk.hpp"
+
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <set>
 
-#include "conformance/crash/disk/crashed_disk.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::crash {
@@ -71,8 +72,8 @@ TEST(CrashedDisk, BytesThatAreNotSyncedMayBeAnything) {
 }
 
 TEST(CrashedDisk, WhatWasSyncedBeforeStaysInFrontOfWhatWasNot) {
-  const auto log = one_rank(
-      {create("a"), append("a", "one"), sync("a"), sync_folder(""), append("a", "two")});
+  const auto log =
+      one_rank({create("a"), append("a", "one"), sync("a"), sync_folder(""), append("a", "two")});
   for (const auto& bytes : left_of({}, log, "a")) EXPECT_EQ(bytes.substr(0, 3), "one");
 }
 
@@ -93,8 +94,7 @@ TEST(CrashedDisk, PagesAreTornOneByOne) {
 
 // A page that was written twice may be as it was after the first time.
 TEST(CrashedDisk, APageMayBeAsItWasAfterAnEarlierWrite) {
-  const auto log =
-      one_rank({create("a"), append("a", "one"), append("a", "two"), sync_folder("")});
+  const auto log = one_rank({create("a"), append("a", "one"), append("a", "two"), sync_folder("")});
   EXPECT_THAT(left_of({}, log, "a"), Contains(std::string("one\0\0\0", 6)));
   EXPECT_THAT(left_of({}, log, "a"), Contains("one"));
 }
@@ -110,17 +110,16 @@ TEST(CrashedDisk, ARenameHappenedOrDidNotInBothNames) {
   const FolderImage before{{}, {{"a", "old"}}};
   const auto log = one_rank({create("a.saving"), append("a.saving", "new"), sync("a.saving"),
                              sync_folder(""), rename("a.saving", "a")});
-  std::set<FolderImage, decltype([](const FolderImage& x, const FolderImage& y) {
-             return x.files < y.files;
-           })>
+  std::set<FolderImage,
+           decltype([](const FolderImage& x, const FolderImage& y) { return x.files < y.files; })>
       images;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed)
     images.insert(after_power_loss(before, log, whole(log), seed));
   std::vector<std::map<std::string, std::string>> files;
   for (const auto& image : images) files.push_back(image.files);
   using Files = std::map<std::string, std::string>;
-  EXPECT_THAT(files, UnorderedElementsAre(Files{{"a", "new"}},
-                                          Files{{"a", "old"}, {"a.saving", "new"}}));
+  EXPECT_THAT(files,
+              UnorderedElementsAre(Files{{"a", "new"}}, Files{{"a", "old"}, {"a.saving", "new"}}));
 }
 
 // The name is there before the bytes are: a file of no bytes in the place of a good one.
@@ -137,8 +136,7 @@ TEST(CrashedDisk, ARemovedFileIsThereUntilItsFolderIsSynced) {
   const FolderImage before{{}, {{"a", "old"}}};
   const Operation remove{.kind = Kind::Remove, .path = "a"};
   EXPECT_THAT(left_of(before, one_rank({remove}), "a"), UnorderedElementsAre("old", "-"));
-  EXPECT_THAT(left_of(before, one_rank({remove, sync_folder("")}), "a"),
-              UnorderedElementsAre("-"));
+  EXPECT_THAT(left_of(before, one_rank({remove, sync_folder("")}), "a"), UnorderedElementsAre("-"));
 }
 
 // A later change may be there and an earlier one not, where no sync lies between.
@@ -156,8 +154,8 @@ TEST(CrashedDisk, NamesMayBeInAnotherOrderThanTheyWereMade) {
 
 TEST(CrashedDisk, AFolderWhoseNameIsLostIsLostWithAllThatIsInIt) {
   const Operation make{.kind = Kind::MakeDirectory, .path = "tag"};
-  const auto log = one_rank({make, create("tag/a"), append("tag/a", "new"), sync("tag/a"),
-                             sync_folder("tag")});
+  const auto log =
+      one_rank({make, create("tag/a"), append("tag/a", "new"), sync("tag/a"), sync_folder("tag")});
   EXPECT_THAT(left_of({}, log, "tag/a"), UnorderedElementsAre("new", "-"));
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const auto image = after_power_loss({}, log, whole(log), seed);
@@ -169,8 +167,8 @@ TEST(CrashedDisk, AFolderWhoseNameIsLostIsLostWithAllThatIsInIt) {
 TEST(CrashedDisk, WhatAFailedSyncHasLostNoLaterSyncBringsBack) {
   auto failed = sync("a");
   failed.failed = true;
-  const auto log = one_rank({create("a"), append("a", "one"), failed, append("a", "two"),
-                             sync("a"), sync_folder("")});
+  const auto log = one_rank(
+      {create("a"), append("a", "one"), failed, append("a", "two"), sync("a"), sync_folder("")});
   const auto left = left_of({}, log, "a");
   EXPECT_THAT(left, Contains(std::string("\0\0\0two", 6)));
   for (const auto& bytes : left) {

@@ -1,9 +1,10 @@
 // Which cuts through a save are possible, and what a log is when it was written and read.
+#include "conformance/crash/disk/operation.hpp"
+
 #include <gmock/gmock.h>
 
 #include <set>
 
-#include "conformance/crash/disk/operation.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::crash {

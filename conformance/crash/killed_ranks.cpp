@@ -1,0 +1,86 @@
+// Real ranks, killed with kill -9 in the middle of their save.
+#include <random>
+
+#include "conformance/crash/campaign.hpp"
+#include "conformance/crash/scene.hpp"
+#include "conformance/ranks/interrupt.hpp"
+#include "engine/error.hpp"
+
+namespace equigrad::conformance::crash {
+namespace {
+
+constexpr std::int64_t kPointsOfOne = 100;  // one real death for so many simulated ones
+
+// Ranks and operations, each rank in its turn; every other point kills all ranks.
+std::vector<Point> deaths(const Scene& scene, std::uint64_t seed, std::int64_t count) {
+  std::mt19937_64 random(seed);
+  std::vector<Point> points;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto rank = static_cast<int>(random() % static_cast<std::uint64_t>(scene.setting.world));
+    const auto whole = static_cast<std::uint64_t>(scene.operations[static_cast<std::size_t>(rank)]);
+    const bool all = i % 2 == 1 && scene.setting.world > 1;
+    points.push_back({.kind = all ? Point::Kind::SignalAll : Point::Kind::SignalOne,
+                      .setting = scene.setting,
+                      .rank = rank,
+                      .at = static_cast<std::int64_t>(random() % whole)});
+  }
+  return points;
+}
+
+void die_at(Ground& ground, const Scene& scene, const Point& point, const std::string& folder) {
+  write_folder(scene.before, folder);
+  nlohmann::json interrupt = {{"rank", point.rank}, {"at", point.at}, {"how", "signal"}};
+  if (point.kind == Point::Kind::SignalAll)
+    interrupt["processes"] = ground.processes(scene.setting.world);
+  const auto outcomes = ground.try_to(scene.setting.world, {{"do", "save"},
+                                                            {"setting", scene.setting},
+                                                            {"directory", folder},
+                                                            {"tag", scene.new_tag},
+                                                            {"steps", 3},
+                                                            {"interrupt", interrupt}});
+  const auto& killed = outcomes.at(static_cast<std::size_t>(point.rank));
+  if (killed.kind != ranks::Outcome::Kind::Died)
+    throw Error("crash.signal", "expected rank " + std::to_string(point.rank) +
+                                    " to be killed in its save, got: " + ranks::failures(outcomes) +
+                                    " (" + to_text(point) + ").");
+}
+
+Judged judge(Ground& ground, const Scene& scene, const std::string& folder) {
+  const Demands demands{.other_id = true};
+  const auto judged = judge_by_look(scene, folder, demands);
+  if (!judged.wrong.empty()) return judged;
+  auto request = check_request(scene, {folder});
+  request["again"] = scene.new_tag;
+  std::vector<nlohmann::json> said;
+  for (const auto& rank : ground.ask(scene.setting.world, request)) said.push_back(rank.at(0));
+  auto by_engines = judge_by_engines(scene, said, demands);
+  if (by_engines.wrong.empty()) by_engines.wrong = leftovers(folder, scene.new_tag);
+  return by_engines;
+}
+
+}  // namespace
+
+void kill_ranks(Ground& ground, reports::Losses& losses, const Point* only) {
+  Tally tally(ground, "signal", "kill -9 of a rank in its save, or of all ranks");
+  const auto& options = ground.options();
+  const auto all =
+      only ? std::vector<Setting>{only->setting} : settings(options.stages, options.worlds);
+  const auto folder = ground.folder("signal");
+  for (std::size_t i = 0; i < all.size() && ranks::interrupted() == 0; ++i) {
+    ground.progress("signal: " + to_text(all[i]));
+    const auto scene = record_scene(ground, all[i]);
+    const auto points = only ? std::vector<Point>{*only}
+                             : deaths(scene, options.seed * 1000 + i,
+                                      std::max<std::int64_t>(2, options.points / kPointsOfOne));
+    for (const auto& point : points) {
+      if (ranks::interrupted() != 0) break;
+      die_at(ground, scene, point, folder);
+      const auto judged = judge(ground, scene, folder);
+      tally.add_by_engines(1);
+      tally.add(point, judged.left, judged.wrong);
+    }
+  }
+  tally.put_into(losses);
+}
+
+}  // namespace equigrad::conformance::crash
