@@ -101,9 +101,9 @@ Scene record_scene(Ground& ground, const Setting& setting, const SceneOptions& o
   for (const auto& one : new_said) scene.operations.push_back(one.at("operations"));
   if (of_ranks(old_said, "next") != scene.new_digests)
     not_as_it_should(setting, "a save after which training goes another way");
+  if (!options.careless.empty() || !options.interrupt.is_null()) return scene;
   const auto left = leftovers(folder, scene.new_tag);
-  if (options.careless.empty() && options.interrupt.is_null() && !left.empty())
-    not_as_it_should(setting, left);
+  if (!left.empty()) not_as_it_should(setting, left);
   return scene;
 }
 

@@ -1,6 +1,7 @@
 // `equigrad crash`: a short campaign, one point again, and how it ends.
 #include <gmock/gmock.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "conformance/cli/tests/command_result.hpp"
@@ -33,6 +34,15 @@ TEST_F(CrashCommandTest, AShortCampaignHoldsAndItsRecordHasEveryPoint) {
     EXPECT_GT(part.at("old_left"), 0) << name;
     EXPECT_GT(part.at("new_left"), 0) << name;
   }
+}
+
+// Each mistake that a saver can make, and one of who loads.
+TEST_F(CrashCommandTest, CarelessSaversAreSeen) {
+  const auto result = say({"careless", "--report", folder_, "-q"});
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+  const auto json = nlohmann::json::parse(text_of(folder_ + "/crash.json"));
+  EXPECT_GE(json.at("careless").size(), 15u);
+  for (const auto& one : json.at("careless")) EXPECT_TRUE(one.at("caught")) << one;
 }
 
 TEST_F(CrashCommandTest, OnePointIsTriedAgain) {
