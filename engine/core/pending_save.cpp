@@ -13,6 +13,7 @@
 
 #include "engine/checkpoint/saved_checkpoint.hpp"
 #include "engine/checkpoint/zero_to_fp32.hpp"
+#include "engine/comm/communication_error.hpp"
 #include "engine/core/together.hpp"
 #include "engine/error.hpp"
 
@@ -119,6 +120,8 @@ void PendingSave::finish() {
   std::vector<std::string> rank_files;
   try {
     rank_files = together(communicator_, kWhere, [&] { return written.get(); });
+  } catch (const comm::CommunicationError&) {
+    throw;  // rank 0 may have heard all, and name the file in its manifest
   } catch (...) {
     remove_own();
     throw;

@@ -5,10 +5,12 @@
 
 #include <filesystem>
 
+#include "conformance/faults/forwarding_communicator.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 #include "conformance/testing/scratch_folder.hpp"
 #include "engine/checkpoint/saved_checkpoint.hpp"
+#include "engine/comm/communication_error.hpp"
 
 namespace equigrad::core {
 namespace {
@@ -66,6 +68,37 @@ TEST(PendingSave, LeavesItsOwnFilesAndNoOthers) {
   float got[2] = {};
   saved.read("rank1/buffer/b", 0, 2, got);
   EXPECT_EQ(got[1], 3.0F);
+}
+
+// Rank 1 does not hear what all others have heard: rank 0 names its file all the same.
+class Deaf final : public conformance::faults::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    auto pending = ForwardingCommunicator::all_gather(output, input);
+    if (calls-- != 1) return pending;
+    pending->wait();
+    throw comm::CommunicationError("test", "a peer is gone");
+  }
+  int calls = 0;  // until it hears nothing; 0: never
+};
+
+TEST(PendingSave, ARankThatLosesItsPeersLeavesItsFileToTheManifestThatMayNameIt) {
+  const ScratchFolder folder;
+  const auto on_rank = [&folder](RankContext& context) {
+    Deaf deaf(context.group());
+    PendingSave save(
+        deaf, std::shared_ptr<checkpoint::Storage>(std::shared_ptr<void>(), &checkpoint::disk()),
+        SaveAgreement{.directory = folder.path(), .tag = "a", .id = "one"},
+        SaveWords{.engine = {{"stage", 1}}, .client_state = nullptr});
+    save.write({piece(context.rank(), 3)});
+    deaf.calls = context.rank() == 1 ? 2 : 0;  // the sizes of what is said, and what is said
+    save.finish();
+  };
+  const auto failed = on_ranks(2, on_rank, {.timeout = std::chrono::seconds(20)});
+  EXPECT_THAT(failed, HasSubstr("a peer is gone"));
+  const auto saved = checkpoint::SavedCheckpoint::open(folder.path(), "a");
+  EXPECT_NO_THROW(saved.verify_all());
 }
 
 TEST(PendingSave, GivenUpItHasNeverBeen) {
