@@ -12,6 +12,7 @@ void replay(Ground& ground, const Point& point, reports::Losses& losses) {
       return lose_power(ground, losses, &point);
     case Point::Kind::SignalOne:
     case Point::Kind::SignalAll:
+    case Point::Kind::LostCall:
       return kill_ranks(ground, losses, &point);
     case Point::Kind::DiskFull:
     case Point::Kind::DiskFails:

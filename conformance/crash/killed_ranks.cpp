@@ -27,6 +27,30 @@ std::vector<Point> deaths(const Scene& scene, std::uint64_t seed, std::int64_t c
   return points;
 }
 
+// Each call of the save, on some rank.
+std::vector<Point> lost_calls(const Scene& scene, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Point> points;
+  if (scene.setting.world == 1) return points;
+  for (std::size_t call = 0; call < scene.log.calls.size(); ++call)
+    points.push_back(
+        {.kind = Point::Kind::LostCall,
+         .setting = scene.setting,
+         .rank = static_cast<int>(random() % static_cast<std::uint64_t>(scene.setting.world)),
+         .at = static_cast<std::int64_t>(call)});
+  return points;
+}
+
+void lose_call(Ground& ground, const Scene& scene, const Point& point, const std::string& folder) {
+  write_folder(scene.before, folder);
+  ground.try_to(scene.setting.world, {{"do", "save"},
+                                      {"setting", scene.setting},
+                                      {"directory", folder},
+                                      {"tag", scene.new_tag},
+                                      {"steps", 3},
+                                      {"lose", {{"rank", point.rank}, {"call", point.at}}}});
+}
+
 void die_at(Ground& ground, const Scene& scene, const Point& point, const std::string& folder) {
   write_folder(scene.before, folder);
   nlohmann::json interrupt = {{"rank", point.rank}, {"at", point.at}, {"how", "signal"}};
@@ -61,7 +85,8 @@ Judged judge(Ground& ground, const Scene& scene, const std::string& folder) {
 }  // namespace
 
 void kill_ranks(Ground& ground, reports::Losses& losses, const Point* only) {
-  Tally tally(ground, "signal", "kill -9 of a rank in its save, or of all ranks");
+  Tally killed(ground, "signal", "kill -9 of a rank in its save, or of all ranks");
+  Tally lost(ground, "call", "a rank hears a call of the save end in an error, the others do not");
   const auto& options = ground.options();
   const auto all =
       only ? std::vector<Setting>{only->setting} : settings(options.stages, options.worlds);
@@ -69,18 +94,23 @@ void kill_ranks(Ground& ground, reports::Losses& losses, const Point* only) {
   for (std::size_t i = 0; i < all.size() && ranks::interrupted() == 0; ++i) {
     ground.progress("signal: " + to_text(all[i]));
     const auto scene = record_scene(ground, all[i]);
-    const auto points = only ? std::vector<Point>{*only}
-                             : deaths(scene, options.seed * 1000 + i,
-                                      std::max<std::int64_t>(2, options.points / kPointsOfOne));
+    const auto seed = options.seed * 1000 + i;
+    auto points = only ? std::vector<Point>{*only} : lost_calls(scene, seed);
+    const auto count = std::max<std::int64_t>(2, options.points / kPointsOfOne);
+    if (!only)
+      for (const auto& point : deaths(scene, seed, count)) points.push_back(point);
     for (const auto& point : points) {
       if (ranks::interrupted() != 0) break;
-      die_at(ground, scene, point, folder);
+      const bool is_lost = point.kind == Point::Kind::LostCall;
+      is_lost ? lose_call(ground, scene, point, folder) : die_at(ground, scene, point, folder);
       const auto judged = judge(ground, scene, folder);
+      Tally& tally = is_lost ? lost : killed;
       tally.add_by_engines(1);
       tally.add(point, judged.left, judged.wrong);
     }
   }
-  tally.put_into(losses);
+  killed.put_into(losses);
+  lost.put_into(losses);
 }
 
 }  // namespace equigrad::conformance::crash

@@ -14,6 +14,7 @@
 #include "conformance/crash/disk/recording_storage.hpp"
 #include "conformance/crash/training.hpp"
 #include "engine/checkpoint/storage.hpp"
+#include "engine/comm/communication_error.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::crash {
@@ -64,6 +65,27 @@ Disks disks_of(const json& request, int rank, CallCounter& calls) {
   return disks;
 }
 
+// What is thrown, how the rank stands when the save returns, and a step later. A save beside the
+// training is on its way in that step.
+void save_and_go_on(Training& training, const json& request, std::shared_ptr<Storage> storage,
+                    json& answer) {
+  answer["threw"] = "";
+  const auto attempt = [&](const auto& call) {
+    try {
+      call();
+    } catch (const comm::CommunicationError&) {
+      throw;
+    } catch (const Error& error) {
+      answer["threw"] = error.what();
+    }
+  };
+  attempt([&] { training.save(request.at("directory"), request.at("tag"), storage); });
+  answer["digest_after"] = training.digest();
+  training.step();
+  answer["next"] = training.digest();
+  attempt([&] { training.finish(); });
+}
+
 json save(const json& request, ranks::RankContext& context) {
   const auto size = request.value("tiny", false) ? Size::Tiny : Size::Pages;
   Training training(context, request.at("setting").get<Setting>(), Weights::AsRun, size);
@@ -73,21 +95,16 @@ json save(const json& request, ranks::RankContext& context) {
   const auto disks = disks_of(request, context.rank(), calls);
   context.note("save");
   calls.begin();
-  answer["threw"] = "";
-  try {
-    training.save(request.at("directory"), request.at("tag"), disks.outermost);
-  } catch (const Error& error) {
-    answer["threw"] = error.what();
-  }
+  if (const auto lost = request.find("lose");
+      lost != request.end() && (*lost)["rank"] == context.rank())
+    calls.lose((*lost)["call"]);
+  save_and_go_on(training, request, disks.outermost, answer);
   answer["operations"] = disks.interrupted->operations();
   answer["calls"] = calls.roots();
   if (request.contains("log"))
     write_bytes(
         log_file(request.at("log"), context.rank()),
         write_operations(as_done(request.value("careless", ""), disks.recording->operations())));
-  answer["digest_after"] = training.digest();
-  training.step();
-  answer["next"] = training.digest();
   return answer;
 }
 
@@ -115,6 +132,7 @@ std::string save_again(ranks::RankContext& context, Training& training, const js
   const std::string tag = request.at("again");
   try {
     training.save(folder, tag);
+    training.finish();
     Training other(context, setting, Weights::Others);
     other.load(folder, "");
     const bool is_same = other.digest() == training.digest();
@@ -150,17 +168,10 @@ json refuse_operations(const json& request, ranks::RankContext& context) {
     context.note("refuse " + folder + " operation " + asked["interrupt"]["at"].dump());
     training.load(folder, request.at("old_tag"));
     training.step();
-    json answer = {{"digest", training.digest()}, {"threw", ""}};
+    json answer = {{"digest", training.digest()}};
     asked["directory"] = folder;
     const auto disks = disks_of(asked, context.rank(), training.calls());
-    try {
-      training.save(folder, request.at("tag"), disks.outermost);
-    } catch (const Error& error) {
-      answer["threw"] = error.what();
-    }
-    answer["digest_after"] = training.digest();
-    training.step();
-    answer["next"] = training.digest();
+    save_and_go_on(training, asked, disks.outermost, answer);
     answer["met"] = *disks.met;
     answers.push_back(answer);
     asked["interrupt"]["at"] = asked["interrupt"]["at"].get<std::int64_t>() + 1;

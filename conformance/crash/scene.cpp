@@ -6,6 +6,7 @@
 
 #include "conformance/crash/rank_program.hpp"
 #include "engine/checkpoint/saved_checkpoint.hpp"
+#include "engine/checkpoint/zero_to_fp32.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::crash {
@@ -175,7 +176,7 @@ std::string leftovers(const std::string& directory, const std::string& tag) {
   std::string left;
   for (const auto& [path, bytes] : image.files) {
     const auto name = name_of(path);
-    bool is_named = path == checkpoint::kLatestName ||
+    bool is_named = path == checkpoint::kLatestName || path == checkpoint::kZeroToFp32Name ||
                     (folder_of(path) == tag && name == checkpoint::kManifestName);
     for (const auto& file : saved.manifest().files)
       is_named |= folder_of(path) == tag && name == file.name;

@@ -11,7 +11,8 @@ namespace {
 constexpr std::array kPrecisions = {"fp32", "bf16", "fp16"};
 
 // In the order of Point::Kind.
-constexpr std::array kKinds = {"power", "kill", "signal-1", "signal-4", "ENOSPC", "EIO", "flip"};
+constexpr std::array kKinds = {"power", "kill",   "signal-1", "signal-4",
+                               "call",  "ENOSPC", "EIO",      "flip"};
 
 [[noreturn]] void no_point(const std::string& text) {
   throw Error("crash.replay",
@@ -44,7 +45,8 @@ Setting setting_from(const std::vector<std::string>& words, const std::string& t
   setting.stage = static_cast<int>(number_in(words[0], "zero", text));
   setting.world = static_cast<int>(number_in(words[1], "w", text));
   setting.precision = words[2];
-  setting.same_tag = words[3] == "same";
+  setting.same_tag = words[3].starts_with("same");
+  setting.beside = words[3].ends_with("-beside");
   return setting;
 }
 
@@ -78,18 +80,21 @@ Point read_point(const std::string& text) {
 
 std::string to_text(const Setting& setting) {
   return "zero" + std::to_string(setting.stage) + ".w" + std::to_string(setting.world) + "." +
-         setting.precision + (setting.same_tag ? ".same" : ".new");
+         setting.precision + (setting.same_tag ? ".same" : ".new") +
+         (setting.beside ? "-beside" : "");
 }
 
 void to_json(nlohmann::json& json, const Setting& setting) {
   json = {{"stage", setting.stage},
           {"world", setting.world},
           {"precision", setting.precision},
-          {"same_tag", setting.same_tag}};
+          {"same_tag", setting.same_tag},
+          {"beside", setting.beside}};
 }
 
 void from_json(const nlohmann::json& json, Setting& setting) {
-  setting = {json.at("stage"), json.at("world"), json.at("precision"), json.at("same_tag")};
+  setting = {json.at("stage"), json.at("world"), json.at("precision"), json.at("same_tag"),
+             json.at("beside")};
 }
 
 std::vector<Setting> settings(const std::vector<int>& stages, const std::vector<int>& worlds) {
@@ -98,7 +103,8 @@ std::vector<Setting> settings(const std::vector<int>& stages, const std::vector<
     for (const int stage : stages)
       for (const bool same_tag : {false, true}) {
         const auto turn = static_cast<std::size_t>(world + stage + (same_tag ? 1 : 0));
-        all.push_back({stage, world, kPrecisions[turn % kPrecisions.size()], same_tag});
+        all.push_back(
+            {stage, world, kPrecisions[turn % kPrecisions.size()], same_tag, turn % 2 == 1});
       }
   return all;
 }

@@ -4,7 +4,8 @@
 //   zero2.w3.fp16.new.power.7-4-4.s12      ranks had done 7, 4 and 4 operations; seed 12
 //   zero0.w2.fp32.same.kill.9-5.s1         as if the processes had been killed there
 //   zero3.w4.bf16.new.signal-1.r2.o17      rank 2 is killed at its operation 17; signal-4: all are
-//   zero1.w1.fp16.same.ENOSPC.r0.o8        the disk is full at operation 8 of rank 0; EIO: it fails
+//   zero2.w2.fp32.same.call.r1.o5          rank 1 loses its peers in its call 5, which they do not see
+//   zero1.w1.fp16.same-beside.ENOSPC.r0.o8 the disk is full at operation 8 of rank 0; EIO: it fails
 //   flip.small.rank1.4711                  bit 4711 of that file; flip.large.manifest.77
 //
 // Invariants: a name that is read is written again as it was.
@@ -26,24 +27,26 @@ struct Setting {
   int stage = 0;
   int world = 1;
   std::string precision = "fp32";  // fp32, bf16, fp16
-  bool same_tag = false;           // the save goes over the tag that is there, not beside it
+  bool same_tag = false;           // the save goes over the tag that is there
+  bool beside = false;             // training goes on while it is written: asynchronous
   bool operator==(const Setting&) const = default;
 };
 
 std::string to_text(const Setting& setting);  // "zero2.w3.fp16.new"
 void to_json(nlohmann::json& json, const Setting& setting);
 void from_json(const nlohmann::json& json, Setting& setting);
-// Every number of ranks at every stage, in each way; precisions take turns.
+// Every number of ranks at every stage, with a new tag and over the old one, of which one is saved
+// beside the training; precisions take turns.
 std::vector<Setting> settings(const std::vector<int>& stages, const std::vector<int>& worlds);
 
 struct Point {
-  enum class Kind { Power, Kill, SignalOne, SignalAll, DiskFull, DiskFails, Flip };
+  enum class Kind { Power, Kill, SignalOne, SignalAll, LostCall, DiskFull, DiskFails, Flip };
   Kind kind = Kind::Power;
   Setting setting;
   Cut cut = {};            // Power, Kill
   std::uint64_t seed = 0;  // Power, Kill
   int rank = 0;            // of what follows
-  std::int64_t at = 0;     // operation, or bit
+  std::int64_t at = 0;     // operation, call, or bit
   bool large = false;      // Flip
   std::string file = {};   // Flip: "latest", "manifest", "rank1"
 };

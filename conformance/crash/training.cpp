@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/checkpoint/digest.hpp"
+#include "engine/comm/communication_error.hpp"
 #include "engine/config/config.hpp"
 
 namespace equigrad::conformance::crash {
@@ -85,15 +86,20 @@ void add(checkpoint::Digester& digester, Number number) {
 
 void CallCounter::begin() {
   roots_.clear();
-  left_ = 0;
+  entered_ = left_ = 0;
 }
 
 std::int64_t CallCounter::enter(int root) {
   roots_.push_back(root);
-  return entered() - 1;
+  return entered_++;
 }
 
-void CallCounter::leave(std::int64_t call) { left_ = std::max(left_, call + 1); }
+void CallCounter::leave(std::int64_t call) {
+  left_ = std::max<std::int64_t>(left_, call + 1);
+  if (call != lost_) return;
+  throw comm::CommunicationError("crash.call",
+                                 "expected to hear all ranks, got a peer that is lost");
+}
 
 comm::PendingPtr CallCounter::carry(Carrier by, const at::Tensor& output, const at::Tensor& input) {
   const auto call = enter(kAllWait);
@@ -124,6 +130,7 @@ comm::PendingPtr CallCounter::broadcast(const at::Tensor& tensor, int root) {
 
 Training::Training(ranks::RankContext& context, const Setting& setting, Weights weights, Size size)
     : rank_(context.rank()),
+      beside_(setting.beside),
       inputs_(sizes_of(size).inputs),
       dtype_(dtype_of(setting)),
       calls_(std::make_shared<CallCounter>(context.group(setting.world))),
@@ -191,6 +198,7 @@ void Training::save(const std::string& directory, const std::string& tag,
   options.client_state = R"({"steps": )" + std::to_string(engine_->counters().global_steps) + "}";
   options.buffers = {{"mean", mean_}};
   options.storage = std::move(storage);
+  options.asynchronous = beside_;
   engine_->save_checkpoint(directory, tag, options);
 }
 

@@ -13,6 +13,7 @@
 // Depends on: engine, conformance/faults/forwarding_communicator, ranks, setting.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,9 +33,11 @@ class CallCounter : public faults::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
   void begin();
-  std::pair<std::int64_t, std::int64_t> counts() const { return {entered(), left_}; }
+  std::pair<std::int64_t, std::int64_t> counts() const { return {entered_, left_}; }
   const std::vector<int>& roots() const { return roots_; }  // by call; or kAllWait
-  void leave(std::int64_t call);
+  void leave(std::int64_t call);                            // an error where it is lost
+  // The other ranks hear all of this call; here it ends as if a peer were gone.
+  void lose(std::int64_t call) { lost_ = call; }
 
   comm::PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override;
   comm::PendingPtr all_reduce_sum(const at::Tensor& tensor) override;
@@ -45,11 +48,11 @@ class CallCounter : public faults::ForwardingCommunicator {
   comm::PendingPtr carry(Carrier by, const at::Tensor& output, const at::Tensor& input) override;
 
  private:
-  std::int64_t entered() const { return static_cast<std::int64_t>(roots_.size()); }
   std::int64_t enter(int root);
 
   std::vector<int> roots_;
-  std::int64_t left_ = 0;
+  std::atomic<std::int64_t> entered_ = 0, left_ = 0;  // a save beside the training reads them
+  std::int64_t lost_ = -1;
 };
 
 enum class Weights { AsRun, Others };  // Others: of an engine that is to load
@@ -65,6 +68,8 @@ class Training {
   std::string digest();
   void save(const std::string& directory, const std::string& tag,
             std::shared_ptr<checkpoint::Storage> storage = nullptr);
+  // Of a save beside the training. Collective.
+  void finish() { engine_->finish_checkpoint(); }
   // What the save was told; nothing where there is no `latest`.
   std::optional<std::string> load(const std::string& directory, const std::string& tag);
   CallCounter& calls() { return *calls_; }
@@ -74,6 +79,7 @@ class Training {
   const at::Tensor& tensor(const std::string& name) const;
 
   int rank_;
+  bool beside_;
   int64_t inputs_;
   at::ScalarType dtype_;
   std::shared_ptr<CallCounter> calls_;
