@@ -56,6 +56,12 @@ std::string after_exception_id(const std::string& what) {
 
 JsonDocument parse_json(const std::string& text) {
   JsonDocument document;
+  const std::size_t zero = text.find('\0');  // where the library would end
+  if (zero != std::string::npos) {
+    document.problems.push_back("the file: expected JSON, got a byte of zero at byte " +
+                                std::to_string(zero) + ". Write it again as text, in UTF-8.");
+    return document;
+  }
   PathTracker tracker(document.problems);
   try {
     document.root = Json::parse(text, std::ref(tracker), true, true);

@@ -42,6 +42,16 @@ TEST(ParseJson, NamesThePlaceOfASyntaxError) {
     EXPECT_THAT(parse_json(text).problems, ElementsAre(HasSubstr("at line 1, column"))) << text;
 }
 
+// The library takes it for the end of the text: what stands behind it would be ignored.
+TEST(ParseJson, RefusesAByteOfZeroWhereverItStands) {
+  for (const std::size_t at : {0U, 1U, 4U, 8U, 16U}) {
+    std::string text = R"({"a": 1} // note)";
+    text.insert(at, 1, '\0');
+    EXPECT_THAT(parse_json(text).problems,
+                ElementsAre(HasSubstr("a byte of zero at byte " + std::to_string(at))));
+  }
+}
+
 TEST(ParseJson, RefusesWhatIsNotAnObject) {
   EXPECT_THAT(parse_json("[1]").problems, ElementsAre(HasSubstr("got array")));
 }
