@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <numeric>
+#include <utility>
 
 #include "engine/checkpoint/tests/largest_allocation.hpp"
 #include "engine/error.hpp"
@@ -65,6 +65,21 @@ TEST(SafetensorsHeader, IsOfTheOfficialLayout) {
   EXPECT_EQ(header.tensors[1].offset_bytes, 24);
 }
 
+// What safetensors.serialize() of the library's version 0.8.0 gives for these tensors.
+TEST(SafetensorsHeader, IsWhatTheOfficialLibraryWrites) {
+  const std::string json =
+      R"({"__metadata__":{"format":"pt"},"z":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+      R"("a":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},)"
+      "\"\u00e4\\\"\":{\"dtype\":\"BOOL\",\"shape\":[0,3],\"data_offsets\":[10,10]}}";
+  SafetensorsHeader header;
+  header.tensors = {{"z", ElementType::F32, {2}, 0},
+                    {"a", ElementType::BF16, {}, 0},
+                    {"\u00e4\"", ElementType::Bool, {0, 3}, 0}};
+  header.metadata = {{"format", "pt"}};
+  EXPECT_EQ(make_header(header), length_of(200) + json);
+  EXPECT_EQ(read(length_of(200) + json, 10).tensors, header.tensors);
+}
+
 TEST(SafetensorsHeader, OfNoTensorsIsAnEmptyObject) {
   SafetensorsHeader header;
   EXPECT_EQ(make_header(header), length_of(8) + "{}      ");
@@ -107,7 +122,7 @@ std::string text_of(char32_t point) {
 TEST(SafetensorsHeader, TakesNamesOfEveryCharacter) {
   SafetensorsHeader header;
   header.tensors.push_back({"", ElementType::U8, {1}, 0});
-  for (char32_t point = 0; point < 0x11000; point += point < 0x3000 ? 1 : 251) {
+  for (char32_t point = 0; point < 0x11000; point += point < 0x800 ? 1 : 251) {
     if (point >= 0xD800 && point < 0xE000) continue;
     header.tensors.push_back({text_of(point), ElementType::U8, {1}, 0});
     header.metadata["m" + text_of(point)] = text_of(point);
@@ -300,7 +315,7 @@ TEST(SafetensorsHeader, NamesGivenTwiceAreRefused) {
 TEST(SafetensorsHeader, DeepNestingIsRefused) {
   for (const std::string opening : {"[", "{\"a\":"}) {
     std::string json = "{\"a\":";
-    for (int i = 0; i < 1'000'000; ++i) json += opening;
+    for (int i = 0; i < 100'000; ++i) json += opening;
     EXPECT_THAT(error_of(front_of(json), 0), HasSubstr("at most 3 levels"));
   }
   EXPECT_THAT(error_of(with_tensor("\"U8\"", "[[1]]", "[0,1]"), 1), HasSubstr("at most 3 levels"));
@@ -353,8 +368,10 @@ TEST(MadeHeader, RefusesWhatCouldNotBeRead) {
   EXPECT_THAT(error_of_making({{"a", Type::F64, {INT64_MAX / 8 + 1}, 0}}), HasSubstr("2^63 bytes"));
   EXPECT_THAT(error_of_making({{"a", Type::U8, {INT64_MAX}, 0}, {"b", Type::U8, {1}, 0}}),
               HasSubstr("a file of fewer than 2^63 bytes"));
-  EXPECT_THAT(error_of_making({{std::string(100'000'000, 'a'), Type::U8, {1}, 0}}),
-              HasSubstr("a header of at most 100000000 bytes"));
+  std::vector<TensorHeader> large(1);
+  large[0].name.assign(100'000'001, 'a');
+  EXPECT_THAT(error_of_making(std::move(large)),
+              HasSubstr("a header of at most 100000000 bytes, got one of 100000001"));
 }
 
 TEST(ElementTypes, AreReadAsTheyAreWritten) {
