@@ -5,8 +5,6 @@
 
 #include <exception>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -24,9 +22,14 @@ using checkpoint::Path;
 
 constexpr auto kWhere = "save_checkpoint";
 
+// Empty where there is none that can be read.
 std::string text_of(const Path& file) {
-  std::ifstream there(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(there), {}};
+  try {
+    const checkpoint::MappedFile mapped(file);
+    return {reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size()};
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 bool has_elements(const PieceSource& source) { return source.header.begin < source.header.end; }
