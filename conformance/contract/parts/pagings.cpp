@@ -153,6 +153,17 @@ void check_traffic(Play& play) {
   }
 }
 
+// What always stays is gathered after an update, and counts in no cycle.
+void check_traffic_of_what_stays(Play& play) {
+  Climb climb(play, {.persistent = kLayerNumel});
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    climb.cycle();
+    const auto& got = climb.engine->counters().gathering;
+    play.check("pages that always stay count in no cycle, " + std::to_string(cycle + 1),
+               got.gathered_numel == 0 && got.planned_numel == 0 && got.least_numel == 0);
+  }
+}
+
 // Rounds of gathers in a cycle that is known: pages come in one message as far as is looked ahead.
 void check_ahead(Play& play) {
   for (const auto& [ahead, rounds] : std::vector<std::pair<int64_t, int64_t>>{
@@ -286,6 +297,7 @@ void check_apart(Play& play) {
 void paged(Play& play) {
   if (play.group()) {
     check_traffic(play);
+    check_traffic_of_what_stays(play);
     check_ahead(play);
     check_idle_pages(play);
     check_persistent(play);
