@@ -17,6 +17,7 @@
 
 #include "conformance/contract/programs/programs.hpp"
 #include "conformance/contract/programs/two_groups.hpp"
+#include "engine/checkpoint/digest.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
@@ -87,7 +88,12 @@ struct Another {
   std::string fragment;
   Groups groups;
   Beside beside = {.optimizer = "AdamW"};
+  std::string tag = kTag;
 };
+
+std::string half(const std::string& more) {
+  return R"(, "fp16": {"enabled": true, "initial_scale_power": 4)" + more + "}";
+}
 
 std::vector<Another> other_engines() {
   const auto usual = [] { return TwoGroups::usual_groups(2); };
@@ -108,22 +114,26 @@ std::vector<Another> other_engines() {
            changed([](Groups& groups) { groups[1].parameters[1].tensor = at::full({4}, 2.0); })},
           {"expected an optimizer of this kind", usual(), {.optimizer = "SGD"}},
           {"expected an optimizer of this kind", usual(), {.optimizer = "Adam"}},
+          {"expected a checkpoint of a run that computes in BF16, got one that computes in F32",
+           usual(),
+           {.optimizer = "AdamW", .keys = R"(, "bf16": {"enabled": true})"}},
           {"expected \"master/a\" as Half",
            usual(),
-           {.optimizer = "AdamW",
-            .keys = R"(, "fp16": {"enabled": true, "fp16_master_weights_and_grads": true,)"
-                    R"( "initial_scale_power": 4})"}}};
+           {.optimizer = "AdamW", .keys = half(R"(, "fp16_master_weights_and_grads": true)")},
+           "half"}};
 }
 
 void another_engine(Play& play) {
   TwoGroups saved(play, 1);
   saved.train(2);
   saved.engine->save_checkpoint(play.folder(), kTag);
+  TwoGroups in_half(play, TwoGroups::usual_groups(1), {.optimizer = "AdamW", .keys = half("")});
+  in_half.engine->save_checkpoint(play.folder(), "half");
   for (auto& another : other_engines()) {
     TwoGroups one(play, another.groups, another.beside);
     const auto before = one.held();
     play.refuse(play.fault() ? "no such message" : another.fragment,
-                [&] { one.engine->load_checkpoint(play.folder(), kTag); });
+                [&] { one.engine->load_checkpoint(play.folder(), another.tag); });
     check_same(play, another.fragment, one.held(), before);
     play.check(another.fragment + ": nothing is counted", one.engine->counters().global_steps == 0);
     one.train(1);
@@ -253,6 +263,16 @@ std::size_t behind_header(const std::string& file) {
   return sizeof bytes + std::min<std::uint64_t>(bytes, file.size());
 }
 
+// With a digest that is its own.
+std::string of_a_newer_version(std::string manifest) {
+  const std::string version = "\"version\": ", digest = "\"xxh3_128\": \"";
+  manifest.at(manifest.find(version) + version.size()) = '2';
+  const auto begin = manifest.find(digest) + digest.size();
+  manifest.replace(begin, 32, 32, '0');
+  const auto own = checkpoint::digest_of(manifest.data(), manifest.size());
+  return manifest.replace(begin, 32, checkpoint::to_text(own));
+}
+
 void changed_files(Play& play) {
   Disturbed one(play);
   const auto folder = play.folder();
@@ -276,9 +296,7 @@ void changed_files(Play& play) {
   }
   const auto manifest = folder + "/" + kTag + "/manifest.json";
   const auto text = text_of(manifest);
-  auto newer = text;
-  newer.at(newer.find("\"version\": 1") + 11) = '2';
-  alone(play, [&] { write(manifest, newer); });
+  alone(play, [&] { write(manifest, of_a_newer_version(text)); });
   one.refuse_load("got version \"2\"", folder, kTag);
   alone(play, [&] { write(manifest, text); });
   one.goes_on("after files that were changed");
