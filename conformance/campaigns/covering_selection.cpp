@@ -36,7 +36,24 @@ const std::vector<BeyondPairs>& beyond_pairs() {
        "a loss scale waits for several engines: mutant.hold.left_out"},
       {"Contract.11.rate_of_every_group.zero3.fp32.w2.accumulation3",
        "groups have rates of their own, which a schedule sets: schedule.steps_per_micro_batch, "
-       "first_step_at_full_rate, never_applied"}};
+       "first_step_at_full_rate, never_applied"},
+      {"Contract.18.goes_on_with_momentum.zero1.fp32.w3.accumulation1",
+       "a run is saved and loaded, whose shards are padded: checkpoint.shards_in_order_of_text, "
+       "padding_shifts, padding_as_data, frozen_left_out, first_group_for_all"},
+      {"Contract.18.goes_on.zero0.bf16.w2.accumulation3",
+       "masters are wider than weights: checkpoint.masters_rounded, masters_not_refreshed, "
+       "states_skipped_in_bf16, step_counts_dropped, second_state_is_the_first, "
+       "states_of_another_parameter"},
+      {"Contract.18.loss_scale_with_its_history.zero2.fp16.w2.accumulation1",
+       "overflows are borne: checkpoint.loss_scale_dropped, growth_begins_anew, "
+       "hysteresis_refilled, counters_dropped"},
+      {"Contract.18.schedule.zero3.fp16.w2.accumulation1",
+       "a schedule goes on: checkpoint.schedule_dropped"},
+      {"Contract.18.layer_drop.zero1.fp32.w2.accumulation3",
+       "layers are dropped: checkpoint.layer_drop_dropped"},
+      {"Contract.18.buffers_and_draws.zero2.fp32.w2.accumulation1",
+       "ranks have buffers and draws of their own: checkpoint.buffers_of_rank_0, "
+       "draws_of_rank_0"}};
   return kBeyond;
 }
 

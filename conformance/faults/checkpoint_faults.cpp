@@ -163,10 +163,12 @@ bool forget_the_scales_history(core::SavedEngine& engine) {
   return !(engine.loss_scale == before);
 }
 
+// Where one was borne and another may be.
 bool refill_hysteresis(core::SavedEngine& engine) {
-  const auto before = engine.loss_scale.hysteresis_left;
-  engine.loss_scale.hysteresis_left = std::max<int64_t>(before, 3);
-  return engine.loss_scale.hysteresis_left != before;
+  auto& history = engine.loss_scale;
+  if (history.last_overflow < 0 || history.hysteresis_left < 2) return false;
+  ++history.hysteresis_left;
+  return true;
 }
 
 bool forget_counters(core::SavedEngine& engine) {
@@ -232,7 +234,7 @@ std::vector<Fault> faults_of_values() {
                 }),
       of_values("masters_rounded", "masters are made of the model's 16 bits", {},
                 rounded_to_the_models_type),
-      of_values("frozen_left_out", "what is not trained is not loaded", {},
+      of_values("frozen_left_out", "what is not trained is loaded as zeros", {},
                 [](const SavedCheckpoint& saved, const TensorEntry& entry) {
                   if (kind_of(entry) != "parameter") return Bytes();
                   return Bytes(whole_of(saved, entry).size());
@@ -266,7 +268,7 @@ std::vector<Fault> checkpoint_faults() {
                   forget_the_scale),
         of_engine("growth_begins_anew", "good steps before the save do not count", {}, "scale",
                   forget_the_scales_history),
-        of_engine("hysteresis_refilled", "overflows that were borne are borne again", {}, "scale",
+        of_engine("hysteresis_refilled", "an overflow that was borne is borne again", {}, "scale",
                   refill_hysteresis),
         of_engine("counters_dropped", "steps are counted from the load on", {}, "scale",
                   forget_counters),
