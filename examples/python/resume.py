@@ -14,7 +14,6 @@ CONFIG = {
     "train_micro_batch_size_per_gpu": 8,
     "gradient_accumulation_steps": 2,
     "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
-    "bf16": {"enabled": True},
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
     "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 20}},
 }
@@ -51,7 +50,7 @@ def main() -> None:
             # The data of a step are known by its number, so their position is `step` alone.
             data = torch.Generator().manual_seed(10_000 * step + 100 * engine.global_rank + micro_batch)
             inputs = torch.randn(8, 8, generator=data)
-            loss = (engine(inputs.bfloat16()) - inputs.sum(1, keepdim=True)).square().mean()
+            loss = (engine(inputs) - inputs.sum(1, keepdim=True)).square().mean()
             engine.backward(loss)
             engine.step()
         if (step + 1) % given.save_every == 0:

@@ -26,11 +26,12 @@ std::vector<NamedTensor> named(const Named& tensors) {
 }
 
 SaveOptions save_options(std::string client_state, bool save_latest, bool exclude_frozen_parameters,
-                         const Named& buffers) {
+                         const Named& buffers, bool asynchronous) {
   return {.client_state = std::move(client_state),
           .save_latest = save_latest,
           .exclude_frozen_parameters = exclude_frozen_parameters,
-          .buffers = named(buffers)};
+          .buffers = named(buffers),
+          .asynchronous = asynchronous};
 }
 
 LoadOptions load_options(bool module_strict, bool optimizer_states, bool lr_scheduler_states,
@@ -102,7 +103,7 @@ std::string write_checkpoint(const std::string& directory, const std::string& ta
 void bind_checkpoint(py::module_& module, py::class_<Engine>& engine) {
   py::class_<SaveOptions>(module, "SaveOptions")
       .def(py::init(&save_options), py::kw_only(), py::arg("client_state"), py::arg("save_latest"),
-           py::arg("exclude_frozen_parameters"), py::arg("buffers"));
+           py::arg("exclude_frozen_parameters"), py::arg("buffers"), py::arg("asynchronous"));
   py::class_<LoadOptions>(module, "LoadOptions")
       .def(py::init(&load_options), py::kw_only(), py::arg("module_strict"),
            py::arg("optimizer_states"), py::arg("lr_scheduler_states"), py::arg("module_only"),
@@ -116,6 +117,7 @@ void bind_checkpoint(py::module_& module, py::class_<Engine>& engine) {
   engine
       .def("save_checkpoint", &Engine::save_checkpoint, py::arg("directory"), py::arg("tag"),
            py::arg("options"), NoGil())
+      .def("finish_checkpoint", &Engine::finish_checkpoint, NoGil())
       .def("load_checkpoint", &Engine::load_checkpoint, py::arg("directory"), py::arg("tag"),
            py::arg("options"), "None where the folder has no file `latest` and there is no tag.",
            NoGil());

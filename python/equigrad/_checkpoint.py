@@ -3,8 +3,8 @@
 The engine writes and reads the files (engine/checkpoint/); what is here goes through them: buffers as tensors by rank, all else as
 JSON in the manifest (_values.py), of rank 0:
 
-    {"$python": 1, "client_state": ..., "groups": {"class": ..., "values": [...]}, "lr_scheduler": {"class": ..., "state": ...},
-     "extra_state": {...}, "passes_stepped": ...}
+    {"$python": 1, "client_state": ..., "groups": [...], "lr_scheduler": {"class": ..., "state": ...}, "extra_state": {...},
+     "passes_stepped": ...}
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def buffers(engine: Engine) -> list[tuple[str, torch.Tensor]]:
     held = {id(one) for one in engine._parameters_held.values()}
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for prefix, module in engine.module.named_modules():
-        own = [(name, one) for name, one in module.named_buffers(recurse=False) if name not in module._non_persistent_buffers_set]
+        own = [
+            (name, one)
+            for name, one in module.named_buffers(recurse=False)
+            if name not in module._non_persistent_buffers_set
+        ]
         own += [(name, one.detach()) for name, one in module.named_parameters(recurse=False) if id(one) not in held]
         for name, one in own:
             found.setdefault(one.data_ptr() if one.numel() else id(one), (f"{prefix}.{name}".lstrip("."), one))
@@ -44,6 +48,7 @@ def save(
     client_state: dict[str, Any] | None,
     save_latest: bool,
     exclude_frozen_parameters: bool,
+    asynchronous: bool,
 ) -> None:
     where = "engine.save_checkpoint"
     core = engine._living("save_checkpoint")
@@ -52,6 +57,7 @@ def save(
         save_latest=save_latest,
         exclude_frozen_parameters=exclude_frozen_parameters,
         buffers=buffers(engine),
+        asynchronous=asynchronous,
     )
     core.save_checkpoint(_folder(save_dir, where), _tag(tag, where), options)
 
@@ -86,7 +92,9 @@ def load(
             stacklevel=3,
         )
         return None, None
-    saved.apply(with_modules=True, with_counters=not module_only)
+    if not module_only:
+        engine._acted = True  # a save is at a boundary
+    saved.apply(with_counters=not module_only)
     return loaded.path, saved.client_state
 
 
@@ -103,10 +111,6 @@ def _tag(given: Any, where: str) -> str:
     if not str(given):
         raise Error(f"[{where}] expected a tag, got an empty one. Give a name, or leave it out.")
     return str(given)
-
-
-def _optimizer_class(engine: Engine) -> str:
-    return "configured" if engine.optimizer.client is None else class_of(engine.optimizer.client)
 
 
 def _own_scheduler(engine: Engine) -> Any:
@@ -127,7 +131,7 @@ def _text_of(engine: Engine, client_state: dict[str, Any], where: str) -> str:
     form: dict[str, Any] = {
         "$python": _FORM,
         "client_state": _values.form_of(client_state, "client_state", where),
-        "groups": {"class": _optimizer_class(engine), "values": _values.form_of(groups, "optimizer.param_groups", where)},
+        "groups": _values.form_of(groups, "optimizer.param_groups", where),
         "extra_state": {
             name: _values.form_of(module.get_extra_state(), f'the extra state of module "{name}"', where)
             for name, module in _with_extra_state(engine.module).items()
@@ -171,21 +175,9 @@ class _Saved:
         self.client_state = _values.value_of(form["client_state"], self.where)
         self.extra_state = {key: _values.value_of(one, self.where) for key, one in form["extra_state"].items()}
         self.passes_stepped = form["passes_stepped"]
-        self._check_groups(form["groups"])
+        if self.optimizer_states:
+            self.groups = _values.value_of(form["groups"], self.where)
         self._check_scheduler(form.get("lr_scheduler"))
-
-    def _check_groups(self, form: dict[str, Any]) -> None:
-        if not self.optimizer_states:
-            return
-        own = _optimizer_class(self.engine)
-        remedy = "Give initialize() one like that which saved, or load_optimizer_states=False."
-        if form["class"] != own:
-            kinds = ["the configured optimizer" if one == "configured" else f"a {one}" for one in (form["class"], own)]
-            raise Error(f"[{self.where}] expected states of {kinds[1]}, got those of {kinds[0]}. {remedy}")
-        self.groups = _values.value_of(form["values"], self.where)
-        count = len(self.engine.optimizer.param_groups)
-        if len(self.groups or []) != count:
-            raise Error(f"[{self.where}] expected {count} parameter groups, got {len(self.groups or [])}. {remedy}")
 
     def _check_scheduler(self, form: dict[str, Any] | None) -> None:
         scheduler = _own_scheduler(self.engine)
@@ -199,15 +191,17 @@ class _Saved:
             raise Error(f"[{self.where}] expected {want}, got {got}. {remedy}")
         self.scheduler = _values.value_of(form["state"], self.where)
 
-    def apply(self, with_modules: bool, with_counters: bool) -> None:
+    def apply(self, with_counters: bool) -> None:
         engine = self.engine
         if self.optimizer_states:
             engine.optimizer.restore(self.groups)
+        has_scheduler = engine._living("load_checkpoint").config.has_scheduler
+        if has_scheduler and self.optimizer_states != self.lr_scheduler_states:
+            engine.optimizer.restore(None)  # the rates are the schedule's: where it was, or where it stays
         if self.scheduler is not None:
             engine.lr_scheduler.load_state_dict(self.scheduler)
-        if with_modules:
-            for name, module in _with_extra_state(engine.module).items():
-                if name in self.extra_state:
-                    module.set_extra_state(self.extra_state[name])
+        for name, module in _with_extra_state(engine.module).items():
+            if name in self.extra_state:
+                module.set_extra_state(self.extra_state[name])
         if with_counters and hasattr(engine, "passes_stepped"):
             engine.passes, engine.passes_stepped = 0, self.passes_stepped

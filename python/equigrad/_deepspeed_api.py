@@ -381,7 +381,7 @@ DIFFERENT: dict[str, str] = {
     "load_module_state_dict": "masters follow; the same state dict on every rank; custom_load_fn runs on rank 0",
     "module_state_dict": "at stage 3 whole copies on the CPU of every rank, where DeepSpeed's are empty; collective there",
     "save_16bit_model": "safetensors by the name of the file; written beside it, and renamed",
-    "save_checkpoint": "at a boundary; client_state holds values, of which none is pickled; rank 0's is kept",
+    "save_checkpoint": "at a boundary; client_state holds values, of which none is pickled; rank 0's is kept; `asynchronous` is more",
     "set_gradient_accumulation_boundary": "None gives the decision back to the count of passes",
     "set_train_batch_size": "between two windows of accumulation",
     "zero_grad": "empties the accumulation window",

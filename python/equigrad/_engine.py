@@ -223,14 +223,21 @@ class Engine(torch.nn.Module):
         client_state: dict[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
+        asynchronous: bool = False,
     ) -> bool:
         """Everything that the next step depends on, into SAVE_DIR/TAG; True. At a boundary, on every rank.
 
         tag: without one "global_step" and their number. save_latest: SAVE_DIR/latest names the tag afterwards.
         client_state: rank 0's is kept; what it may hold is in docs/python.md. Nothing is pickled.
+        asynchronous: returns when a copy is made in host memory, and writes it while training goes on; finish_checkpoint() ends it.
         """
-        _checkpoint.save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters)
+        _checkpoint.save(self, save_dir, tag, client_state, save_latest, exclude_frozen_parameters, asynchronous)
         return True
+
+    def finish_checkpoint(self) -> None:
+        """Ends an asynchronous save, which counts from here on. The next save and the next load do it too; an engine that is
+        destroyed before gives the save up. Collective."""
+        self._living("finish_checkpoint").finish_checkpoint()
 
     def load_checkpoint(
         self,

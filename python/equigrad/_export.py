@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from equigrad import _core
 from equigrad._core import Error
 from equigrad._values import bytes_of, on_cpu
 from equigrad.zero import GatheredParameters
@@ -81,26 +80,29 @@ def module_state_dict(
     engine: Engine, destination: dict[str, Any] | None, prefix: str, keep_vars: bool, exclude_frozen_parameters: bool
 ) -> dict[str, Any]:
     if engine.zero_optimization_stage() < 3:
-        state: dict[str, Any] = engine.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        given: dict[str, Any] = {} if destination is None else {"destination": destination}
+        own: dict[str, Any] = engine.module.state_dict(**given, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
             for name, one in engine.module.named_parameters(remove_duplicate=False):
                 if not one.requires_grad:
-                    state.pop(prefix + name, None)
-        return state
+                    own.pop(prefix + name, None)
+        return own
     if keep_vars:
         raise Error(
             "[engine.module_state_dict] expected no keep_vars at stage 3, where a rank keeps shards of parameters and the state dict is of "
             "copies. Leave it out."
         )
     whole = _whole_dict(_Entries(engine, exclude_frozen_parameters), is_kept=True)
-    state = OrderedDict() if destination is None else destination
+    state: dict[str, Any] = OrderedDict() if destination is None else destination
     state.update({prefix + name: one for name, one in whole.items()})
     return state
 
 
 def zero3_state_dict(engine: Engine, exclude_frozen_parameters: bool) -> dict[str, Any] | None:
     if engine.zero_optimization_stage() != 3:
-        raise ValueError("[engine._zero3_consolidated_16bit_state_dict] expected stage 3. Call module_state_dict() below it.")
+        raise ValueError(
+            "[engine._zero3_consolidated_16bit_state_dict] expected stage 3. Call module_state_dict() below it."
+        )
     is_first = engine.global_rank == 0
     state = _whole_dict(_Entries(engine, exclude_frozen_parameters), is_first)
     return state if is_first else None
@@ -115,7 +117,9 @@ def save_16bit_model(
     where = "engine.save_16bit_model"
     entries = _Entries(engine, exclude_frozen_parameters)
     if not isinstance(save_filename, str) or not save_filename or Path(save_filename).name != save_filename:
-        raise Error(f'[{where}] expected the name of a file, got {save_filename!r}. Give "pytorch_model.bin" or "model.safetensors".')
+        raise Error(
+            f'[{where}] expected the name of a file, got {save_filename!r}. Give "pytorch_model.bin" or "model.safetensors".'
+        )
     path = Path(save_dir) / save_filename
     if engine.zero_optimization_stage() == 3 and not json.loads(engine._settings[_GATHER_KEY]):
         warnings.warn(
@@ -128,9 +132,9 @@ def save_16bit_model(
     header = _safetensors_header(entries, where) if is_safe else b""
     file = _File(path if engine.global_rank == 0 else None)
     if is_safe:
-        file.attempt(lambda out: out.write(header))
+        file.write(header)
         for _, one in _one_by_one(entries):
-            file.attempt(lambda out, values=one: out.write(bytes_of(values)))
+            file.write(bytes_of(one))
     else:
         state = _whole_dict(entries, engine.global_rank == 0)
         file.attempt(lambda out: torch.save(state, out))
@@ -148,7 +152,9 @@ def _safetensors_header(entries: _Entries, where: str) -> bytes:
         one = entries.all[name]
         if not torch.is_tensor(one) or one.dtype not in _SAFETENSORS:
             what = f"a tensor of {one.dtype}" if torch.is_tensor(one) else f"a {type(one).__name__}"
-            raise Error(f'[{where}] expected tensors of types that safetensors has, got {what} in "{name}". Name the file .bin.')
+            raise Error(
+                f'[{where}] expected tensors of types that safetensors has, got {what} in "{name}". Name the file .bin.'
+            )
         if name != first:
             metadata[name] = first
             continue
@@ -178,6 +184,9 @@ class _File:
         out = self._out
         if out is not None and self.error is None:
             self._try(lambda: write(out))
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.attempt(lambda out: out.write(data))
 
     def finish(self) -> None:
         if self._out is None:

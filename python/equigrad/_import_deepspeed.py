@@ -25,9 +25,25 @@ from equigrad._core import Error
 _WHERE = "import_deepspeed"
 # What DeepSpeed writes into a model's file beside the caller's client_state.
 _OWN_KEYS = {
-    *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"),
-    *("lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names", "skipped_steps", "global_steps", "global_samples"),
-    *("dp_world_size", "mp_world_size", "ds_config", "ds_version", "checkpoint_parallel_dims", "universal_checkpoint_info"),
+    *(
+        "module",
+        "buffer_names",
+        "optimizer",
+        "param_shapes",
+        "frozen_param_shapes",
+        "shared_params",
+        "frozen_param_fragments",
+    ),
+    *(
+        "lr_scheduler",
+        "data_sampler",
+        "random_ltd",
+        "sparse_tensor_module_names",
+        "skipped_steps",
+        "global_steps",
+        "global_samples",
+    ),
+    *("dp_world_size", "mp_world_size", "ds_config", "ds_version", "checkpoint_parallel_dimensions", "universal_checkpoint_info"),
     *("num_experts", "autoep_layers", "ds_autoep_layers", "ds_parallel_dims"),
 }
 _PARTIAL = re.compile(r"^(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(model|optim)_states\.pt$")
@@ -37,16 +53,25 @@ class _Record:
     """The attributes of an object of DeepSpeed's."""
 
 
-class _Number(int):
-    """A member of one of its enumerations."""
+class _Stage:
+    """DeepSpeed's enumeration of stages."""
 
 
-_RECORDS = {
-    "deepspeed.runtime.fp16.loss_scaler.LossScaler": _Record,
-    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler": _Record,
-    "deepspeed.utils.tensor_fragment.fragment_address": _Record,
-    "deepspeed.runtime.zero.config.ZeroStageEnum": _Number,
-}
+def _member(kind: type, name: str) -> int:
+    """Instead of getattr, by which Python's own pickle names the members of an enumeration: of this one alone."""
+    stages = ("disabled", "optimizer_states", "gradients", "weights")
+    if kind is not _Stage or name not in stages:
+        raise ValueError(f'a member "{name}" of {kind}')
+    return stages.index(name)
+
+
+_SAFE: list[Any] = [
+    (_Record, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (_Record, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    (_Record, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (_Stage, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    (_member, "builtins.getattr"),
+]
 
 
 def import_deepspeed(
@@ -61,14 +86,23 @@ def import_deepspeed(
     found = _tag_of(source) if tag is None else str(tag)
     saved = _Source(source / found)
     tensors = _Tensors(saved)
-    form = {"$python": 1, "client_state": saved.client_state(), "groups": {"class": "configured", "values": []}, "extra_state": {}}
-    form["groups"]["values"] = [{} for _ in tensors.groups]
-    form["passes_stepped"] = 0
+    form: dict[str, Any] = {
+        "$python": 1,
+        "client_state": saved.client_state(),
+        "groups": [{} for _ in tensors.groups],
+        "extra_state": {},
+        "passes_stepped": 0,
+    }
     if saved.scheduler_state() is not None:
         form["lr_scheduler"] = {"class": None, "state": _values.form_of(saved.model["lr_scheduler"], "lr_scheduler", _WHERE)}
     headers = [(name, one) for name, one in tensors.all()]
     return _core.write_checkpoint(
-        os.fspath(out_dir), out_tag or found, saved.world_size, _values.text_of(tensors.engine()), _values.text_of(form), headers
+        os.fspath(out_dir),
+        out_tag or found,
+        saved.world_size,
+        _values.text_of(tensors.engine()),
+        _values.text_of(form),
+        headers,
     )
 
 
@@ -80,14 +114,15 @@ def _tag_of(source: Path) -> str:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    safe: list[Any] = [(kind, name) for name, kind in _RECORDS.items()]
     try:
-        with torch.serialization.safe_globals(safe):
+        with torch.serialization.safe_globals(_SAFE):
             given = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        unsafe = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        what = unsafe[1] if unsafe else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'nothing'}"
         raise Error(
-            f"[{_WHERE}] expected values that can be read without running code in {path}, got {type(error).__name__}: {error}. Only "
-            "checkpoints of stages 1 to 3 are imported, with client_state of plain values."
+            f"[{_WHERE}] expected values that can be read without running code in {path}, got {what}. Only checkpoints of stages 1 to 3 "
+            "are imported, with client_state of plain values."
         ) from error
     if not isinstance(given, dict):
         raise Error(f"[{_WHERE}] expected a dict in {path}, got a {type(given).__name__}. It is none of DeepSpeed's files.")
@@ -106,23 +141,26 @@ class _Source:
             if named is None:
                 continue
             if int(named[3]) != 0:
-                raise Error(f"[{_WHERE}] expected no model parallelism, got {path.name}. Make it whole with DeepSpeed first.")
+                raise Error(
+                    f"[{_WHERE}] expected no model parallelism, got {path.name}. Make it whole with DeepSpeed first."
+                )
             partial[named[4]][int(named[2])] = path
         self.folder = folder
         self.optim = [
-            self._in(_load(path), "optimizer_state_dict", path) for path in _by_rank(partial["optim"], "optim_states", folder)
+            self._in(_load(path), "optimizer_state_dict", path)
+            for path in _by_rank(partial["optim"], "optim_states", folder)
         ]
         whole = folder / "mp_rank_00_model_states.pt"
         paths = [whole] if whole.exists() else _by_rank(partial["model"], "model_states", folder)
         self.models = [_load(path) for path in paths]
         self.model = self.models[0]
         self.world_size = len(self.optim)
-        self.stage = int(self.optim[0].get("zero_stage", 1))
+        self.stage: int = self.optim[0].get("zero_stage", 1)
         count = self.optim[0].get("partition_count", self.world_size)
         counts = set(count) if isinstance(count, list) else {count}
         if counts != {self.world_size} or self.model.get("dp_world_size", self.world_size) != self.world_size:
             raise Error(
-                f"[{_WHERE}] expected files of {sorted(counts)[0]} ranks in {folder}, got {self.world_size}. One is missing, or left over."
+                f"[{_WHERE}] expected files of {min(counts)} ranks in {folder}, got {self.world_size}. One is missing, or left over."
             )
         if self.model.get("mp_world_size", 1) != 1:
             raise Error(f"[{_WHERE}] expected no model parallelism, got {self.model['mp_world_size']} ranks of it.")
@@ -145,10 +183,14 @@ class _Source:
 def _by_rank(paths: dict[int, Path], what: str, folder: Path) -> list[Path]:
     """In the order of their numbers: that of their names has 10 before 2."""
     if not paths:
-        raise Error(f"[{_WHERE}] expected zero_pp_rank_*_{what}.pt in {folder}, got none. It is no checkpoint of ZeRO stages 1 to 3.")
+        raise Error(
+            f"[{_WHERE}] expected zero_pp_rank_*_{what}.pt in {folder}, got none. It is no checkpoint of ZeRO stages 1 to 3."
+        )
     missing = sorted(set(range(max(paths) + 1)) - set(paths))
     if missing:
-        raise Error(f"[{_WHERE}] expected the {what} of every rank in {folder}, got none of rank {missing[0]}. It is not whole.")
+        raise Error(
+            f"[{_WHERE}] expected the {what} of every rank in {folder}, got none of rank {missing[0]}. It is not whole."
+        )
     return [paths[rank] for rank in range(len(paths))]
 
 
@@ -166,7 +208,9 @@ class _Tensors:
         self.shared = dict(source.model.get("shared_params") or {})
         shapes = source.model.get("param_shapes")
         if not shapes:
-            raise Error(f'[{_WHERE}] expected "param_shapes" in {source.folder}, got none. It is no checkpoint of ZeRO stages 1 to 3.')
+            raise Error(
+                f'[{_WHERE}] expected "param_shapes" in {source.folder}, got none. It is no checkpoint of ZeRO stages 1 to 3.'
+            )
         self.flat: dict[str, Callable[[str], torch.Tensor]]
         optimizer = source.optim[0]["optimizer_state_dict" if source.stage == 3 else "base_optimizer_state"]
         if not isinstance(optimizer, dict):
@@ -174,7 +218,9 @@ class _Tensors:
         self.states, self.steps = self._states_of(optimizer)
         self.groups = [
             _Group({name: list(shape) for name, shape in of.items()}, options, self._steps_of(at, options))
-            for at, (of, options) in enumerate(zip(self._by_group(shapes, optimizer), optimizer["param_groups"], strict=True))
+            for at, (of, options) in enumerate(
+                zip(self._by_group(shapes, optimizer), optimizer["param_groups"], strict=True)
+            )
         ]
         self.kind = self._kind()
 
@@ -228,7 +274,9 @@ class _Tensors:
         """A rank's flat master, or state, of a group (stage 3: of a sub-group)."""
         given = self.source.optim[rank]
         if state is None:
-            one: torch.Tensor = given["fp32_flat_groups" if self.source.stage == 3 else "single_partition_of_fp32_groups"][number]
+            one: torch.Tensor = given["fp32_flat_groups" if self.source.stage == 3 else "single_partition_of_fp32_groups"][
+                number
+            ]
             return one
         optimizer = given["optimizer_state_dict" if self.source.stage == 3 else "base_optimizer_state"]
         found: torch.Tensor | None = optimizer["state"].get(number, {}).get(state)
@@ -250,7 +298,9 @@ class _Tensors:
             for at, (name, shape) in enumerate(group.shapes.items()):
                 numel = math.prod(shape)
                 if offset + numel > flat.numel():
-                    raise Error(f'[{_WHERE}] expected {offset + numel} elements up to "{name}", got {flat.numel()}. It is not whole.')
+                    raise Error(
+                        f'[{_WHERE}] expected {offset + numel} elements up to "{name}", got {flat.numel()}. It is not whole.'
+                    )
                 yield name, flat[offset : offset + numel].view(shape)
                 offset += numel + (alignment[number][at] if alignment else 0)
 
@@ -269,7 +319,9 @@ class _Tensors:
                 numel = math.prod(shape)
                 part = -(-numel // world)
                 if offset + part > by_rank[0].numel():
-                    raise Error(f'[{_WHERE}] expected {offset + part} elements of a rank up to "{name}", got {by_rank[0].numel()}.')
+                    raise Error(
+                        f'[{_WHERE}] expected {offset + part} elements of a rank up to "{name}", got {by_rank[0].numel()}.'
+                    )
                 whole = torch.cat([flat[offset : offset + part] for flat in by_rank])
                 yield name, whole[:numel].view(shape)
                 offset += part
@@ -278,9 +330,9 @@ class _Tensors:
         shapes = self.source.model.get("frozen_param_shapes") or {}
         if self.source.stage == 3:
             return {
-                name: torch.cat([one["frozen_param_fragments"][name].flatten() for one in self.source.models])[: math.prod(shape)].view(
-                    list(shape)
-                )
+                name: torch.cat([one["frozen_param_fragments"][name].flatten() for one in self.source.models])[
+                    : math.prod(shape)
+                ].view(list(shape))
                 for name, shape in shapes.items()
             }
         trained = {name for group in self.groups for name in group.shapes}

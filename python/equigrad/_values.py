@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import importlib
 import json
 import math
 import sys
@@ -120,8 +121,7 @@ class _Writer:
         if kind is torch.Tensor:
             return self._tensor(value, place)
         if "numpy" in sys.modules:
-            import numpy
-
+            numpy = sys.modules["numpy"]
             if kind is numpy.ndarray or isinstance(value, numpy.generic):
                 return self._array(value, place, numpy)
         self.refuse(value, place)
@@ -138,7 +138,12 @@ class _Writer:
         pairs = [(key, self.form_of(one, f"{place}[{name}]")) for name, (key, one) in zip(shown, value.items(), strict=True)]
         names = [key for key in value if type(key) is str]
         # An object of JSON has no order of its own.
-        if type(value) is dict and len(names) == len(value) and names == sorted(names) and not any(n[:1] == "$" for n in names):
+        if (
+            type(value) is dict
+            and len(names) == len(value)
+            and names == sorted(names)
+            and not any(n[:1] == "$" for n in names)
+        ):
             return {self._text(key, place): one for key, one in pairs}
         tag = next(name for name, kind in _DICTS.items() if kind is type(value))
         return {tag: [[self.form_of(key, f"a key of {place}"), one] for key, one in pairs]}
@@ -192,13 +197,13 @@ def _tensor_of(form: dict[str, Any]) -> torch.Tensor:
     if len(given) != math.prod(shape) * dtype.itemsize or any(one < 0 for one in shape):
         raise ValueError(f"{len(given)} bytes of a tensor of {dtype} and shape {shape}")
     made = torch.empty(shape, dtype=dtype)
-    bytes_of(made)[:] = given
+    if given:
+        bytes_of(made)[:] = given
     return made
 
 
 def _array_of(form: dict[str, Any], tag: str) -> Any:
-    import numpy
-
+    numpy: Any = importlib.import_module("numpy")
     dtype = numpy.dtype(str(form["dtype"]))
     if dtype.kind not in "biufc":
         raise ValueError(f"an array of {dtype}")

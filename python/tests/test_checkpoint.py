@@ -140,7 +140,7 @@ def assert_same(got: Any, want: Any, what: str) -> None:
         for at, pair in enumerate(zip(got, want, strict=True)):
             assert_same(*pair, f"{what}[{at}]")
     else:
-        assert got == want or (got != got and want != want), f"{what}: got {got}, want {want}"
+        assert repr(got) == repr(want), f"{what}: got {got}, want {want}"
 
 
 # ---- It goes on ------------------------------------------------------------------------------------------------------
@@ -195,13 +195,34 @@ def test_a_run_that_was_interrupted_has_the_bits_of_one_that_was_not(world: int,
         assert not torch.equal(first["batch_norm.running_mean"], second["batch_norm.running_mean"])
 
 
+def asynchronously(folder: str) -> Any:
+    engine = make(2, "bf16")
+    torch.manual_seed(100 + engine.global_rank)
+    train(engine, 0, SAVED)
+    want = state_of(engine)
+    engine.save_checkpoint(folder, "first", asynchronous=True)
+    after = train(engine, SAVED, 1)
+    engine.finish_checkpoint()
+    is_there = os.path.exists(f"{folder}/first/manifest.json")
+    other = make(2, "bf16", seed=8)
+    other.load_checkpoint(folder)
+    assert_same(state_of(other), want, "loaded")
+    assert_same(train(other, SAVED, 1), after, "gradients")
+    other.finish_checkpoint()
+    return is_there
+
+
+def test_training_goes_on_while_a_copy_is_written(tmp_path: Path) -> None:
+    assert ranks.run(2, asynchronously, str(tmp_path)) == [True, True]
+
+
 def saved_elsewhere(folder: str) -> Any:
     engine = make(2)
     torch.manual_seed(100 + engine.global_rank)
     train(engine, 0, SAVED)
     engine.save_checkpoint(folder, "there")
     held = dict(engine.module.named_parameters())
-    states = {n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "head.weight")}
+    states = {n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "embedding.weight")}
     return state_of(engine), states
 
 
@@ -209,7 +230,7 @@ def loaded_elsewhere(folder: str, stage: int) -> Any:
     engine = make(stage, seed=8)
     assert engine.load_checkpoint(Path(folder))[0] == f"{folder}/there"
     held = dict(engine.module.named_parameters())
-    states = {n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "head.weight")}
+    states = {n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "embedding.weight")}
     return state_of(engine), states
 
 
@@ -269,7 +290,9 @@ def test_a_program_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert "from the beginning" in first and "step 8\n" in second and "saved step 4" not in second, second
     assert re.search(r"step (16|20)\n", third), third
     assert third.splitlines()[-1] == whole.splitlines()[-1], (third, whole)
-    assert (tmp_path / "killed" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (tmp_path / "killed" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
 
 
 # ---- Optimizers and schedulers of the caller's -----------------------------------------------------------------------
@@ -362,7 +385,7 @@ def test_a_scheduler_on_the_configured_optimizer_goes_on(tmp_path: Path) -> None
 def values() -> dict[str, Any]:
     return {
         "zeta": None,
-        "alpha": [True, 1, -0.0, math.inf, "ü\n\"", b"\0\xff"],
+        "alpha": [True, 1, -0.0, math.inf, 'ü\n"', b"\0\xff"],
         "tuple": (1, (2.5, "x"), [3]),
         "large": 2**64 + 1,
         "small": -(2**200),
@@ -374,7 +397,11 @@ def values() -> dict[str, Any]:
         "counter": collections.Counter("abca"),
         "ordered": collections.OrderedDict([("b", 1), ("a", 2)]),
         "empty": {},
-        "tensors": [torch.arange(6).view(2, 3).t(), torch.tensor(0.1, dtype=torch.bfloat16), torch.zeros(0, 3, dtype=torch.bool)],
+        "tensors": [
+            torch.arange(6).view(2, 3).t(),
+            torch.tensor(0.1, dtype=torch.bfloat16),
+            torch.zeros(0, 3, dtype=torch.bool),
+        ],
         "complex": torch.tensor([1 + 2j]),
         "python's": random.Random(5).getstate(),
     }
@@ -437,7 +464,12 @@ def test_what_has_no_form_is_refused_by_its_place() -> None:
         with pytest.raises(equigrad.Error, match=words) as raised:
             _values.form_of(given, "client_state", "engine.save_checkpoint")
         assert str(raised.value).startswith("[engine.save_checkpoint] expected None, bool, int")
-    for text in ('{"$unknown": 1}', '{"$tensor": "AAAA", "dtype": "float32", "shape": [2]}', '{"$int": 3}', '{"$float": "0x"}'):
+    for text in (
+        '{"$unknown": 1}',
+        '{"$tensor": "AAAA", "dtype": "float32", "shape": [2]}',
+        '{"$int": 3}',
+        '{"$float": "0x"}',
+    ):
         with pytest.raises(equigrad.Error, match="expected values as this version writes them"):
             _values.value_of(json.loads(text), "engine.load_checkpoint")
 
@@ -527,7 +559,10 @@ def misfits(folder: str) -> dict[str, str]:
 
 def test_states_of_another_kind_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     for seen in ranks.run(2, misfits, str(tmp_path)):
-        assert "expected states of a torch.optim.rmsprop.RMSprop, got those of a torch.optim.adam.Adam" in seen["Adam into RMSprop"]
+        assert (
+            "expected states of torch.optim.rmsprop.RMSprop, got those of torch.optim.adam.Adam"
+            in seen["Adam into RMSprop"]
+        )
         assert "the state of a torch.optim.lr_scheduler.MultiStepLR" in seen["Adam into steps"]
         assert "expected states of the configured optimizer" in seen["Adam into configured"]
         assert "got those of the configured optimizer" in seen["configured into Adam"]
@@ -574,7 +609,7 @@ def test_a_part_of_it_may_be_loaded(tmp_path: Path) -> None:
         assert "scale" in seen["strict"]
         state, frozen = seen["not strict"]
         twin.assert_same_bits(state["parameters"]["scale"], frozen, "what was not saved")
-        twin.assert_same_bits(state["parameters"]["head.weight"], saved["parameters"]["head.weight"], "what was")
+        twin.assert_same_bits(state["parameters"]["first.weight"], saved["parameters"]["first.weight"], "what was")
 
 
 # ---- The whole model -------------------------------------------------------------------------------------------------
@@ -660,8 +695,7 @@ def not_gathered(folder: str) -> list[Any]:
             warnings.simplefilter("always")
             seen.append((engine.save_16bit_model(folder), engine.zero_gather_16bit_weights_on_model_save(), len(caught)))
         seen.append(sorted(os.listdir(folder)))
-    (Path(folder) / "file").write_text("")
-    seen.append(told(lambda: engine.save_16bit_model(f"{folder}/file")))
+    seen.append(told(lambda: engine.save_16bit_model(f"{folder}/pytorch_model.bin")))
     seen.append(told(lambda: engine.save_16bit_model(folder, "model.safetensors")))
     train(engine, 0, 1)
     seen.append(sorted(os.listdir(folder)))
@@ -673,9 +707,9 @@ def test_at_stage_3_it_needs_the_key(tmp_path: Path) -> None:
         assert seen[:2] == [(False, False, 1), []]
         assert [seen[2], seen[4]] == [(True, True, 0)] * 2 and seen[3] == seen[5] == ["pytorch_model.bin"]
         word = "NotADirectoryError" if rank == 0 else "expected rank 0 to write the file"
-        assert word in seen[6] or "FileExistsError" in seen[6]
+        assert word in seen[6] or (rank == 0 and "FileExistsError" in seen[6])
         assert 'a dict in "seen._extra_state"' in seen[7]
-        assert seen[8] == ["file", "pytorch_model.bin"]
+        assert seen[8] == ["pytorch_model.bin"]
 
 
 def given_back(stage: int) -> dict[str, Any]:
@@ -800,6 +834,8 @@ def test_hugging_face_loads_what_was_exported(stage: int, tmp_path: Path) -> Non
     transformers = pytest.importorskip("transformers")
     want = ranks.run(2, of_hugging_face, str(tmp_path), stage)[0]
     for name in ("model", "pytor"):
-        model, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path / name, dtype=torch.bfloat16, output_loading_info=True)
+        model, info = transformers.LlamaForCausalLM.from_pretrained(
+            tmp_path / name, dtype=torch.bfloat16, output_loading_info=True
+        )
         assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
         assert_same({n: p.detach() for n, p in model.named_parameters()}, want, name)

@@ -97,19 +97,28 @@ def seen_of(engine: Any, utils: Any) -> dict[str, Any]:
     }
 
 
-def by_deepspeed(folder: str, stage: int, precision: str, kind: str) -> dict[str, Any]:
+def of_deepspeed(seed: int, stage: int, precision: str, kind: str) -> Any:
     import deepspeed
 
     deepspeed.init_distributed("gloo")
-    model = Two()
+    model = Two(seed)
     config = configuration(stage, precision, kind)
-    engine = deepspeed.initialize(model=model, model_parameters=model.groups(), config=config)[0]
+    return deepspeed.initialize(model=model, model_parameters=model.groups(), config=config)[0], deepspeed.utils
+
+
+def saved_by_deepspeed(folder: str, stage: int, precision: str, kind: str) -> None:
+    engine, utils = of_deepspeed(3, stage, precision, kind)
     for step in range(SAVED):
-        train(engine, step, deepspeed.utils.safe_get_full_grad)
+        train(engine, step, utils.safe_get_full_grad)
     engine.save_checkpoint(folder, "theirs", client_state={"epoch": 3, "name": "x"})
-    saved = seen_of(engine, deepspeed.utils)
-    gradients = train(engine, SAVED, deepspeed.utils.safe_get_full_grad)
-    return {"saved": saved, "gradients": gradients, "after": seen_of(engine, deepspeed.utils)}
+
+
+def gone_on_by_deepspeed(folder: str, stage: int, precision: str, kind: str) -> dict[str, Any]:
+    engine, utils = of_deepspeed(8, stage, precision, kind)
+    engine.load_checkpoint(folder)
+    saved = seen_of(engine, utils)
+    gradients = train(engine, SAVED, utils.safe_get_full_grad)
+    return {"saved": saved, "gradients": gradients, "after": seen_of(engine, utils)}
 
 
 def gone_on(folder: str, stage: int, precision: str, kind: str) -> dict[str, Any]:
@@ -131,7 +140,9 @@ def differing(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> li
 
 def difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
     """The largest distance, by the largest number of its tensor."""
-    return max(float((got[n].float() - want[n].float()).abs().max() / want[n].float().abs().max().clamp_min(1e-30)) for n in want)
+    return max(
+        float((got[n].float() - want[n].float()).abs().max() / want[n].float().abs().max().clamp_min(1e-30)) for n in want
+    )
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "Adam"])
@@ -141,26 +152,36 @@ def test_a_job_of_deepspeeds_goes_on_here(stage: int, precision: str, kind: str,
     pytest.importorskip("deepspeed")
     if kind == "Adam" and (stage, precision) != (2, "fp32"):
         pytest.skip("one case is enough")
-    want = ranks.run(WORLD, by_deepspeed, str(tmp_path / "theirs"), stage, precision, kind)
+    case = (stage, precision, kind)
+    ranks.run(WORLD, saved_by_deepspeed, str(tmp_path / "theirs"), *case)
+    want = ranks.run(WORLD, gone_on_by_deepspeed, str(tmp_path / "theirs"), *case)
     path = equigrad.import_deepspeed(tmp_path / "theirs", None, tmp_path / "ours")
     assert path == str(tmp_path / "ours" / "theirs")
     for here in (stage, 3 if stage < 3 else 1):
         got = ranks.run(WORLD, gone_on, str(tmp_path / "ours"), here, precision, kind)
         for rank in range(WORLD):
-            theirs, ours = want[rank], got[rank]
-            # Below stage 3 DeepSpeed keeps rank 0's buffers alone.
-            kept = theirs if stage == 3 else want[0]
-            assert differing(ours["saved"]["buffers"], kept["saved"]["buffers"]) == []
-            assert differing(ours["saved"]["masters"], theirs["saved"]["masters"]) == [], here
-            for key in ("rates", "steps", "scale"):
-                assert ours["saved"][key] == theirs["saved"][key], (here, key)
-            assert (ours["frozen"] == 1.25).all()
-            print(
-                f"stage {stage} -> {here}, {precision}, {kind}, rank {rank}: gradients",
-                difference(ours["gradients"], theirs["gradients"]),
-                "masters",
-                difference(ours["after"]["masters"], theirs["after"]["masters"]),
-            )
+            what = f"stage {stage} at {here}, {precision}, {kind}, rank {rank}"
+            # At stages 2 and 3 DeepSpeed adds up 16-bit gradients in 16 bits.
+            check(want[rank], got[rank], what, precision, here == stage, precision == "fp32" or stage == 1)
+
+
+# Of the largest number of a tensor. DeepSpeed updates with torch's AdamW, which rounds otherwise than engine/optimizer/update_rule.hpp:
+# 0.00000018 was the most that was seen. A step that was not counted moves masters by 0.001.
+ROUNDING = 2.0**-21
+
+
+def check(theirs: dict[str, Any], ours: dict[str, Any], what: str, precision: str, is_same_stage: bool, adds_in_fp32: bool) -> None:
+    for key in ("masters", "buffers"):
+        assert differing(ours["saved"][key], theirs["saved"][key]) == [], f"{what}, {key}"
+    for key in ("rates", "steps", "scale"):
+        assert ours["saved"][key] == theirs["saved"][key] and ours["after"][key] == theirs["after"][key], f"{what}, {key}"
+    assert (ours["frozen"] == 1.25).all()
+    if is_same_stage and adds_in_fp32:  # DeepSpeed's gradient is scaled, by a power of two
+        scale = theirs["saved"]["scale"]
+        unscaled = {name: one / scale for name, one in theirs["gradients"].items()}
+        assert differing(ours["gradients"], unscaled) == [], what
+    if precision == "fp32" or (is_same_stage and adds_in_fp32):
+        assert difference(ours["after"]["masters"], theirs["after"]["masters"]) <= ROUNDING, what
 
 
 # ---- Wrong files -----------------------------------------------------------------------------------------------------
@@ -226,6 +247,11 @@ class Harm:
         return (os.system, ("touch harmed",))
 
 
+class Reaching:
+    def __reduce__(self) -> Any:
+        return (getattr, (int, "__subclasses__"))
+
+
 def test_wrong_files_are_named(tmp_path: Path) -> None:
     whole = of_two_ranks(tmp_path / "theirs")
 
@@ -247,8 +273,12 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     assert 'expected a file "latest"' in said(lambda f: (f.parent / "latest").unlink(), None)
     assert "none of rank 7" in said(lambda f: (f / state.format(7)).unlink())
     assert "expected files of 12 ranks" in said(lambda f: (f / state.format(11)).unlink())
-    assert "expected no model parallelism" in said(lambda f: (f / "zero_pp_rank_0_mp_rank_01_optim_states.pt").write_bytes(b""))
+    assert "expected no model parallelism" in said(
+        lambda f: (f / "zero_pp_rank_0_mp_rank_01_optim_states.pt").write_bytes(b"")
+    )
     assert "without running code" in said(lambda f: model(f, epoch=Harm()))
+    assert "system" in said(lambda f: model(f, epoch=Harm()))
+    assert 'a member "__subclasses__"' in said(lambda f: model(f, epoch=Reaching()))
     assert "without running code" in said(lambda f: (f / state.format(2)).write_bytes(b"no pickle"))
     assert "param_shapes" in said(lambda f: model(f, param_shapes=None))
     assert 'up to "a"' in said(lambda f: model(f, param_shapes=[{"a": torch.Size([4])}]))
