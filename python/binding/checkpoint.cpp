@@ -102,12 +102,12 @@ std::string write_checkpoint(const std::string& directory, const std::string& ta
 
 void bind_checkpoint(py::module_& module, py::class_<Engine>& engine) {
   py::class_<SaveOptions>(module, "SaveOptions")
-      .def(py::init(&save_options), py::kw_only(), py::arg("client_state"), py::arg("save_latest"),
+      .def(py::init(&save_options), py::arg("client_state"), py::arg("save_latest"),
            py::arg("exclude_frozen_parameters"), py::arg("buffers"), py::arg("asynchronous"));
   py::class_<LoadOptions>(module, "LoadOptions")
-      .def(py::init(&load_options), py::kw_only(), py::arg("module_strict"),
-           py::arg("optimizer_states"), py::arg("lr_scheduler_states"), py::arg("module_only"),
-           py::arg("buffers"), py::arg("check"));
+      .def(py::init(&load_options), py::arg("module_strict"), py::arg("optimizer_states"),
+           py::arg("lr_scheduler_states"), py::arg("module_only"), py::arg("buffers"),
+           py::arg("check"));
   py::class_<LoadedCheckpoint>(module, "LoadedCheckpoint")
       .def_readonly("path", &LoadedCheckpoint::path)
       .def_readonly("client_state", &LoadedCheckpoint::client_state, "JSON.");

@@ -144,7 +144,6 @@ class Init:
 class SaveOptions:
     def __init__(
         self,
-        *,
         client_state: str,
         save_latest: bool,
         exclude_frozen_parameters: bool,
@@ -155,7 +154,6 @@ class SaveOptions:
 class LoadOptions:
     def __init__(
         self,
-        *,
         module_strict: bool,
         optimizer_states: bool,
         lr_scheduler_states: bool,

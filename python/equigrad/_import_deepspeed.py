@@ -118,7 +118,7 @@ def _load(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(_SAFE):
             given = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        unsafe = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        unsafe = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
         what = unsafe[1] if unsafe else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'nothing'}"
         raise Error(
             f"[{_WHERE}] expected values that can be read without running code in {path}, got {what}. Only checkpoints of stages 1 to 3 "
