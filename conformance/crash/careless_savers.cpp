@@ -1,5 +1,5 @@
-// Savers and readers with a mistake: each must be caught by points like those that the engine has to
-// stand.
+// Savers and readers with a mistake: each must be caught by points like those that the engine has
+// to stand.
 #include <random>
 
 #include "conformance/crash/campaign.hpp"

@@ -1,4 +1,5 @@
 // Real ranks, killed with kill -9 in the middle of their save.
+#include <algorithm>
 #include <random>
 
 #include "conformance/crash/campaign.hpp"
@@ -27,17 +28,25 @@ std::vector<Point> deaths(const Scene& scene, std::uint64_t seed, std::int64_t c
   return points;
 }
 
-// Each call of the save, on some rank.
+// Calls about the commit, by which ranks agree on their files and hear that all is there, and
+// others before; each on some rank.
 std::vector<Point> lost_calls(const Scene& scene, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
   std::vector<Point> points;
-  if (scene.setting.world == 1) return points;
-  for (std::size_t call = 0; call < scene.log.calls.size(); ++call)
-    points.push_back(
-        {.kind = Point::Kind::LostCall,
-         .setting = scene.setting,
-         .rank = static_cast<int>(random() % static_cast<std::uint64_t>(scene.setting.world)),
-         .at = static_cast<std::int64_t>(call)});
+  const auto world = static_cast<std::uint64_t>(scene.setting.world);
+  if (world == 1) return points;
+  std::int64_t commit = 0;  // calls that rank 0 had left
+  for (const auto& one : scene.log.by_rank.front()) commit = std::max(commit, one.left);
+  std::mt19937_64 random(seed);
+  const auto earlier = [&] {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(commit));
+  };
+  commit = std::max<std::int64_t>(commit, 2);
+  for (const auto call : {commit - 2, commit - 1, commit, commit + 1, earlier(), earlier()})
+    points.push_back({.kind = Point::Kind::LostCall,
+                      .setting = scene.setting,
+                      .rank = static_cast<int>(call == commit - 1 ? 1 + random() % (world - 1)
+                                                                  : random() % world),
+                      .at = call});
   return points;
 }
 

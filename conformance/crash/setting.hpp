@@ -4,7 +4,7 @@
 //   zero2.w3.fp16.new.power.7-4-4.s12      ranks had done 7, 4 and 4 operations; seed 12
 //   zero0.w2.fp32.same.kill.9-5.s1         as if the processes had been killed there
 //   zero3.w4.bf16.new.signal-1.r2.o17      rank 2 is killed at its operation 17; signal-4: all are
-//   zero2.w2.fp32.same.call.r1.o5          rank 1 loses its peers in its call 5, which they do not see
+//   zero2.w2.fp32.same.call.r1.o5          rank 1 loses its peers in its call 5
 //   zero1.w1.fp16.same-beside.ENOSPC.r0.o8 the disk is full at operation 8 of rank 0; EIO: it fails
 //   flip.small.rank1.4711                  bit 4711 of that file; flip.large.manifest.77
 //

@@ -135,7 +135,7 @@ TEST_F(Storages, ADiskThatIsFullStaysFullAndLetsFilesGo) {
   EXPECT_EQ(read_folder(folder_), FolderImage{});
 }
 
-// A save as the engine's, with two tensors' worth of nothing: rank file, manifest, latest, the rest.
+// A save as the engine's, of one tensor: rank file, manifest, latest, the rest.
 class CarelessSave : public Storages {
  protected:
   void save(Storage& storage, const std::string& id) {
