@@ -146,6 +146,13 @@ TEST(Convert, WhatIsTooLargeIsInfiniteAndWhatIsTooSmallIsZero) {
   EXPECT_EQ(of_double(-0.0, kBrain), 0x8000U);
 }
 
+TEST(Convert, ANanWhoseBitsAreCutOffIsStillOne) {
+  EXPECT_EQ(bits_in(std::uint32_t{0x7F800001}, ElementType::F32, ElementType::BF16), 0x7FC0U);
+  EXPECT_EQ(bits_in(std::uint32_t{0xFF800001}, ElementType::F32, ElementType::F16), 0xFE00U);
+  EXPECT_EQ(bits_in(std::uint64_t{0x7FF0000000000001}, ElementType::F64, ElementType::F32),
+            0x7FC00000U);
+}
+
 TEST(Convert, ManyNumbersThatAreNotAligned) {
   std::vector<char> from(1 + 4 * 300), to(1 + 2 * 300), back(1 + 4 * 300);
   for (int i = 0; i < 300; ++i) {
