@@ -2,9 +2,10 @@
 // holds at the end the bits of the run that was not cut. In the exact order, of which alone this is
 // true.
 //
-//   part 0 on 4 ranks, stage 3 --folder--> part 1 on 1 rank, stage 0 --folder--> part 2 on 3 ranks, ...
+//   part 0 on 4 ranks, stage 3 -> part 1 on 1 rank, stage 0 -> part 2 on 3 ranks, ...
 //
-// Ranks of a part are processes of their own among the pool's, and none is left of it but the files.
+// Ranks of a part are processes of their own among the pool's, and none is left of it but the
+// files.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 

@@ -78,8 +78,8 @@ class Stepper {
   // To hold during a forward of the model.
   AutocastGuard autocast() const { return AutocastGuard(recipe_.precision.autocast); }
 
-  // As of a stepper that is made of these masters now, between windows: states and their counts, and
-  // the scale.
+  // As of a stepper that is made of these masters now, between windows: states and their counts,
+  // and the scale.
   void forget_states();
   void forget_loss_scale();
 

@@ -55,8 +55,8 @@ class SliceOptimizer {
   virtual int64_t state_bytes() const = 0;                                   // of all tensors
   // What it is: states are given back to one of the same kind alone.
   virtual std::string kind() const = 0;
-  // What else a checkpoint keeps of a slice: numbers, as Adam's step, in a text of this class's own,
-  // the same on every rank. Empty: nothing.
+  // What else a checkpoint keeps of a slice: numbers, as Adam's step, in a text of this class's
+  // own, the same on every rank. Empty: nothing.
   virtual std::string numbers(std::size_t slice) const = 0;
   // Instead of what the slice has: copies of these states, and numbers() as they were saved.
   virtual void restore(std::size_t slice, const SliceStates& states,

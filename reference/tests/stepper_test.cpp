@@ -179,7 +179,6 @@ TEST(Stepper, AGradientThatIsNotFiniteWritesNothing) {
 // As one that is made of its masters.
 TEST(Stepper, WhatIsForgottenBeginsAnew) {
   auto wanted = recipe(1);
-  wanted.compute_dtype = at::kHalf;
   wanted.precision.loss_scale = {
       .policy = LossScaleSpec::Policy::DeepSpeed, .initial = 8, .window = 1};
   Ranks run(wanted), fresh(wanted);

@@ -1,5 +1,5 @@
-// The engine's getters, setters, the length of its window and its checkpoints, as a program asks for
-// them.
+// The engine's getters, setters, the length of its window and its checkpoints, as a program asks
+// for them.
 #include <ATen/ATen.h>
 
 #include <limits>

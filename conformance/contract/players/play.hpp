@@ -108,8 +108,8 @@ class Play {
   virtual at::Tensor parameter(const std::string& name, std::size_t which = 0) = 0;
   // nullptr for the reference.
   virtual Engine* engine(std::size_t which = 0) = 0;
-  // Of all ranks, for engines that the program makes beside, or of the first ones, who alone may ask
-  // for it; nullptr for the reference.
+  // Of all ranks, for engines that the program makes beside, or of the first ones, who alone may
+  // ask for it; nullptr for the reference.
   virtual std::shared_ptr<comm::Communicator> group(int world) = 0;
   std::shared_ptr<comm::Communicator> group() { return group(0); }
 

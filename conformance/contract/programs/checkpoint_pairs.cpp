@@ -211,8 +211,8 @@ void another_set_of_parameters(Play& play, int64_t extra) {
   TwoGroups other(play, groups);
   const auto before = other.held();
   play.refuse(play.fault() ? "no such message"
-              : extra > 0  ? "got none of [extra]"
-                           : "and [c] which it has not",
+              : extra > 0  ? "got none called \"extra\""
+                           : "got \"c\", which the model has not",
               [&] { other.engine->load_checkpoint(play.folder(), "three"); });
   check_same(play, "a load that is refused", other.held(), before);
   play.check("nothing else of it is loaded", other.engine->counters().global_steps == 0);

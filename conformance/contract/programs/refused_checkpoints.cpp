@@ -104,7 +104,7 @@ std::vector<Another> other_engines() {
           {"expected shape [2, 2] for \"c\"", changed([](Groups& groups) {
              groups[1].parameters[1].tensor = leaf({2, 2});
            })},
-          {"expected \"a\" trained in group 1",
+          {"expected \"b\" trained in group 0",
            changed([](Groups& groups) { std::swap(groups[0].parameters, groups[1].parameters); })},
           {"with 1 parameter groups, got \"adamw\" with 2", changed([](Groups& groups) {
              groups[1].parameters.push_back(groups[0].parameters[0]);

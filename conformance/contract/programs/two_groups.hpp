@@ -1,5 +1,5 @@
-// Two groups: an engine of a few weights whose groups have settings of their own, to be saved, loaded
-// and compared with another such engine; and what such comparisons are made of.
+// Two groups: an engine of a few weights whose groups have settings of their own, to be saved,
+// loaded and compared with another such engine; and what such comparisons are made of.
 //
 // Invariants: every call is the same on every rank.
 // Shapes: a [5] in the first group, b [3] and c [4] in the second.

@@ -136,6 +136,25 @@ std::string idle(const std::string& key, const std::string& value, const std::st
 
 void as_it_was(EngineConfig&) {}
 
+// Whether save_16bit_model() gathers, by both names.
+std::vector<Reading> of_gathering_to_save() {
+  const std::string zero = "zero_optimization.", below = "parameters are whole below stage 3",
+                    gather = zero + "stage3_gather_16bit_weights_on_model_save",
+                    old_gather = zero + "stage3_gather_fp16_weights_on_model_save";
+  return {
+      {"SGD",
+       {zero + "stage=3 " + old_gather + "=true",
+        {zero + "stage = 3 (file)", old_gather + " = true (file)",
+         gather + " = true (derived) as stage3_gather_fp16_weights_on_model_save, its old name"},
+        [](EngineConfig& config) {
+          config.zero.stage = 3;
+          config.zero.stage3_gather_16bit_weights_on_model_save = true;
+        }}},
+      {"SGD", {gather + "=true", {idle(gather, "true", below)}, [](EngineConfig& config) {
+                 config.zero.stage3_gather_16bit_weights_on_model_save = true;
+               }}}};
+}
+
 // What stays as it was and is only said to be off changes its note.
 std::vector<Reading> of_zero() {
   const std::string zero = "zero_optimization.", leaf = zero + "leaf_module.",
@@ -150,24 +169,8 @@ std::vector<Reading> of_zero() {
   const std::string stage = zero + "stage=1 ", is_1 = zero + "stage = 1 (file)",
                     ratio = offload + "ratio = 1.0 (default)",
                     old_device = "\"cpu\" (derived) as cpu_offload, its old name",
-                    old_pin = " (derived) as cpu_offload_use_pin_memory, its old name",
-                    gather = zero + "stage3_gather_16bit_weights_on_model_save",
-                    old_gather = zero + "stage3_gather_fp16_weights_on_model_save";
+                    old_pin = " (derived) as cpu_offload_use_pin_memory, its old name";
   return {
-      {"SGD",
-       {zero + "stage=3 " + old_gather + "=true",
-        {zero + "stage = 3 (file)", old_gather + " = true (file)",
-         gather + " = true (derived) as stage3_gather_fp16_weights_on_model_save, its old name"},
-        [](EngineConfig& config) {
-          config.zero.stage = 3;
-          config.zero.stage3_gather_16bit_weights_on_model_save = true;
-        }}},
-      {"SGD",
-       {gather + "=true",
-        {idle(gather, "true", below)},
-        [](EngineConfig& config) {
-          config.zero.stage3_gather_16bit_weights_on_model_save = true;
-        }}},
       {"SGD",
        {leaf + "names=[\"x\"] " + leaf + "classes=[] " + leaf + "name_suffixes=[]",
         {idle(leaf + "names", "[\"x\"]", below), idle(leaf + "classes", "[]", below),
@@ -244,6 +247,7 @@ void read_as(Play& play) {
   if (play.group()) {
     check_readings(play, {of_all()});
     check_readings(play, of_optimizers());
+    check_readings(play, of_gathering_to_save());
     check_readings(play, of_zero());
     check_readings(play, of_averages());
   }

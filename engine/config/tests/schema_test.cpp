@@ -231,7 +231,8 @@ TEST(KeyTable, EveryHonouredKeyIsListed) {
       list(R"("scheduler": {"type": )" + std::string(scheduler) + "}", optimizer);
   // Other names of keys are listed where they are given.
   list(R"("bfloat16": {"enabled": true}, "fp16": {"fp16_master_weights_and_gradients": false},
-          "zero_optimization": {"cpu_offload": false, "cpu_offload_use_pin_memory": true})",
+          "zero_optimization": {"cpu_offload": false, "cpu_offload_use_pin_memory": true,
+                                "stage3_gather_fp16_weights_on_model_save": true})",
        "SGD");
   for (const Row& rule : schema().rows())
     if (rule.treatment == KeyTreatment::Read) EXPECT_EQ(listed.count(rule.path), 1u) << rule.path;

@@ -59,7 +59,7 @@ TEST(GatherOnModelSave, IsReadByBothNamesAtStageThree) {
     EXPECT_TRUE(is_on('"' + key + "\": true")) << key;
     EXPECT_FALSE(is_on('"' + key + "\": false")) << key;
     EXPECT_THAT(conformance::problems(zero('"' + key + "\": \"auto\"")),
-                ElementsAre(HasSubstr(key + ": expected true or false")));
+                ElementsAre(HasSubstr(key + ": expected a value, got \"auto\"")));
     EXPECT_EQ(conformance::setting(zero('"' + key + "\": true", 2), kSection + key),
               (Setting{.key = kSection + key,
                        .value = "true",
