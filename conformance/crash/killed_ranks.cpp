@@ -71,8 +71,11 @@ void die_at(Ground& ground, const Scene& scene, const Point& point, const std::s
                                                             {"tag", scene.new_tag},
                                                             {"steps", 3},
                                                             {"interrupt", interrupt}});
-  const auto& killed = outcomes.at(static_cast<std::size_t>(point.rank));
-  if (killed.kind != ranks::Outcome::Kind::Died)
+  // Where all die, the pool may end the last one itself.
+  const auto kind = outcomes.at(static_cast<std::size_t>(point.rank)).kind;
+  const bool is_ended = point.kind == Point::Kind::SignalAll ? !ranks::all_ok(outcomes)
+                                                             : kind == ranks::Outcome::Kind::Died;
+  if (!is_ended)
     throw Error("crash.signal", "expected rank " + std::to_string(point.rank) +
                                     " to be killed in its save, got: " + ranks::failures(outcomes) +
                                     " (" + to_text(point) + ").");
