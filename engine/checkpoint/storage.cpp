@@ -119,12 +119,19 @@ void replace_file(Storage& storage, const Path& file, std::string_view text) {
   Path beside = file;
   beside += ".saving";
   storage.remove(beside);  // of a save that did not end
-  {
+  try {
     const auto output = storage.create(beside);
     output->append(text.data(), text.size());
     output->sync();
+    storage.rename(beside, file);
+  } catch (...) {
+    try {
+      storage.remove(beside);
+    } catch (const Error&) {
+      // What it could not write is on its way to the caller.
+    }
+    throw;
   }
-  storage.rename(beside, file);
   storage.sync_directory(file.parent_path());
 }
 

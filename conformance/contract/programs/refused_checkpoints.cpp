@@ -113,7 +113,6 @@ std::vector<Another> other_engines() {
           {"expected \"c\" frozen",
            changed([](Groups& groups) { groups[1].parameters[1].tensor = at::full({4}, 2.0); })},
           {"expected an optimizer of this kind", usual(), {.optimizer = "SGD"}},
-          {"expected an optimizer of this kind", usual(), {.optimizer = "Adam"}},
           {"expected a checkpoint of a run that computes in BF16, got one that computes in F32",
            usual(),
            {.optimizer = "AdamW", .keys = R"(, "bf16": {"enabled": true})"}},

@@ -91,6 +91,14 @@ TEST(Storage, AReplacedFileIsTheOldOneOrTheNew) {
   EXPECT_EQ(static_cast<char>(before.bytes()[0]), 'o');
 }
 
+TEST(Storage, WhatCannotTakeItsPlaceIsTakenAway) {
+  const ScratchFolder folder;
+  disk().make_directories(folder.path("latest"));  // a folder is in the way
+  EXPECT_THAT(error_of([&] { replace_file(disk(), folder.path("latest"), "new"); }),
+              HasSubstr("rename"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path("latest.saving")));
+}
+
 TEST(Storage, AFolderIsLockedAgainstOthersWhileTheLockLives) {
   const ScratchFolder folder;
   disk().make_directories(folder.path());
