@@ -278,7 +278,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     )
     assert "without running code" in said(lambda f: model(f, epoch=Harm()))
     assert "system" in said(lambda f: model(f, epoch=Harm()))
-    assert 'a member "__subclasses__"' in said(lambda f: model(f, epoch=Reaching()))
+    assert "without running code" in said(lambda f: model(f, epoch=Reaching()))
     assert "without running code" in said(lambda f: (f / state.format(2)).write_bytes(b"no pickle"))
     assert "param_shapes" in said(lambda f: model(f, param_shapes=None))
     assert 'up to "a"' in said(lambda f: model(f, param_shapes=[{"a": torch.Size([4])}]))
