@@ -43,7 +43,14 @@ _OWN_KEYS = {
         "global_steps",
         "global_samples",
     ),
-    *("dp_world_size", "mp_world_size", "ds_config", "ds_version", "checkpoint_parallel_dimensions", "universal_checkpoint_info"),
+    *(
+        "dp_world_size",
+        "mp_world_size",
+        "ds_config",
+        "ds_version",
+        "checkpoint_parallel_dimensions",
+        "universal_checkpoint_info",
+    ),
     *("num_experts", "autoep_layers", "ds_autoep_layers", "ds_parallel_dims"),
 }
 _PARTIAL = re.compile(r"^(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(model|optim)_states\.pt$")

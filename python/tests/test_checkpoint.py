@@ -222,7 +222,9 @@ def saved_elsewhere(folder: str) -> Any:
     train(engine, 0, SAVED)
     engine.save_checkpoint(folder, "there")
     held = dict(engine.module.named_parameters())
-    states = {n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "embedding.weight")}
+    states = {
+        n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "embedding.weight")
+    }
     return state_of(engine), states
 
 
@@ -230,7 +232,9 @@ def loaded_elsewhere(folder: str, stage: int) -> Any:
     engine = make(stage, seed=8)
     assert engine.load_checkpoint(Path(folder))[0] == f"{folder}/there"
     held = dict(engine.module.named_parameters())
-    states = {n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "embedding.weight")}
+    states = {
+        n: equigrad.utils.safe_get_full_optimizer_state(held[n], "exp_avg") for n in ("norm.weight", "embedding.weight")
+    }
     return state_of(engine), states
 
 
@@ -561,8 +565,7 @@ def misfits(folder: str) -> dict[str, str]:
 def test_states_of_another_kind_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     for seen in ranks.run(2, misfits, str(tmp_path)):
         assert (
-            "expected states of torch.optim.rmsprop.RMSprop, got those of torch.optim.adam.Adam"
-            in seen["Adam into RMSprop"]
+            "expected states of torch.optim.rmsprop.RMSprop, got those of torch.optim.adam.Adam" in seen["Adam into RMSprop"]
         )
         assert "the state of a torch.optim.lr_scheduler.MultiStepLR" in seen["Adam into steps"]
         assert "expected states of the configured optimizer" in seen["Adam into configured"]

@@ -170,7 +170,9 @@ def test_a_job_of_deepspeeds_goes_on_here(stage: int, precision: str, kind: str,
 ROUNDING = 2.0**-21
 
 
-def check(theirs: dict[str, Any], ours: dict[str, Any], what: str, precision: str, is_same_stage: bool, adds_in_fp32: bool) -> None:
+def check(
+    theirs: dict[str, Any], ours: dict[str, Any], what: str, precision: str, is_same_stage: bool, adds_in_fp32: bool
+) -> None:
     for key in ("masters", "buffers"):
         assert differing(ours["saved"][key], theirs["saved"][key]) == [], f"{what}, {key}"
     for key in ("rates", "steps", "scale"):
