@@ -1,5 +1,5 @@
-// What a save and a load hold beside what a rank keeps: a page and a copy of it, at every stage, and
-// of a model that zero::Init has cut as it was made.
+// What a save and a load hold beside what a rank keeps: a page and a copy of it, at every stage,
+// and of a model that zero::Init has cut as it was made.
 #include <c10/core/CPUAllocator.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
