@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 perf/peers/checkpoints.py --folder SOMEWHERE [--write perf/results/checkpoints.md]
 
-Of a GPT in fp32 with AdamW after one step, every rank saves and loads what its own engine or optimizer holds; all end on the disk
-(fsync of every file, also where a library does not, and its time counts) and are read from the page cache. Equigrad verifies digests.
-A library that is not installed is left out, and said so. Ratios are of medians in one run.
+Of a GPT in fp32 with AdamW after one step, every rank saves and loads what its own engine or optimizer holds; all end on the
+disk (fsync of every file, also where a library does not, and its time counts) and are read from the page cache. Equigrad verifies
+digests. A library that is not installed is left out, and said so. Ratios are of medians in one run.
 """
 
 import argparse
@@ -54,7 +54,11 @@ class Equigrad:
     def __init__(self):
         import equigrad
 
-        config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": 2}}
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "zero_optimization": {"stage": 2},
+        }
         self.engine = equigrad.initialize(model=made(), config=config)[0]
         self.engine.backward(self.engine(batch()))
         self.engine.step()
@@ -64,6 +68,13 @@ class Equigrad:
 
     def load(self, folder):
         self.engine.load_checkpoint(folder, "a")
+
+    def step(self):
+        self.engine.backward(self.engine(batch()))
+        self.engine.step()
+
+    def begin(self, folder):
+        self.engine.save_checkpoint(folder, "beside", asynchronous=True)
 
 
 class Plain:
@@ -89,7 +100,8 @@ class TorchSave(Plain):
 
     def save(self, folder):
         if dist.get_rank() == 0:
-            torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, os.path.join(folder, "all.pt"))
+            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            torch.save(state, os.path.join(folder, "all.pt"))
             sync(folder)
 
     def load(self, folder):
@@ -143,7 +155,11 @@ class DeepSpeed:
         import deepspeed
 
         model = made()
-        config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "zero_optimization": {"stage": 2},
+            "zero_allow_untested_optimizer": True,
+        }
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         self.engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
         self.engine.backward(self.engine(batch()))
@@ -159,7 +175,13 @@ class DeepSpeed:
         self.engine.load_checkpoint(folder, "a")
 
 
-NEEDED = {"Equigrad": "equigrad", "TorchSave": "torch", "Safetensors": "safetensors", "Dcp": "torch", "DeepSpeed": "deepspeed"}
+NEEDED = {
+    "Equigrad": "equigrad",
+    "TorchSave": "torch",
+    "Safetensors": "safetensors",
+    "Dcp": "torch",
+    "DeepSpeed": "deepspeed",
+}
 
 
 def timed(call):
@@ -189,15 +211,27 @@ def measure(ones, folder, repeats):
     return seconds, size
 
 
-def table(ones, seconds, size, folder, repeats, missing):
+def measure_beside(one, folder, repeats):
+    """Seconds of a step alone, of one that follows the beginning of an asynchronous save, and of that beginning."""
+    seconds = {"alone": [], "beside": [], "begin": []}
+    for _ in range(repeats + 1):
+        seconds["alone"].append(timed(one.step))
+        seconds["begin"].append(timed(lambda: one.begin(folder)))
+        seconds["beside"].append(timed(one.step))
+        one.engine.finish_checkpoint()
+    return {what: statistics.median(all_[1:]) for what, all_ in seconds.items()}
+
+
+def table(ones, seconds, size, repeats, missing, beside):
     median = {name: {what: statistics.median(all_) for what, all_ in by.items()} for name, by in seconds.items()}
     best = {what: min(by[what] for by in median.values()) for what in ("save", "load")}
     parameters = sum(one.numel() for one in made().parameters())
     lines = [
         "# Checkpoints: seconds beside other savers",
         "",
-        f"{parameters:,} parameters in fp32 with AdamW, {dist.get_world_size()} ranks, torch {torch.__version__}, {repeats} repeats in turns in one run, medians. "
-        "Every file is synced and its time counts; loads come from the page cache. Speed is that of the fastest, 1.00, in this run.",
+        f"{parameters:,} parameters in fp32 with AdamW, {dist.get_world_size()} ranks, torch {torch.__version__}, {repeats} repeats "
+        "in turns in one run, medians. Every file is synced and its time counts; loads come from the page cache. Speed is beside",
+        "the fastest, 1.00, of this run.",
         "`torchrun --nproc-per-node 2 perf/peers/checkpoints.py --folder ...`",
         "",
         "| | MB | save, s | GB/s | speed | load, s | GB/s | speed |",
@@ -209,6 +243,13 @@ def table(ones, seconds, size, folder, repeats, missing):
             took = median[name][what]
             row += [f"{took:.3f}", f"{size[name] / took / 1e9:.2f}", f"{best[what] / took:.2f}"]
         lines.append("| " + " | ".join(row) + " |")
+    if beside:
+        lines += [
+            "",
+            f"An asynchronous save of Equigrad's: the call, which copies this rank's part, {beside['begin']:.3f} s; a step alone",
+            f"{beside['alone']:.3f} s, the step while it is written {beside['beside']:.3f} s, "
+            f"{beside['beside'] / beside['alone']:.2f} of it.",
+        ]
     if missing:
         lines += ["", "Not installed, so not measured: " + ", ".join(missing) + "."]
     return "\n".join(lines) + "\n"
@@ -216,7 +257,7 @@ def table(ones, seconds, size, folder, repeats, missing):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", required=True, help="where checkpoints are written; what is in it below these names goes")
+    parser.add_argument("--folder", required=True, help="where checkpoints are written; what it has of these names goes")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--write", help="the page")
     arguments = parser.parse_args()
@@ -225,8 +266,11 @@ def main():
     missing = [name for name, package in NEEDED.items() if importlib.util.find_spec(package) is None]
     ones = {name: globals()[name]() for name in NEEDED if name not in missing}
     seconds, size = measure(ones, arguments.folder, arguments.repeats)
+    beside = None
+    if "Equigrad" in ones:
+        beside = measure_beside(ones["Equigrad"], os.path.join(arguments.folder, "Equigrad"), arguments.repeats)
     if dist.get_rank() == 0:
-        page = table(ones, seconds, size, arguments.folder, arguments.repeats, missing)
+        page = table(ones, seconds, size, arguments.repeats, missing, beside)
         print(page)
         if arguments.write:
             with open(arguments.write, "w") as file:
