@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 perf/peers/checkpoints.py --folder SOMEWHERE [--write perf/results/checkpoints.md]
 
 Of a GPT in fp32 with AdamW after one step, every rank saves and loads what its own engine or optimizer holds; all end on the
-disk (fsync of every file, also where a library does not, and its time counts) and are read from the page cache. Equigrad verifies
-digests. A library that is not installed is left out, and said so. Ratios are of medians in one run.
+disk (fsync of every file, also where a library does not, and its time counts) and are read from the page cache. Equigrad
+verifies digests. A library that is not installed is left out, and said so. Ratios are of medians in one run.
 """
 
 import argparse
@@ -229,9 +229,9 @@ def table(ones, seconds, size, repeats, missing, beside):
     lines = [
         "# Checkpoints: seconds beside other savers",
         "",
-        f"{parameters:,} parameters in fp32 with AdamW, {dist.get_world_size()} ranks, torch {torch.__version__}, {repeats} repeats "
-        "in turns in one run, medians. Every file is synced and its time counts; loads come from the page cache. Speed is beside",
-        "the fastest, 1.00, of this run.",
+        f"{parameters:,} parameters in fp32 with AdamW, {dist.get_world_size()} ranks, torch {torch.__version__}, "
+        f"{repeats} repeats in turns in one run, medians. Every file is synced and its time counts; loads come from the page cache. Speed is",
+        "beside the fastest, 1.00, of this run.",
         "`torchrun --nproc-per-node 2 perf/peers/checkpoints.py --folder ...`",
         "",
         "| | MB | save, s | GB/s | speed | load, s | GB/s | speed |",
@@ -246,8 +246,8 @@ def table(ones, seconds, size, repeats, missing, beside):
     if beside:
         lines += [
             "",
-            f"An asynchronous save of Equigrad's: the call, which copies this rank's part, {beside['begin']:.3f} s; a step alone",
-            f"{beside['alone']:.3f} s, the step while it is written {beside['beside']:.3f} s, "
+            f"An asynchronous save of Equigrad's: the call, which copies this rank's part, {beside['begin']:.3f} s; a step",
+            f"alone {beside['alone']:.3f} s, the step while it is written {beside['beside']:.3f} s, "
             f"{beside['beside'] / beside['alone']:.2f} of it.",
         ]
     if missing:
