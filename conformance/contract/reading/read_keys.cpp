@@ -136,23 +136,15 @@ std::string idle(const std::string& key, const std::string& value, const std::st
 
 void as_it_was(EngineConfig&) {}
 
-// Whether save_16bit_model() gathers, by both names.
+// Whether save_16bit_model() gathers, which it need not below stage 3.
 std::vector<Reading> of_gathering_to_save() {
-  const std::string zero = "zero_optimization.", below = "parameters are whole below stage 3",
-                    gather = zero + "stage3_gather_16bit_weights_on_model_save",
-                    old_gather = zero + "stage3_gather_fp16_weights_on_model_save";
-  return {
-      {"SGD",
-       {zero + "stage=3 " + old_gather + "=true",
-        {zero + "stage = 3 (file)", old_gather + " = true (file)",
-         gather + " = true (derived) as stage3_gather_fp16_weights_on_model_save, its old name"},
-        [](EngineConfig& config) {
-          config.zero.stage = 3;
-          config.zero.stage3_gather_16bit_weights_on_model_save = true;
-        }}},
-      {"SGD", {gather + "=true", {idle(gather, "true", below)}, [](EngineConfig& config) {
-                 config.zero.stage3_gather_16bit_weights_on_model_save = true;
-               }}}};
+  const std::string gather = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+  return {{"SGD",
+           {gather + "=true",
+            {idle(gather, "true", "parameters are whole below stage 3")},
+            [](EngineConfig& config) {
+              config.zero.stage3_gather_16bit_weights_on_model_save = true;
+            }}}};
 }
 
 // What stays as it was and is only said to be off changes its note.

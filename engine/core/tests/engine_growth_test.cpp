@@ -143,6 +143,14 @@ Held least_of(comm::Communicator& group, const Pass& pass, std::optional<Held> e
   }
 }
 
+// What the loader and the C library make when something is called for the first time is not of the
+// passes: every look is taken once before it counts.
+template <class Pass>
+void rehearse(comm::Communicator& group, const Pass& pass) {
+  const auto early = least_of(group, pass);
+  static_cast<void>(least_of(group, pass, early));
+}
+
 template <class Fn>
 void at_each_stage(Fn fn) {
   const auto on_rank = [fn](RankContext& context) {
@@ -193,6 +201,7 @@ TEST(EngineGrowth, AThousandPassesHoldNoMoreThanTen) {
       for (int i = 0; i < 2; ++i) run.train(passes++);
     };
     for (int i = 0; i < 5; ++i) window();
+    rehearse(*run.group, window);
     const auto early = least_of(*run.group, window);
     const memory::Ledger ledger = run.engine->ledger();
     const int64_t first = passes;
@@ -211,6 +220,7 @@ TEST(EngineGrowth, AHundredEnginesLeaveNothingBehind) {
     };
     one();
     const CallerState before;
+    rehearse(*context.group(), one);
     const auto early = least_of(*context.group(), one);
     for (int i = 0; i < 80; ++i) one();
     const auto late = least_of(*context.group(), one, early);
