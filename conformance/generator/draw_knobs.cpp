@@ -79,10 +79,6 @@ nlohmann::json draw_knobs(Dice& dice, const Workload& workload, const Execution&
   for (const char* key : {"reduce_bucket_size", "allgather_bucket_size"})
     if (!dice.one_in(3)) zero[key] = any_size(dice);
   if (dice.one_in(3)) zero["overlap_comm"] = dice.coin();
-  // Both names, of what only save_16bit_model() asks for.
-  if (dice.one_in(6))
-    zero[dice.coin() ? "stage3_gather_16bit_weights_on_model_save"
-                     : "stage3_gather_fp16_weights_on_model_save"] = dice.coin();
   if (how.stage == 3) of_stage_3(dice, workload, how, zero);
   if (how.stage > 0) offload(dice, workload.config, zero);
   if (!zero.empty()) knobs["zero_optimization"] = zero;
@@ -97,6 +93,11 @@ nlohmann::json draw_knobs(Dice& dice, const Workload& workload, const Execution&
     knobs["managed_gradient_accumulation"] = dice.coin();
   profiler(dice, knobs);
   add_idle_keys(dice, workload.config, knobs);
+  // Both names, of what only save_16bit_model() asks for.
+  if (dice.one_in(6))
+    knobs["zero_optimization"][dice.coin() ? "stage3_gather_16bit_weights_on_model_save"
+                                           : "stage3_gather_fp16_weights_on_model_save"] =
+        dice.coin();
   return knobs;
 }
 
