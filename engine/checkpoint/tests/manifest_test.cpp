@@ -369,6 +369,8 @@ TEST(WrittenManifest, RefusesWhatCouldNotBeReadAgain) {
   EXPECT_THAT(error_with([](Manifest& m) { m.files[0].name = "../a"; }), HasSubstr("plain name"));
   EXPECT_THAT(error_with([](Manifest& m) { m.files[0].name = "\xff"; }), HasSubstr("in UTF-8"));
   EXPECT_THAT(error_with([](Manifest& m) { m.files[0].bytes = -1; }), HasSubstr("got 16 in -1"));
+  EXPECT_THAT(error_with([](Manifest& m) { m.files[0].bytes = (1LL << 53) + 1; }),
+              HasSubstr("in a file of at most 2^53, got 16 in 9007199254740993"));
   EXPECT_THAT(error_with([](Manifest& m) { m.id = ""; }), HasSubstr("plain name"));
   EXPECT_THAT(error_with([](Manifest& m) { m.world_size = 0; }), HasSubstr("a world_size from 1"));
   EXPECT_THAT(error_with([](Manifest& m) { m.tensors[0].name = "\xff"; }), HasSubstr("UTF-8"));
