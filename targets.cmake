@@ -648,7 +648,7 @@ endfunction()
 
 # python/tests/test_api.py becomes the test python.api, with the package of this build.
 function(equigrad_python_test file label)
-  string(REGEX REPLACE "^.*/test_([a-z_]+)\\.py$" "${label}.\\1" name ${file})
+  string(REGEX REPLACE "^.*/test_([a-z0-9_]+)\\.py$" "${label}.\\1" name ${file})
   add_test(NAME ${name} COMMAND "${EQUIGRAD_PYTHON}" -m pytest -q -p no:cacheprovider "${PROJECT_SOURCE_DIR}/${file}")
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800
     ENVIRONMENT "OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1;PYTHONPATH=${PROJECT_BINARY_DIR}/python")
