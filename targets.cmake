@@ -300,7 +300,7 @@ endfunction()
 
 # Several files compiled as one take less than half of the time: what their headers and templates need is compiled once.
 # Not for the engine's rooms beside the harness: one file of theirs is compiled again in seconds. Files of engine/config and
-# engine/autograd have names of their own in common.
+# engine/autograd have names of their own in common, and so have those of engine/checkpoint.
 function(equigrad_in_groups)
   set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
 endfunction()
@@ -318,7 +318,7 @@ function(equigrad_room room)
   if(sources)
     add_library(${target} STATIC ${sources})
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:equigrad_warnings>)
-    if(room MATCHES "^conformance/|^reports$" OR (NOT EQUIGRAD_HARNESS AND NOT room MATCHES "^engine/(config|autograd)$"))
+    if(room MATCHES "^conformance/|^reports$" OR (NOT EQUIGRAD_HARNESS AND NOT room MATCHES "^engine/(config|autograd|checkpoint)$"))
       equigrad_in_groups(${target})
     endif()
     if(NOT EQUIGRAD_HARNESS)

@@ -25,7 +25,7 @@ using checkpoint::Path;
 using checkpoint::SavedCheckpoint;
 using nlohmann::json;
 
-constexpr auto kWhere = "load_checkpoint";
+constexpr auto kLoadCheckpoint = "load_checkpoint";
 
 // Reads elements [begin, begin + into.numel()) into a flat tensor, of whatever type, device and
 // strides.
@@ -80,7 +80,7 @@ Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint s
       saved_(std::move(saved)),
       from_(saved_engine_from(saved_.manifest().engine,
                               (saved_.folder() / checkpoint::kManifestName).string())),
-      buffers_(all_buffers(parts_, options.buffers, kWhere)),
+      buffers_(all_buffers(parts_, options.buffers, kLoadCheckpoint)),
       client_(client_of(parts_.optimizer)) {
   check_names();
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_shape(i);
@@ -120,20 +120,22 @@ void Load::check_names() const {
   if (!missing.empty()) wrong.push_back(fmt::format("none called {}", fmt::join(missing, ", ")));
   if (!unknown.empty())
     wrong.push_back(fmt::format("{}, which the model has not", fmt::join(unknown, ", ")));
-  throw Error(kWhere, fmt::format("expected the parameters of this model in {}, got {}. Load it "
-                                  "into the model that was saved, or with load_module_strict "
-                                  "false.",
-                                  saved_.folder().string(), fmt::join(wrong, ", and ")));
+  throw Error(kLoadCheckpoint,
+              fmt::format("expected the parameters of this model in {}, got {}. Load it "
+                          "into the model that was saved, or with load_module_strict "
+                          "false.",
+                          saved_.folder().string(), fmt::join(wrong, ", and ")));
 }
 
 void Load::check_shape(std::size_t parameter) const {
   const auto& entry = parts_.model.table[parameter];
   const auto* from = from_.find(entry.name);
   if (from == nullptr || from->shape == entry.shape) return;
-  throw Error(kWhere, fmt::format("expected shape [{}] for \"{}\" in {}, got [{}]. It is a "
-                                  "checkpoint of another model.",
-                                  fmt::join(entry.shape, ", "), entry.name,
-                                  saved_.folder().string(), fmt::join(from->shape, ", ")));
+  throw Error(kLoadCheckpoint,
+              fmt::format("expected shape [{}] for \"{}\" in {}, got [{}]. It is a "
+                          "checkpoint of another model.",
+                          fmt::join(entry.shape, ", "), entry.name, saved_.folder().string(),
+                          fmt::join(from->shape, ", ")));
 }
 
 void Load::check_parameter(std::size_t parameter) const {
@@ -144,25 +146,28 @@ void Load::check_parameter(std::size_t parameter) const {
   if (entry.numel == 0) return;
   if (name.empty()) {
     if (!options_.module_strict) return;
-    throw Error(kWhere, fmt::format("expected the values of \"{}\" in {}, got a checkpoint that "
-                                    "was saved without its frozen parameters. Load it with "
-                                    "load_module_strict false.",
-                                    entry.name, saved_.folder().string()));
+    throw Error(kLoadCheckpoint,
+                fmt::format("expected the values of \"{}\" in {}, got a checkpoint that "
+                            "was saved without its frozen parameters. Load it with "
+                            "load_module_strict false.",
+                            entry.name, saved_.folder().string()));
   }
   if (saved_.entry(name).shape != entry.shape) {
-    throw Error(kWhere, fmt::format("expected \"{}\" of one shape in {}, got two. Load another "
-                                    "tag.",
-                                    name, saved_.folder().string()));
+    throw Error(kLoadCheckpoint,
+                fmt::format("expected \"{}\" of one shape in {}, got two. Load another "
+                            "tag.",
+                            name, saved_.folder().string()));
   }
   const auto dtype = entry.trainable ? parts_.optimizer.masters().scalar_type()
                                      : parts_.model.tensors[parameter].scalar_type();
   const bool same = scalar_type_of(saved_.entry(name).type) == dtype;
   if (same || !loads_optimizer() || from->trainable != entry.trainable) return;
-  throw Error(kWhere, fmt::format("expected \"{}\" as {}, got {}: rounding it would make another "
-                                  "run of this one. Configure the precision that was saved, or "
-                                  "load without optimizer states.",
-                                  name, c10::toString(dtype),
-                                  checkpoint::to_text(saved_.entry(name).type)));
+  throw Error(
+      kLoadCheckpoint,
+      fmt::format("expected \"{}\" as {}, got {}: rounding it would make another "
+                  "run of this one. Configure the precision that was saved, or "
+                  "load without optimizer states.",
+                  name, c10::toString(dtype), checkpoint::to_text(saved_.entry(name).type)));
 }
 
 void Load::check_optimizer() const {
@@ -171,20 +176,22 @@ void Load::check_optimizer() const {
   const auto param_type =
       checkpoint::to_text(element_type_of(torch_dtype(parts_.config.precision.param), ""));
   if (from_.param_type != param_type) {
-    throw Error(kWhere, fmt::format("expected a checkpoint of a run that computes in {}, got one "
-                                    "that computes in {}: it would not be the same run. Configure "
-                                    "the precision that was saved, or load without optimizer "
-                                    "states.",
-                                    param_type, from_.param_type));
+    throw Error(kLoadCheckpoint,
+                fmt::format("expected a checkpoint of a run that computes in {}, got one "
+                            "that computes in {}: it would not be the same run. Configure "
+                            "the precision that was saved, or load without optimizer "
+                            "states.",
+                            param_type, from_.param_type));
   }
   if (client_ != nullptr || from_.client) {
     check_client();
   } else if (groups.front().kind != from_.groups.front().kind ||
              groups.size() != from_.groups.size()) {
-    throw Error(kWhere, fmt::format("expected an optimizer of this kind with {} parameter groups, "
-                                    "got \"{}\" with {}. Configure what was saved, or load without "
-                                    "optimizer states.",
-                                    groups.size(), from_.optimizer, from_.groups.size()));
+    throw Error(kLoadCheckpoint,
+                fmt::format("expected an optimizer of this kind with {} parameter groups, "
+                            "got \"{}\" with {}. Configure what was saved, or load without "
+                            "optimizer states.",
+                            groups.size(), from_.optimizer, from_.groups.size()));
   }
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_state(i);
 }
@@ -196,7 +203,7 @@ void Load::check_client() const {
   const bool is_other = (client_ == nullptr) != !from_.client || mine != saved;
   const auto groups = parts_.optimizer.lr().size();
   if (!is_other && groups == from_.client->rates.size()) return;
-  throw Error(kWhere,
+  throw Error(kLoadCheckpoint,
               fmt::format("expected states of {}{}, got those of {}{}. Give initialize() an "
                           "optimizer like that which saved, or load without optimizer states.",
                           mine, is_other ? "" : fmt::format(" with {} groups", groups), saved,
@@ -208,10 +215,11 @@ void Load::check_state(std::size_t parameter) const {
   const auto* from = from_.find(entry.name);
   if (from == nullptr) return;
   if (from->trainable != entry.trainable || from->group != entry.group || from->steps < 0) {
-    throw Error(kWhere, fmt::format("expected \"{}\" {} in group {}, got it {} in group {}. Load "
-                                    "it into what was saved, or without optimizer states.",
-                                    entry.name, entry.trainable ? "trained" : "frozen", entry.group,
-                                    from->trainable ? "trained" : "frozen", from->group));
+    throw Error(kLoadCheckpoint,
+                fmt::format("expected \"{}\" {} in group {}, got it {} in group {}. Load "
+                            "it into what was saved, or without optimizer states.",
+                            entry.name, entry.trainable ? "trained" : "frozen", entry.group,
+                            from->trainable ? "trained" : "frozen", from->group));
   }
   if (!entry.trainable || entry.numel == 0) return;
   const auto names = states_of(parameter);
@@ -221,7 +229,7 @@ void Load::check_state(std::size_t parameter) const {
     const auto dtype = client_ != nullptr ? scalar_type_of(state.type)
                                           : parts_.optimizer.state(parameter, i).scalar_type();
     if (state.shape == entry.shape && scalar_type_of(state.type) == dtype) continue;
-    throw Error(kWhere,
+    throw Error(kLoadCheckpoint,
                 fmt::format("expected \"{}\" as {} of the parameter's shape, got {}. "
                             "Configure what was saved, or load without optimizer states.",
                             state.name, c10::toString(dtype), checkpoint::to_text(state.type)));
@@ -237,20 +245,22 @@ void Load::check_buffers() const {
     const auto& entry = saved_.entry(full);
     if (entry.shape == tensor.sizes().vec() && scalar_type_of(entry.type) == tensor.scalar_type())
       continue;
-    throw Error(kWhere, fmt::format("expected buffer \"{}\" as {} of shape [{}], got {} of [{}]. "
-                                    "It is a checkpoint of another model.",
-                                    name, c10::toString(tensor.scalar_type()),
-                                    fmt::join(tensor.sizes(), ", "),
-                                    checkpoint::to_text(entry.type), fmt::join(entry.shape, ", ")));
+    throw Error(
+        kLoadCheckpoint,
+        fmt::format("expected buffer \"{}\" as {} of shape [{}], got {} of [{}]. "
+                    "It is a checkpoint of another model.",
+                    name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                    checkpoint::to_text(entry.type), fmt::join(entry.shape, ", ")));
   }
   if (!options_.module_strict) return;
   const auto prefix = buffer_name(source_rank(), "");
   for (const auto& entry : saved_.manifest().tensors) {
     if (!entry.name.starts_with(prefix) || mine.contains(entry.name)) continue;
-    throw Error(kWhere, fmt::format("expected the buffers of this model, got \"{}\" too. Load it "
-                                    "into the model that was saved, or with load_module_strict "
-                                    "false.",
-                                    entry.name.substr(prefix.size())));
+    throw Error(kLoadCheckpoint,
+                fmt::format("expected the buffers of this model, got \"{}\" too. Load it "
+                            "into the model that was saved, or with load_module_strict "
+                            "false.",
+                            entry.name.substr(prefix.size())));
   }
 }
 
@@ -259,7 +269,7 @@ void Load::check_rest() const {
   if (options_.module_only) return;
   if (from_.counters.micro_steps < 0 || from_.counters.global_steps < 0 ||
       from_.counters.skipped_steps < 0 || from_.last_batch_iteration.value_or(0) < -1)
-    throw Error(kWhere, "expected counts of steps, got negative ones. Load another tag.");
+    throw Error(kLoadCheckpoint, "expected counts of steps, got negative ones. Load another tag.");
   if (loads_optimizer() && from_.loss_scale_policy == to_text(*parts_.loss.scaler))
     loss::LossScaler(parts_.config.precision.loss_scale).restore(from_.loss_scale);
   if (from_.theta && parts_.schedules.layer_drop)
@@ -449,8 +459,8 @@ std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
   parts.group.participant.meet(agreement::LoadCheckpoint{});
   finish_checkpoint(engine);
   std::optional<Load> load;
-  const auto said = together(*parts.group.communicator, kWhere, [&]() -> std::string {
-    check_idle(parts, kWhere);
+  const auto said = together(*parts.group.communicator, kLoadCheckpoint, [&]() -> std::string {
+    check_idle(parts, kLoadCheckpoint);
     const auto meant = tag_of(directory, tag);
     if (meant) load.emplace(engine, options, SavedCheckpoint::open(directory, *meant));
     return json{{"tag", meant.value_or("")},
@@ -463,10 +473,11 @@ std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
   });
   for (std::size_t rank = 1; rank < said.size(); ++rank) {
     if (said[rank] == said.front()) continue;
-    throw Error(kWhere, fmt::format("expected the same checkpoint and options on every rank, got "
-                                    "{} on rank {} and {} on rank 0. Make the same call on every "
-                                    "rank, with a folder that they share.",
-                                    said[rank], rank, said.front()));
+    throw Error(kLoadCheckpoint,
+                fmt::format("expected the same checkpoint and options on every rank, got "
+                            "{} on rank {} and {} on rank 0. Make the same call on every "
+                            "rank, with a folder that they share.",
+                            said[rank], rank, said.front()));
   }
   if (!load) return {};
   load->run();

@@ -20,8 +20,6 @@ namespace {
 
 using checkpoint::Path;
 
-constexpr auto kWhere = "save_checkpoint";
-
 // Empty where there is none that can be read.
 std::string text_of(const Path& file) {
   try {
@@ -77,7 +75,7 @@ PendingSave::PendingSave(comm::Communicator& communicator,
       file_(agreement_.folder() / checkpoint::rank_file_name(communicator.rank(),
                                                              communicator.world_size(),
                                                              agreement_.id)) {
-  together(communicator_, kWhere, [this]() -> std::string {
+  together(communicator_, kSaveCheckpoint, [this]() -> std::string {
     if (!is_first()) return {};
     storage_->make_directories(agreement_.folder());
     lock_ = storage_->lock(agreement_.folder());
@@ -122,14 +120,14 @@ void PendingSave::finish() {
   auto written = std::move(written_);
   std::vector<std::string> rank_files;
   try {
-    rank_files = together(communicator_, kWhere, [&] { return written.get(); });
+    rank_files = together(communicator_, kSaveCheckpoint, [&] { return written.get(); });
   } catch (const comm::CommunicationError&) {
     throw;  // rank 0 may have heard all, and name the file in its manifest
   } catch (...) {
     remove_own();
     throw;
   }
-  together(communicator_, kWhere, [&]() -> std::string {
+  together(communicator_, kSaveCheckpoint, [&]() -> std::string {
     if (is_first()) commit(rank_files);
     return {};
   });
@@ -149,10 +147,11 @@ void PendingSave::commit(const std::vector<std::string>& rank_files) const {
     std::error_code error;
     const auto bytes = std::filesystem::file_size(path, error);
     if (!error && static_cast<int64_t>(bytes) == files.back().file.bytes) continue;
-    throw Error(kWhere, fmt::format("expected to see the file of rank {}, \"{}\", on rank 0, got "
-                                    "{}. All ranks need one folder that they share.",
-                                    rank, path.string(),
-                                    error ? error.message() : "one of another length"));
+    throw Error(
+        kSaveCheckpoint,
+        fmt::format("expected to see the file of rank {}, \"{}\", on rank 0, got "
+                    "{}. All ranks need one folder that they share.",
+                    rank, path.string(), error ? error.message() : "one of another length"));
   }
   checkpoint::merge(manifest, files);
   write_manifest(checkpoint::write_manifest(manifest));

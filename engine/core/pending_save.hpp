@@ -24,6 +24,8 @@
 
 namespace equigrad::core {
 
+inline constexpr auto kSaveCheckpoint = "save_checkpoint";  // where its errors come from
+
 // A piece to come, and its values when it is its turn: flat. Every rank asks for all of them, for
 // they may come by a collective call; one that is empty is not written.
 struct PieceSource {

@@ -23,8 +23,6 @@ using checkpoint::ElementType;
 using checkpoint::PieceHeader;
 using nlohmann::json;
 
-constexpr auto kWhere = "save_checkpoint";
-
 std::string random_id() {
   std::random_device device;
   return fmt::format("{:08x}{:08x}", device(), device());
@@ -33,8 +31,8 @@ std::string random_id() {
 json parsed_client_state(const std::string& text) {
   auto parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_discarded()) return parsed;
-  throw Error(kWhere, "expected a client_state that is JSON, got \"" + text.substr(0, 100) +
-                          "\". Give an object, or \"null\".");
+  throw Error(kSaveCheckpoint, "expected a client_state that is JSON, got \"" +
+                                   text.substr(0, 100) + "\". Give an object, or \"null\".");
 }
 
 // Of an optimizer of the caller's: it says itself what it has and cannot give.
@@ -45,8 +43,8 @@ void check_can_be_saved(Parts& parts) {
     static_cast<void>(client->numbers(i));
     for (const auto& name : client->names(i)) {
       if (!is_reserved(name)) continue;
-      throw Error(kWhere, "expected another name for an optimizer's state than \"" + name +
-                              "\", which a checkpoint's own tensors have. Rename it.");
+      throw Error(kSaveCheckpoint, "expected another name for an optimizer's state than \"" + name +
+                                       "\", which a checkpoint's own tensors have. Rename it.");
     }
   }
 }
@@ -120,7 +118,7 @@ void Pieces::add_of_rank(std::vector<PieceSource>& all) const {
                     .end = values.numel()},
                    [values] { return values; }});
   };
-  for (const auto& [name, tensor] : all_buffers(parts_, options_.buffers, kWhere))
+  for (const auto& [name, tensor] : all_buffers(parts_, options_.buffers, kSaveCheckpoint))
     add(buffer_name(communicator.rank(), name), tensor.detach());
   for (const auto& device : random_devices(parts_)) {
     auto generator = at::globalContext().defaultGenerator(device);
@@ -154,10 +152,11 @@ SaveAgreement agreed(const std::vector<std::string>& said) {
     auto other = json::parse(said[rank]);
     other["id"] = first["id"];
     if (other == first) continue;
-    throw Error(kWhere, fmt::format("expected the same directory, tag and options on every rank, "
-                                    "got {} on rank {} and {} on rank 0. Make the same call on "
-                                    "every rank.",
-                                    other.dump(), rank, first.dump()));
+    throw Error(kSaveCheckpoint,
+                fmt::format("expected the same directory, tag and options on every rank, "
+                            "got {} on rank {} and {} on rank 0. Make the same call on "
+                            "every rank.",
+                            other.dump(), rank, first.dump()));
   }
   return {.directory = first["directory"],
           .tag = first["tag"],
@@ -227,12 +226,12 @@ void save_checkpoint(TrainingEngine& engine, const std::string& directory, const
   parts.group.participant.meet(agreement::SaveCheckpoint{});
   finish_checkpoint(engine);
   json client_state;
-  const auto said = together(communicator, kWhere, [&] {
-    check_idle(parts, kWhere);
-    checkpoint::check_tag(name, kWhere);
+  const auto said = together(communicator, kSaveCheckpoint, [&] {
+    check_idle(parts, kSaveCheckpoint);
+    checkpoint::check_tag(name, kSaveCheckpoint);
     check_can_be_saved(parts);
     client_state = parsed_client_state(options.client_state);
-    all_buffers(parts, options.buffers, kWhere);
+    all_buffers(parts, options.buffers, kSaveCheckpoint);
     return json{{"directory", directory},
                 {"tag", name},
                 {"save_latest", options.save_latest},
