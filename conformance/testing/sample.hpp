@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/testing/error_of.hpp"
 #include "engine/error.hpp"
 #include "engine/layout/parameter_table.hpp"
 #include "reference/models/data.hpp"
@@ -53,17 +54,6 @@ inline at::Tensor sum_of_tree(std::vector<at::Tensor> rows) {
     rows = next;
   }
   return rows[0];
-}
-
-// The text of the equigrad::Error that `call` throws; empty if it throws none.
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace equigrad::conformance

@@ -100,8 +100,8 @@ void Pieces::add_frozen(std::vector<PieceSource>& all, std::size_t parameter) co
         .shape = entry.shape,
         .begin = range.begin,
         .end = range.end},
-       [this, range, parameter_name = entry.name] {
-         return engine_.full_parameter(parameter_name)
+       [&engine = engine_, range, parameter_name = entry.name] {
+         return engine.full_parameter(parameter_name)
              .reshape({-1})
              .narrow(0, range.begin, range.numel());
        }});
@@ -226,12 +226,13 @@ void save_checkpoint(TrainingEngine& engine, const std::string& directory, const
   parts.group.participant.meet(agreement::SaveCheckpoint{});
   finish_checkpoint(engine);
   json client_state;
+  std::vector<PieceSource> pieces;
   const auto said = together(communicator, kSaveCheckpoint, [&] {
     check_idle(parts, kSaveCheckpoint);
     checkpoint::check_tag(name, kSaveCheckpoint);
     check_can_be_saved(parts);
     client_state = parsed_client_state(options.client_state);
-    all_buffers(parts, options.buffers, kSaveCheckpoint);
+    pieces = Pieces(engine, options).all();
     return json{{"directory", directory},
                 {"tag", name},
                 {"save_latest", options.save_latest},
@@ -240,13 +241,16 @@ void save_checkpoint(TrainingEngine& engine, const std::string& directory, const
                 {"id", communicator.rank() == 0 ? random_id() : std::string()}}
         .dump(-1, ' ', false, json::error_handler_t::replace);
   });
-  parts.pending_save = std::make_unique<PendingSave>(
+  auto save = std::make_unique<PendingSave>(
       communicator, storage_of(options), agreed(said),
       SaveWords{.engine = to_json(saved_engine(parts)), .client_state = std::move(client_state)});
-  const auto pieces = Pieces(engine, options).all();
-  if (options.asynchronous) return parts.pending_save->write_beside(pieces);
-  parts.pending_save->write(pieces);
-  finish_checkpoint(engine);
+  if (options.asynchronous) {
+    save->write_beside(pieces);
+    parts.pending_save = std::move(save);
+  } else {
+    save->write(pieces);
+    save->finish();
+  }
 }
 
 }  // namespace equigrad::core

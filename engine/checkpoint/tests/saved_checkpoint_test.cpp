@@ -6,28 +6,19 @@
 #include <fstream>
 #include <numeric>
 
+#include "conformance/testing/error_of.hpp"
 #include "conformance/testing/saved_folder.hpp"
 #include "conformance/testing/scratch_folder.hpp"
-#include "engine/error.hpp"
 
 namespace equigrad::checkpoint {
 namespace {
 
+using conformance::error_of;
 using conformance::save_folder;
 using conformance::saved_tensor;
 using conformance::ScratchFolder;
 using testing::AllOf;
 using testing::HasSubstr;
-
-template <class Fn>
-std::string error_of(Fn fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 std::vector<float> numbers() {
   std::vector<float> all(10);

@@ -7,25 +7,16 @@
 #include <iterator>
 #include <vector>
 
+#include "conformance/testing/error_of.hpp"
 #include "conformance/testing/scratch_folder.hpp"
-#include "engine/error.hpp"
 
 namespace equigrad::checkpoint {
 namespace {
 
+using conformance::error_of;
 using conformance::ScratchFolder;
 using testing::AllOf;
 using testing::HasSubstr;
-
-template <class Fn>
-std::string error_of(Fn fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 std::string text_of(const Path& file) {
   std::ifstream in(file, std::ios::binary);

@@ -224,6 +224,26 @@ TEST(Checkpoints, AnAsynchronousSaveIsOfTheMomentInWhichItBegan) {
   });
 }
 
+// Refused before anything is begun: the next save finds nothing of it.
+TEST(Checkpoints, ABufferOfATypeThatFilesLackIsRefusedAndTheNextSaveIsWell) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage});
+    const auto path = folder.path("complex" + std::to_string(stage));
+    SaveOptions options;  // of one rank alone
+    if (context.rank() == 1) options.buffers = {{"c", at::zeros({2}, at::kComplexFloat)}};
+    for (const bool beside : {false, true}) {
+      options.asynchronous = beside;
+      EXPECT_THAT(error_of([&] { it.engine->save_checkpoint(path, "a", options); }),
+                  HasSubstr("a type that safetensors has"));
+      EXPECT_FALSE(fs::exists(path));
+    }
+    it.train(0);
+    it.engine->save_checkpoint(path, "a");
+    EXPECT_TRUE(it.engine->load_checkpoint(path).has_value());
+  });
+}
+
 TEST(Checkpoints, RandomNumbersGoOn) {
   const ScratchFolder folder;
   EXPECT_EQ(on_ranks(2,
