@@ -1,0 +1,64 @@
+"""Plain PyTorch: one process; or several that add their gradients by all_reduce, by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import distributed, nn
+
+from ..loop import Adapter, Engine, Place
+from ..protocol import Absent, Case
+from ..torch_engine import TorchEngine, check_torch_case, in_type_of, start_gloo
+
+
+class _PlainEngine(TorchEngine):
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        yield
+        if place.ends_step and distributed.get_world_size() > 1:
+            for parameter in self._named.values():
+                if parameter.requires_grad:
+                    self._average(parameter)
+
+    @staticmethod
+    def _average(parameter: nn.Parameter) -> None:
+        """A parameter that some ranks did not use counts as zeros there; one that no rank used stays without gradient."""
+        used = torch.tensor(float(parameter.grad is not None))
+        distributed.all_reduce(used)
+        if used.item() == 0:
+            return
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        distributed.all_reduce(parameter.grad)
+        parameter.grad.div_(distributed.get_world_size())
+
+
+class _Plain(Adapter):
+    name = "plain"
+    options = frozenset({"no_sync", "save_after", "set_to_none"})
+
+    def version(self) -> str:
+        return torch.__version__
+
+    def start(self) -> None:
+        start_gloo()
+
+    def check(self, case: Case) -> None:
+        check_torch_case(case)
+        if case.stage:
+            raise Absent("nothing is sharded")
+        if case.precision.communication not in ("", case.precision.model):
+            raise Absent("gradients are added in their own type")
+        if case.options.get("no_sync") is False:
+            raise Absent("gradients are added once per step")
+
+    def make(self, case: Case, module: nn.Module) -> Engine:
+        module = in_type_of(case, module)
+        return _PlainEngine(case, module, dict(module.named_parameters()))
+
+
+def adapter() -> Adapter:
+    """Of this file."""
+    return _Plain()

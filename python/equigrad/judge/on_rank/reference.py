@@ -1,0 +1,76 @@
+"""Local gradients by plain autograd in one process: what every rank's every micro-batch gives before anything is averaged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+
+from . import models
+from .loop import DTYPES, Named, Place, autocast, batch_of, load_weights, places, read_batches
+from .protocol import Case, local_key
+
+Losses = dict[str, list[float]]
+"""By "r{rank}.m{micro}", one per backward; the set in fp64 has "fp64/" before it."""
+_CPU = torch.device("cpu")
+
+
+def local(case: Case, step: int, parameters: Named, scale: float = 1.0) -> tuple[Losses, Named]:
+    """Losses and gradients of all ranks and micro-batches of one step, twice: as the case's precision computes them, and in fp64.
+
+    parameters: by name, the values at this step; rounded to the model's type before both. scale: the loss scale, by which the
+    loss is multiplied and the gradient, in fp64, divided again. The gradient of a micro-batch is the sum over its backwards, each
+    added as autograd adds to `.grad`. A parameter that a micro-batch does not use is absent. With the factor, not divided by the
+    accumulation.
+    """
+    torch.manual_seed(0)
+    built = models.build(case.model)
+    load_weights(built.module, parameters)
+    if case.options.get("activation_checkpointing"):
+        models.checkpoint_activations(built.module)
+    low = models.Built(built.module.to(DTYPES[case.precision.model]), built.loss)
+    exact = models.Built(copy.deepcopy(low.module).to(torch.float64), built.loss)
+    losses: Losses = {}
+    named: Named = {}
+    for rank in range(case.world):
+        batches = read_batches(case, rank)
+        for micro in _micro_batches(case, step):
+            for one, in_fp64 in ((low, False), (exact, True)):
+                got, gradients = _micro_batch(case, one, (batches, rank), micro, 1.0 if in_fp64 else scale)
+                losses[local_key(rank, micro[0].micro, "", in_fp64).rstrip("/")] = got
+                for name, gradient in gradients.items():
+                    named[local_key(rank, micro[0].micro, name, in_fp64)] = gradient
+    return losses, named
+
+
+def _micro_batches(case: Case, step: int) -> Iterator[list[Place]]:
+    """The places of each micro-batch."""
+    every = list(places(case, step))
+    for micro in range(case.accumulation):
+        yield [one for one in every if one.micro == micro]
+
+
+def _micro_batch(
+    case: Case, built: models.Built, of: tuple[Named, int], micro: list[Place], scale: float
+) -> tuple[list[float], Named]:
+    """Losses of a micro-batch's backwards, and its gradients in fp64, unscaled. of: the batches and the rank."""
+    dtype = next(built.module.parameters()).dtype
+    exact = dtype == torch.float64
+    built.module.zero_grad(set_to_none=True)
+    losses = []
+    for place in micro:
+        batch = batch_of(of[0], place, of[1], dtype, _CPU)
+        if exact:
+            batch = {key: one.double() if one.is_floating_point() else one for key, one in batch.items()}
+            loss, output, gradient = built.loss(built.module, batch, case.model.factor)
+        else:
+            with autocast(case.precision, _CPU):
+                loss, output, gradient = built.loss(built.module, batch, case.model.factor)
+        losses.append(float(loss.detach()))
+        if case.style == "tensor_backward":
+            output.backward(gradient * scale)
+        else:
+            (loss * scale).backward()
+    gradients = {name: one.grad for name, one in built.module.named_parameters() if one.grad is not None}
+    return losses, {name: one.double() / scale for name, one in gradients.items()}
