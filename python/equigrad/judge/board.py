@@ -129,7 +129,8 @@ class Board:
     machine: Machine = Machine()
     made_by: str = ""
     """Equigrad's version."""
-    interrupted: bool = False
+    partial: str = ""
+    """Why this is not all that was asked for: "interrupted", "shard 3/4 is missing"; "" for a whole run."""
     shard: str = ""
     """"2/4" for the second of four; "" for a whole run."""
     not_run: dict[str, int] = field(default_factory=dict)
