@@ -115,24 +115,32 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Run:
+    """How the cells came to be."""
+
+    seed: int = 0
+    command: str = ""
+    started: str = ""
+    """UTC, ISO 8601."""
+    seconds: float = 0.0
+    machine: Machine = Machine()
+    made_by: str = ""
+    """Equigrad's version."""
+    shard: str = ""
+    """"2/4" for the second of four; "" where it was not divided."""
+    partial: str = ""
+    """Why this is not all that was asked for: "interrupted", "shard 3/4 is missing"; "" where it is."""
+
+
+@dataclass(frozen=True)
 class Board:
-    """A run. Times are in seconds, `started` is of UTC in ISO 8601."""
+    """Engines, cases, and a cell for each engine on each case."""
 
     engines: tuple[Engine, ...]
     cases: dict[str, dict[str, str]]
     """By id, its value on every axis: {"stage": "2", "precision": "bf16", ...}."""
     cells: tuple[Cell, ...]
-    seed: int = 0
-    command: str = ""
-    started: str = ""
-    seconds: float = 0.0
-    machine: Machine = Machine()
-    made_by: str = ""
-    """Equigrad's version."""
-    partial: str = ""
-    """Why this is not all that was asked for: "interrupted", "shard 3/4 is missing"; "" for a whole run."""
-    shard: str = ""
-    """"2/4" for the second of four; "" for a whole run."""
+    run: Run = Run()
     not_run: dict[str, int] = field(default_factory=dict)
     """Why cells that were planned are not among `cells`, and how many."""
     notes: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from .board import VERDICTS, WRONG, Board, BoardError, Cell, Engine
+from .board import VERDICTS, WRONG, Board, BoardError, Cell, Engine, Run
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,21 @@ def merged(boards: Sequence[Board]) -> Board:
     if not boards:
         raise BoardError("[judge] expected one board or more to merge, got none. Name the files of the shards.")
     first = boards[0]
-    shards = [one.shard for one in boards]
+    shards = [one.run.shard for one in boards]
     if len(set(shards)) < len(shards):
         twice = sorted(name or "a whole run" for name, count in Counter(shards).items() if count > 1)
         raise BoardError(f"[judge] expected every shard once, got {', '.join(twice)} twice. Take one away.")
     for one in boards[1:]:
-        if one.seed != first.seed:
+        if one.run.seed != first.run.seed:
             raise BoardError(
-                f"[judge] expected shards of one seed, got {first.seed} and {one.seed}. Give every shard the same --seed."
+                f"[judge] expected shards of one seed, got {first.run.seed} and {one.run.seed}. Give every shard the same --seed."
             )
     return replace(
         first,
         engines=_engines(boards),
         cases={name: axes for one in boards for name, axes in one.cases.items()},
         cells=_cells(boards),
-        seconds=sum(one.seconds for one in boards),
-        started=min(one.started for one in boards),
-        partial="; ".join(dict.fromkeys([*filter(None, (one.partial for one in boards)), *_missing(shards)])),
-        shard="",
+        run=_run(boards),
         not_run=_not_run(boards),
         notes=tuple(dict.fromkeys(note for one in boards for note in one.notes)),
     )
@@ -88,7 +85,7 @@ def renewed(board: Board, again: Board) -> Board:
         cases={**board.cases, **again.cases},
         cells=tuple(newer.get((cell.engine, cell.case), cell) for cell in board.cells)
         + tuple(cell for where, cell in newer.items() if where not in old),
-        seconds=board.seconds + again.seconds,
+        run=replace(board.run, seconds=board.run.seconds + again.run.seconds),
     )
 
 
@@ -158,6 +155,18 @@ def _not_run(boards: Sequence[Board]) -> dict[str, int]:
     for one in boards:
         total.update(one.not_run)
     return dict(total)
+
+
+def _run(boards: Sequence[Board]) -> Run:
+    runs = [one.run for one in boards]
+    shards = [one.shard for one in runs]
+    return replace(
+        runs[0],
+        seconds=sum(one.seconds for one in runs),
+        started=min(one.started for one in runs),
+        shard="",
+        partial="; ".join(dict.fromkeys([*filter(None, (one.partial for one in runs)), *_missing(shards)])),
+    )
 
 
 def _missing(shards: Sequence[str]) -> list[str]:
