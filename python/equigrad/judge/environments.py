@@ -1,0 +1,191 @@
+"""From what a person names (`ddp`, `deepspeed==0.18.1`, `python my_adapter.py`) to what is started for it.
+
+A version makes a virtual environment of its own below the user's cache, on demand and once. It shares the torch at hand by a .pth
+file: all versions run the same kernels, and the environment is small.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from .processes import Program
+
+ADAPTERS = {
+    "plain": "plain PyTorch, gradients averaged by hand",
+    "ddp": "torch.nn.parallel.DistributedDataParallel",
+    "fsdp1": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "fsdp2": "torch.distributed.fsdp.fully_shard",
+    "deepspeed": "DeepSpeed",
+    "accelerate": "Hugging Face Accelerate",
+    "equigrad": "Equigrad's own engine",
+}
+PACKAGES = {"deepspeed": "deepspeed", "accelerate": "accelerate"}
+"""Adapters whose engine is a package of its own, which can be had in another version."""
+ON_RANK = Path(__file__).with_name("on_rank")
+INSTALL_S = 1200
+
+
+class UsageError(Exception):
+    """Something that a person gave is not as it should be. Its text says what was expected, what was got, and the remedy."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be judged. `text`: as the person named it; adapter: of ADAPTERS, or "" for a command."""
+
+    text: str
+    adapter: str
+    version: str = ""
+    command: tuple[str, ...] = ()
+
+
+def parse_target(text: str) -> Target:
+    """Of an ENGINE, an ENGINE==VERSION or a COMMAND. Raises UsageError; nothing is started."""
+    name, equal, version = text.partition("==")
+    if name in ADAPTERS:
+        if equal and not version:
+            raise UsageError(f"[judge] expected a version after {name}==, got none. Write it, like {name}==0.18.1.")
+        if version and name not in PACKAGES:
+            own = "this package" if name == "equigrad" else "torch"
+            raise UsageError(
+                f"[judge] expected a version of {' or '.join(PACKAGES)}, got {text}: {name}'s version is that of {own}. Give "
+                "--python PATH of an environment that has it."
+            )
+        return Target(text, name, version)
+    return _command(text)
+
+
+def _command(text: str) -> Target:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"[judge] expected a command, got {text!r}: {error}. Close its quotation marks.") from error
+    if words and shutil.which(words[0]):
+        for word in words[1:2]:
+            if word.endswith(".py") and not Path(word).is_file():
+                raise UsageError(f"[judge] expected a program at {word}, got no such file. Correct the path.")
+        return Target(text, "", "", words)
+    close = get_close_matches(text.partition("==")[0], ADAPTERS, 1)
+    meant = f" Did you mean {close[0]}?" if close else f" The engines are {', '.join(ADAPTERS)}; a command is a program on PATH."
+    if words and Path(words[0]).is_file():
+        meant = f" That file is not executable: write `python {text}`, or make it so."
+    raise UsageError(f"[judge] expected an engine or a command, got {text!r}.{meant}")
+
+
+def program_of(target: Target, python: str) -> Program:
+    """What is started for the target on each rank, in that Python."""
+    if not target.adapter:
+        return Program(target.text, target.command)
+    environment = {}
+    if target.adapter == "equigrad":
+        package = str(Path(__file__).resolve().parents[2])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    if target.adapter == "deepspeed":
+        environment["DS_ACCELERATOR"] = "cpu"
+    return Program(target.text, (python, str(ON_RANK), target.adapter), environment)
+
+
+def reference_of(python: str) -> Program:
+    """The process of plain autograd, in that Python."""
+    return Program("reference", (python, str(ON_RANK), "--reference"))
+
+
+def python_of(target: Target, python: str, say: Callable[[str], None]) -> str:
+    """The Python for the target: the given one, or that of an environment with the version that the target names.
+
+    Raises UsageError where it cannot be had. `say` is told what takes time.
+    """
+    if not target.version:
+        return python
+    requirement = f"{PACKAGES[target.adapter]}=={target.version}"
+    site, torch_version = torch_of(python)
+    tag = hashlib.sha256(f"{site}\n{os.path.realpath(python)}".encode()).hexdigest()[:8]
+    folder = _cache() / f"{PACKAGES[target.adapter]}-{target.version}-torch-{torch_version.split('+')[0]}-{tag}"
+    own = folder / "bin" / "python"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(folder.name + ".lock")):
+        mark = folder / ".complete"
+        wanted = f"{site}\n{requirement}\n"
+        if mark.exists() and mark.read_text() == wanted and own.exists():
+            return str(own)
+        say(f"making an environment with {requirement} beside torch {torch_version}, in {folder}")
+        try:
+            _make(folder, python, site, torch_version, requirement)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        mark.write_text(wanted)
+    return str(own)
+
+
+def torch_of(python: str) -> tuple[str, str]:
+    """The folder that a Python's torch lies in, and its version. Raises UsageError where it has none."""
+    code = "import torch, os; print(os.path.dirname(os.path.dirname(torch.__file__))); print(torch.__version__)"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"[judge] expected a Python at {python}, got: {error}. Give --python PATH.") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise UsageError(
+            f"[judge] expected a Python with torch, got {python}: {last}. Install torch there, or give --python PATH of one that has it."
+        )
+    site, version = done.stdout.split("\n")[-3:-1]
+    return site, version
+
+
+def has_package(python: str, package: str) -> bool:
+    """Whether a Python can import a package; asked without importing it."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code], capture_output=True, timeout=120, check=False).returncode == 0
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "equigrad" / "judge"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(folder: Path, python: str, site: str, torch_version: str, requirement: str) -> None:
+    _run([python, "-m", "venv", "--clear", str(folder)], "Install Python's venv module (Debian: python3-venv).")
+    own = str(folder / "bin" / "python")
+    asked = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    purelib = Path(_run([own, "-c", asked], "See that this Python works.").strip())
+    (purelib / "torch_at_hand.pth").write_text(f"{site}\n")
+    constraint = folder / "constraint.txt"
+    constraint.write_text(f"torch=={torch_version}\n")
+    pip = [own, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet", "-c", str(constraint), requirement]
+    remedy = "See that the version exists and that this machine reaches a package index, or give --python PATH of an environment that has it."
+    _run(pip, remedy, {"DS_BUILD_OPS": "0"})
+
+
+def _run(command: list[str], remedy: str, environment: dict[str, str] | None = None) -> str:
+    # What is set for this judge's own modules is none of the new environment's.
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=INSTALL_S, check=False, env={**variables, **(environment or {})}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"[judge] expected `{shlex.join(command)}` to work, got: {error}. {remedy}") from error
+    if done.returncode != 0:
+        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-12:])
+        raise UsageError(f"[judge] expected `{shlex.join(command)}` to work, got exit code {done.returncode}. {remedy}\n{said}")
+    return done.stdout
