@@ -79,7 +79,7 @@ class Engine(abc.ABC):
         """By one of STYLES. Override it where the engine has a backward of its own, or scales in hooks."""
         loss, output, gradient = losses
         if style == "tensor_backward":
-            output.backward(self.scale(gradient))
+            output.backward(self.scale(gradient))  # type: ignore[no-untyped-call]
         elif style == "loss_backward":
             loss.backward()  # type: ignore[no-untyped-call]
         else:
@@ -141,19 +141,18 @@ def run_case(adapter: Adapter, case: Case, rank: int, folder: str) -> tuple[Answ
 
     folder: exists, is the same for all ranks of the case, and is this case's alone.
     """
-    about = {"engine": adapter.name, "version": adapter.version(), "torch": torch.__version__}
     try:
         _check(adapter, case)
         steps, named = _train(adapter, case, rank, folder)
-        return Answer(steps=steps, **about), named
+        return _signed(adapter, Answer(steps=steps)), named
     except Absent as error:
-        return Answer(absent=str(error), **about), {}
+        return _signed(adapter, Answer(absent=str(error))), {}
     except Refused as error:
-        return Answer(refused=str(error), **about), {}
+        return _signed(adapter, Answer(refused=str(error))), {}
     except Exception as error:  # noqa: BLE001  whatever an engine raises is what the case came to
         if adapter.refuses(error):
-            return Answer(refused=f"{type(error).__name__}: {error}", **about), {}
-        return Answer(failed=traceback.format_exc(), **about), {}
+            return _signed(adapter, Answer(refused=f"{type(error).__name__}: {error}")), {}
+        return _signed(adapter, Answer(failed=traceback.format_exc())), {}
     finally:
         gc.collect()
 
@@ -214,6 +213,15 @@ def overflows(case: Case, place: Place, rank: int) -> bool:
     return bool(at) and at == f"{place.step}:{rank}" and place.micro == 0 and place.backward == 0
 
 
+def seed_of(place: Place, rank: int) -> int:
+    """What torch's generator is seeded with before the forward of a place, for models that draw random numbers."""
+    return ((place.step * 1000 + rank) * 1000 + place.micro) * 1000 + place.backward
+
+
+def _signed(adapter: Adapter, answer: Answer) -> Answer:
+    return dataclasses.replace(answer, engine=adapter.name, version=adapter.version(), torch=torch.__version__)
+
+
 def _check(adapter: Adapter, case: Case) -> None:
     for option in case.options:
         if option not in LOOP_OPTIONS | adapter.options:
@@ -258,15 +266,16 @@ class _Training:
             return self.first.module
         return lambda **inputs: sum(engine.module(**inputs) for engine in self.engines.values())
 
-    def backward(self, place: Place, batch: Named, infinite: bool) -> float:
+    def backward(self, place: Place, batch: Named, rank: int) -> float:
         """Forward and backward of one place; its loss."""
         case, first = self._case, self.first
+        torch.manual_seed(seed_of(place, rank))
         with contextlib.ExitStack() as stack:
             for engine in self.engines.values():
                 stack.enter_context(engine.at(place))
             with contextlib.nullcontext() if first.autocasts else autocast(case.precision, first.device):
                 loss, output, gradient = self.built.loss(self.called(), batch, case.model.factor)
-            if infinite:
+            if overflows(case, place, rank):
                 loss, gradient = loss * float("inf"), gradient * float("inf")
             value = float(loss.detach())
             if case.accumulation > 1 and (not first.divides or case.options.get("scale_wrt_gas") is False):
@@ -313,7 +322,7 @@ def _train(adapter: Adapter, case: Case, rank: int, folder: str) -> tuple[tuple[
         losses = []
         for place in places(case, step):
             batch = batch_of(batches, place, rank, dtype, training.first.device)
-            losses.append(training.backward(place, batch, overflows(case, place, rank)))
+            losses.append(training.backward(place, batch, rank))
         steps.append(training.finish_step(step, losses, named))
         if case.options.get("save_after") == step:
             training.resume(folder)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from . import models
-from .loop import DTYPES, Named, Place, autocast, batch_of, load_weights, places, read_batches
+from .loop import DTYPES, Named, Place, autocast, batch_of, load_weights, overflows, places, read_batches, seed_of
 from .protocol import Case, local_key
 
 Losses = dict[str, list[float]]
@@ -57,20 +57,24 @@ def _micro_batch(
     """Losses of a micro-batch's backwards, and its gradients in fp64, unscaled. of: the batches and the rank."""
     dtype = next(built.module.parameters()).dtype
     exact = dtype == torch.float64
+    rank = of[1]
     built.module.zero_grad(set_to_none=True)
     losses = []
     for place in micro:
-        batch = batch_of(of[0], place, of[1], dtype, _CPU)
+        torch.manual_seed(seed_of(place, rank))
+        batch = batch_of(of[0], place, rank, dtype, _CPU)
         if exact:
             batch = {key: one.double() if one.is_floating_point() else one for key, one in batch.items()}
             loss, output, gradient = built.loss(built.module, batch, case.model.factor)
         else:
             with autocast(case.precision, _CPU):
                 loss, output, gradient = built.loss(built.module, batch, case.model.factor)
+        if overflows(case, place, rank):
+            loss, gradient = loss * float("inf"), gradient * float("inf")
         losses.append(float(loss.detach()))
         if case.style == "tensor_backward":
-            output.backward(gradient * scale)
+            torch.autograd.backward(output, gradient * scale)
         else:
-            (loss * scale).backward()
+            torch.autograd.backward(loss * scale)
     gradients = {name: one.grad for name, one in built.module.named_parameters() if one.grad is not None}
     return losses, {name: one.double() / scale for name, one in gradients.items()}

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import torch
+from torch import distributed
 
 from . import adapters, tensors
 from .loop import run_case
@@ -41,6 +42,8 @@ def _serve(channel: Channel, engine: str) -> int:
         answer, named = run_case(adapter, read_case(line["case"]), rank, line["folder"])
         tensors.write(path, named)
         channel.send({"number": line["number"], "answer": to_json(answer), "tensors": path})
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
     return 0
 
 

@@ -8,8 +8,27 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from .loop import DTYPES, Engine, Named, Stepped
+from .loop import DTYPES, Adapter, Engine, Named, Stepped
 from .protocol import Absent, Case
+
+_REFUSALS = ("Attempting to unscale FP16 gradients", "Expected to have finished reduction in the prior iteration")
+"""How begins what torch raises for a use that it does not have, where its text does not say "support"."""
+
+
+class TorchAdapter(Adapter):
+    """Of a wrapper that comes with torch."""
+
+    def version(self) -> str:
+        return torch.__version__
+
+    def start(self) -> None:
+        start_gloo()
+
+    def check(self, case: Case) -> None:
+        check_torch_case(case)
+
+    def refuses(self, error: Exception) -> bool:
+        return super().refuses(error) or str(error).startswith(_REFUSALS)
 
 
 def start_gloo() -> None:
@@ -62,7 +81,11 @@ class TorchEngine(Engine):
         )
         scale = case.precision.loss_scale
         self._scaler = (
-            torch.amp.GradScaler(self.device.type, init_scale=scale.value, growth_interval=scale.window) if scale else None
+            torch.amp.GradScaler(  # type: ignore[attr-defined]
+                self.device.type, init_scale=scale.value, growth_interval=scale.window
+            )
+            if scale
+            else None
         )
         self._stepped = False
         self._optimizer.register_step_post_hook(self._note_step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import models
 from ..loop import Adapter, Engine, Place
 from ..protocol import Absent, Case
-from ..torch_engine import TorchEngine, check_torch_case, in_type_of, start_gloo
+from ..torch_engine import TorchAdapter, TorchEngine, in_type_of
 
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
@@ -26,20 +25,14 @@ class _DdpEngine(TorchEngine):
             yield
 
 
-class _Ddp(Adapter):
+class _Ddp(TorchAdapter):
     name = "ddp"
     options = frozenset(
         {"no_sync", "save_after", "set_to_none", "bucket_bytes", "static_graph", "find_unused", "gradient_as_bucket_view"}
     )
 
-    def version(self) -> str:
-        return torch.__version__
-
-    def start(self) -> None:
-        start_gloo()
-
     def check(self, case: Case) -> None:
-        check_torch_case(case)
+        super().check(case)
         if case.stage:
             raise Absent("nothing is sharded")
         if case.precision.communication not in ("", case.precision.model, *_HOOKS):
@@ -50,7 +43,7 @@ class _Ddp(Adapter):
         given = case.options
         wrapped = DistributedDataParallel(
             module,
-            bucket_cap_mb=int(given.get("bucket_bytes", 25 << 20)) / (1 << 20),  # type: ignore[arg-type]  # a fraction is taken
+            bucket_cap_mb=int(given.get("bucket_bytes", 25 << 20)) / (1 << 20),
             find_unused_parameters=bool(given.get("find_unused", leaves_unused(case))),
             static_graph=bool(given.get("static_graph", False)),
             gradient_as_bucket_view=bool(given.get("gradient_as_bucket_view", False)),
@@ -59,9 +52,6 @@ class _Ddp(Adapter):
         if communication not in ("", case.precision.model):
             wrapped.register_comm_hook(None, _HOOKS[communication])
         return _DdpEngine(case, wrapped, dict(module.named_parameters()))
-
-    def refuses(self, error: Exception) -> bool:
-        return super().refuses(error) or "Expected to have finished reduction in the prior iteration" in str(error)
 
 
 def leaves_unused(case: Case) -> bool:

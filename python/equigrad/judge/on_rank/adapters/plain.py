@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from ..loop import Adapter, Engine, Place
 from ..protocol import Absent, Case
-from ..torch_engine import TorchEngine, check_torch_case, in_type_of, start_gloo
+from ..torch_engine import TorchAdapter, TorchEngine, in_type_of
 
 
 class _PlainEngine(TorchEngine):
@@ -35,18 +35,12 @@ class _PlainEngine(TorchEngine):
         parameter.grad.div_(distributed.get_world_size())
 
 
-class _Plain(Adapter):
+class _Plain(TorchAdapter):
     name = "plain"
     options = frozenset({"no_sync", "save_after", "set_to_none"})
 
-    def version(self) -> str:
-        return torch.__version__
-
-    def start(self) -> None:
-        start_gloo()
-
     def check(self, case: Case) -> None:
-        check_torch_case(case)
+        super().check(case)
         if case.stage:
             raise Absent("nothing is sharded")
         if case.precision.communication not in ("", case.precision.model):
