@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Any
 
 import torch
@@ -56,8 +57,11 @@ def _serve_reference(channel: Channel) -> int:
 
 
 def _reference_answer(line: dict[str, Any]) -> dict[str, Any]:
-    parameters = tensors.read(line["parameters"])
-    losses, named = local(read_case(line["case"]), int(line["step"]), parameters, float(line.get("scale") or 1.0))
-    path = os.path.join(line["folder"], f"local{line['step']}.safetensors")
-    tensors.write(path, named)
+    try:
+        parameters = tensors.read(line["parameters"])
+        losses, named = local(read_case(line["case"]), int(line["step"]), parameters, float(line.get("scale") or 1.0))
+        path = os.path.join(line["folder"], f"local{line['step']}.safetensors")
+        tensors.write(path, named)
+    except Exception:  # noqa: BLE001  a user's model may raise anything
+        return {"number": line["number"], "error": traceback.format_exc()}
     return {"number": line["number"], "losses": to_json(losses), "tensors": path}
