@@ -1,0 +1,355 @@
+"""What faults make of a gradient: each predicts the wrong elements from every rank's and micro-batch's contribution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from equigrad.judge.proof import Claim
+from equigrad.judge.seen import CaseSeen, Layout, unit_roundoff
+
+Matrix = list[list[float]]
+"""[rank][micro-batch], relative to a right average: 1 is right, 0 is missing."""
+
+NAMED, OWN, PATTERN, TIME, PLACE, ROUNDED, FITTED, MATRIX = range(8)
+"""Simple causes first."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Wrong elements of one rank in one step."""
+
+    step: int
+    rank: int
+    index: torch.Tensor
+    """Into the flat vector of all parameters, ascending."""
+    got: torch.Tensor
+    right: torch.Tensor
+    alike: bool = False
+    """Whether all ranks have the same."""
+
+
+class GradientFaults:
+    """The claims about a gradient, for each place."""
+
+    def __init__(self, seen: CaseSeen, layout: Layout) -> None:
+        self._seen, self._layout = seen, layout
+        self._world, self._micro = seen.case.world, seen.case.accumulation
+        self._owners = {how: layout.owner(self._world, how) for how in ("rows", "elements", "all")}
+        self._unit = unit_roundoff(seen.case)
+        self._parts: dict[int, torch.Tensor] = {}
+
+    def claims(self, place: Place) -> Iterator[Claim]:
+        """Every fault that is known of, and what it would give here."""
+        sizes = self._sizes(place)
+        rounds = (self._world * self._micro + 4) * self._unit
+        yield from self._factors(place, rounds * sizes)
+        yield from self._patterns(place, sizes)
+        yield from self._times(place, rounds * sizes)
+        yield from self._places(place)
+        yield from self._rounded(place)
+
+    def parts(self, step: int) -> torch.Tensor:
+        """[rank, micro-batch, element]: contributions, scaled so that their sum is the right average."""
+        if step not in self._parts:
+            one = self._seen.steps[step]
+            rows = [[self._layout.flat(part) for part in row] for row in one.contributions]
+            given = torch.stack([torch.stack(row) for row in rows])
+            total, right = given.sum((0, 1)), self._layout.flat(one.right_gradient)
+            bottom = float(total @ total)
+            scale = float(right @ total) / bottom if bottom else 1.0 / (self._world * self._micro)
+            nearest = round(1 / scale) if scale > 0 else 0
+            if nearest and abs(scale * nearest - 1) < 1e-3:
+                scale = 1 / nearest
+            self._parts[step] = given * scale
+        return self._parts[step]
+
+    def predicted(self, place: Place, matrix: torch.Tensor) -> torch.Tensor:
+        """The elements of the place under coefficients [rank, micro-batch] or [rank, micro-batch, element]."""
+        weights = matrix if matrix.dim() == 3 else matrix.unsqueeze(-1)
+        return (self.parts(place.step)[:, :, place.index] * weights).sum((0, 1))
+
+    def _sizes(self, place: Place) -> torch.Tensor:
+        return torch.maximum(self.parts(place.step)[:, :, place.index].abs().sum((0, 1)), place.right.abs())
+
+    def _factors(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        for factor, kind, says in self.named_factors(place.step):
+            exact = factor in (0.0, -1.0)
+            yield Claim(kind, says, place.right * factor, torch.zeros_like(room) if exact else room * max(factor, 1), NAMED)
+        ratios = (place.got / place.right)[(place.right != 0)]
+        if ratios.numel():
+            factor = float(ratios.median())
+            says = f"multiplied by {factor:.6g}: a scale, or a factor of clipping?"
+            yield Claim("other-factor", says, place.right * factor, room * max(abs(factor), 1), FITTED, fitted=1)
+
+    def named_factors(self, step: int) -> list[tuple[float, str, str]]:
+        """(factor, kind, words) of faults that multiply a gradient."""
+        world, micro = self._world, self._micro
+        ranks, batches = f"the number of ranks ({world})", f"the number of micro-batches ({micro})"
+        found = [(0.0, "zeros", "zeros: lost"), (-1.0, "sign", "of the other sign"), (2.0, "added-twice", "added twice")]
+        if world > 1:
+            found += [(1 / world, "divided-by-ranks-twice", f"divided by {ranks} twice")]
+            found += [(world, "not-divided-by-ranks", f"summed over the ranks, not divided by {ranks}")]
+        if micro > 1:
+            found += [(1 / micro, "divided-by-micro-batches-twice", f"divided by {batches} twice")]
+            found += [(micro, "not-divided-by-micro-batches", f"summed, not divided by {batches}")]
+        if world > 1 and micro > 1:
+            both = f"{ranks} and {batches}"
+            found += [(1 / (world * micro), "divided-by-all-twice", f"divided by {both} twice")]
+            found += [(world * micro, "not-divided-at-all", f"summed, not divided by {both}")]
+        return found + self._scales(step)
+
+    def _scales(self, step: int) -> list[tuple[float, str, str]]:
+        scale = self._seen.steps[step].loss_scale
+        found = []
+        if scale != 1:
+            found += [(scale, "loss-scale-left-in", f"multiplied by the loss scale ({scale:g}), which was not taken out")]
+            found += [(1 / scale, "loss-scale-taken-out-twice", f"divided by the loss scale ({scale:g}) once too often")]
+        for other, kind, whose in ((step + 1, "loss-scale-of-next-step", "next step"), (step - 1, "loss-scale-of-last-step", "step before")):
+            if 0 <= other < len(self._seen.steps):
+                theirs = self._seen.steps[other].loss_scale
+                if theirs != scale and theirs > 0:
+                    found += [(scale / theirs, kind, f"divided by the loss scale of the {whose} ({theirs:g}, not {scale:g})")]
+        if scale != 1:
+            found += [(0.5, "another-loss-scale", "half as large: divided by twice the loss scale?")]
+        return found
+
+    def _patterns(self, place: Place, sizes: torch.Tensor) -> Iterator[Claim]:
+        rounds = (self._world * self._micro + 4) * self._unit
+        for kind, says, matrix in patterns(self._world, self._micro):
+            weights = torch.tensor(matrix, dtype=torch.float64)
+            room = rounds * sizes * max(1.0, float(weights.abs().max()))
+            yield Claim(kind, says, self.predicted(place, weights), room, PATTERN, variant=says)
+        if self._world > 1:
+            yield from self._own(place, rounds * sizes)
+        yield from self._fitted(place, sizes)
+
+    def _own(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        """Every rank, or every shard's owner, has its own part."""
+        world, micro = self._world, self._micro
+        whose = {how: owner[place.index] for how, owner in self._owners.items()}
+        if not place.alike:
+            whose["rank"] = torch.full((place.index.numel(),), place.rank)
+        for how, owner in whose.items():
+            own = torch.zeros(world, 1, place.index.numel(), dtype=torch.float64)
+            own[owner.clamp(max=world - 1), 0, torch.arange(place.index.numel())] = 1
+            whom = "each rank keeps its own" if how == "rank" else "each shard holds its own rank's"
+            for times, kind, says in (
+                (world, "not-reduced", f"{whom} gradient: not reduced over the ranks"),
+                (1, "only-own-part", f"{whom} part, divided by the number of ranks: the other ranks' parts did not arrive"),
+                (world * micro, "not-reduced-nor-divided", f"{whom} gradient: neither reduced over the ranks nor divided by micro-batches"),
+            ):
+                yield Claim(kind, says, self.predicted(place, (own * times).expand(-1, micro, -1)), room * times, OWN)
+            if micro > 1:
+                yield from self._own_in_part(place, own, room * world)
+
+    def _own_in_part(self, place: Place, own: torch.Tensor, room: torch.Tensor) -> Iterator[Claim]:
+        world, micro = self._world, self._micro
+        for times in (world, 1):
+            last = torch.ones(world, micro, place.index.numel(), dtype=torch.float64)
+            last[:, -1:] = own * times
+            says = "the last micro-batch is not reduced over the ranks: its own rank's part is in it alone"
+            yield Claim("last-micro-batch-not-reduced", says, self.predicted(place, last), room, OWN)
+            early = (own * times).expand(-1, micro, -1).clone()
+            early[:, -1:] = 1
+            says = "only the last micro-batch is reduced over the ranks, the earlier ones stay each rank's own"
+            yield Claim("only-last-micro-batch-reduced", says, self.predicted(place, early), room, OWN)
+            for kept, words, kind in ((0, "first", "only-first-micro-batch"), (micro - 1, "last", "only-last-micro-batch")):
+                alone = torch.zeros_like(last)
+                alone[:, kept : kept + 1] = own * times
+                says = f"only the {words} micro-batch of each rank's own gradient, not reduced over the ranks"
+                yield Claim(kind, says, self.predicted(place, alone), room, OWN)
+
+    def _times(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        if place.step == 0:
+            return
+        before = self._seen.steps[place.step - 1]
+        shown = before.gradient[place.rank] if before.gradient else before.right_gradient
+        clipped = clip_factor(self._seen, place.step - 1)
+        for source in (shown, before.right_gradient):
+            last = self._layout.flat(source)[place.index]
+            wide = room + 8 * self._unit * last.abs()
+            yield Claim("stale", "that of the step before", last, wide, TIME)
+            says = "this step's and the step before's added: it was not zeroed in between"
+            for factor in {1.0, clipped}:
+                yield Claim("not-zeroed", says, place.right + factor * last, wide, TIME)
+        yield from self._old_weights(place, room)
+
+    def _old_weights(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        if self._seen.local is None:
+            return
+        scale = 1.0 / (self._world * self._micro)
+        for back in (1, 2):
+            if place.step < back:
+                return
+            older = self._seen.steps[place.step - back].before
+            given = self._seen.local(place.step, older)
+            total = torch.stack([self._layout.flat(part) for row in given for part in row])[:, place.index] * scale
+            says = "that at the weights of the step before: forward or backward read old weights"
+            if back == 2:
+                says = "that at the weights of two steps before: forward or backward read old weights"
+            yield Claim("old-weights", says, total.sum(0), room + 8 * self._unit * total.abs().sum(0), TIME)
+
+    def _places(self, place: Place) -> Iterator[Claim]:
+        one = self._seen.steps[place.step]
+        right, room = self._layout.flat(one.right_gradient), self._layout.flat(one.gradient_room)
+        yield from moved(self._layout, place, right, room, self._world)
+
+    def _rounded(self, place: Place) -> Iterator[Claim]:
+        parts = self.parts(place.step)[:, :, place.index]
+        room = 2.0**-22 * self._sizes(place)
+        for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
+            accumulated = torch.zeros_like(parts[:, 0])
+            for batch in range(self._micro):
+                accumulated = (accumulated + parts[:, batch]).to(dtype).double()
+            added = torch.zeros_like(place.right)
+            for one in parts.sum(1).to(dtype).double():
+                added = (added + one).to(dtype).double()
+            once = (place.right, parts.sum(1), parts.sum(0), parts.flatten(0, 1))
+            for values in (*(one.to(dtype).double() for one in once), accumulated, added):
+                total = values if values.dim() == 1 else values.sum(0)
+                yield Claim(f"rounded-to-{name}", f"rounded to {name} on the way", total, room, ROUNDED)
+
+    def _fitted(self, place: Place, sizes: torch.Tensor) -> Iterator[Claim]:
+        terms = self._world * self._micro
+        if place.index.numel() < 2 * terms or terms == 1:
+            return
+        columns = self.parts(place.step)[:, :, place.index].reshape(terms, -1).T
+        solved = torch.linalg.lstsq(columns, place.got.unsqueeze(1), driver="gelsd")
+        if int(solved.rank) < terms:
+            return
+        fitted = solved.solution.reshape(self._world, self._micro)
+        simple = snapped(fitted, self._world, self._micro)
+        says = "made of the contributions in wrong shares: " + shares(simple, terms)
+        room = (terms + 4) * self._unit * sizes * max(1.0, float(simple.abs().max()))
+        yield Claim("other-shares", says, self.predicted(place, simple), room, MATRIX, fitted=terms)
+
+
+def clip_factor(seen: CaseSeen, step: int) -> float:
+    """What clipping multiplies a right gradient of the step by."""
+    clip, norm = seen.case.clip, seen.steps[step].norm
+    if clip is None or norm is None or not norm.mid > clip.max_norm:
+        return 1.0
+    return clip.max_norm / (norm.mid + 1e-6)
+
+
+def snapped(matrix: torch.Tensor, world: int, micro: int) -> torch.Tensor:
+    """Every coefficient replaced by the nearest that a fault makes, where one is near."""
+    simple = {0.0, 1.0, 2.0, 3.0, 0.5, -1.0, float(world), 1 / world, float(micro), 1 / micro, float(world * micro), 1 / (world * micro)}
+    result = matrix.clone()
+    for value in simple:
+        result[(matrix - value).abs() < 1e-4] = value
+    return result
+
+
+def shares(matrix: torch.Tensor, terms: int) -> str:
+    """ "rank 0: 1 0 1, rank 1: 1 1 1 (each of 1/6)"."""
+    rows = [f"rank {r}: " + " ".join(f"{float(one):.4g}" for one in row) for r, row in enumerate(matrix)]
+    return ", ".join(rows) + f" (by micro-batch, each of 1/{terms})"
+
+
+def patterns(world: int, micro: int) -> Iterator[tuple[str, str, Matrix]]:
+    """(kind, words, coefficients): ranks, micro-batches or single contributions that are missing, or count too much."""
+    def made(inside: float, outside: float, rank: int | None, batch: int | None) -> Matrix:
+        return [
+            [inside if rank in (None, r) and batch in (None, m) else outside for m in range(micro)] for r in range(world)
+        ]
+
+    for rank in range(world if world > 1 else 0):
+        name = f"rank {rank}"
+        yield "rank-missing", f"without the gradient of {name}", made(0, 1, rank, None)
+        yield "rank-missing", f"without the gradient of {name}, averaged over the others", made(0, world / (world - 1), rank, None)
+        yield "rank-counted-twice", f"made with the gradient of {name} twice", made(2, 1, rank, None)
+        yield "rank-not-divided", f"made with the gradient of {name} not divided by the number of ranks", made(world, 1, rank, None)
+        yield "only-one-rank", f"the gradient of {name} alone", made(world, 0, rank, None)
+        yield "only-one-rank", f"the gradient of {name} alone, divided by the number of ranks", made(1, 0, rank, None)
+    if micro > 1:
+        yield from _batch_patterns(world, micro)
+    if micro > 1 and world > 1:
+        for rank in range(world):
+            for batch in range(micro):
+                name = f"micro-batch {batch + 1} of rank {rank}"
+                yield "micro-batch-missing-on-a-rank", f"without {name}", made(0, 1, rank, batch)
+                yield "micro-batch-twice-on-a-rank", f"made with {name} twice", made(2, 1, rank, batch)
+
+
+def _batch_patterns(world: int, micro: int) -> Iterator[tuple[str, str, Matrix]]:
+    def made(row: list[float]) -> Matrix:
+        return [list(row) for _ in range(world)]
+
+    for batch in range(micro):
+        alone, rest = [0.0] * micro, [1.0] * micro
+        alone[batch], rest[batch] = 1.0, 0.0
+        word = "first" if batch == 0 else "last" if batch == micro - 1 else f"{batch + 1}th" if batch > 2 else ("second", "third")[batch - 1]
+        kind = "only-first-micro-batch" if batch == 0 else "only-last-micro-batch" if batch == micro - 1 else "only-one-micro-batch"
+        yield kind, f"the {word} micro-batch alone, divided by all {micro}", made(alone)
+        yield kind, f"the {word} micro-batch alone, not divided", made([micro * one for one in alone])
+        yield "micro-batch-missing", f"without the {word} micro-batch", made(rest)
+        yield "micro-batch-missing", f"without the {word} micro-batch, averaged over the others", made([one * micro / (micro - 1) for one in rest])
+        yield "micro-batch-twice", f"made with the {word} micro-batch twice", made([2 - one for one in rest])
+    if micro > 2:
+        ends = [1.0, *[0.0] * (micro - 2), 1.0]
+        yield "middle-micro-batches-missing", "without the micro-batches between the first and the last", made(ends)
+    says = "made with earlier micro-batches again at every later one: what was sent was not cleared"
+    yield "accumulated-again", says, made([float(micro - m) for m in range(micro)])
+    says = "made with earlier micro-batches averaged over the ranks again"
+    yield "averaged-again", says, made([float(world) ** -(micro - 1 - m) for m in range(micro)])
+
+
+def moved(layout: Layout, place: Place, right: torch.Tensor, room: torch.Tensor, world: int) -> Iterator[Claim]:
+    """Right numbers at wrong places: `right` and its room are flat vectors of all parameters."""
+    starts = torch.tensor([layout.offsets[name] for name in layout.names])
+    of = torch.bucketize(place.index, starts, right=True) - 1
+
+    def taken(kind: str, says: str, source: torch.Tensor, known: torch.Tensor) -> Claim:
+        known = known & (source >= 0) & (source < right.numel())
+        source = source.clamp(0, right.numel() - 1)
+        return Claim(kind, says, torch.where(known, right[source], torch.nan), room[source], PLACE)
+
+    for by in (1, -1, 2, -2, 3, -3, 4, -4):
+        if abs(by) == 1 or place.index.numel() >= 16:
+            says = f"shifted by {abs(by)} element{'' if abs(by) == 1 else 's'}"
+            yield taken("shifted", says, place.index + by, torch.ones_like(place.index, dtype=torch.bool))
+    numel = torch.tensor([layout.shapes[name].numel() for name in layout.names])[of]
+    rows = torch.tensor([layout.shapes[name][0] if len(layout.shapes[name]) else 1 for name in layout.names])[of]
+    for by in range(1, world):
+        for size in (-(-rows // world) * (numel // rows.clamp(min=1)), -(-numel // world)):
+            inside = place.index - starts[of]
+            source = inside + torch.where(inside // size + by < world, by * size, (by - world) * size)
+            says = "that of another rank's shard: shards are swapped"
+            yield taken("shards-swapped", says, starts[of] + source, (source >= 0) & (source < numel))
+    if place.index.numel() >= 3 and bool((of == of[0]).all()):
+        for order in (layout.names, layout.names[::-1]):
+            found = _window(layout, order, place, right, room)
+            if found is not None:
+                yield found
+
+
+def _window(layout: Layout, order: list[str], place: Place, right: torch.Tensor, room: torch.Tensor) -> Claim | None:
+    """The wrong elements of one parameter, found in a row somewhere else among all parameters in that order."""
+    vector = torch.cat([right[layout.of(name)] for name in order])
+    near = torch.cat([room[layout.of(name)] for name in order])
+    relative = place.index - place.index[0]
+    anchor = int(place.got.abs().argmax())
+    spots = ((vector - place.got[anchor]).abs() <= near).nonzero().flatten()[:64]
+    for spot in spots.tolist():
+        source = relative - relative[anchor] + spot
+        if int(source.min()) < 0 or int(source.max()) >= vector.numel():
+            continue
+        values, allowed = vector[source], near[source]
+        if bool(((values - place.got).abs() <= allowed).all()):
+            name, at = _name_at(layout, order, int(source[0]))
+            says = f"that of {name}, from its element {at} on" if at else f"that of {name}"
+            return Claim("of-another-parameter", says, values, allowed, PLACE)
+    return None
+
+
+def _name_at(layout: Layout, order: list[str], position: int) -> tuple[str, int]:
+    for name in order:
+        numel = layout.shapes[name].numel()
+        if position < numel:
+            return name, position
+        position -= numel
+    return order[-1], 0
