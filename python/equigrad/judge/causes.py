@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -40,7 +41,7 @@ class _Found:
 def cause_of(seen: CaseSeen) -> Cause | None:
     """Why the case went wrong; None where nothing is wrong."""
     for step in range(len(seen.steps)):
-        for look in (_gradient, _numbers, _applied, _parameters):
+        for look in (_gradient, _numbers, _applied, _parameters, _replicas):
             cause = look(seen, step)
             if cause is not None:
                 return cause
@@ -60,7 +61,8 @@ def _gradient(seen: CaseSeen, step: int) -> Cause | None:
         return None
     if any(not bool(torch.isfinite(place.got).all()) for place in places):
         return _not_finite("gradient", places, layout, step)
-    return _explained("gradient", seen, layout, places, GradientFaults(seen, layout).claims)
+    faults = GradientFaults(seen, layout)
+    return _explained("gradient", seen, layout, places, faults.claims, faults.of_other_weights)
 
 
 def _parameters(seen: CaseSeen, step: int) -> Cause | None:
@@ -110,7 +112,7 @@ def _places(
             if any(torch.equal(flat, other) for other in known):
                 continue
             known.append(flat)
-            wrong = ~((flat - want).abs() <= near)
+            wrong = ~((flat - want).abs() <= near) & torch.isfinite(want)
             for name in skip:
                 wrong[layout.of(name)] = False
             index = wrong.nonzero().flatten()
@@ -122,15 +124,19 @@ def _places(
     return places
 
 
-def _explained(what: str, seen: CaseSeen, layout: Layout, places: list[Place], claims: Claims) -> Cause:
-    """The cause of all places; else of those of the first wrong step; else of single parameters."""
+def _explained(
+    what: str, seen: CaseSeen, layout: Layout, places: list[Place], claims: Claims, dear: Claims | None = None
+) -> Cause:
+    """The cause of all places; else of those of the first wrong step; else of single parameters. dear: claims that are looked at
+    where the others explain nothing."""
     first = places[0].step
     only_first = [place for place in places if place.step == first]
     grid = grid_of(*(place.got for place in places), *(place.right for place in places))
-    for some in (places, only_first) if len(only_first) < len(places) else (places,):
-        found = _common(some, claims, grid)
-        if found:
-            return _cause(what, seen, layout, some, found, len(some) == len(places))
+    for kinds in (claims, dear):
+        for some in (places, only_first) if len(only_first) < len(places) else (places,):
+            found = _common(some, kinds, grid) if kinds is not None else []
+            if found:
+                return _cause(what, seen, layout, some, found, len(some) == len(places))
     return _by_parameter(what, seen, layout, places, claims, grid)
 
 
@@ -202,11 +208,8 @@ def _numbers(seen: CaseSeen, step: int) -> Cause | None:
             continue
         every = [one for at in range(step, len(seen.steps)) for one in of(seen, at)]
         layout = Layout(_shapes(seen, lambda at: (at.right_gradient,)))
-        faults = NumberFaults(seen, layout)
-        for some in (every, first):
-            found = _common_number(some, lambda one: faults.claims(what, one))
-            if found:
-                break
+        claims = partial(NumberFaults(seen, layout).claims, what)
+        found = _common_number(every, claims) or _common_number(first, claims)
         label = {"lr": "learning rate"}.get(what, what)
         got, right = first[0].got, first[0].right.mid
         kinds: tuple[str, ...] = UNKNOWN
@@ -230,7 +233,7 @@ def _common_number(numbers: list[WrongNumber], claims: Callable[[WrongNumber], I
 
 
 def _wrong(got: float | None, right: Number | None) -> bool:
-    return got is not None and right is not None and not abs(got - right.mid) <= right.rad
+    return got is not None and right is not None and math.isfinite(right.mid) and not abs(got - right.mid) <= right.rad
 
 
 def _wrong_losses(seen: CaseSeen, step: int) -> list[WrongNumber]:
@@ -284,6 +287,21 @@ def _applied(seen: CaseSeen, step: int) -> Cause | None:
         return Cause(("skipped-without-overflow",), _sentence(step, f"{whose} skipped a step without an overflow."), "applied", step)
     says = f"{whose} made the step, in spite of an overflow."
     return Cause(("applied-in-spite-of-overflow",), _sentence(step, says), "applied", step)
+
+
+def _replicas(seen: CaseSeen, step: int) -> Cause | None:
+    """Ranks that have other numbers than rank 0, each of them near enough to the right ones."""
+    one = seen.steps[step]
+    for what, ranks in (("gradient", one.gradient), ("parameter", one.parameters)):
+        differ = [name for name in (ranks[0] if ranks else ()) if any(_unlike(rank.get(name), ranks[0][name]) for rank in ranks)]
+        if differ:
+            says = f"ranks have different bits in {_of(what)} of {_names(differ)}, each within the roundings of a right one."
+            return Cause(("ranks-disagree",), _sentence(step, says), what, step)
+    return None
+
+
+def _unlike(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and not bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _only(layout: Layout, place: Place, name: str) -> Place:

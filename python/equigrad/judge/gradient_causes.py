@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from equigrad.judge.proof import Claim
-from equigrad.judge.seen import CaseSeen, Layout, unit_roundoff
+from equigrad.judge.seen import CaseSeen, Layout, Tensors, unit_roundoff
 
 Matrix = list[list[float]]
 """[rank][micro-batch], relative to a right average: 1 is right, 0 is missing."""
@@ -40,14 +40,14 @@ class GradientFaults:
         self._owners = {how: layout.owner(self._world, how) for how in ("rows", "elements", "all")}
         self._unit = unit_roundoff(seen.case)
         self._parts: dict[int, torch.Tensor] = {}
+        self._elsewhere: dict[tuple[int, str], torch.Tensor] = {}
 
     def claims(self, place: Place) -> Iterator[Claim]:
         """Every fault that is known of, and what it would give here."""
-        sizes = self._sizes(place)
-        rounds = (self._world * self._micro + 4) * self._unit
-        yield from self._factors(place, rounds * sizes)
-        yield from self._patterns(place, sizes)
-        yield from self._times(place, rounds * sizes)
+        room = self._room(place)
+        yield from self._factors(place, room)
+        yield from self._patterns(place, room)
+        yield from self._times(place, room)
         yield from self._places(place)
         yield from self._rounded(place)
 
@@ -70,6 +70,11 @@ class GradientFaults:
         """The elements of the place under coefficients [rank, micro-batch] or [rank, micro-batch, element]."""
         weights = matrix if matrix.dim() == 3 else matrix.unsqueeze(-1)
         return (self.parts(place.step)[:, :, place.index] * weights).sum((0, 1))
+
+    def _room(self, place: Place) -> torch.Tensor:
+        """What the roundings of a sum of all contributions, and those within them, may come to."""
+        within = self._layout.flat(self._seen.steps[place.step].gradient_room)[place.index].nan_to_num(posinf=0.0)
+        return (self._world * self._micro + 4) * self._unit * self._sizes(place) + within
 
     def _sizes(self, place: Place) -> torch.Tensor:
         return torch.maximum(self.parts(place.step)[:, :, place.index].abs().sum((0, 1)), place.right.abs())
@@ -116,15 +121,14 @@ class GradientFaults:
             found += [(0.5, "another-loss-scale", "half as large: divided by twice the loss scale?")]
         return found
 
-    def _patterns(self, place: Place, sizes: torch.Tensor) -> Iterator[Claim]:
-        rounds = (self._world * self._micro + 4) * self._unit
+    def _patterns(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         for kind, says, matrix in patterns(self._world, self._micro):
             weights = torch.tensor(matrix, dtype=torch.float64)
-            room = rounds * sizes * max(1.0, float(weights.abs().max()))
-            yield Claim(kind, says, self.predicted(place, weights), room, PATTERN, variant=says)
+            wide = room * max(1.0, float(weights.abs().max()))
+            yield Claim(kind, says, self.predicted(place, weights), wide, PATTERN, variant=says)
         if self._world > 1:
-            yield from self._own(place, rounds * sizes)
-        yield from self._fitted(place, sizes)
+            yield from self._own(place, room)
+        yield from self._fitted(place, room)
 
     def _own(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         """Every rank, or every shard's owner, has its own part."""
@@ -175,22 +179,21 @@ class GradientFaults:
             says = "this step's and the step before's added: it was not zeroed in between"
             for factor in {1.0, clipped}:
                 yield Claim("not-zeroed", says, place.right + factor * last, wide, TIME)
-        yield from self._old_weights(place, room)
 
-    def _old_weights(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+    def of_other_weights(self, place: Place) -> Iterator[Claim]:
+        """What plain autograd gives at weights that the forward may have read. Each asks the reference: it takes its time."""
         if self._seen.local is None:
             return
-        scale = 1.0 / (self._world * self._micro)
-        for back in (1, 2):
-            if place.step < back:
-                return
-            older = self._seen.steps[place.step - back].before
-            given = self._seen.local(place.step, older)
-            total = torch.stack([self._layout.flat(part) for row in given for part in row])[:, place.index] * scale
-            says = "that at the weights of the step before: forward or backward read old weights"
-            if back == 2:
-                says = "that at the weights of two steps before: forward or backward read old weights"
-            yield Claim("old-weights", says, total.sum(0), room + 8 * self._unit * total.abs().sum(0), TIME)
+        room = self._room(place)
+        for kind, says, weights in other_weights(self._seen, place.step):
+            key = (place.step, says)
+            if key not in self._elsewhere:
+                parts = [self._layout.flat(part) for row in self._seen.local(place.step, weights) for part in row]
+                given = torch.stack(parts) / len(parts)
+                self._elsewhere[key] = torch.stack([given.sum(0), given.abs().sum(0)])
+            total, sizes = self._elsewhere[key][:, place.index]
+            wide = room + (self._world * self._micro + 12) * self._unit * sizes
+            yield Claim(kind, says, total, wide, TIME)
 
     def _places(self, place: Place) -> Iterator[Claim]:
         one = self._seen.steps[place.step]
@@ -212,7 +215,7 @@ class GradientFaults:
                 total = values if values.dim() == 1 else values.sum(0)
                 yield Claim(f"rounded-to-{name}", f"rounded to {name} on the way", total, room, ROUNDED)
 
-    def _fitted(self, place: Place, sizes: torch.Tensor) -> Iterator[Claim]:
+    def _fitted(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         terms = self._world * self._micro
         if place.index.numel() < 2 * terms or terms == 1:
             return
@@ -223,8 +226,33 @@ class GradientFaults:
         fitted = solved.solution.reshape(self._world, self._micro)
         simple = snapped(fitted, self._world, self._micro)
         says = "made of the contributions in wrong shares: " + shares(simple, terms)
-        room = (terms + 4) * self._unit * sizes * max(1.0, float(simple.abs().max()))
-        yield Claim("other-shares", says, self.predicted(place, simple), room, MATRIX, fitted=terms)
+        wide = room * max(1.0, float(simple.abs().max()))
+        yield Claim("other-shares", says, self.predicted(place, simple), wide, MATRIX, fitted=terms)
+
+
+def other_weights(seen: CaseSeen, step: int) -> Iterator[tuple[str, str, Tensors]]:
+    """(kind, words, parameters) that a forward may have read in the place of the right ones."""
+    now, world = seen.steps[step].before, seen.case.world
+    if step:
+        old, says = seen.steps[step - 1].before, "that at the weights of the step before"
+        yield "old-weights", f"{says}: forward or backward read old weights", old
+        rows = {name: one.shape[0] for name, one in now.items() if one.dim()}
+        odd = {name: torch.cat([one[:-1], old[name][-1:]]) if rows.get(name, 0) % world else one for name, one in now.items()}
+        yield "old-weights", f"{says} in the last row of parameters that have padding, at the right ones elsewhere", odd
+        for module in dict.fromkeys(name.rpartition(".")[0] for name in now):
+            mixed = {name: old[name] if name.rpartition(".")[0] == module else one for name, one in now.items()}
+            yield "old-weights", f"{says} in {module or 'the outermost module'}: forward or backward read old weights there", mixed
+    if world > 1:
+        says = "that at weights whose shards are in the opposite order"
+        yield "weights-shards-swapped", says, {name: _opposite(one, world) for name, one in now.items()}
+
+
+def _opposite(weight: torch.Tensor, world: int) -> torch.Tensor:
+    if not weight.dim():
+        return weight
+    rows = -(-weight.shape[0] // world)
+    padded = torch.cat([weight, torch.zeros(rows * world - weight.shape[0], *weight.shape[1:], dtype=weight.dtype)])
+    return torch.cat(list(torch.split(padded, rows))[::-1])[: weight.shape[0]]
 
 
 def clip_factor(seen: CaseSeen, step: int) -> float:
