@@ -94,7 +94,7 @@ def test_every_rank_gets_the_environment_of_torchrun(room: Room, tmp_path: Path,
     body = f"serve(lambda line: answer(line, str([os.environ.get(name) for name in {names!r}])))"
     with pool_of(room, tmp_path, body) as pool:
         answers = pool.ask(tmp_path / "case.json", "b", 20)
-        said = [eval(answer.tensors.read_text()) for answer in answers if answer.tensors]  # noqa: S307  what body wrote
+        said = [eval(answer.tensors.read_text()) for answer in answers if answer.tensors]
     ports = {one.pop(4) for one in said}
     assert len(ports) == 1 and ports != {None}
     assert said == [[str(rank), str(rank), "2", "127.0.0.1", None, "1"] for rank in range(2)]

@@ -13,6 +13,7 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -167,12 +168,22 @@ class Axes:
 
 
 def plan(adapter: str, axes: Axes) -> list[Planned]:
-    """The cells of an engine, in the order they are run in: by number of ranks, so that processes are kept."""
+    """The cells of an engine in the order they are run in: processes are kept, and what was computed is used again soon."""
     cells = {cell.id: cell for cell in (*_cross(adapter, axes), *_features(adapter, axes))}
     chosen = [cell for cell in cells.values() if _wanted(cell, axes)]
     if axes.quick:
         chosen = covering(chosen)
-    return sorted(chosen, key=lambda cell: cell.case.world)
+    return sorted(chosen, key=_turn)
+
+
+def worlds() -> tuple[int, ...]:
+    """All numbers of ranks that some cell has."""
+    return tuple(sorted({2, *(feature.change.get("world", 2) for feature in FEATURES.values())}))
+
+
+def accumulations() -> tuple[int, ...]:
+    """All numbers of micro-batches that some cell has."""
+    return tuple(sorted({*ACCUMULATIONS, *(feature.change.get("accumulation", 1) for feature in FEATURES.values())}))
 
 
 def shard(cells: Sequence[Planned], index: int, count: int) -> list[Planned]:
@@ -210,11 +221,22 @@ def covering(cells: Sequence[Planned]) -> list[Planned]:
     chosen: list[Planned] = []
     rest = list(cells)
     while left:
-        best = max(rest, key=lambda cell: len(wanted[cell.id] & left))
+        seen = Counter(value for cell in chosen if cell.axes["feature"] for value in _spread(cell))
+        best = max(rest, key=lambda cell: (len(wanted[cell.id] & left), -sum(seen[value] for value in _spread(cell))))
         rest.remove(best)
         chosen.append(best)
         left -= wanted[best.id]
     return [cell for cell in cells if cell in chosen]
+
+
+def _spread(cell: Planned) -> tuple[tuple[str, str], ...]:
+    """What features are tried at in turn."""
+    return (("stage", cell.axes["stage"]), ("precision", cell.axes["precision"]))
+
+
+def _turn(cell: Planned) -> tuple[int, int, str, int]:
+    precision = list(PRECISIONS).index(cell.axes["precision"])
+    return cell.case.world, precision, cell.axes["feature"], cell.case.accumulation
 
 
 def _pairs(cell: Planned) -> set[tuple[str, ...]]:

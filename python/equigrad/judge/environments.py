@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def _command(text: str) -> Target:
                 raise UsageError(f"[judge] expected a program at {word}, got no such file. Correct the path.")
         return Target(text, "", "", words)
     close = get_close_matches(text.partition("==")[0], ADAPTERS, 1)
-    meant = f" Did you mean {close[0]}?" if close else f" The engines are {', '.join(ADAPTERS)}; a command is a program on PATH."
+    meant = f" Did you mean {close[0]}?" if close else f" The engines are {', '.join(ADAPTERS)}; a command is a program on PATH, with its arguments in quotation marks."
     if words and Path(words[0]).is_file():
         meant = f" That file is not executable: write `python {text}`, or make it so."
     raise UsageError(f"[judge] expected an engine or a command, got {text!r}.{meant}")
@@ -145,10 +146,37 @@ def torch_of(python: str) -> tuple[str, str]:
     return site, version
 
 
-def has_package(python: str, package: str) -> bool:
-    """Whether a Python can import a package; asked without importing it."""
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", code], capture_output=True, timeout=120, check=False).returncode == 0
+def version_of(python: str, package: str) -> str:
+    """Of a package that a Python has; "" where it has none. Asked without importing it."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def check_engine(target: Target, python: str) -> None:
+    """Raises UsageError where that Python has not what the target's adapter imports."""
+    if not target.adapter:
+        return
+    package = PACKAGES.get(target.adapter, "")
+    if package and not version_of(python, package):
+        raise UsageError(
+            f"[judge] expected {package} in {python}, got a Python without it. Install it there, name a version ({target.adapter}==...) "
+            "for an environment of its own, or give --python PATH of one that has it."
+        )
+    wanted = "torch" if target.adapter != "equigrad" else "equigrad"
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({wanted!r}) is None)"
+    variables = {**os.environ, **program_of(target, python).environment}
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, timeout=120, check=False, env=variables)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"[judge] expected a Python at {python}, got: {error}. Give --python PATH.") from error
+    if done.returncode != 0:
+        raise UsageError(f"[judge] expected {wanted} in {python}, got a Python without it. Give --python PATH of one that has it.")
+
+
+def own_version() -> str:
+    """Of Equigrad; "" where the judge runs from the tree."""
+    return str(getattr(sys.modules.get("equigrad"), "__version__", ""))
 
 
 def _cache() -> Path:

@@ -354,7 +354,7 @@ class Reference:
     _group: Group | None = None
 
     def local(self, case: Path, step: int, parameters: Path, scale: float) -> Line:
-        """The line that it answers, whose "tensors" is the file of gradients. Raises Fault: the harness is at fault then."""
+        """The line that it answers: "tensors" is the file of gradients, or "error" what went wrong. Raises Fault: the harness is at fault then."""
         if self._group is None:
             self._group = Group(self.room, self.program, 1)
         self.calls += 1
@@ -372,7 +372,7 @@ class Reference:
         except BaseException:
             self._group = None
             raise
-        if line is None or line.get("number") != self.calls or "tensors" not in line:
+        if line is None or line.get("number") != self.calls or not ("tensors" in line or "error" in line):
             self.end()
             raise Fault("crashed", 0, f"the reference answered {_short(json.dumps(line))}")
         return line
