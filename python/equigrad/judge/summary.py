@@ -28,6 +28,18 @@ class Condition:
 
     axis: str
     values: tuple[str, ...]
+    others: tuple[str, ...]
+    """Values with which it was tried, and is not wrong for this reason."""
+
+    @property
+    def words(self) -> str:
+        """ "stage 2", "precision other than fp64", "7 of 10 precisions"."""
+        named = [value or "none" for value in self.values]
+        if len(named) <= 4:
+            return f"{self.axis} {listed(named, 'or')}"
+        if len(self.others) <= 2:
+            return f"{self.axis} other than {listed([value or 'none' for value in self.others], 'or')}"
+        return f"{len(named)} of {counted(len(named) + len(self.others), self.axis)}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Cause:
     cells: tuple[Cell, ...]
     conditions: tuple[Condition, ...]
     alike: int
-    """Cells of these versions that meet all conditions and are judged right; 0: the conditions are the whole story."""
+    """Cells of these versions that meet all conditions and held; 0: the conditions tell right from wrong."""
     known: tuple[Known, ...]
 
     @property
@@ -66,7 +78,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Reason:
-    """Cells of one engine that were not judged, for one reason in its own words."""
+    """Cells of one engine that were not judged, for one reason in its own words; of those that held, what was not compared."""
 
     verdict: str
     engine: str
@@ -109,7 +121,7 @@ class Box:
     @property
     def words(self) -> str:
         """For who cannot see the box: "3 red, 11 held, 2 absent"."""
-        return ", ".join(f"{self.of(one)} {one}" for one in VERDICTS if self.of(one)) or "no cells"
+        return ", ".join(f"{self.of(one):,} {one}" for one in VERDICTS if self.of(one)) or "no cells"
 
 
 @dataclass(frozen=True)
@@ -211,12 +223,19 @@ def axes_of(board: Board) -> tuple[Axis, ...]:
         Axis(
             axis,
             tuple(
-                Row(value, tuple(box_of(cells.get((axis, value, one.key), ())) for one in board.engines)) for value in found
+                Row(value, tuple(box_of(cells.get((axis, value, one.key), ())) for one in board.engines))
+                for value in in_order(found)
             ),
         )
         for axis, found in values.items()
         if len(found) > 1
     )
+
+
+def in_order(values: Iterable[str]) -> list[str]:
+    """Each once: numbers as numbers, all else as it comes."""
+    once = list(dict.fromkeys(values))
+    return sorted(once, key=int) if all(value.isdigit() for value in once) else once
 
 
 def counted(number: int, word: str, plural: str = "") -> str:
@@ -255,27 +274,43 @@ def _causes(board: Board) -> tuple[Cause, ...]:
 def _cause(board: Board, number: int, name: str, cells: Sequence[Cell]) -> Cause:
     keys = tuple(one.key for one in board.engines if any(cell.engine == one.key for cell in cells))
     judged = [cell for key in keys for cell in board.of_engine(key) if cell.verdict in ("held", *WRONG)]
-    conditions = _conditions(board, cells, judged)
-    alike = sum(
-        cell.verdict == "held" and all(board.cases[cell.case].get(one.axis, "") in one.values for one in conditions)
-        for cell in judged
-    )
+    others = [cell for cell in judged if cell not in cells]
+    conditions, alike = _telling(board, _conditions(board, cells, judged), others)
     sentences = Counter(cell.cause or (cell.text.splitlines() or [""])[-1] or cell.verdict for cell in cells)
     known = tuple(dict.fromkeys(one for cell in cells for one in cell.known))
     return Cause(
-        number, cells[0].verdict, name, keys, sentences.most_common(1)[0][0], tuple(cells), conditions, alike, known
+        number, cells[0].verdict, name, keys, sentences.most_common(1)[0][0], tuple(cells), conditions, len(alike), known
     )
 
 
 def _conditions(board: Board, cells: Sequence[Cell], judged: Sequence[Cell]) -> tuple[Condition, ...]:
-    """Axes on which these cells have fewer values than what was judged."""
+    """Axes on which these cells have fewer values than all that were judged."""
     found = []
     for axis in dict.fromkeys(axis for cell in judged for axis in board.cases[cell.case]):
-        all_values = dict.fromkeys(board.cases[cell.case].get(axis, "") for cell in judged)
+        all_values = in_order(board.cases[cell.case].get(axis, "") for cell in judged)
         here = {board.cases[cell.case].get(axis, "") for cell in cells}
         if len(here) < len(all_values):
-            found.append(Condition(axis, tuple(value for value in all_values if value in here)))
+            others = tuple(value for value in all_values if value not in here)
+            found.append(Condition(axis, tuple(value for value in all_values if value in here), others))
     return tuple(found)
+
+
+def _telling(
+    board: Board, conditions: Sequence[Condition], others: Sequence[Cell]
+) -> tuple[tuple[Condition, ...], list[Cell]]:
+    """As few of the conditions as tell these cells from others, and the other cells that held and meet them all the same."""
+    left = [cell for cell in others if cell.verdict == "held"]
+    chosen: list[Condition] = []
+    while left:
+        meeting = {
+            one.axis: [cell for cell in left if board.cases[cell.case].get(one.axis, "") in one.values] for one in conditions
+        }
+        best = min(conditions, key=lambda one: len(meeting[one.axis]), default=None)
+        if best is None or len(meeting[best.axis]) == len(left):
+            break
+        chosen.append(best)
+        left = meeting[best.axis]
+    return tuple(one for one in conditions if one in chosen), left
 
 
 def _reasons(board: Board) -> tuple[Reason, ...]:
@@ -283,7 +318,15 @@ def _reasons(board: Board) -> tuple[Reason, ...]:
     for cell in board.cells:
         if cell.verdict in ("refused", "absent"):
             groups.setdefault((cell.verdict, cell.engine, cell.text), []).append(cell)
-    return tuple(Reason(*where, tuple(cells)) for where, cells in sorted(groups.items(), key=lambda item: -len(item[1])))
+        elif cell.verdict == "held":
+            for note in filter(None, cell.text.splitlines()):
+                groups.setdefault((cell.verdict, cell.engine, note), []).append(cell)
+    return tuple(Reason(*where, tuple(cells)) for where, cells in sorted(groups.items(), key=_by_reason))
+
+
+def _by_reason(item: tuple[tuple[str, str, str], list[Cell]]) -> tuple[int, int]:
+    (verdict, _, _), cells = item
+    return VERDICTS.index(verdict), -len(cells)
 
 
 def _engine(board: Board, engine: Engine, causes: Sequence[Cause]) -> EngineSummary:

@@ -1,0 +1,306 @@
+"""A board as an HTML page, as markdown, for a terminal, as JUnit's XML, and as annotations of GitHub."""
+
+from __future__ import annotations
+
+import functools
+import re
+import textwrap
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jinja2
+import markupsafe
+
+from .board import VERDICTS, WRONG, Board, Cell, Finding
+from .compare import Change, Comparison
+from .pivot import pivots
+from .summary import GLYPHS, MEANINGS, Cause, EngineSummary, Summary, counted, label_of, listed
+
+ANNOTATIONS = 10
+"""GitHub shows so many of a step, and drops the others without a word."""
+TONES = {"HELD": "held", "RED": "red", "BROKEN": "crashed", "INCONCLUSIVE": "void", "PARTIAL": "void"}
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def to_html(summary: Summary) -> str:
+    """One page that needs nothing else, neither a network nor a script."""
+    return _template("page.html").render(
+        summary=summary,
+        board=summary.board,
+        tone=TONES[summary.outcome.word],
+        pivots=[(one, pivots(summary.board, one.engine.key)) for one in summary.engines],
+        verdicts=VERDICTS,
+        lists=comparison_lists,
+    )
+
+
+def to_markdown(summary: Summary, max_bytes: int = 900_000) -> str:
+    """For a README or the summary of a job. What does not fit in `max_bytes` is left out, causes last of all."""
+    text = _template("board.md").render(summary=summary, board=summary.board, lists=comparison_lists)
+    raw = text.encode()
+    if len(raw) <= max_bytes:
+        return text
+    note = "\n\n(cut off here; the whole is in the report)\n"
+    kept = raw[: max(0, max_bytes - len(note.encode()))].decode(errors="ignore").rpartition("\n")[0]
+    if kept.count("\n```") % 2:
+        kept = kept.rpartition("\n```")[0]
+    return kept + note
+
+
+def to_text(summary: Summary, width: int = 80, colour: bool = False) -> str:
+    """For a terminal of that many columns: engines, causes, verdict."""
+    paint = functools.partial(_painted, colour=colour)
+    lines = _engine_lines(summary, width, paint)
+    for cause in (*summary.causes, *summary.troubles):
+        lines += ["", *_cause_lines(cause, width, paint)]
+    for one in summary.comparisons:
+        lines += ["", f"{one.after} against {one.before}"]
+        lines += [f"  {counted(len(changes), 'cell')} {words}" for words, changes in comparison_lists(one) if changes]
+    lines += ["", *_wrapped(f"{summary.outcome.word}  {summary.outcome.sentence}", width, "", " " * 2)]
+    lines[-1:] = [paint(lines[-1], TONES[summary.outcome.word])] if len(lines[-1]) else []
+    return "\n".join(lines) + "\n"
+
+
+def to_junit(summary: Summary) -> str:
+    """A suite for each engine, a test for each cell; as Jenkins' junit-10.xsd asks for it."""
+    suites = [_suite(summary, one) for one in summary.engines]
+    if summary.outcome.word in ("INCONCLUSIVE", "PARTIAL"):
+        whole = ElementTree.Element("testsuite", name="run")
+        case = ElementTree.SubElement(whole, "testcase", name="run", classname="judge", time="0.000")
+        _put(case, "error", summary.outcome.sentence, summary.outcome.word.lower(), summary.outcome.sentence)
+        suites.append(_tallied(whole))
+    root = ElementTree.Element("testsuites", name="equigrad judge", time=_time(summary.board.run.seconds))
+    for name in ("tests", "failures", "errors"):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in suites)))
+    root.extend(suites)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def to_annotations(summary: Summary, file: str = "") -> str:
+    """`::error` lines of a GitHub workflow: a cause each, not a cell each. `file`: where they are shown, if anywhere."""
+    wrong = [one for one in (*summary.causes, *summary.troubles) if summary.gate is None or _is_new(one, summary.gate)]
+    lines = []
+    for one in wrong[: ANNOTATIONS if len(wrong) <= ANNOTATIONS else ANNOTATIONS - 1]:
+        title = f"{listed([_label(summary.board, key) for key in one.keys])}: {one.verdict}"
+        lines.append(_annotation(title, f"{one.sentence}\n{where_of(one)}\nFor example {one.example.case}", file))
+    if len(wrong) > ANNOTATIONS:
+        lines.append(
+            _annotation("equigrad judge", f"and {len(wrong) - ANNOTATIONS + 1} more causes; the report has all", file)
+        )
+    if not wrong and summary.outcome.exit_code:
+        lines.append(_annotation(f"equigrad judge: {summary.outcome.word}", summary.outcome.sentence, file))
+    return "".join(lines)
+
+
+def where_of(cause: Cause) -> str:
+    """Its cells in words: "12 cells: stage 2, feature offload; all such cells are red."."""
+    text = counted(len(cause.cells), "cell")
+    if cause.conditions:
+        text += ", only with " + "; ".join(one.words for one in cause.conditions)
+        text += f". {counted(cause.alike, 'such cell')} held" if cause.alike else ". No such cell held"
+    return text + "."
+
+
+def comparison_lists(one: Comparison) -> tuple[tuple[str, tuple[Change, ...]], ...]:
+    """Its lists with their words, what matters most first."""
+    return (
+        ("went wrong that did not before", one.broke),
+        ("wrong as before, for another cause", one.other_cause),
+        ("mended", one.mended),
+        ("still wrong, for the same cause", one.still),
+        ("wrong before, and not judged now", one.gone),
+        ("held before, and not judged now", one.lost),
+    )
+
+
+def number(value: float) -> str:
+    """Nine digits: any fp32 in full."""
+    return f"{value:.9g}"
+
+
+def duration(seconds: float) -> str:
+    """ "4 min 12 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def place(finding: Finding) -> str:
+    """What a finding is about: "gradient of mlp.weight [3, 4], rank 1"."""
+    text = finding.what + (f" of {finding.name}" if finding.name else "")
+    text += f" [{', '.join(map(str, finding.element))}]" if finding.element else ""
+    return text + (f", rank {finding.rank}" if finding.rank >= 0 else "")
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=jinja2.select_autoescape(("html",)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: _clean(value) if type(value) is str else value,
+    )
+    functions = (counted, listed, where_of, number, duration, place)
+    environment.filters.update({one.__name__: one for one in functions})
+    environment.filters.update(label=label_of, cell=_table_text, fence=_fence, breakable=_breakable)
+    environment.globals.update(GLYPHS=GLYPHS, MEANINGS=MEANINGS, is_new=_is_new)
+    return environment.get_template(name)
+
+
+def _is_new(cause: Cause, gate: Comparison | None) -> bool:
+    new = {(change.engine, change.case) for change in gate.new} if gate else set()
+    return any((cell.engine, cell.case) in new for cell in cause.cells)
+
+
+def _label(board: Board, key: str) -> str:
+    return label_of(board.engine(key))
+
+
+def _breakable(text: str) -> markupsafe.Markup:
+    """A name that a narrow column may break after an underscore, a hyphen or a slash."""
+    return markupsafe.Markup(re.sub("([_/-])", r"\1<wbr>", str(markupsafe.escape(text))))
+
+
+# ---- markdown
+
+
+def _table_text(text: str) -> str:
+    """Text for a place in a table of markdown."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.split()))
+
+
+def _fence(text: str) -> str:
+    """Three backticks, or more than any run of them in the text."""
+    return "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+
+
+# ---- terminal
+
+_COLOURS = {"held": "32", "red": "1;31", "crashed": "1;35", "hung": "35", "void": "33"}
+
+
+def _painted(text: str, tone: str, colour: bool) -> str:
+    return f"\x1b[{_COLOURS[tone]}m{text}\x1b[0m" if colour and tone in _COLOURS else text
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        _clean(text), max(20, width), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    ) or [first]
+
+
+def _engine_lines(summary: Summary, width: int, paint: functools.partial[str]) -> list[str]:
+    """A table where it fits, else a line of words for each engine."""
+    shown = [one for one in VERDICTS[::-1] if summary.box.of(one)]
+    names = [label_of(one.engine) for one in summary.engines]
+    first = max(map(len, ["engine", *names]), default=6)
+    columns = [max(len(one), *(len(f"{each.box.of(one):,}") for each in summary.engines)) for one in shown] if names else []
+    if first + sum(one + 2 for one in columns) + 4 > width:
+        return [line for one in summary.engines for line in _wrapped(_in_words(one), width, "", "    ")]
+    lines = [f"  {'engine':<{first}}" + "".join(f"  {name:>{wide}}" for name, wide in zip(shown, columns, strict=True))]
+    for name, one in zip(names, summary.engines, strict=True):
+        counts = [f"{one.box.of(verdict):,}" if one.box.of(verdict) else "-" for verdict in shown]
+        row = "".join(f"  {count:>{wide}}" for count, wide in zip(counts, columns, strict=True))
+        verdict = one.box.verdict
+        lines.append(paint(f"{GLYPHS[verdict]} ", verdict) + f"{name:<{first}}{row}")
+    return lines
+
+
+def _in_words(one: EngineSummary) -> str:
+    return f"{GLYPHS[one.box.verdict]} {label_of(one.engine)}: {one.box.words}"
+
+
+def _cause_lines(cause: Cause, width: int, paint: functools.partial[str]) -> list[str]:
+    lines = _wrapped(f"{GLYPHS[cause.verdict]} {listed(cause.keys)}: {cause.sentence}", width, "", "  ")
+    lines[0] = paint(lines[0][0], cause.verdict) + lines[0][1:]
+    lines += _wrapped(where_of(cause), width, "  ", "  ")
+    if cause.finding:
+        one = cause.finding
+        lines += _wrapped(f"step {one.step}, {place(one)}", width, "  ", "    ")
+        lines += _wrapped(
+            f"got {number(one.got)}  want {number(one.want)}  radius {number(one.radius)}", width, "    ", "    "
+        )
+    lines += [f"  known: {one.link}" for one in cause.known]
+    if cause.repro and cause.repro.path:
+        lines.append(f"  script: {cause.repro.path}")
+    return [*lines, f"  again: --only {cause.example.case}"]
+
+
+# ---- JUnit
+
+
+def _suite(summary: Summary, one: EngineSummary) -> ElementTree.Element:
+    suite = ElementTree.Element("testsuite", name=one.engine.key)
+    cells = summary.board.of_engine(one.engine.key)
+    for cell in cells:
+        name = f"{cell.case} ({cell.engine})"  # GitLab takes one of those that have the same name
+        case = ElementTree.SubElement(suite, "testcase", name=_clean(name), classname=_clean(f"judge.{cell.engine}"))
+        case.set("time", _time(cell.seconds))
+        _add_result(case, cell)
+    suite.set("time", _time(sum(cell.seconds for cell in cells)))
+    return _tallied(suite)
+
+
+def _tallied(suite: ElementTree.Element) -> ElementTree.Element:
+    suite.set("tests", str(len(suite)))
+    for name, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f"testcase/{element}"))))
+    return suite
+
+
+def _add_result(case: ElementTree.Element, cell: Cell) -> None:
+    if cell.verdict == "red":
+        _put(case, "failure", cell.cause, "red", report_of(cell))
+    elif cell.verdict in WRONG:
+        last = (cell.text.strip().splitlines() or [cell.verdict])[-1]
+        _put(case, "error", last, cell.verdict, cell.text)
+    elif cell.verdict != "held":
+        _put(case, "skipped", f"{cell.verdict}: {cell.text}", "", "")
+    if cell.verdict == "red" and cell.repro:
+        ElementTree.SubElement(case, "system-out").text = _clean(cell.repro.script)
+
+
+def report_of(cell: Cell) -> str:
+    """A red cell as plain text: cause, findings, links."""
+    lines = [cell.cause]
+    for one in cell.findings:
+        lines += [f"step {one.step}, {place(one)}: {one.wrong:,} of {counted(one.of, 'element')} wrong"]
+        lines += [f"  got {number(one.got)}  want {number(one.want)}  radius {number(one.radius)}"]
+    lines += [f"known: {one.link} {one.words}" for one in cell.known]
+    return "\n".join(lines)
+
+
+def _put(case: ElementTree.Element, element: str, message: str, kind: str, text: str) -> None:
+    made = ElementTree.SubElement(case, element, message=_clean(message))
+    if kind:
+        made.set("type", kind)
+    made.text = _clean(text) or None
+
+
+def _time(seconds: float) -> str:
+    """The schema knows no exponents."""
+    return f"{seconds:.3f}"
+
+
+def _clean(text: str) -> str:
+    """Without what XML 1.0 has no way to write."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "�", text)
+
+
+# ---- GitHub
+
+
+def _annotation(title: str, message: str, file: str) -> str:
+    properties = f"file={_escaped(file)}," if file else ""
+    text = message.replace("%", "%25").replace("\r", "").replace("\n", "%0A")
+    return f"::error {properties}title={_escaped(title)}::{text}\n"
+
+
+def _escaped(text: str) -> str:
+    for plain, written in (("%", "%25"), ("\r", ""), ("\n", "%0A"), (":", "%3A"), (",", "%2C")):
+        text = text.replace(plain, written)
+    return text
