@@ -106,7 +106,8 @@ class Cell:
     cause: str = ""
     """Of a red cell, a sentence."""
     kind: str = ""
-    """A short word that is the same where the cause is the same, though its sentence has other numbers; "": the sentence."""
+    """A short word that is the same where the cause is the same, though its sentence has other numbers: "not-reduced";
+    "not-reduced or rank-missing" where the numbers cannot tell; "unknown"; "": the sentence."""
     text: str = ""
     """Why it is absent or refused; what a crashed, hung or void one said."""
     findings: tuple[Finding, ...] = ()

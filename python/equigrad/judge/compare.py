@@ -112,10 +112,18 @@ def versions(board: Board) -> tuple[tuple[str, str], ...]:
     return tuple(pair for keys in by_name.values() for pair in pairwise(keys))
 
 
-def cause_key(cell: Cell) -> str:
-    """The same for two cells of an engine that are wrong for the same reason."""
-    said = cell.kind or cell.cause or (cell.text.splitlines() or [""])[0]
-    return f"{cell.verdict}: {said}"
+def kinds_of(cell: Cell) -> frozenset[str]:
+    """What may be the cause of a wrong cell, in short: several where its numbers cannot tell."""
+    if cell.kind and cell.kind != "unknown":
+        return frozenset(cell.kind.split(" or "))
+    what = cell.findings[0].what if cell.findings else ""
+    said = f"unknown, {what}" if cell.kind else cell.cause or (cell.text.strip().splitlines() or [""])[-1]
+    return frozenset([said])
+
+
+def same_cause(one: Cell, other: Cell) -> bool:
+    """Whether two cells of an engine may be wrong for the same reason."""
+    return one.verdict == other.verdict and bool(kinds_of(one) & kinds_of(other))
 
 
 def worst(verdicts: Iterable[str]) -> str:
@@ -206,7 +214,7 @@ def _kind_of(change: Change) -> str:
     if after is not None and after.verdict in WRONG:
         if before is None or not was:
             return "broke"
-        return "still" if cause_key(before) == cause_key(after) else "other_cause"
+        return "still" if same_cause(before, after) else "other_cause"
     held = after is not None and after.verdict == "held"
     if was:
         return "mended" if held else "gone"

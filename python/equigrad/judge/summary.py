@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .board import VERDICTS, WRONG, Board, Cell, Engine, Finding, Known, Repro
-from .compare import Comparison, cause_key, worst
+from .compare import Comparison, kinds_of, worst
 
 GLYPHS = {"red": "✗", "crashed": "!", "hung": "◷", "void": "?", "refused": "⊘", "absent": "–", "held": "✓", "": "·"}
 """So that no verdict is known by its colour alone; "" is a place without cells."""
@@ -54,6 +54,7 @@ class Cause:
     keys: tuple[str, ...]
     """The versions that have it."""
     sentence: str
+    """The one that most of its cells have."""
     cells: tuple[Cell, ...]
     conditions: tuple[Condition, ...]
     alike: int
@@ -64,6 +65,11 @@ class Cause:
     def example(self) -> Cell:
         """The cell to look at: with a script that was confirmed, if there is one, then the fewest wrong steps."""
         return min(self.cells, key=_plainness)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """What else its cells say: the same with other numbers."""
+        return tuple(one for one in dict.fromkeys(cell.cause for cell in self.cells if cell.cause) if one != self.sentence)
 
     @property
     def finding(self) -> Finding | None:
@@ -260,21 +266,35 @@ def _plainness(cell: Cell) -> tuple[bool, int, int, str]:
 
 def _causes(board: Board) -> tuple[Cause, ...]:
     names = {one.key: one.name for one in board.engines}
-    groups: dict[tuple[str, str], list[Cell]] = {}
+    groups: dict[tuple[str, str, frozenset[str]], list[Cell]] = {}
     for cell in board.cells:
         if cell.verdict in WRONG:
-            groups.setdefault((names[cell.engine], cause_key(cell)), []).append(cell)
+            groups.setdefault((names[cell.engine], cell.verdict, kinds_of(cell)), []).append(cell)
+    groups = _resolved(groups)
     engines = list(dict.fromkeys(names.values()))
-    ordered = sorted(
-        groups.items(), key=lambda item: (VERDICTS.index(item[1][0].verdict), engines.index(item[0][0]), -len(item[1]))
-    )
-    return tuple(_cause(board, number, name, cells) for number, ((name, _), cells) in enumerate(ordered, 1))
+    ordered = sorted(groups.items(), key=lambda item: (VERDICTS.index(item[0][1]), engines.index(item[0][0]), -len(item[1])))
+    return tuple(_cause(board, number, where[0], cells) for number, (where, cells) in enumerate(ordered, 1))
+
+
+def _resolved(
+    groups: dict[tuple[str, str, frozenset[str]], list[Cell]],
+) -> dict[tuple[str, str, frozenset[str]], list[Cell]]:
+    """Cells whose numbers leave several kinds open go to those that leave one of these, where there is one such group only."""
+    found = {where: cells for where, cells in groups.items() if len(where[2]) == 1}
+    for (name, verdict, kinds), cells in groups.items():
+        if len(kinds) == 1:
+            continue
+        fitting = [(name, verdict, frozenset([kind])) for kind in kinds if (name, verdict, frozenset([kind])) in groups]
+        where = fitting[0] if len(fitting) == 1 else (name, verdict, kinds)
+        found[where] = [*found.get(where, []), *cells]
+    return found
 
 
 def _cause(board: Board, number: int, name: str, cells: Sequence[Cell]) -> Cause:
     keys = tuple(one.key for one in board.engines if any(cell.engine == one.key for cell in cells))
     judged = [cell for key in keys for cell in board.of_engine(key) if cell.verdict in ("held", *WRONG)]
-    others = [cell for cell in judged if cell not in cells]
+    mine = {(cell.engine, cell.case) for cell in cells}
+    others = [cell for cell in judged if (cell.engine, cell.case) not in mine]
     conditions, alike = _telling(board, _conditions(board, cells, judged), others)
     sentences = Counter(cell.cause or (cell.text.splitlines() or [""])[-1] or cell.verdict for cell in cells)
     known = tuple(dict.fromkeys(one for cell in cells for one in cell.known))
