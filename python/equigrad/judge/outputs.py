@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import board as boards
-from . import compare, writers
+from . import compare, known, writers
 from .board import Board, Cell
 from .environments import UsageError
 from .summary import Summary, summarise
@@ -35,7 +35,9 @@ class Outputs:
     def add_to(parser: argparse.ArgumentParser, report: str) -> None:
         """The options. report: the folder where none is given."""
         group = parser.add_argument_group("what comes out")
-        group.add_argument("--report", default=report, metavar="DIR", help="index.html, board.json, board.md, junit.xml (%(default)s)")
+        group.add_argument(
+            "--report", default=report, metavar="DIR", help="index.html, board.json, board.md, junit.xml (%(default)s)"
+        )
         group.add_argument("--json", default="", metavar="FILE", help="the board; - is the standard output")
         group.add_argument("--junit", default="", metavar="FILE", help="JUnit XML; - is the standard output")
         group.add_argument("--baseline", default="", metavar="FILE", help="a board: only what is newly wrong fails")
@@ -48,7 +50,11 @@ class Outputs:
         outputs = Outputs(given.report, given.json, given.junit, given.write_baseline, given.quiet)
         if outputs.json == outputs.junit == "-":
             raise UsageError("[judge] expected one of --json and --junit on the standard output, got both. Give one a file.")
-        for option, path in (("--json", outputs.json), ("--junit", outputs.junit), ("--write-baseline", outputs.write_baseline)):
+        for option, path in (
+            ("--json", outputs.json),
+            ("--junit", outputs.junit),
+            ("--write-baseline", outputs.write_baseline),
+        ):
             if path and path != "-":
                 _check_file(option, Path(path))
         if outputs.report:
@@ -57,7 +63,7 @@ class Outputs:
 
     def write(self, board: Board, baseline: Board | None) -> int:
         """Everything, and the summary for the terminal. Returns the exit code."""
-        board = self._with_scripts(board)
+        board = known.with_known(self._with_scripts(board))
         gate = compare.against_baseline(baseline, board) if baseline is not None else None
         beside = [compare.beside(board, *pair) for pair in compare.versions(board)]
         summary = summarise(board, gate, beside)
@@ -122,8 +128,14 @@ def _file_name(text: str) -> str:
 
 
 def _check_file(option: str, path: Path) -> None:
-    if path.is_dir() or not path.resolve().parent.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-        raise UsageError(f"[judge] expected a file that can be written after {option}, got {path}. Make its folder, or give another.")
+    if (
+        path.is_dir()
+        or not path.resolve().parent.is_dir()
+        or not os.access(path if path.exists() else path.resolve().parent, os.W_OK)
+    ):
+        raise UsageError(
+            f"[judge] expected a file that can be written after {option}, got {path}. Make its folder, or give another."
+        )
 
 
 def _check_folder(path: Path) -> None:
