@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import select
 import selectors
 import socket
 import time
@@ -156,9 +157,10 @@ class Group:
 
     def _hello(self, connection: Connection, end: float) -> Line:
         line = None
-        connection.socket.settimeout(max(0.1, end - time.monotonic()))
         try:
             while line is None:
+                if not select.select([connection.socket], [], [], max(0.1, end - time.monotonic()))[0]:
+                    raise TimeoutError("nothing in time")  # it connects before it imports its engine
                 line = connection.receive()
             hello = json.loads(line)["hello"]
             version, rank = hello["protocol"], hello["rank"]
