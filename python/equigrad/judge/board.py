@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +114,15 @@ class Cell:
     findings: tuple[Finding, ...] = ()
     repro: Repro | None = None
     known: tuple[Known, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The cause; else the line of its text that says most: of a traceback the error's."""
+        if self.cause:
+            return self.cause
+        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
+        errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b", line)]
+        return errors[-1] if errors else lines[0] if lines else self.verdict
 
 
 @dataclass(frozen=True)

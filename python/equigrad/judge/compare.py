@@ -117,7 +117,7 @@ def kinds_of(cell: Cell) -> frozenset[str]:
     if cell.kind and cell.kind != "unknown":
         return frozenset(cell.kind.split(" or "))
     what = cell.findings[0].what if cell.findings else ""
-    said = f"unknown, {what}" if cell.kind else cell.cause or (cell.text.strip().splitlines() or [""])[-1]
+    said = f"unknown, {what}" if cell.kind else cell.headline
     return frozenset([said])
 
 
@@ -135,21 +135,29 @@ def _engines(boards: Sequence[Board]) -> tuple[Engine, ...]:
     found: dict[str, Engine] = {}
     for one in (engine for board in boards for engine in board.engines):
         other = found.setdefault(one.key, one)
-        if (other.version, other.torch) != (one.version, one.torch):
+        if not (_agree(one.version, other.version) and _agree(one.torch, other.torch)):
             raise BoardError(
                 f"[judge] expected {one.key} in one version, got {other.version} on torch {other.torch} and {one.version} on torch "
                 f"{one.torch}. Run all of it with one of these."
             )
+        if not other.torch:
+            found[one.key] = one
     return tuple(found.values())
+
+
+def _agree(one: str, other: str) -> bool:
+    """An engine that never answered has told nothing of itself."""
+    return one == other or not one or not other
 
 
 def _cells(boards: Sequence[Board]) -> tuple[Cell, ...]:
     found: dict[tuple[str, str], Cell] = {}
     for cell in (cell for board in boards for cell in board.cells):
-        if found.setdefault((cell.engine, cell.case), cell) is not cell:
+        if (cell.engine, cell.case) in found:
             raise BoardError(
                 f"[judge] expected every cell in one shard, got {cell.engine} on {cell.case} in two. Give shards of one run: 1/n to n/n."
             )
+        found[(cell.engine, cell.case)] = cell
     order = {key: index for index, key in enumerate(_engines_order(boards))}
     return tuple(sorted(found.values(), key=lambda cell: order[cell.engine]))
 

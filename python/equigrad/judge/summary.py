@@ -296,7 +296,7 @@ def _cause(board: Board, number: int, name: str, cells: Sequence[Cell]) -> Cause
     mine = {(cell.engine, cell.case) for cell in cells}
     others = [cell for cell in judged if (cell.engine, cell.case) not in mine]
     conditions, alike = _telling(board, _conditions(board, cells, judged), others)
-    sentences = Counter(cell.cause or (cell.text.splitlines() or [""])[-1] or cell.verdict for cell in cells)
+    sentences = Counter(cell.headline for cell in cells)
     known = tuple(dict.fromkeys(one for cell in cells for one in cell.known))
     return Cause(
         number, cells[0].verdict, name, keys, sentences.most_common(1)[0][0], tuple(cells), conditions, len(alike), known

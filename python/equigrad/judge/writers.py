@@ -54,8 +54,9 @@ def to_text(summary: Summary, width: int = 80, colour: bool = False) -> str:
     for cause in (*summary.causes, *summary.troubles):
         lines += ["", *_cause_lines(cause, width, paint)]
     for one in summary.comparisons:
-        lines += ["", f"{one.after} against {one.before}"]
-        lines += [f"  {counted(len(changes), 'cell')} {words}" for words, changes in comparison_lists(one) if changes]
+        lines += ["", *_wrapped(f"{one.after} against {one.before}", width, "", "  ")]
+        for words, changes in comparison_lists(one):
+            lines += _wrapped(f"{counted(len(changes), 'cell')} {words}", width, "  ", "    ") if changes else []
     lines += ["", *_wrapped(f"{summary.outcome.word}  {summary.outcome.sentence}", width, "", " " * 2)]
     lines[-1:] = [paint(lines[-1], TONES[summary.outcome.word])] if len(lines[-1]) else []
     return "\n".join(lines) + "\n"
@@ -142,11 +143,11 @@ def _template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: _clean(value) if type(value) is str else value,
+        finalize=lambda value: clean(value) if type(value) is str else value,
     )
     functions = (counted, listed, where_of, number, duration, place)
     environment.filters.update({one.__name__: one for one in functions})
-    environment.filters.update(label=label_of, cell=_table_text, fence=_fence, breakable=_breakable)
+    environment.filters.update(label=label_of, cell=table_text, fence=_fence, breakable=_breakable)
     environment.globals.update(GLYPHS=GLYPHS, MEANINGS=MEANINGS, is_new=_is_new)
     return environment.get_template(name)
 
@@ -168,7 +169,7 @@ def _breakable(text: str) -> markupsafe.Markup:
 # ---- markdown
 
 
-def _table_text(text: str) -> str:
+def table_text(text: str) -> str:
     """Text for a place in a table of markdown."""
     return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.split()))
 
@@ -189,7 +190,7 @@ def _painted(text: str, tone: str, colour: bool) -> str:
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
-        _clean(text), max(20, width), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+        clean(text), max(20, width), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
     ) or [first]
 
 
@@ -238,7 +239,7 @@ def _suite(summary: Summary, one: EngineSummary) -> ElementTree.Element:
     cells = summary.board.of_engine(one.engine.key)
     for cell in cells:
         name = f"{cell.case} ({cell.engine})"  # GitLab takes one of those that have the same name
-        case = ElementTree.SubElement(suite, "testcase", name=_clean(name), classname=_clean(f"judge.{cell.engine}"))
+        case = ElementTree.SubElement(suite, "testcase", name=clean(name), classname=clean(f"judge.{cell.engine}"))
         case.set("time", _time(cell.seconds))
         _add_result(case, cell)
     suite.set("time", _time(sum(cell.seconds for cell in cells)))
@@ -256,12 +257,11 @@ def _add_result(case: ElementTree.Element, cell: Cell) -> None:
     if cell.verdict == "red":
         _put(case, "failure", cell.cause, "red", report_of(cell))
     elif cell.verdict in WRONG:
-        last = (cell.text.strip().splitlines() or [cell.verdict])[-1]
-        _put(case, "error", last, cell.verdict, cell.text)
+        _put(case, "error", cell.headline, cell.verdict, cell.text)
     elif cell.verdict != "held":
         _put(case, "skipped", f"{cell.verdict}: {cell.text}", "", "")
     if cell.verdict == "red" and cell.repro:
-        ElementTree.SubElement(case, "system-out").text = _clean(cell.repro.script)
+        ElementTree.SubElement(case, "system-out").text = clean(cell.repro.script)
 
 
 def report_of(cell: Cell) -> str:
@@ -275,10 +275,10 @@ def report_of(cell: Cell) -> str:
 
 
 def _put(case: ElementTree.Element, element: str, message: str, kind: str, text: str) -> None:
-    made = ElementTree.SubElement(case, element, message=_clean(message))
+    made = ElementTree.SubElement(case, element, message=clean(message))
     if kind:
         made.set("type", kind)
-    made.text = _clean(text) or None
+    made.text = clean(text) or None
 
 
 def _time(seconds: float) -> str:
@@ -286,7 +286,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3f}"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Without what XML 1.0 has no way to write."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "�", text)
 
