@@ -131,6 +131,10 @@ class Adapter(abc.ABC):
     def check(self, case: Case) -> None:
         """Raises Absent for a case that this engine has no feature for, before anything is made."""
 
+    def notes(self, case: Case) -> tuple[str, ...]:
+        """What a reader of this case's answer must know of how the engine was set up."""
+        return ()
+
     def refuses(self, error: Exception) -> bool:
         """Whether this error of the engine's says that it does not support something."""
         return isinstance(error, NotImplementedError) or bool(_REFUSALS.search(str(error)))
@@ -144,15 +148,15 @@ def run_case(adapter: Adapter, case: Case, rank: int, folder: str) -> tuple[Answ
     try:
         _check(adapter, case)
         steps, named = _train(adapter, case, rank, folder)
-        return _signed(adapter, Answer(steps=steps)), named
+        return _signed(adapter, case, Answer(steps=steps)), named
     except Absent as error:
-        return _signed(adapter, Answer(absent=str(error))), {}
+        return _signed(adapter, case, Answer(absent=str(error))), {}
     except Refused as error:
-        return _signed(adapter, Answer(refused=str(error))), {}
+        return _signed(adapter, case, Answer(refused=str(error))), {}
     except Exception as error:  # noqa: BLE001  whatever an engine raises is what the case came to
         if adapter.refuses(error):
-            return _signed(adapter, Answer(refused=f"{type(error).__name__}: {error}")), {}
-        return _signed(adapter, Answer(failed=traceback.format_exc())), {}
+            return _signed(adapter, case, Answer(refused=f"{type(error).__name__}: {error}")), {}
+        return _signed(adapter, case, Answer(failed=traceback.format_exc())), {}
     finally:
         gc.collect()
 
@@ -218,8 +222,9 @@ def seed_of(place: Place, rank: int) -> int:
     return ((place.step * 1000 + rank) * 1000 + place.micro) * 1000 + place.backward
 
 
-def _signed(adapter: Adapter, answer: Answer) -> Answer:
-    return dataclasses.replace(answer, engine=adapter.name, version=adapter.version(), torch=torch.__version__)
+def _signed(adapter: Adapter, case: Case, answer: Answer) -> Answer:
+    about = {"engine": adapter.name, "version": adapter.version(), "torch": torch.__version__}
+    return dataclasses.replace(answer, notes=adapter.notes(case), **about)
 
 
 def _check(adapter: Adapter, case: Case) -> None:

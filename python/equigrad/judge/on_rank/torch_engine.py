@@ -65,6 +65,14 @@ def torch_optimizer(case: Case, named: dict[str, nn.Parameter]) -> torch.optim.O
     return torch.optim.SGD(everything, wanted.lr, wanted.momentum, weight_decay=wanted.weight_decay)
 
 
+def schedule_of(case: Case, optimizer: torch.optim.Optimizer, calls: int = 1) -> torch.optim.lr_scheduler.LambdaLR | None:
+    """The case's schedule, for a caller who calls its step() that many times per applied step."""
+    factors = case.schedule
+    if not factors:
+        return None
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factors[min(step // calls, len(factors) - 1)])
+
+
 class TorchEngine(Engine):
     """Gradients in `.grad` of whole parameters that every rank has, stepped by torch.optim."""
 
@@ -74,11 +82,7 @@ class TorchEngine(Engine):
         self._case = case
         self._named = named
         self._optimizer = torch_optimizer(case, named)
-        self._schedule = (
-            torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda step: case.schedule[min(step, len(case.schedule) - 1)])
-            if case.schedule
-            else None
-        )
+        self._schedule = schedule_of(case, self._optimizer)
         scale = case.precision.loss_scale
         self._scaler = (
             torch.amp.GradScaler(  # type: ignore[attr-defined]
