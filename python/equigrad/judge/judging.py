@@ -18,7 +18,7 @@ from .board import Finding, Repro
 from .causes import cause_of
 from .local_gradients import LocalGradients, Losses, Tensors, from_process
 from .on_rank import tensors
-from .on_rank.protocol import Case, Precision, ProtocolError, to_json, write_case
+from .on_rank.protocol import Case, Precision, ProtocolError, misfit, to_json, write_case
 from .processes import Program, Room
 from .ranks import RankAnswer, Reference
 from .repro import Subject
@@ -85,9 +85,8 @@ class Bench:
         """The verdict on steps that all ranks answered. Raises VoidError where nothing was compared, Fault from the reference."""
         ranks = []
         for answer in answers:
-            if len(answer.answer.steps) != prepared.case.steps:
-                got = f"{len(answer.answer.steps)} steps of {prepared.case.steps} from rank {answer.rank}"
-                return Judged("crashed", text=f"[judge] expected an answer to every step, got {got}. Mend the adapter.")
+            if wrong := misfit(prepared.case, answer.answer):
+                return Judged("crashed", text=f"rank {answer.rank}: {wrong}")
             ranks.append(truth.RankSteps(answer.answer.steps, tensors.read(answer.tensors) if answer.tensors else {}))
         verdict = truth.judge(prepared.setting, ranks, self._local(prepared))
         if verdict.compared == 0:

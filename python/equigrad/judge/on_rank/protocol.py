@@ -237,6 +237,20 @@ def write_case(case: Case, path: str) -> None:
         json.dump(to_json(case), file, indent=1)
 
 
+def misfit(case: Case, answer: Answer) -> str:
+    """What is wrong with the counts of an answer with steps to this case, or ""."""
+    losses = case.accumulation * int(case.options.get("backwards", 1))
+    groups = max(1, len(case.groups))
+    if len(answer.steps) != case.steps:
+        return f"[judge] expected an answer to all {case.steps} steps, got {len(answer.steps)}. Mend the adapter."
+    for step, said in enumerate(answer.steps):
+        if len(said.losses) != losses:
+            return f"[judge] expected {losses} losses in step {step}, one per backward, got {len(said.losses)}. Mend the adapter."
+        if said.lrs is not None and len(said.lrs) != groups:
+            return f"[judge] expected {groups} lrs in step {step}, one per group, or null, got {len(said.lrs)}. Mend the adapter."
+    return ""
+
+
 def _read(kind: Any, value: Any, place: str) -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
