@@ -97,6 +97,7 @@ def environment_of(program: Program, place: Place) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",  # SIGABRT makes a Python write where it stands
         "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
     }
     if os.path.exists("/sys/class/net/lo"):
         kept.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host whose own name cannot be looked up has no other

@@ -26,10 +26,11 @@ def local(case: Case, step: int, parameters: Named, scale: float = 1.0) -> tuple
     """
     torch.manual_seed(0)
     built = models.build(case.model)
+    built.module.to(DTYPES[case.precision.model])  # before the values: those of an fp64 model do not fit into fp32
     load_weights(built.module, parameters)
     if case.options.get("activation_checkpointing"):
         models.checkpoint_activations(built.module)
-    low = models.Built(built.module.to(DTYPES[case.precision.model]), built.loss)
+    low = built
     exact = models.Built(copy.deepcopy(low.module).to(torch.float64), built.loss)
     losses: Losses = {}
     named: Named = {}
