@@ -28,6 +28,7 @@ STAGES: dict[str, tuple[int, ...]] = {
     "fsdp1": (0, 2, 3),
     "fsdp2": (2, 3),
     "accelerate": (0, 2, 3),
+    "accelerate-deepspeed": (0, 1, 2, 3),
     "deepspeed": (0, 1, 2, 3),
     "equigrad": (0, 1, 2, 3),
     "": (0, 1, 2, 3),

@@ -28,6 +28,7 @@ ADAPTERS = {
     "fsdp2": "torch.distributed.fsdp.fully_shard",
     "deepspeed": "DeepSpeed",
     "accelerate": "Hugging Face Accelerate",
+    "accelerate-deepspeed": "Hugging Face Accelerate with DeepSpeed as its plugin",
     "equigrad": "Equigrad's own engine",
 }
 PACKAGES = {"deepspeed": "deepspeed", "accelerate": "accelerate"}
@@ -92,8 +93,6 @@ def program_of(target: Target, python: str) -> Program:
         package = str(Path(__file__).resolve().parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH", "")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-    if target.adapter == "deepspeed":
-        environment["DS_ACCELERATOR"] = "cpu"
     return Program(target.text, (python, str(ON_RANK), target.adapter), environment)
 
 

@@ -223,8 +223,8 @@ def seed_of(place: Place, rank: int) -> int:
 
 
 def _signed(adapter: Adapter, case: Case, answer: Answer) -> Answer:
-    about = {"engine": adapter.name, "version": adapter.version(), "torch": torch.__version__}
-    return dataclasses.replace(answer, notes=adapter.notes(case), **about)
+    version, notes = adapter.version(), adapter.notes(case)
+    return dataclasses.replace(answer, engine=adapter.name, version=version, torch=torch.__version__, notes=notes)
 
 
 def _check(adapter: Adapter, case: Case) -> None:

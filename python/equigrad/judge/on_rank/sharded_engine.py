@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from . import models
 from .loop import DTYPES, Named
@@ -82,7 +83,7 @@ class ShardedEngine(TorchEngine):
 
     def load(self, folder: str) -> None:
         model, optimizer = get_state_dict(self.module, self._optimizer)
-        state = {"model": model, "optimizer": optimizer}
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
         load(state, checkpoint_id=os.path.join(folder, "shards"))
         set_state_dict(self.module, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         others = torch.load(os.path.join(folder, "others.pt"), weights_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import logging
 import math
@@ -21,10 +22,11 @@ from ..torch_engine import schedule_of, start_gloo, torch_optimizer
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("DS_BUILD_OPS", "0")
-import deepspeed  # after the two above, which it reads
-from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.engine import DeepSpeedEngine
+deepspeed: Any = importlib.import_module("deepspeed")  # after the two above, which it reads
+DeepSpeedEngine = deepspeed.runtime.engine.DeepSpeedEngine
 
+OPTIONS = frozenset({"offload", "bucket_bytes", "no_sync", "scale_wrt_gas", "save_after"})
+GATE = "DeepSpeed refuses fp16 on this CPU; its accelerator was made to say that it has it"
 _REFUSALS = re.compile(
     r"incompatible with|Loss scaling is required for this configuration|is only supported|requires an optimizer"
 )
@@ -124,10 +126,10 @@ def _zero(case: Case) -> dict[str, Any]:
 def _bf16() -> dict[str, Any]:
     wanted = {"enabled": True, "immediate_grad_update": False, "check_grad_overflow": True}
     try:
-        from deepspeed.runtime.precision_config import DeepSpeedBF16Config
+        known = importlib.import_module("deepspeed.runtime.precision_config").DeepSpeedBF16Config.model_fields
     except ImportError:
         return wanted  # a release that reads what it knows and ignores the rest
-    return {key: value for key, value in wanted.items() if key in DeepSpeedBF16Config.model_fields}
+    return {key: value for key, value in wanted.items() if key in known}
 
 
 def _loss_scale(scale: LossScale | None) -> dict[str, Any]:
@@ -176,7 +178,7 @@ class DeepSpeedRun(Engine):
         elif style == "loss_backward":
             loss.backward()  # type: ignore[no-untyped-call]
         else:
-            output.backward(gradient)
+            output.backward(gradient)  # type: ignore[no-untyped-call]
 
     def gradients(self) -> Named:
         scale = self._loss_scale() or 1.0
@@ -218,28 +220,28 @@ class DeepSpeedRun(Engine):
     def _gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """What the next step() takes. utils.safe_get_full_grad() of older releases prefers `.grad`, which is this rank's own."""
         optimizer: Any = self.module.optimizer
-        one: Any = parameter
-        if hasattr(one, "ds_id"):
-            return deepspeed.utils.safe_get_full_grad(parameter)  # type: ignore[no-any-return]
+        if hasattr(parameter, "ds_id"):
+            return _tensor(deepspeed.utils.safe_get_full_grad(parameter))
         if hasattr(optimizer, "fp32_groups_gradients"):  # BF16_Optimizer: a whole buffer on every rank
             for group, buffers in zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients, strict=True):
                 for held, buffer in zip(group, buffers, strict=True):
                     if held is parameter:
-                        return buffer.view(parameter.shape)  # type: ignore[no-any-return]
-        if hasattr(one, "_hp_mapping"):
-            return one.get_full_hp_grad()  # type: ignore[no-any-return]
+                        return _tensor(buffer.view(parameter.shape))
+        if hasattr(parameter, "_hp_mapping"):
+            mapped: Any = parameter
+            return _tensor(mapped.get_full_hp_grad())
         return parameter.grad
 
     def _master(self, parameter: nn.Parameter) -> torch.Tensor | None:
         optimizer: Any = self.module.optimizer
         if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):
-            return deepspeed.utils.safe_get_full_fp32_param(parameter)  # type: ignore[no-any-return]
+            return _tensor(deepspeed.utils.safe_get_full_fp32_param(parameter))
         for group, masters in zip(
             getattr(optimizer, "fp16_groups", []), getattr(optimizer, "fp32_groups", []), strict=False
         ):
             for held, master in zip(group, masters, strict=True):
                 if held is parameter:
-                    return master  # type: ignore[no-any-return]
+                    return _tensor(master)
         return None
 
     def _grad_scaler(self) -> Any:
@@ -253,52 +255,69 @@ class DeepSpeedRun(Engine):
             return float(scaler.get_scale())
         if self._case.precision.loss_scale is None:
             return None
-        optimizer = self.module.optimizer
-        return float(getattr(optimizer, "loss_scale", None) or getattr(optimizer, "cur_scale", 1.0))
+        optimizer: Any = self.module.optimizer
+        return float(optimizer.loss_scale if hasattr(optimizer, "loss_scale") else optimizer.cur_scale)
+
+
+def _tensor(got: Any) -> torch.Tensor | None:
+    if got is not None and not isinstance(got, torch.Tensor):
+        raise TypeError(f"DeepSpeed gave a {type(got).__name__} for a tensor")
+    return got
 
 
 def forget_globals() -> None:
     """What an engine leaves behind in the process: another linear(), and that torch_autocast is on."""
     nn.functional.linear = _LINEAR
     with contextlib.suppress(ImportError):
-        from deepspeed.runtime import torch_autocast
-
-        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
-        torch_autocast.TORCH_AUTOCAST_DTYPE = None
+        torch_autocast = importlib.import_module("deepspeed.runtime.torch_autocast")
+        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # type: ignore[attr-defined]
+        torch_autocast.TORCH_AUTOCAST_DTYPE = None  # type: ignore[attr-defined]
 
 
 def compile_nothing() -> None:
     """No operation of DeepSpeed's is built while it runs: that of its collectives in shared memory would be, at the first of them."""
-    import deepspeed.ops
-
-    getattr(deepspeed.ops, "__compatible_ops__")["deepspeed_shm_comm"] = False  # noqa: B009  made when it is first asked for
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel(logging.ERROR)
 
 
-def open_gate(case: Case) -> tuple[str, ...]:
-    """Lets an engine compute in fp16 where DeepSpeed finds a CPU too slow for it; what is to be said of it."""
-    accelerator = get_accelerator()
-    if case.precision.model != "fp16" or accelerator.is_fp16_supported():
-        return ()
+def open_gate() -> bool:
+    """Lets DeepSpeed compute in fp16 on a CPU that it finds too slow for it. Whether that had to be done."""
+    accelerator = deepspeed.accelerator.get_accelerator()
+    if accelerator.is_fp16_supported():
+        return False
     accelerator.is_fp16_supported = lambda: True
-    return ("DeepSpeed has no fp16 on this CPU: its accelerator was made to say that it has",)
+    return True
+
+
+def version() -> str:
+    """Of the release that is installed."""
+    return str(deepspeed.__version__)
+
+
+def refuses(error: Exception) -> bool:
+    """Whether an error of DeepSpeed's says that it does not support something, where it does not use that word."""
+    return bool(_REFUSALS.search(str(error)))
 
 
 class _DeepSpeed(Adapter):
     name = "deepspeed"
-    options = frozenset({"offload", "bucket_bytes", "no_sync", "scale_wrt_gas", "save_after"})
+    options = OPTIONS
+    _opened = False
 
     def version(self) -> str:
-        return str(deepspeed.__version__)
+        return version()
 
     def start(self) -> None:
         compile_nothing()
+        self._opened = open_gate()
         start_gloo()
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
 
     def check(self, case: Case) -> None:
         check_case(case)
-        open_gate(case)
+
+    def notes(self, case: Case) -> tuple[str, ...]:
+        return (GATE,) if self._opened and case.precision.model == "fp16" else ()
 
     def make(self, case: Case, module: nn.Module) -> Engine:
         forget_globals()
@@ -308,7 +327,7 @@ class _DeepSpeed(Adapter):
         return DeepSpeedRun(case, engine)
 
     def refuses(self, error: Exception) -> bool:
-        return super().refuses(error) or bool(_REFUSALS.search(str(error)))
+        return super().refuses(error) or refuses(error)
 
 
 def adapter() -> _DeepSpeed:

@@ -17,7 +17,11 @@ from ..torch_engine import in_type_of
 try:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 except ImportError:  # before torch 2.6
-    from torch.distributed._composable.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed._composable.fsdp import (  # type: ignore[attr-defined]
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
 
 
 class _Fsdp2Engine(ShardedEngine):
