@@ -256,7 +256,8 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 
 def label_of(engine: Engine) -> str:
     """The engine with its version, as it is shown: "deepspeed 0.19.8"; engines that are torch's go by torch's version."""
-    return f"{engine.name} {engine.version or engine.torch}".strip()
+    name = engine.name if len(engine.name) <= 40 else engine.name[:37] + "..."  # a whole command, where it never answered
+    return f"{name} {engine.version or engine.torch}".strip()
 
 
 def _plainness(cell: Cell) -> tuple[bool, int, int, str]:
