@@ -225,7 +225,7 @@ def _numbers(seen: CaseSeen, step: int) -> Cause | None:
 
 def _common_number(numbers: list[WrongNumber], claims: Callable[[WrongNumber], Iterator[Claim]]) -> list[_Found]:
     places = [
-        Place(one.step, one.rank, torch.tensor([0]), torch.tensor([one.got]).double(), torch.tensor([one.right.mid]).double())
+        Place(one.step, one.rank, torch.tensor([0]), torch.tensor([one.got], dtype=torch.float64), torch.tensor([one.right.mid], dtype=torch.float64))
         for one in numbers
     ]
     by_place = dict(zip(map(id, places), numbers))

@@ -77,7 +77,7 @@ def local_balls(case: Case, answer: tuple[Losses, Tensors]) -> Locals:
     }
     gradients = [[{name: Ball.of(one).widened(room[name]) for name, one in micro.items()} for micro in rank] for rank in low]
     pairs = {
-        place: tuple(torch.tensor(losses[_losses_key(*place, fp64)]).double() for fp64 in (False, True))
+        place: tuple(torch.tensor(losses[_losses_key(*place, fp64)], dtype=torch.float64) for fp64 in (False, True))
         for place in _places(case)
     }
     spread = _room([(one[0], one[1]) for one in pairs.values()])
