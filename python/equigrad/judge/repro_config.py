@@ -1,0 +1,74 @@
+"""What a script's engine is configured with: only what its case asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from .on_rank.protocol import Case
+
+_MODES = {"bf16": "bf16", "fp16": "fp16"}
+_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def deepspeed_text(case: Case, bucket: int | None) -> str:
+    """DeepSpeed's configuration of the case, as Python. bucket: elements, None for the default."""
+    lines = [f"    {_literal(key)}: {_literal(value)}," for key, value in deepspeed_config(case, bucket).items()]
+    return "\n".join(["{", *lines, "}"])
+
+
+def _literal(value: Any) -> str:
+    """As Python, with double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def deepspeed_config(case: Case, bucket: int | None) -> dict[str, Any]:
+    """Clipping is always in it: what it is without a word of it has changed between releases."""
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+    if case.accumulation > 1:
+        config["gradient_accumulation_steps"] = case.accumulation
+    config["gradient_clipping"] = case.clip.max_norm if case.clip else 0.0
+    zero: dict[str, Any] = {"stage": case.stage}
+    if bucket is not None:
+        zero.update(reduce_bucket_size=bucket, allgather_bucket_size=bucket)
+    if case.stage == 3:
+        zero["stage3_param_persistence_threshold"] = 0  # else no parameter of a tiny model is sharded
+        zero.update({"stage3_prefetch_bucket_size": bucket} if bucket is not None else {})
+    if "offload" in case.options:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    config["zero_optimization"] = zero
+    if case.stage:
+        config["zero_allow_untested_optimizer"] = True
+    if "offload" in case.options:
+        config["zero_force_ds_cpu_optimizer"] = False
+    config.update(_precision(case))
+    return config
+
+
+def _precision(case: Case) -> dict[str, Any]:
+    precision, config = case.precision, dict[str, Any]()
+    if precision.model in _MODES:
+        config[_MODES[precision.model]] = {"enabled": True, **_loss_scale(case)}
+    if precision.autocast:
+        config["torch_autocast"] = {"enabled": True, "dtype": _TYPES[precision.autocast]}
+    if precision.accumulation:
+        config["data_types"] = {"grad_accum_dtype": precision.accumulation}
+    if precision.communication:
+        config["communication_data_type"] = precision.communication
+    return config
+
+
+def _loss_scale(case: Case) -> dict[str, Any]:
+    scale = case.precision.loss_scale
+    if scale is None:
+        return {}
+    if not scale.dynamic:
+        return {"loss_scale": scale.value}
+    config: dict[str, Any] = {"loss_scale": 0, "initial_scale_power": int(math.log2(scale.value))}
+    config.update(loss_scale_window=scale.window, hysteresis=scale.hysteresis)
+    if scale.minimum != 1.0:
+        config["min_loss_scale"] = scale.minimum
+    return config
