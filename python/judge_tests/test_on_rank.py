@@ -302,10 +302,26 @@ def test_styles_and_checkpointing_give_the_same_gradients(model: Model, tmp_path
         assert all(torch.equal(one, want[name]) for name, one in got.items()), change
 
 
-def test_activations_are_computed_again_where_they_are_to_be() -> None:
-    for model in ALL_MODELS:
-        module = models.build(model).module
-        assert models.checkpoint_activations(module), model
+@pytest.mark.parametrize("model", ALL_MODELS, ids=id_of)
+def test_activations_are_computed_again_where_they_are_to_be(model: Model, tmp_path: Path) -> None:
+    case = small_case(tmp_path, model)
+    built = loop.plain_module(case)
+    called: list[str] = []
+    for name, layer in built.module.named_modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(lambda *_, name=name: called.append(name))
+    batch = loop.batch_of(loop.read_batches(case, 0), loop.Place(0, 0, 0, True, True), 0, torch.float32, torch.device("cpu"))
+    for checkpointed in (False, True):
+        if checkpointed:
+            assert models.checkpoint_activations(built.module)
+        called.clear()
+        loss = built.loss(built.module, batch, 1)[0]
+        forward = len(called)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert (len(called) > forward) == checkpointed
+
+
+def test_a_model_without_checkpointing_says_so() -> None:
     assert not models.checkpoint_activations(torch.nn.Linear(2, 2))
 
 
@@ -575,6 +591,43 @@ def test_what_the_loop_cannot_do_is_absent(tmp_path: Path, change: dict[str, Any
     model = change.pop("model", None)
     answer, _ = trained(small_case(tmp_path, model, **change), tmp_path)
     assert answer.absent
+
+
+class Dropping(torch.nn.Module):
+    """Of a user: it draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 64)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = torch.nn.functional.dropout(self.layer(input), 0.5)
+        return value
+
+
+def test_random_numbers_are_those_of_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = small_case(tmp_path, steps=2)
+    tensors.write(case.weights, dict(Dropping().named_parameters()))
+    inputs = {name: one for name, one in tensors.read(case.batches).items() if name.endswith("input")}
+    tensors.write(case.batches, inputs)
+    monkeypatch.setitem(
+        sys.modules, "mine", type("mine", (), {"make": lambda: (Dropping(), lambda one, batch: one(**batch).sum())})
+    )
+    case = dataclasses.replace(case, model=Model("mine:make"))
+    answer, named = trained(case, tmp_path)
+    assert answer.steps, answer
+    local: loop.Named = {}
+    for step in range(2):
+        values = (
+            tensors.read(case.weights)
+            if not step
+            else {name: named[tensor_key(0, "parameter", name)] for name in ("layer.weight", "layer.bias")}
+        )
+        losses, local = reference.local(case, step, values)
+        assert list(answer.steps[step].losses) == losses["r0.m0"] + losses["r0.m1"]
+        assert losses["r0.m0"] != losses["r0.m1"]
+    masks = [local[local_key(0, micro, "layer.bias")] for micro in range(2)]
+    assert not torch.equal(*masks), "every micro-batch draws its own"
 
 
 # --- processes

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import os
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,11 @@ import pytest
 import torch
 from small_cases import small_case
 
-from equigrad.judge.on_rank import loop, protocol, reference, tensors
+from equigrad.judge.on_rank import loop, models, protocol, reference, tensors
 from equigrad.judge.on_rank.protocol import (
     Case,
     Clip,
+    Group,
     LossScale,
     Model,
     Optimizer,
@@ -143,6 +148,42 @@ def test_norm_schedule_and_a_resumed_training(pools: dict[str, Pool], tmp_path: 
     resumed = dataclasses.replace(case, options={"save_after": 0}, batches=case.batches)
     again = steps_of(asked(pools[engine], resumed))
     assert all(torch.equal(one, again[0][name]) for name, one in named[0].items())
+
+
+@pytest.mark.parametrize("engine", ["plain", "ddp"])
+def test_groups_have_rates_and_decays_of_their_own(pools: dict[str, Pool], tmp_path: Path, engine: str) -> None:
+    names = [name for name, _ in models.make("lattice-mlp", {}).named_parameters()]
+    groups = (Group(tuple(names[::2]), 1.0, 0.5), Group(tuple(names[1::2]), 0.25, 0.0))
+    case = small_case(tmp_path / "case", world=2, groups=groups)
+    answers = asked(pools[engine], case)
+    named = steps_of(answers)[0]
+    assert answers[0].answer.steps[0].lrs == (1.0, 0.25)
+    for name, value in tensors.read(case.weights).items():
+        group = groups[names.index(name) % 2]
+        gradient = named.get(tensor_key(0, "gradient", name))
+        want = value if gradient is None else value - group.lr * (gradient + group.weight_decay * value)
+        assert torch.equal(named[tensor_key(0, "parameter", name)], want), name
+
+
+def test_ddp_is_set_up_as_the_options_say(tmp_path: Path) -> None:
+    program = textwrap.dedent(f"""
+        import json, os, sys
+        sys.path.insert(0, {str(ON_RANK.parent)!r})
+        from on_rank import adapters, loop, protocol
+        ddp = adapters.make("ddp")
+        ddp.start()
+        case = protocol.read_case(sys.argv[1])
+        made = ddp.make(case, loop.plain_module(case).module).module
+        print(json.dumps([made.bucket_bytes_cap, made.gradient_as_bucket_view, made.find_unused_parameters, made.static_graph]))
+    """)
+    given = {"bucket_bytes": 4096, "gradient_as_bucket_view": True, "find_unused": False, "static_graph": True}
+    case = small_case(tmp_path, options=given)
+    write_case(case, str(tmp_path / "case.json"))
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [sys.executable, "-c", program, str(tmp_path / "case.json")]
+    done = subprocess.run(command, env={**os.environ, **launcher}, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [4096, True, False, True]
 
 
 @pytest.mark.parametrize("engine", ["plain", "ddp"])
