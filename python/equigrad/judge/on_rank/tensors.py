@@ -37,7 +37,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> 
             raise TensorFileError(f"[judge] expected a type of {sorted(_CODES)} as {name}, got {tensor.dtype}. Convert it.")
     header: dict[str, Any] = {}
     offset = 0
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned, for readers that map the file
     for name in order:
         tensor = tensors[name]
         size_bytes = tensor.numel() * tensor.element_size()
