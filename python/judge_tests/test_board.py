@@ -19,7 +19,7 @@ from equigrad.judge import board as boards
 from equigrad.judge import cases, compare, known
 from equigrad.judge.board import VERDICTS, WRONG, Board, BoardError, Cell, Finding, Repro
 from equigrad.judge.cases import Axes
-from equigrad.judge.summary import summarise
+from equigrad.judge.summary import Cause, summarise
 
 JUDGE = Path(boards.__file__).parent
 SCHEMA = json.loads((JUDGE / "board.schema.json").read_text())
@@ -397,13 +397,53 @@ def test_cells_that_leave_it_open_stand_with_those_that_do_not() -> None:
         return sorted(len(one.cells) for one in summarise(of_cells(*cells)).causes)
 
     assert causes("not-reduced", "rank-missing or not-reduced", "not-reduced") == [3]
-    assert causes("not-reduced", "rank-missing", "rank-missing or not-reduced") == [1, 1, 1]
+    assert causes("not-reduced", "rank-missing", "rank-missing or not-reduced") == [1, 2]
+    assert causes("rank-missing or not-reduced", "not-zeroed or not-reduced", "rank-missing or not-zeroed") == [1, 2]
+    assert causes("a or b", "a or b or c", "b or a", "c") == [1, 3]
     assert causes("rank-missing or not-reduced", "rank-missing or not-reduced") == [2]
     assert causes("not-reduced", "not-zeroed") == [1, 1]
     unknown = [
         one_cell("red", "unknown", what, findings=(Finding(0, what, 1.0, 2.0, 0.0),)) for what in ("norm", "gradient")
     ]
     assert len(summarise(of_cells(*unknown)).causes) == 2
+
+
+def test_a_cause_says_what_its_plainest_cell_says() -> None:
+    def cell(case: str, cause: str, *steps: int, confirmed: bool | None = None) -> Cell:
+        findings = tuple(replace(examples.FINDING, step=step) for step in steps)
+        repro = None if confirmed is None else Repro("x", confirmed)
+        return replace(one_cell("red", "not-reduced", case, findings=findings, repro=repro), cause=cause)
+
+    def cause(*cells: Cell) -> Cause:
+        (found,) = summarise(of_cells(*cells)).causes
+        return found
+
+    found = cause(
+        cell("a/b/clip", "The norm is 3.", 0),
+        cell("a/b", "All are 2.5.", 1),
+        cell("a/c", "All are 3.5.", 0),
+        cell("a/d", "All are 4.", 0),
+    )
+    assert (found.example.case, found.sentence, found.others) == ("a/c", "All are 3.5.", ("The norm is 3.",))
+    assert cause(cell("a", "One.", 0), cell("a/b", "Two.", 1, confirmed=True)).sentence == "Two."
+    assert cause(cell("a", "One.", 0, confirmed=False), cell("a/b", "Two.", 1, confirmed=True)).sentence == "Two."
+    assert cause(cell("a", "One.", 0), cell("a/b", "Two.", 1, confirmed=False)).sentence == "Two."
+
+
+@pytest.mark.parametrize(
+    ("text", "headline"),
+    [
+        ("", "crashed"),
+        ("rank 1 ended: signal 11\nlast it said: x", "rank 1 ended: signal 11"),
+        ("rank 0: Traceback (most recent call last):\n  File x\nRuntimeError: boom\nmore of it\n", "RuntimeError: boom"),
+        (
+            "Traceback:\nValueError: first\n\nDuring ...\n  torch.distributed.DistBackendError: last",
+            "torch.distributed.DistBackendError: last",
+        ),
+    ],
+)
+def test_the_headline_of_what_an_engine_said(text: str, headline: str) -> None:
+    assert one_cell("crashed", text=text).headline == headline
 
 
 def test_versions_of_an_engine_share_a_cause_and_engines_do_not() -> None:

@@ -112,18 +112,17 @@ def versions(board: Board) -> tuple[tuple[str, str], ...]:
     return tuple(pair for keys in by_name.values() for pair in pairwise(keys))
 
 
-def kinds_of(cell: Cell) -> frozenset[str]:
-    """What may be the cause of a wrong cell, in short: several where its numbers cannot tell."""
+def kinds_of(cell: Cell) -> tuple[str, ...]:
+    """What may be the cause of a wrong cell, in short, the simplest first: several where its numbers cannot tell."""
     if cell.kind and cell.kind != "unknown":
-        return frozenset(cell.kind.split(" or "))
+        return tuple(cell.kind.split(" or "))
     what = cell.findings[0].what if cell.findings else ""
-    said = f"unknown, {what}" if cell.kind else cell.headline
-    return frozenset([said])
+    return (f"unknown, {what}" if cell.kind else cell.headline,)
 
 
 def same_cause(one: Cell, other: Cell) -> bool:
     """Whether two cells of an engine may be wrong for the same reason."""
-    return one.verdict == other.verdict and bool(kinds_of(one) & kinds_of(other))
+    return one.verdict == other.verdict and bool(set(kinds_of(one)) & set(kinds_of(other)))
 
 
 def worst(verdicts: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -53,8 +54,6 @@ class Cause:
     """Its name, without a version."""
     keys: tuple[str, ...]
     """The versions that have it."""
-    sentence: str
-    """The one that most of its cells have."""
     cells: tuple[Cell, ...]
     conditions: tuple[Condition, ...]
     alike: int
@@ -63,13 +62,19 @@ class Cause:
 
     @property
     def example(self) -> Cell:
-        """The cell to look at: with a script that was confirmed, if there is one, then the fewest wrong steps."""
+        """The cell to look at: with a script that was confirmed, if there is one, without a feature, wrong from the first step."""
         return min(self.cells, key=_plainness)
 
     @property
+    def sentence(self) -> str:
+        """That of the example."""
+        return self.example.headline
+
+    @property
     def others(self) -> tuple[str, ...]:
-        """What else its cells say: the same with other numbers."""
-        return tuple(one for one in dict.fromkeys(cell.cause for cell in self.cells if cell.cause) if one != self.sentence)
+        """What else its cells say, but for other numbers."""
+        said = {re.sub(r"[\d.]+", "#", cell.headline): cell.headline for cell in (*self.cells, self.example)}
+        return tuple(one for one in said.values() if one != self.sentence)
 
     @property
     def finding(self) -> Finding | None:
@@ -260,35 +265,32 @@ def label_of(engine: Engine) -> str:
     return f"{name} {engine.version or engine.torch}".strip()
 
 
-def _plainness(cell: Cell) -> tuple[bool, int, int, str]:
+def _plainness(cell: Cell) -> tuple[bool, bool, int, int]:
     confirmed = cell.repro is not None and cell.repro.confirmed is True
-    return (not confirmed, -1 if cell.repro else 0, min((one.step for one in cell.findings), default=0), cell.case)
+    return (not confirmed, cell.repro is None, cell.case.count("/"), min((one.step for one in cell.findings), default=0))
 
 
 def _causes(board: Board) -> tuple[Cause, ...]:
     names = {one.key: one.name for one in board.engines}
-    groups: dict[tuple[str, str, frozenset[str]], list[Cell]] = {}
+    wrong: dict[tuple[str, str], list[Cell]] = {}
     for cell in board.cells:
         if cell.verdict in WRONG:
-            groups.setdefault((names[cell.engine], cell.verdict, kinds_of(cell)), []).append(cell)
-    groups = _resolved(groups)
+            wrong.setdefault((names[cell.engine], cell.verdict), []).append(cell)
+    groups = [(name, verdict, cells) for (name, verdict), found in wrong.items() for cells in _explained(found)]
     engines = list(dict.fromkeys(names.values()))
-    ordered = sorted(groups.items(), key=lambda item: (VERDICTS.index(item[0][1]), engines.index(item[0][0]), -len(item[1])))
-    return tuple(_cause(board, number, where[0], cells) for number, (where, cells) in enumerate(ordered, 1))
+    groups.sort(key=lambda group: (VERDICTS.index(group[1]), engines.index(group[0]), -len(group[2])))
+    return tuple(_cause(board, number, name, cells) for number, (name, _, cells) in enumerate(groups, 1))
 
 
-def _resolved(
-    groups: dict[tuple[str, str, frozenset[str]], list[Cell]],
-) -> dict[tuple[str, str, frozenset[str]], list[Cell]]:
-    """Cells whose numbers leave several kinds open go to those that leave one of these, where there is one such group only."""
-    found = {where: cells for where, cells in groups.items() if len(where[2]) == 1}
-    for (name, verdict, kinds), cells in groups.items():
-        if len(kinds) == 1:
-            continue
-        fitting = [(name, verdict, frozenset([kind])) for kind in kinds if (name, verdict, frozenset([kind])) in groups]
-        where = fitting[0] if len(fitting) == 1 else (name, verdict, kinds)
-        found[where] = [*found.get(where, []), *cells]
-    return found
+def _explained(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """As few groups as may be, each of which one kind explains; where numbers leave several open, the commonest is taken."""
+    groups = []
+    left = list(cells)
+    while left:
+        kind, _ = Counter(kind for cell in left for kind in kinds_of(cell)).most_common(1)[0]
+        groups.append([cell for cell in left if kind in kinds_of(cell)])
+        left = [cell for cell in left if kind not in kinds_of(cell)]
+    return groups
 
 
 def _cause(board: Board, number: int, name: str, cells: Sequence[Cell]) -> Cause:
@@ -297,11 +299,8 @@ def _cause(board: Board, number: int, name: str, cells: Sequence[Cell]) -> Cause
     mine = {(cell.engine, cell.case) for cell in cells}
     others = [cell for cell in judged if (cell.engine, cell.case) not in mine]
     conditions, alike = _telling(board, _conditions(board, cells, judged), others)
-    sentences = Counter(cell.headline for cell in cells)
     known = tuple(dict.fromkeys(one for cell in cells for one in cell.known))
-    return Cause(
-        number, cells[0].verdict, name, keys, sentences.most_common(1)[0][0], tuple(cells), conditions, len(alike), known
-    )
+    return Cause(number, cells[0].verdict, name, keys, tuple(cells), conditions, len(alike), known)
 
 
 def _conditions(board: Board, cells: Sequence[Cell], judged: Sequence[Cell]) -> tuple[Condition, ...]:

@@ -52,7 +52,7 @@ def to_text(summary: Summary, width: int = 80, colour: bool = False) -> str:
     paint = functools.partial(_painted, colour=colour)
     lines = _engine_lines(summary, width, paint)
     for cause in (*summary.causes, *summary.troubles):
-        lines += ["", *_cause_lines(cause, width, paint)]
+        lines += ["", *_cause_lines(summary.board, cause, width, paint)]
     for one in summary.comparisons:
         lines += ["", *_wrapped(f"{one.after} against {one.before}", width, "", "  ")]
         for words, changes in comparison_lists(one):
@@ -215,8 +215,10 @@ def _in_words(one: EngineSummary) -> str:
     return f"{GLYPHS[one.box.verdict]} {label_of(one.engine)}: {one.box.words}"
 
 
-def _cause_lines(cause: Cause, width: int, paint: functools.partial[str]) -> list[str]:
-    lines = _wrapped(f"{GLYPHS[cause.verdict]} {listed(cause.keys)}: {cause.sentence}", width, "", "  ")
+def _cause_lines(board: Board, cause: Cause, width: int, paint: functools.partial[str]) -> list[str]:
+    lines = _wrapped(
+        f"{GLYPHS[cause.verdict]} {listed([_label(board, key) for key in cause.keys])}: {cause.sentence}", width, "", "  "
+    )
     lines[0] = paint(lines[0][0], cause.verdict) + lines[0][1:]
     lines += _wrapped(where_of(cause), width, "  ", "  ")
     if cause.finding:
