@@ -4,9 +4,12 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -38,10 +41,23 @@ void read_into(const SavedCheckpoint& saved, const std::string& name, int64_t be
   if (!at_once) into.copy_(here.view(into.sizes()));
 }
 
+// Whether all ranks run under one kernel, by one name, which then reads a file once for all of them.
+bool are_on_one_host(comm::Communicator& communicator) {
+  const auto hosts = together(communicator, kLoadCheckpoint, [] {
+    std::string boot;
+    if (!std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot)) return boot;
+    std::array<char, 256> name{};
+    static_cast<void>(::gethostname(name.data(), name.size() - 1));
+    return boot + " " + name.data();
+  });
+  return !hosts.front().empty() && std::set(hosts.begin(), hosts.end()).size() == 1;
+}
+
 class Load {
  public:
   // Everything that can fail: nothing is written.
-  Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved);
+  Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved,
+       bool are_on_one_host);
   void run();
   const SavedCheckpoint& saved() const { return saved_; }
 
@@ -60,6 +76,7 @@ class Load {
   void verify() const;
   int source_rank() const;
   void load_trained(std::size_t parameter);
+  void load_whole(std::size_t parameter);
   void load_frozen(std::size_t parameter);
   void load_state(std::size_t parameter);
   void load_state_of_client(std::size_t parameter);
@@ -72,16 +89,20 @@ class Load {
   SavedEngine from_;
   std::vector<NamedTensor> buffers_;
   optimizer::ClientState* client_;  // null: the optimizer is the configured one
+  bool reads_whole_;  // every rank all of a trained parameter, where ranks would gather it
 };
 
-Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved)
+Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved,
+           bool are_on_one_host)
     : parts_(engine.parts()),
       options_(options),
       saved_(std::move(saved)),
       from_(saved_engine_from(saved_.manifest().engine,
                               (saved_.folder() / checkpoint::kManifestName).string())),
       buffers_(all_buffers(parts_, options.buffers, kLoadCheckpoint)),
-      client_(client_of(parts_.optimizer)) {
+      client_(client_of(parts_.optimizer)),
+      reads_whole_(are_on_one_host && parts_.model.plan.shards() > 1 &&
+                   !parts_.stage().parameters_sharded) {
   check_names();
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_shape(i);
   if (loads_optimizer()) check_optimizer();
@@ -283,6 +304,7 @@ void Load::check_rest() const {
   }
 }
 
+// Every element by one rank at least: what is wrong for one is loaded by none.
 void Load::verify() const {
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) {
     const auto& entry = parts_.model.table[i];
@@ -313,6 +335,19 @@ void Load::load_trained(std::size_t parameter) {
   const auto part = kept_part(parts_, parameter);
   const auto masters = parts_.optimizer.masters().narrow(0, part.begin, part.range.numel());
   read_into(saved_, name_in_file(parameter), part.range.begin, masters);
+}
+
+// What publish() would leave, without asking other ranks.
+void Load::load_whole(std::size_t parameter) {
+  const auto& entry = parts_.model.table[parameter];
+  const auto tensor = parts_.model.tensors[parameter].detach();
+  const auto type = parts_.optimizer.masters().scalar_type();
+  const bool in_place = tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type;
+  const auto flat = in_place ? tensor.view({-1}) : at::empty({entry.numel}, type);
+  read_into(saved_, name_in_file(parameter), 0, flat);
+  const auto seen = parts_.parameters->as_seen(flat.to(tensor.device()), entry.lower_precision);
+  if (!in_place || !seen.is_same(flat)) tensor.copy_(seen.view(tensor.sizes()));
+  tensor.unsafeGetTensorImpl()->bump_version();  // as any other update in place
 }
 
 // One at a time: whole on every rank while it is written.
@@ -431,11 +466,12 @@ void Load::run() {
       continue;
     }
     load_trained(i);
+    if (reads_whole_) load_whole(i);
     if (!options_.module_only) load_state(i);
   }
   load_of_rank();
   if (!options_.module_only) load_progress();
-  parts_.parameters->publish();
+  if (!reads_whole_) parts_.parameters->publish();
 }
 
 // The tag that is meant; nothing if none is, and there is none.
@@ -458,11 +494,12 @@ std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
   auto& parts = engine.parts();
   parts.group.participant.meet(agreement::LoadCheckpoint{});
   finish_checkpoint(engine);
+  const bool one_host = are_on_one_host(*parts.group.communicator);
   std::optional<Load> load;
   const auto said = together(*parts.group.communicator, kLoadCheckpoint, [&]() -> std::string {
     check_idle(parts, kLoadCheckpoint);
     const auto meant = tag_of(directory, tag);
-    if (meant) load.emplace(engine, options, SavedCheckpoint::open(directory, *meant));
+    if (meant) load.emplace(engine, options, SavedCheckpoint::open(directory, *meant), one_host);
     return json{{"tag", meant.value_or("")},
                 {"manifest", load ? checkpoint::to_text(load->saved().digest()) : ""},
                 {"module_strict", options.module_strict},

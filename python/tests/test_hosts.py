@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -106,6 +107,63 @@ def test_two_hosts_with_two_ranks_each_are_four_ranks(hosts: list[str], program:
     want = sorted(answers(out), key=lambda one: one["rank"])
     assert len(want) == 4
     assert sorted(seen, key=lambda one: one["rank"]) == want
+
+
+RESUME = """
+import hashlib, sys
+import torch, equigrad
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
+engine, _, _, _ = equigrad.initialize(model=model, config={
+    "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}, "bf16": {"enabled": sys.argv[2] == "bf16"},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}})
+
+def digest():
+    return hashlib.sha256(b"".join(one.detach().float().numpy().tobytes() for one in model.parameters())).hexdigest()
+
+def train():
+    loss = engine(torch.randn(4, 8).to(next(model.parameters()).dtype)).square().mean()
+    engine.backward(loss)
+    engine.step()
+
+train()
+engine.save_checkpoint(sys.argv[1], "a")
+saved = digest()
+train()
+assert digest() != saved
+engine.load_checkpoint(sys.argv[1], "a")
+assert digest() == saved
+train()
+print(digest())
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ranks_of_one_host_and_of_two_load_the_same(tmp_path: Path, precision: str) -> None:
+    rename = "import os, sys, socket; socket.sethostname('other'); os.execv(sys.argv[1], sys.argv[1:])"
+    other = ["unshare", "--uts", sys.executable, "-c", rename]
+    if subprocess.run([*other, sys.executable, "-c", ""], check=False, capture_output=True).returncode:
+        pytest.skip("a host's name of one's own needs root and util-linux")
+    program = tmp_path / "resume.py"
+    program.write_text(RESUME)
+    after = []
+    for is_elsewhere in (False, True):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        ranks = []
+        for rank in range(2):
+            prefix = other if rank and is_elsewhere else []
+            environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            command = [*prefix, sys.executable, str(program), str(tmp_path / f"saved{is_elsewhere}"), precision]
+            kept = {"env": {**os.environ, "OMP_NUM_THREADS": "1", **environment}, "text": True}
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kept))
+        for one in ranks:
+            out, error = one.communicate(timeout=120)
+            assert one.returncode == 0, error
+            after.append(out)
+    assert len(set(after)) == 1
 
 
 def ranks_on(hosts: list[str], program: Path) -> list[subprocess.Popen]:

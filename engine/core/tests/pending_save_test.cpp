@@ -2,9 +2,13 @@
 #include "engine/core/pending_save.hpp"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 
+#include "conformance/crash/disk/forwarding_storage.hpp"
 #include "conformance/faults/forwarding_communicator.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
@@ -99,6 +103,39 @@ TEST(PendingSave, ARankThatLosesItsPeersLeavesItsFileToTheManifestThatMayNameIt)
   EXPECT_THAT(failed, HasSubstr("a peer is gone"));
   const auto saved = checkpoint::SavedCheckpoint::open(folder.path(), "a");
   EXPECT_NO_THROW(saved.verify_all());
+}
+
+int niceness() { return ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid())); }
+
+// Remembers how eager the thread is that makes a rank's file.
+class Watched final : public conformance::crash::ForwardingStorage {
+ public:
+  using ForwardingStorage::ForwardingStorage;
+  std::unique_ptr<checkpoint::OutputFile> create(const checkpoint::Path& file) override {
+    if (file.extension() == ".safetensors") niceness_of_writer = niceness();
+    return ForwardingStorage::create(file);
+  }
+  std::atomic<int> niceness_of_writer = -1;
+};
+
+TEST(PendingSave, WhatIsWrittenBesideTrainingGivesWayToIt) {
+  const ScratchFolder folder;
+  EXPECT_EQ(on_ranks(1,
+                     [&folder](RankContext& context) {
+                       const auto own = niceness();
+                       const auto watched =
+                           std::make_shared<Watched>(conformance::crash::real_disk());
+                       PendingSave save(
+                           *context.group(), watched,
+                           SaveAgreement{.directory = folder.path(), .tag = "a", .id = "one"},
+                           SaveWords{.engine = {{"stage", 1}}, .client_state = nullptr});
+                       watched->niceness_of_writer = -1;
+                       save.write_beside({piece(0, 3)});
+                       save.finish();
+                       EXPECT_EQ(watched->niceness_of_writer, 19);
+                       EXPECT_EQ(niceness(), own) << "who trains is as before";
+                     }),
+            "");
 }
 
 TEST(PendingSave, GivenUpItHasNeverBeen) {
