@@ -490,7 +490,9 @@ function(equigrad_python_package folder library)
   file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp)
   equigrad_python_module(equigrad_python _core "${include}" "${suffix}" ${library} ${sources})
   file(GLOB_RECURSE modules RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" CONFIGURE_DEPENDS
-    ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi ${folder}/equigrad/py.typed)
+    ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi ${folder}/equigrad/py.typed
+    ${folder}/equigrad/judge/*.json ${folder}/equigrad/judge/templates/*.jinja ${folder}/equigrad/judge/templates/*.html
+    ${folder}/equigrad/judge/templates/*.css ${folder}/equigrad/judge/templates/*.js)
   file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/python/equigrad/_built_for.py" @ONLY CONTENT [=[
 """The torch that _core was built for; asked before _core is loaded, which another torch may refuse."""
 
