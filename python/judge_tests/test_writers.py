@@ -419,8 +419,8 @@ def test_a_run_that_judged_nothing_is_annotated() -> None:
         (writers.number, float("inf"), "inf"),
         (writers.duration, 59.94, "59.9 s"),
         (writers.duration, 61.0, "1 min 1 s"),
-        (writers.place, replace(examples.FINDING, name="", element=(), rank=-1), "gradient"),
-        (writers.place, examples.FINDING, "gradient of blocks.1.mlp.fc2.weight [12, 40], rank 1"),
+        (writers.place, replace(examples.FINDING, name="", element=(), rank=-1), "step 1, gradient"),
+        (writers.place, examples.FINDING, "step 1, gradient of blocks.1.mlp.fc2.weight [12, 40], rank 1"),
     ],
 )
 def test_words(function: Callable[[object], str], value: object, text: str) -> None:

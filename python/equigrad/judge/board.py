@@ -51,6 +51,7 @@ class Finding:
     """One thing that an engine computed and that is not what it must be: its worst element."""
 
     step: int
+    """From 0."""
     what: str
     """"gradient", "parameter", "master", "norm", "loss", "lr", "loss scale", "applied", "replicas", ..."""
     got: float

@@ -128,8 +128,8 @@ def duration(seconds: float) -> str:
 
 
 def place(finding: Finding) -> str:
-    """What a finding is about: "gradient of mlp.weight [3, 4], rank 1"."""
-    text = finding.what + (f" of {finding.name}" if finding.name else "")
+    """Where a finding is: "step 1, gradient of mlp.weight [3, 4], rank 1". People count steps from 1, as causes do."""
+    text = f"step {finding.step + 1}, {finding.what}" + (f" of {finding.name}" if finding.name else "")
     text += f" [{', '.join(map(str, finding.element))}]" if finding.element else ""
     return text + (f", rank {finding.rank}" if finding.rank >= 0 else "")
 
@@ -223,7 +223,7 @@ def _cause_lines(board: Board, cause: Cause, width: int, paint: functools.partia
     lines += _wrapped(where_of(cause), width, "  ", "  ")
     if cause.finding:
         one = cause.finding
-        lines += _wrapped(f"step {one.step}, {place(one)}", width, "  ", "    ")
+        lines += _wrapped(place(one), width, "  ", "    ")
         lines += _wrapped(
             f"got {number(one.got)}  want {number(one.want)}  radius {number(one.radius)}", width, "    ", "    "
         )
@@ -270,7 +270,7 @@ def report_of(cell: Cell) -> str:
     """A red cell as plain text: cause, findings, links."""
     lines = [cell.cause]
     for one in cell.findings:
-        lines += [f"step {one.step}, {place(one)}: {one.wrong:,} of {counted(one.of, 'element')} wrong"]
+        lines += [f"{place(one)}: {one.wrong:,} of {counted(one.of, 'element')} wrong"]
         lines += [f"  got {number(one.got)}  want {number(one.want)}  radius {number(one.radius)}"]
     lines += [f"known: {one.link} {one.words}" for one in cell.known]
     return "\n".join(lines)
