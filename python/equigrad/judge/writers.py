@@ -36,7 +36,7 @@ def to_html(summary: Summary) -> str:
 
 def to_markdown(summary: Summary, max_bytes: int = 900_000) -> str:
     """For a README or the summary of a job. What does not fit in `max_bytes` is left out, causes last of all."""
-    text = _template("board.md").render(summary=summary, board=summary.board, lists=comparison_lists)
+    text = _template("board.md.jinja").render(summary=summary, board=summary.board, lists=comparison_lists)
     raw = text.encode()
     if len(raw) <= max_bytes:
         return text
