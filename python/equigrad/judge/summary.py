@@ -386,7 +386,7 @@ def _green(board: Board, box: Box, tail: str) -> Outcome:
 
 def _against(board: Board, baseline: Comparison, tail: str) -> Outcome:
     new, old = len(baseline.new), len(baseline.still)
-    known = f" {counted(old, 'cell')} are as wrong as in the baseline." if old else ""
+    known = f" {counted(old, 'cell')} {'is' if old == 1 else 'are'} as wrong as in the baseline." if old else ""
     if any(change.after and change.after.verdict == "red" for change in baseline.new):
         return Outcome("RED", f"{counted(new, 'cell')} went wrong that did not before.{known}{tail}", 1)
     if new:
