@@ -243,7 +243,8 @@ struct Commands {
   ConfigCommand config;
   CheckpointCommand checkpoint;
   std::string data_dir;
-  std::function<int()> chosen;  // by the subcommand that was parsed
+  const CLI::App* judge = nullptr;  // its words are not looked at
+  std::function<int()> chosen;      // by the subcommand that was parsed
 };
 
 // A command that does what `act` says, if it is the one that was typed.
@@ -327,6 +328,12 @@ void add_commands(CLI::App& app, Commands& all) {
                         "Cut saves of checkpoints short in every way, and see what is left",
                         [&all] { return crash_command(all.crash); }),
             all.crash);
+  auto& judge = add_command(app, all, "judge",
+                            "Judge other engines: DDP, FSDP2, DeepSpeed, Accelerate, yours",
+                            [&all] { return judge_command(all.judge->remaining()); });
+  judge.prefix_command();  // what follows is the other program's, --help too
+  judge.set_help_flag();
+  all.judge = &judge;
   add_config(app, all);
   add_checkpoint(app, all);
   add_command(app, all, "doctor", "Look at this machine", [&all] {

@@ -13,6 +13,7 @@
 //   equigrad faults [FILTER...]   every fault of the catalogue: which check catches it
 //   equigrad checkpoint           inspect, verify, diff and export what save_checkpoint() wrote
 //   equigrad crash [PART...]      saves of checkpoints cut short in every way, and what is left
+//   equigrad judge ENGINE...      other engines: DDP, FSDP2, DeepSpeed, Accelerate, yours
 //   equigrad --version
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
@@ -193,6 +194,9 @@ int checkpoint_inspect_command(const CheckpointCommand& command);
 int checkpoint_verify_command(const CheckpointCommand& command);
 int checkpoint_diff_command(const CheckpointCommand& command);
 int checkpoint_export_command(const CheckpointCommand& command);
+
+// Another program takes this one's place; returns where it cannot be started.
+int judge_command(const std::vector<std::string>& words);
 
 int doctor_command(const std::string& data_dir);
 // What to do when the ranks' folder is in `place` and has too little room; empty: there is none.
