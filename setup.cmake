@@ -34,13 +34,14 @@ set(EQUIGRAD_JSONSCHEMA_VERSION 4.26.0)
 set(EQUIGRAD_PYTEST_VERSION 9.2.0)
 set(EQUIGRAD_MYPY_VERSION 2.4.1)
 set(EQUIGRAD_CLOUDPICKLE_VERSION 3.1.2)
+set(EQUIGRAD_NUMPY_VERSION 2.2.6)
 # crt, nvvm and cccl belong to nvcc; crt and cccl are also needed by the header of ProcessGroupNCCL. jsonschema reads the
-# schemas in tests; pytest runs those of the Python package, of which one is mypy's, and its check needs
-# cloudpickle. A longer list is installed once more by pip, which leaves what is there.
+# schemas in tests; pytest runs those of the Python package, of which one is mypy's; its check needs
+# cloudpickle, its judge numpy. A longer list is installed once more by pip, which leaves what is there.
 set(EQUIGRAD_WHEELS torch==${EQUIGRAD_TORCH_VERSION} nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88
                     nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 jsonschema==${EQUIGRAD_JSONSCHEMA_VERSION}
                     pytest==${EQUIGRAD_PYTEST_VERSION} mypy==${EQUIGRAD_MYPY_VERSION}
-                    cloudpickle==${EQUIGRAD_CLOUDPICKLE_VERSION})
+                    cloudpickle==${EQUIGRAD_CLOUDPICKLE_VERSION} numpy==${EQUIGRAD_NUMPY_VERSION})
 set(EQUIGRAD_PACKAGES
     clang clang-format libclang-rt-dev mold ninja-build libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev
     librapidcheck-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libboost-math-dev libpugixml-dev zlib1g-dev python3-dev

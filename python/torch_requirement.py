@@ -29,4 +29,4 @@ def requirement() -> str:
 def dynamic_metadata(field: str, settings: dict[str, object] | None = None) -> list[str]:
     if field != "dependencies" or settings:
         raise RuntimeError(f"expected the field dependencies without settings, got {field} with {settings}")
-    return [requirement(), "cloudpickle>=3"]
+    return [requirement(), "cloudpickle>=3", "jinja2>=3", "numpy>=1.26"]
