@@ -368,7 +368,8 @@ def _outcome(board: Board, causes: Sequence[Cause], baseline: Comparison | None)
         text = f"{counted(len(causes), 'cause')} in {listed(engines)}: {counted(box.of('red'), 'cell')} of {box.judged:,} judged went red."
         return Outcome("RED", text + tail, 1)
     if broken:
-        text = f"No number was wrong, but {counted(broken, 'cell')} of {box.judged:,} crashed, hung or could not be judged."
+        rest = "In the others every number is right." if box.of("held") else "No other was judged."
+        text = f"{counted(broken, 'cell')} of {box.judged:,} crashed, hung or could not be judged. {rest}"
         return Outcome("BROKEN", text + tail, 3)
     return _green(board, box, tail)
 
