@@ -64,6 +64,11 @@ std::string latest_tag(const Path& directory) {
   return read_latest(text_of(MappedFile(file)), file.string());
 }
 
+std::optional<std::string> newest_tag(const Path& directory) {
+  if (!is_there(directory / kLatestName)) return {};
+  return latest_tag(directory);
+}
+
 SavedCheckpoint SavedCheckpoint::open(const Path& directory, const std::string& tag) {
   check_tag(tag, "load_checkpoint");
   SavedCheckpoint saved;

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,7 @@ std::string write_latest(std::string_view tag);
 std::string read_latest(std::string_view text, const std::string& where);
 // The tag that DIRECTORY/latest names.
 std::string latest_tag(const Path& directory);
+std::optional<std::string> newest_tag(const Path& directory);  // nothing where no file names one
 
 class SavedCheckpoint {
  public:

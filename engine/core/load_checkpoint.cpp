@@ -4,12 +4,8 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -41,23 +37,10 @@ void read_into(const SavedCheckpoint& saved, const std::string& name, int64_t be
   if (!at_once) into.copy_(here.view(into.sizes()));
 }
 
-// Whether all ranks run under one kernel, by one name, which then reads a file once for all of them.
-bool are_on_one_host(comm::Communicator& communicator) {
-  const auto hosts = together(communicator, kLoadCheckpoint, [] {
-    std::string boot;
-    if (!std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot)) return boot;
-    std::array<char, 256> name{};
-    static_cast<void>(::gethostname(name.data(), name.size() - 1));
-    return boot + " " + name.data();
-  });
-  return !hosts.front().empty() && std::set(hosts.begin(), hosts.end()).size() == 1;
-}
-
 class Load {
  public:
   // Everything that can fail: nothing is written.
-  Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved,
-       bool are_on_one_host);
+  Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved, bool one_host);
   void run();
   const SavedCheckpoint& saved() const { return saved_; }
 
@@ -92,8 +75,7 @@ class Load {
   bool reads_whole_;  // every rank all of a trained parameter, where ranks would gather it
 };
 
-Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved,
-           bool are_on_one_host)
+Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint saved, bool one_host)
     : parts_(engine.parts()),
       options_(options),
       saved_(std::move(saved)),
@@ -101,7 +83,7 @@ Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint s
                               (saved_.folder() / checkpoint::kManifestName).string())),
       buffers_(all_buffers(parts_, options.buffers, kLoadCheckpoint)),
       client_(client_of(parts_.optimizer)),
-      reads_whole_(are_on_one_host && parts_.model.plan.shards() > 1 &&
+      reads_whole_(one_host && parts_.model.plan.shards() > 1 &&
                    !parts_.stage().parameters_sharded) {
   check_names();
   for (std::size_t i = 0; i < parts_.model.table.size(); ++i) check_shape(i);
@@ -474,14 +456,6 @@ void Load::run() {
   if (!reads_whole_) parts_.parameters->publish();
 }
 
-// The tag that is meant; nothing if none is, and there is none.
-std::optional<std::string> tag_of(const Path& directory, const std::string& tag) {
-  if (!tag.empty()) return tag;
-  std::error_code error;
-  if (!std::filesystem::exists(directory / checkpoint::kLatestName, error)) return {};
-  return checkpoint::latest_tag(directory);
-}
-
 }  // namespace
 
 std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
@@ -494,11 +468,11 @@ std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
   auto& parts = engine.parts();
   parts.group.participant.meet(agreement::LoadCheckpoint{});
   finish_checkpoint(engine);
-  const bool one_host = are_on_one_host(*parts.group.communicator);
+  const bool one_host = are_on_one_host(*parts.group.communicator, kLoadCheckpoint);
   std::optional<Load> load;
   const auto said = together(*parts.group.communicator, kLoadCheckpoint, [&]() -> std::string {
     check_idle(parts, kLoadCheckpoint);
-    const auto meant = tag_of(directory, tag);
+    const auto meant = tag.empty() ? checkpoint::newest_tag(directory) : tag;
     if (meant) load.emplace(engine, options, SavedCheckpoint::open(directory, *meant), one_host);
     return json{{"tag", meant.value_or("")},
                 {"manifest", load ? checkpoint::to_text(load->saved().digest()) : ""},

@@ -2,10 +2,13 @@
 
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
+#include <fstream>
 
 #include "engine/error.hpp"
 
@@ -59,6 +62,19 @@ std::vector<std::string> together(comm::Communicator& communicator, const std::s
   }
   for (auto& text : texts) text.erase(0, 1);
   return texts;
+}
+
+bool are_on_one_host(comm::Communicator& communicator, const std::string& where) {
+  const auto hosts = together(communicator, where, [] {
+    std::string host;
+    std::ifstream boot("/proc/sys/kernel/random/boot_id");
+    if (!std::getline(boot, host)) return std::string();
+    std::array<char, 256> name{};
+    static_cast<void>(::gethostname(name.data(), name.size() - 1));
+    return host + " " + name.data();
+  });
+  return !hosts.front().empty() &&
+         std::all_of(hosts.begin(), hosts.end(), [&](const auto& one) { return one == hosts[0]; });
 }
 
 }  // namespace equigrad::core

@@ -19,4 +19,7 @@ namespace equigrad::core {
 std::vector<std::string> together(comm::Communicator& communicator, const std::string& where,
                                   const std::function<std::string()>& attempt);
 
+// Whether all ranks run under one kernel, on a host of one name: it reads a file once for all.
+bool are_on_one_host(comm::Communicator& communicator, const std::string& where);
+
 }  // namespace equigrad::core

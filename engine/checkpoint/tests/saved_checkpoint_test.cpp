@@ -99,6 +99,8 @@ TEST(SavedCheckpoint, WhatIsNotThereIsSaid) {
   EXPECT_THAT(open(folder.path(), "other"), HasSubstr("no such folder"));
   EXPECT_THAT(open(folder.path(), ".."), HasSubstr("plain name"));
   EXPECT_THAT(error_of([&] { latest_tag(folder.path("other")); }), HasSubstr("other/latest"));
+  EXPECT_FALSE(newest_tag(folder.path("other")).has_value());
+  EXPECT_EQ(newest_tag(folder.path()), latest_tag(folder.path()));
   const auto saved = SavedCheckpoint::open(folder.path(), "tag");
   EXPECT_THAT(error_of([&] { saved.entry("master/v"); }), HasSubstr("master/v"));
   EXPECT_FALSE(saved.has("master/v"));

@@ -55,5 +55,13 @@ TEST(Together, AnErrorOnOneRankIsOneOnAll) {
             "");
 }
 
+// Of two hosts: python/tests/test_hosts.py, which has a name of its own for one.
+TEST(Together, RanksThatAreForkedAreOnOneHost) {
+  EXPECT_EQ(
+      on_ranks(
+          2, [](RankContext& context) { EXPECT_TRUE(are_on_one_host(*context.group(), "here")); }),
+      "");
+}
+
 }  // namespace
 }  // namespace equigrad::core
