@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -84,7 +85,8 @@ class ShardedEngine(TorchEngine):
     def load(self, folder: str) -> None:
         model, optimizer = get_state_dict(self.module, self._optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-        load(state, checkpoint_id=os.path.join(folder, "shards"))
+        missing = DefaultLoadPlanner(allow_partial_load=True)  # states of parameters that were not used before the save
+        load(state, checkpoint_id=os.path.join(folder, "shards"), planner=missing)
         set_state_dict(self.module, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         others = torch.load(os.path.join(folder, "others.pt"), weights_only=True)
         for name, part in self._others().items():
