@@ -533,6 +533,7 @@ def test_axes_count_every_cell_once_for_each_axis() -> None:
                 == {verdict: sum(cell.verdict == verdict for cell in board.of_engine(engine.key)) for verdict in total}
             )
     assert [row.value for row in summary.axes[0].rows] == ["0", "1", "2", "3"]
+    assert summary.axes[-1].rows[0].value == ""
 
 
 def test_a_box_shows_the_worst_that_was_judged() -> None:

@@ -244,9 +244,9 @@ def axes_of(board: Board) -> tuple[Axis, ...]:
 
 
 def in_order(values: Iterable[str]) -> list[str]:
-    """Each once: numbers as numbers, all else as it comes."""
+    """Each once: numbers as numbers, all else as it comes; "" is first."""
     once = list(dict.fromkeys(values))
-    return sorted(once, key=int) if all(value.isdigit() for value in once) else once
+    return sorted(once, key=int) if all(value.isdigit() for value in once) else sorted(once, key=bool)
 
 
 def counted(number: int, word: str, plural: str = "") -> str:
@@ -261,8 +261,12 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 
 def label_of(engine: Engine) -> str:
     """The engine with its version, as it is shown: "deepspeed 0.19.8"; engines that are torch's go by torch's version."""
-    name = engine.name if len(engine.name) <= 40 else engine.name[:37] + "..."  # a whole command, where it never answered
-    return f"{name} {engine.version or engine.torch}".strip()
+    return f"{short(engine.name)} {engine.version or engine.torch}".strip()
+
+
+def short(name: str) -> str:
+    """An engine that never answered is called by its whole command."""
+    return name if len(name) <= 40 else name[:37] + "..."
 
 
 def _plainness(cell: Cell) -> tuple[bool, bool, int, int]:
@@ -360,7 +364,7 @@ def _engine(board: Board, engine: Engine, causes: Sequence[Cause]) -> EngineSumm
 def _outcome(board: Board, causes: Sequence[Cause], baseline: Comparison | None) -> Outcome:
     box = box_of(board.cells)
     broken = sum(box.of(one) for one in ("crashed", "hung", "void"))
-    engines = list(dict.fromkeys(one.engine for one in causes))
+    engines = list(dict.fromkeys(short(one.engine) for one in causes))
     tail = f" This is not the whole run: {board.run.partial}." if board.run.partial else ""
     if baseline is not None:
         return _against(board, baseline, tail)
@@ -380,7 +384,7 @@ def _green(board: Board, box: Box, tail: str) -> Outcome:
         return Outcome("INCONCLUSIVE", "Nothing was compared." + tail, 4)
     if board.run.partial:
         return Outcome("PARTIAL", f"All {counted(box.of('held'), 'cell')} that were judged held." + tail, 4)
-    names = listed(list(dict.fromkeys(one.name for one in board.engines)))
+    names = listed(list(dict.fromkeys(short(one.name) for one in board.engines)))
     text = f"{names}: every number is right in {counted(box.of('held'), 'cell')}, {counted(compared, 'element')}."
     return Outcome("HELD", text, 0)
 
