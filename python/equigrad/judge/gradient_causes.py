@@ -128,7 +128,19 @@ class GradientFaults:
             yield Claim(kind, says, self.predicted(place, weights), wide, PATTERN, variant=says)
         if self._world > 1:
             yield from self._own(place, room)
+            yield from self._at_every_reduction(place, room)
         yield from self._fitted(place, room)
+
+    def _at_every_reduction(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        """Faults of a reduction that takes what was accumulated along, once a micro-batch (DDP without no_sync)."""
+        world, micro = self._world, self._micro
+        if micro == 1:
+            return
+        for kind, says, mixing in reductions(world):
+            powers = [torch.linalg.matrix_power(mixing, micro - m)[place.rank] for m in range(micro)]
+            weights = world * torch.stack(powers, dim=1)
+            wide = room * max(1.0, float(weights.abs().max()))
+            yield Claim(kind, f"{says}, in every micro-batch's reduction", self.predicted(place, weights), wide, PATTERN, variant=says)
 
     def _own(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         """Every rank, or every shard's owner, has its own part."""
@@ -301,6 +313,27 @@ def patterns(world: int, micro: int) -> Iterator[tuple[str, str, Matrix]]:
                 name = f"micro-batch {batch + 1} of rank {rank}"
                 yield "micro-batch-missing-on-a-rank", f"without {name}", made(0, 1, rank, batch)
                 yield "micro-batch-twice-on-a-rank", f"made with {name} twice", made(2, 1, rank, batch)
+
+
+def reductions(world: int) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(kind, words, [rank that gets][rank that gives]) of wrong reductions over ranks; a right one is 1 / world everywhere."""
+    right = torch.full((world, world), 1 / world, dtype=torch.float64)
+    own = torch.eye(world, dtype=torch.float64)
+    yield "divided-by-ranks-twice", f"divided by the number of ranks ({world}) twice", right / world
+    yield "not-divided-by-ranks", f"summed over the ranks, not divided by their number ({world})", right * world
+    yield "only-own-part", "each rank's own part, divided by the number of ranks: the other ranks' parts did not arrive", own / world
+    for rank in range(world):
+        for times, kind, says in (
+            (0.0, "rank-missing", f"without the gradient of rank {rank}"),
+            (2.0, "rank-counted-twice", f"made with the gradient of rank {rank} twice"),
+            (float(world), "rank-not-divided", f"made with the gradient of rank {rank} not divided by the number of ranks"),
+        ):
+            mixing = right.clone()
+            mixing[:, rank] *= times
+            yield kind, says, mixing
+        mixing = own / world
+        mixing[rank] = right[rank]
+        yield "only-own-part", f"each rank's own part, divided by the number of ranks: the sum came to rank {rank} alone", mixing
 
 
 def _batch_patterns(world: int, micro: int) -> Iterator[tuple[str, str, Matrix]]:

@@ -9,6 +9,12 @@ import sys
 
 if os.environ.get("EQUIGRAD_PLANTED") and "RANK" in os.environ and "--reference" not in sys.orig_argv:
     sys.path.insert(1, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    import planted_faults
+    try:
+        import planted_faults
 
-    planted_faults.plant(os.environ["EQUIGRAD_PLANTED"])
+        planted_faults.plant(os.environ["EQUIGRAD_PLANTED"])
+    except BaseException:  # Python would go on without the fault
+        import traceback
+
+        traceback.print_exc()
+        os._exit(70)

@@ -10,11 +10,8 @@ FAULTS: dict[str, type[Fault]] = {fault.name: fault for module in _MODULES for f
 """By name, in the order of inventions.md, controls last."""
 
 
-def plant(name: str) -> Fault:
-    """Plants a fault into this process, and keeps a record of what it changed in every case."""
-    watch = Watch()
+def plant(name: str) -> None:
+    """Plants a fault into this process, and keeps a record of what it changed in every case. `@PATH`: that which the file names
+    when a case begins, none where it is empty; the one before is taken out."""
+    watch = Watch(lambda of, wanted: FAULTS[wanted](of) if wanted else Fault(of), name)
     watch.install()
-    fault = FAULTS[name](watch)
-    watch.fault = fault
-    fault.apply()
-    return fault

@@ -19,8 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 class Watch:
     """Where a rank is: which case, step and micro-batch; and how often the fault changed numbers in this case."""
 
-    def __init__(self) -> None:
-        self.fault: Fault | None = None
+    def __init__(self, make: Callable[[Watch, str], Fault], name: str) -> None:
+        """make: a fault of this watch, by its name; name: of one, or @PATH of a file that names one for each case."""
+        self._make = make
+        self._source = name[1:] if name.startswith("@") else ""
+        self._name = "" if self._source else name
         self.case: Any = None
         self.steps: dict[int, int] = {}
         self.backwards = 0
@@ -28,6 +31,8 @@ class Watch:
         """Whether the backward at hand is that of an output, with its gradient."""
         self.fired = 0
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.fault = make(self, self._name)
+        self.fault.apply()
 
     @property
     def rank(self) -> int:
@@ -68,7 +73,6 @@ class Watch:
         @functools.wraps(backward)
         def watched_backward(tensors: Any, grad_tensors: Any = None, *rest: Any, **named: Any) -> None:
             self.from_output = grad_tensors is not None
-            assert self.fault is not None
             self.fault.before_backward()
             backward(tensors, grad_tensors, *rest, **named)
             self.fault.after_backward()
@@ -76,7 +80,6 @@ class Watch:
 
         @functools.wraps(zero_grad)
         def watched_zero_grad(optimizer: Any, *rest: Any, **named: Any) -> None:
-            assert self.fault is not None
             self.fault.zero_grad(optimizer, functools.partial(zero_grad, optimizer, *rest, **named), *rest, **named)
             self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
             self.backwards = 0
@@ -86,7 +89,6 @@ class Watch:
             init(optimizer, *rest, **named)
             self.optimizers.append(optimizer)
             self.steps[id(optimizer)] = self.step  # an engine that resumes begins where the other one was
-            assert self.fault is not None
             self.fault.optimizer_made(optimizer)
 
         torch.autograd.backward = watched_backward
@@ -98,8 +100,17 @@ class Watch:
         """A new case."""
         self.case, self.steps, self.backwards, self.fired = case, {}, 0, 0
         self.optimizers = []
-        assert self.fault is not None
+        if self._source:
+            with open(self._source, encoding="utf-8") as file:
+                self._switch(file.read().strip())
         self.fault.case_begins()
+
+    def _switch(self, name: str) -> None:
+        """Takes one fault out and plants another."""
+        if name != self._name:
+            self.fault.remove()
+            self._name, self.fault = name, self._make(self, name)
+            self.fault.apply()
 
     def end(self) -> None:
         """Writes down how often the fault changed numbers in the case, where EQUIGRAD_PLANTED_LOG says so."""
@@ -170,10 +181,13 @@ class Fault:
         self._before.clear()
 
     def patch(self, owner: Any, attribute: str, made: Callable[[Any], Any]) -> None:
-        """Replaces owner.attribute by made(what it was)."""
+        """Replaces owner.attribute by made(what it was), in adapters that have imported it by its name too."""
         was = getattr(owner, attribute)
-        self._before.append((owner, attribute, was))
-        setattr(owner, attribute, made(was))
+        instead = made(was)
+        adapters = [one for name, one in sys.modules.items() if name.startswith("on_rank.")]
+        for holder in [owner, *(one for one in adapters if vars(one).get(attribute) is was)]:
+            self._before.append((holder, attribute, was))
+            setattr(holder, attribute, instead)
 
     def fire(self, changed: bool = True) -> None:
         """Notes that numbers were changed."""
@@ -221,8 +235,8 @@ class BucketFault(Fault):
 
     def apply(self) -> None:
         self._engines: dict[int, int] = {}
+        register = DistributedDataParallel.register_comm_hook
         self.patch(DistributedDataParallel, "register_comm_hook", self._registering)
-        register = self._before[-1][2]
 
         def forwarding(forward: Any) -> Any:
             def forward_with_hook(engine: Any, *rest: Any, **named: Any) -> Any:
@@ -246,14 +260,13 @@ class BucketFault(Fault):
         return registered
 
     def _hook(self, right: Callable[[Any, Any], Any]) -> Any:
-        def hook(engine: Any, given: Any) -> torch.futures.Future[torch.Tensor]:
+        def hook(engine: Any, bucket: Any) -> Any:
             number = self._engines.setdefault(id(engine), len(self._engines))
-            bucket = Bucket(engine, number, given)
-            local = given.buffer().clone()
-            average = _first(right(engine, given).wait()).clone()
-            return self.future(bucket, local, average)
+            seen, local = Bucket(engine, number, bucket), bucket.buffer().clone()
+            average = _first(right(engine, bucket).wait()).clone()
+            return self.future(seen, local, average)
 
-        hook.__annotations__ = {"given": distributed.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+        hook.__annotations__ = {"bucket": distributed.GradBucket, "return": torch.futures.Future[torch.Tensor]}
         return hook
 
     def future(self, bucket: Bucket, local: torch.Tensor, average: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
