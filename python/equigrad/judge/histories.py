@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,31 +74,78 @@ class Following:
         return History(self.value, self.state, self.before.hidden)
 
 
-def beginnings(case: Case, weights: Tensors) -> dict[str, tuple[History, ...]]:
+Histories = dict[str, tuple[History, ...]]
+"""By parameter."""
+
+
+def beginnings(case: Case, weights: Tensors) -> Histories:
     """The histories of all parameters before the first step."""
     form = format_of_parameters(case)
     return {name: _beginnings(weight, form) for name, weight in weights.items()}
 
 
 def follow(
-    case: Case, histories: tuple[History, ...], averages: Averages, name: str, rates: Rates, still: bool
-) -> list[Following]:
-    """All that may come of a step, each once. still: nothing is changed (a skipped step, a frozen parameter)."""
+    case: Case, histories: Histories, averages: Averages, rates: Mapping[str, Rates], still: Collection[str]
+) -> dict[str, list[Following]]:
+    """All that may come of a step, by parameter, each once. still: parameters that nothing is done to."""
     parameters = format_of_parameters(case)
-    following: list[Following] = []
-    for history in histories:
-        fine = history.hidden and parameters.digits < 24
-        form = FORMATS["fp32"] if fine else parameters
-        if still or name not in averages.gradients:
-            _add(following, Following(history, history.value, history.state, parameters))
-        if still:
-            continue
-        gradient = averages.gradients.get(name, Ball.of(torch.zeros_like(history.value.mid)))
-        if case.clip is not None:
-            gradient = clipped(gradient, clip_factor(averages.fine_norm if fine else averages.norm, case.clip, form), form)
-        value, state = update(case.optimizer, history.value, history.state, gradient, rates, form)
-        _add(following, Following(history, value, state, parameters))
-    return following[:_MOST]
+    following: dict[str, list[Following]] = {name: [] for name in histories}
+    together: dict[tuple[object, ...], list[tuple[str, History]]] = {}
+    for name, theirs in histories.items():
+        for history in theirs:
+            if name in still or name not in averages.gradients:
+                _add(following[name], Following(history, history.value, history.state, parameters))
+            if name not in still:
+                fine = history.hidden and parameters.digits < 24
+                state = history.state
+                key = (fine, rates[name], state.steps, state.first is None, state.second is None)
+                together.setdefault(key, []).append((name, history))
+    for key, some in together.items():
+        for (name, history), (value, state) in zip(some, _updated(case, averages, some, rates[some[0][0]], bool(key[0]))):
+            _add(following[name], Following(history, value, state, parameters))
+    return {name: found[:_MOST] for name, found in following.items()}
+
+
+def _updated(
+    case: Case, averages: Averages, some: Sequence[tuple[str, History]], rates: Rates, fine: bool
+) -> Iterator[tuple[Ball, State]]:
+    """The step of several parameters that have all numbers of the optimizer in common. fine: of masters in fp32."""
+    form = FORMATS["fp32"] if fine else format_of_parameters(case)
+    shapes = [history.value.mid.shape for _, history in some]
+    gradient = _joined([averages.gradients.get(name, _zeros(history.value)) for name, history in some])
+    if case.clip is not None:
+        gradient = clipped(gradient, clip_factor(averages.fine_norm if fine else averages.norm, case.clip, form), form)
+    state = State(
+        _joined_if_any([history.state.first for _, history in some]),
+        _joined_if_any([history.state.second for _, history in some]),
+        some[0][1].state.steps,
+    )
+    whole = _joined([history.value for _, history in some])
+    value, after = update(case.optimizer, whole, state, gradient, rates, form)
+    firsts, seconds = ([None] * len(shapes) if one is None else _parts(one, shapes) for one in (after.first, after.second))
+    for one, first, second in zip(_parts(value, shapes), firsts, seconds):
+        yield one, State(first, second, after.steps)
+
+
+def _zeros(like: Ball) -> Ball:
+    return Ball.of(torch.zeros_like(like.mid))
+
+
+def _joined(balls: Sequence[Ball]) -> Ball:
+    """One after another, flat."""
+    return Ball(torch.cat([one.mid.flatten() for one in balls]), torch.cat([one.rad.flatten() for one in balls]))
+
+
+def _joined_if_any(balls: Sequence[Ball | None]) -> Ball | None:
+    there = [one for one in balls if one is not None]
+    return _joined(there) if there else None
+
+
+def _parts(ball: Ball, shapes: Sequence[torch.Size]) -> list[Ball]:
+    """What _joined() put together."""
+    sizes = [shape.numel() for shape in shapes]
+    pairs = zip(ball.mid.split(sizes), ball.rad.split(sizes), shapes)
+    return [Ball(mid.reshape(shape), rad.reshape(shape)) for mid, rad, shape in pairs]
 
 
 def _beginnings(weight: torch.Tensor, form: Format) -> tuple[History, ...]:

@@ -32,7 +32,7 @@ import torch
 
 from .balls import Ball, Format, coarsest, mean_of
 from .board import Finding
-from .histories import Averages, History, beginnings, follow
+from .histories import Averages, Histories, beginnings, follow
 from .local_gradients import (
     LocalGradients,
     Locals,
@@ -104,7 +104,7 @@ class _Progress:
     """Between two steps."""
 
     parameters: Tensors
-    histories: dict[str, tuple[History, ...]]
+    histories: Histories
     scales: tuple[ScaleRule, ...]
     applied: int = 0
 
@@ -322,13 +322,17 @@ class _Step:
 
     def _parameters(self, tally: _Tally, averages: Averages, applied: bool) -> tuple[_Progress, dict[str, Ball]]:
         """What comes of all parameters: the state before the next step, and what each should be."""
-        before, wanted, histories = self.before, {}, {}
-        rates = {name: rate for group, rate in zip(self.case.groups, self._rates()) for name in group.parameters}
+        before = self.before
+        wanted: dict[str, Ball] = {}
+        histories: Histories = {}
+        every = self._rates()
+        rates = dict.fromkeys(self.setting.weights, every[0])
+        rates.update({name: rate for group, rate in zip(self.case.groups, every) for name in group.parameters})
+        still = self.setting.frozen if applied else set(self.setting.weights)
+        all_following = follow(self.case, before.histories, averages, rates, still)
         for name in self.setting.weights:
             got, masters = self._got("parameter", name), self._got("master", name)
-            group = rates.get(name, self._rates()[0])
-            still = not applied or name in self.setting.frozen
-            following = follow(self.case, before.histories[name], averages, name, group, still)
+            following = all_following[name]
             if masters[0] is not None:
                 following = [one for one in following if one.before.hidden] or following
             misses = [one.misses(got[0], masters[0]) for one in following]
