@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from .configured import Fixed
 from .environments import UsageError
 from .on_rank.protocol import STYLES, Case, Clip, Group, LossScale, Model, Optimizer, Precision
 
@@ -166,6 +167,9 @@ class Axes:
     only: tuple[str, ...] = ()
     """Patterns of ids, see matches(); a cell must match one of them, and none that begins with "!"."""
     quick: bool = False
+    fixed: Fixed = field(default_factory=Fixed)
+    model: Model | None = None
+    """A person's, in the place of the built-in ones."""
 
 
 def plan(adapter: str, axes: Axes) -> list[Planned]:
@@ -236,7 +240,7 @@ def _spread(cell: Planned) -> tuple[tuple[str, str], ...]:
 
 
 def _turn(cell: Planned) -> tuple[int, int, str, int]:
-    precision = list(PRECISIONS).index(cell.axes["precision"])
+    precision = [*PRECISIONS, cell.axes["precision"]].index(cell.axes["precision"])
     return cell.case.world, precision, cell.axes["feature"], cell.case.accumulation
 
 
@@ -258,69 +262,113 @@ def _wanted(cell: Planned, axes: Axes) -> bool:
 
 
 def _stages(adapter: str, axes: Axes) -> list[int]:
-    return [stage for stage in STAGES[adapter] if axes.stages is None or stage in axes.stages]
+    return [
+        stage
+        for stage in STAGES[adapter]
+        if axes.stages is None or stage in axes.stages
+        if axes.fixed.stage is None or stage == axes.fixed.stage
+    ]
 
 
-def _precisions(axes: Axes) -> list[str]:
-    return [name for name in PRECISIONS if axes.precisions is None or name in axes.precisions]
+def _precisions(axes: Axes) -> dict[str, Precision]:
+    if axes.fixed.precision is not None:
+        names = [name for name, one in PRECISIONS.items() if one == axes.fixed.precision]
+        return {(names or ["config"])[0]: axes.fixed.precision}
+    return {name: one for name, one in PRECISIONS.items() if axes.precisions is None or name in axes.precisions}
+
+
+def _counts(axes: Axes, wanted: Sequence[int]) -> list[int]:
+    if axes.fixed.accumulation is not None:
+        return [axes.fixed.accumulation]
+    return [count for count in wanted if axes.accumulations is None or count in axes.accumulations]
 
 
 def _cross(adapter: str, axes: Axes) -> Iterable[Planned]:
     styles = axes.styles or STYLES
-    counts = axes.accumulations or ACCUMULATIONS
+    counts = _counts(axes, axes.accumulations or ACCUMULATIONS)
     for stage, precision, style, count in itertools.product(_stages(adapter, axes), _precisions(axes), styles, counts):
-        yield _planned(stage, precision, style, count, "")
+        yield _Cell(stage, precision, style, count).planned(axes)
 
 
 def _features(adapter: str, axes: Axes) -> Iterable[Planned]:
     style = (axes.styles or (_STYLE_OF_FEATURES,))[0]
     for name, feature in FEATURES.items():
-        if feature.engines and adapter and adapter not in feature.engines:
+        if (feature.engines and adapter and adapter not in feature.engines) or _is_fixed(feature, axes):
             continue
-        count = feature.change.get("accumulation", _ACCUMULATION_OF_FEATURES)
-        if axes.accumulations is not None and count not in axes.accumulations:
-            continue
-        for stage, precision in itertools.product(_stages(adapter, axes), _precisions(axes)):
-            if precision in feature.precisions and stage in (feature.stages or (stage,)):
-                yield _planned(stage, precision, style, count, name)
+        for count in _counts(axes, [feature.change.get("accumulation", _ACCUMULATION_OF_FEATURES)]):
+            for stage, (precision, types) in itertools.product(_stages(adapter, axes), _precisions(axes).items()):
+                if _has_precision(feature, precision, types) and stage in (feature.stages or (stage,)):
+                    yield _Cell(stage, precision, style, count, name).planned(axes)
 
 
-def _planned(stage: int, precision: str, style: str, count: int, name: str) -> Planned:
-    feature = FEATURES[name] if name else Feature("")
-    change = dict(feature.change)
-    scale = change.pop("precision.loss_scale", None)
-    types = PRECISIONS[precision] if scale is None else dataclasses.replace(PRECISIONS[precision], loss_scale=scale)
-    if "groups" in change:
-        change["groups"] = _two_groups(change.get("model", MLP), SGD.lr)
-    case = Case(
-        id="/".join(filter(None, (f"zero{stage}", precision, style, f"accumulation{count}", name))),
-        world=2,
-        model=MLP,
-        steps=3,
-        accumulation=count,
-        precision=types,
-        optimizer=SGD,
-        weights="",
-        batches="",
-        stage=stage,
-        style=style,
-        options=dict(feature.options),
-    )
-    case = dataclasses.replace(case, **change)
-    axes = {
-        "stage": str(stage),
-        "precision": precision,
-        "style": style,
-        "accumulation": str(count),
-        "world": str(case.world),
-        "feature": name,
-    }
-    return Planned(case, axes)
+def _is_fixed(feature: Feature, axes: Axes) -> bool:
+    """Whether what the feature changes is not to be changed."""
+    fixed = axes.fixed
+    names = {*fixed.change, *(["accumulation"] if fixed.accumulation else []), *(["precision.loss_scale"] if fixed.precision else [])}
+    if "optimizer" in fixed.change:
+        names.add("groups")
+    if axes.model is not None:
+        names.add("model")
+    if "world" in feature.change:
+        names.discard("accumulation")
+    return bool(names & set(feature.change) or set(fixed.options) & set(feature.options))
+
+
+def _has_precision(feature: Feature, name: str, types: Precision) -> bool:
+    if name in feature.precisions:
+        return True
+    scaled = types.loss_scale is not None and types.loss_scale.dynamic
+    return name not in PRECISIONS and (scaled or feature.precisions != _SCALED)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A cell's place on the axes."""
+
+    stage: int
+    precision: str
+    style: str
+    count: int
+    feature: str = ""
+
+    def planned(self, axes: Axes) -> Planned:
+        """With its case."""
+        feature = FEATURES[self.feature] if self.feature else Feature("")
+        change = {name: value for name, value in feature.change.items() if name != "accumulation"}
+        types = _precisions(axes)[self.precision]
+        scale = change.pop("precision.loss_scale", types.loss_scale)
+        model = axes.model or change.get("model", MLP)
+        if "groups" in change:
+            change["groups"] = _two_groups(model, SGD.lr)
+        case = Case(
+            id="/".join(filter(None, (f"zero{self.stage}", self.precision, self.style, f"accumulation{self.count}", self.feature))),
+            world=2,
+            model=model,
+            steps=3,
+            accumulation=self.count,
+            precision=dataclasses.replace(types, loss_scale=scale),
+            optimizer=SGD,
+            weights="",
+            batches="",
+            stage=self.stage,
+            style=self.style,
+            options=dict(feature.options),
+        )
+        case = axes.fixed.applied(dataclasses.replace(case, **change))
+        return Planned(case, {**self._axes(), "world": str(case.world), "feature": self.feature})
+
+    def _axes(self) -> dict[str, str]:
+        return {
+            "stage": str(self.stage),
+            "precision": self.precision,
+            "style": self.style,
+            "accumulation": str(self.count),
+        }
 
 
 def _two_groups(model: Model, lr: float) -> tuple[Group, ...]:
     """Every second parameter in a group of its own, with half the learning rate and a decay."""
-    names = _names(model.name, tuple(model.arguments.items()))
+    names = _names(model.name, tuple(sorted(model.arguments.items())))
     return (Group(names[::2], lr, 0.0), Group(names[1::2], lr / 2, 0.125))
 
 
@@ -328,4 +376,4 @@ def _two_groups(model: Model, lr: float) -> tuple[Group, ...]:
 def _names(model: str, arguments: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
     from .on_rank import models  # here: it imports torch
 
-    return tuple(name for name, _ in models.make(model, dict(arguments)).named_parameters())
+    return tuple(name for name, _ in models.build(Model(model, dict(arguments))).module.named_parameters())

@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from . import cases, compare, environments
+from . import cases, compare, configured, environments
 from .board import WRONG, Board, BoardError
 from .cases import Axes, Planned
+from .configured import Fixed
 from .environments import ADAPTERS, Target, UsageError
-from .on_rank.protocol import STYLES
+from .on_rank.protocol import STYLES, Model
 from .outputs import Outputs, read_board
 
 HELD, USAGE = 0, 2
+_TAKE_CONFIG = ("deepspeed", "accelerate-deepspeed", "equigrad", "")
 
 _ABOUT = """\
 Says whether an engine trains right, without any tolerance: its gradients, norms, clips, updates and loss scales, step by step.
@@ -149,8 +151,13 @@ def _plans(given: argparse.Namespace) -> list[tuple[Target, list[Planned]]]:
     if len({target.text for target in targets}) < len(targets):
         raise UsageError(f"[judge] expected every engine once, got {', '.join(given.engines)}. Take the second away.")
     axes = _axes(given)
+    if given.config and any(target.adapter not in _TAKE_CONFIG for target in targets):
+        raise UsageError(
+            f"[judge] expected engines that take a DeepSpeed configuration ({', '.join(filter(None, _TAKE_CONFIG))}, a command), got "
+            f"{', '.join(given.engines)}. Judge the others without --config."
+        )
     index, count = _shard(given.shard)
-    whole = [cases.plan(target.adapter, Axes()) for target in targets]
+    whole = [cases.plan(target.adapter, Axes(fixed=axes.fixed, model=axes.model)) for target in targets]
     cases.check_patterns(given.only, list(dict.fromkeys(cell.id for plan in whole for cell in plan)))
     plans = [(target, cases.shard(cases.plan(target.adapter, axes), index, count)) for target in targets]
     for target, cells in plans:
@@ -167,7 +174,7 @@ def _axes(given: argparse.Namespace) -> Axes:
     _check_values("--stages", given.stages, (0, 1, 2, 3))
     _check_values("--precisions", given.precisions, tuple(cases.PRECISIONS))
     _check_values("--styles", given.styles, STYLES)
-    _check_values("--accumulation", given.accumulation, cases.accumulations())
+    _check_values("--accumulation", given.accumulation, range(1, 65))
     _check_values("--world", given.world, cases.worlds())
     return Axes(
         stages=given.stages,
@@ -177,15 +184,27 @@ def _axes(given: argparse.Namespace) -> Axes:
         worlds=given.world,
         only=tuple(given.only),
         quick=given.quick,
+        fixed=configured.read(given.config) if given.config else Fixed(),
+        model=_users_model(given.model, given.seed) if given.model else None,
     )
+
+
+def _users_model(target: str, seed: int) -> Model:
+    module, _, factory = target.partition(":")
+    if not (module and factory):
+        raise UsageError(f"[judge] expected --model MODULE:FACTORY, got {target}. Write it like my_package.my_module:factory.")
+    from . import users  # here: it imports torch
+
+    return users.model_of(target, seed)
 
 
 def _check_values(option: str, values: Sequence[object] | None, known: Sequence[object]) -> None:
     for value in values or ():
         if value not in known:
-            close = get_close_matches(str(value), [str(one) for one in known], 1)
+            close = [] if isinstance(known, range) else get_close_matches(str(value), [str(one) for one in known], 1)
             meant = f"Did you mean {close[0]}?" if close else "Choose of these."
-            raise UsageError(f"[judge] expected {option} of {', '.join(map(str, known))}, got {value}. {meant}")
+            these = f"{known[0]} to {known[-1]}" if isinstance(known, range) else ", ".join(map(str, known))
+            raise UsageError(f"[judge] expected {option} of {these}, got {value}. {meant}")
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -217,6 +236,10 @@ def _run(
             python = environments.python_of(target, given.python, progress.say)
             environments.check_engine(target, python)
             jobs.append(Job(target, python, cells))
+    fixed = configured.read(given.config) if given.config else Fixed()
+    notes = [f"not in the cells, though {given.config} sets it: {name}" for name in fixed.left_out]
+    for note in notes:
+        progress.say(f"judge: {note}")
     settings = Settings(
         seed=given.seed,
         timeout_s=given.timeout,
@@ -224,6 +247,7 @@ def _run(
         command=command,
         shard=given.shard,
         made_by=environments.own_version(),
+        notes=tuple(notes),
     )
     outcome = run(jobs, settings, progress)
     code = conclude(outcome.board)

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from . import repro, truth, workload
+from . import repro, truth, users, workload
 from .board import Finding, Repro
 from .causes import cause_of
 from .local_gradients import LocalGradients, Losses, Tensors, from_process
-from .on_rank import tensors
+from .on_rank import tensors, users_model
 from .on_rank.protocol import Case, Precision, ProtocolError, misfit, to_json, write_case
 from .processes import Program, Room
 from .ranks import RankAnswer, Reference
@@ -72,7 +72,7 @@ class Bench:
     def prepare(self, case: Case) -> Prepared:
         """Raises VoidError where no workload can be made."""
         try:
-            whole, drawn = workload.write(case, self._folder, self._seed)
+            whole, drawn = self._with_files(case)
         except ProtocolError as error:
             raise VoidError(str(error)) from error
         self._count += 1
@@ -114,6 +114,11 @@ class Bench:
     def end(self) -> None:
         """At once."""
         self._reference.end()
+
+    def _with_files(self, case: Case) -> tuple[Case, workload.Workload]:
+        if case.model.name.startswith(users_model.PREFIX):
+            return users.write(case, self._folder)
+        return workload.write(case, self._folder, self._seed)
 
     def _local(self, prepared: Prepared) -> LocalGradients:
         """What plain autograd gives, computed once for all cells that it is the same for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import sys
 import time
 from collections import Counter
@@ -55,14 +56,14 @@ class Progress:
         self._line = ""
 
     def left_s(self) -> float | None:
-        """Of the whole run, by the mean time of an engine's cells; None before anything is known of an engine that is to come."""
+        """Of the whole run, by the pace of an engine's cells; None before anything is known of an engine that is to come."""
         total = 0.0
         everything = [one for seconds in self._seconds.values() for one in seconds]
         for engine, planned in self._planned.items():
             known = self._seconds[engine] or everything
             if not known:
                 return None
-            total += (planned - len(self._seconds[engine])) * sum(known) / len(known)
+            total += (planned - len(self._seconds[engine])) * _pace(known)
         return total
 
     def _show(self, line: str) -> None:
@@ -85,6 +86,13 @@ class Progress:
         if self._terminal:
             self._stream.write("\r\033[K")
             self._stream.flush()
+
+
+def _pace(seconds: list[float]) -> float:
+    """Of a cell, without those that waited for processes to start."""
+    middle = statistics.median(seconds)
+    usual = [one for one in seconds if one <= 4 * middle]
+    return sum(usual) / len(usual)
 
 
 def duration(seconds: float) -> str:

@@ -54,6 +54,7 @@ class Settings:
     command: str = ""
     shard: str = ""
     made_by: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Interrupted(BaseException):
@@ -105,6 +106,7 @@ def run(jobs: Sequence[Job], settings: Settings, progress: Progress) -> Outcome:
             partial=partial,
         ),
         not_run={partial: left} if left and partial else {},
+        notes=settings.notes,
     )
     return Outcome(board, cut)
 

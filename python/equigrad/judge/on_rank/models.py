@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from . import users_model
 from .protocol import Model, ProtocolError
 
 Batch = Mapping[str, torch.Tensor]
@@ -242,6 +243,8 @@ def build(model: Model) -> Built:
             raise ProtocolError(
                 f"[judge] expected arguments of {model.name}, got {model.arguments}: {error}. Correct them."
             ) from error
+    if model.name.startswith(users_model.PREFIX):
+        return Built(users_model.make(model.name, int(model.arguments["seed"])), _users_loss(users_model.loss_of(model)))
     made = _factory(model.name)(**model.arguments)
     if isinstance(made, tuple) and len(made) == 2:
         return Built(made[0], _users_loss(made[1]))
