@@ -197,7 +197,8 @@ def _make(folder: Path, python: str, site: str, torch_version: str, requirement:
     purelib = Path(_run([own, "-c", asked], "See that this Python works.").strip())
     (purelib / "torch_at_hand.pth").write_text(f"{site}\n")
     constraint = folder / "constraint.txt"
-    constraint.write_text(f"torch=={torch_version}\n")
+    # Without the build's name (+cu130): torch's metadata need not have it, and pip takes 2.11.0 for 2.11.0+cu130, not the reverse.
+    constraint.write_text(f"torch=={torch_version.split('+')[0]}\n")
     pip = [own, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet", "-c", str(constraint), requirement]
     remedy = "See that the version exists and that this machine reaches a package index, or give --python PATH of an environment that has it."
     _run(pip, remedy, {"DS_BUILD_OPS": "0"})
