@@ -175,6 +175,14 @@ def format_of_gradients(case: Case) -> Format:
     return coarsest(precision.model, precision.autocast, precision.accumulation, precision.communication)
 
 
+def averaged_again(case: Case) -> int:
+    """By what a micro-batch's gradient may be divided more than once: the odd part of the number of ranks, for each pass that follows
+    in its step. Who averages after every pass (DDP without no_sync) averages the average of those before with it.
+    """
+    odd = case.world // (case.world & -case.world)
+    return int(odd ** (case.accumulation * int(case.options.get("backwards", 1)) - 1))
+
+
 def format_of_parameters(case: Case) -> Format:
     """Of what the next forward uses."""
     return FORMATS[case.precision.model]

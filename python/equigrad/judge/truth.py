@@ -38,6 +38,7 @@ from .local_gradients import (
     Locals,
     Tensors,
     allowing_for_signs,
+    averaged_again,
     format_of_gradients,
     format_of_parameters,
     local_balls,
@@ -259,7 +260,9 @@ class _Step:
             roundings += 3
         if _odd(divisor) or _odd_scale(scale):
             roundings += 4
-        means = {name: mean_of(known.of(name), divisor, form, roundings, scale) for name in known.names}
+        again = averaged_again(case)
+        roundings += 2 * case.accumulation * backwards * (again > 1)
+        means = {name: mean_of(known.of(name), divisor, form, roundings, scale, again) for name in known.names}
         fine = coarsest("fp32") if form.digits < 24 else form
         norm, fine_norm = (norm_of(list(means.values()), case.clip, one) for one in (form, fine))
         return Averages(means, form, norm, fine_norm)

@@ -2,8 +2,8 @@
 
 Weights, inputs and the gradients of outputs are small numbers on a coarse grid, drawn so that forward, backward, every sum over
 ranks and micro-batches in any order, and the step are exact in the case's coarsest format. lattice.py proves it; what cannot be
-proven is drawn again. Where ranks x micro-batches is no power of two the loss is multiplied by its odd part (`factor`), so that
-the division is exact wherever it is done. Gradients of outputs are so large that learning rate x gradient is whole, and weights
+proven is drawn again. Where ranks x micro-batches is no power of two the loss is multiplied by its odd part (`factor`), and by that of
+the ranks once more for each pass that follows, so that the division is exact wherever and as often as it is done. Gradients of outputs are so large that learning rate x gradient is whole, and weights
 stay whole numbers; their signs are chosen so that they stay small. Every micro-batch has data of its own.
 
 From the first step that cannot be exact on (AdamW, active clipping, decay in 16 bits), biases lie off the grid of the weights, so
@@ -29,7 +29,7 @@ from . import scales
 from .balance import Limits, Matrix, Numbers, balanced, keeps
 from .balls import FORMATS, Ball, Format, coarsest
 from .lattice import Certificate, grid_of
-from .local_gradients import Tensors, format_of_gradients
+from .local_gradients import Tensors, averaged_again, format_of_gradients
 from .on_rank import models, tensors
 from .on_rank.protocol import Case, ProtocolError, batch_key
 from .updates import Rates, State, clip_factor, norm_of, update
@@ -179,7 +179,8 @@ class _Lattice:
         self.module = models.build(case.model).module.double()
         self.trained = [name for name, one in self.module.named_parameters() if one.requires_grad]
         divisor = case.world * case.accumulation
-        self.factor = divisor // (divisor & -divisor)
+        self.power = divisor & -divisor
+        self.factor = divisor // self.power * averaged_again(case)
         self.inner = _inner(case)
         self.sums = format_of_gradients(case)
         self.random = numpy.random.default_rng(int(torch.randint(0, 2**31, (1,), generator=generator)))
@@ -250,7 +251,7 @@ class _Lattice:
         mantissa, exponent = math.frexp(lr)
         if mantissa != 0.5:
             return 1.0
-        size = case.world * case.accumulation / self.factor * 2.0 ** (1 - exponent)
+        size = self.power * 2.0 ** (1 - exponent)
         while size > 1 and size * self.factor * self.scale * 24 > self.sums.largest:
             size /= 2
         return size
