@@ -175,12 +175,15 @@ def format_of_gradients(case: Case) -> Format:
     return coarsest(precision.model, precision.autocast, precision.accumulation, precision.communication)
 
 
-def averaged_again(case: Case) -> int:
-    """By what a micro-batch's gradient may be divided more than once: the odd part of the number of ranks, for each pass that follows
-    in its step. Who averages after every pass (DDP without no_sync) averages the average of those before with it.
+def averaged_again(case: Case) -> tuple[int, int]:
+    """What averaging after every pass (DDP without no_sync) does beside: the average of the passes before is averaged with the next.
+
+    By what a micro-batch's gradient may be divided more than once, the odd part of the number of ranks for each pass that follows in
+    its step; and how much finer than a gradient an average is that it is added to.
     """
-    odd = case.world // (case.world & -case.world)
-    return int(odd ** (case.accumulation * int(case.options.get("backwards", 1)) - 1))
+    passes = case.accumulation * int(case.options.get("backwards", 1))
+    power = case.world & -case.world
+    return int((case.world // power) ** (passes - 1)), power if passes > 1 else 1
 
 
 def format_of_parameters(case: Case) -> Format:

@@ -261,7 +261,7 @@ class _Step:
         if _odd(divisor) or _odd_scale(scale):
             roundings += 4
         again = averaged_again(case)
-        roundings += 2 * case.accumulation * backwards * (again > 1)
+        roundings += 2 * case.accumulation * backwards * (again[0] > 1)
         means = {name: mean_of(known.of(name), divisor, form, roundings, scale, again) for name in known.names}
         fine = coarsest("fp32") if form.digits < 24 else form
         norm, fine_norm = (norm_of(list(means.values()), case.clip, one) for one in (form, fine))

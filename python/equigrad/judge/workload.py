@@ -180,7 +180,7 @@ class _Lattice:
         self.trained = [name for name, one in self.module.named_parameters() if one.requires_grad]
         divisor = case.world * case.accumulation
         self.power = divisor & -divisor
-        self.factor = divisor // self.power * averaged_again(case)
+        self.factor = divisor // self.power * averaged_again(case)[0]
         self.inner = _inner(case)
         self.sums = format_of_gradients(case)
         self.random = numpy.random.default_rng(int(torch.randint(0, 2**31, (1,), generator=generator)))
@@ -420,7 +420,7 @@ class _Lattice:
                 moves[part] = 0.0
             begin = part.stop
         most = numpy.minimum(
-            grids * 2.0**self.sums.digits / self.factor, self.sums.largest / (size * self.factor * self.scale)
+            grids * 2.0**self.sums.digits / (self.factor * averaged_again(self.case)[1]), self.sums.largest / (size * self.factor * self.scale)
         )
         return Limits(most, flat, moves, _LARGEST_WEIGHT * (4 if self.inner.digits >= 24 else 1), alone)
 

@@ -283,7 +283,7 @@ def loss(module: Any, batch: Batch, factor: int = 1) -> Losses:
 
 def _weighted(output: torch.Tensor, gradient: torch.Tensor, factor: int) -> Losses:
     wide = _widened(output)
-    return (wide * gradient.to(wide.dtype)).sum() * factor, output, (gradient * factor).to(output.dtype)
+    return (wide * gradient.to(wide.dtype)).sum() * factor, output, (gradient.to(wide.dtype) * factor).to(output.dtype)
 
 
 def _cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
