@@ -213,13 +213,14 @@ def within(ball: Ball, least: Tensor | float, most: Tensor | float) -> Ball:
 
 
 def mean_of(
-    contributions: Sequence[Ball], divisor: int, form: Format, roundings: int, scale: float = 1.0, again: int = 1
+    contributions: Sequence[Ball], divisor: int, form: Format, roundings: int, scale: float = 1.0, again: tuple[int, int] = (1, 1)
 ) -> Ball:
     """The sum of all, divided: in any order, the division anywhere (before, between or after the additions, in parts).
 
     divisor: ranks x micro-batches. form: the coarsest format on the way. roundings: how many of them, of any kind, a term may go
     through. scale: the contributions are on the way multiplied by a number of up to this size. again: an odd number by which some of
-    them may be divided beside, where what was averaged before is averaged with the next once more.
+    them may be divided beside, and a power of two by which others may be when they are added to those that are not: where what was
+    averaged before is averaged with the next once more.
     One number where every partial sum is in the format, before and after the division, and the division cannot be seen.
     """
     terms = torch.stack([one.mid for one in contributions])
@@ -227,7 +228,7 @@ def mean_of(
     size = terms.abs().sum(0)
     odd = divisor // (divisor & -divisor)
     parts = terms / odd
-    on_grid = _sums_are_held(terms, parts / again, size, divisor // odd, odd * again, form) & (spread == 0)
+    on_grid = _sums_are_held(terms, parts / again[0], size * again[1], divisor // odd, odd * again[0], form) & (spread == 0)
     mid = parts.sum(0) / (divisor // odd)
     own = (len(contributions) + 3) * _U64 * size / divisor
     loose = (spread + form.gamma(roundings) * (size + spread)) / divisor + roundings * form.tiny + own
