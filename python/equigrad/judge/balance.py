@@ -89,7 +89,8 @@ def _cost(total: Matrix, size: Matrix, limits: Limits) -> Matrix:
     moved = abs(total * limits.moves)
     far = numpy.maximum(moved - 1, 0)
     cost: Matrix = _FAR * (far * far).sum(axis=1) + _ALONE * (moved * limits.alone).sum(axis=1)
-    return cost - _TOLD * (total != 0).sum(axis=1) + _BROKEN * _excess(total, size, limits)
+    cost += _BROKEN * _excess(total, size, limits) - _TOLD * (total != 0).sum(axis=1)
+    return cost
 
 
 def _excess(total: Matrix, size: Matrix, limits: Limits) -> Matrix:

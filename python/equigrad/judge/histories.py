@@ -100,8 +100,8 @@ def follow(
                 state = history.state
                 key = (fine, rates[name], state.steps, state.first is None, state.second is None)
                 together.setdefault(key, []).append((name, history))
-    for key, some in together.items():
-        for (name, history), (value, state) in zip(some, _updated(case, averages, some, rates[some[0][0]], bool(key[0]))):
+    for alike, some in together.items():
+        for (name, history), (value, state) in zip(some, _updated(case, averages, some, rates[some[0][0]], bool(alike[0]))):
             _add(following[name], Following(history, value, state, parameters))
     return {name: found[:_MOST] for name, found in following.items()}
 
@@ -144,7 +144,7 @@ def _joined_if_any(balls: Sequence[Ball | None]) -> Ball | None:
 def _parts(ball: Ball, shapes: Sequence[torch.Size]) -> list[Ball]:
     """What _joined() put together."""
     sizes = [shape.numel() for shape in shapes]
-    pairs = zip(ball.mid.split(sizes), ball.rad.split(sizes), shapes)
+    pairs = zip(torch.split(ball.mid, sizes), torch.split(ball.rad, sizes), shapes)
     return [Ball(mid.reshape(shape), rad.reshape(shape)) for mid, rad, shape in pairs]
 
 

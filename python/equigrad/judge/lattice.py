@@ -23,7 +23,7 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def __init__(self, form: Format, scale: float = 1.0) -> None:
         """scale: all numbers may be on the way multiplied by a number from 1 to this one, a power of two."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.broken = ""
         self._form = form
         self._scale = scale

@@ -155,7 +155,7 @@ def _room(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
     if largest == 0:
         return 0.0
     comparable = int((errors >= largest / 8).sum())
-    return largest * max(LEAST_FACTOR, CHANCE ** (-1 / comparable))
+    return largest * max(LEAST_FACTOR, float(CHANCE ** (-1 / comparable)))
 
 
 def _moved(parameter: torch.Tensor, unit: float, generator: torch.Generator) -> torch.Tensor:

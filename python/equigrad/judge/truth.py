@@ -183,8 +183,9 @@ class _Tally:
     def _add(self, what: str, name: str, rank: int, ball: Ball, got: torch.Tensor, wrong: torch.Tensor) -> None:
         beyond = torch.where(wrong, ((got.double() - ball.mid).abs() - ball.rad).nan_to_num(torch.inf), -1.0)
         element = tuple(int(one) for one in torch.unravel_index(beyond.argmax(), wrong.shape)) if wrong.dim() else ()
-        numbers = [float(one[element]) for one in (got, ball.mid, ball.rad)]
-        self.findings.append(Finding(self.step, what, *numbers, name, rank, element, int(wrong.sum()), wrong.numel()))
+        was, right, radius = (float(one[element]) for one in (got, ball.mid, ball.rad))
+        counts = int(wrong.sum()), wrong.numel()
+        self.findings.append(Finding(self.step, what, was, right, radius, name, rank, element, *counts))
 
 
 def judge(setting: Setting, ranks: Sequence[RankSteps], local: LocalGradients) -> Verdict:

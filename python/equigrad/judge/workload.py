@@ -154,7 +154,7 @@ class _Rows:
 
     def split(self) -> list[tuple[int, torch.Tensor]]:
         """The flags that occur, and which rows have them."""
-        return [(int(flag), (self.flags == flag).nonzero().flatten()) for flag in self.flags.unique()]
+        return [(int(flag), (self.flags == flag).nonzero().flatten()) for flag in torch.unique(self.flags)]
 
 
 @dataclass(frozen=True)
@@ -304,9 +304,9 @@ class _Lattice:
                 inputs[one.key] = self._choice((cells * one.shape[0], *one.shape[1:]), numbers, chances)
             count = one.shape[0] if one.shape else count
         twins = self._twins(cells, count) if step < self.hoped - 1 else []
-        for one, twin in twins:
-            for key, numbers in inputs.items():
-                numbers[twin] = self._like(key, numbers[one])
+        for row, twin in twins:
+            for key, drawn in inputs.items():
+                drawn[twin] = self._like(key, drawn[row])
         of_rows = flags.repeat_interleave(count) if flags.numel() else torch.zeros(cells * count, dtype=torch.int64)
         return _Rows(inputs, of_rows, torch.zeros(0), twins)
 
@@ -420,7 +420,8 @@ class _Lattice:
                 moves[part] = 0.0
             begin = part.stop
         most = numpy.minimum(
-            grids * 2.0**self.sums.digits / (self.factor * averaged_again(self.case)[1]), self.sums.largest / (size * self.factor * self.scale)
+            grids * 2.0**self.sums.digits / (self.factor * averaged_again(self.case)[1]),
+            self.sums.largest / (size * self.factor * self.scale),
         )
         return Limits(most, flat, moves, _LARGEST_WEIGHT * (4 if self.inner.digits >= 24 else 1), alone)
 
@@ -459,7 +460,7 @@ class _Lattice:
 
     def _named(self, flat: torch.Tensor, weights: Tensors) -> Tensors:
         """By parameter; those that no forward uses are left out."""
-        parts = flat.split([weights[name].numel() for name in self.trained])
+        parts = torch.split(flat, [weights[name].numel() for name in self.trained])
         unused = set(self.about.unused)
         return {name: part.reshape(weights[name].shape) for name, part in zip(self.trained, parts) if name not in unused}
 
