@@ -46,7 +46,12 @@ def test_a_command_of_the_documents_is_one(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = shlex.split(line, comments=True)[2:]
-    monkeypatch.chdir(tmp_path if words[0] in ("merge", "rerun") else DOCS.parent)  # boards are not there, adapters are
+    files = words[0] in ("merge", "rerun") or "--model" in words or "--config" in words
+    monkeypatch.chdir(tmp_path if files else DOCS.parent)  # where no boards are; where the adapter is
+    (module,) = re.findall(r"```python\n(# my_module.py.*?)```", (DOCS / "judge.md").read_text(), re.DOTALL)
+    Path(tmp_path, "my_module.py").write_text(module)
+    Path(tmp_path, "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
+    monkeypatch.syspath_prepend(tmp_path)
     known = words[0] in ("merge", "rerun", "adapters")
     code = command.main(words if known else [*words, "--list"])
     said = capsys.readouterr()
