@@ -177,6 +177,10 @@ def test_adapters_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("ddp") and "torch 2." in line for line in lines)
 
 
+ONE_STEP = (
+    "open(line['folder'] + f'/{rank}', 'wb').write(b'\\\\2' + b'\\\\0' * 7 + b'{}'); "
+    "send({'number': line['number'], 'answer': {'steps': [{'losses': [1.0, 2.0]}]}, 'tensors': line['folder'] + f'/{rank}'})"
+)
 NOTHING = {
     "crashed": ("sys.exit('an engine that is not there')", 3, "crashed", "an engine that is not there"),
     "failed": ("send({'number': line['number'], 'answer': {'failed': 'Traceback: it broke'}})", 3, "crashed", "it broke"),
@@ -185,8 +189,7 @@ NOTHING = {
     "absent": ("send({'number': line['number'], 'answer': {'absent': 'no such feature'}})", 4, "absent", "no such feature"),
     "refused": ("send({'number': line['number'], 'answer': {'refused': 'I cannot'}})", 4, "refused", "I cannot"),
     "steps missing": (
-        "open(line['folder'] + f'/{rank}', 'wb').write(b'\\\\2' + b'\\\\0' * 7 + b'{}'); "
-        "send({'number': line['number'], 'answer': {'steps': [{'losses': [1.0, 2.0]}]}, 'tensors': line['folder'] + f'/{rank}'})",
+        ONE_STEP,
         3,
         "crashed",
         "step",

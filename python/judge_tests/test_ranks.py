@@ -64,13 +64,13 @@ def program(tmp_path: Path, body: str) -> Program:
 
 
 @contextmanager
-def pool_of(room: Room, tmp_path: Path, body: str, world: int = 2, start_s: float = 20.0) -> Iterator[Pool]:
+def pool_of(room: Room, tmp_path: Path, body: str, world: int = 2, start_s: float = 60.0) -> Iterator[Pool]:
     pool = Pool(room, program(tmp_path, body), world, start_s)
     yield pool
     pool.stop()
 
 
-def ask(pool: Pool, tmp_path: Path, batches: str = "b", limit_s: float = 20.0) -> list[str]:
+def ask(pool: Pool, tmp_path: Path, batches: str = "b", limit_s: float = 60.0) -> list[str]:
     answers = pool.ask(tmp_path / "case.json", batches, limit_s)
     return [answer.kind for answer in answers]
 
@@ -93,13 +93,17 @@ def test_every_rank_gets_the_environment_of_torchrun(room: Room, tmp_path: Path,
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_RANK", "OMP_NUM_THREADS")
     body = f"serve(lambda line: answer(line, str([os.environ.get(name) for name in {names!r}])))"
     with pool_of(room, tmp_path, body) as pool:
-        answers = pool.ask(tmp_path / "case.json", "b", 20)
+        answers = pool.ask(tmp_path / "case.json", "b", 60)
         said = [eval(answer.tensors.read_text()) for answer in answers if answer.tensors]
     ports = {one.pop(4) for one in said}
     assert len(ports) == 1 and ports != {None}
     assert said == [[str(rank), str(rank), "2", "127.0.0.1", None, "1"] for rank in range(2)]
 
 
+OLD = """
+open("old", "w").write("x")
+serve(lambda line: send({"number": line["number"], "answer": {"steps": [{"losses": [1.0]}]}, "tensors": "old"}))
+"""
 FAULTY = {
     "another version": ("hello(protocol=2); receive()", "protocol", "expected of rank 0 protocol 1, got protocol 2"),
     "no hello": ("connection.connect(os.environ['EQUIGRAD_JUDGE_CHANNEL']); send({'hi': 1}); receive()", "protocol", "as the first"),
@@ -120,8 +124,7 @@ FAULTY = {
         "got /nowhere",
     ),
     "an old file": (
-        "open('old', 'w').write('x')\n"
-        "serve(lambda line: send({'number': line['number'], 'answer': {'steps': [{'losses': [1.0]}]}, 'tensors': 'old'}))",
+        OLD,
         "protocol",
         "tensors in a file of",
     ),
@@ -134,9 +137,10 @@ def test_a_rank_that_does_not_answer_is_found_out(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     body, kind, text = FAULTY[name]
-    with pool_of(room, tmp_path, body, start_s=2.0) as pool:
+    limit_s = 2.0 if kind == "hung" else 60.0
+    with pool_of(room, tmp_path, body, start_s=limit_s if name == "never says hello" else 60.0) as pool:
         with pytest.raises(Fault) as caught:
-            ask(pool, tmp_path, limit_s=2.0)
+            ask(pool, tmp_path, limit_s=limit_s)
         assert caught.value.kind == kind
         assert text in caught.value.text
         assert orphans.processes_of(str(room.folder)) == []
@@ -157,10 +161,10 @@ def test_the_same_bytes_for_other_batches_are_found_out(room: Room, tmp_path: Pa
 
 
 def test_a_new_group_follows_a_fault(room: Room, tmp_path: Path) -> None:
-    body = f"""
+    body = """
     def handle(line):
         if line["number"] == 2: os._exit(1)
-        answer(line, f"{{rank}} of {{line}}")
+        answer(line, f"{rank} of {line}")
     serve(handle)
     """
     with pool_of(room, tmp_path, body) as pool:
@@ -181,7 +185,7 @@ def test_who_waits_for_a_rank_that_failed_is_not_waited_for(room: Room, tmp_path
     with pool_of(room, tmp_path, body) as pool:
         begin = time.monotonic()
         assert ask(pool, tmp_path, limit_s=60) == ["failed"]
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 30
         assert orphans.processes_of(str(room.folder)) == []
 
 

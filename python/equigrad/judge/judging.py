@@ -19,7 +19,7 @@ from .causes import cause_of
 from .local_gradients import LocalGradients, Losses, Tensors, from_process
 from .on_rank import tensors, users_model
 from .on_rank.protocol import Case, Precision, ProtocolError, misfit, to_json, write_case
-from .processes import Program, Room
+from .processes import Fault, Program, Room
 from .ranks import RankAnswer, Reference
 from .repro import Subject
 
@@ -82,7 +82,7 @@ class Bench:
         return Prepared(whole, path, whole.batches, setting)
 
     def judge(self, prepared: Prepared, answers: Sequence[RankAnswer]) -> Judged:
-        """The verdict on steps that all ranks answered. Raises VoidError where nothing was compared, Fault from the reference."""
+        """The verdict on steps that all ranks answered. Raises VoidError where it cannot be judged."""
         ranks = []
         for answer in answers:
             if wrong := misfit(prepared.case, answer.answer):
@@ -125,7 +125,10 @@ class Bench:
         case = prepared.case
 
         def ask(step: int, parameters: Path, scale: float) -> dict[str, Any]:
-            line = self._reference.local(prepared.path, step, parameters, scale)
+            try:
+                line = self._reference.local(prepared.path, step, parameters, scale)
+            except Fault as fault:
+                raise VoidError(f"[judge] expected local gradients from plain autograd, got: {fault.text}") from fault
             if "error" in line:
                 raise VoidError(f"[judge] expected local gradients from plain autograd, got an error:\n{line['error']}")
             return line

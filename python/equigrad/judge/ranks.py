@@ -11,6 +11,7 @@ import hashlib
 import json
 import select
 import selectors
+import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -353,6 +354,7 @@ class Reference:
     program: Program
     limit_s: float = 120.0
     calls: int = 0
+    _folder: Path | None = None
     _group: Group | None = None
 
     def local(self, case: Path, step: int, parameters: Path, scale: float) -> Line:
@@ -360,6 +362,9 @@ class Reference:
         if self._group is None:
             self._group = Group(self.room, self.program, 1)
         self.calls += 1
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = self.room.new(f"local{self.calls}")
         request = {
             "do": "local",
             "number": self.calls,
@@ -367,7 +372,7 @@ class Reference:
             "step": step,
             "parameters": str(parameters),
             "scale": scale,
-            "folder": str(self.room.new(f"local{self.calls}")),
+            "folder": str(self._folder),
         }
         try:
             line = self._group.ask([request], self.limit_s, "the reference computed local gradients")[0]

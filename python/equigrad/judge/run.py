@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import platform
+import shutil
 import signal
 import time
 import traceback
@@ -150,10 +151,10 @@ class _EngineRun:
         """What comes out of one cell; a red one has been confirmed."""
         self.progress.doing(self.job.key, planned.id)
         begun = time.monotonic()
-        judged = self._judged(planned, self._pool(planned.case.world))
-        if judged.verdict == "red" and self.settings.confirm:
-            self.progress.doing(self.job.key, f"{planned.id}: red, confirmed by itself")
-            judged = self._confirmed(planned, judged)
+        judged = self._judged(planned)
+        if judged.verdict in ("red", "crashed", "hung") and self.settings.confirm:
+            self.progress.doing(self.job.key, f"{planned.id}: {judged.verdict}, tried again by itself")
+            judged = self._confirmed(planned, judged) if judged.verdict == "red" else self._again(planned, judged)
         seconds = round(time.monotonic() - begun, 3)
         self.progress.done(self.job.key, judged.verdict, seconds)
         if judged.verdict in WRONG:
@@ -192,12 +193,16 @@ class _EngineRun:
             self.pools[world] = Pool(self.room, self.program, world, self.settings.start_s)
         return self.pools[world]
 
-    def _judged(self, planned: Planned, pool: Pool) -> Judged:
+    def _judged(self, planned: Planned) -> Judged:
         try:
             prepared = self.bench.prepare(planned.case)
-            answers = pool.ask(prepared.path, prepared.digest, self.settings.timeout_s)
+            answers = self._pool(planned.case.world).ask(prepared.path, prepared.digest, self.settings.timeout_s)
             self._note(answers)
-            return self._of_kinds(answers, planned.case.world) or self.bench.judge(prepared, answers)
+            try:
+                return self._of_kinds(answers, planned.case.world) or self.bench.judge(prepared, answers)
+            finally:
+                for tensors in {one.tensors.parent for one in answers if one.tensors is not None}:
+                    shutil.rmtree(tensors, ignore_errors=True)
         except VoidError as error:
             return Judged("void", text=str(error))
         except Fault as fault:
@@ -232,15 +237,24 @@ class _EngineRun:
                 return judged
             text = f"[judge] expected the script to show what the judge saw, got: {repro.said}\n{first.cause}"
             return dataclasses.replace(judged, verdict="void", text=text)
-        fresh = Pool(self.room, self.program, planned.case.world, self.settings.start_s)
-        try:
-            again = self._judged(planned, fresh)
-        finally:
-            fresh.stop()
+        self._pool(planned.case.world).stop()
+        again = self._judged(planned)
         if again.verdict == "red":
             return dataclasses.replace(first, repro=repro)
         text = f"[judge] expected the cell to be red again in new processes, got {again.verdict}. {again.text}\n{first.cause}"
         return dataclasses.replace(first, verdict="void", text=text, repro=repro)
+
+    def _again(self, planned: Planned, first: Judged) -> Judged:
+        """What comes out in new processes of a cell whose processes are gone: what was left of other cells, or a machine that was
+        too busy, is no fault of the engine's."""
+        self._pool(planned.case.world).end()
+        again = self._judged(planned)
+        if again.verdict in ("crashed", "hung", "void"):
+            return first
+        if again.verdict == "red":
+            again = self._confirmed(planned, again)
+        note = f"In the processes of the cells before it, it {first.verdict}: {_first_line(first.text)}"
+        return dataclasses.replace(again, text="\n".join(filter(None, (again.text, note))))
 
     def _note(self, answers: Sequence[RankAnswer]) -> None:
         """What the engine says of itself."""

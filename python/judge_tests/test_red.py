@@ -1,0 +1,81 @@
+"""A red cell, end to end: found, confirmed in new processes, explained, and no exit code 0; and one that does not come again."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from equigrad.judge import board as boards
+from equigrad.judge import command, on_rank
+from equigrad.judge.board import Cell
+
+WHERE = Path(str(on_rank.__file__)).parents[1]
+ENGINE = f"""
+import os, sys
+sys.path.insert(0, {str(WHERE)!r})
+from torch import distributed
+from on_rank.adapters import plain
+from on_rank.serve import main
+
+def summed(parameter):
+    parameter.grad is None or distributed.all_reduce(parameter.grad)
+
+if CONDITION:
+    plain._PlainEngine._average = staticmethod(summed)
+sys.exit(main(["plain"]))
+"""
+CELL = "zero0/fp32/loss_backward/accumulation2"
+
+
+def engine(tmp_path: Path, condition: str) -> str:
+    """A COMMAND: plain PyTorch, whose ranks forget to divide where the condition holds when they start."""
+    path = tmp_path / "engine.py"
+    path.write_text(ENGINE.replace("CONDITION", condition))
+    return shlex.join([sys.executable, str(path)])
+
+
+def judged(tmp_path: Path, condition: str, *arguments: str, code: int) -> Cell:
+    """The only cell of a run that ends with the code."""
+    given = [engine(tmp_path, condition), "--only", CELL, "--quiet", "--report", str(tmp_path / "r"), *arguments]
+    assert command.main(given) == code
+    (cell,) = boards.read(tmp_path / "r" / "board.json").cells
+    return cell
+
+
+@pytest.fixture(scope="module")
+def red(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Cell]:
+    folder = tmp_path_factory.mktemp("red")
+    return folder, judged(folder, "True", "--write-baseline", str(folder / "base.json"), code=1)
+
+
+def test_what_is_wrong_is_red_and_explained(red: tuple[Path, Cell]) -> None:
+    cell = red[1]
+    assert cell.verdict == "red"
+    assert "1/2" in cell.cause or "twice" in cell.cause or "x 2" in cell.cause or "summed" in cell.cause, cell.cause
+    assert cell.findings and cell.findings[0].what == "gradient" and cell.findings[0].radius == 0
+    assert cell.findings[0].got == 2 * cell.findings[0].want
+
+
+def test_a_baseline_knows_it(red: tuple[Path, Cell], tmp_path: Path) -> None:
+    cell = judged(tmp_path, "True", "--baseline", str(_of(red[0], tmp_path)), code=0)
+    assert cell.verdict == "red"
+
+
+def test_what_is_right_holds(tmp_path: Path) -> None:
+    assert judged(tmp_path, "False", code=0).verdict == "held"
+
+
+def test_what_is_not_red_again_is_void(tmp_path: Path) -> None:
+    once = f"not os.path.exists({str(tmp_path)!r} + '/' + os.environ['RANK']) and open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w')"
+    cell = judged(tmp_path, once, code=3)
+    assert cell.verdict == "void" and "red again in new processes" in cell.text and "got held" in cell.text
+
+
+def _of(folder: Path, tmp_path: Path) -> Path:
+    """The baseline, as if the engine of another folder had been judged."""
+    path = tmp_path / "base.json"
+    path.write_text((folder / "base.json").read_text().replace(str(folder), str(tmp_path)))
+    return path
