@@ -238,3 +238,19 @@ def test_nothing_is_left_of_a_judge_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert orphans.processes_of(folder) == []
     assert not Path(folder).exists()
+
+
+def test_a_crash_says_what_was_said_last(room: Room, tmp_path: Path) -> None:
+    body = """
+    def deep(line, depth):
+        if depth: return deep(line, depth - 1)
+        print("  what():  messages of other sizes", file=sys.stderr, flush=True)
+        os.abort()
+    serve(lambda line: deep(line, 90))
+    """
+    with pool_of(room, tmp_path, body, world=1) as pool, pytest.raises(Fault) as caught:
+        ask(pool, tmp_path)
+    first, *log = caught.value.text.splitlines()
+    assert first.endswith("signal SIGABRT, messages of other sizes")
+    assert "  what():  messages of other sizes" in log and sum("in deep" in line for line in log) > 20
+    assert len(log) < 70

@@ -18,6 +18,7 @@ from . import orphans
 
 LOG_LINES = 60
 """Of what a process wrote, in a text for a person."""
+_DIED = "Fatal Python error:"
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHERS_BEGIN = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 
@@ -161,7 +162,7 @@ class Process:
             text = self._log.read_text(errors="replace")
         except OSError:
             return ""
-        return "\n".join(text.rstrip().splitlines()[-lines:])
+        return "\n".join(_telling(text.rstrip().splitlines(), lines))
 
     def ask_where_it_stands(self) -> None:
         """It ends, and a Python writes the stacks of its threads before."""
@@ -181,8 +182,10 @@ def crash_of(process: Process, world: int, doing: str) -> Fault:
     """The Fault of a process that is gone, with what it wrote."""
     process.wait(2.0)
     how = process.ended() or "its connection closed"
-    head = f"rank {process.rank} of {world} ended while {doing}: {how}"
-    return Fault("crashed", process.rank, f"{head}\n{process.log()}".rstrip())
+    log = process.log()
+    said = _last_words(log)
+    head = f"rank {process.rank} of {world} ended while {doing}: {how}{', ' if said else ''}{said}"
+    return Fault("crashed", process.rank, f"{head}\n{log}".rstrip())
 
 
 def hang_of(silent: Sequence[Process], world: int, doing: str, limit_s: float) -> Fault:
@@ -197,3 +200,22 @@ def hang_of(silent: Sequence[Process], world: int, doing: str, limit_s: float) -
     logs = "\n".join(f"rank {process.rank} wrote:\n{process.log(LOG_LINES // 2)}" for process in silent)
     head = f"{who} of {world} gave no answer within {limit_s:.0f} s while {doing}"
     return Fault("hung", silent[0].rank, f"{head}\n{logs}".rstrip())
+
+
+def _telling(log: list[str], count: int) -> list[str]:
+    """The end of a log; where Python wrote how it died, what was said before that, and the innermost frames."""
+    log = [line for line in log if not line.startswith("Extension modules:")]
+    died = next((index for index, line in enumerate(log) if line.startswith(_DIED)), None)
+    if died is None or len(log) - died < count:
+        return log[-count:]
+    before = min(died, count // 3)
+    return [*log[died - before : died + count - before], "..."]
+
+
+def _last_words(log: str) -> str:
+    """What a process said before it died: C++'s `what()`, or the last line of a traceback."""
+    lines = [line.strip() for line in log.partition(_DIED)[0].splitlines() if line.strip()]
+    told = [line.partition("what():")[2].strip() for line in lines if "what():" in line]
+    if told:
+        return told[-1]
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else ""

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import platform
+import re
 import shutil
 import signal
 import time
@@ -208,7 +209,7 @@ class _EngineRun:
         except Fault as fault:
             if fault.kind == "protocol":  # what an adapter of ours says wrong is the judge's fault
                 return Judged("void" if self.job.target.adapter else "crashed", text=fault.text)
-            return Judged(fault.kind, text=fault.text)
+            return Judged(fault.kind, kind=_kind(_first_line(fault.text)), text=fault.text)
         except Exception:  # noqa: BLE001  a fault of the judge's own is a cell of its own, and the others go on
             return Judged("void", text=_tail(traceback.format_exc()))
 
@@ -217,7 +218,8 @@ class _EngineRun:
         said = {kind: [one for one in answers if one.kind == kind] for kind in ("failed", "refused", "absent", "steps")}
         if said["failed"]:
             one = said["failed"][0]
-            return Judged("crashed", text=f"rank {one.rank}: {_tail(str(one.answer.failed))}")
+            text = f"rank {one.rank}: {_tail(str(one.answer.failed))}"
+            return Judged("crashed", kind=_kind(_first_line(text)), text=text)
         if said["refused"] and not said["steps"]:
             return Judged("refused", text=_tail(str(said["refused"][0].answer.refused)))
         if len(said["absent"]) == world:
@@ -305,6 +307,11 @@ def _signals() -> Iterator[None]:
 def _tail(text: str) -> str:
     lines = text.strip().splitlines()
     return "\n".join(lines if len(lines) <= TEXT_LINES else ["...", *lines[-TEXT_LINES:]])
+
+
+def _kind(line: str) -> str:
+    """The same for two lines that say the same of other ranks, sizes and addresses."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "N", line)
 
 
 def _first_line(text: str) -> str:
