@@ -138,7 +138,7 @@ class Ball:
 def constant(number: float, form: Format) -> Ball:
     """A number of a configuration, which an engine may hold in the format or in fp64."""
     ball = Ball.of(number)
-    return ball if bool(form.holds(ball.mid)) else ball.widened(abs(number) * (form.unit + _U64))
+    return ball if bool(form.holds(ball.mid)) else ball.widened(abs(number) * (form.unit + _U64) + form.tiny)
 
 
 def rounded(ball: Ball, form: Format, roundings: float = 1, exact: Tensor | None = None) -> Ball:
@@ -186,12 +186,12 @@ def div(a: Ball, b: Ball, form: Format) -> Ball:
 
 
 def sqrt(a: Ball, form: Format) -> Ball:
-    """The square root, rounded once; what of a is below 0 is an error of rounding, and taken as 0."""
+    """The square root. What of a is below 0 is an error of rounding, and taken as 0. Two roundings: vector libraries leave out the
+    last half bit (torch's on x86 is off by 0.63 of it), and owe nothing to perfect squares."""
     mid = a.mid.clamp(min=0).sqrt()
     low, high = a.low.clamp(min=0).sqrt(), a.high.clamp(min=0).sqrt()
     rad = torch.where(a.rad == 0, 0.0, torch.maximum(high - mid, mid - low) + 2 * _U64 * high)
-    exact = (rad == 0) & _is_product(a.mid, mid, mid) & form.holds(mid)
-    return rounded(_widened_by_fp64(mid, rad, exact), form, 1, exact)
+    return rounded(_widened_by_fp64(mid, rad, mid == 0), form, 2)
 
 
 def hull(a: Ball, b: Ball) -> Ball:

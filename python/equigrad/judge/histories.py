@@ -24,7 +24,7 @@ class Averages:
     norm: Ball
     """Of gradients in that format."""
     fine_norm: Ball
-    """Of gradients that were taken to fp32 (or finer) first, as for masters."""
+    """Of gradients that were taken to fp32 first, as for masters."""
 
 
 @dataclass(frozen=True)

@@ -264,8 +264,8 @@ class _Step:
         again = averaged_again(case)
         roundings += 2 * case.accumulation * backwards * (again[0] > 1)
         means = {name: mean_of(known.of(name), divisor, form, roundings, scale, again) for name in known.names}
-        fine = coarsest("fp32") if form.digits < 24 else form
-        norm, fine_norm = (norm_of(list(means.values()), case.clip, one) for one in (form, fine))
+        rough = form if form.digits < 24 else coarsest("fp32")  # DeepSpeed's norm is in fp32 at the finest
+        norm, fine_norm = (norm_of(list(means.values()), case.clip, one) for one in (rough, coarsest("fp32")))
         return Averages(means, form, norm, fine_norm)
 
     def _try(

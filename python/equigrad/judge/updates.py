@@ -48,15 +48,16 @@ class State:
 
 
 def clip_factor(size: Ball, clip: Clip, form: Format) -> Ball:
-    """What gradients of that norm are multiplied by: 1 where the norm is surely below the threshold."""
-    fine = FORMATS["fp64"] if form.digits > 24 else form
+    """What gradients of that norm are multiplied by: 1 where the norm is surely below the threshold. form: that of the norm, at
+    the finest fp32."""
+    form = FORMATS["fp32"] if form.digits > 24 else form
     if not math.isfinite(float(size.mid)):
         return size
     slack = Ball(
         torch.tensor(_EPSILON / 2, dtype=torch.float64),
         torch.tensor(_EPSILON / 2 * (1 + 2 * form.unit), dtype=torch.float64),
     )
-    factor = div(constant(clip.max_norm, _scalar(form)), add(size, slack, fine), fine)
+    factor = div(constant(clip.max_norm, FORMATS["fp32"]), add(size, slack, form), form)
     factor = rounded(factor, form, 3)
     low, high = factor.low.clamp(min=0.0, max=1.0), factor.high.clamp(min=0.0, max=1.0)
     return (
