@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -283,24 +284,31 @@ def test_nothing_of_the_judges_is_in_the_way_of_a_user(tmp_path: Path) -> None:
     tensors.write(tmp_path / "batches", {"s0.r0.m0.b0.x": torch.tensor([[1.0, 2.0]])})
     case = dataclasses.replace(full_case(), **PLAIN, weights=str(tmp_path / "weights"), batches=str(tmp_path / "batches"))
     protocol.write_case(case, str(tmp_path / "case.json"))
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "channel"))
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{short}/channel")
         listener.listen()
-        environment = {**os.environ, protocol.CHANNEL: str(tmp_path / "channel"), "PYTHONPATH": ""}
+        environment = {**os.environ, protocol.CHANNEL: f"{short}/channel", "PYTHONPATH": ""}
         command = [sys.executable, str(ON_RANK), "--reference"]
         with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
-            listener.settimeout(120)
-            channel = protocol.Channel(listener.accept()[0])
-            hello = channel.receive()
-            assert hello is not None
-            assert is_valid("hello_line", hello)
-            line = {"do": "local", "number": 5, "step": 0, "parameters": case.weights, "scale": 1.0, "folder": str(tmp_path)}
-            channel.send({**line, "case": str(tmp_path / "case.json")})
-            answer = channel.receive()
-            assert answer is not None
-            assert answer.get("losses") == {"r0.m0": [3.0], "fp64/r0.m0": [3.0]}, answer.get("error")
-            channel.send({**line, "case": str(tmp_path / "none.json")})
-            assert "none.json" in str((channel.receive() or {}).get("error"))
-            channel.send({"do": "stop"})
-            assert process.wait(60) == 0
-            channel.close()
+            try:
+                said = talk(listener, case, tmp_path)
+                assert process.wait(120) == 0
+            finally:
+                process.kill()
+    assert is_valid("hello_line", said[0])
+    assert said[1].get("losses") == {"r0.m0": [3.0], "fp64/r0.m0": [3.0]}, said[1].get("error")
+    assert "none.json" in said[2]["error"]
+
+
+def talk(listener: socket.socket, case: Case, folder: Path) -> list[dict[str, Any]]:
+    """What a reference process says first, of a case, and of a case that is not there; it is asked to end then."""
+    listener.settimeout(240)
+    channel = protocol.Channel(listener.accept()[0])
+    said = [channel.receive()]
+    for name in ("case.json", "none.json"):
+        line = {"do": "local", "number": 5, "step": 0, "parameters": case.weights, "scale": 1.0, "folder": str(folder)}
+        channel.send({**line, "case": str(folder / name)})
+        said.append(channel.receive())
+    channel.send({"do": "stop"})
+    channel.close()
+    return [one or {} for one in said]
