@@ -159,7 +159,7 @@ def _by_parameter(what: str, seen: CaseSeen, layout: Layout, places: list[Place]
         return Cause(UNKNOWN, _sentence(places[0].step, says), what, places[0].step)
     kinds = max(best, key=lambda one: len(best[one]))
     names = best.pop(kinds)
-    says = f"{_of(what)} of {_names(names)} {_is(what)} {_words(founds[kinds])}"
+    says = f"{_of(what)} of {_names(names)} {_words(founds[kinds])}"
     for other, theirs in best.items():
         says += f"; that of {_names(theirs)} {_words(founds[other])}"
     if unknown:
@@ -190,7 +190,7 @@ def _common(places: list[Place], claims: Claims, grid: float) -> list[_Found]:
 
 def _cause(what: str, seen: CaseSeen, layout: Layout, places: list[Place], found: list[_Found], all_steps: bool) -> Cause:
     steps = sorted({place.step for place in places})
-    says = f"{_of(what)} of {_scope(seen, layout, places, what)} {_is(what)} {_words(found)} {_count(places)}"
+    says = f"{_of(what)} of {_scope(seen, layout, places, what)} {_words(found)} {_count(places)}"
     when = _when(steps, len(seen.steps)) if all_steps else f"Step {steps[0] + 1}"
     return Cause(tuple(dict.fromkeys(one.kind for one in found)), f"{when}: {says}.", what, steps[0])
 
@@ -351,11 +351,7 @@ def _count(places: Sequence[Place]) -> str:
 
 
 def _of(what: str) -> str:
-    return "the gradient" if what == "gradient" else "the value after the step"
-
-
-def _is(what: str) -> str:
-    return "is"
+    return "the gradient" if what == "gradient" else "the update"
 
 
 def _names(names: Sequence[str]) -> str:

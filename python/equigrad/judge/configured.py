@@ -102,7 +102,7 @@ class _Reader:
         return Fixed(stage, precision, self._accumulation(), change, options, tuple(self._left_out()))
 
     def _precision(self) -> Precision | None:
-        on = [name for name in ("bf16", "fp16", "torch_autocast") if self._block(name).get("enabled", name in self._config)]
+        on = [name for name in ("bf16", "fp16", "torch_autocast") if self._block(name).get("enabled", False) is True]
         known = [name for name in ("bf16", "fp16", "torch_autocast", "data_types", "communication_data_type") if name in self._config]
         if not known:
             return None
@@ -170,6 +170,8 @@ class _Reader:
         value: Any = self._config
         for part in path.split("."):
             value = value.get(part, {}) if isinstance(value, dict) else {}
+        if path == "zero_optimization" and isinstance(value, bool):
+            return {"stage": int(value)}  # as DeepSpeed's first releases had it
         if not isinstance(value, dict):
             raise self._unexpected(f"an object as {path}", value, "Correct it")
         return value

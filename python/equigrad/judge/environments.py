@@ -191,17 +191,19 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _make(folder: Path, python: str, site: str, torch_version: str, requirement: str) -> None:
-    _run([python, "-m", "venv", "--clear", str(folder)], "Install Python's venv module (Debian: python3-venv).")
     own = str(folder / "bin" / "python")
+    lent = bool(version_of(python, "pip"))  # a pip of its own is most of an environment's making
+    made = [python, "-m", "venv", "--clear", *(["--without-pip"] if lent else []), str(folder)]
+    _run(made, "Install Python's venv module (Debian: python3-venv).")
     asked = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     purelib = Path(_run([own, "-c", asked], "See that this Python works.").strip())
     (purelib / "torch_at_hand.pth").write_text(f"{site}\n")
     constraint = folder / "constraint.txt"
-    # Without the build's name (+cu130): torch's metadata need not have it, and pip takes 2.11.0 for 2.11.0+cu130, not the reverse.
-    constraint.write_text(f"torch=={torch_version.split('+')[0]}\n")
-    pip = [own, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet", "-c", str(constraint), requirement]
+    constraint.write_text(f"torch=={torch_version}\n")
+    pip = [python, "-m", "pip", "--python", own] if lent else [own, "-m", "pip"]
+    options = ["--disable-pip-version-check", "--no-input", "--quiet", "-c", str(constraint)]
     remedy = "See that the version exists and that this machine reaches a package index, or give --python PATH of an environment that has it."
-    _run(pip, remedy, {"DS_BUILD_OPS": "0"})
+    _run([*pip, "install", *options, requirement], remedy, {"DS_BUILD_OPS": "0"})
 
 
 def _run(command: list[str], remedy: str, environment: dict[str, str] | None = None) -> str:

@@ -86,39 +86,39 @@ class GradientFaults:
         ratios = (place.got / place.right)[(place.right != 0)]
         if ratios.numel():
             factor = float(ratios.median())
-            says = f"multiplied by {factor:.6g}: a scale, or a factor of clipping?"
+            says = f"is multiplied by {factor:.6g}: a scale, or a factor of clipping?"
             yield Claim("other-factor", says, place.right * factor, room * max(abs(factor), 1), FITTED, fitted=1)
 
     def named_factors(self, step: int) -> list[tuple[float, str, str]]:
         """(factor, kind, words) of faults that multiply a gradient."""
         world, micro = self._world, self._micro
         ranks, batches = f"the number of ranks ({world})", f"the number of micro-batches ({micro})"
-        found = [(0.0, "zeros", "zeros: lost"), (-1.0, "sign", "of the other sign"), (2.0, "added-twice", "added twice")]
+        found = [(0.0, "zeros", "is zeros: lost"), (-1.0, "sign", "has the other sign"), (2.0, "added-twice", "is added twice")]
         if world > 1:
-            found += [(1 / world, "divided-by-ranks-twice", f"divided by {ranks} twice")]
-            found += [(world, "not-divided-by-ranks", f"summed over the ranks, not divided by {ranks}")]
+            found += [(1 / world, "divided-by-ranks-twice", f"is divided by {ranks} twice")]
+            found += [(world, "not-divided-by-ranks", f"is summed over the ranks, not divided by {ranks}")]
         if micro > 1:
-            found += [(1 / micro, "divided-by-micro-batches-twice", f"divided by {batches} twice")]
-            found += [(micro, "not-divided-by-micro-batches", f"summed, not divided by {batches}")]
+            found += [(1 / micro, "divided-by-micro-batches-twice", f"is divided by {batches} twice")]
+            found += [(micro, "not-divided-by-micro-batches", f"is summed, not divided by {batches}")]
         if world > 1 and micro > 1:
             both = f"{ranks} and {batches}"
-            found += [(1 / (world * micro), "divided-by-all-twice", f"divided by {both} twice")]
-            found += [(world * micro, "not-divided-at-all", f"summed, not divided by {both}")]
+            found += [(1 / (world * micro), "divided-by-all-twice", f"is divided by {both} twice")]
+            found += [(world * micro, "not-divided-at-all", f"is summed, not divided by {both}")]
         return found + self._scales(step)
 
     def _scales(self, step: int) -> list[tuple[float, str, str]]:
         scale = self._seen.steps[step].loss_scale
         found = []
         if scale != 1:
-            found += [(scale, "loss-scale-left-in", f"multiplied by the loss scale ({scale:g}), which was not taken out")]
-            found += [(1 / scale, "loss-scale-taken-out-twice", f"divided by the loss scale ({scale:g}) once too often")]
+            found += [(scale, "loss-scale-left-in", f"is multiplied by the loss scale ({scale:g}), which was not taken out")]
+            found += [(1 / scale, "loss-scale-taken-out-twice", f"is divided by the loss scale ({scale:g}) once too often")]
         for other, kind, whose in ((step + 1, "loss-scale-of-next-step", "next step"), (step - 1, "loss-scale-of-last-step", "step before")):
             if 0 <= other < len(self._seen.steps):
                 theirs = self._seen.steps[other].loss_scale
                 if theirs != scale and theirs > 0:
-                    found += [(scale / theirs, kind, f"divided by the loss scale of the {whose} ({theirs:g}, not {scale:g})")]
+                    found += [(scale / theirs, kind, f"is divided by the loss scale of the {whose} ({theirs:g}, not {scale:g})")]
         if scale != 1:
-            found += [(0.5, "another-loss-scale", "half as large: divided by twice the loss scale?")]
+            found += [(0.5, "another-loss-scale", "is half as large: divided by twice the loss scale?")]
         return found
 
     def _patterns(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
@@ -137,6 +137,8 @@ class GradientFaults:
         if micro == 1:
             return
         for kind, says, mixing in reductions(world):
+            if place.alike and not bool((mixing == mixing[0]).all()):
+                continue
             powers = [torch.linalg.matrix_power(mixing, micro - m)[place.rank] for m in range(micro)]
             weights = world * torch.stack(powers, dim=1)
             wide = room * max(1.0, float(weights.abs().max()))
@@ -151,11 +153,11 @@ class GradientFaults:
         for how, owner in whose.items():
             own = torch.zeros(world, 1, place.index.numel(), dtype=torch.float64)
             own[owner.clamp(max=world - 1), 0, torch.arange(place.index.numel())] = 1
-            whom = "each rank keeps its own" if how == "rank" else "each shard holds its own rank's"
+            whom = "is each rank's own" if how == "rank" else "is in each shard its own rank's"
             for times, kind, says in (
-                (world, "not-reduced", f"{whom} gradient: not reduced over the ranks"),
-                (1, "only-own-part", f"{whom} part, divided by the number of ranks: the other ranks' parts did not arrive"),
-                (world * micro, "not-reduced-nor-divided", f"{whom} gradient: neither reduced over the ranks nor divided by micro-batches"),
+                (world, "not-reduced", f"{whom}, not reduced over the ranks"),
+                (1, "only-own-part", f"{whom} part, divided by the number of ranks: the others' did not arrive"),
+                (world * micro, "not-reduced-nor-divided", f"{whom}, neither reduced over the ranks nor divided by micro-batches"),
             ):
                 yield Claim(kind, says, self.predicted(place, (own * times).expand(-1, micro, -1)), room * times, OWN)
             if micro > 1:
@@ -166,16 +168,16 @@ class GradientFaults:
         for times in (world, 1):
             last = torch.ones(world, micro, place.index.numel(), dtype=torch.float64)
             last[:, -1:] = own * times
-            says = "the last micro-batch is not reduced over the ranks: its own rank's part is in it alone"
+            says = "has of the last micro-batch each rank's own part only, not reduced over the ranks"
             yield Claim("last-micro-batch-not-reduced", says, self.predicted(place, last), room, OWN)
             early = (own * times).expand(-1, micro, -1).clone()
             early[:, -1:] = 1
-            says = "only the last micro-batch is reduced over the ranks, the earlier ones stay each rank's own"
+            says = "has of all but the last micro-batch each rank's own part only, not reduced over the ranks"
             yield Claim("only-last-micro-batch-reduced", says, self.predicted(place, early), room, OWN)
             for kept, words, kind in ((0, "first", "only-first-micro-batch"), (micro - 1, "last", "only-last-micro-batch")):
                 alone = torch.zeros_like(last)
                 alone[:, kept : kept + 1] = own * times
-                says = f"only the {words} micro-batch of each rank's own gradient, not reduced over the ranks"
+                says = f"is the {words} micro-batch alone, of each rank's own, not reduced over the ranks"
                 yield Claim(kind, says, self.predicted(place, alone), room, OWN)
 
     def _times(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
@@ -187,8 +189,8 @@ class GradientFaults:
         for source in (shown, before.right_gradient):
             last = self._layout.flat(source)[place.index]
             wide = room + 8 * self._unit * last.abs()
-            yield Claim("stale", "that of the step before", last, wide, TIME)
-            says = "this step's and the step before's added: it was not zeroed in between"
+            yield Claim("stale", "is that of the step before", last, wide, TIME)
+            says = "is the sum of this step's and the step before's: it was not zeroed in between"
             for factor in {1.0, clipped}:
                 yield Claim("not-zeroed", says, place.right + factor * last, wide, TIME)
 
@@ -214,18 +216,14 @@ class GradientFaults:
 
     def _rounded(self, place: Place) -> Iterator[Claim]:
         parts = self.parts(place.step)[:, :, place.index]
-        room = 2.0**-22 * self._sizes(place)
+        sizes = self._sizes(place)
+        within = self._layout.flat(self._seen.steps[place.step].gradient_room)[place.index].nan_to_num(posinf=0.0)
+        near = 2.0**-22 * sizes + within
         for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
-            accumulated = torch.zeros_like(parts[:, 0])
-            for batch in range(self._micro):
-                accumulated = (accumulated + parts[:, batch]).to(dtype).double()
-            added = torch.zeros_like(place.right)
-            for one in parts.sum(1).to(dtype).double():
-                added = (added + one).to(dtype).double()
-            once = (place.right, parts.sum(1), parts.sum(0), parts.flatten(0, 1))
-            for values in (*(one.to(dtype).double() for one in once), accumulated, added):
-                total = values if values.dim() == 1 else values.sum(0)
-                yield Claim(f"rounded-to-{name}", f"rounded to {name} on the way", total, room, ROUNDED)
+            low, high = (rounded_ways(parts, place.right, sign * near, dtype) for sign in (-1, 1))
+            for under, over in zip(low, high):
+                values = torch.where((under - over).abs() <= 4 * near, (under + over) / 2, torch.nan)
+                yield Claim(f"rounded-to-{name}", f"is rounded to {name} on the way", values, 2 * near, ROUNDED)
 
     def _fitted(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         terms = self._world * self._micro
@@ -237,7 +235,7 @@ class GradientFaults:
             return
         fitted = solved.solution.reshape(self._world, self._micro)
         simple = snapped(fitted, self._world, self._micro)
-        says = "made of the contributions in wrong shares: " + shares(simple, terms)
+        says = "is made of the contributions in wrong shares: " + shares(simple, terms)
         wide = room * max(1.0, float(simple.abs().max()))
         yield Claim("other-shares", says, self.predicted(place, simple), wide, MATRIX, fitted=terms)
 
@@ -246,7 +244,7 @@ def other_weights(seen: CaseSeen, step: int) -> Iterator[tuple[str, str, Tensors
     """(kind, words, parameters) that a forward may have read in the place of the right ones."""
     now, world = seen.steps[step].before, seen.case.world
     if step:
-        old, says = seen.steps[step - 1].before, "that at the weights of the step before"
+        old, says = seen.steps[step - 1].before, "is that at the weights of the step before"
         yield "old-weights", f"{says}: forward or backward read old weights", old
         rows = {name: one.shape[0] for name, one in now.items() if one.dim()}
         odd = {name: torch.cat([one[:-1], old[name][-1:]]) if rows.get(name, 0) % world else one for name, one in now.items()}
@@ -255,7 +253,7 @@ def other_weights(seen: CaseSeen, step: int) -> Iterator[tuple[str, str, Tensors
             mixed = {name: old[name] if name.rpartition(".")[0] == module else one for name, one in now.items()}
             yield "old-weights", f"{says} in {module or 'the outermost module'}: forward or backward read old weights there", mixed
     if world > 1:
-        says = "that at weights whose shards are in the opposite order"
+        says = "is that at weights whose shards are in the opposite order"
         yield "weights-shards-swapped", says, {name: _opposite(one, world) for name, one in now.items()}
 
 
@@ -265,6 +263,33 @@ def _opposite(weight: torch.Tensor, world: int) -> torch.Tensor:
     rows = -(-weight.shape[0] // world)
     padded = torch.cat([weight, torch.zeros(rows * world - weight.shape[0], *weight.shape[1:], dtype=weight.dtype)])
     return torch.cat(list(torch.split(padded, rows))[::-1])[: weight.shape[0]]
+
+
+def rounded_ways(parts: torch.Tensor, right: torch.Tensor, off: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """A gradient that was rounded to the type somewhere; every number before a rounding is off by so much (both signs tell which
+    roundings are sure). parts: [rank, micro-batch, element], whose sum is right."""
+
+    def to(values: torch.Tensor) -> torch.Tensor:
+        return (values + off).to(dtype).double()
+
+    world, micro = parts.shape[:2]
+    each = [to(one) for one in parts.sum(1)]
+    added = each[0]
+    for one in each[1:]:
+        added = to(added + one)
+    accumulated, taken_along, sent = torch.zeros_like(parts[:, 0]), torch.zeros_like(right), torch.zeros_like(right)
+    for batch in range(micro):
+        accumulated = to(accumulated + parts[:, batch])
+        shares = [to(taken_along / world + parts[rank, batch]) for rank in range(world)]
+        taken_along = shares[0]
+        for one in shares[1:]:
+            taken_along = to(taken_along + one)
+        sent = torch.stack([to(sent / world + parts[rank, batch]) for rank in range(world)]).sum(0)
+    reduced = [to(torch.stack([to(one) for one in parts[:, batch]]).sum(0)) for batch in range(micro)]
+    in_micro_batches = torch.stack(reduced).sum(0)
+    rounded = to(torch.stack(reduced).sum(0))
+    flat = torch.stack([to(one) for one in parts.flatten(0, 1)]).sum(0)
+    return [to(right), torch.stack(each).sum(0), added, accumulated.sum(0), taken_along, sent, in_micro_batches, rounded, flat]
 
 
 def clip_factor(seen: CaseSeen, step: int) -> float:
@@ -299,41 +324,41 @@ def patterns(world: int, micro: int) -> Iterator[tuple[str, str, Matrix]]:
 
     for rank in range(world if world > 1 else 0):
         name = f"rank {rank}"
-        yield "rank-missing", f"without the gradient of {name}", made(0, 1, rank, None)
-        yield "rank-missing", f"without the gradient of {name}, averaged over the others", made(0, world / (world - 1), rank, None)
-        yield "rank-counted-twice", f"made with the gradient of {name} twice", made(2, 1, rank, None)
-        yield "rank-not-divided", f"made with the gradient of {name} not divided by the number of ranks", made(world, 1, rank, None)
-        yield "only-one-rank", f"the gradient of {name} alone", made(world, 0, rank, None)
-        yield "only-one-rank", f"the gradient of {name} alone, divided by the number of ranks", made(1, 0, rank, None)
+        yield "rank-missing", f"lacks the part of {name}", made(0, 1, rank, None)
+        yield "rank-missing", f"lacks the part of {name}, and is averaged over the others", made(0, world / (world - 1), rank, None)
+        yield "rank-counted-twice", f"has the part of {name} twice", made(2, 1, rank, None)
+        yield "rank-not-divided", f"has the part of {name} not divided by the number of ranks", made(world, 1, rank, None)
+        yield "only-one-rank", f"is that of {name} alone", made(world, 0, rank, None)
+        yield "only-one-rank", f"is that of {name} alone, divided by the number of ranks", made(1, 0, rank, None)
     if micro > 1:
         yield from _batch_patterns(world, micro)
     if micro > 1 and world > 1:
         for rank in range(world):
             for batch in range(micro):
                 name = f"micro-batch {batch + 1} of rank {rank}"
-                yield "micro-batch-missing-on-a-rank", f"without {name}", made(0, 1, rank, batch)
-                yield "micro-batch-twice-on-a-rank", f"made with {name} twice", made(2, 1, rank, batch)
+                yield "micro-batch-missing-on-a-rank", f"lacks {name}", made(0, 1, rank, batch)
+                yield "micro-batch-twice-on-a-rank", f"has {name} twice", made(2, 1, rank, batch)
 
 
 def reductions(world: int) -> Iterator[tuple[str, str, torch.Tensor]]:
     """(kind, words, [rank that gets][rank that gives]) of wrong reductions over ranks; a right one is 1 / world everywhere."""
     right = torch.full((world, world), 1 / world, dtype=torch.float64)
     own = torch.eye(world, dtype=torch.float64)
-    yield "divided-by-ranks-twice", f"divided by the number of ranks ({world}) twice", right / world
-    yield "not-divided-by-ranks", f"summed over the ranks, not divided by their number ({world})", right * world
-    yield "only-own-part", "each rank's own part, divided by the number of ranks: the other ranks' parts did not arrive", own / world
+    yield "divided-by-ranks-twice", f"is divided by the number of ranks ({world}) twice", right / world
+    yield "not-divided-by-ranks", f"is summed over the ranks, not divided by their number ({world})", right * world
+    yield "only-own-part", "is each rank's own part, divided by the number of ranks: the others' did not arrive", own / world
     for rank in range(world):
         for times, kind, says in (
-            (0.0, "rank-missing", f"without the gradient of rank {rank}"),
-            (2.0, "rank-counted-twice", f"made with the gradient of rank {rank} twice"),
-            (float(world), "rank-not-divided", f"made with the gradient of rank {rank} not divided by the number of ranks"),
+            (0.0, "rank-missing", f"lacks the part of rank {rank}"),
+            (2.0, "rank-counted-twice", f"has the part of rank {rank} twice"),
+            (float(world), "rank-not-divided", f"has the part of rank {rank} not divided by the number of ranks"),
         ):
             mixing = right.clone()
             mixing[:, rank] *= times
             yield kind, says, mixing
         mixing = own / world
         mixing[rank] = right[rank]
-        yield "only-own-part", f"each rank's own part, divided by the number of ranks: the sum came to rank {rank} alone", mixing
+        yield "only-own-part", f"is each rank's own part, divided by the number of ranks: the sum came to rank {rank} alone", mixing
 
 
 def _batch_patterns(world: int, micro: int) -> Iterator[tuple[str, str, Matrix]]:
@@ -345,17 +370,17 @@ def _batch_patterns(world: int, micro: int) -> Iterator[tuple[str, str, Matrix]]
         alone[batch], rest[batch] = 1.0, 0.0
         word = "first" if batch == 0 else "last" if batch == micro - 1 else f"{batch + 1}th" if batch > 2 else ("second", "third")[batch - 1]
         kind = "only-first-micro-batch" if batch == 0 else "only-last-micro-batch" if batch == micro - 1 else "only-one-micro-batch"
-        yield kind, f"the {word} micro-batch alone, divided by all {micro}", made(alone)
-        yield kind, f"the {word} micro-batch alone, not divided", made([micro * one for one in alone])
-        yield "micro-batch-missing", f"without the {word} micro-batch", made(rest)
-        yield "micro-batch-missing", f"without the {word} micro-batch, averaged over the others", made([one * micro / (micro - 1) for one in rest])
-        yield "micro-batch-twice", f"made with the {word} micro-batch twice", made([2 - one for one in rest])
+        yield kind, f"is the {word} micro-batch alone, divided by all {micro}", made(alone)
+        yield kind, f"is the {word} micro-batch alone, not divided", made([micro * one for one in alone])
+        yield "micro-batch-missing", f"lacks the {word} micro-batch", made(rest)
+        yield "micro-batch-missing", f"lacks the {word} micro-batch, and is averaged over the others", made([one * micro / (micro - 1) for one in rest])
+        yield "micro-batch-twice", f"has the {word} micro-batch twice", made([2 - one for one in rest])
     if micro > 2:
         ends = [1.0, *[0.0] * (micro - 2), 1.0]
-        yield "middle-micro-batches-missing", "without the micro-batches between the first and the last", made(ends)
-    says = "made with earlier micro-batches again at every later one: what was sent was not cleared"
+        yield "middle-micro-batches-missing", "lacks the micro-batches between the first and the last", made(ends)
+    says = "has earlier micro-batches again at every later one: what was sent was not cleared"
     yield "accumulated-again", says, made([float(micro - m) for m in range(micro)])
-    says = "made with earlier micro-batches averaged over the ranks again"
+    says = "has earlier micro-batches divided by the number of ranks again"
     yield "averaged-again", says, made([float(world) ** -(micro - 1 - m) for m in range(micro)])
 
 
@@ -371,7 +396,7 @@ def moved(layout: Layout, place: Place, right: torch.Tensor, room: torch.Tensor,
 
     for by in (1, -1, 2, -2, 3, -3, 4, -4):
         if abs(by) == 1 or place.index.numel() >= 16:
-            says = f"shifted by {abs(by)} element{'' if abs(by) == 1 else 's'}"
+            says = f"is shifted by {abs(by)} element{'' if abs(by) == 1 else 's'}"
             yield taken("shifted", says, place.index + by, torch.ones_like(place.index, dtype=torch.bool))
     numel = torch.tensor([layout.shapes[name].numel() for name in layout.names])[of]
     rows = torch.tensor([layout.shapes[name][0] if len(layout.shapes[name]) else 1 for name in layout.names])[of]
@@ -379,7 +404,7 @@ def moved(layout: Layout, place: Place, right: torch.Tensor, room: torch.Tensor,
         for size in (-(-rows // world) * (numel // rows.clamp(min=1)), -(-numel // world)):
             inside = place.index - starts[of]
             source = inside + torch.where(inside // size + by < world, by * size, (by - world) * size)
-            says = "that of another rank's shard: shards are swapped"
+            says = "is that of another rank's shard: shards are swapped"
             yield taken("shards-swapped", says, starts[of] + source, (source >= 0) & (source < numel))
     if place.index.numel() >= 3 and bool((of == of[0]).all()):
         for order in (layout.names, layout.names[::-1]):
@@ -402,7 +427,7 @@ def _window(layout: Layout, order: list[str], place: Place, right: torch.Tensor,
         values, allowed = vector[source], near[source]
         if bool(((values - place.got).abs() <= allowed).all()):
             name, at = _name_at(layout, order, int(source[0]))
-            says = f"that of {name}, from its element {at} on" if at else f"that of {name}"
+            says = f"is that of {name}, from its element {at} on" if at else f"is that of {name}"
             return Claim("of-another-parameter", says, values, allowed, PLACE)
     return None
 

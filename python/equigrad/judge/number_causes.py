@@ -95,6 +95,12 @@ class NumberFaults:
             yield "norm-of-some", f"of {name} alone", _norm(flats[name], two), PATTERN
             if two:
                 yield "norm-counts-twice", f"with {name} counted twice", _norm_of([flat, flats[name]], two), PATTERN
+        world = self._seen.case.world
+        rows = [layout.shapes[name][0] if len(layout.shapes[name]) else 0 for name in layout.names]
+        last = [flats[name].view(count, -1)[-1] for name, count in zip(layout.names, rows) if count and count % world]
+        if last and two:
+            says = "with the last rows counted twice of parameters that are padded: what lies in their padding is in it"
+            yield "norm-with-padding", says, _norm_of([flat, *last], two), PATTERN
         shared = [flats[name] for name in self._seen.kinds.get("tied", ()) if name in flats]
         if shared and two:
             yield "norm-counts-twice", "with tied parameters counted twice", _norm_of([flat, *shared], two), PATTERN

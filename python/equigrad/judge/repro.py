@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ import jinja2
 
 from .board import Finding, Repro
 from .on_rank.protocol import Case
-from .repro_config import deepspeed_text
+from .repro_config import config_text
 from .repro_program import (
     WEIGHTS,
     ReproError,
@@ -36,12 +36,14 @@ from .repro_program import (
     batch_number,
     find_data,
     first_step,
+    has_first,
     odd_part,
     overflow_of,
     reduced,
     rounding_of,
     sketches,
 )
+from .repro_text import WIDTH, imports_of, tidy
 
 TITLES = {
     "plain": "plain PyTorch",
@@ -50,43 +52,23 @@ TITLES = {
     "fsdp2": "torch.distributed.fsdp.fully_shard",
     "deepspeed": "DeepSpeed",
     "accelerate": "Accelerate",
+    "accelerate-deepspeed": "Accelerate",
     "equigrad": "Equigrad",
 }
 """The engines that have scripts."""
-FAMILIES = {"deepspeed": "zero_loop", "equigrad": "zero_loop", "accelerate": "accelerate_loop"}
-WIDTH = 120
+FAMILIES = {
+    "deepspeed": "zero_loop",
+    "equigrad": "zero_loop",
+    "accelerate": "accelerate_loop",
+    "accelerate-deepspeed": "accelerate_loop",
+}
+_GRACE_S = 20.0
 _SMALL_BYTES = 4096
 """A bucket below this is meant to be smaller than some parameter; those of scripts have more than _TINY_BYTES."""
 _TINY_BYTES = 16
 _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 _CASTS = {"bf16": ".bfloat16()", "fp16": ".half()", "fp64": ".double()", "fp32": ""}
 _SHOWN = re.compile(r"^(?:\[[^]]*\]:)?rank \d+, .*: expected .*, got .*$", re.MULTILINE)
-_IMPORTS = (
-    (r"\bcontextlib\.", "import contextlib"),
-    (r"\bcopy\.", "import copy"),
-    (r"\bos\.", "import os"),
-    (r"\bsys\.", "import sys"),
-    (r"\btempfile\.", "import tempfile"),
-)
-_LATER_IMPORTS = (
-    (r"", "import torch"),
-    (r"\bdist\.", "import torch.distributed as dist"),
-    (r"\bdcp\.", "import torch.distributed.checkpoint as dcp"),
-    (r"\bdefault_hooks\.", "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks"),
-    (r"\bget_state_dict\(", "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict"),
-    (r"\bFullyShardedDataParallel\b", "from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy"),
-    (r"\bMixedPrecision\(", "from torch.distributed.fsdp import MixedPrecision"),
-    (r"\bMixedPrecisionPolicy\(", "from torch.distributed.fsdp import MixedPrecisionPolicy"),
-    (r"\bCPUOffloadPolicy\(", "from torch.distributed.fsdp import CPUOffloadPolicy"),
-    (r"\bfully_shard\(", "from torch.distributed.fsdp import fully_shard"),
-    (r"\bShardedGradScaler\(", "from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler"),
-    (r"\bDistributedDataParallel\(", "from torch.nn.parallel import DistributedDataParallel"),
-    (r"\bequigrad\.", "import equigrad"),
-    (r"\bcheckpoint\(", "from torch.utils.checkpoint import checkpoint"),
-)
-_ENGINE_IMPORTS = {
-    "deepspeed": ('os.environ["DS_ACCELERATOR"] = "cpu"', "import deepspeed  # noqa: E402"),
-}
 
 
 @dataclass(frozen=True)
@@ -115,6 +97,10 @@ class NotConfirmed:
     why: str
 
 
+Confirm = Callable[[str, float], "Confirmed | NotConfirmed"]
+"""Runs a script, with a limit in seconds."""
+
+
 def script(subject: Subject, case: Case, findings: Sequence[Finding], sketch: Sketch | None = None) -> str:
     """Its text. sketch: of sketches(case, findings), or the smallest. Raises ReproError where no script can be written."""
     if subject.engine not in TITLES:
@@ -122,13 +108,17 @@ def script(subject: Subject, case: Case, findings: Sequence[Finding], sketch: Sk
     findings = first_step(findings)
     case = reduced(case, findings[0])
     chosen = sketch or next(sketches(case, findings))
+    if subject.engine == "accelerate-deepspeed" and case.options.get("engines", 1) != 1:
+        raise ReproError("an Accelerator drives one engine of DeepSpeed's")
+    if subject.engine == "accelerate-deepspeed" and chosen.what in ("gradient", "lr", "loss scale"):
+        raise ReproError(f"the {chosen.what} cannot be read: accelerator.backward() makes DeepSpeed's step by itself")
     context = _context(subject, case, findings, chosen)
-    texts = {weights: _model_and_batch({**context, "weights": weights, "exact": True}) for weights in WEIGHTS}
-    data = find_data(case, chosen, texts)
+    texts = ((weights, _model_and_batch({**context, "weights": weights})) for weights in WEIGHTS)
+    data = find_data(case, texts)
     context.update(weights=data.weights, exact=data.exact, rounding=rounding_of(case, chosen.what, data))
     context["model_and_batch"] = _rendered("model.py.jinja", context)
-    body = _tidy(_rendered("script.py.jinja", context))
-    text = _header(subject, case) + _imports(body, subject.engine) + "\n\n\n" + body
+    body = tidy(_rendered("script.py.jinja", context))
+    text = _header(subject, case) + imports_of(body) + "\n\n\n" + body
     try:
         compile(text, "repro.py", "exec")
     except SyntaxError as error:
@@ -138,80 +128,65 @@ def script(subject: Subject, case: Case, findings: Sequence[Finding], sketch: Sk
 
 def confirm(text: str, python: str, timeout_s: float) -> Confirmed | NotConfirmed:
     """Runs the script under torchrun, in a folder of its own, with that Python."""
-    ranks = re.search(r"--nproc-per-node (\d+)", text)
     folder = tempfile.mkdtemp(prefix="equigrad-repro-")
     path = Path(folder) / "repro.py"
     path.write_text(text, encoding="utf-8")
-    command = [
-        python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        ranks.group(1) if ranks else "2",
-        str(path),
-    ]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks_of(text))]
     try:
-        return _judged(*_run(command, folder, timeout_s), timeout_s)
+        return outcome_of(*_run([*torchrun, str(path)], folder, timeout_s), timeout_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def show(
-    subject: Subject, case: Case, findings: Sequence[Finding], python: str, timeout_s: float, tries: int = 4
+    subject: Subject,
+    case: Case,
+    findings: Sequence[Finding],
+    python: str,
+    timeout_s: float,
+    *,
+    confirm: Confirm | None = None,
+    tries: int = 4,
 ) -> Repro | None:
-    """The smallest script that shows the first finding, run; where none does, the smallest, not confirmed. None: there is none.
+    """The smallest script that was run and shows the findings; where none does, the smallest, not confirmed. None: there is none.
 
-    tries: how many scripts are run at most.
+    confirm: what runs a script, else confirm() of this module with `python`. tries: how many are run at most.
     """
     if not findings or subject.engine not in TITLES:
         return None
-    first, said = None, list[str]()
-    for sketch in list(sketches(case, first_step(findings)))[:tries]:
+    ask = confirm or (lambda text, limit_s: _by_torchrun(text, python, limit_s))
+    first, said = "", list[str]()
+    for sketch in _spread(list(sketches(case, first_step(findings))), tries):
         try:
             text = script(subject, case, findings, sketch)
         except ReproError as error:
             said.append(str(error))
             continue
         first = first or text
-        outcome = confirm(text, python, timeout_s)
+        outcome = ask(text, timeout_s)
         if isinstance(outcome, Confirmed):
             return Repro(text, True, outcome.said)
         said.append(outcome.why)
     return Repro(first, False, "\n".join(dict.fromkeys(said))) if first else None
 
 
-def _run(command: list[str], folder: str, timeout_s: float) -> tuple[int | None, str]:
-    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "EQUIGRAD_JUDGE_CHANNEL")
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ours and not name.startswith("TORCHELASTIC")
-    }
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code: int | None = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-        said.seek(0)
-        return code, said.read()
+def _by_torchrun(text: str, python: str, timeout_s: float) -> Confirmed | NotConfirmed:
+    return confirm(text, python, timeout_s)
 
 
-def _judged(code: int | None, said: str, timeout_s: float) -> Confirmed | NotConfirmed:
+def _spread(every: list[Sketch], count: int) -> list[Sketch]:
+    """So many of them: the smallest, and the largest in any case."""
+    return every if len(every) <= count else [*every[: count - 1], every[-1]]
+
+
+def ranks_of(text: str) -> int:
+    """On how many ranks a script is to be run, by its own first lines."""
+    found = re.search(r"--nproc-per-node (\d+)", text)
+    return int(found.group(1)) if found else 2
+
+
+def outcome_of(code: int | None, said: str, timeout_s: float) -> Confirmed | NotConfirmed:
+    """What a run showed, by its exit status (None: it did not end) and what it printed."""
     shown = _SHOWN.findall(said)
     if code is None:
         return NotConfirmed(f"the script did not end within {timeout_s:g} s")
@@ -224,8 +199,54 @@ def _judged(code: int | None, said: str, timeout_s: float) -> Confirmed | NotCon
     return Confirmed("\n".join(sorted(shown)))
 
 
+def surroundings() -> dict[str, str]:
+    """The environment that scripts are run in: this one, without what belongs to a launcher or to the judge."""
+    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "EQUIGRAD_JUDGE_CHANNEL")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment = {name: value for name, value in kept.items() if not name.startswith("TORCHELASTIC")}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def _run(command: list[str], folder: str, timeout_s: float) -> tuple[int | None, str]:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=surroundings(),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+        said.seek(0)
+        return code, said.read()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It, torchrun's agent, and the ranks, which are in sessions of their own and go when the agent is asked to go."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
 def _context(subject: Subject, case: Case, findings: Sequence[Finding], sketch: Sketch) -> dict[str, Any]:
     precision, names, overflow = case.precision, batch_names(case), overflow_of(case)
+    casts_itself = subject.engine in ("deepspeed", "accelerate-deepspeed", "equigrad")
     sharded = subject.engine in ("fsdp1", "fsdp2")
     computes_low = sharded and precision.model in ("bf16", "fp16") and precision.accumulation in ("", "fp32")
     moduli = (3, 4, 2) if case.world * case.accumulation * backwards(case) <= 12 else (5, 4, 3)  # no batch of a step twice
@@ -245,6 +266,7 @@ def _context(subject: Subject, case: Case, findings: Sequence[Finding], sketch: 
         "options": case.options,
         "kind": sketch.kind,
         "features": sketch.features,
+        "first": has_first(sketch),
         "what": sketch.what,
         "names": names,
         "number": batch_number(case),
@@ -265,14 +287,19 @@ def _context(subject: Subject, case: Case, findings: Sequence[Finding], sketch: 
         "computes_low": _TYPES[precision.model] if computes_low else "",
         "reduces": _TYPES[precision.communication] if precision.communication else "",
         "wrapped_parts": _wrapped_parts(sketch),
-        "to": "" if computes_low else _CASTS[precision.model],
+        "to": "" if computes_low or casts_itself and precision.model != "fp64" else _CASTS[precision.model],
         "x": "x" + (_CASTS[precision.model] if sketch.kind != "embedding" and not computes_low else ""),
         "plain_x": "x.double()" if precision.model == "fp64" and sketch.kind != "embedding" else "x",
         "wide": "double" if precision.model == "fp64" else "float",
         "divided": f" / {case.accumulation}" if case.accumulation > 1 else "",
         "share": f"({case.accumulation} * world)" if case.accumulation > 1 else "world",
         "bucket_bytes": bucket_bytes,
-        "config": deepspeed_text(case, bucket_bytes // 4 if bucket_bytes else None),
+        "barrier": subject.engine != "equigrad",
+        "prepared_name": "engine" if subject.engine == "accelerate-deepspeed" else "model",
+        "config": config_text(subject.engine, case, bucket_bytes // 4 if bucket_bytes else None),
+        "grad": "(torch.zeros_like(p) if p.grad is None else p.grad)"
+        if {"unused", "branch"} & sketch.features
+        else "p.grad",
         "absent": bool({"unused", "branch"} & sketch.features),
         "literal": {one.what: one.want for one in findings if one.what in ("loss scale", "applied")},
         "offset": "save_after" in case.options or case.options.get("engines", 1) == 2,
@@ -292,13 +319,17 @@ def _wrapped_parts(sketch: Sketch) -> list[str]:
     names = {
         "embedding": ["middle"] if "tied" in sketch.features else ["embedding", "middle", "head"],
         "convolution": ["first", "second", "last"],
-        "network": ["first", *(name for name in ("branch", "wide") if name in sketch.features), "last"],
+        "network": [
+            *(["first"] if has_first(sketch) else []),
+            *(name for name in ("branch", "wide") if name in sketch.features),
+            "last",
+        ],
     }[sketch.kind]
     return [f".{name}" for name in names] + ([".unused"] if "unused" in sketch.features else [])
 
 
 def _model_and_batch(context: dict[str, Any]) -> str:
-    return _tidy(_rendered("model.py.jinja", context))
+    return tidy(_rendered("model.py.jinja", context))
 
 
 def _rendered(name: str, context: dict[str, Any]) -> str:
@@ -311,14 +342,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["literal"] = repr
     return environment
-
-
-def _tidy(text: str) -> str:
-    lines = [line.rstrip() for line in text.splitlines()]
-    kept = ["" if line.strip() == "~" else line for line in lines if line]
-    return "\n".join(kept).strip("\n") + "\n"
 
 
 def _header(subject: Subject, case: Case) -> str:
@@ -330,12 +354,3 @@ def _header(subject: Subject, case: Case) -> str:
         "exits 1 where what it got is not what plain autograd gives, 0 where it is.",
     ]
     return "".join(f"# {line}\n" for line in lines)
-
-
-def _imports(body: str, engine: str) -> str:
-    first = [line for pattern, line in _IMPORTS if re.search(pattern, body)]
-    later = [line for pattern, line in _LATER_IMPORTS if re.search(pattern, body)]
-    if engine in _ENGINE_IMPORTS:
-        first = sorted({*first, "import os"})
-        later += ["", *_ENGINE_IMPORTS[engine]]
-    return "\n".join([*first, "", *later])

@@ -12,9 +12,10 @@ _MODES = {"bf16": "bf16", "fp16": "fp16"}
 _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def deepspeed_text(case: Case, bucket: int | None) -> str:
-    """DeepSpeed's configuration of the case, as Python. bucket: elements, None for the default."""
-    lines = [f"    {_literal(key)}: {_literal(value)}," for key, value in deepspeed_config(case, bucket).items()]
+def config_text(engine: str, case: Case, bucket: int | None) -> str:
+    """The configuration of DeepSpeed or Equigrad, as Python. bucket: elements, None for the default."""
+    config = equigrad_config(case, bucket) if engine == "equigrad" else deepspeed_config(case, bucket)
+    lines = [f"    {_literal(key)}: {_literal(value)}," for key, value in config.items()]
     return "\n".join(["{", *lines, "}"])
 
 
@@ -46,6 +47,20 @@ def deepspeed_config(case: Case, bucket: int | None) -> dict[str, Any]:
         config["zero_force_ds_cpu_optimizer"] = False
     config.update(_precision(case))
     return config
+
+
+def equigrad_config(case: Case, bucket: int | None) -> dict[str, Any]:
+    """Its optimizer is the configuration's own."""
+    given, like = case.optimizer, deepspeed_config(case, bucket)
+    values: dict[str, Any] = {"lr": given.lr, "weight_decay": given.weight_decay}
+    values |= {"momentum": given.momentum} if given.name == "sgd" else {"betas": list(given.betas), "eps": given.eps}
+    if case.clip is not None and case.clip.norm_type == "inf":
+        like["gradient_norm_type"] = "inf"
+    for name in ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"):
+        like.pop(name, None)
+    if "torch_autocast" in like:
+        like["torch_autocast"]["dtype"] = case.precision.autocast
+    return {**like, "optimizer": {"type": "SGD" if given.name == "sgd" else "AdamW", "params": values}}
 
 
 def _precision(case: Case) -> dict[str, Any]:

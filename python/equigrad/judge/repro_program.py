@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from .board import Finding
 from .on_rank import models
 from .on_rank.loop import DTYPES
-from .on_rank.protocol import Case
+from .on_rank.protocol import Case, Model
 
 FEATURES = ("tied", "frozen", "branch", "wide", "gain", "unused", "checkpointing")
 """What the tiny network may have beside its layers."""
@@ -60,6 +60,8 @@ class Data:
     """Whether no number is rounded, but by clipping and AdamW."""
     clips: bool = False
     """Whether a norm is above its threshold."""
+    largest: float = 1.0
+    """A power of two that no parameter, gradient or update is beyond."""
 
 
 def sketches(case: Case, findings: Sequence[Finding]) -> Iterator[Sketch]:
@@ -75,6 +77,11 @@ def sketches(case: Case, findings: Sequence[Finding]) -> Iterator[Sketch]:
                 if sketch not in seen:
                     seen.add(sketch)
                     yield sketch
+
+
+def has_first(sketch: Sketch) -> bool:
+    """Whether a network begins with a layer of its own: where its features would leave nothing but the last one."""
+    return not sketch.features & {"tied", "wide"} and bool(sketch.features & {"checkpointing", "frozen"})
 
 
 def first_step(findings: Sequence[Finding]) -> list[Finding]:
@@ -93,13 +100,11 @@ def whats(findings: Sequence[Finding]) -> list[str]:
 
 
 def _kinds(case: Case, features: set[str]) -> list[str]:
-    if case.model.name == "lattice-embedding":
-        return ["embedding"]
-    if case.model.name == "lattice-convolution":
-        return ["convolution"]
-    if features:
+    own = {"lattice-embedding": ["embedding"], "lattice-convolution": ["convolution"]}.get(case.model.name, [])
+    if features - {"tied"} or (features and not own):
         return ["network"]
-    return ["layers"] if case.groups else ["linear", "layers"]
+    plain = ["layers"] if case.groups else ["linear", "layers"]
+    return own if features else plain + own
 
 
 def _asked(case: Case) -> set[str]:
@@ -142,6 +147,8 @@ def _of_parameters(case: Case, names: Sequence[str]) -> set[str]:
 def reduced(case: Case, finding: Finding) -> Case:
     """The case up to the step of the finding, which is judged on its own inputs."""
     steps = min(case.steps, finding.step + 1)
+    if case.optimizer.name == "adamw":  # an update that is seen beside the roundings of 16 bits
+        case = replace(case, optimizer=replace(case.optimizer, lr=0.25))
     saved = case.options.get("save_after")
     if saved is not None and steps <= int(saved) + 1:
         options = {name: value for name, value in case.options.items() if name != "save_after"}
@@ -191,41 +198,63 @@ def odd_part(case: Case) -> int:
 def rounding_of(case: Case, what: str, data: Data) -> Rounding | None:
     """None where the bits must be equal."""
     rounds = ["clipping"] if case.clip and (what == "norm" or (data.clips and what == "parameter")) else []
-    if case.optimizer.name == "adamw" and (what == "parameter" or case.steps > 1 and what in ("gradient", "norm", "loss")):
+    if case.optimizer.name == "adamw" and (what == "parameter" or (case.steps > 1 and what == "loss")):
         rounds.append("AdamW")
-    if data.exact and not rounds:
+    if what in ("gradient", "lr", "applied", "loss scale") or (data.exact and not rounds):
         return None
     types = [case.precision.model, case.precision.autocast, case.precision.communication, case.precision.accumulation]
     unit = f"2**-{min(_DIGITS[one] for one in types if one) - 4}"
-    said = f"{' and '.join(rounds)} {'round' if len(rounds) > 1 else 'rounds'}" if rounds else "not all of this is exact"
-    absolute = f"{unit} * {case.optimizer.lr}" if case.optimizer.name == "adamw" and what == "parameter" else unit
-    return Rounding(unit, absolute, (f"{said}: {unit} has room for 16 roundings",))
+    said = f"{' and '.join(rounds)} {'round' if len(rounds) > 1 else 'rounds'}" if rounds else "the updates are rounded"
+    why = f"{said}: {unit} has room for 16 roundings"
+    if what == "norm":
+        return Rounding(unit, "0.0", (why,))
+    return Rounding(
+        "0.0", unit if data.largest == 1 else f"{unit} * {data.largest:g}", (f"{why}, of numbers up to {data.largest:g}",)
+    )
 
 
-def find_data(case: Case, sketch: Sketch, source: Mapping[str, str]) -> Data:
+def find_data(case: Case, source: Iterable[tuple[str, str]]) -> Data:
     """The first weights that make everything exact; where none do, those of the first that overflow nothing.
 
-    source: by weights, the text of make_model() and batch() of a script.
+    source: weights, and the text of make_model() and batch() of a script that has them.
     """
     usable: Data | None = None
-    for weights, text in source.items():
-        certificate = _Certificate(case, sketch, text)
-        told = certificate.told()
+    for weights, text in source:
+        told, clips, largest = _certified(_plain_of(case), text)
         if told == "exact":
-            return Data(weights, True, certificate.clips)
+            return Data(weights, True, clips, largest)
         if told == "rounded" and usable is None:
-            usable = Data(weights, False, certificate.clips)
+            usable = Data(weights, False, clips, largest)
     if usable is None:
-        raise ReproError(f"no tiny data were found on which {case.id} is within range and tells all batches apart")
+        raise ReproError(f"no tiny data were found on which {case.id} is exact, in range, and tells all batches apart")
     return usable
+
+
+def _plain_of(case: Case) -> Case:
+    """The case without what does not change a number."""
+    kept = {name: value for name, value in case.options.items() if name in ("backwards", "engines", "overflow")}
+    return replace(case, id="", stage=0, style="", weights="", batches="", options=kept, model=Model(""))
+
+
+_KNOWN: dict[tuple[str, str], tuple[str, bool, float]] = {}
+
+
+def _certified(case: Case, text: str) -> tuple[str, bool, float]:
+    """What a certificate tells, whether something is clipped, and the largest number; computed once for all engines."""
+    key = (repr(case), text)
+    if key not in _KNOWN:
+        certificate = _Certificate(case, text)
+        _KNOWN[key] = (certificate.told(), certificate.clips, 2.0 ** math.ceil(math.log2(certificate.largest)))
+    return _KNOWN[key]
 
 
 class _Certificate:
     """Runs a script's model and data in one process: in fp64, and in the case's types."""
 
-    def __init__(self, case: Case, sketch: Sketch, text: str) -> None:
-        self._case, self._sketch = case, sketch
+    def __init__(self, case: Case, text: str) -> None:
+        self._case = case
         self.clips = False
+        self.largest = 1.0
         self._space: dict[str, Any] = {"torch": torch, "checkpoint": torch.utils.checkpoint.checkpoint}
         exec(text, self._space)  # noqa: S102  our own template
         precision = case.precision
@@ -234,7 +263,8 @@ class _Certificate:
         self._scale = precision.loss_scale.value if precision.loss_scale else 1.0
 
     def told(self) -> str:
-        """ "exact"; "rounded"; "" where a number is out of range, or batches cannot be told apart."""
+        """ "exact"; "rounded": only updates are, and no gradient depends on them; "" where a number is out of range, or batches cannot
+        be told apart, or more is rounded."""
         whole = self._models()
         exact = True
         optimizer = self._optimizer(whole)
@@ -243,9 +273,10 @@ class _Certificate:
             if overflow and overflow[0] == step:
                 continue
             wide, low = self._gradients(whole, step, torch.float64), self._gradients(whole, step, None)
-            if not self._in_range(wide) or not self._distinct(wide):
+            if not self._in_range(wide) or not self._distinct(wide) or not self._is_exact(wide, low):
                 return ""
-            exact = exact and self._is_exact(wide, low)
+            if not exact and not torch.equal(wide, self._gradients(_moved(whole), step, torch.float64)):
+                return ""
             exact = self._update(whole, wide, optimizer) and exact
         return "exact" if exact else "rounded"
 
@@ -327,14 +358,29 @@ class _Certificate:
             factors = self._case.schedule or (1.0,)
             group["lr"] = group["scheduled"] * factors[min(int(group.get("at", 0)), len(factors) - 1)]
             group["at"] = int(group.get("at", 0)) + 1
+        before = [one.detach().clone() for one in whole.parameters()]
         optimizer.step()
+        sizes = [
+            (one.detach() - other).abs().max() + other.abs().max()
+            for one, other in zip(whole.parameters(), before, strict=True)
+        ]
+        self.largest = max(self.largest, float(mean.abs().max()), *map(float, sizes))
         kind = DTYPES[self._case.precision.model]
         low = [one.detach().to(kind).double() for one in whole.parameters()]
         same = all(torch.equal(one, other) for one, other in zip(low, whole.parameters(), strict=True))
         with torch.no_grad():
             for one, other in zip(whole.parameters(), low, strict=True):
                 one.copy_(other)
-        return same or self.clips or self._case.optimizer.name == "adamw"
+        return same and not self.clips and self._case.optimizer.name != "adamw"
+
+
+def _moved(model: nn.Module) -> nn.Module:
+    """With other weights, nearby."""
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        for one in moved.parameters():
+            one.mul_(1 + 2.0**-6).add_(2.0**-7)
+    return moved
 
 
 def _flat(parameter: nn.Parameter) -> torch.Tensor:

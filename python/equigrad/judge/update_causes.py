@@ -125,46 +125,46 @@ class UpdateFaults:
     def _whole(self, place: Place, rule: Rule, state: State) -> Iterator[Claim]:
         """Faults after which the step itself is not the right one."""
         exact = torch.zeros_like(place.got)
-        yield Claim("not-updated", "not updated", state.weights, exact, NAMED)
+        yield Claim("not-updated", "was not made", state.weights, exact, NAMED)
         once = updated(rule, state)
         again = replace(once, gradient=state.gradient)
-        yield self._claim(place, "updated-twice", "updated twice", replace(rule, count=rule.count + 1), again)
+        yield self._claim(place, "updated-twice", "was made twice", replace(rule, count=rule.count + 1), again)
         before = self._seen.steps[place.step - 1].before if place.step else None
         if before is not None:
-            yield Claim("older-weights", "those of two steps before", self._layout.flat(before)[place.index], exact, TIME)
+            yield Claim("older-weights", "left the weights of two steps before", self._layout.flat(before)[place.index], exact, TIME)
         for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
-            yield Claim(f"rounded-to-{name}", f"rounded to {name}", place.right.to(dtype).double(), self._room(state, once) / 16, ROUNDED)
+            yield Claim(f"rounded-to-{name}", f"left weights that are rounded to {name}", place.right.to(dtype).double(), self._room(state, once) / 16, ROUNDED)
         if not self._seen.steps[place.step].applied:
-            yield Claim("applied-in-spite-of-overflow", "updated in a step that is to be skipped", once.weights, self._room(state, once), NAMED)
+            yield Claim("applied-in-spite-of-overflow", "was made in a step that is to be skipped", once.weights, self._room(state, once), NAMED)
             finite = torch.nan_to_num(state.gradient, nan=0.0, posinf=0.0, neginf=0.0)
-            says = "updated in a step that is to be skipped, its infinities taken for zeros"
+            says = "was made in a step that is to be skipped, its infinities taken for zeros"
             yield self._claim(place, "applied-in-spite-of-overflow", says, rule, replace(state, gradient=finite))
 
     def _rules(self, step: int, rule: Rule, index: torch.Tensor) -> Iterator[tuple[str, str, Rule]]:
         yield from self._rates(step, rule, index)
         if bool((rule.weight_decay != 0).any()):
-            yield "no-weight-decay", "updated without weight decay", replace(rule, weight_decay=rule.weight_decay * 0)
-            yield "weight-decay-twice", "updated with twice the weight decay", replace(rule, weight_decay=rule.weight_decay * 2)
+            yield "no-weight-decay", "has no weight decay", replace(rule, weight_decay=rule.weight_decay * 0)
+            yield "weight-decay-twice", "has twice the weight decay", replace(rule, weight_decay=rule.weight_decay * 2)
             if rule.name == "adamw":
-                yield "decay-to-gradient", "updated with the decay added to the gradient (L2), not decoupled", replace(rule, decoupled=False)
-                says = "updated with a decay that is not multiplied by the learning rate"
+                yield "decay-to-gradient", "has the decay added to the gradient (L2), not decoupled", replace(rule, decoupled=False)
+                says = "has a decay that is not multiplied by the learning rate"
                 yield "decay-without-rate", says, replace(rule, weight_decay=rule.weight_decay / rule.lr)
         if rule.name == "sgd":
             if rule.momentum:
-                yield "nesterov", "updated by Nesterov's rule", replace(rule, nesterov=True)
-                yield "no-momentum", "updated without momentum", replace(rule, momentum=0.0)
+                yield "nesterov", "is by Nesterov's rule", replace(rule, nesterov=True)
+                yield "no-momentum", "has no momentum", replace(rule, momentum=0.0)
             return
-        counts = {1 << 30: "as if no bias was to be corrected", 1: "with the bias correction of step 1"}
-        counts |= {rule.count + 1: "with the bias correction of the next step", 2 * rule.count: "with the bias correction of a step counted twice"}
-        counts |= {2 * rule.count - 1: "with the bias correction of a step counted twice", rule.count - 1: "with the bias correction of the step before"}
-        counts |= {rule.count * self._seen.case.accumulation: "with the bias correction of micro-batches counted as steps"}
+        counts = {1 << 30: "has no bias correction", 1: "has the bias correction of step 1"}
+        counts |= {rule.count + 1: "has the bias correction of the next step", 2 * rule.count: "has the bias correction of a step counted twice"}
+        counts |= {2 * rule.count - 1: "has the bias correction of a step counted twice", rule.count - 1: "has the bias correction of the step before"}
+        counts |= {rule.count * self._seen.case.accumulation: "has the bias correction of micro-batches counted as steps"}
         for count, words in counts.items():
             if count > 0 and count != rule.count:
-                yield "step-counter", f"updated {words}", replace(rule, count=count)
-        yield "betas-swapped", "updated with beta1 and beta2 swapped", replace(rule, betas=(rule.betas[1], rule.betas[0]))
-        yield "no-eps", "updated without eps", replace(rule, eps=0.0)
+                yield "step-counter", words, replace(rule, count=count)
+        yield "betas-swapped", "has beta1 and beta2 swapped", replace(rule, betas=(rule.betas[1], rule.betas[0]))
+        yield "no-eps", "has no eps", replace(rule, eps=0.0)
         below = math.sqrt(1 - rule.betas[1] ** rule.count)
-        yield "eps-inside", "updated with eps under the bias correction", replace(rule, eps=rule.eps / below)
+        yield "eps-inside", "has eps under the bias correction", replace(rule, eps=rule.eps / below)
 
     def _rates(self, step: int, rule: Rule, index: torch.Tensor) -> Iterator[tuple[str, str, Rule]]:
         case, steps = self._seen.case, self._seen.steps
@@ -172,23 +172,23 @@ class UpdateFaults:
             for number, group in enumerate(case.groups):
                 lrs = steps[step].lrs or tuple(one.lr for one in case.groups)
                 lr, decay = torch.full_like(rule.lr, lrs[number]), torch.full_like(rule.weight_decay, group.weight_decay)
-                yield "lr-of-another-group", f"updated with the learning rate of group {number}", replace(rule, lr=lr)
-                yield "decay-of-another-group", f"updated with the weight decay of group {number}", replace(rule, weight_decay=decay)
-                yield "settings-of-another-group", f"updated with the settings of group {number}", replace(rule, lr=lr, weight_decay=decay)
+                yield "lr-of-another-group", f"uses the learning rate of group {number}", replace(rule, lr=lr)
+                yield "decay-of-another-group", f"uses the weight decay of group {number}", replace(rule, weight_decay=decay)
+                yield "settings-of-another-group", f"uses the settings of group {number}", replace(rule, lr=lr, weight_decay=decay)
         base = tuple(one.lr for one in case.groups) or (case.optimizer.lr,)
         bases = torch.tensor(base, dtype=torch.float64)[self._of_group.clamp(max=len(base) - 1)][index]
-        yield "no-schedule", "updated with the learning rate of no schedule", replace(rule, lr=bases)
-        yield "schedule-twice", "updated with the schedule's factor applied twice", replace(rule, lr=rule.lr * rule.lr / bases)
+        yield "no-schedule", "has the learning rate of no schedule", replace(rule, lr=bases)
+        yield "schedule-twice", "has the schedule's factor applied twice", replace(rule, lr=rule.lr * rule.lr / bases)
         for other, words, kind in ((step - 1, "step before", "lr-of-last-step"), (step + 1, "next step", "lr-of-next-step")):
             if 0 <= other < len(steps):
                 lr = self._rule(other, 1).lr[index]
-                yield kind, f"updated with the learning rate of the {words}", replace(rule, lr=lr)
+                yield kind, f"uses the learning rate of the {words}", replace(rule, lr=lr)
         factors = {case.world: "number of ranks", case.accumulation: "number of micro-batches", case.world * case.accumulation: "ranks and micro-batches"}
         for factor, words in factors.items():
             if factor > 1:
-                yield "lr-divided", f"updated with a learning rate divided by the {words} ({factor})", replace(rule, lr=rule.lr / factor)
-                yield "lr-multiplied", f"updated with a learning rate multiplied by the {words} ({factor})", replace(rule, lr=rule.lr * factor)
-        yield "sign-of-step", "updated in the wrong direction", replace(rule, lr=-rule.lr)
+                yield "lr-divided", f"uses a learning rate divided by the {words} ({factor})", replace(rule, lr=rule.lr / factor)
+                yield "lr-multiplied", f"uses a learning rate multiplied by the {words} ({factor})", replace(rule, lr=rule.lr * factor)
+        yield "sign-of-step", "goes in the wrong direction", replace(rule, lr=-rule.lr)
 
     def _states(self, place: Place, rule: Rule, state: State) -> Iterator[tuple[str, str, State]]:
         if rule.name == "sgd" and not rule.momentum:
@@ -196,14 +196,18 @@ class UpdateFaults:
         zeros = torch.zeros_like(state.first)
         what = "momentum" if rule.name == "sgd" else "moments"
         lost = replace(state, first=zeros, second=zeros)
-        yield "state-lost", f"updated as if the {what} began anew", lost
+        yield "state-lost", f"is as if the {what} began anew", lost
         if rule.name == "adamw":
-            yield "first-moment-lost", "updated as if the first moment began anew", replace(state, first=zeros)
-            yield "second-moment-lost", "updated as if the second moment began anew", replace(state, second=zeros)
+            yield "first-moment-lost", "is as if the first moment began anew", replace(state, first=zeros)
+            yield "second-moment-lost", "is as if the second moment began anew", replace(state, second=zeros)
         if place.step == 0:
             return
         _, older, _ = self._start(place.step - 1)
-        yield "state-stale", f"updated with the {what} of one step before", replace(state, first=older.first[place.index], second=older.second[place.index])
+        first, second = older.first[place.index], older.second[place.index]
+        yield "state-stale", f"uses the {what} of one step before", replace(state, first=first, second=second)
+        if rule.name == "adamw":
+            yield "first-moment-stale", "uses the first moment of one step before", replace(state, first=first)
+            yield "second-moment-stale", "uses the second moment of one step before", replace(state, second=second)
         yield from self._moved_states(place, state, what)
 
     def _moved_states(self, place: Place, state: State, what: str) -> Iterator[tuple[str, str, State]]:
@@ -212,32 +216,32 @@ class UpdateFaults:
         firsts = [one for one in moved(self._layout, place, whole.first, nowhere, self._seen.case.world) if one.kind == "shards-swapped"]
         seconds = [one for one in moved(self._layout, place, whole.second, nowhere, self._seen.case.world) if one.kind == "shards-swapped"]
         for first, second in zip(firsts, seconds):
-            yield "state-shards-swapped", f"updated with the {what} of another rank's shard", replace(state, first=first.values, second=second.values)
+            yield "state-shards-swapped", f"uses the {what} of another rank's shard", replace(state, first=first.values, second=second.values)
 
     def _gradients(self, place: Place, state: State, clip: float) -> Iterator[tuple[str, str, torch.Tensor, int, int]]:
         case, one, gradient = self._seen.case, self._seen.steps[place.step], state.gradient
         if case.clip is not None:
             for factor, kind, words in self._clips(place.step, one):
-                yield kind, f"updated with a gradient {words}", gradient / clip * factor, NAMED, 0
+                yield kind, f"uses a gradient {words}", gradient / clip * factor, NAMED, 0
         for factor, words in {case.world: "number of ranks", case.accumulation: "number of micro-batches", 1 / one.loss_scale: "loss scale"}.items():
             if factor not in (0.0, 1.0):
                 times = factor if factor > 1 else 1 / factor
-                yield "gradient-divided", f"updated with a gradient divided by the {words} ({times:g})", gradient / times, PATTERN, 0
-                yield "gradient-multiplied", f"updated with a gradient multiplied by the {words} ({times:g})", gradient * times, PATTERN, 0
-        yield "zero-gradient", "updated with a gradient of zeros", gradient * 0, NAMED, 0
+                yield "gradient-divided", f"uses a gradient divided by the {words} ({times:g})", gradient / times, PATTERN, 0
+                yield "gradient-multiplied", f"uses a gradient multiplied by the {words} ({times:g})", gradient * times, PATTERN, 0
+        yield "zero-gradient", "uses a gradient of zeros", gradient * 0, NAMED, 0
         if one.gradient and place.rank < len(one.gradient):
             shown = self._layout.flat(one.gradient[place.rank])[place.index]
-            yield "gradient-as-shown", "updated with the wrong gradient above", shown * clip, NAMED, 0
+            yield "gradient-as-shown", "uses the wrong gradient above", shown * clip, NAMED, 0
         if place.step:
             last = self._layout.flat(self._seen.steps[place.step - 1].right_gradient)[place.index]
-            yield "stale", "updated with the gradient of the step before", last, TIME, 0
+            yield "stale", "uses the gradient of the step before", last, TIME, 0
         if place.rank < len(one.contributions):
             parts = [self._layout.flat(part)[place.index] for part in one.contributions[place.rank]]
             own = torch.stack(parts).sum(0) / case.accumulation
-            yield "not-reduced", "updated with each rank's own gradient, not reduced over the ranks", own * clip, PATTERN, 0
+            yield "not-reduced", "uses each rank's own gradient, not reduced over the ranks", own * clip, PATTERN, 0
         fitted = _fitted_factor(place, state, self._start(place.step)[0])
         if fitted is not None:
-            says = f"updated with a gradient multiplied by {fitted:.6g} of the right one"
+            says = f"uses a gradient multiplied by {fitted:.6g} of the right one"
             kind = "clipped-by-another-factor" if case.clip is not None else "other-factor"
             yield kind, says, gradient * fitted, FITTED, 1
 

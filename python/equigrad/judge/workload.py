@@ -164,7 +164,8 @@ class _Chosen:
     rows: _Rows
     mean: Tensors
     """The mean gradient, by parameter."""
-    exact: bool
+    keeps: bool
+    """Sums and weights are as small as they must be to be exact."""
     told: float
     """How much it tells, from 0 to 1."""
 
@@ -189,16 +190,19 @@ class _Lattice:
         self.scale = scales.largest(case.precision.loss_scale, case.steps)
 
     def drawn(self) -> Workload:
-        """The workload with the most certified steps of some tries."""
+        """The workload with the most certified steps of some tries; one that is not certified where none is."""
         best: tuple[Workload, float] | None = None
         for _ in range(TRIES):
-            found = self._try()
-            if best is None or (found[0].certified, found[1]) > (best[0].certified, best[1]):
+            found = self._try(strict=True)
+            if found is None:
+                continue
+            if best is None or found[1] > best[1]:
                 best = found
-            if best[0].certified >= self.hoped and best[1] >= _TOLD:
+            if best[1] >= _TOLD:
                 break
-        assert best is not None
-        return best[0]
+        last = best or self._try(strict=False)
+        assert last is not None
+        return last[0]
 
     def _hoped(self) -> int:
         optimizer, case = self.case.optimizer, self.case
@@ -211,31 +215,34 @@ class _Lattice:
             return min(case.steps, 3 if self.inner.digits >= 24 else 2)
         return case.steps
 
-    def _try(self) -> tuple[Workload, float]:
-        """A workload, and the least share of micro-batches that tell something of a parameter in a step."""
+    def _try(self, strict: bool) -> tuple[Workload, float] | None:
+        """A workload, and the least share of micro-batches that tell something of a parameter in a step that can be exact.
+        strict: None where one of these steps is not exact."""
         first = weights = self._weights()
         told = 1.0
         state: dict[str, State] = {}
         batches: Tensors = {}
         certified = 0
         for step in range(self.case.steps):
-            chosen = self._best_of(weights, step, certified == step)
-            certified += int(chosen.exact and certified == step)
-            if certified <= step < self.hoped:
-                return Workload({}, {}, self.factor, certified), 0.0
-            told = min(told, chosen.told)
+            chosen = self._best_of(weights, step)
+            if step < self.hoped:
+                exact = chosen.keeps and self._certified(weights, chosen.rows)
+                certified += int(exact and certified == step)
+                if strict and not exact:
+                    return None
+                told = min(told, chosen.told)
             self._keep(batches, step, chosen.rows)
             weights = self._after(step, weights, chosen.mean, state)
         return Workload({name: one.float() for name, one in first.items()}, batches, self.factor, certified), told
 
-    def _best_of(self, weights: Tensors, step: int, needed: bool) -> _Chosen:
-        """The first of some draws of a step's data that is exact, where that is needed, and tells enough; else the best one."""
+    def _best_of(self, weights: Tensors, step: int) -> _Chosen:
+        """The first of some draws of a step's data that keeps the limits and tells enough; else the best one."""
         best: _Chosen | None = None
-        for _ in range(DRAWS):
+        for _ in range(DRAWS if step < self.hoped else 1):
             one = self._chosen(self._inputs(step), weights, step)
-            if best is None or (one.exact, one.told) > (best.exact, best.told):
+            if best is None or (one.keeps, one.told) > (best.keeps, best.told):
                 best = one
-            if best.told >= _TOLD and (best.exact or not needed or step >= self.hoped):
+            if best.keeps and best.told >= _TOLD:
                 break
         assert best is not None
         return best
@@ -351,9 +358,9 @@ class _Lattice:
         total, absolute = (numpy.einsum("rk,rkp->p", of(chosen), of(options)) for of in (numpy.asarray, numpy.abs))
         rows.gradient = torch.einsum("rk,rk...->r...", torch.from_numpy(chosen), units) * size
         mean = torch.from_numpy(total) * (size * self.factor / (case.world * case.accumulation))
-        exact = keeps(total, absolute, limits) and self._certified(weights, rows)
+        within = keeps(total, absolute, limits)
         told = self._told(numpy.einsum("rk,rkp->rp", chosen, options), cells, weights, mean, step)
-        return _Chosen(rows, self._named(mean, weights), exact, told)
+        return _Chosen(rows, self._named(mean, weights), within, told)
 
     def _units(self, rows: _Rows, step: int) -> torch.Tensor:
         """[row, option, ...]: gradients of an output to choose from. While weights must stay small, one element each; in the last
