@@ -28,7 +28,7 @@ def summary_of(board: Board, baseline: Board | None = None) -> Summary:
 
 
 MIXED, GREEN = summary_of(examples.mixed()), summary_of(examples.green())
-GATED = summary_of(examples.mixed(), replace(examples.mixed(), cells=examples.mixed().cells[:300]))
+GATED = summary_of(examples.mixed(), replace(examples.mixed(), cells=examples.mixed().cells[:150]))
 EMPTY = summary_of(Board((), {}, ()))
 ALL = {"mixed": MIXED, "green": GREEN, "gated": GATED, "empty": EMPTY}
 
