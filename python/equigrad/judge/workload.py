@@ -426,10 +426,9 @@ class _Lattice:
             if step >= self.hoped - 1:
                 moves[part] = 0.0
             begin = part.stop
-        most = numpy.minimum(
-            grids * 2.0**self.sums.digits / (self.factor * averaged_again(self.case)[1]),
-            self.sums.largest / (size * self.factor * self.scale),
-        )
+        most = numpy.full(flat.size, self.sums.largest / (size * self.factor * self.scale))
+        if step < self.hoped:  # later sums are rounded whatever is chosen, and must tell something all the same
+            most = numpy.minimum(grids * 2.0**self.sums.digits / (self.factor * averaged_again(self.case)[1]), most)
         return Limits(most, flat, moves, _LARGEST_WEIGHT * (4 if self.inner.digits >= 24 else 1), alone)
 
     def _certified(self, weights: Tensors, rows: _Rows) -> bool:
