@@ -19,8 +19,7 @@ Each is a patch of DDP or FSDP2 in the ranks' own processes (`planted_faults/`),
 - right: red cells whose cause, as printed, is the fault's; where several faults give the same numbers, it is named among them;
 - unknown: red cells that say that no known fault explains what was got; wrong: red cells with another cause.
 
-A fault is caught where a cell is red. Its cause is right where more red cells name it than do not and none of the first findings
-names another one in most cells.
+A fault is caught where a cell is red in which it changed something. Its cause is right where more than half of these name it.
 """
 
 
@@ -44,7 +43,12 @@ class Row:
 
     @property
     def red(self) -> list[dict[str, Any]]:
-        return [cell for cell in self.cells if cell["verdict"] == "red"]
+        return [cell for cell in self.cells if cell["verdict"] == "red" and cell["fired"]]
+
+    @property
+    def false(self) -> int:
+        """Red cells in which nothing was changed."""
+        return sum(cell["verdict"] == "red" and not cell["fired"] for cell in self.cells)
 
     def count(self, how: str) -> int:
         """Of red cells: "right", "unknown" or "wrong"."""
@@ -92,8 +96,9 @@ def table(results: Path, faults: dict[str, Any]) -> str:
     reds = [cell for row in real for cell in row.red]
     named = sum(row.count("right") for row in real)
     lines.append(f"Over all {len(reds)} red cells: {named} right, {sum(row.count('unknown') for row in real)} unknown, {sum(row.count('wrong') for row in real)} wrong.")
-    green = sum(not row.red for row in controls)
-    lines.append(f"Controls, which are no faults: {green} of {len(controls)} green.\n")
+    green = sum(not row.red and not row.false for row in controls)
+    lines.append(f"Controls, which are no faults: {green} of {len(controls)} green.")
+    lines.append(f"Red cells in which the fault changed nothing: {sum(row.false for row in rows)}.\n")
     lines.append("| fault | what | subtle | fired | red | right | unknown | wrong | cause as printed |")
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for row in real:

@@ -13,7 +13,7 @@ if os.environ.get("EQUIGRAD_PLANTED") and "RANK" in os.environ and "--reference"
         import planted_faults
 
         planted_faults.plant(os.environ["EQUIGRAD_PLANTED"])
-    except BaseException:  # Python would go on without the fault
+    except BaseException:  # noqa: BLE001  Python would go on without the fault
         import traceback
 
         traceback.print_exc()

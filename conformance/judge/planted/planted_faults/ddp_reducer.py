@@ -175,7 +175,7 @@ class TiedTwice(BucketFault):
 
 class UnusedSkipped(BucketFault):
     name, what, subtle = "ddp-unused-skipped", "a parameter whose gradient is zero on rank 0 is not reduced", True
-    kinds = ("not-reduced", "rank-missing", "only-one-rank")
+    kinds = ("not-reduced", "last-micro-batch-not-reduced", "rank-missing", "only-one-rank")
 
     def wrong(self, bucket: Bucket, local: Tensor, average: Tensor) -> Tensor:
         for _, where in bucket.slices():
