@@ -35,6 +35,8 @@ PACKAGES = {"deepspeed": "deepspeed", "accelerate": "accelerate"}
 """Adapters whose engine is a package of its own, which can be had in another version."""
 ON_RANK = Path(__file__).with_name("on_rank")
 INSTALL_S = 1200
+ASK_S = 300
+"""For a Python to say what it has."""
 
 
 class UsageError(Exception):
@@ -130,10 +132,13 @@ def python_of(target: Target, python: str, say: Callable[[str], None]) -> str:
 
 
 def torch_of(python: str) -> tuple[str, str]:
-    """The folder that a Python's torch lies in, and its version. Raises UsageError where it has none."""
-    code = "import torch, os; print(os.path.dirname(os.path.dirname(torch.__file__))); print(torch.__version__)"
+    """The folder that a Python's torch lies in, and its version. Raises UsageError where it has none. Nothing of it is imported."""
+    code = (
+        "import importlib.metadata as m, importlib.util as u, os; "
+        "print(os.path.dirname(os.path.dirname(u.find_spec('torch').origin))); print(m.version('torch'))"
+    )
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"[judge] expected a Python at {python}, got: {error}. Give --python PATH.") from error
     if done.returncode != 0:
@@ -148,7 +153,7 @@ def torch_of(python: str) -> tuple[str, str]:
 def version_of(python: str, package: str) -> str:
     """Of a package that a Python has; "" where it has none. Asked without importing it."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -166,7 +171,7 @@ def check_engine(target: Target, python: str) -> None:
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({wanted!r}) is None)"
     variables = {**os.environ, **program_of(target, python).environment}
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, timeout=120, check=False, env=variables)
+        done = subprocess.run([python, "-c", code], capture_output=True, timeout=ASK_S, check=False, env=variables)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"[judge] expected a Python at {python}, got: {error}. Give --python PATH.") from error
     if done.returncode != 0:

@@ -22,6 +22,7 @@ from .on_rank.protocol import Case, Precision, ProtocolError, misfit, to_json, w
 from .processes import Fault, Program, Room
 from .ranks import RankAnswer, Reference
 from .repro import Subject
+from .repro_runner import Runner
 
 FINDINGS = 40
 """Kept of a cell; the first are what its cause explains."""
@@ -68,6 +69,7 @@ class Bench:
         self._seed = seed
         self._known: OrderedDict[str, tuple[Losses, Tensors]] = OrderedDict()
         self._count = 0
+        self._runner: Runner | None = None
 
     def prepare(self, case: Case) -> Prepared:
         """Raises VoidError where no workload can be made."""
@@ -105,15 +107,25 @@ class Bench:
 
     def repro(self, subject: Subject, case: Case, judged: Judged, python: str) -> Repro | None:
         """A script that shows the fault without the judge, run; None where there can be none."""
-        return repro.show(dataclasses.replace(subject, cause=judged.cause), case, judged.findings, python, REPRO_S)
+        accused = dataclasses.replace(subject, cause=judged.cause)
+        if self._runner is None:
+            self._runner = Runner(python, subject.engine)
+        return repro.show(accused, case, judged.findings, python, REPRO_S, confirm=self._runner.confirm)
 
     def stop(self) -> None:
         """In peace."""
         self._reference.stop()
+        self._close_runner()
 
     def end(self) -> None:
         """At once."""
         self._reference.end()
+        self._close_runner()
+
+    def _close_runner(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = None
 
     def _with_files(self, case: Case) -> tuple[Case, workload.Workload]:
         if case.model.name.startswith(users_model.PREFIX):

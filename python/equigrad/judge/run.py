@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from . import environments
-from .board import WRONG, Board, Cell, Engine, Machine, Run
+from .board import WRONG, Board, Cell, Engine, Machine, Repro, Run
 from .cases import Planned
 from .environments import Target
 from .judging import Bench, Judged, VoidError
+from .on_rank import users_model
 from .processes import Fault, Room
 from .progress import Progress
 from .ranks import Pool, RankAnswer
@@ -231,20 +232,27 @@ class _EngineRun:
 
     def _confirmed(self, planned: Planned, first: Judged) -> Judged:
         """The red cell with its script and what that showed; without a script, judged again in new processes."""
-        subject = Subject(self.job.target.adapter, self.about.version, self.about.torch)
-        repro = self.bench.repro(subject, planned.case, first, self.job.python)
-        if repro is not None and repro.confirmed is not None:
-            judged = dataclasses.replace(first, repro=repro)
-            if repro.confirmed:
-                return judged
+        repro = self._script(planned, first)
+        if repro is not None and repro.confirmed:
+            return dataclasses.replace(first, repro=repro)
+        if repro is not None and not planned.case.model.name.startswith(users_model.PREFIX):
             text = f"[judge] expected the script to show what the judge saw, got: {repro.said}\n{first.cause}"
-            return dataclasses.replace(judged, verdict="void", text=text)
+            return dataclasses.replace(first, verdict="void", text=text, repro=repro)
         self._pool(planned.case.world).stop()
         again = self._judged(planned)
         if again.verdict == "red":
-            return dataclasses.replace(first, repro=repro)
+            return first
         text = f"[judge] expected the cell to be red again in new processes, got {again.verdict}. {again.text}\n{first.cause}"
-        return dataclasses.replace(first, verdict="void", text=text, repro=repro)
+        return dataclasses.replace(first, verdict="void", text=text)
+
+    def _script(self, planned: Planned, judged: Judged) -> Repro | None:
+        """None where no script can be written."""
+        subject = Subject(self.job.target.adapter, self.about.version, self.about.torch)
+        try:
+            return self.bench.repro(subject, planned.case, judged, self.job.python)
+        except Exception:  # noqa: BLE001  then the cell is confirmed as that of an engine for which there are no scripts
+            self.progress.say(f"judge: no script for {planned.id}: {_first_line(traceback.format_exc())}")
+            return None
 
     def _again(self, planned: Planned, first: Judged) -> Judged:
         """What comes out in new processes of a cell whose processes are gone: what was left of other cells, or a machine that was
