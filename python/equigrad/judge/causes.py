@@ -141,8 +141,8 @@ def _explained(
 
 
 def _by_parameter(what: str, seen: CaseSeen, layout: Layout, places: list[Place], claims: Claims, grid: float) -> Cause:
-    best: dict[tuple[str, ...], list[str]] = {}
-    founds: dict[tuple[str, ...], list[_Found]] = {}
+    named: dict[str, list[str]] = {}
+    founds: dict[str, list[_Found]] = {}
     unknown: list[str] = []
     for name in _names_of(layout, places):
         some = [part for place in places if (part := _only(layout, place, name)).index.numel()]
@@ -150,21 +150,23 @@ def _by_parameter(what: str, seen: CaseSeen, layout: Layout, places: list[Place]
         if not found:
             unknown.append(name)
             continue
-        kinds = tuple(one.kind for one in found)
-        best.setdefault(kinds, []).append(name)
-        founds.setdefault(kinds, found)
-    if not best:
+        named.setdefault(_words(found), []).append(name)
+        founds.setdefault(_words(found), found)
+    if not named:
         where = f"{_of(what)} of {_scope(seen, layout, places, what)} {_count(places)}"
         says = f"no known fault explains {where}."
         return Cause(UNKNOWN, _sentence(places[0].step, says), what, places[0].step)
-    kinds = max(best, key=lambda one: len(best[one]))
-    names = best.pop(kinds)
-    says = f"{_of(what)} of {_names(names)} {_words(founds[kinds])}"
-    for other, theirs in best.items():
-        says += f"; that of {_names(theirs)} {_words(founds[other])}"
+    ordered = sorted(named, key=lambda words: -len(named[words]))
+    parts = [f"that of {_names(named[words])} {words}" for words in ordered[:_MOST_WORDS]]
+    parts[0] = f"{_of(what)} of {_names(named[ordered[0]])} {ordered[0]}"
+    if len(ordered) > _MOST_WORDS:
+        parts.append(f"that of {sum(len(named[words]) for words in ordered[_MOST_WORDS:])} other parameters has other causes")
     if unknown:
-        says += f"; no known fault explains that of {_names(unknown)}"
-    return Cause(kinds, _sentence(places[0].step, says + "."), what, places[0].step)
+        parts.append(f"no known fault explains that of {_names(unknown)}")
+    kinds = Counter(kind for words, names in named.items() for kind in {one.kind for one in founds[words]} for _ in names)
+    most = max(kinds.values())
+    commonest = tuple(kind for kind, count in kinds.items() if count == most)
+    return Cause(commonest, _sentence(places[0].step, "; ".join(parts) + "."), what, places[0].step)
 
 
 def _common(places: list[Place], claims: Claims, grid: float) -> list[_Found]:

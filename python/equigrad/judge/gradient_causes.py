@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -159,7 +160,8 @@ class GradientFaults:
                 (1, "only-own-part", f"{whom} part, divided by the number of ranks: the others' did not arrive"),
                 (world * micro, "not-reduced-nor-divided", f"{whom}, neither reduced over the ranks nor divided by micro-batches"),
             ):
-                yield Claim(kind, says, self.predicted(place, (own * times).expand(-1, micro, -1)), room * times, OWN)
+                if kind != "not-reduced-nor-divided" or micro > 1:
+                    yield Claim(kind, says, self.predicted(place, (own * times).expand(-1, micro, -1)), room * times, OWN)
             if micro > 1:
                 yield from self._own_in_part(place, own, room * world)
 
@@ -213,6 +215,35 @@ class GradientFaults:
         one = self._seen.steps[place.step]
         right, room = self._layout.flat(one.right_gradient), self._layout.flat(one.gradient_room)
         yield from moved(self._layout, place, right, room, self._world)
+        if self._micro > 1:
+            yield from self._moved_again(place, room)
+
+    def _moved_again(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        """Moved in every micro-batch's reduction, which takes along what was moved before."""
+        averages = self.parts(place.step).sum(0)
+        numel, last = averages.shape[1], self._micro
+        wide = 4 * self._unit * averages.abs().sum() / max(numel, 1) + room[place.index]
+
+        def total(source: Callable[[int], torch.Tensor]) -> torch.Tensor:
+            values = torch.zeros_like(place.right)
+            for batch in range(last):
+                at = source(last - batch)
+                inside = (at >= 0) & (at < numel)
+                values += torch.where(inside, averages[batch, at.clamp(0, numel - 1)], torch.nan)
+            return values
+
+        for by in (1, -1):
+            moved_by = partial(_shift, place.index, by)
+            yield Claim("shifted", "is shifted by 1 element, in every micro-batch's reduction", total(moved_by), wide, PLACE)
+        name = self._layout.name_of(place.index)
+        if name is None:
+            return
+        for other in self._layout.names:
+            if other != name and self._layout.shapes[other].numel() == self._layout.shapes[name].numel():
+                away = self._layout.offsets[other] - self._layout.offsets[name]
+                says = f"is that of {other}, in every micro-batch's reduction: the two are swapped"
+                swapped = partial(_there_and_back, place.index, away)
+                yield Claim("of-another-parameter", says, total(swapped), wide, PLACE)
 
     def _rounded(self, place: Place) -> Iterator[Claim]:
         parts = self.parts(place.step)[:, :, place.index]
@@ -290,6 +321,14 @@ def rounded_ways(parts: torch.Tensor, right: torch.Tensor, off: torch.Tensor, dt
     rounded = to(torch.stack(reduced).sum(0))
     flat = torch.stack([to(one) for one in parts.flatten(0, 1)]).sum(0)
     return [to(right), torch.stack(each).sum(0), added, accumulated.sum(0), taken_along, sent, in_micro_batches, rounded, flat]
+
+
+def _shift(index: torch.Tensor, by: int, times: int) -> torch.Tensor:
+    return index + by * times
+
+
+def _there_and_back(index: torch.Tensor, away: int, times: int) -> torch.Tensor:
+    return index + away * (times % 2)
 
 
 def clip_factor(seen: CaseSeen, step: int) -> float:

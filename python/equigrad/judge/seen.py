@@ -108,6 +108,14 @@ class Layout:
         """Where it lies."""
         return slice(self.offsets[name], self.offsets[name] + self.shapes[name].numel())
 
+    def name_of(self, index: torch.Tensor) -> str | None:
+        """The parameter that all of these elements, ascending, are of; None where there are several."""
+        for name in self.names:
+            where = self.of(name)
+            if where.start <= int(index[0]) < where.stop:
+                return name if int(index[-1]) < where.stop else None
+        return None
+
     def owner(self, world: int, how: str) -> torch.Tensor:
         """Which rank holds each element: `how` is "rows" (chunks of the first dimension), "elements" (of each parameter, flat) or
         "all" (of all parameters together)."""
