@@ -105,7 +105,7 @@ open("old", "w").write("x")
 serve(lambda line: send({"number": line["number"], "answer": {"steps": [{"losses": [1.0]}]}, "tensors": "old"}))
 """
 FAULTY = {
-    "another version": ("hello(protocol=2); receive()", "protocol", "expected of rank 0 protocol 1, got protocol 2"),
+    "another version": ("hello(protocol=2); receive()", "protocol", "protocol 1, got protocol 2"),
     "no hello": ("connection.connect(os.environ['EQUIGRAD_JUDGE_CHANNEL']); send({'hi': 1}); receive()", "protocol", "as the first"),
     "a rank twice": ("hello(rank=0); receive()", "protocol", "two processes said that they are rank 0"),
     "a rank that is none": ("hello(rank=5); receive()", "protocol", "a rank below 2, got rank 5"),
