@@ -446,6 +446,15 @@ def test_the_headline_of_what_an_engine_said(text: str, headline: str) -> None:
     assert one_cell("crashed", text=text).headline == headline
 
 
+def test_crashes_of_another_rank_are_one_cause_and_a_void_cell_says_why() -> None:
+    texts = ("rank 0 ended: signal SIGABRT", "rank 1 ended: signal SIGABRT", "rank 1 ended: exit code 3")
+    crashes = summarise(of_cells(*(one_cell("crashed", case=str(i), text=text) for i, text in enumerate(texts)))).troubles
+    assert sorted(len(one.cells) for one in crashes) == [1, 2]
+    void = one_cell("void", "not-reduced", text="[judge] expected it twice, got it once.")
+    (trouble,) = summarise(of_cells(void, one_cell("void", "not-zeroed", "b", text=void.text))).troubles
+    assert trouble.sentence == void.text and len(trouble.cells) == 2
+
+
 def test_versions_of_an_engine_share_a_cause_and_engines_do_not() -> None:
     keys = ("deepspeed==0.18.2", "deepspeed==0.19.8", "ddp")
     causes = summarise(of_cells(*(one_cell("red", "not-reduced", engine=key) for key in keys))).causes

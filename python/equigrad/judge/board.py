@@ -118,8 +118,8 @@ class Cell:
 
     @property
     def headline(self) -> str:
-        """The cause; else the line of its text that says most: of a traceback the error's."""
-        if self.cause:
+        """The cause of a red cell; else the line of its text that says most: of a traceback the error's."""
+        if self.verdict == "red" and self.cause:
             return self.cause
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
         errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout)\b", line)]

@@ -3,6 +3,7 @@ versions of an engine in one board."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -114,10 +115,11 @@ def versions(board: Board) -> tuple[tuple[str, str], ...]:
 
 def kinds_of(cell: Cell) -> tuple[str, ...]:
     """What may be the cause of a wrong cell, in short, the simplest first: several where its numbers cannot tell."""
-    if cell.kind and cell.kind != "unknown":
-        return tuple(cell.kind.split(" or "))
-    what = cell.findings[0].what if cell.findings else ""
-    return (f"unknown, {what}" if cell.kind else cell.headline,)
+    if cell.verdict != "red" or not cell.kind:
+        return (re.sub(r"\d+", "#", cell.headline),)  # which rank died first is chance
+    if cell.kind == "unknown":
+        return (f"unknown, {cell.findings[0].what if cell.findings else ''}",)
+    return tuple(cell.kind.split(" or "))
 
 
 def same_cause(one: Cell, other: Cell) -> bool:

@@ -108,6 +108,9 @@ def script(subject: Subject, case: Case, findings: Sequence[Finding], sketch: Sk
     findings = first_step(findings)
     case = reduced(case, findings[0])
     chosen = sketch or next(sketches(case, findings))
+    overflow = overflow_of(case)
+    if overflow and overflow[0] == case.steps - 1 and chosen.what in ("gradient", "norm", "loss"):
+        raise ReproError(f"the {chosen.what} of a step with an infinite loss is not compared")
     if subject.engine == "accelerate-deepspeed" and case.options.get("engines", 1) != 1:
         raise ReproError("an Accelerator drives one engine of DeepSpeed's")
     if subject.engine == "accelerate-deepspeed" and chosen.what in ("gradient", "lr", "loss scale"):
@@ -192,9 +195,10 @@ def outcome_of(code: int | None, said: str, timeout_s: float) -> Confirmed | Not
         return NotConfirmed(f"the script did not end within {timeout_s:g} s")
     if code == 0:
         return NotConfirmed("the script found everything equal:\n" + "\n".join(sorted(shown)))
-    raised = "Traceback (most recent call last)" in said.partition("failed (exitcode:")[0]  # torchrun's own comes after it
-    if not shown or raised:
-        lines = [line for line in said.splitlines() if line.strip()]
+    own, torchruns, _ = said.partition("failed (exitcode:")  # after it comes torchrun's own traceback
+    if not shown or "Traceback (most recent call last)" in own:
+        lines = [line for line in own.splitlines() if line.strip()]
+        lines = lines[:-1] if torchruns else lines
         return NotConfirmed(f"the script ended with {code}, not with a comparison:\n" + "\n".join(lines[-30:]))
     return Confirmed("\n".join(sorted(shown)))
 

@@ -197,7 +197,7 @@ def odd_part(case: Case) -> int:
 
 def rounding_of(case: Case, what: str, data: Data) -> Rounding | None:
     """None where the bits must be equal."""
-    rounds = ["clipping"] if case.clip and (what == "norm" or (data.clips and what == "parameter")) else []
+    rounds = ["the norm"] if what == "norm" else ["clipping"] if case.clip and data.clips and what == "parameter" else []
     if case.optimizer.name == "adamw" and (what == "parameter" or (case.steps > 1 and what == "loss")):
         rounds.append("AdamW")
     if what in ("gradient", "lr", "applied", "loss scale") or (data.exact and not rounds):
