@@ -76,7 +76,11 @@ def gradient_of_the_step_before(engine: Simulated) -> None:
 
 @fault("plain")
 def one_element_shifted(engine: Simulated) -> None:
-    after(engine, "combine", lambda mean, step, name, _: mean.flatten().roll(1).reshape(mean.shape) if name == "wide.weight" else mean)
+    after(
+        engine,
+        "combine",
+        lambda mean, step, name, _: mean.flatten().roll(1).reshape(mean.shape) if name == "wide.weight" else mean,
+    )
 
 
 @fault("plain")

@@ -163,7 +163,9 @@ def test_on_the_lattice_every_honest_average_has_the_same_bits(name: str, world:
     factor = divisor // (divisor & -divisor)
     high = max(1, 2 ** (FORMATS[name].digits - 1) // (divisor * factor))
     generator = torch.Generator().manual_seed(3)
-    terms = [(torch.randint(-high, high + 1, (COUNT,), generator=generator) * factor).to(DTYPES[name]) for _ in range(divisor)]
+    terms = [
+        (torch.randint(-high, high + 1, (COUNT,), generator=generator) * factor).to(DTYPES[name]) for _ in range(divisor)
+    ]
     ball = mean_of([Ball.of(one) for one in terms], divisor, FORMATS[name], 30)
     assert float(ball.rad.max()) <= (0 if factor < 9 else 200 * 2.0**-24 * high)
     if factor < 9:
@@ -176,7 +178,9 @@ def test_a_sum_that_may_be_rounded_in_some_order_is_not_called_exact() -> None:
     form = FORMATS["bf16"]
     cancels = [Ball.of(one) for one in (200.0, 57.0, -200.0)]  # 257 is no number of bf16
     assert float(mean_of(cancels, 1, form, 2).rad) > 0
-    assert float(mean_of([Ball.of(one) for one in (200.0, 55.0, -200.0)], 1, form, 2).rad) > 0  # the sum of sizes is beyond 256
+    assert (
+        float(mean_of([Ball.of(one) for one in (200.0, 55.0, -200.0)], 1, form, 2).rad) > 0
+    )  # the sum of sizes is beyond 256
     assert float(mean_of([Ball.of(one) for one in (100.0, 56.0, -100.0)], 1, form, 2).rad) == 0
     thirds = [Ball.of(one) for one in (1.0, 1.0, 2.0)]
     assert float(mean_of(thirds, 3, FORMATS["fp32"], 6).rad) > 0
@@ -214,7 +218,10 @@ def test_no_honest_norm_leaves_its_ball(name: str, kind: str) -> None:
     for _ in range(30):
         draw.shuffle(parts)
         each = [torch.linalg.vector_norm(one, power) for one in parts]
-        found = [torch.linalg.vector_norm(torch.stack(each), power), torch.linalg.vector_norm(torch.cat(parts).float(), power)]
+        found = [
+            torch.linalg.vector_norm(torch.stack(each), power),
+            torch.linalg.vector_norm(torch.cat(parts).float(), power),
+        ]
         if kind == "2":
             found += [torch.stack([one.double() for one in each]).pow(2).sum().sqrt()]
             found += [orders(list(torch.cat(parts).float() ** 2), draw).sqrt()]

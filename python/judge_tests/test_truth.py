@@ -37,12 +37,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "decay": {"optimizer": dataclasses.replace(SGD, weight_decay=0.125)},
     "adamw": {"optimizer": ADAMW},
     "adamw-bf16": {"optimizer": ADAMW, "precision": Precision("bf16")},
-    "odd": {"optimizer": Optimizer("adamw", lr=0.0123, weight_decay=0.1), "clip": Clip(0.7, "2"), "schedule": (1.0, 0.3, 0.7)},
+    "odd": {
+        "optimizer": Optimizer("adamw", lr=0.0123, weight_decay=0.1),
+        "clip": Clip(0.7, "2"),
+        "schedule": (1.0, 0.3, 0.7),
+    },
     "odd-sgd": {"optimizer": Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01), "clip": Clip(0.7, "inf")},
     "odd-bf16": {"optimizer": Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01), "precision": Precision("bf16")},
     "scaled": {"precision": FP16},
     "odd-scale": {"precision": Precision("fp16", loss_scale=LossScale(False, 24.0))},
-    "grows": {"precision": Precision("fp16", loss_scale=dataclasses.replace(DYNAMIC, window=2)), "steps": 5},
+    "grows": {"precision": Precision("fp16", loss_scale=dataclasses.replace(DYNAMIC, value=4.0, window=2)), "steps": 5},
     "overflow": {"precision": FP16, "options": {"overflow": "1:1"}, "schedule": (1.0, 0.5, 0.25)},
     "overflow-unscaled": {"options": {"overflow": "1:1"}},
     "hysteresis": {
@@ -100,12 +104,13 @@ def suits(case: Case, choices: dict[str, Any]) -> bool:
     return scale is None or scale.hysteresis == 1 or choices.get("rule") == "deepspeed"
 
 
-MISSED = {"unscaled_by_the_scale_that_has_grown": "not seen on the data that are drawn for five steps in fp16; why is not known yet"}
-"""Faults that are planted and not seen: what is to be mended next."""
+WITH_ALL = ("plain", "adamw", "odd", "odd-bf16")
+COVERING = [
+    (kind, honest) for i, kind in enumerate(KINDS) for j, honest in enumerate(HONEST) if kind in WITH_ALL or (i + j) % 3 == 0
+]
 
 
-@pytest.mark.parametrize("honest", HONEST)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "honest"), COVERING)
 def test_an_honest_engine_is_right(prepare: Prepare, kind: str, honest: str) -> None:
     here, choices = prepare(kind), HONEST[honest]
     if not suits(here.case, choices):
@@ -113,6 +118,14 @@ def test_an_honest_engine_is_right(prepare: Prepare, kind: str, honest: str) -> 
     verdict = here.verdict(here.engine(**choices))
     assert not verdict.findings, verdict.findings[:3]
     assert verdict.held and verdict.compared > 300
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step_has_a_gradient(prepare: Prepare, kind: str) -> None:
+    """A step without one is right whatever an engine does with gradients."""
+    here = prepare(kind)
+    for step in here.verdict(here.engine(rule="deepspeed")).seen.steps:
+        assert not step.applied or any(bool((one != 0).any()) for one in step.right_gradient.values())
 
 
 @pytest.mark.parametrize("name", planted_faults.FAULTS)
@@ -126,8 +139,6 @@ def test_a_planted_fault_is_seen(prepare: Prepare, name: str) -> None:
     engine = here.engine(**choices)
     plant(engine)
     verdict = here.verdict(engine)
-    if name in MISSED and not verdict.findings:
-        pytest.xfail(MISSED[name])
     assert verdict.findings, "the fault was not seen"
     assert all(one.wrong <= one.of for one in verdict.findings)
 

@@ -12,7 +12,8 @@ from .local_gradients import Tensors, format_of_parameters
 from .on_rank.protocol import Case
 from .updates import Rates, State, clip_factor, clipped, update
 
-_MOST = 12
+_MOST = 64
+"""Of one parameter. The count grows with steps: each may have counted for the optimizer, or not."""
 
 
 @dataclass(frozen=True)

@@ -292,6 +292,8 @@ class _Step:
     ) -> None:
         rates = self._rates()
         for rank, answer in enumerate(self.answers):
+            expected = sum(ball.mid.numel() for ball in known.losses[rank])
+            tally.number("count of losses", Ball.of(float(expected)), float(len(answer.losses)), rank)
             for micro, ball in enumerate(known.losses[rank]):
                 width = ball.mid.numel()
                 for index, got in enumerate(answer.losses[micro * width : (micro + 1) * width]):
