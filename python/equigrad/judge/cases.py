@@ -86,11 +86,12 @@ FEATURES: dict[str, Feature] = {
     "momentum": Feature("SGD with momentum", {"optimizer": dataclasses.replace(SGD, momentum=0.5)}),
     "decay": Feature("SGD with weight decay", {"optimizer": dataclasses.replace(SGD, weight_decay=0.125)}),
     "adamw": Feature("AdamW with weight decay", {"optimizer": Optimizer("adamw", lr=2.0**-7, weight_decay=0.125)}),
-    "offload": Feature("the optimizer's state in the host's memory", options={"offload": "optimizer"}),
+    "offload": Feature("the optimizer's state in the host's memory", options={"offload": "optimizer"}, stages=(1, 2, 3)),
     "offload-adamw": Feature(
         "AdamW, its state in the host's memory",
         {"optimizer": Optimizer("adamw", lr=2.0**-7, weight_decay=0.125)},
         {"offload": "optimizer"},
+        stages=(1, 2, 3),
     ),
     "small-buckets": Feature("buckets smaller than the largest parameter", options={"bucket_bytes": 256}),
     "one-bucket": Feature("one bucket for everything", options={"bucket_bytes": 1 << 26}),
@@ -107,6 +108,27 @@ FEATURES: dict[str, Feature] = {
     "caller-divides": Feature("the caller divides the loss by the accumulation himself", options={"scale_wrt_gas": False}),
     "two-backwards": Feature("two backward() per micro-batch", options={"backwards": 2}),
     "two-backwards-once": Feature("two backward(), then a step, without accumulation", {"accumulation": 1}, {"backwards": 2}),
+    "two-backwards-told": Feature(
+        "two backward(), then a step; the engine is told which of them is the last",
+        {"accumulation": 1},
+        {"backwards": 2, "boundary": True},
+        precisions=("fp32", "bf16"),
+        engines=("deepspeed",),
+    ),
+    "two-backwards-told-offload": Feature(
+        "the same, with the optimizer's state in the host's memory",
+        {"accumulation": 1},
+        {"backwards": 2, "boundary": True, "offload": "optimizer"},
+        precisions=("fp32", "bf16"),
+        engines=("deepspeed",),
+        stages=(1, 2, 3),
+    ),
+    "record": Feature(
+        "a forward that returns an object of a class of the user's", options={"record": True}, engines=("deepspeed",)
+    ),
+    "module-id": Feature(
+        "a module with an attribute `id` of its own, which it computes with", options={"module_id": True}, engines=("deepspeed",)
+    ),
     "resume": Feature(
         "saved after the first step and resumed in a new engine",
         {"optimizer": dataclasses.replace(SGD, momentum=0.5)},
@@ -120,7 +142,7 @@ FEATURES: dict[str, Feature] = {
     "overflow": Feature("one rank's loss is infinite in the second step", options={"overflow": "1:1"}, precisions=_SCALED),
     "scale-grows": Feature(
         "the loss scale doubles after two good steps",
-        {"precision.loss_scale": dataclasses.replace(_DYNAMIC, window=2), "steps": 5},
+        {"precision.loss_scale": dataclasses.replace(_DYNAMIC, value=4.0, window=2), "steps": 5},
         precisions=_SCALED,
     ),
     "hysteresis": Feature(

@@ -19,7 +19,7 @@ from . import models, tensors
 from .protocol import Absent, Answer, Case, Precision, Refused, StepAnswer, batch_key, tensor_key
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
-LOOP_OPTIONS = frozenset({"activation_checkpointing", "backwards", "engines", "overflow"})
+LOOP_OPTIONS = frozenset({"activation_checkpointing", "backwards", "engines", "module_id", "overflow", "record"})
 """Options that this loop does itself, for every engine."""
 _REFUSALS = re.compile(
     r"not (yet |currently )?(been )?(support|implement|compatible)|unsupported|doesn't support|does not support",
@@ -27,6 +27,13 @@ _REFUSALS = re.compile(
 )
 
 Named = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass
+class Record:
+    """What a forward gives with the option record: a class of the user's, which an engine need not know."""
+
+    value: torch.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,6 +262,7 @@ class _Training:
         built = plain_module(self._case, offset)
         if self._case.options.get("activation_checkpointing") and not models.checkpoint_activations(built.module):
             raise Absent("this model has no activation checkpointing")
+        _dress(built.module, self._case)
         if self._case.options.get("engines", 1) == 1:
             self.engines = {"": self._adapter.make(self._case, built.module)}
         else:
@@ -267,6 +275,8 @@ class _Training:
 
     def called(self) -> Any:
         """What the loss function calls."""
+        if len(self.engines) == 1 and self._case.options.get("record"):
+            return lambda **inputs: self.first.module(**inputs).value
         if len(self.engines) == 1:
             return self.first.module
         return lambda **inputs: sum(engine.module(**inputs) for engine in self.engines.values())
@@ -316,6 +326,15 @@ class _Training:
             engine.close()
         self.engines = {}
         gc.collect()
+
+
+def _dress(module: nn.Module, case: Case) -> None:
+    """What a model of a user's may do beside its arithmetic, which stays as it is."""
+    if case.options.get("module_id"):
+        module.id = 1  # type: ignore[assignment]
+        module.register_forward_hook(lambda seen, inputs, output: output * seen.id)
+    if case.options.get("record"):
+        module.register_forward_hook(lambda seen, inputs, output: Record(output))
 
 
 def _train(adapter: Adapter, case: Case, rank: int, folder: str) -> tuple[tuple[StepAnswer, ...], Named]:

@@ -31,6 +31,9 @@ OPTIONS: dict[str, type] = {
     "gradient_as_bucket_view": bool,
     "reshard_after_forward": bool,
     "set_to_none": bool,
+    "boundary": bool,
+    "record": bool,
+    "module_id": bool,
 }
 """Every option that a case may have, and the type of its value."""
 

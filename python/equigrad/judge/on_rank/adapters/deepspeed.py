@@ -24,8 +24,9 @@ os.environ.setdefault("DS_BUILD_OPS", "0")
 deepspeed: Any = importlib.import_module("deepspeed")  # after the two above, which it reads
 DeepSpeedEngine = deepspeed.runtime.engine.DeepSpeedEngine
 
-OPTIONS = frozenset({"offload", "bucket_bytes", "no_sync", "scale_wrt_gas", "save_after"})
+OPTIONS = frozenset({"offload", "boundary", "bucket_bytes", "no_sync", "scale_wrt_gas", "save_after"})
 GATE = "DeepSpeed refuses fp16 on this CPU; its accelerator was made to say that it has it"
+GRADS_OFF = "step() of this release raises an error on a CPU while gradients are recorded; it was called under torch.no_grad()"
 _REFUSALS = re.compile(
     r"incompatible with|Loss scaling is required for this configuration|is only supported|requires an optimizer"
 )
@@ -159,11 +160,13 @@ class DeepSpeedRun(Engine):
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[None]:
+        if self._case.options.get("boundary"):
+            self.module.set_gradient_accumulation_boundary(place.ends_step)
         quiet = bool(self._case.options.get("no_sync")) and not place.ends_step
         with self.module.no_sync() if quiet else contextlib.nullcontext():
             yield
         if place.ends_micro_batch and not place.ends_step:
-            self.module.step()
+            self._step()
 
     def backward(self, style: str, losses: models.Losses) -> None:
         loss, output, gradient = losses
@@ -184,7 +187,7 @@ class DeepSpeedRun(Engine):
 
     def step(self) -> Stepped:
         scale, lrs = self._loss_scale(), tuple(float(lr) for lr in self.module.get_lr())
-        self.module.step()
+        self._step()
         applied = bool(self.module.was_step_applied())
         norm = self.module.get_global_grad_norm() if applied else None
         return Stepped(applied, None if norm is None else float(norm), lrs, scale)
@@ -210,6 +213,10 @@ class DeepSpeedRun(Engine):
         engine, self.module = self.module, None
         engine.destroy()
         forget_globals()
+
+    def _step(self) -> None:
+        with torch.no_grad() if step_needs_no_grad() else contextlib.nullcontext():
+            self.module.step()
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.module.named_parameters())
@@ -291,6 +298,12 @@ def version() -> str:
     return str(deepspeed.__version__)
 
 
+def step_needs_no_grad() -> bool:
+    """Whether step() of this release assigns into views that autograd watches, where torch is of today and the device a CPU."""
+    release = tuple(int(part) for part in re.findall(r"\d+", version())[:3])
+    return (0, 18, 7) <= release < (0, 19, 0)
+
+
 def refuses(error: Exception) -> bool:
     """Whether an error of DeepSpeed's says that it does not support something, where it does not use that word."""
     return bool(_REFUSALS.search(str(error)))
@@ -314,7 +327,8 @@ class _DeepSpeed(Adapter):
         check_case(case)
 
     def notes(self, case: Case) -> tuple[str, ...]:
-        return (GATE,) if self._opened and case.precision.model == "fp16" else ()
+        gate = (GATE,) if self._opened and case.precision.model == "fp16" else ()
+        return (*gate, GRADS_OFF) if step_needs_no_grad() else gate
 
     def make(self, case: Case, module: nn.Module) -> Engine:
         forget_globals()
