@@ -654,10 +654,10 @@ function(equigrad_python_test file label)
   add_test(NAME ${name} COMMAND "${EQUIGRAD_PYTHON}" -m pytest -q -p no:cacheprovider "${PROJECT_SOURCE_DIR}/${file}")
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800
     ENVIRONMENT "OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1;PYTHONPATH=${PROJECT_BINARY_DIR}/python")
-  if(label STREQUAL python)
-    equigrad_forks_ranks(${name} python)
-  else()
+  if(label STREQUAL package)
     equigrad_forks_ranks(${name})
+  else()
+    equigrad_forks_ranks(${name} ${label})
   endif()
 endfunction()
 
