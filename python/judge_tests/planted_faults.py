@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from simulated import Simulated
 
+from equigrad.judge.on_rank.protocol import local_key
+
 Fault = Callable[[Simulated], None]
 FAULTS: dict[str, tuple[str, Fault, dict[str, Any]]] = {}
 """By name: the kind of case that shows it, the fault, and the choices of the engine."""
@@ -366,6 +368,11 @@ def unscaled_by_the_scale_that_has_grown(engine: Simulated) -> None:
     engine.update = spoil  # type: ignore[method-assign]
 
 
+@fault("grows-each")
+def unscaled_by_the_scale_that_grows_each_step(engine: Simulated) -> None:
+    unscaled_by_the_scale_that_has_grown(engine)
+
+
 @fault("grows")
 def scale_never_grows(engine: Simulated) -> None:
     first = engine.rule.scale
@@ -452,3 +459,44 @@ def a_rank_lost_in_a_rounded_model(engine: Simulated) -> None:
 @fault("gpt")
 def a_gradient_in_a_rounded_model_off_by_a_thousandth(engine: Simulated) -> None:
     after(engine, "combine", lambda mean, step, name, _: mean * 1.001 if name == "blocks.0.up.weight" else mean)
+
+
+def last_backward_of(engine: Simulated, step: int, rank: int, micro: int, name: str) -> torch.Tensor | None:
+    _, named = engine.local(step, engine.parameters(), 1.0)
+    found: torch.Tensor | None = named.get(f"last/{local_key(rank, micro, name)}")
+    return found
+
+
+@fault("backwards")
+def the_last_backward_of_the_step_alone(engine: Simulated) -> None:
+    def kept(one: torch.Tensor, step: int, rank: int, micro: int, name: str, _: Any) -> torch.Tensor:
+        last = last_backward_of(engine, step, rank, micro, name)
+        return one * 0 if last is None or micro < engine.case.accumulation - 1 else last.to(one.dtype)
+
+    after(engine, "contribution", kept)
+
+
+@fault("backwards")
+def the_last_backward_of_each_micro_batch_lost(engine: Simulated) -> None:
+    def kept(one: torch.Tensor, step: int, rank: int, micro: int, name: str, _: Any) -> torch.Tensor:
+        last = last_backward_of(engine, step, rank, micro, name)
+        return one if last is None else one - last.to(one.dtype)
+
+    after(engine, "contribution", kept)
+
+
+def step_before_training(engine: Simulated) -> None:
+    for name, one in engine.values.items():
+        one.grad = None if name in engine.frozen else torch.zeros_like(one)
+    assert engine.optimizer is not None
+    engine.optimizer.step()
+
+
+@fault("adamw-bf16", masters="hidden:rounded")
+def a_step_before_training(engine: Simulated) -> None:
+    step_before_training(engine)
+
+
+@fault("decay", masters="hidden:rounded")
+def a_decay_before_training(engine: Simulated) -> None:
+    step_before_training(engine)

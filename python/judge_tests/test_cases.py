@@ -76,7 +76,7 @@ def test_quick_covers_pairs_and_features(adapter: str) -> None:
 def test_quick_tries_features_at_every_stage() -> None:
     quick = [cell for cell in cases.plan("deepspeed", Axes(quick=True)) if cell.axes["feature"]]
     assert {cell.axes["stage"] for cell in quick} == {"0", "1", "2", "3"}
-    assert {cell.axes["precision"] for cell in quick} == {"fp32", "bf16", "fp16-dynamic"}
+    assert {cell.axes["precision"] for cell in quick} >= {"fp32", "bf16", "fp16-dynamic"}
 
 
 def test_shards_are_the_whole(adapter: str) -> None:

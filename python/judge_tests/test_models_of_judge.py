@@ -102,7 +102,7 @@ def test_the_document_has_every_parameter_and_its_shape() -> None:
     for names, shapes in re.findall(r"\| ((?:`[\w.]+`(?:, )?)+) \| ((?:\([\w, ]+\)(?:, )?)+) \|", text):
         for name, shape in zip(re.findall(r"`([\w.]+)`", names), re.findall(r"\(([\w, ]+)\)", shapes), strict=True):
             stated[name] = tuple(sizes.get(one) or int(one) for one in shape.split(", "))
-    module = models.LatticeMlp(branch=True)
+    module = models.LatticeMlp(fork=True)
     assert stated == {name: tuple(one.shape) for name, one in module.named_parameters()}
     for model in ("lattice-embedding", "lattice-convolution"):
         part = text.split(f"**`{model}`**")[1].split("```")[0]

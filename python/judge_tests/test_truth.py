@@ -13,6 +13,7 @@ import torch
 from simulated import Choices, Prepared, prepared, split_linear
 
 from equigrad.judge import cases, truth
+from equigrad.judge.causes import cause_of
 from equigrad.judge.on_rank.protocol import Case, Clip, LossScale, Model, Optimizer, Precision
 
 torch.set_num_threads(1)
@@ -46,6 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "odd-bf16": {"optimizer": Optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01), "precision": Precision("bf16")},
     "scaled": {"precision": FP16},
     "odd-scale": {"precision": Precision("fp16", loss_scale=LossScale(False, 24.0))},
+    "grows-each": {"precision": Precision("fp16", loss_scale=dataclasses.replace(DYNAMIC, value=4.0, window=1))},
     "grows": {"precision": Precision("fp16", loss_scale=dataclasses.replace(DYNAMIC, value=4.0, window=2)), "steps": 5},
     "overflow": {"precision": FP16, "options": {"overflow": "1:1"}, "schedule": (1.0, 0.5, 0.25)},
     "overflow-unscaled": {"options": {"overflow": "1:1"}},
@@ -141,6 +143,25 @@ def test_a_planted_fault_is_seen(prepare: Prepare, name: str) -> None:
     verdict = here.verdict(engine)
     assert verdict.findings, "the fault was not seen"
     assert all(one.wrong <= one.of for one in verdict.findings)
+
+
+CAUSES = {
+    "the_last_backward_of_the_step_alone": "only-last-backward",
+    "the_last_backward_of_each_micro_batch_lost": "last-backward-missing",
+    "a_step_before_training": "stepped-before-training",
+    "a_decay_before_training": "stepped-before-training",
+    "unscaled_by_the_scale_that_grows_each_step": "loss-scale-of-next-step",
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_cause_of_a_planted_fault_is_named(prepare: Prepare, name: str) -> None:
+    kind, plant, choices = planted_faults.FAULTS[name]
+    here = prepare(kind)
+    engine = here.engine(**choices)
+    plant(engine)
+    cause = cause_of(here.verdict(engine).seen)
+    assert cause is not None and CAUSES[name] in cause.kinds and len(cause.kinds) <= 2, cause
 
 
 def test_bits_are_compared_where_the_lattice_allows(prepare: Prepare) -> None:

@@ -78,7 +78,9 @@ def _model(name: str = "lattice-mlp", **arguments: bool | int) -> dict[str, Any]
 
 
 FEATURES: dict[str, Feature] = {
-    "clip": Feature("clipping by the 2-norm, above the threshold", {"clip": Clip(1.0, "2")}),
+    "clip": Feature(
+        "clipping by the 2-norm, above the threshold", {"clip": Clip(1.0, "2")}, precisions=(*_OF_FEATURES, "autocast-fp16")
+    ),
     "clip-below": Feature("clipping by the 2-norm, below the threshold: nothing changes", {"clip": Clip(2.0**20, "2")}),
     "clip-inf": Feature("clipping by the largest element", {"clip": Clip(0.5, "inf")}),
     "groups": Feature("two groups of parameters, each with its learning rate and decay", {"groups": ("even", "odd")}),
@@ -97,6 +99,7 @@ FEATURES: dict[str, Feature] = {
     "one-bucket": Feature("one bucket for everything", options={"bucket_bytes": 1 << 26}),
     "no-unused": Feature("every parameter is used", _model(unused=False)),
     "branch": Feature("a branch that some ranks and micro-batches do not take", _model(branch=True)),
+    "fork": Feature("one of two branches of one shape; which of them differs between ranks", _model(fork=True)),
     "frozen": Feature("a tied parameter that takes no gradient", _model(frozen=True)),
     "embedding": Feature("an embedding whose weight is also the head's", _model("lattice-embedding")),
     "convolution": Feature("convolutions", _model("lattice-convolution")),
@@ -139,10 +142,12 @@ FEATURES: dict[str, Feature] = {
         {"optimizer": Optimizer("adamw", lr=2.0**-7, weight_decay=0.125), "schedule": (1.0, 0.5, 0.25)},
         {"save_after": 0},
     ),
-    "overflow": Feature("one rank's loss is infinite in the second step", options={"overflow": "1:1"}, precisions=_SCALED),
+    "overflow": Feature(
+        "one rank's loss is infinite in the second step", options={"overflow": "1:1"}, precisions=(*_SCALED, "autocast-fp16")
+    ),
     "scale-grows": Feature(
-        "the loss scale doubles after two good steps",
-        {"precision.loss_scale": dataclasses.replace(_DYNAMIC, value=4.0, window=2), "steps": 5},
+        "the loss scale doubles after a good step",
+        {"precision.loss_scale": dataclasses.replace(_DYNAMIC, value=4.0, window=1)},
         precisions=_SCALED,
     ),
     "hysteresis": Feature(

@@ -41,6 +41,7 @@ class GradientFaults:
         self._owners = {how: layout.owner(self._world, how) for how in ("rows", "elements", "all")}
         self._unit = unit_roundoff(seen.case)
         self._parts: dict[int, torch.Tensor] = {}
+        self._scale: dict[int, float] = {}
         self._elsewhere: dict[tuple[int, str], torch.Tensor] = {}
 
     def claims(self, place: Place) -> Iterator[Claim]:
@@ -49,6 +50,7 @@ class GradientFaults:
         yield from self._factors(place, room)
         yield from self._patterns(place, room)
         yield from self._times(place, room)
+        yield from self._backwards(place, room)
         yield from self._places(place)
         yield from self._rounded(place)
 
@@ -64,7 +66,7 @@ class GradientFaults:
             nearest = round(1 / scale) if scale > 0 else 0
             if nearest and abs(scale * nearest - 1) < 1e-3:
                 scale = 1 / nearest
-            self._parts[step] = given * scale
+            self._parts[step], self._scale[step] = given * scale, scale
         return self._parts[step]
 
     def predicted(self, place: Place, matrix: torch.Tensor) -> torch.Tensor:
@@ -131,6 +133,25 @@ class GradientFaults:
             yield from self._own(place, room)
             yield from self._at_every_reduction(place, room)
         yield from self._fitted(place, room)
+
+    def _backwards(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        """Some of several backwards of a micro-batch are lost."""
+        given = self._seen.steps[place.step].last_backwards
+        if not given:
+            return
+        whole = self.parts(place.step)[:, :, place.index]
+        rows = [[self._layout.flat(part)[place.index] for part in row] for row in given]
+        last = torch.stack([torch.stack(row) for row in rows]) * self._scale[place.step]
+        here = whole.sum((0, 1))
+        wide = 2 * room
+        for kind, says, values in (
+            ("only-last-backward", "is the last backward() of the step alone: those before it are lost", last[:, -1].sum(0)),
+            ("only-last-backward", "is the last backward() of each micro-batch alone", last.sum((0, 1))),
+            ("last-backward-missing", "lacks the last backward() of each micro-batch", here - last.sum((0, 1))),
+            ("last-backward-missing", "lacks the last backward() of the step", here - last[:, -1].sum(0)),
+            ("earlier-backwards-lost", "has of the last micro-batch the last backward() alone", whole[:, :-1].sum((0, 1)) + last[:, -1].sum(0)),
+        ):
+            yield Claim(kind, says, values, wide, PATTERN, variant=says)
 
     def _at_every_reduction(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         """Faults of a reduction that takes what was accumulated along, once a micro-batch (DDP without no_sync)."""
@@ -274,6 +295,9 @@ class GradientFaults:
 def other_weights(seen: CaseSeen, step: int) -> Iterator[tuple[str, str, Tensors]]:
     """(kind, words, parameters) that a forward may have read in the place of the right ones."""
     now, world = seen.steps[step].before, seen.case.world
+    if not step:
+        says = "is that at weights that decayed before the first step: the optimizer made one with gradients of zero"
+        yield "stepped-before-training", says, _decayed(seen, now)
     if step:
         old, says = seen.steps[step - 1].before, "is that at the weights of the step before"
         yield "old-weights", f"{says}: forward or backward read old weights", old
@@ -286,6 +310,14 @@ def other_weights(seen: CaseSeen, step: int) -> Iterator[tuple[str, str, Tensors
     if world > 1:
         says = "is that at weights whose shards are in the opposite order"
         yield "weights-shards-swapped", says, {name: _opposite(one, world) for name, one in now.items()}
+
+
+def _decayed(seen: CaseSeen, weights: Tensors) -> Tensors:
+    case, lrs = seen.case, seen.steps[0].lrs
+    whole = [(tuple(weights), case.optimizer.weight_decay)]
+    groups = [(one.parameters, one.weight_decay) for one in case.groups] or whole
+    factors = {name: 1 - lr * decay for (names, decay), lr in zip(groups, lrs or (case.optimizer.lr,)) for name in names}
+    return {name: (one.double() * factors.get(name, 1.0)).to(one.dtype) for name, one in weights.items()}
 
 
 def _opposite(weight: torch.Tensor, world: int) -> torch.Tensor:

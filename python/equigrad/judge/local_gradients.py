@@ -48,6 +48,8 @@ class Locals:
     losses: Sequence[Sequence[Ball]]
     certain: bool
     """Nothing was rounded in any of them."""
+    last: Sequence[Sequence[Tensors]] = ()
+    """What the last of several backwards added to each, in fp64; () with one backward."""
 
     def of(self, name: str) -> list[Ball]:
         """All contributions to a parameter's gradient; those of micro-batches that do not use it are left out."""
@@ -84,7 +86,8 @@ def local_balls(case: Case, answer: tuple[Losses, Tensors]) -> Locals:
     balls = [
         [Ball.of(pairs[rank, micro][0]).widened(spread) for micro in range(case.accumulation)] for rank in range(case.world)
     ]
-    return Locals(gradients, balls, not any(room.values()))
+    last = [[_part(named, rank, micro, False, "last/") for micro in range(case.accumulation)] for rank in range(case.world)]
+    return Locals(gradients, balls, not any(room.values()), last if any(map(any, last)) else ())
 
 
 def allowing_for_signs(case: Case, local: LocalGradients, at: tuple[int, Tensors, float], known: Locals) -> Locals:
@@ -117,7 +120,7 @@ def allowing_for_signs(case: Case, local: LocalGradients, at: tuple[int, Tensors
         [_reaching(ball, low_loss[r][m], high_loss[r][m]) for m, ball in enumerate(rank)]
         for r, rank in enumerate(known.losses)
     ]
-    return Locals(gradients, losses, False)
+    return Locals(gradients, losses, False, known.last)
 
 
 def from_process(ask: Callable[[int, Path, float], Mapping[str, Any]], folder: Path) -> LocalGradients:
@@ -142,8 +145,8 @@ def _losses_key(rank: int, micro: int, exact: bool) -> str:
     return local_key(rank, micro, "", exact).rstrip("/")
 
 
-def _part(named: Tensors, rank: int, micro: int, exact: bool) -> Tensors:
-    prefix = local_key(rank, micro, "", exact)
+def _part(named: Tensors, rank: int, micro: int, exact: bool, before: str = "") -> Tensors:
+    prefix = before + local_key(rank, micro, "", exact)
     return {name[len(prefix) :]: one.to(torch.float64) for name, one in named.items() if name.startswith(prefix)}
 
 

@@ -74,6 +74,10 @@ class NumberFaults:
         if scale != 1:
             yield "norm-of-scaled-gradient", f"that of the gradient with the loss scale ({scale:g}) still in it", right * scale, NAMED
             yield "norm-divided-by-scale", f"divided by the loss scale ({scale:g}) once too often", right / scale, NAMED
+            for other, whose in ((step + 1, "next step"), (step - 1, "step before")):
+                theirs = self._seen.steps[other].loss_scale if 0 <= other < len(self._seen.steps) else 0.0
+                if theirs > 0 and theirs != scale:
+                    yield "norm-by-another-scale", f"divided by the loss scale of the {whose} ({theirs:g}, not {scale:g})", right * scale / theirs, NAMED
             yield "norm-by-another-scale", "half as large: divided by twice the loss scale", right / 2, NAMED
             yield "norm-by-another-scale", "twice as large: divided by half the loss scale", right * 2, NAMED
 

@@ -302,9 +302,9 @@ def _context(subject: Subject, case: Case, findings: Sequence[Finding], sketch: 
         "prepared_name": "engine" if subject.engine == "accelerate-deepspeed" else "model",
         "config": config_text(subject.engine, case, bucket_bytes // 4 if bucket_bytes else None),
         "grad": "(torch.zeros_like(p) if p.grad is None else p.grad)"
-        if {"unused", "branch"} & sketch.features
+        if {"unused", "branch", "fork"} & sketch.features
         else "p.grad",
-        "absent": bool({"unused", "branch"} & sketch.features),
+        "absent": bool({"unused", "branch", "fork"} & sketch.features),
         "literal": {one.what: one.want for one in findings if one.what in ("loss scale", "applied")},
         "offset": "save_after" in case.options or case.options.get("engines", 1) == 2,
         "weights": "",
@@ -325,6 +325,7 @@ def _wrapped_parts(sketch: Sketch) -> list[str]:
         "convolution": ["first", "second", "last"],
         "network": [
             *(["first"] if has_first(sketch) else []),
+            *(["branch", "other"] if "fork" in sketch.features else []),
             *(name for name in ("branch", "wide") if name in sketch.features),
             "last",
         ],

@@ -16,7 +16,7 @@ from .on_rank import models
 from .on_rank.loop import DTYPES
 from .on_rank.protocol import Case, Model
 
-FEATURES = ("tied", "frozen", "branch", "wide", "gain", "unused", "checkpointing")
+FEATURES = ("tied", "frozen", "branch", "fork", "wide", "gain", "unused", "checkpointing")
 """What the tiny network may have beside its layers."""
 WHATS = ("parameter", "gradient", "norm", "loss", "lr", "loss scale", "applied")
 """What can be compared."""
@@ -109,7 +109,7 @@ def _kinds(case: Case, features: set[str]) -> list[str]:
 
 def _asked(case: Case) -> set[str]:
     """Features that the case's model has because the cell tries them."""
-    return {name for name in ("frozen", "branch") if case.model.arguments.get(name)}
+    return {name for name in ("frozen", "branch", "fork") if case.model.arguments.get(name)}
 
 
 def _all(case: Case) -> set[str]:
@@ -131,7 +131,7 @@ def _of_parameters(case: Case, names: Sequence[str]) -> set[str]:
     classes = {
         "tied": described.tied,
         "unused": described.unused,
-        "branch": described.conditional,
+        "fork" if case.model.arguments.get("fork") else "branch": described.conditional,
         "frozen": described.frozen,
     }
     features: set[str] = set()
@@ -203,9 +203,10 @@ def rounding_of(case: Case, what: str, data: Data) -> Rounding | None:
     if what in ("gradient", "lr", "applied", "loss scale") or (data.exact and not rounds):
         return None
     types = [case.precision.model, case.precision.autocast, case.precision.communication, case.precision.accumulation]
-    unit = f"2**-{min(_DIGITS[one] for one in types if one) - 4}"
+    roundings = 4 << (case.steps - 1).bit_length()
+    unit = f"2**-{min(_DIGITS[one] for one in types if one) - roundings.bit_length() + 1}"
     said = f"{' and '.join(rounds)} {'round' if len(rounds) > 1 else 'rounds'}" if rounds else "the updates are rounded"
-    why = f"{said}: {unit} has room for 16 roundings"
+    why = f"{said}: {unit} has room for {roundings} roundings"
     if what == "norm":
         return Rounding(unit, "0.0", (why,))
     return Rounding(

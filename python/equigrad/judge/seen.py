@@ -50,6 +50,8 @@ class StepSeen:
     loss_scale: float = 1.0
     losses: Sequence[Sequence[Number]] = ()
     """[rank][as in StepAnswer.losses]."""
+    last_backwards: Contributions = ()
+    """What the last of several backwards of each micro-batch gave; () where each has one."""
 
 
 @dataclass(frozen=True)

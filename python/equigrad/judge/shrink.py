@@ -101,7 +101,7 @@ def _models(case: Case) -> Iterator[Case]:
         yield dataclasses.replace(case, model=Model("lattice-mlp"), options=options)
     if case.model.name == "lattice-mlp":
         given = case.model.arguments
-        for name, value in (("unused", False), ("gain", False), ("wide", 7), ("branch", False), ("frozen", False)):
+        for name, value in (("unused", False), ("gain", False), ("wide", 7), ("branch", False), ("fork", False), ("frozen", False)):
             if given.get(name, {"unused": True, "gain": True, "wide": 131}.get(name, False)) != value:
                 yield dataclasses.replace(case, model=Model("lattice-mlp", {**given, name: value}))
 

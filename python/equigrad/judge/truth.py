@@ -362,6 +362,7 @@ class _Step:
         norm = Number(float(averages.norm.mid), float(averages.norm.rad)) if applied and not overflow else None
         return StepSeen(
             contributions=_contributions(known),
+            last_backwards=known.last,
             right_gradient={name: ball.mid for name, ball in averages.gradients.items()},
             gradient_room={name: ball.rad for name, ball in averages.gradients.items()},
             gradient=[self._named(rank, "gradient", names) for rank in self.ranks] if shown else (),

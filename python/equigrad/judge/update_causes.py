@@ -129,6 +129,7 @@ class UpdateFaults:
         once = updated(rule, state)
         again = replace(once, gradient=state.gradient)
         yield self._claim(place, "updated-twice", "was made twice", replace(rule, count=rule.count + 1), again)
+        yield from self._ahead(place)
         before = self._seen.steps[place.step - 1].before if place.step else None
         if before is not None:
             yield Claim("older-weights", "left the weights of two steps before", self._layout.flat(before)[place.index], exact, TIME)
@@ -139,6 +140,19 @@ class UpdateFaults:
             finite = torch.nan_to_num(state.gradient, nan=0.0, posinf=0.0, neginf=0.0)
             says = "was made in a step that is to be skipped, its infinities taken for zeros"
             yield self._claim(place, "applied-in-spite-of-overflow", says, rule, replace(state, gradient=finite))
+
+    def _ahead(self, place: Place) -> Iterator[Claim]:
+        """The optimizer has made a step with gradients of zero before the first one, to make its state."""
+        rule, state, _ = self._start(0)
+        after = updated(rule, replace(state, gradient=torch.zeros_like(state.gradient)))
+        for step in range(place.step + 1):
+            rule, state, _ = self._start(step)
+            if self._seen.steps[step].applied:
+                after = updated(replace(rule, count=rule.count + 1), replace(after, gradient=state.gradient))
+        values = after.weights[place.index]
+        moved_by = (values - state.weights[place.index]).abs()
+        room = _ROUNDS * self._unit * (values.abs() + moved_by) / 4
+        yield Claim("stepped-before-training", "is that of an optimizer that made a step with gradients of zero before the first", values, room, NAMED)
 
     def _rules(self, step: int, rule: Rule, index: torch.Tensor) -> Iterator[tuple[str, str, Rule]]:
         yield from self._rates(step, rule, index)
@@ -223,6 +237,11 @@ class UpdateFaults:
         if case.clip is not None:
             for factor, kind, words in self._clips(place.step, one):
                 yield kind, f"uses a gradient {words}", gradient / clip * factor, NAMED, 0
+        for other, kind, whose in ((place.step + 1, "loss-scale-of-next-step", "next step"), (place.step - 1, "loss-scale-of-last-step", "step before")):
+            theirs = self._scale_of(other, one)
+            if theirs > 0 and theirs != one.loss_scale:
+                says = f"uses a gradient divided by the loss scale of the {whose} ({theirs:g}, not {one.loss_scale:g})"
+                yield kind, says, gradient * (one.loss_scale / theirs), NAMED, 0
         for factor, words in {case.world: "number of ranks", case.accumulation: "number of micro-batches", 1 / one.loss_scale: "loss scale"}.items():
             if factor not in (0.0, 1.0):
                 times = factor if factor > 1 else 1 / factor
@@ -244,6 +263,13 @@ class UpdateFaults:
             says = f"uses a gradient multiplied by {fitted:.6g} of the right one"
             kind = "clipped-by-another-factor" if case.clip is not None else "other-factor"
             yield kind, says, gradient * fitted, FITTED, 1
+
+    def _scale_of(self, step: int, one: StepSeen) -> float:
+        """The loss scale of a step; after the last one, that to which `one`'s has grown; 0 where there is none."""
+        if 0 <= step < len(self._seen.steps):
+            return self._seen.steps[step].loss_scale
+        setting = self._seen.case.precision.loss_scale
+        return 2 * one.loss_scale if step > 0 and setting is not None and setting.dynamic else 0.0
 
     def _clips(self, step: int, one: StepSeen) -> Iterator[tuple[float, str, str]]:
         clip, norm = self._seen.case.clip, one.norm

@@ -80,17 +80,24 @@ class _Checkpointed(nn.Module):
 
 
 class LatticeMlp(_Checkpointed):
-    """5 -> 7 -> 7 -> 7 (tied) -> wide -> 3, times a gain of shape (1,)."""
+    """5 -> 7 -> 7 -> 7 (tied) -> wide -> 3, times a gain of shape (1,). With `fork`, `other` is used where `branch` is not."""
 
     def __init__(
-        self, wide: int = 131, unused: bool = True, frozen: bool = False, branch: bool = False, gain: bool = True
+        self,
+        wide: int = 131,
+        unused: bool = True,
+        frozen: bool = False,
+        branch: bool = False,
+        gain: bool = True,
+        fork: bool = False,
     ) -> None:
         super().__init__()
         self.first = nn.Linear(5, 7)
         self.second = nn.Linear(7, 7, bias=False)
         self.third = nn.Linear(7, 7, bias=False)
         self.third.weight = self.second.weight
-        self.branch = nn.Linear(7, 7) if branch else None
+        self.branch = nn.Linear(7, 7) if branch or fork else None
+        self.other = nn.Linear(7, 7) if fork else None
         self.wide = nn.Linear(7, wide)
         self.last = nn.Linear(wide, 3)
         self.gain = nn.Parameter(torch.ones(1)) if gain else None
@@ -102,6 +109,8 @@ class LatticeMlp(_Checkpointed):
         value = self._block(lambda here: functional.relu6(self.third(functional.relu6(self.second(here)))), value)
         if self.branch is not None and use is not None and bool(use):
             value = value + self.branch(value)
+        elif self.other is not None:
+            value = value + self.other(value)
         value = self._block(lambda here: functional.relu6(self.wide(here)), value)
         output: torch.Tensor = self.last(value)
         return output if self.gain is None else output * self.gain
@@ -210,14 +219,16 @@ def describe(name: str, arguments: Mapping[str, Any]) -> Description:
     if name in ("lattice-mlp", "lattice-pair"):
         pair = name == "lattice-pair"
         branch, frozen = bool(arguments.get("branch", False)), bool(arguments.get("frozen", False))
-        flag = (Input("use", (), "flag"),) if branch else ()
+        fork = bool(arguments.get("fork", False))
+        flag = (Input("use", (), "flag"),) if branch or fork else ()
+        sometimes = (["branch"] if branch or fork else []) + (["other"] if fork else [])
         parts = ["first.", "second."] if pair else [""]
         second = tuple(f"{part}second.weight" for part in parts)
         return Description(
             inputs=(Input("input", (_ROWS, 5), "integers", 2), *flag, Input("gradient", (_ROWS, 3), "gradient", 1)),
             lattice=True,
             unused=(f"{parts[0]}unused.weight", f"{parts[0]}unused.bias") if arguments.get("unused", True) else (),
-            conditional=("branch.weight", "branch.bias") if branch else (),
+            conditional=tuple(f"{name}.{part}" for name in sometimes for part in ("weight", "bias")),
             tied=second,
             frozen=second if frozen else (),
         )

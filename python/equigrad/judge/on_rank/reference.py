@@ -22,7 +22,7 @@ def local(case: Case, step: int, parameters: Named, scale: float = 1.0) -> tuple
     parameters: by name, the values at this step; rounded to the model's type before both. scale: the loss scale, by which the
     loss is multiplied and the gradient, in fp64, divided again. The gradient of a micro-batch is the sum over its backwards, each
     added as autograd adds to `.grad`. A parameter that a micro-batch does not use is absent. With the factor, not divided by the
-    accumulation.
+    accumulation. With several backwards, what the last of them added stands by itself under "last/".
     """
     torch.manual_seed(0)
     built = models.build(case.model)
@@ -38,10 +38,12 @@ def local(case: Case, step: int, parameters: Named, scale: float = 1.0) -> tuple
         batches = read_batches(case, rank)
         for micro in _micro_batches(case, step):
             for one, in_fp64 in ((low, False), (exact, True)):
-                got, gradients = _micro_batch(case, one, (batches, rank), micro, 1.0 if in_fp64 else scale)
+                got, gradients, before = _micro_batch(case, one, (batches, rank), micro, 1.0 if in_fp64 else scale)
                 losses[local_key(rank, micro[0].micro, "", in_fp64).rstrip("/")] = got
                 for name, gradient in gradients.items():
                     named[local_key(rank, micro[0].micro, name, in_fp64)] = gradient
+                    if in_fp64 and len(micro) > 1:
+                        named["last/" + local_key(rank, micro[0].micro, name)] = gradient - before.get(name, 0.0)
     return losses, named
 
 
@@ -54,14 +56,17 @@ def _micro_batches(case: Case, step: int) -> Iterator[list[Place]]:
 
 def _micro_batch(
     case: Case, built: models.Built, of: tuple[Named, int], micro: list[Place], scale: float
-) -> tuple[list[float], Named]:
-    """Losses of a micro-batch's backwards, and its gradients in fp64, unscaled. of: the batches and the rank."""
+) -> tuple[list[float], Named, Named]:
+    """Losses of a micro-batch's backwards, and its gradients in fp64, unscaled: all, and before the last backward. of: the batches
+    and the rank."""
     dtype = next(built.module.parameters()).dtype
     exact = dtype == torch.float64
     rank = of[1]
     built.module.zero_grad(set_to_none=True)
-    losses = []
+    losses: list[float] = []
+    before: Named = {}
     for place in micro:
+        before = _gradients(built, scale) if place is micro[-1] else before
         torch.manual_seed(seed_of(place, rank))
         batch = batch_of(of[0], place, rank, dtype, _CPU)
         if exact:
@@ -77,5 +82,9 @@ def _micro_batch(
             torch.autograd.backward(output, gradient * scale)
         else:
             torch.autograd.backward(loss * scale)
+    return losses, _gradients(built, scale), before
+
+
+def _gradients(built: models.Built, scale: float) -> Named:
     gradients = {name: one.grad for name, one in built.module.named_parameters() if one.grad is not None}
-    return losses, {name: one.double() / scale for name, one in gradients.items()}
+    return {name: one.double() / scale for name, one in gradients.items()}
