@@ -497,6 +497,11 @@ def a_step_before_training(engine: Simulated) -> None:
     step_before_training(engine)
 
 
+@fault("adamw-bf16", masters="shown:rounded")
+def a_step_of_masters_before_training(engine: Simulated) -> None:
+    step_before_training(engine)
+
+
 @fault("decay", masters="hidden:rounded")
 def a_decay_before_training(engine: Simulated) -> None:
     step_before_training(engine)

@@ -150,6 +150,7 @@ CAUSES = {
     "the_last_backward_of_each_micro_batch_lost": "last-backward-missing",
     "a_step_before_training": "stepped-before-training",
     "a_decay_before_training": "stepped-before-training",
+    "a_step_of_masters_before_training": "stepped-before-training",
     "unscaled_by_the_scale_that_grows_each_step": "loss-scale-of-next-step",
 }
 

@@ -41,7 +41,7 @@ class _Found:
 def cause_of(seen: CaseSeen) -> Cause | None:
     """Why the case went wrong; None where nothing is wrong."""
     for step in range(len(seen.steps)):
-        for look in (_gradient, _numbers, _applied, _parameters, _replicas):
+        for look in (_gradient, _numbers, _applied, _parameters, _masters, _replicas):
             cause = look(seen, step)
             if cause is not None:
                 return cause
@@ -77,6 +77,17 @@ def _parameters(seen: CaseSeen, step: int) -> Cause | None:
             return Cause(("applied-in-spite-of-overflow",), _sentence(step, says), "parameter", step)
         return _not_finite("parameter", places, layout, step)
     return _explained("parameter", seen, layout, places, faults.claims)
+
+
+def _masters(seen: CaseSeen, step: int) -> Cause | None:
+    """Masters that are wrong where the parameters are what the masters make of them."""
+    layout = Layout(_shapes(seen, lambda at: (at.right_masters, *at.masters)))
+    places = _places(seen, layout, step, lambda at: (at.masters, at.right_masters, at.master_room))
+    if not places:
+        return None
+    if any(not bool(torch.isfinite(place.got).all()) for place in places):
+        return _not_finite("master", places, layout, step)
+    return _explained("master", seen, layout, places, UpdateFaults(seen, layout, masters=True).claims)
 
 
 def _shapes(seen: CaseSeen, of: Callable[[StepSeen], Sequence[Tensors]]) -> dict[str, torch.Size]:
@@ -319,7 +330,7 @@ def _names_of(layout: Layout, places: Sequence[Place]) -> list[str]:
 def _scope(seen: CaseSeen, layout: Layout, places: Sequence[Place], what: str) -> str:
     names = _names_of(layout, places)
     step = seen.steps[places[0].step]
-    right = step.right_gradient if what == "gradient" else step.right_parameters
+    right = {"gradient": step.right_gradient, "master": step.right_masters}.get(what, step.right_parameters)
     changing = {name for name, tensor in right.items() if bool((tensor != 0).any())}
     scope = "every parameter" if len(names) > 1 and changing <= set(names) else _names(names)
     for word, theirs in seen.kinds.items():
@@ -353,7 +364,7 @@ def _count(places: Sequence[Place]) -> str:
 
 
 def _of(what: str) -> str:
-    return "the gradient" if what == "gradient" else "the update"
+    return {"gradient": "the gradient", "master": "the update of the masters"}.get(what, "the update")
 
 
 def _names(names: Sequence[str]) -> str:

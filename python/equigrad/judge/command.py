@@ -136,7 +136,7 @@ def _judge_parser() -> _Parser:
     what.add_argument("--list", action="store_true", help="print the ids of the cells only")
     how = parser.add_argument_group("how")
     how.add_argument("--python", default=sys.executable, metavar="PATH", help="whose torch and engines are judged (this one)")
-    how.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="for one cell (%(default)s)")
+    how.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="for one cell (%(default)s)")
     how.add_argument("--seed", type=_seed, default=1, help="of weights and batches (%(default)s)")
     how.add_argument("--fail-fast", action="store_true", help="end at the first cell that goes wrong")
     Outputs.add_to(parser, "judge-report")

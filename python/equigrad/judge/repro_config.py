@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from .on_rank.protocol import Case
+from .repro_text import WIDTH
 
 _MODES = {"bf16": "bf16", "fp16": "fp16"}
 _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -15,8 +16,16 @@ _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 def config_text(engine: str, case: Case, bucket: int | None) -> str:
     """The configuration of DeepSpeed or Equigrad, as Python. bucket: elements, None for the default."""
     config = equigrad_config(case, bucket) if engine == "equigrad" else deepspeed_config(case, bucket)
-    lines = [f"    {_literal(key)}: {_literal(value)}," for key, value in config.items()]
-    return "\n".join(["{", *lines, "}"])
+    return "\n".join(["{", *(line for key, value in config.items() for line in _lines(key, value)), "}"])
+
+
+def _lines(key: str, value: Any) -> list[str]:
+    """Of one key; a long value has a line for each of its own."""
+    line = f"    {_literal(key)}: {_literal(value)},"
+    if len(line) <= WIDTH or not isinstance(value, dict):
+        return [line]
+    inside = [f"        {_literal(name)}: {_literal(one)}," for name, one in value.items()]
+    return [f"    {_literal(key)}: {{", *inside, "    },"]
 
 
 def _literal(value: Any) -> str:

@@ -50,6 +50,10 @@ class StepSeen:
     loss_scale: float = 1.0
     losses: Sequence[Sequence[Number]] = ()
     """[rank][as in StepAnswer.losses]."""
+    right_masters: Tensors = field(default_factory=dict)
+    master_room: Tensors = field(default_factory=dict)
+    masters: Sequence[Tensors] = ()
+    """After the step, by rank; () where the engine has none, or shows none."""
     last_backwards: Contributions = ()
     """What the last of several backwards of each micro-batch gave; () where each has one."""
 

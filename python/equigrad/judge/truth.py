@@ -101,6 +101,15 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class _Wanted:
+    """What a step should leave."""
+
+    parameters: dict[str, Ball]
+    masters: dict[str, Ball]
+    """Of parameters whose masters the engine shows."""
+
+
+@dataclass(frozen=True)
 class _Progress:
     """Between two steps."""
 
@@ -326,10 +335,10 @@ class _Step:
                 tally.tensor("gradient", name, zero, [one for one in got if one is not None])
             tally.replicas("gradient", name, got)
 
-    def _parameters(self, tally: _Tally, averages: Averages, applied: bool) -> tuple[_Progress, dict[str, Ball]]:
+    def _parameters(self, tally: _Tally, averages: Averages, applied: bool) -> tuple[_Progress, _Wanted]:
         """What comes of all parameters: the state before the next step, and what each should be."""
         before = self.before
-        wanted: dict[str, Ball] = {}
+        wanted, wanted_masters = dict[str, Ball](), dict[str, Ball]()
         histories: Histories = {}
         every = self._rates()
         rates = dict.fromkeys(self.setting.weights, every[0])
@@ -348,13 +357,15 @@ class _Step:
             tally.tensor("parameter", name, wanted[name], got)
             tally.replicas("parameter", name, got)
             if masters[0] is not None:
-                tally.tensor("master", name, best[0].master_given(), masters)
+                wanted_masters[name] = best[0].master_given()
+                tally.tensor("master", name, wanted_masters[name], masters)
                 tally.replicas("master", name, masters)
         now = {name: _or(self._got("parameter", name)[0], before.parameters[name]) for name in self.setting.weights}
-        return _Progress(now, histories, before.scales, before.applied + int(applied)), wanted
+        progress = _Progress(now, histories, before.scales, before.applied + int(applied))
+        return progress, _Wanted(wanted, wanted_masters)
 
     def _look(
-        self, known: Locals, averages: Averages, scale: float, applied: bool, overflow: bool, wanted: dict[str, Ball]
+        self, known: Locals, averages: Averages, scale: float, applied: bool, overflow: bool, wanted: _Wanted
     ) -> StepSeen:
         """For whoever looks for causes."""
         names = list(self.setting.weights)
@@ -367,8 +378,11 @@ class _Step:
             gradient_room={name: ball.rad for name, ball in averages.gradients.items()},
             gradient=[self._named(rank, "gradient", names) for rank in self.ranks] if shown else (),
             before=self.before.parameters,
-            right_parameters={name: ball.mid for name, ball in wanted.items()},
-            parameter_room={name: ball.rad for name, ball in wanted.items()},
+            right_parameters={name: ball.mid for name, ball in wanted.parameters.items()},
+            parameter_room={name: ball.rad for name, ball in wanted.parameters.items()},
+            right_masters={name: ball.mid for name, ball in wanted.masters.items()},
+            master_room={name: ball.rad for name, ball in wanted.masters.items()},
+            masters=[self._named(rank, "master", names) for rank in self.ranks] if wanted.masters else (),
             parameters=[self._named(rank, "parameter", names) for rank in self.ranks],
             answers=self.answers,
             applied=applied,

@@ -11,7 +11,7 @@ import torch
 from equigrad.judge.gradient_causes import FITTED, NAMED, PATTERN, PLACE, ROUNDED, TIME, Place, clip_factor, moved
 from equigrad.judge.on_rank.protocol import Case
 from equigrad.judge.proof import Claim
-from equigrad.judge.seen import CaseSeen, Layout, StepSeen, unit_roundoff
+from equigrad.judge.seen import CaseSeen, Layout, StepSeen, Tensors, unit_roundoff
 
 _ROUNDS = 16
 
@@ -62,11 +62,11 @@ def updated(rule: Rule, state: State) -> State:
 
 
 class UpdateFaults:
-    """The claims about the parameters after a step, for each place."""
+    """The claims about the parameters after a step, or about their fp32 masters, for each place."""
 
-    def __init__(self, seen: CaseSeen, layout: Layout) -> None:
-        self._seen, self._layout = seen, layout
-        self._unit = unit_roundoff(seen.case)
+    def __init__(self, seen: CaseSeen, layout: Layout, masters: bool = False) -> None:
+        self._seen, self._layout, self._masters = seen, layout, masters
+        self._unit = 2.0**-24 if masters else unit_roundoff(seen.case)
         self._starts: dict[int, tuple[Rule, State, torch.Tensor]] = {}
         self._of_group = _group_of(seen.case, layout)
 
@@ -110,9 +110,15 @@ class UpdateFaults:
         clip = clip_factor(self._seen, step)
         shown = one.gradient[0] if one.gradient else {}
         gradient = self._layout.flat({**one.right_gradient, **shown}) * clip
-        state = State(self._layout.flat(one.before), gradient, first, second)
+        state = State(self._layout.flat(self._before(step)), gradient, first, second)
         self._starts[step] = (self._rule(step, count + 1), state, torch.tensor(clip))
         return self._starts[step]
+
+    def _before(self, step: int) -> Tensors:
+        """What the step began with."""
+        if self._masters and step:
+            return self._seen.steps[step - 1].masters[0]
+        return self._seen.steps[step].before
 
     def _rule(self, step: int, count: int) -> Rule:
         settings, case = self._seen.case.optimizer, self._seen.case
@@ -130,9 +136,9 @@ class UpdateFaults:
         again = replace(once, gradient=state.gradient)
         yield self._claim(place, "updated-twice", "was made twice", replace(rule, count=rule.count + 1), again)
         yield from self._ahead(place)
-        before = self._seen.steps[place.step - 1].before if place.step else None
-        if before is not None:
-            yield Claim("older-weights", "left the weights of two steps before", self._layout.flat(before)[place.index], exact, TIME)
+        if place.step:
+            before = self._layout.flat(self._before(place.step - 1))[place.index]
+            yield Claim("older-weights", "left the weights of two steps before", before, exact, TIME)
         for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
             yield Claim(f"rounded-to-{name}", f"left weights that are rounded to {name}", place.right.to(dtype).double(), self._room(state, once) / 16, ROUNDED)
         if not self._seen.steps[place.step].applied:
@@ -295,6 +301,8 @@ class UpdateFaults:
     def _places(self, place: Place) -> Iterator[Claim]:
         one = self._seen.steps[place.step]
         right, room = self._layout.flat(one.right_parameters), self._layout.flat(one.parameter_room)
+        if self._masters:
+            right, room = self._layout.flat(one.right_masters), self._layout.flat(one.master_room)
         for claim in moved(self._layout, place, right, room, self._seen.case.world):
             yield replace(claim, order=PLACE)
 
