@@ -357,6 +357,20 @@ def test_the_loss_scale_in_a_gradient() -> None:
     assert cause is not None and cause.kinds == ("loss-scale-left-in",)
 
 
+def test_the_loss_scale_that_the_engine_says_is_taken_too() -> None:
+    """After a step that went wrong an engine's scale may go its own way."""
+    precision = Precision("fp16", loss_scale=LossScale(True, 32.0))
+
+    def own(step: int) -> float:
+        return 32.0 if step == 0 else 64.0
+
+    def scaled(now: Now) -> Tensors:
+        return {name: one / own(now.step) for name, one in now.right.items()}
+
+    cause = cause_of(seen_of(Run(dataclasses.replace(case_of(), precision=precision), gradient=scaled, scale=own)))
+    assert cause is not None and cause.kinds == ("loss-scale-taken-out-twice",) and "Every step" in cause.sentence
+
+
 def test_a_gradient_that_is_not_there() -> None:
     def without(now: Now) -> Tensors:
         return {name: one for name, one in now.right.items() if name != "last.bias"}

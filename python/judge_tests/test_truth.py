@@ -151,6 +151,8 @@ CAUSES = {
     "a_step_before_training": "stepped-before-training",
     "a_decay_before_training": "stepped-before-training",
     "a_step_of_masters_before_training": "stepped-before-training",
+    "an_overflow_that_is_not_said": "applied-said-wrong",
+    "made_in_spite_of_overflow": "applied-in-spite-of-overflow",
     "unscaled_by_the_scale_that_grows_each_step": "loss-scale-of-next-step",
 }
 

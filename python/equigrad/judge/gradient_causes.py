@@ -112,6 +112,10 @@ class GradientFaults:
     def _scales(self, step: int) -> list[tuple[float, str, str]]:
         scale = self._seen.steps[step].loss_scale
         found = []
+        said = {answer.loss_scale for answer in self._seen.steps[step].answers} - {None, scale}
+        for other in (one for one in said if one is not None and one > 0):  # it went its own way after a wrong step
+            found += [(other, "loss-scale-left-in", f"is multiplied by the loss scale ({other:g}), which was not taken out")]
+            found += [(1 / other, "loss-scale-taken-out-twice", f"is divided by the loss scale ({other:g}) once too often")]
         if scale != 1:
             found += [(scale, "loss-scale-left-in", f"is multiplied by the loss scale ({scale:g}), which was not taken out")]
             found += [(1 / scale, "loss-scale-taken-out-twice", f"is divided by the loss scale ({scale:g}) once too often")]

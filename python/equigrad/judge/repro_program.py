@@ -65,12 +65,14 @@ class Data:
 
 
 def sketches(case: Case, findings: Sequence[Finding]) -> Iterator[Sketch]:
-    """From the smallest that may show the findings of a step to one that has all that the case's model has; none twice."""
+    """From the smallest that may show the findings of a step to one that has all that the case's model has; none twice. What the cell
+    itself tries comes first."""
     seen: set[Sketch] = set()
     needed = {"checkpointing"} if case.options.get("activation_checkpointing") else set()
     asked = needed | _asked(case)
     own = asked | _of_parameters(case, [one.name for one in findings if one.name])
-    for features in (needed, asked, own, own | _all(case)):
+    rounds = (needed, asked, own) if asked == needed else (asked, own, needed)
+    for features in (*rounds, own | _all(case)):
         for what in whats(findings):
             for kind in _kinds(case, features):
                 sketch = Sketch(kind, frozenset(features), what)
