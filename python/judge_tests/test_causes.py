@@ -357,6 +357,14 @@ def test_the_loss_scale_in_a_gradient() -> None:
     assert cause is not None and cause.kinds == ("loss-scale-left-in",)
 
 
+@pytest.mark.parametrize(("factor", "kind"), [(65536.0, "loss-scale-left-in"), (1 / 65536.0, "loss-scale-taken-out-twice")])
+def test_a_loss_scale_that_nobody_asked_for(factor: float, kind: str) -> None:
+    cause = cause_of(seen_of(Run(case_of(), gradient=lambda now: {name: one * factor for name, one in now.right.items()})))
+    assert cause is not None and cause.kinds == (kind,) and "though none is asked for" in cause.sentence
+    norm = cause_of(seen_of(Run(case_of(clip=CLIP), norm=lambda now: now.norm * 65536)))
+    assert norm is not None and norm.kinds == ("norm-of-scaled-gradient",)
+
+
 def test_the_loss_scale_that_the_engine_says_is_taken_too() -> None:
     """After a step that went wrong an engine's scale may go its own way."""
     precision = Precision("fp16", loss_scale=LossScale(True, 32.0))

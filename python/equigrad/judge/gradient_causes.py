@@ -17,6 +17,9 @@ Matrix = list[list[float]]
 NAMED, OWN, PATTERN, TIME, PLACE, ROUNDED, FITTED, MATRIX = range(8)
 """Simple causes first."""
 
+FIRST_SCALE = 65536.0
+"""Of torch's GradScaler and of DeepSpeed, where nobody says another one."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -116,6 +119,10 @@ class GradientFaults:
         for other in (one for one in said if one is not None and one > 0):  # it went its own way after a wrong step
             found += [(other, "loss-scale-left-in", f"is multiplied by the loss scale ({other:g}), which was not taken out")]
             found += [(1 / other, "loss-scale-taken-out-twice", f"is divided by the loss scale ({other:g}) once too often")]
+        if scale == 1 and self._seen.case.precision.loss_scale is None:
+            of = f"{FIRST_SCALE:g}, the loss scale that engines begin with, though none is asked for"
+            found += [(FIRST_SCALE, "loss-scale-left-in", f"is multiplied by {of}")]
+            found += [(1 / FIRST_SCALE, "loss-scale-taken-out-twice", f"is divided by {of}")]
         if scale != 1:
             found += [(scale, "loss-scale-left-in", f"is multiplied by the loss scale ({scale:g}), which was not taken out")]
             found += [(1 / scale, "loss-scale-taken-out-twice", f"is divided by the loss scale ({scale:g}) once too often")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from equigrad.judge.gradient_causes import NAMED, PATTERN, PLACE, TIME, clip_factor
+from equigrad.judge.gradient_causes import FIRST_SCALE, NAMED, PATTERN, PLACE, TIME, clip_factor
 from equigrad.judge.proof import Claim
 from equigrad.judge.seen import CaseSeen, Layout, Number, unit_roundoff
 
@@ -71,6 +71,9 @@ class NumberFaults:
         if micro > 1:
             yield "norm-times-micro-batches", f"multiplied by the number of micro-batches ({micro})", right * micro, NAMED
             yield "norm-by-micro-batches", f"divided by the number of micro-batches ({micro})", right / micro, NAMED
+        if scale == 1 and case.precision.loss_scale is None:
+            words = f"that of the gradient with {FIRST_SCALE:g} in it, the loss scale that engines begin with, though none is asked for"
+            yield "norm-of-scaled-gradient", words, right * FIRST_SCALE, NAMED
         if scale != 1:
             yield "norm-of-scaled-gradient", f"that of the gradient with the loss scale ({scale:g}) still in it", right * scale, NAMED
             yield "norm-divided-by-scale", f"divided by the loss scale ({scale:g}) once too often", right / scale, NAMED
