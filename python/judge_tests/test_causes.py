@@ -213,6 +213,29 @@ def test_a_gradient_of_another_parameter_is_named() -> None:
     assert "tied.weight, from its element 14 on" in cause.sentence
 
 
+def test_a_bucket_that_comes_back_shifted() -> None:
+    """Buckets begin with the last parameter; what falls out at the end comes in at the beginning."""
+
+    def rolled(now: Now) -> Tensors:
+        flat = torch.cat([now.right[name].flatten() for name in reversed(SHAPES)]).roll(1)
+        parts = torch.split(flat, [now.right[name].numel() for name in reversed(SHAPES)])
+        return {name: part.view(SHAPES[name]) for name, part in zip(reversed(SHAPES), parts)}
+
+    cause = cause_of(seen_of(Run(case_of(), gradient=rolled)))
+    assert cause is not None and cause.kinds == ("shifted",) and "every parameter" in cause.sentence, cause.sentence
+
+
+def test_numbers_that_are_met_exactly_tell_more_than_those_that_are_met_roughly() -> None:
+    """In a coarse type the roundings leave much open; the same integers leave nothing."""
+    case = dataclasses.replace(case_of(), precision=Precision("bf16"))
+
+    def doubled(now: Now) -> Tensors:
+        return {**now.right, "last.bias": now.right["last.bias"] * 2}
+
+    cause = cause_of(seen_of(Run(case, gradient=doubled)))
+    assert cause is not None and "added-twice" in cause.kinds, cause.sentence
+
+
 def test_where_it_is_wrong_is_said() -> None:
     def tied(now: Now) -> Tensors:
         return {**now.right, "tied.weight": now.right["tied.weight"] * (2 if now.step else 1)}

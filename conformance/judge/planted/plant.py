@@ -53,7 +53,11 @@ _GRADIENTS = (
     f"fp32/{_OF}3/adamw",
 )
 _SHARDS = (*_GRADIENTS, f"fp32/{_OF}3/keep-gathered", f"fp32/{_OF}3/offload", f"fp32/{_OF}3/convolution")
-_CLIPS = tuple(f"{precision}/{_OF}3/{clip}" for precision in ("fp32", "fp16-dynamic") for clip in ("clip", "clip-below", "clip-inf"))
+_CLIPS = (
+    *(f"{precision}/{_OF}3/{clip}" for precision in ("fp32", "fp16-dynamic") for clip in ("clip", "clip-below", "clip-inf")),
+    f"fp32/{_OF}3/groups-clip",
+    f"autocast-fp16/{_OF}3/clip",
+)
 _UPDATES = ("groups", "schedule", "momentum", "decay", "adamw", "resume", "resume-adamw", "gpt")
 _SCALES = tuple(f"{precision}/{_OF}{count}" for precision in ("fp16-static", "fp16-dynamic", "autocast-fp16") for count in (1, 3))
 _AUTOCAST = (f"autocast-bf16/{_OF}1", f"autocast-bf16/{_OF}3")
@@ -62,7 +66,7 @@ APPLICABLE: dict[str, tuple[str, ...]] = {
     "ddp_accumulation": _GRADIENTS,
     "clipping": (*_CLIPS, f"fp32/{_OF}3/groups"),
     "optimizers": (*_PLAIN[:2], *(f"fp32/{_OF}3/{feature}" for feature in _UPDATES), f"bf16/{_OF}3/adamw"),
-    "scaling": (*_SCALES, *_AUTOCAST, *(f"fp16-dynamic/{_OF}3/{one}" for one in ("overflow", "scale-grows", "clip"))),
+    "scaling": (*_SCALES, *_AUTOCAST, *(f"{precision}/{_OF}3/{one}" for precision in ("fp16-dynamic", "autocast-fp16") for one in ("overflow", "scale-grows", "clip"))),
     "fsdp2_collectives": _SHARDS,
     "fsdp2_state": (*_SHARDS, f"fp32/{_OF}3/resume", f"fp32/{_OF}3/resume-adamw", f"fp16-dynamic/{_OF}3/overflow"),
     "controls": (*_GRADIENTS, *_CLIPS, *(f"fp32/{_OF}3/{feature}" for feature in _UPDATES)),

@@ -83,6 +83,7 @@ FEATURES: dict[str, Feature] = {
     ),
     "clip-below": Feature("clipping by the 2-norm, below the threshold: nothing changes", {"clip": Clip(2.0**20, "2")}),
     "clip-inf": Feature("clipping by the largest element", {"clip": Clip(0.5, "inf")}),
+    "groups-clip": Feature("two groups of parameters under one clip", {"groups": ("even", "odd"), "clip": Clip(1.0, "2")}),
     "groups": Feature("two groups of parameters, each with its learning rate and decay", {"groups": ("even", "odd")}),
     "schedule": Feature("a learning rate that changes with every step", {"schedule": (1.0, 0.5, 0.25)}),
     "momentum": Feature("SGD with momentum", {"optimizer": dataclasses.replace(SGD, momentum=0.5)}),
@@ -148,7 +149,7 @@ FEATURES: dict[str, Feature] = {
     "scale-grows": Feature(
         "the loss scale doubles after a good step",
         {"precision.loss_scale": dataclasses.replace(_DYNAMIC, value=4.0, window=1)},
-        precisions=_SCALED,
+        precisions=(*_SCALED, "autocast-fp16"),
     ),
     "hysteresis": Feature(
         "an overflow that the loss scale forgives once",

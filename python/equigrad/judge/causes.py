@@ -9,6 +9,7 @@ What goes wrong first decides: within the first wrong step a gradient before the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from functools import partial
 
 import torch
 
-from equigrad.judge.gradient_causes import GradientFaults, Place
+from equigrad.judge.gradient_causes import FITTED, MATRIX, GradientFaults, Place
 from equigrad.judge.number_causes import NumberFaults, WrongNumber
 from equigrad.judge.proof import LEAST_BITS, Claim, Wrong, grid_of, prove
 from equigrad.judge.seen import CaseSeen, Cause, Layout, Number, StepSeen, Tensors
@@ -139,13 +140,15 @@ def _explained(
     what: str, seen: CaseSeen, layout: Layout, places: list[Place], claims: Claims, dear: Claims | None = None
 ) -> Cause:
     """The cause of all places; else of those of the first wrong step; else of single parameters. dear: claims that are looked at
-    where the others explain nothing."""
+    where the others explain nothing, and first where a loss is wrong too: then the forward was another one."""
     first = places[0].step
     only_first = [place for place in places if place.step == first]
     grid = grid_of(*(place.got for place in places), *(place.right for place in places))
-    for kinds in (claims, dear):
-        for some in (places, only_first) if len(only_first) < len(places) else (places,):
-            found = _common(some, kinds, grid) if kinds is not None else []
+    sources = [one for one in ((dear, claims) if _wrong_losses(seen, first) else (claims, dear)) if one is not None]
+    parts = (places, only_first) if len(only_first) < len(places) else (places,)
+    for most in (FITTED - 1, MATRIX):  # a number that is fitted explains much: first what needs none
+        for kinds, some in itertools.product(sources, parts):
+            found = _common(some, kinds, grid, most)
             if found:
                 return _cause(what, seen, layout, some, found, len(some) == len(places))
     return _by_parameter(what, seen, layout, places, claims, grid)
@@ -180,13 +183,15 @@ def _by_parameter(what: str, seen: CaseSeen, layout: Layout, places: list[Place]
     return Cause(commonest, _sentence(places[0].step, "; ".join(parts) + "."), what, places[0].step)
 
 
-def _common(places: list[Place], claims: Claims, grid: float) -> list[_Found]:
-    """The simplest kinds that explain every place; together they must tell enough to be no accident."""
+def _common(places: list[Place], claims: Claims, grid: float, most: int = MATRIX) -> list[_Found]:
+    """The simplest kinds, of an order up to `most`, that explain every place; together they must tell enough to be no accident."""
     left: dict[tuple[str, str], _Found] | None = None
     for place in places:
         wrong = Wrong(place.got, place.right, grid)
         here: dict[tuple[str, str], _Found] = {}
         for claim in claims(place):
+            if claim.order > most:
+                continue
             key = (claim.kind, claim.variant)
             proof = None if left is not None and key not in left else prove(wrong, claim, least=0.0)
             if proof is not None and (key not in here or proof.bits > here[key].bits):

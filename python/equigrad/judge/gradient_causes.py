@@ -265,8 +265,8 @@ class GradientFaults:
             return values
 
         for by in (1, -1):
-            moved_by = partial(_shift, place.index, by)
-            yield Claim("shifted", "is shifted by 1 element, in every micro-batch's reduction", total(moved_by), wide, PLACE)
+            for moved_by in (partial(_shift, place.index, by), partial(_shift_in_buckets, self._layout, place.index, by)):
+                yield Claim("shifted", "is shifted by 1 element, in every micro-batch's reduction", total(moved_by), wide, PLACE)
         name = self._layout.name_of(place.index)
         if name is None:
             return
@@ -281,7 +281,7 @@ class GradientFaults:
         parts = self.parts(place.step)[:, :, place.index]
         sizes = self._sizes(place)
         within = self._layout.flat(self._seen.steps[place.step].gradient_room)[place.index].nan_to_num(posinf=0.0)
-        near = 2.0**-22 * sizes + within
+        near = torch.where(within > 0, 2.0**-22 * sizes + within, 0.0)  # what was exact is rounded to one number
         for dtype, name in ((torch.float16, "fp16"), (torch.bfloat16, "bf16")):
             low, high = (rounded_ways(parts, place.right, sign * near, dtype) for sign in (-1, 1))
             for under, over in zip(low, high):
@@ -309,6 +309,8 @@ def other_weights(seen: CaseSeen, step: int) -> Iterator[tuple[str, str, Tensors
     if not step:
         says = "is that at weights that decayed before the first step: the optimizer made one with gradients of zero"
         yield "stepped-before-training", says, _decayed(seen, now)
+    if step > 1:
+        yield "old-weights", "is that at the weights that the training began with", seen.steps[0].before
     if step:
         old, says = seen.steps[step - 1].before, "is that at the weights of the step before"
         yield "old-weights", f"{says}: forward or backward read old weights", old
@@ -368,6 +370,10 @@ def rounded_ways(parts: torch.Tensor, right: torch.Tensor, off: torch.Tensor, dt
 
 def _shift(index: torch.Tensor, by: int, times: int) -> torch.Tensor:
     return index + by * times
+
+
+def _shift_in_buckets(layout: Layout, index: torch.Tensor, by: int, times: int) -> torch.Tensor:
+    return layout.in_buckets(index, by * times)
 
 
 def _there_and_back(index: torch.Tensor, away: int, times: int) -> torch.Tensor:
@@ -476,10 +482,14 @@ def moved(layout: Layout, place: Place, right: torch.Tensor, room: torch.Tensor,
         source = source.clamp(0, right.numel() - 1)
         return Claim(kind, says, torch.where(known, right[source], torch.nan), room[source], PLACE)
 
+    everywhere = torch.ones_like(place.index, dtype=torch.bool)
     for by in (1, -1, 2, -2, 3, -3, 4, -4):
         if abs(by) == 1 or place.index.numel() >= 16:
             says = f"is shifted by {abs(by)} element{'' if abs(by) == 1 else 's'}"
-            yield taken("shifted", says, place.index + by, torch.ones_like(place.index, dtype=torch.bool))
+            yield taken("shifted", says, place.index + by, everywhere)
+    for by in (1, -1):
+        says = "is shifted by 1 element, in buckets from the last parameter to the first"
+        yield taken("shifted", says, layout.in_buckets(place.index, by), everywhere)
     numel = torch.tensor([layout.shapes[name].numel() for name in layout.names])[of]
     rows = torch.tensor([layout.shapes[name][0] if len(layout.shapes[name]) else 1 for name in layout.names])[of]
     for by in range(1, world):

@@ -2,7 +2,7 @@
 
 A prediction is kept where every wrong element is as near to it as its own roundings allow, and where that is no accident: an
 element tells log2(1 + |got - right| / step) bits, so many other numbers it might have been, where `step` is the wider of what
-the roundings leave open and of the grid that all numbers lie on (integer lattices). Equal elements tell it once. All together
+the roundings leave open (nothing where every element is met exactly) and of the grid that all numbers lie on (integer lattices). Equal elements tell it once. All together
 must tell LEAST_BITS; a number that was fitted takes the bits of the element that tells most.
 """
 
@@ -77,7 +77,8 @@ def prove(wrong: Wrong, claim: Claim, least: float = LEAST_BITS) -> Proof | None
     left = (got - claim.values[known]).abs()
     if bool((left > claim.room[known]).any()):
         return None
-    step = torch.clamp(2 * claim.room[known], min=wrong.grid)
+    room = torch.zeros_like(left) if bool((left == 0).all()) else claim.room[known]
+    step = torch.clamp(2 * room, min=wrong.grid)
     bits = torch.log2(1 + (got - right).abs() / step)
     zero = (got == 0) & (claim.values[known] == 0)
     bits = torch.where(zero, torch.clamp(bits, min=_ZERO_BITS), bits)

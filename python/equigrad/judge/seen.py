@@ -114,6 +114,13 @@ class Layout:
         """Where it lies."""
         return slice(self.offsets[name], self.offsets[name] + self.shapes[name].numel())
 
+    def in_buckets(self, index: torch.Tensor, by: int) -> torch.Tensor:
+        """What lies `by` elements further where parameters are from the last to the first, the order of buckets; round at the end."""
+        order = torch.cat([torch.arange(self.of(name).start, self.of(name).stop) for name in reversed(self.names)])
+        where = torch.empty_like(order)
+        where[order] = torch.arange(order.numel())
+        return order[(where[index] + by) % order.numel()]
+
     def name_of(self, index: torch.Tensor) -> str | None:
         """The parameter that all of these elements, ascending, are of; None where there are several."""
         for name in self.names:

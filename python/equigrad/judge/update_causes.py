@@ -79,6 +79,9 @@ class UpdateFaults:
             yield self._claim(place, kind, says, other, part[1])
         for kind, says, other_state in self._states(place, *part):
             yield self._claim(place, kind, says, part[0], other_state)
+        if part[0].name == "adamw" and place.step:
+            anew = replace(part[1], first=torch.zeros_like(part[1].first), second=torch.zeros_like(part[1].second))
+            yield self._claim(place, "state-lost", "is as if the moments and the step counter began anew", replace(part[0], count=1), anew)
         for kind, says, gradient, order, fitted in self._gradients(place, part[1], float(clip)):
             other_state = replace(part[1], gradient=gradient)
             yield self._claim(place, kind, says, part[0], other_state, order, fitted)

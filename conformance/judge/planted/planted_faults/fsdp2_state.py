@@ -78,7 +78,7 @@ class Overwrites(Fault):
 
 class NeverSyncs(Fault):
     name, what = "fsdp2-never-syncs", "set_requires_gradient_sync(True) does nothing after the first False"
-    kinds = ("no-gradient",)
+    kinds = ("no-gradient", "not-updated")
 
     def apply(self) -> None:
         def setting(right: Any) -> Any:
@@ -153,18 +153,19 @@ class StateShardsSwapped(Fault):
                 result = right(model, optimizers, *rest, **named)
                 for state in optimizers.state.values():
                     for value in state.values():
-                        if isinstance(value, DTensor) and value.dim() and value.shape[0] % self.watch.world == 0:
-                            self._swap(value.to_local())
+                        if isinstance(value, DTensor) and value.dim() and value.shape[0] >= self.watch.world:
+                            self._swap(value.to_local(), -(-value.shape[0] // self.watch.world))
                 return result
 
             return set_state
 
         self.patch(checkpoints, "set_state_dict", setting)
 
-    def _swap(self, local: Tensor) -> None:
-        parts = [torch.empty_like(local) for _ in range(self.watch.world)]
-        distributed.all_gather(parts, local.contiguous())
-        theirs = parts[(self.watch.rank + 1) % self.watch.world]
+    def _swap(self, local: Tensor, rows: int) -> None:
+        padded = torch.cat([local, local.new_zeros(rows - local.shape[0], *local.shape[1:])])
+        parts = [torch.empty_like(padded) for _ in range(self.watch.world)]
+        distributed.all_gather(parts, padded)
+        theirs = parts[(self.watch.rank + 1) % self.watch.world][: local.shape[0]]
         self.fire(not torch.equal(theirs, local))
         local.copy_(theirs)
 

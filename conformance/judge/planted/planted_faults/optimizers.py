@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,11 +20,11 @@ class StepFault(Fault):
     def optimizer_made(self, optimizer: Optimizer) -> None:
         run = optimizer.step
 
-        def step(*rest: Any, **named: Any) -> Any:
+        def step(_: Optimizer, *rest: Any, **named: Any) -> Any:
             with torch.no_grad():
                 return self.step(optimizer, lambda: run(*rest, **named))
 
-        optimizer.step = step  # type: ignore[method-assign]
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]  schedulers look for __func__
 
     def step(self, optimizer: Optimizer, run: Callable[[], Any]) -> Any:
         """run() is the real step."""
