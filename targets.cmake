@@ -585,8 +585,8 @@ function(equigrad_add_test name label timeout_s)
   set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout_s} ENVIRONMENT "${environment}")
 endfunction()
 
-# Tests that fork ranks fill the machine: they run one after the other, with a second argument one after the other of those
-# with the same one. What starts Python, or waits for time to pass, leaves a core idle: it runs beside another.
+# Tests that fork ranks run one after the other; with a second argument one after the other of those with the same one, and
+# beside one of each other kind, as they leave half of two cores idle.
 function(equigrad_forks_ranks test)
   if(ARGC GREATER 1)
     set_tests_properties(${test} PROPERTIES RESOURCE_LOCK ${ARGV1} PROCESSORS 1)
@@ -654,11 +654,7 @@ function(equigrad_python_test file label)
   add_test(NAME ${name} COMMAND "${EQUIGRAD_PYTHON}" -m pytest -q -p no:cacheprovider "${PROJECT_SOURCE_DIR}/${file}")
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800
     ENVIRONMENT "OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1;PYTHONPATH=${PROJECT_BINARY_DIR}/python")
-  if(label STREQUAL package)
-    equigrad_forks_ranks(${name})
-  else()
-    equigrad_forks_ranks(${name} ${label})
-  endif()
+  equigrad_forks_ranks(${name} ${label})
 endfunction()
 
 function(equigrad_property_test file)
