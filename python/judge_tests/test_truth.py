@@ -15,6 +15,7 @@ from simulated import Choices, Prepared, prepared, split_linear
 from equigrad.judge import cases, truth
 from equigrad.judge.causes import cause_of
 from equigrad.judge.on_rank.protocol import Case, Clip, LossScale, Model, Optimizer, Precision
+from equigrad.judge.scales import rule_of
 
 torch.set_num_threads(1)
 SGD = Optimizer("sgd", lr=0.25)
@@ -242,6 +243,17 @@ def test_an_overflow_without_a_scale_may_be_skipped_or_made(prepare: Prepare) ->
     half = here.engine()
     planted_faults.after(half, "parameter", lambda one, step, name: here.setting.weights[name] if name == "gain" else one)
     assert not here.verdict(half).held
+
+
+def test_a_known_engine_is_held_to_the_rule_that_it_documents(prepare: Prepare) -> None:
+    """A window that is one step too long is torch's rule no more, though it is DeepSpeed's."""
+    here = prepare("grows-each")
+    assert here.verdict(here.engine(rule="deepspeed")).held
+    setting = dataclasses.replace(here.setting, scale_rule=rule_of("ddp", here.case.precision))
+    late = truth.judge(setting, here.engine(rule="deepspeed").run(), here.local)
+    assert {one.what for one in late.findings} == {"loss scale"}
+    assert truth.judge(setting, here.engine(rule="torch").run(), here.local).held
+    assert rule_of("mine", here.case.precision) == "" and rule_of("deepspeed", here.case.precision) == "deepspeed"
 
 
 def test_one_history_only_is_followed(prepare: Prepare) -> None:

@@ -23,6 +23,7 @@ from .processes import Fault, Program, Room
 from .ranks import RankAnswer, Reference
 from .repro import Subject
 from .repro_runner import Runner
+from .scales import rule_of
 
 FINDINGS = 40
 """Kept of a cell; the first are what its cause explains."""
@@ -90,7 +91,8 @@ class Bench:
             if wrong := misfit(prepared.case, answer.answer):
                 return Judged("crashed", text=f"rank {answer.rank}: {wrong}")
             ranks.append(truth.RankSteps(answer.answer.steps, tensors.read(answer.tensors) if answer.tensors else {}))
-        verdict = truth.judge(prepared.setting, ranks, self._local(prepared))
+        rule = rule_of(answers[0].answer.engine, prepared.case.precision)
+        verdict = truth.judge(dataclasses.replace(prepared.setting, scale_rule=rule), ranks, self._local(prepared))
         if verdict.compared == 0:
             raise VoidError("[judge] expected numbers to compare, got none from this engine. See what its adapter answers.")
         if not verdict.findings:

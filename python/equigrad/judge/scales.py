@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .on_rank.protocol import LossScale
+from .on_rank.protocol import LossScale, Precision
 
 _LEAST, _MOST = 2.0**-126, 2.0**127
 
@@ -58,8 +58,28 @@ class ScaleRule:
         return replace(self, steps=steps)
 
 
-def rules(setting: LossScale | None) -> tuple[ScaleRule, ...]:
-    """All rules that may hold for a setting, before the first step."""
+_RULES = {
+    **dict.fromkeys(("plain", "ddp", "fsdp1", "fsdp2", "accelerate"), "torch"),
+    **dict.fromkeys(("deepspeed", "accelerate-deepspeed", "equigrad"), "deepspeed"),
+}
+"""By the name of an engine whose documents give one."""
+
+
+def rule_of(engine: str, precision: Precision) -> str:
+    """The rule that an engine documents; "" for one that is not known. Under autocast DeepSpeed has torch's GradScaler."""
+    rule = _RULES.get(engine, "")
+    if precision.autocast and rule == "deepspeed":
+        return "" if engine == "equigrad" else "torch"
+    return rule
+
+
+def rules(setting: LossScale | None, named: str = "") -> tuple[ScaleRule, ...]:
+    """All rules that may hold for a setting, before the first step; named: that one alone, where it may."""
+    every = _every(setting)
+    return tuple(one for one in every if one.name == named) or every
+
+
+def _every(setting: LossScale | None) -> tuple[ScaleRule, ...]:
     if setting is None:
         return (ScaleRule("static", LossScale(False, 1.0), 1.0),)
     if not setting.dynamic:

@@ -16,7 +16,7 @@ several behaviours each is followed as a history of its own, per parameter, and 
     16-bit model                     updated in its own type; or an fp32 master from the weights as they were given; or from the
                                      weights rounded to 16 bits (DeepSpeed). Parameters are masters rounded to nearest, bit for bit
     moments, root, decay of AdamW    see updates.py
-    dynamic loss scale               torch's rule or DeepSpeed's, see scales.py
+    dynamic loss scale               that of the engine, see scales.py; of one that is not known, torch's rule or DeepSpeed's
     overflow with a loss scale       every rank skips: parameters, masters, state and schedule stay (torch, DeepSpeed, Equigrad)
     overflow without a loss scale    skipped as above (DeepSpeed's bf16, Equigrad), or made with numbers that are not finite (torch)
     sum that may overflow in fp16    either; the engine's own word counts
@@ -85,6 +85,8 @@ class Setting:
     frozen: frozenset[str] = frozenset()
     certified: int = 0
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    scale_rule: str = ""
+    """Of scales.py, where it is known which one the engine has."""
 
     @staticmethod
     def of(case: Case, weights: Tensors, certified: int = 0) -> Setting:
@@ -201,7 +203,7 @@ def judge(setting: Setting, ranks: Sequence[RankSteps], local: LocalGradients) -
     """The verdict on what the ranks of an engine answered to a case."""
     case = setting.case
     held = {name: one.to(format_of_parameters(case).dtypes[0]) for name, one in setting.weights.items()}
-    progress = _Progress(held, beginnings(case, setting.weights), rules(case.precision.loss_scale))
+    progress = _Progress(held, beginnings(case, setting.weights), rules(case.precision.loss_scale, setting.scale_rule))
     tallies, seen = [], []
     for step in range(case.steps):
         tally, look, progress = _Step(setting, ranks, step, progress).judged(local)
