@@ -305,7 +305,7 @@ def _applied(seen: CaseSeen, step: int) -> Cause | None:
         return Cause(("skipped-without-overflow",), _sentence(step, f"{whose} skipped a step without an overflow."), "applied", step)
     layout = Layout(_shapes(seen, lambda at: (at.right_parameters, *at.parameters)))
     if one.parameters and not _places(seen, layout, step, lambda at: (at.parameters, at.right_parameters, at.parameter_room)):
-        says = f"{whose} {'says' if len(wrong) == 1 or whose == 'every rank' else 'say'} that the step was made, but it was skipped."
+        says = f"{whose} {'says' if len(wrong) == 1 or whose == 'every rank' else 'say'} that the step was made; its parameters are those of one that was not."
         return Cause(("applied-said-wrong",), _sentence(step, says), "applied", step)
     says = f"{whose} made the step, in spite of an overflow."
     return Cause(("applied-in-spite-of-overflow",), _sentence(step, says), "applied", step)

@@ -2,8 +2,9 @@
 
 A prediction is kept where every wrong element is as near to it as its own roundings allow, and where that is no accident: an
 element tells log2(1 + |got - right| / step) bits, so many other numbers it might have been, where `step` is the wider of what
-the roundings leave open (nothing where every element is met exactly) and of the grid that all numbers lie on (integer lattices). Equal elements tell it once. All together
-must tell LEAST_BITS; a number that was fitted takes the bits of the element that tells most.
+the roundings leave open (nothing where every element is met exactly) and of the grid that all numbers lie on (integer
+lattices). Equal elements tell it once, and their repeats AGAIN_BITS at most. All together must tell LEAST_BITS; a number that
+was fitted takes the bits of the element that tells most.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 
 LEAST_BITS = 14.0
 """Some 2^8 predictions are tried for what is wrong: one in 2^6 of what no fault explains gets an explanation by chance."""
+AGAIN_BITS = 8.0
+"""What elements tell at most that are wrong in a way that others were: any fault that depends on the right number alone repeats itself."""
 _ZERO_BITS = 8.0
 
 
@@ -83,7 +86,8 @@ def prove(wrong: Wrong, claim: Claim, least: float = LEAST_BITS) -> Proof | None
     zero = (got == 0) & (claim.values[known] == 0)
     bits = torch.where(zero, torch.clamp(bits, min=_ZERO_BITS), bits)
     telling = sorted(_once(got, right, bits), reverse=True)[claim.fitted :]
-    total = sum(telling)
+    every = sum(sorted(bits.tolist(), reverse=True)[claim.fitted :])
+    total = min(every, sum(telling) + AGAIN_BITS)
     return Proof(claim, claimed, total) if total >= least else None
 
 

@@ -80,7 +80,7 @@ class OverflowOnOneRank(ScalerFault):
 
 class OverflowZeroed(ScalerFault):
     name, what, subtle = "ddp-overflow-zeroed", "infinities become zeros and the step is made", True
-    kinds = ("applied-in-spite-of-overflow",)
+    kinds = ("applied-in-spite-of-overflow", "applied-said-wrong")  # where nothing but infinities was left
 
     def unscaled(self, scaler: Any, optimizer: Any, state: dict[str, Any]) -> None:
         for one in parameters(optimizer):
