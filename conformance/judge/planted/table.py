@@ -12,7 +12,8 @@ HEAD = """\
 # Faults planted into the engines under test
 
 Each is a patch of DDP or FSDP2 in the ranks' own processes (`planted_faults/`), invented before the cells were looked at
-(`inventions.md`). The judge is not told of any. `plant.py` plants one after another, runs the cells, and writes this page.
+(`inventions.md`). The judge is not told of any. `plant.py --enough 4` plants one after another, runs cells that it can show in until
+four are red, and writes this page.
 
 - fired: cells in which the fault changed numbers, by its own count, of all cells that ran;
 - red: cells that the judge calls wrong;
