@@ -1,0 +1,58 @@
+# DeepSpeed 0.19.8, torch 2.11.0+cu130: Step 2: every rank says that the step was made, but it was skipped.
+#     torchrun --nproc-per-node 2 repro.py
+# exits 1 where what it got is not what plain autograd gives, 0 where it is.
+import os
+import sys
+
+os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed reads it when it is imported
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+
+def make_model():
+    model = torch.nn.Linear(3, 2, bias=False)
+    for parameter in model.parameters():
+        parameter.data = (torch.arange(parameter.numel()) % 3 - 1.0).view_as(parameter)
+    return model
+
+
+def batch(step, rank, micro):  # small integers, others in every batch: all that follows is exact
+    n = 6 * step + 3 * rank + micro
+    return torch.tensor([[1.0, n % 3 - 1.0, n % 4]]), 3.0 * torch.tensor([[1.0, n % 2]])
+
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # nothing is compiled
+deepspeed.get_accelerator().is_fp16_supported = lambda: True  # torch has fp16 on every CPU
+config = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 3,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {"stage": 0},
+    "torch_autocast": {"enabled": True, "dtype": "float16"},
+}
+
+
+deepspeed.init_distributed("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = make_model()
+engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.25), config=config)
+scaler = engine.torch_autocast_z0_gradscaler
+scaler.load_state_dict({**scaler.state_dict(), "scale": 32.0})
+for step in range(2):
+    for micro in range(3):
+        x, y = batch(step, rank, micro)
+        if step == 1 and rank == 1 and micro == 0:
+            y = y * float("inf")  # all ranks must skip this step
+        loss = (engine(x) * y).sum()
+        engine.backward(loss)
+        engine.step()
+    got = {"applied": torch.tensor(float(engine.was_step_applied()))}
+
+want = {'applied': torch.tensor(0.0)}
+wrong = [name for name in want if not torch.equal(got[name], want[name])]
+for name in wrong or want:
+    print(f"rank {rank}, {name}: expected {want[name].tolist()}, got {got[name].tolist()}")
+dist.barrier()
+sys.exit(1 if wrong else 0)

@@ -1,0 +1,67 @@
+# DeepSpeed 0.19.8, torch 2.11.0+cu130: Step 1 alone: the update of the masters of first.weight, second.weight,
+# wide.bias and 2 others is that of an optimizer that made a step with gradients of zero before the first (148 wrong
+# elements; the first: got 0.968994141, right is 0.984375).
+#     torchrun --nproc-per-node 2 repro.py
+# exits 1 where what it got is not what plain autograd gives, 0 where it is.
+import os
+import sys
+
+os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed reads it when it is imported
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+
+def make_model():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    for parameter in model.parameters():
+        parameter.data = (torch.arange(parameter.numel()) % 3 - 1.0).view_as(parameter)
+    return model
+
+
+def batch(rank, micro):  # small integers, others in every batch: all that follows is exact
+    n = 3 * rank + micro
+    return torch.tensor([[1.0, n % 3 - 1.0, n % 4]]), 3.0 * torch.tensor([[1.0, n % 2]])
+
+
+def groups(model):  # every second parameter has a learning rate and a decay of its own
+    every = list(model.parameters())
+    other = {"lr": 0.125, "weight_decay": 0.125}
+    return [{"params": every[::2]}, {"params": every[1::2], **other}]
+
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # nothing is compiled
+config = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 3,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {"stage": 0},
+    "bf16": {"enabled": True},
+}
+
+
+deepspeed.init_distributed("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = make_model()
+engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(groups(model), lr=0.25), config=config)
+for micro in range(3):
+    x, y = batch(rank, micro)
+    loss = (engine(x.bfloat16()) * y).sum()
+    engine.backward(loss)
+    engine.step()
+got = {name: p.detach().float().clone() for name, p in engine.module.named_parameters()}
+
+plain = make_model()  # one process
+optimizer = torch.optim.SGD(groups(plain), lr=0.25)
+for r in range(world):
+    for micro in range(3):
+        x, y = batch(r, micro)
+        ((plain(x) * y).sum() / (3 * world)).backward()
+optimizer.step()
+want = {name: p.detach() for name, p in plain.named_parameters()}
+wrong = [name for name in want if not torch.equal(got[name], want[name])]
+for name in wrong or want:
+    print(f"rank {rank}, {name}: expected {want[name].tolist()}, got {got[name].tolist()}")
+dist.barrier()
+sys.exit(1 if wrong else 0)
