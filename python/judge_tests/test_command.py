@@ -113,9 +113,16 @@ def test_list_prints_ids(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_python_is_the_one_at_hand_where_path_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare Debian has python3 alone."""
+    which = environments.shutil.which
+    monkeypatch.setattr(environments.shutil, "which", lambda name: None if name == "python" else which(name))
+    assert environments.parse_target("python -m x").command == (sys.executable, "-m", "x")
+
+
 def test_targets() -> None:
     assert environments.parse_target("deepspeed==0.18.1").version == "0.18.1"
-    assert environments.parse_target("python -m x").command == ("python", "-m", "x")
+    assert environments.parse_target("python3 -m x").command == ("python3", "-m", "x")
     with pytest.raises(UsageError):
         environments.parse_target("fsdp3")
 

@@ -74,6 +74,8 @@ def _command(text: str) -> Target:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(f"[judge] expected a command, got {text!r}: {error}. Close its quotation marks.") from error
+    if words[:1] == ("python",) and not shutil.which("python"):
+        words = (sys.executable, *words[1:])  # a bare Debian has python3 only
     if words and shutil.which(words[0]):
         for word in words[1:2]:
             if word.endswith(".py") and not Path(word).is_file():
