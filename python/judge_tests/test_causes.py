@@ -370,6 +370,25 @@ def test_moments(name: str) -> None:
     assert kind in cause.kinds or name == "moments begin anew" and cause.known, cause.sentence
 
 
+@pytest.mark.parametrize("optimizer", [SGD, dataclasses.replace(SGD, momentum=0.5), ADAMW])
+def test_an_update_that_is_made_twice(optimizer: Optimizer) -> None:
+    """The second one goes on from the state and the step count of the first."""
+    states: dict[int, Any] = {}
+
+    def twice(now: Now) -> Tensors:
+        once, after = stepped(now.case, now.before, now.right, states.get(now.step), 1.0, now.step)
+        states[now.step + 1] = after
+        return stepped(now.case, once, now.right, after, 1.0, now.step)[0]
+
+    cause = cause_of(seen_of(Run(case_of(world=1, optimizer=optimizer), lattice=False, update=twice)))
+    assert cause is not None and "updated-twice" in cause.kinds, cause.sentence
+
+
+def test_a_norm_that_is_no_number() -> None:
+    cause = cause_of(seen_of(Run(case_of(clip=CLIP), norm=lambda now: float("nan"))))
+    assert cause is not None and cause.kinds == ("not-finite",) and cause.what == "norm", cause.sentence
+
+
 def test_the_loss_scale_in_a_gradient() -> None:
     precision = Precision("fp16", loss_scale=LossScale(False, 1024.0))
 

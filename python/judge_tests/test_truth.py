@@ -107,7 +107,7 @@ def suits(case: Case, choices: dict[str, Any]) -> bool:
     return scale is None or scale.hysteresis == 1 or choices.get("rule") == "deepspeed"
 
 
-WITH_ALL = ("plain", "adamw", "odd", "odd-bf16")
+WITH_ALL = ("plain", "adamw", "odd", "odd-bf16", "gpt-bf16")
 COVERING = [
     (kind, honest) for i, kind in enumerate(KINDS) for j, honest in enumerate(HONEST) if kind in WITH_ALL or (i + j) % 3 == 0
 ]

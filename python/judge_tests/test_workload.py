@@ -86,6 +86,22 @@ def test_what_is_certified_has_the_bits_of_fp64_by_several_kernels(
             weights[name] = weight - case.optimizer.lr * mean / 4
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_stay_small_and_a_parameter_of_one_element_from_1_to_2(precision: str, seed: int, tmp_path: Path) -> None:
+    """So long as other steps follow: else products grow, and a factor of 0 would hide what lies before it."""
+    case, drawn = workload.write(case_of("lattice-mlp", precision, 2, 3, 3), tmp_path, seed)
+    weights = {name: one.double() for name, one in drawn.weights.items()}
+    for step in range(case.steps - 1):
+        _, named = reference.local(case, step, weights)
+        for name, weight in weights.items():
+            parts = [named.get(local_key(r, m, name)) for r in range(2) for m in range(3)]
+            weights[name] = weight - case.optimizer.lr * sum(one for one in parts if one is not None) / 6
+        assert 1 <= float(weights["gain"].abs()) <= 2, step
+        largest = 3.0 * (4 if precision == "fp32" else 1)
+        assert all(float(one.abs().max()) <= largest for one in weights.values()), step
+
+
 def test_data_differ_between_ranks_micro_batches_steps_and_backwards() -> None:
     case = case_of("lattice-mlp", "fp32", 3, 3, 2, options={"backwards": 2})
     drawn = workload.draw(case)
