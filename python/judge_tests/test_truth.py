@@ -76,6 +76,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "stage 3": {"factors": "parts", "order": 5, "ranks_first": True, "unused": "zero", "linear": split_linear},
     "masters": {"factors": "around", "masters": "shown:weights", "clip": "deepspeed", "order": 9},
     "hidden masters": {"factors": "late", "masters": "hidden:rounded", "accumulation": "fp32", "linear": split_linear},
+    "rounded masters": {"masters": "shown:rounded", "factors": "late", "order": 2},
     "cpu_adam": {"kernel": "deepspeed", "masters": "hidden:weights", "clip": "deepspeed", "unused": "zero"},
     "silent": {"shows_gradient": False, "communication": "fp32", "unused": "zero"},
 }
