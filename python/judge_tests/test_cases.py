@@ -114,3 +114,10 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(UsageError, match="Did you mean clip-inf"):
         cases.check_patterns(["zero0/clip-imf"], ids)
     cases.check_patterns(["zero0/clip-inf", "!clip"], ids)
+
+
+def test_a_feature_has_the_loss_scale_that_it_names() -> None:
+    for name, window, hysteresis in (("scale-grows", 1, 1), ("hysteresis", 1000, 2)):
+        (cell,) = cases.plan("deepspeed", Axes(only=(f"zero2/fp16-dynamic/{name}",)))
+        scale = cell.case.precision.loss_scale
+        assert scale is not None and (scale.window, scale.hysteresis) == (window, hysteresis)

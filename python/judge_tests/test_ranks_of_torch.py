@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,7 @@ import torch
 from small_cases import small_case
 
 from equigrad.judge.on_rank import loop, models, protocol, reference, tensors
+from equigrad.judge.on_rank.adapters import ddp
 from equigrad.judge.on_rank.protocol import (
     Case,
     Clip,
@@ -228,3 +230,24 @@ def test_what_is_not_there_is_said_and_the_next_case_held(
     assert [one.kind for one in answers] == [kind] * 2, [dataclasses.asdict(one.answer) for one in answers]
     steps_of(asked(pools[engine], small_case(tmp_path / "next", world=2, seed=1)))
     assert pools[engine].starts == 1
+
+
+def test_ddp_is_quiet_before_the_last_backward_of_a_step_and_only_then(tmp_path: Path) -> None:
+    """Else the cell no_sync would try what the one without it tries."""
+    entered: list[bool] = []
+
+    class Module:
+        @contextlib.contextmanager
+        def no_sync(self) -> Iterator[None]:
+            entered.append(True)
+            yield
+
+    case = small_case(tmp_path, accumulation=3, options={"no_sync": True, "backwards": 2})
+    engine = object.__new__(ddp._DdpEngine)
+    engine._case, engine.module = case, Module()
+    quiet = []
+    for place in loop.places(case, 0):
+        entered.clear()
+        with engine.at(place):
+            quiet.append(bool(entered))
+    assert quiet == [True] * 5 + [False]

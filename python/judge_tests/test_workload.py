@@ -86,6 +86,14 @@ def test_what_is_certified_has_the_bits_of_fp64_by_several_kernels(
             weights[name] = weight - case.optimizer.lr * mean / 4
 
 
+@pytest.mark.parametrize("style", ["loss_backward", "tensor_backward"])
+def test_local_gradients_are_unscaled_by_what_they_were_scaled_by(style: str, tmp_path: Path) -> None:
+    case, drawn = workload.write(case_of("lattice-mlp", "autocast-fp16", 2, 2, 1, style=style), tmp_path)
+    _, scaled = reference.local(case, 0, {name: one.double() for name, one in drawn.weights.items()}, 32.0)
+    names = [name for name in scaled if "/" in name and not name.startswith("fp64/")]
+    assert names and all(torch.equal(scaled[name], scaled["fp64/" + name]) for name in names)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_stay_small_and_a_parameter_of_one_element_from_1_to_2(precision: str, seed: int, tmp_path: Path) -> None:
