@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
+import torch
 
-from equigrad.judge import cases
+from equigrad.judge import cases, judging
 from equigrad.judge.cases import PRECISIONS, STAGES, Axes
 from equigrad.judge.environments import UsageError
 from equigrad.judge.on_rank.protocol import STYLES, Case, from_json, to_json
@@ -121,3 +123,15 @@ def test_a_feature_has_the_loss_scale_that_it_names() -> None:
         (cell,) = cases.plan("deepspeed", Axes(only=(f"zero2/fp16-dynamic/{name}",)))
         scale = cell.case.precision.loss_scale
         assert scale is not None and (scale.window, scale.hysteresis) == (window, hysteresis)
+
+
+def test_local_gradients_are_kept_by_all_that_they_depend_on() -> None:
+    (cell,) = cases.plan("ddp", Axes(only=("zero0/fp32/engine_backward/accumulation1",), worlds=(2,)))[:1]
+    weights = {"w": torch.ones(3)}
+
+    def key(**options: bool | int | str) -> str:
+        return judging._key(dataclasses.replace(cell.case, options=options), 1, weights, 1.0)
+
+    others = [key(overflow="1:1"), key(backwards=2), key(activation_checkpointing=True)]
+    assert len({key(), *others}) == 4 and key(no_sync=True) == key()
+    assert judging._key(cell.case, 1, {"w": torch.zeros(3)}, 1.0) != key() != judging._key(cell.case, 2, weights, 1.0)

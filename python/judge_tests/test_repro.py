@@ -176,6 +176,14 @@ def test_bits_are_compared_where_nothing_is_rounded() -> None:
     assert "allclose" in text_of("ddp", "zero0/fp32/clip", WRONG)[0]
 
 
+@pytest.mark.parametrize(("precision", "steps", "room"), [("fp32", 1, "2**-22"), ("fp32", 3, "2**-20"), ("bf16", 1, "2**-6"), ("bf16", 2, "2**-5")])
+def test_the_room_is_that_of_four_roundings_a_step(precision: str, steps: int, room: str) -> None:
+    """Wider, and a script would find equal what is wrong."""
+    case = dataclasses.replace(case_of("ddp", f"{precision}/adamw"), steps=steps)
+    found = repro_program.rounding_of(case, "parameter", repro_program.Data("", False, False, 1.0))
+    assert found is not None and (found.relative, found.absolute) == ("0.0", room)
+
+
 # ---------------------------------------------------------------- run on right and on faulty engines
 
 TRIED = [
