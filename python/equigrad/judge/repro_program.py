@@ -15,6 +15,7 @@ from .board import Finding
 from .on_rank import models
 from .on_rank.loop import DTYPES
 from .on_rank.protocol import Case, Model
+from .repro_rooms import Rooms
 
 FEATURES = ("tied", "frozen", "branch", "fork", "wide", "gain", "unused", "checkpointing")
 """What the tiny network may have beside its layers."""
@@ -60,8 +61,10 @@ class Data:
     """Whether no number is rounded, but by clipping and AdamW."""
     clips: bool = False
     """Whether a norm is above its threshold."""
-    largest: float = 1.0
-    """A power of two that no parameter, gradient or update is beyond."""
+    room: float = 0.0
+    """How far a right engine's parameters may be from plain torch's."""
+    norm_room: float = 0.0
+    """How far its norm, relative."""
 
 
 def sketches(case: Case, findings: Sequence[Finding]) -> Iterator[Sketch]:
@@ -198,22 +201,19 @@ def odd_part(case: Case) -> int:
 
 
 def rounding_of(case: Case, what: str, data: Data) -> Rounding | None:
-    """None where the bits must be equal."""
+    """None where the bits must be equal. Raises ReproError where nothing tells how far they may be apart."""
     rounds = ["the norm"] if what == "norm" else ["clipping"] if case.clip and data.clips and what == "parameter" else []
     if case.optimizer.name == "adamw" and (what == "parameter" or (case.steps > 1 and what == "loss")):
         rounds.append("AdamW")
     if what in ("gradient", "lr", "applied", "loss scale") or (data.exact and not rounds):
         return None
-    types = [case.precision.model, case.precision.autocast, case.precision.communication, case.precision.accumulation]
-    roundings = 4 << (case.steps - 1).bit_length()
-    unit = f"2**-{min(_DIGITS[one] for one in types if one) - roundings.bit_length() + 1}"
+    room = data.norm_room if what == "norm" else data.room
+    if what == "loss" or not 0 < room < math.inf:
+        raise ReproError(f"how far a right {what} may be off after such a step is not known")
+    unit = f"2**{math.ceil(math.log2(room))}"
     said = f"{' and '.join(rounds)} {'round' if len(rounds) > 1 else 'rounds'}" if rounds else "the updates are rounded"
-    why = f"{said}: {unit} has room for {roundings} roundings"
-    if what == "norm":
-        return Rounding(unit, "0.0", (why,))
-    return Rounding(
-        "0.0", unit if data.largest == 1 else f"{unit} * {data.largest:g}", (f"{why}, of numbers up to {data.largest:g}",)
-    )
+    why = f"{said}: by none of the ways that documents give is a right engine farther off than {unit}"
+    return Rounding(unit, "0.0", (why,)) if what == "norm" else Rounding("0.0", unit, (why,))
 
 
 def find_data(case: Case, source: Iterable[tuple[str, str]]) -> Data:
@@ -223,11 +223,11 @@ def find_data(case: Case, source: Iterable[tuple[str, str]]) -> Data:
     """
     usable: Data | None = None
     for weights, text in source:
-        told, clips, largest = _certified(_plain_of(case), text)
+        told, clips, *rooms = _certified(_plain_of(case), text)
         if told == "exact":
-            return Data(weights, True, clips, largest)
+            return Data(weights, True, clips, *rooms)
         if told == "rounded" and usable is None:
-            usable = Data(weights, False, clips, largest)
+            usable = Data(weights, False, clips, *rooms)
     if usable is None:
         raise ReproError(f"no tiny data were found on which {case.id} is exact, in range, and tells all batches apart")
     return usable
@@ -239,15 +239,16 @@ def _plain_of(case: Case) -> Case:
     return replace(case, id="", stage=0, style="", weights="", batches="", options=kept, model=Model(""))
 
 
-_KNOWN: dict[tuple[str, str], tuple[str, bool, float]] = {}
+_KNOWN: dict[tuple[str, str], tuple[str, bool, float, float]] = {}
 
 
-def _certified(case: Case, text: str) -> tuple[str, bool, float]:
-    """What a certificate tells, whether something is clipped, and the largest number; computed once for all engines."""
+def _certified(case: Case, text: str) -> tuple[str, bool, float, float]:
+    """What a certificate tells, whether something is clipped, and the rooms of parameters and norm; computed once for all engines."""
     key = (repr(case), text)
     if key not in _KNOWN:
         certificate = _Certificate(case, text)
-        _KNOWN[key] = (certificate.told(), certificate.clips, 2.0 ** math.ceil(math.log2(certificate.largest)))
+        told, rooms = certificate.told(), certificate.rooms
+        _KNOWN[key] = (told, certificate.clips, *((rooms.parameter, rooms.norm) if rooms else (0.0, 0.0)))
     return _KNOWN[key]
 
 
@@ -257,7 +258,7 @@ class _Certificate:
     def __init__(self, case: Case, text: str) -> None:
         self._case = case
         self.clips = False
-        self.largest = 1.0
+        self.rooms: Rooms | None = None
         self._space: dict[str, Any] = {"torch": torch, "checkpoint": torch.utils.checkpoint.checkpoint}
         exec(text, self._space)  # noqa: S102  our own template
         precision = case.precision
@@ -349,9 +350,11 @@ class _Certificate:
     def _update(self, whole: nn.Module, rows: torch.Tensor, optimizer: torch.optim.Optimizer) -> bool:
         """One step; whether it is exact in the parameters' type."""
         mean, at = rows.sum(0) / self._case.world, 0
-        for one in whole.parameters():
-            given = mean[at : at + one.numel()].view_as(one)
-            one.grad = given.clone() if one.requires_grad else None
+        means: dict[str, torch.Tensor] = {}
+        for name, one in whole.named_parameters():
+            if one.requires_grad:
+                means[name] = mean[at : at + one.numel()].view_as(one)
+                one.grad = means[name].clone()
             at += one.numel()
         if self._case.clip:
             norm = nn.utils.clip_grad_norm_(whole.parameters(), self._case.clip.max_norm, float(self._case.clip.norm_type))
@@ -361,13 +364,10 @@ class _Certificate:
             factors = self._case.schedule or (1.0,)
             group["lr"] = group["scheduled"] * factors[min(int(group.get("at", 0)), len(factors) - 1)]
             group["at"] = int(group.get("at", 0)) + 1
-        before = [one.detach().clone() for one in whole.parameters()]
+        if self.rooms is None:
+            self.rooms = Rooms(self._case, {name: one.detach().clone() for name, one in whole.named_parameters()})
+        self.rooms.step(means, [float(group["lr"]) for group in optimizer.param_groups])
         optimizer.step()
-        sizes = [
-            (one.detach() - other).abs().max() + other.abs().max()
-            for one, other in zip(whole.parameters(), before, strict=True)
-        ]
-        self.largest = max(self.largest, float(mean.abs().max()), *map(float, sizes))
         kind = DTYPES[self._case.precision.model]
         low = [one.detach().to(kind).double() for one in whole.parameters()]
         same = all(torch.equal(one, other) for one, other in zip(low, whole.parameters(), strict=True))
