@@ -436,13 +436,29 @@ function(equigrad_program name library)
 endfunction()
 
 # ---- Python: the package as it is imported from the build, and as pip installs it ---------------------------------------
-# An extension module of the package. Nothing but the module's entry is seen from outside, as pybind11 wants it.
-function(equigrad_python_module target name include suffix library)
+# The binding, compiled once for both modules, and the precompiled header of what uses it. Nothing but a module's entry is
+# seen from outside, as pybind11 wants it.
+function(equigrad_python_binding folder include library)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/module\\.cpp$")
+  add_library(equigrad_python_binding OBJECT ${sources})
+  target_include_directories(equigrad_python_binding SYSTEM PUBLIC "${include}")
+  target_link_libraries(equigrad_python_binding PRIVATE ${library} equigrad_warnings)
+  set_target_properties(equigrad_python_binding PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  if(EQUIGRAD_PRECOMPILE)
+    target_precompile_headers(equigrad_python_binding PRIVATE
+      ${EQUIGRAD_PRECOMPILE} <torch/csrc/utils/pybind.h> <pybind11/functional.h>)
+  endif()
+endfunction()
+
+# An extension module of the package.
+function(equigrad_python_module target name suffix library)
   add_library(${target} MODULE ${ARGN})
-  target_include_directories(${target} SYSTEM PRIVATE "${include}")
-  target_link_libraries(${target} PRIVATE ${library} equigrad_warnings "${EQUIGRAD_TORCH_ROOT}/lib/libtorch_python.so")
+  target_link_libraries(${target} PRIVATE equigrad_python_binding ${library} equigrad_warnings
+    "${EQUIGRAD_TORCH_ROOT}/lib/libtorch_python.so")
+  equigrad_reuse_precompiled(${target} equigrad_python_binding)
   set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} SUFFIX "${suffix}" CXX_VISIBILITY_PRESET hidden
-    INSTALL_RPATH "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
+    DEFINE_SYMBOL "" INSTALL_RPATH "" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/equigrad")
   install(TARGETS ${target} LIBRARY DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
   if(NOT TARGET equigrad_python_wheel)
     add_custom_target(equigrad_python_wheel)
@@ -452,10 +468,8 @@ endfunction()
 
 # The same engine with faults that can be planted, and check(): equigrad/_harness.
 function(equigrad_python_harness folder library)
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp ${folder}/harness/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/binding/module\\.cpp$")
-  equigrad_python_module(equigrad_python_harness _harness "${equigrad_python_include}" "${equigrad_python_suffix}" ${library}
-    ${sources})
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/harness/*.cpp)
+  equigrad_python_module(equigrad_python_harness _harness "${equigrad_python_suffix}" ${library} ${sources})
 endfunction()
 
 # Programs that the package has beside its modules, with the files that they and the check read. They take the torch that
@@ -485,10 +499,9 @@ function(equigrad_python_package folder library)
     message(FATAL_ERROR "Equigrad: expected Python.h in ${include}, for the package of ${EQUIGRAD_PYTHON}, got none. Install Python's "
       "headers: python3-dev (Debian, Ubuntu), python3-devel (Fedora); a Python of conda or pyenv has them.")
   endif()
-  set(equigrad_python_include "${include}" PARENT_SCOPE)
   set(equigrad_python_suffix "${suffix}" PARENT_SCOPE)
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/binding/*.cpp)
-  equigrad_python_module(equigrad_python _core "${include}" "${suffix}" ${library} ${sources})
+  equigrad_python_binding(${folder} "${include}" ${library})
+  equigrad_python_module(equigrad_python _core "${suffix}" ${library} ${folder}/binding/module.cpp)
   file(GLOB_RECURSE modules RELATIVE "${PROJECT_SOURCE_DIR}/${folder}" CONFIGURE_DEPENDS
     ${folder}/equigrad/*.py ${folder}/equigrad/*.pyi ${folder}/equigrad/py.typed
     ${folder}/equigrad/judge/*.json ${folder}/equigrad/judge/templates/*.jinja ${folder}/equigrad/judge/templates/*.html

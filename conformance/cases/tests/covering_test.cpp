@@ -72,9 +72,10 @@ TEST(Covering, WhatIsGivenComesFirstAndSparesOthers) {
   const std::vector<CaseSpec> given(alone.end() - 3, alone.end());
   const auto selection = covering_of(matrix, given);
   EXPECT_TRUE(std::equal(given.begin(), given.end(), selection.begin()));
-  EXPECT_EQ(pairs(selection), pairs(matrix));
+  const auto all = pairs(matrix);
+  EXPECT_EQ(pairs(selection), all);
   for (std::size_t i = given.size(); i < selection.size(); ++i)
-    EXPECT_NE(pairs(without(selection, i)), pairs(matrix)) << selection[i].id();
+    EXPECT_NE(pairs(without(selection, i)), all) << selection[i].id();
 }
 
 TEST(Covering, TheSameMatrixHasTheSameSelection) {

@@ -35,7 +35,7 @@ TEST(Matrix, TheFullMatrixHasEveryCombinationOnce) {
 
 TEST(Matrix, TheDefaultMatrixIsAPartOfTheFullOne) {
   const auto cases = default_matrix();
-  EXPECT_EQ(cases.size(), 4192u);
+  EXPECT_EQ(cases.size(), 4128u);
   const auto all = ids(full_matrix());
   const auto names = ids(cases);
   EXPECT_EQ(names.size(), cases.size());
@@ -116,9 +116,9 @@ TEST(Matrix, AnIdThatIsNoneIsAnErrorThatNamesThePart) {
 
 TEST(Matrix, FiltersAreSubstringsOrGlobsAndSeveralMeanOneOf) {
   const auto cases = default_matrix();
-  EXPECT_EQ(select(cases, {}).size(), 4192u);
-  EXPECT_EQ(select(cases, {{"zero3"}, {}, {}, {}}).size(), 1048u);
-  EXPECT_EQ(select(cases, {{"zero3", "zero0"}, {}, {}, {}}).size(), 2096u);
+  EXPECT_EQ(select(cases, {}).size(), 4128u);
+  EXPECT_EQ(select(cases, {{"zero3"}, {}, {}, {}}).size(), 1032u);
+  EXPECT_EQ(select(cases, {{"zero3", "zero0"}, {}, {}, {}}).size(), 2064u);
   EXPECT_EQ(select(cases, {{"zero3.fp32.*.conv.t"}, {}, {}, {}}).size(), 4u);
   EXPECT_EQ(select(cases, {{"zero?.fp16."}, {}, {}, {}}).size(), 192u);
   EXPECT_EQ(select(cases, {{cases[7].id()}, {}, {}, {}}).size(), 1u);
@@ -127,7 +127,7 @@ TEST(Matrix, FiltersAreSubstringsOrGlobsAndSeveralMeanOneOf) {
 
 TEST(Matrix, OptionsNarrowWhatFiltersSelect) {
   const auto cases = default_matrix();
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {}, {}}).size(), 2096u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {}, {}}).size(), 2064u);
   EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {}}).size(), 96u);
   EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16", "amp-o1"}, {}}).size(), 192u);
   EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {4}}).size(), 24u);
