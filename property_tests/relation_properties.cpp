@@ -91,12 +91,12 @@ TEST(Relations, HoldOnTheGridAndEveryGuardHoldsSomewhere) {
     EXPECT_GT(applied[relation.number], 0) << relation.number << ": " << relation.name;
 }
 
-// Whether the relation is broken in one of these settings.
+// Whether the relation is broken in one of these settings, or ranks fail. A hang tells nothing.
 bool sees(const Relation& relation, const std::string& fault, const std::vector<json>& settings) {
   for (auto one : settings) {
     one["fault"] = fault;
     for (const auto& [number, wrong] : run(one, {relation.number}))
-      if (is_broken(wrong)) return true;
+      if (is_broken(wrong) && wrong.find(" timed out: ") == std::string::npos) return true;
   }
   return false;
 }

@@ -90,14 +90,15 @@ std::string ranks_change(const json& drawn, Runs& runs) {
                 [](const std::string& key) { return key.starts_with("2 "); });
 }
 
-// The first of them that is broken.
+// The first of them that is broken. All are tried: other ranks may see only a later one, and meet.
 std::string first_of(const json& one, Runs& runs,
                      const std::vector<std::string (*)(const json&, Runs&)>& checks) {
+  std::string first;
   for (const auto check : checks) {
     const auto wrong = check(one, runs);
-    if (!wrong.empty() && wrong != kDoesNotApply) return wrong;
+    if (first.empty() && wrong != kDoesNotApply) first = wrong;
   }
-  return "";
+  return first;
 }
 
 // First gradients, by name, in fp64, summed over ranks and micro-batches.
