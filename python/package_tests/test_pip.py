@@ -48,7 +48,7 @@ def python(tmp_path_factory) -> Path:
     # Optimised, it would take three times as long; `cmake --preset dev` compiles the same files with it.
     options = (f"build-dir={folder}/build", "cmake.build-type=None")
     run(*pip, *(f"--config-settings={option}" for option in options), ROOT)
-    run(*pip, "transformers", "numpy", "pytest")
+    run(*pip, "--no-compile", "transformers", "numpy", "pytest")
     return interpreter
 
 

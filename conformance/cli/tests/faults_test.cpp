@@ -54,13 +54,17 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
   EXPECT_THAT(text_of(folder_ + "/faults.md"), HasSubstr("| averaged\\_twice |"));
 }
 
+// And with `--json -` the record alone goes to stdout.
 TEST_F(FaultsCommandTest, WithThinItGoesOnUntilThreeCasesHaveCaughtAFault) {
-  const auto result = say({"averaged_twice", "--thin", "--report", folder_, "-q"});
+  const auto result = say({"averaged_twice", "--thin", "--json", "-", "--report", folder_, "-q"});
   EXPECT_EQ(result.code, kHeld) << result.out << result.err;
-  const auto json = nlohmann::json::parse(text_of(folder_ + "/faults.json"));
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json, nlohmann::json::parse(text_of(folder_ + "/faults.json")));
   EXPECT_EQ(json.at("counted"), true);
+  ASSERT_EQ(json.at("faults").size(), 1u);
   EXPECT_EQ(json.at("faults")[0].at("found").size(), 3u);
-  EXPECT_THAT(result.out, HasSubstr("caught by fewer than 3 cases: 0 faults; counting took "));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("caught by fewer than 3 cases: 0 faults; counting took "),
+                                HasSubstr("HELD  ")));
 }
 
 TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {
@@ -70,13 +74,6 @@ TEST_F(FaultsCommandTest, HelpSaysWhatItTakes) {
        {"FILTER", "--full", "--covering", "--thin", "--minutes", "--clean", "--seed", "--json",
         "--report", "--data-dir", "--timeout-scale", "--slots", "--quiet"})
     EXPECT_THAT(help.out, HasSubstr(flag));
-}
-
-TEST_F(FaultsCommandTest, TheRecordAloneGoesToStdout) {
-  const auto result = say({"averaged_twice", "--json", "-", "--report", folder_, "-q"});
-  EXPECT_EQ(result.code, kHeld);
-  EXPECT_EQ(nlohmann::json::parse(result.out).at("faults").size(), 1u);
-  EXPECT_THAT(result.err, HasSubstr("HELD  "));
 }
 
 TEST_F(FaultsCommandTest, AWrongNameIsAUsageErrorThatSaysWhatIsNear) {

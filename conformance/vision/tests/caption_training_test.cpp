@@ -51,19 +51,17 @@ TEST(Captions, EveryPairOfStagesHasTheBitsOfTheReference) {
   int turn = 0;
   for (const Way way : kWays) {
     for (int stages = 0; stages < 16; ++stages) {
-      for (const bool bf16 : {false, true}) {
-        Setting setting;
-        setting.way = way;
-        setting.encoder_stage = stages / 4;
-        setting.language_stage = stages % 4;
-        setting.bf16 = bf16;
-        setting.accumulation = 2 + turn % 2;
-        setting.style = static_cast<Style>((turn / 32 + stages / 4 + stages) % 4);
-        setting.seed = static_cast<uint64_t>(1 + turn++ % 5);
-        const auto trained = train(setting, 2);
-        expect_held(setting, trained, 2);
-        EXPECT_GE(trained.clipped, 1) << setting.name();
-      }
+      Setting setting;
+      setting.way = way;
+      setting.encoder_stage = stages / 4;
+      setting.language_stage = stages % 4;
+      setting.bf16 = (turn / 16 + stages / 4 + stages) % 2 == 1;
+      setting.accumulation = 2 + stages / 2 % 2;
+      setting.style = static_cast<Style>((turn / 16 + stages / 4 + stages) % 4);
+      setting.seed = static_cast<uint64_t>(1 + turn++ % 5);
+      const auto trained = train(setting, 2);
+      expect_held(setting, trained, 2);
+      EXPECT_GE(trained.clipped, 1) << setting.name();
     }
   }
 }
