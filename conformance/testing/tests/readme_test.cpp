@@ -2,12 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -54,15 +55,53 @@ TEST(Readme, ItsCodeIsTheQuickstart) {
   EXPECT_EQ(shown, run);
 }
 
-TEST(Readme, TheQuickstartRunsAndLearns) {
-  const char* program = std::getenv("EQUIGRAD_QUICKSTART");
-  ASSERT_NE(program, nullptr) << "run this test through ctest, which says where the program is";
-  FILE* pipe = popen(program, "r");
-  ASSERT_NE(pipe, nullptr);
+struct Ended {
+  std::string output;  // with what went to stderr
+  int code = -1;
+};
+
+// The program of this build that ctest names so, with these words behind it.
+Ended run(const char* program, const std::string& words) {
+  const char* path = std::getenv(program);
+  if (path == nullptr) return {"run this test through ctest, which sets " + std::string(program)};
+  FILE* pipe = popen((std::string(path) + " " + words + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return {"no pipe"};
   std::array<char, 256> buffer{};
-  std::string output;
-  while (std::fgets(buffer.data(), buffer.size(), pipe) != nullptr) output += buffer.data();
-  EXPECT_EQ(pclose(pipe), 0);
+  Ended ended;
+  while (std::fgets(buffer.data(), buffer.size(), pipe) != nullptr) ended.output += buffer.data();
+  ended.code = WEXITSTATUS(pclose(pipe));
+  return ended;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// Numbers with all their digits, which another machine's kernels may end otherwise.
+std::string without_digits(const std::string& text) {
+  return std::regex_replace(text, std::regex(R"(\d\.\d{8}e)"), "N");
+}
+
+// The command behind "$ " is run; what stands below it are parts of lines that it prints.
+TEST(Readme, TheFailureThatItShowsIsPrinted) {
+  const auto lines = lines_of(between(read("README.md"), "```text\n", "```"));
+  const std::string prompt = "$ equigrad ";
+  ASSERT_GE(lines.size(), 5u);
+  ASSERT_TRUE(lines[0].starts_with(prompt)) << lines[0];
+  const std::string folder = std::filesystem::temp_directory_path() / "equigrad-readme-report";
+  const auto ended = run("EQUIGRAD_BINARY", lines[0].substr(prompt.size()) + " --report " + folder);
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(ended.code, 1) << ended.output;
+  for (std::size_t i = 1; i < lines.size(); ++i)
+    EXPECT_THAT(without_digits(ended.output), ::testing::HasSubstr(without_digits(lines[i])));
+}
+
+TEST(Readme, TheQuickstartRunsAndLearns) {
+  const auto [output, code] = run("EQUIGRAD_QUICKSTART", "");
+  EXPECT_EQ(code, 0);
   double first = 0, last = 0;
   ASSERT_EQ(std::sscanf(output.c_str(), "loss %lf loss %lf", &first, &last), 2) << output;
   EXPECT_LT(last, first);
@@ -142,8 +181,50 @@ TEST(Readme, ThePresetsThatDocumentsNameExist) {
 }
 
 TEST(Readme, ItIsShort) {
-  const std::string readme = read("README.md");
-  EXPECT_LE(std::count(readme.begin(), readme.end(), '\n'), 150);
+  std::istringstream words(read("README.md"));
+  EXPECT_LE(std::distance(std::istream_iterator<std::string>(words), {}), 700);
+}
+
+// "run --fault --report" of every command `equigrad ...` in the code of `text`: blocks and spans.
+std::set<std::string> commands_in(const std::string& text) {
+  static const std::regex command(
+      R"((?:^|`|\$ |&& |/)equigrad ((?:(?:config|checkpoint) )?[a-z]+)(?=[ `\n]|$)([^`#|&\n]*))");
+  static const std::regex flag(R"(\s(--[a-z0-9-]+))");
+  std::set<std::string> commands;
+  for (const auto& line : lines_of(text))
+    for (std::sregex_iterator it(line.begin(), line.end(), command), end; it != end; ++it) {
+      std::string one = (*it)[1].str();
+      const std::string rest = (*it)[2].str();
+      for (std::sregex_iterator part(rest.begin(), rest.end(), flag); part != end; ++part)
+        one += " " + (*part)[1].str();
+      commands.insert(one);
+    }
+  return commands;
+}
+
+TEST(Readme, CommandsAreSeen) {
+  EXPECT_THAT(
+      commands_in("Say `equigrad run CASE --seed N`, or\nbuild/dev/equigrad list  # all\n"
+                  "an equigrad one; `equigrad config check F --world 2` | `equigrad --help`"),
+      ::testing::ElementsAre("config check --world", "list", "run --seed"));
+}
+
+TEST(Readme, TheCommandsThatDocumentsGiveExist) {
+  std::size_t count = 0;
+  std::map<std::string, Ended> helps;
+  for (const auto& document : documents())
+    for (const auto& command : commands_in(read(document))) {
+      ++count;
+      const std::string name = command.substr(0, command.find(" --"));
+      if (!helps.contains(name)) helps[name] = run("EQUIGRAD_BINARY", name + " --help");
+      const auto& help = helps[name];
+      EXPECT_EQ(help.code, 0) << document << " has the command equigrad " << name;
+      std::istringstream flags(command.substr(name.size()));
+      for (std::string flag; flags >> flag;)
+        EXPECT_TRUE(std::regex_search(help.output, std::regex(flag + "(?![a-z0-9-])")))
+            << document << " gives equigrad " << name << " the option " << flag;
+    }
+  EXPECT_GE(count, 60u);
 }
 
 }  // namespace
