@@ -451,6 +451,34 @@ def a_branch_averaged_over_who_took_it(engine: Simulated) -> None:
     after(engine, "combine", lambda mean, step, name, _: mean * 2 if name.startswith("branch") else mean)
 
 
+def branches_added(engine: Simulated, as_of: int) -> None:
+    """Each micro-batch's branches of all ranks become that of the branch which one rank takes."""
+    right = engine.mean
+
+    def mixed(step: int, name: str, by_place: dict[tuple[int, int], dict[str, torch.Tensor]], scale: float) -> torch.Tensor | None:
+        branch, _, part = name.partition(".")
+        other = {"branch": f"other.{part}", "other": f"branch.{part}"}.get(branch)
+        if other is None:
+            return right(step, name, by_place, scale)
+        spoilt = {
+            (rank, micro): {name: found.get(name, found.get(other))} if name in by_place[as_of, micro] else {}
+            for (rank, micro), found in by_place.items()
+        }
+        return right(step, name, spoilt, scale)  # type: ignore[arg-type]
+
+    engine.mean = mixed  # type: ignore[method-assign]
+
+
+@fault("fork")
+def branches_added_as_rank_0_takes_them(engine: Simulated) -> None:
+    branches_added(engine, 0)
+
+
+@fault("fork")
+def branches_added_as_rank_1_takes_them(engine: Simulated) -> None:
+    branches_added(engine, 1)
+
+
 @fault("gpt")
 def a_rank_lost_in_a_rounded_model(engine: Simulated) -> None:
     a_rank_lost(engine)

@@ -60,6 +60,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": Precision("bf16")},
     "autocast": {"precision": Precision("fp32", autocast="bf16"), "optimizer": ADAMW},
     "branch": {"model": Model("lattice-mlp", {"branch": True})},
+    "fork": {"model": Model("lattice-mlp", {"fork": True})},
     "backwards": {"options": {"backwards": 2}},
     "embedding": {"model": Model("lattice-embedding"), "optimizer": ADAMW},
     "convolution": {"model": Model("lattice-convolution"), "clip": Clip(1.0, "2")},
@@ -150,6 +151,8 @@ def test_a_planted_fault_is_seen(prepare: Prepare, name: str) -> None:
 CAUSES = {
     "the_last_backward_of_the_step_alone": "only-last-backward",
     "the_last_backward_of_each_micro_batch_lost": "last-backward-missing",
+    "branches_added_as_rank_0_takes_them": "mixed-between-ranks",
+    "branches_added_as_rank_1_takes_them": "mixed-between-ranks",
     "a_step_before_training": "stepped-before-training",
     "a_decay_before_training": "stepped-before-training",
     "a_step_of_masters_before_training": "stepped-before-training",

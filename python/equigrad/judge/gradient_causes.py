@@ -143,6 +143,7 @@ class GradientFaults:
         if self._world > 1:
             yield from self._own(place, room)
             yield from self._at_every_reduction(place, room)
+            yield from self._mixed(place, room)
         yield from self._fitted(place, room)
 
     def _backwards(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
@@ -163,6 +164,33 @@ class GradientFaults:
             ("earlier-backwards-lost", "has of the last micro-batch the last backward() alone", whole[:, :-1].sum((0, 1)) + last[:, -1].sum(0)),
         ):
             yield Claim(kind, says, values, wide, PATTERN, variant=says)
+
+    def _mixed(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
+        """Ranks that use different parameters of one shape send them at one place: an owner gets the sum as that of the one it uses."""
+        partner = self._partners()[place.index]
+        if bool((partner < 0).any()):
+            return
+        parts = self.parts(place.step)
+        both = (parts[:, :, place.index] + parts[:, :, partner]).sum(0)
+        wide = room + (self._world * self._micro + 4) * self._unit * parts[:, :, partner].abs().sum((0, 1))
+        for owner in range(self._world):
+            uses = torch.zeros_like(parts[owner])
+            for name in self._layout.names:
+                where = self._layout.of(name)
+                uses[:, where] = parts[owner, :, where].any(1, keepdim=True).double()
+            says = f"has the gradient of the branch that other ranks take added: what is sent is told apart by the branch of rank {owner}"
+            yield Claim("mixed-between-ranks", says, (both * uses[:, place.index]).sum(0), wide, PATTERN, variant=says)
+
+    def _partners(self) -> torch.Tensor:
+        """For each element that of the one other conditional parameter of its shape; -1 where there is none, or are several."""
+        layout, found = self._layout, torch.full((self._layout.numel,), -1)
+        conditional = [name for name in self._seen.kinds.get("conditional", ()) if name in layout.offsets]
+        for name in conditional:
+            alike = [other for other in conditional if other != name and layout.shapes[other] == layout.shapes[name]]
+            if len(alike) == 1:
+                other = layout.of(alike[0])
+                found[layout.of(name)] = torch.arange(other.start, other.stop)
+        return found
 
     def _at_every_reduction(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         """Faults of a reduction that takes what was accumulated along, once a micro-batch (DDP without no_sync)."""
