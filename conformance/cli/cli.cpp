@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/comm/launch.hpp"
@@ -55,7 +56,7 @@ template <class Command>
 void add_surroundings(CLI::App& app, Command& command) {
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
 }
 
 void add_run(CLI::App& app, RunCommand& command) {
@@ -64,7 +65,7 @@ void add_run(CLI::App& app, RunCommand& command) {
       "--model", command.model,
       "A shared library with EQUIGRAD_MODEL, whose model is run in place of the matrix's "
       "and the contract; docs/check.md");
-  app.add_option("--seed", command.seed, "Of weights and data");
+  app.add_option("--seed", command.seed, "Of weights and data")->check(at_least(0));
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
   app.add_option("--junit", command.junit, "Also write JUnit XML here; - is stdout");
   app.add_option("--report", command.report, "Folder for index.html, run.json, junit.xml");
@@ -112,7 +113,7 @@ void add_repro(CLI::App& app, ReproCommand& command) {
   app.add_option("CASE", command.id, "The id of a case of the matrix, or of an earlier repro")
       ->required();
   app.add_option("--steps", command.steps, "Optimizer steps")->check(CLI::Range(1, 3));
-  app.add_option("--seed", command.seed, "Of weights and data");
+  app.add_option("--seed", command.seed, "Of weights and data")->check(at_least(0));
   app.add_option("--fault", command.fault, "Plant this fault: equigrad list --faults")
       ->check(fault_problem);
   app.add_flag("--as-is", command.as_is, "Repeat the case, and do not make it smaller");
@@ -124,11 +125,10 @@ void add_repro(CLI::App& app, ReproCommand& command) {
 
 template <class Command>
 void add_text_model(CLI::App& app, Command& command) {
-  app.add_option("--layers", command.layers, "Of the text model")->check(CLI::PositiveNumber);
-  app.add_option("--dim", command.dim, "Of the text model")->check(CLI::PositiveNumber);
-  app.add_option("--heads", command.heads, "Of the text model")->check(CLI::PositiveNumber);
-  app.add_option("--context", command.context, "Bytes the text model sees")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--layers", command.layers, "Of the text model")->check(at_least(1));
+  app.add_option("--dim", command.dim, "Of the text model")->check(at_least(1));
+  app.add_option("--heads", command.heads, "Of the text model")->check(at_least(1));
+  app.add_option("--context", command.context, "Bytes the text model sees")->check(at_least(1));
 }
 
 void add_train(CLI::App& app, TrainCommand& command) {
@@ -136,17 +136,17 @@ void add_train(CLI::App& app, TrainCommand& command) {
       ->check(CLI::IsMember({"text", "images", "captions"}));
   app.add_flag("--two-groups", command.two_groups,
                "Captions: encoder and language model on ranks of their own");
-  app.add_option("--steps", command.steps, "Optimizer steps")->check(CLI::PositiveNumber);
+  app.add_option("--steps", command.steps, "Optimizer steps")->check(at_least(1));
   auto* stage = app.add_option("--stage", command.stage, "ZeRO stage");
   stage->check(CLI::Range(0, 3));
   app.add_option("--world", command.world, "Ranks")->check(CLI::Range(1, 64));
   auto* dtype = app.add_option("--dtype", command.dtype, "fp32 or bf16");
   dtype->check(CLI::IsMember({"fp32", "bf16"}));
   auto* accumulate = app.add_option("--accumulate", command.accumulate, "Micro-batches a step");
-  accumulate->check(CLI::PositiveNumber);
+  accumulate->check(at_least(1));
   auto* micro_batch =
       app.add_option("--micro-batch", command.micro_batch, "Sequences a micro-batch");
-  micro_batch->check(CLI::PositiveNumber);
+  micro_batch->check(at_least(1));
   app.add_option("--config", command.config, "A DeepSpeed JSON file, which says these four")
       ->check(CLI::ExistingFile)
       ->excludes(stage)
@@ -154,7 +154,7 @@ void add_train(CLI::App& app, TrainCommand& command) {
       ->excludes(accumulate)
       ->excludes(micro_batch);
   add_text_model(app, command);
-  app.add_option("--seed", command.seed, "Of weights and data");
+  app.add_option("--seed", command.seed, "Of weights and data")->check(at_least(0));
   add_surroundings(app, command);
 }
 
@@ -164,18 +164,18 @@ void add_compare(CLI::App& app, CompareCommand& command) {
       ->check(CLI::ExistingFile);
   app.add_option("--data", command.data, "text or images")
       ->check(CLI::IsMember({"text", "images"}));
-  app.add_option("--steps", command.steps, "Optimizer steps of a run")->check(CLI::PositiveNumber);
+  app.add_option("--steps", command.steps, "Optimizer steps of a run")->check(at_least(1));
   app.add_option("--seeds", command.seeds, "Pairs of runs, with seeds from --seed on")
       ->check(CLI::Range(2, 1000));
   app.add_option("--world", command.world, "Ranks")->check(CLI::Range(1, 64));
   app.add_option("--margin", command.margin,
                  "Final losses that differ by less are equivalent, in nats")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   app.add_option("--final-steps", command.final_steps,
                  "Steps at the end whose mean is the final loss")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   add_text_model(app, command);
-  app.add_option("--seed", command.seed, "The first; of weights and data");
+  app.add_option("--seed", command.seed, "The first; of weights and data")->check(at_least(0));
   app.add_option("--report", command.report, "Folder for compare.html, compare.json, compare.md");
   add_surroundings(app, command);
   app.add_flag("-q,--quiet", command.quiet, "No progress");
@@ -183,16 +183,20 @@ void add_compare(CLI::App& app, CompareCommand& command) {
 
 void add_config_check(CLI::App& app, ConfigCommand& command) {
   app.add_option("FILE", command.file)->required()->check(CLI::ExistingFile);
-  app.add_option("--world", command.world, "Ranks")->check(CLI::PositiveNumber);
+  app.add_option("--world", command.world, "Ranks")->check(at_least(1));
   auto* parameters =
       app.add_option("--parameters", command.parameters, "Elements of the model, for its bytes")
-          ->check(CLI::Range(int64_t{0}, int64_t{1'000'000'000'000'000}));
+          ->transform(counted(1'000'000'000'000'000));
   app.add_option("--numels", command.numels,
                  "Elements of every parameter in the order of registration, such as 100,20")
       ->delimiter(',')
       ->excludes(parameters);
   app.add_option("--device", command.device, "cpu or cuda; they differ for offloaded state")
       ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--fits", command.fits_bytes,
+                 "Whether a rank's bytes fit into so much, such as 80GB or 24GiB; 1 if not")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  app.add_flag("--all", command.all, "Every key, with where its value comes from");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
 }
 
@@ -341,6 +345,17 @@ void add_commands(CLI::App& app, Commands& all) {
   }).add_option("--data-dir", all.data_dir, "Folder with plays.txt and Fashion-MNIST");
 }
 
+// What is said behind a complaint about the words of the command line.
+std::string hint(const CLI::App& app, const std::string& complaint, int argc,
+                 const char* const* argv) {
+  for (const char* list : {"--stages: ", "--dtypes: ", "--world: "})
+    if (complaint.starts_with(list))
+      return "A FILTER stands before such a list, or behind --: its values are one word, 2,3 or "
+             "fp32,bf16.\n";
+  const auto nearest = meant(app, argc, argv);
+  return nearest.empty() ? "" : "equigrad:" + nearest + "\n";
+}
+
 }  // namespace
 
 int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
@@ -356,6 +371,7 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
   } catch (const CLI::ParseError& error) {
     std::ostringstream complaint;  // quotes the words that were typed
     const int code = app.exit(error, std::cout, complaint);
+    if (code != 0) complaint << hint(app, error.what(), argc, argv);
     std::cerr << valid_utf8(complaint.str());
     return code == 0 ? kHeld : kUsage;
   }

@@ -175,7 +175,9 @@ struct ConfigCommand {
   int64_t parameters = 0;       // elements in all; 0: as many as you like
   std::vector<int64_t> numels;  // or one by one
   std::string device = "cpu";
-  std::string json;  // file, or "-" for stdout
+  std::string json;         // file, or "-" for stdout
+  bool all = false;         // every key, not only those of the file and what follows
+  uint64_t fits_bytes = 0;  // of a rank's memory; 0: not asked
 };
 int config_check_command(const ConfigCommand& command);
 int config_keys_command();    // docs/configuration.md

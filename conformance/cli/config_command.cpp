@@ -59,6 +59,42 @@ std::optional<Sized> sized(const ConfigCommand& command, const EngineConfig& con
   return all;
 }
 
+using Origin = Setting::Origin;
+
+struct Group {
+  const char* head;
+  bool (*has)(const Setting& setting);
+};
+
+constexpr Group kGroups[] = {
+    {"The file sets", [](const Setting& one) { return one.origin == Origin::File; }},
+    {"What follows from it", [](const Setting& one) { return one.origin == Origin::Derived; }},
+    {"In the file, without effect here",
+     [](const Setting& one) { return one.origin == Origin::NoEffect; }},
+    {"Defaults that are not DeepSpeed's", [](const Setting& one) {
+       return one.origin == Origin::Default && one.note.find("DeepSpeed") != std::string::npos;
+     }}};
+
+// The keys that a reader of the file asks about; the others are counted.
+std::string settings_text(const EffectiveConfig& effective) {
+  std::size_t width = 0, others = effective.settings.size();
+  for (const auto& setting : effective.settings)
+    for (const auto& group : kGroups)
+      if (group.has(setting)) width = std::max(width, setting.key.size());
+  std::string text;
+  for (const auto& group : kGroups) {
+    std::string lines;
+    for (const auto& setting : effective.settings) {
+      if (!group.has(setting)) continue;
+      --others;
+      lines += "  " + setting.key + std::string(width - setting.key.size() + 2, ' ') +
+               setting.value + (setting.note.empty() ? "" : "  (" + setting.note + ")") + "\n";
+    }
+    if (!lines.empty()) text += std::string(group.head) + "\n" + lines + "\n";
+  }
+  return text + std::to_string(others) + " other keys have their defaults: --all shows them.\n";
+}
+
 std::string rate_text(double rate) { return formatted("%.6g", rate); }
 
 std::string rates_text(const MemoryRates& rates) {
@@ -112,6 +148,16 @@ std::string memory_text(const ConfigCommand& command, const EngineConfig& config
          "Categories do not all peak at one time.\n";
 }
 
+// Whether all of a rank's bytes fit; empty where that was not asked.
+std::string fit_text(const ConfigCommand& command, const std::optional<Sized>& all) {
+  if (command.fits_bytes == 0) return "";
+  const auto most = all->forecast.most_bytes();
+  const auto room = static_cast<int64_t>(command.fits_bytes);
+  return "\n" + std::string(most <= room ? "It fits: " : "It does NOT fit: ") +
+         with_thousands(most) + " bytes at most, of " + with_thousands(room) +
+         ", activations and the rest excluded.\n";
+}
+
 json record_of(const ConfigCommand& command, const EffectiveConfig& effective,
                const MemoryRates& rates, const std::optional<Sized>& all) {
   constexpr std::array kOrigins{"file", "default", "derived", "no_effect"};
@@ -145,15 +191,23 @@ int config_check_command(const ConfigCommand& command) {
   const auto all = sized(command, effective.config, options);
   const auto held = rates(effective.config, options);
   const bool pure = command.json == "-";
-  (pure ? std::cerr : std::cout) << describe(effective)
-                                 << memory_text(command, effective.config, held, all);
-  if (command.json.empty()) return kHeld;
+  if (command.fits_bytes > 0 && !all)
+    throw ConfigError(
+        "config check",
+        {"expected a model's size with --fits, got none. Give --parameters or --numels."});
+  (pure ? std::cerr : std::cout) << (command.all ? describe(effective) : settings_text(effective))
+                                 << memory_text(command, effective.config, held, all)
+                                 << fit_text(command, all);
+  const bool fits = command.fits_bytes == 0 ||
+                    all->forecast.most_bytes() <= static_cast<int64_t>(command.fits_bytes);
+  const int code = fits ? kHeld : kFailed;
+  if (command.json.empty()) return code;
   const auto record = record_of(command, effective, held, all).dump(2) + "\n";
   if (pure) {
     std::cout << record;
-    return kHeld;
+    return code;
   }
-  if (std::ofstream(command.json) << record << std::flush) return kHeld;
+  if (std::ofstream(command.json) << record << std::flush) return code;
   throw Error("config check", "expected a file that can be written, got \"" + command.json +
                                   "\". Name another with --json.");
 }

@@ -5,6 +5,7 @@
 
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/crash/campaign.hpp"
 #include "engine/error.hpp"
@@ -31,7 +32,7 @@ void add_crash(CLI::App& app, CrashCommand& command) {
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
   app.add_option("--report", command.report, "Folder for crash.json");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 

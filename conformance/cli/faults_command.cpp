@@ -9,6 +9,7 @@
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
@@ -107,13 +108,13 @@ void add_faults(CLI::App& app, FaultsCommand& command) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--clean", command.clean,
                  "Generated cases without a fault (default: 5000, with a FILTER or --covering 0)")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--seed", command.seed, "Of weights, data and configurations");
+      ->check(at_least(0));
+  app.add_option("--seed", command.seed, "Of weights, data and configurations")->check(at_least(0));
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
   app.add_option("--report", command.report, "Folder for faults.html, faults.json, faults.md");
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   app.add_option("--slots", command.slots, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
   app.add_flag("-q,--quiet", command.quiet, "No progress");

@@ -2,28 +2,35 @@
 
 #include <iostream>
 
-#include "engine/error.hpp"
+#include "engine/config/config.hpp"
 
 namespace equigrad::conformance::cli {
+
+namespace {
+
+ConfigError no_file(const std::string& where, const std::string& what,
+                    const std::string& directory) {
+  const std::string place = directory.empty() ? "the usual folders" : directory;
+  return ConfigError(where, {"expected " + what + " in " + place +
+                             ", got no such file. Name its folder with --data-dir; equigrad doctor "
+                             "says what is there."});
+}
+
+}  // namespace
 
 bool needs_images(const CaseSpec& spec) { return spec.model == "conv" || spec.model == "vision"; }
 
 DataFiles case_data(const std::string& directory) {
   auto files = find_data(directory, false);
-  if (files.text.empty())
-    throw Error("data",
-                "expected plays.txt or plays_slice.txt, got none. Name their folder with "
-                "--data-dir.");
+  if (files.text.empty()) throw no_file("data", "plays.txt or plays_slice.txt", directory);
   return files;
 }
 
 DataFiles training_data(const std::string& where, const std::string& data,
                         const std::string& directory) {
   auto files = find_data(directory, true);
-  if (files.text.empty() || (data == "images" && files.images.empty()))
-    throw Error(where, "expected " + data +
-                           ", got no file of it. Name its folder with "
-                           "--data-dir; equigrad doctor says what is there.");
+  if (files.text.empty()) throw no_file(where, "plays.txt or plays_slice.txt", directory);
+  if (data == "images" && files.images.empty()) throw no_file(where, "Fashion-MNIST", directory);
   return files;
 }
 

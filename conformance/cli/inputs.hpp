@@ -1,7 +1,7 @@
 // Inputs: what several commands ask of their data and of the text model, and how they look it up.
 //
 // Invariants: a problem is empty where nothing is wrong.
-// Units: none.   Errors: equigrad::Error where there is no data; `where` begins it.
+// Units: none.   Errors: ConfigError where there is no data; `where` begins it.
 // Depends on: matrix.hpp, program.hpp. No torch.
 #pragma once
 

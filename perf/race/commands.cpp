@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/option_checks.hpp"
 #include "engine/comm/launch.hpp"
 #include "engine/error.hpp"
 #include "perf/race/gate.hpp"
@@ -244,15 +245,16 @@ void add_gates(CLI::App& app, GateCommand& gate) {
                     "{\"sleep_us\": 100}, {\"waits\": true}, {\"copies\": true}, "
                     "{\"one_more\": true}");
   auto* noise = app.add_subcommand("noise", "a build against itself");
-  noise->add_option("--runs", gate.runs)->check(CLI::PositiveNumber);
+  noise->add_option("--runs", gate.runs)->check(conformance::cli::at_least(1));
   for (auto* command : {counts, leaks, times, noise})
-    command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge");
+    command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge")
+        ->check(CLI::ExistingFile);
   for (auto* command : {times, noise}) {
     command->add_option("--pairs", gate.pairs, "of one life of the programs")
-        ->check(CLI::PositiveNumber);
+        ->check(conformance::cli::at_least(1));
     command->add_option("--lives", gate.lives, "at most, while the verdict is open")
-        ->check(CLI::PositiveNumber);
-    command->add_option("--steps", gate.steps, "of a block")->check(CLI::PositiveNumber);
+        ->check(conformance::cli::at_least(1));
+    command->add_option("--steps", gate.steps, "of a block")->check(conformance::cli::at_least(1));
     command->add_option("--stage", gate.stage)->check(CLI::Range(0, 3));
     command->add_option("--margin", gate.margin, "a slow-down that is none")
         ->check(CLI::Range(0.0, 1.0));
@@ -275,9 +277,10 @@ int run_commands(int argc, char** argv) {
   auto* racing = app.add_subcommand("race", "a suite in one interleaved run");
   racing->add_option("--suite", race.suite)->check(CLI::IsMember(suite_names()));
   racing->add_option("--report", race.report, "folder for race.json, race.md, race.html");
-  racing->add_option("--rounds", race.options.rounds)->check(CLI::PositiveNumber);
+  racing->add_option("--rounds", race.options.rounds)->check(conformance::cli::at_least(1));
   racing->add_option("--filter", race.options.filter, "groups whose name contains this");
-  racing->add_option("--worker", race.programs.worker, "perf_worker of some build");
+  racing->add_option("--worker", race.programs.worker, "perf_worker of some build")
+      ->check(CLI::ExistingFile);
   racing
       ->add_option("--old", race.programs.older,
                    "perf_worker of another build, which races beside this one")
@@ -293,11 +296,15 @@ int run_commands(int argc, char** argv) {
   GateCommand gate;
   add_gates(app, gate);
   auto* memory = app.add_subcommand("memory", "what a rank holds by phase and category");
-  memory->add_option("--worker", gate.worker, "perf_worker of some build");
+  memory->add_option("--worker", gate.worker, "perf_worker of some build")
+      ->check(CLI::ExistingFile);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (app.exit(error) == 0) return 0;
+    const auto nearest = conformance::cli::meant(app, argc, argv);
+    if (!nearest.empty()) std::fprintf(stderr, "equigrad_perf:%s\n", nearest.c_str());
+    return 2;
   }
   try {
     comm::expect_one_process("equigrad_perf", std::getenv);

@@ -33,7 +33,7 @@ class CheckReport:
     text: str
     """As `equigrad run` says it: verdict, causes, files, replays."""
     run: dict[str, Any] = field(repr=False)
-    """The whole run, as in run.json (docs/reports.md)."""
+    """The whole run, as in run.json (docs/failures.md)."""
 
     def __bool__(self) -> bool:
         return self.held

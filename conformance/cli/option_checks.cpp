@@ -1,0 +1,98 @@
+#include "conformance/cli/option_checks.hpp"
+
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <vector>
+
+#include "engine/config/suggest.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+std::string wanted(const std::string& what, const std::string& text) {
+  return "expected " + what + ", got \"" + text + "\"";
+}
+
+// A number and how many of its text's characters it takes; 0 where it is none.
+std::size_t read_number(const std::string& text, double& value) {
+  char* end = nullptr;
+  value = std::strtod(text.c_str(), &end);
+  return std::isfinite(value) ? static_cast<std::size_t>(end - text.c_str()) : 0;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options())
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  return names;
+}
+
+}  // namespace
+
+CLI::Validator at_least(int64_t least) {
+  const auto words = "at least " + std::to_string(least);
+  return CLI::Validator(
+      [=](std::string& text) {
+        int64_t value = 0;
+        const bool is_number = CLI::detail::lexical_cast(text, value);
+        return is_number && value >= least ? "" : wanted("a whole number of " + words, text);
+      },
+      words);
+}
+
+CLI::Validator above_zero() {
+  return CLI::Validator(
+      [](std::string& text) {
+        double value = 0;
+        const bool is_number = !text.empty() && read_number(text, value) == text.size();
+        return is_number && value > 0 ? "" : wanted("a number above 0", text);
+      },
+      "above 0");
+}
+
+CLI::Validator counted(int64_t most) {
+  return CLI::Validator(
+      [most](std::string& text) {
+        static const std::map<std::string, double> suffixes = {
+            {"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"G", 1e9}, {"T", 1e12}};
+        double value = 0;
+        const auto length = read_number(text, value);
+        const auto suffix = suffixes.find(text.substr(length));
+        if (length > 0 && suffix != suffixes.end()) value *= suffix->second;
+        const bool is_count = length > 0 && suffix != suffixes.end() && value >= 0 &&
+                              value <= static_cast<double>(most) && value == std::floor(value);
+        if (!is_count)
+          return wanted("a whole number up to " + std::to_string(most) +
+                            ", such as 350000000, 7e9, 350M or 7B",
+                        text);
+        text = std::to_string(static_cast<int64_t>(value));
+        return std::string();
+      },
+      "such as 7e9 or 7B");
+}
+
+std::string meant(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    if (word.starts_with("--") && word.size() > 2) {
+      const auto names = option_names(*at);
+      if (at->get_option_no_throw(word) == nullptr) return did_you_mean(word, names);
+    } else if (const auto names = command_names(*at); !names.empty()) {
+      if (std::find(names.begin(), names.end(), word) == names.end())
+        return did_you_mean(word, names);
+      at = at->get_subcommand(word);
+    }
+  }
+  return "";
+}
+
+}  // namespace equigrad::conformance::cli

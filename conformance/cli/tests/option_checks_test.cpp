@@ -1,0 +1,108 @@
+// Words on the command line that are wrong: what is said of them, and that nothing is run.
+#include "conformance/cli/option_checks.hpp"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+#include "conformance/cli/tests/command_result.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using Words = InAFolder;
+
+const std::string kCase =
+    "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
+
+TEST_F(Words, AMisspeltWordGetsTheOneThatIsNear) {
+  EXPECT_THAT(result_of_words({"rum"}).err, HasSubstr("Did you mean \"run\"?"));
+  EXPECT_THAT(result_of_words({"run", "--wrold", "2"}).err, HasSubstr("Did you mean \"--world\"?"));
+  EXPECT_THAT(result_of_words({"config", "chekc", "a"}).err, HasSubstr("Did you mean \"check\"?"));
+  EXPECT_THAT(result_of_words({"run", "--xyzzyxyzzy"}).err, Not(HasSubstr("Did you mean")));
+  EXPECT_THAT(result_of_words({"run", "--stages", "7"}).err, Not(HasSubstr("Did you mean")));
+}
+
+TEST_F(Words, AListThatTookAFilterSaysWhereItStands) {
+  const auto said = result_of_words({"run", "--dtypes", "fp32", "gpt"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_THAT(said.err, HasSubstr("A FILTER stands before such a list, or behind --"));
+}
+
+TEST_F(Words, NumbersThatAreNoneSayWhatIsExpected) {
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {"run", "--seed", "-1"}, {"repro", kCase, "--seed", "-1"}, {"faults", "--clean", "-1"}})
+    EXPECT_THAT(result_of_words(words).err,
+                HasSubstr("expected a whole number of at least 0, got \"-1\""));
+  EXPECT_EQ(result_of_words({"run", "--seed", "-1"}).code, kUsage);
+  EXPECT_THAT(result_of_words({"train", "--steps", "-5"}).err,
+              HasSubstr("expected a whole number of at least 1, got \"-5\""));
+  EXPECT_THAT(result_of_words({"run", "--timeout-scale", "0"}).err,
+              HasSubstr("expected a number above 0, got \"0\""));
+}
+
+TEST_F(Words, DataThatAreNotThereAreAUsageErrorThatNamesTheFolder) {
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {"train", "--data-dir", folder_ + "/none"},
+           {"train", "--data", "images", "--data-dir", folder_ + "/none"},
+           {"run", kCase, "-q", "--report", folder_ + "/it", "--data-dir", folder_ + "/none"}}) {
+    const auto said = result_of_words(words);
+    EXPECT_EQ(said.code, kUsage) << said.err;
+    EXPECT_THAT(said.err, HasSubstr(folder_ + "/none"));
+  }
+}
+
+TEST_F(Words, ParametersAreCountedAsPeopleWriteThem) {
+  const auto file = folder_ + "/zero3.json";
+  std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 1,
+      "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}})";
+  const auto digits = result_of_words({"config", "check", file, "--parameters", "7000000000"});
+  EXPECT_EQ(digits.code, kHeld) << digits.err;
+  EXPECT_THAT(digits.out, HasSubstr("7 000 000 000 parameters"));
+  for (const char* one : {"7e9", "7B", "7000M"})
+    EXPECT_EQ(result_of_words({"config", "check", file, "--parameters", one}).out, digits.out)
+        << one;
+  for (const char* one : {"7X", "1.5", "-7", "", "2e15", "nan", "B"})
+    EXPECT_EQ(result_of_words({"config", "check", file, "--parameters", one}).code, kUsage) << one;
+}
+
+TEST_F(Words, AConfigurationIsShownAsFarAsItWasWritten) {
+  const auto file = folder_ + "/zero3.json";
+  std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 4, "steps_per_print": 10,
+      "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}})";
+  const auto shown = result_of_words({"config", "check", file, "--world", "2"}).out;
+  EXPECT_THAT(shown, StartsWith("The file sets\n  train_micro_batch_size_per_gpu "));
+  EXPECT_THAT(shown, ContainsRegex("What follows from it\n  train_batch_size +8  \\(micro x"));
+  EXPECT_THAT(shown, ContainsRegex("without effect here\n  steps_per_print +10  \\(it only"));
+  EXPECT_THAT(shown, ContainsRegex("\n[0-9]+ other keys have their defaults"));
+  EXPECT_THAT(shown, ContainsRegex("not DeepSpeed's\n  gradient_clipping +0.0  \\(off"));
+  EXPECT_THAT(shown, Not(HasSubstr("fp16.hysteresis")));
+  const auto all = result_of_words({"config", "check", file, "--world", "2", "--all"}).out;
+  EXPECT_THAT(all, HasSubstr("fp16.hysteresis"));
+}
+
+TEST_F(Words, WhetherAModelFitsIsAnswered) {
+  const auto file = folder_ + "/zero3.json";
+  std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 1,
+      "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}})";
+  const std::vector<std::string> check = {"config", "check", file, "--parameters", "1B"};
+  const auto with = [&](const std::string& size) {
+    auto words = check;
+    words.insert(words.end(), {"--fits", size});
+    return result_of_words(words);
+  };
+  EXPECT_EQ(with("80GB").code, kHeld);
+  EXPECT_THAT(with("80GB").out, HasSubstr("\nIt fits: "));
+  EXPECT_THAT(with("80GB").out, HasSubstr(", of 80 000 000 000,"));
+  EXPECT_EQ(with("1GiB").code, kFailed);
+  EXPECT_THAT(with("1GiB").out, HasSubstr("\nIt does NOT fit: "));
+  EXPECT_EQ(with("much").code, kUsage);
+  EXPECT_EQ(result_of_words({"config", "check", file, "--fits", "80GB"}).code, kUsage);
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli
