@@ -18,7 +18,7 @@ import torch
 from equigrad.judge import cases, repro, repro_program
 from equigrad.judge.board import Finding
 from equigrad.judge.on_rank import scripts as forks
-from equigrad.judge.on_rank.protocol import Case, Optimizer
+from equigrad.judge.on_rank.protocol import Case, Clip, Optimizer
 from equigrad.judge.repro_rooms import Rooms
 from equigrad.judge.repro_runner import Runner, modules_of
 from equigrad.judge.shrink import shrink, simpler
@@ -154,11 +154,20 @@ def test_the_case_ends_where_it_is_wrong() -> None:
     assert (before.steps, before.options.get("save_after")) == (1, None)
 
 
+SMALLEST = """def make_model():
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.data = torch.tensor([[{}, 2.0]])
+    return model
+def batch(rank):
+    return torch.tensor([[1.0, rank]]), torch.tensor([[2.0]])
+"""
+"""Of a script's data; the first weight is open."""
+
+
 def test_numbers_that_are_rounded_are_not_called_exact() -> None:
     """A weight of thirds, data of which one batch is the other's copy, and a sum that fp16 has no room for."""
     case = case_of("ddp", "zero0/fp32/engine_backward/accumulation1")
-    model = "def make_model():\n    model = torch.nn.Linear(2, 1, bias=False)\n    model.weight.data = torch.tensor([[{}, 2.0]])\n    return model\n"
-    good = model.format("1.0") + "def batch(rank):\n    return torch.tensor([[1.0, rank]]), torch.tensor([[2.0]])\n"
+    good = SMALLEST.format("1.0")
     one = repro_program.reduced(case, WRONG)
     assert repro_program.find_data(one, [("", good)]).exact
     for wrong in (good.replace("[[1.0,", "[[1.0 / 3.0,"), good.replace("rank]]", "3.0]]")):
@@ -177,20 +186,22 @@ def test_bits_are_compared_where_nothing_is_rounded() -> None:
     assert "allclose" in text_of("ddp", "zero0/fp32/clip", WRONG)[0]
 
 
+@pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("masters", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16-dynamic"])
-def test_the_room_holds_right_engines_and_not_one_that_stepped_before(precision: str, masters: bool) -> None:
+def test_the_room_holds_right_engines_and_not_one_that_stepped_before(precision: str, masters: bool, steps: int) -> None:
     """torch's AdamW in the model's type, and on masters in fp32; a step counter that is one ahead is outside."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16-dynamic": torch.float16}[precision]
     weights, means = torch.tensor([[-1.0, 0.0, 2.0]]).double(), torch.tensor([[3.0, -8.0, 24.0]]).double()
     case = dataclasses.replace(case_of("deepspeed", f"zero0/{precision}/adamw"), optimizer=Optimizer("adamw", 0.25, weight_decay=0.125))
     rooms = Rooms(case, {"weight": weights})
-    rooms.step({"weight": means}, [0.25])
+    for _ in range(steps):
+        rooms.step({"weight": means}, [0.25])
 
     def stepped(kind: torch.dtype, before: int, foreach: bool) -> torch.Tensor:
         one = torch.nn.Parameter(weights.to(kind, copy=True))
         optimizer = torch.optim.AdamW([one], 0.25, weight_decay=0.125, foreach=foreach)
-        for gradient in [means * 0] * before + [means]:
+        for gradient in [means * 0] * before + [means] * steps:
             one.grad = gradient.to(kind)
             optimizer.step()
         return one.detach().to(dtype).float()
@@ -201,6 +212,30 @@ def test_the_room_holds_right_engines_and_not_one_that_stepped_before(precision:
         assert float((stepped(kind, 0, foreach) - plain).abs().max()) <= rooms.parameter
     apart = float((stepped(kind, 1, False) - plain).abs().max())
     assert not apart <= rooms.parameter  # fp16 makes NaN of a first gradient of 0: outside, too
+
+
+def test_the_room_of_a_norm_is_relative() -> None:
+    case, found = case_of("ddp", "zero0/fp32/clip"), []
+    for factor in (1.0, 1024.0):
+        rooms = Rooms(case, {"weight": torch.ones(1, 3).double()})
+        rooms.step({"weight": torch.tensor([[3.0, -8.0, 24.0]]).double() * factor}, [0.25])
+        found.append(rooms.norm)
+    assert 0 < found[0] < 2**-18 and found[1] == pytest.approx(found[0], rel=0.01)
+
+
+def test_a_room_is_widened_to_a_power_of_two() -> None:
+    case = case_of("ddp", "zero0/fp32/adamw")
+    rounding = repro_program.rounding_of(case, "parameter", repro_program.Data("", False, False, 0.003, 0.0))
+    assert rounding is not None and rounding.absolute == "2**-8"
+
+
+def test_what_is_certified_of_a_case_is_not_said_of_another() -> None:
+    case = repro_program.reduced(case_of("ddp", "zero0/fp32/engine_backward/accumulation1"), WRONG)
+    clips = [
+        repro_program.find_data(dataclasses.replace(case, clip=clip), [("", SMALLEST.format("1.0"))]).clips
+        for clip in (None, Clip(2.0**-10, "2"), Clip(2.0**20, "2"))
+    ]
+    assert clips == [False, True, False]
 
 
 # ---------------------------------------------------------------- run on right and on faulty engines

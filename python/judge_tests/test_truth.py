@@ -14,8 +14,10 @@ from simulated import Choices, Prepared, prepared, split_linear
 
 from equigrad.judge import cases, truth
 from equigrad.judge.causes import cause_of
+from equigrad.judge.gradient_causes import GradientFaults
 from equigrad.judge.on_rank.protocol import Case, Clip, LossScale, Model, Optimizer, Precision
 from equigrad.judge.scales import rule_of
+from equigrad.judge.seen import Layout
 
 torch.set_num_threads(1)
 SGD = Optimizer("sgd", lr=0.25)
@@ -170,6 +172,18 @@ def test_the_cause_of_a_planted_fault_is_named(prepare: Prepare, name: str) -> N
     plant(engine)
     cause = cause_of(here.verdict(engine).seen)
     assert cause is not None and CAUSES[name] in cause.kinds and len(cause.kinds) <= 2, cause
+
+
+def test_a_branch_has_a_partner_only_where_one_other_is_of_its_shape(prepare: Prepare) -> None:
+    """Of three no two are told apart by their place."""
+    here = prepare("fork")
+    seen = here.verdict(here.engine()).seen
+    layout = Layout({name: one.shape for name, one in seen.steps[0].right_gradient.items()})
+    two, three = ("branch.weight", "other.weight"), ("branch.weight", "other.weight", "second.weight")
+    for names, known in ((two, True), (three, False)):
+        partners = GradientFaults(dataclasses.replace(seen, kinds={"conditional": names}), layout)._partners()
+        assert bool((partners[layout.of("branch.weight")] >= 0).all()) == known
+        assert not bool((partners[layout.of("first.weight")] >= 0).any())
 
 
 def test_bits_are_compared_where_the_lattice_allows(prepare: Prepare) -> None:

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
+#include <sstream>
+#include <utility>
 
 #include "conformance/cli/tests/command_result.hpp"
 
@@ -23,6 +25,9 @@ TEST_F(Words, AMisspeltWordGetsTheOneThatIsNear) {
   EXPECT_THAT(result_of_words({"rum"}).err, HasSubstr("Did you mean \"run\"?"));
   EXPECT_THAT(result_of_words({"run", "--wrold", "2"}).err, HasSubstr("Did you mean \"--world\"?"));
   EXPECT_THAT(result_of_words({"config", "chekc", "a"}).err, HasSubstr("Did you mean \"check\"?"));
+  EXPECT_THAT(result_of_words({"train", "--wrold=2"}).err, HasSubstr("Did you mean \"--world\"?"));
+  EXPECT_THAT(result_of_words({"train", "--world=2", "--seed=-1"}).err,
+              Not(HasSubstr("Did you mean")));
   EXPECT_THAT(result_of_words({"run", "--xyzzyxyzzy"}).err, Not(HasSubstr("Did you mean")));
   EXPECT_THAT(result_of_words({"run", "--stages", "7"}).err, Not(HasSubstr("Did you mean")));
 }
@@ -66,6 +71,16 @@ TEST_F(Words, ParametersAreCountedAsPeopleWriteThem) {
   for (const char* one : {"7e9", "7B", "7000M"})
     EXPECT_EQ(result_of_words({"config", "check", file, "--parameters", one}).out, digits.out)
         << one;
+  for (const auto& [one, count] :
+       std::vector<std::pair<std::string, std::string>>{{"10k", "10 000"},
+                                                        {"10K", "10 000"},
+                                                        {"3M", "3 000 000"},
+                                                        {"1.5G", "1 500 000 000"},
+                                                        {"2T", "2 000 000 000 000"},
+                                                        {"12", "12"}})
+    EXPECT_THAT(result_of_words({"config", "check", file, "--parameters", one}).out,
+                HasSubstr("\n" + count + " parameters in "))
+        << one;
   for (const char* one : {"7X", "1.5", "-7", "", "2e15", "nan", "B"})
     EXPECT_EQ(result_of_words({"config", "check", file, "--parameters", one}).code, kUsage) << one;
 }
@@ -83,6 +98,15 @@ TEST_F(Words, AConfigurationIsShownAsFarAsItWasWritten) {
   EXPECT_THAT(shown, Not(HasSubstr("fp16.hysteresis")));
   const auto all = result_of_words({"config", "check", file, "--world", "2", "--all"}).out;
   EXPECT_THAT(all, HasSubstr("fp16.hysteresis"));
+  const auto lines = [](const std::string& text, const char* begin) {
+    std::istringstream stream(text);
+    std::ptrdiff_t count = 0;
+    for (std::string line; std::getline(stream, line) && !line.starts_with("What a rank");)
+      count += !line.empty() && line.starts_with(begin) ? 1 : 0;
+    return count;
+  };
+  const auto others = lines(all, "") - lines(shown, "  ");
+  EXPECT_THAT(shown, HasSubstr("\n" + std::to_string(others) + " other keys have"));
 }
 
 TEST_F(Words, WhetherAModelFitsIsAnswered) {
@@ -101,6 +125,18 @@ TEST_F(Words, WhetherAModelFitsIsAnswered) {
   EXPECT_EQ(with("1GiB").code, kFailed);
   EXPECT_THAT(with("1GiB").out, HasSubstr("\nIt does NOT fit: "));
   EXPECT_EQ(with("much").code, kUsage);
+  auto record = check;
+  record.insert(record.end(), {"--fits", "1GiB", "--json", "-"});
+  EXPECT_EQ(result_of_words(record).code, kFailed);
+  record.back() = folder_ + "/record.json";
+  EXPECT_EQ(result_of_words(record).code, kFailed);
+  const auto out = with("80GB").out;
+  auto most = out.substr(out.find("It fits: ") + 9);
+  most = most.substr(0, most.find(" bytes"));
+  std::erase(most, ' ');
+  EXPECT_EQ(with(most).code, kHeld);
+  EXPECT_THAT(with(most).out, HasSubstr("\nIt fits: "));
+  EXPECT_EQ(with(std::to_string(std::stoll(most) - 1)).code, kFailed);
   EXPECT_EQ(result_of_words({"config", "check", file, "--fits", "80GB"}).code, kUsage);
 }
 
