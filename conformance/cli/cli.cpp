@@ -195,7 +195,8 @@ void add_config_check(CLI::App& app, ConfigCommand& command) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--fits", command.fits_bytes,
                  "Whether a rank's bytes fit into so much, such as 80GB or 24GiB; 1 if not")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(at_least(1));
   app.add_flag("--all", command.all, "Every key, with where its value comes from");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
 }
@@ -345,13 +346,24 @@ void add_commands(CLI::App& app, Commands& all) {
   }).add_option("--data-dir", all.data_dir, "Folder with plays.txt and Fashion-MNIST");
 }
 
+// Whether a FILTER stands behind the values of a list, which takes it for one of them.
+bool list_takes_a_filter(const std::string& complaint, int argc, const char* const* argv) {
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool is_list = word == "--stages" || word == "--dtypes" || word == "--world";
+    if (!is_list || !complaint.starts_with(word + ": ")) continue;
+    return i + 2 < argc && argv[i + 1][0] != '-' && argv[i + 2][0] != '-';
+  }
+  return false;
+}
+
 // What is said behind a complaint about the words of the command line.
 std::string hint(const CLI::App& app, const std::string& complaint, int argc,
                  const char* const* argv) {
-  for (const char* list : {"--stages: ", "--dtypes: ", "--world: "})
-    if (complaint.starts_with(list))
-      return "A FILTER stands before such a list, or behind --: its values are one word, 2,3 or "
-             "fp32,bf16.\n";
+  const std::string command = argc > 1 ? argv[1] : "";
+  if ((command == "run" || command == "list") && list_takes_a_filter(complaint, argc, argv))
+    return "A FILTER stands before such a list, or behind --: its values are one word, 2,3 or "
+           "fp32,bf16.\n";
   const auto nearest = meant(app, argc, argv);
   return nearest.empty() ? "" : "equigrad:" + nearest + "\n";
 }

@@ -71,7 +71,7 @@ constexpr Group kGroups[] = {
     {"What follows from it", [](const Setting& one) { return one.origin == Origin::Derived; }},
     {"In the file, without effect here",
      [](const Setting& one) { return one.origin == Origin::NoEffect; }},
-    {"Defaults that are not DeepSpeed's", [](const Setting& one) {
+    {"Defaults, and what DeepSpeed does", [](const Setting& one) {
        return one.origin == Origin::Default && one.note.find("DeepSpeed") != std::string::npos;
      }}};
 
@@ -158,6 +158,11 @@ std::string fit_text(const ConfigCommand& command, const std::optional<Sized>& a
          ", activations and the rest excluded.\n";
 }
 
+bool fits(const ConfigCommand& command, const std::optional<Sized>& all) {
+  return command.fits_bytes == 0 ||
+         all->forecast.most_bytes() <= static_cast<int64_t>(command.fits_bytes);
+}
+
 json record_of(const ConfigCommand& command, const EffectiveConfig& effective,
                const MemoryRates& rates, const std::optional<Sized>& all) {
   constexpr std::array kOrigins{"file", "default", "derived", "no_effect"};
@@ -180,6 +185,7 @@ json record_of(const ConfigCommand& command, const EffectiveConfig& effective,
                      {"is_exact", held.is_exact}});
   }
   record["parameters"] = all ? json(all->numel) : json();
+  if (command.fits_bytes > 0) record["fits"] = fits(command, all);
   return record;
 }
 
@@ -198,9 +204,7 @@ int config_check_command(const ConfigCommand& command) {
   (pure ? std::cerr : std::cout) << (command.all ? describe(effective) : settings_text(effective))
                                  << memory_text(command, effective.config, held, all)
                                  << fit_text(command, all);
-  const bool fits = command.fits_bytes == 0 ||
-                    all->forecast.most_bytes() <= static_cast<int64_t>(command.fits_bytes);
-  const int code = fits ? kHeld : kFailed;
+  const int code = fits(command, all) ? kHeld : kFailed;
   if (command.json.empty()) return code;
   const auto record = record_of(command, effective, held, all).dump(2) + "\n";
   if (pure) {

@@ -220,7 +220,7 @@ def test_the_room_of_a_norm_is_relative() -> None:
         rooms = Rooms(case, {"weight": torch.ones(1, 3).double()})
         rooms.step({"weight": torch.tensor([[3.0, -8.0, 24.0]]).double() * factor}, [0.25])
         found.append(rooms.norm)
-    assert 0 < found[0] < 2**-18 and found[1] == pytest.approx(found[0], rel=0.01)
+    assert 0 < found[0] == found[1]
 
 
 def test_a_room_is_widened_to_a_power_of_two() -> None:
@@ -231,11 +231,12 @@ def test_a_room_is_widened_to_a_power_of_two() -> None:
 
 def test_what_is_certified_of_a_case_is_not_said_of_another() -> None:
     case = repro_program.reduced(case_of("ddp", "zero0/fp32/engine_backward/accumulation1"), WRONG)
-    clips = [
-        repro_program.find_data(dataclasses.replace(case, clip=clip), [("", SMALLEST.format("1.0"))]).clips
+    never, always, not_here = (
+        repro_program.find_data(dataclasses.replace(case, clip=clip), [("", SMALLEST.format("1.0"))])
         for clip in (None, Clip(2.0**-10, "2"), Clip(2.0**20, "2"))
-    ]
-    assert clips == [False, True, False]
+    )
+    assert (never.clips, always.clips, not_here.clips) == (False, True, False)
+    assert always.room > never.room == not_here.room  # what clipping rounds has its place
 
 
 # ---------------------------------------------------------------- run on right and on faulty engines

@@ -36,6 +36,14 @@ TEST_F(Words, AListThatTookAFilterSaysWhereItStands) {
   const auto said = result_of_words({"run", "--dtypes", "fp32", "gpt"});
   EXPECT_EQ(said.code, kUsage);
   EXPECT_THAT(said.err, HasSubstr("A FILTER stands before such a list, or behind --"));
+  EXPECT_THAT(result_of_words({"list", "--stages", "2", "zero3"}).err, HasSubstr("A FILTER"));
+  for (const auto& words : std::vector<std::vector<std::string>>{{"run", "--stages", "7"},
+                                                                 {"run", "--stages", "7", "-q"},
+                                                                 {"train", "--world", "99", "x"},
+                                                                 {"crash", "--stages", "7", "x"}}) {
+    EXPECT_EQ(result_of_words(words).code, kUsage);
+    EXPECT_THAT(result_of_words(words).err, Not(HasSubstr("A FILTER")));
+  }
 }
 
 TEST_F(Words, NumbersThatAreNoneSayWhatIsExpected) {
@@ -94,7 +102,7 @@ TEST_F(Words, AConfigurationIsShownAsFarAsItWasWritten) {
   EXPECT_THAT(shown, ContainsRegex("What follows from it\n  train_batch_size +8  \\(micro x"));
   EXPECT_THAT(shown, ContainsRegex("without effect here\n  steps_per_print +10  \\(it only"));
   EXPECT_THAT(shown, ContainsRegex("\n[0-9]+ other keys have their defaults"));
-  EXPECT_THAT(shown, ContainsRegex("not DeepSpeed's\n  gradient_clipping +0.0  \\(off"));
+  EXPECT_THAT(shown, ContainsRegex("what DeepSpeed does\n  gradient_clipping +0.0  \\(off"));
   EXPECT_THAT(shown, Not(HasSubstr("fp16.hysteresis")));
   const auto all = result_of_words({"config", "check", file, "--world", "2", "--all"}).out;
   EXPECT_THAT(all, HasSubstr("fp16.hysteresis"));
@@ -125,9 +133,11 @@ TEST_F(Words, WhetherAModelFitsIsAnswered) {
   EXPECT_EQ(with("1GiB").code, kFailed);
   EXPECT_THAT(with("1GiB").out, HasSubstr("\nIt does NOT fit: "));
   EXPECT_EQ(with("much").code, kUsage);
+  EXPECT_EQ(with("0").code, kUsage);
   auto record = check;
   record.insert(record.end(), {"--fits", "1GiB", "--json", "-"});
   EXPECT_EQ(result_of_words(record).code, kFailed);
+  EXPECT_THAT(result_of_words(record).out, HasSubstr("\"fits\": false"));
   record.back() = folder_ + "/record.json";
   EXPECT_EQ(result_of_words(record).code, kFailed);
   const auto out = with("80GB").out;

@@ -51,6 +51,11 @@ TEST(PerfCommands, AWrongCommandIsTwo) {
   EXPECT_EQ(say({"race", "--round", "1"}).code, 2);
   EXPECT_EQ(say({"race", "--suite", "none"}).code, 2);
   EXPECT_EQ(say({"race", "--old", "/no/such/worker"}).code, 2);
+  for (const char* command : {"race", "memory", "counts", "leaks", "times", "noise"})
+    EXPECT_THAT(say({command, "--worker", "/no/such/worker"}).err, HasSubstr("/no/such/worker"));
+  EXPECT_THAT(say({"rase"}).err, HasSubstr("Did you mean \"race\"?"));
+  EXPECT_THAT(say({"race", "--round", "1"}).err, HasSubstr("Did you mean \"--rounds\"?"));
+  EXPECT_THAT(say({"race", "--rounds", "0"}).err, HasSubstr("at least 1, got \"0\""));
   EXPECT_EQ(say({"times"}).code, 2) << "beside which?";
   EXPECT_EQ(say({"counts"}).code, 2) << "beside which?";
   EXPECT_EQ(say({"times", "--old", worker(), "--stage", "4"}).code, 2);
