@@ -1,9 +1,9 @@
 #include "engine/checkpoint/saved_checkpoint.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "engine/checkpoint/copy.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::checkpoint {
@@ -149,9 +149,9 @@ void SavedCheckpoint::read(std::string_view tensor, std::int64_t begin, std::int
   for (const auto& piece : all.pieces) {
     const auto first = std::max(begin, piece.begin), last = std::min(end, piece.end);
     if (first >= last) continue;
-    std::memcpy(static_cast<std::byte*>(into) + (first - begin) * width,
-                at(piece) + (first - piece.begin) * width,
-                static_cast<std::size_t>((last - first) * width));
+    copy_past_cache(static_cast<std::byte*>(into) + (first - begin) * width,
+                    at(piece) + (first - piece.begin) * width,
+                    static_cast<std::size_t>((last - first) * width));
   }
 }
 

@@ -2,8 +2,7 @@
 #include "engine/core/pending_save.hpp"
 
 #include <gmock/gmock.h>
-#include <sys/resource.h>
-#include <unistd.h>
+#include <sched.h>
 
 #include <atomic>
 #include <filesystem>
@@ -105,35 +104,36 @@ TEST(PendingSave, ARankThatLosesItsPeersLeavesItsFileToTheManifestThatMayNameIt)
   EXPECT_NO_THROW(saved.verify_all());
 }
 
-int niceness() { return ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid())); }
+// Of the calling thread.
+int scheduling_policy() { return ::sched_getscheduler(0); }
 
 // Remembers how eager the thread is that makes a rank's file.
 class Watched final : public conformance::crash::ForwardingStorage {
  public:
   using ForwardingStorage::ForwardingStorage;
   std::unique_ptr<checkpoint::OutputFile> create(const checkpoint::Path& file) override {
-    if (file.extension() == ".safetensors") niceness_of_writer = niceness();
+    if (file.extension() == ".safetensors") policy_of_writer = scheduling_policy();
     return ForwardingStorage::create(file);
   }
-  std::atomic<int> niceness_of_writer = -1;
+  std::atomic<int> policy_of_writer = -1;
 };
 
 TEST(PendingSave, WhatIsWrittenBesideTrainingGivesWayToIt) {
   const ScratchFolder folder;
   EXPECT_EQ(on_ranks(1,
                      [&folder](RankContext& context) {
-                       const auto own = niceness();
+                       const auto own = scheduling_policy();
                        const auto watched =
                            std::make_shared<Watched>(conformance::crash::real_disk());
                        PendingSave save(
                            *context.group(), watched,
                            SaveAgreement{.directory = folder.path(), .tag = "a", .id = "one"},
                            SaveWords{.engine = {{"stage", 1}}, .client_state = nullptr});
-                       watched->niceness_of_writer = -1;
+                       watched->policy_of_writer = -1;
                        save.write_beside({piece(0, 3)});
                        save.finish();
-                       EXPECT_EQ(watched->niceness_of_writer, 19);
-                       EXPECT_EQ(niceness(), own) << "who trains is as before";
+                       EXPECT_EQ(watched->policy_of_writer, SCHED_IDLE);
+                       EXPECT_EQ(scheduling_policy(), own) << "who trains is as before";
                      }),
             "");
 }
