@@ -5,13 +5,13 @@
 // dropped. Three keys are our own: `reduction`, `communication_timeout_s`, `gradient_norm_type`.
 //
 // Invariants: an EngineConfig that came from parse_config or passed validate has train_batch_size =
-// micro x accumulation x world_size; nothing in the text was silently ignored (explain_config lists
-// every key with its origin, and why a key has no effect here).
+// micro x accumulation x data_parallel_size(world_size); nothing in the text was silently ignored
+// (explain_config lists every key with its origin, and why a key has no effect here).
 // Units: *_size, *_parameters, *_distance and *_threshold count elements; *_s is seconds; *_steps,
 // *_step_size, *_iteration and profile_step count applied updates; *_stair_count counts stairs.
 // Errors: ConfigError, which carries every problem at once, each with the JSON path of its key.
 // Depends on: the C++ standard library (nlohmann-json in the sources only), engine/error.hpp,
-// engine/config/precision.hpp.
+// engine/config/precision.hpp, engine/config/parallel.hpp.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/config/parallel.hpp"
 #include "engine/config/precision.hpp"
 #include "engine/error.hpp"
 
@@ -169,6 +170,13 @@ struct EngineConfig {
   double communication_timeout_s = 1800.0;
   ProgressiveLayerDropConfig progressive_layer_drop;
   FlopsProfilerConfig flops_profiler;
+  TensorParallelConfig tensor_parallel;
+  std::int64_t sequence_parallel_size = 1;
+  std::int64_t tensor_parallel_size() const { return tensor_parallel.size(); }
+  // Ranks with samples of their own, of a world that both other sizes divide.
+  std::int64_t data_parallel_size(std::int64_t world_size) const {
+    return world_size / (tensor_parallel_size() * sequence_parallel_size);
+  }
   // Whether a window has one pass, if each micro-batch has one.
   bool expects_one_pass() const {
     return managed_gradient_accumulation && gradient_accumulation_steps == 1;
