@@ -11,8 +11,10 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "engine/comm/communicator.hpp"
+#include "engine/comm/mesh.hpp"
 #include "engine/comm/peers.hpp"
 
 namespace c10d {
@@ -37,5 +39,8 @@ std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& s
 std::shared_ptr<Communicator> nccl_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                         int world_size, int device_index,
                                         std::chrono::milliseconds timeout);
+// All groups of a mesh; over NCCL if there is a device.
+Mesh mesh_over(const c10::intrusive_ptr<c10d::Store>& store, int rank, const MeshSizes& sizes,
+               std::optional<int> device_index, std::chrono::milliseconds timeout);
 
 }  // namespace equigrad::comm

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -14,6 +16,7 @@
 #include "engine/comm/backend.hpp"
 #include "engine/comm/communication_error.hpp"
 #include "engine/comm/launch.hpp"
+#include "engine/comm/mesh.hpp"
 #include "engine/comm/wait_notice.hpp"
 #include "engine/error.hpp"
 
@@ -179,21 +182,51 @@ int device_index_of(const LaunchEnvironment& launch) {
               "the CPU.");
 }
 
+// Where the ranks of this launch meet for one set of groups.
+c10::intrusive_ptr<c10d::Store> store_of(const LaunchEnvironment& launch,
+                                         std::chrono::milliseconds timeout) {
+  static std::atomic<int> connections{
+      0};  // engines of a process are made in one order on all ranks
+  if (launch.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
+  return meet(launch, connections++, timeout);
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> connect(const LaunchEnvironment& launch, c10::DeviceType device,
                                       std::chrono::milliseconds timeout) {
-  static std::atomic<int> connections{
-      0};  // engines of a process are made in one order on all ranks
   const int device_index = device == c10::kCUDA ? device_index_of(launch) : 0;
-  c10::intrusive_ptr<c10d::Store> store;
-  if (launch.world_size == 1)
-    store = c10::make_intrusive<c10d::HashStore>();
-  else
-    store = meet(launch, connections++, timeout);
+  const auto store = store_of(launch, timeout);
   if (device == c10::kCUDA)
     return nccl_over(store, launch.rank, launch.world_size, device_index, timeout);
   return gloo_over(store, launch.rank, launch.world_size, timeout);
+}
+
+Mesh connect_mesh(const LaunchEnvironment& launch, c10::DeviceType device,
+                  std::chrono::milliseconds timeout, const MeshSizes& sizes) {
+  std::optional<int> device_index;
+  if (device == c10::kCUDA) device_index = device_index_of(launch);
+  if (sizes.world_size() != launch.world_size)
+    static_cast<void>(mesh_sizes(launch.world_size, sizes.sequence, sizes.tensor));
+  return mesh_over(store_of(launch, timeout), launch.rank, sizes, device_index, timeout);
+}
+
+Mesh mesh_over(const c10::intrusive_ptr<c10d::Store>& store, int rank, const MeshSizes& sizes,
+               std::optional<int> device_index, std::chrono::milliseconds timeout) {
+  return make_mesh(
+      rank, sizes,
+      [&](const std::string& group, int of, int size) -> std::shared_ptr<Communicator> {
+        const auto place = c10::make_intrusive<c10d::PrefixStore>(group, store);
+        if (device_index) return nccl_over(place, of, size, *device_index, timeout);
+        return gloo_over(place, of, size, timeout);
+      });
+}
+
+Mesh connect_gloo_mesh(int rank, const MeshSizes& sizes, const std::string& rendezvous,
+                       std::chrono::milliseconds timeout) {
+  auto store = c10::make_intrusive<c10d::FileStore>(rendezvous, sizes.world_size());
+  store->setTimeout(timeout);
+  return mesh_over(store, rank, sizes, std::nullopt, timeout);
 }
 
 }  // namespace equigrad::comm

@@ -1,0 +1,112 @@
+// Every rank is in the groups that its place says, and each group adds what its ranks have.
+#include "engine/comm/mesh.hpp"
+
+#include <ATen/ops/full.h>
+
+#include <filesystem>
+#include <set>
+
+#include "conformance/testing/error_of.hpp"
+#include "conformance/testing/rank_test.hpp"
+#include "conformance/testing/scratch_folder.hpp"
+
+namespace equigrad::comm {
+namespace {
+
+using conformance::error_of;
+using conformance::ScratchFolder;
+using conformance::ranks::on_ranks;
+using conformance::ranks::RankContext;
+using ::testing::HasSubstr;
+
+TEST(Mesh, EveryPlaceIsOneRanks) {
+  const MeshSizes sizes{.data = 3, .sequence = 2, .tensor = 4};
+  for (int rank = 0; rank < sizes.world_size(); ++rank) {
+    const auto place = place_of(rank, sizes);
+    EXPECT_EQ((place.data * 2 + place.sequence) * 4 + place.tensor, rank);
+    EXPECT_LT(place.data, 3);
+    EXPECT_LT(place.sequence, 2);
+    EXPECT_LT(place.tensor, 4);
+  }
+}
+
+TEST(Mesh, DataTakesWhatIsLeft) {
+  EXPECT_EQ(mesh_sizes(8, 2, 2), (MeshSizes{.data = 2, .sequence = 2, .tensor = 2}));
+  EXPECT_EQ(mesh_sizes(4, 1, 1), (MeshSizes{.data = 4}));
+  EXPECT_THAT(error_of([] { mesh_sizes(6, 1, 4); }),
+              HasSubstr("got 6 ranks, which is no multiple of 4"));
+  EXPECT_THAT(error_of([] { mesh_sizes(4, 0, 1); }), HasSubstr("sequence 0"));
+}
+
+// The ranks, by number in the world, of one of this rank's groups: bits of a sum.
+std::set<int> ranks_of(const std::shared_ptr<Communicator>& group, int rank) {
+  if (!group) return {rank};
+  const auto mask = at::full({1}, static_cast<float>(1 << rank), at::kFloat);
+  group->all_reduce_sum(mask)->wait();
+  std::set<int> ranks;
+  const int sum = static_cast<int>(mask.item<float>());
+  for (int of = 0; of < 16; ++of)
+    if ((sum >> of & 1) != 0) ranks.insert(of);
+  return ranks;
+}
+
+void expect_groups(const MeshSizes& sizes, const std::string& folder, int rank) {
+  const auto file = folder + "/" + std::to_string(sizes.sequence) + std::to_string(sizes.tensor);
+  const auto mesh = connect_gloo_mesh(rank, sizes, file, std::chrono::seconds(20));
+  const auto mine = place_of(rank, sizes);
+  std::set<int> world, zero, tensor, sequence;
+  for (int of = 0; of < sizes.world_size(); ++of) {
+    const auto place = place_of(of, sizes);
+    world.insert(of);
+    if (place.tensor == mine.tensor) zero.insert(of);
+    if (place.data != mine.data) continue;
+    if (place.sequence == mine.sequence) tensor.insert(of);
+    if (place.tensor == mine.tensor) sequence.insert(of);
+  }
+  EXPECT_EQ(mesh.sizes(), sizes);
+  EXPECT_EQ(ranks_of(mesh.world(), rank), world);
+  EXPECT_EQ(ranks_of(mesh.zero(), rank), zero);
+  EXPECT_EQ(ranks_of(mesh.tensor(), rank), tensor);
+  EXPECT_EQ(ranks_of(mesh.sequence(), rank), sequence);
+  EXPECT_EQ(mesh.tensor() == nullptr, sizes.tensor == 1);
+  EXPECT_EQ(mesh.sequence() == nullptr, sizes.sequence == 1);
+  if (mesh.tensor()) EXPECT_EQ(mesh.tensor()->rank(), mine.tensor);
+  if (mesh.sequence()) EXPECT_EQ(mesh.sequence()->rank(), mine.sequence);
+}
+
+TEST(Mesh, GroupsAreItsLinesAndPlanes) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder.path());
+  const std::vector<MeshSizes> all{{.data = 4},
+                                   {.tensor = 4},
+                                   {.sequence = 4},
+                                   {.data = 2, .tensor = 2},
+                                   {.data = 2, .sequence = 2},
+                                   {.sequence = 2, .tensor = 2}};
+  EXPECT_EQ(on_ranks(4,
+                     [&](RankContext& context) {
+                       for (const auto& sizes : all)
+                         expect_groups(sizes, folder.path(), context.rank());
+                     }),
+            "");
+}
+
+TEST(Mesh, OneCommunicatorIsAMeshOfDataAndNoneIsEmpty) {
+  EXPECT_FALSE(Mesh());
+  EXPECT_FALSE(Mesh(nullptr));
+  EXPECT_FALSE(Mesh(std::shared_ptr<Communicator>()));
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const auto group = context.group();
+                       const Mesh mesh = group;
+                       EXPECT_TRUE(mesh);
+                       EXPECT_EQ(mesh.sizes(), (MeshSizes{.data = 2}));
+                       EXPECT_EQ(mesh.zero(), group);
+                       EXPECT_EQ(mesh.world(), group);
+                       EXPECT_EQ(mesh.tensor(), nullptr);
+                     }),
+            "");
+}
+
+}  // namespace
+}  // namespace equigrad::comm
