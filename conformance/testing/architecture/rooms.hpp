@@ -126,8 +126,9 @@ inline std::string why_not_torch(const std::string& path, const std::string& tar
     return "only the sources of engine/comm may include c10d";
   }
   if (target.starts_with("torch/csrc/autograd") && path.starts_with("engine/") &&
-      from != "engine/autograd" && from != "tests") {
-    return "of the engine only engine/autograd may include torch/csrc/autograd";
+      from != "engine/autograd" && from != "engine/parallel" && from != "tests") {
+    return "of the engine only engine/autograd and engine/parallel may include "
+           "torch/csrc/autograd";
   }
   if (target == "torch/torch.h" && is_header(path)) return "no torch/torch.h in a header";
   const Room* room = room_named(from, rooms);
