@@ -48,7 +48,7 @@ void check_split(const Split& split, std::int64_t size, const std::string& name)
 // The shape of every rank's part.
 std::vector<std::int64_t> local_shape(const Split& split, std::int64_t size);
 
-// Rank by rank, in the order of the whole; neighbours are joined.
+// Of one rank, in the order of the whole; neighbours are joined.
 std::vector<Run> runs(const Split& split, std::int64_t rank, std::int64_t size);
 
 // The same cut of the vector that goes with dimension `split.dimension`: a column's bias.
