@@ -40,6 +40,8 @@ inline std::string nearest_name(const std::string& name,
   std::string nearest;
   std::size_t best = std::max<std::size_t>(2, name.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
+    const std::size_t longer = std::max(name.size(), candidate.size());
+    if (longer - std::min(name.size(), candidate.size()) >= best) continue;  // so is the distance
     const std::size_t distance = edit_distance(name, candidate);
     if (distance < best) {
       best = distance;
