@@ -18,6 +18,7 @@
 #include "perf/race/memory.hpp"
 #include "perf/race/scratch.hpp"
 #include "perf/race/suites.hpp"
+#include "perf/scale/scale.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -118,6 +119,37 @@ int memory_command(const std::string& worker) {
                 memory_table(measure_memory(worker, scratch.path(), model, 4)).c_str());
     std::fflush(stdout);
   }
+  return 0;
+}
+
+// "layers,dim,heads,context,vocabulary"
+nlohmann::json model_of(const std::vector<int>& sizes) {
+  return gpt(sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3), sizes.at(4));
+}
+
+struct ScaleCommand {
+  std::vector<int> worlds{8, 64, 512, 4096}, stages{0, 1, 2, 3}, gpt{8, 512, 8, 128, 4096};
+  int accumulation = 1, ranks_per_host = 8;
+  double compute_ms = 0, within_us = 5, within_gb = 100, between_us = 20, between_gb = 50;
+  bool as_json = false;
+};
+
+int scale_command(const ScaleCommand& command, const std::string& worker) {
+  ScaleOptions options;
+  options.model = model_of(command.gpt);
+  options.worlds = command.worlds;
+  options.stages = command.stages;
+  options.accumulation = command.accumulation;
+  options.compute_s = command.compute_ms * 1e-3;
+  options.network = {command.ranks_per_host,
+                     {command.within_us * 1e-6, command.within_gb * 1e9},
+                     {command.between_us * 1e-6, command.between_gb * 1e9}};
+  for (const int world : options.worlds) static_cast<void>(options.network.local_ranks(world));
+  const Scratch scratch;
+  const auto rows = scale_rows(options, worker, scratch.path());
+  const auto text =
+      command.as_json ? to_json(rows, options).dump(1) + "\n" : to_markdown(rows, options);
+  std::fputs(text.c_str(), stdout);
   return 0;
 }
 
@@ -261,6 +293,34 @@ void add_gates(CLI::App& app, GateCommand& gate) {
   }
 }
 
+void add_scale(CLI::App& app, ScaleCommand& scale, GateCommand& gate) {
+  using conformance::cli::at_least;
+  auto* command = app.add_subcommand(
+      "scale", "a step of 8 to 4,096 ranks, played, beside a ring's and DeepSpeed's");
+  command->add_option("--ranks", scale.worlds, "such as 8,64,512,4096")
+      ->delimiter(',')
+      ->check(at_least(2));
+  command->add_option("--stages", scale.stages)->delimiter(',')->check(CLI::Range(0, 3));
+  command->add_option("--gpt", scale.gpt, "layers,dim,heads,context,vocabulary")
+      ->delimiter(',')
+      ->expected(5)
+      ->check(at_least(1));
+  command->add_option("--accumulation", scale.accumulation)->check(at_least(1));
+  command->add_option("--ranks-per-host", scale.ranks_per_host)->check(at_least(1));
+  command->add_option("--compute-ms", scale.compute_ms, "of a step")->check(CLI::NonNegativeNumber);
+  command->add_option("--within-us", scale.within_us, "latency within a host")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--within-gb", scale.within_gb, "GB/s of a rank within a host")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--between-us", scale.between_us, "latency between hosts")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--between-gb", scale.between_gb, "GB/s of a host to others")
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--json", scale.as_json);
+  command->add_option("--worker", gate.worker, "perf_worker of some build")
+      ->check(CLI::ExistingFile);
+}
+
 std::string joined(int argc, char** argv) {
   std::string line = "equigrad_perf";
   for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];
@@ -295,6 +355,8 @@ int run_commands(int argc, char** argv) {
   racing->add_flag("--no-proof", race.no_proof, "times without proof are no result");
   GateCommand gate;
   add_gates(app, gate);
+  ScaleCommand scale;
+  add_scale(app, scale, gate);
   auto* memory = app.add_subcommand("memory", "what a rank holds by phase and category");
   memory->add_option("--worker", gate.worker, "perf_worker of some build")
       ->check(CLI::ExistingFile);
@@ -318,6 +380,7 @@ int run_commands(int argc, char** argv) {
     if (app.got_subcommand("times")) return times_command(gate);
     if (app.got_subcommand("noise")) return noise_command(gate);
     if (app.got_subcommand("memory")) return memory_command(gate.worker);
+    if (app.got_subcommand("scale")) return scale_command(scale, gate.worker);
     return race_command(race, joined(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "equigrad_perf: %s\n", error.what());

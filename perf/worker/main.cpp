@@ -4,7 +4,7 @@
 //   start      model, weights, batches, configuration            -> parameters, base_bytes
 //   gradients  the first step's averaged gradients into a file   (next after start, or never)
 //   block      a barrier, `warm` steps, `steps` timed   -> seconds, cpu_seconds, growth_bytes
-//   counts     `steps`: collectives, bytes sent, allocations, what has grown
+//   counts     `steps`: collectives, bytes sent, allocations, what has grown; calls, if recorded
 //   memory     a step, moment by moment: begins, parameters, start_bytes, live_bytes, held
 //   bandwidth  `bytes` to every other rank at once               -> bytes_per_s
 //
@@ -23,9 +23,11 @@
 #include "conformance/oracle/tensor_file.hpp"
 #include "perf/worker/allocations.hpp"
 #include "perf/worker/channel.hpp"
+#include "perf/worker/empty_wire.hpp"
 #include "perf/worker/operators.hpp"
 #include "perf/worker/process_bytes.hpp"
 #include "perf/worker/raced_wire.hpp"
+#include "perf/worker/recorded_wire.hpp"
 #include "perf/worker/work.hpp"
 
 namespace equigrad::perf {
@@ -78,6 +80,11 @@ class Worker {
     std::shared_ptr<comm::Communicator> communicator = communicator_;
     if (counting_ || fault != CommunicationFault{})
       communicator = raced_wire_ = std::make_shared<RacedWire>(communicator_, fault);
+    if (request.contains("played_world"))  // rank 0 of so many
+      communicator = std::make_shared<EmptyWire>(request.at("played_world"));
+    recorded_wire_.reset();
+    if (request.value("recorded", false))
+      communicator = recorded_wire_ = std::make_shared<RecordedWire>(communicator);
     work_.reset();
     barrier();
     forget_peak();
@@ -130,6 +137,7 @@ class Worker {
     const auto before = allocations();
     const int64_t sent_before = sent_bytes();
     if (raced_wire_) raced_wire_->reset();
+    if (recorded_wire_) recorded_wire_->forget();
     const int64_t steps = request.value("steps", int64_t{1});
     for (int64_t i = 0; i < steps; ++i) step();
     const int64_t sent = sent_bytes() - sent_before;
@@ -137,6 +145,10 @@ class Worker {
     settle();
     const auto after = allocations();
     json answer = {{"steps", steps}, {"wire_bytes", sent}, {"ledger", work_->ledger()}};
+    if (recorded_wire_) {
+      answer["calls"] = recorded_wire_->calls();
+      answer["under_way_bytes"] = recorded_wire_->most_under_way_bytes();
+    }
     if (!raced_wire_) return answer;
     answer["collectives"] = raced_wire_->counts().collectives;
     answer["overlapped"] = raced_wire_->overlapped();
@@ -195,6 +207,7 @@ class Worker {
   int rank_;
   std::shared_ptr<comm::Communicator> communicator_;
   std::shared_ptr<RacedWire> raced_wire_;
+  std::shared_ptr<RecordedWire> recorded_wire_;
   std::unique_ptr<Work> work_;
   bool counting_ = false;
   int64_t base_bytes_ = 0, step_sleep_us_ = 0, leak_bytes_ = 0;
