@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/config/schema.hpp"
+#include "engine/config/sections/layer_specs.hpp"
 
 namespace equigrad {
 namespace {
@@ -78,6 +79,8 @@ struct Shape {
   Json schema;
 };
 
+Json spec_schema();
+
 Shape shape_of(const Values& values) {
   switch (values.type) {
     case ValueType::Any:
@@ -110,6 +113,13 @@ Shape shape_of(const Values& values) {
               any_of({number_schema(values), list_schema(number_schema(values), 1)})};
     case ValueType::Pair:
       return {number_words(values, "two numbers"), list_schema(number_schema(values), 2, 2)};
+    case ValueType::Specs:
+      return {"list of specs", list_schema(spec_schema(), 0)};
+    case ValueType::Shape: {
+      const Json whole = number_schema(of_type(ValueType::Whole));
+      return {"whole numbers, one of which may be a list",
+              list_schema(any_of({whole, list_schema(whole, 1)}), 1)};
+    }
     case ValueType::Norm:
       return {"`2`, `\"inf\"`", {{"enum", {2, "inf"}}}};
     case ValueType::Scale:
@@ -186,6 +196,16 @@ Json row_schema(const Row& row) {
   return schema;
 }
 
+// One of a list of layer specs.
+Json spec_schema() {
+  Json schema{{"type", "object"}, {"additionalProperties", false}};
+  for (const Row& row : layer_spec_rows()) {
+    schema["properties"][row.path] = row_schema(row);
+    if (row.values.is_required) schema["required"].push_back(row.path);
+  }
+  return schema;
+}
+
 // What is not supported may say anything in a section that is off.
 Json section_schema(const std::string& name) {
   Json schema{{"type", {"object", "null"}}, {"additionalProperties", false}};
@@ -226,17 +246,23 @@ std::string default_words(const Row& row) {
   return "`" + usual.dump() + "`" + (note.empty() ? "" : " (" + note + ")");
 }
 
-std::string lines_of(const std::string& section) {
+std::string table_of(std::span<const Row> rows) {
   std::string lines;
-  for (const Row& row : schema().rows()) {
-    if (section_of(row.path) != section || row.treatment == KeyTreatment::Section) continue;
+  for (const Row& row : rows)
     lines += "| `" + last_part(row.path) + "` | " + words_of(row) + " | " + default_words(row) +
              " | " + row.words + " | " + here_of(row) + " |\n";
-  }
   return lines.empty() ? ""
                        : "| key | values | default | meaning | here |\n"
                          "| --- | --- | --- | --- | --- |\n" +
                              lines;
+}
+
+std::string lines_of(const std::string& section) {
+  std::vector<Row> rows;
+  for (const Row& row : schema().rows())
+    if (section_of(row.path) == section && row.treatment != KeyTreatment::Section)
+      rows.push_back(row);
+  return table_of(rows);
 }
 
 }  // namespace
@@ -267,6 +293,8 @@ std::string markdown_page() {
     page += "\n## `" + std::string(row.path) + "`\n\n" + row.words + "\n";
     const std::string lines = lines_of(row.path);
     if (!lines.empty()) page += "\n" + lines;
+    if (section_of(kLayerSpecs) == row.path)
+      page += "\nEach of `layer_specs`:\n\n" + table_of(layer_spec_rows());
   }
   return page;
 }

@@ -14,6 +14,9 @@
 
 namespace equigrad {
 
+inline constexpr const char* kPresetModels[] = {"llama",       "bloom", "chatglm", "mixtral",
+                                                "deepseek_v2", "qwen2", "phi3"};
+
 // One entry of a spec's shape. At partition_dim `size` is a number of equal segments, or -1 for
 // one; elsewhere it is the size of a dimension, or -1 for what is left.
 struct ShapeEntry {

@@ -48,6 +48,8 @@ enum class ValueType {
   PerGroup,  // a number, or one for each parameter group
   Pair,      // two numbers
   Norm,      // 2 or "inf"
+  Specs,     // a list of layer specs (sections/layer_specs.hpp)
+  Shape,     // whole numbers, or lists of them
   Scale      // a number, also in quotes, or "dynamic"
 };
 

@@ -85,6 +85,19 @@ bool is_list_of(const Json& value, bool (*is_one)(const Json&)) {
 
 bool is_number(const Json& value) { return value.is_number(); }
 
+bool is_shape(const Json& value) {
+  const auto is_whole = [](const Json& one) {
+    Json copy = one;
+    return one.is_number_integer() && become_whole(copy);
+  };
+  const auto is_entry = [](const Json& one) { return one.is_number_integer(); };
+  return !value.empty() && value.is_array() &&
+         std::all_of(value.begin(), value.end(), [&](const Json& one) {
+           return is_whole(one) || (!one.empty() && is_list_of(one, is_entry) &&
+                                    std::all_of(one.begin(), one.end(), is_whole));
+         });
+}
+
 // Empty, or how `given` is not of the type; else it becomes the value as a field would hold it.
 // `usual` is the default.
 std::string problem_of_type(const Values& values, const Json& usual, Json& given) {
@@ -137,6 +150,13 @@ std::string problem_of_type(const Values& values, const Json& usual, Json& given
     case ValueType::Norm:
       return unless(given == Json("inf") || given == Json(2), "2 or \"inf\"",
                     ". Use one of the two.");
+    case ValueType::Specs:
+      return unless(is_list_of(given, [](const Json& one) { return one.is_object(); }),
+                    "a list of specs",
+                    R"(. Write [{"patterns": [".*\\.o_proj"], "partition_type": "row"}].)");
+    case ValueType::Shape:
+      return unless(is_shape(given), "a list of whole numbers, one of which may be a list",
+                    ". Write [2, -1].");
     case ValueType::Scale:
       return unless(become_scale(given), "\"dynamic\" or a number", ". Use one of the two.");
   }
@@ -205,7 +225,8 @@ const Row* Schema::switch_of(const std::string& section) const {
 const Schema& schema() {
   static const Schema table({batch_section(), optimizer_section(), zero_section(),
                              offload_section(), averaging_section(), amp_section(),
-                             precision_section(), scheduler_section(), features_section()});
+                             precision_section(), scheduler_section(), parallel_section(),
+                             features_section()});
   return table;
 }
 

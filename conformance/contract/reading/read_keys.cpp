@@ -50,7 +50,8 @@ Reading of_all() {
       "progressive_layer_drop.theta=0.25 progressive_layer_drop.gamma=0.5 "
       "flops_profiler.enabled=true flops_profiler.profile_step=7 flops_profiler.module_depth=2 "
       "flops_profiler.top_modules=3 flops_profiler.detailed=false "
-      "flops_profiler.output_file=\"f\" flops_profiler.recompute_fwd_factor=1.5";
+      "flops_profiler.output_file=\"f\" flops_profiler.recompute_fwd_factor=1.5 "
+      "sequence_parallel_size=1 tensor_parallel.autotp_size=1";
   return {"SGD", {keys, given(keys), [](EngineConfig& config) {
                     config.managed_gradient_accumulation = false;
                     config.optimizer.lr = 0.25;
@@ -76,6 +77,8 @@ Reading of_all() {
                     config.communication_timeout_s = 2.5;
                     config.progressive_layer_drop = {true, 0.25, 0.5};
                     config.flops_profiler = {true, 1.5, 7, 2, 3, false, "f"};
+                    config.sequence_parallel_size = 1;
+                    config.tensor_parallel.autotp_size = 1;
                   }}};
 }
 

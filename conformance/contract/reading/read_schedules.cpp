@@ -216,6 +216,7 @@ void check_no_effect(Play& play) {
       {"functions of the framework are never replaced",
        "zero_optimization.memory_efficient_linear zero_optimization.override_module_apply"},
       {"the checks are always on", "zero_optimization.enable_sanity_checks"},
+      {"it changes when sums are sent, not their bits", "tensor_parallel.tp_overlap_comm"},
       {"only offloading to a disk uses it",
        "zero_optimization.offload_param.nvme_path zero_optimization.offload_param.buffer_count "
        "zero_optimization.offload_param.buffer_size zero_optimization.offload_param.max_in_cpu "
@@ -252,14 +253,15 @@ void check_as_it_is(Play& play) {
     check_told(play, usual_keys("AdamW"), told);
   };
   check(always,
-        "disable_allgather=false sequence_parallel_size=1 sparse_gradients=false "
+        "disable_allgather=false tensor_parallel.tp.tp_grain_size=1 sparse_gradients=false "
         "seq_parallel_communication_data_type=\"FP32\" optimizer.params.bias_correction=true "
         "zero_optimization.mics_shard_size=-1 zero_optimization.zero_hpz_partition_size=1.0 "
         "zero_optimization.stage3_module_granularity_threshold=0 "
         "zero_optimization.ignore_unused_parameters=true graph_harvesting=false "
         "zero_optimization.stage3_model_persistence_threshold=9223372036854775807");
   check(off,
-        "tensor_parallel=false compile={\"enabled\":false} elasticity={} wandb={\"a\":false} "
+        "tensor_parallel.injection_policy_tuple=false compile={\"enabled\":false} elasticity={} "
+        "wandb={\"a\":false} "
         "comet={\"a\":3,\"device\":\"none\"} pipeline={\"a\":null,\"b\":false} "
         "checkpoint={\"device\":\"cpu\",\"enabled\":false} nebula={\"device\":null} "
         "zero_optimization.offload_optimizer.super_offload=true amp.num_losses=4 "

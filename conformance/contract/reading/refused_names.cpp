@@ -21,7 +21,7 @@ const std::map<std::string, std::string> kNames = {
      "gradient_clipping gradient_norm_type prescale_gradients gradient_predivide_factor "
      "gradient_allreduce_op sparse_gradients reduction communication_data_type "
      "seq_parallel_communication_data_type communication_timeout_s disable_allgather "
-     "sequence_parallel_size tensor_parallel steps_per_print wall_clock_breakdown "
+     "sequence_parallel_size data_parallel_size steps_per_print wall_clock_breakdown "
      "memory_breakdown dump_state log_level dataloader_drop_last aio activation_checkpointing "
      "checkpoint compile compiled_autograd comms_logger tensorboard wandb comet csv_monitor "
      "eigenvalue quantize_training compression_training curriculum_learning data_efficiency "
@@ -72,6 +72,14 @@ const std::map<std::string, std::string> kNames = {
      "lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase "
      "last_batch_iteration"},
     {"progressive_layer_drop", "enabled theta gamma"},
+    {"tensor_parallel",
+     "autotp_size preset_model vocab_parallel_lm_head dtype tp_overlap_comm "
+     "vocab_parallel_ce_backend keep_module_on_host replace_with_kernel_inject kernel_inject "
+     "injection_policy_tuple"},
+    {"tensor_parallel.tp", "tp_size tp_grain_size mpu tp_group"},
+    {"tensor_parallel.partition_config",
+     "use_default_specs strict_mode layer_specs lm_head_patterns tp_size "
+     "embedding_partition_dim"},
     {"flops_profiler",
      "enabled profile_step module_depth top_modules detailed output_file recompute_fwd_factor"}};
 
@@ -142,7 +150,7 @@ void check_sections(Play& play) {
   std::vector<std::string> problems;
   for (const std::string section :
        {"optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "amp", "torch_autocast",
-        "data_types", "progressive_layer_drop", "flops_profiler"}) {
+        "data_types", "progressive_layer_drop", "tensor_parallel", "flops_profiler"}) {
     text.push_back({section, "[1]"});
     problems.push_back(section + ": expected an object, got [1]. Write \"" + section +
                        "\": {...}.");
@@ -150,7 +158,8 @@ void check_sections(Play& play) {
   check_problems(play, text_of_keys(text), problems);
   const auto inner = keys_of(
       "optimizer.params=3 zero_optimization.leaf_module=\"x\" scheduler.params=false "
-      "zero_optimization.offload_param=true zero_optimization.offload_optimizer=0");
+      "zero_optimization.offload_param=true zero_optimization.offload_optimizer=0 "
+      "tensor_parallel.tp=3 tensor_parallel.partition_config=false");
   problems.clear();
   for (const auto& key : inner)
     problems.push_back(key.path + ": expected an object, got " + key.value + ". Write \"" +
@@ -187,7 +196,8 @@ struct Absent {
 };
 
 const std::vector<Absent>& absent() {
-  static const std::string zero = "zero_optimization.", amp = "amp.", params = "optimizer.params.";
+  static const std::string zero = "zero_optimization.", amp = "amp.", params = "optimizer.params.",
+                           tensor = "tensor_parallel.";
   static const std::string python =
       "It is a Python facility; the C++ autograd graph needs no compilation. Drop the key.";
   static const std::vector<Absent> all = {
@@ -207,7 +217,23 @@ const std::vector<Absent>& absent() {
       {zero + "cpu_offload_param", {"false"}, "Write \"offload_param\": {\"device\": \"cpu\"}."},
       {params + "bias_correction", {"true"}},
       {zero + "ignore_unused_parameters", {"true"}, "Unused parameters are left untouched."},
-      {"sequence_parallel_size zero_optimization.zero_hpz_partition_size", {"1"}},
+      {zero + "zero_hpz_partition_size", {"1"}},
+      {tensor + "keep_module_on_host " + tensor + "replace_with_kernel_inject " + tensor +
+           "kernel_inject",
+       {"false"},
+       "Models are built by the caller, and split when the engine is made. Drop the key."},
+      {tensor + "vocab_parallel_ce_backend",
+       {"\"torch\""},
+       "The loss has one implementation. Drop the key."},
+      {tensor + "injection_policy_tuple",
+       {},
+       "Name them in partition_config, with \"partition_type\": \"row\"."},
+      {tensor + "tp.tp_grain_size", {"1"}, "Every cut is even."},
+      {tensor + "tp.mpu", {}, "Give it to initialize."},
+      {tensor + "tp.tp_group", {}, "Give mpu to initialize."},
+      {tensor + "partition_config.embedding_partition_dim",
+       {"1"},
+       "Write a spec for the embedding: \"row\" cuts the vocabulary, \"column\" the outputs."},
       {amp + "num_losses", {"1"}, "All losses share one loss scale."},
       {zero + "stage3_module_granularity_threshold", {"0"}},
       {zero + "mics_shard_size", {"-1"}},
@@ -215,7 +241,7 @@ const std::vector<Absent>& absent() {
        {"9223372036854775807"},
        "Lower stage3_param_persistence_threshold."},
       {"seq_parallel_communication_data_type", {"\"fp32\""}},
-      {"tensor_parallel checkpoint comms_logger tensorboard wandb comet csv_monitor "
+      {"checkpoint comms_logger tensorboard wandb comet csv_monitor "
        "quantize_training compression_training curriculum_learning data_efficiency elasticity "
        "autotuning hybrid_engine pipeline sparse_attention expert_parallel nebula "
        "zero_optimization.zenflow zero_optimization.zeropp_loco_param",

@@ -71,7 +71,8 @@ const std::vector<Typed> kTypes = {
       "zero_optimization.stage3_param_persistence_threshold=100000 "
       "zero_optimization.stage3_max_live_parameters=1000000000 flops_profiler.profile_step=1 "
       "zero_optimization.stage3_max_reuse_distance=1000000000 flops_profiler.module_depth=-1 "
-      "flops_profiler.top_modules=1",
+      "flops_profiler.top_modules=1 sequence_parallel_size=1 tensor_parallel.autotp_size=0 "
+      "tensor_parallel.tp.tp_size=1 tensor_parallel.partition_config.tp_size=1",
       "Adam: train_micro_batch_size_per_gpu=1",
       "WarmupLR: scheduler.params.warmup_num_steps=1000 scheduler.params.last_batch_iteration=-1",
       "WarmupDecayLR: scheduler.params.total_num_steps=0",

@@ -18,7 +18,7 @@ constexpr Values kSize{.type = ValueType::Whole,
 
 constexpr Row kRows[] = {
     key(kTrain, kSize, field<&EngineConfig::train_batch_size>,
-        "Samples of one optimizer step, over all ranks and micro-batches.",
+        "Samples of one optimizer step, over all data ranks and micro-batches.",
         "Derived from the other two where it is absent; one of the two batch sizes must be given."),
     key(kMicro, kSize, field<&EngineConfig::train_micro_batch_size_per_gpu>,
         "Samples of one forward and backward pass on one rank.",
@@ -38,6 +38,12 @@ bool multiply(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t& prod
 
 std::string product_text(std::int64_t a, std::int64_t b) {
   return std::to_string(a) + " x " + std::to_string(b);
+}
+
+// What the batch is spread over: every rank, or those of other samples.
+std::string word_of_ranks(const EngineConfig& config) {
+  return config.tensor_parallel_size() > 1 || config.sequence_parallel_size > 1 ? "data ranks"
+                                                                                : "world";
 }
 
 // Nothing if absent or wrong.
@@ -64,8 +70,13 @@ void read(Reading& reading) {
   const auto micro = size_at(kMicro, reading);
   const auto accumulation = size_at(kAccumulation, reading);
   reading.store(kManaged);
-  const std::int64_t world = reading.world_size;
+  read_group_sizes(reading);
+  // Of a world that is a problem of its own, any number will do.
+  const bool divides = divides_world(reading.config, reading.world_size);
+  const std::int64_t world = divides ? reading.config.data_parallel_size(reading.world_size) : 1;
+  const std::string ranks = word_of_ranks(reading.config);
   reading.config.train_batch_size = world;  // consistent, in case a problem ends this early
+  if (!divides) return;
   if (reader.is_bad(kTrain) || reader.is_bad(kMicro) || reader.is_bad(kAccumulation)) return;
   if (!train && !micro)
     return reader.problem(kTrain, std::string("expected it or ") + kMicro +
@@ -76,18 +87,19 @@ void read(Reading& reading) {
   std::int64_t k = accumulation.value_or(1);
   std::int64_t known = 0;
   if (!multiply(m, k, world, known))
-    return reader.problem(kTrain, "expected micro x accumulation x world to fit in 64 bits, got " +
-                                      product_text(m, k) + " x " + std::to_string(world) +
-                                      ". Lower them.");
+    return reader.problem(kTrain, "expected micro x accumulation x " + ranks +
+                                      " to fit in 64 bits, got " + product_text(m, k) + " x " +
+                                      std::to_string(world) + ". Lower them.");
   if (train && micro && !accumulation) {
-    k = quotient(*train, known, "micro x world = " + product_text(m, world), reading).value_or(0);
-    reading.note(kAccumulation).derived = "train / (micro x world)";
-  } else if (train && !micro) {
-    m = quotient(*train, known, "accumulation x world = " + product_text(k, world), reading)
+    k = quotient(*train, known, "micro x " + ranks + " = " + product_text(m, world), reading)
             .value_or(0);
-    reading.note(kMicro).derived = "train / (accumulation x world)";
+    reading.note(kAccumulation).derived = "train / (micro x " + ranks + ")";
+  } else if (train && !micro) {
+    m = quotient(*train, known, "accumulation x " + ranks + " = " + product_text(k, world), reading)
+            .value_or(0);
+    reading.note(kMicro).derived = "train / (accumulation x " + ranks + ")";
   } else if (!train) {
-    reading.note(kTrain).derived = "micro x accumulation x world";
+    reading.note(kTrain).derived = "micro x accumulation x " + ranks;
   }
   if (reader.is_bad(kTrain)) return;
   reading.config.train_micro_batch_size_per_gpu = m;
@@ -98,15 +110,16 @@ void read(Reading& reading) {
 void check(const EngineConfig& config, Checks& checks) {
   const std::int64_t micro = config.train_micro_batch_size_per_gpu;
   const std::int64_t accumulation = config.gradient_accumulation_steps;
+  if (!divides_world(config, checks.world_size)) return;
+  const std::int64_t ranks = config.data_parallel_size(checks.world_size);
   std::int64_t product = 0;
-  const bool fits = multiply(micro, accumulation, checks.world_size, product);
+  const bool fits = multiply(micro, accumulation, ranks, product);
   if (fits && product == config.train_batch_size) return;
-  checks.problem(kTrain,
-                 "expected micro x accumulation x world = " + product_text(micro, accumulation) +
-                     " x " + std::to_string(checks.world_size) + " = " +
-                     (fits ? std::to_string(product) : "more than 64 bits hold") + ", got " +
-                     std::to_string(config.train_batch_size) +
-                     ". Drop one of the three keys to have it derived.");
+  checks.problem(kTrain, "expected micro x accumulation x " + word_of_ranks(config) + " = " +
+                             product_text(micro, accumulation) + " x " + std::to_string(ranks) +
+                             " = " + (fits ? std::to_string(product) : "more than 64 bits hold") +
+                             ", got " + std::to_string(config.train_batch_size) +
+                             ". Drop one of the three keys to have it derived.");
 }
 
 }  // namespace

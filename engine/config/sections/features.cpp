@@ -51,8 +51,6 @@ constexpr Row kRows[] = {
     key(".recompute_fwd_factor", not_negative(), flops<&Flops::recompute_fwd_factor>,
         "Forward passes that activation checkpointing repeats."),
     unsupported("disable_allgather", "Weights are not gathered after an update.", "[false]"),
-    unsupported("sequence_parallel_size", "Ranks that share a sequence.", "[1]"),
-    unsupported("tensor_parallel", "Ranks that share a matrix."),
     no_effect("steps_per_print", "Steps between two lines of progress.", kPrints),
     no_effect("wall_clock_breakdown", "Prints how long phases take.", kPrints),
     no_effect("memory_breakdown", "Prints how much memory is in use.", kPrints),

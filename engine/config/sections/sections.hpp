@@ -21,7 +21,13 @@ Section amp_section();
 Section precision_section();
 // After the optimizer is known.
 Section scheduler_section();
+// But for its sizes, which the batch reads before all others.
+Section parallel_section();
 Section features_section();
+
+// Reads the sizes of groups, once. A world that they do not divide is a problem of theirs.
+void read_group_sizes(Reading& reading);
+bool divides_world(const EngineConfig& config, std::int64_t world_size);
 
 // The static loss scale that is written at `path`; `otherwise` ends the problem of a wrong one.
 LossScaleConfig static_scale(double value, const std::string& path, const char* otherwise,

@@ -107,7 +107,8 @@ std::vector<Json> values_for(const Row& row) {
 
 // What no row says, because it is between keys: the parser may refuse these though the schema does
 // not.
-const std::set<std::string> kBetweenKeys{"data_types.grad_accum_dtype",
+const std::set<std::string> kBetweenKeys{"data_parallel_size",
+                                         "data_types.grad_accum_dtype",
                                          "data_types.param_dtype",
                                          "gradient_predivide_factor",
                                          "optimizer.params.adam_w_mode",
@@ -117,6 +118,11 @@ const std::set<std::string> kBetweenKeys{"data_types.grad_accum_dtype",
                                          "scheduler.params.cycle_momentum",
                                          "scheduler.params.total_num_steps",
                                          "scheduler.type",
+                                         "sequence_parallel_size",
+                                         "tensor_parallel.autotp_size",
+                                         "tensor_parallel.dtype",
+                                         "tensor_parallel.partition_config.tp_size",
+                                         "tensor_parallel.tp.tp_size",
                                          "train_batch_size"};
 
 TEST(JsonSchema, TakesWhatTheParserTakes) {

@@ -67,7 +67,7 @@ TEST(Unsupported, FeaturesAreRefusedByName) {
        R"("amp": {"enabled": true, "cast_model_type": "float16"})",
        R"("amp": {"enabled": true, "cast_model_outputs": "float32"})",
        R"("amp": {"enabled": true, "cast_batchnorm": "float32"})",
-       R"("tensor_parallel": {"autotp_size": 2})", R"("compile": {"enabled": true})",
+       R"("tensor_parallel": {"keep_module_on_host": true})", R"("compile": {"enabled": true})",
        R"("compiled_autograd": true)", R"("eigenvalue": {"enabled": true})",
        R"("sparse_gradients": true)",
        R"("zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}})",
@@ -229,10 +229,11 @@ TEST(KeyTable, EveryHonouredKeyIsListed) {
           R"("WarmupCosineLR", "params": {"total_num_steps": 1000})",
           R"("OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1})", R"("LRRangeTest")"})
       list(R"("scheduler": {"type": )" + std::string(scheduler) + "}", optimizer);
-  // Other names of keys are listed where they are given.
+  // Other names of keys, and what repeats others, are listed where they are given.
   list(R"("bfloat16": {"enabled": true}, "fp16": {"fp16_master_weights_and_gradients": false},
           "zero_optimization": {"cpu_offload": false, "cpu_offload_use_pin_memory": true,
-                                "stage3_gather_fp16_weights_on_model_save": true})",
+                                "stage3_gather_fp16_weights_on_model_save": true},
+          "data_parallel_size": 2, "tensor_parallel": {"dtype": "bf16"})",
        "SGD");
   for (const Row& rule : schema().rows())
     if (rule.treatment == KeyTreatment::Read) EXPECT_EQ(listed.count(rule.path), 1u) << rule.path;
