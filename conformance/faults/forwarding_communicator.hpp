@@ -68,6 +68,12 @@ class ForwardingCommunicator : public comm::Communicator {
   PendingPtr broadcast(const at::Tensor& tensor, int root) override {
     return real_->broadcast(tensor, root);
   }
+  PendingPtr send(const at::Tensor& tensor, int to, int tag) override {
+    return real_->send(tensor, to, tag);
+  }
+  PendingPtr receive(const at::Tensor& tensor, int from, int tag) override {
+    return real_->receive(tensor, from, tag);
+  }
 
   comm::Communicator& words() override {
     auto& words = real_->words();

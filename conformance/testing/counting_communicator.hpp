@@ -1,9 +1,9 @@
 // CountingCommunicator: a communicator that counts what goes through it.
 //
 // What a rank sends, of W ranks and n elements of e bytes: all_to_all (W - 1) n e (its own part
-// stays), all_gather (W - 1) n e, reduce_scatter (W - 1) n e, broadcast (W - 1) n e at the root;
-// all_reduce at least 2 (W - 1) n e / W, the least that any algorithm sends (Patarasu & Yuan,
-// Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel Distrib.
+// stays), all_gather (W - 1) n e, reduce_scatter (W - 1) n e, broadcast (W - 1) n e at the root,
+// send n e; all_reduce at least 2 (W - 1) n e / W, the least that any algorithm sends (Patarasu &
+// Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel Distrib.
 // Comput. 69, 2009).
 //
 // Invariants: everything goes to the wrapped communicator in its order; a derived class may hand on
@@ -72,6 +72,13 @@ class CountingCommunicator : public comm::Communicator {
   comm::PendingPtr broadcast(const at::Tensor& tensor, int root) override {
     count("broadcast", tensor, rank() == root ? bytes_of(tensor) * others() : 0);
     return started("broadcast", real_->broadcast(tensor, root));
+  }
+  comm::PendingPtr send(const at::Tensor& tensor, int to, int tag) override {
+    const auto sent = count("send", tensor, bytes_of(tensor));
+    return started("send", real_->send(sent, to, tag));
+  }
+  comm::PendingPtr receive(const at::Tensor& tensor, int from, int tag) override {
+    return started("receive", real_->receive(tensor, from, tag));
   }
 
  protected:

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -11,16 +12,24 @@
 #include <vector>
 
 #include "engine/comm/communication_error.hpp"
+#include "engine/comm/relay.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::comm {
 namespace {
+
+// The last ones that there are.
+constexpr int kWordsTag = 0x7fffff00, kSmallTag = kWordsTag + Relay::kMostRounds;
+
+// What takes no longer to send than a message takes to begin: 20 us at 3 GB/s.
+constexpr int64_t kSmallBytes = int64_t{1} << 16;
 
 struct Caller {
   const char* collective;
   int rank;
   int world_size;
   std::shared_ptr<const Peers> peers;
+  std::optional<int> other = std::nullopt;  // of a message from one rank to another
 };
 
 // A connection breaks a moment before its process has ended.
@@ -40,6 +49,13 @@ std::string joined(const std::vector<int>& ranks) {
   return text;
 }
 
+// Who takes no part in a message of two others is silent, too.
+std::vector<int> waited_for(const Caller& caller, const std::vector<int>& silent) {
+  const bool by_other =
+      caller.other && std::find(silent.begin(), silent.end(), *caller.other) != silent.end();
+  return by_other ? std::vector<int>{*caller.other} : silent;
+}
+
 // c10d tells an address at most.
 [[noreturn]] void fail(const Caller& caller, const char* reason) {
   auto lost = lost_rank(caller);
@@ -49,15 +65,19 @@ std::string joined(const std::vector<int>& ranks) {
     if (!silent)
       whom = "the host of rank 0, which serves the store and does not answer, or a rank that made";
     else if (!silent->empty())
-      whom = joined(*silent) + ", without a word since, which ended, hangs, or made";
+      whom = joined(waited_for(caller, *silent)) +
+             ", without a word since, which ended, hangs, or made";
     if (silent && silent->size() == 1) lost = silent->front();
   }
+  if (whom.empty() && caller.other) whom = joined({*caller.other}) + ", which made";
   if (whom.empty()) whom = "a rank, which ended, threw, or made";
   throw CommunicationError(
       fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective),
-      fmt::format("expected all {} ranks to take part in time, got: {}. Look for {} other calls "
-                  "than this one.",
-                  caller.world_size, reason, whom),
+      fmt::format(
+          "expected {} to take part in time, got: {}. Look for {} other calls than this "
+          "one.",
+          caller.other ? joined({*caller.other}) : fmt::format("all {} ranks", caller.world_size),
+          reason, whom),
       lost);
 }
 
@@ -96,7 +116,11 @@ class BackendCommunicator final : public Communicator {
         device_(device),
         gather_by_(gather_by),
         peers_(std::make_shared<const Peers>(std::move(peers))),
-        words_(std::move(words)) {}
+        words_(std::move(words)) {
+    if (gather_by != GatherBy::AllToAll || world_size() <= Relay::kDirectRanks) return;
+    words_relay_ = std::make_unique<Relay>(*this, kWordsTag);
+    small_relay_ = std::make_unique<Relay>(*this, kSmallTag);
+  }
 
   Communicator& words() override { return words_ ? *words_ : *this; }
   int rank() const override { return backend_->getRank(); }
@@ -110,7 +134,12 @@ class BackendCommunicator final : public Communicator {
   PendingPtr trade(const at::Tensor& output, const at::Tensor& input) override {
     return trade("all_to_all", output, input);
   }
+  PendingPtr gather_words(const at::Tensor& output, const at::Tensor& input) override {
+    return words_relay_ ? words_relay_->all_gather(output, input) : all_gather(output, input);
+  }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    if (small_relay_ && static_cast<int64_t>(input.nbytes()) <= kSmallBytes)
+      return small_relay_->all_gather(output, input.contiguous());
     if (gather_by_ == GatherBy::AllToAll)
       return send_rows("all_gather", output, input.expand({world_size(), input.numel()}));
     return start("all_gather", [&] {
@@ -138,6 +167,18 @@ class BackendCommunicator final : public Communicator {
       c10d::BroadcastOptions options;
       options.rootRank = root;
       return backend_->broadcast(tensors, options);
+    });
+  }
+  PendingPtr send(const at::Tensor& tensor, int to, int tag) override {
+    return start({"send", rank(), world_size(), peers_, to}, [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      return backend_->send(tensors, to, tag);
+    });
+  }
+  PendingPtr receive(const at::Tensor& tensor, int from, int tag) override {
+    return start({"receive", rank(), world_size(), peers_, from}, [&] {
+      std::vector<at::Tensor> tensors{tensor};
+      return backend_->recv(tensors, from, tag);
     });
   }
 
@@ -180,7 +221,10 @@ class BackendCommunicator final : public Communicator {
 
   template <class Function>
   PendingPtr start(const char* collective, Function&& function) {
-    const Caller caller{collective, rank(), world_size(), peers_};
+    return start(Caller{collective, rank(), world_size(), peers_}, function);
+  }
+  template <class Function>
+  PendingPtr start(const Caller& caller, Function&& function) {
     return std::make_unique<BackendPending>(with_context(caller, function), caller);
   }
 
@@ -189,6 +233,8 @@ class BackendCommunicator final : public Communicator {
   GatherBy gather_by_;
   std::shared_ptr<const Peers> peers_;
   std::shared_ptr<Communicator> words_;
+  // Of many ranks: what is small is passed on. Last: their threads use the others.
+  std::unique_ptr<Relay> words_relay_, small_relay_;
 };
 
 }  // namespace
@@ -206,12 +252,25 @@ PendingPtr Communicator::trade(const at::Tensor&, const at::Tensor&) {
               "trades() before, and use all_to_all.");
 }
 
+PendingPtr Communicator::send(const at::Tensor&, int, int) {
+  throw Error("comm.send",
+              "expected a communicator that sends from one rank to another, got one that does not. "
+              "Take one of connect().");
+}
+
+PendingPtr Communicator::receive(const at::Tensor&, int, int) {
+  throw Error(
+      "comm.receive",
+      "expected a communicator that receives from one rank, got one that does not. Take one "
+      "of connect().");
+}
+
 Exchange::Exchange(Communicator& communicator, const at::Tensor& message) {
   EQUIGRAD_CHECK(message.scalar_type() == at::kLong, "comm.exchange", "words are int64");
   auto& words = communicator.words();
   mine_ = message.to(words.device());
   all_ = at::empty({words.world_size() * mine_.numel()}, mine_.options());
-  pending_ = words.all_gather(all_, mine_);
+  pending_ = words.gather_words(all_, mine_);
 }
 
 at::Tensor Exchange::wait() {

@@ -1,8 +1,9 @@
 // Communicator: the seam between the engine and whatever carries its bytes (Gloo, NCCL, or a test's
 // faulty one).
 //
-// Invariants: every rank issues the same collectives in the same order, from one thread; an input
-// is not written and an output not read before wait(). Nothing here knows an order of additions
+// Invariants: every rank issues the same collectives in the same order, from one thread; messages
+// from one rank to another, send and receive, have no place in that order. An input is not written
+// and an output not read before wait(). Nothing here knows an order of additions
 // except all_reduce_sum and reduce_scatter_sum, which are the backend's own; the engine's
 // documented order is built on all_to_all in comm/reduction.hpp.
 // Shapes: flat contiguous tensors; n = elements per rank, W = world_size.
@@ -52,11 +53,19 @@ class Communicator {
   virtual PendingPtr trade(const at::Tensor& output, const at::Tensor& input);
   // output = the inputs of all ranks in rank order.   [n] -> [W * n]
   virtual PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) = 0;
+  // The same of what exchange() says: few bytes, often, and on the CPU.
+  virtual PendingPtr gather_words(const at::Tensor& output, const at::Tensor& input) {
+    return all_gather(output, input);
+  }
   // In place, in the backend's order.   [n]
   virtual PendingPtr all_reduce_sum(const at::Tensor& tensor) = 0;
   // output = this rank's slice of the sum, in the backend's order.   [W * n] -> [n]
   virtual PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) = 0;
   virtual PendingPtr broadcast(const at::Tensor& tensor, int root) = 0;
+  // From this rank to rank `to`, which receives as many bytes under the same tag, 0 <= tag < 2^31;
+  // messages of one tag arrive in their order. A send may end no earlier than its receive begins.
+  virtual PendingPtr send(const at::Tensor& tensor, int to, int tag);
+  virtual PendingPtr receive(const at::Tensor& tensor, int from, int tag);
 
   // Who carries exchange()'s words: a group on the CPU beside NCCL, so that a word waits for no
   // kernel and stops no stream; else this one.

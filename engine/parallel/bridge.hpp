@@ -47,6 +47,7 @@
 namespace equigrad::parallel {
 
 class Channel;
+struct Arrived;
 
 struct BridgeOptions {
   int64_t rows = 0;                // of the whole batch
@@ -94,18 +95,17 @@ class Bridge {
     bool refused;        // its answer is not for the caller
   };
 
-  void check_side(bool as_producer, const char* call) const;
-  void agree(const Side& producer, const Side& consumer);
-  void drop_refused();
+  void check_side(bool of_producer, const char* call) const;
   void check_order(const at::Tensor& gradient) const;
+  void drop_refused();
+  at::Tensor take(Arrived arrived, int64_t number, const char* call) const;
   template <class Function>
-  auto guarded(Function&& function);
+  auto or_lost(Function&& function);
 
   std::shared_ptr<comm::Communicator> world_;
   BridgeOptions options_;
   bool is_producer_ = false;
   bool is_lost_ = false;
-  int id_ = 0;
   Rows rows_;
   double gradient_factor_ = 1;
   int64_t next_number_ = 0;

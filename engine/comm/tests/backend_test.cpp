@@ -57,6 +57,33 @@ TEST(Communicator, CollectivesMoveWhatTheySay) {
   }
 }
 
+// In another order than they were sent, past a collective, and each way.
+TEST(Communicator, MessagesGoFromOneRankToAnotherByTheirTags) {
+  EXPECT_EQ(on_ranks(3,
+                     [](RankContext& context) {
+                       conformance::faults::ForwardingCommunicator group(context.group());
+                       const int rank = context.rank(), to = (rank + 1) % 3, from = (rank + 2) % 3;
+                       std::vector<at::Tensor> kept;
+                       std::vector<PendingPtr> sent;
+                       for (const int tag : {0, 5, 0, (1 << 30) + 7}) {
+                         kept.push_back(of_rank(10 * rank + static_cast<int>(kept.size()), 9));
+                         sent.push_back(group.send(kept.back(), to, tag));
+                       }
+                       exchange(group, at::zeros({1}, at::kLong));
+                       const auto arrives = [&](int tag, int number) {
+                         const auto tensor = at::empty({9});
+                         group.receive(tensor, from, tag)->wait();
+                         EXPECT_THAT(tensor, HasTheBitsOf(of_rank(10 * from + number, 9)));
+                       };
+                       arrives((1 << 30) + 7, 3);
+                       arrives(0, 0);
+                       arrives(5, 1);
+                       arrives(0, 2);
+                       for (const auto& pending : sent) pending->wait();
+                     }),
+            "");
+}
+
 TEST(Communicator, ExchangeTellsEveryRankWhatEachSaid) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
@@ -151,6 +178,10 @@ TEST(Communicator, OneThatDoesNotTradeSaysSo) {
                        EXPECT_EQ(error_of([&] { plain.trade(one, one); }),
                                  "[comm.trade] expected a communicator that trades, got one that "
                                  "does not. Ask trades() before, and use all_to_all.");
+                       EXPECT_THAT(error_of([&] { plain.send(one, 1, 0); }),
+                                   HasSubstr("[comm.send] expected a communicator that sends"));
+                       EXPECT_THAT(error_of([&] { plain.receive(one, 1, 0); }),
+                                   HasSubstr("[comm.receive] expected a communicator"));
                      }),
             "");
 }
