@@ -35,6 +35,7 @@
 #include "engine/api/checkpoint_types.hpp"
 #include "engine/api/engine_types.hpp"
 #include "engine/api/gathered_parameters.hpp"
+#include "engine/comm/mesh.hpp"
 #include "engine/config/config.hpp"
 #include "engine/error.hpp"
 #include "engine/layout/module_tree.hpp"
@@ -50,9 +51,6 @@ class Optimizer;
 
 namespace equigrad {
 
-namespace comm {
-class Communicator;
-}
 namespace memory {
 class Ledger;
 }
@@ -170,18 +168,18 @@ class Engine {
   std::unique_ptr<TrainingEngine> engine_;
 };
 
-// The core: named parameters, a checked configuration, a communicator (comm/launch.hpp makes one).
+// The core: named parameters, a checked configuration, the ranks: a communicator (comm/launch.hpp
+// makes one), or a mesh of them (comm/mesh.hpp) whose sizes the configuration names.
 // `modules` are the model's, parents first, for leaf modules and the flops profiler; without any
 // they are those that the parameters' names tell of.
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator,
-                                   std::vector<layout::ModuleEntry> modules = {});
+                                   comm::Mesh ranks, std::vector<layout::ModuleEntry> modules = {});
 
 // Any unmodified module. `config` is a DeepSpeed JSON text or the path of one; without a
 // communicator the ranks come from the launch environment (torchrun, mpirun, Slurm), or it is one
 // rank.
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
-                                   std::shared_ptr<comm::Communicator> communicator = nullptr);
+                                   comm::Mesh ranks = nullptr);
 
 // With an optimizer of the user's, whose groups hold the trainable parameters of the model, each
 // once: any that updates every element by itself, and steps without a closure. A configuration that
@@ -190,10 +188,9 @@ std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& 
 // are fp32. With an EngineConfig, which always has an optimizer, that one is not used.
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
                                    std::shared_ptr<torch::optim::Optimizer> optimizer,
-                                   std::shared_ptr<comm::Communicator> communicator = nullptr);
+                                   comm::Mesh ranks = nullptr);
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator,
-                                   std::shared_ptr<SliceOptimizer> optimizer,
+                                   comm::Mesh ranks, std::shared_ptr<SliceOptimizer> optimizer,
                                    std::vector<layout::ModuleEntry> modules = {});
 
 }  // namespace equigrad

@@ -40,9 +40,9 @@ void scale_twice(FaultContext& context) {
 
 // Only rank 0 hears of an overflow.
 void keep_overflow_to_rank_0(FaultContext& context) {
-  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over,
-                               NormType type) {
-    auto measure = through::measure(gradient, over, type);
+  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over, NormType type,
+                               const std::vector<shard::Span>& repeated) {
+    auto measure = through::measure(gradient, over, type, repeated);
     if (context.rank() != 0 && measure.non_finite_numel > 0) {
       context.acted();
       measure.non_finite_numel = 0;
@@ -54,8 +54,8 @@ void keep_overflow_to_rank_0(FaultContext& context) {
 void report_by_the_updated_scale(FaultContext& context) {
   const auto scale = watch_scale();
   seams().measure = [&context, scale](const at::Tensor& gradient, comm::Communicator* over,
-                                      NormType type) {
-    auto measure = through::measure(gradient, over, type);
+                                      NormType type, const std::vector<shard::Span>& repeated) {
+    auto measure = through::measure(gradient, over, type, repeated);
     if (scale->is_needed && context.step() == 1 && measure.norm != 0) {
       context.acted();
       measure.norm /= 2;

@@ -17,8 +17,8 @@ void at_factor(FaultContext& context, MutateNumber mutate) {
 
 void at_norm(FaultContext& context, MutateNumber mutate) {
   seams().measure = [&context, mutate](const at::Tensor& gradient, comm::Communicator* over,
-                                       NormType type) {
-    auto measure = through::measure(gradient, over, type);
+                                       NormType type, const std::vector<shard::Span>& repeated) {
+    auto measure = through::measure(gradient, over, type, repeated);
     const double norm = is_time(context) ? mutate(measure.norm) : measure.norm;
     if (norm != measure.norm) context.acted();
     return Measure{norm, measure.non_finite_numel};

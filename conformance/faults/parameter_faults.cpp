@@ -149,7 +149,7 @@ Fault initial_broadcast_skipped() {
 // module.bfloat16(): buffers lose what the model computes in fp32.
 void cast_buffers(FaultContext& context) {
   seams().initialize_module = [&context](torch::nn::Module& model, const std::string& config,
-                                         std::shared_ptr<comm::Communicator> communicator) {
+                                         comm::Mesh communicator) {
     for (auto& buffer : model.buffers()) {
       if (!buffer.is_floating_point()) continue;
       const auto cast = buffer.to(at::kBFloat16).to(buffer.scalar_type());

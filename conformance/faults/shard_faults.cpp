@@ -14,8 +14,8 @@ using Measured = shard::Measure;
 // Another measure than the one that was taken.
 void change_measure(FaultContext& context, std::function<Measured(Measured)> change) {
   seams().measure = [&context, change](const at::Tensor& gradient, comm::Communicator* over,
-                                       NormType type) {
-    const auto measured = through::measure(gradient, over, type);
+                                       NormType type, const std::vector<shard::Span>& repeated) {
+    const auto measured = through::measure(gradient, over, type, repeated);
     const auto other = change(measured);
     if (other.norm != measured.norm || other.non_finite_numel != measured.non_finite_numel)
       context.acted();
@@ -38,21 +38,21 @@ void change_clip(FaultContext& context, Factor factor) {
 }
 
 void measure_own_shard(FaultContext& context) {
-  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over,
-                               NormType type) {
-    if (over == nullptr) return through::measure(gradient, over, type);
-    const auto whole = through::measure(gradient, over, type);
-    const auto own = through::measure(gradient, nullptr, type);
+  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over, NormType type,
+                               const std::vector<shard::Span>& repeated) {
+    if (over == nullptr) return through::measure(gradient, over, type, repeated);
+    const auto whole = through::measure(gradient, over, type, repeated);
+    const auto own = through::measure(gradient, nullptr, type, repeated);
     if (own.norm != whole.norm) context.acted();
     return Measured{own.norm, whole.non_finite_numel};
   };
 }
 
 void measure_by_two(FaultContext& context) {
-  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over,
-                               NormType type) {
+  seams().measure = [&context](const at::Tensor& gradient, comm::Communicator* over, NormType type,
+                               const std::vector<shard::Span>& repeated) {
     if (type != NormType::Two) context.acted();
-    return through::measure(gradient, over, NormType::Two);
+    return through::measure(gradient, over, NormType::Two, repeated);
   };
 }
 

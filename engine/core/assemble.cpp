@@ -11,6 +11,7 @@
 #include "engine/comm/communicator.hpp"
 #include "engine/config/suggest.hpp"
 #include "engine/kernels/data_types.hpp"
+#include "engine/parallel/split_marks.hpp"
 #include "engine/parameter/early_shards.hpp"
 #include "engine/zero_init.hpp"
 
@@ -70,9 +71,10 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
 }
 
 // Every rank takes rank 0's values, so that replicas are equal from the start.
-void broadcast(const std::vector<at::Tensor>& tensors, comm::Communicator& communicator) {
-  if (communicator.world_size() == 1) return;
+void broadcast(const std::vector<at::Tensor>& tensors, const comm::Mesh& mesh) {
   for (const auto& tensor : tensors) {
+    auto& communicator = parallel::split_of(tensor) ? *mesh.zero() : *mesh.world();
+    if (communicator.world_size() == 1) continue;
     if (tensor.numel() == 0 || parameter::early_shard(tensor)) continue;
     const auto values = tensor.detach().to(communicator.device()).contiguous();
     communicator.broadcast(values, 0)->wait();
@@ -116,7 +118,7 @@ class SafeModules {
 }  // namespace
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
-                  comm::Communicator& communicator) {
+                  const comm::Mesh& mesh) {
   zero::rethrow_init_failure();
   std::vector<layout::Registration> registrations;
   std::vector<optimizer::GroupOverride> overrides;
@@ -125,7 +127,7 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
     overrides.push_back({groups[group].lr, groups[group].weight_decay});
     for (const auto& parameter : groups[group].parameters) {
       check(parameter, config);
-      check_early(parameter, config, communicator);
+      check_early(parameter, config, *mesh.zero());
       registrations.push_back({parameter.name, parameter.tensor.unsafeGetTensorImpl(),
                                parameter.tensor.sizes().vec(), parameter.tensor.requires_grad(),
                                group, safe.hold(parameter),
@@ -148,7 +150,7 @@ Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig&
       assembly.tensors[assembly.table.index_of(parameter.name)] = parameter.tensor;
     }
   }
-  broadcast(assembly.tensors, communicator);
+  broadcast(assembly.tensors, mesh);
   return assembly;
 }
 

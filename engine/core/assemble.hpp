@@ -1,7 +1,8 @@
 // Assemble: from named parameters, or a module, to the parameter table that the engine works with.
 //
 // Invariants: every tensor is a leaf and appears once, tied names resolved; a parameter that
-// requires no gradient is frozen; all ranks start from rank 0's values.
+// requires no gradient is frozen; all ranks start from rank 0's values, of a split parameter those
+// that train one part of it from the first of them.
 // Errors: equigrad::Error for no parameters, a tensor that is not a leaf, a trainable one of the
 // wrong dtype, and what layout/parameter_table.hpp refuses.
 // Depends on: engine.hpp's parameter groups, layout, comm, optimizer's group overrides.
@@ -11,6 +12,7 @@
 
 #include <vector>
 
+#include "engine/comm/mesh.hpp"
 #include "engine/engine.hpp"
 #include "engine/layout/parameter_table.hpp"
 #include "engine/optimizer/sharded_state.hpp"
@@ -26,6 +28,6 @@ struct Assembly {
 };
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
-                  comm::Communicator& communicator);
+                  const comm::Mesh& mesh);
 
 }  // namespace equigrad

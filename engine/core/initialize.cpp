@@ -1,5 +1,6 @@
 // initialize(): from a module, or named parameters, and a configuration to an engine.
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -54,23 +55,39 @@ void add_marked(torch::nn::Module& model, std::vector<std::string>& names) {
       names.push_back(item.key());
 }
 
+// Layers are made for a mesh before there is an engine.
+void check_mesh(const EngineConfig& config, const comm::Mesh& mesh) {
+  const auto& sizes = mesh.sizes();
+  if (config.tensor_parallel_size() == sizes.tensor &&
+      config.sequence_parallel_size == sizes.sequence)
+    return;
+  throw Error(
+      "initialize",
+      fmt::format("expected the mesh that is configured, tensor {} x sequence {}, got ranks "
+                  "of tensor {} x sequence {}. Give initialize() the mesh that the model's "
+                  "layers were made for (comm/mesh.hpp), and configure its sizes: "
+                  "\"tensor_parallel\": {{\"autotp_size\"}}, \"sequence_parallel_size\".",
+                  config.tensor_parallel_size(), config.sequence_parallel_size, sizes.tensor,
+                  sizes.sequence));
+}
+
 // All ways of initialize() end here; no modules: those that the parameters' names tell of; no
 // client: the configured optimizer.
 std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
-                                    const EngineConfig& config,
-                                    std::shared_ptr<comm::Communicator> communicator,
+                                    const EngineConfig& config, comm::Mesh mesh,
                                     std::vector<layout::ModuleEntry> modules,
                                     std::shared_ptr<SliceOptimizer> client,
                                     std::vector<NamedTensor> buffers = {}) {
   const at::NoGradGuard no_grad;
-  validate(config, communicator->world_size());
+  check_mesh(config, mesh);
+  validate(config, mesh.sizes().world_size());
   keep_freed_memory();
-  if (config.reduction == ReductionOrder::Exact && !communicator->device().is_cpu())
+  const auto device = mesh.zero()->device();
+  if (config.reduction == ReductionOrder::Exact && !device.is_cpu())
     throw Error("initialize", "expected \"reduction\": \"pinned\" or \"native\" on " +
-                                  communicator->device().str() +
-                                  ", got \"exact\", which sums on the CPU only.");
-  agreement::coordinator_of(*communicator).meet_to_initialize();
-  auto assembly = assemble(groups, config, *communicator);
+                                  device.str() + ", got \"exact\", which sums on the CPU only.");
+  agreement::coordinator_of(*mesh.zero()).meet_to_initialize();
+  auto assembly = assemble(groups, config, mesh);
   if (modules.empty()) {
     std::vector<std::pair<std::string, const void*>> named;
     for (const auto& group : groups)
@@ -80,21 +97,20 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
   }
   assembly.client = std::move(client);
   assembly.leaves = leaf_parameters(modules, assembly.tensors, config.zero.leaf_module);
-  auto engine = std::make_unique<TrainingEngine>(std::move(assembly), config,
-                                                 std::move(communicator), std::move(modules));
+  auto engine = std::make_unique<TrainingEngine>(std::move(assembly), config, std::move(mesh),
+                                                 std::move(modules));
   engine->parts().model.buffers = std::move(buffers);
   return std::make_unique<Engine>(std::move(engine));
 }
 
 std::unique_ptr<Engine> of_module(torch::nn::Module& model, const std::string& config,
-                                  std::shared_ptr<comm::Communicator> communicator,
-                                  std::shared_ptr<SliceOptimizer> client) {
+                                  comm::Mesh mesh, std::shared_ptr<SliceOptimizer> client) {
   comm::LaunchEnvironment launch;
-  if (!communicator) {
+  if (!mesh) {
     launch = comm::read_launch_environment(
         [](const char* name) -> const char* { return std::getenv(name); });
   }
-  const int world_size = communicator ? communicator->world_size() : launch.world_size;
+  const int world_size = mesh ? mesh.sizes().world_size() : launch.world_size;
   auto checked =
       client ? load_config_for_client(config, world_size) : load_config(config, world_size);
   add_marked(model, checked.zero.leaf_module.names);
@@ -104,10 +120,10 @@ std::unique_ptr<Engine> of_module(torch::nn::Module& model, const std::string& c
   for (const auto& item : named) {
     all.parameters.push_back({item.key(), item.value(), types.at(item.key())});
   }
-  if (!communicator) {
+  if (!mesh) {
     const auto device =
         all.parameters.empty() ? c10::kCPU : all.parameters.front().tensor.device().type();
-    communicator = comm::connect(
+    mesh = comm::connect(
         launch, device,
         std::chrono::milliseconds(static_cast<int64_t>(checked.communication_timeout_s * 1000)));
   }
@@ -115,35 +131,32 @@ std::unique_ptr<Engine> of_module(torch::nn::Module& model, const std::string& c
   const auto named_buffers = model.named_buffers();
   for (const auto& item : named_buffers)
     if (item.value().defined()) buffers.push_back({item.key(), item.value()});
-  return make_engine({std::move(all)}, checked, std::move(communicator), profile::modules_of(model),
+  return make_engine({std::move(all)}, checked, std::move(mesh), profile::modules_of(model),
                      std::move(client), std::move(buffers));
 }
 
 }  // namespace
 
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator,
-                                   std::vector<layout::ModuleEntry> modules) {
-  return make_engine(groups, config, std::move(communicator), std::move(modules), nullptr);
+                                   comm::Mesh ranks, std::vector<layout::ModuleEntry> modules) {
+  return make_engine(groups, config, std::move(ranks), std::move(modules), nullptr);
 }
 
 std::unique_ptr<Engine> initialize(std::vector<ParameterGroup> groups, const EngineConfig& config,
-                                   std::shared_ptr<comm::Communicator> communicator,
-                                   std::shared_ptr<SliceOptimizer> optimizer,
+                                   comm::Mesh ranks, std::shared_ptr<SliceOptimizer> optimizer,
                                    std::vector<layout::ModuleEntry> modules) {
-  return make_engine(groups, config, std::move(communicator), std::move(modules),
-                     std::move(optimizer));
+  return make_engine(groups, config, std::move(ranks), std::move(modules), std::move(optimizer));
 }
 
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
-                                   std::shared_ptr<comm::Communicator> communicator) {
-  return of_module(model, config, std::move(communicator), nullptr);
+                                   comm::Mesh ranks) {
+  return of_module(model, config, std::move(ranks), nullptr);
 }
 
 std::unique_ptr<Engine> initialize(torch::nn::Module& model, const std::string& config,
                                    std::shared_ptr<torch::optim::Optimizer> optimizer,
-                                   std::shared_ptr<comm::Communicator> communicator) {
-  return of_module(model, config, std::move(communicator),
+                                   comm::Mesh ranks) {
+  return of_module(model, config, std::move(ranks),
                    std::make_shared<optimizer::ClientOptimizer>(std::move(optimizer)));
 }
 

@@ -179,6 +179,10 @@ std::vector<at::Device> random_devices(const Parts& parts) {
 
 void check_idle(const Parts& parts, const std::string& where) {
   parts.inspection.gathering.check_closed("engine." + where);
+  if (parts.group.mesh.tensor())
+    throw Error(where,
+                "expected ranks that have whole parameters, got a tensor group, whose parts "
+                "no checkpoint holds yet. Write full_parameter() of every parameter.");
   const auto passes = parts.window.progress().passes;
   if (passes != 0 || !parts.schedules.micro_batches.is_between_windows()) {
     throw Error(where, fmt::format("expected to be between two accumulation windows, got one with "

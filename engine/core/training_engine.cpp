@@ -9,8 +9,11 @@
 #include <limits>
 #include <utility>
 
+#include "engine/core/together.hpp"
 #include "engine/kernels/data_types.hpp"
 #include "engine/loss/divisors.hpp"
+#include "engine/parallel/regions.hpp"
+#include "engine/parallel/split_marks.hpp"
 #include "engine/shard/gradient_shard.hpp"
 
 namespace equigrad {
@@ -22,7 +25,7 @@ optimizer::StateOptions state_options(const EngineConfig& config, at::Device dev
           offload ? at::Device(at::kCPU) : device, offload && config.offload_optimizer.pin_memory};
 }
 
-gradient::WindowOptions window_options(const EngineConfig& config, int world_size) {
+gradient::WindowOptions window_options(const EngineConfig& config, const comm::Mesh& mesh) {
   return {
       .param_dtype = torch_dtype(config.precision.param),
       .accumulate_dtype = torch_dtype(config.precision.accumulate),
@@ -30,10 +33,10 @@ gradient::WindowOptions window_options(const EngineConfig& config, int world_siz
       .order = config.reduction,
       .average_dtype = torch_dtype(config.precision.master),
       .communication_dtypes = gradient_communication_dtypes(config.precision),
-      .before_sum = loss::factor_before_sum(config.averaging, world_size),
+      .before_sum = loss::factor_before_sum(config.averaging, mesh.sizes().data),
       .expects_one_pass = config.expects_one_pass(),
       .overlaps = config.zero.overlap_comm,
-      .eager = config.reduces_eagerly(world_size)};
+      .eager = config.reduces_eagerly(mesh.zero()->world_size())};
 }
 
 void check_scalar(const at::Tensor& loss) {
@@ -50,16 +53,42 @@ void check_scalar(const at::Tensor& loss) {
 
 namespace core {
 
+comm::Communicator* Group::over_model(bool is_sharded) const {
+  if (is_sharded) return mesh.world().get();
+  return mesh.tensor().get();
+}
+
+namespace {
+
+// What tensor rank 0 has too, and counts.
+std::vector<shard::Span> repeated_spans(const Model& model, const comm::Mesh& mesh) {
+  std::vector<shard::Span> spans;
+  if (!mesh.tensor() || mesh.tensor()->rank() == 0) return spans;
+  for (const auto& bucket : model.plan.buckets()) {
+    for (const auto& slot : bucket.slots) {
+      const int64_t begin = bucket.offset + slot.offset;
+      if (!model.splits[slot.parameter]) spans.push_back({begin, begin + slot.shard_numel});
+    }
+  }
+  return spans;
+}
+
+}  // namespace
+
 Model::Model(std::vector<at::Tensor> parameters, layout::ParameterTable entries,
-             const EngineConfig& config, int world_size)
+             const EngineConfig& config, const comm::Mesh& mesh)
     : tensors(std::move(parameters)),
       table(std::move(entries)),
-      plan(table, stage_row(config.zero.stage).shards(world_size),
-           layout::bucket_size(table, config.zero.reduce_bucket_size,
-                               stage_row(config.zero.stage)
-                                   .sends_full_buckets(config.reduces_eagerly(world_size)))) {
-  for (std::size_t i = 0; i < table.size(); ++i)
+      plan(table, stage_row(config.zero.stage).shards(mesh.zero()->world_size()),
+           layout::bucket_size(
+               table, config.zero.reduce_bucket_size,
+               stage_row(config.zero.stage)
+                   .sends_full_buckets(config.reduces_eagerly(mesh.zero()->world_size())))) {
+  for (std::size_t i = 0; i < table.size(); ++i) {
     names[tensors[i].unsafeGetTensorImpl()] = &table[i].name;
+    splits.push_back(parallel::split_of(tensors[i]));
+  }
+  repeated = repeated_spans(*this, mesh);
 }
 
 namespace {
@@ -79,20 +108,18 @@ optimizer::ShardedState make_optimizer(const Assembly& assembly, const EngineCon
 
 }  // namespace
 
-Parts::Parts(Assembly assembly, const EngineConfig& settings,
-             std::shared_ptr<comm::Communicator> communicator,
+Parts::Parts(Assembly assembly, const EngineConfig& settings, comm::Mesh mesh,
              std::vector<layout::ModuleEntry> modules)
     : config(settings),
-      group{communicator, {*communicator, assembly.table.size()}},
-      model(std::move(assembly.tensors), std::move(assembly.table), config,
-            communicator->world_size()),
+      group{mesh, mesh.zero(), {*mesh.zero(), assembly.table.size()}},
+      model(std::move(assembly.tensors), std::move(assembly.table), config, mesh),
       loss{autograd::make_scaler(config.precision.loss_scale)},
-      optimizer(make_optimizer(assembly, config, *communicator, model, ledger)),
+      optimizer(make_optimizer(assembly, config, *group.communicator, model, ledger)),
       parameters(parameter::make_keeper(
           {.table = model.table,
            .plan = model.plan,
            .zero = config.zero,
-           .communicator = *communicator,
+           .communicator = *group.communicator,
            .participant = group.participant,
            .ledger = ledger,
            .masters = optimizer.masters(),
@@ -101,11 +128,11 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
            .communication_dtypes = weight_communication_dtypes(config.precision),
            .leaves = assembly.leaves},
           stage().parameters_sharded)),
-      window(model.plan, model.table.size(), group.participant,
-             window_options(config, communicator->world_size()), ledger),
+      window(model.plan, model.table.size(), group.participant, window_options(config, group.mesh),
+             ledger),
       inspection{.stations = {.table = model.table,
                               .plan = model.plan,
-                              .communicator = *communicator,
+                              .communicator = *group.communicator,
                               .participant = group.participant,
                               .window = window,
                               .optimizer = optimizer,
@@ -114,18 +141,19 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
                  .access = Access(inspection.stations),
                  .gathering = Gathering(inspection.stations, model.tensors),
                  .observer = {}},
-      schedules{
-          .micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps,
-                                                  config.managed_gradient_accumulation),
-          .configured_lr = optimizer.lr(),
-          .rates = config.scheduler ? schedule::make_schedule(*config.scheduler, optimizer.lr())
-                                    : nullptr,
-          .layer_drop = {},
-          .profiled = {config.flops_profiler.enabled && communicator->rank() == 0,
-                       std::move(modules),
-                       model.tensors,
-                       config.flops_profiler,
-                       {1, communicator->world_size(), config.train_micro_batch_size_per_gpu, 0}}} {
+      schedules{.micro_batches = gradient::MicroBatches(config.gradient_accumulation_steps,
+                                                        config.managed_gradient_accumulation),
+                .configured_lr = optimizer.lr(),
+                .rates = config.scheduler
+                             ? schedule::make_schedule(*config.scheduler, optimizer.lr())
+                             : nullptr,
+                .layer_drop = {},
+                .profiled = {config.flops_profiler.enabled && group.mesh.world()->rank() == 0,
+                             std::move(modules),
+                             model.tensors,
+                             config.flops_profiler,
+                             {group.mesh.sizes().tensor, averaged_ranks(),
+                              config.train_micro_batch_size_per_gpu, 0}}} {
   if (config.progressive_layer_drop.enabled)
     schedules.layer_drop.emplace(config.progressive_layer_drop);
   set_rates();
@@ -133,7 +161,7 @@ Parts::Parts(Assembly assembly, const EngineConfig& settings,
 
 double Parts::factor() const {
   return loss::averaging_factor(config.averaging, config.gradient_accumulation_steps,
-                                world_size()) /
+                                averaged_ranks()) /
          loss.scaler->scale();  // a power of two: exact
 }
 
@@ -145,11 +173,9 @@ void Parts::set_rates() {
 
 }  // namespace core
 
-TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config,
-                               std::shared_ptr<comm::Communicator> communicator,
+TrainingEngine::TrainingEngine(Assembly assembly, const EngineConfig& config, comm::Mesh mesh,
                                std::vector<layout::ModuleEntry> modules)
-    : parts_(std::move(assembly), config, std::move(communicator), std::move(modules)),
-      pass_(watch()) {}
+    : parts_(std::move(assembly), config, std::move(mesh), std::move(modules)), pass_(watch()) {}
 
 // Engines that share the scale wait for those that hold it.
 TrainingEngine::~TrainingEngine() { parts_.loss.scaler->released(this); }
@@ -158,7 +184,8 @@ autograd::BackwardPass TrainingEngine::watch() {
   // Of several engines in a pass those end first that can still fail on another rank.
   const bool waits = parts_.stage().gradients_reduced == ReduceWhen::EveryPass;
   const int64_t order = parts_.group.participant.number() + (waits ? 0 : int64_t{1} << 32);
-  const auto& [tensors, table, plan, names, buffers] = parts_.model;
+  const auto& tensors = parts_.model.tensors;
+  const auto& table = parts_.model.table;
   std::vector<autograd::WatchedParameter> watched;
   for (std::size_t i = 0; i < table.size(); ++i)
     if (table[i].trainable) watched.push_back({i, table[i].name, tensors[i]});
@@ -291,8 +318,8 @@ void TrainingEngine::zero_grad() {
 void TrainingEngine::set_train_batch_size(int64_t train_batch_size) {
   auto& config = parts_.config;
   auto& micro_batches = parts_.schedules.micro_batches;
-  micro_batches.set_train_batch_size(train_batch_size,
-                                     config.train_micro_batch_size_per_gpu * parts_.world_size());
+  micro_batches.set_train_batch_size(
+      train_batch_size, config.train_micro_batch_size_per_gpu * parts_.averaged_ranks());
   config.train_batch_size = train_batch_size;
   config.gradient_accumulation_steps = micro_batches.accumulation_steps();
   parts_.window.expect_one_pass(config.expects_one_pass());
@@ -302,6 +329,9 @@ at::Tensor TrainingEngine::full_parameter(const std::string& name) {
   rethrow_failure();
   const auto parameter = parts_.model.table.index_of(name);
   auto value = parts_.parameters->whole(parameter);
+  const auto& tensor = parts_.group.mesh.tensor();
+  if (const auto& split = parts_.model.splits[parameter]; split && tensor)
+    value = parallel::whole_over(value, *split, *tensor);
   // A rank that has the page serves those that have not.
   if (parts_.stage().parameters_sharded)
     parts_.group.participant.meet(agreement::ReadParameter{.parameter = parameter});
@@ -347,9 +377,18 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   parts_.loss.scaler->stepped(this, !applied);
 }
 
+// The ranks of a tensor group step together or not at all.
 agreement::Agreement TrainingEngine::agree() {
   RECORD_USER_SCOPE("gradient.agree");
-  return parts_.window.agree(parts_.inspection.observer != nullptr);
+  const bool observes = parts_.inspection.observer != nullptr;
+  const auto& tensor = parts_.group.mesh.tensor();
+  if (!tensor) return parts_.window.agree(observes);
+  agreement::Agreement agreement;
+  core::together(*tensor, "engine.step", [&]() -> std::string {
+    agreement = parts_.window.agree(observes);
+    return {};
+  });
+  return agreement;
 }
 
 // The observer is the user's: it may throw, or read parameters, on one rank only.
@@ -380,9 +419,8 @@ void TrainingEngine::update(const agreement::Agreement& agreement) {
                               static_cast<int64_t>(gradient.nbytes()));
   const auto measure = [&] {
     RECORD_USER_SCOPE("shard.norm");
-    return shard::measure(
-        gradient, parts_.model.plan.shards() == 1 ? nullptr : parts_.group.communicator.get(),
-        config.gradient_norm);
+    return shard::measure(gradient, parts_.group.over_model(parts_.model.plan.shards() > 1),
+                          config.gradient_norm, parts_.model.repeated);
   }();
   norm = measure.non_finite_numel == 0 ? measure.norm : std::numeric_limits<double>::quiet_NaN();
   if (!may_update(gradient, measure.non_finite_numel)) return;
@@ -434,7 +472,7 @@ bool TrainingEngine::may_update(const at::Tensor& gradient, int64_t non_finite_n
   }
   const auto& table = parts_.model.table;
   const auto bad = shard::first_non_finite(gradient, parts_.model.plan, table.size(),
-                                           *parts_.group.communicator);
+                                           *parts_.group.mesh.world());
   throw Error(
       "engine.step",
       fmt::format("expected finite gradients, got {} elements that are not, the first in parameter "

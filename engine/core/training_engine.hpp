@@ -27,6 +27,7 @@
 #include "engine/autograd/backward_pass.hpp"
 #include "engine/autograd/scaled_graph.hpp"
 #include "engine/comm/communicator.hpp"
+#include "engine/comm/mesh.hpp"
 #include "engine/core/assemble.hpp"
 #include "engine/core/pending_save.hpp"
 #include "engine/engine.hpp"
@@ -39,17 +40,24 @@
 #include "engine/layout/stage.hpp"
 #include "engine/memory/ledger.hpp"
 #include "engine/optimizer/sharded_state.hpp"
+#include "engine/parallel/split.hpp"
 #include "engine/parameter/store.hpp"
 #include "engine/profile/profiled_step.hpp"
 #include "engine/schedule/progressive_layer_drop.hpp"
 #include "engine/schedule/schedule.hpp"
+#include "engine/shard/gradient_shard.hpp"
 
 namespace equigrad::core {
 
 // The other ranks, and this engine's place among them.
 struct Group {
-  std::shared_ptr<comm::Communicator> communicator;
+  comm::Mesh mesh;
+  std::shared_ptr<comm::Communicator>
+      communicator;  // mesh.zero(): who shares what this rank trains
   agreement::Participant participant;
+
+  // Who adds up what the ranks of one model have; null: this rank has the whole gradient.
+  comm::Communicator* over_model(bool is_sharded) const;
 };
 
 // The model's parameters, and how they are cut.
@@ -57,11 +65,13 @@ struct Model {
   std::vector<at::Tensor> tensors;  // by index of the table
   layout::ParameterTable table;
   layout::BucketPlan plan;
-  std::map<const void*, const std::string*> names;  // by tensor
-  std::vector<NamedTensor> buffers = {};            // of the module, for checkpoints
+  std::map<const void*, const std::string*> names;          // by tensor
+  std::vector<NamedTensor> buffers = {};                    // of the module, for checkpoints
+  std::vector<std::optional<parallel::Split>> splits = {};  // by index; nothing: whole
+  std::vector<shard::Span> repeated = {};  // of the shard: another tensor rank's norm has them
 
   Model(std::vector<at::Tensor> parameters, layout::ParameterTable entries,
-        const EngineConfig& config, int world_size);
+        const EngineConfig& config, const comm::Mesh& mesh);
 };
 
 struct Loss {
@@ -108,13 +118,15 @@ struct Parts {
   Outcome outcome;
   std::unique_ptr<PendingSave> pending_save;  // asynchronous; null: none
 
-  Parts(Assembly assembly, const EngineConfig& settings,
-        std::shared_ptr<comm::Communicator> communicator, std::vector<layout::ModuleEntry> modules);
+  Parts(Assembly assembly, const EngineConfig& settings, comm::Mesh mesh,
+        std::vector<layout::ModuleEntry> modules);
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
   const Stage& stage() const { return stage_row(config.zero.stage); }
-  int world_size() const { return group.communicator->world_size(); }
+  int world_size() const { return group.mesh.sizes().world_size(); }
+  // Whose gradients are averaged: those of one sequence are added.
+  int averaged_ranks() const { return group.mesh.sizes().data; }
   double factor() const;  // what a window's sum is averaged with
   void set_rates();
 };
@@ -125,8 +137,7 @@ namespace equigrad {
 
 class TrainingEngine {
  public:
-  TrainingEngine(Assembly assembly, const EngineConfig& config,
-                 std::shared_ptr<comm::Communicator> communicator,
+  TrainingEngine(Assembly assembly, const EngineConfig& config, comm::Mesh mesh,
                  std::vector<layout::ModuleEntry> modules);
   ~TrainingEngine();
   TrainingEngine(const TrainingEngine&) = delete;

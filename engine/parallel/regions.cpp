@@ -121,6 +121,10 @@ at::Tensor whole_of(const std::vector<at::Tensor>& parts, const Split& split) {
   return whole;
 }
 
+at::Tensor whole_over(const at::Tensor& part, const Split& split, comm::Communicator& group) {
+  return whole_of(gathered(part, group), split);
+}
+
 at::Tensor sum_over(const at::Tensor& part, const Group& group) {
   const int64_t size = size_of(group), numel = part.numel();
   if (size == 1 || numel == 0) return part;

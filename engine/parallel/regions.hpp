@@ -57,5 +57,7 @@ at::Tensor largest_over(const at::Tensor& part, const Group& group);
 // One rank's part of a whole tensor, a copy; and the whole, of all ranks' parts in their order.
 at::Tensor part_of(const at::Tensor& whole, const Split& split, int64_t rank, int64_t size);
 at::Tensor whole_of(const std::vector<at::Tensor>& parts, const Split& split);
+// The whole, of the part that each rank of the group gives.
+at::Tensor whole_over(const at::Tensor& part, const Split& split, comm::Communicator& group);
 
 }  // namespace equigrad::parallel

@@ -22,32 +22,63 @@ constexpr int64_t kChunkNumel = int64_t{1} << 20;  // of a 16-bit gradient, in f
 
 // The words of `Norm`, [words_numel] int64 on the CPU. `on_cuda` is its CUDA form.
 template <class Norm, class OnCuda>
-at::Tensor words_of(const at::Tensor& gradient, int64_t words_numel, OnCuda on_cuda) {
+at::Tensor words_of(const at::Tensor& gradient, const std::vector<Span>& spans, int64_t words_numel,
+                    OnCuda on_cuda) {
   const auto type = kernels::element_of(gradient.scalar_type(), "shard.measure");
   if (gradient.is_cuda()) {
     const c10::DeviceGuard guard(gradient.device());
     auto words = at::zeros({words_numel}, gradient.options().dtype(at::kLong));
-    on_cuda(gradient.const_data_ptr(), type, gradient.numel(), words.mutable_data_ptr<int64_t>(),
-            kernels::current_stream(gradient.device()));
+    for (const auto& [begin, end] : spans)
+      on_cuda(gradient.narrow(0, begin, end - begin).const_data_ptr(), type, end - begin,
+              words.mutable_data_ptr<int64_t>(), kernels::current_stream(gradient.device()));
     return words.cpu();
   }
   Norm norm;
-  norm.add(gradient.const_data_ptr(), type, gradient.numel());
+  for (const auto& [begin, end] : spans)
+    norm.add(gradient.narrow(0, begin, end - begin).const_data_ptr(), type, end - begin);
   auto words = at::empty({words_numel}, at::kLong);
   std::copy_n(norm.words(), words_numel, words.mutable_data_ptr<int64_t>());
   return words;
 }
 
-Measure length(const at::Tensor& gradient, comm::Communicator* over) {
-  auto words = words_of<kernels::SquareSum>(gradient, kernels::kWords, kernels::square_sum_cuda);
+// What `spans` leave of [0, numel).
+std::vector<Span> others(const std::vector<Span>& spans, int64_t numel) {
+  std::vector<Span> rest;
+  int64_t begin = 0;
+  for (const auto& span : spans) {
+    if (begin < span.begin) rest.push_back({begin, span.begin});
+    begin = span.end;
+  }
+  if (begin < numel) rest.push_back({begin, numel});
+  return rest;
+}
+
+// Of what is repeated the last word alone, the number of elements that are not finite.
+template <class Norm, class OnCuda>
+at::Tensor counted_words(const at::Tensor& gradient, const std::vector<Span>& repeated,
+                         int64_t words_numel, OnCuda on_cuda) {
+  const auto words =
+      words_of<Norm>(gradient, others(repeated, gradient.numel()), words_numel, on_cuda);
+  if (!repeated.empty())
+    words[words_numel - 1] +=
+        words_of<Norm>(gradient, repeated, words_numel, on_cuda)[words_numel - 1];
+  return words;
+}
+
+Measure length(const at::Tensor& gradient, comm::Communicator* over,
+               const std::vector<Span>& repeated) {
+  auto words = counted_words<kernels::SquareSum>(gradient, repeated, kernels::kWords,
+                                                 kernels::square_sum_cuda);
   if (over != nullptr) words = comm::exchange(*over, words).sum(0);
   kernels::SquareSum sum;
   std::copy_n(words.const_data_ptr<int64_t>(), kernels::kWords, sum.words());
   return {std::sqrt(sum.value()), sum.non_finite_numel()};
 }
 
-Measure largest(const at::Tensor& gradient, comm::Communicator* over) {
-  auto words = words_of<kernels::Largest>(gradient, kernels::kLargestWords, kernels::largest_cuda);
+Measure largest(const at::Tensor& gradient, comm::Communicator* over,
+                const std::vector<Span>& repeated) {
+  auto words = counted_words<kernels::Largest>(gradient, repeated, kernels::kLargestWords,
+                                               kernels::largest_cuda);
   words = over != nullptr ? comm::exchange(*over, words) : words.unsqueeze(0);
   kernels::Largest all;
   all.words()[0] = words.select(1, 0).max().item<int64_t>();
@@ -65,8 +96,10 @@ void scale_in_fp32(const at::Tensor& gradient, double factor) {
 
 }  // namespace
 
-Measure measure(const at::Tensor& gradient, comm::Communicator* over, NormType type) {
-  return type == NormType::Two ? length(gradient, over) : largest(gradient, over);
+Measure measure(const at::Tensor& gradient, comm::Communicator* over, NormType type,
+                const std::vector<Span>& repeated) {
+  return type == NormType::Two ? length(gradient, over, repeated)
+                               : largest(gradient, over, repeated);
 }
 
 double clip_(const at::Tensor& gradient, double norm, double threshold) {

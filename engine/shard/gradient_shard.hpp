@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "engine/comm/communicator.hpp"
 #include "engine/config/config.hpp"
@@ -28,9 +29,17 @@ struct Measure {
   int64_t non_finite_numel = 0;
 };
 
-// `over` adds up the shards of all ranks; null where every rank holds the whole gradient.
-Measure measure(const at::Tensor& gradient, comm::Communicator* over,
-                NormType type = NormType::Two);
+// Elements [begin, end) of a shard.
+struct Span {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// `over` adds up the shards of all ranks; null where every rank holds the whole gradient. The norm
+// leaves out what is `repeated`, in ascending order: another rank of `over` has the same elements,
+// and counts them. Those that are not finite count everywhere.
+Measure measure(const at::Tensor& gradient, comm::Communicator* over, NormType type = NormType::Two,
+                const std::vector<Span>& repeated = {});
 
 // Writes into `gradient`; the factor that was applied, 1 where nothing was touched.
 double clip_(const at::Tensor& gradient, double norm, double threshold);

@@ -6,7 +6,7 @@
 // else what torch makes of it.
 // Shapes: tensors are those of engine.hpp, by torch's own casters.
 // Errors: those of the calls.
-// Depends on: engine.hpp, comm/launch, parameter/early_shards, pybind11 as torch ships it.
+// Depends on: engine.hpp, comm/launch, parallel/layers, parallel/tensor_plan, parameter/early_shards, pybind11 as torch ships it.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -19,6 +19,7 @@ namespace equigrad::python {
 
 void bind_errors(py::module_& module);
 void bind_ranks(py::module_& module);
+void bind_parallel(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_early_shards(py::module_& module);
 void bind_checkpoint(py::module_& module, py::class_<Engine>& engine);

@@ -110,8 +110,7 @@ struct Callable {
 
 std::unique_ptr<Engine> make_engine(const std::vector<Group>& groups,
                                     const std::vector<Module>& modules, const EngineConfig& config,
-                                    std::shared_ptr<comm::Communicator> communicator,
-                                    const py::object& optimizer) {
+                                    const comm::Mesh& ranks, const py::object& optimizer) {
   auto client = client_of(optimizer);
   const py::gil_scoped_release no_gil;
   std::vector<ParameterGroup> all;
@@ -126,10 +125,8 @@ std::unique_ptr<Engine> make_engine(const std::vector<Group>& groups,
     for (const auto& tensor : parameters)
       tree.back().parameters.push_back(tensor.unsafeGetTensorImpl());
   }
-  if (client)
-    return initialize(std::move(all), config, std::move(communicator), std::move(client),
-                      std::move(tree));
-  return initialize(std::move(all), config, std::move(communicator), std::move(tree));
+  if (client) return initialize(std::move(all), config, ranks, std::move(client), std::move(tree));
+  return initialize(std::move(all), config, ranks, std::move(tree));
 }
 
 std::map<std::string, std::pair<int64_t, int64_t>> bytes_held(const Engine& engine) {

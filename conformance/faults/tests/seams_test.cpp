@@ -31,8 +31,9 @@ TEST(Seams, WithoutAFaultACallReachesItsStation) {
 }
 
 TEST(Seams, AFaultTakesTheCallsPlaceAndCanGoOn) {
-  seams().measure = [](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
-    auto measure = through::measure(gradient, over, type);
+  seams().measure = [](const at::Tensor& gradient, comm::Communicator* over, NormType type,
+                       const std::vector<shard::Span>& repeated) {
+    auto measure = through::measure(gradient, over, type, repeated);
     measure.norm *= 2;
     return measure;
   };
