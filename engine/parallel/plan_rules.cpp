@@ -108,6 +108,7 @@ constexpr Rule kSummed[] = {{"o_proj", kRow},
                             {"lin2", kRow},
                             {"out_lin", kRow},
                             {"ffn_output", kRow},
+                            {"output_dense", kRow},
                             {"wo", kRow},
                             {"Wo", kRow},
                             {"w2", kRow},
@@ -155,13 +156,14 @@ constexpr const char* kHeads[] = {"q_proj",
                                   "EncDecAttention.v",
                                   "relative_attention_bias"};
 
-struct NormOf {
-  const char* norm;
-  const char* projection;
-};
-constexpr NormOf kNorms[] = {{"q_norm", "q_proj"},         {"k_norm", "k_proj"},
-                             {"q_layernorm", "q_proj"},    {"k_layernorm", "k_proj"},
-                             {"query_layernorm", "query"}, {"key_layernorm", "key"}};
+constexpr NormRule kNorms[] = {{"q_norm", "q_proj"},
+                               {"k_norm", "k_proj"},
+                               {"q_layernorm", "q_proj"},
+                               {"k_layernorm", "k_proj"},
+                               {"query_layernorm", "query"},
+                               {"key_layernorm", "key"},
+                               {"q_layernorm.norms.#", "q_proj", true},
+                               {"k_layernorm.norms.#", "k_proj", true}};
 
 struct NotByNames {
   const char* model_type;
@@ -251,10 +253,16 @@ bool has_heads(const std::string& name) {
                      [&](const char* ending) { return has_ending(name, ending); });
 }
 
-const char* projection_of_norm(const std::string& name) {
-  for (const NormOf& one : kNorms)
-    if (has_ending(name, one.norm)) return one.projection;
+const NormRule* norm_rule(const std::string& name) {
+  for (const NormRule& one : kNorms)
+    if (has_ending(name, one.ending)) return &one;
   return nullptr;
+}
+
+std::string before_ending(const std::string& name, const std::string& ending) {
+  std::string_view of_name = name, of_ending = ending;
+  for (; !of_ending.empty(); cut_last(of_ending)) cut_last(of_name);
+  return of_name.empty() ? "" : std::string(of_name) + ".";
 }
 
 const char* why_not_by_names(const std::string& model_type) {

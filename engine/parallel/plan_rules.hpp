@@ -52,8 +52,18 @@ bool holds_queries_keys_values(const std::string& name);
 // Whether its outputs are heads of attention, so that a cut must not go through one.
 bool has_heads(const std::string& name);
 
-// The projection whose output a norm of this name is on, such as q_proj of q_norm; null: none.
-const char* projection_of_norm(const std::string& name);
+// A norm on the output of a projection beside it.
+struct NormRule {
+  const char* ending;
+  const char* projection;
+  bool is_one_for_each_head = false;
+};
+
+// Null: a norm of this name is on no projection.
+const NormRule* norm_rule(const std::string& name);
+
+// "model.layers.0.self_attn." of "model.layers.0.self_attn.q_norm" with the ending "q_norm".
+std::string before_ending(const std::string& name, const std::string& ending);
 
 // Why the heuristics are not for models of a type; null: they are.
 const char* why_not_by_names(const std::string& model_type);

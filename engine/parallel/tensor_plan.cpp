@@ -104,26 +104,35 @@ void check_ties(const PlanInput& input, const Decisions& decisions, const Cuts& 
   }
 }
 
-// Norms on the heads of a split projection have a part of their gradient on each rank; a norm over
-// all heads cannot be split.
-void sum_gradients_of_norms(const PlanInput& input, const Cuts& cuts, Decisions& decisions) {
-  std::map<std::string, std::size_t> by_name;
-  for (std::size_t i = 0; i < cuts.size(); ++i) by_name.emplace(input.candidates[i].name, i);
+// The split projection that a norm is on, beside it or packed; nothing: none.
+std::optional<std::size_t> split_projection(const PlanInput& input, const Cuts& cuts,
+                                            const Decisions& decisions, std::size_t norm) {
+  const NormRule* rule = norm_rule(input.candidates[norm].name);
+  if (rule == nullptr || input.candidates[norm].kind != ModuleKind::Other) return std::nullopt;
+  const std::string beside = before_ending(input.candidates[norm].name, rule->ending);
   for (std::size_t i = 0; i < cuts.size(); ++i) {
-    const Candidate& norm = input.candidates[i];
-    const char* projection = projection_of_norm(norm.name);
-    if (norm.kind != ModuleKind::Other || projection == nullptr || norm.shape.size() != 1) continue;
-    const std::string beside = norm.name.substr(0, norm.name.rfind('.') + 1);
-    auto found = by_name.find(beside + projection);
-    for (auto one = by_name.begin(); found == by_name.end() && one != by_name.end(); ++one)
-      if (one->first.starts_with(beside) && holds_queries_keys_values(one->first)) found = one;
-    if (found == by_name.end() || !cuts[found->second] || decisions[found->second].gathers_output)
-      continue;
-    const Candidate& split = input.candidates[found->second];
-    if (is_linear(split) && split.name == beside + projection && outputs(split) == norm.shape[0])
-      throw Error(kTensorPlan, norm.name + ": expected a norm of each head, got one over all " +
-                                   std::to_string(norm.shape[0]) + " outputs of " + split.name +
-                                   ", which is split. Leave the attention whole with \"skip\".");
+    const std::string& name = input.candidates[i].name;
+    const bool is_packed = name.starts_with(beside) && holds_queries_keys_values(name);
+    if ((is_packed || name == beside + rule->projection) && cuts[i] && !decisions[i].gathers_output)
+      return i;
+  }
+  return std::nullopt;
+}
+
+// Norms on the heads of a split projection have a part of their gradient on each rank; one over all
+// heads, or with a weight for each head, cannot be split.
+void sum_gradients_of_norms(const PlanInput& input, const Cuts& cuts, Decisions& decisions) {
+  for (std::size_t i = 0; i < cuts.size(); ++i) {
+    const auto found = split_projection(input, cuts, decisions, i);
+    if (!found) continue;
+    const Candidate &norm = input.candidates[i], &split = input.candidates[*found];
+    const bool is_over_all = norm.shape.size() != 1 || (!holds_queries_keys_values(split.name) &&
+                                                        outputs(split) == norm.shape.front());
+    if (is_over_all || norm_rule(norm.name)->is_one_for_each_head)
+      throw Error(kTensorPlan,
+                  norm.name + ": expected one norm for the outputs of each head, got " +
+                      (is_over_all ? "one over all outputs of " : "one of many on ") + split.name +
+                      ", which is split. Leave the attention whole with \"skip\".");
     if (decisions[i].reason.empty()) decisions[i].reason = "norm of the heads of " + split.name;
     decisions[i].sums_gradient = true;
   }

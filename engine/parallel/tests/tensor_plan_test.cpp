@@ -230,7 +230,15 @@ TEST(TensorPlan, NormsOfSplitHeadsAddTheirGradientsAndNormsOverAllHeadsAreRefuse
   Model olmo = llama("olmo2", 1);
   olmo.other("model.layers.0.self_attn.k_norm", {16});
   EXPECT_THAT(error_of(by_names(), olmo),
-              HasSubstr("k_norm: expected a norm of each head, got one over all 16 outputs"));
+              HasSubstr("k_norm: expected one norm for the outputs of each head, got one over all "
+                        "outputs of model.layers.0.self_attn.k_proj, which is split"));
+  Model cohere = llama("cohere", 1);
+  cohere.other("model.layers.0.self_attn.q_norm", {8, 4});
+  EXPECT_THAT(error_of(by_names(), cohere), HasSubstr("q_norm: expected one norm"));
+  Model stable = llama("stablelm", 1);
+  stable.other("model.layers.0.self_attn.q_layernorm.norms.3", {4});
+  EXPECT_THAT(error_of(by_names(), stable), HasSubstr("norms.3: expected one norm for the outputs "
+                                                      "of each head, got one of many on"));
   Model packed_heads = packed("persimmon", "self_attn", "query_key_value", "dense", 96, 8, 0);
   packed_heads.other("transformer.h.0.self_attn.q_layernorm", {4});
   EXPECT_TRUE(plan(by_names(), packed_heads)
