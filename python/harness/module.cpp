@@ -12,6 +12,7 @@ PYBIND11_MODULE(_harness, module) {
   module.attr("torch_version") = TORCH_VERSION;
   equigrad::python::bind_errors(module);
   equigrad::python::bind_ranks(module);
+  equigrad::python::bind_parallel(module);
   equigrad::python::bind_engine(module);
   equigrad::python::bind_early_shards(module);
   equigrad::python::bind_check(module);
