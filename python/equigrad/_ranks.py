@@ -20,6 +20,8 @@ Config = str | os.PathLike[str] | dict[str, Any]
 
 # What the ranks are connected by, and for which group of torch.distributed (None: the launcher's variables).
 _connected: tuple[object, _core.Communicator] | None = None
+# For the same group, by (sequence, tensor).
+_meshes: dict[tuple[int, int], _core.Mesh] = {}
 _connections = 0
 
 
@@ -105,6 +107,7 @@ def communicator(device: torch.device, timeout_s: float) -> _core.Communicator:
     group = _group()
     if _connected is None or _connected[0] is not group:
         _connected = (group, _connect(device, timeout_s, group))
+        _meshes.clear()
     return _connected[1]
 
 
@@ -113,17 +116,43 @@ def connected(device: torch.device) -> _core.Communicator:
     return _connected[1] if _connected is not None else communicator(device, 1800.0)
 
 
+def mesh(device: torch.device, timeout_s: float, sequence: int = 1, tensor: int = 1) -> _core.Mesh:
+    """The ranks in a grid of data x sequence x tensor: for each of these sizes the same for every engine of a process, as
+    `communicator`, which is the mesh of data alone."""
+    ranks = communicator(device, timeout_s)
+    sizes = (sequence, tensor)
+    if sizes not in _meshes:
+        _meshes[sizes] = _core.Mesh(ranks) if sizes == (1, 1) else _connect_mesh(device, timeout_s, _group(), sequence, tensor)
+    return _meshes[sizes]
+
+
 def _connect(device: torch.device, timeout_s: float, group: object | None) -> _core.Communicator:
-    global _connections
     cuda = device.type == "cuda"
     if group is None:
         return _core.connect(_core.read_launch_environment(), cuda, timeout_s)
+    return _core.connect_at(_store(), dist.get_rank(), dist.get_world_size(), _index(device), timeout_s)
+
+
+def _connect_mesh(device: torch.device, timeout_s: float, group: object | None, sequence: int, tensor: int) -> _core.Mesh:
+    if group is None:
+        return _core.connect_mesh(_core.read_launch_environment(), sequence, tensor, device.type == "cuda", timeout_s)
+    world_size = dist.get_world_size()
+    return _core.connect_mesh_at(_store(), dist.get_rank(), world_size, sequence, tensor, _index(device), timeout_s)
+
+
+def _store() -> Any:
+    """Where the ranks of torch.distributed meet for one more connection."""
+    global _connections
     _connections += 1
     from torch._C._distributed_c10d import PrefixStore  # there where torch.distributed is
 
-    store = PrefixStore(f"equigrad/python/{_connections}", dist.distributed_c10d._get_default_store())
-    index = (device.index if device.index is not None else torch.cuda.current_device()) if cuda else None
-    return _core.connect_at(store, dist.get_rank(), dist.get_world_size(), index, timeout_s)
+    return PrefixStore(f"equigrad/python/{_connections}", dist.distributed_c10d._get_default_store())
+
+
+def _index(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 def init_distributed(
