@@ -72,6 +72,14 @@ void profiler(Dice& dice, json& knobs) {
   if (dice.coin()) section["recompute_fwd_factor"] = dice.pick<double>({0, 0.5, 1});
 }
 
+// They change nothing of a step. A section may be empty, and get keys without effect.
+void of_checkpoints(Dice& dice, json& knobs) {
+  if (!dice.one_in(4)) return;
+  auto& section = knobs["checkpoint"] = json::object();
+  if (dice.coin()) section["tag_validation"] = dice.pick<std::string>({"Ignore", "Warn", "Fail"});
+  if (dice.coin()) section["parallel_write"] = json::object();
+}
+
 }  // namespace
 
 nlohmann::json draw_knobs(Dice& dice, const Workload& workload, const Execution& how) {
@@ -92,6 +100,7 @@ nlohmann::json draw_knobs(Dice& dice, const Workload& workload, const Execution&
   if (workload.accumulation == 1 && dice.one_in(6))
     knobs["managed_gradient_accumulation"] = dice.coin();
   profiler(dice, knobs);
+  of_checkpoints(dice, knobs);
   add_idle_keys(dice, workload.config, knobs);
   // Both names, of what only save_16bit_model() asks for.
   if (dice.one_in(6))

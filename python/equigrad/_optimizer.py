@@ -103,6 +103,16 @@ class Optimizer(torch.optim.Optimizer):
         return self._client
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The caller's, where DeepSpeed's optimizers have the one that they wrap; AttributeError for the configured one."""
+        if self._client is None:
+            raise AttributeError(
+                "[optimizer.optimizer] expected an optimizer of the caller's, got the configured one, which is no torch.optim.Optimizer. "
+                "engine.save_checkpoint() keeps its states, and utils.safe_get_full_optimizer_state() reads them."
+            )
+        return self._client
+
+    @property
     def loss_scale(self) -> float:
         """What engine.scale() multiplies by now; 1 where the precision needs no loss scale."""
         return self._living("loss_scale").loss_scale()

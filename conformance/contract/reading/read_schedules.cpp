@@ -211,6 +211,10 @@ void check_no_effect(Play& play) {
        "zero_optimization.round_robin_gradients"},
       {"the update is elementwise, so grouping cannot change it",
        "zero_optimization.sub_group_size"},
+      {"every checkpoint may", "zero_optimization.elastic_checkpoint"},
+      {"a rank reads nothing but what it needs", "zero_optimization.pipeline_loading_checkpoint"},
+      {"every checkpoint may be loaded by another number of ranks", "checkpoint.load_universal"},
+      {"every rank writes an equal part", "checkpoint.parallel_write.pipeline_stage"},
       {"master weights are the model's weights before they are rounded",
        "zero_optimization.load_from_fp32_weights"},
       {"functions of the framework are never replaced",
@@ -263,7 +267,7 @@ void check_as_it_is(Play& play) {
         "tensor_parallel.injection_policy_tuple=false compile={\"enabled\":false} elasticity={} "
         "wandb={\"a\":false} "
         "comet={\"a\":3,\"device\":\"none\"} pipeline={\"a\":null,\"b\":false} "
-        "checkpoint={\"device\":\"cpu\",\"enabled\":false} nebula={\"device\":null} "
+        "checkpoint.writer={\"device\":\"cpu\",\"enabled\":false} nebula={\"device\":null} "
         "zero_optimization.offload_optimizer.super_offload=true amp.num_losses=4 "
         "amp.cast_model_type=\"x\" amp.min_loss_scale=3");
   check(null,
@@ -348,9 +352,9 @@ void check_page(Play& play) {
         "\n| `compile` | off |  | torch.compile of the model. | Not supported. It is a Python",
         "\n| `mics_shard_size` | `-1` |  | MiCS"})
     play.check("the page has " + line, times(page, line) == 1);
-  play.check("the page has every key and section once", times(page, "\n| `") == 205 &&
-                                                            times(page, "\n## `") == 16 &&
-                                                            times(page, "| key | values") == 17);
+  play.check("the page has every key and section once", times(page, "\n| `") == 236 &&
+                                                            times(page, "\n## `") == 21 &&
+                                                            times(page, "| key | values") == 23);
 }
 
 // Parts of the schema, without white space.

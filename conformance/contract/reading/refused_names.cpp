@@ -23,7 +23,7 @@ const std::map<std::string, std::string> kNames = {
      "seq_parallel_communication_data_type communication_timeout_s disable_allgather "
      "sequence_parallel_size data_parallel_size steps_per_print wall_clock_breakdown "
      "memory_breakdown dump_state log_level dataloader_drop_last aio activation_checkpointing "
-     "checkpoint compile compiled_autograd comms_logger tensorboard wandb comet csv_monitor "
+     "compile compiled_autograd comms_logger tensorboard wandb comet csv_monitor "
      "eigenvalue quantize_training compression_training curriculum_learning data_efficiency "
      "elasticity autotuning hybrid_engine pipeline sparse_attention nebula vocabulary_size "
      "use_data_before_expert_parallelism expert_parallel graph_harvesting"},
@@ -80,6 +80,8 @@ const std::map<std::string, std::string> kNames = {
     {"tensor_parallel.partition_config",
      "use_default_specs strict_mode layer_specs lm_head_patterns tp_size "
      "embedding_partition_dim"},
+    {"checkpoint", "tag_validation load_universal use_node_local_storage writer"},
+    {"checkpoint.parallel_write", "pipeline_stage"},
     {"flops_profiler",
      "enabled profile_step module_depth top_modules detailed output_file recompute_fwd_factor"}};
 
@@ -148,9 +150,9 @@ void check_elsewhere(Play& play) {
 void check_sections(Play& play) {
   auto text = keys_of("train_micro_batch_size_per_gpu=1");
   std::vector<std::string> problems;
-  for (const std::string section :
-       {"optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "amp", "torch_autocast",
-        "data_types", "progressive_layer_drop", "tensor_parallel", "flops_profiler"}) {
+  for (const std::string section : {"optimizer", "scheduler", "zero_optimization", "fp16", "bf16",
+                                    "amp", "torch_autocast", "data_types", "progressive_layer_drop",
+                                    "tensor_parallel", "flops_profiler", "checkpoint"}) {
     text.push_back({section, "[1]"});
     problems.push_back(section + ": expected an object, got [1]. Write \"" + section +
                        "\": {...}.");
@@ -203,8 +205,7 @@ const std::vector<Absent>& absent() {
   static const std::vector<Absent> all = {
       {"disable_allgather use_data_before_expert_parallelism graph_harvesting "
        "optimizer.legacy_fusion optimizer.params.amsgrad optimizer.params.maximize "
-       "optimizer.params.differentiable zero_optimization.elastic_checkpoint "
-       "zero_optimization.legacy_stage1 zero_optimization.pipeline_loading_checkpoint "
+       "optimizer.params.differentiable zero_optimization.legacy_stage1 "
        "zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients "
        "zero_optimization.zero_quantized_nontrainable_weights "
        "zero_optimization.mics_hierarchical_params_gather "
@@ -241,7 +242,11 @@ const std::vector<Absent>& absent() {
        {"9223372036854775807"},
        "Lower stage3_param_persistence_threshold."},
       {"seq_parallel_communication_data_type", {"\"fp32\""}},
-      {"checkpoint comms_logger tensorboard wandb comet csv_monitor "
+      {"checkpoint.use_node_local_storage",
+       {"false"},
+       "Give all ranks one folder that they share."},
+      {"checkpoint.writer", {}, "There is one writer. Drop the key."},
+      {"comms_logger tensorboard wandb comet csv_monitor "
        "quantize_training compression_training curriculum_learning data_efficiency elasticity "
        "autotuning hybrid_engine pipeline sparse_attention expert_parallel nebula "
        "zero_optimization.zenflow zero_optimization.zeropp_loco_param",

@@ -21,6 +21,9 @@ constexpr Field kOutputFile{
     },
     [](EngineConfig& config, const Json& file) { config.flops_profiler.output_file = file; }};
 
+constexpr const char* kTagModes[] = {"Ignore", "Warn", "Fail"};
+constexpr Choice kTagValidation{.names = kTagModes, .any_case = true};
+
 constexpr const char* kPrints = "it only changes what DeepSpeed prints";
 constexpr const char* kPython =
     "It is a Python facility; the C++ autograd graph needs no compilation. Drop the key.";
@@ -61,7 +64,18 @@ constexpr Row kRows[] = {
     no_effect("aio", "Asynchronous reads and writes of a disk.", "nothing is offloaded to a disk"),
     unsupported("activation_checkpointing", "Activations are computed again in backward.", "[]",
                 "Checkpoint activations in the model."),
-    unsupported("checkpoint", "How checkpoints are written."),
+    section("checkpoint", "How checkpoints are written and loaded."),
+    key(".tag_validation", one_of(kTagValidation), "\"Warn\"",
+        "What ranks that give different tags are told.",
+        "An error, whatever it says: nothing could load what they would save."),
+    no_effect(".load_universal", "What is loaded was converted, for another number of ranks.",
+              "every checkpoint may be loaded by another number of ranks"),
+    unsupported(".use_node_local_storage", "Every node has a folder of its own.", "[false]",
+                "Give all ranks one folder that they share."),
+    unsupported(".writer", "How files are written.", "[]", "There is one writer. Drop the key."),
+    section("checkpoint.parallel_write", "How ranks share the writing."),
+    no_effect(".pipeline_stage", "The ranks of a pipeline stage share it.",
+              "every rank writes an equal part"),
     unsupported("compile", "torch.compile of the model.", "[]", kPython),
     unsupported("compiled_autograd", "torch.compile of backward.", "[]", kPython),
     unsupported("comms_logger", "Logs every collective."),
@@ -91,6 +105,8 @@ void read(Reading& reading) {
   reading.store("communication_timeout_s");
   reading.store("progressive_layer_drop.");
   reading.store("flops_profiler.");
+  reading.take("checkpoint.tag_validation");
+  reading.note("checkpoint.tag_validation").without_effect = "different tags are always an error";
 }
 
 }  // namespace

@@ -15,19 +15,22 @@ import torch
 import torch.distributed as comm
 
 import equigrad
-from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, utils
+from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, utils, zero_to_fp32
 from equigrad._optimizer import Optimizer
-from equigrad.deepspeed import runtime, zero
-from equigrad.deepspeed._engine import ConfigError, DeepSpeedEngine, UsageError
+from equigrad.deepspeed import checkpoint, runtime, zero
+from equigrad.deepspeed._engine import CheckpointError, ConfigError, DeepSpeedEngine, UsageError
 
 __all__ = [
+    "CheckpointError",
     "CommunicationError",
     "ConfigError",
+    "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "Error",
     "NotSupportedError",
     "UsageError",
     "add_config_arguments",
+    "checkpoint",
     "comm",
     "init_distributed",
     "initialize",
@@ -38,8 +41,15 @@ __all__ = [
 ]
 
 __version__ = equigrad.__version__
+DeepSpeedConfigError = ConfigError  # its name there
 
 
+# What DeepSpeed's module utils.zero_to_fp32 has for programs.
+_OF_THE_SCRIPT = (
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "convert_zero_checkpoint_to_fp32_state_dict",
+    "load_state_dict_from_zero_checkpoint",
+)
 # What an argument takes the place of in the configuration.
 _OVERRIDDEN = (("optimizer", "optimizer"), ("lr_scheduler", "scheduler"))
 
@@ -57,11 +67,8 @@ def initialize(
 def _initialize(
     args: Any, model: torch.nn.Module | None, *positional: Any, **keywords: Any
 ) -> tuple[DeepSpeedEngine, Any, Any, Any]:
-    if any(one.__name__ == "PipelineModule" for one in type(model).__mro__):
-        raise UsageError(
-            "[initialize] expected a module that every rank holds whole, got a PipelineModule. This engine is not supported with "
-            "pipeline parallelism: give a torch.nn.Module, torch.nn.Sequential for one."
-        )
+    if isinstance(model, torch.nn.Module):
+        _check_is_whole(model)
     given = [keywords.get(name) for name in ("config", "config_params")] + [getattr(args, "deepspeed_config", None)]
     is_managed = True
     named = dict(zip(("optimizer", "model_parameters", "training_data", "lr_scheduler"), positional)) | keywords
@@ -87,6 +94,22 @@ def _initialize(
     engine.is_managed = is_managed
     runtime.torch_autocast.remember(engine)
     return engine, *made[1:]
+
+
+def _check_is_whole(model: torch.nn.Module) -> None:
+    """That every rank holds the whole model: neither a part of its layers, nor some of its experts."""
+    if any(one.__name__ == "PipelineModule" for one in type(model).__mro__):
+        raise UsageError(
+            "[initialize] expected a module that every rank holds whole, got a PipelineModule. This engine is not supported with "
+            "pipeline parallelism: give a torch.nn.Module, torch.nn.Sequential for one."
+        )
+    for name, parameter in model.named_parameters():
+        group = getattr(parameter, "group_name", "")  # of an expert, as deepspeed.moe marks it
+        if getattr(parameter, "allreduce", True) is False and group != "ep_size_1":
+            raise UsageError(
+                f'[initialize] expected a module that every rank holds whole, got "{name}" of group "{group}", of which other ranks have '
+                "other experts. This engine is not supported with expert parallelism: give MoE ep_size=1."
+            )
 
 
 def _is_managed(text: str) -> bool:
@@ -116,7 +139,8 @@ def take_over(package: Any) -> None:
         for name, value in names.items():
             setattr(there, name, value)
 
-    put("", initialize=initialize, DeepSpeedEngine=DeepSpeedEngine)
+    put("", initialize=initialize, DeepSpeedEngine=DeepSpeedEngine, DeepSpeedConfigError=ConfigError)
+    put("runtime.config", DeepSpeedConfigError=ConfigError)
     put(
         "runtime.zero.partition_parameters",
         Init=zero.Init,
@@ -128,6 +152,8 @@ def take_over(package: Any) -> None:
     put("runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
     helpers = {name: getattr(runtime.torch_autocast, name) for name in runtime.torch_autocast.__all__}
     put("runtime.torch_autocast", **helpers)
+    put("utils.zero_to_fp32", **{name: getattr(zero_to_fp32, name) for name in _OF_THE_SCRIPT})
+    put("checkpoint.ds_to_universal", main=checkpoint.ds_to_universal.main)
     for module in ("utils", "utils.tensor_fragment", "utils.z3_leaf_module"):
         put(module, **{name: getattr(utils, name) for name in utils.__all__})
 

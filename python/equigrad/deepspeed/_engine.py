@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,6 +23,25 @@ class ConfigError(equigrad.ConfigError, AssertionError, ValueError):
     def __init__(self, refused: equigrad.ConfigError) -> None:
         super().__init__(str(refused))
         self.problems = refused.problems
+
+
+class CheckpointError(UsageError, ValueError):
+    """A save or a load that is refused: DeepSpeed raises ValueError for a folder that is none, and asserts that ranks agree."""
+
+
+def _with_its_errors(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, with an equigrad.Error of no other kind as a CheckpointError."""
+
+    @wraps(call)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return call(*arguments, **keywords)
+        except Error as refused:
+            if type(refused) is not Error:
+                raise
+            raise CheckpointError(str(refused)) from None
+
+    return called
 
 
 class DeepSpeedEngine(Engine):
@@ -56,7 +76,9 @@ class DeepSpeedEngine(Engine):
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """As Engine.scale, of a scalar loss alone: equigrad.Engine.scale takes an output of any shape."""
-        _check_scalar(loss, "scale", "equigrad.initialize(...), whose engine.scale(output).backward(gradient) takes any shape")
+        _check_scalar(
+            loss, "scale", "equigrad.initialize(...), whose engine.scale(output).backward(gradient) takes any shape"
+        )
         return super().scale(loss)
 
     def step(self, lr_kwargs: dict[str, float] | None = None) -> None:
@@ -68,6 +90,14 @@ class DeepSpeedEngine(Engine):
         super().step(lr_kwargs)
         self.passes_stepped += self.passes
         self.passes = 0
+
+    save_checkpoint = _with_its_errors(Engine.save_checkpoint)
+    load_checkpoint = _with_its_errors(Engine.load_checkpoint)
+
+    @property
+    def sparse_tensor_module_names(self) -> set[str]:
+        """None: gradients of embeddings are dense here."""
+        return set()
 
     @property
     def global_samples(self) -> int:

@@ -206,6 +206,27 @@ TEST(LayerDrop, IsReadCheckedAndListed) {
                   HasSubstr("progressive_layer_drop.gamma: expected at least 0, got -1")));
 }
 
+TEST(CheckpointKeys, SayWhatHoldsHereOrAreRefused) {
+  const auto of = [](const std::string& keys) { return with(R"("checkpoint": {)" + keys + "}"); };
+  const std::string path = "checkpoint.tag_validation";
+  for (const char* mode : {"\"Ignore\"", "\"WARN\"", "\"fail\"", "null"})
+    EXPECT_THAT(problems(of(R"("tag_validation": )" + std::string(mode))), ElementsAre()) << mode;
+  EXPECT_EQ(setting(of(R"("tag_validation": "WARN")"), path),
+            (Setting{.key = path,
+                     .value = "\"Warn\"",
+                     .origin = Origin::NoEffect,
+                     .note = "different tags are always an error"}));
+  EXPECT_THAT(problems(of(R"("tag_validation": "foo")")),
+              ElementsAre(HasSubstr(path + ": expected \"Ignore\", \"Warn\" or \"Fail\", got")));
+  const std::string idle = of(R"("load_universal": true, "use_node_local_storage": false,
+                                 "parallel_write": {"pipeline_stage": true})");
+  EXPECT_THAT(problems(idle), ElementsAre());
+  EXPECT_EQ(setting(idle, "checkpoint.load_universal").origin, Origin::NoEffect);
+  EXPECT_THAT(problems(of(R"("use_node_local_storage": true, "writer": {"type": "fast"})")),
+              ElementsAre(HasSubstr("Give all ranks one folder that they share."),
+                          HasSubstr("There is one writer.")));
+}
+
 TEST(FlopsProfiler, IsReadCheckedAndListed) {
   EXPECT_EQ(parse_config(with(R"("flops_profiler": {"enabled": false})"), 2).flops_profiler,
             (FlopsProfilerConfig{.enabled = false,

@@ -75,6 +75,14 @@ TEST(GatherOnModelSave, IsReadByBothNamesAtStageThree) {
               ElementsAre(HasSubstr(old + ": expected it or " + name + ", got both")));
 }
 
+TEST(KeysOfCheckpoints, AreTrueOfEveryCheckpoint) {
+  for (const std::string key : {"elastic_checkpoint", "pipeline_loading_checkpoint"}) {
+    const std::string given = zero('"' + key + "\": true");
+    EXPECT_THAT(conformance::problems(given), ElementsAre());
+    EXPECT_EQ(conformance::setting(given, kSection + key).origin, Origin::NoEffect) << key;
+  }
+}
+
 TEST(LeafModule, WrongValuesNameTheirPath) {
   const auto of = [](const std::string& keys) {
     return conformance::problems(zero(R"("leaf_module": {)" + keys + "}"));
