@@ -2,6 +2,8 @@
 
 #include <array>
 #include <bit>
+#include <charconv>
+#include <csignal>
 #include <cstdio>
 #include <stdexcept>
 
@@ -104,9 +106,10 @@ std::string bits_of(double value) {
 
 double read_bits(const Json& json) {
   const auto text = json.get<std::string>();
-  size_t used = 0;
-  const uint64_t bits = std::stoull(text, &used, 16);
-  if (used != 18 || text.size() != 18) {
+  uint64_t bits = 0;
+  const char* const end = text.data() + text.size();
+  if (text.size() != 18 || !text.starts_with("0x") ||
+      std::from_chars(text.data() + 2, end, bits, 16).ptr != end) {
     throw std::runtime_error("expected 0x and 16 hex digits, got \"" + text + "\"");
   }
   return std::bit_cast<double>(bits);
@@ -123,9 +126,9 @@ void to_json(Json& json, const Worst& worst) {
 
 void from_json(const Json& json, Worst& worst) {
   worst = {.tensor = json.at("tensor"),
-           .index = json.at("index"),
            .got = read_bits(json.at("got_bits")),
            .want = read_bits(json.at("want_bits"))};
+  read(json.at("index"), worst.index);
   read(json.at("bound"), worst.bound);
   read(json.at("ulp"), worst.ulp);
 }
@@ -148,9 +151,46 @@ Json stages_of(const ContractRow& row) {
   return stages;
 }
 
+// Copies of what is nested deeper need more stack than there may be; the parser makes some.
+Json parse_shallow(const std::string& text) {
+  constexpr int kMostLevels = 32;
+  return Json::parse(text, [](int depth, Json::parse_event_t event, const Json&) {
+    using Event = Json::parse_event_t;
+    if ((event == Event::object_start || event == Event::array_start) && depth >= kMostLevels) {
+      throw std::runtime_error("expected JSON of at most " + std::to_string(kMostLevels) +
+                               " levels, got more");
+    }
+    return true;
+  });
+}
+
+// Whoever counts adds them.
+void check_sums(const Run& run) {
+  constexpr int64_t kLargest = int64_t{1} << 62;
+  int64_t left = kLargest;
+  const auto take = [&](int64_t count) {
+    if (count > left) {
+      throw std::runtime_error("expected counts whose sum is at most " + std::to_string(kLargest) +
+                               ", got more");
+    }
+    left -= count;
+  };
+  for (const Case& one : run.cases)
+    for (const Lane& lane : one.lanes) {
+      take(lane.compared);
+      take(lane.differing);
+    }
+  for (const auto& [reason, count] : run.not_run) take(count);
+  if (!run.generated) return;
+  take(run.generated->cases);
+  take(run.generated->failed);
+  take(run.generated->compared);
+}
+
 Run read_run(Json json) {
   Run run;
-  const int version = json.at("schema_version");
+  int version = 0;
+  read(json.at("schema_version"), version);
   if (version != run.schema_version) {
     throw std::runtime_error("expected schema_version " + std::to_string(run.schema_version) +
                              ", got " + std::to_string(version) +
@@ -162,6 +202,10 @@ Run read_run(Json json) {
   if (std::to_string(run.seed) != seed) {
     throw std::runtime_error("expected a decimal seed, got \"" + seed + "\"");
   }
+  if (run.signal != 0 && run.signal != SIGINT && run.signal != SIGTERM) {
+    throw std::runtime_error("expected signal 2 or 15, got " + std::to_string(run.signal));
+  }
+  check_sums(run);
   return run;
 }
 
@@ -178,7 +222,7 @@ std::string to_json(const Run& run) {
 
 Run from_json(const std::string& text) {
   try {
-    return read_run(Json::parse(text));
+    return read_run(parse_shallow(text));
   } catch (const std::exception& error) {
     throw std::runtime_error(std::string("[reports.json] expected a run.json, got: ") +
                              error.what() + ". Write it again with `equigrad run --json FILE`.");

@@ -6,7 +6,8 @@
 //   strings "nan", "inf", "-inf". Values of a worst element come with their 64 bits in hex, which
 //   win when read. The seed is a decimal string: 64 bits do not fit a JSON number everywhere.
 //   "verdict" repeats outcome, exit code and counts for readers; from_json() ignores it.
-// Errors: from_json throws std::runtime_error that names the path in the document.
+//   Counts are whole numbers from 0 whose sum is at most 2^62. A document has at most 32 levels.
+// Errors: from_json throws std::runtime_error that says what was expected, and what it got.
 // Depends on: nlohmann/json (in the source only), reports/record.hpp.
 #pragma once
 

@@ -42,6 +42,11 @@ void read(const Json& json, double& value) {
   throw std::runtime_error("expected a number, \"nan\", \"inf\" or \"-inf\", got \"" + text + "\"");
 }
 
+std::runtime_error no_whole_number(uint64_t largest, const Json& got) {
+  return std::runtime_error("expected a whole number from 0 to " + std::to_string(largest) +
+                            ", got " + (got.is_primitive() ? got.dump() : got.type_name()));
+}
+
 std::string document_lines(Json document) {
   name_nonfinite(document);
   std::string out;

@@ -10,11 +10,17 @@
 // Depends on: record.hpp, text.hpp, nlohmann-json.
 #pragma once
 
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "reports/record.hpp"
 
@@ -65,6 +71,22 @@ void read(const Json& json, Value& value) {
   json.get_to(value);
 }
 void read(const Json& json, double& value);
+
+std::runtime_error no_whole_number(uint64_t largest, const Json& got);
+
+// Whole numbers from 0 to the type's largest; nlohmann's own reading cuts off what is more.
+template <std::integral Whole>
+requires(!std::is_same_v<Whole, bool>) void read(const Json& json, Whole& value) {
+  if (!json.is_number_unsigned() || !std::in_range<Whole>(json.get<uint64_t>()))
+    throw no_whole_number(std::numeric_limits<Whole>::max(), json);
+  value = json.get<Whole>();
+}
+
+template <class Value>
+void read(const Json& json, std::map<std::string, Value>& values) {
+  values.clear();
+  for (const auto& [key, value] : json.get_ref<const Json::object_t&>()) read(value, values[key]);
+}
 
 // Adds to an object.
 template <HasFields Record>

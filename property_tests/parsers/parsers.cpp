@@ -5,7 +5,8 @@ namespace equigrad::property_tests {
 std::span<const Parser> parsers() {
   static constexpr Parser kParsers[] = {{"manifest", takes_manifest},
                                         {"safetensors", takes_safetensors},
-                                        {"configuration", takes_configuration}};
+                                        {"configuration", takes_configuration},
+                                        {"run", takes_run}};
   return kParsers;
 }
 

@@ -1,10 +1,10 @@
 // Parsers: what reads texts that anybody may have written, each as one function of bytes, so that a
 // fuzzer can call it (fuzz/main.cpp), and so that a test plays the corpus without one.
 //
-// Invariants: whatever the bytes, a parser throws equigrad::Error or takes them; what it took holds
-// what its header says, and is the same when it is written and read again.
+// Invariants: whatever the bytes, a parser throws what its header says, or takes them; what it took
+// holds what its header says, and is the same when it is written and read again.
 // Errors: std::logic_error where that is not so. Nothing else is thrown.
-// Depends on: engine/checkpoint, engine/config.
+// Depends on: engine/checkpoint, engine/config, reports.
 #pragma once
 
 #include <span>
@@ -25,6 +25,8 @@ bool takes_manifest(std::string_view bytes);
 bool takes_safetensors(std::string_view bytes);
 // A configuration, for two ranks.
 bool takes_configuration(std::string_view bytes);
+// run.json.
+bool takes_run(std::string_view bytes);
 
 std::span<const Parser> parsers();
 

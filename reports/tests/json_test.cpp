@@ -152,5 +152,42 @@ TEST(Json, ABadDocumentIsRefusedWithTheReason) {
   EXPECT_THAT(refusal(document.dump()), HasSubstr("expected 0x and 16 hex digits, got \"0x12\""));
 }
 
+TEST(Json, ADocumentOfTooManyLevelsIsRefused) {
+  std::string text = reports::to_json(example_run());
+  constexpr std::string_view kCores = "\"cores\": 2";
+  constexpr std::size_t kDeep = 100'000;
+  text.replace(text.find(kCores), kCores.size(),
+               "\"cores\": " + std::string(kDeep, '[') + std::string(kDeep, ']'));
+  EXPECT_THAT([&] { reports::from_json(text); },
+              testing::ThrowsMessage<std::runtime_error>(
+                  HasSubstr("expected JSON of at most 32 levels, got more")));
+}
+
+TEST(Json, NumbersThatNoFieldHoldsAreRefusedByName) {
+  const auto refusal = [](const std::string& path, const json& value) -> std::string {
+    json document = json::parse(reports::to_json(example_run()));
+    document[json::json_pointer(path)] = value;
+    try {
+      reports::from_json(document.dump());
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string compared = "/cases/0/lanes/0/compared";
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  const std::string expected =
+      "expected a whole number from 0 to " + std::to_string(kLargest) + ", got ";
+  for (const json& wrong : {json(1.5), json(1e300), json(-1), json(true), json(nullptr), json("1")})
+    EXPECT_THAT(refusal(compared, wrong), HasSubstr(expected + wrong.dump()));
+  EXPECT_THAT(refusal(compared, kLargest + uint64_t{1}), HasSubstr(expected));
+  EXPECT_THAT(refusal(compared, kLargest), HasSubstr("expected counts whose sum is at most"));
+  EXPECT_THAT(refusal("/not_run/why", -1), HasSubstr(expected + "-1"));
+  EXPECT_THAT(refusal("/environment/cores", int64_t{1} << 31), HasSubstr("from 0 to 2147483647"));
+  EXPECT_THAT(refusal("/signal", 9), HasSubstr("expected signal 2 or 15, got 9"));
+  EXPECT_THAT(refusal("/cases/2/lanes/0/worst/got_bits", "-0x000000000000001"),
+              HasSubstr("expected 0x and 16 hex digits"));
+}
+
 }  // namespace
 }  // namespace equigrad::conformance
