@@ -4,6 +4,8 @@ DeepSpeed starts processes for every test. Here each rank's pytest runs the test
 as a fresh process would: seeds, default type and environment as they were. After each test the ranks compare how it ended; where
 they differ, or some rank does not answer, run.py ends the set and goes on with a new one. ENGINE=deepspeed leaves DeepSpeed's engine
 in its place. What a CPU needs is put in from outside: DDP without device_ids, and a flag that is agreed on as a tensor of the CPU.
+So is a private method of DeepSpeed's engine that its checkpoint tests look at: whether a load without optimizer states calls it.
+Here a load calls it where it asks the engine for them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -24,6 +27,7 @@ torch.set_num_threads(1)
 
 import deepspeed
 import deepspeed.comm as dist
+import other_ranks
 
 ENGINE = os.environ.get("ENGINE", "equigrad")
 if ENGINE == "equigrad":
@@ -32,6 +36,10 @@ if ENGINE == "equigrad":
     equigrad.deepspeed.take_over(deepspeed)
 
 _reached = False  # whether the test that runs now has called this engine
+
+
+def was_reached() -> bool:
+    return _reached
 
 
 def _watch(module, name: str) -> None:
@@ -49,6 +57,15 @@ if ENGINE == "equigrad":
     _watch(equigrad.deepspeed, "_initialize")
     _watch(equigrad._ranks, "config_text")
     _watch(equigrad.utils, "_mark")
+    _load = equigrad._checkpoint.load
+
+    def _load_that_asks(engine, *arguments, optimizer_states, module_only, **keywords):
+        if optimizer_states and not module_only:
+            engine._get_optimizer_ckpt_name()
+        return _load(engine, *arguments, optimizer_states=optimizer_states, module_only=module_only, **keywords)
+
+    equigrad._checkpoint.load = _load_that_asks
+    equigrad.deepspeed.DeepSpeedEngine._get_optimizer_ckpt_name = lambda engine, *_: ""
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
@@ -131,6 +148,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [by_id[one] for one in json.loads(Path(os.environ["TESTS"]).read_text())]
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> None:
+    if isinstance(collector, pytest.Module) and getattr(obj, "is_dist_fixture", False) and isinstance(obj.world_size, int):
+        other_ranks.register(collector, obj, _from_rank_0)
+
+
 # ---- One test --------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +162,18 @@ def tmp_path(request) -> Path:
     folder = FOLDER / "tmp" / f"{abs(hash_of(request.node.nodeid)):x}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _class_tmpdir(self, request):
+    """The same of a class: what its tests have on other ranks writes into it."""
+    from _pytest._py.path import local
+
+    folder = FOLDER / "tmp" / f"{abs(hash_of(request.node.nodeid)):x}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return local(folder)
+
+
+unit.common.DistributedTest.class_tmpdir = pytest.fixture(autouse=True, scope="class", name="class_tmpdir")(_class_tmpdir)
 
 
 @pytest.fixture
@@ -155,14 +189,18 @@ def hash_of(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-@pytest.fixture(autouse=True)
-def _as_in_a_fresh_process(request):
-    environment = dict(os.environ)
+def begin(connected: bool) -> None:
     torch.manual_seed(_SEED)
     random.seed(_SEED)
     numpy.random.seed(1)  # the same on every rank: some tests give ranks drawn values that are to be equal
-    if os.environ["CONNECTED"] == "1" and not dist.is_initialized():
+    if connected and not dist.is_initialized():
         deepspeed.init_distributed(dist_backend="gloo")
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_fresh_process(request):
+    environment = dict(os.environ)
+    begin(os.environ["CONNECTED"] == "1")
     yield
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
@@ -184,6 +222,20 @@ class _Outcome:
 
 _now = _Outcome()
 _store = torch.distributed.FileStore(str(FOLDER / "agreement"), RANKS) if RANKS > 1 and "LISTING" not in os.environ else None
+
+
+def _from_rank_0(name: str, make: Callable[[], other_ranks.Outcome]) -> other_ranks.Outcome:
+    """What rank 0 makes, on every rank; whether it reached this engine counts for the test."""
+    global _reached
+    if _store is None:
+        made = make()
+    else:
+        key = f"{os.environ['ROUND']}/made/{name}"
+        if RANK == 0:
+            _store.set(key, json.dumps(make()))
+        made = json.loads(_store.get(key))
+    _reached = _reached or made["reached"]
+    return made
 
 
 def _write(**event) -> None:

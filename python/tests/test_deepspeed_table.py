@@ -51,3 +51,12 @@ def test_a_file_that_is_skipped_as_a_whole_is_not_one_that_was_not_run() -> None
     page = table.write(outcomes(), "0" * 40, "2")
     assert f"`{SKIPPED}` is skipped as a whole: no fp16." in page
     assert SKIPPED not in page[page.index("Not run yet") :]
+
+
+def test_what_is_refused_by_name_has_a_column_of_its_own() -> None:
+    known = outcomes()
+    test = f"{OTHER}::Test::d"
+    known["equigrad"][OTHER][test] = ended("failed", "Error: [initialize] expected one, got two, which another engine holds.")
+    page = table.write(known, "0" * 40, "2")
+    assert f"| `{OTHER}` | 1 | 1 | 0 | 1 | 0 | 0 | 0 | 0 of 1 (0 %) |" in page  # it counts among those that apply
+    assert "| `Test::d`  | 1 | passed | refused | A second engine of a model" in page
