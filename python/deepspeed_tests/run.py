@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -240,6 +241,7 @@ def run_engine(tests: Tests, given: argparse.Namespace, known: dict[str, dict[st
         listing.write_text(json.dumps({"files": given.files, **tests.list(given.files)}))
     listed = json.loads(listing.read_text())
     given.skipped.update(listed["skipped"])
+    given.listed.update(Counter(row["test"].partition("::")[0] for row in listed["tests"]))
     given.save()
     for row in listed["tests"]:
         if any(one in row["test"] for one in given.only):
@@ -293,6 +295,7 @@ def main() -> None:
     given.files = given.files or [line for line in (HERE / "files.txt").read_text().split() if line]
     known = json.loads(given.outcomes.read_text()) if given.outcomes.exists() else {}
     given.skipped = known.setdefault("skipped files", {})
+    given.listed = known.setdefault("listed", {})
     given.save = lambda: given.outcomes.write_text(json.dumps(known, indent=1, sort_keys=True))
     for engine in given.engine or ["deepspeed", "equigrad"]:
         run_engine(Tests(repository, engine, given.limit_s), given, known.setdefault(engine, {}))

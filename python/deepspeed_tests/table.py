@@ -137,6 +137,10 @@ def write(outcomes: dict, commit: str, torch_version: str) -> str:
     missing = [f"`{file}`" for file in chosen if file not in by_file and file not in skipped]
     if missing:
         parts.append(f"\nNot run yet: {', '.join(missing)}.")
+    listed = outcomes.get("listed", {})  # how many tests each file has
+    left = [f"{listed[file] - len(found)} of `{file}`" for file, found in by_file.items() if listed.get(file, 0) > len(found)]
+    if left:
+        parts.append(f"\nTests that were not run yet, and are in no number: {', '.join(left)}.")
     unknown = sum(row.deepspeed == "not run" for found in by_file.values() for row in found)
     if unknown:
         parts.append(f"\nDeepSpeed itself has not been run on {unknown} of these tests yet; they are in no percentage.")

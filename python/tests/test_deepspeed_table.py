@@ -60,3 +60,9 @@ def test_what_is_refused_by_name_has_a_column_of_its_own() -> None:
     page = table.write(known, "0" * 40, "2")
     assert f"| `{OTHER}` | 1 | 1 | 0 | 1 | 0 | 0 | 0 | 0 of 1 (0 %) |" in page  # it counts among those that apply
     assert "| `Test::d`  | 1 | passed | refused | A second engine of a model" in page
+
+
+def test_tests_that_were_not_run_are_counted() -> None:
+    page = table.write({**outcomes(), "listed": {FILE: 6, OTHER: 1}}, "0" * 40, "2")
+    assert f"Tests that were not run yet, and are in no number: 2 of `{FILE}`." in page
+    assert "not run yet, and" not in table.write({**outcomes(), "listed": {FILE: 4, OTHER: 1}}, "0" * 40, "2")
