@@ -60,7 +60,6 @@ Sizes view_of(const Candidate& candidate, const std::vector<ShapeEntry>& shape, 
   } else if (unknown.size() > 1) {
     wrong();
   } else if (unknown.size() == 1) {
-    if (numel % known != 0) wrong();
     view[unknown[0]] = numel / known;
   }
   const auto product = [](std::int64_t a, std::int64_t b) {

@@ -199,6 +199,9 @@ TEST(Heads, OfPackedWeightsFollowFromTheirSizes) {
               HasSubstr("got 2."));
   EXPECT_THAT(error_of(by_names(), packed("mpt", "attn", "c_attn", "c_proj", 96, 6, 0)),
               HasSubstr("expected heads of one size"));
+  EXPECT_THAT(error_of(by_names(), packed("mpt", "attn", "c_attn", "c_proj", 36, 8, 0)),
+              HasSubstr("got 32 queries and 2 keys of 8 heads"))
+      << "heads of 4";
   EXPECT_THAT(error_of(by_names(), packed("falcon", "attn", "c_attn", "c_proj", 48, 0, 0)),
               HasSubstr("expected the number of heads, got none"));
   EXPECT_EQ(error_of(by_names(), packed("bloom", "attn", "c_attn", "c_proj", 96, 0, 0)), "");
