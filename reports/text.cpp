@@ -1,5 +1,6 @@
 #include "reports/text.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>

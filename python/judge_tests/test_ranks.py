@@ -118,6 +118,16 @@ FAULTY = {
     "dies": ("serve(lambda line: os._exit(7) if rank else answer(line, 'x'))", "crashed", "rank 1 of 2 ended while it worked"),
     "is killed": ("serve(lambda line: os.kill(os.getpid(), 11) if rank else None)", "crashed", "SIGSEGV"),
     "hangs": ("serve(lambda line: time.sleep(60) if rank else answer(line, 'x'))", "hung", "rank 1 of 2 gave no answer within 2 s"),
+    "drips": (
+        "serve(lambda line: [(connection.sendall(b' '), time.sleep(0.05)) for _ in range(1200)] if rank else answer(line, 'x'))",
+        "hung",
+        "rank 1 of 2 gave no answer within 2 s",
+    ),
+    "drips before hello": (
+        "connection.connect(os.environ['EQUIGRAD_JUDGE_CHANNEL'])\nfor _ in range(1200): connection.sendall(b' '), time.sleep(0.05)",
+        "protocol",
+        "as the first, got nothing in time",
+    ),
     "no file": (
         "serve(lambda line: send({'number': line['number'], 'answer': {'steps': [{'losses': [1.0]}]}, 'tensors': '/nowhere'}))",
         "protocol",
@@ -138,7 +148,7 @@ def test_a_rank_that_does_not_answer_is_found_out(
     monkeypatch.chdir(tmp_path)
     body, kind, text = FAULTY[name]
     limit_s = 2.0 if kind == "hung" else 60.0
-    with pool_of(room, tmp_path, body, start_s=limit_s if name == "never says hello" else 60.0) as pool:
+    with pool_of(room, tmp_path, body, start_s=2.0 if name in ("never says hello", "drips before hello") else 60.0) as pool:
         with pytest.raises(Fault) as caught:
             ask(pool, tmp_path, limit_s=limit_s)
         assert caught.value.kind == kind

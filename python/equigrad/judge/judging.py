@@ -85,12 +85,12 @@ class Bench:
         return Prepared(whole, path, whole.batches, setting)
 
     def judge(self, prepared: Prepared, answers: Sequence[RankAnswer]) -> Judged:
-        """The verdict on steps that all ranks answered. Raises VoidError where it cannot be judged."""
+        """The verdict on steps that all ranks answered. Raises VoidError where it cannot be judged, Fault where a file is damaged."""
         ranks = []
         for answer in answers:
             if wrong := misfit(prepared.case, answer.answer):
                 return Judged("crashed", text=f"rank {answer.rank}: {wrong}")
-            ranks.append(truth.RankSteps(answer.answer.steps, tensors.read(answer.tensors) if answer.tensors else {}))
+            ranks.append(truth.RankSteps(answer.answer.steps, _tensors_of(answer)))
         rule = rule_of(answers[0].answer.engine, prepared.case.precision)
         verdict = truth.judge(dataclasses.replace(prepared.setting, scale_rule=rule), ranks, self._local(prepared))
         if verdict.compared == 0:
@@ -159,6 +159,13 @@ class Bench:
             return self._known[key]
 
         return local
+
+
+def _tensors_of(answer: RankAnswer) -> Tensors:
+    try:
+        return tensors.read(answer.tensors) if answer.tensors else {}
+    except (tensors.TensorFileError, OSError) as error:
+        raise Fault("protocol", answer.rank, f"rank {answer.rank}: {error}") from error
 
 
 def _key(case: Case, step: int, parameters: Tensors, scale: float) -> str:

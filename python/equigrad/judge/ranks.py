@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import orphans
-from .on_rank.protocol import PROTOCOL, Answer, ProtocolError, from_json
+from . import lines, orphans
+from .lines import Line
+from .on_rank.protocol import Answer
 from .processes import Fault, Place, Process, Program, Room, crash_of, hang_of
 
 LINE_BYTES = 64 << 20
@@ -28,7 +29,6 @@ LINE_BYTES = 64 << 20
 PATIENCE_S = 5.0
 """What the other ranks get to answer after one of them has refused or failed."""
 START_S = 180.0
-Line = dict[str, Any]
 
 
 class Connection:
@@ -48,14 +48,15 @@ class Connection:
         more = self.socket.recv(1 << 20)
         if not more:
             raise EOFError
-        self._buffer += more
-        line, separator, rest = bytes(self._buffer).partition(b"\n")
-        if not separator:
+        end = more.find(b"\n")
+        if end < 0:
+            self._buffer += more
             if len(self._buffer) > LINE_BYTES:
                 raise ValueError(f"a line of more than {LINE_BYTES} bytes")
             return None
-        if rest:
-            raise ValueError(f"more than one line: {_short(rest)}")
+        if end + 1 < len(more):
+            raise ValueError(f"more than one line: {lines.said(more[end + 1 :])}")
+        line = bytes(self._buffer) + more[:end]
         self._buffer.clear()
         return line
 
@@ -160,18 +161,13 @@ class Group:
         line = None
         try:
             while line is None:
-                if not select.select([connection.socket], [], [], max(0.1, end - time.monotonic()))[0]:
+                left = end - time.monotonic()
+                if left <= 0 or not select.select([connection.socket], [], [], left)[0]:
                     raise TimeoutError("nothing in time")  # it connects before it imports its engine
                 line = connection.receive()
-            hello = json.loads(line)["hello"]
-            version, rank = hello["protocol"], hello["rank"]
-        except (EOFError, OSError, ValueError, KeyError, TypeError) as error:
-            raise _protocol(-1, 'a line {"hello": {"protocol": 1, "rank": ...}} as the first', line or error) from error
-        if version != PROTOCOL:
-            raise _protocol(rank, f"protocol {PROTOCOL}", f"protocol {version}")
-        if rank not in range(self.world):
-            raise _protocol(-1, f"a rank below {self.world}", f"rank {rank}")
-        return dict(hello)
+        except (EOFError, OSError, ValueError) as error:
+            raise lines.fault(-1, 'a line {"hello": {"protocol": 1, "rank": ...}} as the first', error) from error
+        return lines.read_hello(line, self.world)
 
     def _collect(self, limit_s: float, doing: str) -> list[Line | None]:
         answers: dict[int, Line] = {}
@@ -188,7 +184,7 @@ class Group:
                         selector.unregister(key.fileobj)
                 if not patient and any(_is_the_end(answer) for answer in answers.values()):
                     end, patient = min(end, time.monotonic() + PATIENCE_S), True
-                if ready:
+                if ready and time.monotonic() <= end:
                     continue
                 silent = [process for process in self._processes if process.rank not in answers]
                 for process in silent:
@@ -201,19 +197,13 @@ class Group:
         return [answers.get(rank) for rank in range(self.world)]
 
     def _line(self, rank: int, doing: str) -> Line | None:
-        line = None
         try:
             line = self._connections[rank].receive()
-            if line is None:
-                return None
-            parsed = json.loads(line)
         except (EOFError, OSError) as error:
             raise crash_of(self._processes[rank], self.world, doing) from error
         except ValueError as error:
-            raise _protocol(rank, "one line of JSON", line or error) from error
-        if not isinstance(parsed, dict):
-            raise _protocol(rank, "a JSON object", line)
-        return parsed
+            raise lines.fault(rank, "one line of JSON", error) from error
+        return None if line is None else lines.read_line(line, rank)
 
 
 class _Port:
@@ -238,15 +228,15 @@ def _is_the_end(answer: Line) -> bool:
     return "error" in answer or (isinstance(inner, dict) and ("failed" in inner or "refused" in inner))
 
 
-def _short(value: object) -> str:
-    text = value.decode(errors="replace") if isinstance(value, (bytes, bytearray)) else str(value)
-    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
-
-
-def _protocol(rank: int, expected: str, got: object) -> Fault:
-    who = f"rank {rank}" if rank >= 0 else "a rank"
-    text = f"[judge] expected of {who} {expected}, got {_short(got)}. The protocol is described in docs/judge-protocol.md."
-    return Fault("protocol", rank, text)
+def _digest_of(path: Path, rank: int) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    except OSError as error:
+        raise lines.fault(rank, "a file of tensors that can be read", error) from error
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -296,10 +286,10 @@ class Pool:
         folder = self.room.new(f"case{self._number}")  # of all ranks: a checkpoint is written by all and read by all
         request = {"do": "case", "number": self._number, "case": str(case), "folder": str(folder)}
         try:
-            lines = group.ask([request] * self.world, limit_s, "it worked at the case")
+            given = group.ask([request] * self.world, limit_s, "it worked at the case")
             answers = [
                 self._answer(rank, line, folder, batches)
-                for rank, line in enumerate(lines)
+                for rank, line in enumerate(given)
                 if line is not None
             ]
         except BaseException:
@@ -329,20 +319,13 @@ class Pool:
         return self._group
 
     def _answer(self, rank: int, line: Line, folder: Path, batches: str) -> RankAnswer:
-        if line.get("number") != self._number or "answer" not in line:
-            raise _protocol(rank, f'{{"number": {self._number}, "answer": {{...}}}}', json.dumps(line))
-        try:
-            answer = from_json(Answer, line["answer"])
-        except ProtocolError as error:
-            raise Fault("protocol", rank, f"rank {rank}: {error}") from error
+        answer = lines.read_answer(line, rank, self._number)
         if not answer.steps:
             return RankAnswer(rank, answer)
-        tensors = Path(str(line.get("tensors")))
-        if not tensors.is_file() or not tensors.resolve().is_relative_to(folder.resolve()):
-            raise _protocol(rank, f"tensors in a file of {folder}", line.get("tensors"))
-        digest = f"{rank}:{hashlib.sha256(tensors.read_bytes()).hexdigest()}"
+        tensors = lines.read_tensors_path(line, rank, folder)
+        digest = f"{rank}:{_digest_of(tensors, rank)}"
         if self._handed_in.setdefault(digest, batches) != batches:
-            raise _protocol(rank, "this case's tensors", "the very bytes that it handed in for a case with other batches")
+            raise lines.fault(rank, "this case's tensors", "the very bytes that it handed in for a case with other batches")
         return RankAnswer(rank, answer, tensors)
 
 
@@ -381,7 +364,7 @@ class Reference:
             raise
         if line is None or line.get("number") != self.calls or not ("tensors" in line or "error" in line):
             self.end()
-            raise Fault("crashed", 0, f"the reference answered {_short(json.dumps(line))}")
+            raise Fault("crashed", 0, f"the reference answered {lines.said(json.dumps(line))}")
         return line
 
     def stop(self) -> None:

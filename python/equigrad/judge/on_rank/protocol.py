@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import socket
+import sys
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -181,6 +184,31 @@ class Hello:
 
 
 Record = TypeVar("Record")
+_LARGEST = int(sys.float_info.max)
+
+LEVELS = 32
+"""How deep objects and lists of a line may be in each other."""
+
+
+def parse(text: str | bytes) -> Any:
+    """What JSON says. Raises ValueError for what is none, or has more than LEVELS levels."""
+    too_deep = f"expected JSON of at most {LEVELS} levels, got more"
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    level = [value]
+    for _ in range(LEVELS):
+        level = [one for outer in level for one in _inner(outer) if isinstance(one, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(too_deep)
+
+
+def shown(text: str) -> str:
+    """A text that somebody else wrote, in one for a person: short, and such that UTF-8 has all of it."""
+    short = text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
+    return short.encode(errors="backslashreplace").decode()
 
 
 def batch_key(step: int, rank: int, micro: int, backward: int, key: str) -> str:
@@ -231,7 +259,7 @@ def from_json(kind: type[Record], value: Any) -> Record:
 def read_case(path: str) -> Case:
     """The case in that file."""
     with open(path, encoding="utf-8") as file:
-        return from_json(Case, json.load(file))
+        return from_json(Case, parse(file.read()))
 
 
 def write_case(case: Case, path: str) -> None:
@@ -254,6 +282,17 @@ def misfit(case: Case, answer: Answer) -> str:
     return ""
 
 
+def _inner(outer: Any) -> Iterable[Any]:
+    if isinstance(outer, dict):
+        return outer.values()
+    return outer if isinstance(outer, list) else ()
+
+
+@functools.cache
+def _types_of(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _read(kind: Any, value: Any, place: str) -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -269,7 +308,7 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise _unexpected("an object", value, place)
-        return {name: _read(inner[1], one, f"{place}.{name}") for name, one in value.items()}
+        return {_read_plain(str, name, place): _read(inner[1], one, f"{place}.{shown(name)}") for name, one in value.items()}
     if is_dataclass(kind):
         return _read_record(kind, value, place)
     return _read_plain(kind, value, place)
@@ -278,14 +317,14 @@ def _read(kind: Any, value: Any, place: str) -> Any:
 def _read_record(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         raise _unexpected("an object", value, place)
-    hints = typing.get_type_hints(kind)
+    hints = _types_of(kind)
     known = {one.name: one for one in fields(kind)}
     for name in value:
         if name not in known:
-            raise ProtocolError(f"[judge] expected fields of {sorted(known)} in {place}, got {name!r}. Take it out.")
+            raise ProtocolError(f"[judge] expected fields of {sorted(known)} in {place}, got {shown(repr(name))}. Take it out.")
     for name, one in known.items():
         if name not in value and one.default is MISSING and one.default_factory is MISSING:
-            raise ProtocolError(f"[judge] expected a field {name!r} in {place}, got {sorted(value)}. Add it.")
+            raise ProtocolError(f"[judge] expected a field {name!r} in {place}, got {shown(str(sorted(value)))}. Add it.")
     return kind(**{name: _read(hints[name], one, f"{place}.{name}") for name, one in value.items()})
 
 
@@ -293,17 +332,28 @@ def _read_plain(kind: Any, value: Any, place: str) -> Any:
     if kind is float:
         if isinstance(value, str) and value in ("inf", "-inf", "nan"):
             return float(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, float) or (type(value) is int and abs(value) <= _LARGEST):
             return float(value)
         raise _unexpected("a number", value, place)
     if type(value) is not kind:
         raise _unexpected({int: "an integer", str: "a string", bool: "true or false"}[kind], value, place)
+    if kind is str and not _is_utf8(value):
+        raise _unexpected("a string that UTF-8 has", value, place)
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether it can be written: a surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unexpected(expected: str, value: Any, place: str) -> ProtocolError:
     return ProtocolError(
-        f"[judge] expected {expected} as {place}, got {value!r}. Correct it; docs/judge-protocol.md has all fields."
+        f"[judge] expected {expected} as {place}, got {shown(repr(value))}. Correct it; docs/judge-protocol.md has all fields."
     )
 
 
@@ -359,7 +409,7 @@ class Channel:
         if not line:
             return None
         try:
-            message = json.loads(line)
+            message = parse(line)
         except ValueError:
             message = None
         if not isinstance(message, dict):

@@ -6,9 +6,12 @@ import ctypes
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import torch
+
+from .protocol import parse, shown
 
 _CODES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -59,54 +62,86 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> 
 def read(path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
     """The tensors of a file, or those whose name is wanted. Raises TensorFileError for a file that is damaged."""
     with open(path, "rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        header, begin = _header(file, size_bytes, path)
-        tensors = {}
-        for name, entry in header.items():
-            if wanted is None or wanted(name):
-                tensors[name] = _tensor(file, begin, size_bytes, name, entry, path)
-        return tensors
+        return {
+            name: _tensor(file, entry, path)
+            for name, entry in _entries(file, path).items()
+            if wanted is None or wanted(name)
+        }
 
 
 def names(path: str | os.PathLike[str]) -> list[str]:
     """The names in a file, without reading its tensors."""
     with open(path, "rb") as file:
-        return list(_header(file, os.fstat(file.fileno()).st_size, path)[0])
+        return list(_entries(file, path))
 
 
-def _header(file: BinaryIO, size_bytes: int, path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor of a file, whose bytes begin at `begin` of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    size_bytes: int
+
+
+def _entries(file: BinaryIO, path: str | os.PathLike[str]) -> dict[str, _Entry]:
+    """All of a file, checked: each lies in it, and no two have a byte in common, so that all need no more memory than the file."""
+    size_bytes = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size_bytes < 8 or length > min(size_bytes - 8, _HEADER_LIMIT_BYTES):
         raise _damaged(path, f"a header of {length} bytes in a file of {size_bytes}")
     try:
-        header = json.loads(file.read(length))
+        header = parse(file.read(length))
     except ValueError as error:
         raise _damaged(path, f"a header that is no JSON ({error})") from error
     if not isinstance(header, dict):
         raise _damaged(path, "a header that is no object")
     header.pop("__metadata__", None)
-    return header, 8 + length
+    entries = {name: _entry(8 + length, size_bytes, name, one, path) for name, one in header.items()}
+    end, last = 0, ""
+    for name, entry in sorted(entries.items(), key=lambda one: (one[1].begin, one[1].size_bytes)):
+        if entry.begin < end:
+            raise _damaged(path, f"{name} on bytes of {last}")
+        end, last = entry.begin + entry.size_bytes, name
+    return entries
 
 
-def _tensor(
-    file: BinaryIO, begin: int, size_bytes: int, name: str, entry: Any, path: str | os.PathLike[str]
-) -> torch.Tensor:
+def _entry(begin: int, size_bytes: int, name: str, said: Any, path: str | os.PathLike[str]) -> _Entry:
     try:
-        dtype, shape = _CODES[entry["dtype"]], [int(one) for one in entry["shape"]]
-        first, last = (int(one) for one in entry["data_offsets"])
+        dtype = _CODES[said["dtype"]]
+        shape = tuple(_count(one) for one in said["shape"])
+        first, last = (_count(one) for one in said["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"the entry {entry!r} of {name}") from error
-    count = 1
-    for one in shape:
-        count *= one
-    expected_bytes = count * torch.empty(0, dtype=dtype).element_size()
-    if min([0, first, *shape]) < 0 or last - first != expected_bytes or begin + last > size_bytes:
-        raise _damaged(path, f"{name} of {expected_bytes} bytes at {first}:{last}")
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    file.seek(begin + first)
-    return torch.frombuffer(bytearray(file.read(expected_bytes)), dtype=dtype).reshape(shape)
+        raise _damaged(path, f"the entry {said!r} of {name}") from error
+    expected_bytes = torch.empty(0, dtype=dtype).element_size()
+    for one in () if 0 in shape else shape:
+        expected_bytes *= one
+        if expected_bytes > size_bytes:
+            break  # further products have as many digits as the header has room for
+    if 0 in shape:
+        expected_bytes = 0
+    if last - first != expected_bytes or begin + last > size_bytes:
+        raise _damaged(path, f"{name} of shape {list(shape)} at {first}:{last}")
+    return _Entry(dtype, shape, begin + first, expected_bytes)
+
+
+def _count(said: Any) -> int:
+    """A number from 0 of at most 63 bits, as which torch counts. Raises ValueError for anything else."""
+    if type(said) is not int or not 0 <= said < 1 << 63:
+        raise ValueError("no count")
+    return said
+
+
+def _tensor(file: BinaryIO, entry: _Entry, path: str | os.PathLike[str]) -> torch.Tensor:
+    try:
+        if entry.size_bytes == 0:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        file.seek(entry.begin)
+        return torch.frombuffer(bytearray(file.read(entry.size_bytes)), dtype=entry.dtype).reshape(entry.shape)
+    except (RuntimeError, ValueError) as error:  # dimensions whose product torch cannot count; a file that has become shorter
+        raise _damaged(path, f"a tensor of shape {list(entry.shape)} ({error})") from error
 
 
 def _damaged(path: str | os.PathLike[str], got: str) -> TensorFileError:
-    return TensorFileError(f"[judge] expected a whole safetensors file at {os.fspath(path)}, got {got}. Write it again.")
+    return TensorFileError(f"[judge] expected a whole safetensors file at {os.fspath(path)}, got {shown(got)}. Write it again.")
