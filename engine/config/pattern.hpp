@@ -1,5 +1,5 @@
 // Pattern: a regular expression of a configuration, as Python's `re` would read it, matched against
-// names from their beginning (re.match): what is left of the name is free unless $ ends the pattern.
+// names from their beginning (re.match): the rest of a name is free unless $ ends the pattern.
 //
 // Invariants: a pattern that both Python and ECMAScript take, and take differently, is refused.
 // Errors: equigrad::Error for a pattern that problem_of_pattern finds something wrong with.

@@ -85,6 +85,8 @@ bool is_list_of(const Json& value, bool (*is_one)(const Json&)) {
 
 bool is_number(const Json& value) { return value.is_number(); }
 
+bool is_object(const Json& value) { return value.is_object(); }
+
 bool is_shape(const Json& value) {
   const auto is_whole = [](const Json& one) {
     Json copy = one;
@@ -151,9 +153,8 @@ std::string problem_of_type(const Values& values, const Json& usual, Json& given
       return unless(given == Json("inf") || given == Json(2), "2 or \"inf\"",
                     ". Use one of the two.");
     case ValueType::Specs:
-      return unless(is_list_of(given, [](const Json& one) { return one.is_object(); }),
-                    "a list of specs",
-                    R"(. Write [{"patterns": [".*\\.o_proj"], "partition_type": "row"}].)");
+      return unless(is_list_of(given, is_object), "a list of specs",
+                    R"(. Write [{"patterns": [".*\\.o_proj"]}].)");
     case ValueType::Shape:
       return unless(is_shape(given), "a list of whole numbers, one of which may be a list",
                     ". Write [2, -1].");

@@ -25,7 +25,7 @@ std::int64_t size_along(const Candidate& candidate, std::int64_t dimension) {
   return candidate.shape[static_cast<std::size_t>(dimension)];
 }
 
-// ---- a caller's shape ----------------------------------------------------------------------------
+// ---- a caller's shape --------------------------------------------------------------------------
 
 // The dimensions of the view that `shape` says, without the packing.
 Sizes view_of(const Candidate& candidate, const std::vector<ShapeEntry>& shape, std::size_t cut) {
@@ -125,7 +125,7 @@ Split split_by_shape(const Candidate& candidate, const LayerSpec& spec, std::int
   return split;
 }
 
-// ---- packings that rules know --------------------------------------------------------------------
+// ---- packings that rules know ------------------------------------------------------------------
 
 // How many queries a packed module has: as many as the row beside it has inputs.
 std::optional<std::int64_t> queries_by_row(const PlanInput& input,

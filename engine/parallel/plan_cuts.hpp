@@ -1,7 +1,7 @@
 // Plan cuts: the split of a weight that a decision asks for, its packing resolved against shapes.
 //
-// How queries, keys and values share a packed weight follows from the row-parallel module beside it,
-// whose inputs are as many as there are queries; without one, from the numbers of heads.
+// How queries, keys and values share a packed weight follows from the row-parallel module beside
+// it, whose inputs are as many as there are queries; without one, from the numbers of heads.
 //
 // Invariants: a cut is even, in every segment, and goes through no head whose number is known.
 // Errors: equigrad::Error that names the module, the sizes, the tensor size and the remedy.

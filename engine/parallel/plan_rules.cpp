@@ -11,7 +11,7 @@ namespace {
 constexpr Placement kWhole = Placement::Replicated, kColumn = Placement::Column,
                     kRow = Placement::Row;
 
-// ---- presets -------------------------------------------------------------------------------------
+// ---- presets -----------------------------------------------------------------------------------
 
 constexpr Rule kLlama[] = {{"self_attn.o_proj", kRow},    {"self_attn.q_proj", kColumn},
                            {"self_attn.k_proj", kColumn}, {"self_attn.v_proj", kColumn},
@@ -69,7 +69,7 @@ constexpr Preset kPresets[] = {{"llama", kLlama},
                                {"qwen2", kLlama},
                                {"phi3", kPhi3}};
 
-// ---- heuristics ----------------------------------------------------------------------------------
+// ---- heuristics --------------------------------------------------------------------------------
 
 struct TypeRule {
   const char* model_type;

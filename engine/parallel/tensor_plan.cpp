@@ -138,7 +138,7 @@ void sum_gradients_of_norms(const PlanInput& input, const Cuts& cuts, Decisions&
   }
 }
 
-// ---- columns and rows go together ---------------------------------------------------------------
+// ---- columns and rows go together -------------------------------------------------------------
 
 // What a block has below one of its own modules, such as its attention.
 struct Child {

@@ -7,14 +7,14 @@
 //   2. The preset's specs, where `preset_model` is given and `use_default_specs` is not false.
 //   3. Neither given: the heuristics. Within repeated blocks (their names have a number, as in
 //      "layers.0") the linears whose output is summed are rows, the others columns; all else stays
-//      replicated. Blocks without such a row, as those of convolutional models, are left alone.
-// What no rule names stays replicated.
+//      replicated. Blocks without such a row, and blocks with a convolution, are left alone.
+// What no rule names stays replicated; but a head and an embedding of one weight follow each other.
 //
 // Invariants: a split is even: the tensor size divides every segment, and the number of heads of
 // what has heads. Modules that share a weight have the same cut. A block has both columns and rows,
 // or neither, unless a spec of the caller's is in it.
-// Shapes: of a Linear's weight [out, in]; of Conv1D [in, out], transposed; Embedding [entries, out].
-// A column is cut along out, a row along in, a vocabulary along entries.
+// Shapes: a weight of Linear [out, in]; of Conv1D [in, out], transposed; of Embedding [entries,
+// out]. A column is cut along out, a row along in, a vocabulary along entries.
 // Errors: equigrad::Error that names modules, patterns, sizes and the remedy.
 // Depends on: engine/config/config.hpp, engine/parallel/split.hpp.
 #pragma once
@@ -31,7 +31,7 @@
 namespace equigrad::parallel {
 
 // Conv1D: of GPT-2, a linear with a transposed weight. Other: whatever else has a weight, such as
-// a norm; it can stay replicated only.
+// norms and convolutions, which are candidates too; it can stay replicated only.
 enum class ModuleKind { Linear, Conv1D, Embedding, Other };
 
 struct Candidate {
@@ -58,7 +58,7 @@ struct ModulePlan {
       false;  // a column's is cut by bias_split(weight), a row's is whole and added once
   bool gathers_output = false;  // Column: every rank gets the whole output, in the whole's packing
   bool takes_whole_input = false;  // Row: each rank takes its part of an input that all have
-  bool sums_gradient = false;      // Replicated: used on split activations, so each rank has a part
+  bool sums_gradient = false;      // Replicated: used on split heads, so each rank has a part of it
   std::string reason;              // "layer_specs[1]", "preset llama", "heuristics: o_proj"
   bool is_split() const { return weight.has_value(); }
 };
