@@ -96,10 +96,14 @@ at::Tensor row_linear(const at::Tensor& part, const at::Tensor& weight, const at
   return bias.defined() ? sum + bias.to(sum.scalar_type()) : sum;
 }
 
-at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const Group& group) {
-  if (size_of(group) == 1) return at::embedding(weight, indices);
+at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const Group& group,
+                     std::optional<int64_t> padding) {
+  constexpr int64_t kNoPadding = -1;
+  if (size_of(group) == 1) return at::embedding(weight, indices, padding.value_or(kNoPadding));
   const auto [local, is_foreign] = owned(indices, weight.size(0), group);
-  const auto rows = at::embedding(weight, local);
+  const int64_t begin = group->rank() * weight.size(0);
+  const bool is_own = padding && *padding >= begin && *padding < begin + weight.size(0);
+  const auto rows = at::embedding(weight, local, is_own ? *padding - begin : kNoPadding);
   return reduce_from(rows.masked_fill(is_foreign.unsqueeze(-1), kNothing), group);
 }
 

@@ -21,6 +21,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <optional>
+
 #include "engine/parallel/regions.hpp"
 
 namespace equigrad::parallel {
@@ -29,7 +31,9 @@ at::Tensor column_linear(const at::Tensor& whole, const at::Tensor& weight, cons
                          const Group& group);
 at::Tensor row_linear(const at::Tensor& part, const at::Tensor& weight, const at::Tensor& bias,
                       const Group& group);
-at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const Group& group);
+// `padding`: an entry of the whole whose rows give no gradient, as torch's padding_idx.
+at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const Group& group,
+                     std::optional<int64_t> padding = std::nullopt);
 
 constexpr int64_t kIgnoredTarget = -100;  // as torch
 

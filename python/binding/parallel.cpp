@@ -81,6 +81,13 @@ void bind_split(py::module_& module) {
              "What mark_split has said; None of a whole parameter.");
 }
 
+// Python's None is no tensor to torch.
+template <auto kLinear>
+at::Tensor without_bias_too(const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const Group& group) {
+  return kLinear(input, weight, bias.value_or(at::Tensor()), group);
+}
+
 void bind_regions(py::module_& module) {
   using py::arg;
   const auto group = arg("group").none(true);
@@ -98,11 +105,12 @@ void bind_regions(py::module_& module) {
              NoGil(), "Split along `gather` to split along `scatter`; backward is the way back.");
   module.def("sum_over", &parallel::sum_over, arg("part"), group, NoGil(),
              "The sum over the group, not differentiated.");
-  module.def("column_linear", &parallel::column_linear, arg("whole"), arg("weight"),
-             arg("bias").none(true), group, NoGil(), "This rank's outputs of a linear.");
-  module.def("row_linear", &parallel::row_linear, arg("part"), arg("weight"),
-             arg("bias").none(true), group, NoGil(), "A linear of this rank's inputs, summed.");
-  module.def("embedding", &parallel::embedding, arg("indices"), arg("weight"), group, NoGil(),
+  module.def("column_linear", &without_bias_too<parallel::column_linear>, arg("whole"),
+             arg("weight"), arg("bias"), group, NoGil(), "This rank's outputs of a linear.");
+  module.def("row_linear", &without_bias_too<parallel::row_linear>, arg("part"), arg("weight"),
+             arg("bias"), group, NoGil(), "A linear of this rank's inputs, summed.");
+  module.def("embedding", &parallel::embedding, arg("indices"), arg("weight"), group,
+             arg("padding") = std::nullopt, NoGil(),
              "Whole rows, of which each rank has some entries.");
   module.def("cross_entropy", &parallel::cross_entropy, arg("logits"), arg("targets"), group,
              arg("ignored") = parallel::kIgnoredTarget, NoGil(),
@@ -156,7 +164,6 @@ void bind_parallel(py::module_& module) {
   bind_mesh(module);
   bind_split(module);
   bind_regions(module);
-  bind_sequence(module);
   bind_plan(module);
 }
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
 from equigrad import _checkpoint, _core, _deepspeed_api, _export
+from equigrad._first_step import FirstStep
 from equigrad._handles import hold, let_go
 from equigrad._optimizer import Optimizer, Scheduler
 
@@ -31,7 +32,7 @@ class Engine(torch.nn.Module):
         self,
         model: torch.nn.Module,
         core: _core.Engine,
-        ranks: _core.Communicator,
+        ranks: _core.Mesh,
         groups: list[dict[str, Any]],
         names: dict[str, torch.nn.Parameter],
         client: torch.optim.Optimizer | None = None,
@@ -39,7 +40,9 @@ class Engine(torch.nn.Module):
         super().__init__()
         self.module = model
         self._core: _core.Engine | None = core
-        self._ranks = ranks
+        self._mesh = ranks
+        self._ranks = ranks.world
+        self.tensor_parallel_plan = ""  # of a model that is split, a line for each module
         self._parameters_held = names
         self.optimizer = Optimizer(core, groups, model, client)
         self.lr_scheduler: Any = Scheduler(core) if core.config.has_scheduler else None
@@ -47,6 +50,8 @@ class Engine(torch.nn.Module):
         self.training_dataloader: DataLoader[Any] | None = None
         self._acted = False  # whether the last step() was at a boundary
         self._autocast_hooks: tuple[RemovableHandle, ...] = self._watch_forward() if core.config.autocast else ()
+        group = ranks.tensor
+        self._first_step = None if group is None else FirstStep(model, group, self._ranks.rank - group.rank)
         for name, parameter in names.items():
             hold(self, name, parameter, parameter.numel() <= core.config.persistent_numel)
 
@@ -77,6 +82,9 @@ class Engine(torch.nn.Module):
         """Once per micro-batch. At the boundary: reduce, average, check, clip, update, publish, and the scheduler's step,
         to which lr_kwargs go."""
         core = self._living("step")
+        if self._first_step is not None:
+            first, self._first_step = self._first_step, None
+            first.end()
         self._acted = boundary = core.is_gradient_accumulation_boundary()
         if boundary:
             self.optimizer.push()
@@ -150,7 +158,7 @@ class Engine(torch.nn.Module):
     @property
     def global_samples(self) -> int:
         """Samples of all ranks in the micro-batches that were stepped."""
-        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self._ranks.world_size
+        return self.micro_steps * self.train_micro_batch_size_per_gpu() * self.dp_world_size
 
     @property
     def device(self) -> torch.device:
@@ -166,7 +174,13 @@ class Engine(torch.nn.Module):
 
     @property
     def dp_world_size(self) -> int:
-        return self._ranks.world_size
+        """Ranks with samples of their own."""
+        return self._mesh.data_size
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This rank's place among those with samples of their own."""
+        return self._ranks.rank // (self._mesh.sequence_size * self._mesh.tensor_size)
 
     def bytes_held(self) -> dict[str, tuple[int, int]]:
         """Bytes of this rank by category, now and at the peak; activations are not in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections import OrderedDict
@@ -13,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 
 from equigrad._core import Error
+from equigrad._tensor_parallel import own_part, whole_of, whole_shape
 from equigrad._values import bytes_of, on_cpu
 from equigrad.zero import GatheredParameters
 
@@ -59,7 +61,7 @@ class _Entries:
         if not torch.is_tensor(one):
             return one
         held = self._held.get(id(one))
-        whole = one.detach() if held is None else self.core.full_parameter(held)
+        whole = whole_of(one, self.engine._mesh.tensor) if held is None else self.core.full_parameter(held)
         return on_cpu(whole).clone() if whole.data_ptr() == one.data_ptr() else on_cpu(whole)
 
 
@@ -79,7 +81,7 @@ def _whole_dict(entries: _Entries, is_kept: bool) -> OrderedDict[str, Any]:
 def module_state_dict(
     engine: Engine, destination: dict[str, Any] | None, prefix: str, keep_vars: bool, exclude_frozen_parameters: bool
 ) -> dict[str, Any]:
-    if engine.zero_optimization_stage() < 3:
+    if engine.zero_optimization_stage() < 3 and engine._mesh.tensor is None:
         given: dict[str, Any] = {} if destination is None else {"destination": destination}
         own: dict[str, Any] = engine.module.state_dict(**given, prefix=prefix, keep_vars=keep_vars)
         if exclude_frozen_parameters:
@@ -89,8 +91,8 @@ def module_state_dict(
         return own
     if keep_vars:
         raise Error(
-            "[engine.module_state_dict] expected no keep_vars at stage 3, where a rank keeps shards of parameters and the state dict is of "
-            "copies. Leave it out."
+            "[engine.module_state_dict] expected no keep_vars at stage 3, or of a split model, where a rank keeps parts of parameters and "
+            "the state dict is of copies. Leave it out."
         )
     whole = _whole_dict(_Entries(engine, exclude_frozen_parameters), is_kept=True)
     state: dict[str, Any] = OrderedDict() if destination is None else destination
@@ -158,8 +160,9 @@ def _safetensors_header(entries: _Entries, where: str) -> bytes:
         if name != first:
             metadata[name] = first
             continue
-        end = offset + one.numel() * one.element_size()
-        tensors[name] = {"dtype": _SAFETENSORS[one.dtype], "shape": list(one.shape), "data_offsets": [offset, end]}
+        shape = whole_shape(one)
+        end = offset + math.prod(shape) * one.element_size()
+        tensors[name] = {"dtype": _SAFETENSORS[one.dtype], "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps({"__metadata__": metadata, **tensors}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -261,9 +264,12 @@ def load_module_state_dict(
             _module_of(engine.module, name).set_extra_state(state[name])
         elif id(one) not in held:
             with torch.no_grad():
-                one.copy_(state[name])
+                one.copy_(own_part(state[name], one, engine._mesh.tensor))
         elif one.requires_grad:
-            core.set_full_master(held[id(one)], state[name].detach().to(one.device))
+            core.set_full_master(held[id(one)], own_part(state[name].detach().to(one.device), one, engine._mesh.tensor))
+        elif engine._mesh.tensor is not None:
+            with torch.no_grad():
+                one.copy_(own_part(state[name], one, engine._mesh.tensor))
         else:
             with GatheredParameters([one], modifier_rank=0), torch.no_grad():
                 if engine.global_rank == 0:
@@ -286,9 +292,9 @@ def _check_names(own: dict[str, Any], state: dict[str, Any], strict: bool, allow
         given = state.get(name)
         if name not in state or not torch.is_tensor(one):
             continue
-        if not torch.is_tensor(given) or given.shape != one.shape:
+        if not torch.is_tensor(given) or list(given.shape) != whole_shape(one):
             shape = list(given.shape) if torch.is_tensor(given) else type(given).__name__
-            raise Error(f'[{where}] expected "{name}" of shape {list(one.shape)}, got {shape}. It is of another model.')
+            raise Error(f'[{where}] expected "{name}" of shape {whole_shape(one)}, got {shape}. It is of another model.')
 
 
 def _some(names: list[str]) -> str:
@@ -298,6 +304,11 @@ def _some(names: list[str]) -> str:
 
 def _load_by(engine: Engine, state: dict[str, Any], custom_load_fn: Callable[..., Any]) -> None:
     """On rank 0, whose values become every rank's."""
+    if engine._mesh.tensor is not None:
+        raise Error(
+            "[engine.load_module_state_dict] expected no custom_load_fn of a split model, of which rank 0 has a part. Leave it out, and give "
+            "a state dict of whole tensors."
+        )
     from equigrad._initialize import broadcast_buffers
 
     parameters = list({id(one): one for one in engine._parameters_held.values()}.values())

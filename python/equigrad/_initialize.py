@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from equigrad import _client, _core, _ranks, utils
+from equigrad import _client, _core, _ranks, _tensor_parallel, utils
 from equigrad._engine import Engine
 from equigrad._handles import marked
 from equigrad._optimizer import Optimizer
+from equigrad._split_modules import whole_type
 
 _GROUP_KEYS = ("params", "lr", "weight_decay", "name")
 
@@ -28,6 +29,8 @@ def initialize(
     config: _ranks.Config | None = None,
     config_params: _ranks.Config | None = None,
     *,
+    mpu: Any = None,
+    mesh_device: Any = None,
     engine_class: type[Engine] = Engine,
 ) -> tuple[Engine, Optimizer, DataLoader[Any] | None, Any]:
     """Makes an engine that trains `model`. Returns (engine, optimizer, dataloader, lr_scheduler).
@@ -42,6 +45,9 @@ def initialize(
     lr_scheduler: one of torch.optim.lr_scheduler on that optimizer, or a callable that takes the optimizer. engine.step()
         steps it after every update.
     config: a DeepSpeed configuration: a dict, JSON text, or the path of a file. `args.deepspeed_config` is read without it.
+    mpu, mesh_device: who says how large the tensor group is, where the configuration does not: an object of Megatron's functions
+        (get_tensor_model_parallel_world_size, ...), or a torch DeviceMesh with a dimension "tp". Their groups must be those of
+        the engine: neighbours (docs/parallel.md).
     engine_class: what to make, the engine or a class derived from it.
     training_data: a data set, whose samples are split over the ranks by the returned loader, in micro-batches.
 
@@ -51,6 +57,7 @@ def initialize(
     if model is None:
         raise _core.Error("[initialize] expected a model, got None. Give model=, any torch.nn.Module.")
     text = _ranks.config_text((config, config_params, getattr(args, "deepspeed_config", None)), "initialize")
+    text = _tensor_parallel.merged(text, model, mpu, mesh_device)
     load = _core.load_config if optimizer is None else _core.load_config_for_client
     checked = load(text, _ranks.world_size())
     if lr_scheduler is not None and checked.has_scheduler:
@@ -61,6 +68,13 @@ def initialize(
     for name, module in model.named_modules():
         if utils.z3_leaf_module(module):
             checked.add_leaf_module(name)
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    mesh = _ranks.mesh(device, checked.communication_timeout_s, checked.sequence_parallel_size, checked.tensor_parallel_size)
+    _tensor_parallel.check_groups(model, mesh, mpu, mesh_device)
+    plan = ""
+    if checked.tensor_parallel_size > 1:
+        _tensor_parallel.check_optimizer(optimizer)
+        plan = _tensor_parallel.split_model(model, checked, mesh)
     client = None
     if optimizer is not None:
         if model_parameters is None:
@@ -70,13 +84,11 @@ def initialize(
     else:
         groups = _groups(model, model_parameters)
     frozen = _frozen_elsewhere(model, groups)
-    device = _device(groups)
     if client is not None:
         _client.check_element_wise(client, device)
     if lr_scheduler is not None:
         _client.check_scheduler(lr_scheduler, client)
-    ranks = _ranks.communicator(device, checked.communication_timeout_s)
-    broadcast_buffers(model, ranks)
+    broadcast_buffers(model, mesh.world)
     core = _core.initialize(
         [
             _core.ParameterGroup(group["named"] + more, group["values"].get("lr"), group["values"].get("weight_decay"))
@@ -84,21 +96,22 @@ def initialize(
         ],
         module_entries(model),
         checked,
-        ranks,
+        mesh,
         None if client is None else _client.Client(client),
     )
     names = {name: tensor for group in groups for name, tensor, _ in group["named"]}
     names |= {name: tensor for name, tensor, _ in frozen}
     shown = [{**group["values"], "params": _once(tensor for _, tensor, _ in group["named"])} for group in groups]
-    engine = engine_class(model, core, ranks, shown, names, client)
-    engine._settings = _core.settings(text, ranks.world_size, client is not None)
+    engine = engine_class(model, core, mesh, shown, names, client)
+    engine.tensor_parallel_plan = plan
+    engine._settings = _core.settings(text, mesh.world.world_size, client is not None)
     if lr_scheduler is not None:
         stepped = engine.optimizer if client is None else client
         engine.lr_scheduler = lr_scheduler(stepped) if callable(lr_scheduler) else lr_scheduler
     if checked.autocast:
         _show_communication_types(model, checked)
     if training_data is not None:
-        engine.training_dataloader = _loader(training_data, collate_fn, checked, ranks)
+        engine.training_dataloader = _loader(training_data, collate_fn, checked, engine)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -106,7 +119,7 @@ def _type_names(model: torch.nn.Module) -> dict[str, str]:
     """By a module's name: torch.nn.Linear for torch's own, else where its class is defined."""
     names = {}
     for name, module in model.named_modules():
-        kind = type(module)
+        kind = whole_type(module)
         own = getattr(torch.nn, kind.__name__, None) is kind
         names[name] = f"torch.nn.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
     return names
@@ -186,14 +199,6 @@ def _frozen_elsewhere(model: torch.nn.Module, groups: list[dict[str, Any]]) -> l
     return [one for one in named_parameters(model) if not one[1].requires_grad and id(one[1]) not in taken]
 
 
-def _device(groups: list[dict[str, Any]]) -> torch.device:
-    for group in groups:
-        for _, tensor, _ in group["named"]:
-            device: torch.device = tensor.device
-            return device
-    return torch.device("cpu")
-
-
 def broadcast_buffers(model: torch.nn.Module, ranks: _core.Communicator) -> None:
     if ranks.world_size == 1:
         return
@@ -208,7 +213,9 @@ def broadcast_buffers(model: torch.nn.Module, ranks: _core.Communicator) -> None
 
 
 def _loader(
-    data: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, config: _core.EngineConfig, ranks: _core.Communicator
+    data: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, config: _core.EngineConfig, engine: Engine
 ) -> DataLoader[Any]:
-    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=ranks.world_size, rank=ranks.rank)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        data, num_replicas=engine.dp_world_size, rank=engine.data_parallel_rank
+    )
     return DataLoader(data, batch_size=config.train_micro_batch_size_per_gpu, sampler=sampler, collate_fn=collate_fn)

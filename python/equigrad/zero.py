@@ -87,6 +87,11 @@ class GatheredParameters:
             if found is not None:
                 by_engine.setdefault(id(found[0]), (found[0], []))[1].append(parameter)
         for engine, parameters in by_engine.values():
+            if engine._mesh.tensor is not None:
+                raise _core.Error(
+                    "[zero.GatheredParameters] expected an engine whose ranks have whole parameters, got a tensor group, whose parts it does "
+                    "not gather. Read engine.full_parameter(name), and write with engine.load_module_state_dict(), strict=False."
+                )
             self._open.append(engine._living("gather").gather(parameters, self._modifier_rank))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

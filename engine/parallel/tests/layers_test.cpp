@@ -130,6 +130,25 @@ TEST(Layers, AnEmbeddingIsTheUnsplitOneBitForBit) {
   });
 }
 
+TEST(Layers, AnEmbeddingsPaddingHasNoGradient) {
+  on_groups([](const Group& group) {
+    const int64_t size = group->world_size();
+    const auto weight = numbers({8, 3}, 1), gradient = numbers({7, 1, 3}, 2);
+    const auto indices = at::tensor({7, 0, 2, 5, 2, 3, 0}, at::kLong).view({7, 1});
+    for (const int64_t padding : {0, 5}) {
+      const auto whole = weight.clone().requires_grad_();
+      const auto part =
+          part_of(weight, unpacked({8, 3}, 0), group->rank(), size).clone().requires_grad_();
+      at::embedding(whole, indices, padding).backward(gradient);
+      const auto got = embedding(indices, part, group, padding);
+      EXPECT_THAT(got.detach(), HasTheBitsOf(at::embedding(weight, indices)));
+      got.backward(gradient);
+      EXPECT_THAT(part.grad(),
+                  HasTheBitsOf(part_of(whole.grad(), unpacked({8, 3}, 0), group->rank(), size)));
+    }
+  });
+}
+
 // Off at most by what its sums and functions round: of `entries` additions of positive numbers, and
 // of 8 operations and functions that are each within 2 ulp.
 double room(int64_t entries) { return static_cast<double>(entries + 16) * std::ldexp(1.0, -23); }

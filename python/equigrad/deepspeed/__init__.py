@@ -17,6 +17,7 @@ import torch.distributed as comm
 import equigrad
 from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, utils, zero_to_fp32
 from equigrad._optimizer import Optimizer
+from equigrad._tensor_parallel import set_autotp_mode, tp_model_init
 from equigrad.deepspeed import checkpoint, runtime, zero
 from equigrad.deepspeed._engine import CheckpointError, ConfigError, DeepSpeedEngine, UsageError
 
@@ -35,7 +36,9 @@ __all__ = [
     "init_distributed",
     "initialize",
     "runtime",
+    "set_autotp_mode",
     "take_over",
+    "tp_model_init",
     "utils",
     "zero",
 ]
@@ -140,6 +143,8 @@ def take_over(package: Any) -> None:
             setattr(there, name, value)
 
     put("", initialize=initialize, DeepSpeedEngine=DeepSpeedEngine, DeepSpeedConfigError=ConfigError)
+    put("", set_autotp_mode=set_autotp_mode, tp_model_init=tp_model_init)
+    put("module_inject.layers", set_autotp_mode=set_autotp_mode)
     put("runtime.config", DeepSpeedConfigError=ConfigError)
     put(
         "runtime.zero.partition_parameters",

@@ -104,7 +104,7 @@ class DeepSpeedEngine(Engine):
         """Samples of all ranks in what was stepped; where the caller owns the boundary, of calls of backward()."""
         if self.is_managed:
             return super().global_samples
-        return self.passes_stepped * self.train_micro_batch_size_per_gpu() * self.world_size
+        return self.passes_stepped * self.train_micro_batch_size_per_gpu() * self.dp_world_size
 
     def __getattr__(self, name: str) -> Any:
         # As with DeepSpeed's, before an attribute of the model's.
