@@ -164,6 +164,7 @@ void bind_parallel(py::module_& module) {
   bind_mesh(module);
   bind_split(module);
   bind_regions(module);
+  bind_sequence(module);
   bind_plan(module);
 }
 
