@@ -175,7 +175,7 @@ void note_idle_keys(Reading& reading) {
   for (const Row& row : schema().rows()) {
     const std::string path = row.path;
     if (path.starts_with(kSection) && path != kTensor && row.treatment == KeyTreatment::Read)
-      reading.note(path).without_effect = "autotp_size is " + std::to_string(config.autotp_size);
+      reading.note(path).without_effect = "it is off";
   }
 }
 

@@ -215,7 +215,7 @@ TEST(Tensor, WhatHasNoEffectSaysWhy) {
   };
   const Setting off = note(tensor(R"("preset_model": "llama")", 0), "preset_model");
   EXPECT_EQ(off.origin, Origin::NoEffect);
-  EXPECT_EQ(off.note, "autotp_size is 0");
+  EXPECT_EQ(off.note, "it is off");
   const Setting replaced = note(tensor(R"("preset_model": "llama", "partition_config":
       {"use_default_specs": false, "layer_specs": [{"patterns": ["a"]}]})"),
                                 "preset_model");
