@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
 #include <vector>
 
 namespace equigrad::conformance::vision {
@@ -63,6 +64,21 @@ reference::Batch Album::draw(const reference::Draw& draw, int64_t images) const 
     labels.push_back(batch.target);
   }
   return {at::cat(inputs), captions(at::cat(labels))};
+}
+
+reference::Batch Album::rows(reference::Draw draw, int64_t images, int64_t first,
+                             int64_t count) const {
+  std::vector<at::Tensor> inputs, targets;
+  const int64_t skipped = first / images * images;
+  for (draw.rank = first / images; draw.rank * images < first + count; ++draw.rank) {
+    auto batch = this->draw(draw, images);
+    inputs.push_back(std::move(batch.input));
+    targets.push_back(std::move(batch.target));
+  }
+  const auto cut = [&](const std::vector<at::Tensor>& all) {
+    return at::cat(all).narrow(0, first - skipped, count).contiguous();
+  };
+  return {cut(inputs), cut(targets)};
 }
 
 reference::Batch Album::held_out(int64_t first, int64_t count) const {

@@ -30,10 +30,12 @@ class Album {
  public:
   Album(const std::string& images_path, const std::string& labels_path);
 
-  reference::Batch draw(const reference::Draw& draw, int64_t images) const;
+  // Rows [first, first + count) of what ranks 0, 1, .. draw one after another, `images` each.
+  reference::Batch rows(reference::Draw draw, int64_t images, int64_t first, int64_t count) const;
   reference::Batch held_out(int64_t first, int64_t count) const;
 
  private:
+  reference::Batch draw(const reference::Draw& draw, int64_t images) const;
   explicit Album(const reference::Images& all);
 
   reference::Data train_;

@@ -12,6 +12,7 @@
 #include "conformance/vision/engine_pair.hpp"
 #include "conformance/vision/reference_pair.hpp"
 #include "engine/error.hpp"
+#include "engine/parallel/row_plan.hpp"
 
 namespace equigrad::conformance::vision {
 namespace {
@@ -68,17 +69,19 @@ class Session {
   }
 
   json write(int64_t count) {
-    const auto batch = album_.held_out(engines_.group_rank() * count, count);
+    const auto rows =
+        parallel::rows_of(count * setting_.ranks, engines_.group_rank(), engines_.group_size());
+    const auto batch = album_.held_out(rows.begin, rows.count());
     const auto written = engines_.write(batch.input);
     if (!written.defined()) return {{"right", 0}, {"shown", 0}, {"samples", json::array()}};
     int64_t right = 0;
     json samples = json::array();
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < rows.count(); ++i) {
       const auto got = sentence_of(written[i]), want = sentence_of(batch.target[i]);
       if (got == want) ++right;
       if (samples.size() < 8) samples.push_back({got, want});
     }
-    return {{"right", right}, {"shown", count}, {"samples", samples}};
+    return {{"right", right}, {"shown", rows.count()}, {"samples", samples}};
   }
 
  private:

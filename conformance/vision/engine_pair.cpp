@@ -51,14 +51,14 @@ at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
 
 EnginePair::EnginePair(const Setting& setting, ranks::RankContext& context, const Album& album)
     : setting_(setting), context_(context), album_(album), all_(context.group()) {
-  auto group = all_;
   const bool apart = setting.way == Way::TwoGroups;
-  const bool first = context.rank() < setting.ranks;
-  if (apart) group = part_of(*all_, first ? 0 : setting.ranks, setting.ranks, context.directory());
+  group_ = apart
+               ? part_of(*all_, reads_only() ? setting.ranks : 0, group_size(), context.directory())
+               : all_;
   const auto make = [&](std::shared_ptr<reference::Model> model, int stage, double clipping) {
     auto half = std::make_unique<Half>();
     half->model = std::move(model);
-    half->engine = initialize(*half->model, config_text(setting, stage, clipping), group);
+    half->engine = initialize(*half->model, config_text(setting, stage, clipping), group_);
     half->engine->on_step([to = half.get()](const std::vector<LocalShard>& shards) {
       for (const auto& shard : shards)
         to->gradients[shard.name] =
@@ -66,10 +66,23 @@ EnginePair::EnginePair(const Setting& setting, ranks::RankContext& context, cons
     });
     return half;
   };
-  if (!apart || first)
+  if (!reads_only())
     encoder_ = make(make_encoder(setting.seed), setting.encoder_stage, kEncoderClipping);
-  if (!apart || !first)
+  if (!apart || reads_only())
     language_ = make(make_captioner(setting.seed), setting.language_stage, kLanguageClipping);
+  if (apart) bridge_ = make_bridge(setting.whole_batch(), true);
+}
+
+std::unique_ptr<parallel::Bridge> EnginePair::make_bridge(int64_t rows, bool gradients) const {
+  const parallel::Side producer{.first = 0, .data = setting_.ranks};
+  const parallel::Side consumer{.first = setting_.ranks, .data = setting_.language_ranks()};
+  return std::make_unique<parallel::Bridge>(
+      all_, producer, consumer,
+      parallel::BridgeOptions{.rows = rows,
+                              .row_sizes = {kPlaces, kWidth},
+                              .dtype = setting_.bf16 ? at::kBFloat16 : at::kFloat,
+                              .gradients = gradients,
+                              .gradient_factor = std::nullopt});
 }
 
 void EnginePair::step() {
@@ -82,13 +95,13 @@ void EnginePair::step() {
 
 void EnginePair::micro_batch(int64_t index) {
   context_.note("step " + std::to_string(step_ + 1) + " micro-batch " + std::to_string(index + 1));
-  const auto batch =
-      reference::to_dtype(album_.draw({setting_.seed, step_, group_rank(), index}, setting_.images),
-                          setting_.bf16 ? at::kBFloat16 : at::kFloat);
-  if (setting_.way == Way::OneGraph)
-    in_one_graph(batch);
-  else
-    by_gradient(batch);
+  const auto rows = parallel::rows_of(setting_.whole_batch(), group_rank(), group_size());
+  const auto batch = reference::to_dtype(
+      album_.rows({setting_.seed, step_, 0, index}, setting_.images, rows.begin, rows.count()),
+      setting_.bf16 ? at::kBFloat16 : at::kFloat);
+  if (setting_.way == Way::OneGraph) in_one_graph(batch);
+  if (setting_.way == Way::Handed) by_gradient(batch);
+  if (setting_.way == Way::TwoGroups) over_the_bridge(batch);
   for (auto* half : {encoder_.get(), language_.get()})
     if (half != nullptr) half->engine->step();
 }
@@ -99,38 +112,45 @@ void EnginePair::in_one_graph(const reference::Batch& batch) {
 }
 
 void EnginePair::by_gradient(const reference::Batch& batch) {
-  const auto fault = setting_.fault;
-  at::Tensor features, gradient;
-  if (encoder_) features = encoder().forward(batch.input);
-  const int sender =
-      (fault == Fault::OtherFeatures ? group_rank() + 1 : group_rank()) % setting_.ranks;
-  auto input = carry(features, batch.input.size(0), sender);
-  if (language_) {
-    if (fault == Fault::NotDetached)
-      (input = features).retain_grad();
-    else
-      input = input.detach().requires_grad_();
-    backward(captioner().forward(input, batch.target), batch, fault == Fault::NotDetached);
-    gradient = input.grad();
-  }
-  gradient =
-      carry(gradient, batch.input.size(0), all_->world_size() - setting_.ranks + group_rank());
-  if (!encoder_) return;
-  if (fault == Fault::DividedTwice) gradient = gradient / setting_.accumulation;
-  const auto before = std::exchange(handed_before_, gradient);
-  if (fault == Fault::OtherMicroBatch && before.defined()) gradient = before;
-  features.backward(gradient);
+  const bool attached = setting_.fault == Fault::NotDetached;
+  const auto features = encoder().forward(batch.input);
+  auto input =
+      setting_.fault == Fault::OtherFeatures ? of_rank(group_rank() + 1, features) : features;
+  if (attached)
+    input.retain_grad();
+  else
+    input = input.detach().requires_grad_();
+  const auto gradient = read(input, batch, attached);
+  features.backward(handed(gradient));
 }
 
-// What the rank `from` of all ranks has; in one process it is here already.
-at::Tensor EnginePair::carry(const at::Tensor& mine, int64_t images, int from) {
-  if (setting_.way != Way::TwoGroups && from == context_.rank()) return mine;
-  const auto dtype = setting_.bf16 ? at::kBFloat16 : at::kFloat;
-  const int64_t numel = images * kPlaces * kWidth;
-  const auto message = mine.defined() ? mine.detach().flatten() : at::zeros({numel}, dtype);
-  const auto heard = at::empty({all_->world_size() * numel}, dtype);
-  all_->all_gather(heard, message)->wait();
-  return heard.narrow(0, from * numel, numel).clone().view({images, kPlaces, kWidth});
+void EnginePair::over_the_bridge(const reference::Batch& batch) {
+  if (language_) return bridge_->send_gradient(read(bridge_->receive(), batch, false));
+  const auto features = encoder().forward(batch.input);
+  bridge_->send(setting_.fault == Fault::OtherFeatures ? of_rank(group_rank() + 1, features)
+                                                       : features);
+  features.backward(handed(bridge_->receive_gradient()));
+}
+
+// The language model's pass; the gradient of what it reads.
+at::Tensor EnginePair::read(const at::Tensor& input, const reference::Batch& batch,
+                            bool retain_graph) {
+  backward(captioner().forward(input, batch.target), batch, retain_graph);
+  return input.grad();
+}
+
+at::Tensor EnginePair::handed(const at::Tensor& gradient) {
+  const auto now =
+      setting_.fault == Fault::DividedTwice ? gradient / setting_.accumulation : gradient;
+  const auto before = std::exchange(handed_before_, now);
+  return setting_.fault == Fault::OtherMicroBatch && before.defined() ? before : now;
+}
+
+// What that rank of this one's group has.
+at::Tensor EnginePair::of_rank(int from, const at::Tensor& mine) {
+  const auto heard = at::empty({group_size() * mine.numel()}, mine.options());
+  group_->all_gather(heard, mine.detach().flatten())->wait();
+  return heard.narrow(0, from % group_size() * mine.numel(), mine.numel()).view(mine.sizes());
 }
 
 void EnginePair::backward(const at::Tensor& logits, const reference::Batch& batch,
@@ -154,7 +174,7 @@ void EnginePair::backward(const at::Tensor& logits, const reference::Batch& batc
 void EnginePair::compare(const PairRecord& want, LaneTally& encoder_tally,
                          LaneTally& language_tally) {
   for (std::size_t i = 0; i < losses_.size(); ++i) {
-    const auto& wanted = want.losses[i * static_cast<std::size_t>(setting_.ranks) +
+    const auto& wanted = want.losses[i * static_cast<std::size_t>(group_size()) +
                                      static_cast<std::size_t>(group_rank())];
     language_tally.add("loss", 0, oracle::compare(losses_[i], wanted));
   }
@@ -196,8 +216,12 @@ at::Tensor EnginePair::write(const at::Tensor& images) {
   const at::NoGradGuard no_grad;
   at::Tensor features;
   if (encoder_) features = encoder().forward(images.to(setting_.bf16 ? at::kBFloat16 : at::kFloat));
-  features = carry(features, images.size(0), group_rank());
-  return language_ ? captioner().write(features) : at::Tensor();
+  if (setting_.way != Way::TwoGroups) return captioner().write(features);
+  const auto counts = comm::exchange(*group_, at::full({1}, images.size(0), at::kLong));
+  const auto bridge = make_bridge(counts.sum().item<int64_t>(), false);
+  if (language_) return captioner().write(bridge->receive());
+  bridge->send(features);
+  return {};
 }
 
 }  // namespace equigrad::conformance::vision

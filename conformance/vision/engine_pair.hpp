@@ -2,10 +2,10 @@
 //
 // Invariants: the engine of the encoder never sees a loss, and the other never sees an image. Every
 //   rank calls step() of what it has once per micro-batch.
-// Shapes: features and their gradient are sent whole: [N, 4, 32], in the compute dtype.
-// Errors: those of the engines and of the communicators.
+// Shapes: features and their gradient are [N, 4, 32], in the compute dtype.
+// Errors: those of the engines, of the bridge and of the communicators.
 // Depends on: setting.hpp, album.hpp, models.hpp, reference_pair.hpp, engine/engine.hpp,
-// lane_tally.hpp, ranks/rank_context.hpp.
+// engine/parallel/bridge.hpp, lane_tally.hpp, ranks/rank_context.hpp.
 #pragma once
 
 #include <map>
@@ -20,6 +20,7 @@
 #include "conformance/vision/reference_pair.hpp"
 #include "conformance/vision/setting.hpp"
 #include "engine/engine.hpp"
+#include "engine/parallel/bridge.hpp"
 
 namespace equigrad::conformance::vision {
 
@@ -33,10 +34,15 @@ class EnginePair {
   const std::vector<at::Tensor>& losses() const { return losses_; }
   // All that this rank holds after the last step. Collective at stage 3.
   void compare(const PairRecord& want, LaneTally& encoder, LaneTally& language);
-  // What the language model writes to images that it has not seen. Undefined where there is none.
+  // What the language model writes to images that it has not seen, one of this rank's after
+  // another; undefined where there is none. The other ranks have as many, of two groups all
+  // together.
   at::Tensor write(const at::Tensor& images);
-  // The rank's place among those of an engine.
-  int group_rank() const { return context_.rank() % setting_.ranks; }
+  // The rank's place among those of its engine, and how many there are.
+  int group_rank() const {
+    return reads_only() ? context_.rank() - setting_.ranks : context_.rank();
+  }
+  int group_size() const { return reads_only() ? setting_.language_ranks() : setting_.ranks; }
 
  private:
   struct Half {
@@ -48,7 +54,12 @@ class EnginePair {
   void micro_batch(int64_t index);
   void in_one_graph(const reference::Batch& batch);
   void by_gradient(const reference::Batch& batch);
-  at::Tensor carry(const at::Tensor& mine, int64_t images, int from);
+  void over_the_bridge(const reference::Batch& batch);
+  at::Tensor read(const at::Tensor& input, const reference::Batch& batch, bool retain_graph);
+  at::Tensor handed(const at::Tensor& gradient);
+  at::Tensor of_rank(int from, const at::Tensor& mine);
+  std::unique_ptr<parallel::Bridge> make_bridge(int64_t rows, bool gradients) const;
+  bool reads_only() const { return context_.rank() >= setting_.ranks; }
   void backward(const at::Tensor& logits, const reference::Batch& batch, bool retain_graph);
   void compare_half(const Half& half, const reference::StepRecord& want, LaneTally& tally) const;
   Encoder& encoder() const { return static_cast<Encoder&>(*encoder_->model); }
@@ -57,9 +68,10 @@ class EnginePair {
   Setting setting_;
   ranks::RankContext& context_;
   const Album& album_;
-  std::shared_ptr<comm::Communicator> all_;
+  std::shared_ptr<comm::Communicator> all_, group_;
   std::unique_ptr<Half> encoder_, language_;  // null: on other ranks
   std::vector<at::Tensor> losses_;
+  std::unique_ptr<parallel::Bridge> bridge_;  // of two groups
   at::Tensor handed_before_;
   int64_t step_ = 0;
 };

@@ -211,6 +211,21 @@ Mesh connect_mesh(const LaunchEnvironment& launch, c10::DeviceType device,
   return mesh_over(store_of(launch, timeout), launch.rank, sizes, device_index, timeout);
 }
 
+Mesh connect_part(const LaunchEnvironment& launch, c10::DeviceType device,
+                  std::chrono::milliseconds timeout, int first, const MeshSizes& sizes) {
+  const int rank = launch.rank - first, end = first + sizes.world_size();
+  if (first < 0 || launch.rank < first || launch.rank >= end || end > launch.world_size)
+    throw Error("comm.mesh",
+                fmt::format("expected ranks of {} that this one is of, got ranks {} to {} on rank "
+                            "{}. Give each rank its own part of the launch.",
+                            launch.world_size, first, end - 1, launch.rank));
+  std::optional<int> device_index;
+  if (device == c10::kCUDA) device_index = device_index_of(launch);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("part/{}", first),
+                                                            store_of(launch, timeout));
+  return mesh_over(store, rank, sizes, device_index, timeout);
+}
+
 Mesh mesh_over(const c10::intrusive_ptr<c10d::Store>& store, int rank, const MeshSizes& sizes,
                std::optional<int> device_index, std::chrono::milliseconds timeout) {
   return make_mesh(

@@ -16,7 +16,7 @@
 // Invariants: sizes are at least 1, their product is the number of ranks; groups are made in the
 // same order on every rank. tensor() and sequence() are null where their size is 1. One communicator
 // alone is a mesh of data only; none is the empty mesh, which is false.
-// Errors: equigrad::Error for sizes that do not make up the ranks.
+// Errors: equigrad::Error for sizes that do not make up the ranks, and for a part without the rank.
 // Depends on: comm/communicator.
 #pragma once
 
@@ -81,6 +81,10 @@ Mesh make_mesh(int rank, const MeshSizes& sizes, const ConnectGroup& connect);
 // As connect() (communicator.hpp), with all groups of the mesh.
 Mesh connect_mesh(const LaunchEnvironment& launch, c10::DeviceType device,
                   std::chrono::milliseconds timeout, const MeshSizes& sizes);
+// Of a launch whose ranks make several meshes: the one of ranks [first, first + W), of which this
+// is one. Every rank of the launch calls it, each for its mesh.
+Mesh connect_part(const LaunchEnvironment& launch, c10::DeviceType device,
+                  std::chrono::milliseconds timeout, int first, const MeshSizes& sizes);
 // As connect_gloo().
 Mesh connect_gloo_mesh(int rank, const MeshSizes& sizes, const std::string& rendezvous,
                        std::chrono::milliseconds timeout);

@@ -56,7 +56,7 @@ struct BridgeOptions {
   bool gradients = true;  // false: nothing comes back, as for evaluation
   int in_flight = 8;      // messages without an answer, at most
   // Instead of producer's / consumer's data ranks, where engines do not average over them.
-  std::optional<double> gradient_factor;
+  std::optional<double> gradient_factor = std::nullopt;
 };
 
 class Bridge {

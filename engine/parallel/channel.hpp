@@ -45,7 +45,7 @@ struct Arrived {
 class Channel {
  public:
   static constexpr int64_t kNumbers = int64_t{1} << 15;
-  static constexpr int64_t kChannels = int64_t{1} << 16;
+  static constexpr int64_t kChannels = (int64_t{1} << 16) - 1;  // the last tags are comm's own
 
   // `plan` with the transfers of all ranks; `mine` are this rank's rows of the whole batch.
   Channel(std::shared_ptr<comm::Communicator> world, const std::vector<Transfer>& plan, Form form,

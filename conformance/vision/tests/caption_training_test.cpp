@@ -40,9 +40,10 @@ void expect_held(const Setting& setting, const Trained& trained, int steps) {
                               << trained.language.first;
   EXPECT_EQ(trained.encoder.compared,
             steps * expected(trained.encoder_numel, setting.ranks, setting.encoder_stage));
-  EXPECT_EQ(trained.language.compared,
-            steps * (expected(trained.language_numel, setting.ranks, setting.language_stage) +
-                     setting.accumulation * setting.ranks));
+  EXPECT_EQ(
+      trained.language.compared,
+      steps * (expected(trained.language_numel, setting.language_ranks(), setting.language_stage) +
+               setting.accumulation * setting.language_ranks()));
 }
 
 constexpr Way kWays[] = {Way::Handed, Way::OneGraph, Way::TwoGroups};
@@ -77,6 +78,27 @@ TEST(Captions, OneToFourRanksHaveTheBitsOfTheReference) {
       setting.bf16 = ranks % 2 == 0;
       setting.accumulation = 1 + (ranks + stage) % 3;
       setting.style = static_cast<Style>((ranks + stage) % 4);
+      expect_held(setting, train(setting, 2), 2);
+    }
+  }
+}
+
+// Groups of different sizes have the bits of a reference whose models see the same rows.
+TEST(Captions, GroupsOfDifferentSizesHaveTheBitsOfTheReference) {
+  int turn = 0;
+  for (const auto& [ranks, other_ranks] :
+       {std::pair{1, 1}, {1, 2}, {2, 1}, {3, 1}, {1, 3}, {2, 2}}) {
+    for (int stage = 0; stage < 4; ++stage, ++turn) {
+      Setting setting;
+      setting.way = Way::TwoGroups;
+      setting.ranks = ranks;
+      setting.other_ranks = other_ranks;
+      setting.encoder_stage = (stage + turn / 4) % 4;
+      setting.language_stage = stage;
+      setting.bf16 = turn % 3 == 1;
+      setting.accumulation = 1 + turn % 3;
+      setting.style = static_cast<Style>(turn % 4);
+      setting.images = 12;
       expect_held(setting, train(setting, 2), 2);
     }
   }
@@ -135,6 +157,16 @@ TEST(Captions, AreLearnedInOneGroupAndInTwo) {
   EXPECT_EQ(one.shown, 1000);
   EXPECT_EQ(two.shown, 1000);
   EXPECT_LT(one.chance(), 1e-9) << one.right;
+  EXPECT_GE(one.right, 700);  // of 1,000
+  // One rank of encoders and two of language models: other batches, and as much learned.
+  setting.ranks = 1;
+  setting.other_ranks = 2;
+  setting.images = 16;
+  const auto uneven = train(setting, 300, 1000);
+  expect_held(setting, uneven, 300);
+  EXPECT_EQ(uneven.shown, 1000);
+  EXPECT_GE(uneven.right, 700);
+  std::cout << uneven.right << " with one rank that sees and two that write\n";
   std::cout << one.right << " of " << one.shown << " captions of unseen images are right\n";
 }
 

@@ -15,11 +15,13 @@
 #include <stdexcept>
 #include <thread>
 
+#include "conformance/testing/error_of.hpp"
 #include "conformance/testing/port.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "engine/comm/communication_error.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/launch.hpp"
+#include "engine/comm/mesh.hpp"
 
 namespace equigrad::comm {
 namespace {
@@ -68,6 +70,34 @@ void wait_until(Condition condition) {
 
 LaunchEnvironment launch_of(const RankContext& context, int port) {
   return {context.rank(), context.world_size(), context.rank(), "127.0.0.1", port, "torchrun"};
+}
+
+// One rank and two of the same launch; the two are a tensor group.
+TEST(Connect, PartsOfALaunchAreMeshesOfTheirOwn) {
+  const Port reserved;
+  const int port = reserved.number();
+  EXPECT_EQ(on_ranks(
+                3,
+                [port](RankContext& context) {
+                  const auto launch = launch_of(context, port);
+                  const int rank = context.rank(), first = rank == 0 ? 0 : 1;
+                  const MeshSizes sizes{.tensor = rank == 0 ? 1 : 2};
+                  const auto all = connect(launch, c10::kCPU, kLong);
+                  const auto part = connect_part(launch, c10::kCPU, kLong, first, sizes);
+                  EXPECT_EQ(part.world()->rank(), rank - first);
+                  EXPECT_EQ(part.world()->world_size(), sizes.tensor);
+                  EXPECT_EQ(part.tensor() != nullptr, rank > 0);
+                  const auto heard = exchange(*part.world(), at::full({1}, rank, at::kLong));
+                  for (int of = 0; of < sizes.tensor; ++of)
+                    EXPECT_EQ(heard[of].item<int64_t>(), first + of);
+                  EXPECT_EQ(exchange(*all, at::full({1}, rank, at::kLong)).size(0), 3);
+                  EXPECT_THAT(conformance::error_of([&] {
+                                connect_part(launch, c10::kCPU, kLong, (rank + 1) % 3, MeshSizes{});
+                              }),
+                              HasSubstr("expected ranks of 3 that this one is of"));
+                },
+                kPatient),
+            "");
 }
 
 TEST(Connect, RanksOfALauncherMeetAtItsAddress) {

@@ -118,6 +118,40 @@ TEST(Bridge, BackwardPassesOnBothSidesAreOne) {
             "");
 }
 
+// Integers small enough that every sum is exact: the mean over producers of what each has is the
+// gradient of one process, whose loss is the mean over all rows.
+TEST(Bridge, MeansOverBothSidesAreThoseOfOneProcess) {
+  for (const auto& of : {sides(1, 1), sides(1, 2), sides(2, 1), sides(4, 1), sides(1, 4),
+                         sides(4, 2), sides(2, 1, 1, 2), sides(1, 2, 2, 1)})
+    EXPECT_EQ(on_ranks(of.world(),
+                       [of](RankContext& context) {
+                         constexpr int64_t kRows = 8;
+                         const auto input = (whole(kRows, 1) * 64).round().clamp(-64, 64);
+                         const auto target = (whole(kRows, 2) * 64).round().clamp(-64, 64);
+                         const auto weight = at::arange(1, kWidth + 1, at::kFloat).requires_grad_();
+                         (input * weight * target).sum(1).mean().backward();
+                         const auto wanted = weight.grad().clone();
+                         weight.mutable_grad().reset();
+
+                         auto group = context.group();
+                         Bridge bridge(group, of.producer, of.consumer, rows_of_five(kRows));
+                         auto sum = at::zeros({kWidth});
+                         if (of.producer.has(context.rank())) {
+                           const auto output = part(input, bridge) * weight;
+                           bridge.send(output);
+                           output.backward(bridge.receive_gradient());
+                           if (speaks(of.producer, context.rank())) sum += weight.grad();
+                         } else {
+                           const auto embeddings = bridge.receive();
+                           (embeddings * part(target, bridge)).sum(1).mean().backward();
+                           bridge.send_gradient(embeddings.grad());
+                         }
+                         group->all_reduce_sum(sum)->wait();
+                         EXPECT_THAT(sum / of.producer.data, HasTheBitsOf(wanted));
+                       }),
+              "");
+}
+
 TEST(Bridge, SeveralAreInFlightAndAnsweredInTheirOrder) {
   for (const auto& of : {sides(1, 1), sides(2, 1), sides(1, 2), sides(2, 2)})
     EXPECT_EQ(
