@@ -68,6 +68,11 @@ def _refused_key(path: str, value: Any = False) -> Answer:
     return _always(value, f'"{path}" is refused in the configuration')
 
 
+def _tensor_rank(engine: Engine) -> int:
+    group = engine._mesh.tensor
+    return 0 if group is None else group.rank
+
+
 def _offload(engine: Engine, what: str) -> dict[str, Any] | None:
     section = _section(engine, f"zero_optimization.{what}")
     is_on = section.get("device") == "cpu" or (what == "offload_optimizer" and _setting(engine, "zero_optimization.cpu_offload"))
@@ -140,12 +145,12 @@ ANSWERED: dict[str, Answer] = {
         "the three numbers themselves",
         lambda e: (e.train_batch_size(), e.train_micro_batch_size_per_gpu(), e.gradient_accumulation_steps()),
     ),
-    "get_data_parallel_rank": Answer("the rank: all ranks are data-parallel", lambda e: e.global_rank),
-    "get_tensor_parallel_rank": _always(0, "there is no tensor parallelism"),
-    "get_model_parallel_rank": _always(0, "there is no model parallelism"),
+    "get_data_parallel_rank": Answer("the rank among those with samples of their own", lambda e: e.data_parallel_rank),
+    "get_tensor_parallel_rank": Answer("the rank in the tensor group", lambda e: _tensor_rank(e)),
+    "get_model_parallel_rank": Answer("the rank in the tensor group", lambda e: _tensor_rank(e)),
     "get_sequence_parallel_group": _always(None, "there is no sequence parallelism"),
     "is_first_weights_partition_group": Answer("whether the stage is 3", lambda e: e.zero_optimization_stage() == 3),
-    "autotp_size": _refused_key("tensor_parallel", 0),
+    "autotp_size": _key("tensor_parallel.autotp_size"),
     "elasticity_enabled": _refused_key("elasticity"),
     "is_elastic_model_parallel_supported": _refused_key("elasticity"),
     "managed_gradient_accumulation": _key("managed_gradient_accumulation"),
@@ -353,7 +358,7 @@ REFUSED: dict[str, str] = {
     "autotuning_metric": _AUTOTUNING,
     "autotuning_profile_model_info": _AUTOTUNING,
     "quantize_training": '"quantize_training" is refused in the configuration. Quantize the model before initialize().',
-    "tensor_parallel_config": '"tensor_parallel" is refused in the configuration. Drop the call.',
+    "tensor_parallel_config": "It is an object of DeepSpeed's. Read autotp_size() and tensor_parallel_plan.",
     "swap_tensor_config": "Nothing is offloaded to a disk. " + _OFFLOAD,
     "offload_states": _OFFLOAD,
     "reload_states": _OFFLOAD,

@@ -88,6 +88,8 @@ def members_of_binding(kind: type) -> dict[str, Any]:
             continue
         if isinstance(member, property):
             seen[name] = "value" if member.fset is not None else "property"
+        elif isinstance(member, kind):  # of an enumeration
+            seen[name] = "value"
         else:
             seen[name] = of_signature(member.__doc__, is_method=True)
     return seen
