@@ -20,7 +20,7 @@ if _torch.__version__.split("+")[0] != _built_for.torch_version:
         f"{_torch.__version__}. Install that version, or build equigrad again with this one."
     )
 
-from equigrad import _core, utils, zero
+from equigrad import _core, parallel, utils, zero
 from equigrad._check import CheckReport, check
 from equigrad._core import CommunicationError, ConfigError, Error
 from equigrad._deepspeed_api import NotSupportedError
@@ -41,6 +41,7 @@ __all__ = [
     "import_deepspeed",
     "init_distributed",
     "initialize",
+    "parallel",
     "utils",
     "zero",
 ]

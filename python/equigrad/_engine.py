@@ -15,6 +15,7 @@ from equigrad import _checkpoint, _core, _deepspeed_api, _export
 from equigrad._first_step import FirstStep
 from equigrad._handles import hold, let_go
 from equigrad._optimizer import Optimizer, Scheduler
+from equigrad._transformers_attention import Attached
 
 
 class Engine(torch.nn.Module):
@@ -27,6 +28,8 @@ class Engine(torch.nn.Module):
     """
 
     module: torch.nn.Module
+    # Whether models of transformers get attention and loss of a sequence that is split, where it has several ranks.
+    splits_sequences = True
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Engine(torch.nn.Module):
         self.lr_scheduler: Any = Scheduler(core) if core.config.has_scheduler else None
         self._settings: dict[str, str] = {}  # the configuration as it holds: by the path of a key, the value as JSON
         self.training_dataloader: DataLoader[Any] | None = None
+        self.attached_attention: list[Attached] = []
         self._acted = False  # whether the last step() was at a boundary
         self._autocast_hooks: tuple[RemovableHandle, ...] = self._watch_forward() if core.config.autocast else ()
         group = ranks.tensor
@@ -330,6 +334,8 @@ class Engine(torch.nn.Module):
         """Gives the parameters back to the model, at stage 3 without their data: read full_parameter() before."""
         for hook in self._autocast_hooks:
             hook.remove()
+        for one in self.attached_attention:
+            one.detach()
         for parameter in self._parameters_held.values():
             let_go(parameter)
         self.optimizer.destroy()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from equigrad import _client, _core, _ranks, _tensor_parallel, utils
+from equigrad import _client, _core, _ranks, _tensor_parallel, _transformers_attention, utils
 from equigrad._engine import Engine
 from equigrad._handles import marked
 from equigrad._optimizer import Optimizer
@@ -104,6 +104,8 @@ def initialize(
     shown = [{**group["values"], "params": _once(tensor for _, tensor, _ in group["named"])} for group in groups]
     engine = engine_class(model, core, mesh, shown, names, client)
     engine.tensor_parallel_plan = plan
+    if engine_class.splits_sequences:
+        engine.attached_attention = _transformers_attention.attach(model, mesh.sequence)
     engine._settings = _core.settings(text, mesh.world.world_size, client is not None)
     if lr_scheduler is not None:
         stepped = engine.optimizer if client is None else client

@@ -34,10 +34,11 @@ def _sequence(values: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def averaged(by_rank: list[list[Gradients]], stage: int) -> Gradients:
-    """by_rank[rank][micro_batch]: the average in fp32; None where no rank used the parameter."""
+def averaged(by_rank: list[list[Gradients]], stage: int, sequence: int = 1) -> Gradients:
+    """by_rank[rank][micro_batch]: the average in fp32; None where no rank used the parameter. Those of the `sequence` ranks of a
+    sequence are added, and not averaged."""
     world, passes = len(by_rank), len(by_rank[0])
-    factor = float(torch.tensor(1.0 / (world * passes), dtype=torch.float32))
+    factor = float(torch.tensor(1.0 / (world // sequence * passes), dtype=torch.float32))
     result: Gradients = {}
     for name in by_rank[0][0]:
         given = [[by_rank[rank][k][name] for k in range(passes)] for rank in range(world)]
