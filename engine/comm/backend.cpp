@@ -18,12 +18,6 @@
 namespace equigrad::comm {
 namespace {
 
-// The last ones that there are.
-constexpr int kWordsTag = 0x7fffff00, kSmallTag = kWordsTag + Relay::kMostRounds;
-
-// What takes no longer to send than a message takes to begin: 20 us at 3 GB/s.
-constexpr int64_t kSmallBytes = int64_t{1} << 16;
-
 struct Caller {
   const char* collective;
   int rank;
@@ -118,14 +112,17 @@ class BackendCommunicator final : public Communicator {
         peers_(std::make_shared<const Peers>(std::move(peers))),
         words_(std::move(words)) {
     if (gather_by != GatherBy::AllToAll || world_size() <= Relay::kDirectRanks) return;
-    words_relay_ = std::make_unique<Relay>(*this, kWordsTag);
-    small_relay_ = std::make_unique<Relay>(*this, kSmallTag);
+    words_relay_ = std::make_unique<Relay>(*this, Relay::kWordsTag);
+    small_relay_ = std::make_unique<Relay>(*this, Relay::kSmallTag);
   }
 
   Communicator& words() override { return words_ ? *words_ : *this; }
   int rank() const override { return backend_->getRank(); }
   int world_size() const override { return backend_->getSize(); }
   c10::Device device() const override { return device_; }
+  int local_ranks() const override {
+    return device_.is_cuda() ? world_size() : peers_->local_ranks(world_size());
+  }
 
   PendingPtr all_to_all(const at::Tensor& output, const at::Tensor& input) override {
     return send_rows("all_to_all", output, input);
@@ -138,7 +135,7 @@ class BackendCommunicator final : public Communicator {
     return words_relay_ ? words_relay_->all_gather(output, input) : all_gather(output, input);
   }
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    if (small_relay_ && static_cast<int64_t>(input.nbytes()) <= kSmallBytes)
+    if (small_relay_ && static_cast<int64_t>(input.nbytes()) <= Relay::kSmallBytes)
       return small_relay_->all_gather(output, input.contiguous());
     if (gather_by_ == GatherBy::AllToAll)
       return send_rows("all_gather", output, input.expand({world_size(), input.numel()}));

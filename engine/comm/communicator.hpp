@@ -43,6 +43,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual c10::Device device() const = 0;
+  // Of a host, where ranks fill hosts of one size, one after the other; else all of them.
+  virtual int local_ranks() const { return world_size(); }
 
   // output[r * n, (r + 1) * n) = what rank r holds at input[rank * n, ...).   [W * n] -> [W * n]
   // Rows may lie apart, or be one and the same: an input [W, n] of contiguous rows.

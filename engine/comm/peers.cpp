@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -45,6 +46,24 @@ Status status_of(const std::string& process) {
 std::string introduction() {
   const auto process = std::to_string(getpid());
   return this_machine() + " " + process + " " + status_of(process).started;
+}
+
+int Peers::local_ranks(int world_size) const {
+  std::vector<std::string> machines;  // by host
+  std::size_t local = 0;              // ranks of the first one
+  for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
+    const auto machine = processes_[rank].substr(0, processes_[rank].find(' '));
+    if (machine.empty()) return world_size;
+    const bool is_new = machines.empty() || machine != machines.back();
+    const bool is_known = std::find(machines.begin(), machines.end(), machine) != machines.end();
+    if (is_new && is_known) return world_size;  // its ranks do not follow each other
+    if (is_new && machines.size() == 1) local = rank;
+    if (is_new && local != 0 && rank % local != 0) return world_size;
+    if (is_new) machines.push_back(machine);
+    if (!is_new && local != 0 && rank % local == 0) return world_size;
+  }
+  const auto world = static_cast<std::size_t>(world_size);
+  return local == 0 || world != machines.size() * local ? world_size : static_cast<int>(local);
 }
 
 std::vector<int> Peers::ended() const {

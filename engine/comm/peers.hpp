@@ -29,6 +29,8 @@ class Peers {
 
   // The ranks whose processes have ended.
   std::vector<int> ended() const;
+  // As Communicator has them; the space of process numbers is taken for the host.
+  int local_ranks(int world_size) const;
   const RollCall& roll_call() const { return roll_call_; }  // of those that cannot be looked at
 
  private:

@@ -20,18 +20,8 @@ namespace {
 // On CUDA a collective costs more than memory.
 constexpr int64_t kCudaPieceNumel = int64_t{1} << 25;
 
-// Rows that may lie apart, on the CPU.
-void tree_sum_of(const std::vector<at::Tensor>& rows, const at::Tensor& result) {
-  const auto from = kernels::element_of(rows.front().scalar_type(), "comm.reduction");
-  const auto to = kernels::element_of(result.scalar_type(), "comm.reduction");
-  std::vector<const void*> begins;
-  for (const auto& row : rows) begins.push_back(row.const_data_ptr());
-  kernels::tree_sum(begins.data(), from, static_cast<int>(rows.size()), result.numel(),
-                    result.mutable_data_ptr(), to);
-}
-
 void tree_sum_into(const at::Tensor& result, const at::Tensor& contributions) {
-  if (!contributions.is_cuda()) return tree_sum_of(contributions.unbind(0), result);
+  if (!contributions.is_cuda()) return comm::tree_sum_into(result, contributions.unbind(0));
   const auto from = kernels::element_of(contributions.scalar_type(), "comm.reduction");
   const auto to = kernels::element_of(result.scalar_type(), "comm.reduction");
   const c10::DeviceGuard guard(contributions.device());
@@ -105,24 +95,35 @@ void Reduction::send_piece() {
     rows = buffer_.narrow(0, sent_numel_ * world, numel * world).view({world, numel});
   sent_numel_ += numel;
   const int64_t begin = sent_numel_ - numel;
+  if (goes_by_levels()) {
+    pieces_.push_back({begin, numel, {}, {}, {}, std::make_unique<LevelSum>(*communicator_, rows)});
+    return;
+  }
   auto received = communicator_->workspace().take((trades ? 1 : world) * numel, buffer_.options());
   if (trades) {
     const int rank = communicator_->rank();
     auto pending = communicator_->trade(received.tensor(), rows[1 - rank]);
-    pieces_.push_back({begin, numel, rows[rank], std::move(received), std::move(pending)});
+    pieces_.push_back({begin, numel, rows[rank], std::move(received), std::move(pending), {}});
     return;
   }
   if (rows.is_contiguous()) rows = rows.view({-1});
   auto pending =
       communicator_->all_to_all(kernels::as_sent(received.tensor()), kernels::as_sent(rows));
-  pieces_.push_back({begin, numel, {}, std::move(received), std::move(pending)});
+  pieces_.push_back({begin, numel, {}, std::move(received), std::move(pending), {}});
+}
+
+// Two ranks, and ranks of one host, have one level.
+bool Reduction::goes_by_levels() const {
+  if (order_ != ReductionOrder::Pinned || kind_ == Kind::Both || buffer_.is_cuda()) return false;
+  return levels_of(communicator_->world_size(), communicator_->local_ranks()).size() > 1;
 }
 
 void Reduction::add_into(const at::Tensor& sum, Piece& piece) const {
+  if (piece.by_levels) return piece.by_levels->finish(sum);
   if (piece.own.defined()) {
     std::vector<at::Tensor> rows{piece.own, piece.received.tensor()};
     if (communicator_->rank() == 1) std::swap(rows[0], rows[1]);
-    tree_sum_of(rows, sum);
+    tree_sum_into(sum, rows);
     return piece.received.give_back();
   }
   const auto rows = piece.received.tensor().view({communicator_->world_size(), piece.numel});
@@ -149,7 +150,7 @@ at::Tensor Reduction::finish_rows(const at::Tensor& into) {
   while (!pieces_.empty()) {
     auto piece = std::move(pieces_.front());
     pieces_.pop_front();
-    piece.pending->wait();
+    if (piece.pending) piece.pending->wait();
     send_piece();
     add_into(sum.narrow(0, piece.begin, piece.numel), piece);
   }
@@ -164,7 +165,7 @@ at::Tensor Reduction::finish_slices(const at::Tensor& into) {
   while (!pieces_.empty()) {
     auto piece = std::move(pieces_.front());
     pieces_.pop_front();
-    piece.pending->wait();
+    if (piece.pending) piece.pending->wait();
     const auto next = at::empty({piece.numel}, sum.options());
     add_into(next, piece);
     if (gather) gather->wait();
@@ -179,6 +180,10 @@ at::Tensor Reduction::finish_slices(const at::Tensor& into) {
 
 void Reduction::drop() {
   for (auto& piece : pieces_) {
+    if (piece.by_levels) {
+      piece.by_levels->drop();
+      continue;
+    }
     piece.pending->wait();
     piece.received.give_back();
   }

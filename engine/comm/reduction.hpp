@@ -5,7 +5,8 @@
 // type. The bytes sent are those of a ring reduce-scatter. An all-reduce gathers the slices
 // afterwards; of two ranks each sends the other all it has instead, as many bytes in one message,
 // and both add. Exact: the sums of kernels/exact_sum.hpp, slice by slice; what is sent may be
-// running sums (kExactSum). Native: the backend's own collective, in the buffer's type, then one
+// running sums (kExactSum). On several hosts pinned sums go by levels, within a host and then
+// between hosts (comm/levels.hpp), in the same tree to the same bits. Native: the backend's own collective, in the buffer's type, then one
 // rounding.
 //
 // Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position
@@ -20,8 +21,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <memory>
 
 #include "engine/comm/communicator.hpp"
+#include "engine/comm/level_sum.hpp"
 #include "engine/config/config.hpp"
 
 namespace equigrad::comm {
@@ -55,10 +58,12 @@ class Reduction {
     at::Tensor own;             // of two ranks that trade: this one's row, in the buffer
     Workspace::Block received;  // [W, numel], or the other's row
     PendingPtr pending;
+    std::unique_ptr<LevelSum> by_levels;  // in place of the two above
   };
   Reduction(Communicator& communicator, Kind kind, ReductionOrder order, at::Tensor buffer,
             at::ScalarType result_dtype);
   void send_piece();
+  bool goes_by_levels() const;
   void add_into(const at::Tensor& sum, Piece& piece) const;
   at::Tensor wait_for_sum(const at::Tensor& into);
   at::Tensor finish_rows(const at::Tensor& into);

@@ -20,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -32,9 +33,15 @@ namespace equigrad::comm {
 
 class Relay {
  public:
-  // Up to so many ranks, W - 1 messages at once take less than a few, one after the other.
+  // Up to so many ranks all-gathers are direct: as many threads fewer, and few messages anyway.
   static constexpr int kDirectRanks = 8;
   static constexpr int kMostRounds = 31;
+  // The last tags that there are: of words, of small all-gathers, and what comes behind them.
+  static constexpr int kWordsTag = 0x7fffff00;
+  static constexpr int kSmallTag = kWordsTag + kMostRounds;
+  static constexpr int kLastTag = kSmallTag + kMostRounds;
+  // What takes no longer to send than a message takes to begin: 20 us at 3 GB/s.
+  static constexpr int64_t kSmallBytes = int64_t{1} << 16;
 
   Relay(Communicator& communicator, int first_tag);
   ~Relay();

@@ -46,6 +46,27 @@ TEST(Peers, OnlyAProcessThatHasEndedIsNamed) {
   EXPECT_THAT(Peers().ended(), IsEmpty());
 }
 
+TEST(Peers, RanksThatFillHostsOneAfterTheOtherAreCounted) {
+  const auto local = [](const std::string& machines) {
+    std::vector<std::string> introductions;
+    for (const char machine : machines)
+      introductions.push_back(std::string(machine == ' ' ? 0 : 1, machine) + " 17 4");
+    return Peers(introductions).local_ranks(static_cast<int>(machines.size()));
+  };
+  EXPECT_EQ(local("aabbcc"), 2);
+  EXPECT_EQ(local("aaabbb"), 3);
+  EXPECT_EQ(local("abc"), 1);
+  EXPECT_EQ(local("aaaa"), 4) << "one host";
+  EXPECT_EQ(local("aabbc"), 5) << "the last one is not full";
+  EXPECT_EQ(local("aabbbb"), 6);
+  EXPECT_EQ(local("aaaabb"), 6);
+  EXPECT_EQ(local("aabccc"), 6);
+  EXPECT_EQ(local("abab"), 4) << "round and round";
+  EXPECT_EQ(local("aabbaa"), 6);
+  EXPECT_EQ(local("aa  "), 4) << "one does not say where it is";
+  EXPECT_EQ(Peers().local_ranks(3), 3);
+}
+
 TEST(Peers, ACollectiveNamesTheRankThatDiedAmongMany) {
   const auto outcomes = run_ranks(4, [](RankContext& context) {
     const auto group = context.group();
