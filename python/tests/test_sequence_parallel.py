@@ -189,10 +189,10 @@ def make_hugging_face(kind: str, key_value_heads: int, implementation: str) -> t
 
 
 def padded(step: int, data_rank: int, micro_batch: int) -> dict[str, Any]:
+    """Keys that later tokens, which count, would see: across the cuts, and within the first part."""
     batch = batch_of(step, data_rank, micro_batch)
     mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
-    mask[0, LENGTH - 5 :] = 0  # within the last part
-    mask[1, LENGTH // 2 - 3 :] = 0  # across the cut
+    mask[0, LENGTH // 4 - 2 : LENGTH // 4 + 1] = mask[0, LENGTH // 2 - 3 : LENGTH // 2 + 2] = mask[1, 1:4] = 0
     return {**batch, "attention_mask": mask, "labels": batch["labels"].masked_fill(mask == 0, sequence_twin.IGNORED)}
 
 
