@@ -49,7 +49,7 @@ class _Column(_Part):
     def forward(self, whole: torch.Tensor) -> torch.Tensor:
         _, plan, group, _ = self._equigrad_how
         part = _core.column_linear(whole, self._matrix(), self.bias, group)
-        return _gathered(part, self._equigrad_how) if plan.gathers_output else part
+        return _gathered(part, self._equigrad_how) if gathers_output(plan) else part
 
 
 class _Row(_Part):
@@ -72,7 +72,12 @@ class _Width(_Part):
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         part = torch.nn.functional.embedding(indices, self._matrix(), self.padding_idx)
-        return _gathered(part, self._equigrad_how) if self._equigrad_how.plan.gathers_output else part
+        return _gathered(part, self._equigrad_how) if gathers_output(self._equigrad_how.plan) else part
+
+
+def gathers_output(plan: _core.ModulePlan) -> bool:
+    """Whether every rank gets the whole output: also of a split head, whose logits an unmodified model's loss takes whole."""
+    return plan.gathers_output or plan.reason == "vocab_parallel_lm_head"
 
 
 def _gathered(part: torch.Tensor, how: How) -> torch.Tensor:
@@ -90,7 +95,7 @@ def whole_type(module: torch.nn.Module) -> type[torch.nn.Module]:
 def kind_of(module: torch.nn.Module) -> _core.ModuleKind:
     """By what its forward does: of another one nothing is known."""
     kind = whole_type(module)
-    if kind.forward is torch.nn.Linear.forward:
+    if kind.forward is torch.nn.Linear.forward or (kind.__name__ == "FalconLinear" and issubclass(kind, torch.nn.Linear)):
         return _core.ModuleKind.Linear
     if kind.forward is torch.nn.Embedding.forward:
         return _core.ModuleKind.Embedding

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from equigrad import _core, _ranks
-from equigrad._split_modules import count_own_heads, kind_of, share_keys, split_module, sum_gradients
+from equigrad._split_modules import count_own_heads, gathers_output, kind_of, share_keys, split_module, sum_gradients
 
 _WHERE = "initialize"
 _SECTION = "tensor_parallel"
@@ -265,7 +265,7 @@ def _cut(module: torch.nn.Module, plan: _core.ModulePlan, group: _core.Communica
 
 def _is_split_within(plan: _core.ModulePlan) -> bool:
     """Whether what is beside the module has a part of its activations."""
-    return plan.weight is not None and not plan.gathers_output and not plan.takes_whole_input
+    return plan.weight is not None and not gathers_output(plan) and not plan.takes_whole_input
 
 
 def _share_keys_of_latents(

@@ -158,6 +158,16 @@ MODELS: dict[str, Model] = {
         by_names("query_key_value|dense_h_to_4h", "dense|dense_4h_to_h"),
         {"preset_model": "bloom"},
     ),
+    "BERT": Model(
+        _without_keys("Bert:ForMaskedLM", **zoo._BERT),
+        by_names(r"query|key|value|intermediate\.dense", r"output\.dense"),
+        _HEURISTICS,
+    ),
+    "GPT-NeoX": Model(
+        _without_keys("GPTNeoX:ForCausalLM", **zoo._LLAMA),
+        by_names("query_key_value|dense_h_to_4h", "dense|dense_4h_to_h"),
+        _HEURISTICS,
+    ),
     "DeepSeek-V2": Model(
         _deepseek_entry(None),
         _deepseek(r"q_proj|kv_b_proj|shared_experts\.(?:gate|up)_proj", r"o_proj|shared_experts\.down_proj"),

@@ -1,0 +1,314 @@
+"""Tensor groups in Python: what their ranks must have in common is checked, what cannot be split is refused by name, sizes that
+disagree are shown, and whole tensors go out and come in."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import equigrad
+import ranks
+import tensor_models as models
+import twin
+from equigrad import _core, deepspeed
+from tensor_runs import SPECS, configuration, disturbed, errors_of, trained, without_optimizer
+
+# ---- What the ranks of a group must have in common -------------------------------------------------------------------
+
+
+def other_data() -> list[str]:
+    engine = equigrad.initialize(model=models.Decoder(), config=configuration(2))[0]
+    return errors_of(lambda: models.decoder_loss(engine, 0, engine.global_rank, 0))
+
+
+def test_other_data_within_a_tensor_group_is_an_error_that_names_the_ranks() -> None:
+    said = ranks.run(4, other_data)
+    assert "on ranks 0 and 1," in said[0][0] and "other data on 1 than on 0" in said[1][0], said
+    assert "on ranks 2 and 3," in said[2][0] and "other data on 3 than on 2" in said[3][0], said
+
+
+def unsummed() -> list[str]:
+    from equigrad import _tensor_parallel
+
+    _tensor_parallel.sum_gradients = lambda *_: None
+    engine = equigrad.initialize(model=models.Decoder(), config=configuration(2))[0]
+    engine.backward(models.decoder_loss(engine, 0, 0, 0))
+    return errors_of(engine.step)
+
+
+def seeds() -> list[str]:
+    model = models.Decoder()
+    model.layers[0].second_norm = torch.nn.Sequential(model.layers[0].second_norm, torch.nn.Dropout(0.5))
+    engine = equigrad.initialize(model=model, config=configuration(2))[0]
+    torch.manual_seed(engine.global_rank)
+    engine.backward(models.decoder_loss(engine, 0, 0, 0))
+    return errors_of(engine.step)
+
+
+@pytest.mark.parametrize(("call", "name"), [(unsummed, "layers.0.self_attn.q_norm.weight"), (seeds, "")])
+def test_other_gradients_of_what_is_whole_are_an_error(call: Any, name: str) -> None:
+    for (said,) in ranks.run(2, call):
+        assert f'one gradient of "{name}' in said and "ranks 0 and 1" in said and "than on 0" in said, said
+
+
+class OwnNames(models.Decoder):
+    """Norms of heads under a name that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            attention = layer.self_attn
+            attention.head_norm = attention.q_norm
+            del attention._modules["q_norm"]
+            attention.__dict__["q_norm"] = attention.head_norm
+
+
+def own_names(section: dict[str, Any]) -> list[str]:
+    engine = equigrad.initialize(model=OwnNames(), config=configuration(2, 0, section))[0]
+    engine.backward(models.decoder_loss(engine, 0, 0, 0))
+    return errors_of(engine.step)
+
+
+def test_a_spec_says_whose_gradient_is_summed() -> None:
+    summed = {"patterns": [".*head_norm.weight", ".*k_norm.weight"], "partition_type": "skip", "grad_allreduce": True}
+    config = {"partition_config": {"use_default_specs": False, "layer_specs": [*SPECS, summed]}}
+    assert "head_norm.weight" in ranks.run(2, own_names, {})[0][0]
+    assert ranks.run(2, own_names, config) == [[""], [""]]
+
+
+# ---- What cannot be split, by name -----------------------------------------------------------------------------------
+
+
+class Plain(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 4)
+
+
+class Around(models.Decoder):
+    """Uses the weight of a split module beside it."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mlp = self.layers[1].mlp
+        mlp.down_proj.forward = lambda x: _core.row_linear(x, mlp.down_proj.weight, None, None)
+        return super().forward(tokens)
+
+
+def refused() -> list[str]:
+    def make(model: torch.nn.Module | None = None, tensor: int = 2, stage: int = 0, **section: Any) -> Any:
+        return lambda: equigrad.initialize(model=model or models.Decoder(), config=configuration(tensor, stage, section))
+
+    def specs(*given: dict[str, Any], model: torch.nn.Module | None = None) -> Any:
+        return make(model, partition_config={"use_default_specs": False, "layer_specs": list(given)})
+
+    odd = models.Decoder()
+    odd.config.num_attention_heads, odd.config.num_key_value_heads = 9, 3
+    capped = models.Decoder()
+    capped.embed_tokens.max_norm = 1.0
+    exact = models.Decoder()
+    exact.config.pretraining_tp, exact.config.slow_but_exact = 2, True
+    once = models.Decoder()
+    make(once)()
+    used = models.Decoder()
+    trained_before = torch.optim.SGD(used.parameters(), lr=0.1, momentum=0.9)
+    return errors_of(
+        make(odd),
+        specs({"patterns": ["nothing.*"]}),
+        specs(*SPECS, {"patterns": [".*o_proj.weight"], "partition_type": "skip"}),
+        make(Plain()),
+        make(stage=3),
+        make(preset_model="bloom"),
+        specs(*SPECS, model=capped),
+        make(exact),
+        make(once),
+        lambda: equigrad.initialize(
+            model=used, optimizer=_stepped(trained_before, used), config=without_optimizer(configuration(2))
+        ),
+    )
+
+
+def _stepped(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> torch.optim.Optimizer:
+    models.decoder_loss(model, 0, 0, 0).backward()
+    optimizer.step()
+    return optimizer
+
+
+REFUSED = [
+    r"layers\.\d\.self_attn\.qkv_proj.*heads.*9",
+    r'layer_specs\[0\].*"nothing\.\*"',
+    r"o_proj: expected one spec, got two.*layer_specs\[0\].*layer_specs\[5\]",
+    "expected modules to split, got none in a Plain",
+    "got stage 3",
+    'preset "bloom" fits',
+    "embed_tokens: expected an embedding without max_norm, got 1.0",
+    "slow_but_exact",
+    r'whose "layers\.0\.\S+" was split for another engine',
+    "optimizer that has not stepped",
+]
+
+
+def test_what_cannot_be_split_is_refused_by_name() -> None:
+    for said in ranks.run(2, refused):
+        assert len(said) == len(REFUSED)
+        for text, wanted in zip(said, REFUSED, strict=True):
+            assert re.search(wanted, text) and "expected" in text and "got" in text, (wanted, text)
+
+
+def around() -> list[str]:
+    engine = equigrad.initialize(model=Around(), config=configuration(2))[0]
+    loss = models.decoder_loss(engine, 0, 0, 0)
+    return errors_of(lambda: engine.backward(loss))
+
+
+def test_a_weight_that_is_used_without_its_module_is_an_error() -> None:
+    for (said,) in ranks.run(2, around):
+        assert "layers.1.mlp.down_proj: expected its forward to be called" in said, said
+
+
+# ---- Who says how large the group is ---------------------------------------------------------------------------------
+
+
+class Mpu:
+    """Of Megatron's functions; `is_strided`: tensor ranks that are no neighbours."""
+
+    def __init__(self, size: int, is_strided: bool = False) -> None:
+        world, self.size = dist.get_world_size(), size
+        near = [list(range(first, first + size)) for first in range(0, world, size)]
+        far = [list(range(first, world, size)) for first in range(size)]
+        tensor, data = (far, near) if is_strided else (near, far)
+        self.tensor = next(group for group in [(dist.new_group(one), one) for one in tensor] if dist.get_rank() in group[1])
+        self.data = next(group for group in [(dist.new_group(one), one) for one in data] if dist.get_rank() in group[1])
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        return self.size
+
+    def get_tensor_model_parallel_group(self) -> Any:
+        return self.tensor[0]
+
+    def get_data_parallel_group(self) -> Any:
+        return self.data[0]
+
+
+class OldMpu:
+    def get_model_parallel_world_size(self) -> int:
+        return 2
+
+    def get_model_parallel_rank(self) -> int:
+        return int(os.environ["RANK"]) % 2
+
+
+def sized() -> Any:
+    """Texts of errors, then digests that must all be the same."""
+    equigrad.init_distributed("gloo")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mpu, far = Mpu(2), Mpu(2, is_strided=True)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    unnamed = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+
+    def make(tensor: int | None, model: torch.nn.Module | None = None, **more: Any) -> Any:
+        config = configuration(tensor or 1)
+        if tensor is None:
+            del config["tensor_parallel"]
+        return lambda: equigrad.initialize(model=disturbed(model or models.Decoder()), config=config, **more)[0]
+
+    def recorded(size: int, dtype: torch.dtype = torch.float32, **more: Any) -> torch.nn.Module:
+        deepspeed.set_autotp_mode(training=True)
+        return deepspeed.tp_model_init(models.Decoder(), size, dtype, **more)
+
+    texts = errors_of(
+        make(4, mpu=mpu),
+        make(2, mpu=far),
+        make(None, mpu=mpu),
+        make(4, mesh_device=mesh),
+        make(2, mesh_device=unnamed),
+        make(4, recorded(2)),
+        make(None, recorded(2, torch.bfloat16)),
+        make(2, recorded(2, tp_group=mpu.tensor[0]), mpu=mpu),
+        make(2, recorded(2, tp_group=far.tensor[0])),
+        lambda: deepspeed.set_autotp_mode(),
+        lambda: recorded(2, config={"tensor_parallel": {"autotp_size": 4}}),
+    )
+    empty = configuration(1)
+    empty["tensor_parallel"] = {}
+    ways = [
+        make(2),
+        make(2, mpu=mpu),
+        make(2, mpu=OldMpu()),
+        make(2, mesh_device=mesh),
+        lambda: equigrad.initialize(model=disturbed(models.Decoder()), config=empty, mpu=mpu)[0],
+        make(None, recorded(2)),
+        make(None, recorded(2, tp_group=mpu.tensor[0])),
+        make(2, recorded(2), mpu=mpu),
+    ]
+    digests = []
+    for way in ways:
+        engine = way()
+        assert (engine.dp_world_size, engine.data_parallel_rank) == (2, engine.global_rank // 2)
+        digests.append(trained(engine, models.decoder_loss, 1)["digest"])
+        engine.destroy()
+    return texts, digests
+
+
+SIZED = [
+    "one autotp_size, got 2 by mpu and 4 by the configuration",
+    r"mpu's tensor group to be \[0, 1\] on rank 0, got \[0, 2\]",
+    r'"autotp_size": 2\}.*beside mpu',
+    "one autotp_size, got 2 by mesh_device and 4 by the configuration",
+    r"a dimension \"tp\".*got \['a', 'b'\]",
+    "one autotp_size, got 2 by tp_model_init and 4 by the configuration",
+    'tensor_parallel.dtype.*fp32.*got "bf16"',
+    "got tp_group, and mpu",
+    r"tp_group to be \[0, 1\] on rank 0, got \[0, 2\]",
+    "training=True",
+    "one autotp_size, got 2 by its arguments and 4 by its config",
+]
+
+
+def test_sizes_from_mpu_from_a_device_mesh_and_from_the_older_way() -> None:
+    outcomes = ranks.run(4, sized)
+    for text, wanted in zip(outcomes[0][0], SIZED, strict=True):
+        assert re.search(wanted, text), (wanted, text)
+    assert len({digest for _, digests in outcomes for digest in digests}) == 1
+
+
+# ---- Out and in again ------------------------------------------------------------------------------------------------
+
+
+def exported(folder: str) -> Any:
+    engine = equigrad.initialize(model=disturbed(models.Decoder()), config=configuration(2, 2))[0]
+    before = engine.module_state_dict()
+    engine.save_16bit_model(folder, "model.bin")
+    engine.save_16bit_model(folder, "model.safetensors")
+    trained(engine, models.decoder_loss, 1)
+    engine.load_module_state_dict({"module": before})
+    again = engine.module_state_dict()
+    errors = errors_of(
+        lambda: engine.load_module_state_dict({"module": engine.module.state_dict()}),
+        lambda: engine.module_state_dict(keep_vars=True),
+        lambda: engine.save_checkpoint(folder),
+        lambda: equigrad.zero.GatheredParameters([engine.module.norm.weight], modifier_rank=0).__enter__(),
+    )
+    return dict(before), dict(again), errors, repr(engine.module), [n for n, _ in engine.module.named_parameters()]
+
+
+def test_whole_tensors_go_out_and_come_in(tmp_path: Any) -> None:
+    outcomes = ranks.run(4, exported, str(tmp_path))
+    model = models.Decoder()
+    saved = torch.load(tmp_path / "model.bin")
+    for before, again, errors, shown, names in outcomes:
+        assert names == [n for n, _ in model.named_parameters()]
+        assert "qkv_proj): Linear(in_features=24, out_features=32, bias=True)" in shown
+        assert list(before) == list(model.state_dict()) == list(saved)
+        for name, value in model.state_dict().items():
+            for got in (before[name], again[name], saved[name]):
+                twin.assert_same_bits(got, value, name)
+        wanted = ["of shape", "keep_vars", "checkpoint", "GatheredParameters"]
+        assert all(word in text for word, text in zip(wanted, errors, strict=True)), errors
+    header = (tmp_path / "model.safetensors").read_bytes()[8:4000].decode(errors="replace")
+    assert '"layers.0.self_attn.qkv_proj.weight":{"dtype":"F32","shape":[64,24]' in header
