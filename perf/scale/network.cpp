@@ -32,6 +32,35 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   return *this;
 }
 
+namespace {
+
+// `sharing`: ranks of a host that send to others at a time.
+Traffic message(const Network& network, std::int64_t bytes, bool is_between, int sharing) {
+  Traffic traffic;
+  traffic.messages = 1;
+  traffic.bytes = bytes;
+  traffic.messages_between = is_between ? 1 : 0;
+  traffic.bytes_between = is_between ? bytes : 0;
+  traffic.seconds = is_between ? time_of(network.between, 1, static_cast<double>(bytes * sharing))
+                               : time_of(network.within, 1, static_cast<double>(bytes));
+  return traffic;
+}
+
+}  // namespace
+
+Traffic message(const Network& network, int world, std::int64_t bytes, bool is_between) {
+  return message(network, bytes, is_between, network.local_ranks(world));
+}
+
+Traffic relay(const Network& network, int world, std::int64_t bytes_each) {
+  const int local = network.local_ranks(world);
+  Traffic traffic;
+  for (int known = 1; known < world; known *= 2)
+    traffic += message(network, std::min(known, world - known) * bytes_each, world > local,
+                       std::min(known, local));
+  return traffic;
+}
+
 Traffic all_to_all(const Network& network, int world, std::int64_t bytes_each) {
   const int local = network.local_ranks(world);
   Traffic traffic;

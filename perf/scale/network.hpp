@@ -6,6 +6,8 @@
 //
 //   all to all   W - 1 messages of m bytes: g - 1 within the host, W - g between hosts, g ranks of
 //                a host at once
+//   relay        ceil(log2 W) messages, W - 1 times m bytes (engine/comm/relay.hpp); those of round k
+//                go 2^k ranks far, min(2^k, g) of them from host to host
 //   ring         W - 1 rounds of n / W bytes (an all-reduce: twice as many), each as slow as its
 //                slowest link; as many rings as a host has cards, so a round has the host's whole b
 //
@@ -45,6 +47,9 @@ struct Traffic {
   Traffic& operator+=(const Traffic& other);
 };
 
+// One message; all ranks of a host send one to other hosts at a time.
+Traffic message(const Network& network, int world, std::int64_t bytes, bool is_between);
+Traffic relay(const Network& network, int world, std::int64_t bytes_each);
 Traffic all_to_all(const Network& network, int world, std::int64_t bytes_each);
 // `rounds`: 1 for a reduce-scatter or an all-gather of so many bytes in all, 2 for an all-reduce.
 Traffic ring(const Network& network, int world, std::int64_t bytes, int rounds);

@@ -12,10 +12,13 @@
 // Depends on: perf/race (workload, rank_processes, suites), perf/scale/network.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "perf/race/rank_processes.hpp"
 #include "perf/race/workload.hpp"
 #include "perf/scale/network.hpp"
 
@@ -36,16 +39,34 @@ struct Piece {
   nlohmann::json config;  // of the engine
 };
 
-// Of every rank.
-std::vector<PlayedStep> record_step(const std::string& worker, const std::string& scratch,
-                                    const Piece& piece, int world);
-PlayedStep play_step(const std::string& worker, const std::string& scratch, const Piece& piece,
-                     int world);
+// So many ranks, of a host; 0: all are on one.
+struct Ranks {
+  int world = 1, local = 0;
+};
+
+class Player {
+ public:
+  static Player real(const std::string& worker, const std::string& scratch, Ranks of);
+  static Player played(const std::string& worker, const std::string& scratch, Ranks of);
+
+  // Of every rank that there is.
+  std::vector<PlayedStep> step(const Piece& piece);
+  // The first step's averaged ones, into a file.
+  void write_gradients(const Piece& piece, const std::string& path);
+
+ private:
+  Player(std::unique_ptr<RankProcesses> processes, nlohmann::json request)
+      : processes_(std::move(processes)), request_(std::move(request)) {}
+  void start(const Piece& piece);
+
+  std::unique_ptr<RankProcesses> processes_;
+  nlohmann::json request_;  // of every start
+};
 
 // What the calls send, in this network.
 struct StepTraffic {
-  int64_t collectives = 0, agreements = 0;  // of them
-  Traffic all, words;                       // those of agreements and norms
+  int64_t calls = 0, agreements = 0;  // of them
+  Traffic all, words;                 // those of agreements and norms
 };
 StepTraffic traffic_of(const nlohmann::json& calls, int world, const Network& network);
 

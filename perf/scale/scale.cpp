@@ -45,13 +45,15 @@ ScaleRow engine_row(const ScaleOptions& options, const Workload& workload,
                     const std::string& worker, const std::string& scratch) {
   const auto config = engine_config(stage, kPlayedBatch, options.accumulation, options.config);
   const Piece piece{options.model, workload, kPlayedBatch, config};
-  const auto played = play_step(worker, scratch, piece, world);
+  auto player = Player::played(worker, scratch,
+                               {.world = world, .local = options.network.local_ranks(world)});
+  const auto played = player.step(piece).front();
   const auto held = checked_forecast(numels, config.dump(), world, played);
   const auto step = traffic_of(played.calls, world, options.network);
   return {.who = "Equigrad",
           .stage = stage,
           .world = world,
-          .collectives = step.collectives,
+          .calls = step.calls,
           .agreements = step.agreements,
           .all = step.all,
           .words = step.words,
@@ -66,7 +68,7 @@ ScaleRow other_row(const ScaleOptions& options, const std::vector<int64_t>& nume
   return {.who = stage == 0 ? "ring (DDP)" : "DeepSpeed",
           .stage = stage,
           .world = world,
-          .collectives = step.collectives,
+          .calls = step.collectives,
           .all = step.all,
           .held_bytes = step.held_bytes};
 }
@@ -77,7 +79,7 @@ std::string line_of(const ScaleRow& row, double compute_s) {
   const bool is_played = row.peak_bytes != 0;
   return fmt::format(
       "| {} | {} | {} | {} | {} | {} | {:.1f} | {:.1f} | {:.2f} | {} | {:.1f} | {} |\n", row.world,
-      row.who, row.collectives, is_played ? std::to_string(row.agreements) : "", row.all.messages,
+      row.who, row.calls, is_played ? std::to_string(row.agreements) : "", row.all.messages,
       row.all.messages_between, in_mb(row.all.bytes), in_mb(row.all.bytes_between),
       (compute_s + row.all.seconds) * 1e3,
       is_played ? fmt::format("{:.2f}", row.words.seconds * 1e3) : "", in_mb(row.held_bytes),
@@ -124,7 +126,7 @@ std::string to_markdown(const std::vector<ScaleRow>& rows, const ScaleOptions& o
   for (const auto& row : rows) {
     if (row.stage != stage)
       text += fmt::format(
-          "\nStage {}\n\n| ranks | | collectives | of them agreements | messages | to other hosts "
+          "\nStage {}\n\n| ranks | | calls | of them agreements | messages | to other hosts "
           "| "
           "MB sent | to other hosts | step ms | of it agreements | MB held | at the peak |\n"
           "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",
@@ -141,7 +143,7 @@ json to_json(const std::vector<ScaleRow>& rows, const ScaleOptions& options) {
     all.push_back({{"who", row.who},
                    {"stage", row.stage},
                    {"ranks", row.world},
-                   {"collectives", row.collectives},
+                   {"calls", row.calls},
                    {"agreements", row.agreements},
                    {"all", json_of(row.all)},
                    {"words", json_of(row.words)},

@@ -33,8 +33,8 @@ struct ScaleOptions {
 struct ScaleRow {
   std::string who;  // "Equigrad", "ring (DDP)", "DeepSpeed"
   int stage = 0, world = 0;
-  int64_t collectives = 0, agreements = 0;  // of them
-  Traffic all, words;                       // those of agreements and norms
+  int64_t calls = 0, agreements = 0;  // of them
+  Traffic all, words;                 // those of agreements and norms
   int64_t held_bytes = 0;
   int64_t peak_bytes = 0;  // received rows included; 0: not known
 };

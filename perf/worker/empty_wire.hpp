@@ -1,8 +1,8 @@
 // EmptyWire: a communicator of as many ranks as one likes, of which this one, rank 0, is there.
 //
-// It carries nothing: what the others would send is what this rank sends. So all ranks agree, and
-// an engine over it goes through the schedule of one of W ranks that do the same, in one process:
-// perf/scale counts it. Its sums and weights mean nothing.
+// It carries nothing: what the others would send to all is what this rank sends, and to it alone,
+// zeros. So all ranks agree, and an engine over it goes through the schedule of one of W ranks that
+// do the same, in one process: perf/scale counts it. Its sums and weights mean nothing.
 //
 // Invariants: an output is full when the call returns.
 // Shapes: those of communicator.hpp.
@@ -29,6 +29,8 @@ class EmptyWire final : public comm::Communicator {
   comm::PendingPtr all_reduce_sum(const at::Tensor& tensor) override;
   comm::PendingPtr reduce_scatter_sum(const at::Tensor& output, const at::Tensor& input) override;
   comm::PendingPtr broadcast(const at::Tensor& tensor, int root) override;
+  comm::PendingPtr send(const at::Tensor& tensor, int to, int tag) override;
+  comm::PendingPtr receive(const at::Tensor& tensor, int from, int tag) override;
 
  private:
   int world_size_;

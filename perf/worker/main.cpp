@@ -84,7 +84,8 @@ class Worker {
       communicator = std::make_shared<EmptyWire>(request.at("played_world"));
     recorded_wire_.reset();
     if (request.value("recorded", false))
-      communicator = recorded_wire_ = std::make_shared<RecordedWire>(communicator);
+      communicator = recorded_wire_ =
+          std::make_shared<RecordedWire>(communicator, request.value("local_ranks", 0));
     work_.reset();
     barrier();
     forget_peak();

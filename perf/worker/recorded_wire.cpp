@@ -54,8 +54,13 @@ comm::PendingPtr RecordedWire::trade(const at::Tensor& output, const at::Tensor&
 }
 
 comm::PendingPtr RecordedWire::all_gather(const at::Tensor& output, const at::Tensor& input) {
-  note(input.scalar_type() == at::kLong ? "words" : "all_gather", input);
+  note("all_gather", input);
   return real_->all_gather(output, input);
+}
+
+comm::PendingPtr RecordedWire::gather_words(const at::Tensor& output, const at::Tensor& input) {
+  note("words", input);
+  return real_->gather_words(output, input);
 }
 
 comm::PendingPtr RecordedWire::all_reduce_sum(const at::Tensor& tensor) {
@@ -72,6 +77,15 @@ comm::PendingPtr RecordedWire::reduce_scatter_sum(const at::Tensor& output,
 comm::PendingPtr RecordedWire::broadcast(const at::Tensor& tensor, int root) {
   note("broadcast", rank() == root ? tensor : tensor.narrow(0, 0, 0));
   return real_->broadcast(tensor, root);
+}
+
+comm::PendingPtr RecordedWire::send(const at::Tensor& tensor, int to, int tag) {
+  calls_.push_back({"send", bytes_of(tensor), to / local_ranks() != rank() / local_ranks()});
+  return real_->send(tensor, to, tag);
+}
+
+comm::PendingPtr RecordedWire::receive(const at::Tensor& tensor, int from, int tag) {
+  return received(real_->receive(tensor, from, tag), tensor);
 }
 
 }  // namespace equigrad::perf

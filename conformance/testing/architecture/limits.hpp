@@ -32,7 +32,7 @@ inline const std::set<std::string> kMirrors = {
     "Access",
     // c10d::Backend
     "Communicator", "BackendCommunicator", "ForwardingCommunicator", "CountingCommunicator",
-    "RecordedWire"};
+    "RecordedWire", "EmptyWire"};
 
 inline std::string over(const std::string& what, std::size_t count, std::size_t limit) {
   return std::to_string(count) + " " + what + ", at most " + std::to_string(limit);
