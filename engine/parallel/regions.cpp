@@ -149,8 +149,10 @@ at::Tensor copy_to(const at::Tensor& whole, const Group& group) {
 
 at::Tensor reduce_from(const at::Tensor& part, const Group& group) {
   if (size_of(group) == 1) return part;
+  // A tensor of its own, not a view of a buffer, so that a caller may write into it.
   return through(
-      part, [group](const at::Tensor& each) { return sum_over(each, group); }, same);
+      part, [group](const at::Tensor& each) { return sum_over(each, group).variable_data(); },
+      same);
 }
 
 at::Tensor scatter_to(const at::Tensor& whole, int64_t dimension, const Group& group,

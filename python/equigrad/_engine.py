@@ -334,6 +334,8 @@ class Engine(torch.nn.Module):
         """Gives the parameters back to the model, at stage 3 without their data: read full_parameter() before."""
         for hook in self._autocast_hooks:
             hook.remove()
+        if self._first_step is not None:
+            self._first_step.let_go()
         for one in self.attached_attention:
             one.detach()
         for parameter in self._parameters_held.values():

@@ -45,11 +45,14 @@ class FirstStep:
                 "data ranks: engine.dp_world_size of them, the rank among them being engine.data_parallel_rank."
             )
 
-    def end(self) -> None:
-        """At the first step, before it acts."""
+    def let_go(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def end(self) -> None:
+        """At the first step, before it acts."""
+        self.let_go()
         names = list(self._digests)
         others = self._differing([self._digests[name] for name in names])
         if others:

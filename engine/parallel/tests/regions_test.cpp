@@ -83,6 +83,19 @@ TEST(Regions, ReduceFromIsTheSumAndGivesBackTheSame) {
   });
 }
 
+// As models do that add a residual in place.
+TEST(Regions, WhatIsReducedMayBeWrittenInto) {
+  for_each_group([](const Of& of) {
+    const auto leaf = of.leaf({4, 5});
+    auto reduced = reduce_from(leaf, of.group);
+    reduced += of.tensor(0, {4, 5}, 2000);
+    const auto gradient = of.tensor(0, {4, 5}, 1000);
+    reduced.backward(gradient);
+    EXPECT_THAT(leaf.grad(), HasTheBitsOf(gradient));
+    EXPECT_THAT(reduced.detach(), HasTheBitsOf(of.sum({4, 5}).add(of.tensor(0, {4, 5}, 2000))));
+  });
+}
+
 // Of two segments, each cut by itself.
 TEST(Regions, ScatterAndGatherAreEachOthersTransposes) {
   for_each_group([](const Of& of) {
