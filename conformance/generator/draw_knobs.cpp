@@ -80,6 +80,28 @@ void of_checkpoints(Dice& dice, json& knobs) {
   if (dice.coin()) section["parallel_write"] = json::object();
 }
 
+// Of a tensor group of one rank, which splits nothing whatever its specs say.
+void of_tensor_groups(Dice& dice, json& knobs) {
+  if (dice.one_in(8)) knobs["sequence_parallel_size"] = 1;
+  if (!dice.one_in(4)) return;
+  auto& section = knobs["tensor_parallel"] = json::object();
+  if (dice.coin()) section["autotp_size"] = dice.between(0, 1);
+  if (dice.coin())
+    section["preset_model"] = dice.pick<std::string>(
+        {"llama", "bloom", "chatglm", "mixtral", "deepseek_v2", "qwen2", "phi3"});
+  if (dice.coin()) section["vocab_parallel_lm_head"] = dice.coin();
+  if (dice.coin()) section["tp"] = json::object();
+  if (section.contains("tp") && dice.coin()) section["tp"]["tp_size"] = 1;
+  if (!dice.coin()) return;
+  auto& partition = section["partition_config"] = json::object();
+  if (dice.coin()) partition["use_default_specs"] = dice.coin();
+  if (dice.coin()) partition["strict_mode"] = dice.coin();
+  if (dice.coin()) partition["lm_head_patterns"] = {"head"};
+  if (dice.coin()) partition["tp_size"] = 1;
+  if (dice.coin())
+    partition["layer_specs"] = {{{"patterns", {".*weight"}}, {"partition_type", "row"}}};
+}
+
 }  // namespace
 
 nlohmann::json draw_knobs(Dice& dice, const Workload& workload, const Execution& how) {
@@ -101,6 +123,7 @@ nlohmann::json draw_knobs(Dice& dice, const Workload& workload, const Execution&
     knobs["managed_gradient_accumulation"] = dice.coin();
   profiler(dice, knobs);
   of_checkpoints(dice, knobs);
+  of_tensor_groups(dice, knobs);
   add_idle_keys(dice, workload.config, knobs);
   // Both names, of what only save_16bit_model() asks for.
   if (dice.one_in(6))

@@ -79,7 +79,11 @@ TEST(Draw, EveryKnownValueOccursButThoseThatNoCaseCanHave) {
       {"optimizer.type=left out", "an engine needs one"},
       {"reduction=native", "sums in an order that no twin knows"},
       {"fp16.auto_cast=true", "refused"},
-      {"torch_autocast.dtype=fp32", "refused"}};
+      {"torch_autocast.dtype=fp32", "refused"},
+      {"data_parallel_size=given", "a simpler case has other ranks"},
+      {"tensor_parallel.dtype=fp32", "a simpler case has another type"},
+      {"tensor_parallel.dtype=bf16", "a simpler case has another type"},
+      {"tensor_parallel.dtype=fp16", "a simpler case has another type"}};
   Coverage coverage;
   each_case(2, kWorkloads, [&](const GeneratedCase& one) { coverage.add(one); });
   std::set<std::string> never;

@@ -207,6 +207,14 @@ TEST(TensorPlan, AColumnWithoutARowAndARowWithoutAColumnAreRefused) {
   EXPECT_THAT(error_of(by_names(), fused),
               HasSubstr("model.layers.0.cross.out_proj: expected a column-parallel module before"));
   EXPECT_EQ(error_of(by_specs({column(".*q_proj"), row(".*o_proj")}), fused), "");
+  // The projections before it are no modules.
+  Model torch_encoder;
+  torch_encoder.linear("layers.0.self_attn.out_proj", 32, 32)
+      .linear("layers.0.linear1", 128, 32)
+      .linear("layers.0.linear2", 32, 128);
+  EXPECT_THAT(
+      error_of(by_names(), torch_encoder),
+      HasSubstr("layers.0.self_attn.out_proj: expected a column-parallel module before it"));
   EXPECT_THAT(error_of(by_specs({row(".*o_proj")}), llama()),
               HasSubstr("expected a column-parallel module before a row-parallel one"));
   // A preset for another model: attention has its row only.
