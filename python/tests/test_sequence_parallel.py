@@ -294,3 +294,91 @@ def test_models_with_fewer_heads_masks_and_documents(kind: str, key_value_heads:
 @pytest.mark.parametrize("batches", ["plain", "padded", "packed"])
 def test_eager_attention(batches: str) -> None:
     check_hugging_face(1, 2, 2, "Llama", 1, "eager", batches)
+
+
+# ---- What else a model of transformers may do, and what is refused -----------------------------------------------------
+
+
+def one_step(variant: str) -> tuple[torch.Tensor, dict]:
+    """The loss of a padded batch, and what is left in the ranks' own gradients."""
+    model = make_hugging_face("Llama", 4, "sdpa")
+    if variant == "checkpointing":
+        model.gradient_checkpointing_enable()
+    engine, *_ = equigrad.initialize(model=model, config=configuration(2, 2, gradient_accumulation_steps=1))
+    part = equigrad.parallel.split_batch(padded(0, 0, 0), engine)
+    if variant == "cut mask":
+        part["attention_mask"] = part["attention_mask"].chunk(2, 1)[engine.global_rank]
+    elif variant == "no positions":
+        del part["position_ids"]
+    if variant == "positional":
+        loss = engine(
+            part["input_ids"], part["attention_mask"], shift_labels=part["shift_labels"], labels=part["labels"]
+        ).loss
+    else:
+        loss = engine(**part).loss
+    engine.backward(loss)
+    gradients = {name: equigrad.utils.safe_get_full_grad(one) for name, one in model.named_parameters()}
+    engine.destroy()
+    whole = make_hugging_face("Llama", 4, "sdpa")
+    given = {**padded(0, 0, 0), "use_cache": False}
+    assert torch.equal(model(**given).loss, whole(**given).loss), "after destroy() it is the model that it was"
+    return loss.detach(), gradients
+
+
+def test_ways_to_call_a_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    assert transformers.LlamaForCausalLM
+    want_loss, want = ranks.run(2, one_step, "plain")[0]
+    for variant in ("checkpointing", "cut mask", "no positions", "positional"):
+        for loss, gradients in ranks.run(2, one_step, variant):
+            twin.assert_same_bits(loss, want_loss, variant)
+            for name, gradient in gradients.items():
+                twin.assert_same_bits(gradient, want[name], f"{variant}: {name}")
+
+
+def refusals() -> dict[str, str]:
+    import transformers
+
+    said = {}
+
+    def refused(name: str, call: Any) -> None:
+        with pytest.raises(equigrad.Error) as error:
+            call()
+        said[name] = str(error.value)
+
+    def engine_of(model: torch.nn.Module) -> equigrad.Engine:
+        return equigrad.initialize(model=model, config=configuration(1, 2))[0]
+
+    engine = engine_of(make_hugging_face("Llama", 4, "sdpa"))
+    batch = batch_of(0, 0, 0)
+    part = equigrad.parallel.split_batch(batch, engine)
+    refused("labels alone", lambda: engine(input_ids=part["input_ids"], labels=part["labels"]))
+    refused("cache", lambda: engine(**part, cache=transformers.DynamicCache()))
+    refused("mask", lambda: engine(**{**part, "attention_mask": torch.ones(BATCH, LENGTH - 2)}))
+    refused("mask of a part", lambda: engine(**{**part, "attention_mask": torch.zeros(BATCH, 1, 16, 16)}))
+    odd = {"input_ids": batch["input_ids"][:, 1:]}
+    refused("odd", lambda: equigrad.parallel.split_batch(odd, engine))
+    other = {"input_ids": batch["input_ids"] + engine.global_rank}
+    refused("other", lambda: equigrad.parallel.split_batch(other, engine))
+    refused("no ranks", lambda: equigrad.parallel.split_batch(batch, "engine"))
+    sizes = {"vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 3}
+    heads = engine_of(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=64)))
+    refused("heads", lambda: heads(**part))
+    small = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4}
+    refused("two sequences", lambda: engine_of(transformers.T5ForConditionalGeneration(transformers.T5Config(**small))))
+    return said
+
+
+def test_what_is_refused() -> None:
+    transformers = pytest.importorskip("transformers")
+    assert transformers.LlamaForCausalLM and transformers.T5ForConditionalGeneration
+    for said in ranks.run(2, refusals):
+        assert "expected shift_labels" in said["labels alone"]
+        assert "expected no cache of keys and values" in said["cache"]
+        assert "attention_mask of the whole sequence of 32, or of this rank's part of 16, got [2, 30]" in said["mask"]
+        assert "a mask of the whole sequence of 32, got one of [2, 1, 16, 16]" in said["mask of a part"]
+        assert "got 31 positions. Pad it to 32" in said["odd"]
+        assert "expected the same input_ids on all 2 ranks of a sequence, got others on rank 1" in said["other"]
+        assert "expected an engine, a mesh or a group" in said["no ranks"]
+        assert "got 3 query heads and 3 key/value heads on 2 ranks" in said["heads"]
+        assert "got an encoder and a decoder, of T5ForConditionalGeneration" in said["two sequences"]
