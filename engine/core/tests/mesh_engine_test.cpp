@@ -180,6 +180,9 @@ TEST(MeshEngine, WhatDoesNotFitIsRefusedByName) {
                  const auto engine = initialize(network, Settings{.tensor = 2}.text(), mesh);
                  EXPECT_THAT(error_of([&] { engine->save_checkpoint(folder.path("saved")); }),
                              HasSubstr("tensor group"));
+                 EXPECT_THAT(
+                     error_of([&] { const auto gathered = engine->gather({network.up->weight}); }),
+                     HasSubstr("a tensor group splits"));
                }),
       "");
 }
