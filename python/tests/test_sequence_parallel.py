@@ -382,3 +382,59 @@ def test_what_is_refused() -> None:
         assert "expected an engine, a mesh or a group" in said["no ranks"]
         assert "got 3 query heads and 3 key/value heads on 2 ranks" in said["heads"]
         assert "got an encoder and a decoder, of T5ForConditionalGeneration" in said["two sequences"]
+
+
+# ---- DeepSpeed's names ----------------------------------------------------------------------------------------------------
+
+
+def train_drop_in(stage: int) -> tuple[list, list]:
+    """The first passes' batches; a loader of which each rank draws its own, and both compute all."""
+    from equigrad import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    ulysses = deepspeed.runtime.sequence_parallel.ulysses_sp
+    model = make_hugging_face("Llama", 4, "sdpa")
+    mpu = ulysses.UlyssesSPAttentionHF.register_with_transformers(model, "sdpa", 2, BATCH)
+    settings = configuration(stage, 2)
+    del settings["sequence_parallel_size"]  # mpu says it
+    engine, *_ = deepspeed.initialize(model=model, config=settings, mpu=mpu)
+    group, rank = mpu.get_sequence_parallel_group(), mpu.get_sequence_parallel_rank()
+    places = torch.arange(LENGTH).unsqueeze(0).expand(BATCH, -1)
+    # Of steps x passes = 4 batches rank 0 draws the first and the third.
+    drawn = [batch_of(at, 0, rank, position_ids=places) for at in range(STEPS)]
+    loader = iter(ulysses.UlyssesSPDataLoaderAdapter(drawn, rank, group, 2, engine.device))
+
+    def loss_of(_: Any) -> torch.Tensor:
+        batch = next(loader)
+        labels = batch.pop("shift_labels")
+        return equigrad.parallel.cross_entropy(engine(**batch).logits, labels, engine)
+
+    return steps(engine, 2, loss_of)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_deepspeeds_names(stage: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert transformers.LlamaForCausalLM
+    want = ranks.alone(twin_of_hugging_face, stage, 1, 2, "Llama", 4, "sdpa", "plain")
+    expect_the_same(ranks.run(2, train_drop_in, stage), want, 2)
+
+
+def train_deepspeeds_attention() -> tuple[list, list]:
+    from equigrad import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    attention = deepspeed.sequence.layer.DistributedAttention(local_attention, torch.distributed.group.WORLD)
+    model = Gpt(4, lambda *some: attention(*some, 0))
+    engine, *_ = deepspeed.initialize(model=model, config=configuration(2, 2))
+
+    def loss_of(batch: dict[str, Any]) -> torch.Tensor:
+        part = equigrad.parallel.split_batch(batch, engine)
+        logits = engine(part["input_ids"], part["position_ids"])
+        return equigrad.parallel.cross_entropy(logits, part["shift_labels"], engine)
+
+    return steps(engine, 2, loss_of)
+
+
+def test_deepspeeds_attention() -> None:
+    expect_the_same(ranks.run(2, train_deepspeeds_attention), ranks.alone(twin_of_own, 2, 1, 2, 4), 2)

@@ -9,6 +9,7 @@ of those that the configuration names; and names of DeepSpeed's that the engine 
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ import equigrad
 from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, utils, zero_to_fp32
 from equigrad._optimizer import Optimizer
 from equigrad._tensor_parallel import set_autotp_mode, tp_model_init
-from equigrad.deepspeed import checkpoint, runtime, zero
+from equigrad.deepspeed import checkpoint, runtime, sequence, zero
 from equigrad.deepspeed._engine import CheckpointError, ConfigError, DeepSpeedEngine, UsageError
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "init_distributed",
     "initialize",
     "runtime",
+    "sequence",
     "set_autotp_mode",
     "take_over",
     "tp_model_init",
@@ -78,9 +80,12 @@ def _initialize(
     if model is not None and any(one is not None for one in given):
         text = _ranks.config_text(given, "initialize")
         overridden = [key for name, key in _OVERRIDDEN if named.get(name) is not None]
-        if overridden:
+        of_mpu = _sequence_of(keywords.get("mpu"))
+        if of_mpu:
+            del keywords["mpu"]
+        if overridden or of_mpu:
             keywords.pop("config_params", None)
-            keywords["config"] = text = _ranks.config_without(text, overridden)
+            keywords["config"] = text = _ranks.config_without(_with_sequence(text, of_mpu), overridden)
             args = None
         is_managed = _is_managed(text)
         load = _core.load_config if named.get("optimizer") is None else _core.load_config_for_client
@@ -95,8 +100,28 @@ def _initialize(
     made = equigrad.initialize(args, model, *positional, **keywords, engine_class=DeepSpeedEngine)
     engine = cast(DeepSpeedEngine, made[0])
     engine.is_managed = is_managed
+    engine.attached_attention = runtime.sequence_parallel.ulysses_sp.attach(engine)
     runtime.torch_autocast.remember(engine)
     return engine, *made[1:]
+
+
+def _sequence_of(mpu: Any) -> int:
+    """How many ranks a sequence has by an mpu of sequences, whose "model parallel" group is theirs; 0 by any other."""
+    said = getattr(mpu, "get_sequence_parallel_world_size", None)
+    is_of_tensors = hasattr(mpu, "get_tensor_model_parallel_world_size")
+    return int(said()) if said is not None and not is_of_tensors else 0
+
+
+def _with_sequence(text: str, size: int) -> str:
+    config = _ranks.config_object(text)
+    if config is None or size == 0:
+        return text
+    key = "sequence_parallel_size"
+    if config.get(key, size) != size:
+        raise UsageError(
+            f'[initialize] expected one size of a sequence, got {size} by mpu and {config[key]} by "{key}". Give the same.'
+        )
+    return json.dumps({**config, key: size})
 
 
 def _check_is_whole(model: torch.nn.Module) -> None:
@@ -157,10 +182,26 @@ def take_over(package: Any) -> None:
     put("runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
     helpers = {name: getattr(runtime.torch_autocast, name) for name in runtime.torch_autocast.__all__}
     put("runtime.torch_autocast", **helpers)
+    _take_over_sequences(put)
     put("utils.zero_to_fp32", **{name: getattr(zero_to_fp32, name) for name in _OF_THE_SCRIPT})
     put("checkpoint.ds_to_universal", main=checkpoint.ds_to_universal.main)
     for module in ("utils", "utils.tensor_fragment", "utils.z3_leaf_module"):
         put(module, **{name: getattr(utils, name) for name in utils.__all__})
+
+
+def _take_over_sequences(put: Any) -> None:
+    there, state = runtime.sequence_parallel.ulysses_sp, runtime.sequence_parallel.parallel_state_sp
+    functions = {name: getattr(state, name) for name in dir(state) if name.startswith(("get_", "initialize_"))}
+    try:
+        put("runtime.sequence_parallel.parallel_state_sp", **functions)
+        put("sequence.layer", DistributedAttention=sequence.layer.DistributedAttention)
+        put(
+            "runtime.sequence_parallel.ulysses_sp",
+            UlyssesSPAttentionHF=there.UlyssesSPAttentionHF,
+            UlyssesSPDataLoaderAdapter=there.UlyssesSPDataLoaderAdapter,
+        )
+    except ImportError:
+        pass  # DeepSpeed's modules of sequences need packages that it does not install (einops)
 
 
 def _is_partitioned(model: torch.nn.Module) -> bool:

@@ -48,6 +48,7 @@ class DeepSpeedEngine(Engine):
     """What `equigrad.deepspeed.initialize` returns first."""
 
     pipeline_parallelism = False
+    splits_sequences = False  # as there, register_with_transformers() says which models
     # Whether no_sync() or coalesce_grad_reduction() is open.
     inside_no_sync_ctxt = False
     # Whether the engine counts the passes of a step; if not, every step() is a boundary.

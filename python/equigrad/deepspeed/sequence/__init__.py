@@ -1,0 +1,5 @@
+"""DeepSpeed's place of attention over a split sequence."""
+
+from equigrad.deepspeed.sequence import layer
+
+__all__ = ["layer"]
