@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import equigrad
 import ranks
@@ -240,6 +241,21 @@ def with_client(stage: int, is_client: bool) -> dict[str, Any]:
 def test_an_optimizer_of_the_callers_holds_its_parameters(stage: int) -> None:
     configured, client = (ranks.run(4, with_client, stage, is_client) for is_client in (False, True))
     assert {one["digest"] for one in configured} == {one["digest"] for one in client} == {client[0]["digest"]}
+
+
+def recomputed(is_recomputed: bool, use_reentrant: bool) -> str:
+    model = models.Decoder()
+    if is_recomputed:
+        for layer in model.layers:
+            own = layer.forward
+            layer.forward = lambda x, own=own: torch.utils.checkpoint.checkpoint(own, x, use_reentrant=use_reentrant)
+    engine = equigrad.initialize(model=model, config=configuration(2, 1))[0]
+    return trained(engine, models.decoder_loss)["digest"]
+
+
+def test_activations_that_are_computed_again_have_the_same_bits() -> None:
+    plain, again, reentrant = (ranks.run(2, recomputed, *how) for how in ((False, False), (True, False), (True, True)))
+    assert plain == again == reentrant
 
 
 def head_alone() -> tuple[dict[str, Any], list[int]]:
