@@ -156,8 +156,7 @@ std::string problem_of_type(const Values& values, const Json& usual, Json& given
       return unless(is_list_of(given, is_object), "a list of specs",
                     R"(. Write [{"patterns": [".*\\.o_proj"]}].)");
     case ValueType::Shape:
-      return unless(is_shape(given), "a list of whole numbers, one of which may be a list",
-                    ". Write [2, -1].");
+      return unless(is_shape(given), "a list of whole numbers", ". Write [2, -1].");
     case ValueType::Scale:
       return unless(become_scale(given), "\"dynamic\" or a number", ". Use one of the two.");
   }
