@@ -6,8 +6,8 @@
 // afterwards; of two ranks each sends the other all it has instead, as many bytes in one message,
 // and both add. Exact: the sums of kernels/exact_sum.hpp, slice by slice; what is sent may be
 // running sums (kExactSum). On several hosts pinned sums go by levels, within a host and then
-// between hosts (comm/levels.hpp), in the same tree to the same bits. Native: the backend's own collective, in the buffer's type, then one
-// rounding.
+// between hosts (comm/levels.hpp), in the same tree to the same bits. Native: the backend's own
+// collective, in the buffer's type, then one rounding.
 //
 // Invariants: pinned sums depend on the contributions and on W only: not on bucket size, position
 // or timing; exact ones on the contributions only. Nothing is averaged here. The buffer must stay

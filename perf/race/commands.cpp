@@ -144,7 +144,12 @@ int scale_command(const ScaleCommand& command, const std::string& worker) {
   options.network = {command.ranks_per_host,
                      {command.within_us * 1e-6, command.within_gb * 1e9},
                      {command.between_us * 1e-6, command.between_gb * 1e9}};
-  for (const int world : options.worlds) static_cast<void>(options.network.local_ranks(world));
+  try {
+    for (const int world : options.worlds) static_cast<void>(options.network.local_ranks(world));
+  } catch (const Error& error) {
+    std::fprintf(stderr, "equigrad_perf: %s\n", error.what());
+    return 2;
+  }
   const Scratch scratch;
   const auto rows = scale_rows(options, worker, scratch.path());
   const auto text =

@@ -6,14 +6,14 @@
 //
 //   all to all   W - 1 messages of m bytes: g - 1 within the host, W - g between hosts, g ranks of
 //                a host at once
-//   relay        ceil(log2 W) messages, W - 1 times m bytes (engine/comm/relay.hpp); those of round k
-//                go 2^k ranks far, min(2^k, g) of them from host to host
+//   relay        ceil(log2 W) messages, W - 1 times m bytes (engine/comm/relay.hpp); those of round
+//                k go 2^k ranks far, min(2^k, g) of them from host to host
 //   ring         W - 1 rounds of n / W bytes (an all-reduce: twice as many), each as slow as its
 //                slowest link; as many rings as a host has cards, so a round has the host's whole b
 //
-// Patarasu & Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel
-// Distrib. Comput. 69, 2009; Thakur, Rabenseifner, Gropp, Optimization of collective communication
-// operations in MPICH, Int. J. High Perform. Comput. Appl. 19, 2005.
+// Patarasu & Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, J.
+// Parallel Distrib. Comput. 69, 2009; Thakur, Rabenseifner, Gropp, Optimization of collective
+// communication operations in MPICH, Int. J. High Perform. Comput. Appl. 19, 2005.
 //
 // Invariants: counts are of one rank, the one that sends most. No message waits for another's.
 // Units: seconds, bytes.

@@ -7,9 +7,9 @@
 //   DeepSpeed 1  gradients all-reduced once a window in buckets of reduce_bucket_size elements,
 //                then all parameters gathered in one all-gather (0.19.8, stage_1_and_2.py)
 //   DeepSpeed 2  the same after every pass
-//   DeepSpeed 3  after every pass gradients reduce-scattered, bucket by bucket; before it parameters
-//                gathered, those of at most stage3_param_persistence_threshold elements after the
-//                step instead; forward and backward each where they exceed
+//   DeepSpeed 3  after every pass gradients reduce-scattered, bucket by bucket; before it
+//                parameters gathered, those of at most stage3_param_persistence_threshold elements
+//                after the step instead; forward and backward each where they exceed
 //                stage3_max_live_parameters, else once a pass; in as few all-gathers as
 //                stage3_prefetch_bucket_size lets be, which is the least that it can be (stage3.py)
 //
@@ -17,8 +17,8 @@
 //
 // Bytes that a rank holds between steps, N parameters: DDP 4 N, gradients 4 N, their buckets 4 N,
 // AdamW 8 N. DeepSpeed's by the paper's formulas (Rajbhandari et al., arXiv 1910.02054, section 3)
-// in fp32, K = 12: parameters 4 N and gradients 4 N, each over W where its stage shards them, K N / W
-// of masters and states; buckets and gathered parameters left out.
+// in fp32, K = 12: parameters 4 N and gradients 4 N, each over W where its stage shards them, and
+// K N / W of masters and states; buckets and gathered parameters left out.
 //
 // Invariants: a stage 0 of DeepSpeed is DDP here.
 // Units: elements, bytes.

@@ -3,8 +3,8 @@
 // Real: W processes over Gloo, each of which writes its calls down (perf/worker/recorded_wire.hpp).
 // Played: one process, whose communicator says that there are W and carries nothing
 // (perf/worker/empty_wire.hpp). Both run the same engine on the same model, so what is played is
-// its own schedule: bucket plan, launches, reductions, gathers, agreements, norm. The two are equal,
-// call by call, where ranks do the same.
+// its own schedule: bucket plan, launches, reductions, gathers, agreements, norm. The two are
+// equal, call by call, where ranks do the same.
 //
 // Invariants: of the fourth step: before it plans are learnt and memory is kept.
 // Units: bytes.

@@ -126,7 +126,7 @@ std::string to_markdown(const std::vector<ScaleRow>& rows, const ScaleOptions& o
   for (const auto& row : rows) {
     if (row.stage != stage)
       text += fmt::format(
-          "\nStage {}\n\n| ranks | | calls | of them agreements | messages | to other hosts "
+          "\n## Stage {}\n\n| ranks | | calls | of them agreements | messages | to other hosts "
           "| "
           "MB sent | to other hosts | step ms | of it agreements | MB held | at the peak |\n"
           "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n",

@@ -45,6 +45,21 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+TEST(PerfCommands, ScaleDrawsEveryStageOfManyRanksBesideOthers) {
+  std::vector<std::string> words{"scale", "--gpt",    "1,8,2,8,16", "--ranks",
+                                 "4,64",  "--worker", worker()};
+  const auto table = say(words);
+  EXPECT_EQ(table.code, 0) << table.err;
+  for (const char* row :
+       {"## Stage 0", "| 64 | ring (DDP) |", "| 64 | DeepSpeed |", "| 4 | Equigrad |"})
+    EXPECT_THAT(table.out, HasSubstr(row));
+  words.insert(words.end(), {"--json", "--stages", "2"});
+  const auto rows = nlohmann::json::parse(say(words).out).at("rows");
+  EXPECT_EQ(rows.size(), 2u * 2u);
+  EXPECT_EQ(rows.at(2).at("ranks"), 64);
+  EXPECT_GT(rows.at(2).at("all").at("messages").get<int>(), 0);
+}
+
 TEST(PerfCommands, AWrongCommandIsTwo) {
   EXPECT_EQ(say({}).code, 2);
   EXPECT_EQ(say({"rase"}).code, 2);
@@ -57,6 +72,9 @@ TEST(PerfCommands, AWrongCommandIsTwo) {
   EXPECT_THAT(say({"race", "--round", "1"}).err, HasSubstr("Did you mean \"--rounds\"?"));
   EXPECT_THAT(say({"race", "--rounds", "0"}).err, HasSubstr("at least 1, got \"0\""));
   EXPECT_EQ(say({"times"}).code, 2) << "beside which?";
+  EXPECT_EQ(say({"scale", "--ranks", "12"}).code, 2);
+  EXPECT_THAT(say({"scale", "--ranks", "12"}).err, HasSubstr("hosts of 8, got 12"));
+  EXPECT_EQ(say({"scale", "--gpt", "4,256"}).code, 2);
   EXPECT_EQ(say({"counts"}).code, 2) << "beside which?";
   EXPECT_EQ(say({"times", "--old", worker(), "--stage", "4"}).code, 2);
   const auto empty = say({"race", "--suite", "smoke", "--filter", "large"});
