@@ -1,5 +1,5 @@
-// Split layers: their parts are those of the unsplit layer, and what they compute is its twin's: the
-// same parts on one process, added in the tree.
+// Split layers: their parts are those of the unsplit layer, and what they compute is its twin's:
+// the same parts on one process, added in the tree.
 #include "engine/parallel/layers.hpp"
 
 #include <ATen/ops/arange.h>
