@@ -7,17 +7,17 @@
 //   part of the sequence, all heads --> whole sequence, some heads --> attention --> back
 //
 // Queries, keys and values trade their part of the sequence for some heads, and the output trades
-// back (Jacobs et al., DeepSpeed-Ulysses, 2023, arXiv:2309.14509). Keys and values may be of another
-// sequence than the queries. A rank has the key/value heads of its query heads: where there are
-// fewer of them than ranks, neighbours have the same one, and its gradient is the sum of theirs.
+// back (Jacobs et al., DeepSpeed-Ulysses, 2023, arXiv:2309.14509). Keys and values may be of
+// another sequence than the queries. A rank has the key/value heads of its query heads: where there
+// are fewer of them than ranks, neighbours have the same one, whose gradient is the sum of theirs.
 //
 // Invariants: the local attention sees whole sequences, in the order of the ranks: its masks and
 //   positions are those of the whole. Of W ranks, rank r has the r-th W-th of the query heads. What
 //   is traded keeps its bits; gradients of a head that several ranks have are added in fp32 in the
 //   tree of kernels/tree_sum.hpp, in the order of the ranks, and rounded once. A null group is one
 //   rank, and the local attention is called as it is.
-// Shapes: query [.., part, .., heads, .., width], the parts of all ranks equally long; key and value
-//   alike, with their own part and number of heads; the output like the query, of any width.
+// Shapes: query [.., part, .., heads, .., width], the parts of all ranks equally long; key and
+//   value alike, with their own part and number of heads; the output like the query, of any width.
 // Errors: equigrad::Error for heads that ranks do not divide and for an output of another shape;
 //   those of the communicator.
 // Depends on: regions.

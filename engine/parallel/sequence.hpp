@@ -5,23 +5,23 @@
 //   const auto logits = model(part.tokens, part.positions);
 //   engine->backward(parallel::sequence_cross_entropy(logits, part.targets, mesh.sequence()));
 //
-//   tokens     a b c d | e f g h      each token's target is the next one: labels are shifted in the
-//   targets    b c d e | f g h -      whole sequence and cut afterwards, or d would lose its own
+//   tokens     a b c d | e f g h
+//   targets    b c d e | f g h -      of labels shifted before the cut, or d would lose its own
 //   positions  0 1 2 3 | 4 5 6 7      as in the whole sequence
 //
 // The mean over the tokens that count is that of the whole sequence: what the ranks have, summed,
-// by what they have, counted. A mean of the ranks' means weighs a token by how many of its neighbours
-// count. The engine adds the gradients of a sequence's ranks, so each gives those of its own part.
+// by what they have, counted. A mean of the ranks' means weighs a token by how many of its
+// neighbours count. The engine adds the gradients of a sequence's ranks: each gives its own part's.
 //
 // Invariants: losses are added over the ranks in the tree of kernels/tree_sum.hpp, in fp32, and
-//   divided by the number of all that count: the same value on every rank. The backward pass gives a
-//   rank the gradient of its own summand, which needs no other rank. No token that counts at all is
-//   0 / 0, as in torch. A null group is one rank. A mask of keys is not cut: attention sees whole
+//   divided by the number of all that count: the same value on every rank. The backward pass gives
+//   a rank the gradient of its own summand, which needs no other rank. No token that counts at all
+//   is 0 / 0, as in torch. A null group is one rank. A mask of keys is not cut: attention sees whole
 //   sequences.
 // Shapes: tokens, labels, positions [batch, sequence], of any integer type; logits [.., entries],
 //   targets [..].
-// Errors: equigrad::Error for a sequence that the ranks do not divide, and, on all ranks, for tokens
-//   that are not the same on all ranks of the group, which names those that differ.
+// Errors: equigrad::Error for a sequence that the ranks do not divide, and, on all ranks, for
+//   tokens that are not the same on all ranks of the group, which names those that differ.
 // Depends on: regions, layers for what is ignored, comm.
 #pragma once
 
