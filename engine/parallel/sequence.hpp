@@ -16,8 +16,8 @@
 // Invariants: losses are added over the ranks in the tree of kernels/tree_sum.hpp, in fp32, and
 //   divided by the number of all that count: the same value on every rank. The backward pass gives
 //   a rank the gradient of its own summand, which needs no other rank. No token that counts at all
-//   is 0 / 0, as in torch. A null group is one rank. A mask of keys is not cut: attention sees whole
-//   sequences.
+//   is 0 / 0, as in torch. A null group is one rank. A mask of keys is not cut: attention sees
+//   whole sequences.
 // Shapes: tokens, labels, positions [batch, sequence], of any integer type; logits [.., entries],
 //   targets [..].
 // Errors: equigrad::Error for a sequence that the ranks do not divide, and, on all ranks, for
