@@ -5,10 +5,10 @@
 // Shapes: images [N, 1, 28, 28] fp32, exact in bf16; text [N, 27] int64 bytes, zeros behind the
 //   caption.
 // Errors: std::runtime_error for files that are not there or not whole.
-// Depends on: torch, zlib.
+// Depends on: ATen, zlib.
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 #include <zlib.h>
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 // ranks. At the end the language model writes captions of images that it has not seen.
 #include <torch/torch.h>
 
+#include <album.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,10 +14,8 @@
 #include <equigrad/comm/mesh.hpp>
 #include <equigrad/engine.hpp>
 #include <equigrad/parallel/bridge.hpp>
+#include <models.hpp>
 #include <string>
-
-#include "album.hpp"
-#include "models.hpp"
 
 namespace {
 

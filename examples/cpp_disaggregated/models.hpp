@@ -8,7 +8,8 @@
 // Depends on: torch.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <limits>

@@ -1,6 +1,7 @@
 #include <torch/version.h>
 
 #include "python/binding/binding.hpp"
+#include "python/binding/bridge.hpp"
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The engine. Use the package equigrad, whose calls check what they are given.";
@@ -9,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   equigrad::python::bind_errors(module);
   equigrad::python::bind_ranks(module);
   equigrad::python::bind_parallel(module);
+  equigrad::python::bind_bridge(module);
   equigrad::python::bind_engine(module);
   equigrad::python::bind_early_shards(module);
 }

@@ -28,6 +28,7 @@ from equigrad._engine import Engine
 from equigrad._import_deepspeed import import_deepspeed
 from equigrad._initialize import initialize
 from equigrad._ranks import init_distributed
+from equigrad._sides import Sides
 
 __version__ = _core.version
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Engine",
     "Error",
     "NotSupportedError",
+    "Sides",
     "check",
     "import_deepspeed",
     "init_distributed",

@@ -119,6 +119,15 @@ if(NOT output MATCHES "^loss [0-9.]+ -> [0-9.]+\n$" OR output STREQUAL alone)
   message(FATAL_ERROR "two ranks: expected one line with another loss than alone (${alone}), got ${output}")
 endif()
 
+# ---- two groups of ranks over a bridge: it is built, and says what it expects ------------------------------------------
+run("${CMAKE_COMMAND}" -S "${SOURCE}/examples/cpp_disaggregated" -B "${work}/disaggregated" ${generator} "${package}"
+  "-DEQUIGRAD_PYTHON=${PYTHON}")
+run("${CMAKE_COMMAND}" --build "${work}/disaggregated")
+execute_process(COMMAND "${work}/disaggregated/disaggregated" RESULT_VARIABLE result ERROR_VARIABLE error)
+if(NOT result EQUAL 2 OR NOT error MATCHES "expected: disaggregated FOLDER")
+  message(FATAL_ERROR "without arguments: expected exit code 2 and how it is called, got ${result}\n${error}")
+endif()
+
 # ---- the check: a GoogleTest, and a library for the installed program, each seen to fail -----------------------------
 set(with_torch "${package};-DEQUIGRAD_PYTHON=${PYTHON}")
 set(check "${work}/check")

@@ -13,6 +13,7 @@
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 #include "engine/comm/communication_error.hpp"
+#include "engine/parallel/layers.hpp"
 
 namespace equigrad::parallel {
 namespace {
@@ -150,6 +151,45 @@ TEST(Bridge, MeansOverBothSidesAreThoseOfOneProcess) {
                          EXPECT_THAT(sum / of.producer.data, HasTheBitsOf(wanted));
                        }),
               "");
+}
+
+// Two producers; consumers that split a model of two matrices. Sums of small integers are exact.
+TEST(Bridge, ATensorGroupReadsAndItsFirstRankAnswers) {
+  const auto of = sides(2, 1, 1, 2);
+  EXPECT_EQ(
+      on_ranks(of.world(),
+               [of](RankContext& context) {
+                 constexpr int64_t kRows = 8, kHidden = 6;
+                 const auto integers = [](int64_t rows, int64_t columns, uint64_t seed) {
+                   const auto numbers = sample(rows * columns, seed) * 64;
+                   return numbers.round().clamp(-8, 8).view({rows, columns});
+                 };
+                 const auto input = integers(kRows, kWidth, 1), target = integers(kRows, 3, 2);
+                 const auto up = integers(kHidden, kWidth, 3), down = integers(3, kHidden, 4);
+                 const auto leaf = input.clone().requires_grad_();
+                 const auto unsplit = at::linear(at::linear(leaf, up), down);
+                 (unsplit * target).sum(1).mean().backward();
+
+                 Bridge bridge(context.group(), of.producer, of.consumer, rows_of_five(kRows));
+                 if (of.producer.has(context.rank())) {
+                   bridge.send(part(input, bridge));
+                   const auto wanted = part(leaf.grad() * 2, bridge);  // means over two ranks
+                   EXPECT_THAT(bridge.receive_gradient(), HasTheBitsOf(wanted.contiguous()));
+                   return;
+                 }
+                 const int place = context.rank() - of.consumer.first;
+                 const Group group = comm::connect_gloo(place, 2, context.directory() + "/tensor",
+                                                        std::chrono::seconds(60));
+                 const auto embeddings = bridge.receive();
+                 const auto hidden = column_linear(
+                     embeddings, up.narrow(0, place * kHidden / 2, kHidden / 2), {}, group);
+                 const auto output = row_linear(
+                     hidden, down.narrow(1, place * kHidden / 2, kHidden / 2), {}, group);
+                 EXPECT_THAT(output.detach(), HasTheBitsOf(unsplit.detach()));
+                 (output * target).sum(1).mean().backward();
+                 bridge.send_gradient(embeddings.grad());
+               }),
+      "");
 }
 
 TEST(Bridge, SeveralAreInFlightAndAnsweredInTheirOrder) {
