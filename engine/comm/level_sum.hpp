@@ -1,8 +1,9 @@
 // LevelSum: a reduce-scatter in the pinned order, level by level (comm/levels.hpp).
 //
 // Invariants: the first level is under way when it is made, the others go within finish(): all
-// ranks finish theirs in one order, and what one of them drops all drop. Between two ranks the messages of all sums go under one tag, in
-// that order. Exact sums take one level of all, and not this.
+// ranks finish theirs in one order, and what one of them drops all drop. Between two ranks the
+// messages of all sums go under one tag, in that order. Exact sums take one level of all, and not
+// this.
 // Shapes: rows [W, n], row r for rank r, which may lie apart and stay untouched until finish();
 // sum [n].
 // Errors: those of the communicator.
