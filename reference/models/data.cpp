@@ -94,9 +94,7 @@ Batch Data::make_batch(const std::string& model, const Draw& draw) const {
   if (model == "gpt") return text_batch(2, 16, draw);
   if (model == "irregular") return irregular_batch(draw);
   if (model == "vision") return vision_batch(draw);
-  if (model.starts_with("gated")) return gated_batch(draw);
-  TORCH_CHECK(model == "conv", "[data] expected gpt, irregular, vision, conv, gated, gated2 or ",
-              "gated4, got ", model, ".");
+  TORCH_CHECK(model == "conv", "[data] expected gpt, irregular, vision or conv, got ", model, ".");
   return conv_batch(draw);
 }
 
@@ -117,12 +115,6 @@ Batch Data::text_batch(int64_t size, int64_t context, const Draw& draw) const {
 Batch Data::irregular_batch(const Draw& draw) const {
   const Batch bytes = text_batch(3, 7, draw);
   return {(bytes.input - 96).to(at::kFloat) / 32, bytes.target.select(1, 6).remainder(5)};
-}
-
-// Bytes as numbers below 64.
-Batch Data::gated_batch(const Draw& draw) const {
-  const Batch bytes = text_batch(2, 8, draw);
-  return {bytes.input.remainder(64), bytes.target.remainder(64)};
 }
 
 // Images as 16 patches of 7 x 7; targets are multiples of 1/64 in [-1, 1).

@@ -8,8 +8,7 @@
 //   made here is exact in bf16, so a change of dtype is never a change of data.
 // Shapes: gpt input and target [2, 16] int64; irregular input [3, 7] float, target [3] int64 below
 //   5; vision input [2, 16, 49] float, target [2, 16, 24] float; conv input [4, 1, 28, 28]
-//   float, target [4] int64 below 10; gated, gated2 and gated4 input and target [2, 8] int64 below
-//   64.
+//   float, target [4] int64 below 10.
 // Errors: c10::Error for an unreadable file, a bad IDX header, too little data, an unknown model.
 // Depends on: ATen, zlib (IDX files may be gzipped or not).
 #pragma once
@@ -66,7 +65,6 @@ class Data {
 
  private:
   Batch irregular_batch(const Draw& draw) const;
-  Batch gated_batch(const Draw& draw) const;
   Batch vision_batch(const Draw& draw) const;
   Batch conv_batch(const Draw& draw) const;
 

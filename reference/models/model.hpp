@@ -6,7 +6,6 @@
 //           groups, a loss term straight on the parameters
 //   vision  patches to embeddings [2, 16, 24]; the criterion is a weighted quadratic and a cosine
 //   conv    two strided convolutions and a linear layer, for 10 classes of images
-//   gated, gated2, gated4   one network in 1, 2 or 4 parts (gated.hpp)
 //
 // Invariants: loss(batch) = criterion(output(batch), batch) + penalty(). Parameters are fp32 and
 //   depend on (name, seed) only, not on a global generator. Losses are computed in fp32, or in

@@ -7,7 +7,6 @@
 
 #include <cmath>
 
-#include "reference/models/gated.hpp"
 #include "reference/models/model.hpp"
 
 namespace equigrad::reference {
@@ -224,8 +223,7 @@ std::shared_ptr<Model> initialized(std::shared_ptr<Model> model, uint64_t seed) 
 }  // namespace
 
 const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> kNames = {"gpt",   "irregular", "vision", "conv",
-                                                  "gated", "gated2",    "gated4"};
+  static const std::vector<std::string> kNames = {"gpt", "irregular", "vision", "conv"};
   return kNames;
 }
 
@@ -237,9 +235,7 @@ std::shared_ptr<Model> make_model(const std::string& name, uint64_t seed) {
   if (name == "gpt") return make_gpt({.layers = 2, .dim = 24, .heads = 2, .context = 16}, seed);
   if (name == "irregular") return initialized(std::make_shared<Irregular>(), seed);
   if (name == "vision") return initialized(std::make_shared<Vision>(), seed);
-  if (name == "gated" || parts_of(name) > 1) return initialized(make_gated(parts_of(name)), seed);
-  TORCH_CHECK(name == "conv", "[model] expected gpt, irregular, vision, conv, gated, gated2 or ",
-              "gated4, got ", name, ".");
+  TORCH_CHECK(name == "conv", "[model] expected gpt, irregular, vision or conv, got ", name, ".");
   return initialized(std::make_shared<Conv>(), seed);
 }
 

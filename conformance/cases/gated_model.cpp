@@ -1,5 +1,5 @@
 // B batch, C context, D features, T parts, V vocabulary.
-#include "reference/models/gated.hpp"
+#include "conformance/cases/gated_model.hpp"
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/normalization.h>
@@ -8,10 +8,12 @@
 #include <cmath>
 #include <utility>
 
-namespace equigrad::reference {
+namespace equigrad::conformance {
 namespace {
 
 namespace nn = torch::nn;
+using reference::Batch;
+using reference::widen;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using Tensors = torch::autograd::variable_list;
@@ -153,16 +155,16 @@ std::shared_ptr<Weights> matrix_and_bias(int64_t in, int64_t out) {
   return std::make_shared<Weights>(at::empty({out, in}), at::empty({out}));
 }
 
-const std::map<std::string, Cut>& cuts() {
+const Cuts& cuts() {
   constexpr int64_t kQueries = kHeads * kWidth, kKeys = kKeyHeads * kWidth;
-  static const std::map<std::string, Cut> kCuts = {
+  static const Cuts kCuts = {
       {"token.weight", {0, {kVocabulary}}},        {"qkv.weight", {0, {kQueries, kKeys, kKeys}}},
       {"qkv.bias", {0, {kQueries, kKeys, kKeys}}}, {"projection.weight", {1, {kQueries}}},
       {"gate_up.weight", {0, {kHidden, kHidden}}}, {"down.weight", {1, {kHidden}}}};
   return kCuts;
 }
 
-class Gated : public Model {
+class Gated : public reference::Model {
  public:
   explicit Gated(int64_t parts)
       : parts_(parts),
@@ -269,23 +271,41 @@ class Gated : public Model {
   at::Tensor mask_;                // [C, C], -inf where the key is in the future
 };
 
+// Matrices with variance 1 / fan in, biases around 0 and gains around 1, none of them exactly that.
+void set_values(const reference::Model& model, uint64_t seed) {
+  uint64_t key = reference::hash(seed);
+  for (const auto& [name, parameter] : reference::unique_parameters(model)) {
+    const bool is_matrix = parameter.dim() >= 2;
+    const double width =
+        is_matrix ? std::sqrt(3.0 / static_cast<double>(parameter.size(1))) : 0.125;
+    const double center = is_matrix || name.ends_with("bias") ? 0 : 1;
+    float* values = parameter.detach().mutable_data_ptr<float>();
+    for (int64_t i = 0; i < parameter.numel(); ++i) {
+      key = reference::hash(key);
+      const auto uniform = static_cast<double>(static_cast<int64_t>(key >> 40) | 1) / 0x1p23 - 1;
+      values[i] = static_cast<float>(center + width * uniform);  // uniform is in (-1, 1), never 0
+    }
+  }
+}
+
 }  // namespace
 
-int64_t parts_of(const std::string& model) {
-  if (model == "gated2") return 2;
-  return model == "gated4" ? 4 : 1;
+bool is_gated(const std::string& model) {
+  return model == "gated" || model == "gated2" || model == "gated4";
 }
 
-std::map<std::string, Cut> cuts_of(const std::string& model) {
-  return parts_of(model) == 1 ? std::map<std::string, Cut>() : cuts();
+int parts_of(const std::string& model) {
+  return is_gated(model) && model != "gated" ? model.back() - '0' : 1;
 }
+
+Cuts cuts_of(const std::string& model) { return parts_of(model) == 1 ? Cuts() : cuts(); }
 
 at::Tensor cut_out(const at::Tensor& whole, const Cut& cut, int64_t part, int64_t parts) {
   Tensors pieces;
   int64_t begin = 0;
   for (const int64_t segment : cut.segments) {
-    TORCH_CHECK(segment % parts == 0, "[gated] expected a segment that ", parts, " divides, got ",
-                segment, ".");
+    TORCH_CHECK(segment % parts == 0, "[gated_model] expected a segment that ", parts,
+                " divides, got ", segment, ".");
     pieces.push_back(
         whole.narrow(cut.dimension, begin + part * (segment / parts), segment / parts));
     begin += segment;
@@ -293,6 +313,15 @@ at::Tensor cut_out(const at::Tensor& whole, const Cut& cut, int64_t part, int64_
   return at::cat(pieces, cut.dimension).contiguous();
 }
 
-std::shared_ptr<Model> make_gated(int64_t parts) { return std::make_shared<Gated>(parts); }
+std::shared_ptr<reference::Model> make_gated(int parts, uint64_t seed) {
+  auto model = std::make_shared<Gated>(parts);
+  set_values(*model, seed);
+  return model;
+}
 
-}  // namespace equigrad::reference
+reference::Batch gated_batch(const reference::Data& data, const reference::Draw& draw) {
+  const auto bytes = data.text_batch(2, kContext, draw);
+  return {bytes.input.remainder(kVocabulary), bytes.target.remainder(kVocabulary)};
+}
+
+}  // namespace equigrad::conformance

@@ -1,31 +1,48 @@
 // The gated network: of one part it is the ordinary computation, of several the same numbers in
 // other sums.
-#include "reference/models/gated.hpp"
+#include "conformance/cases/gated_model.hpp"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <torch/nn/functional.h>
 #include <torch/types.h>
 
 #include <map>
 #include <string>
 
-#include "reference/tests/same_bits.hpp"
-#include "reference/tests/sample_data.hpp"
+#include "conformance/cases/linear_model.hpp"
+#include "conformance/testing/bits_matcher.hpp"
 
-namespace equigrad::reference {
+namespace equigrad::conformance {
 namespace {
 
 namespace F = torch::nn::functional;
-using conformance::same_bits;
-using conformance::sample_data;
+using oracle::HasTheBitsOf;
+using reference::Batch;
+using reference::Model;
+using reference::unique_parameters;
+using ::testing::Not;
 using TensorMap = std::map<std::string, at::Tensor>;
 
-const Draw kDraw{.seed = 3, .step = 1, .rank = 0, .micro_batch = 0};
+const reference::Draw kDraw{.seed = 3, .step = 1, .rank = 0, .micro_batch = 0};
 
 std::shared_ptr<Model> model_of(const std::string& name, at::ScalarType dtype) {
-  auto model = make_model(name, 5);
+  auto model = make_case_model(name, 5);
   model->to(dtype);
   return model;
+}
+
+const reference::Data& sample_data() {
+  static const reference::Data data = [] {
+    std::string text;
+    for (uint64_t i = 0; i < 1009; ++i) text += static_cast<char>(32 + reference::hash(i) % 91);
+    return reference::Data(text);
+  }();
+  return data;
+}
+
+void expect_same_bits(const TensorMap& got, const TensorMap& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (const auto& [name, values] : want) EXPECT_THAT(got.at(name), HasTheBitsOf(values)) << name;
 }
 
 // The loss and every gradient.
@@ -38,7 +55,7 @@ TensorMap numbers(Model& model, const at::Tensor& loss) {
 
 TensorMap numbers_of(const std::string& name, at::ScalarType dtype) {
   const auto model = model_of(name, dtype);
-  return numbers(*model, model->loss(sample_data().make_batch(name, kDraw)));
+  return numbers(*model, model->loss(make_case_batch(sample_data(), name, kDraw)));
 }
 
 // As one would write it without any parts.
@@ -70,8 +87,8 @@ at::Tensor ordinary_loss(const Model& model, const Batch& batch) {
 TEST(Gated, OfOnePartIsTheOrdinaryComputation) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const auto model = model_of("gated", dtype);
-    const auto ordinary = ordinary_loss(*model, sample_data().make_batch("gated", kDraw));
-    EXPECT_TRUE(same_bits(numbers(*model, ordinary), numbers_of("gated", dtype)));
+    const auto ordinary = ordinary_loss(*model, make_case_batch(sample_data(), "gated", kDraw));
+    expect_same_bits(numbers(*model, ordinary), numbers_of("gated", dtype));
   }
 }
 
@@ -94,18 +111,47 @@ TEST(Gated, AnotherNumberOfPartsGivesOtherBits) {
   const auto one = numbers_of("gated", at::kFloat), two = numbers_of("gated2", at::kFloat),
              four = numbers_of("gated4", at::kFloat);
   for (const char* name : {"token.weight", "qkv.weight", "attention_norm.weight", "down.bias"}) {
-    EXPECT_FALSE(same_bits(two.at(name), one.at(name))) << name;
-    EXPECT_FALSE(same_bits(four.at(name), two.at(name))) << name;
+    EXPECT_THAT(two.at(name), Not(HasTheBitsOf(one.at(name)))) << name;
+    EXPECT_THAT(four.at(name), Not(HasTheBitsOf(two.at(name)))) << name;
+  }
+}
+
+TEST(Gated, DependsOnTheSeedAndNothingIsWhatMistakesHideIn) {
+  const auto model = unique_parameters(*make_case_model("gated", 7));
+  const auto other = unique_parameters(*make_case_model("gated", 8));
+  int64_t numel = 0;
+  for (size_t i = 0; i < model.size(); ++i) {
+    numel += model[i].second.numel();
+    EXPECT_THAT(model[i].second, Not(HasTheBitsOf(other[i].second))) << model[i].first;
+    EXPECT_FALSE(model[i].second.eq(0).any().item<bool>()) << model[i].first;
+    EXPECT_FALSE(model[i].second.eq(1).any().item<bool>()) << model[i].first;
+  }
+  EXPECT_EQ(numel, 4016);
+}
+
+TEST(Gated, ThroughTheOutputGradientsAreThoseOfTheLoss) {
+  for (const char* name : {"gated", "gated2", "gated4"}) {
+    const auto model = model_of(name, at::kFloat);
+    const auto batch = make_case_batch(sample_data(), name, kDraw);
+    const auto output = model->output(batch);
+    const auto leaf = output.detach().requires_grad_();
+    const auto loss = model->criterion(leaf, batch);
+    loss.backward();
+    output.backward(leaf.grad());
+    for (const auto& [of, want] : numbers_of(name, at::kFloat)) {
+      const auto got = of == "loss" ? loss.detach() : model->named_parameters()[of].grad();
+      EXPECT_THAT(got, HasTheBitsOf(want)) << name << " " << of;
+    }
   }
 }
 
 TEST(Gated, HasEqualValuesInAnyNumberOfParts) {
-  const auto one = unique_parameters(*make_model("gated", 7));
-  const auto four = unique_parameters(*make_model("gated4", 7));
+  const auto one = unique_parameters(*make_case_model("gated", 7));
+  const auto four = unique_parameters(*make_case_model("gated4", 7));
   ASSERT_EQ(one.size(), four.size());
   for (size_t i = 0; i < one.size(); ++i) {
     EXPECT_EQ(one[i].first, four[i].first);
-    EXPECT_TRUE(same_bits(one[i].second, four[i].second));
+    EXPECT_THAT(one[i].second, HasTheBitsOf(four[i].second));
   }
 }
 
@@ -123,7 +169,8 @@ TEST(Cut, IsOfParametersThatAreThere) {
   EXPECT_TRUE(cuts_of("gated").empty());
   EXPECT_TRUE(cuts_of("gpt").empty());
   EXPECT_EQ(parts_of("gated4"), 4);
-  const auto named = make_model("gated2", 1)->named_parameters();
+  const auto model = make_case_model("gated2", 1);
+  const auto named = model->named_parameters();
   for (const auto& [name, cut] : cuts_of("gated2")) {
     ASSERT_TRUE(named.contains(name)) << name;
     int64_t size = 0;
@@ -133,4 +180,4 @@ TEST(Cut, IsOfParametersThatAreThere) {
 }
 
 }  // namespace
-}  // namespace equigrad::reference
+}  // namespace equigrad::conformance
