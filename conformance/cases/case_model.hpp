@@ -21,7 +21,7 @@ namespace equigrad::conformance {
 
 struct Pass {
   int step = 0;
-  int rank = 0;
+  int rank = 0;  // of the data ranks
   int micro_batch = 0;
   bool operator==(const Pass&) const = default;
 };

@@ -6,6 +6,7 @@
 #include <array>
 #include <numeric>
 
+#include "conformance/cases/gated_model.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -19,6 +20,7 @@ constexpr std::array kAccumulations = {1, 3, 4};
 constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf};
 constexpr std::array kRules = {Rule::Sgd, Rule::AdamW};
 constexpr std::array kModels = {"gpt", "irregular", "vision", "conv"};
+constexpr std::array kSplitModels = {"gated2", "gated4"};
 
 template <class T, std::size_t n>
 T pick(const std::array<T, n>& values, int index) {
@@ -61,7 +63,7 @@ void add_every_stage_and_style(std::vector<CaseSpec>& cases, CaseSpec spec) {
     for (const Style style : kStyles) {
       spec.stage = stage;
       spec.style = style;
-      cases.push_back(spec);
+      if (is_possible(spec)) cases.push_back(spec);
     }
 }
 
@@ -123,6 +125,12 @@ std::string word(Clip clip) {
 
 std::string word(Rule rule) { return rule == Rule::Sgd ? "sgd" : "adamw"; }
 
+int CaseSpec::tensor() const { return parts_of(model); }
+
+bool is_possible(const CaseSpec& spec) {
+  return spec.tensor() == 1 || (spec.stage < 3 && spec.world % spec.tensor() == 0);
+}
+
 std::string CaseSpec::id() const {
   return "Required.grad.zero" + std::to_string(stage) + "." + tuple() + "." + word(style);
 }
@@ -157,6 +165,10 @@ CaseSpec parse_id(const std::string& id) {
   spec.optimizer = value_of(kRules, parts[7], id);
   spec.model = parts[8];
   spec.style = value_of(kStyles, parts[9], id);
+  if (!is_possible(spec))
+    throw Error("matrix", "expected stage 0, 1 or 2 and a multiple of " +
+                              std::to_string(spec.tensor()) + " ranks for the model " + spec.model +
+                              ", got " + id + ". See equigrad list.");
   return spec;
 }
 
@@ -166,16 +178,47 @@ std::vector<CaseSpec> full_matrix() {
     for (const int world : kWorlds)
       for (const int accumulation : kAccumulations)
         for (const Clip clip : kClips)
-          for (const Rule rule : kRules)
-            for (const char* model : kModels)
-              add_every_stage_and_style(cases, {.precision = precision,
-                                                .world = world,
-                                                .accumulation = accumulation,
-                                                .clip = clip,
-                                                .optimizer = rule,
-                                                .model = model});
+          for (const Rule rule : kRules) {
+            CaseSpec spec{.precision = precision,
+                          .world = world,
+                          .accumulation = accumulation,
+                          .clip = clip,
+                          .optimizer = rule};
+            for (const char* model : kModels) {
+              spec.model = model;
+              add_every_stage_and_style(cases, spec);
+            }
+            for (const char* model : kSplitModels) {
+              spec.model = model;
+              if (is_possible(spec)) add_every_stage_and_style(cases, spec);
+            }
+          }
   return cases;
 }
+
+namespace {
+
+// Every split model in every precision, in every style at one stage each, of which the next tuple
+// takes the next ones; what stage 0 refuses is at stages 1 and 2.
+void add_split_models(std::vector<CaseSpec>& cases) {
+  for (int p = 0; p < static_cast<int>(precisions().size()); ++p)
+    for (int m = 0; m < static_cast<int>(kSplitModels.size()); ++m) {
+      CaseSpec spec{.precision = precisions()[static_cast<std::size_t>(p)],
+                    .world = m == 0 && p / 3 % 2 == 0 ? 2 : 4,
+                    .accumulation = pick(kAccumulations, p + m),
+                    .clip = pick(kClips, p + 2 * m),
+                    .optimizer = pick(kRules, p / 2 + m),
+                    .model = pick(kSplitModels, m)};
+      const bool has_stage_0 = refusal_keys(spec.precision, 0).empty();
+      for (int style = 0; style < static_cast<int>(kStyles.size()); ++style) {
+        spec.stage = has_stage_0 ? (style + p + m) % 3 : 1 + (style + p + m) % 2;
+        spec.style = pick(kStyles, style);
+        cases.push_back(spec);
+      }
+    }
+}
+
+}  // namespace
 
 // In fp32 and bf16 one tuple for every (world, model), whose ids are older than the other modes,
 // and one with the infinity norm; in the others one for every accumulation on 1 to 3 ranks, and one
@@ -207,6 +250,7 @@ std::vector<CaseSpec> default_matrix() {
       const bool has_gpt = tuple == (p + p / 3) % kTuples;
       add(p, w, a, pick(kClips, w + p), a + p, has_gpt ? 0 : 1 + (a + p) % 3);
     }
+  add_split_models(cases);
   return cases;
 }
 

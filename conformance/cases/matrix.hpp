@@ -4,15 +4,18 @@
 //                 stage mode world  |   clip    |     model  backward style
 //                           accumulation      optimizer
 //
+// A model that ends in a number of parts, gated2 and gated4, is split over so many tensor ranks;
+// the others of w are data ranks.
+//
 // full_matrix() is every combination. default_matrix() has every precision at every stage in every
 // style with every number of ranks and micro-batches; clip, optimizer and model step through their
-// values beside them.
+// values beside them. Behind them is every split model in every precision.
 //
 // Invariants: ids are unique; the default matrix holds every value of every dimension, and every
 // pair of values of two dimensions (matrix_test.cpp counts them).
-// Units: world and accumulation are counts of ranks and micro-batches.
+// Units: world and accumulation are counts of ranks and micro-batches; world = data * tensor.
 // Errors: equigrad::Error for a value that no dimension has.
-// Depends on: precision.hpp, engine/error.hpp (sources only).
+// Depends on: precision.hpp, gated_model.hpp and engine/error.hpp (sources only).
 #pragma once
 
 #include <map>
@@ -39,12 +42,16 @@ struct CaseSpec {
 
   std::string id() const;
   std::map<std::string, std::string> dimensions() const;
+  int tensor() const;  // ranks that share a model; 1: each has a whole one
+  int data() const { return world / tensor(); }
   // What decides the numbers: equal for cases that share a twin up to the order of additions.
   std::string tuple() const;
   // The precision is not defined at this stage: the case passes if initialize() says so.
   bool is_refused() const { return !refusal_keys(precision, stage).empty(); }
   bool operator==(const CaseSpec&) const = default;
 };
+// A split model has stages 0 to 2, and a multiple of its parts as ranks.
+bool is_possible(const CaseSpec& spec);
 
 std::string word(Style style);  // engine_backward, scale_backward, loss_backward, ...
 // clip-off; clip-below: the norm is far below the threshold; clip-above: it is above;
@@ -52,11 +59,11 @@ std::string word(Style style);  // engine_backward, scale_backward, loss_backwar
 std::string word(Clip clip);
 std::string word(Rule rule);  // sgd, adamw
 
-// The case with this id.
+// The case with this id, which is possible.
 CaseSpec parse_id(const std::string& id);
 
-std::vector<CaseSpec> full_matrix();     // 129,024
-std::vector<CaseSpec> default_matrix();  // 4,192
+std::vector<CaseSpec> full_matrix();     // 147,168
+std::vector<CaseSpec> default_matrix();  // 3,688
 
 struct Selection {
   std::vector<std::string> filters;  // globs (* ? [ ]) of parts of ids; a case needs one of them

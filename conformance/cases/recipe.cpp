@@ -83,7 +83,7 @@ std::optional<OverflowingBatch> overflowing_batch(const CaseSpec& spec) {
   if (policy == LossScale::None || policy == LossScale::Static) return std::nullopt;
   const int kind = (spec.world + 2 * spec.accumulation + (spec.clip == Clip::Off ? 1 : 0)) % 3;
   if (kind == 0) return std::nullopt;
-  return OverflowingBatch{kind, spec.world - 1, spec.accumulation / 2};
+  return OverflowingBatch{kind, spec.data() - 1, spec.accumulation / 2};
 }
 
 reference::SumOrder order_of(int stage) {
@@ -99,7 +99,7 @@ reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshol
   reference::Recipe recipe;
   recipe.model = spec.model;
   recipe.seed = seed;
-  recipe.world = spec.world;
+  recipe.world = spec.data();
   recipe.accumulation_steps = spec.accumulation;
   recipe.steps = kSteps;
   recipe.optimizer = optimizer_of(spec);
@@ -117,6 +117,7 @@ std::string config_text(const CaseSpec& spec, double threshold, const reference:
   config["train_micro_batch_size_per_gpu"] = 1;
   config["gradient_accumulation_steps"] = spec.accumulation;
   if (spec.clip != Clip::Off) config["gradient_clipping"] = threshold;
+  if (spec.tensor() > 1) config["tensor_parallel"]["autotp_size"] = spec.tensor();
   const auto optimizer = optimizer_of(spec);
   auto& params = config["optimizer"]["params"];
   params["lr"] = optimizer.lr;

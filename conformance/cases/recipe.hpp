@@ -28,7 +28,7 @@ constexpr int kSteps = 3;  // optimizer steps of a case
 constexpr double kOverflowFactor = 0x1p100;
 struct OverflowingBatch {
   int step = 0;
-  int rank = 0;
+  int rank = 0;  // of the data ranks
   int micro_batch = 0;
   bool operator==(const OverflowingBatch&) const = default;
 };
@@ -42,7 +42,7 @@ std::optional<at::ScalarType> autocast_dtype_of(const CaseSpec& spec);
 reference::SumOrder order_of(int stage);  // unless sums are exact
 reference::SumOrder order_of(const CaseSpec& spec);
 
-// The twin's recipe.
+// The twin's recipe, of the data ranks.
 reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshold,
                             reference::SumOrder order);
 // The engine's configuration, as JSON text.

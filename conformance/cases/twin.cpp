@@ -281,8 +281,13 @@ std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t 
   return make_twin(plan_of(spec, seed, data), path);
 }
 
-Twin::Twin(const std::string& path, SumOrder order)
-    : file_(oracle::read_tensors(path)), order_(word(order)) {
+at::Tensor TensorPlace::own(const std::string& name, const at::Tensor& whole) const {
+  const auto cut = cuts.find(name);
+  return (cut == cuts.end() ? whole : cut_out(whole, cut->second, part, parts)).flatten();
+}
+
+Twin::Twin(const std::string& path, SumOrder order, TensorPlace place)
+    : file_(oracle::read_tensors(path)), order_(word(order)), place_(std::move(place)) {
   if (file_.metadata.count(order_ + "/0/grad_norm") == 0) order_ = word(SumOrder::AddThenReduce);
   if (file_.metadata.count(order_ + "/0/grad_norm") == 0)
     throw std::runtime_error("[twin] expected a twin's file, got " + path + ".");
@@ -291,14 +296,15 @@ Twin::Twin(const std::string& path, SumOrder order)
 at::Tensor Twin::tensor(int step, const std::string& what, const std::string& name) const {
   const auto found =
       file_.tensors.find(order_ + "/" + std::to_string(step) + "/" + what + "/" + name);
-  return found == file_.tensors.end() ? at::Tensor() : found->second.flatten();
+  if (found == file_.tensors.end()) return {};
+  return what == "parameter" ? found->second.flatten() : place_.own(name, found->second);
 }
 
 at::Tensor Twin::other(const std::string& run, const std::string& what,
                        const std::string& name) const {
   const auto found =
       file_.tensors.find(run + "/" + std::to_string(first_applied()) + "/" + what + "/" + name);
-  return found == file_.tensors.end() ? at::Tensor() : found->second.flatten();
+  return found == file_.tensors.end() ? at::Tensor() : place_.own(name, found->second);
 }
 
 float Twin::loss(int step, int64_t index) const {

@@ -13,9 +13,11 @@
 // Invariants: one file serves all stages and styles of a tuple; a gradient that is absent was used
 // by nobody. Both orders of addition are there unless they agree (one micro-batch), or exact_grid
 // alone where sums are exact.
-// Shapes: those of the parameters; losses [accumulation * world], of all steps, fp32.
+// Shapes: those of the parameters; losses [accumulation * world], of all steps, fp32. At a place
+// along a tensor group a twin gives that rank's parts, of all but parameters, which are whole.
 // Errors: std::runtime_error for a file that is not a twin; c10::Error from the reference.
-// Depends on: case_model.hpp, recipe.hpp, oracle/tensor_file.hpp, oracle/underflow.hpp.
+// Depends on: case_model.hpp, gated_model.hpp, recipe.hpp, oracle/tensor_file.hpp,
+// oracle/underflow.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,6 +28,7 @@
 #include <vector>
 
 #include "conformance/cases/case_model.hpp"
+#include "conformance/cases/gated_model.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "conformance/oracle/underflow.hpp"
@@ -65,9 +68,18 @@ std::optional<oracle::UnderflowLedger> make_twin(const CaseSpec& spec, uint64_t 
 void add_step(oracle::TensorFile& file, const std::string& prefix,
               const reference::StepRecord& record);
 
+// What a tensor rank has: of parameters that are cut, part `part` of `parts`.
+struct TensorPlace {
+  Cuts cuts = {};
+  int part = 0;
+  int parts = 1;
+  // [numel] flat, of a whole parameter's numbers in its shape.
+  at::Tensor own(const std::string& name, const at::Tensor& whole) const;
+};
+
 class Twin {
  public:
-  Twin(const std::string& path, reference::SumOrder order);
+  Twin(const std::string& path, reference::SumOrder order, TensorPlace place = {});
 
   // [numel] flat, or undefined. `what` is gradient, master, parameter or the name of a state.
   at::Tensor tensor(int step, const std::string& what, const std::string& name) const;
@@ -87,6 +99,7 @@ class Twin {
 
   oracle::TensorFile file_;
   std::string order_;
+  TensorPlace place_;
 };
 
 }  // namespace equigrad::conformance

@@ -102,9 +102,8 @@ class SubjectRankModel : public RankModel {
     return {all};
   }
 
-  std::unique_ptr<Engine> make_engine(const std::string& config,
-                                      std::shared_ptr<comm::Communicator> group) override {
-    return subject_->make_engine(config, std::move(group));
+  std::unique_ptr<Engine> make_engine(const std::string& config, comm::Mesh ranks) override {
+    return subject_->make_engine(config, ranks.world());
   }
 
   // Of the model's own forward nothing is judged but that the guard around it leaves autocast as it

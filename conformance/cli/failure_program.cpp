@@ -27,14 +27,16 @@ const char* const kHead =
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "conformance/on_rank/backward.hpp"
+#include "conformance/on_rank/split_model.hpp"
 #include "conformance/ranks/pool.hpp"
-#include "engine/comm/communicator.hpp"
+#include "engine/comm/mesh.hpp"
 #include "engine/engine.hpp"
 
 using namespace equigrad;
 using namespace equigrad::conformance;
 
 const int kSteps = @STEPS@, kWorld = @WORLD@, kMicroBatches = @MICRO_BATCHES@;
+const int kTensor = @TENSOR@, kData = kWorld / kTensor;  // ranks that share a model; the others
 const uint64_t kSeed = @SEED@;
 const std::string kFile = __FILE__, kFolder = kFile.substr(0, kFile.rfind('/'));
 
@@ -80,24 +82,34 @@ class Expected {
 nlohmann::json run_rank(ranks::RankContext& context) {
   Expected expected(context.rank());
   const reference::Data data(@DATA@);
-  auto model = std::make_shared<OverflowingModel>(make_case_model("@MODEL@", kSeed));
-  if (context.rank() != 0) {  // every rank takes over rank 0's weights
-    const at::NoGradGuard no_grad;
-    for (auto& parameter : model->parameters()) parameter.mul_(0.75).add_(0.125);
-  }
-  auto communicator = context.group();
+  const comm::MeshSizes sizes{kData, 1, kTensor};
+  const int data_rank = comm::place_of(context.rank(), sizes).data;
+  comm::ConnectGroup connect = [&](const std::string& name, int rank, int size) {
+    return context.group(name, rank, size);
+  };
 )text";
 
 const char* const kFault = R"text(  auto moment = std::make_shared<faults::Moment>();
-  faults::Planted fault("@FAULT@", context.rank(), kWorld, moment, {});
-  communicator = fault.wrap(communicator);
+  faults::Planted fault("@FAULT@", data_rank, kData, moment, {});
+  connect = [&, real = connect](const std::string& name, int rank, int size) {
+    return fault.wrap(real(name, rank, size));
+  };
 )text";
 
-const char* const kLoop = R"text(
+const char* const kLoop =
+    R"text(  const auto mesh = comm::make_mesh(context.rank(), sizes, connect);
+  auto model = std::make_shared<OverflowingModel>(
+      mesh.tensor() ? split_model("@MODEL@", kSeed, mesh.tensor())
+                    : make_case_model("@MODEL@", kSeed));
+  if (data_rank != 0) {  // every rank takes over the first one's weights
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : model->parameters()) parameter.mul_(0.75).add_(0.125);
+  }
+
   const std::string config = read(kFolder + "/config.json");
   auto engine = model->groups().size() > 1
-                    ? initialize(groups_of(*model), parse_config(config, kWorld), communicator)
-                    : initialize(*model, config, communicator);
+                    ? initialize(groups_of(*model), parse_config(config, kWorld), mesh)
+                    : initialize(*model, config, mesh);
   const auto number = [](double value) { return at::full({1}, value, at::kDouble); };
   for (int step = 0; step < kSteps; ++step) {
     engine->on_step([&](const std::vector<LocalShard>& shards) {
@@ -109,8 +121,8 @@ const char* const kLoop = R"text(
     expected.check(step, "loss_scale before it", 0, number(engine->loss_scale()));
     for (int index = 0; index < kMicroBatches; ++index) {
 @MOMENT@      const auto batch = reference::to_dtype(
-          make_case_batch(data, "@MODEL@", {kSeed, step, context.rank(), index}), at::@DTYPE@);
-@OVERFLOW@@BACKWARD@      const int64_t place = index * kWorld + context.rank();
+          make_case_batch(data, "@MODEL@", {kSeed, step, data_rank, index}), at::@DTYPE@);
+@OVERFLOW@@BACKWARD@      const int64_t place = index * kData + data_rank;
       expected.check(step, "loss", place, loss.reshape({1}));
       engine->step();
     }
@@ -160,7 +172,7 @@ std::string overflow_text(const CaseSpec& spec) {
   const auto overflowing = overflowing_batch(spec);
   if (!overflowing) return {};
   return "      const bool overflows = step == " + std::to_string(overflowing->step) +
-         " && context.rank() == " + std::to_string(overflowing->rank) +
+         " && data_rank == " + std::to_string(overflowing->rank) +
          " && index == " + std::to_string(overflowing->micro_batch) +
          ";\n      model->set_loss_factor(overflows ? 0x1p100 : 1);  // makes gradients overflow\n";
 }
@@ -196,6 +208,7 @@ std::string program_text(const Failure& failure) {
       {"@ID@", failure.id},
       {"@STEPS@", std::to_string(failure.candidate->steps)},
       {"@WORLD@", std::to_string(spec.world)},
+      {"@TENSOR@", std::to_string(spec.tensor())},
       {"@MICRO_BATCHES@", std::to_string(spec.accumulation)},
       {"@SEED@", std::to_string(failure.seed) + "u"},
       {"@DATA@", data_text(failure.data)},

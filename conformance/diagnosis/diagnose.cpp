@@ -63,8 +63,8 @@ class Diagnostician {
 
   // As the twin has it after a step; after none, the weights that the model was made with.
   at::Tensor twin(int of_step, const std::string& what, const std::string& name) const {
-    if (of_step >= 0) return input_.twin.tensor(of_step, what, name);
-    return what == "parameter" ? weights_.parameter(of_step, name) : at::Tensor();
+    if (what == "parameter") return weights_.parameter(of_step, name);  // compared whole
+    return of_step >= 0 ? input_.twin.tensor(of_step, what, name) : at::Tensor();
   }
 
   Evidence evidence_of(const Failure& failure) const {
@@ -79,7 +79,8 @@ class Diagnostician {
     evidence.accumulation_steps = input_.recipe.accumulation_steps;
     evidence.shards = input_.stage == 0 ? 1 : input_.recipe.world;
     evidence.begin = site.begin;
-    evidence.shape = input_.shapes.at(site.parameter);
+    const auto& shapes = evidence.what == "parameter" ? input_.whole_shapes : input_.shapes;
+    evidence.shape = shapes.at(site.parameter);
     evidence.whole = twin(site.step, evidence.what, site.parameter);
     for (const auto& [name, shape] : input_.shapes) {
       const auto other = twin(site.step, evidence.what, name);

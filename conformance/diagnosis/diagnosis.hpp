@@ -56,9 +56,10 @@ struct DiagnosisInput {
   const reference::Recipe& recipe;  // the twin's
   const MakeCaseModel& make_model;
   const Twin& twin;
-  std::map<std::string, std::vector<int64_t>> shapes;
-  std::string keep;  // folder for tensors; empty: none
-  int rank;
+  const TensorPlace& tensor_rank;  // what it has of the model
+  std::map<std::string, std::vector<int64_t>> shapes, whole_shapes;
+  std::string keep;                                            // folder for tensors; empty: none
+  int rank;                                                    // of the data ranks
   double norm;                                                 // that the engine measured
   std::map<std::string, at::ScalarType> communication_dtypes;  // of safe modules, under autocast
   std::map<std::string, oracle::UpdateSpec> rules;             // by parameter

@@ -68,7 +68,7 @@ void Rerun::run(int step) {
         const auto gradient =
             parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter);
         contributions_[name].back().push_back(
-            gradient.detach().flatten().to(at::kFloat).div(scale));
+            input_.tensor_rank.own(name, gradient.detach().to(at::kFloat).div(scale)));
       }
     }
   }

@@ -25,7 +25,7 @@ std::vector<Candidate> with_each(const Candidate& from, const std::vector<Value>
   for (const auto& value : values) {
     auto candidate = from;
     change(candidate, value);
-    candidates.push_back(candidate);
+    if (is_possible(candidate.spec)) candidates.push_back(candidate);
   }
   return candidates;
 }
@@ -36,10 +36,11 @@ std::vector<int> counts(int first, int last) {
   return values;
 }
 
-// By parameters: 1, 2, 3 and 4 of a few elements, and those of the zoo.
+// By parameters: 1, 2, 3 and 4 of a few elements, and those of the zoo; then what is split.
 const std::vector<std::string>& models() {
   static const std::vector<std::string> names = {"linear1",   "linear2", "linear3", "linear4",
-                                                 "irregular", "vision",  "conv",    "gpt"};
+                                                 "irregular", "vision",  "conv",    "gpt",
+                                                 "gated",     "gated2",  "gated4"};
   return names;
 }
 

@@ -45,8 +45,7 @@ class GeneratedRankModel : public RankModel {
                 }) {}
 
   std::vector<NamedTensors> groups() override { return model_->all_groups(); }
-  std::unique_ptr<Engine> make_engine(const std::string& config,
-                                      std::shared_ptr<comm::Communicator> group) override;
+  std::unique_ptr<Engine> make_engine(const std::string& config, comm::Mesh ranks) override;
   at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override;
   void renew() override;
   void end() override { events_.end(); }
@@ -68,9 +67,9 @@ class GeneratedRankModel : public RankModel {
 };
 
 std::unique_ptr<Engine> GeneratedRankModel::make_engine(const std::string& config,
-                                                        std::shared_ptr<comm::Communicator> group) {
-  events_.begin(group);
-  if (one_.execution.way_in == "module") return initialize(*model_, config, std::move(group));
+                                                        comm::Mesh ranks) {
+  events_.begin(ranks.world());
+  if (one_.execution.way_in == "module") return initialize(*model_, config, std::move(ranks));
   const auto types = module_types(*model_);
   const auto& specs = model_->groups();
   std::vector<ParameterGroup> groups;
@@ -80,7 +79,8 @@ std::unique_ptr<Engine> GeneratedRankModel::make_engine(const std::string& confi
     for (const auto& [name, tensor] : tensors)
       groups.back().parameters.push_back({name, tensor, *types.at(name).begin()});
   }
-  return initialize(std::move(groups), parse_config(config, group->world_size()), std::move(group));
+  const int world = ranks.sizes().world_size();
+  return initialize(std::move(groups), parse_config(config, world), std::move(ranks));
 }
 
 // Buffers stay: no engine has taken their values.

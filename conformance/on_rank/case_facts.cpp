@@ -6,9 +6,19 @@
 
 namespace equigrad::conformance {
 
+TensorPlace tensor_place(int rank, const CaseSpec& spec) {
+  return {.cuts = cuts_of(spec.model), .part = rank % spec.tensor(), .parts = spec.tensor()};
+}
+
 void add_model(CaseFacts& facts, reference::Model& model) {
-  for (const auto& [name, tensor] : reference::unique_parameters(model))
-    facts.shapes[name] = tensor.sizes().vec();
+  const auto& [cuts, part, parts] = facts.tensor_rank;
+  facts.sizes = comm::mesh_sizes(facts.context.world_size(), /*sequence=*/1, parts);
+  facts.place = comm::place_of(facts.context.rank(), facts.sizes);
+  for (const auto& [name, tensor] : reference::unique_parameters(model)) {
+    auto& shape = facts.shapes[name] = facts.whole_shapes[name] = tensor.sizes().vec();
+    const auto cut = cuts.find(name);
+    if (cut != cuts.end()) shape[static_cast<std::size_t>(cut->second.dimension)] /= parts;
+  }
   std::size_t number = 0;
   for (const auto& group : model.groups()) {
     for (const auto& name : group.names) {

@@ -252,7 +252,7 @@ void TwinComparison::check_update(int step, const LocalShard& shard) {
 
 void TwinComparison::check_parameters(int step) {
   facts_.context.note(at_step(step, "full parameters"));
-  for (const auto& [name, shape] : facts_.shapes) {
+  for (const auto& [name, shape] : facts_.whole_shapes) {
     const auto got = engine_->full_parameter(name);
     const auto want = facts_.twin.tensor(step, "parameter", name);
     const Site site{
@@ -264,7 +264,7 @@ void TwinComparison::check_parameters(int step) {
 }
 
 void TwinComparison::check_buffers(int step, const reference::TensorMap& buffers) {
-  const std::string of_rank = "buffer" + std::to_string(facts_.context.rank());
+  const std::string of_rank = "buffer" + std::to_string(facts_.place.data);
   for (const auto& [name, got] : buffers) {
     const Site site{.phase = Phase::Forward, .step = step, .what = "buffer", .parameter = name};
     const auto want = facts_.twin.tensor(step, of_rank, name);
@@ -275,10 +275,12 @@ void TwinComparison::check_buffers(int step, const reference::TensorMap& buffers
   }
 }
 
-// At stage 0 every rank holds everything: rank 0 speaks for all.
+// At stage 0 every data rank holds everything: the first speaks for all.
 void TwinComparison::digest(const Site& site, const at::Tensor& values) {
-  if (facts_.stage == 0 && facts_.context.rank() != 0) return;
-  digest_.sum += oracle::digest(site.what + "/" + site.parameter, site.step, site.begin, values);
+  if (facts_.stage == 0 && facts_.place.data != 0) return;
+  const int part = facts_.place.tensor;
+  const auto of = site.what + "/" + site.parameter + (part == 0 ? "" : "@t" + std::to_string(part));
+  digest_.sum += oracle::digest(of, site.step, site.begin, values);
   digest_.numel += values.numel();
 }
 

@@ -8,6 +8,7 @@
 #include "conformance/cases/overflowing_model.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/on_rank/backward.hpp"
+#include "conformance/on_rank/split_model.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -39,11 +40,15 @@ class ZooRankModel : public RankModel {
     return all;
   }
 
+  void join(const comm::Mesh& ranks) override {
+    if (ranks.tensor())
+      model_ = std::make_shared<OverflowingModel>(split_model(spec_.model, seed_, ranks.tensor()));
+  }
+
   // Both ways in: a model with several groups by the core, the others as modules.
-  std::unique_ptr<Engine> make_engine(const std::string& config,
-                                      std::shared_ptr<comm::Communicator> group) override {
-    if (!has_groups()) return initialize(*model_, config, std::move(group));
-    return initialize(groups_of(*model_), parse_config(config, spec_.world), std::move(group));
+  std::unique_ptr<Engine> make_engine(const std::string& config, comm::Mesh ranks) override {
+    if (!has_groups()) return initialize(*model_, config, std::move(ranks));
+    return initialize(groups_of(*model_), parse_config(config, spec_.world), std::move(ranks));
   }
 
   at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override {
@@ -71,11 +76,11 @@ class ZooRankModel : public RankModel {
 
 reference::TensorMap RankModel::buffers() { return {}; }
 
-void RankModel::unsettle() {
+void RankModel::unsettle(const std::function<bool(const std::string&)>& is_taken_over) {
   const at::NoGradGuard no_grad;
   for (const auto& group : groups())
     for (const auto& [name, tensor] : group)
-      if (tensor.is_floating_point()) tensor.mul_(0.75).add_(0.125);
+      if (tensor.is_floating_point() && is_taken_over(name)) tensor.mul_(0.75).add_(0.125);
 }
 
 std::unique_ptr<RankModel> zoo_rank_model(const CaseSpec& spec, uint64_t seed,

@@ -26,19 +26,23 @@ nlohmann::json run_case(const nlohmann::json& request, ranks::RankContext& conte
   const auto spec = parse_id(request.at("id"));
   const uint64_t seed = request.at("seed");
   const auto model = make_case_model(spec.model, seed);
-  Twin twin(request.at("twin"), order_of(spec));
+  const auto place = tensor_place(context.rank(), spec);
+  Twin twin(request.at("twin"), order_of(spec), place);
   const double threshold = twin.threshold();
   CaseFacts facts{.stage = spec.stage,
                   .recipe = recipe_of(spec, seed, threshold, order_of(spec)),
                   .keep = request.value("keep", ""),
                   .context = context,
                   .make_model = zoo_model(spec, seed, data),
-                  .twin = std::move(twin)};
+                  .twin = std::move(twin),
+                  .tensor_rank = place};
   add_model(facts, *model);
   // One style in four on a communicator that does everything as late as it may.
   const uint64_t by_style = spec.style == Style::TensorBackward ? seed + 1 : 0;
-  // Another one is saved before its last step, and goes on in a new engine on other weights.
-  const int resumed = spec.style == Style::LossBackward ? kSteps - 1 : -1;
+  // Another one is saved before its last step, and goes on in a new engine on other weights. No
+  // checkpoint holds the parts of a split model.
+  const bool is_resumed = spec.style == Style::LossBackward && spec.tensor() == 1;
+  const int resumed = is_resumed ? kSteps - 1 : -1;
   RankCaseOptions options{.config = with_knobs(config_text(spec, threshold, *model),
                                                request.value("knobs", nlohmann::json::object())),
                           .style = word(spec.style),
@@ -67,21 +71,28 @@ RankCase::RankCase(CaseFacts facts, std::unique_ptr<RankModel> model, RankCaseOp
 }
 
 void RankCase::make_engine() {
-  facts_.context.note("initialize");
-  if (facts_.context.rank() != 0) model_->unsettle();
-  communicator_ = faults::adversarial(facts_.context.group(), options_.adversary);
+  auto& context = facts_.context;
+  context.note("initialize");
   if (!options_.fault.empty()) {
     std::vector<std::string> names;  // as the engine's table has them
     for (const auto& group : model_->groups())
       for (const auto& [name, tensor] : group) names.push_back(name);
-    fault_ =
-        std::make_unique<faults::Planted>(options_.fault, facts_.context.rank(),
-                                          static_cast<int>(facts_.recipe.world), moment_, names);
-    communicator_ = fault_->wrap(communicator_);
+    fault_ = std::make_unique<faults::Planted>(options_.fault, facts_.place.data, facts_.sizes.data,
+                                               moment_, names);
   }
-  engine_ = beside_.caller.around("initialize()", {Share::Callback}, [&] {
-    return model_->make_engine(options_.config, communicator_);
+  ranks_ = comm::make_mesh(
+      context.rank(), facts_.sizes, [&](const std::string& name, int rank, int size) {
+        const auto group = faults::adversarial(context.group(name, rank, size), options_.adversary);
+        return fault_ ? fault_->wrap(group) : group;
+      });
+  model_->join(ranks_);
+  // What a rank is the first to have is taken over by the others.
+  model_->unsettle([this](const std::string& name) {
+    return facts_.place.data > 0 ||
+           (facts_.place.tensor > 0 && !facts_.tensor_rank.cuts.contains(name));
   });
+  engine_ = beside_.caller.around("initialize()", {Share::Callback},
+                                  [&] { return model_->make_engine(options_.config, ranks_); });
 }
 
 // Saved, thrown away, and loaded by another one that has other weights: nothing has happened.
@@ -95,7 +106,7 @@ void RankCase::resume(int step) {
   model_->renew();
   context.note(at_step(step, "initialize()") + acts_so_far());
   caller.around("initialize()", {Share::Callback},
-                [&] { engine_ = model_->make_engine(options_.config, communicator_); });
+                [&] { engine_ = model_->make_engine(options_.config, ranks_); });
   context.note(at_step(step, "load_checkpoint()") + acts_so_far());
   caller.around("load_checkpoint()", {}, [&] { engine_->load_checkpoint(folder, "resumed"); });
   // Who still reads a file has it mapped.
@@ -177,6 +188,7 @@ nlohmann::json RankCase::answer() {
   for (const auto& [name, rule] : facts_.rules)
     numels[name] = c10::multiply_integers(facts_.shapes.at(name));
   nlohmann::json answer = {{"cover", cover_rows(numels, *engine_)},
+                           {"tensor_rank", facts_.place.tensor},
                            {"memory", memory_rows(*engine_)}};
   comparison_->add_to(answer);
   auto specs = comparison_->update_specs();
@@ -205,9 +217,8 @@ void RankCase::take_pass(int step, int index) {
       at_step(step, "micro-batch " + std::to_string(index + 1) + " " + options_.style) +
       acts_so_far());
   try {
-    const auto loss =
-        model_->run_pass(*engine_, {step, facts_.context.rank(), index}, beside_.caller);
-    const int64_t loss_index = index * facts_.recipe.world + facts_.context.rank();
+    const auto loss = model_->run_pass(*engine_, {step, facts_.place.data, index}, beside_.caller);
+    const int64_t loss_index = index * facts_.recipe.world + facts_.place.data;
     comparison_->check({.phase = Phase::Forward,
                         .step = step,
                         .what = "loss",

@@ -68,7 +68,7 @@ class RankCase {
   RankCaseOptions options_;
   std::shared_ptr<faults::Moment> moment_;
   std::unique_ptr<faults::Planted> fault_;  // null: none
-  std::shared_ptr<comm::Communicator> communicator_;
+  comm::Mesh ranks_;
   std::unique_ptr<Engine> engine_;
   Lanes lanes_;
   Beside beside_{.before = {}, .caller = CallerWatch(lanes_.exact)};

@@ -1,7 +1,7 @@
 // The part of RankContext that needs torch and the engine's communicator.
 #include <ATen/Parallel.h>
 
-#include <filesystem>
+#include <algorithm>
 
 #include "conformance/ranks/rank_context.hpp"
 #include "engine/comm/communication_error.hpp"
@@ -23,15 +23,29 @@ std::shared_ptr<comm::Communicator> RankContext::group(int world) {
                                    std::to_string(world) + ". Ask for one that holds this rank.");
   std::string name = "group";
   for (int rank = 0; rank < world; ++rank) name += "-" + members_[static_cast<std::size_t>(rank)];
+  return connected(name, rank_, world);
+}
+
+std::shared_ptr<comm::Communicator> RankContext::group(const std::string& name, int rank,
+                                                       int size) {
+  if (name == "world") return group(size);
+  std::string file = name + "-of";
+  std::replace(file.begin(), file.end(), '/', '-');
+  for (const auto& member : members_) file += "-" + member;
+  return connected(file + "-in-" + std::to_string(size), rank, size);
+}
+
+std::shared_ptr<comm::Communicator> RankContext::connected(const std::string& name, int rank,
+                                                           int size) {
   auto& group = groups_[name];
   if (!group) {
-    note("rendezvous of " + std::to_string(world) + " ranks");
+    note("rendezvous of " + std::to_string(size) + " ranks");
     try {
-      group = comm::connect_gloo(rank_, world, directory_ + "/" + name, timeout_);
+      group = comm::connect_gloo(rank, size, directory_ + "/" + name, timeout_);
     } catch (const std::exception& error) {
       const std::string text = error.what();  // LibTorch appends a backtrace, from the second line
       throw comm::CommunicationError(
-          "ranks.group", "expected to reach all " + std::to_string(world) +
+          "ranks.group", "expected to reach all " + std::to_string(size) +
                              " ranks over Gloo, got: " + text.substr(0, text.find('\n')) +
                              " equigrad doctor tries it with two.");
     }

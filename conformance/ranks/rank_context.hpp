@@ -1,7 +1,7 @@
 // RankContext: what the code that runs inside a rank knows about itself and its peers.
 //
-// Invariants: group(n) is the same communicator for the same set of rank processes from one request
-// to the next; a set in which a process was replaced gets a new one.
+// Invariants: group(n), and a group of a name, is the same communicator for the same set of rank
+// processes from one request to the next; a set in which a process was replaced gets a new one.
 // Shapes/Units: rank is the place in the request's rank set, 0 <= rank < world_size.
 // Errors: equigrad::Error when a peer cannot be reached.
 // Depends on: nlohmann-json, engine/comm/communicator.hpp by name only (no torch here).
@@ -35,6 +35,9 @@ class RankContext {
   // Gloo over the first `world` ranks of the request's set (0: all of it). Those ranks, and no
   // others, call it. Made at the first call, kept for later requests.
   std::shared_ptr<comm::Communicator> group(int world = 0);
+  // The same of `size` ranks that the name tells from others, as which this one is `rank`: what
+  // comm::make_mesh() asks for. "world" is group().
+  std::shared_ptr<comm::Communicator> group(const std::string& name, int rank, int size);
 
   // What this rank is doing now, such as "step 1 micro-batch 2 backward".
   void note(const std::string& text);
@@ -44,6 +47,8 @@ class RankContext {
   int slot() const { return slot_; }
 
  private:
+  std::shared_ptr<comm::Communicator> connected(const std::string& name, int rank, int size);
+
   int slot_;
   int rank_ = 0;
   std::vector<std::string> members_;  // "slot.generation" of every rank of the request's set

@@ -193,6 +193,18 @@ void cross_check_class(const std::vector<CaseSpec>& specs, const std::vector<Jud
   }
 }
 
+// Of every place along tensor by itself: its ranks share the parts that they have.
+std::string problem_of_cover(int stage, const std::vector<Outcome>& outcomes) {
+  std::map<int, std::vector<nlohmann::json>> cover;
+  for (const auto& outcome : outcomes)
+    cover[outcome.answer.value("tensor_rank", 0)].push_back(outcome.answer.at("cover"));
+  for (const auto& [place, rows] : cover) {
+    const auto problem = cover_problem(stage, rows);
+    if (!problem.empty()) return problem;
+  }
+  return {};
+}
+
 }  // namespace
 
 Verdict verdict_of_failure(const std::vector<Outcome>& outcomes) {
@@ -276,9 +288,7 @@ Judged judge(reports::Case of_case, int stage, const std::vector<Outcome>& outco
   judged.answered = true;
   sum_up(judged, outcomes);
   record.lanes = {sum_lane("exact", outcomes), sum_lane("bounded", outcomes)};
-  std::vector<nlohmann::json> cover;
-  for (const auto& outcome : outcomes) cover.push_back(outcome.answer.at("cover"));
-  std::string problem = cover_problem(stage, cover);
+  std::string problem = problem_of_cover(stage, outcomes);
   if (problem.empty()) {
     problem = empty_comparison(outcomes);
     judged.only_empty =

@@ -29,13 +29,14 @@ std::set<std::string> pairs(const std::vector<CaseSpec>& cases) {
 
 TEST(Matrix, TheFullMatrixHasEveryCombinationOnce) {
   const auto cases = full_matrix();
-  EXPECT_EQ(cases.size(), 4u * 21 * 4 * 4 * 3 * 4 * 2 * 4);
+  const auto of_split = 3u * 21 * 4 * 3 * 4 * 2;  // stages, of 2 parts on 2 and 4 ranks, of 4 on 4
+  EXPECT_EQ(cases.size(), 4u * 21 * 4 * 4 * 3 * 4 * 2 * 4 + 3 * of_split);
   EXPECT_EQ(ids(cases).size(), cases.size());
 }
 
 TEST(Matrix, TheDefaultMatrixIsAPartOfTheFullOne) {
   const auto cases = default_matrix();
-  EXPECT_EQ(cases.size(), 3520u);
+  EXPECT_EQ(cases.size(), 3688u);
   const auto all = ids(full_matrix());
   const auto names = ids(cases);
   EXPECT_EQ(names.size(), cases.size());
@@ -54,6 +55,30 @@ TEST(Matrix, EveryPrecisionIsThereAtEveryStageInEveryStyleWithAllRanksAndMicroBa
   EXPECT_EQ(ranks.size(), 21u * 4 * 4 * 4);
   EXPECT_EQ(micro_batches.size(), 21u * 4 * 4 * 3);
   EXPECT_EQ(both.size(), 21u * 4 * 4 * 3 * 3);
+}
+
+TEST(Matrix, SplitModelsAreThereInEveryPrecisionAndInEveryStyleAtTheirStages) {
+  std::set<std::string> precisions, cells, data;
+  for (const auto& spec : default_matrix()) {
+    EXPECT_TRUE(is_possible(spec)) << spec.id();
+    EXPECT_EQ(spec.data() * spec.tensor(), spec.world);
+    if (spec.tensor() == 1) continue;
+    precisions.insert(spec.model + word(spec.precision));
+    cells.insert(spec.model + std::to_string(spec.stage) + word(spec.style));
+    data.insert(spec.model + std::to_string(spec.data()));
+    EXPECT_FALSE(spec.is_refused()) << spec.id();
+  }
+  EXPECT_EQ(precisions.size(), 2u * 21);
+  EXPECT_EQ(cells.size(), 2u * 3 * 4);
+  EXPECT_EQ(data, (std::set<std::string>{"gated21", "gated22", "gated41"}));
+}
+
+TEST(Matrix, AnIdOfASplitModelThatIsNotPossibleIsAnError) {
+  const std::string id = "Required.grad.zero2.fp32.w2.accumulation1.clip-off.sgd.";
+  EXPECT_EQ(parse_id(id + "gated2.loss_backward").data(), 1);
+  EXPECT_EQ(parse_id(id + "gated.loss_backward").data(), 2);
+  EXPECT_THROW(parse_id(id + "gated4.loss_backward"), Error);
+  EXPECT_THROW(parse_id("Required.grad.zero3" + id.substr(19) + "gated2.loss_backward"), Error);
 }
 
 TEST(Matrix, OnlyStage0RefusesAndOnlyWhatIsNotDefinedThere) {
@@ -122,22 +147,22 @@ TEST(Matrix, AnIdThatIsNoneIsAnErrorThatNamesThePart) {
 
 TEST(Matrix, FiltersAreSubstringsOrGlobsAndSeveralMeanOneOf) {
   const auto cases = default_matrix();
-  EXPECT_EQ(select(cases, {}).size(), 3520u);
+  EXPECT_EQ(select(cases, {}).size(), 3688u);
   EXPECT_EQ(select(cases, {{"zero3"}, {}, {}, {}}).size(), 880u);
-  EXPECT_EQ(select(cases, {{"zero3", "zero0"}, {}, {}, {}}).size(), 1760u);
+  EXPECT_EQ(select(cases, {{"zero3", "zero0"}, {}, {}, {}}).size(), 1804u);
   EXPECT_EQ(select(cases, {{"zero3.fp32.*.conv.t"}, {}, {}, {}}).size(), 4u);
-  EXPECT_EQ(select(cases, {{"zero?.fp16."}, {}, {}, {}}).size(), 160u);
+  EXPECT_EQ(select(cases, {{"zero?.fp16."}, {}, {}, {}}).size(), 168u);
   EXPECT_EQ(select(cases, {{cases[7].id()}, {}, {}, {}}).size(), 1u);
   EXPECT_TRUE(select(cases, {{"zero4"}, {}, {}, {}}).empty());
 }
 
 TEST(Matrix, OptionsNarrowWhatFiltersSelect) {
   const auto cases = default_matrix();
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {}, {}}).size(), 1760u);
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {}}).size(), 80u);
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16", "amp-o1"}, {}}).size(), 160u);
-  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {4}}).size(), 8u);
-  EXPECT_EQ(select(cases, {{"accumulation3"}, {2, 3}, {"fp16"}, {4}}).size(), 8u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {}, {}}).size(), 1823u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {}}).size(), 83u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16", "amp-o1"}, {}}).size(), 166u);
+  EXPECT_EQ(select(cases, {{}, {2, 3}, {"fp16"}, {4}}).size(), 11u);
+  EXPECT_EQ(select(cases, {{"accumulation3"}, {2, 3}, {"fp16"}, {4}}).size(), 9u);
 }
 
 TEST(Matrix, AFilterIsAGlobOfAPart) {

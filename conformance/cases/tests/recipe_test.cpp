@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/model_groups.hpp"
 #include "conformance/cases/overflowing_model.hpp"
 #include "conformance/cases/twin.hpp"
@@ -69,14 +70,14 @@ TEST(Recipe, EveryModelMeetsBothSizesOfBucketsAtEveryStage) {
   for (const auto& spec : default_matrix()) {
     if (spec.is_refused()) continue;
     auto& model = models[spec.model];
-    if (!model) model = reference::make_model(spec.model, 1);
+    if (!model) model = make_case_model(spec.model, 1);
     const auto config = parse_config(config_text(spec, 0, *model), spec.world);
     const bool is_small = config.zero.reduce_bucket_size < 5000;
     sizes[{spec.model, spec.stage}].insert(is_small);
     if (spec.optimizer == Rule::Sgd)
       with_momentum.insert({is_small, config.optimizer.momentum != 0});
   }
-  EXPECT_EQ(sizes.size(), 16u);
+  EXPECT_EQ(sizes.size(), 22u);
   for (const auto& [at, seen] : sizes) EXPECT_EQ(seen.size(), 2u) << at.first << at.second;
   EXPECT_EQ(with_momentum.size(), 4u);
 }
@@ -107,7 +108,7 @@ TEST(Recipe, DynamicScalesOverflowInSomeCasesOfTheDefaultMatrix) {
     const auto overflowing = overflowing_batch(spec);
     EXPECT_TRUE(!overflowing || scaling_of(spec.precision) == Scaling::Dynamic) << spec.id();
     if (overflowing) {
-      EXPECT_LT(overflowing->rank, spec.world);
+      EXPECT_LT(overflowing->rank, spec.data());
       EXPECT_LT(overflowing->micro_batch, spec.accumulation);
     }
     if (scaling_of(spec.precision) == Scaling::Dynamic)

@@ -74,6 +74,25 @@ TEST(Run, WithoutAFaultAllOfItHoldsAndIsJudged) {
   });
 }
 
+// Each rank has its own part of the parameters, and what it holds of the gradients' norm is told
+// apart from what the other has too.
+TEST(Run, ASplitModelHoldsOnEveryTensorRank) {
+  on_two_ranks([](RankContext& context) {
+    for (const int stage : {0, 1, 2}) {
+      auto spec = spec_of(stage);
+      spec.model = "gated2";
+      const auto answer = answer_of(context, spec);
+      EXPECT_EQ(first_finding(answer), "") << "stage " << stage;
+      EXPECT_EQ(answer.at("tensor_rank"), context.rank());
+      // 3,776 elements are split: token, qkv, and the weights of projection, gate_up and down.
+      int64_t held = 0;
+      for (const auto& row : answer.at("cover")) held += row.at(3).get<int64_t>();
+      EXPECT_EQ(held, 4016 - 3776 / 2);
+      EXPECT_EQ(answer.at("bounded").at("differing"), 0);
+    }
+  });
+}
+
 struct Disturbance {
   const char* first;  // how the first finding begins
   std::function<void(faults::Seams&)> plant;

@@ -92,6 +92,21 @@ TEST(Pool, ASubsetOfTheSetCanBeAGroup) {
             "");
 }
 
+TEST(Pool, GroupsOfOtherNamesAreOthersAndTheWorldIsTheGroup) {
+  EXPECT_EQ(
+      on_ranks(4,
+               [](RankContext& context) {
+                 const int rank = context.rank();
+                 const auto pair = context.group("pair/" + std::to_string(rank / 2), rank % 2, 2);
+                 auto value = at::full({1}, static_cast<double>(rank), at::kFloat);
+                 pair->all_reduce_sum(value)->wait();
+                 EXPECT_EQ(value.item<float>(), rank < 2 ? 1 : 5);
+                 EXPECT_EQ(context.group("pair/" + std::to_string(rank / 2), rank % 2, 2), pair);
+                 EXPECT_EQ(context.group("world", rank, 4), context.group());
+               }),
+      "");
+}
+
 TEST(Pool, DisjointSetsWorkAtTheSameTime) {
   Pool pool(4, serve_test, quick());
   const int slow = pool.start({0, 1}, {{"do", "sleep"}, {"rank", 0}});

@@ -112,6 +112,19 @@ TEST(Judge, APassHasNoMessage) {
   EXPECT_EQ(record.message, "");
 }
 
+// Of a tensor group each rank has its own parts, whole.
+TEST(Judge, TheShardsOfEveryPlaceAlongTensorCoverItsParts) {
+  const json held = {{"w", true, "0.5"}};
+  auto first = answer(0, held, held), second = answer(1, held, held);
+  for (auto* one : {&first, &second}) one->answer["cover"] = {{"w", 0, 4, 4}};
+  EXPECT_EQ(judge(kCase, "", {first, second}).record.verdict, Verdict::Failed);
+  second.answer["tensor_rank"] = 1;
+  EXPECT_EQ(judge(kCase, "", {first, second}).record.verdict, Verdict::Equal);
+  second.answer["cover"] = {{"w", 0, 3, 4}};
+  EXPECT_THAT(judge(kCase, "", {first, second}).record.message,
+              HasSubstr("w is covered up to element 3 of 4"));
+}
+
 // Of a refused case there is the exact lane alone, and nothing that stages share.
 TEST(Judge, ARefusedCaseHasOneLaneAndNoPartners) {
   CaseSpec spec = kCase;
