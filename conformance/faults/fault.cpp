@@ -12,8 +12,8 @@ std::vector<Fault> all_groups() {
   std::vector<Fault> all;
   for (const auto group :
        {comm_faults, layout_faults, bucket_faults, reduction_faults, gradient_faults, loss_faults,
-        shard_faults, optimizer_faults, schedule_faults, parameter_faults, completion_faults,
-        checkpoint_faults, mutant_faults}) {
+        shard_faults, optimizer_faults, schedule_faults, parameter_faults, parallel_faults,
+        completion_faults, checkpoint_faults, mutant_faults}) {
     auto faults = group();
     std::move(faults.begin(), faults.end(), std::back_inserter(all));
   }
@@ -22,9 +22,9 @@ std::vector<Fault> all_groups() {
 
 }  // namespace
 
-const std::vector<std::string> kSeams = {"communicator", "partition",  "bucket",    "reduction",
-                                         "accumulation", "loss_scale", "clip",      "optimizer",
-                                         "parameter",    "completion", "checkpoint"};
+const std::vector<std::string> kSeams = {"communicator", "partition",  "bucket",     "reduction",
+                                         "accumulation", "loss_scale", "clip",       "optimizer",
+                                         "parameter",    "parallel",   "completion", "checkpoint"};
 const std::vector<std::string> kPhases = {"forward", "gradient",  "norm", "clip",
                                           "update",  "parameter", "scale"};
 

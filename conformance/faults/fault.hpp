@@ -44,7 +44,7 @@ class FaultContext {
  public:
   FaultContext(int rank, int world_size, std::shared_ptr<const Moment> moment,
                std::vector<std::string> parameters);
-  int rank() const { return rank_; }
+  int rank() const { return rank_; }  // of the data ranks
   int world_size() const { return world_size_; }
   bool is_last_rank() const { return rank_ + 1 == world_size_; }
   int step() const { return moment_->step; }
@@ -77,7 +77,7 @@ struct Fault {
 };
 
 // communicator partition bucket reduction accumulation loss_scale clip optimizer parameter
-// completion checkpoint
+// parallel completion checkpoint
 extern const std::vector<std::string> kSeams;
 // "forward" (a loss, or a parameter that a forward read), "gradient" (the average), "norm", "clip",
 // "update" (masters, states), "parameter" (what is published), "scale" (loss scale, skipped steps)

@@ -10,8 +10,6 @@ struct Reason {
 
 const std::vector<Reason> kReasons = {
     {"pipeline parallelism: the engine has none", {"DS-11", "MG-01"}},
-    {"tensor parallelism: the engine has none",
-     {"DS-61", "DS-66", "MG-06", "MG-12", "MG-14", "TE-03"}},
     {"sequence or context parallelism: the engine has none",
      {"DS-24", "DS-84", "MG-02", "MG-07", "CA-01"}},
     {"expert parallelism: the engine has none",

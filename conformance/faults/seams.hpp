@@ -34,6 +34,7 @@
 #include "engine/layout/partition.hpp"
 #include "engine/optimizer/sharded_state.hpp"
 #include "engine/optimizer/update_rule.hpp"
+#include "engine/parallel/layers.hpp"
 #include "engine/parameter/page_table.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/shard/gradient_shard.hpp"
