@@ -14,8 +14,8 @@
 // exchange most, so they belong on one host.
 //
 // Invariants: sizes are at least 1, their product is the number of ranks; groups are made in the
-// same order on every rank. tensor() and sequence() are null where their size is 1. One communicator
-// alone is a mesh of data only; none is the empty mesh, which is false.
+// same order on every rank. tensor() and sequence() are null where their size is 1. One
+// communicator alone is a mesh of data only; none is the empty mesh, which is false.
 // Errors: equigrad::Error for sizes that do not make up the ranks, and for a part without the rank.
 // Depends on: comm/communicator.
 #pragma once

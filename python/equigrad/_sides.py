@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from equigrad import _core
 
@@ -109,5 +110,5 @@ def _meeting(expected: int, timeout_s: float) -> tuple[Any, int]:
             f"[Sides] expected {expected} ranks, as many as both sides have, got {launch.world_size} from {launch.source}. "
             f"Start as many, or give other sizes."
         )
-    store, rank, _ = next(dist.rendezvous("env://", launch.rank, launch.world_size, timeout=timedelta(seconds=timeout_s)))
+    store, rank, _ = next(rendezvous("env://", launch.rank, launch.world_size, timeout=timedelta(seconds=timeout_s)))
     return store, rank

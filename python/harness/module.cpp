@@ -3,6 +3,7 @@
 #include <torch/version.h>
 
 #include "python/binding/binding.hpp"
+#include "python/binding/bridge.hpp"
 #include "python/harness/check.hpp"
 
 PYBIND11_MODULE(_harness, module) {
@@ -13,6 +14,7 @@ PYBIND11_MODULE(_harness, module) {
   equigrad::python::bind_errors(module);
   equigrad::python::bind_ranks(module);
   equigrad::python::bind_parallel(module);
+  equigrad::python::bind_bridge(module);
   equigrad::python::bind_engine(module);
   equigrad::python::bind_early_shards(module);
   equigrad::python::bind_check(module);
