@@ -90,8 +90,9 @@ void reading_doubles(FaultContext&) {
 }
 
 void norm_of_shards_is_off(FaultContext&) {
-  seams().measure = [](const at::Tensor& gradient, comm::Communicator* over, NormType type) {
-    auto measure = through::measure(gradient, over, type);
+  seams().measure = [](const at::Tensor& gradient, comm::Communicator* over, NormType type,
+                       const std::vector<shard::Span>& repeated) {
+    auto measure = through::measure(gradient, over, type, repeated);
     if (over != nullptr) measure.norm *= 1.0000001;
     return measure;
   };

@@ -142,7 +142,7 @@ TEST(Assemble, AllRanksStartFromTheFirstRanksValues) {
                  group.parameters.push_back({"turned", sample(6, seed).view({2, 3}).t().detach()});
                  group.parameters.push_back({"empty", at::zeros({0}).requires_grad_()});
                  group.parameters.push_back({"count", at::full({2}, context.rank(), at::kLong)});
-                 const auto assembly = assemble({group}, EngineConfig{}, *context.group());
+                 const auto assembly = assemble({group}, EngineConfig{}, context.group());
                  EXPECT_THAT(assembly.tensors[0].detach(), HasTheBitsOf(sample(10, 0)));
                  EXPECT_THAT(assembly.tensors[1],
                              HasTheBitsOf(sample(6, 0).view({2, 3}).t().contiguous()));
@@ -175,13 +175,13 @@ TEST(Assemble, ATiedParameterIsOneUnderBothNames) {
                  const auto other = sample(3, 2).requires_grad_();
                  const ParameterGroup first{{{"a", tied}, {"b", other}}, 0.5, {}};
                  const ParameterGroup again{{{"a", tied}, {"c", tied}, {"b", other}}, {}, 0.1};
-                 const auto assembly = assemble({again}, EngineConfig{}, *context.group());
+                 const auto assembly = assemble({again}, EngineConfig{}, context.group());
                  EXPECT_EQ(assembly.table.size(), 2U);
                  EXPECT_EQ(assembly.table.index_of("c"), assembly.table.index_of("a"));
                  EXPECT_TRUE(assembly.tensors[0].is_same(tied));
                  EXPECT_TRUE(assembly.tensors[1].is_same(other));
                  EXPECT_EQ(assembly.groups[0].weight_decay, 0.1);
-                 EXPECT_EQ(assemble({first}, {}, *context.group()).groups[0].lr, 0.5);
+                 EXPECT_EQ(assemble({first}, {}, context.group()).groups[0].lr, 0.5);
                }),
       "");
 }
@@ -194,7 +194,7 @@ TEST(Assemble, AParameterWithoutAGradientIsFrozen) {
                             {"frozen", at::zeros({3}, at::kLong)}},  // of any dtype
                            {},
                            {}};
-                       const auto assembly = assemble({group}, {}, *context.group());
+                       const auto assembly = assemble({group}, {}, context.group());
                        EXPECT_TRUE(assembly.table[0].trainable);
                        EXPECT_FALSE(assembly.table[1].trainable);
                      }),
@@ -224,7 +224,7 @@ TEST(Assemble, AParameterBelongsToOneEngineAtATimeAndBringsNoGradient) {
 std::string refusal(RankContext& context, const ParameterGroup& group, DataType dtype) {
   EngineConfig config;
   config.precision.param = dtype;
-  return error_of([&] { assemble({group}, config, *context.group()); });
+  return error_of([&] { assemble({group}, config, context.group()); });
 }
 
 TEST(Assemble, WhatCannotBeTrainedIsRefusedByName) {
