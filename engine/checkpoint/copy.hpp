@@ -1,7 +1,7 @@
 // Copy: what a load takes out of a mapped file, past the cache.
 //
-// What is read once and written once needs no place in the cache; a store that goes past it does not
-// fetch what it overwrites, a third less traffic (x86-64; elsewhere it is memcpy).
+// What is read once and written once needs no place in the cache; a store that goes past it does
+// not fetch what it overwrites, a third less traffic (x86-64; elsewhere it is memcpy).
 //
 // Invariants: the bytes of memcpy. Neither end need be aligned; the two do not overlap.
 // Units: bytes.

@@ -1,5 +1,5 @@
-// Real ranks that are told that they are on several hosts: the bits of the tree over all of them, by
-// fewer messages.
+// Real ranks that are told that they are on several hosts: the bits of the tree over all of them,
+// by fewer messages.
 #include "engine/comm/level_sum.hpp"
 
 #include "conformance/faults/forwarding_communicator.hpp"
