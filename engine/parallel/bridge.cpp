@@ -46,7 +46,7 @@ std::vector<int64_t> words_of(const Side& producer, const Side& consumer,
   return words;
 }
 
-std::string text_of(const std::vector<int64_t>& words) {
+std::string options_text(const std::vector<int64_t>& words) {
   const auto side = [&](std::size_t at) {
     return fmt::format("{{first {}, data {}, replicas {}}}", words[at], words[at + 1],
                        words[at + 2]);
@@ -77,7 +77,8 @@ int64_t agree(comm::Communicator& world, const std::vector<int64_t>& words) {
     if (words_of_rank(rank) == words_of_rank(0)) continue;
     throw Error(kMade, fmt::format("expected all ranks to make the bridge alike, got {} on rank 0, "
                                    "and {} on rank {}. Give both sides the same sides and options.",
-                                   text_of(words_of_rank(0)), text_of(words_of_rank(rank)), rank));
+                                   options_text(words_of_rank(0)),
+                                   options_text(words_of_rank(rank)), rank));
   }
   const auto channel = heard.select(1, count).max().item<int64_t>();
   next_channel = channel + 2;

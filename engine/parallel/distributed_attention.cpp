@@ -8,25 +8,13 @@
 #include <cstddef>
 #include <vector>
 
+#include "engine/comm/reduction.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::parallel {
 namespace {
 
 constexpr const char* kWhere = "parallel.DistributedAttention";
-
-int64_t size_of(const Group& group) { return group ? group->world_size() : 1; }
-
-// In fp32: neighbours first, an odd last one carried up.
-at::Tensor sum_in_tree(std::vector<at::Tensor> rows) {
-  while (rows.size() > 1) {
-    std::vector<at::Tensor> sums;
-    for (std::size_t i = 0; i + 1 < rows.size(); i += 2) sums.push_back(rows[i] + rows[i + 1]);
-    if (rows.size() % 2 == 1) sums.push_back(rows.back());
-    rows = std::move(sums);
-  }
-  return rows.front();
-}
 
 // Every head `copies` times, one after the other.
 struct Repeated final : torch::autograd::Function<Repeated> {
@@ -40,9 +28,9 @@ struct Repeated final : torch::autograd::Function<Repeated> {
                                                  const torch::autograd::variable_list& gradients) {
     const int64_t dimension = context->saved_data["dimension"].toInt();
     const int64_t copies = context->saved_data["copies"].toInt();
-    auto rows = gradients[0].unflatten(dimension, {-1, copies}).unbind(dimension + 1);
-    for (auto& row : rows) row = row.to(at::kFloat);
-    return {sum_in_tree(std::move(rows)).to(gradients[0].scalar_type()), {}, {}};
+    const auto rows = gradients[0].unflatten(dimension, {-1, copies}).movedim(dimension + 1, 0);
+    const auto flat = rows.contiguous().view({copies, -1});
+    return {comm::tree_sum(flat, flat.scalar_type()).view(rows.sizes().slice(1)), {}, {}};
   }
 };
 

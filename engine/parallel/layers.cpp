@@ -18,8 +18,6 @@
 namespace equigrad::parallel {
 namespace {
 
-int64_t size_of(const Group& group) { return group ? group->world_size() : 1; }
-
 // This rank's part of a whole parameter, of which the group's first rank's values count.
 at::Tensor own_part(const at::Tensor& whole, const Split& split, const Group& group,
                     const std::string& name) {
@@ -47,7 +45,7 @@ Owned owned(const at::Tensor& indices, int64_t entries, const Group& group) {
 }
 
 // What is added to any number and changes no bit of it, not even the sign of a zero.
-constexpr double kNothing = -0.0;
+constexpr double kNegativeZero = -0.0;
 
 // Probabilities of this rank's entries are kept for the way back.
 struct SplitCrossEntropy final : torch::autograd::Function<SplitCrossEntropy> {
@@ -59,7 +57,7 @@ struct SplitCrossEntropy final : torch::autograd::Function<SplitCrossEntropy> {
     const auto exponentials = (values - largest.unsqueeze(1)).exp_();
     const auto sums = sum_over(exponentials.sum(1), group);
     const auto own = values.gather(1, local.unsqueeze(1)).squeeze(1);
-    const auto picked = sum_over(own.masked_fill(is_foreign, kNothing), group);
+    const auto picked = sum_over(own.masked_fill(is_foreign, kNegativeZero), group);
     const auto is_counted = targets.ne(ignored);
     const auto count = is_counted.sum();
     const auto losses = sums.log() + largest - picked;
@@ -104,7 +102,7 @@ at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const 
   const int64_t begin = group->rank() * weight.size(0);
   const bool is_own = padding && *padding >= begin && *padding < begin + weight.size(0);
   const auto rows = at::embedding(weight, local, is_own ? *padding - begin : kNoPadding);
-  return reduce_from(rows.masked_fill(is_foreign.unsqueeze(-1), kNothing), group);
+  return reduce_from(rows.masked_fill(is_foreign.unsqueeze(-1), kNegativeZero), group);
 }
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Group& group,

@@ -11,12 +11,6 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-std::string text_of(const Sizes& sizes) {
-  std::string text;
-  for (const std::int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
-}
-
 [[noreturn]] void refuse(const Candidate& candidate, const std::string& problem) {
   throw Error(kTensorPlan, candidate.name + ": " + problem);
 }
@@ -35,7 +29,7 @@ Sizes view_of(const Candidate& candidate, const std::vector<ShapeEntry>& shape, 
   const std::int64_t numel = std::accumulate(candidate.shape.begin(), candidate.shape.end(),
                                              std::int64_t{1}, std::multiplies<>());
   const auto wrong = [&] {
-    refuse(candidate, "expected a shape that the weight " + text_of(candidate.shape) +
+    refuse(candidate, "expected a shape that the weight " + shape_text(candidate.shape) +
                           " can be seen as, got another number of elements in " +
                           std::to_string(shape.size()) +
                           " dimensions. Correct shape; -1 is what is left.");
@@ -82,7 +76,7 @@ std::pair<std::size_t, std::size_t> part_of_view(const Candidate& candidate, con
       size *= view[end++];
     if (size != size_along(candidate, d))
       refuse(candidate, "expected a shape that keeps the dimensions of the weight " +
-                            text_of(candidate.shape) + " apart, got " + text_of(view) +
+                            shape_text(candidate.shape) + " apart, got " + shape_text(view) +
                             ". Divide one dimension at a time.");
   }
   return {first, end};
@@ -100,8 +94,8 @@ Split split_by_shape(const Candidate& candidate, const LayerSpec& spec, std::int
   const auto [first, end] = part_of_view(candidate, view, dimension);
   if (at < first || at >= end)
     refuse(candidate, "expected a partition_dim within dimension " + std::to_string(dimension) +
-                          " of the weight " + text_of(candidate.shape) + ", got " +
-                          std::to_string(cut) + " of " + text_of(view) +
+                          " of the weight " + shape_text(candidate.shape) + ", got " +
+                          std::to_string(cut) + " of " + shape_text(view) +
                           ". Change partition_dim or partition_type.");
   const ShapeEntry& entry = spec.shape[at];
   const std::int64_t count = std::max<std::int64_t>(entry.size, 1);
@@ -117,7 +111,7 @@ Split split_by_shape(const Candidate& candidate, const LayerSpec& spec, std::int
   for (const std::int64_t segment : segments)
     if (segment % size != 0)
       refuse(candidate, "expected segments that the tensor size " + std::to_string(size) +
-                            " divides, got " + text_of(segments) +
+                            " divides, got " + shape_text(segments) +
                             ". Change the tensor size, or leave it whole with \"skip\".");
   Split split{.dimension = dimension, .segments = {}, .shape = candidate.shape};
   for (std::int64_t i = 0; i < outer; ++i)
@@ -267,7 +261,7 @@ Split cut_of(const PlanInput& input, const std::vector<Decision>& decisions, std
   if (spec != nullptr && spec->partition_dim && *spec->partition_dim != dimension)
     refuse(candidate, "expected partition_dim " + std::to_string(dimension) + " for " +
                           (decision.placement == Placement::Column ? "the outputs" : "the inputs") +
-                          " of the weight " + text_of(candidate.shape) + ", got " +
+                          " of the weight " + shape_text(candidate.shape) + ", got " +
                           std::to_string(*spec->partition_dim) +
                           ". Drop partition_dim, or change partition_type.");
   if (spec != nullptr) check_packed_has_shape(input, decision, candidate);

@@ -24,8 +24,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-int64_t size_of(const Group& group) { return group ? group->world_size() : 1; }
-
 int64_t wrapped(int64_t dimension, const at::Tensor& tensor) {
   return dimension < 0 ? dimension + tensor.dim() : dimension;
 }

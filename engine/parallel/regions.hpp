@@ -42,6 +42,8 @@ namespace equigrad::parallel {
 using Group = std::shared_ptr<comm::Communicator>;
 using Segments = std::vector<int64_t>;
 
+inline int64_t size_of(const Group& group) { return group ? group->world_size() : 1; }
+
 at::Tensor copy_to(const at::Tensor& whole, const Group& group);
 at::Tensor reduce_from(const at::Tensor& part, const Group& group);
 at::Tensor scatter_to(const at::Tensor& whole, int64_t dimension, const Group& group,

@@ -7,37 +7,28 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstring>
 #include <vector>
 
+#include "engine/checkpoint/digest.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::parallel {
 namespace {
 
-int64_t size_of(const Group& group) { return group ? group->world_size() : 1; }
-
-// Of the bytes, eight at a time (FNV-1a with a shift, so that high bits reach low ones).
-int64_t digest_of(const at::Tensor& tensor) {
+// Two words of a digest, and the number of elements.
+at::Tensor words_of(const at::Tensor& tensor) {
   const auto held = tensor.detach().to(at::kCPU).contiguous();
-  const auto* bytes = static_cast<const char*>(held.const_data_ptr());
-  std::uint64_t digest = 0xcbf29ce484222325;
-  for (std::size_t at = 0; at < held.nbytes(); at += sizeof(std::uint64_t)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes + at, std::min(sizeof word, held.nbytes() - at));
-    digest = (digest ^ word) * 0x100000001b3;
-    digest ^= digest >> 32;
-  }
-  return static_cast<int64_t>(digest);
+  const auto digest = checkpoint::digest_of(held.const_data_ptr(), held.nbytes());
+  return at::tensor(
+      {static_cast<int64_t>(digest.high), static_cast<int64_t>(digest.low), tensor.numel()},
+      at::kLong);
 }
 
 }  // namespace
 
 void check_same(const at::Tensor& tensor, const Group& group, const std::string& name) {
   if (size_of(group) == 1) return;
-  const auto said =
-      comm::exchange(*group, at::tensor({digest_of(tensor), tensor.numel()}, at::kLong));
+  const auto said = comm::exchange(*group, words_of(tensor));
   std::vector<int64_t> other;
   for (int64_t rank = 1; rank < said.size(0); ++rank)
     if (!said[rank].equal(said[0])) other.push_back(rank);

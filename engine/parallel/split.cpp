@@ -5,23 +5,17 @@
 namespace equigrad::parallel {
 namespace {
 
-constexpr const char* kWhere = "parallel.split";
-
-std::string text_of(const std::vector<std::int64_t>& sizes) {
-  std::string text;
-  for (const std::int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
-}
+constexpr const char* kSplit = "parallel.split";
 
 [[noreturn]] void refuse(const std::string& name, const std::string& problem) {
-  throw Error(kWhere, (name.empty() ? "" : name + ": ") + problem);
+  throw Error(kSplit, (name.empty() ? "" : name + ": ") + problem);
 }
 
 // Segments that add up to the size along the dimension.
 void check_shape(const Split& split, const std::string& name) {
   const auto dimensions = static_cast<std::int64_t>(split.shape.size());
   if (split.dimension < 0 || split.dimension >= dimensions)
-    refuse(name, "expected a dimension of the shape " + text_of(split.shape) + ", got " +
+    refuse(name, "expected a dimension of the shape " + shape_text(split.shape) + ", got " +
                      std::to_string(split.dimension) + ". Count from 0.");
   const std::int64_t whole = split.shape[static_cast<std::size_t>(split.dimension)];
   std::int64_t left = whole;
@@ -33,10 +27,16 @@ void check_shape(const Split& split, const std::string& name) {
   if (left != 0)
     refuse(name, "expected segments of at least 1 that add up to " + std::to_string(whole) +
                      ", the size of dimension " + std::to_string(split.dimension) + ", got " +
-                     text_of(split.segments) + ". Correct their sizes.");
+                     shape_text(split.segments) + ". Correct their sizes.");
 }
 
 }  // namespace
+
+std::string shape_text(const std::vector<std::int64_t>& sizes) {
+  std::string text;
+  for (const std::int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
 
 Split unpacked(const std::vector<std::int64_t>& shape, std::int64_t dimension) {
   Split split{.dimension = dimension, .segments = {}, .shape = shape};
@@ -55,9 +55,9 @@ void check_split(const Split& split, std::int64_t size, const std::string& name)
     if (segment % size == 0) continue;
     const bool is_whole = split.segments.size() == 1;
     refuse(name, "expected a size that the tensor size " + std::to_string(size) + " divides, got " +
-                     std::to_string(segment) + (is_whole ? "" : " of " + text_of(split.segments)) +
-                     " along dimension " + std::to_string(split.dimension) + " of " +
-                     text_of(split.shape) +
+                     std::to_string(segment) +
+                     (is_whole ? "" : " of " + shape_text(split.segments)) + " along dimension " +
+                     std::to_string(split.dimension) + " of " + shape_text(split.shape) +
                      ". Change the tensor size, or leave it whole with a spec of \"skip\".");
   }
 }
@@ -85,7 +85,7 @@ std::vector<Run> runs(const Split& split, std::int64_t rank, std::int64_t size) 
     begin += segment;
     local += length;
   }
-  EQUIGRAD_CHECK(local * size == begin, kWhere, "parts are equal and make up the whole");
+  EQUIGRAD_CHECK(local * size == begin, kSplit, "parts are equal and make up the whole");
   return runs;
 }
 

@@ -39,6 +39,9 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
+// As errors show sizes: [2, 3].
+std::string shape_text(const std::vector<std::int64_t>& sizes);
+
 // One segment: the dimension is cut as it is.
 Split unpacked(const std::vector<std::int64_t>& shape, std::int64_t dimension);
 

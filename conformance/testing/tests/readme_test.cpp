@@ -165,6 +165,24 @@ TEST(Readme, EveryRoomOfTheBuildIsOnThePageThatDrawsThem) {
   EXPECT_GE(count, 25u);
 }
 
+// Those that the package is asked for; what they include follows them.
+TEST(Readme, TheHeadersThatDocumentsIncludeAreInstalled) {
+  const std::string rooms = read("CMakeLists.txt");
+  const auto installed = between(rooms, "equigrad_package(", ")") + " " +
+                         between(rooms, "equigrad_check_package(", ")") + " ";
+  const std::regex include(R"(#include <equigrad/([a-z_/]+\.hpp)>)");
+  std::size_t count = 0;
+  for (const auto& document : documents()) {
+    const std::string text = read(document);
+    for (std::sregex_iterator it(text.begin(), text.end(), include), end; it != end; ++it) {
+      ++count;
+      const std::regex named("/" + (*it)[1].str() + R"(\s)");
+      EXPECT_TRUE(std::regex_search(installed, named)) << document << " includes " << (*it)[1];
+    }
+  }
+  EXPECT_GE(count, 4u);
+}
+
 TEST(Readme, ThePresetsThatDocumentsNameExist) {
   const std::string presets = read("CMakePresets.json");
   const std::string workflows = presets.substr(presets.find("\"workflowPresets\""));

@@ -11,6 +11,7 @@
 
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/error_of.hpp"
+#include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/scratch_folder.hpp"
 #include "engine/engine.hpp"
@@ -24,17 +25,13 @@ using comm::Mesh;
 using comm::MeshSizes;
 using conformance::error_of;
 using conformance::ScratchFolder;
+using conformance::whole_numbers;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 using ::testing::HasSubstr;
 
 constexpr int64_t kEntries = 8, kWidth = 4, kHidden = 8, kTokens = 6;
-
-at::Tensor whole_numbers(at::IntArrayRef shape, int64_t seed) {
-  const auto count = c10::multiply_integers(shape);
-  return (at::arange(count) * (7 + seed) + seed).remainder(5).sub(2).to(at::kFloat).view(shape);
-}
 
 // An embedding, two layers, and a vector that every rank has.
 struct Network : torch::nn::Module {

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "conformance/testing/bits_matcher.hpp"
+#include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/scratch_folder.hpp"
 #include "engine/engine.hpp"
@@ -29,9 +30,8 @@ using parallel::Group;
 
 constexpr int64_t kEntries = 8, kWidth = 8, kHeads = 4, kLength = 8, kBatch = 2;
 
-at::Tensor whole_numbers(at::IntArrayRef shape, int64_t seed) {
-  const auto count = c10::multiply_integers(shape);
-  return (at::arange(count) * (7 + seed) + seed).remainder(3).sub(1).to(at::kFloat).view(shape);
+at::Tensor small_numbers(at::IntArrayRef shape, int64_t seed) {
+  return conformance::whole_numbers(shape, seed, /*largest=*/1);
 }
 
 // Without a softmax, so that sums are exact.   [batch, length, heads, width]
@@ -59,11 +59,11 @@ struct Network : torch::nn::Module {
     register_module("key", key);
     register_module("value", value);
     register_module("output", output);
-    gain = register_parameter("gain", at::Tensor(whole_numbers({kWidth}, 11)));
+    gain = register_parameter("gain", at::Tensor(small_numbers({kWidth}, 11)));
     const at::NoGradGuard no_grad;
     int64_t seed = 1;
     for (auto& item : named_parameters())
-      item.value().copy_(whole_numbers(item.value().sizes(), seed++));
+      item.value().copy_(small_numbers(item.value().sizes(), seed++));
   }
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions) {
     const auto hidden = entries(tokens) * gain + places(positions);

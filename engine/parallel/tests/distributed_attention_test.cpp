@@ -11,6 +11,7 @@
 
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/error_of.hpp"
+#include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 
@@ -18,17 +19,14 @@ namespace equigrad::parallel {
 namespace {
 
 using conformance::error_of;
+using conformance::on_groups;
 using conformance::sample;
 using conformance::sum_of_tree;
+using conformance::whole_numbers;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 using ::testing::HasSubstr;
-
-void on_groups(const std::function<void(const Group&)>& test) {
-  for (const int world : {2, 4})
-    EXPECT_EQ(on_ranks(world, [&](RankContext& context) { test(context.group()); }), "");
-}
 
 struct Shape {
   int64_t heads = 8, key_value_heads = 8;
@@ -167,11 +165,6 @@ TEST(DistributedAttention, KeysAndValuesOfAnotherSequence) {
     expect_part_of(split(whole, gradient, false, group),
                    twin(whole, gradient, false, group->world_size()), group);
   });
-}
-
-at::Tensor whole_numbers(at::IntArrayRef shape, int64_t seed) {
-  const auto count = c10::multiply_integers(shape);
-  return (at::arange(count) * (7 + seed) + seed).remainder(5).sub(2).to(at::kFloat).view(shape);
 }
 
 // Without a softmax every sum is exact, so it is the unsplit one whatever is split, and a head that

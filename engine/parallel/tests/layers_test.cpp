@@ -12,10 +12,10 @@
 #include <torch/utils.h>
 
 #include <cmath>
-#include <functional>
 
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/error_of.hpp"
+#include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 #include "engine/parallel/split_marks.hpp"
@@ -24,17 +24,13 @@ namespace equigrad::parallel {
 namespace {
 
 using conformance::error_of;
+using conformance::on_groups;
 using conformance::sample;
 using conformance::sum_of_tree;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 using ::testing::HasSubstr;
-
-void on_groups(const std::function<void(const Group&)>& test) {
-  for (const int world : {2, 4})
-    EXPECT_EQ(on_ranks(world, [&](RankContext& context) { test(context.group()); }), "");
-}
 
 at::Tensor numbers(at::IntArrayRef shape, uint64_t seed) {
   return sample(c10::multiply_integers(shape), seed, at::kFloat).view(shape);

@@ -12,6 +12,7 @@
 
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/error_of.hpp"
+#include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 
@@ -21,6 +22,7 @@ namespace {
 using conformance::error_of;
 using conformance::sample;
 using conformance::sum_of_tree;
+using conformance::whole_numbers;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
@@ -148,11 +150,6 @@ TEST(Regions, AllToAllTradesRowsForHeads) {
     EXPECT_THAT(leaf.grad(), HasTheBitsOf(at::cat(gradients, 1).narrow(0, 3 * of.rank(), 3)));
     EXPECT_THAT(all_to_all(heads, 0, 1, of.group).detach(), HasTheBitsOf(leaf.detach()));
   });
-}
-
-at::Tensor whole_numbers(at::IntArrayRef shape, int64_t seed) {
-  const auto count = c10::multiply_integers(shape);
-  return (at::arange(count) * (7 + seed) + seed).remainder(5).sub(2).to(at::kFloat).view(shape);
 }
 
 // Columns and rows of whole numbers: sums are exact, so the unsplit network's bits.

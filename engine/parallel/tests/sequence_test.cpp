@@ -9,10 +9,10 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <functional>
 
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/error_of.hpp"
+#include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
 
@@ -20,17 +20,13 @@ namespace equigrad::parallel {
 namespace {
 
 using conformance::error_of;
+using conformance::on_groups;
 using conformance::sample;
 using conformance::sum_of_tree;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 using ::testing::HasSubstr;
-
-void on_groups(const std::function<void(const Group&)>& test) {
-  for (const int world : {2, 4})
-    EXPECT_EQ(on_ranks(world, [&](RankContext& context) { test(context.group()); }), "");
-}
 
 at::Tensor cut(const at::Tensor& whole, int64_t dimension, const Group& group) {
   return whole.chunk(group->world_size(), dimension)[static_cast<std::size_t>(group->rank())];
