@@ -11,6 +11,7 @@
 #include "conformance/testing/scratch_folder.hpp"
 #include "conformance/testing/small_run.hpp"
 #include "engine/comm/communicator.hpp"
+#include "engine/core/load_source.hpp"
 
 namespace equigrad {
 namespace {

@@ -1,0 +1,37 @@
+#include "engine/core/load_source.hpp"
+
+#include <utility>
+
+#include "engine/core/checkpoints.hpp"
+
+namespace equigrad::core {
+
+LoadSource::LoadSource(Parts& engine, const LoadOptions& wanted,
+                       checkpoint::SavedCheckpoint checkpoint)
+    : parts(engine),
+      options(wanted),
+      saved(std::move(checkpoint)),
+      from(saved_engine_from(saved.manifest().engine,
+                             (saved.folder() / checkpoint::kManifestName).string())),
+      buffers(all_buffers(parts, options.buffers, kLoadCheckpoint)),
+      client(client_of(parts.optimizer)) {}
+
+std::vector<std::string> LoadSource::states_of(std::size_t parameter) const {
+  if (client == nullptr) return parts.optimizer.state_names(parameter);
+  const auto* found = from.find(parts.model.table[parameter].name);
+  return found == nullptr ? std::vector<std::string>() : from.of_client(*found).states;
+}
+
+std::string LoadSource::name_in_file(std::size_t parameter) const {
+  const auto* found = from.find(parts.model.table[parameter].name);
+  if (found == nullptr) return {};
+  const auto name = found->trainable ? master_name(found->name) : frozen_name(found->name);
+  return saved.has(name) ? name : std::string();
+}
+
+int LoadSource::source_rank() const {
+  const auto& communicator = *parts.group.communicator;
+  return saved.manifest().world_size == communicator.world_size() ? communicator.rank() : 0;
+}
+
+}  // namespace equigrad::core
