@@ -1,0 +1,278 @@
+"""Seconds of a step and bytes of a rank where ranks share a model, by Equigrad and by others, in turns.
+
+    torchrun --nproc-per-node 2 perf/peers/parallel.py [--tensor 2 | --sequence 2] [--stage 1] [--write PAGE.md]
+
+A Llama of transformers in fp32 with AdamW, random weights, as it is. With more processes than --tensor or --sequence the others
+are data ranks. Every contestant takes the same steps on the same tokens; the loss of the second says so. A contestant whose package is not installed, or that cannot do what is asked, is left out by name.
+Ratios are of medians in one run.
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SHAPE = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "use_cache": False,
+    "attn_implementation": "sdpa",
+}
+MICRO_BATCH, LENGTH, LR = 2, 128, 1e-3
+
+
+def made():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
+
+
+def tokens(data_rank):
+    generator = torch.Generator().manual_seed(data_rank)
+    return torch.randint(SHAPE["vocab_size"], (MICRO_BATCH, LENGTH), generator=generator)
+
+
+class Equigrad:
+    """its AutoTP, or its Ulysses; ZeRO over the data ranks."""
+
+    def __init__(self, sizes, stage):
+        import equigrad
+
+        config = {
+            "train_micro_batch_size_per_gpu": MICRO_BATCH,
+            "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": 0.01}},
+            "zero_optimization": {"stage": stage},
+        }
+        if sizes["tensor"] > 1:
+            config["tensor_parallel"] = {"autotp_size": sizes["tensor"]}
+        if sizes["sequence"] > 1:
+            config["sequence_parallel_size"] = sizes["sequence"]
+        self.engine = equigrad.initialize(model=made(), config=config)[0]
+        batch = tokens(self.engine.data_parallel_rank)
+        self.batch = {"input_ids": batch, "labels": batch}
+        if sizes["sequence"] > 1:
+            self.batch = next(iter(equigrad.parallel.split_loader([self.batch], self.engine)))
+
+    def step(self):
+        loss = self.engine(**self.batch).loss
+        self.engine.backward(loss)
+        self.engine.step()
+        return loss
+
+    def held_bytes(self):
+        return {kind: now for kind, (now, _) in self.engine.bytes_held().items()}
+
+
+class DeepSpeed:
+    """its AutoTP, or its Ulysses; ZeRO over the data ranks."""
+
+    def __init__(self, sizes, stage):
+        import deepspeed
+
+        config = {
+            "train_micro_batch_size_per_gpu": MICRO_BATCH,
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+        }
+        self.model, self.group, more = made(), None, {}
+        batch = tokens(dist.get_rank() // (sizes["tensor"] * sizes["sequence"]))
+        self.batch = {"input_ids": batch, "labels": batch}
+        if sizes["tensor"] > 1:
+            config["tensor_parallel"] = {"autotp_size": sizes["tensor"]}
+        if sizes["sequence"] > 1:
+            config["sequence_parallel_size"] = sizes["sequence"]
+            more["mpu"] = self.with_sequences(sizes["sequence"])
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
+        self.engine = deepspeed.initialize(model=self.model, optimizer=optimizer, config=config, **more)[0]
+
+    def with_sequences(self, size):
+        import deepspeed
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+        deepspeed.init_distributed("gloo")
+        own = dict(ALL_ATTENTION_FUNCTIONS)["sdpa"]
+        groups = UlyssesSPAttentionHF.register_with_transformers(
+            self.model, "sdpa", size, MICRO_BATCH, seq_length=LENGTH, seq_length_is_variable=False
+        )
+        # It has put itself in the place of "sdpa" for every model: here for this one alone.
+        AttentionInterface.register("sdpa_of_deepspeed", ALL_ATTENTION_FUNCTIONS["sdpa"])
+        AttentionMaskInterface.register("sdpa_of_deepspeed", sdpa_mask)
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = own
+        self.model.set_attn_implementation("sdpa_of_deepspeed")
+        self.group = groups.get_sequence_parallel_group()
+        batch, rank = self.batch["input_ids"], dist.get_rank(self.group)
+        after = torch.nn.functional.pad(batch[:, 1:], (0, 1), value=-100)
+        places = torch.arange(LENGTH).expand_as(batch)
+        whole = {"input_ids": batch, "position_ids": places, "shift_labels": after}
+        self.batch = {name: one.chunk(size, 1)[rank].contiguous() for name, one in whole.items()}
+        return groups
+
+    def loss_of_batch(self):
+        """As its tutorial has it: the mean over the tokens of the whole sequence."""
+        out = self.engine(**self.batch)
+        if self.group is None:
+            return out.loss
+        from torch.distributed.nn.functional import all_gather
+
+        counted = (self.batch["shift_labels"] != -100).sum()
+        labels = {"labels": None, "shift_labels": self.batch["shift_labels"]}
+        mean = self.model.loss_function(out.logits, vocab_size=SHAPE["vocab_size"], **labels)
+        weights = torch.stack(all_gather(counted, group=self.group))
+        return (torch.stack(all_gather(mean, group=self.group)) * weights).sum() / weights.sum()
+
+    def step(self):
+        loss = self.loss_of_batch()
+        self.engine.backward(loss)
+        self.engine.step()
+        return loss
+
+
+class Torch:
+    """torch.distributed.tensor.parallel, with fully_shard (FSDP2) over the data ranks."""
+
+    def __init__(self, sizes, stage):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        if sizes["sequence"] > 1:
+            raise NotImplementedError("it has no attention of sequence groups for a model as it is")
+        data = dist.get_world_size() // sizes["tensor"]
+        mesh = init_device_mesh("cpu", (data, sizes["tensor"]), mesh_dim_names=("data", "tensor"))
+        self.model = made()
+        plan = {f"self_attn.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")}
+        plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate_proj", "up_proj")}
+        plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+        for layer in self.model.model.layers:
+            parallelize_module(layer, mesh["tensor"], plan)
+        if data > 1:
+            for layer in self.model.model.layers:
+                fully_shard(layer, mesh=mesh["data"], reshard_after_forward=stage == 3)
+            fully_shard(self.model, mesh=mesh["data"], reshard_after_forward=stage == 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, foreach=False)
+        self.batch = tokens(mesh["data"].get_local_rank())
+
+    def step(self):
+        loss = self.model(input_ids=self.batch, labels=self.batch).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+NEEDED = {"Equigrad": "equigrad", "DeepSpeed": "deepspeed", "Torch": "torch"}
+
+
+def contestants(sizes, stage):
+    """Those that are there, and for the others why not."""
+    ones, missing = {}, {}
+    for name, package in NEEDED.items():
+        if importlib.util.find_spec(package) is None:
+            missing[name] = "not installed"
+            continue
+        try:
+            ones[name] = globals()[name](sizes, stage)
+        except NotImplementedError as error:
+            missing[name] = str(error)
+    return ones, missing
+
+
+def losses_of(ones):
+    """Of the second step: who has other data, another model or another update has another."""
+    found = {}
+    for name, one in ones.items():
+        one.step()
+        loss = one.step().detach().clone().double()
+        dist.all_reduce(loss)
+        found[name] = loss.item() / dist.get_world_size()
+    return found
+
+
+def timed(call):
+    dist.barrier()
+    begin = time.perf_counter()
+    call()
+    dist.barrier()
+    return time.perf_counter() - begin
+
+
+def measure(ones, repeats):
+    seconds = {name: [] for name in ones}
+    for _ in range(repeats):
+        for name, one in ones.items():
+            seconds[name].append(timed(one.step))
+    return {name: statistics.median(all_) for name, all_ in seconds.items()}
+
+
+def check_bytes(one, sizes, stage):
+    """Of a rank between steps: fp32 parameters cut by tensor ranks; masters and two averages cut by the other ranks, too."""
+    numel = sum(one.numel() // (sizes["tensor"] if "_proj." in name else 1) for name, one in made().named_parameters())
+    shards = dist.get_world_size() // sizes["tensor"] if stage > 0 else 1
+    expected = 4 * (numel // shards if stage == 3 else numel) + 12 * (numel // shards)
+    held = one.held_bytes()["total"]
+    if held != expected:
+        raise SystemExit(f"[parallel] expected {expected:,} bytes between steps, got {one.held_bytes()}")
+    return held
+
+
+def table(sizes, stage, ones, missing, losses, median, repeats, held):
+    data = dist.get_world_size() // (sizes["tensor"] * sizes["sequence"])
+    best_other = min((value for name, value in median.items() if name != "Equigrad"), default=None)
+    lines = [
+        f"## Data {data} x sequence {sizes['sequence']} x tensor {sizes['tensor']}, ZeRO stage {stage}",
+        "",
+        f"{sum(one.numel() for one in made().parameters()):,} parameters, {MICRO_BATCH} x {LENGTH} tokens a data rank, torch {torch.__version__}, "
+        f"{repeats} steps in turns in one run, medians.",
+        "",
+        "| | second step's loss | step, ms | of the fastest other |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, one in ones.items():
+        ratio = f"{median[name] / best_other:.2f}" if best_other else ""
+        lines.append(f"| {name}: {type(one).__doc__} | {losses[name]:.4f} | {1e3 * median[name]:.1f} | {ratio} |")
+    if held:
+        lines += ["", f"Equigrad holds {held:,} bytes a rank between steps, which is the formula's count."]
+    if missing:
+        lines += ["", "Not measured: " + "; ".join(f"{name}, {why}" for name, why in missing.items()) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tensor", type=int, default=1)
+    parser.add_argument("--sequence", type=int, default=1)
+    parser.add_argument("--stage", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--write", help="the page, to which a section is added")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    sizes = {"tensor": arguments.tensor, "sequence": arguments.sequence}
+    ones, missing = contestants(sizes, arguments.stage)
+    losses = losses_of(ones)
+    median = measure(ones, arguments.repeats)
+    held = check_bytes(ones["Equigrad"], sizes, arguments.stage) if "Equigrad" in ones else None
+    if dist.get_rank() == 0:
+        page = table(sizes, arguments.stage, ones, missing, losses, median, arguments.repeats, held)
+        print(page)
+        if arguments.write:
+            with open(arguments.write, "a") as file:
+                file.write("\n" + page)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
