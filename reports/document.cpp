@@ -27,7 +27,8 @@ std::string environment_section(const Origin& of) {
   std::string out;
   for (const auto& [term, html] : lines)
     out += std::string("<dt>") + term + "</dt><dd>" + html + "</dd>\n";
-  return section("environment", "Environment", "<dl class=\"words\">\n" + out + "</dl>\n");
+  return folded_section("environment", "Environment", escape_xml(env.version + ", " + env.commit),
+                        "<dl class=\"words\">\n" + out + "</dl>\n");
 }
 
 // "Held" behind its mark.
@@ -89,7 +90,7 @@ std::string to_html(const Document& of) {
                  {"main", of.html + environment_section(of.origin) + of.end_html},
                  {"version", escape_xml(env.version)},
                  {"data_file", of.data_file},
-                 {"script", filled("page.js")}});
+                 {"script", filled("filter.js") + filled("page.js")}});
 }
 
 std::string shown(const std::string& text, size_t limit_bytes) {
@@ -105,6 +106,27 @@ std::string paragraph(const std::string& html) { return "<p>" + html + "</p>\n";
 std::string section(const std::string& id, const std::string& title, const std::string& html) {
   return "<section id=\"" + id + "\" aria-labelledby=\"" + id + "-h\">\n<h2 id=\"" + id + "-h\">" +
          title + "</h2>\n" + html + "</section>\n";
+}
+
+std::string folded_section(const std::string& id, const std::string& title,
+                           const std::string& note_html, const std::string& html) {
+  return "<section id=\"" + id + "\" aria-labelledby=\"" + id +
+         "-h\">\n<details><summary><h2 id=\"" + id + "-h\">" + title +
+         "</h2> <span class=\"note\">" + note_html + "</span></summary>\n" + html +
+         "</details></section>\n";
+}
+
+std::string empty_section(const std::string& id, const std::string& title,
+                          const std::string& html) {
+  return "<section id=\"" + id + "\" class=\"empty\" aria-labelledby=\"" + id + "-h\">\n<h2 id=\"" +
+         id + "-h\">" + title + "</h2> " + html + "</section>\n";
+}
+
+bool is_plain_path(const std::string& path) {
+  return !path.empty() &&
+         path.find_first_not_of(
+             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") ==
+             std::string::npos;
 }
 
 std::string article(const std::string& id, const std::string& css_class, const std::string& tag,

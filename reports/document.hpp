@@ -55,6 +55,13 @@ std::string shown(const std::string& text, size_t limit_bytes);
 
 std::string paragraph(const std::string& html);
 std::string section(const std::string& id, const std::string& title, const std::string& html);
+// Folded: its title and note are seen, the rest when it is opened or led to.
+std::string folded_section(const std::string& id, const std::string& title,
+                           const std::string& note_html, const std::string& html);
+// One line: of what this page has none.
+std::string empty_section(const std::string& id, const std::string& title, const std::string& html);
+// Whether a file's name is safe as a relative link as it stands.
+bool is_plain_path(const std::string& path);
 // What went wrong: a tag and a name above its text.
 std::string article(const std::string& id, const std::string& css_class, const std::string& tag,
                     const std::string& name_html, const std::string& html);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <set>
 
@@ -19,7 +20,8 @@ std::string tile(const std::string& value, const std::string& name, const char* 
 
 const char* tone_of(int64_t alarming) { return alarming == 0 ? "zero" : "alarm"; }
 
-// The counts as one bar; the same numbers stand in the tiles, so it is hidden from readers.
+// The cases that were selected as one bar; the same numbers stand in the tiles, so it is hidden
+// from readers.
 std::string proportions(const Counts& sum) {
   // For a page without its styles, in the order of kVerdicts.
   constexpr std::array<const char*, kVerdicts.size()> kFills = {
@@ -28,10 +30,12 @@ std::string proportions(const Counts& sum) {
   std::string out =
       "<svg class=\"bar\" viewBox=\"0 0 100 1\" preserveAspectRatio=\"none\" "
       "aria-hidden=\"true\">";
+  constexpr double kLeast = 0.5;  // of what went wrong, however little it is
   double at = 0;
   for (size_t i = 0; i < kVerdicts.size(); ++i) {
     const auto count = static_cast<double>(sum.of(kVerdicts[i]));
-    const double width = 100 * count / static_cast<double>(sum.total());
+    double width = std::min(100 - at, 100 * count / static_cast<double>(sum.total()));
+    if (count > 0 && went_wrong(kVerdicts[i])) width = std::max(width, kLeast);
     if (count > 0) out += drawn_bar(at, width, kFills[i], margin_class(kVerdicts[i], 0.5));
     at += width;
   }
@@ -40,38 +44,50 @@ std::string proportions(const Counts& sum) {
 
 std::string self_check_line(const Run& run) {
   if (!run.engine_failure.empty())
-    return "<p class=\"note\"><a href=\"#self-checks\">No fault was planted</a> where the engine "
-           "fails without one.</p>\n";
-  int64_t caught = 0;
-  for (const SelfCheck& check : run.self_checks) caught += check.caught ? 1 : 0;
-  return "<p class=\"note\"><a href=\"#self-checks\">" + grouped(caught) + " of " +
-         count_of(run.self_checks.size(), "planted fault") + "</a> caught in this run.</p>\n";
+    return "<a href=\"#self-checks\">No fault was planted</a> where the engine fails without "
+           "one.";
+  return "<a href=\"#self-checks\">" + caught_text(run) + "</a> caught in this run.";
 }
 
-std::string page_banner(const Run& run) {
-  const Counts sum = counts(run);
-  const Group all = whole(run);
-  std::string out = paragraph(escape_xml(outcome_text(run)));
-  for (const std::string& line : part_lines(run)) out += paragraph(escape_xml(line));
-  out += self_check_line(run) + "<dl class=\"tiles\">\n";
-  out += tile(grouped(sum.executed()), "cases ran", "");
-  out += tile(grouped(sum.equal), "equal, bit for bit", "");
-  out += tile(grouped(sum.within), "within their bound", sum.within == 0 ? "zero" : "");
+int64_t outside_of(const Run& run) {
+  int64_t outside = 0;
+  for (const auto& [reason, count] : run.not_run) outside += count;
+  return outside;
+}
+
+// What was selected, and how much of all there is that was.
+std::string selection_line(const Run& run, const Counts& sum) {
+  const int64_t outside = outside_of(run), selected = sum.total() - outside;
+  std::string out = "Selected: " + count_of(selected, "case");
+  if (outside > 0) out += "; <a href=\"#not-run\">" + grouped(outside) + " more</a> were not";
+  return out + ". <code>" + shown(run.command, 1000) + "</code>";
+}
+
+std::string tiles(const Counts& sum, int64_t outside) {
+  std::string out = "<dl class=\"tiles\">\n" + tile(grouped(sum.executed()), "cases ran", "") +
+                    tile(grouped(sum.equal), "equal, bit for bit", "");
+  if (sum.within > 0) out += tile(grouped(sum.within), "within their bound", "");
   out += tile(grouped(sum.failed), "failed", tone_of(sum.failed));
   if (sum.crashed > 0) out += tile(grouped(sum.crashed), "crashed", "alarm");
   if (sum.timed_out > 0) out += tile(grouped(sum.timed_out), "timed out", "alarm");
   if (sum.vacuous > 0) out += tile(grouped(sum.vacuous), "compared nothing", "alarm");
-  out += tile(grouped(sum.skipped), "skipped", sum.skipped == 0 ? "zero" : "");
-  out += tile(grouped(sum.not_run), "<a href=\"#not-run\">not run</a>",
-              sum.not_run == 0 ? "zero" : "");
-  out += "</dl>\n<dl class=\"tiles\">\n";
-  out += tile(grouped(sum.compared), "elements compared", "");
-  out += tile(grouped(sum.differing), "differ where none may", tone_of(sum.differing));
-  const LaneTotal* bounded = all.lane("bounded");
-  if (bounded != nullptr && bounded->cases > 0) {
-    out += tile(short_number(bounded->margin), "worst share of a bound", "");
-  }
-  return out + "</dl>\n" + proportions(sum);
+  if (sum.skipped > 0) out += tile(grouped(sum.skipped), "skipped", "");
+  if (sum.not_run > outside)
+    out += tile(grouped(sum.not_run - outside), "<a href=\"#not-run\">not run</a>", "");
+  return out + tile(grouped(sum.compared), "elements compared", "") +
+         tile(grouped(sum.differing), "differ where none may", tone_of(sum.differing)) + "</dl>\n";
+}
+
+std::string page_banner(const Run& run) {
+  Counts sum = counts(run);
+  const int64_t outside = outside_of(run);
+  std::string out = paragraph(escape_xml(outcome_text(run))) + cause_list(run);
+  out += tiles(sum, outside);
+  sum.not_run -= outside;
+  out += proportions(sum);
+  for (const std::string& line : part_lines(run)) out += paragraph(escape_xml(line));
+  return out + "<p class=\"note\">" + selection_line(run, counts(run)) +
+         "</p>\n<p class=\"note\">" + self_check_line(run) + "</p>\n";
 }
 
 std::string page_not_run(const Run& run) {
@@ -83,12 +99,14 @@ std::string page_not_run(const Run& run) {
             number_cells({grouped(why[i].cases)}) + cell(why[i].text, 400) + "</tr>\n";
   if (why.size() > kReasons)
     more = "<p>" + count_of(why.size() - kReasons, "more reason") + " in run.json.</p>\n";
-  return section("not-run", "Not run and skipped",
-                 why.empty()
-                     ? "<p>Everything that was asked for was run.</p>\n"
-                     : table("What this run says nothing about, and why",
-                             heads({"State"}) + number_heads({"Cases"}) + heads({"Reason"}), rows) +
-                           more);
+  if (why.empty())
+    return empty_section("not-run", "Not run and skipped",
+                         "Everything that was asked for was run.");
+  return folded_section(
+      "not-run", "Not run and skipped", count_of(why.size(), "reason"),
+      table("What this run says nothing about, and why",
+            heads({"State"}) + number_heads({"Cases"}) + heads({"Reason"}), rows) +
+          more);
 }
 
 }  // namespace
@@ -106,13 +124,16 @@ std::string to_html(const Run& run) {
       listed_bytes < kPageBytes / 2 - kFailureBytes ? kPageBytes / 2 - listed_bytes : kFailureBytes;
   constexpr size_t kMarginBytes = 10'000;  // closing tags and the lines that say what was left out
   const Outcome end = outcome(run);
+  Counts selected = counts(run);
+  selected.not_run -= outside_of(run);
   Document page{.origin = {run.environment, run.command, run.seed, run.wall_s},
                 .brand = "Equigrad conformance run",
                 .outcome = word(end),
-                .title = "Equigrad: " + std::string(word(end)) + ", " + counts_text(counts(run)),
+                .title = "Equigrad: " + std::string(word(end)) + ", " + counts_text(selected),
                 .banner_html = page_banner(run),
-                .links = {{"matrix", "Matrix"},
-                          {"failures", "Failures"},
+                .links = {{"causes", "Causes"},
+                          {"matrix", "Matrix"},
+                          {"cases", "Cases"},
                           {"contract", "Contract"},
                           {"claims", "Claims"},
                           {"self-checks", "Self-checks"},
@@ -120,17 +141,19 @@ std::string to_html(const Run& run) {
                           {"underflow", "Underflow"},
                           {"generated", "Generated"},
                           {"not-run", "Not run"},
-                          {"cases", "Cases"},
                           {"environment", "Environment"},
                           {"definitions", "Definitions"}},
-                .end_html = section("definitions", "Definitions", filled("definitions.html")),
+                .end_html = folded_section("definitions", "Definitions", "words of this page",
+                                           filled("definitions.html")),
                 .data_file = "run.json"};
   std::set<const Case*> shown;
-  page.html = page_matrix(run) + page_failures(run, failure_bytes, shown) + page_contract(run) +
-              page_claims(run) + page_self_checks(run) + page_memory(run) + page_underflow(run) +
-              page_generated(run) + page_not_run(run);
+  const std::string top = page_causes(run, failure_bytes, shown) + page_matrix(run);
+  const std::string rest = page_contract(run) + page_claims(run) + page_self_checks(run) +
+                           page_memory(run) + page_underflow(run) + page_generated(run) +
+                           page_not_run(run);
+  page.html = top + rest;
   const size_t used = to_html(page).size() + kMarginBytes;
-  page.html += page_cases(run, used < kPageBytes ? kPageBytes - used : 0, shown);
+  page.html = top + page_cases(run, used < kPageBytes ? kPageBytes - used : 0, shown) + rest;
   return to_html(page);
 }
 

@@ -1,10 +1,10 @@
 // Page: the sections of the HTML report, each a function from the run to a piece of the page.
 //
 // Invariants: every function returns balanced, escaped HTML and needs nothing from the others but
-//   the ids below: #matrix, #failures, #contract, #claims, #self-checks, #memory, #underflow,
-//   #generated, #not-run, #cases, #environment, #definitions; group_anchor() for a group;
-//   anchor(case.id) for a case, which sits on its row under #cases, or on its article under
-//   #failures if it went wrong and is shown there.
+//   the ids below: #causes, #matrix, #cases, #contract, #claims, #self-checks, #memory,
+//   #underflow, #generated, #not-run, #environment, #definitions; group_anchor() for a group;
+//   anchor(case.id) for a case that went wrong: under #causes, or where it does not fit there, on
+//   its row under #cases.
 // Units: budgets in bytes.
 // Errors: none.
 // Depends on: reports/document.hpp, reports/summary.hpp.
@@ -29,9 +29,14 @@ std::string page_generated(const Run& run);
 std::string underflow_lines(const Run& run);
 std::string contract_lines(const Run& run);
 
-// Adds the ids of the cases it has shown, so that no id is given twice.
-std::string page_failures(const Run& run, size_t budget_bytes, std::set<const Case*>& shown);
+// The causes of what went wrong, for the page's first screen; empty where nothing did.
+std::string cause_list(const Run& run);
+// Adds the cases it has shown, so that no id is given twice.
+std::string page_causes(const Run& run, size_t budget_bytes, std::set<const Case*>& shown);
 std::string page_cases(const Run& run, size_t budget_bytes, const std::set<const Case*>& shown);
+
+// "8 of 8 planted faults"
+std::string caught_text(const Run& run);
 
 std::string group_anchor(const std::string& stage, const std::string& precision,
                          const std::string& ranks);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -74,14 +75,20 @@ std::string page_claims(const Run& run) {
     constexpr size_t kRows = 100;
     for (size_t i = 0; i < groups.size() && i < kRows; ++i) rows += group_row(groups[i]);
   }
-  return section(
-      "claims", "Claims",
+  return folded_section(
+      "claims", "Claims", "what is promised, and what this run found",
       table("What is promised, and what this run found. Differing counts elements whose bits "
             "differ where none may; in the bounded lane, where they may, all that differ.",
             heads({"Claim"}) +
                 number_heads({"Cases", "Elements compared", "Differing", "Worst share of bound"}) +
                 heads({"Verdict"}),
             rows));
+}
+
+std::string caught_text(const Run& run) {
+  const auto caught = std::count_if(run.self_checks.begin(), run.self_checks.end(),
+                                    [](const SelfCheck& check) { return check.caught; });
+  return grouped(caught) + " of " + count_of(run.self_checks.size(), "planted fault");
 }
 
 std::string page_self_checks(const Run& run) {
@@ -92,8 +99,8 @@ std::string page_self_checks(const Run& run) {
                     (check.caught ? "<td class=\"v m0\"><span>✓ caught</span></td>"
                                   : "<td class=\"v bad\"><span>✗ missed</span></td>") +
                     cell(check.by, 600));
-  return section(
-      "self-checks", "Self-checks",
+  return folded_section(
+      "self-checks", "Self-checks", caught_text(run) + " caught",
       "<p class=\"lead\">Before its results count, a run plants faults in its own data and must "
       "catch every one. At least " +
           std::to_string(kRequiredSelfChecks) + " are required.</p>\n" +

@@ -36,12 +36,44 @@ std::string cells(const ContractRow& row, const std::set<std::string>& stages) {
   return out;
 }
 
+void add(Counts& sum, const Counts& more) {
+  sum.equal += more.equal;
+  sum.within += more.within;
+  sum.failed += more.failed;
+  sum.crashed += more.crashed;
+  sum.timed_out += more.timed_out;
+  sum.vacuous += more.vacuous;
+}
+
 std::string words(const Statement& statement) {
-  std::string out = shown(statement.sentence, 400);
-  if (statement.name.empty()) return "<strong>" + out + "</strong>";
-  out += " <span class=\"note\"><code>" + shown(statement.name, 200) + "</code>";
-  for (const std::string& answer : statement.answers) out += "<br>" + shown(answer, 200);
+  std::string out = shown(statement.sentence, 400) + " <span class=\"note\"><code>" +
+                    shown(statement.name, 200) + "</code>";
+  for (size_t i = 0; i < statement.answers.size(); ++i)
+    out += (i == 0 ? "<br>Would have caught: " : "; ") + shown(statement.answers[i], 200);
   return out + "</span>";
+}
+
+std::string stage_heads(const std::set<std::string>& stages) {
+  std::string out;
+  for (const std::string& stage : stages) out += heads({"stage " + shown(stage, 20)});
+  return out;
+}
+
+// The cases of one line, folded.
+std::string cases_of(const std::vector<ContractRow>& rows, const Statement& line,
+                     const std::set<std::string>& stages) {
+  std::string body;
+  int64_t count = 0;
+  for (const ContractRow& one : rows) {
+    if (one.statement->name.empty() || one.statement->section != line.section) continue;
+    body += row(words(*one.statement), cells(one, stages));
+    ++count;
+  }
+  if (count == 0) return {};
+  const std::string name = shown(line.section, 20) + ". " + shown(line.sentence, 400);
+  return "<details><summary>" + name + " <span class=\"note\">" + count_of(count, "case") +
+         "</span></summary>\n" + table(name, heads({"Case"}) + stage_heads(stages), body) +
+         "</details>\n";
 }
 
 }  // namespace
@@ -72,17 +104,24 @@ std::string contract_lines(const Run& run) {
 std::string page_contract(const Run& run) {
   const std::vector<ContractRow> rows = contract_rows(run);
   if (rows.empty())
-    return section("contract", "Contract", "<p>No case of the contract was run.</p>\n");
+    return empty_section("contract", "Contract", "No case of the contract was run.");
   const std::set<std::string> stages = stages_of(rows);
-  std::string body, columns = heads({"Line", "Promise"});
-  for (const std::string& stage : stages) columns += number_heads({"stage " + shown(stage, 20)});
-  for (const ContractRow& one : rows)
-    body += row(one.statement->name.empty() ? shown(one.statement->section, 20) : "",
-                "<td>" + words(*one.statement) + "</td>" + cells(one, stages));
-  return section("contract", "Contract",
-                 table("What the engine promises, line by line, and how many cases held at each "
-                       "ZeRO stage: 20/22 means that 2 of 22 did not.",
-                       columns, body));
+  std::string lines, cases;
+  Counts sum;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const ContractRow& line = rows[i];
+    if (!line.statement->name.empty()) continue;
+    lines += row(shown(line.statement->section, 20),
+                 cell(line.statement->sentence, 400) + cells(line, stages));
+    for (const auto& [stage, of_stage] : line.stages) add(sum, of_stage);
+    cases += cases_of(rows, *line.statement, stages);
+  }
+  return folded_section(
+      "contract", "Contract", held_text(sum) + " cases held",
+      table("What the engine promises, line by line, and how many cases held at each ZeRO stage: "
+            "20/22 means that 2 of 22 did not.",
+            heads({"Line", "Promise"}) + stage_heads(stages), lines) +
+          cases);
 }
 
 }  // namespace equigrad::reports

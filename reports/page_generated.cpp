@@ -26,16 +26,17 @@ std::string listed(const std::vector<std::string>& values) {
 
 std::string page_generated(const Run& run) {
   if (!run.generated)
-    return section("generated", "Generated cases", "<p>No case of this run was drawn.</p>\n");
+    return empty_section("generated", "Generated cases", "No case of this run was drawn.");
   std::string rows;
   for (const auto& axis : run.generated->axes)
     rows += row(shown(axis.name, 80), cell(counted(axis), 300) + cell(listed(axis.never), 200));
-  return section("generated", "Generated cases",
-                 paragraph(escape_xml(generated_line(run))) +
-                     table("What the cases that were drawn have had: a key of the configuration or "
-                           "a property of the case, how many cases had each value, and which known "
-                           "values none had",
-                           heads({"Axis", "Cases by value", "Never"}), rows));
+  return folded_section(
+      "generated", "Generated cases", count_of(run.generated->cases, "case"),
+      paragraph(escape_xml(generated_line(run))) +
+          table("What the cases that were drawn have had: a key of the configuration or "
+                "a property of the case, how many cases had each value, and which known "
+                "values none had",
+                heads({"Axis", "Cases by value", "Never"}), rows));
 }
 
 }  // namespace equigrad::reports

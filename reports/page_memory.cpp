@@ -109,7 +109,7 @@ std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey,
 
 std::string page_memory(const Run& run) {
   if (run.memory.empty())
-    return section("memory", "Memory", "<p>No ledger was recorded in this run.</p>\n");
+    return empty_section("memory", "Memory", "No ledger was recorded in this run.");
   const std::vector<std::string> precisions = names_of(run, &MemoryRow::precision);
   const std::map<BarKey, Bar> bars = bars_of(run, precisions);
   std::vector<std::string> categories = names_of(run, &MemoryRow::category);
@@ -124,8 +124,8 @@ std::string page_memory(const Run& run) {
     title = next;
     rows += memory_row(key, bar, bars, categories, most_bytes);
   }
-  return section(
-      "memory", "Memory",
+  return folded_section(
+      "memory", "Memory", "bytes that the largest rank holds",
       table(
           "Bytes that the largest rank holds at the end of a step, from the engine&#39;s ledger; "
           "peak is the most it held at one moment of the step, or the sum of the parts&#39; peaks "

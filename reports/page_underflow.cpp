@@ -63,16 +63,16 @@ std::string page_underflow(const Run& run) {
             cell(one.model, 60) + number_cells({scale_text(one.scale), grouped(one.numel),
                                                 grouped(one.zero), grouped(one.subnormal),
                                                 grouped(one.overflow), scale_text(one.lossless)}));
-  return section(
-      "underflow", "Underflow",
-      rows.empty()
-          ? "<p>No case of this run scaled its loss.</p>\n"
-          : table("What is lost of the gradients of the first step that is applied when they are "
-                  "multiplied by its loss scale and rounded to fp16, over the cases that were run",
-                  heads({"Precision", "Model"}) +
-                      number_heads({"Scale", "Elements", "Become zero", "Subnormal", "Overflow",
-                                    "Smallest scale that loses none"}),
-                  rows));
+  if (rows.empty())
+    return empty_section("underflow", "Underflow", "No case of this run scaled its loss.");
+  return folded_section(
+      "underflow", "Underflow", "what loss scales lose in fp16",
+      table("What is lost of the gradients of the first step that is applied when they are "
+            "multiplied by its loss scale and rounded to fp16, over the cases that were run",
+            heads({"Precision", "Model"}) +
+                number_heads({"Scale", "Elements", "Become zero", "Subnormal", "Overflow",
+                              "Smallest scale that loses none"}),
+            rows));
 }
 
 }  // namespace equigrad::reports

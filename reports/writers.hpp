@@ -34,7 +34,7 @@ struct TerminalOptions {
   bool colour = false;
   size_t messages = 20;  // failures shown in full; the others are counted
 };
-inline constexpr size_t kPageBytes = 2'000'000;
+inline constexpr size_t kPageBytes = 1'500'000;
 inline constexpr size_t kAnnotations = 10;
 
 std::string to_terminal(const Run& run, const TerminalOptions& options = {});

@@ -79,24 +79,4 @@ std::string failure_kind(const Judged& judged, const std::vector<Outcome>& outco
   return bounded.empty() ? "checks" : "bounded " + bounded;
 }
 
-std::string cause_in(const std::string& message) {
-  const auto line = message.find("looks like");
-  if (line == std::string::npos) return {};
-  const auto end = std::min(message.find('\n', line), message.size());
-  const auto arrow = message.find(" -> ", line);
-  if (arrow == std::string::npos || arrow > end) return {};
-  const auto begin = arrow + 4;
-  const auto cause = message.substr(begin, std::min(message.find("   ", begin), end) - begin);
-  return cause.starts_with("one common factor") ? "" : cause;
-}
-
-std::string without_numbers(const std::string& text) {
-  std::string words;
-  for (const char c : text) {
-    const bool is_digit = c >= '0' && c <= '9';
-    if (!is_digit || !words.ends_with('#')) words += is_digit ? '#' : c;
-  }
-  return words;
-}
-
 }  // namespace equigrad::conformance

@@ -10,7 +10,7 @@
 //
 // Invariants: empty exactly where the case passed.
 // Units: none.   Errors: nlohmann::json::exception for an answer of another form.
-// Depends on: judge.hpp, ranks/pool.hpp. No torch.
+// Depends on: judge.hpp, ranks/pool.hpp, reports/causes.hpp. No torch.
 #pragma once
 
 #include <string>
@@ -18,16 +18,14 @@
 
 #include "conformance/ranks/pool.hpp"
 #include "conformance/verdict/judge.hpp"
+#include "reports/causes.hpp"
 
 namespace equigrad::conformance {
 
 // "gradient", "died: signal 11 (Segmentation fault)".
 std::string failure_kind(const Judged& judged, const std::vector<ranks::Outcome>& outcomes);
 
-// The likely cause that a message names: "micro-batch 2 of rank 1 missing"; empty where it names
-// none, or only a common factor, which could be anything.
-std::string cause_in(const std::string& message);
-// "micro-batch # of rank # missing"
-std::string without_numbers(const std::string& text);
+using reports::cause_in;
+using reports::without_numbers;
 
 }  // namespace equigrad::conformance

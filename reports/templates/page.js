@@ -14,29 +14,56 @@ th.setAttribute('aria-sort',up?'ascending':'descending');
 all('tr',body).map(function(r,k){return{r:r,k:k,v:value(r,i)};}).sort(function(a,b){
 var x=a.v,y=b.v,d=typeof x===typeof y?(x<y?-1:x>y?1:0):typeof x==='number'?-1:1;
 return(up?d:-d)||a.k-b.k;}).forEach(function(o){body.appendChild(o.r);});};});});
-var cases=document.getElementById('cases'),box=document.createElement('p'),input,note;
-if(!cases)return;
-box.className='find';
+// A table that is wider than its place becomes a list of its rows.
+var fit=function(box){var t=box.querySelector('table');
+if(!t||!t.tHead||t.classList.contains('x')||box.closest('details:not([open])'))return;
+t.classList.remove('stacked');
+if(box.scrollWidth<=box.clientWidth+1)return;
+if(!t.dataset.labels){t.dataset.labels=1;
+var names=all('th',t.tHead.rows[0]).map(function(h){return h.textContent;});
+t.setAttribute('role','table');
+all('tr',t).forEach(function(r){r.setAttribute('role','row');
+Array.prototype.forEach.call(r.cells,function(c,i){
+var head=c.tagName==='TH';
+c.setAttribute('role',head?(c.parentNode.parentNode===t.tHead?'columnheader':'rowheader'):'cell');
+if(!head&&c.colSpan===1)c.setAttribute('data-l',names[i]||'');});});
+all('thead,tbody',t).forEach(function(g){g.setAttribute('role','rowgroup');});}
+t.classList.add('stacked');};
+var fitAll=function(){all('.wide').forEach(fit);};
+document.addEventListener('toggle',function(e){if(e.target.open)all('.wide',e.target).forEach(fit);},true);
+addEventListener('resize',fitAll);fitAll();
+var folded=[];
+addEventListener('beforeprint',function(){folded=all('section>details:not([open])');
+folded.forEach(function(d){d.open=true;});});
+addEventListener('afterprint',function(){folded.forEach(function(d){d.open=false;});});
+// What a link leads to is opened, with all that it is in.
+var show=function(t){var d=t.tagName==='SECTION'?t.querySelector('details'):t;
+for(;d;d=d.parentElement)if(d.tagName==='DETAILS')d.open=true;t.scrollIntoView();};
+var cases=document.getElementById('cases'),list=cases&&cases.querySelector('details'),box,input,note,
+rows;
+if(list){
+box=document.createElement('p');box.className='find';
 box.innerHTML='<label for="find">Filter</label><input id="find" type="search" '+
-'placeholder="zero3 bf16 failed"><span class="note" aria-live="polite"></span>';
+'placeholder="stage 3 bf16 tensor failed"><span class="note" aria-live="polite"></span>';
 input=box.querySelector('input');note=box.querySelector('span');
-cases.insertBefore(box,cases.querySelector('details'));
-var rows=all('tbody tr',cases).map(function(r){return{row:r,
-text:((r.id||decodeURIComponent((r.querySelector('a')||{hash:''}
-).hash))+' '+r.textContent).toLowerCase()};});
+list.insertBefore(box,list.querySelector('details'));}
 var filter=function(){
+if(!rows)rows=all('details',list).reduce(function(found,d){
+var name=d.querySelector('b').textContent.slice(2);
+return found.concat(all('tbody tr',d).map(function(r){return{row:r,
+text:(name.replace(/stage (.*), (.*), (.*) ranks?/,'.zero$1.$2.w$3.')+' '+name+' '+r.id+' '+
+r.textContent).toLowerCase()};}));},[]);
 var words=input.value.toLowerCase().split(/\s+/).filter(Boolean),hits=0;
 rows.forEach(function(o){var ok=words.every(function(w){return o.text.indexOf(w)>=0;});
 o.row.hidden=!ok;if(ok)hits++;});
-all('details',cases).forEach(function(d){var some=!!d.querySelector('tbody tr:not([hidden])');
+all('details',list).forEach(function(d){var some=!!d.querySelector('tbody tr:not([hidden])');
 d.hidden=!some;if(words.length)d.open=some;});
-note.textContent=words.length?hits+' of '+rows.length+' cases':'';};
-input.oninput=function(){filter();history.replaceState(null,'',
+note.textContent=words.length?hits+' of '+rows.length+' rows':'';};
+if(input)input.oninput=function(){filter();history.replaceState(null,'',
 input.value?'#q='+encodeURIComponent(input.value):location.pathname+location.search);};
 var follow=function(){var h=location.hash.slice(1),t;
-if(h.indexOf('q=')===0){try{input.value=decodeURIComponent(h.slice(2));}catch(e){return;}
-filter();cases.scrollIntoView();return;}
-t=h&&document.getElementById(h);if(!t)return;
-var d=t.closest('details');if(d){d.open=true;t.scrollIntoView({block:'center'});}};
-addEventListener('hashchange',follow);follow();
+if(input&&h.indexOf('q=')===0){try{input.value=decodeURIComponent(h.slice(2));}catch(e){return;}
+filter();show(cases);return;}
+t=h&&document.getElementById(h);if(t)show(t);};
+addEventListener('hashchange',follow);if(location.hash)follow();
 })();

@@ -74,7 +74,8 @@ TEST(Contract, ThePageHasARowForEachCaseAndHostileTextIsInert) {
   const auto page = reports::to_html(run);
   EXPECT_THAT(page, HasSubstr("an engine is used twice"));
   EXPECT_THAT(page, Not(HasSubstr("<script>alert(1)")));
-  EXPECT_THAT(reports::to_html(contract_run()), HasSubstr("<code>two_losses</code><br>trap 1"));
+  EXPECT_THAT(reports::to_html(contract_run()),
+              HasSubstr("<code>two_losses</code><br>Would have caught: trap 1"));
 }
 
 TEST(Contract, StatementsSurviveJson) {

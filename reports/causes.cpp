@@ -1,0 +1,161 @@
+#include "reports/causes.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "reports/summary.hpp"
+#include "reports/text.hpp"
+
+namespace equigrad::reports {
+namespace {
+
+constexpr std::array<const char*, 9> kDimensions = {
+    "stage", "precision", "ranks", "style", "model", "optimizer", "clip", "accumulate", "section"};
+
+std::string trimmed(const std::string& line) {
+  const auto begin = line.find_first_not_of(" \t");
+  return begin == std::string::npos ? "" : line.substr(begin);
+}
+
+// Without the spaces in front; those that begin with one of `skipped` are left out.
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (auto line = trimmed(text.substr(at, end - at)); !line.empty()) lines.push_back(line);
+    at = end + 1;
+  }
+  return lines;
+}
+
+// "first   step 1, all 8 gradients, the first head.bias ..." -> "gradient"
+std::string first_wrong(const std::string& line) {
+  auto rest = trimmed(line.substr(std::string_view("first ").size()));
+  if (rest.starts_with("step "))
+    rest = trimmed(rest.substr(std::min(rest.find(", ") + 2, rest.size())));
+  if (rest.starts_with("all "))
+    rest = trimmed(rest.substr(std::min(rest.find(' ', 4), rest.size())));
+  rest = rest.substr(0, std::min({rest.find(','), rest.find(" of "), rest.find(" on "),
+                                  rest.find(" ["), rest.size()}));
+  if (rest.ends_with("gradients") || rest.ends_with("parameters")) rest.pop_back();
+  return rest;
+}
+
+// "got = 0.5 x want on 12/12 -> one common factor   (residual" -> "one common factor"
+std::string looks_like(const std::string& line) {
+  auto text = trimmed(line.substr(std::string_view("looks like").size()));
+  if (const auto arrow = text.find(" -> "); arrow != std::string::npos)
+    text = text.substr(arrow + 4);
+  return text.substr(0, text.find("   "));
+}
+
+std::set<std::string> values_of(const std::vector<const Case*>& cases, const char* name) {
+  std::set<std::string> found;
+  for (const Case* one : cases) found.insert(dimension(*one, name));
+  return found;
+}
+
+bool meets(const Case& one, const std::vector<Condition>& conditions) {
+  return std::all_of(conditions.begin(), conditions.end(), [&](const Condition& condition) {
+    return std::find(condition.values.begin(), condition.values.end(),
+                     dimension(one, condition.dimension)) != condition.values.end();
+  });
+}
+
+void limit(Cause& cause, const Run& run, const std::vector<const Case*>& executed) {
+  for (const char* name : kDimensions) {
+    const auto wrong = values_of(cause.cases, name);
+    if (wrong.size() == values_of(executed, name).size()) continue;
+    Condition condition{name, {}};
+    for (const auto& value : values(run, name))
+      if (wrong.contains(value)) condition.values.push_back(value);
+    cause.conditions.push_back(std::move(condition));
+  }
+  cause.executed = static_cast<int64_t>(executed.size());
+  for (const Case* one : executed)
+    if (passed(one->verdict) && !vacuous(*one) && meets(*one, cause.conditions)) ++cause.alike_held;
+}
+
+size_t place_of(Verdict verdict) {
+  return static_cast<size_t>(std::find(kVerdicts.begin(), kVerdicts.end(), verdict) -
+                             kVerdicts.begin());
+}
+
+}  // namespace
+
+std::string cause_in(const std::string& message) {
+  const auto line = message.find("looks like");
+  if (line == std::string::npos) return {};
+  const auto end = std::min(message.find('\n', line), message.size());
+  const auto arrow = message.find(" -> ", line);
+  if (arrow == std::string::npos || arrow > end) return {};
+  const auto begin = arrow + 4;
+  const auto cause = message.substr(begin, std::min(message.find("   ", begin), end) - begin);
+  return cause.starts_with("one common factor") ? "" : cause;
+}
+
+std::string without_numbers(const std::string& text) {
+  std::string words;
+  for (const char c : text) {
+    const bool is_digit = c >= '0' && c <= '9';
+    if (!is_digit || !words.ends_with('#')) words += is_digit ? '#' : c;
+  }
+  return words;
+}
+
+std::string cause_of(const Case& one) {
+  if (const auto cause = cause_in(one.message); !cause.empty() && !vacuous(one)) return cause;
+  std::string first, likely, other;
+  for (const auto& line : lines_of(message_of(one))) {
+    if (line.starts_with("first ") && first.empty())
+      first = first_wrong(line);
+    else if (line.starts_with("looks like") && likely.empty())
+      likely = looks_like(line);
+    else if (other.empty() && !line.starts_with("FAIL ") && !line.starts_with("not compared"))
+      other = line.substr(0, line.find(", such as "));
+  }
+  if (!likely.empty()) return likely + (first.empty() ? "" : "; first wrong: " + first);
+  return other.empty() ? first : other;
+}
+
+std::vector<Cause> causes(const Run& run) {
+  std::vector<const Case*> executed;
+  for (const Case& one : run.cases)
+    if (passed(one.verdict) || went_wrong(one.verdict)) executed.push_back(&one);
+  std::map<std::pair<size_t, std::string>, size_t> places;
+  std::vector<Cause> found;
+  for (const Case* one : worst_first(wrong_cases(run))) {
+    const std::string text = cause_of(*one), key = without_numbers(text);
+    const auto [at, is_new] = places.try_emplace({place_of(one->verdict), key}, found.size());
+    if (is_new)
+      found.push_back({.verdict = one->verdict, .text = text, .cases = {}, .conditions = {}});
+    Cause& cause = found[at->second];
+    if (cause.text != text) cause.text = replaced(key, {{'#', "N"}});
+    cause.cases.push_back(one);
+  }
+  for (Cause& cause : found) limit(cause, run, executed);
+  std::stable_sort(found.begin(), found.end(), [](const Cause& a, const Cause& b) {
+    const auto first = place_of(a.verdict), second = place_of(b.verdict);
+    return first != second ? first < second : a.cases.size() > b.cases.size();
+  });
+  return found;
+}
+
+std::string where_text(const Cause& cause) {
+  const auto number = static_cast<int64_t>(cause.cases.size());
+  if (number == cause.executed)
+    return number == 1 ? "The only case that ran." : "All " + grouped(number) + " cases that ran.";
+  std::string out = count_of(number, "case") + " of " + grouped(cause.executed);
+  if (number == 1) return out + ".";
+  const char* between = ", only with ";
+  for (const Condition& condition : cause.conditions) {
+    out += between + condition.dimension + " " + joined(condition.values, ", ");
+    between = "; ";
+  }
+  return out + (cause.alike_held == 0 ? ". No such case held."
+                                      : ". " + count_of(cause.alike_held, "such case") + " held.");
+}
+
+}  // namespace equigrad::reports
