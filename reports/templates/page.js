@@ -53,9 +53,9 @@ var name=d.querySelector('b').textContent.slice(2);
 return found.concat(all('tbody tr',d).map(function(r){return{row:r,
 text:(name.replace(/stage (.*), (.*), (.*) ranks?/,'.zero$1.$2.w$3.')+' '+name+' '+r.id+' '+
 r.textContent).toLowerCase()};}));},[]);
-var words=input.value.toLowerCase().split(/\s+/).filter(Boolean),hits=0;
-rows.forEach(function(o){var ok=words.every(function(w){return o.text.indexOf(w)>=0;});
-o.row.hidden=!ok;if(ok)hits++;});
+var words=input.value.trim(),hits=0,means=words?equigradFilter(words):function(){return true;};
+if(typeof means==='string'){note.textContent=means;return;}
+rows.forEach(function(o){var ok=means(o.text);o.row.hidden=!ok;if(ok)hits++;});
 all('details',list).forEach(function(d){var some=!!d.querySelector('tbody tr:not([hidden])');
 d.hidden=!some;if(words.length)d.open=some;});
 note.textContent=words.length?hits+' of '+rows.length+' rows':'';};
