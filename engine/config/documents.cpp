@@ -178,7 +178,9 @@ Json section_schema(const std::string& name);
 Json row_schema(const Row& row) {
   Json schema;
   if (row.treatment == KeyTreatment::Section) {
+    const Json accepted = Json::parse(row.accepted);
     schema = section_schema(row.path);
+    if (!accepted.empty()) schema = any_of({schema, {{"enum", accepted}}});
   } else if (row.treatment == KeyTreatment::Unsupported) {
     schema = unsupported_schema(row);
   } else if (row.treatment == KeyTreatment::NoEffect) {

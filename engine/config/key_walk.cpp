@@ -51,6 +51,8 @@ struct Walk {
   std::vector<Setting>& settings;
 
   void section(const Json& value, const std::string& name);
+  void inner(const Row& row, const Json& value);
+  bool is_of_refused_type(const std::string& name) const;
   void key(const Row& row, const Json& value, bool is_off_here);
   void unknown(const std::string& section, const std::string& key);
 };
@@ -73,16 +75,34 @@ void Walk::unknown(const std::string& section, const std::string& key) {
                      key + "\"." + hint);
 }
 
+// Whether a section has the parameters of a type that is known and refused, such as Lamb: what they
+// are is not looked at.
+bool Walk::is_of_refused_type(const std::string& name) const {
+  const Row* type = schema.find(section_of(name) + ".type");
+  if (type == nullptr || type->values.choice == nullptr) return false;
+  const Json* given = reader.find(type->path);
+  const Words refused = type->values.choice->refused;
+  return given != nullptr && given->is_string() &&
+         std::any_of(refused.begin(), refused.end(), [&](const char* one) {
+           return lower(one) == lower(given->get<std::string>());
+         });
+}
+
+void Walk::inner(const Row& row, const Json& value) {
+  if (is_of_refused_type(row.path)) return;
+  if (value.is_object()) return section(value, row.path);
+  if (!is_accepted(value, Json::parse(row.accepted)))
+    reader.problem(row.path, "expected an object, got " + shown(value) + ". Write \"" +
+                                 last_part(row.path) + "\": {...}.");
+}
+
 void Walk::key(const Row& row, const Json& value, bool is_off_here) {
   if (is_auto(value))
     return reader.problem(
         row.path,
         "expected a value, got \"auto\", a Hugging Face placeholder that its Trainer fills "
         "in; give a number (or the value that is meant), or drop the key.");
-  if (row.treatment == KeyTreatment::Section && value.is_object()) return section(value, row.path);
-  if (row.treatment == KeyTreatment::Section && !value.is_null())
-    return reader.problem(row.path, "expected an object, got " + shown(value) + ". Write \"" +
-                                        last_part(row.path) + "\": {...}.");
+  if (row.treatment == KeyTreatment::Section && !value.is_null()) return inner(row, value);
   if (row.treatment == KeyTreatment::Read) return;
   const std::string why = why_idle(row, value, is_off_here);
   if (why.empty()) return reader.problem(row.path, problem_of_unsupported(row, value));

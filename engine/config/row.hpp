@@ -121,7 +121,9 @@ struct Row {
   const char* words = "";  // what DeepSpeed means by it; of our own keys, what we do
   // Read: how it differs here, or empty. NoEffect: why. Unsupported: what to do instead, or empty.
   const char* here = "";
-  const char* accepted = "[]";    // Unsupported: the values that are accepted, as a JSON array
+  // Unsupported: the values that are accepted, as a JSON array. Section: those that may stand in
+  // its place.
+  const char* accepted = "[]";
   const char* default_note = "";  // what the default means
 
   constexpr Row noting(const char* note) const {
@@ -131,8 +133,8 @@ struct Row {
   }
 };
 
-constexpr Row section(const char* path, const char* words) {
-  return {.path = path, .treatment = KeyTreatment::Section, .words = words};
+constexpr Row section(const char* path, const char* words, const char* accepted = "[]") {
+  return {.path = path, .treatment = KeyTreatment::Section, .words = words, .accepted = accepted};
 }
 
 constexpr Row key(const char* path, Values values, Field field, const char* words,

@@ -26,7 +26,8 @@ const std::map<std::string, std::string> kNames = {
      "compile compiled_autograd comms_logger tensorboard wandb comet csv_monitor "
      "eigenvalue quantize_training compression_training curriculum_learning data_efficiency "
      "elasticity autotuning hybrid_engine pipeline sparse_attention nebula vocabulary_size "
-     "use_data_before_expert_parallelism expert_parallel graph_harvesting"},
+     "use_data_before_expert_parallelism expert_parallel graph_harvesting allgather_size "
+     "datastates_ckpt"},
     {"optimizer", "type params legacy_fusion"},
     {"optimizer.params",
      "lr weight_decay momentum dampening nesterov eps betas adam_w_mode torch_adam "
@@ -216,7 +217,9 @@ const std::vector<Absent>& absent() {
        "A sparse gradient is refused: build embeddings with sparse(false), in Python with "
        "sparse=False."},
       {zero + "cpu_offload_param", {"false"}, "Write \"offload_param\": {\"device\": \"cpu\"}."},
-      {params + "bias_correction", {"true"}},
+      {params + "bias_correction",
+       {"true"},
+       "Here they always are, and first steps are smaller for it. Drop the key."},
       {zero + "ignore_unused_parameters", {"true"}, "Unused parameters are left untouched."},
       {zero + "zero_hpz_partition_size", {"1"}},
       {tensor + "keep_module_on_host " + tensor + "replace_with_kernel_inject " + tensor +
@@ -252,6 +255,7 @@ const std::vector<Absent>& absent() {
        "zero_optimization.zenflow zero_optimization.zeropp_loco_param",
        {}},
       {"activation_checkpointing", {}, "Checkpoint activations in the model."},
+      {"datastates_ckpt", {}, "Ask save_checkpoint() for an asynchronous save."},
       {"compile compiled_autograd", {}, python},
       {"eigenvalue", {}, "Call equigrad::profile::eigenvalue."},
       {params + "max_grad_norm", {}, "Use the top-level \"gradient_clipping\"."},

@@ -97,6 +97,8 @@ constexpr Row kRows[] = {
     unsupported("use_data_before_expert_parallelism", "The order of groups of ranks.", "[false]"),
     unsupported("expert_parallel", "Experts are spread over ranks."),
     unsupported("graph_harvesting", "Captures steps in CUDA graphs.", "[false]"),
+    unsupported("datastates_ckpt", "Checkpoints that DataStates writes in the background.", "[]",
+                "Ask save_checkpoint() for an asynchronous save."),
     unsupported("nebula", "Azure's service for checkpoints."),
     no_effect("vocabulary_size", "The size of the vocabulary.", "nothing here reads it"),
 };

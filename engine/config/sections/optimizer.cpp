@@ -70,7 +70,8 @@ constexpr Row kRows[] = {
     key(".torch_adam", boolean(), {"false", is_adam}, "Adam: torch's class instead of a kernel.",
         "Changes nothing but the default of weight_decay.")
         .noting("only the default of weight_decay depends on it"),
-    unsupported(".bias_correction", "Adam: means are corrected for their start at 0.", "[true]"),
+    unsupported(".bias_correction", "Adam: means are corrected for their start at 0.", "[true]",
+                "Here they always are, and first steps are smaller for it. Drop the key."),
     unsupported(".amsgrad", "Adam: the largest second moment so far counts.", "[false]"),
     unsupported(".maximize", "The objective is maximized.", "[false]"),
     unsupported(".differentiable", "Autograd goes through the step.", "[false]"),

@@ -18,7 +18,8 @@ constexpr const char* kPaging = "it changes when parameters are sent, not their 
 constexpr const char* kNoReplacement = "functions of the framework are never replaced";
 
 constexpr Row kRows[] = {
-    section("zero_optimization", "ZeRO."),
+    section("zero_optimization", "ZeRO. `true` is stage 1, and `false` 0: DeepSpeed's old form.",
+            "[true, false]"),
     key(".stage",
         between(0, 3, ValueType::Whole).saying("0, 1, 2 or 3", "Use 0 for plain data parallelism."),
         kept<&Zero::stage>,
@@ -105,6 +106,8 @@ constexpr Row kRows[] = {
         "Ends of the modules' names.", "Each must match a module."),
     unsupported("zero_optimization.save_muon_momentum_buffer_in_memory",
                 "Muon's momentum is kept in memory.", "[false]"),
+    no_effect("allgather_size", "The old name of zero_optimization.allgather_bucket_size.",
+              "DeepSpeed reads it beside zero_optimization = true alone; it changes no bits"),
     no_effect("zero_allow_untested_optimizer", "Lets ZeRO run with any optimizer.",
               "every optimizer accepted here is tested"),
     no_effect("zero_force_ds_cpu_optimizer", "Insists on DeepSpeed's optimizer on the CPU.",
@@ -124,8 +127,18 @@ void read_gather_on_save(Reading& reading) {
   if (is_below) reading.note(path).without_effect = kWhole;
 }
 
+// As read_zero_config_deprecated of DeepSpeed's runtime/zero/config.py does.
+void read_old_form(Reading& reading) {
+  const Json* whole = reading.reader.find("zero_optimization");
+  if (whole == nullptr || !whole->is_boolean()) return;
+  reading.config.zero.stage = whole->get<bool>() ? 1 : 0;
+  reading.note("zero_optimization.stage").derived =
+      "\"zero_optimization\": " + whole->dump() + " is DeepSpeed's old form of it";
+}
+
 void read(Reading& reading) {
   reading.store("zero_optimization.");
+  read_old_form(reading);
   read_gather_on_save(reading);
   if (reading.config.zero.stage == 3) return;
   for (const char* key : {"classes", "names", "name_suffixes"})

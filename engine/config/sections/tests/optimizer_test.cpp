@@ -30,6 +30,18 @@ TEST(OptimizerSection, NesterovNeedsMomentumAndNoDampening) {
   }
 }
 
+// Keys of an optimizer that is not here would be taken for misspelt ones.
+TEST(OptimizerSection, ParametersOfARefusedTypeAreNotLookedAt) {
+  const auto of = [](const std::string& type) {
+    return conformance::problems(R"({"train_batch_size": 2, "optimizer": {"type": ")" + type +
+                                 R"(", "params": {"lr": 1e-3, "freeze_step": 3}}})");
+  };
+  for (const char* type : {"OneBitAdam", "onebitadam"})
+    EXPECT_THAT(of(type), ElementsAre(HasSubstr("optimizer.type: expected SGD, Adam or AdamW")));
+  EXPECT_THAT(of("OneBitAdma"), testing::SizeIs(2));
+  EXPECT_THAT(of("Adam"), ElementsAre(HasSubstr("params.freeze_step: expected a known key")));
+}
+
 TEST(OptimizerSection, IsTheCallersOrTheConfigurations) {
   const std::string batch = R"({"train_batch_size": 2)";
   EXPECT_THROW(load_config(batch + "}", 2), ConfigError);

@@ -20,6 +20,31 @@ std::string zero(const std::string& keys, int stage = 3) {
   return with(R"("zero_optimization": {"stage": )" + std::to_string(stage) + ", " + keys + "}");
 }
 
+// As DeepSpeed 0.19.8 reads it: read_zero_config_deprecated in runtime/zero/config.py.
+TEST(OldForm, TrueIsStageOneAndFalseStageNought) {
+  for (const int stage : {0, 1}) {
+    const std::string given = stage == 1 ? "true" : "false";
+    const std::string text = with(R"("zero_optimization": )" + given);
+    EXPECT_EQ(
+        parse_config(text, 2),
+        parse_config(with(R"("zero_optimization": {"stage": )" + std::to_string(stage) + "}"), 2));
+    EXPECT_EQ(
+        conformance::setting(text, kSection + "stage"),
+        (Setting{.key = kSection + "stage",
+                 .value = std::to_string(stage),
+                 .origin = Origin::Derived,
+                 .note = "\"zero_optimization\": " + given + " is DeepSpeed's old form of it"}));
+  }
+  for (const char* wrong : {"1", "\"on\"", "[true]"})
+    EXPECT_THAT(conformance::problems(with(R"("zero_optimization": )" + std::string(wrong))),
+                ElementsAre(HasSubstr("zero_optimization: expected an object, got")));
+  for (const char* other : {"bf16", "fp16", "flops_profiler"})
+    EXPECT_THAT(conformance::problems(with('"' + std::string(other) + "\": true")),
+                ElementsAre(HasSubstr(other + std::string(": expected an object, got true"))));
+  EXPECT_EQ(conformance::setting(with(R"("allgather_size": 3)"), "allgather_size").origin,
+            Origin::NoEffect);
+}
+
 TEST(LeafModule, EveryKeyReachesItsField) {
   const auto of = [](const std::string& keys) {
     return parse_config(zero(R"("leaf_module": )" + keys), 2).zero.leaf_module;
