@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -377,34 +378,51 @@ void TrainingEngine::step(const schedule::LrKeywords& lr_kwargs) {
   parts_.loss.scaler->stepped(this, !applied);
 }
 
-// The ranks of a tensor group step together or not at all.
+// The ranks of a tensor group step together or not at all. Each of them is in another of the groups
+// that ZeRO shards over, in which all ranks throw if one does: so one tensor group tells them all.
+std::vector<std::string> TrainingEngine::together(const std::function<std::string()>& attempt) {
+  const auto& tensor = parts_.group.mesh.tensor();
+  if (!tensor) return {attempt()};
+  return core::together(*tensor, "engine.step", attempt);
+}
+
 agreement::Agreement TrainingEngine::agree() {
   RECORD_USER_SCOPE("gradient.agree");
   const bool observes = parts_.inspection.observer != nullptr;
-  const auto& tensor = parts_.group.mesh.tensor();
-  if (!tensor) return parts_.window.agree(observes);
   agreement::Agreement agreement;
-  core::together(*tensor, "engine.step", [&]() -> std::string {
+  const auto flags = together([&] {
     agreement = parts_.window.agree(observes);
-    return {};
+    return std::to_string(agreement.greatest_flag);
   });
+  // Of any of those groups.
+  for (const auto& flag : flags)
+    agreement.greatest_flag = std::max<int64_t>(agreement.greatest_flag, std::stoll(flag));
   return agreement;
 }
 
-// The observer is the user's: it may throw, or read parameters, on one rank only.
+// What is the user's may throw, or read parameters, on one rank only.
+void TrainingEngine::call_user(const std::function<void()>& call) {
+  together([&]() -> std::string {
+    auto& participant = parts_.group.participant;
+    participant.begin_pass();
+    try {
+      call();
+    } catch (...) {
+      participant.abandon();
+      throw;
+    }
+    participant.meet(agreement::ObservedUpdate{});
+    return {};
+  });
+}
+
 void TrainingEngine::observe(const at::Tensor& gradient, const agreement::Agreement& agreement) {
   if (agreement.greatest_flag == 0) return;  // no rank has one
   const auto& inspection = parts_.inspection;
-  auto& participant = parts_.group.participant;
-  participant.begin_pass();
-  try {
+  call_user([&] {
     if (inspection.observer)
       inspection.observer(local_shards(inspection.stations, gradient, agreement.marks));
-  } catch (...) {
-    participant.abandon();
-    throw;
-  }
-  participant.meet(agreement::ObservedUpdate{});
+  });
 }
 
 void TrainingEngine::update(const agreement::Agreement& agreement) {
@@ -441,20 +459,11 @@ void TrainingEngine::update(const agreement::Agreement& agreement) {
   applied = true;
 }
 
-// An optimizer of the user's may throw on one rank only, as an observer may.
 void TrainingEngine::update_masters(const at::Tensor& gradient,
                                     const agreement::Agreement& agreement) {
   auto& optimizer = parts_.optimizer;
   if (!optimizer.hyper_parameters().empty()) return optimizer.update(gradient, agreement.marks);
-  auto& participant = parts_.group.participant;
-  participant.begin_pass();
-  try {
-    optimizer.update(gradient, agreement.marks);
-  } catch (...) {
-    participant.abandon();
-    throw;
-  }
-  participant.meet(agreement::ObservedUpdate{});
+  call_user([&] { optimizer.update(gradient, agreement.marks); });
 }
 
 // A gradient that is not finite is skipped where the loss is scaled, and in bf16; it is an error in

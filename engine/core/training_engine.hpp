@@ -162,8 +162,10 @@ class TrainingEngine {
   void abandon_pass() noexcept;
   void check_scale() const;
   void check_autocast() const;
+  std::vector<std::string> together(const std::function<std::string()>& attempt);
   agreement::Agreement agree();
   void update(const agreement::Agreement& agreement);
+  void call_user(const std::function<void()>& call);
   void observe(const at::Tensor& gradient, const agreement::Agreement& agreement);
   bool may_update(const at::Tensor& gradient, int64_t non_finite_numel);
   void update_masters(const at::Tensor& gradient, const agreement::Agreement& agreement);
