@@ -151,10 +151,11 @@ std::vector<std::string> problems_of(const SavedCheckpoint& saved) {
   std::vector<std::string> problems;
   for (const auto& tensor : saved.manifest().tensors)
     for (const auto& piece : tensor.pieces) try {
-        saved.verify(tensor.name, piece.begin, piece.end);
+        saved.verify(tensor, piece);
       } catch (const Error& error) {
         problems.push_back(error.what() + std::string(" It is elements ") + grouped(piece.begin) +
-                           " to " + grouped(piece.end - 1) + ".");
+                           " to " + grouped(piece.end - 1) +
+                           (tensor.cut ? " of part " + grouped(piece.part) : "") + ".");
       }
   return problems;
 }

@@ -1,5 +1,6 @@
 // SavedFolder: a checkpoint on the disk for tests, of tensors that are listed, as ranks of an
-// engine write it: each an equal part of every tensor, but what is a rank's own.
+// engine write it: each an equal part of every tensor, but what is a rank's own. Of one that is
+// cut, rank r has some of part r % parts.
 //
 //   save_folder(directory, "step7",
 //               {saved_tensor<float>("master/w", ElementType::F32, {2}, {1, 2})},
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -28,6 +30,7 @@ struct SavedTensor {
   checkpoint::ElementType type = checkpoint::ElementType::F32;
   std::vector<std::int64_t> shape;
   std::vector<std::byte> bytes;
+  std::optional<checkpoint::Cut> cut = {};
 };
 
 template <class T>
@@ -82,15 +85,38 @@ inline int rank_in(const std::string& name) {
 // The part of `tensor` that a rank writes, with an end of -1 if it is another rank's.
 inline checkpoint::PieceHeader piece_of(const SavedTensor& tensor, int rank, int world_size) {
   const std::int64_t numel = checkpoint::numel_of(tensor.shape);
-  checkpoint::PieceHeader piece{tensor.name, tensor.type, tensor.shape, 0, numel};
+  checkpoint::PieceHeader piece{tensor.name, tensor.type, tensor.shape, 0, numel, tensor.cut};
   const int owner = rank_in(tensor.name);
-  if (owner < 0) {
+  if (tensor.cut) {
+    const auto parts = tensor.cut->parts, place = rank / parts, places = world_size / parts;
+    piece.part = rank % parts;
+    piece.begin = numel / parts * place / places;
+    piece.end = numel / parts * (place + 1) / places;
+  } else if (owner < 0) {
     piece.begin = numel * rank / world_size;
     piece.end = numel * (rank + 1) / world_size;
   } else if (owner != rank) {
     piece.end = -1;
   }
   return piece;
+}
+
+// A part's bytes, by a walk over the whole in its order.
+inline std::vector<std::byte> bytes_of_part(const SavedTensor& tensor, std::int64_t part) {
+  if (!tensor.cut) return tensor.bytes;
+  std::int64_t inner = checkpoint::element_bytes(tensor.type);
+  for (auto i = tensor.shape.size() - 1; i > static_cast<std::size_t>(tensor.cut->dimension); --i)
+    inner *= tensor.shape[i];
+  std::vector<std::byte> bytes;
+  auto at = tensor.bytes.begin();
+  while (at != tensor.bytes.end())
+    for (const auto segment : tensor.cut->segments)
+      for (std::int64_t of = 0; of < tensor.cut->parts; ++of) {
+        const auto end = at + segment / tensor.cut->parts * inner;
+        if (of == part) bytes.insert(bytes.end(), at, end);
+        at = end;
+      }
+  return bytes;
 }
 
 inline void save_folder(const checkpoint::Path& directory, const std::string& tag,
@@ -111,7 +137,8 @@ inline void save_folder(const checkpoint::Path& directory, const std::string& ta
     RankWriter writer(disk(), folder / rank_file_name(rank, about.world_size, about.id), pieces);
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const auto width = element_bytes(pieces[i].type);
-      writer.write(from[i]->bytes.data() + pieces[i].begin * width,
+      const auto bytes = bytes_of_part(*from[i], pieces[i].part);
+      writer.write(bytes.data() + pieces[i].begin * width,
                    static_cast<std::size_t>((pieces[i].end - pieces[i].begin) * width));
     }
     files.push_back(writer.finish());

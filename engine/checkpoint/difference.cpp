@@ -140,7 +140,10 @@ json by_name(const json& parameters) {
 std::map<std::string, std::string> settings_of(const Manifest& manifest) {
   json all = {{"engine", manifest.engine}, {"client_state", manifest.client_state}};
   json& engine = all["engine"];
-  if (engine.is_object()) engine.erase("stage");
+  if (engine.is_object()) {
+    engine.erase("stage");
+    engine.erase("mesh");
+  }
   if (engine.contains("parameters")) engine["parameters"] = by_name(engine["parameters"]);
   std::map<std::string, std::string> settings;
   const json flat = all.flatten();

@@ -40,7 +40,7 @@ struct SettingDifference {
   bool operator==(const SettingDifference&) const = default;
 };
 
-// Those that differ, by path, but /engine/stage.
+// Those that differ, by path, but /engine/stage and /engine/mesh.
 std::vector<SettingDifference> setting_differences(const Manifest& a, const Manifest& b);
 
 }  // namespace equigrad::checkpoint

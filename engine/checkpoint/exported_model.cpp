@@ -144,12 +144,10 @@ void append_part(const SavedCheckpoint& saved, const Exported& one, std::int64_t
 
 void append_tensor(const SavedCheckpoint& saved, const Exported& one, OutputFile& output) {
   if (one.saved == nullptr) return;
-  for (const Piece& piece : one.saved->pieces) {
-    if (piece.begin == piece.end) continue;
-    saved.verify(one.saved->name, piece.begin, piece.end);
-    for (std::int64_t begin = piece.begin; begin < piece.end; begin += kPartNumel)
-      append_part(saved, one, begin, std::min(piece.end, begin + kPartNumel), output);
-  }
+  const std::int64_t numel = numel_of(one.saved->shape);
+  for (const Piece& piece : one.saved->pieces) saved.verify(*one.saved, piece);
+  for (std::int64_t begin = 0; begin < numel; begin += kPartNumel)
+    append_part(saved, one, begin, std::min(numel, begin + kPartNumel), output);
 }
 
 // Under another name until it is whole; one that an interrupted export has left is written anew.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "engine/checkpoint/strict_json.hpp"
@@ -84,15 +85,36 @@ FileEntry file_from(const Json& value, const Place& place) {
           whole_in(value, "header_bytes", place), digest_in(value, "header_xxh3_128", place)};
 }
 
-Piece piece_from(const Json& value, const Place& place) {
-  check_keys(value, {"file", "begin", "end", "offset_bytes", "xxh3_128"}, place);
-  return {static_cast<std::size_t>(whole_in(value, "file", place)), whole_in(value, "begin", place),
-          whole_in(value, "end", place), whole_in(value, "offset_bytes", place),
-          digest_in(value, "xxh3_128", place)};
+std::vector<std::string> with(std::vector<std::string> keys, bool has_more, const char* key) {
+  if (has_more) keys.emplace_back(key);
+  return keys;
 }
 
-TensorEntry tensor_from(const Json& value, const Place& outer) {
-  check_keys(value, {"name", "type", "shape", "pieces"}, outer);
+Piece piece_from(const Json& value, bool is_of_part, const Place& place) {
+  check_keys(value, with({"file", "begin", "end", "offset_bytes", "xxh3_128"}, is_of_part, "part"),
+             place);
+  return {static_cast<std::size_t>(whole_in(value, "file", place)),
+          whole_in(value, "begin", place),
+          whole_in(value, "end", place),
+          whole_in(value, "offset_bytes", place),
+          digest_in(value, "xxh3_128", place),
+          is_of_part ? whole_in(value, "part", place) : 0};
+}
+
+Cut cut_from(const Json& value, const Place& place) {
+  check_keys(value, {"dimension", "segments", "parts"}, place);
+  Cut cut{.dimension = whole_in(value, "dimension", place),
+          .segments = {},
+          .parts = whole_in(value, "parts", place)};
+  for (const Json& segment : array_in(value, "segments", place))
+    cut.segments.push_back(whole_from(segment, "a segment", place));
+  return cut;
+}
+
+// Tensors in parts came with version 2.
+TensorEntry tensor_from(const Json& value, const Place& outer, int version = kManifestVersion) {
+  const bool is_cut = version > 1 && value.is_object() && value.contains("cut");
+  check_keys(value, with({"name", "type", "shape", "pieces"}, is_cut, "cut"), outer);
   TensorEntry tensor{text_in(value, "name", outer), ElementType::F32, {}, {}};
   const Place place = outer.of("tensor", tensor.name);
   tensor.type = element_type_from(text_in(value, "type", place), place.where);
@@ -100,8 +122,9 @@ TensorEntry tensor_from(const Json& value, const Place& outer) {
   if (shape.size() > kMostDimensions)
     place.fail("expected a shape of at most 64 sizes, got " + std::to_string(shape.size()));
   for (const Json& size : shape) tensor.shape.push_back(whole_from(size, "a size", place));
+  if (is_cut) tensor.cut = cut_from(value["cut"], place);
   for (const Json& piece : array_in(value, "pieces", place))
-    tensor.pieces.push_back(piece_from(piece, place));
+    tensor.pieces.push_back(piece_from(piece, is_cut, place));
   return tensor;
 }
 
@@ -116,16 +139,23 @@ Json to_json(const FileEntry& file) {
 
 Json to_json(const TensorEntry& tensor) {
   Json pieces = Json::array();
-  for (const Piece& piece : tensor.pieces)
+  for (const Piece& piece : tensor.pieces) {
     pieces.push_back({{"file", piece.file},
                       {"begin", piece.begin},
                       {"end", piece.end},
                       {"offset_bytes", piece.offset_bytes},
                       {"xxh3_128", to_text(piece.digest)}});
-  return {{"name", tensor.name},
-          {"type", std::string(to_text(tensor.type))},
-          {"shape", tensor.shape},
-          {"pieces", std::move(pieces)}};
+    if (tensor.cut) pieces.back()["part"] = piece.part;
+  }
+  Json entry = {{"name", tensor.name},
+                {"type", std::string(to_text(tensor.type))},
+                {"shape", tensor.shape},
+                {"pieces", std::move(pieces)}};
+  if (tensor.cut)
+    entry["cut"] = {{"dimension", tensor.cut->dimension},
+                    {"segments", tensor.cut->segments},
+                    {"parts", tensor.cut->parts}};
+  return entry;
 }
 
 template <class Entry>
@@ -159,9 +189,19 @@ void check_pieces(const TensorEntry& tensor, std::size_t files, const Place& pla
   const std::int64_t bytes = bytes_of({tensor.name, tensor.type, tensor.shape, 0}, place.where);
   if (bytes > kMostWhole)
     place.fail("expected a tensor of at most 2^53 bytes, got " + whole(bytes));
-  const std::int64_t numel = bytes / element_bytes(tensor.type);
-  std::int64_t end = 0;
+  const std::string problem = tensor.cut ? problem_of(*tensor.cut, tensor.shape) : "";
+  if (!problem.empty()) place.fail(problem);
+  const std::int64_t all = bytes / element_bytes(tensor.type);
+  const std::int64_t numel = tensor.cut ? all / tensor.cut->parts : all;  // of a part
+  std::int64_t part = 0, end = 0;
   for (const Piece& piece : tensor.pieces) {
+    if (end == numel && (part + 1) * numel < all) {
+      ++part;
+      end = 0;
+    }
+    if (piece.part != part)
+      place.fail("expected the next piece to be of part " + whole(part) + ", got one of part " +
+                 whole(piece.part));
     if (piece.begin != end || piece.end <= piece.begin || piece.end > numel)
       place.fail("expected the next piece to begin at element " + whole(end) +
                  " and to end behind that, at " + whole(numel) + " or before, got [" +
@@ -173,8 +213,9 @@ void check_pieces(const TensorEntry& tensor, std::size_t files, const Place& pla
       place.fail("expected an offset from 0 to 2^53, got " + whole(piece.offset_bytes));
     end = piece.end;
   }
-  if (end != numel)
-    place.fail("expected pieces of all " + whole(numel) + " elements, got " + whole(end));
+  if (part * numel + end != all)
+    place.fail("expected pieces of all " + whole(all) + " elements, got " +
+               whole(part * numel + end));
 }
 
 // Where a piece lies in its file.
@@ -282,7 +323,7 @@ void check_digest(std::string_view text, const Front& front, const Place& place)
                to_text(digester.digest()) + changed);
 }
 
-Manifest manifest_from(Json&& root, const Place& place) {
+Manifest manifest_from(Json&& root, int version, const Place& place) {
   check_keys(root,
              {"schema", "version", "xxh3_128", "id", "world_size", "engine", "client_state",
               "files", "tensors"},
@@ -298,7 +339,7 @@ Manifest manifest_from(Json&& root, const Place& place) {
   for (const Json& file : array_in(root, "files", place))
     manifest.files.push_back(file_from(file, place));
   for (const Json& tensor : array_in(root, "tensors", place))
-    manifest.tensors.push_back(tensor_from(tensor, place));
+    manifest.tensors.push_back(tensor_from(tensor, place, version));
   check(manifest, place);
   return manifest;
 }
@@ -347,7 +388,7 @@ void merge(Manifest& manifest, const std::vector<RankFile>& files) {
   for (std::size_t i = 0; i < files.size(); ++i) {
     manifest.files.push_back(files[i].file);
     for (const TensorEntry& tensor : files[i].tensors) {
-      const TensorEntry empty{tensor.name, tensor.type, tensor.shape, {}};
+      const TensorEntry empty{tensor.name, tensor.type, tensor.shape, {}, tensor.cut};
       auto& [entry, first] = by_name.try_emplace(tensor.name, empty, i).first->second;
       if (entry.type != tensor.type || entry.shape != tensor.shape)
         throw Error(place.of("tensor", tensor.name).where,
@@ -356,15 +397,22 @@ void merge(Manifest& manifest, const std::vector<RankFile>& files) {
                         ", as in " + quote(files[first].file.name) + ", got " +
                         std::string(to_text(tensor.type)) + ' ' + shown(Json(tensor.shape)) +
                         ". Give every rank the same model.");
+      if (entry.cut != tensor.cut)
+        throw Error(place.of("tensor", tensor.name).where,
+                    "expected one cut in files " + quote(files[first].file.name) + " and " +
+                        quote(files[i].file.name) +
+                        ", got two. Give every rank the same plan of its tensor group.");
       for (const Piece& piece : tensor.pieces)
         if (piece.begin != piece.end)
-          entry.pieces.push_back({i, piece.begin, piece.end, piece.offset_bytes, piece.digest});
+          entry.pieces.push_back(
+              {i, piece.begin, piece.end, piece.offset_bytes, piece.digest, piece.part});
     }
   }
   for (auto& [name, found] : by_name) {
     std::vector<Piece>& pieces = found.first.pieces;
-    std::sort(pieces.begin(), pieces.end(),
-              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+      return std::tie(a.part, a.begin) < std::tie(b.part, b.begin);
+    });
     manifest.tensors.push_back(std::move(found.first));
   }
   check(manifest, place);
@@ -375,7 +423,9 @@ std::string write_manifest(const Manifest& manifest) {
   check(manifest, place);
   check_writable(manifest.engine, place.where + ": engine", kMostLevels - 1);
   check_writable(manifest.client_state, place.where + ": client_state", kMostLevels - 1);
-  std::string text = std::string(kFront) + std::to_string(kManifestVersion);
+  const bool has_parts = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                                     [](const TensorEntry& one) { return one.cut.has_value(); });
+  std::string text = std::string(kFront) + std::to_string(has_parts ? 2 : 1);
   text += kBeforeDigest;
   const std::size_t digest_begin = text.size();
   text += std::string(kNoDigest) + "\",\n \"id\": " + Json(manifest.id).dump() +
@@ -391,13 +441,16 @@ Manifest read_manifest(std::string_view text, const std::string& where) {
   if (!text.starts_with(kFront)) throw_no_manifest(text, where);
   const Place place = loading(where);
   const Front front = front_of(text);
-  const bool is_ours = front.version == std::to_string(kManifestVersion);
-  if (is_ours || front.digest_begin != 0) check_digest(text, front, place);
-  if (!is_ours)
+  int version = 0;
+  for (int known = 1; known <= kManifestVersion; ++known)
+    if (front.version == std::to_string(known)) version = known;
+  if (version != 0 || front.digest_begin != 0) check_digest(text, front, place);
+  if (version == 0)
     throw Error(where, "expected version " + std::to_string(kManifestVersion) + " of " +
-                           std::string(kSchema) + ", got version " + quote(front.version) +
+                           std::string(kSchema) + " or an earlier one, got version " +
+                           quote(front.version) +
                            ". Load it with the Equigrad that saved it, or a later one.");
-  return manifest_from(read_object(text, where, kMostLevels), place);
+  return manifest_from(read_object(text, where, kMostLevels), version, place);
 }
 
 }  // namespace equigrad::checkpoint

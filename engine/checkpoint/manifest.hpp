@@ -11,30 +11,42 @@
 //                             "xxh3_128": "..."}]}]}
 //
 // The digest is that of the whole text, with 32 zeros in its own place.
+//
+// Version 2 has tensors that a tensor group saved in parts as well (cut.hpp): beside its shape,
+// which is the whole's, such a tensor says how it is cut, and each piece of which part it is:
+//
+//   {"name": "master/b.weight", "type": "F32", "shape": [8, 5],
+//    "cut": {"dimension": 0, "segments": [4, 4], "parts": 2},
+//    "pieces": [{"file": 0, "part": 0, "begin": 0, "end": 20, ...}, {"file": 1, "part": 1, ...}]}
+//
+// A manifest without such tensors is written as version 1, which every Equigrad reads.
+//
 // Names: "master/P", "OPTIMIZER_STATE/P", "parameter/P" (of a frozen one), "rank3/buffer/B",
 // "rank3/rng/cpu".
 //
-// Invariants: pieces of a tensor follow each other and cover it; none lies outside of its file, nor
-// over another; file names are plain names, without folders.
-// Units: begin and end are flat elements, in the order of the shape; offsets are bytes from the end
-// of the file's header.
+// Invariants: pieces of a tensor follow each other and cover it, those of a cut one part after
+// part; none lies outside of its file, nor over another; file names are plain, without folders.
+// Units: begin and end are flat elements, in the order of the shape, or of the part; offsets are
+// bytes from the end of the file's header.
 // Errors: equigrad::Error for a text that is not whole, of another schema, of a newer version (by
 // name), or that breaks an invariant. Nothing is allocated for what it only claims.
-// Depends on: digest, safetensors, nlohmann-json.
+// Depends on: cut, digest, safetensors, nlohmann-json.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/checkpoint/cut.hpp"
 #include "engine/checkpoint/digest.hpp"
 #include "engine/checkpoint/safetensors.hpp"
 
 namespace equigrad::checkpoint {
 
-inline constexpr int kManifestVersion = 1;
+inline constexpr int kManifestVersion = 2;  // the newest that is read
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kLatestName = "latest";
 
@@ -44,6 +56,7 @@ struct Piece {
   std::int64_t end = 0;
   std::int64_t offset_bytes = 0;
   Digest digest;
+  std::int64_t part = 0;  // of a cut tensor
   bool operator==(const Piece&) const = default;
 };
 
@@ -52,6 +65,7 @@ struct TensorEntry {
   ElementType type = ElementType::F32;
   std::vector<std::int64_t> shape;
   std::vector<Piece> pieces;
+  std::optional<Cut> cut = {};  // nothing: pieces are of the whole
   bool operator==(const TensorEntry&) const = default;
 };
 

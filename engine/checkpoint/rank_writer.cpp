@@ -39,7 +39,9 @@ RankWriter::RankWriter(Storage& storage, const Path& file, const std::vector<Pie
                                             .begin = pieces[i].begin,
                                             .end = pieces[i].end,
                                             .offset_bytes = header.tensors[i].offset_bytes,
-                                            .digest = {}}}});
+                                            .digest = {},
+                                            .part = pieces[i].part}},
+                                .cut = pieces[i].cut});
   next_ = written_.tensors.begin();
 }
 

@@ -1,7 +1,7 @@
 // Rank writer: one rank's file of a save, tensor after tensor, each hashed while it is written.
 //
 // Invariants: nothing of it counts until a manifest names it; finish() has synced it.
-// Shapes: a piece is flat elements [begin, end) of a tensor of `shape`.
+// Shapes: a piece is flat elements [begin, end) of a tensor of `shape`, or of a part of it.
 // Errors: those of storage; equigrad::Error for tensors that come in another order or size.
 // Depends on: storage, safetensors, manifest.
 #pragma once
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct PieceHeader {
   std::vector<std::int64_t> shape;  // of the whole tensor
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  std::optional<Cut> cut = {};  // nothing: of the whole
+  std::int64_t part = 0;
 };
 
 std::string rank_file_name(int rank, int world_size, const std::string& id);

@@ -21,6 +21,23 @@ bool is_there(const Path& path) {
   return std::filesystem::exists(path, error);
 }
 
+// Of elements [begin, end) of the whole in turn: `take(piece, from, whole, numel)` for those that
+// are elements [from, from + numel) of a piece.
+template <class Take>
+void for_each_place(const TensorEntry& entry, std::int64_t begin, std::int64_t end, Take take) {
+  while (begin < end) {
+    const auto at = entry.cut ? stretch_of_whole(*entry.cut, entry.shape, begin)
+                              : Stretch{.part = 0, .whole = begin, .local = begin, .numel = end};
+    const auto piece =
+        std::partition_point(entry.pieces.begin(), entry.pieces.end(), [&at](const Piece& one) {
+          return one.part < at.part || (one.part == at.part && one.end <= at.local);
+        });
+    const auto numel = std::min({at.numel, piece->end - at.local, end - begin});
+    take(*piece, at.local - piece->begin, begin, numel);
+    begin += numel;
+  }
+}
+
 std::string quoted(const Path& path) { return "\"" + path.string() + "\""; }
 
 }  // namespace
@@ -130,9 +147,22 @@ void SavedCheckpoint::verify(const TensorEntry& entry, const Piece& piece) const
 }
 
 void SavedCheckpoint::verify(std::string_view tensor, std::int64_t begin, std::int64_t end) const {
+  verify(tensor, {Stretch{.part = 0, .whole = begin, .local = 0, .numel = end - begin}});
+}
+
+void SavedCheckpoint::verify(std::string_view tensor, const std::vector<Stretch>& stretches) const {
   const auto& all = entry(tensor);
-  for (const auto& piece : all.pieces)
-    if (piece.begin < end && begin < piece.end) verify(all, piece);
+  std::vector<bool> is_met(all.pieces.size());
+  for (const auto& one : stretches) {
+    EQUIGRAD_CHECK(0 <= one.whole && one.whole + one.numel <= numel_of(all.shape),
+                   "checkpoint.verify", "what is verified lies in the tensor");
+    for_each_place(all, one.whole, one.whole + one.numel,
+                   [&](const Piece& piece, std::int64_t, std::int64_t, std::int64_t) {
+                     is_met[static_cast<std::size_t>(&piece - all.pieces.data())] = true;
+                   });
+  }
+  for (std::size_t i = 0; i < is_met.size(); ++i)
+    if (is_met[i]) verify(all, all.pieces[i]);
 }
 
 void SavedCheckpoint::verify_all() const {
@@ -146,13 +176,12 @@ void SavedCheckpoint::read(std::string_view tensor, std::int64_t begin, std::int
   const auto width = element_bytes(all.type);
   EQUIGRAD_CHECK(0 <= begin && end <= numel_of(all.shape), "checkpoint.read",
                  "what is read lies in the tensor");
-  for (const auto& piece : all.pieces) {
-    const auto first = std::max(begin, piece.begin), last = std::min(end, piece.end);
-    if (first >= last) continue;
-    copy_past_cache(static_cast<std::byte*>(into) + (first - begin) * width,
-                    at(piece) + (first - piece.begin) * width,
-                    static_cast<std::size_t>((last - first) * width));
-  }
+  for_each_place(
+      all, begin, end,
+      [&](const Piece& piece, std::int64_t from, std::int64_t whole, std::int64_t numel) {
+        copy_past_cache(static_cast<std::byte*>(into) + (whole - begin) * width,
+                        at(piece) + from * width, static_cast<std::size_t>(numel * width));
+      });
 }
 
 }  // namespace equigrad::checkpoint

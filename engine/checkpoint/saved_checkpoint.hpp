@@ -7,7 +7,7 @@
 // Invariants: open() reads the manifest, checks its digest, and that every file is there, as long
 // as it says, with a header that has its digest. Bytes of a piece are checked against their digest
 // by verify(), which reads them; read() checks nothing. Several ranks may read at once.
-// Units: flat elements of a tensor; bytes of its type.
+// Units: flat elements of a whole tensor, also of one that was saved in parts; bytes of its type.
 // Errors: equigrad::Error that names the file, and the tensor: nothing there, a save that did not
 // end, what has been changed since, a newer version; a tag that is no plain name.
 // Depends on: manifest, storage.
@@ -48,15 +48,16 @@ class SavedCheckpoint {
   bool has(std::string_view tensor) const { return manifest_.find(tensor) != nullptr; }
   const TensorEntry& entry(std::string_view tensor) const;  // an error if there is none
 
-  // Of the pieces that hold any of elements [begin, end).
+  // Of the pieces that hold any of elements [begin, end), or of the stretches'.
   void verify(std::string_view tensor, std::int64_t begin, std::int64_t end) const;
+  void verify(std::string_view tensor, const std::vector<Stretch>& stretches) const;
+  void verify(const TensorEntry& entry, const Piece& piece) const;
   void verify_all() const;
   void read(std::string_view tensor, std::int64_t begin, std::int64_t end, void* into) const;
 
  private:
   SavedCheckpoint() = default;
   const std::byte* at(const Piece& piece) const;
-  void verify(const TensorEntry& entry, const Piece& piece) const;
 
   Path folder_;
   Manifest manifest_;

@@ -18,6 +18,7 @@ class LoadCheck {
  private:
   void check_names() const;
   void check_shape(std::size_t parameter) const;
+  void check_packing(std::size_t parameter) const;
   void check_parameter(std::size_t parameter) const;
   void check_optimizer() const;
   void check_client() const;
@@ -32,7 +33,10 @@ class LoadCheck {
 void LoadCheck::run() const {
   const auto parameters = source_.parts.model.table.size();
   check_names();
-  for (std::size_t i = 0; i < parameters; ++i) check_shape(i);
+  for (std::size_t i = 0; i < parameters; ++i) {
+    check_shape(i);
+    check_packing(i);
+  }
   if (source_.loads_optimizer()) check_optimizer();
   for (std::size_t i = 0; i < parameters; ++i) check_parameter(i);
   check_buffers();
@@ -64,12 +68,28 @@ void LoadCheck::check_names() const {
 void LoadCheck::check_shape(std::size_t parameter) const {
   const auto& entry = source_.parts.model.table[parameter];
   const auto* from = source_.from.find(entry.name);
-  if (from == nullptr || from->shape == entry.shape) return;
+  const auto shape = whole_tensor(source_.parts, parameter).shape;
+  if (from == nullptr || from->shape == shape) return;
   throw Error(kLoadCheckpoint,
               fmt::format("expected shape [{}] for \"{}\" in {}, got [{}]. It is a "
                           "checkpoint of another model.",
-                          fmt::join(entry.shape, ", "), entry.name, source_.saved.folder().string(),
+                          fmt::join(shape, ", "), entry.name, source_.saved.folder().string(),
                           fmt::join(from->shape, ", ")));
+}
+
+// Two readings of how matrices are packed in one: not both can be the model's.
+void LoadCheck::check_packing(std::size_t parameter) const {
+  const auto name = source_.name_in_file(parameter);
+  const auto mine = whole_tensor(source_.parts, parameter).cut;
+  if (name.empty() || !mine) return;
+  const auto& saved = source_.saved.entry(name).cut;
+  if (!saved || saved->dimension != mine->dimension || saved->segments == mine->segments) return;
+  throw Error(kLoadCheckpoint,
+              fmt::format("expected \"{}\" packed as [{}] along dimension {}, got [{}] in {}. Give "
+                          "\"tensor_parallel\" the shapes that were saved.",
+                          source_.parts.model.table[parameter].name,
+                          fmt::join(mine->segments, ", "), mine->dimension,
+                          fmt::join(saved->segments, ", "), source_.saved.folder().string()));
 }
 
 void LoadCheck::check_parameter(std::size_t parameter) const {
@@ -86,7 +106,7 @@ void LoadCheck::check_parameter(std::size_t parameter) const {
                             "load_module_strict false.",
                             entry.name, source_.saved.folder().string()));
   }
-  if (source_.saved.entry(name).shape != entry.shape) {
+  if (source_.saved.entry(name).shape != whole_tensor(source_.parts, parameter).shape) {
     throw Error(kLoadCheckpoint,
                 fmt::format("expected \"{}\" of one shape in {}, got two. Load another "
                             "tag.",
@@ -157,6 +177,7 @@ void LoadCheck::check_state(std::size_t parameter) const {
                             from->trainable ? "trained" : "frozen", from->group));
   }
   if (!entry.trainable || entry.numel == 0) return;
+  const auto shape = whole_tensor(source_.parts, parameter).shape;
   const auto names = source_.states_of(parameter);
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto& state = source_.saved.entry(state_name(names[i], from->name));
@@ -164,7 +185,7 @@ void LoadCheck::check_state(std::size_t parameter) const {
     const auto dtype = source_.client != nullptr
                            ? scalar_type_of(state.type)
                            : source_.parts.optimizer.state(parameter, i).scalar_type();
-    if (state.shape == entry.shape && scalar_type_of(state.type) == dtype) continue;
+    if (state.shape == shape && scalar_type_of(state.type) == dtype) continue;
     throw Error(kLoadCheckpoint,
                 fmt::format("expected \"{}\" as {} of the parameter's shape, got {}. "
                             "Configure what was saved, or load without optimizer states.",
@@ -228,15 +249,16 @@ void LoadCheck::verify() const {
     const auto& entry = source_.parts.model.table[i];
     const auto name = source_.name_in_file(i);
     if (name.empty() || entry.numel == 0) continue;
+    const auto whole = whole_tensor(source_.parts, i);
     if (!entry.trainable) {
-      source_.saved.verify(name, 0, entry.numel);
+      source_.saved.verify(name, stretches(whole, {0, entry.numel}));
       continue;
     }
-    const auto [begin, end] = kept_part(source_.parts, i).range;
-    source_.saved.verify(name, begin, end);
+    const auto kept = stretches(whole, kept_part(source_.parts, i).range);
+    source_.saved.verify(name, kept);
     if (!source_.loads_optimizer()) continue;
     for (const auto& state : source_.states_of(i))
-      source_.saved.verify(state_name(state, source_.from.find(entry.name)->name), begin, end);
+      source_.saved.verify(state_name(state, source_.from.find(entry.name)->name), kept);
   }
   for (const auto& entry : source_.saved.manifest().tensors)
     if (entry.name.starts_with(fmt::format("rank{}/", source_.source_rank())))

@@ -20,15 +20,24 @@ namespace {
 using checkpoint::SavedCheckpoint;
 using nlohmann::json;
 
-// Reads elements [begin, begin + into.numel()) into a flat tensor, of whatever type, device and
+// Reads stretches of the whole, one behind the other, into a tensor of whatever type, device and
 // strides.
-void read_into(const SavedCheckpoint& saved, const std::string& name, int64_t begin,
-               const at::Tensor& into) {
+void read_into(const SavedCheckpoint& saved, const std::string& name,
+               const std::vector<checkpoint::Stretch>& from, const at::Tensor& into) {
   const auto type = scalar_type_of(saved.entry(name).type);
   const bool at_once = into.is_cpu() && into.is_contiguous() && into.scalar_type() == type;
   const auto here = at_once ? into : at::empty({into.numel()}, at::TensorOptions().dtype(type));
-  if (into.numel() > 0) saved.read(name, begin, begin + into.numel(), here.mutable_data_ptr());
+  auto* bytes = into.numel() > 0 ? static_cast<std::byte*>(here.mutable_data_ptr()) : nullptr;
+  for (const auto& one : from) {
+    if (one.numel == 0) continue;
+    saved.read(name, one.whole, one.whole + one.numel, bytes);
+    bytes += one.numel * static_cast<int64_t>(here.element_size());
+  }
   if (!at_once) into.copy_(here.view(into.sizes()));
+}
+
+std::vector<checkpoint::Stretch> all_of(const at::Tensor& whole) {
+  return {{.part = 0, .whole = 0, .local = 0, .numel = whole.numel()}};
 }
 
 class Load {
@@ -40,6 +49,8 @@ class Load {
 
  private:
   Parts& parts() { return source_.parts; }
+  std::vector<checkpoint::Stretch> kept(std::size_t parameter);
+  std::vector<checkpoint::Stretch> of_this_rank(std::size_t parameter);
   void load_trained(std::size_t parameter);
   void load_whole(std::size_t parameter);
   void load_frozen(std::size_t parameter);
@@ -59,10 +70,18 @@ Load::Load(TrainingEngine& engine, const LoadOptions& options, SavedCheckpoint s
   check_load(source_);
 }
 
+// Of the whole parameter: what this rank's shard keeps, and all that it has in its model.
+std::vector<checkpoint::Stretch> Load::kept(std::size_t parameter) {
+  return stretches(whole_tensor(parts(), parameter), kept_part(parts(), parameter).range);
+}
+std::vector<checkpoint::Stretch> Load::of_this_rank(std::size_t parameter) {
+  return stretches(whole_tensor(parts(), parameter), {0, parts().model.table[parameter].numel});
+}
+
 void Load::load_trained(std::size_t parameter) {
   const auto part = kept_part(parts(), parameter);
   const auto masters = parts().optimizer.masters().narrow(0, part.begin, part.range.numel());
-  read_into(source_.saved, source_.name_in_file(parameter), part.range.begin, masters);
+  read_into(source_.saved, source_.name_in_file(parameter), kept(parameter), masters);
 }
 
 // What publish() would leave, without asking other ranks.
@@ -72,7 +91,7 @@ void Load::load_whole(std::size_t parameter) {
   const auto type = parts().optimizer.masters().scalar_type();
   const bool in_place = tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type;
   const auto flat = in_place ? tensor.view({-1}) : at::empty({entry.numel}, type);
-  read_into(source_.saved, source_.name_in_file(parameter), 0, flat);
+  read_into(source_.saved, source_.name_in_file(parameter), of_this_rank(parameter), flat);
   const auto seen = parts().parameters->as_seen(flat.to(tensor.device()), entry.lower_precision);
   if (!in_place || !seen.is_same(flat)) tensor.copy_(seen.view(tensor.sizes()));
   tensor.unsafeGetTensorImpl()->bump_version();  // as any other update in place
@@ -87,13 +106,13 @@ void Load::load_frozen(std::size_t parameter) {
   const auto whole = parts().model.tensors[parameter].detach();
   if (source_.from.find(entry.name)->trainable) {
     const auto master = at::empty({entry.numel}, scalar_type_of(source_.saved.entry(name).type));
-    read_into(source_.saved, name, 0, master);
+    read_into(source_.saved, name, of_this_rank(parameter), master);
     whole.copy_(parts()
                     .parameters->as_seen(master.to(whole.device()), entry.lower_precision)
                     .view(entry.shape));
   } else {
     const auto flat = at::empty({entry.numel}, whole.options().device(at::kCPU));
-    read_into(source_.saved, name, 0, flat);
+    read_into(source_.saved, name, of_this_rank(parameter), flat);
     whole.copy_(flat.view(entry.shape));
   }
   parts().parameters->unpin(parameter, /*keep=*/true);
@@ -111,7 +130,7 @@ void Load::load_state(std::size_t parameter) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto state = optimizer.state(parameter, i).narrow(0, 0, range.numel());
     if (source_.loads_optimizer())
-      read_into(source_.saved, state_name(names[i], from->name), range.begin, state);
+      read_into(source_.saved, state_name(names[i], from->name), kept(parameter), state);
     else
       state.zero_();
   }
@@ -129,7 +148,7 @@ void Load::load_state_of_client(std::size_t parameter) {
     const auto full = state_name(name, from->name);
     const auto type = scalar_type_of(source_.saved.entry(full).type);
     states[name] = at::empty({range.numel()}, masters.options().dtype(type));
-    read_into(source_.saved, full, range.begin, states[name]);
+    read_into(source_.saved, full, kept(parameter), states[name]);
   }
   source_.client->restore(parameter, states, source_.from.of_client(*from).numbers);
 }
@@ -138,15 +157,14 @@ void Load::load_of_rank() {
   for (const auto& [name, tensor] : source_.buffers) {
     const auto full = buffer_name(source_.source_rank(), name);
     if (tensor.numel() > 0 && source_.saved.has(full))
-      read_into(source_.saved, full, 0, tensor.detach());
+      read_into(source_.saved, full, all_of(tensor), tensor.detach());
   }
-  if (source_.options.module_only || source_.saved.manifest().world_size != parts().world_size())
-    return;
+  if (source_.options.module_only || !source_.is_same_mesh()) return;
   for (const auto& device : random_devices(parts())) {
     const auto name = rng_name(source_.source_rank(), device.is_cpu() ? "cpu" : "cuda");
     if (!source_.saved.has(name)) continue;
     const auto state = at::empty(source_.saved.entry(name).shape, at::kByte);
-    read_into(source_.saved, name, 0, state);
+    read_into(source_.saved, name, all_of(state), state);
     auto generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
     generator.set_state(state);
@@ -218,9 +236,9 @@ std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
   auto& parts = engine.parts();
   parts.group.participant.meet(agreement::LoadCheckpoint{});
   finish_checkpoint(engine);
-  const bool one_host = are_on_one_host(*parts.group.communicator, kLoadCheckpoint);
+  const bool one_host = are_on_one_host(*parts.group.mesh.world(), kLoadCheckpoint);
   std::optional<Load> load;
-  const auto said = together(*parts.group.communicator, kLoadCheckpoint, [&]() -> std::string {
+  const auto said = together(*parts.group.mesh.world(), kLoadCheckpoint, [&]() -> std::string {
     check_idle(parts, kLoadCheckpoint);
     const auto meant = tag.empty() ? checkpoint::newest_tag(directory) : tag;
     if (meant) load.emplace(engine, options, SavedCheckpoint::open(directory, *meant), one_host);

@@ -29,9 +29,13 @@ std::string LoadSource::name_in_file(std::size_t parameter) const {
   return saved.has(name) ? name : std::string();
 }
 
+bool LoadSource::is_same_mesh() const {
+  return from.mesh.value_or(comm::MeshSizes{.data = saved.manifest().world_size}) ==
+         parts.group.mesh.sizes();
+}
+
 int LoadSource::source_rank() const {
-  const auto& communicator = *parts.group.communicator;
-  return saved.manifest().world_size == communicator.world_size() ? communicator.rank() : 0;
+  return is_same_mesh() ? parts.group.mesh.world()->rank() : 0;
 }
 
 }  // namespace equigrad::core

@@ -3,8 +3,8 @@
 //
 // Invariants: nothing here writes into the engine.
 // Shapes: parameters by index of the engine's table; names of tensors are those of the manifest.
-// Errors: those of saved_checkpoint and saved_engine; check_load() throws equigrad::Error for what is
-// of another model, optimizer or precision, is not there, or has been changed.
+// Errors: those of saved_checkpoint and saved_engine; check_load() throws equigrad::Error for what
+// is of another model, optimizer or precision, is not there, or has been changed.
 // Depends on: engine/core/training_engine.hpp, saved_engine, checkpoint.
 #pragma once
 
@@ -15,6 +15,7 @@
 #include "engine/checkpoint/saved_checkpoint.hpp"
 #include "engine/core/saved_engine.hpp"
 #include "engine/core/training_engine.hpp"
+#include "engine/core/whole_tensor.hpp"
 
 namespace equigrad::core {
 
@@ -34,6 +35,7 @@ struct LoadSource {
   std::string name_in_file(std::size_t parameter) const;
   // Of the optimizer, as large as the parameter, by name.
   std::vector<std::string> states_of(std::size_t parameter) const;
+  bool is_same_mesh() const;
   int source_rank() const;  // whose own tensors this rank takes
 };
 

@@ -15,6 +15,7 @@
 #include "engine/core/saved_engine.hpp"
 #include "engine/core/together.hpp"
 #include "engine/core/training_engine.hpp"
+#include "engine/core/whole_tensor.hpp"
 
 namespace equigrad::core {
 namespace {
@@ -70,12 +71,15 @@ void Pieces::add_trained(std::vector<PieceSource>& all, std::size_t parameter) c
   const auto& entry = parts_.model.table[parameter];
   const auto part = written_part(parts_, parameter);
   if (part.range.numel() == 0) return;
+  const auto whole = whole_tensor(parts_, parameter);
   const auto add = [&](const std::string& name, const at::Tensor& flat) {
     all.push_back({{.name = name,
                     .type = element_type_of(flat.scalar_type(), name),
-                    .shape = entry.shape,
+                    .shape = whole.shape,
                     .begin = part.range.begin,
-                    .end = part.range.end},
+                    .end = part.range.end,
+                    .cut = whole.cut,
+                    .part = whole.part},
                    [flat] { return flat; }});
   };
   auto& optimizer = parts_.optimizer;
@@ -90,14 +94,15 @@ void Pieces::add_trained(std::vector<PieceSource>& all, std::size_t parameter) c
 
 void Pieces::add_frozen(std::vector<PieceSource>& all, std::size_t parameter) const {
   const auto& entry = parts_.model.table[parameter];
-  const auto& communicator = *parts_.group.communicator;
+  const auto& ranks = *parts_.group.mesh.world();
+  const auto shape = whole_tensor(parts_, parameter).shape;
   const auto range =
-      layout::Partition(entry.numel, communicator.world_size()).range(communicator.rank());
+      layout::Partition(checkpoint::numel_of(shape), ranks.world_size()).range(ranks.rank());
   const auto name = frozen_name(entry.name);
   all.push_back(
       {{.name = name,
         .type = element_type_of(parts_.model.tensors[parameter].scalar_type(), entry.name),
-        .shape = entry.shape,
+        .shape = shape,
         .begin = range.begin,
         .end = range.end},
        [&engine = engine_, range, parameter_name = entry.name] {
@@ -108,7 +113,7 @@ void Pieces::add_frozen(std::vector<PieceSource>& all, std::size_t parameter) co
 }
 
 void Pieces::add_of_rank(std::vector<PieceSource>& all) const {
-  const auto& communicator = *parts_.group.communicator;
+  const auto rank = parts_.group.mesh.world()->rank();
   const auto add = [&](const std::string& name, const at::Tensor& values) {
     if (values.numel() == 0) return;
     all.push_back({{.name = name,
@@ -119,11 +124,11 @@ void Pieces::add_of_rank(std::vector<PieceSource>& all) const {
                    [values] { return values; }});
   };
   for (const auto& [name, tensor] : all_buffers(parts_, options_.buffers, kSaveCheckpoint))
-    add(buffer_name(communicator.rank(), name), tensor.detach());
+    add(buffer_name(rank, name), tensor.detach());
   for (const auto& device : random_devices(parts_)) {
     auto generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
-    add(rng_name(communicator.rank(), device.is_cpu() ? "cpu" : "cuda"), generator.get_state());
+    add(rng_name(rank, device.is_cpu() ? "cpu" : "cuda"), generator.get_state());
   }
 }
 
@@ -145,11 +150,33 @@ std::vector<PieceSource> Pieces::all() const {
   return all;
 }
 
+// The ranks of a tensor group have parts of one parameter, which has had as many updates on each.
+void check_steps(const json& mine, const json& first, int rank) {
+  for (const auto& [name, steps] : first.items()) {
+    if (mine.value(name, steps) == steps) continue;
+    throw Error(
+        kSaveCheckpoint,
+        fmt::format("expected as many updates of \"{}\" on every rank, got {} on rank {} and "
+                    "{} on rank 0: a part of it had no gradient. Save with a model that uses "
+                    "all parts of it or none.",
+                    name, mine.value(name, steps).dump(), rank, steps.dump()));
+  }
+}
+
+// By name.
+json steps_of(Parts& parts) {
+  json steps = json::object();
+  for (std::size_t i = 0; i < parts.model.table.size(); ++i)
+    steps[parts.model.table[i].name] = parts.optimizer.steps()[i];
+  return steps;
+}
+
 // Said by every rank, and the same on all but for the id, which is rank 0's.
 SaveAgreement agreed(const std::vector<std::string>& said) {
   const auto first = json::parse(said.front());
   for (std::size_t rank = 1; rank < said.size(); ++rank) {
     auto other = json::parse(said[rank]);
+    check_steps(other["steps"], first["steps"], static_cast<int>(rank));
     other["id"] = first["id"];
     if (other == first) continue;
     throw Error(kSaveCheckpoint,
@@ -179,10 +206,6 @@ std::vector<at::Device> random_devices(const Parts& parts) {
 
 void check_idle(const Parts& parts, const std::string& where) {
   parts.inspection.gathering.check_closed("engine." + where);
-  if (parts.group.mesh.tensor())
-    throw Error(where,
-                "expected ranks that have whole parameters, got a tensor group, whose parts "
-                "no checkpoint holds yet. Write full_parameter() of every parameter.");
   const auto passes = parts.window.progress().passes;
   if (passes != 0 || !parts.schedules.micro_batches.is_between_windows()) {
     throw Error(where, fmt::format("expected to be between two accumulation windows, got one with "
@@ -224,7 +247,7 @@ void save_checkpoint(TrainingEngine& engine, const std::string& directory, const
   const at::NoGradGuard no_grad;
   engine.rethrow_failure();
   auto& parts = engine.parts();
-  auto& communicator = *parts.group.communicator;
+  auto& communicator = *parts.group.mesh.world();
   const auto name =
       tag.empty() ? fmt::format("global_step{}", parts.outcome.counters.global_steps) : tag;
   parts.group.participant.meet(agreement::SaveCheckpoint{});
@@ -242,6 +265,7 @@ void save_checkpoint(TrainingEngine& engine, const std::string& directory, const
                 {"save_latest", options.save_latest},
                 {"exclude_frozen_parameters", options.exclude_frozen_parameters},
                 {"asynchronous", options.asynchronous},
+                {"steps", parts.group.mesh.tensor() ? steps_of(parts) : json::object()},
                 {"id", communicator.rank() == 0 ? random_id() : std::string()}}
         .dump(-1, ' ', false, json::error_handler_t::replace);
   });

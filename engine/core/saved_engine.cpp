@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/core/training_engine.hpp"
+#include "engine/core/whole_tensor.hpp"
 #include "engine/kernels/data_types.hpp"
 
 namespace equigrad::core {
@@ -132,9 +133,18 @@ SavedClient saved_client(const Parts& parts, const optimizer::ClientState& state
   return client;
 }
 
+std::optional<comm::MeshSizes> mesh_from(const json& from) {
+  if (!from.contains("mesh")) return {};
+  const auto& mesh = from.at("mesh");
+  return comm::MeshSizes{.data = mesh.at("data").get<int>(),
+                         .sequence = mesh.at("sequence").get<int>(),
+                         .tensor = mesh.at("tensor").get<int>()};
+}
+
 SavedEngine read(const json& from) {
   SavedEngine engine;
   engine.stage = from.at("stage").get<int>();
+  engine.mesh = mesh_from(from);
   engine.param_type = from.at("param_type").get<std::string>();
   engine.master_type = from.at("master_type").get<std::string>();
   engine.optimizer = from.at("optimizer").get<std::string>();
@@ -192,6 +202,7 @@ SavedEngine saved_engine(Parts& parts) {
   const auto& [counters, applied, norm] = parts.outcome;
   SavedEngine engine;
   engine.stage = parts.config.zero.stage;
+  engine.mesh = parts.group.mesh.sizes();
   engine.param_type = to_text(element_type_of(torch_dtype(parts.config.precision.param), ""));
   engine.master_type = to_text(element_type_of(parts.optimizer.masters().scalar_type(), ""));
   engine.groups = parts.optimizer.hyper_parameters();
@@ -205,7 +216,7 @@ SavedEngine saved_engine(Parts& parts) {
     const auto& entry = parts.model.table[i];
     engine.parameters.push_back({.name = entry.name,
                                  .aliases = entry.aliases,
-                                 .shape = entry.shape,
+                                 .shape = whole_tensor(parts, i).shape,
                                  .trainable = entry.trainable,
                                  .steps = parts.optimizer.steps()[i],
                                  .group = entry.group});
@@ -243,6 +254,10 @@ json to_json(const SavedEngine& engine) {
               {"loss_scale", json_of(engine.loss_scale, engine.loss_scale_policy)},
               {"schedule", schedule},
               {"layer_drop", engine.theta ? json{{"theta", *engine.theta}} : json()}};
+  if (engine.mesh)
+    all["mesh"] = {{"data", engine.mesh->data},
+                   {"sequence", engine.mesh->sequence},
+                   {"tensor", engine.mesh->tensor}};
   if (engine.client) all["client"] = json_of(*engine.client);
   return all;
 }
@@ -284,32 +299,6 @@ bool is_reserved(const std::string& state) {
 }
 std::string rng_name(int rank, const std::string& device) {
   return fmt::format("rank{}/rng/{}", rank, device);
-}
-
-namespace {
-
-int64_t begin_of(const Parts& parts, std::size_t parameter) {
-  const auto at = parts.model.plan.slot_of(parameter);
-  if (!at) return 0;  // an empty parameter
-  return parts.model.plan.buckets()[at->bucket].offset + parts.model.plan.slot(*at).offset;
-}
-
-}  // namespace
-
-OwnedPart kept_part(const Parts& parts, std::size_t parameter) {
-  const int shards = parts.model.plan.shards();
-  const int rank = shards == 1 ? 0 : parts.group.communicator->rank();
-  return {layout::Partition(parts.model.table[parameter].numel, shards).range(rank),
-          begin_of(parts, parameter)};
-}
-
-OwnedPart written_part(const Parts& parts, std::size_t parameter) {
-  const auto& communicator = *parts.group.communicator;
-  const auto range =
-      layout::Partition(parts.model.table[parameter].numel, communicator.world_size())
-          .range(communicator.rank());
-  const bool is_whole = parts.model.plan.shards() == 1;
-  return {range, begin_of(parts, parameter) + (is_whole ? range.begin : 0)};
 }
 
 }  // namespace equigrad::core

@@ -1,7 +1,7 @@
-// Saved engine: what a checkpoint says of an engine beside its tensors, as JSON, and the pieces
-// that a rank has of each tensor.
+// Saved engine: what a checkpoint says of an engine beside its tensors, as JSON.
 //
-//   {"stage": 2, "param_type": "BF16", "master_type": "F32", "optimizer": "adamw",
+//   {"stage": 2, "mesh": {"data", "sequence", "tensor"},
+//    "param_type": "BF16", "master_type": "F32", "optimizer": "adamw",
 //    "parameters": [{"name", "aliases", "shape", "trainable", "steps", "group"}],
 //    "groups": [{"lr", "weight_decay", "beta1", ...}],
 //    of an optimizer of the caller's, which is "client" and has no groups here,
@@ -11,7 +11,7 @@
 //    "schedule": {"last_batch_iteration"} or null, "layer_drop": {"theta"} or null}
 //
 // Invariants: numbers keep every bit: they are written with as many digits as that takes.
-// Shapes: those of engine/checkpoint/manifest.hpp.
+// Shapes: those of whole parameters, as in engine/checkpoint/manifest.hpp.
 // Errors: equigrad::Error for what is not there or of another kind.
 // Depends on: engine/core/training_engine.hpp, checkpoint/safetensors, nlohmann-json.
 #pragma once
@@ -27,8 +27,8 @@
 #include "engine/api/engine_types.hpp"
 #include "engine/checkpoint/manifest.hpp"
 #include "engine/checkpoint/safetensors.hpp"
+#include "engine/comm/mesh.hpp"
 #include "engine/config/config.hpp"
-#include "engine/layout/partition.hpp"
 #include "engine/loss/loss_scaler.hpp"
 
 namespace equigrad::core {
@@ -57,6 +57,7 @@ struct SavedClient {
 
 struct SavedEngine {
   int stage = 0;
+  std::optional<comm::MeshSizes> mesh;  // nothing: written before there were any, of data alone
   std::string param_type;
   std::string master_type;
   std::string optimizer;  // "sgd", "adam", "adamw", "client"
@@ -91,15 +92,5 @@ std::string buffer_name(int rank, const std::string& buffer);
 std::string rng_name(int rank, const std::string& device);
 // Whether an optimizer's state of this name would look like one of the others.
 bool is_reserved(const std::string& state);
-
-// Elements of a trained parameter that are this rank's to keep, and where they begin in a flat
-// tensor over its shard space.
-struct OwnedPart {
-  layout::Range range;
-  int64_t begin = 0;
-};
-OwnedPart kept_part(const Parts& parts, std::size_t parameter);
-// Those that are this rank's to write: each element has one rank, at every stage.
-OwnedPart written_part(const Parts& parts, std::size_t parameter);
 
 }  // namespace equigrad::core

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
-_SCHEMA, _VERSION = "equigrad.checkpoint", 1
+_SCHEMA, _VERSION = "equigrad.checkpoint", 2
 _WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 _TORCH_NAMES = {
     "BOOL": "bool",
@@ -54,6 +54,21 @@ def _module(name: str) -> Any:
 
 
 # ---- Reading --------------------------------------------------------------------------------------------------------------
+
+
+class _Stream:
+    """Bytes that come in parts, taken in others."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self._parts, self._left = parts, memoryview(b"")
+
+    def take(self, count: int) -> Iterator[bytes]:
+        while count > 0:
+            if not self._left:
+                self._left = memoryview(next(self._parts))
+            yield bytes(self._left[:count])
+            taken = min(count, len(self._left))
+            self._left, count = self._left[taken:], count - taken
 
 
 class _Tensor(NamedTuple):
@@ -136,9 +151,9 @@ class _Checkpoint:
             schema, version, own = manifest["schema"], manifest["version"], str(manifest["xxh3_128"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"expected a manifest, got {file}, which is none: {error!r}. Take another tag.") from None
-        if (schema, version) != (_SCHEMA, _VERSION):
+        if schema != _SCHEMA or version not in range(1, _VERSION + 1):
             raise CheckpointError(
-                f"expected version {_VERSION} of {_SCHEMA} in {file}, got version {version!r} of {schema!r}. Use the script "
+                f"expected version {_VERSION} of {_SCHEMA} or an earlier one in {file}, got version {version!r} of {schema!r}. Use the script "
                 "that was saved beside it."
             )
         digest = self._digest()
@@ -161,14 +176,23 @@ class _Checkpoint:
 
     def _check_pieces(self, tensor: Dict[str, Any]) -> None:
         end, width = 0, _WIDTHS[tensor["type"]]
+        cut = tensor.get("cut", {"parts": 1, "segments": [0]})
+        part, parts, numel = 0, cut["parts"], math.prod(tensor["shape"])
+        along = tensor["shape"][cut["dimension"]] if "cut" in tensor else 0
+        if parts < 1 or sum(cut["segments"]) != along or any(segment % parts for segment in cut["segments"]):
+            raise CheckpointError(f"expected a cut of {tensor['name']} in equal parts, got {cut}.")
         for piece in tensor["pieces"]:
+            if end * parts == numel and part + 1 < parts:  # those of the next part of a cut tensor
+                part, end = part + 1, 0
+            if piece.get("part", 0) != part:
+                raise CheckpointError(f"expected a piece of part {part} of {tensor['name']}, got {piece}.")
             file = self.manifest["files"][piece["file"]]
             last = file["header_bytes"] + piece["offset_bytes"] + (piece["end"] - piece["begin"]) * width
             if piece["begin"] != end or piece["end"] < end or piece["offset_bytes"] < 0 or last > file["bytes"]:
                 raise CheckpointError(f"expected pieces of {tensor['name']} that follow each other, got {piece}.")
             end = piece["end"]
-        if end != math.prod(tensor["shape"]):
-            raise CheckpointError(f"expected pieces of all of {tensor['name']}, got {end} elements.")
+        if part * numel // parts + end != numel:
+            raise CheckpointError(f"expected pieces of all of {tensor['name']}, got {end} elements of part {part}.")
 
     def _parts_of(self, piece: Dict[str, Any], width: int) -> Iterator[bytes]:
         entry = self.manifest["files"][piece["file"]]
@@ -182,17 +206,39 @@ class _Checkpoint:
                 left -= len(part)
                 yield part
 
+    def _check_piece(self, entry: Dict[str, Any], piece: Dict[str, Any]) -> None:
+        digest = self._digest()
+        if digest is not None:
+            for part in self._parts_of(piece, _WIDTHS[entry["type"]]):
+                digest.update(part)
+            file = self.folder / self.manifest["files"][piece["file"]]["name"]
+            _check_digest(f"{entry['name']} in {file}", digest, piece["xxh3_128"])
+
     def parts(self, entry: Dict[str, Any]) -> Iterator[bytes]:
         """The tensor's bytes in order; each piece was checked before its first."""
-        width = _WIDTHS[entry["type"]]
+        if "cut" in entry:
+            yield from self._parts_of_cut(entry)
+            return
         for piece in entry["pieces"]:
-            digest = self._digest()
-            if digest is not None:
-                for part in self._parts_of(piece, width):
-                    digest.update(part)
-                file = self.folder / self.manifest["files"][piece["file"]]["name"]
-                _check_digest(f"{entry['name']} in {file}", digest, piece["xxh3_128"])
-            yield from self._parts_of(piece, width)
+            self._check_piece(entry, piece)
+            yield from self._parts_of(piece, _WIDTHS[entry["type"]])
+
+    def _parts_of_cut(self, entry: Dict[str, Any]) -> Iterator[bytes]:
+        """Of one that a tensor group saved in parts: from each in turn what follows in the whole."""
+        for piece in entry["pieces"]:
+            self._check_piece(entry, piece)
+        cut, shape, width = entry["cut"], entry["shape"], _WIDTHS[entry["type"]]
+        inner = math.prod(shape[cut["dimension"] + 1 :]) * width
+        streams = [_Stream(self._bytes_of_part(entry, part)) for part in range(cut["parts"])]
+        for _ in range(math.prod(shape[: cut["dimension"]])):
+            for segment in cut["segments"]:
+                for stream in streams:
+                    yield from stream.take(segment // cut["parts"] * inner)
+
+    def _bytes_of_part(self, entry: Dict[str, Any], part: int) -> Iterator[bytes]:
+        for piece in entry["pieces"]:
+            if piece["part"] == part:
+                yield from self._parts_of(piece, _WIDTHS[entry["type"]])
 
 
 def _in_fp32(part: bytes, dtype: str) -> bytes:

@@ -267,7 +267,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"version": 1', '"version": 2', "got version 2 of 'equigrad.checkpoint'. Use the script that was saved"),
+        ('"version": 1', '"version": 3', "got version 3 of 'equigrad.checkpoint'. Use the script that was saved"),
         ('"equigrad.checkpoint"', '"another"', "of 'another'"),
         ("{", "", "a manifest, got"),
     ],

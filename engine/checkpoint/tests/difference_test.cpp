@@ -69,6 +69,8 @@ TEST_F(Difference, ThereIsNoneBetweenCheckpointsOfAnyRanks) {
   EXPECT_THAT(differences(one, two), IsEmpty());
   EXPECT_THAT(differences(two, one), IsEmpty());
   EXPECT_THAT(differences(three, two), IsEmpty());
+  of_two[0].cut = Cut{.dimension = 1, .segments = {2}, .parts = 2};
+  EXPECT_THAT(differences(saved(of_two, {.world_size = 2}), two), IsEmpty());
 }
 
 TEST_F(Difference, WhatIsOfARankThatBothHaveIsCompared) {

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "conformance/testing/saved_folder.hpp"
 #include "engine/checkpoint/convert.hpp"
@@ -147,6 +148,22 @@ TEST_F(ExportedModel, IsMastersFrozenOnesAndBuffersOfRank0) {
     EXPECT_THAT(values_of<float>(read.tensors.at("norm.mean")), ElementsAre(0.5F, 0.25F));
     std::filesystem::remove_all(folder_);
   }
+}
+
+// Gate and up in one, cut over two ranks and put together again; a damaged part is found.
+TEST_F(ExportedModel, OfPartsOfATensorGroupIsTheWholeInItsPacking) {
+  std::vector<float> packed(16);
+  std::iota(packed.begin(), packed.end(), 1.0F);
+  auto tensor = saved_tensor<float>("master/w", ElementType::F32, {8, 2}, packed);
+  tensor.cut = Cut{.dimension = 0, .segments = {4, 4}, .parts = 2};
+  const auto checkpoint = saved({tensor}, engine_of({{"w"}}), 4);
+  export_model(checkpoint, out(), {});
+  const auto read = read_safetensors(out() / "model.safetensors");
+  EXPECT_EQ(read.tensors.at("w").shape, (std::vector<std::int64_t>{8, 2}));
+  EXPECT_THAT(values_of<float>(read.tensors.at("w")), testing::ElementsAreArray(packed));
+  conformance::damage({checkpoint.folder() / checkpoint.manifest().files[3].name,
+                       checkpoint.manifest().files[3].header_bytes});
+  EXPECT_THROW(export_model(checkpoint, folder_ / "other", {}), Error);
 }
 
 TEST_F(ExportedModel, EveryTensorIsAlignedToItsElements) {

@@ -175,9 +175,10 @@ TEST(Manifest, AnotherSchemaIsNamed) {
 }
 
 TEST(Manifest, ANewerVersionIsNamed) {
-  const std::string newer = "[m] expected version 1 of equigrad.checkpoint, got version \"2\"";
-  EXPECT_THAT(error_of_reading(edited("\"version\": 1", "\"version\": 2")), HasSubstr(newer));
-  EXPECT_THAT(error_of_reading(R"({"schema": "equigrad.checkpoint", "version": 2, "new": 1})"),
+  const std::string newer =
+      "[m] expected version 2 of equigrad.checkpoint or an earlier one, got version \"3\"";
+  EXPECT_THAT(error_of_reading(edited("\"version\": 1", "\"version\": 3")), HasSubstr(newer));
+  EXPECT_THAT(error_of_reading(R"({"schema": "equigrad.checkpoint", "version": 3, "new": 1})"),
               HasSubstr(newer));
   EXPECT_THAT(error_of_reading(R"({"schema": "equigrad.checkpoint", "version": 10)"),
               HasSubstr("got version \"10\""));

@@ -66,6 +66,42 @@ TEST(SavedCheckpoint, AnyCutOfATensorIsRead) {
   }
 }
 
+// Two parts along dimension 1 of [2, 6, 1], which is two matrices.
+TEST(SavedCheckpoint, OfPartsOfATensorGroupTheWholeIsRead) {
+  std::vector<float> all(12);
+  std::iota(all.begin(), all.end(), 1.0F);
+  for (const int world_size : {2, 4, 6}) {
+    const ScratchFolder folder;
+    auto tensor = saved_tensor<float>("master/w", ElementType::F32, {2, 6, 1}, all);
+    tensor.cut = Cut{.dimension = 1, .segments = {2, 4}, .parts = 2};
+    save_folder(folder.path(), "tag", {tensor}, {.world_size = world_size});
+    const auto saved = SavedCheckpoint::open(folder.path(), "tag");
+    saved.verify_all();
+    for (std::int64_t begin = 0; begin <= 12; ++begin) {
+      for (std::int64_t end = begin; end <= 12; ++end) {
+        std::vector<float> got(static_cast<std::size_t>(end - begin) + 1, -1.0F);
+        saved.read("master/w", begin, end, got.data());
+        auto want = std::vector<float>(all.begin() + begin, all.begin() + end);
+        want.push_back(-1.0F);
+        EXPECT_EQ(got, want) << begin << " to " << end << " of " << world_size;
+      }
+    }
+    // Element 1 is the first of part 1, in the file of rank 1; who needs it sees that it changed.
+    flip(saved.folder() / saved.manifest().files[1].name, saved.manifest().files[1].header_bytes,
+         0);
+    EXPECT_EQ(error_of([&] { saved.verify("master/w", 0, 1); }), "");
+    EXPECT_THAT(error_of([&] { saved.verify("master/w", 1, 2); }),
+                HasSubstr("bytes that were saved"));
+    EXPECT_THAT(error_of([&] {
+                  saved.verify("master/w",
+                               {Stretch{.part = 0, .whole = 0, .local = 0, .numel = 1},
+                                Stretch{.part = 0, .whole = 1, .local = 1, .numel = 1}});
+                }),
+                HasSubstr("bytes that were saved"));
+    EXPECT_THAT(error_of([&] { saved.verify_all(); }), HasSubstr("bytes that were saved"));
+  }
+}
+
 TEST(SavedCheckpoint, TagsAreThePlainNamesOfFolders) {
   for (const auto* good : {"global_step12", "a b", "...", "é", "x.saving"})
     EXPECT_EQ(error_of([&] { check_tag(good, "here"); }), "") << good;

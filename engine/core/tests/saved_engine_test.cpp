@@ -16,6 +16,7 @@ using testing::HasSubstr;
 SavedEngine unusual() {
   SavedEngine engine;
   engine.stage = 2;
+  engine.mesh = comm::MeshSizes{.data = 2, .sequence = 3, .tensor = 5};
   engine.param_type = "F16";
   engine.master_type = "F32";
   engine.optimizer = "sgd";
@@ -50,6 +51,7 @@ TEST(SavedEngine, EveryNumberComesBack) {
   const auto want = unusual();
   const auto got = saved_engine_from(nlohmann::json::parse(to_json(want).dump()), "the manifest");
   EXPECT_EQ(to_json(got), to_json(want));
+  EXPECT_EQ(got.mesh, want.mesh);
   EXPECT_EQ(got.groups, want.groups);
   EXPECT_EQ(got.loss_scale, want.loss_scale);
   EXPECT_EQ(got.norm, want.norm);
@@ -82,6 +84,7 @@ TEST(SavedEngine, EveryKeyThatIsMissingOrOfAnotherKindIsAnError) {
   const auto whole = to_json(unusual());
   for (const auto& [key, value] : whole.items()) {
     for (const bool is_missing : {true, false}) {
+      if (is_missing && key == "mesh") continue;  // of an engine that had none
       auto changed = whole;
       if (is_missing)
         changed.erase(key);
