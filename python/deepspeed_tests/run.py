@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import other_ranks
 import pytest
 import table
 import torch
@@ -93,6 +94,7 @@ class Tests:
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": "cpu",
             "CONNECTED": "0",
+            "HF_HUB_OFFLINE": "1",  # nothing is asked of a hub
         }
 
     def command(self, folder: Path, files: list[str]) -> list[str]:
@@ -168,6 +170,7 @@ class Tests:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            other_ranks.remove_buffers(port)
         with open(log, "a") as file:
             for rank, process in enumerate(processes):
                 file.write(f"######## set of {ranks}, rank {rank}, exit {process.returncode}\n")

@@ -74,7 +74,7 @@ def initialize(
     plan = ""
     if checked.tensor_parallel_size > 1:
         _tensor_parallel.check_optimizer(optimizer)
-        plan = _tensor_parallel.split_model(model, checked, mesh)
+        plan = _tensor_parallel.split_model(model, checked, mesh, _tensor_parallel.splits_nothing(text))
     client = None
     if optimizer is not None:
         if model_parameters is None:

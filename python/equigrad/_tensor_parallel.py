@@ -22,14 +22,13 @@ _RECORD = "_equigrad_tensor_parallel"
 # ---- Who says how large the group is ---------------------------------------------------------------------------------
 
 
-def set_autotp_mode(training: bool = False) -> None:
-    """DeepSpeed's switch of its older way to start; nothing depends on it here, where models are trained."""
-    if not training:
-        from equigrad._deepspeed_api import NotSupportedError
+class SizeError(_core.Error, ValueError):
+    """Who says how ranks are grouped disagree: DeepSpeed raises ValueError."""
 
-        raise NotSupportedError(
-            "[set_autotp_mode] expected training=True, got False, which is for inference. This engine trains: leave the call out."
-        )
+
+def set_autotp_mode(training: bool = False) -> None:
+    """DeepSpeed's switch of its older way to start, which initialize() sets anew; nothing depends on it here, where models are
+    trained."""
 
 
 def tp_model_init(
@@ -70,8 +69,8 @@ def _agreed(one: dict[str, Any], other: dict[str, Any], of_one: str, of_other: s
     """Both; an error that shows what they say where they disagree."""
     for key in sorted(set(one) & set(other)):
         if one[key] != other[key] and not (key == "autotp_size" and other[key] == 0):
-            raise _core.Error(
-                f"[{_SECTION}] expected one {key}, got {json.dumps(one[key])} by {of_one} and {json.dumps(other[key])} by {of_other}. "
+            raise SizeError(
+                f"[{_SECTION}.{key}] expected one value, got {json.dumps(one[key])} by {of_one} and {json.dumps(other[key])} by {of_other}. "
                 "Say the same in both, or in one of them."
             )
     return {**other, **one}
@@ -84,8 +83,8 @@ def merged(text: str, model: torch.nn.Module, mpu: Any, mesh_device: Any) -> str
     if not record and not sizes:
         return text
     if group is not None and mpu is not None:
-        raise _core.Error(
-            "[tp_model_init] expected one source of groups, got tp_group, and mpu at initialize(). Give one of them."
+        raise SizeError(
+            f"[{_WHERE}] expected one source of groups, got two: tp_model_init provided tp_group, and initialize() has mpu. Give one."
         )
     config = _ranks.config_object(text)
     if config is None or not isinstance(config.get(_SECTION, {}), dict):
@@ -167,9 +166,16 @@ def _check_ranks(who: str, got: list[int], expected: list[int], rank: int) -> No
 # ---- Cutting a model -------------------------------------------------------------------------------------------------
 
 
-def split_model(model: torch.nn.Module, config: _core.EngineConfig, mesh: _core.Mesh) -> str:
+def splits_nothing(text: str) -> bool:
+    """Whether the configuration says of every module that it stays whole: specs of "skip", and no defaults."""
+    specs = ((_ranks.config_object(text) or {}).get(_SECTION) or {}).get("partition_config") or {}
+    layers = specs.get("layer_specs") or []
+    return specs.get("use_default_specs") is False and bool(layers) and all(one.get("partition_type") == "skip" for one in layers)
+
+
+def split_model(model: torch.nn.Module, config: _core.EngineConfig, mesh: _core.Mesh, may_be_whole: bool = False) -> str:
     """Makes `model`, which every rank has whole, this rank's part of rank 0's. Names, parameters and their order stay. Returns a
-    line for each module: where it is, and by which rule."""
+    line for each module: where it is, and by which rule. may_be_whole: nothing to split is no error."""
     group = mesh.tensor
     assert group is not None
     modules = {name: module for name, module in model.named_modules() if name}
@@ -177,7 +183,7 @@ def split_model(model: torch.nn.Module, config: _core.EngineConfig, mesh: _core.
     candidates = [_candidate(name, module) for name, module in modules.items() if _weight_of(module) is not None]
     facts = _facts_of(model)
     plans, described = _core.plan_tensor_parallel(config, *facts, candidates)
-    if not any(plan.weight is not None for plan in plans.values()):
+    if not may_be_whole and not any(plan.weight is not None for plan in plans.values()):
         raise _core.Error(
             f'[{_SECTION}] expected modules to split, got none in a {type(model).__name__} of the type "{facts[0]}". Name its family at '
             '"preset_model", write specs in "partition_config", or drop "tensor_parallel".'

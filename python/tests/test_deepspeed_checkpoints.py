@@ -134,6 +134,7 @@ def test_what_programs_import_beside_the_engine_is_put_in_its_place() -> None:
         ".runtime",
         ".module_inject.layers",
         ".module_inject",
+        ".utils.groups",
         ".utils.tensor_fragment",
         ".utils.z3_leaf_module",
         ".utils.zero_to_fp32",

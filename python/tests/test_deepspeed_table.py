@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "deepspeed_tests"))
 
+import other_ranks
 import table
 
 FILE, OTHER, SKIPPED = "unit/runtime/test_pld.py", "unit/v1/zero/test_zero.py", "unit/runtime/half_precision/test_fp16.py"
@@ -66,3 +68,12 @@ def test_tests_that_were_not_run_are_counted() -> None:
     page = table.write({**outcomes(), "listed": {FILE: 6, OTHER: 1}}, "0" * 40, "2")
     assert f"Tests that were not run yet, and are in no number: 2 of `{FILE}`." in page
     assert "not run yet, and" not in table.write({**outcomes(), "listed": {FILE: 4, OTHER: 1}}, "0" * 40, "2")
+
+
+def test_what_ranks_of_a_port_leave_in_shared_memory_is_removed(tmp_path: Path) -> None:
+    name = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_"
+    kept = [f"{name}29501_0", f"deepspeed_allreduce_buffer_{os.getuid() + 1}_127.0.0.1_29500_0", "another_29500_0"]
+    for one in (f"{name}29500_0", f"{name}29500_1", *kept):
+        (tmp_path / one).touch()
+    other_ranks.remove_buffers(29500, tmp_path)
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(kept)

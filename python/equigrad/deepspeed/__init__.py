@@ -16,10 +16,10 @@ import torch
 import torch.distributed as comm
 
 import equigrad
-from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, utils, zero_to_fp32
+from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, zero_to_fp32
 from equigrad._optimizer import Optimizer
 from equigrad._tensor_parallel import set_autotp_mode, tp_model_init
-from equigrad.deepspeed import checkpoint, runtime, sequence, zero
+from equigrad.deepspeed import checkpoint, runtime, sequence, utils, zero
 from equigrad.deepspeed._engine import CheckpointError, ConfigError, DeepSpeedEngine, UsageError
 
 __all__ = [
@@ -80,12 +80,12 @@ def _initialize(
     if model is not None and any(one is not None for one in given):
         text = _ranks.config_text(given, "initialize")
         overridden = [key for name, key in _OVERRIDDEN if named.get(name) is not None]
-        of_mpu = _sequence_of(keywords.get("mpu"))
-        if of_mpu:
-            del keywords["mpu"]
-        if overridden or of_mpu:
+        of_sequences = _sequences_of(keywords)
+        if overridden or of_sequences:
             keywords.pop("config_params", None)
-            keywords["config"] = text = _ranks.config_without(_with_sequence(text, of_mpu), overridden)
+            for who, size in of_sequences:
+                text = _with_sequence(text, size, who)
+            keywords["config"] = text = _ranks.config_without(text, overridden)
             args = None
         is_managed = _is_managed(text)
         load = _core.load_config if named.get("optimizer") is None else _core.load_config_for_client
@@ -100,26 +100,35 @@ def _initialize(
     made = equigrad.initialize(args, model, *positional, **keywords, engine_class=DeepSpeedEngine)
     engine = cast(DeepSpeedEngine, made[0])
     engine.is_managed = is_managed
+    engine.axes = utils.groups.remember(engine._mesh)
     engine.attached_attention = runtime.sequence_parallel.ulysses_sp.attach(engine)
     runtime.torch_autocast.remember(engine)
     return engine, *made[1:]
 
 
-def _sequence_of(mpu: Any) -> int:
-    """How many ranks a sequence has by an mpu of sequences, whose "model parallel" group is theirs; 0 by any other."""
+def _sequences_of(keywords: dict[str, Any]) -> list[tuple[str, int]]:
+    """Which arguments say how many ranks a sequence has, which are taken out: an mpu of sequences, whose "model parallel" group is
+    theirs, and mesh_param, (data, sequence)."""
+    found = []
+    mpu, mesh = keywords.get("mpu"), keywords.get("mesh_param")
     said = getattr(mpu, "get_sequence_parallel_world_size", None)
-    is_of_tensors = hasattr(mpu, "get_tensor_model_parallel_world_size")
-    return int(said()) if said is not None and not is_of_tensors else 0
+    if said is not None and not hasattr(mpu, "get_tensor_model_parallel_world_size"):
+        found.append(("mpu", int(said())))
+        del keywords["mpu"]
+    if isinstance(mesh, (list, tuple)) and len(mesh) == 2:
+        found.append(("mesh_param", int(mesh[1])))
+        del keywords["mesh_param"]
+    return found
 
 
-def _with_sequence(text: str, size: int) -> str:
+def _with_sequence(text: str, size: int, who: str) -> str:
     config = _ranks.config_object(text)
-    if config is None or size == 0:
+    if config is None:
         return text
     key = "sequence_parallel_size"
     if config.get(key, size) != size:
         raise UsageError(
-            f'[initialize] expected one size of a sequence, got {size} by mpu and {config[key]} by "{key}". Give the same.'
+            f'[initialize] expected one size of a sequence, got {size} by {who} and {config[key]} by "{key}". Give the same.'
         )
     return json.dumps({**config, key: size})
 
@@ -143,10 +152,10 @@ def _check_is_whole(model: torch.nn.Module) -> None:
 def _is_managed(text: str) -> bool:
     """Whether the engine counts the passes of a step. DeepSpeed refuses overlap_comm without, at stages 0 and 1."""
     keys = _ranks.config_object(text) or {}
-    zero_keys = keys.get("zero_optimization", {})
+    zero_keys = keys.get("zero_optimization")
     if keys.get("managed_gradient_accumulation", True) is not False:
         return True
-    if zero_keys.get("overlap_comm") and zero_keys.get("stage", 0) < 2:
+    if isinstance(zero_keys, dict) and zero_keys.get("overlap_comm") and zero_keys.get("stage", 0) < 2:
         raise UsageError(
             "[initialize] expected managed_gradient_accumulation without overlap_comm at stages 0 and 1, got both. DeepSpeed supports "
             "overlap_comm only with ZeRO stage 2 there: leave it out; equigrad.initialize takes it, and it changes nothing."
@@ -186,7 +195,8 @@ def take_over(package: Any) -> None:
     put("utils.zero_to_fp32", **{name: getattr(zero_to_fp32, name) for name in _OF_THE_SCRIPT})
     put("checkpoint.ds_to_universal", main=checkpoint.ds_to_universal.main)
     for module in ("utils", "utils.tensor_fragment", "utils.z3_leaf_module"):
-        put(module, **{name: getattr(utils, name) for name in utils.__all__})
+        put(module, **{name: getattr(equigrad.utils, name) for name in equigrad.utils.__all__})
+    put("utils.groups", **{name: getattr(utils.groups, name) for name in utils.groups.__all__})
 
 
 def _take_over_sequences(put: Any) -> None:

@@ -55,6 +55,26 @@ class DeepSpeedEngine(Engine):
     is_managed = True
     # Where it does not: calls of backward() since the last step(), and those that were stepped.
     passes, passes_stepped = 0, 0
+    axes: Any = None  # of its mesh, equigrad.deepspeed.utils.groups.Axes
+
+    @property
+    def mp_world_size(self) -> int:
+        """Ranks that share the model."""
+        return self._mesh.tensor_size
+
+    @property
+    def checkpoint_mp_rank(self) -> int:
+        return int(self.axes.tensor.rank)
+
+    @property
+    def data_parallel_group(self) -> Any:
+        """Of torch.distributed; None where that is not initialized."""
+        return self.axes.data.group
+
+    @property
+    def seq_parallel_group(self) -> Any:
+        """Of torch.distributed; None where a sequence has one rank."""
+        return self.axes.sequence.group
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next step() acts; False where the caller owns the boundary, as DeepSpeed says it outside of step()."""
