@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "conformance/campaigns/progress.hpp"
+#include "conformance/cases/filter.hpp"
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/verdict/contract_judge.hpp"
 
@@ -31,20 +32,20 @@ bool passes(const Outcomes& outcomes) {
   return reports::passed(record.verdict);
 }
 
-bool is_selected(const Selection& selection, const Spec& spec) {
-  auto names = aliases(spec);
-  names.push_back(spec.id());
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-    return selects(selection, spec.stage, word(spec.precision), spec.world, name);
-  });
-}
-
 }  // namespace
 
 std::vector<Spec> selected_specs(const Selection& selection, bool full) {
+  const Filters filters(selection.filters);
+  auto places = selection;
+  places.filters.clear();
   std::vector<Spec> selected;
-  for (const auto& spec : full ? full_specs() : default_specs())
-    if (is_selected(selection, spec)) selected.push_back(spec);
+  for (const auto& spec : full ? full_specs() : default_specs()) {
+    auto names = aliases(spec);
+    names.push_back(spec.id());
+    if (selects(places, spec.stage, word(spec.precision), spec.world, spec.id()) &&
+        filters.match(names))
+      selected.push_back(spec);
+  }
   return selected;
 }
 

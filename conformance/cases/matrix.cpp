@@ -1,11 +1,10 @@
 #include "conformance/cases/matrix.hpp"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <array>
 #include <numeric>
 
+#include "conformance/cases/filter.hpp"
 #include "conformance/cases/gated_model.hpp"
 #include "engine/error.hpp"
 
@@ -89,8 +88,9 @@ bool holds(const std::vector<T>& wanted, const T& value) {
   return wanted.empty() || std::find(wanted.begin(), wanted.end(), value) != wanted.end();
 }
 
-bool filter_matches(const std::string& filter, const std::string& id) {
-  return ::fnmatch(("*" + filter + "*").c_str(), id.c_str(), FNM_NOESCAPE) == 0;
+bool is_within(const Selection& selection, int stage, const std::string& dtype, int world) {
+  return holds(selection.stages, stage) && holds(selection.dtypes, dtype) &&
+         holds(selection.worlds, world);
 }
 
 }  // namespace
@@ -256,18 +256,15 @@ std::vector<CaseSpec> default_matrix() {
 
 bool selects(const Selection& selection, int stage, const std::string& dtype, int world,
              const std::string& id) {
-  if (!holds(selection.stages, stage) || !holds(selection.dtypes, dtype) ||
-      !holds(selection.worlds, world))
-    return false;
-  return selection.filters.empty() ||
-         std::any_of(selection.filters.begin(), selection.filters.end(),
-                     [&](const std::string& filter) { return filter_matches(filter, id); });
+  return is_within(selection, stage, dtype, world) && Filters(selection.filters).match({id});
 }
 
 std::vector<CaseSpec> select(const std::vector<CaseSpec>& cases, const Selection& selection) {
+  const Filters filters(selection.filters);
   std::vector<CaseSpec> selected;
   for (const auto& spec : cases)
-    if (selects(selection, spec.stage, word(spec.precision), spec.world, spec.id()))
+    if (is_within(selection, spec.stage, word(spec.precision), spec.world) &&
+        filters.match({spec.id()}))
       selected.push_back(spec);
   return selected;
 }

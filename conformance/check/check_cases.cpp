@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "conformance/cases/filter.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -137,10 +138,41 @@ std::ptrdiff_t count_of(const CheckCases& cases, const std::vector<std::string>&
                        [&](const CheckCase& one) { return matches(one, filters); });
 }
 
+void require_filter(const std::string& text) {
+  const auto problem = filter_problem(text);
+  if (!problem.empty()) throw CheckRefused("check", problem);
+}
+
 std::string nearest(const CheckCases& cases, const std::string& filter) {
   std::vector<std::string> ids;
   for (const auto& one : cases.cases) ids.push_back(one.spec.id());
   return near_matches(ids, filter, 1).front();
+}
+
+[[noreturn]] void refuse_word(const CheckCases& cases, const std::string& word) {
+  throw CheckRefused("check", "expected a part of a case's name, such as " + nearest(cases, word) +
+                                  ", got \"" + word + "\". Correct it.");
+}
+
+bool matches_in_a_style(const CheckCase& one, const std::vector<std::string>& filters) {
+  return std::any_of(kStyles.begin(), kStyles.end(), [&](Style style) {
+    auto in_style = one;
+    in_style.spec.style = style;
+    return matches(in_style, filters);
+  });
+}
+
+// Of filters with several words each word has a case, also one behind `not`.
+void require_words(const CheckCases& cases, const std::vector<std::string>& filters) {
+  for (const auto& filter : filters) {
+    require_filter(filter);
+    const auto words = Filter(filter).words();
+    for (const auto& word : words)
+      if (words.size() > 1 &&
+          std::none_of(cases.cases.begin(), cases.cases.end(),
+                       [&](const CheckCase& one) { return matches_in_a_style(one, {word}); }))
+        refuse_word(cases, word);
+  }
 }
 
 void keep_matching(CheckCases& cases, const std::vector<std::string>& filters, const char* others) {
@@ -185,13 +217,8 @@ void add_styles(CheckCases& cases, const CheckOptions& options, bool gives_loss)
 }
 
 void keep_possible(CheckCases& cases, const std::vector<std::string>& filters) {
-  const auto is_possible = [&](const CheckCase& one) {
-    return std::any_of(kStyles.begin(), kStyles.end(), [&](Style style) {
-      auto in_style = one;
-      in_style.spec.style = style;
-      return matches(in_style, filters);
-    });
-  };
+  require_words(cases, filters);
+  const auto is_possible = [&](const CheckCase& one) { return matches_in_a_style(one, filters); };
   if (std::none_of(cases.cases.begin(), cases.cases.end(), is_possible)) return;
   const auto left_out =
       std::erase_if(cases.cases, [&](const CheckCase& one) { return !is_possible(one); });
@@ -200,16 +227,18 @@ void keep_possible(CheckCases& cases, const std::vector<std::string>& filters) {
 
 void keep_selected(CheckCases& cases, const std::vector<std::string>& filters) {
   if (filters.empty()) return;
-  for (const auto& filter : filters)
-    if (count_of(cases, {filter}) == 0)
-      throw CheckRefused("check", "expected a part of a case's name, such as " +
-                                      nearest(cases, filter) + ", got \"" + filter +
-                                      "\". Correct it.");
+  for (const auto& filter : filters) {
+    if (count_of(cases, {filter}) > 0) continue;
+    if (Filter(filter).words().size() == 1) refuse_word(cases, filter);
+    throw CheckRefused("check", "expected a filter that has cases, got \"" + filter +
+                                    "\", whose words have some, but not together. Correct it.");
+  }
   keep_matching(cases, filters, kNotSelected);
 }
 
 void keep_only(CheckCases& cases, const std::string& glob) {
   if (glob.empty()) return;
+  require_filter(glob);
   if (count_of(cases, {glob}) == 0)
     throw CheckRefused("check", "expected EQUIGRAD_CHECK_ONLY to match a case such as " +
                                     nearest(cases, glob) + ", got \"" + glob +

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "conformance/cases/filter.hpp"
 #include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/ranks/interrupt.hpp"
@@ -27,7 +28,9 @@ std::vector<std::string> precision_words() {
 
 void add_selection(CLI::App& app, RunCommand& command) {
   app.add_option("FILTER", command.selection.filters,
-                 "Part of a case's id, or a glob; several mean one of them");
+                 "Part of a case's id, or a glob; 'zero3 and (bf16 or fp16) and not world4'; "
+                 "several FILTERs mean one of them")
+      ->check(filter_problem);
   auto* full =
       app.add_flag("--full", command.full, "Every combination instead of the default matrix");
   app.add_flag("--covering", command.covering,

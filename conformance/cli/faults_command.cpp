@@ -6,6 +6,7 @@
 
 #include "conformance/campaigns/fault_panel.hpp"
 #include "conformance/campaigns/fault_run.hpp"
+#include "conformance/cases/filter.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
@@ -26,12 +27,18 @@ constexpr double kMinutesOfTheTier = 10;
 // By parts of names or globs; none if a filter has none, and then it says what is near.
 std::vector<std::string> selected_faults(const std::vector<std::string>& filters) {
   const auto names = faults::fault_names();
+  std::vector<std::string> parts;  // each of which has to select something
   for (const auto& filter : filters) {
-    const auto selects_it = [&](const auto& name) {
-      return selects({{filter}, {}, {}, {}}, 0, "", 0, name);
-    };
-    if (std::any_of(names.begin(), names.end(), selects_it)) continue;
-    say_what_is_near("faults", filter, names, "equigrad list --faults has all names.");
+    const auto words = Filter(filter).words();
+    parts.insert(parts.end(), words.begin(), words.end());
+    parts.push_back(filter);
+  }
+  for (const auto& part : parts) {
+    const Filter filter(part);
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return filter.matches({name}); }))
+      continue;
+    say_what_is_near("faults", part, names, "equigrad list --faults has all names.");
     return {};
   }
   std::vector<std::string> selected;
@@ -94,7 +101,9 @@ std::string fault_help() {
 
 void add_faults(CLI::App& app, FaultsCommand& command) {
   app.add_option("FILTER", command.filters,
-                 "Part of a fault's name, or a glob; several mean one of them");
+                 "Part of a fault's name, or a glob, also with and, or, not; several FILTERs mean "
+                 "one of them")
+      ->check(filter_problem);
   app.add_flag("--full", command.full,
                "Every case of the panel for every fault, not only up to the first that catches it");
   app.add_flag("--covering", command.covering,

@@ -4,6 +4,7 @@
 
 #include "conformance/campaigns/covering_selection.hpp"
 #include "conformance/campaigns/suite.hpp"
+#include "conformance/cases/filter.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
@@ -50,6 +51,28 @@ std::vector<std::string> default_ids() {
   return ids;
 }
 
+// Whether every word of a filter has a case, whatever else narrows the selection; it says what is
+// near the first that has none.
+bool has_cases_for_every_word(const RunCommand& command, const std::string& filter) {
+  const auto words = Filter(filter).words();
+  for (const auto& word : words) {
+    if (words.size() == 1) break;  // the filter is this word
+    RunCommand alone;
+    alone.selection.filters = {word};
+    if (selected(alone, command.full).size() > 0 || selected(alone, true).size() > 0) continue;
+    say_what_is_near("cases", word, default_ids(), "equigrad list has all ids.");
+    return false;
+  }
+  return true;
+}
+
+void say_no_case_of(const std::string& filter) {
+  if (Filter(filter).words().size() == 1)
+    return say_what_is_near("cases", filter, default_ids(), "equigrad list has all ids.");
+  std::cerr << "equigrad: 0 cases selected by \"" << filter
+            << "\": each of its words has cases, all of it has none. equigrad list has all ids.\n";
+}
+
 // Cases by the filters: of the default selection, and of all for a filter that has none there, so
 // that the id of any case can be pasted; with --covering, of that selection alone. None if a filter
 // has none at all; it says what is near.
@@ -57,12 +80,13 @@ Selected selected_cases(const RunCommand& command) {
   auto cases = selected(command, command.full);
   std::set<std::string> added;
   for (const auto& filter : command.selection.filters) {
+    if (!has_cases_for_every_word(command, filter)) return {};
     auto alone = command;
     alone.selection.filters = {filter};
     if (selected(alone, command.full).size() > 0) continue;
     const auto of_all = selected(alone, true);
     if (of_all.size() == 0) {
-      say_what_is_near("cases", filter, default_ids(), "equigrad list has all ids.");
+      say_no_case_of(filter);
       return {};
     }
     if (command.covering) {
