@@ -142,6 +142,7 @@ struct Run {
   Environment environment;
   uint64_t seed = 0;
   std::string command;
+  std::string shard;  // "2/5": the second of five parts of what was selected; empty: all of it
   std::vector<SelfCheck> self_checks;
   std::vector<Case> cases;
   std::vector<Part> parts;  // of the cases, one after the other; empty: the run has none
