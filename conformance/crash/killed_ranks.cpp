@@ -3,6 +3,7 @@
 #include <random>
 
 #include "conformance/crash/campaign.hpp"
+#include "conformance/crash/rank_program.hpp"
 #include "conformance/crash/scene.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/error.hpp"
@@ -71,10 +72,14 @@ void die_at(Ground& ground, const Scene& scene, const Point& point, const std::s
                                                             {"tag", scene.new_tag},
                                                             {"steps", 3},
                                                             {"interrupt", interrupt}});
-  // Where all die, the pool may end the last one itself.
-  const auto kind = outcomes.at(static_cast<std::size_t>(point.rank)).kind;
-  const bool is_ended = point.kind == Point::Kind::SignalAll ? !ranks::all_ok(outcomes)
-                                                             : kind == ranks::Outcome::Kind::Died;
+  // Where all die, the pool may end the last one itself; and so it may a rank whose process takes
+  // long to end, while the others have lost it already.
+  const auto& killed = outcomes.at(static_cast<std::size_t>(point.rank));
+  const bool is_ended =
+      point.kind == Point::Kind::SignalAll
+          ? !ranks::all_ok(outcomes)
+          : killed.kind == ranks::Outcome::Kind::Died ||
+                (killed.kind == ranks::Outcome::Kind::Stopped && killed.doing == kKillsItself);
   if (!is_ended)
     throw Error("crash.signal", "expected rank " + std::to_string(point.rank) +
                                     " to be killed in its save, got: " + ranks::failures(outcomes) +

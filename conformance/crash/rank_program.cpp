@@ -23,9 +23,10 @@ namespace {
 using nlohmann::json;
 
 // What the request says of this rank's disk; `met` tells what was refused first.
-Interruption interruption_of(const json& request, int rank, std::shared_ptr<json> met) {
+Interruption interruption_of(const json& request, ranks::RankContext& context,
+                             std::shared_ptr<json> met) {
   const auto found = request.find("interrupt");
-  if (found == request.end() || found->at("rank") != rank) return {};
+  if (found == request.end() || found->at("rank") != context.rank()) return {};
   Interruption interruption{.at = found->at("at"), .happens = {}};
   const std::string how = found->at("how");
   if (how == "ENOSPC" || how == "EIO") {
@@ -38,7 +39,8 @@ Interruption interruption_of(const json& request, int rank, std::shared_ptr<json
     return interruption;
   }
   const auto others = found->value("processes", std::vector<pid_t>());
-  interruption.happens = [others](const std::string&, const std::string&) {
+  interruption.happens = [others, &context](const std::string&, const std::string&) {
+    context.note(kKillsItself);
     for (const pid_t other : others)
       if (other != getpid()) kill(other, SIGKILL);
     kill(getpid(), SIGKILL);
@@ -54,11 +56,11 @@ struct Disks {
   std::shared_ptr<Storage> outermost;
 };
 
-Disks disks_of(const json& request, int rank, CallCounter& calls) {
+Disks disks_of(const json& request, ranks::RankContext& context, CallCounter& calls) {
   const std::string folder = request.at("directory");
   Disks disks;
-  disks.interrupted =
-      std::make_shared<InterruptedStorage>(real_disk(), interruption_of(request, rank, disks.met));
+  disks.interrupted = std::make_shared<InterruptedStorage>(
+      real_disk(), interruption_of(request, context, disks.met));
   disks.recording = std::make_shared<RecordingStorage>(disks.interrupted, folder,
                                                        [&calls] { return calls.counts(); });
   disks.outermost = careless(request.value("careless", ""), disks.recording, folder);
@@ -92,7 +94,7 @@ json save(const json& request, ranks::RankContext& context) {
   for (int step = 0; step < request.at("steps").get<int>(); ++step) training.step();
   json answer = {{"digest", training.digest()}};
   auto& calls = training.calls();
-  const auto disks = disks_of(request, context.rank(), calls);
+  const auto disks = disks_of(request, context, calls);
   context.note("save");
   calls.begin();
   if (const auto lost = request.find("lose");
@@ -170,7 +172,7 @@ json refuse_operations(const json& request, ranks::RankContext& context) {
     training.step();
     json answer = {{"digest", training.digest()}};
     asked["directory"] = folder;
-    const auto disks = disks_of(asked, context.rank(), training.calls());
+    const auto disks = disks_of(asked, context, training.calls());
     save_and_go_on(training, asked, disks.outermost, answer);
     answer["met"] = *disks.met;
     answers.push_back(answer);

@@ -22,6 +22,9 @@ namespace equigrad::conformance::crash {
 
 nlohmann::json serve(const nlohmann::json& request, ranks::RankContext& context);
 
+// What a rank notes as its last.
+inline constexpr const char* kKillsItself = "kill -9 of itself";
+
 // The file that a rank's log is in.
 std::string log_file(const std::string& prefix, int rank);
 
