@@ -11,13 +11,14 @@ namespace {
 
 using checkpoint::Manifest;
 
-constexpr std::string_view kFront =
-    R"({"schema": "equigrad.checkpoint", "version": 1, "xxh3_128": ")";
-
+// Tensors in parts came with version 2.
 std::string with_digest(std::string_view rest) {
-  const std::string text = std::string(kFront) + std::string(32, '0') + "\"" + std::string(rest);
+  const bool has_parts = rest.find("\"cut\"") != std::string_view::npos;
+  const std::string front = std::string(R"({"schema": "equigrad.checkpoint", "version": )") +
+                            (has_parts ? "2" : "1") + R"(, "xxh3_128": ")";
+  const std::string text = front + std::string(32, '0') + "\"" + std::string(rest);
   const std::string digest = to_text(checkpoint::digest_of(text.data(), text.size()));
-  return std::string(text).replace(kFront.size(), digest.size(), digest);
+  return std::string(text).replace(front.size(), digest.size(), digest);
 }
 
 // What the header says of a manifest, found in another way than the parser's.

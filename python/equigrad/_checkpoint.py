@@ -35,10 +35,23 @@ def buffers(engine: Engine) -> list[tuple[str, torch.Tensor]]:
             for name, one in module.named_buffers(recurse=False)
             if name not in module._non_persistent_buffers_set
         ]
-        own += [(name, one.detach()) for name, one in module.named_parameters(recurse=False) if id(one) not in held]
+        own += [
+            (name, _whole_on_this_rank(f"{prefix}.{name}".lstrip("."), one))
+            for name, one in module.named_parameters(recurse=False)
+            if id(one) not in held
+        ]
         for name, one in own:
             found.setdefault(one.data_ptr() if one.numel() else id(one), (f"{prefix}.{name}".lstrip("."), one))
     return list(found.values())
+
+
+def _whole_on_this_rank(name: str, parameter: torch.nn.Parameter) -> torch.Tensor:
+    if _core.split_of(parameter) is not None:
+        raise Error(
+            f'[engine.checkpoint] expected the engine to hold every parameter that the tensor group splits, got "{name}", which requires '
+            "gradients and is in no group of the optimizer. Give it to the optimizer, or set requires_grad_(False) before initialize()."
+        )
+    return parameter.detach()
 
 
 def save(

@@ -55,23 +55,38 @@ def rank_file(tensors: dict[str, torch.Tensor]) -> tuple[bytes, bytes]:
     return struct.pack("<Q", len(text)) + text, b"".join(raw(one) for one in tensors.values())
 
 
-def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], parameters: list[dict], ranks: int) -> None:
-    """Each rank writes an equal part of every tensor; what begins with rank0/ is rank 0's."""
+def flat_part(value: torch.Tensor, cut: dict, part: int) -> torch.Tensor:
+    segments = value.split(cut["segments"], cut["dimension"])
+    return torch.cat([one.chunk(cut["parts"], cut["dimension"])[part] for one in segments], cut["dimension"]).reshape(-1)
+
+
+def write_checkpoint(
+    folder: Path, tensors: dict[str, torch.Tensor], parameters: list[dict], ranks: int, cuts: dict[str, dict] | None = None
+) -> None:
+    """Each rank writes an equal part of every tensor; what begins with rank0/ is rank 0's. Of one with a cut rank r has some of part
+    r % parts."""
+    cuts = cuts or {}
     folder.mkdir(parents=True)
     pieces, files = {name: [] for name in tensors}, []
     for rank in range(ranks):
         mine, name = {}, f"rank-{rank:05d}-of-{ranks:05d}-abc.safetensors"
         for tensor, value in tensors.items():
-            begin, end = value.numel() * rank // ranks, value.numel() * (rank + 1) // ranks
+            place, places, flat = rank, ranks, value.reshape(-1)
+            if tensor in cuts:
+                parts = cuts[tensor]["parts"]
+                place, places, flat = rank // parts, ranks // parts, flat_part(value, cuts[tensor], rank % parts)
+            begin, end = flat.numel() * place // places, flat.numel() * (place + 1) // places
             if tensor.startswith("rank0/"):
                 begin, end = 0, value.numel() if rank == 0 else 0
             if begin != end:
-                mine[tensor] = (begin, end, value.reshape(-1)[begin:end])
+                mine[tensor] = (begin, end, flat[begin:end])
         front, data = rank_file({tensor: value for tensor, (_, _, value) in mine.items()})
         offset = 0
         for tensor, (begin, end, value) in mine.items():
             part = data[offset : offset + value.numel() * value.element_size()]
             piece = {"file": rank, "begin": begin, "end": end, "offset_bytes": offset, "xxh3_128": digest(part)}
+            if tensor in cuts:
+                piece["part"] = rank % cuts[tensor]["parts"]
             pieces[tensor].append(piece)
             offset += len(part)
         (folder / name).write_bytes(front + data)
@@ -79,7 +94,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], parameters:
         files.append({"name": name, **sizes, "header_xxh3_128": digest(front)})
     manifest = {
         "schema": "equigrad.checkpoint",
-        "version": 1,
+        "version": 2 if cuts else 1,
         "xxh3_128": "0" * 32,
         "id": "abc",
         "world_size": ranks,
@@ -87,7 +102,13 @@ def write_checkpoint(folder: Path, tensors: dict[str, torch.Tensor], parameters:
         "client_state": None,
         "files": files,
         "tensors": [
-            {"name": name, "type": NAMES[one.dtype], "shape": list(one.shape), "pieces": pieces[name]}
+            {
+                "name": name,
+                "type": NAMES[one.dtype],
+                "shape": list(one.shape),
+                "pieces": sorted(pieces[name], key=lambda piece: (piece.get("part", 0), piece["begin"])),
+                **({"cut": cuts[name]} if name in cuts else {}),
+            }
             for name, one in sorted(tensors.items())
         ],
     }
@@ -245,6 +266,50 @@ def expect_refused(said: str, saved: Path, *words: str | Path, bare: bool = True
     assert done.returncode == 1 and "zero_to_fp32.py: expected " in done.stderr, done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not list(saved.parent.glob("refused/*"))
+
+
+CUTS = {
+    "master/rows": {"dimension": 1, "segments": [8], "parts": 2},
+    "master/packed": {"dimension": 0, "segments": [4, 8], "parts": 2},
+    "master/deep": {"dimension": 1, "segments": [2, 4], "parts": 2},
+}
+OF_GROUP = {
+    "rows": torch.rand(3, 8),
+    "packed": torch.rand(12, 5).bfloat16(),
+    "deep": torch.rand(2, 6, 3, dtype=torch.float64),
+    "shared": torch.rand(7),
+}
+
+
+@pytest.fixture
+def of_group(tmp_path: Path) -> Path:
+    parameters = [{"name": name, "trainable": True, "aliases": [], "shape": list(one.shape)} for name, one in OF_GROUP.items()]
+    tensors = {f"master/{name}": one for name, one in OF_GROUP.items()}
+    write_checkpoint(tmp_path / "saved" / "step7", tensors, parameters, ranks=4, cuts=CUTS)
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("part_bytes", [8, 24, 1 << 23])
+def test_parts_of_a_tensor_group_are_put_together(of_group: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+    monkeypatch.setattr(zero_to_fp32, "_PART_BYTES", part_bytes)
+    state = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(of_group)
+    for name, want in OF_GROUP.items():
+        assert state[name].shape == want.shape and torch.equal(state[name], want.float()), name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"segments": [4, 8]', '"segments": [4, 4]', "a cut of master/packed in equal parts"),
+        ('"segments": [4, 8]', '"segments": [3, 9]', "a cut of master/packed in equal parts"),
+        ('"part": 1', '"part": 0', "a piece of part 1 of master/deep"),
+        ('"parts": 2', '"parts": 0', "a cut of master/deep in equal parts"),
+        ('"version": 2', '"version": 3', "got version 3"),
+    ],
+)
+def test_parts_that_make_up_no_whole_are_refused(of_group: Path, old: str, new: str, said: str) -> None:
+    change(of_group / "step7" / "manifest.json", old, new)
+    expect_refused(said, of_group)
 
 
 def change(file: Path, old: str, new: str) -> None:
