@@ -172,6 +172,13 @@ class Torch:
         return loss
 
 
+HEAD = """# Ranks that share a model: a step and bytes beside others
+
+A Llama of transformers in fp32 with AdamW, random weights, Gloo, one thread a rank. Lower is better. Gradients are compared in
+`python/real_models/tensor.py`; here the loss of the second step says that contestants train one model on the same tokens.
+`torchrun --nproc-per-node 2 perf/peers/parallel.py --tensor 2 --write PAGE.md`
+"""
+
 NEEDED = {"Equigrad": "equigrad", "DeepSpeed": "deepspeed", "Torch": "torch"}
 
 
@@ -268,8 +275,9 @@ def main():
         page = table(sizes, arguments.stage, ones, missing, losses, median, arguments.repeats, held)
         print(page)
         if arguments.write:
+            begins = not os.path.exists(arguments.write)
             with open(arguments.write, "a") as file:
-                file.write("\n" + page)
+                file.write((HEAD if begins else "") + "\n" + page)
     dist.barrier()
     dist.destroy_process_group()
 
