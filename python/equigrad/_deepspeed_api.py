@@ -148,7 +148,10 @@ ANSWERED: dict[str, Answer] = {
     "get_data_parallel_rank": Answer("the rank among those with samples of their own", lambda e: e.data_parallel_rank),
     "get_tensor_parallel_rank": Answer("the rank in the tensor group", lambda e: _tensor_rank(e)),
     "get_model_parallel_rank": Answer("the rank in the tensor group", lambda e: _tensor_rank(e)),
-    "get_sequence_parallel_group": _always(None, "there is no sequence parallelism"),
+    "get_sequence_parallel_group": Answer(
+        "of torch.distributed, on the drop-in's engine; `None` where a sequence has one rank",
+        lambda e: getattr(e, "seq_parallel_group", None),
+    ),
     "is_first_weights_partition_group": Answer("whether the stage is 3", lambda e: e.zero_optimization_stage() == 3),
     "autotp_size": _key("tensor_parallel.autotp_size"),
     "elasticity_enabled": _refused_key("elasticity"),

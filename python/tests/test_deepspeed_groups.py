@@ -72,7 +72,7 @@ def of_sequences() -> Any:
     equigrad.init_distributed("gloo")
     engine = deepspeed.initialize(model=models.Decoder(), config=sequences(2))[0]
     found = dist.get_process_group_ranks(engine.seq_parallel_group)
-    assert groups._get_sequence_parallel_group() is engine.seq_parallel_group
+    assert groups._get_sequence_parallel_group() is engine.seq_parallel_group is engine.get_sequence_parallel_group()
     values = seen()
     plain = sequences(1)
     del plain["sequence_parallel_size"]
@@ -80,6 +80,7 @@ def of_sequences() -> Any:
     assert by_mesh.seq_parallel_group is engine.seq_parallel_group
     other = errors_of(lambda: deepspeed.initialize(model=models.Decoder(), config=sequences(4), mesh_param=(2, 2)))
     whole = deepspeed.initialize(model=models.Decoder(), config=plain)[0]
+    assert whole.get_sequence_parallel_group() is None
     assert whole.data_parallel_group is dist.distributed_c10d._get_default_group()
     return found, values, seen(), other
 
