@@ -107,10 +107,16 @@ std::string about_text(const SavedCheckpoint& saved) {
                           " bytes (" + reports::bytes_text(bytes_of_files(saved)) + ")");
 }
 
+// Of one that a tensor group saved also in how many parts.
+std::string shape_text(const checkpoint::TensorEntry& tensor) {
+  const auto shape = json(tensor.shape).dump();
+  return tensor.cut ? shape + " in " + count_of(tensor.cut->parts, "part") : shape;
+}
+
 std::string tensors_text(const SavedCheckpoint& saved) {
   std::vector<std::vector<std::string>> rows = {{"tensor", "type", "shape", "pieces", "bytes"}};
   for (const auto& tensor : saved.manifest().tensors)
-    rows.push_back({tensor.name, std::string(to_text(tensor.type)), json(tensor.shape).dump(),
+    rows.push_back({tensor.name, std::string(to_text(tensor.type)), shape_text(tensor),
                     grouped(tensor.pieces.size()), grouped(bytes_of(tensor))});
   std::vector<std::size_t> widths(rows.front().size());
   for (const auto& cells : rows)
@@ -135,12 +141,18 @@ json record_of(const SavedCheckpoint& saved) {
               {"tensors", json::array()}};
   for (const auto& file : manifest.files)
     record["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
-  for (const auto& tensor : manifest.tensors)
-    record["tensors"].push_back({{"name", tensor.name},
-                                 {"type", to_text(tensor.type)},
-                                 {"shape", tensor.shape},
-                                 {"pieces", tensor.pieces.size()},
-                                 {"bytes", bytes_of(tensor)}});
+  for (const auto& tensor : manifest.tensors) {
+    json entry = {{"name", tensor.name},
+                  {"type", to_text(tensor.type)},
+                  {"shape", tensor.shape},
+                  {"pieces", tensor.pieces.size()},
+                  {"bytes", bytes_of(tensor)}};
+    if (tensor.cut)
+      entry["cut"] = {{"dimension", tensor.cut->dimension},
+                      {"segments", tensor.cut->segments},
+                      {"parts", tensor.cut->parts}};
+    record["tensors"].push_back(std::move(entry));
+  }
   return record;
 }
 

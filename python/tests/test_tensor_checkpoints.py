@@ -81,7 +81,12 @@ def same_tensors(folder: str, one: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     ("world", "tensor", "stage", "more"),
-    [(2, 2, 0, {}), (4, 2, 1, {"reduction": "exact"}), (4, 2, 2, {"bf16": {"enabled": True}}), (4, 4, 1, {"section": {"vocab_parallel_lm_head": True}})],
+    [
+        (2, 2, 0, {}),
+        (4, 2, 1, {"reduction": "exact"}),
+        (4, 2, 2, {"bf16": {"enabled": True}}),
+        (4, 4, 1, {"section": {"vocab_parallel_lm_head": True}}),
+    ],
 )
 def test_a_resumed_run_is_the_one_that_was_never_interrupted(
     world: int, tensor: int, stage: int, more: dict[str, Any], tmp_path: Path
@@ -125,7 +130,9 @@ def otherwise_packed(folder: str) -> list[str]:
 
 def not_the_engines(folder: str) -> list[str]:
     model = models.Decoder()
-    some = [one for name, one in model.named_parameters() if "layers.0.mlp.down_proj.weight" not in name and one.requires_grad]
+    some = [
+        one for name, one in model.named_parameters() if "layers.0.mlp.down_proj.weight" not in name and one.requires_grad
+    ]
     engine = equigrad.initialize(model=model, model_parameters=some, config=adam(2, 0))[0]
     return errors_of(lambda: engine.save_checkpoint(folder))
 
@@ -185,7 +192,7 @@ def test_a_llama_goes_on_as_tensor_2_and_4_and_1_and_from_pretrained_loads_it(tm
     transformers = pytest.importorskip("transformers")
     assert transformers.LlamaForCausalLM  # imported once, and not by each rank
     folder = str(tmp_path)
-    saved, losses, after = ranks.run(4, llama_begun, folder)[0]
+    saved, _, after = ranks.run(4, llama_begun, folder)[0]
     for world, tensor, stage in ((4, 2, 1), (4, 4, 2), (1, 1, 0)):
         for loaded, losses_then, after_then in ranks.run(world, llama_resumed, folder, tensor, stage):
             assert list(loaded) == list(saved)

@@ -125,6 +125,33 @@ TEST_F(Checkpoint, VerifyFailsForWhatCannotBeOpened) {
   EXPECT_THAT(unfinished.out, HasSubstr("did not come to its end"));
 }
 
+// Two tensor ranks of two data ranks, of the same whole.
+TEST_F(Checkpoint, PartsOfATensorGroupAreReadAsTheWhole) {
+  const auto whole = save("whole");
+  tensors_[0].cut = checkpoint::Cut{.dimension = 0, .segments = {2}, .parts = 2};
+  about_.world_size = 4;
+  about_.id = "another";
+  about_.engine["mesh"] = {{"data", 2}, {"sequence", 1}, {"tensor", 2}};
+  const auto parts = save("parts");
+  const auto equal = say({"diff", whole, parts});
+  EXPECT_EQ(equal.code, kHeld) << equal.out;
+  EXPECT_EQ(say({"verify", parts}).code, kHeld);
+  const auto shown = say({"inspect", parts, "--json", folder_ + "/record"});
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("[2,3] in 2 parts"), HasSubstr("tensor 2")));
+  const auto record = json::parse(text_of(folder_ + "/record"));
+  for (const auto& tensor : record["tensors"])
+    EXPECT_EQ(tensor.contains("cut"), tensor["name"] == "master/layer.weight") << tensor;
+  for (const auto& of : {whole, parts})
+    EXPECT_EQ(
+        say({"export", of, folder_ + "/out-" + std::filesystem::path(of).filename().string()}).code,
+        kHeld);
+  EXPECT_EQ(text_of(folder_ + "/out-whole/model.safetensors"),
+            text_of(folder_ + "/out-parts/model.safetensors"));
+  const auto saved = checkpoint::SavedCheckpoint::open(folder_ + "/saved", "parts");
+  damage({saved.folder() / saved.manifest().files[3].name, saved.manifest().files[3].bytes - 1});
+  EXPECT_EQ(say({"verify", parts}).code, kFailed);
+}
+
 TEST_F(Checkpoint, DiffIsByTensorInUlps) {
   const auto a = save("a");
   about_.world_size = 3;
