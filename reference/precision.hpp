@@ -15,6 +15,8 @@
 //   AfterSum       1        1 / (accumulation_steps world)
 //   BeforeSum      1/world  1 / accumulation_steps
 //   Around         1/f      f / (accumulation_steps world)
+//
+//   where world counts the ranks of a sequence as one
 //   Never          1        1 / accumulation_steps
 //
 // Invariants: b and a are rounded once to fp32; S is a power of two, so a / S is exact.

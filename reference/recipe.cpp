@@ -19,6 +19,8 @@ void check(const Recipe& recipe) {
     TORCH_CHECK(right, "[recipe] expected ", what, ", got ", got, ".");
   };
   expect(recipe.world > 0, "at least one rank", recipe.world);
+  expect(recipe.sequence > 0 && recipe.world % recipe.sequence == 0,
+         "ranks of a sequence that divide all ranks", recipe.sequence);
   expect(recipe.accumulation_steps > 0, "at least one micro-batch", recipe.accumulation_steps);
   expect(narrow(compute) || oracle, "fp32, bf16, fp16 or fp64 to compute in", compute);
   expect(narrow(recipe.accumulate_dtype) || oracle || recipe.order == SumOrder::Fp64,
@@ -37,7 +39,8 @@ void check(const Recipe& recipe) {
 }
 
 Factors factors(const Recipe& recipe) {
-  const auto world = static_cast<double>(recipe.world), f = recipe.precision.predivide_factor;
+  const auto world = static_cast<double>(recipe.world / recipe.sequence);
+  const double f = recipe.precision.predivide_factor;
   const auto steps = static_cast<double>(recipe.accumulation_steps);
   const Averaging kind = recipe.precision.averaging;
   const double in_all = kind == Averaging::Never ? 1 / steps : 1 / (steps * world);

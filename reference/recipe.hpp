@@ -18,6 +18,7 @@ struct Recipe {
   std::string model = "gpt";
   uint64_t seed = 1;
   int64_t world = 1;
+  int64_t sequence = 1;  // of them have parts of one sequence: their gradients are added
   int64_t accumulation_steps = 1;
   int64_t steps = 3;  // for whoever drives the reference, which does not read it
   OptimizerSpec optimizer;

@@ -5,6 +5,7 @@
 #include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/overflowing_model.hpp"
 #include "conformance/cases/recipe.hpp"
+#include "conformance/cases/sequence_model.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -15,18 +16,21 @@ class ZooModel : public CaseModel {
       : spec_(spec),
         seed_(seed),
         data_(data),
-        model_(std::make_shared<OverflowingModel>(make_case_model(spec.model, seed))) {}
+        quiet_(make_case_model(spec.model, seed)),
+        model_(std::make_shared<OverflowingModel>(quiet_)) {}
 
   std::shared_ptr<reference::Model> model() override { return model_; }
 
   Forward forward(const Pass& pass, at::ScalarType dtype) override {
+    const int data = pass.rank / spec_.sequence();
     const auto batch = reference::to_dtype(
         make_case_batch(
             data_, spec_.model,
-            {.seed = seed_, .step = pass.step, .rank = pass.rank, .micro_batch = pass.micro_batch}),
+            {.seed = seed_, .step = pass.step, .rank = data, .micro_batch = pass.micro_batch}),
         dtype);
     const bool overflows =
-        overflowing_batch(spec_) == OverflowingBatch{pass.step, pass.rank, pass.micro_batch};
+        overflowing_batch(spec_) == OverflowingBatch{pass.step, data, pass.micro_batch};
+    if (spec_.sequence() > 1) take_part(*quiet_, pass.rank % spec_.sequence());
     model_->set_loss_factor(overflows ? kOverflowFactor : 1);
     return {model_->loss(batch)};
   }
@@ -35,6 +39,7 @@ class ZooModel : public CaseModel {
   CaseSpec spec_;
   uint64_t seed_;
   const reference::Data& data_;
+  std::shared_ptr<reference::Model> quiet_;
   std::shared_ptr<OverflowingModel> model_;
 };
 

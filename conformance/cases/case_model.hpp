@@ -21,7 +21,7 @@ namespace equigrad::conformance {
 
 struct Pass {
   int step = 0;
-  int rank = 0;  // of the data ranks
+  int rank = 0;  // of those that ZeRO shards over: data * S + sequence
   int micro_batch = 0;
   bool operator==(const Pass&) const = default;
 };

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <utility>
 
+#include "conformance/cases/model_parts.hpp"
+
 namespace equigrad::conformance {
 namespace {
 
@@ -38,19 +40,6 @@ Tensors all_parts(const at::Tensor& whole, const Cut& cut, int64_t parts) {
   Tensors all;
   for (int64_t part = 0; part < parts; ++part) all.push_back(cut_out(whole, cut, part, parts));
   return all;
-}
-
-// (0 + 1) + (2 + 3), rounded once.
-at::Tensor tree_sum(const Tensors& parts) {
-  Tensors level;
-  for (const at::Tensor& part : parts) level.push_back(widen(part));
-  while (level.size() > 1) {
-    Tensors next;
-    for (size_t i = 0; i + 1 < level.size(); i += 2) next.push_back(level[i] + level[i + 1]);
-    if (level.size() % 2 == 1) next.push_back(level.back());
-    level = std::move(next);
-  }
-  return level[0].to(parts[0].scalar_type());
 }
 
 void save(AutogradContext* context, const Cut& cut) {
@@ -96,18 +85,6 @@ struct Copies : Function<Copies> {
   }
   static Tensors backward(AutogradContext*, const Tensors& gradients) {
     return {tree_sum(gradients), {}};
-  }
-};
-
-// Of parts that are stacked.
-struct Sum : Function<Sum> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& parts) {
-    context->saved_data["parts"] = parts.size(0);
-    return tree_sum(parts.unbind(0));
-  }
-  static Tensors backward(AutogradContext* context, const Tensors& gradients) {
-    const auto parts = static_cast<size_t>(context->saved_data["parts"].toInt());
-    return {at::stack(Tensors(parts, gradients[0]))};
   }
 };
 
@@ -228,7 +205,7 @@ class Gated : public reference::Model {
     Tensors outputs;
     for (size_t part = 0; part < x.size(); ++part)
       outputs.push_back(at::linear(x[part], weights[part]));
-    const at::Tensor sum = Sum::apply(at::stack(outputs));
+    const at::Tensor sum = sum_of_parts(outputs);
     return sum + module.bias.to(sum.scalar_type());
   }
 
@@ -270,23 +247,6 @@ class Gated : public reference::Model {
   std::shared_ptr<Weights> head_;  // has the weight of token_
   at::Tensor mask_;                // [C, C], -inf where the key is in the future
 };
-
-// Matrices with variance 1 / fan in, biases around 0 and gains around 1, none of them exactly that.
-void set_values(const reference::Model& model, uint64_t seed) {
-  uint64_t key = reference::hash(seed);
-  for (const auto& [name, parameter] : reference::unique_parameters(model)) {
-    const bool is_matrix = parameter.dim() >= 2;
-    const double width =
-        is_matrix ? std::sqrt(3.0 / static_cast<double>(parameter.size(1))) : 0.125;
-    const double center = is_matrix || name.ends_with("bias") ? 0 : 1;
-    float* values = parameter.detach().mutable_data_ptr<float>();
-    for (int64_t i = 0; i < parameter.numel(); ++i) {
-      key = reference::hash(key);
-      const auto uniform = static_cast<double>(static_cast<int64_t>(key >> 40) | 1) / 0x1p23 - 1;
-      values[i] = static_cast<float>(center + width * uniform);  // uniform is in (-1, 1), never 0
-    }
-  }
-}
 
 }  // namespace
 

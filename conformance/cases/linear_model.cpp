@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "conformance/cases/gated_model.hpp"
+#include "conformance/cases/sequence_model.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -51,12 +52,14 @@ class Linear : public reference::Model {
 std::shared_ptr<reference::Model> make_case_model(const std::string& name, uint64_t seed) {
   if (const int64_t count = linear_size(name)) return std::make_shared<Linear>(count, seed);
   if (is_gated(name)) return make_gated(parts_of(name), seed);
+  if (is_sequence(name)) return make_sequence(sequence_parts_of(name), seed);
   return reference::make_model(name, seed);
 }
 
 reference::Batch make_case_batch(const reference::Data& data, const std::string& model,
                                  const reference::Draw& draw) {
   if (is_gated(model)) return gated_batch(data, draw);
+  if (is_sequence(model)) return sequence_batch(data, draw);
   return data.make_batch(linear_size(model) > 0 ? "irregular" : model, draw);
 }
 

@@ -5,11 +5,13 @@
 //
 // They are no part of the matrix, and are trained on the irregular model's batches.
 //
-// Invariants: gated, gated2 and gated4 are those of gated_model.hpp; any other name is one of
-// reference/models/model.hpp and data.hpp, and gives what they give.
+// Invariants: gated, gated2 and gated4 are those of gated_model.hpp, ulysses, ulysses2 and ulysses4
+// those of sequence_model.hpp; any other name is one of reference/models/model.hpp and data.hpp,
+// and gives what they give.
 // Shapes: input [3, 7], target [3]; output [3, n].
 // Errors: those of the reference for an unknown name.
-// Depends on: gated_model.hpp, reference/models/model.hpp, reference/models/data.hpp.
+// Depends on: gated_model.hpp, sequence_model.hpp, reference/models/model.hpp,
+// reference/models/data.hpp.
 #pragma once
 
 #include <cstdint>

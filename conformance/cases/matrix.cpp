@@ -6,6 +6,7 @@
 
 #include "conformance/cases/filter.hpp"
 #include "conformance/cases/gated_model.hpp"
+#include "conformance/cases/sequence_model.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -19,7 +20,7 @@ constexpr std::array kAccumulations = {1, 3, 4};
 constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf};
 constexpr std::array kRules = {Rule::Sgd, Rule::AdamW};
 constexpr std::array kModels = {"gpt", "irregular", "vision", "conv"};
-constexpr std::array kSplitModels = {"gated2", "gated4"};
+constexpr std::array kSplitModels = {"gated2", "gated4", "ulysses2", "ulysses4"};
 
 template <class T, std::size_t n>
 T pick(const std::array<T, n>& values, int index) {
@@ -127,8 +128,11 @@ std::string word(Rule rule) { return rule == Rule::Sgd ? "sgd" : "adamw"; }
 
 int CaseSpec::tensor() const { return parts_of(model); }
 
+int CaseSpec::sequence() const { return sequence_parts_of(model); }
+
 bool is_possible(const CaseSpec& spec) {
-  return spec.tensor() == 1 || (spec.stage < 3 && spec.world % spec.tensor() == 0);
+  return (spec.tensor() == 1 || spec.stage < 3) &&
+         spec.world % (spec.tensor() * spec.sequence()) == 0;
 }
 
 std::string CaseSpec::id() const {
@@ -166,9 +170,10 @@ CaseSpec parse_id(const std::string& id) {
   spec.model = parts[8];
   spec.style = value_of(kStyles, parts[9], id);
   if (!is_possible(spec))
-    throw Error("matrix", "expected stage 0, 1 or 2 and a multiple of " +
-                              std::to_string(spec.tensor()) + " ranks for the model " + spec.model +
-                              ", got " + id + ". See equigrad list.");
+    throw Error("matrix",
+                "expected " + std::string(spec.tensor() > 1 ? "stage 0, 1 or 2 and " : "") +
+                    "a multiple of " + std::to_string(spec.tensor() * spec.sequence()) +
+                    " ranks for the model " + spec.model + ", got " + id + ". See equigrad list.");
   return spec;
 }
 
@@ -198,20 +203,26 @@ std::vector<CaseSpec> full_matrix() {
 
 namespace {
 
+// Of the m-th split model in the p-th precision: every style comes to every stage.
+int stage_of_split(const CaseSpec& spec, int style, int p, int m) {
+  const bool has_stage_0 = refusal_keys(spec.precision, 0).empty();
+  if (spec.tensor() > 1) return has_stage_0 ? (style + p + m) % 3 : 1 + (style / 2 + p + m) % 2;
+  return has_stage_0 ? (style / 2 + (p + m) / 2) % 4 : 1 + (style / 2 + p + m) % 3;
+}
+
 // Every split model in every precision, in two styles at two stages, of which the next tuple takes
-// the next ones; what stage 0 refuses is at stages 1 and 2.
+// the next ones; what stage 0 refuses is at the others.
 void add_split_models(std::vector<CaseSpec>& cases) {
   for (int p = 0; p < static_cast<int>(precisions().size()); ++p)
     for (int m = 0; m < static_cast<int>(kSplitModels.size()); ++m) {
       CaseSpec spec{.precision = precisions()[static_cast<std::size_t>(p)],
-                    .world = m == 0 && p / 3 % 2 == 0 ? 2 : 4,
+                    .world = m % 2 == 0 && p / 3 % 2 == 0 ? 2 : 4,
                     .accumulation = pick(kAccumulations, p + m),
                     .clip = pick(kClips, p + 2 * m),
                     .optimizer = pick(kRules, p / 2 + m),
                     .model = pick(kSplitModels, m)};
-      const bool has_stage_0 = refusal_keys(spec.precision, 0).empty();
       for (int style = (p + m) % 2; style < static_cast<int>(kStyles.size()); style += 2) {
-        spec.stage = has_stage_0 ? (style + p + m) % 3 : 1 + (style / 2 + p + m) % 2;
+        spec.stage = stage_of_split(spec, style, p, m);
         spec.style = pick(kStyles, style);
         cases.push_back(spec);
       }

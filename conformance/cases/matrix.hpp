@@ -4,8 +4,9 @@
 //                 stage mode world  |   clip    |     model  backward style
 //                           accumulation      optimizer
 //
-// A model that ends in a number of parts, gated2 and gated4, is split over so many tensor ranks;
-// the others of w are data ranks.
+// Of a model that ends in a number, so many ranks are a group: gated2 and gated4 are split over
+// tensor ranks, and of ulysses2 and ulysses4 every rank has a part of the sequence. The others of w
+// are data ranks.
 //
 // full_matrix() is every combination. default_matrix() has every precision at every stage in every
 // style with every number of ranks and micro-batches; clip, optimizer and model step through their
@@ -13,9 +14,11 @@
 //
 // Invariants: ids are unique; the default matrix holds every value of every dimension, and every
 // pair of values of two dimensions (matrix_test.cpp counts them).
-// Units: world and accumulation are counts of ranks and micro-batches; world = data * tensor.
+// Units: world and accumulation are counts of ranks and micro-batches; world = data *
+// sequence * tensor.
 // Errors: equigrad::Error for a value that no dimension has.
-// Depends on: precision.hpp, gated_model.hpp and engine/error.hpp (sources only).
+// Depends on: precision.hpp; gated_model.hpp, sequence_model.hpp and engine/error.hpp (sources
+// only).
 #pragma once
 
 #include <map>
@@ -42,15 +45,17 @@ struct CaseSpec {
 
   std::string id() const;
   std::map<std::string, std::string> dimensions() const;
-  int tensor() const;  // ranks that share a model; 1: each has a whole one
-  int data() const { return world / tensor(); }
+  int tensor() const;    // ranks that share a model; 1: each has a whole one
+  int sequence() const;  // ranks that share a sequence; 1: each has whole ones
+  int data() const { return world / (tensor() * sequence()); }
+  int zero() const { return world / tensor(); }  // ranks that ZeRO shards over
   // What decides the numbers: equal for cases that share a twin up to the order of additions.
   std::string tuple() const;
   // The precision is not defined at this stage: the case passes if initialize() says so.
   bool is_refused() const { return !refusal_keys(precision, stage).empty(); }
   bool operator==(const CaseSpec&) const = default;
 };
-// A split model has stages 0 to 2, and a multiple of its parts as ranks.
+// A split model has stages 0 to 2; a group's ranks divide all of them.
 bool is_possible(const CaseSpec& spec);
 
 std::string word(Style style);  // engine_backward, scale_backward, loss_backward, ...
@@ -62,8 +67,8 @@ std::string word(Rule rule);  // sgd, adamw
 // The case with this id, which is possible.
 CaseSpec parse_id(const std::string& id);
 
-std::vector<CaseSpec> full_matrix();     // 147,168
-std::vector<CaseSpec> default_matrix();  // 3,604
+std::vector<CaseSpec> full_matrix();     // 171,360
+std::vector<CaseSpec> default_matrix();  // 3,688
 
 struct Selection {
   std::vector<std::string> filters;  // globs (* ? [ ]) of parts of ids; a case needs one of them

@@ -99,7 +99,8 @@ reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshol
   reference::Recipe recipe;
   recipe.model = spec.model;
   recipe.seed = seed;
-  recipe.world = spec.data();
+  recipe.world = spec.zero();
+  recipe.sequence = spec.sequence();
   recipe.accumulation_steps = spec.accumulation;
   recipe.steps = kSteps;
   recipe.optimizer = optimizer_of(spec);
@@ -118,6 +119,7 @@ std::string config_text(const CaseSpec& spec, double threshold, const reference:
   config["gradient_accumulation_steps"] = spec.accumulation;
   if (spec.clip != Clip::Off) config["gradient_clipping"] = threshold;
   if (spec.tensor() > 1) config["tensor_parallel"]["autotp_size"] = spec.tensor();
+  if (spec.sequence() > 1) config["sequence_parallel_size"] = spec.sequence();
   const auto optimizer = optimizer_of(spec);
   auto& params = config["optimizer"]["params"];
   params["lr"] = optimizer.lr;

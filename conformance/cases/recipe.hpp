@@ -42,7 +42,7 @@ std::optional<at::ScalarType> autocast_dtype_of(const CaseSpec& spec);
 reference::SumOrder order_of(int stage);  // unless sums are exact
 reference::SumOrder order_of(const CaseSpec& spec);
 
-// The twin's recipe, of the data ranks.
+// The twin's recipe, of the ranks that ZeRO shards over.
 reference::Recipe recipe_of(const CaseSpec& spec, uint64_t seed, double threshold,
                             reference::SumOrder order);
 // The engine's configuration, as JSON text.

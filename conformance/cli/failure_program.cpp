@@ -27,6 +27,7 @@ const char* const kHead =
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/tensor_file.hpp"
 #include "conformance/on_rank/backward.hpp"
+#include "conformance/on_rank/sequence_part.hpp"
 #include "conformance/on_rank/split_model.hpp"
 #include "conformance/ranks/pool.hpp"
 #include "engine/comm/mesh.hpp"
@@ -36,7 +37,8 @@ using namespace equigrad;
 using namespace equigrad::conformance;
 
 const int kSteps = @STEPS@, kWorld = @WORLD@, kMicroBatches = @MICRO_BATCHES@;
-const int kTensor = @TENSOR@, kData = kWorld / kTensor;  // ranks that share a model; the others
+const int kTensor = @TENSOR@, kSequence = @SEQUENCE@;  // ranks that share a model, or a sequence
+const int kZero = kWorld / kTensor, kData = kZero / kSequence;  // that ZeRO shards over, of data
 const uint64_t kSeed = @SEED@;
 const std::string kFile = __FILE__, kFolder = kFile.substr(0, kFile.rfind('/'));
 
@@ -82,15 +84,15 @@ class Expected {
 nlohmann::json run_rank(ranks::RankContext& context) {
   Expected expected(context.rank());
   const reference::Data data(@DATA@);
-  const comm::MeshSizes sizes{kData, 1, kTensor};
-  const int data_rank = comm::place_of(context.rank(), sizes).data;
+  const comm::MeshSizes sizes{kData, kSequence, kTensor};
+  const int zero_rank = context.rank() / kTensor, data_rank = zero_rank / kSequence;
   comm::ConnectGroup connect = [&](const std::string& name, int rank, int size) {
     return context.group(name, rank, size);
   };
 )text";
 
 const char* const kFault = R"text(  auto moment = std::make_shared<faults::Moment>();
-  faults::Planted fault("@FAULT@", data_rank, kData, moment, {});
+  faults::Planted fault("@FAULT@", zero_rank, kZero, moment, {});
   connect = [&, real = connect](const std::string& name, int rank, int size) {
     return fault.wrap(real(name, rank, size));
   };
@@ -99,9 +101,10 @@ const char* const kFault = R"text(  auto moment = std::make_shared<faults::Momen
 const char* const kLoop =
     R"text(  const auto mesh = comm::make_mesh(context.rank(), sizes, connect);
   auto model = std::make_shared<OverflowingModel>(
-      mesh.tensor() ? split_model("@MODEL@", kSeed, mesh.tensor())
-                    : make_case_model("@MODEL@", kSeed));
-  if (data_rank != 0) {  // every rank takes over the first one's weights
+      mesh.tensor()     ? split_model("@MODEL@", kSeed, mesh.tensor())
+      : mesh.sequence() ? sequence_part_model("@MODEL@", kSeed, mesh.sequence())
+                        : make_case_model("@MODEL@", kSeed));
+  if (zero_rank != 0) {  // every rank takes over the first one's weights
     const at::NoGradGuard no_grad;
     for (auto& parameter : model->parameters()) parameter.mul_(0.75).add_(0.125);
   }
@@ -122,7 +125,7 @@ const char* const kLoop =
     for (int index = 0; index < kMicroBatches; ++index) {
 @MOMENT@      const auto batch = reference::to_dtype(
           make_case_batch(data, "@MODEL@", {kSeed, step, data_rank, index}), at::@DTYPE@);
-@OVERFLOW@@BACKWARD@      const int64_t place = index * kData + data_rank;
+@OVERFLOW@@BACKWARD@      const int64_t place = index * kZero + zero_rank;
       expected.check(step, "loss", place, loss.reshape({1}));
       engine->step();
     }
@@ -209,6 +212,7 @@ std::string program_text(const Failure& failure) {
       {"@STEPS@", std::to_string(failure.candidate->steps)},
       {"@WORLD@", std::to_string(spec.world)},
       {"@TENSOR@", std::to_string(spec.tensor())},
+      {"@SEQUENCE@", std::to_string(spec.sequence())},
       {"@MICRO_BATCHES@", std::to_string(spec.accumulation)},
       {"@SEED@", std::to_string(failure.seed) + "u"},
       {"@DATA@", data_text(failure.data)},

@@ -101,8 +101,10 @@ class Diagnostician {
     evidence.previous_loss_scale = twin.loss_scale(std::max(at - 1, 0));
     evidence.clip_factor = clip_factor(twin.grad_norm(at), twin.threshold());
     evidence.rounding = rounding_of(input_.recipe);
-    if (input_.recipe.precision.averaging == reference::Averaging::Never)
-      evidence.divisor = input_.recipe.accumulation_steps;
+    const auto& recipe = input_.recipe;
+    evidence.divisor = recipe.accumulation_steps * recipe.world / recipe.sequence;
+    if (recipe.precision.averaging == reference::Averaging::Never)
+      evidence.divisor = recipe.accumulation_steps;
     // Each side clipped by its own norm: what they were before it.
     const double got = clip_factor(input_.norm, twin.threshold());
     if (got == evidence.clip_factor || !std::isfinite(input_.norm)) return;

@@ -59,7 +59,7 @@ struct DiagnosisInput {
   const TensorPlace& tensor_rank;  // what it has of the model
   std::map<std::string, std::vector<int64_t>> shapes, whole_shapes;
   std::string keep;                                            // folder for tensors; empty: none
-  int rank;                                                    // of the data ranks
+  int rank;                                                    // of those ZeRO shards over
   double norm;                                                 // that the engine measured
   std::map<std::string, at::ScalarType> communication_dtypes;  // of safe modules, under autocast
   std::map<std::string, oracle::UpdateSpec> rules;             // by parameter

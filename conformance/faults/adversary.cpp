@@ -107,7 +107,7 @@ struct CollectiveQueue {
 
   // Some that are on their way arrive before anybody waits for them, the last one first.
   void finish_some() {
-    if (options.always_late || own_dice(3) % 2 == 0) return;
+    if (options.always_late || !options.arrives_early || own_dice(3) % 2 == 0) return;
     for (auto flight = flying.rbegin(); flight != flying.rend(); ++flight) (*flight)->finish();
     flying.clear();
   }
@@ -242,8 +242,10 @@ std::shared_ptr<comm::Communicator> adversarial(std::shared_ptr<comm::Communicat
 }
 
 std::shared_ptr<comm::Communicator> adversarial(std::shared_ptr<comm::Communicator> real,
-                                                uint64_t seed) {
-  return seed == 0 ? real : adversarial(std::move(real), AdversaryOptions{seed});
+                                                uint64_t seed, bool is_one_of_several) {
+  if (seed == 0) return real;
+  return adversarial(std::move(real),
+                     AdversaryOptions{.seed = seed, .arrives_early = !is_one_of_several});
 }
 
 }  // namespace equigrad::conformance::faults

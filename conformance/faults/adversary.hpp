@@ -26,12 +26,16 @@ struct AdversaryOptions {
   uint64_t seed = 1;
   bool complains = true;     // at wait(), of what was touched in flight
   bool always_late = false;  // sums begin as late as they may, no delays
+  // Results arrive at the wait() of another collective too. Not of a rank with several groups: who
+  // must begin what is waited for so may wait in another group for this rank.
+  bool arrives_early = true;
 };
 
 std::shared_ptr<comm::Communicator> adversarial(std::shared_ptr<comm::Communicator> real,
                                                 AdversaryOptions options);
-// The same by a number that requests carry; 0: the real one itself.
+// The same by a number that requests carry; 0: the real one itself. One of several groups of a rank
+// does not arrive early.
 std::shared_ptr<comm::Communicator> adversarial(std::shared_ptr<comm::Communicator> real,
-                                                uint64_t seed);
+                                                uint64_t seed, bool is_one_of_several = false);
 
 }  // namespace equigrad::conformance::faults

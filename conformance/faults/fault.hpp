@@ -44,7 +44,7 @@ class FaultContext {
  public:
   FaultContext(int rank, int world_size, std::shared_ptr<const Moment> moment,
                std::vector<std::string> parameters);
-  int rank() const { return rank_; }  // of the data ranks
+  int rank() const { return rank_; }  // of those that ZeRO shards over
   int world_size() const { return world_size_; }
   bool is_last_rank() const { return rank_ + 1 == world_size_; }
   int step() const { return moment_->step; }

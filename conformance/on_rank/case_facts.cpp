@@ -12,7 +12,8 @@ TensorPlace tensor_place(int rank, const CaseSpec& spec) {
 
 void add_model(CaseFacts& facts, reference::Model& model) {
   const auto& [cuts, part, parts] = facts.tensor_rank;
-  facts.sizes = comm::mesh_sizes(facts.context.world_size(), /*sequence=*/1, parts);
+  facts.sizes =
+      comm::mesh_sizes(facts.context.world_size(), static_cast<int>(facts.recipe.sequence), parts);
   facts.place = comm::place_of(facts.context.rank(), facts.sizes);
   for (const auto& [name, tensor] : reference::unique_parameters(model)) {
     auto& shape = facts.shapes[name] = facts.whole_shapes[name] = tensor.sizes().vec();

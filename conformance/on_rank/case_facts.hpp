@@ -33,6 +33,8 @@ struct CaseFacts {
   comm::MeshSizes sizes = {};    // of the ranks
   comm::MeshPlace place = {};    // of this one
   TensorPlace tensor_rank = {};  // what it has of the model
+  // Of those that ZeRO shards over.
+  int zero_rank() const { return place.data * sizes.sequence + place.sequence; }
   std::map<std::string, std::vector<int64_t>> shapes = {}, whole_shapes = {};
   std::map<std::string, reference::OptimizerSpec> rules = {};  // by parameter, its group's settings
   std::map<std::string, std::size_t> groups = {};              // by parameter, its group's number

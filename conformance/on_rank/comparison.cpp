@@ -80,6 +80,7 @@ oracle::Reduction TwinComparison::reduction_of(int step, const LocalShard& shard
   const auto& recipe = facts_.recipe;
   const auto& precision = recipe.precision;
   reduction.world = recipe.world;
+  reduction.sequence = recipe.sequence;
   reduction.accumulation_steps = recipe.accumulation_steps;
   reduction.param_dtype = recipe.compute_dtype;
   reduction.accumulate_dtype = recipe.accumulate_dtype;
@@ -264,7 +265,7 @@ void TwinComparison::check_parameters(int step) {
 }
 
 void TwinComparison::check_buffers(int step, const reference::TensorMap& buffers) {
-  const std::string of_rank = "buffer" + std::to_string(facts_.place.data);
+  const std::string of_rank = "buffer" + std::to_string(facts_.zero_rank());
   for (const auto& [name, got] : buffers) {
     const Site site{.phase = Phase::Forward, .step = step, .what = "buffer", .parameter = name};
     const auto want = facts_.twin.tensor(step, of_rank, name);
@@ -275,9 +276,9 @@ void TwinComparison::check_buffers(int step, const reference::TensorMap& buffers
   }
 }
 
-// At stage 0 every data rank holds everything: the first speaks for all.
+// At stage 0 every rank of a ZeRO group holds everything: the first speaks for all.
 void TwinComparison::digest(const Site& site, const at::Tensor& values) {
-  if (facts_.stage == 0 && facts_.place.data != 0) return;
+  if (facts_.stage == 0 && facts_.zero_rank() != 0) return;
   const int part = facts_.place.tensor;
   const auto of = site.what + "/" + site.parameter + (part == 0 ? "" : "@t" + std::to_string(part));
   digest_.sum += oracle::digest(of, site.step, site.begin, values);

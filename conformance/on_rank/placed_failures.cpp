@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "conformance/diagnosis/other_numbers.hpp"
+#include "conformance/diagnosis/picture.hpp"
 #include "conformance/oracle/bits.hpp"
 #include "conformance/oracle/bound.hpp"
 #include "engine/layout/bucket_plan.hpp"
@@ -28,11 +29,14 @@ at::Tensor unclipped(const at::Tensor& gradient, double norm, double threshold) 
 }
 
 // Equal up to the roundings of two clipping factors and two products.
-bool near(const at::Tensor& got, const at::Tensor& want, at::ScalarType dtype) {
+at::Tensor is_near(const at::Tensor& got, const at::Tensor& want, at::ScalarType dtype) {
   const double u = oracle::unit_roundoff(dtype);
-  return at::all(at::le(at::abs(got - want),
-                        at::abs(want) * oracle::gamma(4, u) + oracle::half_smallest(dtype) * 4))
-      .item<bool>();
+  return at::le(at::abs(got - want),
+                at::abs(want) * oracle::gamma(4, u) + oracle::half_smallest(dtype) * 4);
+}
+
+bool near(const at::Tensor& got, const at::Tensor& want, at::ScalarType dtype) {
+  return at::all(is_near(got, want, dtype)).item<bool>();
 }
 
 // What a right gradient clipped by the norm that was got would be. Factors that are the same in
@@ -161,6 +165,27 @@ void PlacedFailures::note_update(const std::string& parameter, UpdateSeen seen) 
   update_seen_[parameter] = std::move(seen);
 }
 
+// A wrong norm makes all of a clipped gradient wrong: clipping is undone, and what its roundings
+// explain is right.
+std::vector<Failure> PlacedFailures::drawn() const {
+  const auto& first = divergences_.all().front();
+  const double threshold = facts_.twin.threshold();
+  if (first.phase != Phase::Gradient || threshold <= 0 || !std::isfinite(failed_norm_))
+    return failures_;
+  const double right = facts_.twin.grad_norm(first.step);
+  if (clip_factor(failed_norm_, threshold) == clip_factor(right, threshold)) return failures_;
+  std::vector<Failure> undone = failures_;
+  for (Failure& one : undone) {
+    if (one.got.sizes() != one.want.sizes()) continue;
+    const auto dtype = one.want.scalar_type();
+    const auto got = unclipped(one.got, failed_norm_, threshold),
+               want = unclipped(one.want, right, threshold);
+    one.want = want.to(dtype);
+    one.got = at::where(is_near(got, want, dtype), one.want, got.to(dtype));
+  }
+  return undone;
+}
+
 void PlacedFailures::explain(std::map<std::string, oracle::UpdateSpec> rules,
                              nlohmann::json& answer) {
   if (has_tensors()) {
@@ -172,7 +197,7 @@ void PlacedFailures::explain(std::map<std::string, oracle::UpdateSpec> rules,
                                .shapes = facts_.shapes,
                                .whole_shapes = facts_.whole_shapes,
                                .keep = facts_.keep,
-                               .rank = facts_.place.data,
+                               .rank = facts_.zero_rank(),
                                .norm = failed_norm_,
                                .communication_dtypes = facts_.communication_dtypes,
                                .rules = std::move(rules),
@@ -180,6 +205,7 @@ void PlacedFailures::explain(std::map<std::string, oracle::UpdateSpec> rules,
     const auto diagnosis = diagnose(input, failures_, divergences_);
     answer["text"] = diagnosis.text;
     answer["files"] = diagnosis.files;
+    answer["picture"] = picture_of(drawn(), divergences_.first().parameter);
   }
   answer["divergences"] = divergences_.to_json();
 }

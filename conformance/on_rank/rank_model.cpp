@@ -8,6 +8,7 @@
 #include "conformance/cases/overflowing_model.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/on_rank/backward.hpp"
+#include "conformance/on_rank/sequence_part.hpp"
 #include "conformance/on_rank/split_model.hpp"
 
 namespace equigrad::conformance {
@@ -25,7 +26,9 @@ class ZooRankModel : public RankModel {
   void renew() override {
     auto generator = at::globalContext().defaultGenerator(at::kCPU);
     const auto before = generator.get_state();
-    model_ = std::make_shared<OverflowingModel>(make_case_model(spec_.model, seed_ + 1));
+    model_ = std::make_shared<OverflowingModel>(
+        sequence_ ? sequence_part_model(spec_.model, seed_ + 1, sequence_)
+                  : make_case_model(spec_.model, seed_ + 1));
     generator.set_state(before);
   }
 
@@ -43,6 +46,10 @@ class ZooRankModel : public RankModel {
   void join(const comm::Mesh& ranks) override {
     if (ranks.tensor())
       model_ = std::make_shared<OverflowingModel>(split_model(spec_.model, seed_, ranks.tensor()));
+    sequence_ = ranks.sequence();
+    if (sequence_)
+      model_ =
+          std::make_shared<OverflowingModel>(sequence_part_model(spec_.model, seed_, sequence_));
   }
 
   // Both ways in: a model with several groups by the core, the others as modules.
@@ -52,13 +59,14 @@ class ZooRankModel : public RankModel {
   }
 
   at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override {
+    const int data = pass.rank / spec_.sequence();
     const auto batch = reference::to_dtype(
         make_case_batch(
             data_, spec_.model,
-            {.seed = seed_, .step = pass.step, .rank = pass.rank, .micro_batch = pass.micro_batch}),
+            {.seed = seed_, .step = pass.step, .rank = data, .micro_batch = pass.micro_batch}),
         dtype_of(spec_));
     const bool overflows =
-        overflowing_batch(spec_) == OverflowingBatch{pass.step, pass.rank, pass.micro_batch};
+        overflowing_batch(spec_) == OverflowingBatch{pass.step, data, pass.micro_batch};
     model_->set_loss_factor(overflows ? kOverflowFactor : 1);
     return rank_backward(engine, *model_, batch, spec_, caller).reshape({1});
   }
@@ -70,6 +78,7 @@ class ZooRankModel : public RankModel {
   uint64_t seed_;
   const reference::Data& data_;
   std::shared_ptr<OverflowingModel> model_;
+  parallel::Group sequence_ = {};  // null: this rank has whole sequences
 };
 
 }  // namespace

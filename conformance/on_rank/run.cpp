@@ -77,18 +77,19 @@ void RankCase::make_engine() {
     std::vector<std::string> names;  // as the engine's table has them
     for (const auto& group : model_->groups())
       for (const auto& [name, tensor] : group) names.push_back(name);
-    fault_ = std::make_unique<faults::Planted>(options_.fault, facts_.place.data, facts_.sizes.data,
-                                               moment_, names);
+    fault_ = std::make_unique<faults::Planted>(
+        options_.fault, facts_.zero_rank(), static_cast<int>(facts_.recipe.world), moment_, names);
   }
   ranks_ = comm::make_mesh(
       context.rank(), facts_.sizes, [&](const std::string& name, int rank, int size) {
-        const auto group = faults::adversarial(context.group(name, rank, size), options_.adversary);
+        const auto group = faults::adversarial(context.group(name, rank, size), options_.adversary,
+                                               facts_.sizes.sequence * facts_.sizes.tensor > 1);
         return fault_ ? fault_->wrap(group) : group;
       });
   model_->join(ranks_);
   // What a rank is the first to have is taken over by the others.
   model_->unsettle([this](const std::string& name) {
-    return facts_.place.data > 0 ||
+    return facts_.zero_rank() > 0 ||
            (facts_.place.tensor > 0 && !facts_.tensor_rank.cuts.contains(name));
   });
   engine_ = beside_.caller.around("initialize()", {Share::Callback},
@@ -217,8 +218,8 @@ void RankCase::take_pass(int step, int index) {
       at_step(step, "micro-batch " + std::to_string(index + 1) + " " + options_.style) +
       acts_so_far());
   try {
-    const auto loss = model_->run_pass(*engine_, {step, facts_.place.data, index}, beside_.caller);
-    const int64_t loss_index = index * facts_.recipe.world + facts_.place.data;
+    const auto loss = model_->run_pass(*engine_, {step, facts_.zero_rank(), index}, beside_.caller);
+    const int64_t loss_index = index * facts_.recipe.world + facts_.zero_rank();
     comparison_->check({.phase = Phase::Forward,
                         .step = step,
                         .what = "loss",

@@ -49,6 +49,7 @@ enum class Averaging { AfterSum, BeforeSum, Around, Never };
 //   b          1         1/world    1/f     1
 struct Reduction {
   int64_t world = 1;
+  int64_t sequence = 1;  // of them have parts of one sequence: added, not averaged
   int64_t accumulation_steps = 1;
   int64_t passes = 0;  // backward passes of a rank in the window; 0: one a micro-batch
   at::ScalarType param_dtype = at::kFloat;  // of the contributions

@@ -35,7 +35,7 @@ struct Factors {
 };
 
 Factors factors_of(const Reduction& reduction) {
-  const auto world = static_cast<double>(reduction.world);
+  const auto world = static_cast<double>(reduction.world / reduction.sequence);
   const auto steps = static_cast<double>(reduction.accumulation_steps);
   switch (reduction.averaging) {
     case Averaging::AfterSum:

@@ -60,13 +60,14 @@ struct Factors {
 
 Factors factors_of(const Recipe& recipe) {
   const double f = recipe.precision.predivide_factor;
+  const double averaged = static_cast<double>(kWorld) / static_cast<double>(recipe.sequence);
   switch (recipe.precision.averaging) {
     case Averaging::AfterSum:
-      return {1.0F, static_cast<float>(1.0 / 6)};
+      return {1.0F, static_cast<float>(1.0 / (2 * averaged))};
     case Averaging::BeforeSum:
-      return {static_cast<float>(1.0 / 3), 0.5F};
+      return {static_cast<float>(1.0 / averaged), 0.5F};
     case Averaging::Around:
-      return {static_cast<float>(1 / f), static_cast<float>(f / 6)};
+      return {static_cast<float>(1 / f), static_cast<float>(f / (2 * averaged))};
     default:
       return {1.0F, 0.5F};
   }
@@ -144,6 +145,17 @@ TEST(Averaging, EveryRoundingIsWhereItIsDocumented) {
         }
       }
     }
+  }
+}
+
+// Those of one sequence are added, and count as one rank.
+TEST(Averaging, OfOneSequenceRanksAreAdded) {
+  for (const SumOrder order : {SumOrder::AddThenReduce, SumOrder::ReduceThenAdd}) {
+    Recipe recipe = recipe_in(at::kFloat, order);
+    recipe.sequence = kWorld;
+    expect_all_kinds(recipe);
+    recipe.sequence = 2;
+    EXPECT_THROW(run(recipe), c10::Error);
   }
 }
 

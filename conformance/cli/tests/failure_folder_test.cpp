@@ -161,6 +161,8 @@ TEST(FailureProgram, SaysWhatTheCaseDoes) {
   EXPECT_THAT(engine, HasSubstr("kTensor = 1, "));
   EXPECT_THAT(text("zero2.bf16.w4.accumulation3.clip-off.sgd.gated2.loss_backward"),
               AllOf(HasSubstr("kTensor = 2, "), HasSubstr("split_model(\"gated2\", kSeed")));
+  EXPECT_THAT(text("zero3.bf16.w4.accumulation3.clip-off.sgd.ulysses2.loss_backward"),
+              AllOf(HasSubstr("kTensor = 1, kSequence = 2;"), HasSubstr("place = index * kZero")));
   EXPECT_THAT(text("zero2.fp16.w2.accumulation1.clip-off.sgd.irregular.loss_backward"),
               AllOf(HasSubstr("rank_backward(*engine, *model, batch, parse_id("),
                     HasSubstr("at::kHalf"), HasSubstr("model->set_loss_factor(overflows")));

@@ -93,6 +93,23 @@ TEST(Run, ASplitModelHoldsOnEveryTensorRank) {
   });
 }
 
+// Each rank passes on its part of the sequence, and ZeRO shards over all of them.
+TEST(Run, APartOfASequenceHoldsOnEveryRankOfIt) {
+  on_two_ranks([](RankContext& context) {
+    for (const int stage : {0, 1, 2, 3}) {
+      auto spec = spec_of(stage);
+      spec.model = "ulysses2";
+      const auto answer = answer_of(context, spec);
+      EXPECT_EQ(first_finding(answer), "") << "stage " << stage;
+      int64_t held = 0;
+      for (const auto& row : answer.at("cover"))
+        held += row.at(2).get<int64_t>() - row.at(1).get<int64_t>();
+      EXPECT_EQ(held, stage == 0 ? 4200 : 4200 / 2);
+      EXPECT_EQ(answer.at("bounded").at("differing"), 0);
+    }
+  });
+}
+
 struct Disturbance {
   const char* first;  // how the first finding begins
   std::function<void(faults::Seams&)> plant;

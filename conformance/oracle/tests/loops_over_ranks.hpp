@@ -24,7 +24,7 @@ inline float to(at::ScalarType dtype, float value) {
 
 // b and a of the documents.
 inline std::pair<float, float> factors(const Reduction& r) {
-  const double world = double(r.world), steps = double(r.accumulation_steps);
+  const double world = double(r.world / r.sequence), steps = double(r.accumulation_steps);
   std::pair<double, double> exact{1, 1 / (steps * world)};
   if (r.averaging == Averaging::BeforeSum) exact = {1 / world, 1 / steps};
   if (r.averaging == Averaging::Around)

@@ -1,0 +1,28 @@
+// ModelParts: what the networks are made of that several ranks compute together, where one device
+// computes all their parts (gated_model.hpp, sequence_model.hpp).
+//
+// Invariants: a sum of parts is (0 + 1) + (2 + 3) in fp32, rounded once to their type; in fp64 all
+// of it is fp64. Values depend on the seed and on the order of the parameters alone.
+// Shapes: parts have one shape.
+// Errors: none of its own.
+// Depends on: reference/models/model.hpp; torch's autograd functions in the source.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "reference/models/model.hpp"
+
+namespace equigrad::conformance {
+
+// Not differentiated.
+at::Tensor tree_sum(const std::vector<at::Tensor>& parts);
+// The same; the gradient of each part is that of the sum.
+at::Tensor sum_of_parts(const std::vector<at::Tensor>& parts);
+
+// Matrices with variance 1 / fan in, biases around 0 and gains around 1, none of them exactly that.
+void set_values(const reference::Model& model, uint64_t seed);
+
+}  // namespace equigrad::conformance
