@@ -11,7 +11,7 @@
 namespace equigrad::reports {
 namespace {
 
-constexpr std::array<const char*, 9> kDimensions = {
+constexpr std::array<const char*, 9> kCauseDimensions = {
     "stage", "precision", "ranks", "style", "model", "optimizer", "clip", "accumulate", "section"};
 
 std::string trimmed(const std::string& line) {
@@ -65,7 +65,7 @@ bool meets(const Case& one, const std::vector<Condition>& conditions) {
 }
 
 void limit(Cause& cause, const Run& run, const std::vector<const Case*>& executed) {
-  for (const char* name : kDimensions) {
+  for (const char* name : kCauseDimensions) {
     const auto wrong = values_of(cause.cases, name);
     if (wrong.size() == values_of(executed, name).size()) continue;
     Condition condition{name, {}};

@@ -21,11 +21,35 @@ inline constexpr auto kFields<Lane> = std::tuple(Field{"name", &Lane::name},
                                                  Field{"worst", &Lane::worst, true});
 
 template <>
+inline constexpr auto kFields<Sample> = std::tuple(Field{"index", &Sample::index},
+                                                   Field{"got", &Sample::got},
+                                                   Field{"want", &Sample::want});
+
+template <>
+inline constexpr auto kFields<Slice> = std::tuple(Field{"rank", &Slice::rank},
+                                                  Field{"begin", &Slice::begin},
+                                                  Field{"end", &Slice::end},
+                                                  Field{"wrong", &Slice::wrong});
+
+template <>
+inline constexpr auto kFields<GradientSteps> = std::tuple(Field{"name", &GradientSteps::name},
+                                                          Field{"wrong_ranks",
+                                                                &GradientSteps::wrong_ranks});
+
+template <>
+inline constexpr auto kFields<Picture> = std::tuple(
+    Field{"tensor", &Picture::tensor}, Field{"what", &Picture::what}, Field{"step", &Picture::step},
+    Field{"rank", &Picture::rank}, Field{"numel", &Picture::numel},
+    Field{"samples", &Picture::samples}, Field{"ulps", &Picture::ulps},
+    Field{"slices", &Picture::slices}, Field{"gradients", &Picture::gradients});
+
+template <>
 inline constexpr auto kFields<Case> =
     std::tuple(Field{"id", &Case::id}, Field{"dimensions", &Case::dimensions},
                Field{"verdict", &Case::verdict}, Field{"lanes", &Case::lanes},
                Field{"message", &Case::message}, Field{"replay", &Case::replay},
-               Field{"seconds", &Case::seconds}, Field{"files", &Case::files});
+               Field{"seconds", &Case::seconds}, Field{"files", &Case::files},
+               Field{"picture", &Case::picture, true});
 
 template <>
 inline constexpr auto kFields<SelfCheck> = std::tuple(Field{"fault", &SelfCheck::fault},

@@ -31,6 +31,8 @@ std::string contract_lines(const Run& run);
 
 // The causes of what went wrong, for the page's first screen; empty where nothing did.
 std::string cause_list(const Run& run);
+// What is drawn of a failure: got against want, where, how far off, and which gradients by step.
+std::string page_picture(const Picture& picture);
 // Adds the cases it has shown, so that no id is given twice.
 std::string page_causes(const Run& run, size_t budget_bytes, std::set<const Case*>& shown);
 std::string page_cases(const Run& run, size_t budget_bytes, const std::set<const Case*>& shown);

@@ -57,15 +57,16 @@ std::string lanes_table(const Case& one) {
                rows, "stack");
 }
 
-// What one case says by itself.
-std::string details_of(const Case& one) {
-  return "<pre>" + shown(message_of(one), kMessageBytes) + "</pre>\n" + replay_html(one.replay) +
+// What one case says by itself; the pictures of a cause are its first case's.
+std::string details_of(const Case& one, bool with_picture) {
+  return "<pre>" + shown(message_of(one), kMessageBytes) + "</pre>\n" +
+         (with_picture && one.picture ? page_picture(*one.picture) : "") + replay_html(one.replay) +
          lanes_table(one) + files_of(one);
 }
 
 std::string other_case(const Case& one) {
   return "<details id=\"" + anchor(one.id) + "\"><summary class=\"id\">" + shown(one.id, 400) +
-         "</summary>\n" + details_of(one) + "</details>\n";
+         "</summary>\n" + details_of(one, false) + "</details>\n";
 }
 
 // Which values of each dimension its cases have.
@@ -102,7 +103,7 @@ std::string begin_of(const Run& run, const Cause& cause) {
   const std::string id = anchor(one.id);
   return paragraph(escape_xml(where_text(cause))) + cells_of(run, cause) + "<p id=\"" + id + "\">" +
          (cause.cases.size() > 1 ? "For example " : "") + "<a class=\"id\" href=\"#" + id + "\">" +
-         shown(one.id, 400) + "</a></p>\n" + details_of(one);
+         shown(one.id, 400) + "</a></p>\n" + details_of(one, true);
 }
 
 }  // namespace

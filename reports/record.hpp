@@ -56,6 +56,36 @@ struct Lane {
   std::optional<Worst> worst;
 };
 
+// One element of a tensor that was wrong.
+struct Sample {
+  int64_t index = 0;  // flat, in the whole tensor
+  double got = 0, want = 0;
+};
+
+// What one rank compared of a tensor, and how many elements of each of equal pieces were wrong;
+// without pieces: none.
+struct Slice {
+  int64_t rank = 0, begin = 0, end = 0;
+  std::vector<int64_t> wrong;
+};
+
+// On how many ranks a gradient was wrong, step by step.
+struct GradientSteps {
+  std::string name;
+  std::vector<int64_t> wrong_ranks;
+};
+
+// What is drawn of a failure: the tensor that was wrong first.
+struct Picture {
+  std::string tensor, what;     // head.weight; gradient
+  int64_t step = 1, rank = 0;   // step from 1; whose samples and errors these are
+  int64_t numel = 0;            // of the whole tensor
+  std::vector<Sample> samples;  // some, right ones too
+  std::vector<int64_t> ulps;    // elements off by 0; by [2^(i - 1), 2^i) ulp; last: not finite
+  std::vector<Slice> slices;    // of all ranks
+  std::vector<GradientSteps> gradients;
+};
+
 // Dimensions: stage, precision, style, ranks, accumulate; clip, optimizer, model or section, case.
 struct Case {
   std::string id;  // Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward
@@ -66,6 +96,7 @@ struct Case {
   std::string replay;   // one line that repeats this case
   double seconds = 0;
   std::vector<std::string> files;  // kept tensors, relative to the report's folder
+  std::optional<Picture> picture = {};
 };
 
 // A planted fault which a run must catch before its green means anything.

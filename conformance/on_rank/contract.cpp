@@ -9,6 +9,7 @@
 #include "conformance/contract/players/engine_play.hpp"
 #include "conformance/contract/players/reference_play.hpp"
 #include "conformance/diagnosis/explain.hpp"
+#include "conformance/diagnosis/picture.hpp"
 #include "conformance/faults/adversary.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/on_rank/caller_state.hpp"
@@ -78,6 +79,14 @@ nlohmann::json to_json(const Spec& spec, const PlayDifference& difference) {
   }
   json.update(first_element(difference));
   json["text"] = oracle::explain(evidence_of(spec, difference)).text;
+  json["picture"] = picture_of({{{.phase = Phase::Gradient,
+                                  .step = static_cast<int>(difference.window),
+                                  .what = difference.source.what,
+                                  .parameter = difference.source.parameter,
+                                  .begin = difference.begin},
+                                 difference.got,
+                                 difference.want}},
+                               difference.source.parameter);
   return json;
 }
 

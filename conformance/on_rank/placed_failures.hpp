@@ -55,6 +55,8 @@ class PlacedFailures {
   void explain(std::map<std::string, oracle::UpdateSpec> rules, nlohmann::json& answer);
 
  private:
+  std::vector<Failure> drawn() const;
+
   const CaseFacts& facts_;
   std::map<std::string, Position> positions_;
   Divergences divergences_;

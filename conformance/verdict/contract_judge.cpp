@@ -5,6 +5,7 @@
 
 #include "conformance/verdict/judge.hpp"
 #include "conformance/verdict/lane_tally.hpp"
+#include "conformance/verdict/picture_judge.hpp"
 
 namespace equigrad::conformance {
 
@@ -60,6 +61,7 @@ void judge_contract(reports::Case& record, const std::vector<ranks::Outcome>& ou
   int of_rank = 0;
   if (const auto* first = first_difference(outcomes, of_rank))
     record.message = difference_text(*first, of_rank);
+  record.picture = picture_from(outcomes, of_rank);
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const auto& part = outcomes[rank].answer.at("exact");
     lane.compared += part.at("compared").get<int64_t>();

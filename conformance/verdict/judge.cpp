@@ -6,6 +6,7 @@
 
 #include "conformance/verdict/divergence_judge.hpp"
 #include "conformance/verdict/lane_tally.hpp"
+#include "conformance/verdict/picture_judge.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -306,6 +307,7 @@ Judged judge(reports::Case of_case, int stage, const std::vector<Outcome>& outco
     judged.first = first_of(outcomes);
     record.message = first_text(judged, outcomes) + first_findings("exact", outcomes) +
                      first_findings("bounded", outcomes);
+    record.picture = picture_from(outcomes, judged.first ? judged.first->rank : 0);
     if (!problem.empty()) record.message += "  checks  " + problem + "\n";
     record.message += rest_line(outcomes) + files_line(record.files);
   }

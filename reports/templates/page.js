@@ -15,8 +15,11 @@ all('tr',body).map(function(r,k){return{r:r,k:k,v:value(r,i)};}).sort(function(a
 var x=a.v,y=b.v,d=typeof x===typeof y?(x<y?-1:x>y?1:0):typeof x==='number'?-1:1;
 return(up?d:-d)||a.k-b.k;}).forEach(function(o){body.appendChild(o.r);});};});});
 // A table that is wider than its place becomes a list of its rows.
+var reach=function(box){var c=box.querySelector('caption');if(box.scrollWidth<=box.clientWidth+1)return;
+box.tabIndex=0;box.setAttribute('role','region');box.setAttribute('aria-label',c?c.textContent:'Table');};
 var fit=function(box){var t=box.querySelector('table');
-if(!t||!t.tHead||t.classList.contains('x')||box.closest('details:not([open])'))return;
+if(!t||!t.tHead||box.closest('details:not([open])'))return;
+if(t.classList.contains('x')){reach(box);return;}
 t.classList.remove('stacked');
 if(box.scrollWidth<=box.clientWidth+1)return;
 if(!t.dataset.labels){t.dataset.labels=1;
@@ -28,7 +31,7 @@ var head=c.tagName==='TH';
 c.setAttribute('role',head?(c.parentNode.parentNode===t.tHead?'columnheader':'rowheader'):'cell');
 if(!head&&c.colSpan===1)c.setAttribute('data-l',names[i]||'');});});
 all('thead,tbody',t).forEach(function(g){g.setAttribute('role','rowgroup');});}
-t.classList.add('stacked');};
+t.classList.add('stacked');reach(box);};
 var fitAll=function(){all('.wide').forEach(fit);};
 document.addEventListener('toggle',function(e){if(e.target.open)all('.wide',e.target).forEach(fit);},true);
 addEventListener('resize',fitAll);fitAll();
