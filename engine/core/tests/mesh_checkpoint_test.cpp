@@ -11,6 +11,7 @@
 #include "conformance/testing/error_of.hpp"
 #include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
+#include "conformance/testing/saved_folder.hpp"
 #include "conformance/testing/scratch_folder.hpp"
 #include "engine/checkpoint/difference.hpp"
 #include "engine/checkpoint/saved_checkpoint.hpp"
@@ -38,6 +39,9 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr int64_t kMicroBatches = 4;  // of a step, of all data ranks
+
+// Whole numbers; rounded ones; of random numbers, which each data rank draws.
+enum class Gradients { Whole, Rounded, Drawn };
 
 struct Whole {
   std::string name;
@@ -89,14 +93,19 @@ struct Network : torch::nn::Module {
       if (one.name == without) continue;
       const auto value = named_parameters()[one.name].to(at::kFloat);
       const auto product = value * part(one, factor);
-      sum = sum + (product + (is_exact ? at::zeros({}) : product * value * at::rand({1}))).sum();
+      sum = sum +
+            (kind == Gradients::Whole ? product : product + product * value * some(batch)).sum();
     }
     return sum;
   }
   Mesh mesh;
   std::vector<Whole> all;
   at::Tensor seen;
-  bool is_exact = false;  // gradients are whole numbers
+  at::Tensor some(int64_t batch) const {
+    return kind == Gradients::Drawn ? at::rand({1})
+                                    : at::full({1}, 0.1 * static_cast<double>(batch));
+  }
+  Gradients kind = Gradients::Drawn;
 };
 
 struct Trial {
@@ -128,11 +137,11 @@ struct Trained {
   std::unique_ptr<Engine> engine;
   comm::MeshPlace place;
 
-  Trained(const Mesh& mesh, const Trial& run, int64_t seed, bool is_exact)
+  Trained(const Mesh& mesh, const Trial& run, int64_t seed, Gradients kind)
       : network(mesh, seed),
         engine(initialize(network, run.text(), mesh)),
         place(comm::place_of(mesh.world()->rank(), run.sizes)) {
-    network.is_exact = is_exact;
+    network.kind = kind;
     at::manual_seed(static_cast<uint64_t>(100 * seed + 10 * place.data + place.sequence));
   }
   void train(int64_t step, const std::string& without = "") {
@@ -159,9 +168,9 @@ void expect_whole_masters(Trained& it, const std::string& folder) {
 }
 
 void save_and_go_on(RankContext& context, const Trial& run, const std::string& folder,
-                    bool is_exact) {
+                    Gradients kind) {
   const auto mesh = mesh_at(context.rank(), run.sizes, folder + "-first");
-  Trained it(mesh, run, 1, is_exact);
+  Trained it(mesh, run, 1, kind);
   for (int64_t step = 0; step < 3; ++step) it.train(step);
   it.engine->save_checkpoint(folder, "here");
   expect_whole_masters(it, folder);
@@ -169,11 +178,22 @@ void save_and_go_on(RankContext& context, const Trial& run, const std::string& f
   it.engine->save_checkpoint(folder, "never", {.save_latest = false});
 }
 
-void resume(RankContext& context, const Trial& run, const std::string& folder, bool is_exact) {
+// On another mesh nobody's random numbers are taken, and rank 0's buffers.
+void expect_those_of_rank_0(Trained& it, const std::string& folder, const at::Tensor& drawn) {
+  EXPECT_THAT(at::globalContext().defaultGenerator(at::kCPU).get_state(), HasTheBitsOf(drawn));
+  const auto saved = SavedCheckpoint::open(folder, "here");
+  const auto first = at::empty_like(it.network.seen);
+  saved.read("rank0/buffer/seen", 0, first.numel(), first.mutable_data_ptr());
+  EXPECT_THAT(it.network.seen, HasTheBitsOf(first));
+}
+
+void resume(RankContext& context, const Trial& run, const std::string& folder, Gradients kind) {
   const auto mesh = mesh_at(context.rank(), run.sizes, folder + "-second");
-  Trained it(mesh, run, 50, is_exact);
+  Trained it(mesh, run, 50, kind);
   it.train(77);
+  const auto drawn = at::globalContext().defaultGenerator(at::kCPU).get_state();
   ASSERT_TRUE(it.engine->load_checkpoint(folder).has_value());
+  if (kind != Gradients::Drawn) expect_those_of_rank_0(it, folder, drawn);
   it.engine->save_checkpoint(folder, "again", {.save_latest = false, .asynchronous = true});
   it.engine->finish_checkpoint();
   for (int64_t step = 3; step < 5; ++step) it.train(step);
@@ -211,8 +231,8 @@ TEST(MeshCheckpoint, AResumedRunIsTheOneThatWasNeverInterrupted) {
       const auto path = folder.path(fmt::format("{}-{}", i, mode));
       EXPECT_EQ(on_ranks(trial.sizes.world_size(),
                          [&](RankContext& context) {
-                           save_and_go_on(context, trial, path, false);
-                           resume(context, trial, path, false);
+                           save_and_go_on(context, trial, path, Gradients::Drawn);
+                           resume(context, trial, path, Gradients::Drawn);
                          }),
                 "");
       expect_equal_tags(path, "here", "again", true);
@@ -221,10 +241,26 @@ TEST(MeshCheckpoint, AResumedRunIsTheOneThatWasNeverInterrupted) {
   }
 }
 
-TEST(MeshCheckpoint, OnAnotherMeshItGoesOn) {
+// Saved on the first, resumed on the second, with "reduction": "exact".
+void expect_goes_on(const ScratchFolder& folder, const Trial& from, const Trial& to,
+                    Gradients kind) {
+  const std::string exact = R"(, "reduction": "exact")";
+  const Trial first{from.sizes, from.stage, exact}, second{to.sizes, to.stage, exact};
+  SCOPED_TRACE(first.name() + " to " + second.name());
+  const auto path = folder.path(fmt::format("{}-{}", first.name(), second.name()));
+  EXPECT_EQ(on_ranks(first.sizes.world_size(),
+                     [&](RankContext& context) { save_and_go_on(context, first, path, kind); }),
+            "");
+  EXPECT_EQ(on_ranks(second.sizes.world_size(),
+                     [&](RankContext& context) { resume(context, second, path, kind); }),
+            "");
+  expect_equal_tags(path, "here", "again", false);
+  expect_equal_tags(path, "never", "resumed", false);
+}
+
+TEST(MeshCheckpoint, OnAnotherMeshItGoesOnWhereSumsAreExact) {
   const ScratchFolder folder;
   std::filesystem::create_directories(folder.path());
-  const std::string exact = R"(, "reduction": "exact")";
   const std::vector<std::pair<Trial, Trial>> pairs{
       {{{.tensor = 2}, 0}, {{.data = 2}, 2}},
       {{{.tensor = 4}, 1}, {{.data = 2, .tensor = 2}, 2}},
@@ -232,44 +268,59 @@ TEST(MeshCheckpoint, OnAnotherMeshItGoesOn) {
       {{{.sequence = 2, .tensor = 2}, 2}, {{.data = 4}, 3}},
       {{{.data = 2, .tensor = 2}, 1}, {{}, 0}}};
   for (const auto& [one, other] : pairs) {
-    for (const auto& [from, to] : {std::pair{one, other}, std::pair{other, one}}) {
-      const Trial first{from.sizes, from.stage, exact}, second{to.sizes, to.stage, exact};
-      SCOPED_TRACE(first.name() + " to " + second.name());
-      const auto path = folder.path(fmt::format("{}-{}", first.name(), second.name()));
-      EXPECT_EQ(on_ranks(first.sizes.world_size(),
-                         [&](RankContext& context) { save_and_go_on(context, first, path, true); }),
-                "");
-      EXPECT_EQ(on_ranks(second.sizes.world_size(),
-                         [&](RankContext& context) { resume(context, second, path, true); }),
-                "");
-      expect_equal_tags(path, "here", "again", false);
-      expect_equal_tags(path, "never", "resumed", false);
-    }
+    expect_goes_on(folder, one, other, Gradients::Whole);
+    expect_goes_on(folder, other, one, Gradients::Whole);
   }
+}
+
+TEST(MeshCheckpoint, OnAnotherNumberOfDataRanksItGoesOn) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder.path());
+  const Trial one{{.tensor = 2}, 2}, two{{.data = 2, .tensor = 2}, 1};
+  expect_goes_on(folder, one, two, Gradients::Rounded);
+  expect_goes_on(folder, two, one, Gradients::Rounded);
+}
+
+void damage_rows_of_part_1(const std::string& folder) {
+  const auto saved = SavedCheckpoint::open(folder, "here");
+  const auto& piece = saved.entry("master/rows").pieces.back();
+  ASSERT_EQ(piece.part, 1);
+  ASSERT_GT(piece.begin, 0);  // behind what its first run reads
+  const auto& file = saved.manifest().files[piece.file];
+  conformance::damage({saved.folder() / file.name, file.header_bytes + piece.offset_bytes});
 }
 
 TEST(MeshCheckpoint, WhatCannotGoOnIsAnErrorByName) {
   const ScratchFolder folder;
   std::filesystem::create_directories(folder.path());
-  EXPECT_EQ(on_ranks(2,
-                     [&](RankContext& context) {
-                       const Trial run{{.tensor = 2}, 1};
-                       const auto mesh = mesh_at(context.rank(), run.sizes, folder.path("ranks"));
-                       Trained it(mesh, run, 1, true);
-                       it.train(0);
-                       it.engine->save_checkpoint(folder.path("a"), "here");
-                       Network other(mesh, 1, {12});
-                       const auto engine = initialize(other, run.text(), mesh);
-                       EXPECT_THAT(error_of([&] { engine->load_checkpoint(folder.path("a")); }),
-                                   AllOf(HasSubstr("\"packed\" packed as [12] along dimension 0"),
-                                         HasSubstr("got [4, 8]")));
-                       // On one rank only this part of it has a gradient.
-                       it.train(1, context.rank() == 1 ? "rows" : "");
-                       EXPECT_THAT(error_of([&] { it.engine->save_checkpoint(folder.path("b")); }),
-                                   HasSubstr("updates of \"rows\" on every rank"));
-                       EXPECT_FALSE(std::filesystem::exists(folder.path("b")));
-                     }),
-            "");
+  const auto expect_errors = [&](RankContext& context) {
+    const Trial trial{{.data = 2, .tensor = 2}, 0};
+    const auto mesh = mesh_at(context.rank(), trial.sizes, folder.path("ranks"));
+    const auto saved = folder.path("a"), other_folder = folder.path("b");
+    Trained it(mesh, trial, 1, Gradients::Whole);
+    it.train(0);
+    it.engine->save_checkpoint(saved, "here");
+    Network other(mesh, 1, {12});
+    const auto engine = initialize(other, trial.text(), mesh);
+    EXPECT_THAT(
+        error_of([&] { engine->load_checkpoint(saved); }),
+        AllOf(HasSubstr("\"packed\" packed as [12] along dimension 0"), HasSubstr("got [4, 8]")));
+    // A bit of what tensor rank 1 alone has to read is an error on all, which changes nothing.
+    mesh.world()->broadcast(at::zeros({1}), 0)->wait();
+    if (context.rank() == 0) damage_rows_of_part_1(saved);
+    mesh.world()->broadcast(at::zeros({1}), 0)->wait();
+    it.train(1);
+    const auto before = it.engine->full_parameter("rows");
+    EXPECT_THAT(error_of([&] { it.engine->load_checkpoint(saved); }),
+                HasSubstr("bytes that were saved of \"master/rows\""));
+    EXPECT_THAT(it.engine->full_parameter("rows"), HasTheBitsOf(before));
+    // On one tensor rank this part of it has no gradient.
+    it.train(2, it.place.tensor == 1 ? "rows" : "");
+    EXPECT_THAT(error_of([&] { it.engine->save_checkpoint(other_folder); }),
+                HasSubstr("updates of \"rows\" on every rank"));
+    EXPECT_FALSE(std::filesystem::exists(other_folder));
+  };
+  EXPECT_EQ(on_ranks(4, expect_errors), "");
 }
 
 }  // namespace
