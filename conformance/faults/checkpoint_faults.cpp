@@ -65,6 +65,7 @@ Bytes join(const SavedCheckpoint& saved, const TensorEntry& entry,
 
 // "10" comes before "5".
 Bytes in_order_of_text(const SavedCheckpoint& saved, const TensorEntry& entry) {
+  if (entry.cut) return {};  // each part has shards of its own
   auto pieces = entry.pieces;
   std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) {
     return std::to_string(a.begin) < std::to_string(b.begin);
@@ -74,7 +75,7 @@ Bytes in_order_of_text(const SavedCheckpoint& saved, const TensorEntry& entry) {
 
 bool is_padded(const TensorEntry& entry) {
   const auto& pieces = entry.pieces;
-  return pieces.size() > 1 &&
+  return !entry.cut && pieces.size() > 1 &&
          pieces.back().end - pieces.back().begin < pieces.front().end - pieces.front().begin;
 }
 

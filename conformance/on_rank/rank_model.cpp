@@ -26,9 +26,7 @@ class ZooRankModel : public RankModel {
   void renew() override {
     auto generator = at::globalContext().defaultGenerator(at::kCPU);
     const auto before = generator.get_state();
-    model_ = std::make_shared<OverflowingModel>(
-        sequence_ ? sequence_part_model(spec_.model, seed_ + 1, sequence_)
-                  : make_case_model(spec_.model, seed_ + 1));
+    model_ = made(seed_ + 1);
     generator.set_state(before);
   }
 
@@ -44,12 +42,9 @@ class ZooRankModel : public RankModel {
   }
 
   void join(const comm::Mesh& ranks) override {
-    if (ranks.tensor())
-      model_ = std::make_shared<OverflowingModel>(split_model(spec_.model, seed_, ranks.tensor()));
+    tensor_ = ranks.tensor();
     sequence_ = ranks.sequence();
-    if (sequence_)
-      model_ =
-          std::make_shared<OverflowingModel>(sequence_part_model(spec_.model, seed_, sequence_));
+    if (tensor_ || sequence_) model_ = made(seed_);
   }
 
   // Both ways in: a model with several groups by the core, the others as modules.
@@ -73,11 +68,19 @@ class ZooRankModel : public RankModel {
 
  private:
   bool has_groups() { return model_->groups().size() > 1; }
+  // Or this rank's part.
+  std::shared_ptr<OverflowingModel> made(uint64_t seed) const {
+    return std::make_shared<OverflowingModel>(
+        tensor_     ? split_model(spec_.model, seed, tensor_)
+        : sequence_ ? sequence_part_model(spec_.model, seed, sequence_)
+                    : make_case_model(spec_.model, seed));
+  }
 
   CaseSpec spec_;
   uint64_t seed_;
   const reference::Data& data_;
   std::shared_ptr<OverflowingModel> model_;
+  parallel::Group tensor_ = {};    // null: this rank has whole parameters
   parallel::Group sequence_ = {};  // null: this rank has whole sequences
 };
 

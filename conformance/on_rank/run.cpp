@@ -39,10 +39,8 @@ nlohmann::json run_case(const nlohmann::json& request, ranks::RankContext& conte
   add_model(facts, *model);
   // One style in four on a communicator that does everything as late as it may.
   const uint64_t by_style = spec.style == Style::TensorBackward ? seed + 1 : 0;
-  // Another one is saved before its last step, and goes on in a new engine on other weights. No
-  // checkpoint holds the parts of a split model.
-  const bool is_resumed = spec.style == Style::LossBackward && spec.tensor() == 1;
-  const int resumed = is_resumed ? kSteps - 1 : -1;
+  // Another one is saved before its last step, and goes on in a new engine on other weights.
+  const int resumed = spec.style == Style::LossBackward ? kSteps - 1 : -1;
   RankCaseOptions options{.config = with_knobs(config_text(spec, threshold, *model),
                                                request.value("knobs", nlohmann::json::object())),
                           .style = word(spec.style),
