@@ -150,14 +150,18 @@ void add_train(CLI::App& app, TrainCommand& command) {
   auto* micro_batch =
       app.add_option("--micro-batch", command.micro_batch, "Sequences a micro-batch");
   micro_batch->check(at_least(1));
-  app.add_option("--config", command.config, "A DeepSpeed JSON file, which says these four")
+  auto* lr = app.add_option("--lr", command.lr, "The learning rate of AdamW");
+  lr->check(above_zero());
+  app.add_option("--config", command.config, "A DeepSpeed JSON file, which says these five")
       ->check(CLI::ExistingFile)
+      ->excludes(lr)
       ->excludes(stage)
       ->excludes(dtype)
       ->excludes(accumulate)
       ->excludes(micro_batch);
   add_text_model(app, command);
   app.add_option("--seed", command.seed, "Of weights and data")->check(at_least(0));
+  app.add_option("--json", command.json, "Also write the record here; - is stdout");
   add_surroundings(app, command);
 }
 
@@ -196,11 +200,12 @@ void add_config_check(CLI::App& app, ConfigCommand& command) {
       ->excludes(parameters);
   app.add_option("--device", command.device, "cpu or cuda; they differ for offloaded state")
       ->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--fits", command.fits_bytes,
-                 "Whether a rank's bytes fit into so much, such as 80GB or 24GiB; 1 if not")
+  app.add_option("--memory,--fits", command.memory_bytes,
+                 "Whether what a rank holds on its device fits into so much, such as 80GB or "
+                 "24GiB; exit code 1 if not")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->check(at_least(1));
-  app.add_flag("--all", command.all, "Every key, with where its value comes from");
+  app.add_flag("--all", command.all, "Every key, those that have their defaults, too");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
 }
 
@@ -251,8 +256,8 @@ struct Commands {
   ConfigCommand config;
   CheckpointCommand checkpoint;
   std::string data_dir;
-  const CLI::App* judge = nullptr;  // its words are not looked at
-  std::function<int()> chosen;      // by the subcommand that was parsed
+  const CLI::App *judge = nullptr, *bench = nullptr;  // their words are not looked at
+  std::function<int()> chosen;                        // by the subcommand that was parsed
 };
 
 // A command that does what `act` says, if it is the one that was typed.
@@ -304,6 +309,23 @@ void add_checkpoint(CLI::App& app, Commands& all) {
              command);
 }
 
+// What stands behind their names is not looked at, --help neither.
+void add_other_programs(CLI::App& app, Commands& all) {
+  auto& judge = add_command(app, all, "judge",
+                            "Judge other engines: DDP, FSDP2, DeepSpeed, Accelerate, yours",
+                            [&all] { return judge_command(all.judge->remaining()); });
+  auto& bench =
+      add_command(app, all, "bench",
+                  "Measure speed and memory: race, memory, counts, gate, leaks, noise, scale",
+                  [&all] { return bench_command(all.bench->remaining()); });
+  for (auto* other : {&judge, &bench}) {
+    other->prefix_command();
+    other->set_help_flag();
+  }
+  all.judge = &judge;
+  all.bench = &bench;
+}
+
 void add_commands(CLI::App& app, Commands& all) {
   add_run(add_command(app, all, "run", "Run the conformance matrix and the contract",
                       [&all] {
@@ -336,12 +358,7 @@ void add_commands(CLI::App& app, Commands& all) {
                         "Cut saves of checkpoints short in every way, and see what is left",
                         [&all] { return crash_command(all.crash); }),
             all.crash);
-  auto& judge = add_command(app, all, "judge",
-                            "Judge other engines: DDP, FSDP2, DeepSpeed, Accelerate, yours",
-                            [&all] { return judge_command(all.judge->remaining()); });
-  judge.prefix_command();  // what follows is the other program's, --help too
-  judge.set_help_flag();
-  all.judge = &judge;
+  add_other_programs(app, all);
   add_config(app, all);
   add_checkpoint(app, all);
   add_command(app, all, "doctor", "Look at this machine", [&all] {

@@ -14,6 +14,7 @@
 //   equigrad checkpoint           inspect, verify, diff and export what save_checkpoint() wrote
 //   equigrad crash [PART...]      saves of checkpoints cut short in every way, and what is left
 //   equigrad judge ENGINE...      other engines: DDP, FSDP2, DeepSpeed, Accelerate, yours
+//   equigrad bench race           how fast and how lean the engine is: perf/, a program of its own
 //   equigrad --version
 //
 // Invariants: the answer goes to stdout, progress and complaints to stderr; what goes wrong ends
@@ -116,8 +117,10 @@ struct TrainCommand {
   int layers = 3, dim = 96, heads = 4, context = 64;
   bool two_groups = false;  // captions: the encoder's ranks and the language model's are others
   uint64_t seed = 1234;
+  double lr = 1e-3;
   std::string data_dir;
   double timeout_scale = 1;
+  std::string json;  // file, or "-" for stdout
 };
 // `serve` is what the ranks run.
 int train_command(const TrainCommand& command, const ranks::Handler& serve = conformance::serve);
@@ -175,9 +178,9 @@ struct ConfigCommand {
   int64_t parameters = 0;       // elements in all; 0: as many as you like
   std::vector<int64_t> numels;  // or one by one
   std::string device = "cpu";
-  std::string json;         // file, or "-" for stdout
-  bool all = false;         // every key, not only those of the file and what follows
-  uint64_t fits_bytes = 0;  // of a rank's memory; 0: not asked
+  std::string json;           // file, or "-" for stdout
+  bool all = false;           // every key, not only those of the file and what follows
+  uint64_t memory_bytes = 0;  // of a rank's device, whether it fits; 0: not asked
 };
 int config_check_command(const ConfigCommand& command);
 int config_keys_command();    // docs/configuration.md
@@ -199,6 +202,8 @@ int checkpoint_export_command(const CheckpointCommand& command);
 
 // Another program takes this one's place; returns where it cannot be started.
 int judge_command(const std::vector<std::string>& words);
+// `folder` has equigrad_perf; empty: that of this program.
+int bench_command(const std::vector<std::string>& words, const std::string& folder = "");
 
 int doctor_command(const std::string& data_dir);
 // What to do when the ranks' folder is in `place` and has too little room; empty: there is none.

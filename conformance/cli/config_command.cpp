@@ -1,4 +1,6 @@
 // equigrad config: what a configuration means, and what it makes a rank hold; every key there is.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -7,6 +9,7 @@
 #include <numeric>
 
 #include "conformance/cli/cli.hpp"
+#include "conformance/cli/terminal_text.hpp"
 #include "conformance/diagnosis/explain.hpp"
 #include "engine/config/config.hpp"
 #include "engine/config/documents.hpp"
@@ -27,13 +30,6 @@ struct Sized {
   int64_t numel = 0;
   MemoryForecast forecast;
 };
-
-template <class... Values>
-std::string formatted(const char* format, Values... values) {
-  char line[256];
-  std::snprintf(line, sizeof line, format, values...);
-  return line;
-}
 
 // As many elements in equal tensors and a last one that is smaller.
 std::vector<int64_t> cut(int64_t numel) {
@@ -64,103 +60,156 @@ using Origin = Setting::Origin;
 struct Group {
   const char* head;
   bool (*has)(const Setting& setting);
+  bool is_of_all = false;  // printed where every key is asked for
 };
+
+bool is_default(const Setting& one) { return one.origin == Origin::Default; }
+
+bool names_deepspeed(const Setting& one) { return one.note.find("DeepSpeed") != std::string::npos; }
 
 constexpr Group kGroups[] = {
     {"The file sets", [](const Setting& one) { return one.origin == Origin::File; }},
     {"What follows from it", [](const Setting& one) { return one.origin == Origin::Derived; }},
     {"In the file, without effect here",
      [](const Setting& one) { return one.origin == Origin::NoEffect; }},
-    {"Defaults, and what DeepSpeed does", [](const Setting& one) {
-       return one.origin == Origin::Default && one.note.find("DeepSpeed") != std::string::npos;
-     }}};
+    {"Defaults, and what DeepSpeed does",
+     [](const Setting& one) { return is_default(one) && names_deepspeed(one); }},
+    {"All other keys, which have their defaults",
+     [](const Setting& one) { return is_default(one) && !names_deepspeed(one); }, true}};
 
-// The keys that a reader of the file asks about; the others are counted.
-std::string settings_text(const EffectiveConfig& effective) {
+// What is in its way goes to lines of its own.
+std::string row_of(const Setting& setting, std::size_t width, std::size_t columns) {
+  const std::size_t size = setting.key.size();
+  const std::string name = "  " + setting.key + std::string(std::max(width, size) - size + 2, ' '),
+                    note = setting.note.empty() ? "" : "(" + setting.note + ")";
+  std::string whole = name + setting.value;
+  if (!note.empty()) whole += "  " + note;
+  if (whole.size() <= columns) return whole + "\n";
+  return wrapped(name + setting.value, columns, 6) +
+         (note.empty() ? "" : wrapped("      " + note, columns, 7));
+}
+
+// The keys that a reader of the file asks about; the others are counted, or all are shown.
+std::string settings_text(const EffectiveConfig& effective, bool all, std::size_t columns) {
   std::size_t width = 0, others = effective.settings.size();
   for (const auto& setting : effective.settings)
     for (const auto& group : kGroups)
-      if (group.has(setting)) width = std::max(width, setting.key.size());
+      if ((all || !group.is_of_all) && group.has(setting))
+        width = std::max(width, setting.key.size());
+  width = std::min(width, columns / 2);
   std::string text;
   for (const auto& group : kGroups) {
     std::string lines;
+    if (group.is_of_all && !all) continue;
     for (const auto& setting : effective.settings) {
       if (!group.has(setting)) continue;
       --others;
-      lines += "  " + setting.key + std::string(width - setting.key.size() + 2, ' ') +
-               setting.value + (setting.note.empty() ? "" : "  (" + setting.note + ")") + "\n";
+      lines += row_of(setting, width, columns);
     }
     if (!lines.empty()) text += std::string(group.head) + "\n" + lines + "\n";
   }
+  if (all) return text.substr(0, text.size() - 1);
   return text + std::to_string(others) + " other keys have their defaults: --all shows them.\n";
 }
 
-std::string rate_text(double rate) { return formatted("%.6g", rate); }
+std::string rate_text(double rate) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", rate);
+  return text;
+}
 
 std::string rates_text(const MemoryRates& rates) {
-  std::string text = formatted("%-16s %14s %14s  %s\n", "bytes/parameter", "between steps",
-                               "in a window", "and about");
+  std::vector<std::vector<std::string>> rows{
+      {"bytes/parameter", "between steps", "in a window", "and bytes, by the sizes configured"}};
   RateOfBytes total;
   for (std::size_t i = 0; i < rates.size(); ++i) {
     const auto& rate = rates[i];
     total.idle += rate.idle;
-    const std::string constant =
-        rate.constant == 0 ? "" : with_thousands(rate.constant) + " bytes by the sizes configured";
-    text += formatted("%-16s %14s %14s  %s", memory::kCategoryNames[i],
-                      rate_text(rate.idle).c_str(), rate_text(rate.peak).c_str(), constant.c_str());
-    text.resize(text.find_last_not_of(' ') + 1);
-    text += "\n";
+    rows.push_back({memory::kCategoryNames[i], rate_text(rate.idle), rate_text(rate.peak),
+                    rate.constant == 0 ? "" : with_thousands(rate.constant)});
   }
-  return text + formatted("%-16s %14s\n", "total", rate_text(total.idle).c_str());
+  rows.push_back({"total", rate_text(total.idle)});
+  return aligned(rows);
 }
 
 std::string sizes_text(const Sized& all) {
   const auto count = all.numels.size();
-  std::string text =
-      with_thousands(all.numel) + " parameters in " + with_thousands(static_cast<int64_t>(count)) +
-      (count == 1 ? " tensor" : " tensors") + ", padding included:\n" +
-      formatted("%-16s %22s %22s %22s\n", "bytes", "between steps", "at the peak", "at most");
+  std::vector<std::vector<std::string>> rows{{"bytes", "between steps", "at the peak", "at most"}};
   for (std::size_t i = 0; i < all.forecast.categories.size(); ++i) {
     const auto& held = all.forecast.categories[i];
-    text += formatted("%-16s %22s %22s %22s\n", memory::kCategoryNames[i],
-                      with_thousands(held.idle).c_str(),
-                      ((held.is_exact ? "" : "from ") + with_thousands(held.peak)).c_str(),
-                      with_thousands(held.most).c_str());
+    rows.push_back({memory::kCategoryNames[i], with_thousands(held.idle),
+                    (held.is_exact ? "" : "from ") + with_thousands(held.peak),
+                    with_thousands(held.most)});
   }
-  return text + formatted("%-16s %22s %22s %22s\n", "total",
-                          with_thousands(all.forecast.idle_bytes()).c_str(), "",
-                          with_thousands(all.forecast.most_bytes()).c_str());
+  rows.push_back({"total", with_thousands(all.forecast.idle_bytes()), "",
+                  with_thousands(all.forecast.most_bytes())});
+  return with_thousands(all.numel) + " parameters in " +
+         with_thousands(static_cast<int64_t>(count)) + (count == 1 ? " tensor" : " tensors") +
+         ", padding included:\n" + aligned(rows);
+}
+
+// Whether it is on the CPU though the model is on another device.
+bool is_offloaded(const EngineConfig& config, const std::string& category) {
+  if (category == "parameters") return config.zero.offload_param.to_cpu;
+  return config.offload_optimizer.to_cpu &&
+         (category == "master_weights" || category == "optimizer_state");
+}
+
+std::string places_text(const ConfigCommand& command, const EngineConfig& config) {
+  std::string names;
+  for (const auto* name : memory::kCategoryNames)
+    if (command.device != "cpu" && is_offloaded(config, name))
+      names += (names.empty() ? "" : ", ") + std::string(name);
+  return "on " + command.device + (names.empty() ? "" : ", " + names + " on cpu");
 }
 
 std::string memory_text(const ConfigCommand& command, const EngineConfig& config,
-                        const MemoryRates& rates, const std::optional<Sized>& all) {
-  std::string text = "\nWhat a rank of " + std::to_string(command.world) + " holds, on " +
-                     command.device +
-                     (config.offload_optimizer.to_cpu && command.device != "cpu"
-                          ? ", master_weights and optimizer_state on cpu"
-                          : "") +
-                     ":\n" + rates_text(rates);
+                        const MemoryRates& rates, const std::optional<Sized>& all,
+                        std::size_t columns) {
+  std::string text = wrapped("What a rank of " + std::to_string(command.world) + " holds, " +
+                                 places_text(command, config) + ":",
+                             columns, 2) +
+                     rates_text(rates);
   if (all) text += "\n" + sizes_text(*all);
   if (config.precision.autocast.enabled)
-    text += "\nEvery parameter is taken to be one of lower_precision_safe_modules.\n";
-  return text +
-         "\nNot in it: activations, the memory that collectives receive into, the allocator.\n"
-         "Categories do not all peak at one time.\n";
+    text += "\n" + wrapped("Every parameter is taken to be one of lower_precision_safe_modules.",
+                           columns, 0);
+  return "\n" + text + "\n" +
+         wrapped(
+             "Not in it: activations, the memory that collectives receive into, the allocator. "
+             "Categories do not all peak at one time.",
+             columns, 0);
+}
+
+// The most that a rank holds on its device, and beside it on the CPU.
+struct Most {
+  int64_t on_device = 0, beside = 0;
+};
+
+Most most_of(const ConfigCommand& command, const EngineConfig& config, const Sized& all) {
+  Most most;
+  for (std::size_t i = 0; i < all.forecast.categories.size(); ++i) {
+    const bool is_beside =
+        command.device != "cpu" && is_offloaded(config, memory::kCategoryNames[i]);
+    (is_beside ? most.beside : most.on_device) += all.forecast.categories[i].most;
+  }
+  return most;
 }
 
 // Whether all of a rank's bytes fit; empty where that was not asked.
-std::string fit_text(const ConfigCommand& command, const std::optional<Sized>& all) {
-  if (command.fits_bytes == 0) return "";
-  const auto most = all->forecast.most_bytes();
-  const auto room = static_cast<int64_t>(command.fits_bytes);
-  return "\n" + std::string(most <= room ? "It fits: " : "It does NOT fit: ") +
-         with_thousands(most) + " bytes at most, of " + with_thousands(room) +
-         ", activations and the rest excluded.\n";
+std::string fit_text(const ConfigCommand& command, const Most& most) {
+  if (command.memory_bytes == 0) return "";
+  const auto room = static_cast<int64_t>(command.memory_bytes);
+  std::string text = std::string(most.on_device <= room ? "\nIt fits: " : "\nIt does NOT fit: ") +
+                     with_thousands(most.on_device) + " bytes at most, of " + with_thousands(room) +
+                     ".\n";
+  if (most.beside > 0)
+    text += "Beside, on the CPU: " + with_thousands(most.beside) + " bytes at most.\n";
+  return text + "Activations and the rest are not in it.\n";
 }
 
-bool fits(const ConfigCommand& command, const std::optional<Sized>& all) {
-  return command.fits_bytes == 0 ||
-         all->forecast.most_bytes() <= static_cast<int64_t>(command.fits_bytes);
+bool fits(const ConfigCommand& command, const Most& most) {
+  return most.on_device <= static_cast<int64_t>(command.memory_bytes);
 }
 
 json record_of(const ConfigCommand& command, const EffectiveConfig& effective,
@@ -185,7 +234,11 @@ json record_of(const ConfigCommand& command, const EffectiveConfig& effective,
                      {"is_exact", held.is_exact}});
   }
   record["parameters"] = all ? json(all->numel) : json();
-  if (command.fits_bytes > 0) record["fits"] = fits(command, all);
+  if (command.memory_bytes == 0) return record;
+  const auto most = most_of(command, effective.config, *all);
+  record["fits"] = fits(command, most);
+  record["most_bytes"] = most.on_device;
+  record["most_bytes_beside"] = most.beside;
   return record;
 }
 
@@ -197,14 +250,16 @@ int config_check_command(const ConfigCommand& command) {
   const auto all = sized(command, effective.config, options);
   const auto held = rates(effective.config, options);
   const bool pure = command.json == "-";
-  if (command.fits_bytes > 0 && !all)
+  if (command.memory_bytes > 0 && !all)
     throw ConfigError(
         "config check",
-        {"expected a model's size with --fits, got none. Give --parameters or --numels."});
-  (pure ? std::cerr : std::cout) << (command.all ? describe(effective) : settings_text(effective))
-                                 << memory_text(command, effective.config, held, all)
-                                 << fit_text(command, all);
-  const int code = fits(command, all) ? kHeld : kFailed;
+        {"expected a model's size with --memory, got none. Give --parameters or --numels."});
+  const auto most = all ? most_of(command, effective.config, *all) : Most{};
+  const auto columns = columns_of(pure ? STDERR_FILENO : STDOUT_FILENO);
+  (pure ? std::cerr : std::cout) << settings_text(effective, command.all, columns)
+                                 << memory_text(command, effective.config, held, all, columns)
+                                 << fit_text(command, most);
+  const int code = command.memory_bytes == 0 || fits(command, most) ? kHeld : kFailed;
   if (command.json.empty()) return code;
   const auto record = record_of(command, effective, held, all).dump(2) + "\n";
   if (pure) {

@@ -2,9 +2,11 @@
 #include <chrono>
 #include <cstdio>
 
+#include "conformance/campaigns/progress.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/inputs.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/train_report.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/verdict/judge.hpp"
 #include "conformance/verdict/lane_tally.hpp"
@@ -27,22 +29,20 @@ class Training {
  private:
   json request(const char* part, const char* verb) const;
   bool both(const char* verb);  // engine and twin at the same time
-  bool compare();
-  void check_cover(const std::vector<Outcome>& outcomes);
-  bool step(int number);
+  bool compare(TrainedStep& step);
+  void check_cover(const std::vector<Outcome>& outcomes, TrainedStep& step);
+  bool train_step();
   bool check(const std::vector<Outcome>& outcomes, bool twin);
-  void print_head() const;
-  int verdict(int done) const;
+  void begin();
+  int end();
+  std::FILE* out() const { return command_.json == "-" ? stderr : stdout; }
 
   const TrainCommand& command_;
   ranks::Pool pool_;
   std::vector<int> engine_ranks_, twin_rank_;
   json start_, engine_answers_, twin_answer_;
-  double engine_seconds_ = 0;
-  int64_t compared_ = 0, differing_ = 0, total_ = 0, most_ = 0;
-  double worst_ulp_ = 0;
-  std::string first_;  // difference
-  bool started_ = false;
+  double engine_seconds_ = 0;  // of the last verb
+  TrainReport report_;
   int broken_ = 0;  // the exit code for a rank that did not answer
 };
 
@@ -50,7 +50,8 @@ json options_of(const TrainCommand& command) {
   return {{"stage", command.stage},
           {"dtype", command.dtype},
           {"accumulate", command.accumulate},
-          {"micro_batch", command.micro_batch}};
+          {"micro_batch", command.micro_batch},
+          {"lr", command.lr}};
 }
 
 Training::Training(const TrainCommand& command, const std::string& config,
@@ -89,7 +90,8 @@ bool Training::check(const std::vector<Outcome>& outcomes, bool twin) {
   const bool thrown = std::any_of(outcomes.begin(), outcomes.end(), [](const Outcome& outcome) {
     return outcome.kind == Outcome::Kind::Error && !ranks::is_infrastructure_error(outcome);
   });
-  broken_ = thrown && !twin && started_ ? kFailed : kInfrastructure;
+  const bool started = !report_.data.empty();
+  broken_ = thrown && !twin && started ? kFailed : kInfrastructure;
   return false;
 }
 
@@ -113,7 +115,7 @@ bool Training::both(const char* verb) {
   return true;
 }
 
-bool Training::compare() {
+bool Training::compare(TrainedStep& step) {
   pool_.start(engine_ranks_, request("engine", "compare"));
   std::optional<ranks::Finished> finished;
   while (!finished) {
@@ -122,86 +124,89 @@ bool Training::compare() {
   }
   const auto& outcomes = finished->outcomes;
   if (!check(outcomes, false)) return false;
-  compared_ = differing_ = 0;
-  worst_ulp_ = 0;
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const auto& answer = outcomes[rank].answer;
-    compared_ += answer.at("compared").get<int64_t>();
-    differing_ += answer.at("differing").get<int64_t>();
+    step.compared += answer.at("compared").get<int64_t>();
+    step.differing += answer.at("differing").get<int64_t>();
     if (!answer.at("worst").is_null())
-      worst_ulp_ = std::max(worst_ulp_, exact_value(answer["worst"].at("ulp")));
-    if (first_.empty() && !answer.at("first").get<std::string>().empty())
-      first_ = "rank " + std::to_string(rank) + ": " + answer.at("first").get<std::string>();
+      step.worst_ulp = std::max(step.worst_ulp, exact_value(answer["worst"].at("ulp")));
+    if (report_.first_difference.empty() && !answer.at("first").get<std::string>().empty())
+      report_.first_difference =
+          "rank " + std::to_string(rank) + ": " + answer.at("first").get<std::string>();
   }
-  check_cover(outcomes);
+  check_cover(outcomes, step);
   return true;
 }
 
-void Training::check_cover(const std::vector<Outcome>& outcomes) {
+void Training::check_cover(const std::vector<Outcome>& outcomes, TrainedStep& step) {
   std::vector<json> cover;
   for (const auto& outcome : outcomes) cover.push_back(outcome.answer.at("cover"));
   const auto problem = cover_problem(start_.at("stage"), cover);
   if (problem.empty()) return;
-  ++differing_;
-  if (first_.empty()) first_ = "shards: " + problem;
+  ++step.differing;
+  if (report_.first_difference.empty()) report_.first_difference = "shards: " + problem;
 }
 
-bool Training::step(int number) {
-  if (!both("step") || !compare()) return false;
-  double loss = 0;
+bool Training::train_step() {
+  TrainedStep step;
+  if (!both("step")) return false;
+  step.seconds = engine_seconds_;
+  if (!compare(step)) return false;
   for (const auto& answer : engine_answers_)
-    loss += answer.at("loss").get<double>() / command_.world;
-  const double tokens = start_.at("tokens").get<double>();
-  std::printf("%6d  %11.6f  %11.6f  %12lld  %12lld  %9.4g  %8.0f\n", number, loss,
-              twin_answer_.at("loss").get<double>(), static_cast<long long>(compared_),
-              static_cast<long long>(differing_), worst_ulp_, tokens / engine_seconds_);
-  std::fflush(stdout);
-  total_ += compared_;
-  most_ = std::max(most_, differing_);
+    step.loss += answer.at("loss").get<double>() / command_.world;
+  step.twin_loss = twin_answer_.at("loss").get<double>();
+  report_.steps.push_back(step);
   return true;
 }
 
-void Training::print_head() const {
+void Training::begin() {
+  const auto& first = engine_answers_[0];
+  start_["stage"] = first.at("stage");
   const bool configured = !command_.config.empty();
-  const auto stage = std::to_string(start_.at("stage").get<int>());
-  std::printf("# %s, %lld parameters, stage %s, %s, %d rank%s, seed %llu\n", command_.data.c_str(),
-              engine_answers_[0].at("parameters").get<long long>(), stage.c_str(),
-              configured ? "as configured" : command_.dtype.c_str(), command_.world,
-              command_.world == 1 ? "" : "s", static_cast<unsigned long long>(command_.seed));
-  std::printf("# twin built from %s\n#\n",
-              configured ? "the parsed configuration: a key that the parser misreads is not seen"
-                         : "the command's options, not from the engine's configuration");
-  std::printf("# step  loss engine    loss twin      compared     differing      worst  %s\n",
-              command_.data == "text" ? "tokens/s" : "images/s");
-  std::printf("#                                  (elements)    (elements)      (ulp)\n");
-  std::fflush(stdout);
+  report_.data = command_.data;
+  report_.parameters = first.at("parameters").get<int64_t>();
+  report_.stage = first.at("stage").get<int>();
+  report_.world = command_.world;
+  report_.wanted_steps = command_.steps;
+  report_.precision = configured ? "as configured" : command_.dtype;
+  report_.twin = configured ? "the parsed configuration: a key that the parser misreads is not seen"
+                            : "the command's options, not from the engine's configuration";
+  report_.seed = command_.seed;
+  report_.tokens = first.at("tokens").get<double>();
+  std::fputs(head_of(report_).c_str(), out());
+  std::fflush(out());
 }
 
-int Training::verdict(int done) const {
-  const bool stopped = ranks::interrupted() != 0;
-  if (!first_.empty()) std::printf("# first difference: %s\n", first_.c_str());
-  const bool held = done > 0 && most_ == 0 && total_ > 0;
-  int code = held ? kHeld : kFailed;
-  if (most_ == 0 && broken_ != 0) code = broken_;
-  const char* word = code == kHeld ? "HELD" : code == kFailed ? "FAILED" : "BROKEN";
-  if (stopped && most_ == 0) word = "INTERRUPTED";
-  std::printf("%s  %d steps", word, done);
-  if (done < command_.steps) std::printf(" of %d", command_.steps);
-  std::printf(", %lld elements compared with the twin, at most %lld of a step differing\n",
-              static_cast<long long>(total_), static_cast<long long>(most_));
-  return code;
+int Training::end() {
+  const bool differs = report_.most_differing() != 0;
+  int code = !differs && report_.compared() > 0 ? kHeld : kFailed;
+  if (!differs && broken_ != 0) code = broken_;
+  report_.verdict = code == kHeld ? "HELD" : code == kFailed ? "FAILED" : "BROKEN";
+  if (ranks::interrupted() != 0 && !differs) report_.verdict = "INTERRUPTED";
+  report_.wanted_steps = command_.steps;
+  std::fputs(end_of(report_).c_str(), out());
+  std::fflush(out());
+  const bool is_written = command_.json.empty() || was_written([&] {
+                            write_file(command_.json, record_of(report_).dump(1) + "\n");
+                          });
+  return is_written || code != kHeld ? code : kInfrastructure;
 }
 
 int Training::run() {
-  int done = 0;
+  const auto start = Clock::now();
+  Progress progress(command_.steps, false, "steps", "differing");
   if (both("start")) {
-    started_ = true;
-    start_["tokens"] = engine_answers_[0].at("tokens");
-    start_["stage"] = engine_answers_[0].at("stage");
-    print_head();
-    while (done < command_.steps && step(done + 1)) ++done;
+    begin();
+    for (int done = 1; done <= command_.steps && train_step(); ++done) {
+      progress.clear();
+      std::fputs(row_of(report_, report_.steps.size() - 1).c_str(), out());
+      std::fflush(out());
+      progress.update(done, report_.most_differing(), "");
+    }
   }
-  return verdict(done);
+  progress.finish();
+  report_.all_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return end();
 }
 
 // A vision encoder and a language model in two engines.
@@ -212,6 +217,8 @@ int captions_command(const TrainCommand& command) {
         "captions have two engines, whose configurations --stage, --dtype and "
         "--accumulate make; --config goes with text and images");
   check_model(command, problems);
+  if (!command.json.empty() || command.lr != TrainCommand{}.lr)
+    problems.push_back("--json and --lr go with text and images");
   if (command.micro_batch % 4 != 0)
     problems.push_back("expected --micro-batch to be a multiple of 4 images, got " +
                        std::to_string(command.micro_batch));
@@ -239,7 +246,7 @@ std::string train_config(const TrainCommand& command) {
       {"train_micro_batch_size_per_gpu", command.micro_batch},
       {"gradient_accumulation_steps", command.accumulate},
       {"gradient_clipping", 1.0},
-      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}, {"weight_decay", 0.01}}}}},
+      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", command.lr}, {"weight_decay", 0.01}}}}},
       {"zero_optimization",
        {{"stage", command.stage},
         {"reduce_bucket_size", 100'000},
@@ -252,6 +259,7 @@ std::string train_config(const TrainCommand& command) {
 
 int train_command(const TrainCommand& command, const ranks::Handler& serve) {
   if (command.data == "captions") return captions_command(command);
+  check_writable(command.json);
   const std::string config =
       command.config.empty() ? train_config(command) : read_file(command.config);
   // Complains here, once, rather than on every rank.

@@ -18,7 +18,7 @@ reference::Recipe recipe_of_options(const nlohmann::json& options) {
   reference::Recipe recipe;
   recipe.accumulation_steps = options.at("accumulate");
   recipe.optimizer.rule = reference::Rule::AdamW;
-  recipe.optimizer.lr = 1e-3;
+  recipe.optimizer.lr = options.at("lr");
   recipe.optimizer.weight_decay = 0.01;
   recipe.gradient_clipping = 1.0;
   recipe.compute_dtype = options.at("dtype") == "bf16" ? at::kBFloat16 : at::kFloat;

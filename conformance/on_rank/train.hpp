@@ -5,8 +5,8 @@
 //                  verb "compare"  everything held, with the twin's file
 //
 // The engine always reads "config". The twin follows "options" (stage, dtype, accumulate,
-// micro_batch), written separately, so that a key which the engine misreads is seen; without them,
-// for a user's own file, it follows what the engine's parser made of "config".
+// micro_batch, lr), written separately, so that a key which the engine misreads is seen; without
+// them, for a user's own file, it follows what the engine's parser made of "config".
 //
 // Invariants: model and engine live from "start" to the next "start"; steps are asked for in order.
 // Units: losses in nats; tokens are bytes of text.

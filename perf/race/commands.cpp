@@ -74,15 +74,18 @@ void write_reports(const std::string& folder, const reports::Race& race) {
   write(folder + "/race.html", reports::to_html(race));
 }
 
-int nothing_selected(const RaceCommand& command) {
+// Words of the command line that are wrong; the message ends with what is right.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] void refuse_filter(const RaceCommand& command) {
   std::string names;
   for (const auto& group : make_suite(command.suite, command.programs, {}))
     names += (names.empty() ? "" : "; ") + group.name;
-  std::fprintf(stderr,
-               "equigrad_perf: [race] expected a part of the name of a group of the suite %s, got "
-               "--filter %s. It has: %s.\n",
-               command.suite.c_str(), command.options.filter.c_str(), names.c_str());
-  return 2;
+  throw UsageError("[race] expected a part of the name of a group of the suite " + command.suite +
+                   ", got --filter " + command.options.filter + ". It has: " + names + ".");
 }
 
 int race_command(RaceCommand command, const std::string& line) {
@@ -94,7 +97,7 @@ int race_command(RaceCommand command, const std::string& line) {
   race.load_before = load();
   race.versions["torch"] = build_info::torch_version();
   const auto groups = make_suite(command.suite, command.programs, command.options);
-  if (groups.empty()) return nothing_selected(command);
+  if (groups.empty()) refuse_filter(command);
   const Scratch scratch;
   race.bandwidth_bytes_per_s = measure_bandwidth(command.programs.worker, scratch.path());
   for (const auto& group : groups) {
@@ -147,8 +150,7 @@ int scale_command(const ScaleCommand& command, const std::string& worker) {
   try {
     for (const int world : options.worlds) static_cast<void>(options.network.local_ranks(world));
   } catch (const Error& error) {
-    std::fprintf(stderr, "equigrad_perf: %s\n", error.what());
-    return 2;
+    throw UsageError(error.what());
   }
   const Scratch scratch;
   const auto rows = scale_rows(options, worker, scratch.path());
@@ -269,31 +271,47 @@ int noise_command(const GateCommand& command) {
 }
 
 void add_gates(CLI::App& app, GateCommand& gate) {
-  auto* counts = app.add_subcommand("counts", "what a step counts, beside a baseline, exactly");
-  counts->add_option("--baseline", gate.baseline)->required();
-  counts->add_flag("--write", gate.write, "write the baseline instead");
-  auto* leaks = app.add_subcommand("leaks", "whether anything grows over many steps");
-  auto* times = app.add_subcommand("times", "two builds by interleaved pairs");
+  auto* counts = app.add_subcommand(
+      "counts",
+      "Collectives, bytes and allocations of a step, counted exactly, beside those of a file: any "
+      "difference is a finding. The machine and its load do not matter. Under a minute");
+  counts->add_option("--baseline", gate.baseline, "JSON, such as perf/baselines/counts.json")
+      ->required();
+  counts->add_flag("--write", gate.write, "Write that file instead");
+  auto* leaks = app.add_subcommand(
+      "leaks",
+      "Bytes that are held after many steps and were not before, at stages 0 to 3: 0 is "
+      "right. One to three minutes");
+  auto* times = app.add_subcommand(
+      "gate",
+      "Whether this build became slower than another one (--old): the time of a step, new / old, "
+      "in interleaved pairs; below 1 is faster. Some minutes, until regressed or equivalent is "
+      "sure; exit code 4 if it stays open");
+  times->alias("times");
   times->add_option("--old", gate.older, "perf_worker of the other build")
       ->required()
       ->check(CLI::ExistingFile);
   times->add_option("--plant", gate.planted,
-                    "slow the new one down, to see it caught: {\"step_sleep_us\": 300}, "
+                    "Slow the new one down, to see it caught: {\"step_sleep_us\": 300}, "
                     "{\"sleep_us\": 100}, {\"waits\": true}, {\"copies\": true}, "
                     "{\"one_more\": true}");
-  auto* noise = app.add_subcommand("noise", "a build against itself");
-  noise->add_option("--runs", gate.runs)->check(conformance::cli::at_least(1));
+  auto* noise = app.add_subcommand(
+      "noise",
+      "How far off gate can be on this machine: this build beside itself, --runs times; "
+      "false alarms are counted, 0 is right. As long as so many runs of gate");
+  noise->add_option("--runs", gate.runs, "Of gate")->check(conformance::cli::at_least(1));
   for (auto* command : {counts, leaks, times, noise})
     command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge")
         ->check(CLI::ExistingFile);
   for (auto* command : {times, noise}) {
-    command->add_option("--pairs", gate.pairs, "of one life of the programs")
+    command->add_option("--pairs", gate.pairs, "Of one life of the two programs")
         ->check(conformance::cli::at_least(1));
-    command->add_option("--lives", gate.lives, "at most, while the verdict is open")
+    command->add_option("--lives", gate.lives, "Starts of the programs at most, while it is open")
         ->check(conformance::cli::at_least(1));
-    command->add_option("--steps", gate.steps, "of a block")->check(conformance::cli::at_least(1));
-    command->add_option("--stage", gate.stage)->check(CLI::Range(0, 3));
-    command->add_option("--margin", gate.margin, "a slow-down that is none")
+    command->add_option("--steps", gate.steps, "Of each half of a pair")
+        ->check(conformance::cli::at_least(1));
+    command->add_option("--stage", gate.stage, "ZeRO stage")->check(CLI::Range(0, 3));
+    command->add_option("--margin", gate.margin, "Slower by at most so much is equivalent: 0.05")
         ->check(CLI::Range(0.0, 1.0));
   }
 }
@@ -301,7 +319,10 @@ void add_gates(CLI::App& app, GateCommand& gate) {
 void add_scale(CLI::App& app, ScaleCommand& scale, GateCommand& gate) {
   using conformance::cli::at_least;
   auto* command = app.add_subcommand(
-      "scale", "a step of 8 to 4,096 ranks, played, beside a ring's and DeepSpeed's");
+      "scale",
+      "Messages and bytes of a step of 8 to 4,096 ranks, and its seconds in a network that the "
+      "options describe: one process plays a rank, beside formulas of a ring (DDP) and of "
+      "DeepSpeed; lower is better. Some seconds a row");
   command->add_option("--ranks", scale.worlds, "such as 8,64,512,4096")
       ->delimiter(',')
       ->check(at_least(2));
@@ -326,43 +347,67 @@ void add_scale(CLI::App& app, ScaleCommand& scale, GateCommand& gate) {
       ->check(CLI::ExistingFile);
 }
 
+// As it was called: a path, or "equigrad bench".
+std::string name_of(const char* called) { return std::filesystem::path(called).filename(); }
+
 std::string joined(int argc, char** argv) {
-  std::string line = "equigrad_perf";
+  std::string line = name_of(argv[0]);
   for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];
   return line;
 }
 
-}  // namespace
-
-int run_commands(int argc, char** argv) {
-  at::set_num_threads(1);  // the proof adds as the ranks do
-  CLI::App app("Races and gates: how fast and how lean the engine is, beside what it could be.");
-  app.require_subcommand(1);
-  RaceCommand race;
-  auto* racing = app.add_subcommand("race", "a suite in one interleaved run");
-  racing->add_option("--suite", race.suite)->check(CLI::IsMember(suite_names()));
-  racing->add_option("--report", race.report, "folder for race.json, race.md, race.html");
-  racing->add_option("--rounds", race.options.rounds)->check(conformance::cli::at_least(1));
-  racing->add_option("--filter", race.options.filter, "groups whose name contains this");
+void add_race(CLI::App& app, RaceCommand& race) {
+  auto* racing = app.add_subcommand(
+      "race",
+      "Time of a training step beside plain LibTorch, and beside DDP, FSDP2 and DeepSpeed where "
+      "there is a Python with them, in turns, after a proof that all compute the same gradients: "
+      "engine / DDP, below 1 is faster. The suite smoke takes a minute, all an hour");
+  racing->add_option("--suite", race.suite, "Which models and settings")
+      ->check(CLI::IsMember(suite_names()));
+  racing->add_option("--report", race.report, "Folder for race.json, race.md, race.html");
+  racing->add_option("--rounds", race.options.rounds, "Turns of each (default: the suite's own)")
+      ->check(conformance::cli::at_least(1));
+  racing->add_option("--filter", race.options.filter, "Groups whose name contains this");
   racing->add_option("--worker", race.programs.worker, "perf_worker of some build")
       ->check(CLI::ExistingFile);
   racing
       ->add_option("--old", race.programs.older,
                    "perf_worker of another build, which races beside this one")
       ->check(CLI::ExistingFile);
-  racing->add_option("--peers", race.programs.peers, "a Python with torch and DeepSpeed")
+  racing->add_option("--peers", race.programs.peers, "A Python with torch and DeepSpeed")
       ->envname("EQUIGRAD_PERF_PEERS");
   racing
       ->add_option("--python", race.programs.python,
-                   "a Python with this torch, for the engine from Python")
+                   "A Python with this torch, for the engine from Python")
       ->envname("EQUIGRAD_PERF_PYTHON");
-  racing->add_flag("--no-peers", race.no_peers);
-  racing->add_flag("--no-proof", race.no_proof, "times without proof are no result");
+  racing->add_flag("--no-peers", race.no_peers, "The engine and LibTorch alone");
+  racing->add_flag("--no-proof", race.no_proof, "Times without proof are no result");
+}
+
+}  // namespace
+
+int run_commands(int argc, char** argv) {
+  at::set_num_threads(1);  // the proof adds as the ranks do
+  CLI::App app(
+      "How fast and how lean the engine is. All of it runs on this machine; ratios are of one run, "
+      "so that its speed does not matter. No harness is linked to what is timed.");
+  const std::string name = name_of(argv[0]);
+  app.option_defaults()->always_capture_default();  // help shows them
+  app.name(name);
+  app.footer(
+      "Exit codes: 0, 1 for a finding, 2 for wrong words, 3 where something broke, 4 "
+      "inconclusive.");
+  app.require_subcommand(1);
+  RaceCommand race;
+  add_race(app, race);
   GateCommand gate;
   add_gates(app, gate);
   ScaleCommand scale;
   add_scale(app, scale, gate);
-  auto* memory = app.add_subcommand("memory", "what a rank holds by phase and category");
+  auto* memory = app.add_subcommand(
+      "memory",
+      "Bytes that a rank holds of two models, by phase and by what they are for, at stages 0 to 3, "
+      "and its peak with activations beside the forecast; lower is better. Under ten minutes");
   memory->add_option("--worker", gate.worker, "perf_worker of some build")
       ->check(CLI::ExistingFile);
   try {
@@ -370,25 +415,28 @@ int run_commands(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (app.exit(error) == 0) return 0;
     const auto nearest = conformance::cli::meant(app, argc, argv);
-    if (!nearest.empty()) std::fprintf(stderr, "equigrad_perf:%s\n", nearest.c_str());
+    if (!nearest.empty()) std::fprintf(stderr, "%s:%s\n", name.c_str(), nearest.c_str());
     return 2;
   }
   try {
-    comm::expect_one_process("equigrad_perf", std::getenv);
+    comm::expect_one_process(name, std::getenv);
   } catch (const Error& error) {
-    std::fprintf(stderr, "equigrad_perf: %s\n", error.what());
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
     return 2;
   }
   try {
     if (app.got_subcommand("counts")) return counts_command(gate);
     if (app.got_subcommand("leaks")) return leaks_command(gate);
-    if (app.got_subcommand("times")) return times_command(gate);
+    if (app.got_subcommand("gate")) return times_command(gate);
     if (app.got_subcommand("noise")) return noise_command(gate);
     if (app.got_subcommand("memory")) return memory_command(gate.worker);
     if (app.got_subcommand("scale")) return scale_command(scale, gate.worker);
     return race_command(race, joined(argc, argv));
+  } catch (const UsageError& error) {
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
+    return 2;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "equigrad_perf: %s\n", error.what());
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
     return 3;
   }
 }

@@ -1,7 +1,7 @@
 """The command `equigrad`, as the C++ program has it: `equigrad run --model my_package.my_module:factory` and all others.
 
 The factory gives (make_model, loss_fn, batches), as equigrad.check takes them; loss_fn may be None. `equigrad judge` is served in
-Python (equigrad.judge), all other commands by the harness in C++.
+Python (equigrad.judge), `equigrad bench` by the program equigrad_perf, all other commands by the harness in C++.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ def main() -> None:
         from equigrad.judge import command
 
         sys.exit(command.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["bench"]:
+        from equigrad import _perf
+
+        if _perf.program().exists():  # else the harness knows where that of the build is
+            _perf.start("equigrad bench", sys.argv[2:])
     # A process that has not imported the engine: this one runs another, with its harness, and forks the ranks.
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     environment = {**os.environ, **one, "TOKENIZERS_PARALLELISM": "false"}

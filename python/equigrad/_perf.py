@@ -1,4 +1,4 @@
-"""The command `equigrad_perf`: races and gates, how fast and how lean the engine is. The program lies beside this file."""
+"""The commands `equigrad_perf` and `equigrad bench`: how fast and how lean the engine is. The program lies beside this file."""
 
 from __future__ import annotations
 
@@ -30,16 +30,24 @@ def environment(package: Path) -> dict[str, str]:
     return variables
 
 
-def main() -> None:
-    package = Path(__file__).resolve().parent
-    program = package / "equigrad_perf"
-    if not program.exists():
+def program() -> Path:
+    return Path(__file__).resolve().parent / "equigrad_perf"
+
+
+def start(name: str, words: list[str]) -> None:
+    """In place of this process; `name` is what its help and its errors call it."""
+    path = program()
+    if not path.exists():
         raise SystemExit(
-            "equigrad_perf: [race] expected a package that was built with the harness, got the engine alone. Install "
+            f"{name}: [race] expected a package that was built with the harness, got the engine alone. Install "
             "equigrad again where the headers of CLI11, Boost and zlib are "
             "(Debian, Ubuntu: libcli11-dev libboost-math-dev zlib1g-dev)."
         )
-    os.execve(program, [str(program), *sys.argv[1:]], environment(package))
+    os.execve(path, [name, *words], environment(path.parent))
+
+
+def main() -> None:
+    start("equigrad_perf", sys.argv[1:])
 
 
 if __name__ == "__main__":

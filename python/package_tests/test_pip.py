@@ -119,10 +119,11 @@ def test_the_programs_race(python: Path, tmp_path: Path) -> None:
     assert re.search(r"\| Equigrad stage 2, from Python \| [\d.]+ .*\| every bit \|", text), text
     rows = json.loads((tmp_path / "report" / "race.json").read_text())["groups"][0]["rows"]
     assert len(rows) == 2, rows
-    wrong = subprocess.run(
-        [python.parent / "equigrad_perf", "rase"], capture_output=True, text=True, check=False, env=own_environment()
-    )
-    assert wrong.returncode == 2, wrong.stderr
+    for words in (["equigrad_perf"], ["equigrad", "bench"]):
+        wrong = subprocess.run(
+            [python.parent / words[0], *words[1:], "rase"], capture_output=True, text=True, check=False, env=own_environment()
+        )
+        assert wrong.returncode == 2 and f"{' '.join(words)}: Did you mean \"race\"?" in wrong.stderr, wrong.stderr
 
 
 def test_nothing_of_the_tree_is_needed_once_it_is_installed(python: Path, tmp_path: Path) -> None:

@@ -80,3 +80,5 @@ def test_other_commands_are_those_of_the_program(equigrad, tmp_path: Path) -> No
     )
     assert "AdamW" in equigrad("config", "check", "ds_config.json").stdout
     assert equigrad("no-such-command").returncode == 2
+    bench = equigrad("bench", "rase")  # another program's
+    assert bench.returncode in (2, 3) and ("Did you mean" in bench.stderr or "Build it" in bench.stderr), bench.stderr

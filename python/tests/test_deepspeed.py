@@ -381,6 +381,19 @@ def test_where_the_caller_owns_the_boundary_deepspeed_s_refusals_hold() -> None:
     assert "coalesce_grad_reduction is not supported" in coalesce
 
 
+def old_forms() -> list[int]:
+    stages = []
+    for old in (True, False, None):
+        config = {**configuration(0), "managed_gradient_accumulation": False, "zero_optimization": old}
+        stages.append(equigrad.deepspeed.initialize(model=torch.nn.Linear(4, 2), config=config)[0].zero_optimization_stage())
+    return stages
+
+
+def test_true_in_place_of_zero_s_section_is_stage_1() -> None:
+    """As read_zero_config_deprecated of DeepSpeed 0.19.8 reads it."""
+    assert ranks.alone(old_forms) == [1, 0, 0]
+
+
 COMMENTED = """{
   "train_micro_batch_size_per_gpu": 2, // of a rank
   "managed_gradient_accumulation": false, /* by "hand" */

@@ -88,13 +88,18 @@ TEST_F(Interrupt, TheRecordTellsTheSignalAsTheExitCodeDoes) {
 
 TEST_F(Interrupt, ATrainingTellsItsStepsSoFar) {
   EXPECT_EQ(interrupted({"train", "--steps", "100000", "--layers", "1", "--dim", "16", "--heads",
-                         "2", "--context", "8"},
+                         "2", "--context", "8", "--json", folder_ + "/train.json"},
                         "\n     3  ", SIGTERM),
             143);
   EXPECT_THAT(text_of(out()), HasSubstr("INTERRUPTED  "));
   EXPECT_THAT(text_of(out()), HasSubstr(" steps of 100000, "));
   EXPECT_THAT(text_of(out()), Not(HasSubstr("INTERRUPTED  0 steps")));
   EXPECT_THAT(text_of(out()), HasSubstr("at most 0 of a step differing"));
+  EXPECT_THAT(text_of(out()),
+              AllOf(HasSubstr("tokens/s on average"), HasSubstr("\n#           | ")));
+  const auto record = nlohmann::json::parse(text_of(folder_ + "/train.json"));
+  EXPECT_EQ(record.at("verdict"), "INTERRUPTED");
+  EXPECT_GE(record.at("steps").size(), 3U);
 }
 
 TEST_F(Interrupt, AComparisonIsWrittenAsFarAsItCame) {

@@ -59,9 +59,30 @@ Spoil at_the_second_step(Fn fn) {
 TEST(Train, HoldsWithColumnsThatSayWhatTheyAre) {
   const auto result = train(nullptr, nullptr);
   EXPECT_EQ(result.code, kHeld) << result.out << result.err;
-  EXPECT_THAT(result.out, HasSubstr("loss engine    loss twin      compared     differing"));
+  EXPECT_THAT(result.out, HasSubstr("loss      twin's      compared    differing"));
   EXPECT_THAT(result.out, HasSubstr("twin built from the command's options"));
   EXPECT_THAT(result.out, HasSubstr("HELD  2 steps, "));
+}
+
+TEST(Train, AnotherRateIsTheEnginesAndTheTwins) {
+  auto command = small();
+  command.lr = 0.02;
+  EXPECT_THAT(train_config(command), HasSubstr("\"lr\": 0.02"));
+  const auto result = train(nullptr, nullptr, command);
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+}
+
+TEST(Train, TheRecordOnStdoutIsAloneThere) {
+  auto command = small();
+  command.json = "-";
+  command.steps = 3;
+  const auto result = train(nullptr, nullptr, command);
+  EXPECT_EQ(result.code, kHeld) << result.err;
+  const auto record = json::parse(result.out);
+  EXPECT_EQ(record.at("verdict"), "HELD");
+  EXPECT_EQ(record.at("steps").size(), 3U);
+  EXPECT_GT(record.at("tokens_per_second").get<double>(), 0);
+  EXPECT_THAT(result.err, HasSubstr("HELD  3 steps, "));
 }
 
 TEST(Train, AConfigurationThatTheEngineMisreadsIsSeen) {
@@ -98,6 +119,7 @@ TEST(Train, ARankThatDiesIsTheMachinesAndAnEngineThatThrowsIsAFailure) {
   EXPECT_EQ(died.code, kInfrastructure) << died.out;
   EXPECT_THAT(died.err, HasSubstr("rank 1/2 died: signal 9"));
   EXPECT_THAT(died.out, HasSubstr("BROKEN  1 steps of 2, "));
+  EXPECT_THAT(died.out, HasSubstr("tokens/s on average"));
   const auto lost = train(at_the_second_step([](auto&) {
                             throw comm::CommunicationError("rank 1/2] [comm.all_gather",
                                                            "expected all, got: none.");
@@ -126,6 +148,10 @@ TEST(Train, ADifferenceWinsOverARankThatDiesLater) {
 TEST(Train, SizesThatDoNotFitAreUsageErrors) {
   auto command = small();
   command.dim = 15;
+  EXPECT_THROW(train_command(command), ConfigError);
+  command = small();
+  command.data = "captions";
+  command.json = "-";
   EXPECT_THROW(train_command(command), ConfigError);
   command = small();
   command.data = "images";

@@ -206,7 +206,8 @@ TEST(Readme, ItIsShort) {
 // "run --fault --report" of every command `equigrad ...` in the code of `text`: blocks and spans.
 std::set<std::string> commands_in(const std::string& text) {
   static const std::regex command(
-      R"((?:^|`|\$ |&& |/)equigrad ((?:(?:config|checkpoint) )?[a-z]+)(?=[ `\n]|$)([^`#|&\n]*))");
+      R"((?:^|`|\$ |&& |/)equigrad ((?:(?:config|checkpoint|bench|report) )?[a-z]+))"
+      R"((?=[ `\n]|$)([^`#|&\n]*))");
   static const std::regex flag(R"(\s(--[a-z0-9-]+))");
   std::set<std::string> commands;
   for (const auto& line : lines_of(text))
@@ -223,8 +224,9 @@ std::set<std::string> commands_in(const std::string& text) {
 TEST(Readme, CommandsAreSeen) {
   EXPECT_THAT(
       commands_in("Say `equigrad run CASE --seed N`, or\nbuild/dev/equigrad list  # all\n"
-                  "an equigrad one; `equigrad config check F --world 2` | `equigrad --help`"),
-      ::testing::ElementsAre("config check --world", "list", "run --seed"));
+                  "an equigrad one; `equigrad config check F --world 2` | `equigrad --help`\n"
+                  "equigrad bench race --suite smoke"),
+      ::testing::ElementsAre("bench race --suite", "config check --world", "list", "run --seed"));
 }
 
 TEST(Readme, TheCommandsThatDocumentsGiveExist) {
@@ -243,6 +245,14 @@ TEST(Readme, TheCommandsThatDocumentsGiveExist) {
             << document << " gives equigrad " << name << " the option " << flag;
     }
   EXPECT_GE(count, 60u);
+}
+
+// What a user types; the program that measures is found by `equigrad bench`.
+TEST(Readme, MeasurementsAreCommandsOfEquigrad) {
+  const std::regex other(R"(equigrad_perf [a-z]+(?![a-z_]))");
+  for (const auto& document : documents())
+    for (const auto& line : lines_of(read(document)))
+      EXPECT_FALSE(std::regex_search(line, other)) << document << ": " << line;
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ TEST(PerfCommands, ARaceWhoseBaseFellSaysSoAndIsAFinding) {
 
 TEST(PerfCommands, TimesOfTooFewPairsAreFour) {
   const auto times =
-      say({"times", "--old", worker(), "--new", worker(), "--pairs", "2", "--lives", "1"});
+      say({"gate", "--old", worker(), "--new", worker(), "--pairs", "2", "--lives", "1"});
   EXPECT_EQ(times.code, 4) << times.err;
   EXPECT_THAT(times.out, HasSubstr("2 pairs: inconclusive"));
 }

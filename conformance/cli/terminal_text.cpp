@@ -1,0 +1,122 @@
+#include "conformance/cli/terminal_text.hpp"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+namespace equigrad::conformance::cli {
+namespace {
+
+constexpr std::size_t kLeastColumns = 40, kUsualColumns = 100;
+
+bool begins_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U; }
+
+std::size_t width_of(const std::string& text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_character));
+}
+
+// How many bytes of `text` a line of so many columns takes.
+std::size_t bytes_of_line(const std::string& text, std::size_t columns) {
+  std::size_t behind_break = 0, width = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (begins_character(text[i]) && width++ == columns)
+      return behind_break != 0 ? behind_break : i;
+    if (text[i] == ' ' || text[i] == ',') behind_break = i + 1;
+  }
+  return text.size();
+}
+
+std::string without_ending_spaces(const std::string& line) {
+  return line.substr(0, line.find_last_not_of(' ') + 1);
+}
+
+std::string label(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%9.4g", value);
+  return text;
+}
+
+// The means of `width` parts, none of them empty.
+std::vector<double> means(const std::vector<double>& values, std::size_t width) {
+  std::vector<double> all;
+  for (std::size_t i = 0; i < width; ++i) {
+    const auto from = i * values.size() / width, to = (i + 1) * values.size() / width;
+    double sum = 0;
+    for (std::size_t at = from; at < to; ++at) sum += values[at];
+    all.push_back(sum / static_cast<double>(to - from));
+  }
+  return all;
+}
+
+}  // namespace
+
+std::size_t columns_of(int descriptor) {
+  winsize size{};
+  std::size_t columns = kUsualColumns;
+  const char* said = std::getenv("COLUMNS");
+  if (ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    columns = size.ws_col;
+  else if (const long number = said == nullptr ? 0 : std::strtol(said, nullptr, 10); number > 0)
+    columns = static_cast<std::size_t>(number);
+  return std::max(columns, kLeastColumns);
+}
+
+std::string wrapped(const std::string& text, std::size_t columns, std::size_t indent) {
+  const auto first_word = std::min(text.find_first_not_of(' '), text.size());
+  std::string lines, start = text.substr(0, first_word), rest = text.substr(first_word);
+  do {
+    const auto bytes =
+        bytes_of_line(rest, columns > start.size() ? columns - start.size() : std::size_t{1});
+    lines += without_ending_spaces(start + rest.substr(0, bytes)) + "\n";
+    rest.erase(0, bytes);
+    start = std::string(indent, ' ');
+  } while (!rest.empty());
+  return lines;
+}
+
+std::string aligned(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string spaces(widths[i] - width_of(row[i]), ' ');
+      line += i == 0 ? row[i] + spaces : "  " + spaces + row[i];
+    }
+    text += without_ending_spaces(line) + "\n";
+  }
+  return text;
+}
+
+std::string drawn(const std::vector<double>& values, std::size_t width, std::size_t height) {
+  const auto points = means(values, std::min(width, values.size()));
+  std::vector<double> finite;
+  for (const double point : points)
+    if (std::isfinite(point)) finite.push_back(point);
+  if (finite.size() < 3 || height < 2) return "";
+  const auto [low, high] = std::minmax_element(finite.begin(), finite.end());
+  std::vector<std::string> lines(height, std::string(points.size(), ' '));
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (!std::isfinite(points[i])) continue;
+    const double part = *high > *low ? (*high - points[i]) / (*high - *low) : 0;
+    lines[static_cast<std::size_t>(std::lround(part * static_cast<double>(height - 1)))][i] = '*';
+  }
+  std::string text;
+  for (std::size_t i = 0; i < height; ++i) {
+    const std::string side = i == 0            ? label(*high)
+                             : i + 1 == height ? label(*low)
+                                               : std::string(label(0).size(), ' ');
+    text += without_ending_spaces(side + " | " + lines[i]) + "\n";
+  }
+  return text;
+}
+
+}  // namespace equigrad::conformance::cli

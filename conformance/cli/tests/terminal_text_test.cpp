@@ -1,0 +1,65 @@
+// Rows that fit, tables whose columns stand under each other, and a drawing that shows the course.
+#include "conformance/cli/terminal_text.hpp"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+
+namespace equigrad::conformance::cli {
+namespace {
+
+TEST(TerminalText, AWidthIsTheTerminalsOrWhatColumnsSays) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const auto with = [&](const char* said) {
+    said == nullptr ? unsetenv("COLUMNS") : setenv("COLUMNS", said, 1);
+    return columns_of(ends[1]);
+  };
+  EXPECT_EQ(with("72"), 72U);
+  EXPECT_EQ(with("3"), 40U);
+  EXPECT_EQ(with("many"), 100U);
+  EXPECT_EQ(with("-1"), 100U);
+  EXPECT_EQ(with(nullptr), 100U);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(TerminalText, IsWrappedBehindSpacesAndCommasOrWhereItMust) {
+  EXPECT_EQ(wrapped("one two three", 100, 2), "one two three\n");
+  EXPECT_EQ(wrapped("one two three", 8, 2), "one two\n  three\n");
+  EXPECT_EQ(wrapped("  key  [\"a\",\"bb\",\"c\"]", 14, 4), "  key  [\"a\",\n    \"bb\",\"c\"]\n");
+  EXPECT_EQ(wrapped("abcdefgh", 3, 1), "abc\n de\n fg\n h\n");
+  EXPECT_EQ(wrapped("", 3, 1), "\n");
+}
+
+TEST(TerminalText, ALineIsCountedInCharactersAndNoneIsCut) {
+  EXPECT_EQ(wrapped("\u00e9\u00e9\u00e9\u00e9", 4, 0), "\u00e9\u00e9\u00e9\u00e9\n");
+  EXPECT_EQ(wrapped("\u00e9\u00e9\u00e9\u00e9", 3, 0), "\u00e9\u00e9\u00e9\n\u00e9\n");
+}
+
+TEST(TerminalText, ATableHasItsFirstColumnToTheLeft) {
+  EXPECT_EQ(aligned({{"name", "bytes", "most"}, {"a", "1 000"}, {"long name", "2", "3"}}),
+            "name       bytes  most\n"
+            "a          1 000\n"
+            "long name      2     3\n");
+}
+
+TEST(TerminalText, NumbersAreDrawnFromTheHighestToTheLowest) {
+  EXPECT_EQ(drawn({4, 3, 2, 1}, 10, 4),
+            "        4 | *\n"
+            "          |  *\n"
+            "          |   *\n"
+            "        1 |    *\n");
+  EXPECT_EQ(drawn({4, 2, 2, 0, 0, 0}, 3, 3),
+            "        3 | *\n"
+            "          |  *\n"
+            "        0 |   *\n");
+  EXPECT_EQ(drawn({1, NAN, 1, 1}, 10, 2), "        1 | * **\n        1 |\n");
+  EXPECT_EQ(drawn({1, 2}, 10, 4), "");
+  EXPECT_EQ(drawn({1, INFINITY, NAN, 2}, 10, 4), "");
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli
