@@ -13,7 +13,7 @@ std::vector<Fault> all_groups() {
   for (const auto group :
        {comm_faults, layout_faults, bucket_faults, reduction_faults, gradient_faults, loss_faults,
         shard_faults, optimizer_faults, schedule_faults, parameter_faults, parallel_faults,
-        completion_faults, checkpoint_faults, mutant_faults}) {
+        sequence_faults, completion_faults, checkpoint_faults, mutant_faults}) {
     auto faults = group();
     std::move(faults.begin(), faults.end(), std::back_inserter(all));
   }

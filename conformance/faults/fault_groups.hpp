@@ -26,6 +26,7 @@ std::vector<Fault> optimizer_faults();
 std::vector<Fault> schedule_faults();
 std::vector<Fault> parameter_faults();
 std::vector<Fault> parallel_faults();
+std::vector<Fault> sequence_faults();
 std::vector<Fault> completion_faults();
 std::vector<Fault> checkpoint_faults();
 std::vector<Fault> mutant_faults();

@@ -10,15 +10,13 @@ struct Reason {
 
 const std::vector<Reason> kReasons = {
     {"pipeline parallelism: the engine has none", {"DS-11", "MG-01"}},
-    {"sequence or context parallelism: the engine has none",
-     {"DS-24", "DS-84", "MG-02", "MG-07", "CA-01"}},
     {"expert parallelism: the engine has none",
      {"DS-25", "DS-26", "DS-27", "DS-46", "DS-47", "DS-67", "DS-85", "DS-86", "MG-04", "MG-05"}},
     {"sparse gradients: the key is refused", {"DS-32", "DS-33"}},
     {"optimizers that need a whole matrix: the engine has none", {"DS-52"}},
     {"needs a tensor of more than 2^31 elements", {"DS-78"}},
     {"offload_states and reload_states: the engine has none", {"DS-50"}},
-    {"the loss is the user's: the engine does not normalise it", {"HF-01", "MG-15", "TE-01"}},
+    {"the loss is the user's: the engine does not normalise it", {"HF-01", "TE-01"}},
 };
 
 }  // namespace

@@ -29,6 +29,7 @@ const char* const kGrounds[] = {
     "Required.grad.zero3.autocast-bf16.w2.accumulation3.clip-off.adamw.gpt.engine_backward",
     "Required.grad.zero1.bf16-masters.w2.accumulation4.clip-below.adamw.irregular.loss_backward",
     "Required.grad.zero1.fp32.w4.accumulation3.clip-above.sgd.gated2.engine_backward",
+    "Required.grad.zero2.fp32.w4.accumulation3.clip-above.sgd.ulysses2.engine_backward",
 };
 
 struct Ground {
