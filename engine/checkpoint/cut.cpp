@@ -5,7 +5,7 @@
 namespace equigrad::checkpoint {
 namespace {
 
-std::string text_of(const std::vector<std::int64_t>& sizes) {
+std::string sizes_text(const std::vector<std::int64_t>& sizes) {
   std::string text;
   for (const std::int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
   return "[" + text + "]";
@@ -60,7 +60,7 @@ Segment segment_of(const Cut& cut, IsIn is_in) {
 std::string problem_of(const Cut& cut, const std::vector<std::int64_t>& shape) {
   const auto dimensions = static_cast<std::int64_t>(shape.size());
   if (cut.dimension < 0 || cut.dimension >= dimensions)
-    return "expected a cut along a dimension of " + text_of(shape) + ", got " +
+    return "expected a cut along a dimension of " + sizes_text(shape) + ", got " +
            std::to_string(cut.dimension);
   if (cut.parts < 1) return "expected at least 1 part, got " + std::to_string(cut.parts);
   const std::int64_t along = shape[static_cast<std::size_t>(cut.dimension)];
@@ -72,11 +72,11 @@ std::string problem_of(const Cut& cut, const std::vector<std::int64_t>& shape) {
   }
   if (left != 0)
     return "expected segments that add up to " + std::to_string(along) + ", got " +
-           text_of(cut.segments);
+           sizes_text(cut.segments);
   for (const std::int64_t segment : cut.segments)
     if (segment % cut.parts != 0)
       return "expected segments that " + std::to_string(cut.parts) + " parts divide, got " +
-             text_of(cut.segments);
+             sizes_text(cut.segments);
   return {};
 }
 

@@ -15,7 +15,7 @@ import ranks
 import tensor_models as models
 import twin
 from equigrad import zero_to_fp32
-from tensor_runs import SPECS, configuration, digest, errors_of
+from tensor_runs import SPECS, configuration, digest, errors_of, without_optimizer
 
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}
 SHAPE = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -46,8 +46,17 @@ def train(engine: equigrad.Engine, steps: range) -> None:
         engine.step()
 
 
+def decoder_engine(model: torch.nn.Module, tensor: int, stage: int, more: dict[str, Any]) -> equigrad.Engine:
+    """`more` of the configuration; "optimizer": None is an optimizer of the caller's."""
+    config = {**adam(tensor, stage), **more}
+    if config["optimizer"] is not None:
+        return equigrad.initialize(model=model, config=config)[0]
+    own = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    return equigrad.initialize(model=model, config=without_optimizer(config), optimizer=own)[0]
+
+
 def begun(folder: str, tensor: int, stage: int, more: dict[str, Any]) -> Any:
-    engine = equigrad.initialize(model=models.Decoder(), config=adam(tensor, stage, **more))[0]
+    engine = decoder_engine(models.Decoder(), tensor, stage, more)
     train(engine, range(2))
     engine.save_checkpoint(folder, "here", client_state={"epoch": 3})
     saved = parameters_of(engine)
@@ -62,7 +71,7 @@ def resumed(folder: str, tensor: int, stage: int, more: dict[str, Any]) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5)
-    engine = equigrad.initialize(model=model, config=adam(tensor, stage, **more))[0]
+    engine = decoder_engine(model, tensor, stage, more)
     train(engine, range(7, 8))
     path, client_state = engine.load_checkpoint(folder)
     assert path is not None and client_state == {"epoch": 3}
@@ -85,7 +94,8 @@ def same_tensors(folder: str, one: str, other: str) -> None:
         (2, 2, 0, {}),
         (4, 2, 1, {"reduction": "exact"}),
         (4, 2, 2, {"bf16": {"enabled": True}}),
-        (4, 4, 1, {"section": {"vocab_parallel_lm_head": True}}),
+        (4, 4, 1, {"tensor_parallel": {"autotp_size": 4, "vocab_parallel_lm_head": True}}),
+        (4, 2, 2, {"optimizer": None}),
     ],
 )
 def test_a_resumed_run_is_the_one_that_was_never_interrupted(

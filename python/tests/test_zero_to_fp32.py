@@ -373,6 +373,19 @@ def test_changed_bytes_are_seen_where_xxhash_is(
     assert str(file) in str(caught.value)
 
 
+def test_changed_bytes_of_a_part_are_seen(of_group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module = importlib.import_module
+    standing_in = SimpleNamespace(xxh3_128=xxh3_128)
+    monkeypatch.setattr(importlib, "import_module", lambda name: standing_in if name == "xxhash" else import_module(name))
+    zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(of_group)
+    file = next((of_group / "step7").glob("rank-00003-*"))
+    data = bytearray(file.read_bytes())
+    data[json.loads((of_group / "step7" / "manifest.json").read_text())["files"][3]["header_bytes"]] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(zero_to_fp32.CheckpointError, match="expected the bytes that were saved of .*changed"):
+        zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(of_group)
+
+
 def test_without_xxhash_it_is_said_that_nothing_is_checked(saved: Path) -> None:
     assert "digests are not checked" in run(saved, saved.parent / "out", bare=True).stdout
 
