@@ -116,6 +116,11 @@ void Suite::add_parts(reports::Run& run) const {
 // Those that failed follow all others.
 void Suite::add_generated(reports::Run& run) {
   const auto before = run.cases.size();
+  if (!options_.generated_cases.empty()) {
+    run_generated(*options_.generated, options_.generated_cases, slots_, run);
+    run.generated.reset();  // none was drawn, and all are listed
+    return;
+  }
   run_generated(*options_.generated, slots_, run);
   if (!run.parts.empty())
     run.parts.push_back({reports::kGeneratedPart, static_cast<int64_t>(run.cases.size() - before),

@@ -10,8 +10,12 @@
 #include <sstream>
 
 #include "conformance/cases/filter.hpp"
+#include "conformance/cli/completion.hpp"
+#include "conformance/cli/explain.hpp"
 #include "conformance/cli/option_checks.hpp"
+#include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/shard.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/comm/launch.hpp"
 #include "engine/config/config.hpp"
@@ -48,6 +52,10 @@ void add_selection(CLI::App& app, RunCommand& command) {
                  "Numbers of ranks, such as 2,4 (default: all)")
       ->delimiter(',')
       ->check(CLI::Range(1, 4));
+  app.add_option("--shard", command.shard,
+                 "The I-th of N parts of these cases, such as 2/5; equigrad report merge puts the "
+                 "records together")
+      ->check(shard_problem);
 }
 
 std::string knobs_problem(const std::string& text) {
@@ -103,6 +111,7 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_option("--case", command.case_file,
                  "A generated case from a file that a run has written: case.json, smaller.json")
       ->check(CLI::ExistingFile);
+  add_failed(app, command);
   app.add_flag("--fail-fast", command.fail_fast, "After a case that fails no other is begun")
       ->excludes("--model");
   app.add_flag("--list", command.list, "Print the ids only");
@@ -245,6 +254,14 @@ int guarded(const std::function<int()>& command) {
   return signal != 0 ? 128 + signal : code;
 }
 
+// Of the commands that read records, and of the one about the words themselves.
+struct RecordCommands {
+  MergeCommand merge;
+  DiffCommand diff;
+  ExplainCommand explain;
+  std::string shell;  // for which words are completed
+};
+
 // All commands' options.
 struct Commands {
   RunCommand run, list;
@@ -255,6 +272,7 @@ struct Commands {
   CrashCommand crash;
   ConfigCommand config;
   CheckpointCommand checkpoint;
+  RecordCommands records;
   std::string data_dir;
   const CLI::App *judge = nullptr, *bench = nullptr;  // their words are not looked at
   std::function<int()> chosen;                        // by the subcommand that was parsed
@@ -326,9 +344,38 @@ void add_other_programs(CLI::App& app, Commands& all) {
   all.bench = &bench;
 }
 
+// Of what earlier runs wrote.
+void add_records(CLI::App& app, Commands& all) {
+  auto& records = all.records;
+  auto& report = *app.add_subcommand("report", "About the records of runs");
+  report.require_subcommand(1);
+  add_merge(
+      add_command(report, all, "merge",
+                  "Put records of shards, or of any runs, together: one record, page, verdict",
+                  [&records] { return merge_command(records.merge); }),
+      records.merge);
+  add_diff(add_command(app, all, "diff",
+                       "Compare the records of two runs: commits, torch versions, machines; 1 if "
+                       "a verdict is worse",
+                       [&records] { return diff_command(records.diff); }),
+           records.diff);
+  add_explain(add_command(app, all, "explain", "Print what a case is, in plain words",
+                          [&records] { return explain_command(records.explain); }),
+              records.explain);
+  add_command(app, all, "completion", "Print a script that completes these words in a shell",
+              [&app, &records] {
+                std::cout << completion(app, records.shell);
+                return kHeld;
+              })
+      .add_option("SHELL", records.shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+}
+
 void add_commands(CLI::App& app, Commands& all) {
   add_run(add_command(app, all, "run", "Run the conformance matrix and the contract",
                       [&all] {
+                        if (all.run.failed) return run_failed_command(all.run);
                         if (!all.run.model.empty()) return run_model_command(all.run);
                         return all.run.list ? list_command(all.run) : run_command(all.run);
                       }),
@@ -361,6 +408,7 @@ void add_commands(CLI::App& app, Commands& all) {
   add_other_programs(app, all);
   add_config(app, all);
   add_checkpoint(app, all);
+  add_records(app, all);
   add_command(app, all, "doctor", "Look at this machine", [&all] {
     return doctor_command(all.data_dir);
   }).add_option("--data-dir", all.data_dir, "Folder with plays.txt and Fashion-MNIST");
@@ -412,6 +460,9 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
   for (int i = 0; i < argc; ++i) all.run.line += (i == 0 ? "" : " ") + shell_word(argv[i]);
   all.compare.line = all.faults.line = all.crash.line = all.run.line;
   all.faults.program = all.crash.program = all.run.program;
+  all.records.merge.out.line = all.run.line;
+  all.records.explain.program = all.run.program;
+  all.run.seed_is_stated = app.get_subcommand("run")->count("--seed") > 0;
   all.compare.margin_is_stated = app.get_subcommand("compare")->count("--margin") > 0;
   for (const char* name : {"run", "repro", "train", "compare", "faults", "crash"}) {
     if (!app.got_subcommand(name)) continue;

@@ -5,6 +5,11 @@
 //   equigrad run --generate 10m   cases drawn at random, after the others, for so long
 //   equigrad run A B --one-process  B behind A, in the same rank processes
 //   equigrad run --model LIBRARY  a user's model in place of the project's own
+//   equigrad run --failed         what went wrong or was not reached in the last report
+//   equigrad run --shard 2/5      a part of the cases; equigrad report merge A B --report OUT
+//   equigrad diff A B             two records: what is worse, better, only in one
+//   equigrad explain CASE         what a case is, in words
+//   equigrad completion bash      a script for a shell
 //   equigrad train                engine and twin side by side   equigrad doctor
 //   equigrad config check FILE    what a configuration means, and the bytes a rank holds
 //   equigrad config keys          every key, in Markdown         equigrad config schema
@@ -72,6 +77,11 @@ struct RunCommand {
   std::optional<uint64_t> generate_seed;  // nothing: a fresh one
   bool shrinks = true;                    // the first generated cases that fail
   std::string case_file;                  // of one generated case
+  std::string shard;                      // "2/5": that part of the cases (shard.hpp)
+  bool failed = false;                    // repeat what went wrong (records.hpp)
+  std::string failed_of;                  // in this record; empty: in that of the report's folder
+  std::vector<std::string> only;          // ids of cases, beside which nothing is selected
+  bool seed_is_stated = false;
   bool quiet = false, verbose = false, fail_fast = false;
   std::string color = "auto";
   std::string program = "equigrad";  // as it was called, for lines to paste

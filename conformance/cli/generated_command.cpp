@@ -137,6 +137,12 @@ int run_generated_command(const RunCommand& command) {
                  "other filters beside them. Run the others by a command of their own.\n";
     return kUsage;
   }
+  if (!command.shard.empty()) {
+    std::cerr
+        << "equigrad: expected --shard for cases of the matrix and the contract, got generated "
+           "ones. Give every machine a --generate-seed of its own.\n";
+    return kUsage;
+  }
   if (!has_one_document(command)) return kUsage;
   std::vector<GeneratedCase> cases;
   try {

@@ -2,9 +2,7 @@
 #include <iostream>
 #include <set>
 
-#include "conformance/campaigns/covering_selection.hpp"
 #include "conformance/campaigns/suite.hpp"
-#include "conformance/cases/filter.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
@@ -13,118 +11,17 @@
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"
+#include "conformance/cli/selected_cases.hpp"
+#include "conformance/cli/shard.hpp"
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/generated/program.hpp"
-#include "engine/error.hpp"
+#include "reports/merge.hpp"
 #include "reports/parts.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
 
 constexpr const char* kReplayReport = " --report ";  // the last part of a replay
-
-// Of the matrix and of the contract.
-struct Selected {
-  std::vector<CaseSpec> matrix;
-  std::vector<contract::Spec> contract;
-  std::size_t size() const { return matrix.size() + contract.size(); }
-};
-
-Selected selected(const RunCommand& command, bool full) {
-  if (command.covering && !full) {
-    Selected covering{select(covering_selection().cases, command.selection), {}};
-    for (const auto& spec : contract::selected_specs(command.selection, false))
-      if (covering_selection().has(spec)) covering.contract.push_back(spec);
-    return covering;
-  }
-  return {select(full ? full_matrix() : default_matrix(), command.selection),
-          contract::selected_specs(command.selection, full)};
-}
-
-std::vector<std::string> default_ids() {
-  std::vector<std::string> ids;
-  for (const auto& spec : default_matrix()) ids.push_back(spec.id());
-  for (const auto& spec : contract::default_specs()) {
-    ids.push_back(spec.id());
-    for (const auto& alias : contract::aliases(spec)) ids.push_back(alias);
-  }
-  return ids;
-}
-
-// Whether every word of a filter has a case, whatever else narrows the selection; it says what is
-// near the first that has none.
-bool has_cases_for_every_word(const RunCommand& command, const std::string& filter) {
-  const auto words = Filter(filter).words();
-  for (const auto& word : words) {
-    if (words.size() == 1) break;  // the filter is this word
-    RunCommand alone;
-    alone.selection.filters = {word};
-    if (selected(alone, command.full).size() > 0 || selected(alone, true).size() > 0) continue;
-    say_what_is_near("cases", word, default_ids(), "equigrad list has all ids.");
-    return false;
-  }
-  return true;
-}
-
-void say_no_case_of(const std::string& filter) {
-  if (Filter(filter).words().size() == 1)
-    return say_what_is_near("cases", filter, default_ids(), "equigrad list has all ids.");
-  std::cerr << "equigrad: 0 cases selected by \"" << filter
-            << "\": each of its words has cases, all of it has none. equigrad list has all ids.\n";
-}
-
-// Cases by the filters: of the default selection, and of all for a filter that has none there, so
-// that the id of any case can be pasted; with --covering, of that selection alone. None if a filter
-// has none at all; it says what is near.
-Selected selected_cases(const RunCommand& command) {
-  auto cases = selected(command, command.full);
-  std::set<std::string> added;
-  for (const auto& filter : command.selection.filters) {
-    if (!has_cases_for_every_word(command, filter)) return {};
-    auto alone = command;
-    alone.selection.filters = {filter};
-    if (selected(alone, command.full).size() > 0) continue;
-    const auto of_all = selected(alone, true);
-    if (of_all.size() == 0) {
-      say_no_case_of(filter);
-      return {};
-    }
-    if (command.covering) {
-      std::cerr << "equigrad: expected a filter that has cases of the covering selection, got \""
-                << filter << "\". Leave out --covering to run its cases.\n";
-      return {};
-    }
-    for (const auto& spec : of_all.matrix)
-      if (added.insert(spec.id()).second) cases.matrix.push_back(spec);
-    for (const auto& spec : of_all.contract)
-      if (added.insert(spec.id()).second) cases.contract.push_back(spec);
-  }
-  if (cases.size() == 0) std::cerr << "equigrad: 0 cases selected. equigrad list has all ids.\n";
-  return cases;
-}
-
-// The cases whose ids the filters are, in their order; none where one is no id.
-Selected cases_in_order(const RunCommand& command) {
-  Selected cases;
-  const auto& ids = command.selection.filters;
-  if (ids.empty())
-    std::cerr << "equigrad: expected the ids of cases with --one-process, got none. A replay names "
-                 "them.\n";
-  try {
-    for (const auto& id : ids) {
-      if (std::count(ids.begin(), ids.end(), id) > 1)
-        throw Error("run", "expected every case once, got " + id + " several times.");
-      if (id.starts_with("Contract."))
-        cases.contract.push_back(contract::parse_contract_id(id));
-      else
-        cases.matrix.push_back(parse_id(id));
-    }
-  } catch (const Error& error) {
-    std::cerr << "equigrad: expected the ids of cases with --one-process: " << error.what() << "\n";
-    return {};
-  }
-  return cases;
-}
 
 // Those of the ids that are still to be run.
 std::vector<std::string> order_of(const RunCommand& command, const RunOptions& options,
@@ -138,18 +35,17 @@ std::vector<std::string> order_of(const RunCommand& command, const RunOptions& o
   return order;
 }
 
-bool is_narrowed(const Selection& selection) {
-  return !selection.filters.empty() || !selection.stages.empty() || !selection.dtypes.empty() ||
-         !selection.worlds.empty();
-}
-
-// What is in the matrix and is not run, by reason.
-std::map<std::string, int64_t> left_out(const RunCommand& command, std::size_t selected) {
+// What is in the catalogue and is not run, by reason.
+std::map<std::string, int64_t> left_out(const RunCommand& command, const SelectedCases& cases) {
+  std::map<std::string, int64_t> reasons;
+  if (cases.in_other_shards > 0) reasons[reports::kInOtherShards] = cases.in_other_shards;
   const auto all = full_matrix().size() + contract::full_specs().size();
-  const auto rest = static_cast<int64_t>(all - selected);
-  if (rest == 0) return {};
-  if (is_narrowed(command.selection)) return {{"not selected", rest}};
-  return {{command.covering ? "not in the covering selection" : "only with --full", rest}};
+  const auto rest = static_cast<int64_t>(all - cases.listed()) - cases.in_other_shards;
+  if (rest == 0) return reasons;
+  reasons[is_narrowed(command) ? reports::kNotSelected
+          : command.covering   ? reports::kNotInCovering
+                               : reports::kOnlyWithFull] = rest;
+  return reasons;
 }
 
 RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
@@ -195,7 +91,8 @@ contract::ContractOptions contract_options(const RunOptions& options,
           .plant = of_contract ? "" : fault};
 }
 
-// What a case that went wrong leaves in its folder, beside what its ranks kept there.
+// What a case that went wrong leaves in its folder, beside what its ranks kept
+// there.
 void write_failures(const RunCommand& command, const RunOptions& options, reports::Run& run) {
   std::map<std::string, CaseSpec> specs;
   for (const auto& spec : options.cases) specs[spec.id()] = spec;
@@ -216,9 +113,9 @@ void write_failures(const RunCommand& command, const RunOptions& options, report
   }
 }
 
-// A fault is planted into the matrix or, where nothing of it is selected, into the contract; what
-// cannot have it is left out.
-void keep_those_with(const std::string& fault, Selected& cases,
+// A fault is planted into the matrix or, where nothing of it is selected, into
+// the contract; what cannot have it is left out.
+void keep_those_with(const std::string& fault, SelectedCases& cases,
                      std::map<std::string, int64_t>& not_run) {
   if (fault.empty()) return;
   const bool of_contract = fault.starts_with("Contract");
@@ -235,14 +132,31 @@ void keep_those_with(const std::string& fault, Selected& cases,
   if (without > 0) not_run["the fault is planted into the others"] = without;
 }
 
+std::vector<std::string> ids_of(const std::vector<GeneratedCase>& cases) {
+  std::vector<std::string> ids;
+  for (const auto& one : cases) ids.push_back(one.id);
+  return ids;
+}
+
+// Of several shards the first one draws.
+bool draws_generated(const RunCommand& command) {
+  return command.shard.empty() || shard_of(command.shard).index == 1;
+}
+
 }  // namespace
 
 int run_command(const RunCommand& command) {
-  if (names_generated_cases(command)) return run_generated_command(command);
+  if (command.only.empty() && names_generated_cases(command)) return run_generated_command(command);
   auto cases = command.one_process ? cases_in_order(command) : selected_cases(command);
   if (cases.size() == 0) return kUsage;
+  if (cases.listed() == 0) {
+    auto drawn = command;
+    drawn.only.clear();
+    drawn.selection.filters = ids_of(cases.generated);
+    return run_generated_command(drawn);
+  }
   if (!has_one_document(command)) return kUsage;
-  auto not_run = left_out(command, cases.size());
+  auto not_run = left_out(command, cases);
   keep_those_with(command.fault, cases, not_run);
   if (cases.size() == 0) {
     std::cerr << "equigrad: 0 of the selected cases can have the fault \"" << command.fault
@@ -257,25 +171,30 @@ int run_command(const RunCommand& command) {
     options.cases.erase(end, options.cases.end());
   }
   prepare_reports(command);
-  const bool is_whole_run = !is_narrowed(command.selection) && command.fault.empty();
+  const bool is_whole_run = !is_narrowed(command) && command.fault.empty();
   if (!command.quiet)
-    std::cerr << options.cases.size() + cases.contract.size() << " cases, seed " << command.seed
-              << "\n";
+    std::cerr << options.cases.size() + cases.contract.size() + cases.generated.size()
+              << " cases, seed " << command.seed << "\n";
   const auto environment = environment_here();
   std::ostream& out = words_of(command);
+  auto generating = command;
+  if (!cases.generated.empty()) generating.generate = "1";
+  if (!draws_generated(command)) generating.generate = "0";
   const auto order = order_of(command, options, cases.contract);
-  auto run =
-      run_suite({.matrix = options,
-                 .contract = contract_options(options, std::move(cases.contract), command.fault),
-                 .generated = generated_options(command, is_whole_run),
-                 .in_parts = is_whole_run,
-                 .one_process = order,
-                 .covering_ended = [&out](const reports::Run& covering) {
-                   for (const auto& line : reports::part_lines(covering)) out << line << std::endl;
-                 }});
+  auto run = run_suite(
+      {.matrix = options,
+       .contract = contract_options(options, std::move(cases.contract), command.fault),
+       .generated = generated_options(generating, is_whole_run && draws_generated(command)),
+       .generated_cases = cases.generated,
+       .in_parts = is_whole_run,
+       .one_process = order,
+       .covering_ended = [&out](const reports::Run& covering) {
+         for (const auto& line : reports::part_lines(covering)) out << line << std::endl;
+       }});
   run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;
+  run.shard = command.shard;
   bool is_whole = was_written([&] { write_failures(command, options, run); });
   if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
   say_run(command, run);
@@ -286,8 +205,9 @@ int run_command(const RunCommand& command) {
 }
 
 int list_command(const RunCommand& command) {
-  if ((command.list_faults || command.list_mistakes) && is_narrowed(command.selection)) {
-    std::cerr << "equigrad: expected --faults and --mistakes alone: filters choose cases. Pipe the "
+  if ((command.list_faults || command.list_mistakes) && is_narrowed(command)) {
+    std::cerr << "equigrad: expected --faults and --mistakes alone: filters "
+                 "choose cases. Pipe the "
                  "list through grep.\n";
     return kUsage;
   }

@@ -24,6 +24,7 @@ std::string problem(const RunCommand& command) {
     return "expected options of --model, got " + option + ", which is of " + of + ". Leave it out.";
   };
   if (command.covering) return of_others("--covering", "the project's own models");
+  if (!command.shard.empty()) return of_others("--shard", "the project's own models");
   if (!command.knobs.empty()) return of_others("--knobs", "the project's own models");
   if (!command.data_dir.empty()) return of_others("--data-dir", "the project's own data");
   if (command.fault.starts_with("Contract"))

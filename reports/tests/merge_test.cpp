@@ -74,6 +74,7 @@ TEST(Merge, WhatWasNotGreenStaysSo) {
   fault.run.self_checks[1].caught = false;
   EXPECT_EQ(outcome(merged({fault, caught})), Outcome::Void);
   EXPECT_EQ(outcome(merged({caught, fault})), Outcome::Void);
+  EXPECT_FALSE(merged({caught, fault}).self_checks.at(1).caught) << "the fault itself says so";
   auto without = shard(1, 2);
   without.run.self_checks.clear();
   EXPECT_EQ(outcome(merged({without, caught})), Outcome::Void) << "the other's are not its own";

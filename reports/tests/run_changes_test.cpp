@@ -64,6 +64,7 @@ TEST(RunChanges, OnlyAWorseVerdictIsWorse) {
   auto empty = held;
   empty.cases[1].lanes[0].compared = 0;
   EXPECT_TRUE(worse(held, empty)) << "it passes, but compares nothing";
+  EXPECT_EQ(changes(held, empty).lost.size(), 1u);
   auto without = held;
   without.self_checks[0].caught = false;
   EXPECT_TRUE(worse(held, without)) << "no case is worse, but nothing counts";

@@ -96,7 +96,7 @@ TEST_F(Cli, ListPrintsIdsOnly) {
             default_matrix().size() + contract::default_specs().size());
   const auto some =
       say({"run", "Required", "--list", "--stages", "3", "--dtypes", "bf16", "--world", "4"});
-  EXPECT_EQ(std::count(some.out.begin(), some.out.end(), '\n'), 16);
+  EXPECT_EQ(std::count(some.out.begin(), some.out.end(), '\n'), 17);
   EXPECT_THAT(some.out, StartsWith("Required.grad.zero3.bf16.w4."));
 }
 

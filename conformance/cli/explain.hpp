@@ -1,0 +1,34 @@
+// Explain: what a case is, in plain words.
+//
+//   equigrad explain CASE    model, stage, precision, ranks, call style; what
+//   it is compared with,
+//                            exactly or by which bound; the command that runs
+//                            it alone; what the last report says of it
+//
+// Invariants: settings are those of the reference's own recipe and bounds those
+// that a rank computes with it; words are here for what has none elsewhere:
+// models, styles, clips. Units: none. Errors: ConfigError for an id that no
+// case has, with what is near. Depends on: cli.hpp, recipe.hpp,
+// oracle/bound.hpp, contract, generator, CLI11 (sources only).
+#pragma once
+
+#include <string>
+
+#include "conformance/cli/cli.hpp"
+
+namespace equigrad::conformance::cli {
+
+struct ExplainCommand {
+  std::string id;
+  std::string report = "equigrad-report";  // a run.json, or the folder that has it
+  std::string program = "equigrad";
+};
+void add_explain(CLI::App& app, ExplainCommand& command);
+int explain_command(const ExplainCommand& command);
+
+// Without the report.
+std::string explanation(const std::string& id, const std::string& program);
+// Empty where it has none.
+std::string model_words(const std::string& model);
+
+}  // namespace equigrad::conformance::cli

@@ -1,0 +1,46 @@
+// Records: run.json of earlier runs, as commands read them, and the commands
+// that put them together and beside each other.
+//
+//   equigrad report merge A B --report OUT     equigrad diff A B     equigrad
+//   run --failed [A]
+//
+// Invariants: a place is a run.json or the folder that has one. What is read is
+// never written. Units: none. Errors: ConfigError for a place without a record,
+// and for records that do not go together. Depends on: cli.hpp,
+// reports/merge.hpp, CLI11 (sources only). No torch.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "conformance/cli/cli.hpp"
+#include "reports/merge.hpp"
+
+namespace equigrad::conformance::cli {
+
+// The name is the place.
+reports::NamedRun read_record(const std::string& place);
+std::string folder_of_record(const std::string& place);
+
+struct MergeCommand {
+  std::vector<std::string> places;
+  RunCommand out;  // --report, --json, --junit, --color; line
+};
+void add_merge(CLI::App& app, MergeCommand& command);
+// The merged record's exit code.
+int merge_command(const MergeCommand& command);
+
+struct DiffCommand {
+  std::string before, after;  // places
+  std::string json;           // file, or "-" for stdout
+};
+void add_diff(CLI::App& app, DiffCommand& command);
+// 1 where a verdict is worse.
+int diff_command(const DiffCommand& command);
+
+void add_failed(CLI::App& app, RunCommand& command);
+// Repeats what went wrong, or was not reached, in the record of
+// RunCommand::failed_of.
+int run_failed_command(const RunCommand& command);
+
+}  // namespace equigrad::conformance::cli

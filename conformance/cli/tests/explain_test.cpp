@@ -1,0 +1,107 @@
+#include "conformance/cli/explain.hpp"
+
+#include <gmock/gmock.h>
+
+#include <set>
+
+#include "conformance/cases/matrix.hpp"
+#include "conformance/cli/tests/command_result.hpp"
+#include "conformance/contract/contract_case.hpp"
+#include "reports/json.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Explain = InAFolder;
+
+const std::string kCase =
+    "Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward";
+
+TEST_F(Explain, ACaseOfTheMatrixIsSaidInWords) {
+  const auto text = explanation(kCase, "equigrad");
+  EXPECT_THAT(text, HasSubstr(kCase + "\n"));
+  EXPECT_THAT(text, ContainsRegex("model +gpt: a byte-level GPT"));
+  EXPECT_THAT(text,
+              ContainsRegex("stage +3: optimizer state, gradients and parameters are sharded"));
+  EXPECT_THAT(text, ContainsRegex("precision +bf16: parameters bf16, masters fp32"));
+  EXPECT_THAT(text, HasSubstr("gradients are added in fp32"));
+  EXPECT_THAT(text, ContainsRegex("ranks +4\n"));
+  EXPECT_THAT(text, ContainsRegex("micro-batches +3 a step"));
+  EXPECT_THAT(text, ContainsRegex("clipping +on, with a norm above"));
+  EXPECT_THAT(text, ContainsRegex("call style +output.backward\\(gradient\\)"));
+  EXPECT_THAT(text, ContainsRegex("exact +losses, .*\n.*\n.*0 differing bits"));
+  EXPECT_THAT(text,
+              ContainsRegex("bounded +the first gradient.*\n +off by at most [0-9.e-]+ x the"));
+  EXPECT_THAT(text, HasSubstr("the roundings of 12 contributions"));
+  EXPECT_THAT(text, ContainsRegex("runs alone +equigrad run " + kCase));
+}
+
+TEST_F(Explain, PrecisionsSayWhatTheyAre) {
+  const auto of = [](const std::string& precision) {
+    return explanation(
+        "Required.grad.zero1." + precision + ".w2.accumulation1.clip-off.sgd.conv.engine_backward",
+        "equigrad");
+  };
+  EXPECT_THAT(of("fp16"), HasSubstr("a dynamic loss scale by DeepSpeed's rule"));
+  EXPECT_THAT(of("fp16-static"), HasSubstr("a static loss scale of 2^7"));
+  EXPECT_THAT(of("autocast-fp16"), AllOf(HasSubstr("autocast in fp16"), HasSubstr("GradScaler")));
+  EXPECT_THAT(of("fp32-comm-bf16"), HasSubstr("sent in bf16"));
+  EXPECT_THAT(of("fp32-exact"), HasSubstr("added exactly, in no order"));
+  EXPECT_THAT(of("fp32"), Not(HasSubstr("; a ")));
+}
+
+TEST_F(Explain, EveryModelHasWordsAndEveryCaseIsExplained) {
+  std::set<std::string> models;
+  for (const auto& spec : full_matrix()) models.insert(spec.model);
+  for (const auto& model : models) EXPECT_NE(model_words(model), "") << model;
+  EXPECT_EQ(model_words("gptx"), "");
+  for (const auto& spec : default_matrix()) {
+    const auto text = explanation(spec.id(), "equigrad");
+    if (spec.is_refused())
+      EXPECT_THAT(text, HasSubstr("passes if initialize() refuses it")) << spec.id();
+    else
+      EXPECT_THAT(text, HasSubstr("\n  bounded ")) << spec.id();
+  }
+  for (const auto& spec : contract::default_specs())
+    EXPECT_THAT(explanation(spec.id(), "equigrad"), HasSubstr(spec.of->sentence)) << spec.id();
+}
+
+TEST_F(Explain, CasesOfTheContractAndGeneratedOnesAreToo) {
+  const auto text = explanation("Contract.1.loss_backward.zero0.fp32.w2.accumulation1", "equigrad");
+  EXPECT_THAT(text, AllOf(HasSubstr("a case of the contract, line 1"), HasSubstr("it says"),
+                          HasSubstr("--fault Contract.1.loss_backward")));
+  EXPECT_THAT(explanation("Generated.1.2.3", "equigrad"),
+              AllOf(HasSubstr("drawn at random"), HasSubstr("configuration")));
+}
+
+TEST_F(Explain, TheLastReportSaysWhatBecameOfIt) {
+  const auto none = result_of_words({"explain", kCase, "--report", folder_ + "/none"});
+  EXPECT_EQ(none.code, kHeld);
+  EXPECT_THAT(none.out, ContainsRegex("last report +none in "));
+  reports::Run run;
+  run.environment.commit = "abc";
+  run.cases = {{.id = kCase,
+                .verdict = reports::Verdict::Failed,
+                .message = "looks like a thing\nmore of it"}};
+  std::ofstream(folder_ + "/run.json") << reports::to_json(run);
+  const auto failed = result_of_words({"explain", kCase, "--report", folder_});
+  EXPECT_THAT(failed.out, ContainsRegex("last report +failed in .*, of commit abc"));
+  EXPECT_THAT(failed.out, ContainsRegex("\n +looks like a thing\n +more of it\n"));
+  const auto other = result_of_words(
+      {"explain", "Contract.1.loss_backward.zero0.fp32.w2.accumulation1", "--report", folder_});
+  EXPECT_THAT(other.out, HasSubstr("does not have it"));
+}
+
+TEST_F(Explain, AnIdThatNoCaseHasGetsWhatIsNear) {
+  const auto said = result_of_words({"explain", "Required.grad.zero3.bf61"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_EQ(said.out, "");
+  EXPECT_THAT(said.err, HasSubstr("near it are\n  Required.grad.zero3.bf16"));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli

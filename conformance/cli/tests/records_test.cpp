@@ -1,0 +1,183 @@
+#include "conformance/cli/records.hpp"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/tests/command_result.hpp"
+#include "reports/json.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kCase =
+    "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
+const std::string kOther =
+    "Required.grad.zero1.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
+const std::string kContract = "Contract.1.loss_backward.zero0.fp32.w2.accumulation1";
+
+class Records : public InAFolder {
+ protected:
+  std::string place(const std::string& name) const { return folder_ + "/" + name; }
+  reports::Run record(const std::string& name) const {
+    return reports::from_json(text_of(place(name) + "/run.json"));
+  }
+  // A record of two cases, one of which went wrong.
+  std::string write(const std::string& name, reports::Verdict of_case, reports::Verdict of_other) {
+    reports::Run run;
+    run.seed = 7;
+    run.environment.commit = "abc";
+    run.command = "equigrad run";
+    for (const char* fault : {"a", "b", "c"}) run.self_checks.push_back({fault, "", true, ""});
+    for (const auto& [id, verdict] : {std::pair(kCase, of_case), {kOther, of_other}}) {
+      run.cases.push_back({.id = id, .verdict = verdict, .message = "its message"});
+      run.cases.back().lanes = {{"exact", verdict, 10, 0, 0, {}}};
+    }
+    make_directory(place(name));
+    write_file(place(name) + "/run.json", reports::to_json(run));
+    return place(name);
+  }
+  CommandResult run(std::vector<std::string> words, const std::string& report) const {
+    words.insert(words.begin(), "run");
+    words.insert(words.end(), {"-q", "--report", place(report)});
+    return result_of_words(words);
+  }
+};
+
+constexpr auto kEqual = reports::Verdict::Equal, kWrong = reports::Verdict::Failed,
+               kUnreached = reports::Verdict::NotRun;
+
+TEST_F(Records, WhatFailedOrWasNotReachedIsRepeatedWithItsSeed) {
+  write("red", kWrong, kEqual);
+  EXPECT_EQ(run({"--failed", "--list"}, "red").out, kCase + "\n");
+  write("red", kEqual, kUnreached);
+  EXPECT_EQ(run({"--failed", place("red"), "--list"}, "it").out, kOther + "\n");
+  EXPECT_EQ(run({"zero1", "--failed", place("red") + "/run.json", "--list"}, "it").out,
+            kOther + "\n");
+  EXPECT_EQ(run({"zero2", "--failed", place("red"), "--list"}, "it").code, kUsage);
+  write("red", kWrong, kEqual);
+  const auto again = run({"--failed"}, "red");
+  EXPECT_EQ(again.code, kHeld) << again.out << again.err;
+  ASSERT_EQ(record("red").cases.size(), 1u);
+  EXPECT_EQ(record("red").cases[0].id, kCase);
+  EXPECT_EQ(record("red").seed, 7u);
+  const auto nothing = run({"--failed"}, "red");
+  EXPECT_EQ(nothing.code, kHeld);
+  EXPECT_THAT(nothing.out, AllOf(HasSubstr("# nothing to repeat"), HasSubstr("\nHELD\n")));
+}
+
+TEST_F(Records, WithNothingToRepeatTheVerdictIsThatOfTheRecord) {
+  write("void", kEqual, kEqual);
+  auto run_of = record("void");
+  run_of.self_checks[0].caught = false;
+  write_file(place("void") + "/run.json", reports::to_json(run_of));
+  const auto said = run({"--failed"}, "void");
+  EXPECT_EQ(said.code, kFailed);
+  EXPECT_THAT(said.out, HasSubstr("\nVOID\n"));
+}
+
+TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
+  const auto red = run({kCase, kContract, "--fault", "averaged_twice"}, "red");
+  EXPECT_EQ(red.code, kFailed);
+  const auto without = run({"--failed"}, "red");
+  EXPECT_EQ(without.code, kUsage);
+  EXPECT_THAT(without.err, HasSubstr("expected --fault beside --failed"));
+  const auto with = run({"--failed", "--fault", "averaged_twice"}, "red");
+  EXPECT_EQ(with.code, kFailed) << with.err;
+  for (const auto& words : std::vector<std::vector<std::string>>{{"--failed", place("none")},
+                                                                 {"--failed", "zero3"},
+                                                                 {"--failed", "--covering"},
+                                                                 {"--failed", "--shard", "1/2"}})
+    EXPECT_EQ(run(words, "red").code, kUsage) << words.back();
+  EXPECT_THAT(run({"--failed", "zero3"}, "red").err, HasSubstr("A FILTER stands before --failed"));
+}
+
+TEST_F(Records, ShardsAreMergedIntoOneReportWithItsVerdict) {
+  const std::vector<std::string> cases = {kCase, kOther, kContract, "--seed", "5"};
+  for (const char* shard : {"1/2", "2/2"}) {
+    auto words = cases;
+    words.insert(words.end(), {"--shard", shard});
+    EXPECT_EQ(run(words, std::string("shard") + shard[0]).code, kHeld);
+  }
+  EXPECT_EQ(record("shard1").shard, "1/2");
+  const auto merged = result_of_words({"report", "merge", place("shard1"),
+                                       place("shard2") + "/run.json", "--report", place("all")});
+  EXPECT_EQ(merged.code, kHeld) << merged.err;
+  EXPECT_THAT(merged.out, AllOf(HasSubstr("cases: 3 equal"), HasSubstr("\nHELD  ")));
+  const auto whole = run(cases, "whole");
+  EXPECT_EQ(record("all").cases.size(), 3u);
+  EXPECT_EQ(record("all").not_run, record("whole").not_run);
+  EXPECT_EQ(record("all").seed, 5u);
+  EXPECT_THAT(text_of(place("all") + "/junit.xml"), HasSubstr(kContract));
+  EXPECT_NE(text_of(place("all") + "/index.html").find("3 equal"), std::string::npos);
+  const auto same = result_of_words({"diff", place("whole"), place("all")});
+  EXPECT_EQ(same.code, kHeld) << same.out;
+  EXPECT_THAT(same.out, AllOf(HasSubstr("NOT WORSE"), Not(HasSubstr("only in"))));
+  const auto half =
+      result_of_words({"report", "merge", place("shard1"), "--report", place("half")});
+  EXPECT_EQ(half.code, kInfrastructure);
+  EXPECT_THAT(half.err, HasSubstr("got none for 2/2"));
+}
+
+TEST_F(Records, AFailuresFilesComeWithTheMergedReport) {
+  EXPECT_EQ(run({kCase, "--fault", "averaged_twice"}, "red").code, kFailed);
+  EXPECT_EQ(run({kContract}, "green").code, kHeld);
+  const auto merged = result_of_words(
+      {"report", "merge", place("green"), place("red"), "--report", place("all"), "--junit", "-"});
+  EXPECT_EQ(merged.code, kFailed) << merged.err;
+  EXPECT_THAT(merged.out, AllOf(HasSubstr("<testsuites"), HasSubstr("averaged twice")));
+  EXPECT_THAT(merged.err, HasSubstr("\nFAILED  "));
+  const auto cases = record("all").cases;
+  ASSERT_EQ(cases.size(), 2u);
+  ASSERT_EQ(cases[1].id, kCase);
+  EXPECT_FALSE(cases[1].files.empty());
+  EXPECT_THAT(cases[1].message, HasSubstr("    folder  " + place("all") + "/fail/" + kCase + "\n"));
+  EXPECT_EQ(cases[1].files, record("red").cases.at(0).files);
+  for (const auto& file : cases[1].files)
+    EXPECT_EQ(text_of(place("all") + "/" + file), text_of(place("red") + "/" + file)) << file;
+}
+
+// A record from elsewhere writes nowhere but into the merged report's own folder.
+TEST_F(Records, AFileThatIsNoFailuresIsNotCopied) {
+  const auto a = write("a", kEqual, kEqual);
+  auto one = record("a");
+  write_file(place("secret"), "it");
+  one.cases[0].files = {"../secret", "fail/../../secret", "fail/x/none", "run.json"};
+  write_file(a + "/run.json", reports::to_json(one));
+  EXPECT_EQ(result_of_words({"report", "merge", a, "--report", place("deep/out")}).code, kHeld);
+  EXPECT_TRUE(record("deep/out").cases[0].files.empty());
+  EXPECT_NE(access(place("deep/secret").c_str(), R_OK), 0);
+}
+
+TEST_F(Records, WhatDoesNotGoTogetherIsAUsageErrorByName) {
+  const auto a = write("a", kEqual, kEqual), b = write("b", kWrong, kEqual);
+  const auto two = result_of_words({"report", "merge", a, b, "--report", place("out")});
+  EXPECT_EQ(two.code, kUsage);
+  EXPECT_THAT(two.err, AllOf(HasSubstr(kCase), HasSubstr("equal in " + a + " and failed in " + b)));
+  EXPECT_NE(access((place("out") + "/run.json").c_str(), R_OK), 0);
+  EXPECT_EQ(result_of_words({"report", "merge", a, "--report", a}).code, kUsage);
+  EXPECT_EQ(result_of_words({"report", "merge", place("none"), "--report", place("out")}).code,
+            kUsage);
+  write_file(place("text"), "{}");
+  EXPECT_EQ(result_of_words({"diff", a, place("text")}).code, kUsage);
+}
+
+TEST_F(Records, ADifferenceThatIsWorseIsExitCodeOne) {
+  const auto a = write("a", kEqual, kWrong), b = write("b", kWrong, kEqual);
+  EXPECT_EQ(result_of_words({"diff", a, a}).code, kHeld);
+  const auto said = result_of_words({"diff", a, b, "--json", "-"});
+  EXPECT_EQ(said.code, kFailed);
+  const auto json = nlohmann::json::parse(said.out);
+  EXPECT_EQ(json.at("newly_failing").at(0).at("id"), kCase);
+  EXPECT_EQ(json.at("newly_passing").at(0).at("id"), kOther);
+  EXPECT_THAT(said.err, HasSubstr("newly failing: 1 case\n  " + kCase));
+}
+
+}  // namespace
+}  // namespace equigrad::conformance::cli
