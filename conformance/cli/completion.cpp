@@ -85,7 +85,7 @@ void add_known(const CLI::App& app, const std::string& path, std::vector<KnownCo
 }
 
 // 'it' for a shell.
-std::string quoted(const std::string& text) {
+std::string shell_quoted(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
@@ -107,13 +107,13 @@ std::string branch(const std::string& pattern, const std::string& action) {
 std::string patterns_of_paths(const std::vector<KnownCommand>& all) {
   Strings paths;
   for (const auto& command : all)
-    if (!command.path.empty()) paths.push_back(quoted(command.path));
+    if (!command.path.empty()) paths.push_back(shell_quoted(command.path));
   return joined_by(paths, "|");
 }
 
 std::string patterns_of(const KnownCommand& command, const KnownOption& option) {
   Strings patterns;
-  for (const auto& name : option.names) patterns.push_back(quoted(command.path + " " + name));
+  for (const auto& name : option.names) patterns.push_back(shell_quoted(command.path + " " + name));
   return joined_by(patterns, "|");
 }
 
@@ -124,35 +124,36 @@ struct Actions {
   std::function<std::string(const KnownCommand&)> words;
 };
 
-std::string cases_of(const std::vector<KnownCommand>& all, const std::string& before,
-                     const Actions& actions) {
+std::string branches_of(const std::vector<KnownCommand>& all, const std::string& before,
+                        const Actions& actions) {
   std::string values, words;
   for (const auto& command : all) {
     for (const auto& option : command.options)
       if (option.takes) values += branch(patterns_of(command, option), actions.value(option));
-    words += branch(quoted(command.path), actions.words(command));
+    words += branch(shell_quoted(command.path), actions.words(command));
   }
   return "  case \"$at " + before + "\" in\n" + values + "  esac\n  case \"$at\" in\n" + words +
          "  esac\n";
 }
 
 std::string for_bash(const std::vector<KnownCommand>& all) {
-  const Actions actions{
-      [](const KnownOption& option) {
-        if (option.values.empty())
-          return std::string("COMPREPLY=($(compgen -f -- \"$word\")); return");
-        const std::string list = option.is_list ? "\"${word##*,}\"" : "\"$word\"";
-        std::string action = "COMPREPLY=($(compgen -W " + quoted(joined_by(option.values, " ")) +
-                             " -- " + list + "))";
-        if (option.is_list)
-          action +=
-              "; [[ $word != *,* ]] || "
-              "COMPREPLY=(\"${COMPREPLY[@]/#/${word%,*},}\")";
-        return action + "; return";
-      },
-      [](const KnownCommand& command) {
-        return "COMPREPLY=($(compgen -W " + quoted(words_of_command(command)) + " -- \"$word\"))";
-      }};
+  const Actions actions{[](const KnownOption& option) {
+                          if (option.values.empty())
+                            return std::string("COMPREPLY=($(compgen -f -- \"$word\")); return");
+                          const std::string list = option.is_list ? "\"${word##*,}\"" : "\"$word\"";
+                          std::string action = "COMPREPLY=($(compgen -W " +
+                                               shell_quoted(joined_by(option.values, " ")) +
+                                               " -- " + list + "))";
+                          if (option.is_list)
+                            action +=
+                                "; [[ $word != *,* ]] || "
+                                "COMPREPLY=(\"${COMPREPLY[@]/#/${word%,*},}\")";
+                          return action + "; return";
+                        },
+                        [](const KnownCommand& command) {
+                          return "COMPREPLY=($(compgen -W " +
+                                 shell_quoted(words_of_command(command)) + " -- \"$word\"))";
+                        }};
   return "# equigrad completion bash: eval \"$(equigrad completion bash)\"\n"
          "_equigrad() {\n"
          "  local word=${COMP_WORDS[COMP_CWORD]} at= i\n"
@@ -163,7 +164,7 @@ std::string for_bash(const std::vector<KnownCommand>& all) {
          ") at=\"$at ${COMP_WORDS[i]}\" ;;\n"
          "    esac\n"
          "  done\n" +
-         cases_of(all, "${COMP_WORDS[COMP_CWORD-1]}", actions) +
+         branches_of(all, "${COMP_WORDS[COMP_CWORD-1]}", actions) +
          "  [[ $word == -* || ${#COMPREPLY[@]} -gt 0 ]] || "
          "COMPREPLY=($(compgen -f -- \"$word\"))\n"
          "}\n"
@@ -188,7 +189,7 @@ std::string for_zsh(const std::vector<KnownCommand>& all) {
          ") at=\"$at ${words[i]}\" ;;\n"
          "    esac\n"
          "  done\n" +
-         cases_of(all, "${words[CURRENT-1]}", actions) +
+         branches_of(all, "${words[CURRENT-1]}", actions) +
          "  _files\n"
          "}\n"
          "if [[ $funcstack[1] == _equigrad ]]; then _equigrad \"$@\"; "
@@ -204,23 +205,23 @@ std::string for_fish(const std::vector<KnownCommand>& all) {
       "    switch \"$at $word\"\n"
       "      case";
   for (const auto& command : all)
-    if (!command.path.empty()) text += " " + quoted(command.path);
+    if (!command.path.empty()) text += " " + shell_quoted(command.path);
   text +=
       "\n        set at \"$at $word\"\n    end\n  end\n  test \"$at\" = "
       "\"$argv[1]\"\nend\n";
   for (const auto& command : all) {
     const std::string line =
-        "complete -c equigrad -n " + quoted("__equigrad_at " + quoted(command.path));
+        "complete -c equigrad -n " + shell_quoted("__equigrad_at " + shell_quoted(command.path));
     for (const auto* one : command.commands)
-      text += line + " -f -a " + quoted(one->get_name()) + " -d " + quoted(one->get_description()) +
-              "\n";
+      text += line + " -f -a " + shell_quoted(one->get_name()) + " -d " +
+              shell_quoted(one->get_description()) + "\n";
     for (const auto& option : command.options) {
       text += line;
       for (const auto& name : option.names)
         text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       if (option.takes) text += option.values.empty() ? " -r" : " -x";
-      if (!option.values.empty()) text += " -a " + quoted(joined_by(option.values, " "));
-      text += " -d " + quoted(option.words) + "\n";
+      if (!option.values.empty()) text += " -a " + shell_quoted(joined_by(option.values, " "));
+      text += " -d " + shell_quoted(option.words) + "\n";
     }
   }
   return text;

@@ -61,7 +61,7 @@ std::string scale_words(const reference::LossScaleSpec& scale) {
          " rule, from " + initial;
 }
 
-std::string precision_words(const CaseSpec& spec, const reference::Recipe& recipe) {
+std::string types_of(const CaseSpec& spec, const reference::Recipe& recipe) {
   const auto& precision = recipe.precision;
   std::string text = word(spec.precision) + ": parameters " + type_word(recipe.compute_dtype) +
                      ", masters " + type_word(precision.master_dtype) + ", optimizer states " +
@@ -149,7 +149,7 @@ Words words_of(const CaseSpec& spec) {
                               " optimizer steps, looked at after every pass and step"},
                  {"model", spec.model + ": " + model_words(spec.model)},
                  {"stage", stage_words(spec.stage)},
-                 {"precision", precision_words(spec, recipe)},
+                 {"precision", types_of(spec, recipe)},
                  {"ranks", ranks_words(spec, recipe)},
                  {"micro-batches", std::to_string(spec.accumulation) + " a step and rank"},
                  {"clipping", clip_words(spec.clip)},

@@ -55,6 +55,8 @@ TEST(RunChanges, OnlyAWorseVerdictIsWorse) {
   const auto worse = [](const Record& a, const Record& b) { return changes(a, b).is_worse(); };
   const auto held = run_of({kEqual, kEqual}), wrong = run_of({kEqual, kFailed});
   EXPECT_FALSE(worse(held, held));
+  EXPECT_TRUE(changes(held, held).only_before.empty());
+  EXPECT_TRUE(changes(held, held).only_after.empty());
   EXPECT_FALSE(worse(wrong, held));
   EXPECT_FALSE(worse(wrong, wrong));
   EXPECT_TRUE(worse(held, wrong));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/tests/command_result.hpp"
@@ -80,6 +81,25 @@ TEST_F(Records, WithNothingToRepeatTheVerdictIsThatOfTheRecord) {
   const auto said = run({"--failed"}, "void");
   EXPECT_EQ(said.code, kFailed);
   EXPECT_THAT(said.out, HasSubstr("\nVOID\n"));
+}
+
+// Drawn again from the numbers in their ids, in the same run as the others.
+TEST_F(Records, GeneratedCasesAreRepeatedBesideTheOthers) {
+  write("red", kWrong, kEqual);
+  auto one = record("red");
+  one.cases.push_back({.id = "Generated.5.1.2", .verdict = kWrong, .message = "it"});
+  write_file(place("red") + "/run.json", reports::to_json(one));
+  const auto ids = [&] {
+    std::set<std::string> ids;
+    for (const auto& one : record("again").cases) ids.insert(one.id);
+    return ids;
+  };
+  const auto both = run({"--failed", place("red")}, "again");
+  EXPECT_EQ(both.code, kHeld) << both.out << both.err;
+  EXPECT_EQ(ids(), (std::set<std::string>{kCase, "Generated.5.1.2"}));
+  const auto drawn = run({"Generated", "--failed", place("red")}, "again");
+  EXPECT_EQ(drawn.code, kHeld) << drawn.out << drawn.err;
+  EXPECT_EQ(ids(), (std::set<std::string>{"Generated.5.1.2"}));
 }
 
 TEST_F(Records, WhatTheRunHadIsAskedForAgain) {

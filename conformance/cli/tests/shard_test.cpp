@@ -46,6 +46,12 @@ TEST(Shard, TheyAreDisjointAndTogetherAllOfIt) {
   }
 }
 
+// A twin is taken apart where there would be too little for a shard otherwise.
+TEST(Shard, NoneIsEmpty) {
+  for (const auto& shard : all_shards({{"a", "a", 100}, {"b.1", "b", 1}, {"b.2", "b", 1}}, 3))
+    EXPECT_EQ(shard.size(), 1u);
+}
+
 TEST(Shard, TheyDependOnTheCasesAloneNotOnTheirOrder) {
   auto cases = some_cases();
   const auto before = all_shards(cases, 5);
