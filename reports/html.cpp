@@ -116,7 +116,7 @@ std::string group_anchor(const std::string& stage, const std::string& precision,
   return anchor("zero" + stage + "." + precision + ".w" + ranks);
 }
 
-std::string to_html(const Run& run) {
+std::string to_html(const Run& run, const Surroundings& around) {
   constexpr size_t kFailureBytes = 100'000;
   // The list of cases has the first claim on the page; what it leaves goes to failures in full.
   const size_t listed_bytes = 100 * run.cases.size();
@@ -150,7 +150,7 @@ std::string to_html(const Run& run) {
   const std::string top = page_causes(run, failure_bytes, shown) + page_matrix(run);
   const std::string rest = page_contract(run) + page_claims(run) + page_self_checks(run) +
                            page_memory(run) + page_underflow(run) + page_generated(run) +
-                           page_not_run(run);
+                           page_not_run(run) + page_history(run, around);
   page.html = top + rest;
   const size_t used = to_html(page).size() + kMarginBytes;
   page.html = top + page_cases(run, used < kPageBytes ? kPageBytes - used : 0, shown) + rest;

@@ -48,28 +48,6 @@ int64_t uncaught(const Losses& losses) {
                        [](const auto& one) { return !one.caught; });
 }
 
-std::string verdict(const Losses& losses) {
-  switch (outcome(losses)) {
-    case Outcome::Held:
-      return "after each of " + grouped(points_of(losses)) +
-             " losses the old checkpoint or the new one was there, whole, and what was damaged was "
-             "refused.";
-    case Outcome::Failed:
-      return count_of(wrong_of(losses), "point") + " of " + grouped(points_of(losses)) +
-             " left what must not be.";
-    case Outcome::Void:
-      return count_of(uncaught(losses), "careless saver") +
-             " went unseen: a mistake like it in the engine would too.";
-    case Outcome::Broken:
-      return clean(losses.failure);
-    case Outcome::Inconclusive:
-      return "nothing was tried.";
-    case Outcome::Interrupted:
-      return "this is what was found so far.";
-  }
-  return {};
-}
-
 void write_parts(std::ostringstream& out, const Losses& losses) {
   char line[256];
   std::snprintf(line, sizeof line, "# %-10s %9s %8s %8s %8s %8s %6s %8s  %s\n", "part", "points",
@@ -114,6 +92,28 @@ Outcome outcome(const Losses& losses) {
 
 int exit_code(const Losses& losses) { return exit_code(outcome(losses), losses.signal); }
 
+std::string verdict_text(const Losses& losses) {
+  switch (outcome(losses)) {
+    case Outcome::Held:
+      return "after each of " + grouped(points_of(losses)) +
+             " losses the old checkpoint or the new one was there, whole, and what was damaged was "
+             "refused.";
+    case Outcome::Failed:
+      return count_of(wrong_of(losses), "point") + " of " + grouped(points_of(losses)) +
+             " left what must not be.";
+    case Outcome::Void:
+      return count_of(uncaught(losses), "careless saver") +
+             " went unseen: a mistake like it in the engine would too.";
+    case Outcome::Broken:
+      return clean(losses.failure);
+    case Outcome::Inconclusive:
+      return "nothing was tried.";
+    case Outcome::Interrupted:
+      return "this is what was found so far.";
+  }
+  return {};
+}
+
 std::string to_json(const Losses& losses) {
   return document_lines({{"schema_version", losses.schema_version},
                          {"outcome", word(outcome(losses))},
@@ -138,7 +138,7 @@ std::string to_terminal(const Losses& losses) {
   for (const auto& failure : losses.failures)
     out << "WRONG  " << clean(failure.point) << "\n  " << clean(failure.message) << "\n"
         << replay_line(failure.replay);
-  out << upper_case(word(outcome(losses))) << "  " << verdict(losses) << "\n"
+  out << upper_case(word(outcome(losses))) << "  " << verdict_text(losses) << "\n"
       << replay_line(losses.failures.empty() ? losses.command : losses.failures[0].replay);
   return out.str();
 }

@@ -62,7 +62,10 @@ struct Losses {
 Outcome outcome(const Losses& losses);
 int exit_code(const Losses& losses);  // 0, 1, 3, 4 where nothing was tried, 128 + signal
 
+std::string verdict_text(const Losses& losses);  // one sentence
+
 std::string to_json(const Losses& losses);  // crash.schema.json
+std::string to_html(const Losses& losses);  // one page; needs no other file
 std::string to_terminal(const Losses& losses);
 
 }  // namespace equigrad::reports

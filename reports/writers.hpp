@@ -21,11 +21,12 @@
 //   starts no command.
 // Units: bytes; times in JUnit are in seconds.
 // Errors: none; annotations of a run in which nothing went wrong are an empty string.
-// Depends on: reports/record.hpp.
+// Depends on: reports/record.hpp, reports/history.hpp.
 #pragma once
 
 #include <string>
 
+#include "reports/history.hpp"
 #include "reports/record.hpp"
 
 namespace equigrad::reports {
@@ -39,7 +40,7 @@ inline constexpr size_t kAnnotations = 10;
 
 std::string to_terminal(const Run& run, const TerminalOptions& options = {});
 std::string to_junit(const Run& run);
-std::string to_html(const Run& run);
+std::string to_html(const Run& run, const Surroundings& around = {});
 std::string to_markdown(const Run& run, size_t max_bytes = 900 * 1024);
 std::string to_annotations(const Run& run);
 

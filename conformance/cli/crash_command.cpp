@@ -30,7 +30,7 @@ void add_crash(CLI::App& app, CrashCommand& command) {
                  "One point alone, by its name in a report, such as "
                  "zero2.w3.fp16.new.power.7-4-4.s12");
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
-  app.add_option("--report", command.report, "Folder for crash.json");
+  app.add_option("--report", command.report, "Folder for crash.html, crash.json");
   app.add_option("--timeout-scale", command.timeout_scale, "Multiplies every time-out")
       ->check(above_zero());
   app.add_flag("-q,--quiet", command.quiet, "No progress");
@@ -55,9 +55,9 @@ int crash_command(const CrashCommand& command) {
       return kUsage;
     }
   }
-  const std::string report = command.report + "/crash.json";
+  const std::string report = command.report + "/crash.json", page = command.report + "/crash.html";
   make_directory(command.report);
-  unlink(report.c_str());
+  for (const auto& file : {report, page}) unlink(file.c_str());
   check_writable(command.json);
   const auto environment = environment_here();
   auto losses = crash::run_crash(options);
@@ -68,9 +68,10 @@ int crash_command(const CrashCommand& command) {
   const bool is_written = was_written([&] {
     const auto json = reports::to_json(losses);
     write_file(report, json);
+    write_file(page, reports::to_html(losses));
     if (!command.json.empty()) write_file(command.json, json);
   });
-  if (is_written) out << "# report: " << absolute(report) << "\n";
+  if (is_written) out << "# report: " << absolute(page) << "\n";
   const int code = reports::exit_code(losses);
   return code == kHeld && !is_written ? kInfrastructure : code;
 }

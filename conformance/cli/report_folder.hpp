@@ -2,6 +2,7 @@
 // folders as all commands read and write them.
 //
 //   index.html  run.json  junit.xml  fail/<case>/: failure_folder.hpp
+//   history.jsonl: a line for each run (reports/history.hpp); stays
 //
 // Invariants: clearing removes these and nothing else: a file or folder of another name stays, and
 // so does the folder that it is in.

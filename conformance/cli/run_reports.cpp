@@ -16,6 +16,15 @@ namespace {
 
 bool is_pure(const RunCommand& command) { return command.json == "-" || command.junit == "-"; }
 
+// The pages of other commands there, and what earlier runs found.
+reports::Surroundings surroundings_of(const std::string& folder) {
+  reports::Surroundings around;
+  around.earlier = reports::read_history(read_file(folder + "/history.jsonl"));
+  for (const char* page : {"faults.html", "compare.html", "race.html", "crash.html"})
+    if (access((folder + "/" + page).c_str(), R_OK) == 0) around.pages.emplace_back(page);
+  return around;
+}
+
 }  // namespace
 
 bool has_one_document(const RunCommand& command) {
@@ -46,7 +55,11 @@ void say_run(const RunCommand& command, const reports::Run& run) {
 }
 
 void write_run_reports(const RunCommand& command, const reports::Run& run) {
-  write_file(command.report + "/index.html", reports::to_html(run));
+  const std::string history = command.report + "/history.jsonl";
+  auto around = surroundings_of(command.report);
+  write_file(command.report + "/index.html", reports::to_html(run, around));
+  around.earlier.push_back(reports::past_run(run));
+  write_file(history, reports::history_lines(around.earlier));
   write_file(command.report + "/run.json", reports::to_json(run));
   write_file(command.report + "/junit.xml", reports::to_junit(run));
   if (!command.json.empty()) write_file(command.json, reports::to_json(run));

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reports/tests/example_run.hpp"
 #include "reports/tests/schema.hpp"
 
 namespace equigrad::conformance {
@@ -108,6 +109,20 @@ TEST(Losses, WhatIsWrittenKeepsToThePublishedSchemaWhichRefusesTheRest) {
       bad.push_back(changed.dump());
     }
   EXPECT_THAT(schema_problems("crash.schema.json", bad), Each(Not("")));
+}
+
+TEST(Losses, ThePageSaysWhatWasTriedAndWhatWentUnseenAndIsInert) {
+  Losses losses = example();
+  losses.careless.push_back({"hasty", "does not flush", false, "", "", 12});
+  losses.failures = {{"zero2.w3.x", kHostile, kHostile}};
+  const std::string page = reports::to_html(losses);
+  for (const char* words : {"<code>hasty</code></th><td class=\"v bad\"><span>✗ unseen",
+                            "<code>latest_first</code></th><td class=\"v m0\"><span>✓ caught",
+                            "id=\"point.zero2.w3.x\"", "&lt;script&gt;alert(1)"})
+    EXPECT_THAT(page, HasSubstr(words));
+  EXPECT_THAT(page, Not(HasSubstr("<script>alert")));
+  for (const auto& part : losses.parts)
+    EXPECT_THAT(page, HasSubstr("<th scope=\"row\">" + part.name));
 }
 
 }  // namespace
