@@ -6,16 +6,20 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <equigrad_build_info.hpp>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/option_checks.hpp"
+#include "conformance/ranks/interrupt.hpp"
 #include "engine/comm/launch.hpp"
 #include "engine/error.hpp"
 #include "perf/race/gate.hpp"
 #include "perf/race/memory.hpp"
+#include "perf/race/rank_processes.hpp"
 #include "perf/race/scratch.hpp"
 #include "perf/race/suites.hpp"
 #include "perf/scale/scale.hpp"
@@ -101,7 +105,11 @@ int race_command(RaceCommand command, const std::string& line) {
   const Scratch scratch;
   race.bandwidth_bytes_per_s = measure_bandwidth(command.programs.worker, scratch.path());
   for (const auto& group : groups) {
-    race.groups.push_back(run_group(group, {scratch.path(), 0.95, !command.no_proof}));
+    try {
+      race.groups.push_back(run_group(group, {scratch.path(), 0.95, !command.no_proof}));
+    } catch (const Interrupted&) {
+      break;  // what is done is told
+    }
     set_limits(race.groups.back(), race.bandwidth_bytes_per_s);
     race.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
     race.load_after = load();
@@ -384,6 +392,28 @@ void add_race(CLI::App& app, RaceCommand& race) {
   racing->add_flag("--no-proof", race.no_proof, "Times without proof are no result");
 }
 
+// An interrupt wins over whatever it made fail.
+int guarded(const std::string& name, const std::function<int()>& command) {
+  int code = 3;
+  std::string complaint;
+  conformance::ranks::watch_interrupts();
+  try {
+    code = command();
+  } catch (const UsageError& error) {
+    complaint = error.what();
+    code = 2;
+  } catch (const std::exception& error) {
+    complaint = error.what();
+  } catch (const Interrupted&) {
+    code = 3;
+  }
+  const int signal = conformance::ranks::interrupted();
+  if (signal != 0)
+    complaint = "stopped by signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
+  if (!complaint.empty()) std::fprintf(stderr, "%s: %s\n", name.c_str(), complaint.c_str());
+  return signal != 0 ? 128 + signal : code;
+}
+
 }  // namespace
 
 int run_commands(int argc, char** argv) {
@@ -424,7 +454,7 @@ int run_commands(int argc, char** argv) {
     std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
     return 2;
   }
-  try {
+  return guarded(name, [&] {
     if (app.got_subcommand("counts")) return counts_command(gate);
     if (app.got_subcommand("leaks")) return leaks_command(gate);
     if (app.got_subcommand("gate")) return times_command(gate);
@@ -432,13 +462,7 @@ int run_commands(int argc, char** argv) {
     if (app.got_subcommand("memory")) return memory_command(gate.worker);
     if (app.got_subcommand("scale")) return scale_command(scale, gate.worker);
     return race_command(race, joined(argc, argv));
-  } catch (const UsageError& error) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
-    return 3;
-  }
+  });
 }
 
 }  // namespace equigrad::perf

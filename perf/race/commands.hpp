@@ -10,7 +10,8 @@
 //   equigrad bench scale                                a step of many ranks, played
 //
 // Errors: told on stderr; exit code 0, 1 for a finding, 2 for a wrong command, 3 when it broke, 4
-// where `gate` stays inconclusive.
+// where `gate` stays inconclusive, 130 or 143 when it was interrupted: a race has then told the
+// groups that it had run.
 // Depends on: suites.hpp, gate.hpp.
 #pragma once
 

@@ -1,6 +1,7 @@
 #include "perf/race/rank_processes.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,8 @@
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
+
+#include "conformance/ranks/interrupt.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -24,6 +27,16 @@ void print_into(const std::string& path) {
   dup2(file, STDOUT_FILENO);
   dup2(file, STDERR_FILENO);
   close(file);
+}
+
+// Until there is something to read, or it has taken too long, which receive() says.
+void await_answer(const Channel& channel) {
+  const auto until = std::chrono::steady_clock::now() + kTimeout;
+  for (int ready = 0; ready <= 0 && std::chrono::steady_clock::now() < until;) {
+    pollfd wanted{channel.descriptor(), POLLIN, 0};
+    ready = poll(&wanted, 1, /*ms=*/1000);
+    if (conformance::ranks::interrupted() != 0) throw Interrupted{};
+  }
 }
 
 }  // namespace
@@ -63,6 +76,7 @@ void RankProcesses::fork_rank(const std::vector<std::string>& command, int rank,
   if (process < 0) throw std::runtime_error("[race] cannot fork a rank of " + name_ + ".");
   if (process == 0) {
     fcntl(pair[1], F_SETFD, 0);
+    std::signal(SIGINT, SIG_IGN);
     setenv("OMP_NUM_THREADS", "1", 1);
     setenv("MKL_NUM_THREADS", "1", 1);
     print_into(log);
@@ -94,6 +108,7 @@ std::vector<nlohmann::json> RankProcesses::ask(const nlohmann::json& request) {
   for (std::size_t rank = 0; rank < channels_.size(); ++rank) {
     nlohmann::json answer;
     try {
+      await_answer(channels_[rank]);
       answer = channels_[rank].receive(kTimeout);
     } catch (const std::exception& error) {
       fail(rank, error.what());

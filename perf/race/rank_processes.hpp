@@ -4,10 +4,12 @@
 // added. C is a socket on which it answers JSON lines (perf/worker/channel.hpp). What it prints
 // goes to a file a rank, and into the error when the rank fails.
 //
-// Invariants: a request is sent to all ranks before any answer is awaited. They end with this.
+// Invariants: a request is sent to all ranks before any answer is awaited. They end with this; a
+// Ctrl-C of the terminal does not reach them.
 // Errors: std::runtime_error naming contestant and rank, with what the rank said; also where an
-// answer takes longer than four minutes.
-// Depends on: perf/worker/channel.hpp, POSIX. No torch.
+// answer takes longer than four minutes. Interrupted.
+// Depends on: perf/worker/channel.hpp, conformance/ranks/interrupt.hpp (sources only), POSIX. No
+// torch.
 #pragma once
 
 #include <sys/types.h>
@@ -19,6 +21,9 @@
 #include "perf/worker/channel.hpp"
 
 namespace equigrad::perf {
+
+// A signal came while an answer was awaited. No std::exception: it is no contestant's failure.
+struct Interrupted {};
 
 class RankProcesses {
  public:

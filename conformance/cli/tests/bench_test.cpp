@@ -78,24 +78,55 @@ TEST(Bench, AProgramThatIsMissingIsNamedWithHowToBuildIt) {
                                  HasSubstr("No such file"), HasSubstr("--target equigrad_perf")));
 }
 
-TEST(Bench, ASignalReachesTheProgram) {
-  const char* path = program();
-  const pid_t process = fork();
-  if (process == 0) {
-    if (freopen("/dev/null", "w", stdout) != nullptr) execl(path, path, "bench", "noise", nullptr);
-    _exit(127);
+class BenchSignal : public InAFolder {
+ protected:
+  // Of `equigrad bench WORDS`, whose temporary files are in folder_/tmp, once `until` is there.
+  int ended_by(std::vector<std::string> words, const std::string& until, int signal) {
+    std::filesystem::create_directory(folder_ + "/tmp");
+    words.insert(words.begin(), {program(), "bench"});
+    const pid_t process = fork();
+    if (process == 0) {
+      std::vector<char*> argv;
+      for (auto& word : words) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      setenv("TMPDIR", (folder_ + "/tmp").c_str(), 1);
+      if (freopen((folder_ + "/out").c_str(), "w", stdout) != nullptr &&
+          freopen((folder_ + "/err").c_str(), "w", stderr) != nullptr)
+        execv(argv[0], argv.data());
+      _exit(127);
+    }
+    for (int tries = 0; tries < 6000 && !is_there(until); ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_TRUE(is_there(until)) << text_of(folder_ + "/err");
+    kill(process, signal);
+    int status = 0;
+    waitpid(process, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+    return WEXITSTATUS(status);
   }
-  const std::string link = "/proc/" + std::to_string(process) + "/exe";
-  std::error_code ignored;
-  for (int tries = 0; tries < 1500; ++tries) {
-    if (std::filesystem::read_symlink(link, ignored).filename() == "equigrad_perf") break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  bool is_there(const std::string& name) const {
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_, ignored))
+      if (entry.path().filename() == name) return true;
+    return false;
   }
-  EXPECT_EQ(std::filesystem::read_symlink(link, ignored).filename(), "equigrad_perf");
-  kill(process, SIGTERM);
-  int status = 0;
-  waitpid(process, &status, 0);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+};
+
+TEST_F(BenchSignal, EndsItAndLeavesNothing) {
+  EXPECT_EQ(ended_by({"noise"}, "rank1.log", SIGTERM), 143);
+  EXPECT_THAT(text_of(folder_ + "/err"), HasSubstr("equigrad bench: stopped by signal 15"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/tmp"));
+}
+
+TEST_F(BenchSignal, ARaceTellsTheGroupsThatItHadRun) {
+  EXPECT_EQ(ended_by({"race", "--suite", "smoke", "--no-peers", "--no-proof", "--rounds", "1",
+                      "--report", folder_ + "/report"},
+                     "race.html", SIGINT),
+            130);
+  EXPECT_THAT(text_of(folder_ + "/out"),
+              AllOf(HasSubstr("| Equigrad stage 3 | "), HasSubstr("# small\n"),
+                    ::testing::Not(HasSubstr("# 100 tensors\n"))));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/tmp"));
 }
 
 }  // namespace
