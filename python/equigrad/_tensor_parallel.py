@@ -15,6 +15,8 @@ from equigrad._split_modules import count_own_heads, gathers_output, kind_of, sh
 _WHERE = "initialize"
 _SECTION = "tensor_parallel"
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# What Megatron, and layers of DeepSpeed's, set at a parameter of which every rank has a part.
+_MARKS_OF_PARTS = ("tensor_model_parallel", "model_parallel")
 # What tp_model_init has said, at the model.
 _RECORD = "_equigrad_tensor_parallel"
 
@@ -236,6 +238,12 @@ def _check_can_be_cut(model: torch.nn.Module, modules: dict[str, torch.nn.Module
         if "_equigrad_how" in module.__dict__:
             raise _core.Error(
                 f'[{_WHERE}] expected a whole model, got one whose "{name}" was split for another engine. Make the model anew.'
+            )
+    for name, parameter in model.named_parameters():
+        if any(getattr(parameter, mark, False) is True for mark in _MARKS_OF_PARTS):
+            raise _core.Error(
+                f'[{_WHERE}] expected a whole model, got one whose "{name}" is marked as a part that another library has cut. Give the '
+                "model before it is cut: the engine cuts it."
             )
     config = getattr(model, "config", None)
     if getattr(config, "pretraining_tp", 1) > 1 and getattr(config, "slow_but_exact", False):

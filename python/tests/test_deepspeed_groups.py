@@ -13,7 +13,7 @@ import ranks
 import tensor_models as models
 from equigrad import deepspeed
 from equigrad.deepspeed.utils import groups
-from tensor_runs import configuration, errors_of, trained
+from tensor_runs import configuration, errors_of, trained, without_optimizer
 
 SKIPPED = {
     "partition_config": {"use_default_specs": False, "layer_specs": [{"patterns": [".*weight$"], "partition_type": "skip"}]}
@@ -100,7 +100,7 @@ def disagreeing() -> list[str]:
     for more in ({}, {"mpu": object()}):
         given = deepspeed.tp_model_init(models.Decoder(), 1, torch.float32, tp_group=object()) if more else model
         with pytest.raises(ValueError) as refused:
-            deepspeed.initialize(model=given, config=configuration(2), **more)
+            deepspeed.initialize(model=given, config=without_optimizer(configuration(2)), **more)
         said.append(str(refused.value))
     deepspeed.set_autotp_mode(training=False)
     return said
@@ -110,6 +110,34 @@ def test_who_disagrees_is_a_value_error_too() -> None:
     for said in ranks.run(2, disagreeing):
         assert said[0].startswith("[tensor_parallel.autotp_size] expected one value, got 1 by tp_model_init and 2")
         assert "tp_model_init provided tp_group" in said[1]
+
+
+def by_the_older_way() -> tuple[int, int]:
+    config = configuration(1, train_batch_size=4, gradient_accumulation_steps=1)
+    del config["tensor_parallel"]
+    model = deepspeed.tp_model_init(models.Decoder(), 2, torch.float32)
+    engine = deepspeed.initialize(model=model, config=config)[0]
+    return engine.train_batch_size(), engine.dp_world_size
+
+
+def test_a_size_that_only_tp_model_init_says_counts_in_the_batch_size() -> None:
+    assert ranks.run(4, by_the_older_way) == [(4, 2)] * 4
+
+
+def marked(mark: str, is_part: bool, tensor: int) -> list[str]:
+    equigrad.init_distributed("gloo")
+    model = models.Decoder()
+    setattr(model.layers[1].mlp.down_proj.weight, mark, is_part)
+    said = errors_of(lambda: deepspeed.initialize(model=model, config=configuration(tensor)))
+    dist.barrier()  # until every rank has its error, none leaves
+    return said
+
+
+def test_a_model_that_another_library_has_cut_is_refused() -> None:
+    for mark in ("tensor_model_parallel", "model_parallel"):
+        assert all('"layers.1.mlp.down_proj.weight" is marked as a part' in said for (said,) in ranks.run(2, marked, mark, True, 2))
+    assert ranks.run(2, marked, "tensor_model_parallel", False, 2) == [[""], [""]]
+    assert ranks.run(2, marked, "tensor_model_parallel", True, 1) == [[""], [""]]  # a group of one rank
 
 
 # ---- A model that stays whole --------------------------------------------------------------------------------------

@@ -16,7 +16,16 @@ import torch
 import torch.distributed as comm
 
 import equigrad
-from equigrad import CommunicationError, Error, NotSupportedError, _core, _ranks, init_distributed, zero_to_fp32
+from equigrad import (
+    CommunicationError,
+    Error,
+    NotSupportedError,
+    _core,
+    _ranks,
+    _tensor_parallel,
+    init_distributed,
+    zero_to_fp32,
+)
 from equigrad._optimizer import Optimizer
 from equigrad._tensor_parallel import set_autotp_mode, tp_model_init
 from equigrad.deepspeed import checkpoint, runtime, sequence, utils, zero
@@ -88,6 +97,7 @@ def _initialize(
             keywords["config"] = text = _ranks.config_without(text, overridden)
             args = None
         is_managed = _is_managed(text)
+        text = _tensor_parallel.merged(text, model, keywords.get("mpu"), keywords.get("mesh_device"))
         load = _core.load_config if named.get("optimizer") is None else _core.load_config_for_client
         config = load(text, _ranks.world_size())
         dtype = getattr(torch, config.compute_dtype)
