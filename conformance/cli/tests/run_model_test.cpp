@@ -134,6 +134,13 @@ TEST_F(RunModel, FiltersChooseCasesAndAWrongOneNamesANearOne) {
   const auto listed = lines_of(run({"--list", "zero3.bf16.w[12].*loss_backward"}).out);
   EXPECT_THAT(listed, SizeIs(2));
   EXPECT_THAT(listed, Each(AllOf(HasSubstr("zero3.bf16.w"), HasSubstr("loss_backward"))));
+  const auto same =
+      run({"--list", "zero3.bf16.w[12]. and not (engine_backward or scale_backward)"});
+  EXPECT_EQ(lines_of(same.out), listed);
+  const auto word = run({"zero3 and not zerro2"});
+  EXPECT_EQ(word.code, kUsage);
+  EXPECT_THAT(word.err, AllOf(HasSubstr("got \"zerro2\""), HasSubstr("zero2.")));
+  EXPECT_THAT(run({"zero3 and zero2"}).err, HasSubstr("but not together"));
   const auto wrong = run({"zero3.fp33.w1"});
   EXPECT_EQ(wrong.code, kUsage);
   EXPECT_THAT(wrong.err, AllOf(HasSubstr("got \"zero3.fp33.w1\""), HasSubstr("zero3.fp32.w1.")));
@@ -142,9 +149,30 @@ TEST_F(RunModel, FiltersChooseCasesAndAWrongOneNamesANearOne) {
   EXPECT_THAT(one.out, HasSubstr("# not run: 2 cases, not selected"));
 }
 
+TEST_F(RunModel, WhatFailedIsRepeatedWithTheSameModel) {
+  EXPECT_EQ(run(small_with({"-q", "--fault", "averaged_twice"})).code, kFailed);
+  std::vector<std::string> failed;
+  const auto before = record();
+  for (const auto& one : before.at("cases"))
+    if (one.at("verdict") == "failed") failed.push_back(one.at("id"));
+  const auto again = [&](const std::vector<std::string>& more) {
+    auto words = small_with({"--fault", "averaged_twice", "--list"});
+    words.insert(words.begin(), more.begin(), more.end());
+    words.push_back("--failed");
+    return run(words);
+  };
+  EXPECT_THAT(failed, SizeIs(3));
+  EXPECT_EQ(lines_of(again({}).out), failed);
+  EXPECT_THAT(lines_of(again({"engine_backward"}).out), SizeIs(1));
+  EXPECT_EQ(again({"zero3"}).code, kUsage);
+}
+
 TEST_F(RunModel, WhatSaysNothingAboutTheModelIsRefused) {
-  for (const auto& words : std::vector<std::vector<std::string>>{
-           {"--covering"}, {"--knobs", "{}"}, {"--data-dir", "."}, {"--fault", "Contract"}}) {
+  for (const auto& words : std::vector<std::vector<std::string>>{{"--covering"},
+                                                                 {"--shard", "1/2"},
+                                                                 {"--knobs", "{}"},
+                                                                 {"--data-dir", "."},
+                                                                 {"--fault", "Contract"}}) {
     const auto said = run(words);
     EXPECT_EQ(said.code, kUsage) << words.front();
     EXPECT_THAT(said.err, AllOf(HasSubstr("expected options of --model"), HasSubstr(words[0])));
