@@ -68,6 +68,20 @@ def test_without_torch_distributed_there_are_sizes_and_no_groups() -> None:
         assert values == {"data": (1, 0), "tensor": (2, rank), "source": 0, "sequence": (1, 0)}
 
 
+def asked_in_deepspeeds_module() -> tuple[int, int, list[str]]:
+    rank = groups.or_theirs(groups.get_data_parallel_rank, lambda: 7)
+    alone = groups.or_theirs(groups.get_data_parallel_rank, None)
+    before, said = rank(), errors_of(alone)
+    deepspeed.initialize(model=models.Decoder(), config=configuration(2))
+    return before, rank(), said
+
+
+def test_before_an_engine_deepspeeds_own_module_answers() -> None:
+    for before, after, (said,) in ranks.run(2, asked_in_deepspeeds_module):
+        assert (before, after) == (7, 0)
+        assert "expected an engine" in said
+
+
 def of_sequences() -> Any:
     equigrad.init_distributed("gloo")
     engine = deepspeed.initialize(model=models.Decoder(), config=sequences(2))[0]

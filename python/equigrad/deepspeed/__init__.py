@@ -206,7 +206,9 @@ def take_over(package: Any) -> None:
     put("checkpoint.ds_to_universal", main=checkpoint.ds_to_universal.main)
     for module in ("utils", "utils.tensor_fragment", "utils.z3_leaf_module"):
         put(module, **{name: getattr(equigrad.utils, name) for name in equigrad.utils.__all__})
-    put("utils.groups", **{name: getattr(utils.groups, name) for name in utils.groups.__all__})
+    there = import_module(f"{package.__name__}.utils.groups")
+    for name in utils.groups.__all__:
+        put("utils.groups", **{name: utils.groups.or_theirs(getattr(utils.groups, name), getattr(there, name, None))})
 
 
 def _take_over_sequences(put: Any) -> None:

@@ -6,6 +6,7 @@ communicates over its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -90,6 +91,15 @@ def _group(size: int, stride: int, world_size: int) -> Any:
         if dist.get_rank() in ranks:
             own = group
     return own
+
+
+def or_theirs(own: Callable[[], Any], theirs: Callable[[], Any] | None) -> Callable[[], Any]:
+    """The question as it stands in DeepSpeed's own module: what that says as long as there is no engine."""
+
+    def asked() -> Any:
+        return own() if _last is not None or theirs is None else theirs()
+
+    return asked
 
 
 def _axes(asked: str) -> Axes:
