@@ -62,7 +62,8 @@ def rows(deepspeed: dict[str, dict], here: dict[str, dict], reasons: list[dict])
         if kind == "skipped":
             reason = _first_line(own["reason"].removeprefix("Skipped: "))
         elif not own.get("reached", True):
-            kind, reason = "not applicable", "No call of it reaches this engine."
+            needs = _rule([one for one in reasons if one.get("unreached")], test, own)
+            kind, reason = "not applicable", needs["reason"] if needs is not None else "No call of it reaches this engine."
         elif kind != "passed":
             rule = _rule(reasons, test, own)
             kind = rule["kind"] if rule is not None else "failed"

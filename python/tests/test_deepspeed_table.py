@@ -64,6 +64,20 @@ def test_what_is_refused_by_name_has_a_column_of_its_own() -> None:
     assert "| `Test::d`  | 1 | passed | refused | A second engine of a model" in page
 
 
+def test_what_a_test_needs_is_told_where_it_does_not_reach_the_engine() -> None:
+    known = outcomes()
+    told = {
+        "OSError: We couldn't connect to 'https://huggingface.co'": "Needs a model of a hub, which is out of reach here.",
+        "RuntimeError: Found no NVIDIA driver": "Needs CUDA.",
+        "else": "No call of it reaches this engine.",
+    }
+    here = [{**ended("failed", text), "reached": False} for text in told]
+    known["equigrad"][OTHER] = {f"{OTHER}::Test::d[{k}]": one for k, one in enumerate(here)}
+    page = table.write(known, "0" * 40, "2")
+    for k, reason in enumerate(told.values()):
+        assert f"| `Test::d` `{k}` | 1 | not run | not applicable | {reason} |" in page
+
+
 def test_tests_that_were_not_run_are_counted() -> None:
     page = table.write({**outcomes(), "listed": {FILE: 6, OTHER: 1}}, "0" * 40, "2")
     assert f"Tests that were not run yet, and are in no number: 2 of `{FILE}`." in page
