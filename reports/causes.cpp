@@ -67,7 +67,7 @@ bool meets(const Case& one, const std::vector<Condition>& conditions) {
 void limit(Cause& cause, const Run& run, const std::vector<const Case*>& executed) {
   for (const char* name : kCauseDimensions) {
     const auto wrong = values_of(cause.cases, name);
-    if (wrong.size() == values_of(executed, name).size()) continue;
+    if (wrong.contains("-") || wrong.size() == values_of(executed, name).size()) continue;
     Condition condition{name, {}};
     for (const auto& value : values(run, name))
       if (wrong.contains(value)) condition.values.push_back(value);

@@ -119,7 +119,7 @@ std::string group_anchor(const std::string& stage, const std::string& precision,
 std::string to_html(const Run& run, const Surroundings& around) {
   constexpr size_t kFailureBytes = 100'000;
   // The list of cases has the first claim on the page; what it leaves goes to failures in full.
-  const size_t listed_bytes = 100 * run.cases.size();
+  const size_t listed_bytes = 50 * run.cases.size();
   const size_t failure_bytes =
       listed_bytes < kPageBytes / 2 - kFailureBytes ? kPageBytes / 2 - listed_bytes : kFailureBytes;
   constexpr size_t kMarginBytes = 10'000;  // closing tags and the lines that say what was left out

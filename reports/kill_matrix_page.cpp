@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "reports/document.hpp"
 #include "reports/kill_matrix.hpp"
 #include "reports/text.hpp"
@@ -16,39 +18,34 @@ std::string fate_cell(Fate fate) {
          "</span></td>";
 }
 
-// A column for each check that caught something; those that catch little come under "others".
-constexpr size_t kColumns = 12;
-
-std::string head_of(const std::vector<CheckCount>& checks) {
-  std::string out = heads({"Fault", "Fate"}) + number_heads({"Steps"}) +
-                    heads({"Located", "Covering"}) + number_heads({"Caught by"});
-  for (const auto& check : checks) out += number_heads({shown(check.check, 40)});
-  out += heads({"Other checks"});
-  for (const char* rule : kRuleNames) out += number_heads({escape_xml(rule)});
-  return out + number_heads({"Time"}) + heads({"Seam", "Stands for"});
+std::string fault_heads() {
+  return heads({"Fault", "Fate"}) + number_heads({"Steps"}) + heads({"Located", "Covering"}) +
+         number_heads({"Caught by"}) +
+         heads({"Checks that saw it", "Rules elsewhere that saw it"}) + number_heads({"Time"}) +
+         heads({"Seam", "Stands for"});
 }
 
-// "1": the first check that saw it; "x": saw it too.
-std::string seen_mark(const FaultRow& row, const std::string& check) {
-  for (const auto& found : row.found)
-    for (size_t i = 0; i < found.checks.size(); ++i)
-      if (found.checks[i] == check) return i == 0 && &found == &row.found[0] ? "1st" : "x";
-  return "";
-}
-
-std::string others(const FaultRow& row, const std::vector<CheckCount>& columns) {
+// Each check once, the one that saw it first in front.
+std::string seen_by(const FaultRow& row) {
   std::vector<std::string> names;
   for (const auto& found : row.found)
-    for (const auto& check : found.checks) {
-      bool known = false;
-      for (const auto& column : columns) known = known || column.check == check;
-      for (const auto& name : names) known = known || name == check;
-      if (!known) names.push_back(check);
-    }
-  return joined(names, " ");
+    for (const auto& check : found.checks)
+      if (std::find(names.begin(), names.end(), check) == names.end()) names.push_back(check);
+  if (names.empty()) return "–";
+  std::string out = "<b>" + shown(names[0], 60) + "</b>";
+  names.erase(names.begin());
+  return names.empty() ? out : out + ", " + shown(joined(names, ", "), 400);
 }
 
-std::string fault_row(const FaultRow& row, const std::vector<CheckCount>& columns) {
+std::string rules_of(const FaultRow& row) {
+  if (!row.has_data) return "–";
+  std::vector<std::string> names;
+  for (size_t i = 0; i < kRulesElsewhere; ++i)
+    if (row.elsewhere[i]) names.emplace_back(kRuleNames[i]);
+  return names.empty() ? "none" : joined(names, ", ");
+}
+
+std::string fault_row(const FaultRow& row) {
   const bool caught = !row.found.empty();
   std::string out = "<tr id=\"" + anchor(row.name) + "\"><th scope=\"row\"><a href=\"#" +
                     anchor(row.name) + "\" title=\"" + shown(row.what, 300) + "\">" +
@@ -57,30 +54,22 @@ std::string fault_row(const FaultRow& row, const std::vector<CheckCount>& column
   out += number_cells({!caught || steps < 0 ? "–" : std::to_string(steps)});
   for (const bool holds : {caught && row.found[0].located, is_covered(row)})
     out += cell(!caught ? "–" : holds ? "yes" : "no", 3);
-  out += number_cells({!caught ? "–" : catches_text(row)});
-  for (const auto& column : columns) out += number_cells({seen_mark(row, column.check)});
-  out += cell(others(row, columns), 300);
-  for (size_t i = 0; i < kRulesElsewhere; ++i)
-    out += number_cells({!row.has_data ? "–" : row.elsewhere[i] ? "x" : ""});
-  return out + number_cells({seconds_text(row.seconds)}) + cell(row.seam, 60) +
+  return out + number_cells({!caught ? "–" : catches_text(row)}) + "<td>" + seen_by(row) + "</td>" +
+         cell(rules_of(row), 200) + number_cells({seconds_text(row.seconds)}) + cell(row.seam, 60) +
          cell(row.bugs.empty() ? "mutant" : joined(row.bugs, " "), 300) + "</tr>\n";
 }
 
 std::string matrix_section(const KillMatrix& matrix) {
-  auto columns = checks_of(matrix);
-  if (columns.size() > kColumns) columns.resize(kColumns);
   std::string rows;
-  for (const auto& one : matrix.faults) rows += fault_row(one, columns);
+  for (const auto& one : matrix.faults) rows += fault_row(one);
   return section(
       "matrix", "Kill matrix",
       "<p class=\"lead\">Steps counts from the one in which the fault first acted. Located: the "
       "failure&#39;s first line names the phase and the step. Covering: a case of the covering "
       "selection, with which every run begins, caught it. Caught by: so many cases; + where not "
-      "all "
-      "were tried. 1st: the check that saw it first; "
-      "x: saw it too. The rules in use elsewhere were given the same tensors; – where the case "
-      "ended before there were any.</p>\n" +
-          table(count_of(matrix.faults.size(), "fault"), head_of(columns), rows, "sort"));
+      "all were tried. The check that saw it first is bold. The rules in use elsewhere were given "
+      "the same tensors; – where the case ended before there were any.</p>\n" +
+          table(count_of(matrix.faults.size(), "fault"), fault_heads(), rows, "sort faults"));
 }
 
 std::string open_article(const std::string& id, const char* tag, const std::string& name,
@@ -121,8 +110,8 @@ std::string first_lines_section(const KillMatrix& matrix) {
         "<a href=\"#" + anchor(one.name) + "\">" + shown(one.name, 120) + "</a>",
         cell(one.what, 300) + cell(line, 400) + "<td><code>" + shown(replay, 400) + "</code></td>");
   }
-  return section(
-      "lines", "What the failures say",
+  return folded_section(
+      "lines", "What the failures say", "the first line of each",
       table("The first line of the case that caught each fault, and how to see it again",
             heads({"Fault", "What it does", "First line, or proof", "Replay"}), rows, "sort"));
 }

@@ -1,5 +1,5 @@
-// Picture: what is drawn of the tensors in which engine and twin first differ on a rank: a sample of
-// got and want, how far off the elements are, and where in each slice the wrong ones lie.
+// Picture: what is drawn of the tensors in which engine and twin first differ on a rank: a sample
+// of got and want, how far off the elements are, and where in each slice the wrong ones lie.
 //
 // Invariants: says nothing about right or wrong; a NaN in place of a NaN is no difference.
 // Shapes: got and want are flat elements [begin, begin + numel) of the whole parameter.

@@ -9,7 +9,9 @@
 namespace equigrad::conformance {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 reports::Case failed_with(const std::string& message) {
@@ -70,6 +72,8 @@ TEST(Causes, SayWhatTheirCasesHaveInCommonAndWhetherSuchCasesHeld) {
   run.cases[511].verdict = reports::Verdict::Equal;
   found = reports::causes(run);
   EXPECT_EQ(found[0].alike_held, 1);
+  run.cases[0].dimensions["section"] = "7";  // of the contract: the others have no such dimension
+  EXPECT_THAT(reports::where_text(reports::causes(run)[0]), Not(HasSubstr("section")));
 }
 
 TEST(Causes, OfARunThatHeldAreNoneAndACrashIsNoFailure) {

@@ -311,6 +311,7 @@ TEST(KillMatrix, APageIsWellFormedAndForeignTextIsText) {
     };
     for (const auto& row : rows) EXPECT_EQ(cells(row), cells(rows[0]));
   }
+  EXPECT_EQ(all(all(tables[0], "tr")[0], "th").size(), 11u) << "as many as fit a window";
   EXPECT_THAT(to_html(matrix), Not(HasSubstr("<script>alert")));
   EXPECT_THAT(to_markdown(matrix), Not(HasSubstr("<script")));
 }
