@@ -3,6 +3,7 @@
 Each part of the sequence runs through its own copy of the model; attention is that of the whole sequence, by the heads of each
 rank; a key/value head that several ranks have gets their gradients added in fp32 in a tree; the loss is the sum of the parts'
 sums in the same tree, by the number of all that count. One backward pass goes through all parts. Nothing of the engine is used.
+Where heads are split over tensor ranks too, each of these has some, of which each rank of a sequence has some.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Repeated(torch.autograd.Function):
 class Meeting:
     """Attention of the parts: meeting(part, query, key, value, *more), all [batch, heads, sequence, width]."""
 
-    def __init__(self, ranks: int, local: Attend) -> None:
-        self._ranks, self._local = ranks, local
+    def __init__(self, ranks: int, local: Attend, tensor: int = 1) -> None:
+        self._ranks, self._local, self._tensor = ranks, local, tensor
         self._given: list[Any] = [None] * ranks
         self._results: tuple[torch.Tensor, ...] = ()
         self._barrier = threading.Barrier(ranks, timeout=60)
@@ -56,10 +57,10 @@ class Meeting:
         self._barrier.abort()
 
     def _by_heads(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any) -> torch.Tensor:
-        copies = max(self._ranks // key.shape[1], 1)
+        copies = max(self._ranks * self._tensor // key.shape[1], 1)
         if copies > 1:
             key, value = Repeated.apply(key, copies), Repeated.apply(value, copies)
-        some = zip(*(of.chunk(self._ranks, 1) for of in (query, key, value)), strict=True)
+        some = zip(*(of.chunk(self._ranks * self._tensor, 1) for of in (query, key, value)), strict=True)
         return torch.cat([self._local(*one, *more) for one in some], 1)
 
 
@@ -70,12 +71,13 @@ def gradients(
     put: Callable[[torch.nn.Module, Attend], Any],
     logits_of: Callable[[torch.nn.Module, int], torch.Tensor],
     shift_labels: torch.Tensor,
+    tensor: int = 1,
 ) -> tuple[torch.Tensor, list[twin.Gradients]]:
     """The loss of the whole sequence, and what each rank adds to the gradient.
 
     put(model, attend): gives a copy of the model its attention. logits_of(model, part): of that part.
     """
-    meeting = Meeting(ranks, local)
+    meeting = Meeting(ranks, local, tensor)
     parts = [copy.deepcopy(model) for _ in range(ranks)]
     labels = shift_labels.chunk(ranks, 1)
     sums: list[Any] = [None] * ranks
