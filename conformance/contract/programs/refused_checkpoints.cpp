@@ -18,6 +18,7 @@
 #include "conformance/contract/programs/programs.hpp"
 #include "conformance/contract/programs/two_groups.hpp"
 #include "engine/checkpoint/digest.hpp"
+#include "engine/checkpoint/manifest.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
@@ -263,9 +264,11 @@ std::size_t behind_header(const std::string& file) {
 }
 
 // With a digest that is its own.
+const std::string kNewerVersion = std::to_string(checkpoint::kManifestVersion + 1);
+
 std::string of_a_newer_version(std::string manifest) {
   const std::string version = "\"version\": ", digest = "\"xxh3_128\": \"";
-  manifest.at(manifest.find(version) + version.size()) = '2';
+  manifest.replace(manifest.find(version) + version.size(), 1, kNewerVersion);
   const auto begin = manifest.find(digest) + digest.size();
   manifest.replace(begin, 32, 32, '0');
   const auto own = checkpoint::digest_of(manifest.data(), manifest.size());
@@ -296,7 +299,7 @@ void changed_files(Play& play) {
   const auto manifest = folder + "/" + kTag + "/manifest.json";
   const auto text = text_of(manifest);
   alone(play, [&] { write(manifest, of_a_newer_version(text)); });
-  one.refuse_load("got version \"2\"", folder, kTag);
+  one.refuse_load("got version \"" + kNewerVersion + "\"", folder, kTag);
   alone(play, [&] { write(manifest, text); });
   one.goes_on("after files that were changed");
   TwoGroups other(play, 7);
