@@ -76,7 +76,8 @@ struct Settings {
   int accumulation = 1;
   std::string text() const {
     return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
-        "gradient_clipping": {}, "prescale_gradients": {}, "zero_optimization": {{"stage": {}, "reduce_bucket_size": 20}},
+        "gradient_clipping": {}, "prescale_gradients": {},
+        "zero_optimization": {{"stage": {}, "reduce_bucket_size": 20}},
         "optimizer": {{"type": "SGD", "params": {{"lr": 0.03125}}}},
         "tensor_parallel": {{"autotp_size": {}}}}})",
                        accumulation, clipping, stage == 1, stage, tensor);
