@@ -78,7 +78,7 @@ std::string quantities_table(const Comparison& comparison) {
     rows += row(shown(one.name, 200), number_cells(cells_of(one)));
   return table("Means over " + std::to_string(comparison.pairs) + " pairs, with " +
                    interval_name(comparison) + " intervals. B - A is of pairs.",
-               heads({""}) + number_heads({"A", "B", "B - A", "B / A"}), rows);
+               heads({"Quantity"}) + number_heads({"A", "B", "B - A", "B / A"}), rows);
 }
 
 std::string runs_table(const Comparison& comparison) {

@@ -123,6 +123,28 @@ std::string group_of(const RaceGroupResult& group) {
                rows);
 }
 
+// Of the fastest of ours in each group, beside the base: nothing is said that its interval leaves
+// open.
+std::string sentences_of(const Race& race) {
+  std::string out;
+  for (const RaceGroupResult& group : race.groups) {
+    const RaceRow* ours = nullptr;
+    for (const RaceRow& one : group.rows)
+      if (one.contestant.starts_with("Equigrad") && one.to_base.median > 0 &&
+          (ours == nullptr || one.to_base.median < ours->to_base.median))
+        ours = &one;
+    if (ours == nullptr || ours->contestant == group.base) continue;
+    const char* verdict = ours->to_base.high < 1  ? " is faster than "
+                          : ours->to_base.low > 1 ? " is slower than "
+                                                  : " cannot be told apart from ";
+    out += paragraph(escape_xml(group.name + ": " + ours->contestant + verdict + group.base + ", " +
+                                formatted("%.2f", ours->to_base.median) + " [" +
+                                formatted("%.2f", ours->to_base.low) + ", " +
+                                formatted("%.2f", ours->to_base.high) + "] of its step time."));
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string to_markdown(const Race& race) {
@@ -161,6 +183,7 @@ std::string to_html(const Race& race) {
                           .outcome = {},
                           .heading = "How fast, beside whom",
                           .title = "Equigrad race",
+                          .banner_html = sentences_of(race),
                           .html = section("race", "Race", out),
                           .data_file = "race.json"});
 }

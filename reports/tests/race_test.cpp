@@ -99,6 +99,15 @@ TEST(RacePage, EscapesAndDraws) {
   EXPECT_THAT(page, HasSubstr("</html>"));
 }
 
+TEST(RacePage, BeginsWithWhatTheIntervalsShow) {
+  Race of = race();
+  EXPECT_THAT(to_html(of),
+              HasSubstr("Equigrad stage 2 is faster than DDP, 0.75 [0.68, 0.83] of its "
+                        "step time."));
+  for (RaceRow& row : of.groups[0].rows) row.to_base.high = 1.2;
+  EXPECT_THAT(to_html(of), HasSubstr("Equigrad stage 2 cannot be told apart from DDP"));
+}
+
 TEST(RaceDrawing, ABarIsAsLongAsItsRatio) {
   const std::string drawing = ratio_drawing(race().groups[0]);
   EXPECT_THAT(drawing, HasSubstr("width=\"500\" height=\"15\""));  // the base, the longest
