@@ -143,6 +143,18 @@ bool draws_generated(const RunCommand& command) {
   return command.shard.empty() || shard_of(command.shard).index == 1;
 }
 
+bool has_to_repeat(const reports::Run& run) {
+  return std::any_of(run.cases.begin(), run.cases.end(), [](const reports::Case& one) {
+    return reports::went_wrong(one.verdict) || one.verdict == reports::Verdict::NotRun;
+  });
+}
+
+// The line that repeats what went wrong; it writes where this run wrote.
+std::string again(const RunCommand& command, const RunOptions& options) {
+  const auto suffix = options.replay_suffix.substr(0, options.replay_suffix.rfind(kReplayReport));
+  return options.replay_prefix + suffix + kReplayReport + shell_word(command.report) + " --failed";
+}
+
 }  // namespace
 
 int run_command(const RunCommand& command) {
@@ -200,6 +212,7 @@ int run_command(const RunCommand& command) {
   say_run(command, run);
   is_whole = was_written([&] { write_run_reports(command, run); }) && is_whole;
   if (is_whole) out << "# report: " << absolute(command.report + "/index.html") << "\n";
+  if (is_whole && has_to_repeat(run)) out << "# again:  " << again(command, options) << "\n";
   const int code = reports::exit_code(run);
   return code == kHeld && !is_whole ? kInfrastructure : code;
 }

@@ -65,6 +65,7 @@ TEST_F(Records, WhatFailedOrWasNotReachedIsRepeatedWithItsSeed) {
   write("red", kWrong, kEqual);
   const auto again = run({"--failed"}, "red");
   EXPECT_EQ(again.code, kHeld) << again.out << again.err;
+  EXPECT_THAT(again.out, Not(HasSubstr("# again:")));
   ASSERT_EQ(record("red").cases.size(), 1u);
   EXPECT_EQ(record("red").cases[0].id, kCase);
   EXPECT_EQ(record("red").seed, 7u);
@@ -105,6 +106,8 @@ TEST_F(Records, GeneratedCasesAreRepeatedBesideTheOthers) {
 TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
   const auto red = run({kCase, kContract, "--fault", "averaged_twice"}, "red");
   EXPECT_EQ(red.code, kFailed);
+  EXPECT_THAT(red.out, HasSubstr("# again:  equigrad run --fault averaged_twice --report " +
+                                 place("red") + " --failed\n"));
   const auto without = run({"--failed"}, "red");
   EXPECT_EQ(without.code, kUsage);
   EXPECT_THAT(without.err, HasSubstr("expected --fault beside --failed"));
