@@ -76,7 +76,7 @@ struct Tower : torch::nn::Module {
     for (int64_t i = 0; i < kLayers; ++i)
       layers.push_back(register_module("layer" + std::to_string(i),
                                        torch::nn::Linear(torch::nn::LinearOptions(kSize, kSize))));
-    layers[1]->weight.requires_grad_(false);  // frozen
+    for (const std::size_t frozen : {1U, 2U, 4U}) layers[frozen]->weight.requires_grad_(false);
   }
   at::Tensor loss() {
     auto x = at::ones({2, kSize});

@@ -169,6 +169,8 @@ TEST(Checkpoints, WhatIsRefusedChangesNothing) {
     EXPECT_THAT(save("a/b"), HasSubstr("plain name"));
     EXPECT_THAT(save("a", {.client_state = "{"}), HasSubstr("JSON"));
     EXPECT_THAT(save("a" + std::to_string(context.rank())), HasSubstr("on every rank"));
+    EXPECT_THAT(save("a", {.exclude_frozen_parameters = context.rank() == 1}),
+                HasSubstr("same directory, tag and options"));
     EXPECT_FALSE(fs::exists(path));
     SaveOptions one_rank;
     if (context.rank() == 1) one_rank.client_state = "{";
@@ -195,6 +197,62 @@ TEST(Checkpoints, WhatIsRefusedChangesNothing) {
     EXPECT_THAT(load(it), HasSubstr("bytes that were saved"));
     expect_equal(it.all(), before, "what is refused changes nothing");
     it.train(2);
+  });
+}
+
+TEST(Checkpoints, RanksThatReadTwoFoldersAreTold) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage});
+    const auto path = folder.path("stage" + std::to_string(stage));
+    for (const int at : {0, 1}) {
+      it.train(at);
+      it.engine->save_checkpoint(path + "/" + std::to_string(at), "a");
+    }
+    const auto before = it.all();
+    EXPECT_THAT(error_of([&] {
+                  it.engine->load_checkpoint(path + "/" + std::to_string(context.rank()), "a");
+                }),
+                HasSubstr("the same checkpoint and options on every rank"));
+    expect_equal(it.all(), before, "what is refused changes nothing");
+  });
+}
+
+TEST(Checkpoints, WithoutStatesUpdatesAreCountedFromZero) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage}), fresh(context, {.stage = stage});
+    const auto path = folder.path("stage" + std::to_string(stage));
+    it.train(0);
+    it.train(1);
+    it.engine->save_checkpoint(path);
+    for (SmallRun* one : {&it, &fresh}) {
+      one->engine->load_checkpoint(path, "", {.optimizer_states = false});
+      one->train(2);
+    }
+    expect_equal(it.all(), fresh.all(), "an engine that had trained, and one that had not");
+  });
+}
+
+TEST(Checkpoints, WithoutTheScheduleItsRatesAndBetasStay) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SchedulerConfig scheduler;
+    scheduler.kind = SchedulerConfig::Kind::OneCycle;
+    scheduler.cycle_min_lr = {0.01};
+    scheduler.cycle_max_lr = {0.05};
+    scheduler.cycle_first_step_size = 5;
+    SmallRun it(context, {.stage = stage, .scheduler = scheduler});
+    const auto path = folder.path("stage" + std::to_string(stage));
+    it.train(0);
+    it.engine->save_checkpoint(path);
+    it.train(1);
+    it.train(2);
+    const auto want = it.engine->hyper_parameters();
+    it.engine->load_checkpoint(path, "", {.lr_scheduler_states = false});
+    EXPECT_EQ(it.engine->hyper_parameters(), want);
+    it.engine->load_checkpoint(path);
+    EXPECT_NE(it.engine->hyper_parameters().front().beta1, want.front().beta1);
   });
 }
 

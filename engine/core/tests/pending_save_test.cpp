@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "conformance/crash/disk/forwarding_storage.hpp"
 #include "conformance/faults/forwarding_communicator.hpp"
@@ -13,6 +15,7 @@
 #include "conformance/testing/sample.hpp"
 #include "conformance/testing/scratch_folder.hpp"
 #include "engine/checkpoint/saved_checkpoint.hpp"
+#include "engine/checkpoint/zero_to_fp32.hpp"
 #include "engine/comm/communication_error.hpp"
 
 namespace equigrad::core {
@@ -102,6 +105,79 @@ TEST(PendingSave, ARankThatLosesItsPeersLeavesItsFileToTheManifestThatMayNameIt)
   EXPECT_THAT(failed, HasSubstr("a peer is gone"));
   const auto saved = checkpoint::SavedCheckpoint::open(folder.path(), "a");
   EXPECT_NO_THROW(saved.verify_all());
+}
+
+// Looks whether files have their names for good before a manifest is begun that names them, and
+// fails once the manifest has its own where it is told to.
+class Strict final : public conformance::crash::ForwardingStorage {
+ public:
+  Strict(std::shared_ptr<checkpoint::Storage> storage, bool fails)
+      : ForwardingStorage(std::move(storage)), fails_(fails) {}
+  std::unique_ptr<checkpoint::OutputFile> create(const checkpoint::Path& file) override {
+    if (file.extension() == ".safetensors") is_synced_ = false;
+    if (file.filename() == "manifest.json.saving") EXPECT_TRUE(is_synced_);
+    return ForwardingStorage::create(file);
+  }
+  void sync_directory(const checkpoint::Path& directory) override {
+    is_synced_ = true;
+    if (fails_ && std::filesystem::exists(directory / "manifest.json"))
+      throw Error("test", "the folder cannot be synced");
+    ForwardingStorage::sync_directory(directory);
+  }
+
+ private:
+  bool fails_;
+  bool is_synced_ = false;
+};
+
+TEST(PendingSave, TheManifestIsBegunWhenItsFilesHaveTheirNamesForGoodAndKeepsThem) {
+  for (const bool fails : {false, true}) {
+    const ScratchFolder folder;
+    EXPECT_EQ(on_ranks(1,
+                       [&folder, fails](RankContext& context) {
+                         PendingSave save(
+                             *context.group(),
+                             std::make_shared<Strict>(conformance::crash::real_disk(), fails),
+                             SaveAgreement{.directory = folder.path(), .tag = "a", .id = "one"},
+                             SaveWords{.engine = {{"stage", 1}}, .client_state = nullptr});
+                         save.write({piece(0, 3)});
+                         if (fails)
+                           EXPECT_THAT(error_of([&] { save.finish(); }),
+                                       HasSubstr("cannot be synced"));
+                         else
+                           save.finish();
+                       }),
+              "");
+    EXPECT_NO_THROW(checkpoint::SavedCheckpoint::open(folder.path(), "a").verify_all()) << fails;
+  }
+}
+
+TEST(PendingSave, AnotherOneToItsTagIsRefusedUntilItHasEnded) {
+  const ScratchFolder folder;
+  EXPECT_EQ(on_ranks(2,
+                     [&folder](RankContext& context) {
+                       auto save = begun(context, folder.path(), "one");
+                       EXPECT_THAT(error_of([&] { begun(context, folder.path(), "two"); }),
+                                   HasSubstr("no other job"));
+                       save->write({piece(context.rank(), 3)});
+                       save->finish();
+                       save.reset();
+                       EXPECT_NO_THROW(begun(context, folder.path(), "two"));
+                     }),
+            "");
+  checkpoint::SavedCheckpoint::open(folder.path(), "a").verify_all();
+}
+
+TEST(PendingSave, TheScriptOfAnEarlierVersionGoes) {
+  const ScratchFolder folder;
+  const auto script = folder.path(std::string(checkpoint::kZeroToFp32Name));
+  std::filesystem::create_directories(folder.path());
+  ASSERT_TRUE(std::ofstream(script) << "print(1)\n");
+  EXPECT_EQ(on_ranks(1, [&folder](RankContext& context) { begun(context, folder.path(), "one"); }),
+            "");
+  std::ostringstream text;
+  text << std::ifstream(script).rdbuf();
+  EXPECT_EQ(text.str(), checkpoint::zero_to_fp32_script());
 }
 
 // Of the calling thread.
