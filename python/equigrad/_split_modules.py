@@ -248,20 +248,22 @@ def _cut_what_is_by_heads(module: torch.nn.Module, heads: int, rank: int, size: 
     if not {*_BY_HEADS, "attention_mask"} & set(signature.parameters):
         return
 
-    def own(name: str, value: torch.Tensor) -> torch.Tensor:
+    def own(name: str, value: Any) -> Any:
+        if not torch.is_tensor(value):
+            return value
         if name in _BY_HEADS and value.dim() == 3 and value.size(0) % heads == 0:
             return value.view(-1, heads, *value.shape[1:]).chunk(size, 1)[rank].flatten(0, 1)
         if name == "attention_mask" and value.dim() == 4 and value.size(1) == heads > 1:
             return value.chunk(size, 1)[rank]
         return value
 
+    places = list(signature.parameters)
+
     def cut(_: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        bound = signature.bind(*inputs, **keywords)
-        for name in (*_BY_HEADS, "attention_mask"):
-            value = bound.arguments.get(name)
-            if torch.is_tensor(value):
-                bound.arguments[name] = own(name, value)
-        return bound.args, bound.kwargs
+        """What was given by place stays so, and what by name: a decorated forward may tell them apart."""
+        by_place = [own(name, value) for name, value in zip(places, inputs, strict=False)]
+        by_name = {name: own(name, value) for name, value in keywords.items()}
+        return (*by_place, *inputs[len(by_place) :]), by_name
 
     hook: Callable[..., Any] = cut
     module.register_forward_pre_hook(hook, with_kwargs=True)

@@ -3,6 +3,7 @@ the norm counts what is whole once; planted faults are seen."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ import equigrad
 import ranks
 import tensor_models as models
 import twin
-from equigrad import _core, deepspeed
+from equigrad import _core, _split_modules, deepspeed
 from tensor_runs import (
     LOSSES,
     LR,
@@ -283,3 +284,25 @@ def loaded() -> list[tuple[int, list[int]]]:
 def test_the_loader_gives_a_tensor_group_the_same_samples() -> None:
     (size, first), second, third, fourth = ranks.run(4, loaded)
     assert size == 4 and second == (4, first) and third == fourth and sorted(first + third[1]) == list(range(8))
+
+
+def test_a_forward_that_tells_places_from_names_gets_both_as_they_were_given() -> None:
+    """As transformers' decorated ones, which take a keyword out and give it again."""
+
+    class Decorated(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor | None = None, flag: bool | None = None) -> Any:
+            return hidden, attention_mask, flag
+
+    inner = Decorated.forward
+
+    @functools.wraps(inner)
+    def outer(self: Any, *inputs: Any, flag: bool | None = None, **keywords: Any) -> Any:
+        return inner(self, *inputs, flag=flag, **keywords)
+
+    Decorated.forward = outer  # type: ignore[method-assign]
+    module = Decorated()
+    _split_modules._cut_what_is_by_heads(module, heads=4, rank=1, size=2)
+    hidden, mask = torch.ones(1), torch.arange(4.0).view(1, 4, 1, 1)
+    for given, flag in ((module(hidden, attention_mask=mask, flag=True), True), (module(hidden, mask), None)):
+        assert given[0] is hidden and given[2] is flag
+        assert given[1].flatten().tolist() == [2.0, 3.0]
