@@ -252,5 +252,14 @@ TEST(ReductionBound, UnderflowHasItsOwnTerm) {
   EXPECT_GT(reduction_bound(r).absolute, 0x1p-134);
 }
 
+// Nothing is divided by three then.
+TEST(ReductionBound, RanksOfOneSequenceAreAddedAndNotAveraged) {
+  Reduction r;
+  r.world = 3;
+  const double averaged = reduction_bound(r).relative;
+  r.sequence = 3;
+  EXPECT_LT(reduction_bound(r).relative, averaged);
+}
+
 }  // namespace
 }  // namespace equigrad::conformance::oracle
