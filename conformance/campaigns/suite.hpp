@@ -23,7 +23,7 @@ namespace equigrad::conformance {
 struct SuiteOptions {
   RunOptions matrix;
   contract::ContractOptions contract;
-  std::optional<GeneratedOptions> generated = {};  // after the others; nothing: none
+  std::optional<GeneratedOptions> generated = {};   // after the others; nothing: none
   std::vector<GeneratedCase> generated_cases = {};  // these, and none is drawn
   bool in_parts = false;  // false: as many cases as were chosen, in any order
   // Ids of all cases of both, if they are to be run one after the other in this order, in the same

@@ -134,7 +134,7 @@ void Coordinator::gather(const Statements& statements) {
                   fmt::format("expected engine {} on every rank, got rank {}, which has destroyed "
                               "it while rank {} reads its parameters. Destroy engines on every "
                               "rank at the same place.",
-                              number, rank, reader));
+                              number, communicator_.name_of(rank), communicator_.name_of(reader)));
     }
   }
   for (const auto& [number, reader] : wanting) {
@@ -181,7 +181,7 @@ Agreement Coordinator::conclude(Statements statements, int64_t participant, cons
                               point.is<ObservedUpdate>() ? "step()"
                               : point.is_access()        ? "gather()"
                                                          : "backward pass",
-                              *abandoned));
+                              communicator_.name_of(*abandoned)));
     }
     if (same) {
       Agreement agreement{true, point.flag, point.flag,
@@ -201,10 +201,12 @@ Agreement Coordinator::conclude(Statements statements, int64_t participant, cons
            statements.point(other).is_same_point(statements.point(0)))
       ++other;
     throw Error("agreement",
-                fmt::format("expected every rank at the same place, got rank 0 at {} and rank {} "
+                fmt::format("expected every rank at the same place, got rank {} at {} and rank {} "
                             "at {}. Make the same calls of backward and step on every rank; "
                             "zero_grad() on all of them gives the window up.",
-                            describe(statements.point(0), statements.participant(0)), other,
+                            communicator_.name_of(0),
+                            describe(statements.point(0), statements.participant(0)),
+                            communicator_.name_of(other),
                             describe(statements.point(other), statements.participant(other))));
   }
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -23,7 +24,9 @@ struct Caller {
   int rank;
   int world_size;
   std::shared_ptr<const Peers> peers;
+  Communicator::Names names;
   std::optional<int> other = std::nullopt;  // of a message from one rank to another
+  int name_of(int of) const { return names ? names->at(static_cast<std::size_t>(of)) : of; }
 };
 
 // A connection breaks a moment before its process has ended.
@@ -37,10 +40,19 @@ std::optional<int> lost_rank(const Caller& caller) {
   return std::nullopt;
 }
 
-std::string joined(const std::vector<int>& ranks) {
+std::string joined(const Caller& caller, const std::vector<int>& ranks) {
   std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  for (const int rank : ranks)
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(caller.name_of(rank));
   return text;
+}
+
+// [rank 3] of ranks 1, 3 where these are not all.
+std::string place_of(const Caller& caller) {
+  if (!caller.names)
+    return fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective);
+  return fmt::format("rank {} of ranks {}] [comm.{}", caller.name_of(caller.rank),
+                     fmt::join(*caller.names, ", "), caller.collective);
 }
 
 // Who takes no part in a message of two others is silent, too.
@@ -53,26 +65,26 @@ std::vector<int> waited_for(const Caller& caller, const std::vector<int>& silent
 // c10d tells an address at most.
 [[noreturn]] void fail(const Caller& caller, const char* reason) {
   auto lost = lost_rank(caller);
-  std::string whom = lost ? joined({*lost}) + ", which ended, threw, or made" : "";
+  std::string whom = lost ? joined(caller, {*lost}) + ", which ended, threw, or made" : "";
   if (!lost && caller.world_size > 2) {
     const auto silent = caller.peers->roll_call().silent();
     if (!silent)
       whom = "the host of rank 0, which serves the store and does not answer, or a rank that made";
     else if (!silent->empty())
-      whom = joined(waited_for(caller, *silent)) +
+      whom = joined(caller, waited_for(caller, *silent)) +
              ", without a word since, which ended, hangs, or made";
     if (silent && silent->size() == 1) lost = silent->front();
   }
-  if (whom.empty() && caller.other) whom = joined({*caller.other}) + ", which made";
+  if (whom.empty() && caller.other) whom = joined(caller, {*caller.other}) + ", which made";
   if (whom.empty()) whom = "a rank, which ended, threw, or made";
   throw CommunicationError(
-      fmt::format("rank {}/{}] [comm.{}", caller.rank, caller.world_size, caller.collective),
-      fmt::format(
-          "expected {} to take part in time, got: {}. Look for {} other calls than this "
-          "one.",
-          caller.other ? joined({*caller.other}) : fmt::format("all {} ranks", caller.world_size),
-          reason, whom),
-      lost);
+      place_of(caller),
+      fmt::format("expected {} to take part in time, got: {}. Look for {} other calls than this "
+                  "one.",
+                  caller.other ? joined(caller, {*caller.other})
+                               : fmt::format("all {} ranks", caller.world_size),
+                  reason, whom),
+      lost ? std::optional(caller.name_of(*lost)) : lost);
 }
 
 // c10d's own messages end in a backtrace; the first line says what happened.
@@ -167,13 +179,13 @@ class BackendCommunicator final : public Communicator {
     });
   }
   PendingPtr send(const at::Tensor& tensor, int to, int tag) override {
-    return start({"send", rank(), world_size(), peers_, to}, [&] {
+    return start({"send", rank(), world_size(), peers_, names(), to}, [&] {
       std::vector<at::Tensor> tensors{tensor};
       return backend_->send(tensors, to, tag);
     });
   }
   PendingPtr receive(const at::Tensor& tensor, int from, int tag) override {
-    return start({"receive", rank(), world_size(), peers_, from}, [&] {
+    return start({"receive", rank(), world_size(), peers_, names(), from}, [&] {
       std::vector<at::Tensor> tensors{tensor};
       return backend_->recv(tensors, from, tag);
     });
@@ -189,7 +201,7 @@ class BackendCommunicator final : public Communicator {
       copies = workspace().take(input.numel(), input.options());
       copies.tensor().view(input.sizes()).copy_(input);
     }
-    const Caller caller{collective, rank(), world_size(), peers_};
+    const Caller caller{collective, rank(), world_size(), peers_, names()};
     auto work = with_context(caller, [&] {
       at::Tensor to = output;
       at::Tensor from = copies.tensor().defined() ? copies.tensor() : input.view({-1});
@@ -218,7 +230,7 @@ class BackendCommunicator final : public Communicator {
 
   template <class Function>
   PendingPtr start(const char* collective, Function&& function) {
-    return start(Caller{collective, rank(), world_size(), peers_}, function);
+    return start(Caller{collective, rank(), world_size(), peers_, names()}, function);
   }
   template <class Function>
   PendingPtr start(const Caller& caller, Function&& function) {

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/comm/workspace.hpp"
 
@@ -73,6 +75,16 @@ class Communicator {
   // kernel and stops no stream; else this one.
   virtual Communicator& words() { return *this; }
 
+  // What errors call a rank: its number among all ranks, of which this group may be a part.
+  using Names = std::shared_ptr<const std::vector<int>>;
+  int64_t name_of(int64_t rank) const {
+    return names_ ? names_->at(static_cast<std::size_t>(rank)) : rank;
+  }
+  const Names& names() const { return names_; }
+  void call_ranks(std::vector<int> names) {
+    names_ = std::make_shared<const std::vector<int>>(std::move(names));
+  }
+
   Workspace& workspace() { return workspace_; }
   // What all who work with this communicator share, and which lives as long as it: null until one
   // of them puts it there (agreement/coordinator.hpp).
@@ -80,6 +92,7 @@ class Communicator {
 
  private:
   Workspace workspace_;
+  Names names_;  // null: these are all ranks
   std::shared_ptr<void> companion_;
 };
 

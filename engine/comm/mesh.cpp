@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <utility>
+#include <vector>
 
 #include "engine/error.hpp"
 
@@ -33,6 +34,17 @@ Mesh::Mesh(std::shared_ptr<Communicator> ranks, int) {
   world_ = zero_ = std::move(ranks);
 }
 
+namespace {
+
+// The ranks of a group, by their numbers among all: from `first`, every `stride`-th.
+void call_ranks(Communicator& group, int first, int stride) {
+  std::vector<int> names;
+  for (int rank = 0; rank < group.world_size(); ++rank) names.push_back(first + rank * stride);
+  group.call_ranks(std::move(names));
+}
+
+}  // namespace
+
 Mesh make_mesh(int rank, const MeshSizes& sizes, const ConnectGroup& connect) {
   const auto place = place_of(rank, sizes);
   const int world_size = sizes.world_size();
@@ -53,6 +65,11 @@ Mesh make_mesh(int rank, const MeshSizes& sizes, const ConnectGroup& connect) {
                          ? mesh.world_
                          : connect(fmt::format("sequence/{}/{}", place.data, place.tensor),
                                    place.sequence, sizes.sequence);
+  if (mesh.zero_ != mesh.world_) call_ranks(*mesh.zero_, place.tensor, sizes.tensor);
+  if (mesh.tensor_ && mesh.tensor_ != mesh.world_)
+    call_ranks(*mesh.tensor_, rank - place.tensor, 1);
+  if (mesh.sequence_ && mesh.sequence_ != mesh.world_)
+    call_ranks(*mesh.sequence_, rank - place.sequence * sizes.tensor, sizes.tensor);
   return mesh;
 }
 

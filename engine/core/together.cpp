@@ -57,7 +57,8 @@ std::vector<std::string> together(comm::Communicator& communicator, const std::s
     if (texts[rank].front() == kThrew) {
       throw Error(where, fmt::format("expected every rank to come to the end of it, got an error "
                                      "on rank {}: {}",
-                                     rank, texts[rank].substr(1)));
+                                     communicator.name_of(static_cast<int64_t>(rank)),
+                                     texts[rank].substr(1)));
     }
   }
   for (auto& text : texts) text.erase(0, 1);

@@ -31,14 +31,15 @@ void check_same(const at::Tensor& tensor, const Group& group, const std::string&
   const auto said = comm::exchange(*group, words_of(tensor));
   std::vector<int64_t> other;
   for (int64_t rank = 1; rank < said.size(0); ++rank)
-    if (!said[rank].equal(said[0])) other.push_back(rank);
+    if (!said[rank].equal(said[0])) other.push_back(group->name_of(rank));
   if (other.empty()) return;
   throw Error(
       "parallel.split_batch",
       fmt::format("expected the same {} on all {} ranks of a sequence, got others on rank{} "
-                  "{} of it than on its rank 0. Draw samples by the place among the data "
+                  "{} than on rank {}. Draw samples by the place among the data "
                   "ranks, such as a sampler's rank / sequence_parallel_size.",
-                  name, said.size(0), other.size() == 1 ? "" : "s", fmt::join(other, ", ")));
+                  name, said.size(0), other.size() == 1 ? "" : "s", fmt::join(other, ", "),
+                  group->name_of(0)));
 }
 
 at::Tensor sequence_part(const at::Tensor& whole, int64_t dimension, const Group& group) {

@@ -50,6 +50,16 @@ std::set<int> ranks_of(const std::shared_ptr<Communicator>& group, int rank) {
   return ranks;
 }
 
+// The same as errors call them, this rank at its own place.
+std::set<int> names_of(const std::shared_ptr<Communicator>& group, int rank) {
+  if (!group) return {rank};
+  EXPECT_EQ(group->name_of(group->rank()), rank);
+  std::set<int> names;
+  for (int of = 0; of < group->world_size(); ++of)
+    names.insert(static_cast<int>(group->name_of(of)));
+  return names;
+}
+
 void expect_groups(const MeshSizes& sizes, const std::string& folder, int rank) {
   const auto file = folder + "/" + std::to_string(sizes.sequence) + std::to_string(sizes.tensor);
   const auto mesh = connect_gloo_mesh(rank, sizes, file, std::chrono::seconds(20));
@@ -68,6 +78,10 @@ void expect_groups(const MeshSizes& sizes, const std::string& folder, int rank) 
   EXPECT_EQ(ranks_of(mesh.zero(), rank), zero);
   EXPECT_EQ(ranks_of(mesh.tensor(), rank), tensor);
   EXPECT_EQ(ranks_of(mesh.sequence(), rank), sequence);
+  EXPECT_EQ(names_of(mesh.world(), rank), world);
+  EXPECT_EQ(names_of(mesh.zero(), rank), zero);
+  EXPECT_EQ(names_of(mesh.tensor(), rank), tensor);
+  EXPECT_EQ(names_of(mesh.sequence(), rank), sequence);
   EXPECT_EQ(mesh.tensor() == nullptr, sizes.tensor == 1);
   EXPECT_EQ(mesh.sequence() == nullptr, sizes.sequence == 1);
   if (mesh.tensor()) EXPECT_EQ(mesh.tensor()->rank(), mine.tensor);
@@ -87,6 +101,25 @@ TEST(Mesh, GroupsAreItsLinesAndPlanes) {
                      [&](RankContext& context) {
                        for (const auto& sizes : all)
                          expect_groups(sizes, folder.path(), context.rank());
+                     }),
+            "");
+}
+
+// Its number among all ranks, and not its place in the group.
+TEST(Mesh, AnErrorInAGroupNamesRanksOfTheWorld) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder.path());
+  EXPECT_EQ(on_ranks(4,
+                     [&](RankContext& context) {
+                       auto mesh = connect_gloo_mesh(context.rank(), {.data = 2, .tensor = 2},
+                                                     folder.path("lost"), std::chrono::seconds(20));
+                       const auto said = at::full({1}, context.rank(), at::kLong);
+                       exchange(*mesh.world(), said);
+                       if (context.rank() == 3) mesh = Mesh();
+                       if (context.rank() != 1) return;
+                       const auto text = error_of([&] { exchange(*mesh.zero(), said); });
+                       EXPECT_THAT(text, HasSubstr("[rank 1 of ranks 1, 3] [comm."));
+                       EXPECT_THAT(text, HasSubstr("Look for rank 3"));
                      }),
             "");
 }

@@ -182,7 +182,7 @@ TEST(MeshEngine, AnObserverThatThrowsOnOneRankStopsAll) {
                        if (context.rank() == 3)
                          engine->on_step([](const auto&) { throw Error("observer", "mine"); });
                        EXPECT_THAT(error_of([&] { pass(*engine, network, 0, 0); }),
-                                   HasSubstr(context.rank() == 3 ? "mine" : "rank"));
+                                   HasSubstr(context.rank() == 3 ? "mine" : "rank 3"));
                        EXPECT_THAT(engine->full_parameter("up.weight"), HasTheBitsOf(before));
                        engine->on_step(nullptr);
                        pass(*engine, network, 0, 0);
