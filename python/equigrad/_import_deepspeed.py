@@ -61,11 +61,16 @@ class _Record:
 
 
 class _Stage:
-    """DeepSpeed's enumeration of stages."""
+    """DeepSpeed's enumeration of stages. Newer Pythons' pickle makes a member by its value."""
+
+    def __new__(cls, value: Any) -> int:  # type: ignore[misc]
+        if not isinstance(value, int) or not 0 <= value <= 3:
+            raise ValueError(f"a ZeRO stage {value!r}")
+        return int(value)
 
 
 def _member(kind: type, name: str) -> int:
-    """Instead of getattr, by which Python's own pickle names the members of an enumeration: of this one alone."""
+    """Instead of getattr, by which the pickle of older Pythons (3.11.2) names the members of an enumeration: of this one alone."""
     stages = ("disabled", "optimizer_states", "gradients", "weights")
     if kind is not _Stage or name not in stages:
         raise ValueError(f'a member "{name}" of {kind}')

@@ -5,9 +5,12 @@ Needs deepspeed in the environment (`cmake --build --preset peers` makes one); w
 
 from __future__ import annotations
 
+import enum
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ import equigrad
 import models
 import ranks
 import twin
+from equigrad import _import_deepspeed
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 SAVED, PASSES = 3, 2
@@ -242,6 +246,31 @@ def read(folder: str) -> Any:
 def test_files_are_taken_by_the_number_of_their_rank_and_padding_is_left_out(tmp_path: Path) -> None:
     equigrad.import_deepspeed(of_two_ranks(tmp_path / "theirs"), "tag", tmp_path / "ours", "mine")
     assert ranks.alone(read, str(tmp_path / "ours")) == ([0, 1, 2], [0, 1, 2], [0, 0], [1, 1], [0.1], 4)
+
+
+class ZeroStageEnum(enum.IntEnum):
+    """As DeepSpeed's, whose module has another name."""
+
+    disabled, optimizer_states, gradients, weights = range(4)
+
+
+ZeroStageEnum.__module__ = "deepspeed.runtime.zero.config"
+BY_NAME = (getattr, (ZeroStageEnum, "gradients"))  # Python 3.11.2
+BY_VALUE = (ZeroStageEnum, (2,))  # Python 3.11.7
+
+
+@pytest.mark.parametrize("pickled", [BY_NAME, BY_VALUE])
+def test_the_enumeration_of_stages_is_read_as_any_python_pickles_it(
+    pickled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType(ZeroStageEnum.__module__)
+    module.ZeroStageEnum = ZeroStageEnum  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
+    monkeypatch.setitem(sys.modules, ZeroStageEnum.__module__, module)
+    monkeypatch.setattr(ZeroStageEnum, "__reduce_ex__", lambda *_: pickled)
+    torch.save({"zero_stage": ZeroStageEnum.gradients}, tmp_path / "file")
+    stage = _import_deepspeed._load(tmp_path / "file")["zero_stage"]
+    assert type(stage) is int and stage == 2
 
 
 class Harm:
