@@ -766,6 +766,20 @@ def test_a_state_dict_is_loaded_and_masters_follow(stage: int) -> None:
 # ---- As others call it -----------------------------------------------------------------------------------------------
 
 
+def with_a_longer_passing(folder: str) -> list[int]:
+    make(1).save_checkpoint(folder, "tag")
+    model = Normed(seed=4)
+    model.passing = torch.ones(5)  # as a cache that is made anew
+    engine = equigrad.initialize(model=model, config=configuration(1))[0]
+    engine.load_checkpoint(folder, "tag")
+    return [int(one) for one in model.passing]
+
+
+def test_a_buffer_that_is_not_persistent_is_neither_saved_nor_loaded(tmp_path: Path) -> None:
+    assert ranks.run(1, with_a_longer_passing, str(tmp_path)) == [[1] * 5]
+    assert "passing" not in (tmp_path / "tag" / "manifest.json").read_text()
+
+
 def as_trainer_calls_it(folder: str) -> dict[str, Any]:
     """What transformers' Trainer and Accelerate do with DeepSpeed's engine."""
     config = without(configuration(3, "bf16"), "scheduler")
