@@ -178,8 +178,8 @@ def across_the_packing() -> None:
 def by_the_size_of_the_group() -> None:
     own = equigrad._tensor_parallel.split_model
 
-    def split_model(model: torch.nn.Module, config: Any, mesh: Any) -> str:
-        plan = own(model, config, mesh)
+    def split_model(model: torch.nn.Module, config: Any, mesh: Any, *more: Any) -> str:
+        plan = own(model, config, mesh, *more)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(lambda gradient: gradient / mesh.tensor_size)
