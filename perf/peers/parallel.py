@@ -92,7 +92,7 @@ class DeepSpeed:
         if sizes["sequence"] > 1:
             config["sequence_parallel_size"] = sizes["sequence"]
             more["mpu"] = self.with_sequences(sizes["sequence"])
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, fused=True)
         self.engine = deepspeed.initialize(model=self.model, optimizer=optimizer, config=config, **more)[0]
 
     def with_sequences(self, size):
@@ -145,6 +145,7 @@ class Torch:
     def __init__(self, sizes, stage):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DTensor
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         if sizes["sequence"] > 1:
@@ -161,7 +162,10 @@ class Torch:
             for layer in self.model.model.layers:
                 fully_shard(layer, mesh=mesh["data"], reshard_after_forward=stage == 3)
             fully_shard(self.model, mesh=mesh["data"], reshard_after_forward=stage == 3)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, foreach=False)
+        # The fused update takes no plain tensors beside distributed ones.
+        every = list(self.model.parameters())
+        groups = [[one for one in every if isinstance(one, DTensor) == is_split] for is_split in (False, True)]
+        self.optimizer = torch.optim.AdamW([{"params": one} for one in groups if one], lr=LR, fused=True)
         self.batch = tokens(mesh["data"].get_local_rank())
 
     def step(self):
@@ -174,8 +178,9 @@ class Torch:
 
 HEAD = """# Ranks that share a model: a step and bytes beside others
 
-A Llama of transformers in fp32 with AdamW, random weights, Gloo, one thread a rank. Lower is better. Gradients are compared in
-`python/real_models/tensor.py`; here the loss of the second step says that contestants train one model on the same tokens.
+A Llama of transformers in fp32 with AdamW (torch's fused one for the others), random weights, Gloo, one thread a rank. Lower is
+better. Gradients are compared in `python/real_models/tensor.py`; here the loss of the second step says that contestants train one
+model on the same tokens.
 `torchrun --nproc-per-node 2 perf/peers/parallel.py --tensor 2 --write PAGE.md`
 """
 
