@@ -1,6 +1,6 @@
 // GroupTest: what tests of groups of ranks have in common.
 //
-// Invariants: whole_numbers() are small integers, so that sums of their products are exact in any
+// Invariants: whole_numbers() and small_numbers() are small integers, so that sums of their products are exact in any
 // order.
 // Shapes: as asked for, fp32.
 // Errors: on_groups() fails the test for what any rank expects in vain.
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/matmul.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -33,6 +34,21 @@ inline at::Tensor whole_numbers(at::IntArrayRef shape, int64_t seed, int64_t lar
       .sub(largest)
       .to(at::kFloat)
       .view(shape);
+}
+
+// From -1 to 1.
+inline at::Tensor small_numbers(at::IntArrayRef shape, int64_t seed) {
+  return whole_numbers(shape, seed, /*largest=*/1);
+}
+
+// Without a softmax, so that sums are exact.   [batch, length, heads, width]
+inline at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key,
+                                   const at::Tensor& value) {
+  const auto heads = [&](const at::Tensor& of) {
+    return of.transpose(1, 2).repeat_interleave(query.size(2) / of.size(2), 1);
+  };
+  const auto scores = at::matmul(heads(query), heads(key).transpose(2, 3)).tril();
+  return at::matmul(scores, heads(value)).transpose(1, 2);
 }
 
 }  // namespace equigrad::conformance

@@ -3,23 +3,16 @@
 
 #include <functional>
 
+#include "conformance/testing/error_of.hpp"
 #include "engine/checkpoint/manifest.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::checkpoint {
 namespace {
 
+using conformance::error_of;
 using testing::HasSubstr;
 using testing::StartsWith;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // `text` with the digest that it has.
 std::string sealed(std::string text) {

@@ -22,26 +22,14 @@ namespace {
 
 using comm::Mesh;
 using comm::MeshSizes;
+using conformance::linear_attention;
 using conformance::ScratchFolder;
+using conformance::small_numbers;
 using conformance::oracle::HasTheBitsOf;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 
 constexpr int64_t kEntries = 8, kWidth = 8, kHeads = 4, kPerHead = 2, kLength = 8, kBatch = 2;
-
-at::Tensor small_numbers(at::IntArrayRef shape, int64_t seed) {
-  return conformance::whole_numbers(shape, seed, /*largest=*/1);
-}
-
-// Without a softmax, so that sums are exact.   [batch, length, heads, width]
-at::Tensor linear_attention(const at::Tensor& query, const at::Tensor& key,
-                            const at::Tensor& value) {
-  const auto heads = [&](const at::Tensor& of) {
-    return of.transpose(1, 2).repeat_interleave(query.size(2) / of.size(2), 1);
-  };
-  const auto scores = at::matmul(heads(query), heads(key).transpose(2, 3)).tril();
-  return at::matmul(scores, heads(value)).transpose(1, 2);
-}
 
 // The vocabulary and the heads are split over tensor ranks, the sequence over its own; places and
 // gain are whole on all of them.
