@@ -1,7 +1,7 @@
 // GroupTest: what tests of groups of ranks have in common.
 //
-// Invariants: whole_numbers() and small_numbers() are small integers, so that sums of their products are exact in any
-// order.
+// Invariants: whole_numbers() and small_numbers() are integers, so that sums of their products are
+// exact in any order.
 // Shapes: as asked for, fp32.
 // Errors: on_groups() fails the test for what any rank expects in vain.
 // Depends on: rank_test.hpp.
