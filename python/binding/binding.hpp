@@ -21,6 +21,7 @@ void bind_errors(py::module_& module);
 void bind_ranks(py::module_& module);
 void bind_parallel(py::module_& module);
 void bind_sequence(py::module_& module);
+void bind_split_random(py::module_& module);
 void bind_engine(py::module_& module);
 void bind_early_shards(py::module_& module);
 void bind_checkpoint(py::module_& module, py::class_<Engine>& engine);

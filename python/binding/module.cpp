@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   equigrad::python::bind_errors(module);
   equigrad::python::bind_ranks(module);
   equigrad::python::bind_parallel(module);
+  equigrad::python::bind_split_random(module);
   equigrad::python::bind_bridge(module);
   equigrad::python::bind_engine(module);
   equigrad::python::bind_early_shards(module);

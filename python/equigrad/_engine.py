@@ -15,6 +15,7 @@ from equigrad import _checkpoint, _core, _deepspeed_api, _export
 from equigrad._first_step import FirstStep
 from equigrad._handles import hold, let_go
 from equigrad._optimizer import Optimizer, Scheduler
+from equigrad._split_random import split_random_of_sequence
 from equigrad._transformers_attention import Attached
 
 
@@ -56,6 +57,8 @@ class Engine(torch.nn.Module):
         self._autocast_hooks: tuple[RemovableHandle, ...] = self._watch_forward() if core.config.autocast else ()
         group = ranks.tensor
         self._first_step = None if group is None else FirstStep(model, group, self._ranks.rank - group.rank)
+        sequence = ranks.sequence  # its hooks lie around all others
+        self._random_hooks = [] if sequence is None else split_random_of_sequence(model, sequence)
         for name, parameter in names.items():
             hold(self, name, parameter, parameter.numel() <= core.config.persistent_numel)
 
@@ -332,7 +335,7 @@ class Engine(torch.nn.Module):
 
     def destroy(self) -> None:
         """Gives the parameters back to the model, at stage 3 without their data: read full_parameter() before."""
-        for hook in self._autocast_hooks:
+        for hook in (*self._autocast_hooks, *self._random_hooks):
             hook.remove()
         if self._first_step is not None:
             self._first_step.let_go()

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from equigrad import _core, _ranks
 from equigrad._split_modules import count_own_heads, gathers_output, kind_of, share_keys, split_module, sum_gradients
+from equigrad._split_random import split_random
 
 _WHERE = "initialize"
 _SECTION = "tensor_parallel"
@@ -203,6 +204,7 @@ def split_model(model: torch.nn.Module, config: _core.EngineConfig, mesh: _core.
         if name:
             count_own_heads(name, modules[name], group.rank, group.world_size)
     _share_keys_of_latents(modules, plans, group)
+    split_random(model, plans, group)
     return described
 
 
