@@ -1,11 +1,13 @@
 #include "engine/parallel/layers.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/where.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -59,26 +61,35 @@ struct SplitCrossEntropy final : torch::autograd::Function<SplitCrossEntropy> {
     const auto own = values.gather(1, local.unsqueeze(1)).squeeze(1);
     const auto picked = sum_over(own.masked_fill(is_foreign, kNegativeZero), group);
     const auto is_counted = targets.ne(ignored);
-    const auto count = is_counted.sum();
-    const auto losses = sums.log() + largest - picked;
     context->save_for_backward({exponentials.div_(sums.unsqueeze(1)), local,
-                                is_counted.logical_and(is_foreign.logical_not()), is_counted,
-                                count});
+                                is_counted.logical_and(is_foreign.logical_not()), is_counted});
     context->saved_data["type"] = static_cast<int64_t>(logits.scalar_type());
-    return losses.masked_fill(is_counted.logical_not(), 0).sum() / count;
+    return (sums.log() - (picked - largest)).masked_fill(is_counted.logical_not(), 0);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     const auto saved = context->get_saved_variables();
-    const auto &local = saved[1], &is_own = saved[2], &is_counted = saved[3], &count = saved[4];
+    const auto &local = saved[1], &is_own = saved[2], &is_counted = saved[3];
     auto gradient = saved[0].clone();
     gradient.scatter_add_(1, local.unsqueeze(1), is_own.to(at::kFloat).neg().unsqueeze(1));
-    gradient.mul_((is_counted.to(at::kFloat) * (gradients[0] / count)).unsqueeze(1));
+    gradient.mul_((is_counted.to(at::kFloat) * gradients[0]).unsqueeze(1));
     const auto type = static_cast<at::ScalarType>(context->saved_data["type"].toInt());
     return {gradient.to(type), {}, {}, {}};
   }
 };
+
+void check_targets(const at::Tensor& targets, int64_t entries, int64_t ignored) {
+  const auto is_wrong =
+      targets.ne(ignored).logical_and(targets.lt(0).logical_or(targets.ge(entries)));
+  if (!targets.is_cpu()) return at::_assert_async(is_wrong.logical_not().all());
+  if (!is_wrong.any().item<bool>()) return;
+  throw Error(
+      "parallel.cross_entropy",
+      fmt::format("expected targets from 0 to {}, or {} for one that is ignored, got {}. "
+                  "Correct the labels, or make the vocabulary larger.",
+                  entries - 1, ignored, targets.masked_select(is_wrong)[0].item<int64_t>()));
+}
 
 }  // namespace
 
@@ -105,13 +116,19 @@ at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const 
   return reduce_from(rows.masked_fill(is_foreign.unsqueeze(-1), kNegativeZero), group);
 }
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Group& group,
-                         int64_t ignored) {
+at::Tensor cross_entropy_by_row(const at::Tensor& logits, const at::Tensor& targets,
+                                const Group& group, int64_t ignored) {
   if (logits.dim() != 2 || targets.dim() != 1 || targets.size(0) != logits.size(0))
     throw Error("parallel.cross_entropy",
                 "expected logits [rows, entries] and targets [rows], got other shapes. Flatten the "
                 "leading dimensions of both.");
+  check_targets(targets, logits.size(1) * size_of(group), ignored);
   return SplitCrossEntropy::apply(logits, targets, group, ignored);
+}
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Group& group,
+                         int64_t ignored) {
+  return cross_entropy_by_row(logits, targets, group, ignored).sum() / targets.ne(ignored).sum();
 }
 
 ColumnLinearImpl::ColumnLinearImpl(int64_t in, int64_t out, Group group, bool with_bias,

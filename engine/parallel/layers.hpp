@@ -14,7 +14,8 @@
 // regions.hpp: an embedding's have one summand that is not zero, so it changes no bit.
 // Shapes: weight [out, in], of a column [out / T, in], of a row [out, in / T]; an embedding
 // [entries / T, width]; logits [rows, entries / T] and targets [rows] int64, the loss a scalar.
-// Errors: equigrad::Error for sizes that the group does not divide.
+// Errors: equigrad::Error for sizes that the group does not divide, for a target that is no entry
+// of the vocabulary (on a CPU; elsewhere the device's assertion, as torch's).
 // Depends on: regions, split_marks; torch::nn.
 #pragma once
 
@@ -37,7 +38,11 @@ at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const 
 
 constexpr int64_t kIgnoredTarget = -100;  // as torch
 
-// The mean over the targets that are not ignored of -log softmax, in fp32.
+// -log softmax of each row's target, in fp32 [rows]: log(sum of exp(x - largest)) less (the target's
+// x - largest), as torch rounds it; 0 where the target is ignored.
+at::Tensor cross_entropy_by_row(const at::Tensor& logits, const at::Tensor& targets,
+                                const Group& group, int64_t ignored = kIgnoredTarget);
+// Their mean over the targets that are not ignored.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Group& group,
                          int64_t ignored = kIgnoredTarget);
 

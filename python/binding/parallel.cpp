@@ -115,6 +115,9 @@ void bind_regions(py::module_& module) {
   module.def("cross_entropy", &parallel::cross_entropy, arg("logits"), arg("targets"), group,
              arg("ignored") = parallel::kIgnoredTarget, NoGil(),
              "Of logits of which each rank has some entries.");
+  module.def("cross_entropy_by_row", &parallel::cross_entropy_by_row, arg("logits"), arg("targets"),
+             group, arg("ignored") = parallel::kIgnoredTarget, NoGil(),
+             "As cross_entropy, of each row.");
 }
 
 void bind_plan(py::module_& module) {

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from equigrad import _core
+from equigrad._split_logits import SplitLogits
 
 IGNORED = -100  # a label that does not count, as torch has it
 
@@ -61,7 +62,11 @@ class DistributedAttention(torch.nn.Module):
 def cross_entropy(logits: torch.Tensor, shift_labels: torch.Tensor, ranks: Ranks, ignored: int = IGNORED) -> torch.Tensor:
     """The mean over all tokens of the sequence that count, of this rank's logits [.., entries] and shifted labels [..]: its
     backward pass gives this rank's summand, and the engine adds those of the ranks."""
-    return _core.sequence_cross_entropy(logits, shift_labels, group_of(ranks), ignored)
+    if not isinstance(logits, SplitLogits):
+        return _core.sequence_cross_entropy(logits, shift_labels, group_of(ranks), ignored)
+    rows, targets = logits.reshape(-1, logits.shape[-1]), shift_labels.reshape(-1)
+    total = torch.nn.functional.cross_entropy(rows, targets, ignore_index=ignored, reduction="sum")
+    return mean(total, targets.ne(ignored).sum(), ranks)
 
 
 def mean(sum_of_losses: torch.Tensor, valid_tokens: torch.Tensor | int, ranks: Ranks) -> torch.Tensor:

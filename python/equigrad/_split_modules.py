@@ -14,6 +14,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from equigrad import _core
+from equigrad._split_logits import SplitLogits
 
 # Attributes of a module of attention that count heads, and those that are as wide as all of them.
 _COUNTS = ("num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_head", "n_heads", "n_kv_heads")
@@ -49,6 +50,9 @@ class _Column(_Part):
     def forward(self, whole: torch.Tensor) -> torch.Tensor:
         _, plan, group, _ = self._equigrad_how
         part = _core.column_linear(whole, self._matrix(), self.bias, group)
+        passes = self.__dict__.get("_equigrad_passes")
+        if passes is not None and passes.have_labels:
+            return SplitLogits.of(part, passes)
         return _gathered(part, self._equigrad_how) if gathers_output(plan) else part
 
 
@@ -76,7 +80,7 @@ class _Width(_Part):
 
 
 def gathers_output(plan: _core.ModulePlan) -> bool:
-    """Whether every rank gets the whole output: also of a split head, whose logits an unmodified model's loss takes whole."""
+    """Whether every rank gets the whole output: also of a split head, but for logits beside a loss (_split_logits.py)."""
     return plan.gathers_output or plan.reason == "vocab_parallel_lm_head"
 
 

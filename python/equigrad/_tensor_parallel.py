@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from equigrad import _core, _ranks
+from equigrad._split_logits import keep_parts
 from equigrad._split_modules import count_own_heads, gathers_output, kind_of, share_keys, split_module, sum_gradients
 from equigrad._split_random import split_random
 
@@ -198,6 +199,8 @@ def split_model(model: torch.nn.Module, config: _core.EngineConfig, mesh: _core.
         if plan.weight is not None:
             _cut(modules[name], plan, group, cut)
             split_module(name, modules[name], plan, group)
+            if plan.reason == "vocab_parallel_lm_head":
+                keep_parts(model, name, group, plan.weight.shape[plan.weight.dimension])
         elif plan.sums_gradient:
             sum_gradients(modules[name], group)
     for name in sorted({one.rpartition(".")[0] for one, plan in plans.items() if _is_split_within(plan)}):

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from equigrad import _core
-from equigrad._sequence_parallel import IGNORED
+from equigrad._sequence_parallel import IGNORED, cross_entropy
 
 ATTENTION = "equigrad_ulysses"
 _DEFAULT = "sdpa"  # where a model names ATTENTION itself
@@ -85,7 +85,7 @@ class Attached:
             )
         targets = shift_labels.to(logits.device)
         if num_items_in_batch is None:
-            return _core.sequence_cross_entropy(logits, targets, self.group, ignore_index)
+            return cross_entropy(logits, targets, self.group, ignore_index)
         rows = logits.float().reshape(-1, logits.shape[-1])
         total = torch.nn.functional.cross_entropy(rows, targets.reshape(-1), ignore_index=ignore_index, reduction="sum")
         mean: torch.Tensor = _core.reduce_from(total, self.group) / num_items_in_batch

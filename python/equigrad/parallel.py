@@ -1,4 +1,4 @@
-"""Ranks that share what data parallelism gives to each: parts of a sequence (docs/parallel.md).
+"""Ranks that share what data parallelism gives to each: parts of a sequence, of a model (docs/parallel.md).
 
 engine, *_ = equigrad.initialize(model=model, config={..., "sequence_parallel_size": 2})
 for batch in equigrad.parallel.split_loader(batches, engine):
@@ -12,6 +12,7 @@ import torch
 
 from equigrad import _core, _ranks
 from equigrad._sequence_parallel import DistributedAttention, cross_entropy, mean, split_batch, split_loader
+from equigrad._split_logits import part_of_logits, whole_logits
 from equigrad._transformers_attention import ATTENTION, register_with_transformers
 
 
@@ -26,7 +27,9 @@ __all__ = [
     "cross_entropy",
     "mean",
     "mesh",
+    "part_of_logits",
     "register_with_transformers",
     "split_batch",
     "split_loader",
+    "whole_logits",
 ]

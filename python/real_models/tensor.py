@@ -100,6 +100,17 @@ def _gpt2(model: torch.nn.Module, group: Group) -> None:
             group.row(module, Cut(0))
 
 
+def _with_head(split: Callable[[torch.nn.Module, Group], None]) -> Callable[[torch.nn.Module, Group], None]:
+    """The head too, and the loss of its parts."""
+
+    def both(model: torch.nn.Module, group: Group) -> None:
+        split(model, group)
+        group.column(model.get_output_embeddings(), OUT)
+        model.loss_function = group.causal_loss
+
+    return both
+
+
 # Parts of the inner size are multiples of what torch computes at once: behind that it has other functions for exp and the like, so
 # that activations of parts and of the whole would differ.
 _WIDE = {**zoo._LLAMA, "intermediate_size": 256}
@@ -138,6 +149,7 @@ def _deepseek_entry(q_lora_rank: int | None) -> Callable[[int], zoo.Entry]:
 
 
 _HEURISTICS: dict[str, Any] = {}
+_HEAD = {"vocab_parallel_lm_head": True}
 MODELS: dict[str, Model] = {
     "Llama": Model(_entry("Llama:ForCausalLM"), _GATED, _HEURISTICS),
     "Llama, preset": Model(_entry("Llama:ForCausalLM"), _GATED, {"preset_model": "LLaMA"}),
@@ -192,6 +204,19 @@ MODELS: dict[str, Model] = {
         ),
         _gpt2,
         _HEURISTICS,
+    ),
+    "Llama, split head": Model(_entry("Llama:ForCausalLM"), _with_head(_GATED), _HEAD),
+    "Qwen2, split head, tied": Model(_entry("Qwen2:ForCausalLM", tie_word_embeddings=True), _with_head(_GATED), _HEAD),
+    "Gemma-2, split head, soft cap": Model(
+        _entry("Gemma2:ForCausalLM", head_dim=8, final_logit_softcapping=2.0, attn_logit_softcapping=None, tie_word_embeddings=False),
+        _with_head(_GATED),
+        _HEAD,
+    ),
+    "Cohere, split head, scaled": Model(_entry("Cohere:ForCausalLM", logit_scale=0.3), _with_head(_GATED), _HEAD),
+    "GPT-NeoX, split head": Model(
+        _without_keys("GPTNeoX:ForCausalLM", **zoo._LLAMA),
+        _with_head(by_names("query_key_value|dense_h_to_4h", "dense|dense_4h_to_h")),
+        _HEAD,
     ),
 }
 

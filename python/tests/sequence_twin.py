@@ -64,6 +64,10 @@ class Meeting:
         return torch.cat([self._local(*one, *more) for one in some], 1)
 
 
+def sum_of_losses(rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(rows, targets, ignore_index=IGNORED, reduction="sum")
+
+
 def gradients(
     model: torch.nn.Module,
     ranks: int,
@@ -72,10 +76,12 @@ def gradients(
     logits_of: Callable[[torch.nn.Module, int], torch.Tensor],
     shift_labels: torch.Tensor,
     tensor: int = 1,
+    total_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = sum_of_losses,
 ) -> tuple[torch.Tensor, list[twin.Gradients]]:
     """The loss of the whole sequence, and what each rank adds to the gradient.
 
-    put(model, attend): gives a copy of the model its attention. logits_of(model, part): of that part.
+    put(model, attend): gives a copy of the model its attention. logits_of(model, part): of that part. total_of(rows, targets): the
+    sum of their losses.
     """
     meeting = Meeting(ranks, local, tensor)
     parts = [copy.deepcopy(model) for _ in range(ranks)]
@@ -86,7 +92,7 @@ def gradients(
         try:
             logits = logits_of(parts[part], part).float()
             rows, targets = logits.reshape(-1, logits.shape[-1]), labels[part].reshape(-1)
-            sums[part] = torch.nn.functional.cross_entropy(rows, targets, ignore_index=IGNORED, reduction="sum")
+            sums[part] = total_of(rows, targets)
         except BaseException:
             meeting.abort()
             raise

@@ -98,6 +98,28 @@ class Sum(torch.autograd.Function):
         return (gradient,) * context.size
 
 
+class LossOfParts(torch.autograd.Function):
+    """-log softmax of each row's target, of logits [rows, entries] in fp32, whose parts' exponentials are added in the tree; 0 of
+    one that is ignored."""
+
+    @staticmethod
+    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor, size: int, ignored: int) -> torch.Tensor:
+        largest = logits.max(1).values
+        parts = [(one - largest[:, None]).exp() for one in logits.chunk(size, 1)]
+        total = tree([one.sum(1) for one in parts])
+        counts = targets != ignored
+        row, entry = torch.arange(len(targets)), torch.where(counts, targets, 0)
+        context.save_for_backward(torch.cat(parts, 1) / total[:, None], row, entry, counts)
+        return torch.where(counts, total.log() - (logits[row, entry] - largest), 0.0)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        softmax, row, entry, counts = context.saved_tensors
+        softmax = softmax.clone()
+        softmax[row, entry] -= 1
+        return softmax * torch.where(counts, gradient, 0.0)[:, None], None, None, None
+
+
 class Group:
     """`size` ranks; a fault may be planted where a test says."""
 
@@ -130,6 +152,18 @@ class Group:
             return total if module.bias is None else total + module.bias.to(total.dtype)
 
         module.forward = forward
+
+    def loss(self, rows: torch.Tensor, targets: torch.Tensor, ignored: int = -100) -> torch.Tensor:
+        """The sum over rows."""
+        return LossOfParts.apply(rows, targets, self.size, ignored).sum()
+
+    def causal_loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, num_items_in_batch: Any = None, **_: Any
+    ) -> torch.Tensor:
+        """What takes the place of transformers' loss of a causal language model."""
+        targets = F.pad(labels, (0, 1), value=-100)[..., 1:].reshape(-1)
+        total = self.loss(logits.float().reshape(-1, vocab_size), targets)
+        return total / (int((targets != -100).sum()) if num_items_in_batch is None else num_items_in_batch)
 
     def norm_of_heads(self, module: torch.nn.Module, dimension: int = -2) -> None:
         """One weight for every head, whose dimension is cut: each rank has a gradient of its heads."""

@@ -23,13 +23,16 @@ SEQUENCE, TENSOR = 2, 2
 COLUMNS, ROWS = r"\.(q|k|v|gate|up)_proj$", r"\.(o|down)_proj$"
 
 
-def configuration(stage: int) -> dict[str, Any]:
-    return sequences.configuration(stage, SEQUENCE, tensor_parallel={"autotp_size": TENSOR})
+def configuration(stage: int, has_split_head: bool = False) -> dict[str, Any]:
+    section = {"autotp_size": TENSOR, "vocab_parallel_lm_head": has_split_head}
+    return sequences.configuration(stage, SEQUENCE, tensor_parallel=section)
 
 
-def train(stage: int, kind: str, key_value_heads: int, implementation: str, batches: str) -> Any:
+def train(
+    stage: int, kind: str, key_value_heads: int, implementation: str, batches: str, has_split_head: bool = False
+) -> Any:
     model = sequences.make_hugging_face(kind, key_value_heads, implementation)
-    engine, *_ = equigrad.initialize(model=model, config=configuration(stage))
+    engine, *_ = equigrad.initialize(model=model, config=configuration(stage, has_split_head))
     losses, history, norms = [], [], []
     for step in range(sequences.STEPS):
         for micro_batch in range(sequences.PASSES):
@@ -45,16 +48,18 @@ def train(stage: int, kind: str, key_value_heads: int, implementation: str, batc
     return losses, history, norms, {name: engine.full_parameter(name) for name, _ in model.named_parameters()}
 
 
-def split(model: torch.nn.Module) -> None:
+def split(model: torch.nn.Module, has_split_head: bool) -> None:
     group = Group(TENSOR)
     for name, module in model.named_modules():
-        if re.search(COLUMNS, name):
+        if re.search(COLUMNS, name) or (has_split_head and name == "lm_head"):
             group.column(module, Cut(0))
         elif re.search(ROWS, name):
             group.row(module, Cut(1))
 
 
-def play_twin(stage: int, kind: str, key_value_heads: int, implementation: str, batches: str) -> Any:
+def play_twin(
+    data: int, stage: int, kind: str, key_value_heads: int, implementation: str, batches: str, has_split_head: bool = False
+) -> Any:
     import transformers
     from transformers import masking_utils
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -81,7 +86,7 @@ def play_twin(stage: int, kind: str, key_value_heads: int, implementation: str, 
     transformers.AttentionInterface.register("part", of_a_part)
 
     def put(model: torch.nn.Module, attend: Any) -> None:
-        split(model)
+        split(model, has_split_head)
         meetings.update(dict.fromkeys(model.modules(), attend))
 
     def gradients(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, list]:
@@ -99,6 +104,7 @@ def play_twin(stage: int, kind: str, key_value_heads: int, implementation: str, 
             lambda one, part: one(input_ids=tokens[part], position_ids=places[part], use_cache=False).logits,
             sequences.shifted(batch["labels"]),
             TENSOR,
+            Group(TENSOR).loss if has_split_head else sequence_twin.sum_of_losses,
         )
 
     models = []
@@ -107,15 +113,15 @@ def play_twin(stage: int, kind: str, key_value_heads: int, implementation: str, 
         models.append(sequences.make_hugging_face(kind, key_value_heads, "whole"))
         return models[0]
 
-    losses, history = sequences.twin_of(make_model, gradients, stage, 1, SEQUENCE, sequences.BATCHES[batches])
+    losses, history = sequences.twin_of(make_model, gradients, stage, data, SEQUENCE, sequences.BATCHES[batches])
     return losses, history, {name: one.detach() for name, one in models[0].named_parameters()}
 
 
-def expect_the_same(played: list[Any], want: Any) -> None:
+def expect_the_same(played: list[Any], want: Any, data: int) -> None:
     for rank, (losses, history, norms, parameters) in enumerate(played):
         assert norms == played[0][2], "norms differ"
         for at, loss in enumerate(losses):
-            twin.assert_same_bits(loss, want[0][at], f"rank {rank}, loss {at}")
+            twin.assert_same_bits(loss, want[0][at * data + rank // (SEQUENCE * TENSOR)], f"rank {rank}, loss {at}")
         for step, gradients in enumerate(history):
             assert gradients.keys() == want[1][step].keys()
             for name, gradient in gradients.items():
@@ -126,10 +132,11 @@ def expect_the_same(played: list[Any], want: Any) -> None:
             twin.assert_same_bits(value, want[2][name], f"rank {rank}, {name}")
 
 
-def check(stage: int, *of: Any) -> None:
+def check(stage: int, *of: Any, data: int = 1) -> None:
     transformers = pytest.importorskip("transformers")
     getattr(transformers, f"{of[0]}ForCausalLM")  # imported once, and not by each rank
-    expect_the_same(ranks.run(SEQUENCE * TENSOR, train, stage, *of), ranks.alone(play_twin, stage, *of))
+    played = ranks.run(data * SEQUENCE * TENSOR, train, stage, *of)
+    expect_the_same(played, ranks.alone(play_twin, data, stage, *of), data)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -141,6 +148,16 @@ def test_llama(key_value_heads: int, stage: int) -> None:
 @pytest.mark.parametrize(("kind", "implementation", "batches"), [("Qwen2", "sdpa", "padded"), ("Llama", "eager", "packed")])
 def test_masks_and_documents(kind: str, implementation: str, batches: str) -> None:
     check(2, kind, 4, implementation, batches)
+
+
+@pytest.mark.parametrize(("kind", "batches", "stage"), [("Llama", "plain", 0), ("Qwen2", "padded", 2)])
+def test_a_split_head_has_a_loss_of_parts_over_the_whole_sequence(kind: str, batches: str, stage: int) -> None:
+    check(stage, kind, 4, "sdpa", batches, True)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_several_data_ranks_beside_both(stage: int) -> None:
+    check(stage, "Llama", 2, "sdpa", "plain", data=2)
 
 
 def pass_and_step(engine: equigrad.Engine, step: int) -> None:

@@ -74,7 +74,8 @@ constexpr Row kRows[] = {
         "names."),
     key(".vocab_parallel_lm_head", boolean(), tensor<&Tensor::vocab_parallel_lm_head>,
         "The vocabulary is split: the head, and the embedding that shares its weight.",
-        "null, which follows a plan of Hugging Face in DeepSpeed, is false."),
+        "A model that computes its loss from labels does so of parts of its logits "
+        "(docs/parallel.md). null, which follows a plan of Hugging Face in DeepSpeed, is false."),
     key(".dtype", of_type(ValueType::DataType), "null", "The model's type.",
         "Must be the parameters' type; another one is an error."),
     no_effect(".tp_overlap_comm", "Input gradients are added while weight gradients are computed.",

@@ -176,6 +176,45 @@ TEST(Layers, TheCrossEntropyOfSplitLogits) {
   });
 }
 
+// Logits of which two are largest, in parts of two ranks, and all others are so far below them that
+// nothing of theirs is left: every sum is exact.
+TEST(Layers, TheCrossEntropyHasTheBitsOfTorchWhereSumsAreExact) {
+  on_groups([](const Group& group) {
+    const int64_t size = group->world_size(), entries = 16;
+    const auto logits = at::full({4, entries}, -4096.0F);
+    const int64_t first[] = {3, 0, 7, 5};
+    for (int64_t row = 0; row < 4; ++row)
+      for (const int64_t entry : {first[row], first[row] + 8}) logits[row][entry].fill_(1024);
+    const auto targets = at::tensor({3, 15, -100, 13}, at::kLong);
+    const auto cut = unpacked({4, entries}, 1);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const auto whole = logits.to(type).requires_grad_();
+      const auto part = part_of(whole.detach(), cut, group->rank(), size).clone().requires_grad_();
+      const auto expected = at::cross_entropy_loss(whole.to(at::kFloat), targets);
+      const auto got = cross_entropy(part, targets, group);
+      EXPECT_THAT(got.detach(), HasTheBitsOf(expected.detach()));
+      expected.backward();
+      got.backward();
+      EXPECT_THAT(part.grad(), HasTheBitsOf(part_of(whole.grad(), cut, group->rank(), size)));
+      const auto rows = cross_entropy_by_row(part, targets, group).detach();
+      EXPECT_THAT(rows, HasTheBitsOf(at::cross_entropy_loss(whole.detach().to(at::kFloat), targets,
+                                                            {}, at::Reduction::None)));
+    }
+  });
+}
+
+TEST(Layers, ATargetThatIsNoEntryIsRefused) {
+  on_groups([](const Group& group) {
+    const auto part = numbers({2, 16 / group->world_size()}, 1);
+    const auto said = [&](int64_t target) {
+      return error_of([&] { cross_entropy(part, at::tensor({int64_t{3}, target}, at::kLong), group, -5); });
+    };
+    EXPECT_THAT(said(16), HasSubstr("from 0 to 15, or -5 for one that is ignored, got 16"));
+    EXPECT_THAT(said(-100), HasSubstr("got -100"));
+    EXPECT_EQ(said(-5), "");
+  });
+}
+
 TEST(Layers, WhatTheGroupDoesNotDivideIsRefused) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
