@@ -213,7 +213,7 @@ def within(ball: Ball, least: Tensor | float, most: Tensor | float) -> Ball:
 
 
 def mean_of(
-    contributions: Sequence[Ball], divisor: int, form: Format, roundings: int, scale: float = 1.0, again: tuple[int, int] = (1, 1)
+    contributions: Sequence[Ball], divisor: int, form: Format, roundings: float, scale: float = 1.0, again: tuple[int, int] = (1, 1)
 ) -> Ball:
     """The sum of all, divided: in any order, the division anywhere (before, between or after the additions, in parts).
 
