@@ -1,16 +1,25 @@
-"""Seconds of a step and bytes of a rank where ranks share a model, by Equigrad and by others, in turns.
+"""Seconds of a step and bytes of a rank where ranks share a model, by Equigrad and by others, in turns, over several lives.
 
-    torchrun --nproc-per-node 2 perf/peers/parallel.py [--tensor 2 | --sequence 2] [--stage 1] [--write PAGE.md]
+    python perf/peers/parallel.py --ranks 2 [--tensor 2 | --sequence 2] [--stage 1] [--lives 7] [--write PAGE.md]
 
-A Llama of transformers in fp32 with AdamW, random weights, as it is. With more processes than --tensor or --sequence the others
-are data ranks. Every contestant takes the same steps on the same tokens; the loss of the second says so. A contestant whose package is not installed, or that cannot do what is asked, is left out by name.
-Ratios are of medians in one run.
+A Llama of transformers in fp32 with AdamW, random weights, as it is. With more ranks than --tensor or --sequence the others are data
+ranks. Every contestant takes the same steps on the same tokens; the loss of the second says so. A contestant whose package is not
+installed, or that cannot do what is asked, is left out by name.
+
+How memory lies stays with a process as long as it lives, so every life starts all processes anew (torchrun), with another contestant
+first. A life's ratio is the median over its rounds of the two times of one round; the page has the median of lives and its 95 % interval
+by order statistics, as perf/race/medians.hpp has it: of 6 lives or 7 from the least to the largest. Exit code 1: a life failed, or too few.
 """
 
 import argparse
 import importlib.util
+import json
+import math
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 
 import torch
@@ -30,6 +39,7 @@ SHAPE = {
     "attn_implementation": "sdpa",
 }
 MICRO_BATCH, LENGTH, LR = 2, 128, 1e-3
+CONFIDENCE = 0.95
 
 
 def made():
@@ -180,18 +190,20 @@ HEAD = """# Ranks that share a model: a step and bytes beside others
 
 A Llama of transformers in fp32 with AdamW (torch's fused one for the others), random weights, Gloo, one thread a rank. Lower is
 better. Gradients are compared in `python/real_models/tensor.py`; here the loss of the second step says that contestants train one
-model on the same tokens.
-`torchrun --nproc-per-node 2 perf/peers/parallel.py --tensor 2 --write PAGE.md`
+model on the same tokens. Every life starts all processes anew; a ratio is the median of lives, of each the median over its rounds, with
+a 95 % interval by order statistics of lives.
+`python perf/peers/parallel.py --ranks 2 --tensor 2 --write PAGE.md`
 """
 
 NEEDED = {"Equigrad": "equigrad", "DeepSpeed": "deepspeed", "Torch": "torch"}
 
 
-def contestants(sizes, stage):
-    """Those that are there, and for the others why not."""
+def contestants(sizes, stage, first):
+    """Those that are there, from the first on in turn, and for the others why not."""
     ones, missing = {}, {}
-    for name, package in NEEDED.items():
-        if importlib.util.find_spec(package) is None:
+    names = list(NEEDED)
+    for name in names[first % len(names) :] + names[: first % len(names)]:
+        if importlib.util.find_spec(NEEDED[name]) is None:
             missing[name] = "not installed"
             continue
         try:
@@ -221,11 +233,12 @@ def timed(call):
 
 
 def measure(ones, repeats):
+    """By contestant the seconds of every round."""
     seconds = {name: [] for name in ones}
     for _ in range(repeats):
         for name, one in ones.items():
             seconds[name].append(timed(one.step))
-    return {name: statistics.median(all_) for name, all_ in seconds.items()}
+    return seconds
 
 
 def check_bytes(one, sizes, stage):
@@ -239,53 +252,135 @@ def check_bytes(one, sizes, stage):
     return held
 
 
-def table(sizes, stage, ones, missing, losses, median, repeats, held):
-    data = dist.get_world_size() // (sizes["tensor"] * sizes["sequence"])
-    best_other = min((value for name, value in median.items() if name != "Equigrad"), default=None)
+def live(arguments):
+    """One life, on one of its ranks: the first writes what it was to a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    sizes = {"tensor": arguments.tensor, "sequence": arguments.sequence}
+    ones, missing = contestants(sizes, arguments.stage, arguments.first)
+    losses = losses_of(ones)
+    seconds = measure(ones, arguments.rounds)
+    held = check_bytes(ones["Equigrad"], sizes, arguments.stage) if "Equigrad" in ones else None
+    if dist.get_rank() == 0:
+        with open(arguments.life, "w") as file:
+            json.dump({"seconds": seconds, "losses": losses, "missing": missing, "held": held}, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- Of several lives --------------------------------------------------------------------------------------------------
+
+
+def lead(arguments):
+    """All lives, one after the other; None where one failed."""
+    lives = []
+    given = ["--tensor", "--sequence", "--stage", "--rounds"]
+    settings = [f"{name}={getattr(arguments, name[2:])}" for name in given]
+    with tempfile.TemporaryDirectory() as folder:
+        for first in range(arguments.lives):
+            path = os.path.join(folder, f"{first}.json")
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.ranks}"]
+            command = [*torchrun, os.path.abspath(__file__), *settings, f"--life={path}", f"--first={first}"]
+            if subprocess.run(command, check=False).returncode != 0:
+                print(f"[parallel] expected life {first + 1} to end well, it did not. See what its ranks printed above.")
+                return None
+            with open(path) as file:
+                lives.append(json.load(file))
+            medians = {name: f"{1e3 * statistics.median(all_):.1f} ms" for name, all_ in lives[-1]["seconds"].items()}
+            print(f"life {first + 1} of {arguments.lives}: {medians}", flush=True)
+    return lives
+
+
+def rank_of_bound(count):
+    """The largest k with 2 P(Binomial(count, 1/2) < k) <= 1 - CONFIDENCE; 0 where there is none."""
+    below, k = 0.0, 0
+    while k < count // 2:
+        below += math.comb(count, k) / 2.0**count
+        if 2 * below > 1 - CONFIDENCE:
+            break
+        k += 1
+    return k
+
+
+def median_interval(values):
+    """The median, and what holds it: x(k) .. x(n + 1 - k) of values in order."""
+    k = rank_of_bound(len(values))
+    if k == 0:
+        raise SystemExit(
+            f"[parallel] expected lives enough for an interval of {CONFIDENCE:.0%}, got {len(values)}. Take 6 or more."
+        )
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[k - 1], ordered[-k]
+
+
+def ratio_of(life, name, other):
+    """The median over rounds of the two times of one round."""
+    return statistics.median(a / b for a, b in zip(life["seconds"][name], life["seconds"][other], strict=True))
+
+
+def milliseconds(lives, name):
+    return median_interval([1e3 * statistics.median(life["seconds"][name]) for life in lives])
+
+
+def row(lives, name, other):
+    step = "{:.1f} [{:.1f}, {:.1f}]".format(*milliseconds(lives, name))
+    ratio = (
+        ""
+        if other is None
+        else "{:.2f} [{:.2f}, {:.2f}]".format(*median_interval([ratio_of(life, name, other) for life in lives]))
+    )
+    return f"| {name}: {globals()[name].__doc__} | {lives[0]['losses'][name]:.4f} | {step} | {ratio} |"
+
+
+def table(arguments, lives):
+    data = arguments.ranks // (arguments.sequence * arguments.tensor)
+    names = [name for name in NEEDED if name in lives[0]["seconds"]]
+    others = {name: milliseconds(lives, name)[0] for name in names if name != "Equigrad"}
+    fastest = min(others, key=others.get, default=None)
+    count, lived = sum(one.numel() for one in made().parameters()), f"{len(lives)} lives of {arguments.rounds} rounds"
     lines = [
-        f"## Data {data} x sequence {sizes['sequence']} x tensor {sizes['tensor']}, ZeRO stage {stage}",
+        f"## Data {data} x sequence {arguments.sequence} x tensor {arguments.tensor}, ZeRO stage {arguments.stage}",
         "",
-        f"{sum(one.numel() for one in made().parameters()):,} parameters, {MICRO_BATCH} x {LENGTH} tokens a data rank, torch {torch.__version__}, "
-        f"{repeats} steps in turns in one run, medians.",
+        f"{count:,} parameters, {MICRO_BATCH} x {LENGTH} tokens a data rank, torch {torch.__version__}, {lived}.",
         "",
         "| | second step's loss | step, ms | of the fastest other |",
         "|---|--:|--:|--:|",
+        *(row(lives, name, fastest) for name in names),
     ]
-    for name, one in ones.items():
-        ratio = f"{median[name] / best_other:.2f}" if best_other else ""
-        lines.append(f"| {name}: {type(one).__doc__} | {losses[name]:.4f} | {1e3 * median[name]:.1f} | {ratio} |")
-    if held:
-        lines += ["", f"Equigrad holds {held:,} bytes a rank between steps, which is the formula's count."]
-    if missing:
-        lines += ["", "Not measured: " + "; ".join(f"{name}, {why}" for name, why in missing.items()) + "."]
+    if lives[0]["held"]:
+        lines += ["", f"Equigrad holds {lives[0]['held']:,} bytes a rank between steps, which is the formula's count."]
+    if lives[0]["missing"]:
+        lines += ["", "Not measured: " + "; ".join(f"{name}, {why}" for name, why in lives[0]["missing"].items()) + "."]
     return "\n".join(lines) + "\n"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--tensor", type=int, default=1)
     parser.add_argument("--sequence", type=int, default=1)
     parser.add_argument("--stage", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--lives", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15, help="of a life")
     parser.add_argument("--write", help="the page, to which a section is added")
+    parser.add_argument("--life", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    sizes = {"tensor": arguments.tensor, "sequence": arguments.sequence}
-    ones, missing = contestants(sizes, arguments.stage)
-    losses = losses_of(ones)
-    median = measure(ones, arguments.repeats)
-    held = check_bytes(ones["Equigrad"], sizes, arguments.stage) if "Equigrad" in ones else None
-    if dist.get_rank() == 0:
-        page = table(sizes, arguments.stage, ones, missing, losses, median, arguments.repeats, held)
-        print(page)
-        if arguments.write:
-            begins = not os.path.exists(arguments.write)
-            with open(arguments.write, "a") as file:
-                file.write((HEAD if begins else "") + "\n" + page)
-    dist.barrier()
-    dist.destroy_process_group()
+    if arguments.life:
+        live(arguments)
+        return 0
+    median_interval([1.0] * arguments.lives)  # enough of them
+    lives = lead(arguments)
+    if lives is None:
+        return 1
+    page = table(arguments, lives)
+    print(page)
+    if arguments.write:
+        begins = not os.path.exists(arguments.write)
+        with open(arguments.write, "a") as file:
+            file.write((HEAD if begins else "") + "\n" + page)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
