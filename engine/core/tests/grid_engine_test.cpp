@@ -143,5 +143,20 @@ TEST(GridEngine, WholeNumbersAreThoseOfTheUnsplitModelOnWholeSequences) {
             "");
 }
 
+TEST(GridEngine, SeveralDataRanksBesideBothToo) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder.path());
+  const MeshSizes sizes{.data = 2, .sequence = 2, .tensor = 2};
+  EXPECT_EQ(on_ranks(sizes.world_size(),
+                     [&](RankContext& context) {
+                       for (const int stage : {0, 1, 2})
+                         for (const int64_t heads : {2, 4})
+                           train(context, sizes,
+                                 {.stage = stage, .clipping = 1.5, .key_value_heads = heads},
+                                 folder.path());
+                     }),
+            "");
+}
+
 }  // namespace
 }  // namespace equigrad
