@@ -661,13 +661,21 @@ function(equigrad_test_model file)
   endforeach()
 endfunction()
 
-# python/tests/test_api.py becomes the test python.api, with the package of this build.
+# python/tests/test_api.py becomes the test python.api, with the package of this build. More arguments are pytest's.
 function(equigrad_python_test file label)
   string(REGEX REPLACE "^.*/test_([a-z0-9_]+)\\.py$" "${label}.\\1" name ${file})
-  add_test(NAME ${name} COMMAND "${EQUIGRAD_PYTHON}" -m pytest -q -p no:cacheprovider "${PROJECT_SOURCE_DIR}/${file}")
+  add_test(NAME ${name} COMMAND "${EQUIGRAD_PYTHON}" -m pytest -q -p no:cacheprovider "${PROJECT_SOURCE_DIR}/${file}" ${ARGN})
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT 1800
     ENVIRONMENT "OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1;PYTHONPATH=${PROJECT_BINARY_DIR}/python")
   equigrad_forks_ranks(${name} ${label})
+  set(name ${name} PARENT_SCOPE)
+endfunction()
+
+# A Python test of what DeepSpeed itself does: with the Python of its environment, which the fixture peers.environment makes.
+function(equigrad_peers_test file)
+  set(EQUIGRAD_PYTHON "${EQUIGRAD_PEERS}/bin/python")
+  equigrad_python_test(${file} peers ${ARGN})
+  set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED peers)
 endfunction()
 
 function(equigrad_property_test file)

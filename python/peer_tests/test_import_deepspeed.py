@@ -11,8 +11,9 @@ Runs where DeepSpeed is: `ctest -R peers` makes that environment first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,8 @@ NUMBERS = ("rates", "steps", "scale")
 Seen = dict[str, Any]
 
 
-class Continued(NamedTuple):
+@dataclass(frozen=True, repr=False)  # a failure's report would print every tensor
+class Continued:
     """By rank."""
 
     theirs: list[dict[Case, Seen]]
