@@ -1,5 +1,5 @@
-"""Models of transformers that ranks share, on real text: gradients within computed bounds of the unsplit model in fp64, phase by
-phase, and no further from it than the unsplit run in the same precision; planted faults break a bound."""
+"""Models that ranks share, of transformers and one of our own, on real text: gradients within computed bounds of the unsplit model
+in fp64, phase by phase, and no further from it than the unsplit run in the same precision; planted faults break a bound."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ import torch.nn.functional as F
 import equigrad
 import ranks
 import unsplit_bounds
+import unsplit_models
 from equigrad import _core
 from equigrad.judge.local_gradients import CHANCE, LEAST_FACTOR
 from tensor_runs import whole
 from unsplit_bounds import Lanes, Linear, Ratio, Shape
+from unsplit_models import IGNORED, Own, shifted
 
 TEXT = Path(__file__).parents[2] / "reference" / "data" / "plays_slice.txt"
-BATCH, LENGTH, HEADS, IGNORED = 2, 64, 8, -100
+BATCH, LENGTH, HEADS = 2, 64, 8
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Ranks = list[tuple[torch.Tensor, dict[str, Linear], dict[str, torch.Tensor]]]
 
 
-def make(kind: str) -> torch.nn.Module:
+def of_transformers(kind: str) -> torch.nn.Module:
     import transformers
 
     sizes = {
@@ -41,8 +43,14 @@ def make(kind: str) -> torch.nn.Module:
         "tie_word_embeddings": False,
         "attn_implementation": "sdpa",
     }
+    model: torch.nn.Module = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    return model
+
+
+def make(kind: str) -> torch.nn.Module:
+    """Own, or of transformers."""
     torch.manual_seed(11)
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    model = Own(LENGTH) if kind == "Own" else of_transformers(kind)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # neither ones nor zeros
@@ -57,10 +65,6 @@ def batch() -> dict[str, torch.Tensor]:
     labels = tokens.masked_fill(tokens < ord("a"), IGNORED)
     labels[0, : LENGTH // 3] = IGNORED
     return {"input_ids": tokens, "labels": labels}
-
-
-def shifted(labels: torch.Tensor) -> torch.Tensor:
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def configuration(shape: Shape, precision: str, **more: Any) -> dict[str, Any]:
@@ -79,6 +83,10 @@ def configuration(shape: Shape, precision: str, **more: Any) -> dict[str, Any]:
 def play(kind: str, precision: str, shape: Shape, plant: str) -> Any:
     """Of this rank: the loss, what its linears were given and gave, and whole gradients."""
     model = make(kind).to(TYPES[precision])
+    if isinstance(model, Own) and shape.sequence > 1:
+        mesh = equigrad.parallel.mesh(sequence=shape.sequence)
+        model.attend = equigrad.parallel.DistributedAttention(unsplit_models.attention, mesh)
+        model.loss_of = lambda logits, targets: equigrad.parallel.cross_entropy(logits, targets, mesh)
     more = PLANTS[plant](model, shape) if plant else None
     engine = equigrad.initialize(model=model, config=configuration(shape, precision, **(more or {})))[0]
     recorded = unsplit_bounds.record(engine.module)
@@ -130,8 +138,9 @@ def judge(of_ranks: Ranks, kind: str, precision: str, shape: Shape) -> tuple[Lan
 
 
 def judged(kind: str, precision: str, shape: Shape, plant: str = "") -> tuple[Lanes, dict[str, Ratio]]:
-    transformers = pytest.importorskip("transformers")
-    getattr(transformers, f"{kind}ForCausalLM")  # imported once, and not by each rank
+    if kind != "Own":
+        transformers = pytest.importorskip("transformers")
+        getattr(transformers, f"{kind}ForCausalLM")  # imported once, and not by each rank
     of_ranks = ranks.run(shape.ranks, play, kind, precision, shape, plant)
     result: tuple[Lanes, dict[str, Ratio]] = ranks.alone(judge, of_ranks, kind, precision, shape)
     return result
@@ -142,7 +151,7 @@ SHAPES = [Shape(tensor=2), Shape(tensor=4), Shape(sequence=2)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+@pytest.mark.parametrize("kind", ["Own", "Llama", "Qwen2"])
 def test_gradients_are_within_bounds_of_the_unsplit_model(kind: str, precision: str, shape: Shape) -> None:
     lanes, ratios = judged(kind, precision, shape)
     assert lanes.first == ""
@@ -236,4 +245,4 @@ PLANTED = [
 
 @pytest.mark.parametrize(("plant", "precision", "shape"), PLANTED, ids=str)
 def test_a_planted_fault_breaks_a_bound(plant: str, precision: str, shape: Shape) -> None:
-    assert judged("Llama", precision, shape, plant)[0].first != ""
+    assert judged("Own", precision, shape, plant)[0].first != ""
