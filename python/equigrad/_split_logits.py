@@ -217,7 +217,7 @@ def _leaves_entries(index: Any, dimensions: int) -> bool:
 
 
 def _cross_entropy(
-    input: torch.Tensor,  # noqa: A002  torch's name
+    input: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     size_average: bool | None = None,
@@ -227,9 +227,10 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> torch.Tensor | None:
     """torch's, over the parts, in fp32; None: of what it asks, the parts alone know too little."""
-    is_of_entries = isinstance(input, SplitLogits) and input.dim() == 2 and target.dim() == 1 and not target.is_floating_point()
     is_plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
-    if not is_of_entries or not is_plain or reduction not in ("mean", "sum", "none"):
+    if not isinstance(input, SplitLogits) or not is_plain or reduction not in ("mean", "sum", "none"):
+        return None
+    if input.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
     part = part_of_logits(input)
     losses = _core.cross_entropy_by_row(part, target, input._equigrad_passes.group, ignore_index)

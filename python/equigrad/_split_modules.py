@@ -79,6 +79,15 @@ class _Width(_Part):
         return _gathered(part, self._equigrad_how) if gathers_output(self._equigrad_how.plan) else part
 
 
+# Embeddings whose own forward calls torch's, and then scales what it gave: these take the place of torch's.
+class _VocabularyBelow(_Vocabulary, torch.nn.Embedding):
+    pass
+
+
+class _WidthBelow(_Width, torch.nn.Embedding):
+    pass
+
+
 def gathers_output(plan: _core.ModulePlan) -> bool:
     """Whether every rank gets the whole output: also of a split head, but for logits beside a loss (_split_logits.py)."""
     return plan.gathers_output or plan.reason == "vocab_parallel_lm_head"
@@ -101,11 +110,17 @@ def kind_of(module: torch.nn.Module) -> _core.ModuleKind:
     kind = whole_type(module)
     if kind.forward is torch.nn.Linear.forward or (kind.__name__ == "FalconLinear" and issubclass(kind, torch.nn.Linear)):
         return _core.ModuleKind.Linear
-    if kind.forward is torch.nn.Embedding.forward:
+    if kind.forward is torch.nn.Embedding.forward or _is_scaled(kind):
         return _core.ModuleKind.Embedding
     if kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers."):
         return _core.ModuleKind.Conv1D
     return _core.ModuleKind.Other
+
+
+def _is_scaled(kind: type[torch.nn.Module]) -> bool:
+    """Of transformers, where all of this name are so: Gemma's, Bart's and others."""
+    is_named = kind.__name__.endswith("ScaledWordEmbedding") and kind.__module__.startswith("transformers.")
+    return is_named and issubclass(kind, torch.nn.Embedding)
 
 
 _classes: dict[tuple[type, type], type] = {}
@@ -114,7 +129,8 @@ _classes: dict[tuple[type, type], type] = {}
 def _class_of(part: type[_Part], kind: type[torch.nn.Module]) -> type:
     if (part, kind) not in _classes:
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_equigrad_whole": kind}
-        _classes[part, kind] = type(kind.__name__, (part, kind), names)
+        bases = (kind, part) if issubclass(part, torch.nn.Embedding) else (part, kind)
+        _classes[part, kind] = type(kind.__name__, bases, names)
     return _classes[part, kind]
 
 
@@ -131,7 +147,11 @@ def split_module(name: str, module: torch.nn.Module, plan: _core.ModulePlan, gro
     kind = kind_of(module)
     if kind == _core.ModuleKind.Embedding:
         _check_embedding(name, module)
-        part: type[_Part] = _Vocabulary if plan.placement == _core.Placement.Vocabulary else _Width
+        is_scaled = _is_scaled(whole_type(module))
+        if plan.placement == _core.Placement.Vocabulary:
+            part: type[_Part] = _VocabularyBelow if is_scaled else _Vocabulary
+        else:
+            part = _WidthBelow if is_scaled else _Width
     else:
         part = _Row if plan.placement == _core.Placement.Row else _Column
     how = How(name, plan, group, [])

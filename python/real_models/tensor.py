@@ -208,10 +208,17 @@ MODELS: dict[str, Model] = {
     "Llama, split head": Model(_entry("Llama:ForCausalLM"), _with_head(_GATED), _HEAD),
     "Qwen2, split head, tied": Model(_entry("Qwen2:ForCausalLM", tie_word_embeddings=True), _with_head(_GATED), _HEAD),
     "Gemma-2, split head, soft cap": Model(
-        _entry("Gemma2:ForCausalLM", head_dim=8, final_logit_softcapping=2.0, attn_logit_softcapping=None, tie_word_embeddings=False),
+        _entry(
+            "Gemma2:ForCausalLM",
+            head_dim=8,
+            final_logit_softcapping=2.0,
+            attn_logit_softcapping=None,
+            tie_word_embeddings=False,
+        ),
         _with_head(_GATED),
         _HEAD,
     ),
+    "Gemma, split head, tied, embedding scaled": Model(_entry("Gemma:ForCausalLM", head_dim=8), _with_head(_GATED), _HEAD),
     "Cohere, split head, scaled": Model(_entry("Cohere:ForCausalLM", logit_scale=0.3), _with_head(_GATED), _HEAD),
     "GPT-NeoX, split head": Model(
         _without_keys("GPTNeoX:ForCausalLM", **zoo._LLAMA),

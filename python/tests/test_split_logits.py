@@ -273,7 +273,18 @@ def outputs() -> Any:
     return errors, repr(split), digest([one.grad for one in engine.module.parameters()])
 
 
-REFUSED = ["argmax", "softmax", "add", "__getitem__", "__getitem__", "__setitem__", "register_hook", "backward", "cat", "data"]
+REFUSED = [
+    "argmax",
+    "softmax",
+    "add",
+    "__getitem__",
+    "__getitem__",
+    "__setitem__",
+    "register_hook",
+    "backward",
+    "cat",
+    "data",
+]
 
 
 def test_logits_beside_a_loss_are_parts_and_say_so() -> None:

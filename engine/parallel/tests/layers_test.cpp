@@ -188,7 +188,7 @@ TEST(Layers, TheCrossEntropyHasTheBitsOfTorchWhereSumsAreExact) {
     const auto targets = at::tensor({3, 15, -100, 13}, at::kLong);
     const auto cut = unpacked({4, entries}, 1);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-      const auto whole = logits.to(type).requires_grad_();
+      const auto whole = logits.to(type).clone().requires_grad_();
       const auto part = part_of(whole.detach(), cut, group->rank(), size).clone().requires_grad_();
       const auto expected = at::cross_entropy_loss(whole.to(at::kFloat), targets);
       const auto got = cross_entropy(part, targets, group);
@@ -207,7 +207,9 @@ TEST(Layers, ATargetThatIsNoEntryIsRefused) {
   on_groups([](const Group& group) {
     const auto part = numbers({2, 16 / group->world_size()}, 1);
     const auto said = [&](int64_t target) {
-      return error_of([&] { cross_entropy(part, at::tensor({int64_t{3}, target}, at::kLong), group, -5); });
+      return error_of([&] {
+        cross_entropy(part, at::tensor({int64_t{3}, target}, at::kLong), group, -5);
+      });
     };
     EXPECT_THAT(said(16), HasSubstr("from 0 to 15, or -5 for one that is ignored, got 16"));
     EXPECT_THAT(said(-100), HasSubstr("got -100"));
