@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # what torch.utils.checkpoint imports: once, and not in each rank
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
