@@ -184,6 +184,18 @@ def test_adapters_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("ddp") and "torch 2." in line for line in lines)
 
 
+def test_an_engine_of_two_packages_needs_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for here in ({}, {"deepspeed": "0.19.8"}, {"accelerate": "1.0"}):
+        monkeypatch.setattr(environments, "version_of", lambda python, package, here=here: here.get(package, ""))
+        with pytest.raises(environments.UsageError, match="expected (accelerate|deepspeed|accelerate and deepspeed) in"):
+            environments.check_engine(environments.parse_target("accelerate-deepspeed"), "python3")
+        command.main(["adapters"])
+        assert "as its plugin (not installed; --python PATH" in capsys.readouterr().out
+    monkeypatch.setattr(environments, "version_of", lambda python, package: f"1.{len(package)}")
+    command.main(["adapters"])
+    assert "as its plugin (1.10, 1.9)" in capsys.readouterr().out
+
+
 ONE_STEP = (
     "open(line['folder'] + f'/{rank}', 'wb').write(b'\\\\2' + b'\\\\0' * 7 + b'{}'); "
     "send({'number': line['number'], 'answer': {'steps': [{'losses': [1.0, 2.0]}]}, 'tensors': line['folder'] + f'/{rank}'})"

@@ -108,12 +108,14 @@ def _adapters(arguments: Sequence[str]) -> int:
     given = parser.parsed(arguments)
     _, torch = environments.torch_of(given.python)
     for name, about in ADAPTERS.items():
-        package = environments.PACKAGES.get(name, "")
-        here = f"torch {torch}"
-        if package:
-            here = environments.version_of(given.python, package) or "not installed; ENGINE==VERSION makes an environment"
-        print(f"{name:11} {about} ({here})")
-    print('"COMMAND"   any program that speaks docs/judge-protocol.md')
+        versions = {package: environments.version_of(given.python, package) for package in environments.NEEDED.get(name, ())}
+        missing = [package for package, version in versions.items() if not version]
+        here = ", ".join(versions.values()) or f"torch {torch}"
+        if missing:
+            remedy = "ENGINE==VERSION makes an environment" if name in environments.PACKAGES else "--python PATH of one with both"
+            here = f"not installed; {remedy}"
+        print(f"{name:20} {about} ({here})")
+    print('"COMMAND"            any program that speaks docs/judge-protocol.md')
     return HELD
 
 

@@ -33,6 +33,8 @@ ADAPTERS = {
 }
 PACKAGES = {"deepspeed": "deepspeed", "accelerate": "accelerate"}
 """Adapters whose engine is a package of its own, which can be had in another version."""
+NEEDED = {**{name: (package,) for name, package in PACKAGES.items()}, "accelerate-deepspeed": ("accelerate", "deepspeed")}
+"""What an adapter imports beside torch."""
 ON_RANK = Path(__file__).with_name("on_rank")
 INSTALL_S = 1200
 ASK_S = 300
@@ -163,11 +165,12 @@ def check_engine(target: Target, python: str) -> None:
     """Raises UsageError where that Python has not what the target's adapter imports."""
     if not target.adapter:
         return
-    package = PACKAGES.get(target.adapter, "")
-    if package and not version_of(python, package):
+    missing = [package for package in NEEDED.get(target.adapter, ()) if not version_of(python, package)]
+    if missing:
+        own = f"name a version ({target.adapter}==...) for an environment of its own, " if target.adapter in PACKAGES else ""
         raise UsageError(
-            f"[judge] expected {package} in {python}, got a Python without it. Install it there, name a version ({target.adapter}==...) "
-            "for an environment of its own, or give --python PATH of one that has it."
+            f"[judge] expected {' and '.join(missing)} in {python}, got a Python without it. Install it there, {own}or give --python "
+            "PATH of one that has it."
         )
     wanted = "torch" if target.adapter != "equigrad" else "equigrad"
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({wanted!r}) is None)"
