@@ -170,6 +170,72 @@ void decide_by_names(const PlanInput& input, std::vector<Decision>& decisions) {
   }
 }
 
+// The styles of a plan that is followed are all known: half of one would split one of a pair.
+void check_styles(const ModelFacts& model) {
+  for (const auto& [pattern, style] : model.plan)
+    if (style_of(style) == nullptr)
+      throw Error(kTensorPlan, "expected styles that are known in the model's own plan (" +
+                                   known_styles() + "), got \"" + style + "\" for \"" + pattern +
+                                   "\". " + kWriteSpecs);
+}
+
+// Of the model's own plan: what it says of a module; null: nothing.
+const Style* own_style(const ModelFacts& model, const Candidate& candidate) {
+  const Style* found = nullptr;
+  for (const auto& [pattern, name] : model.plan) {
+    if (!is_named_by(pattern, candidate.name)) continue;
+    const Style* style = style_of(name);
+    if (found != nullptr && found != style)
+      throw Error(kTensorPlan, candidate.name +
+                                   ": expected one style in the model's own plan, got \"" +
+                                   found->name + "\" and \"" + style->name + "\". " + kWriteSpecs);
+    found = style;
+  }
+  return found;
+}
+
+void check_can_have(const Style& style, const Candidate& candidate) {
+  const bool is_embedding = candidate.kind == ModuleKind::Embedding;
+  const bool fits =
+      style.placement == Placement::Replicated ||
+      (style.placement == Placement::Vocabulary ? is_embedding : is_linear(candidate));
+  if (!fits)
+    throw Error(kTensorPlan,
+                candidate.name + ": expected " +
+                    (style.placement == Placement::Vocabulary ? "an embedding" : "a linear") +
+                    " for \"" + style.name +
+                    "\" in the model's own plan, got a module "
+                    "of another kind. " +
+                    kWriteSpecs);
+}
+
+void decide_by_model(const PlanInput& input, std::vector<Decision>& decisions) {
+  check_styles(input.model);
+  for (std::size_t module = 0; module < input.candidates.size(); ++module) {
+    const Candidate& candidate = input.candidates[module];
+    const Style* style = own_style(input.model, candidate);
+    if (style == nullptr) continue;
+    check_can_have(*style, candidate);
+    const bool is_column = style->placement == Placement::Column && !style->gathers_output;
+    Packing packing = Packing::Plain;
+    if (is_column) packing = heuristic_rule(candidate.name, input.model.type)->packing;
+    if (is_column && packing == Packing::Plain && holds_queries_keys_values(candidate.name))
+      packing = packing_of_heads(input.model.type);
+    decisions[module] = {.placement = style->placement,
+                         .packing = packing,
+                         .spec = nullptr,
+                         .gathers_output = style->gathers_output,
+                         .takes_whole_input = style->takes_whole_input,
+                         .sums_gradient = style->sums_gradient,
+                         .reason = std::string("the model's plan: ") + style->name};
+  }
+}
+
+bool splits_nothing(const std::vector<Decision>& decisions) {
+  return std::all_of(decisions.begin(), decisions.end(),
+                     [](const Decision& one) { return one.placement == Placement::Replicated; });
+}
+
 void check_strict(const PlanInput& input, const std::vector<Decision>& decisions) {
   std::vector<std::string> left;
   for (std::size_t i = 0; i < decisions.size(); ++i)
@@ -190,7 +256,10 @@ std::vector<Decision> decide(const PlanInput& input) {
   if (partition) decide_by_specs(input, decisions);
   if (has_preset && (!partition || partition->use_default_specs))
     decide_by_preset(input, decisions);
-  if (!partition && !has_preset) decide_by_names(input, decisions);
+  if (!partition && !has_preset) {
+    decide_by_names(input, decisions);
+    if (splits_nothing(decisions)) decide_by_model(input, decisions);
+  }
   if (partition && partition->strict_mode) check_strict(input, decisions);
   for (std::size_t i = 0; i < decisions.size(); ++i)
     if (decisions[i].placement == Placement::Row && is_head(input.candidates[i], input.config))

@@ -188,6 +188,26 @@ constexpr NotByNames kNotByNames[] = {
     {"gpt_bigcode", "all its heads share one key and one value"},
     {"gpt_oss", "it has a parameter for each head that is no module's weight"}};
 
+constexpr Style kStyles[] = {
+    {.name = "colwise", .placement = kColumn},
+    {.name = "colwise_rep", .placement = kColumn, .gathers_output = true},
+    {.name = "colwise_gather_output", .placement = kColumn, .gathers_output = true},
+    {.name = "rowwise", .placement = kRow},
+    {.name = "rowwise_split_input", .placement = kRow, .takes_whole_input = true},
+    {.name = "embedding_rowwise", .placement = Placement::Vocabulary},
+    {.name = "replicated_with_grad_allreduce", .placement = kWhole, .sums_gradient = true}};
+
+// Whether all of `text` is as `pattern` says.
+bool is_wholly(std::string_view pattern, std::string_view text) {
+  if (pattern.empty()) return text.empty();
+  if (pattern.front() != '*')
+    return !text.empty() && pattern.front() == text.front() &&
+           is_wholly(pattern.substr(1), text.substr(1));
+  for (std::size_t taken = 0; taken <= text.size(); ++taken)
+    if (is_wholly(pattern.substr(1), text.substr(taken))) return true;
+  return false;
+}
+
 template <std::size_t kSize>
 const Rule* first_named(const std::string& name, const Rule (&rules)[kSize]) {
   const auto found = std::find_if(std::begin(rules), std::end(rules),
@@ -263,6 +283,24 @@ std::string before_ending(const std::string& name, const std::string& ending) {
   std::string_view of_name = name, of_ending = ending;
   for (; !of_ending.empty(); cut_last(of_ending)) cut_last(of_name);
   return of_name.empty() ? "" : std::string(of_name) + ".";
+}
+
+const Style* style_of(const std::string& name) {
+  std::string lower = name;
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const Style& one : kStyles)
+    if (lower == one.name) return &one;
+  return nullptr;
+}
+
+std::string known_styles() {
+  std::string text;
+  for (const Style& one : kStyles) text += (text.empty() ? "" : ", ") + std::string(one.name);
+  return text;
+}
+
+bool is_named_by(const std::string& pattern, const std::string& name) {
+  return is_wholly("*." + pattern, "." + name);
 }
 
 const char* why_not_by_names(const std::string& model_type) {

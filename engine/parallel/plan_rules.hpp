@@ -65,6 +65,20 @@ const NormRule* norm_rule(const std::string& name);
 // "model.layers.0.self_attn." of "model.layers.0.self_attn.q_norm" with the ending "q_norm".
 std::string before_ending(const std::string& name, const std::string& ending);
 
+// A style of transformers' plans.
+struct Style {
+  const char* name;
+  Placement placement;
+  bool gathers_output = false, takes_whole_input = false, sums_gradient = false;
+};
+
+// In any case; null: one that is not known.
+const Style* style_of(const std::string& name);
+std::string known_styles();
+
+// Whether `name` ends as a pattern says, from a dot on; * is anything.
+bool is_named_by(const std::string& pattern, const std::string& name);
+
 // Why the heuristics are not for models of a type; null: they are.
 const char* why_not_by_names(const std::string& model_type);
 

@@ -5,7 +5,8 @@
 //   1. `partition_config.layer_specs`; of two that name one parameter and disagree, none wins: it
 //      is an error. Those whose model_types leave the model out do not count.
 //   2. The preset's specs, where `preset_model` is given and `use_default_specs` is not false.
-//   3. Neither given: the heuristics. Within repeated blocks (their names have a number, as in
+//   3. Neither given: the heuristics; where they split nothing, what the model says of itself
+//      (transformers' base_model_tp_plan). Within repeated blocks (their names have a number, as in
 //      "layers.0") the linears whose output is summed are rows, the others columns; all else stays
 //      replicated. Blocks without such a row, and blocks with a convolution, are left alone.
 // What no rule names stays replicated; but a head and an embedding of one weight follow each other.
@@ -23,6 +24,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/config/config.hpp"
@@ -47,6 +49,9 @@ struct ModelFacts {
   std::string type;                  // model.config.model_type, in any case; empty: not known
   std::int64_t heads = 0;            // 0: not known
   std::int64_t key_value_heads = 0;  // 0: as `heads`
+  // Patterns of modules, "layers.*.mlp.up_proj", and the style of each, "colwise": a pattern names
+  // the modules whose names end so, from a dot on, * being anything.
+  std::vector<std::pair<std::string, std::string>> plan = {};
 };
 
 enum class Placement { Replicated, Column, Row, Vocabulary };

@@ -155,5 +155,95 @@ TEST(Blocks, AreNamedByTheFirstNumberWithSomethingBehindIt) {
     EXPECT_EQ(block_of(none), "") << none;
 }
 
+// ---- what a model says of itself ---------------------------------------------------------------
+
+using StyleOf = std::pair<std::string, std::string>;
+
+// Names that no heuristic knows; 4 heads.
+Model encoder(const std::vector<StyleOf>& plan) {
+  Model model{{"custom", 4, 0, plan}, {}};
+  model.embedding("embed", 16, 8);
+  for (const std::string layer : {"encoder.0.", "encoder.1."})
+    model.linear(layer + "attention.query", 8, 8, true)
+        .linear(layer + "attention.output", 8, 8, true)
+        .other(layer + "attention.scale", {2})
+        .linear(layer + "ffn.intermediate", 32, 8)
+        .linear(layer + "ffn.output", 8, 32);
+  return model.linear("head", 16, 8).other("norm", {8});
+}
+
+const std::vector<StyleOf> kStyles = {{"encoder.*.attention.query", "colwise"},
+                                      {"encoder.*.attention.output", "rowwise"},
+                                      {"*.scale", "replicated_with_grad_allreduce"},
+                                      {"ffn.intermediate", "COLWISE_REP"},
+                                      {"ffn.output", "rowwise_split_input"},
+                                      {"embed", "embedding_rowwise"},
+                                      {"head", "colwise_gather_output"},
+                                      {"no.such.module", "rowwise"}};
+
+TEST(ModelsPlan, IsFollowedWhereNamesSplitNothing) {
+  const TensorPlan made = plan(by_names(), encoder(kStyles));
+  EXPECT_EQ(made.split_modules().size(), 10U);
+  const ModulePlan &query = made.modules.at("encoder.1.attention.query"),
+                   &output = made.modules.at("encoder.1.attention.output"),
+                   &inner = made.modules.at("encoder.0.ffn.intermediate"),
+                   &outer = made.modules.at("encoder.0.ffn.output"),
+                   &scale = made.modules.at("encoder.0.attention.scale");
+  EXPECT_EQ(query.placement, Placement::Column);
+  EXPECT_EQ(query.weight, (Split{.dimension = 0, .segments = {8}, .shape = {8, 8}}));
+  EXPECT_EQ(query.reason, "the model's plan: colwise");
+  EXPECT_EQ(output.placement, Placement::Row);
+  EXPECT_EQ(output.weight, (Split{.dimension = 1, .segments = {8}, .shape = {8, 8}}));
+  EXPECT_TRUE(inner.placement == Placement::Column && inner.gathers_output);
+  EXPECT_TRUE(outer.placement == Placement::Row && outer.takes_whole_input);
+  EXPECT_TRUE(scale.sums_gradient && !scale.is_split());
+  EXPECT_FALSE(query.gathers_output || query.sums_gradient || output.takes_whole_input);
+  EXPECT_EQ(placed(made, "embed"), Placement::Vocabulary);
+  EXPECT_TRUE(made.modules.at("head").gathers_output);
+  EXPECT_FALSE(made.modules.at("norm").sums_gradient);
+}
+
+TEST(ModelsPlan, IsNotReadWhereAnotherRuleSplits) {
+  Model model = llama();
+  model.facts.plan = {{"*.q_proj", "rowwise"}, {"lm_head", "no such style"}};
+  EXPECT_EQ(placed(plan(by_names(), model), "model.layers.0.self_attn.q_proj"), Placement::Column);
+  EXPECT_EQ(placed(plan(by_names(), model), "lm_head"), Placement::Replicated);
+  EXPECT_EQ(plan(by_specs({column(".*query"), row(".*attention.output")}), encoder(kStyles))
+                .split_modules()
+                .size(),
+            4U);
+}
+
+TEST(ModelsPlan, APatternNamesAnEndingFromADotOn) {
+  EXPECT_TRUE(is_named_by("layers.*.q_proj", "model.layers.12.q_proj"));
+  EXPECT_TRUE(is_named_by("layers.*.q_proj", "layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(is_named_by("q_proj", "layers.0.q_proj") &&
+              is_named_by("*.q_proj", "layers.0.q_proj"));
+  EXPECT_FALSE(is_named_by("proj", "layers.0.q_proj") ||
+               is_named_by("layers.*.q", "layers.0.q_proj"));
+  EXPECT_FALSE(is_named_by("layers.q_proj", "layers.0.q_proj"));
+}
+
+TEST(ModelsPlan, WhatItDoesNotKnowIsRefusedByName) {
+  const auto with = [](const StyleOf& one) {
+    std::vector<StyleOf> styles = kStyles;
+    styles.push_back(one);
+    return error_of(by_names(), encoder(styles));
+  };
+  EXPECT_THAT(with({"experts", "moe_tp_experts"}),
+              AllOf(HasSubstr("got \"moe_tp_experts\" for \"experts\""), HasSubstr("rowwise"),
+                    HasSubstr("layer_specs")));
+  EXPECT_THAT(
+      with({"encoder.0.attention.query", "rowwise"}),
+      HasSubstr("encoder.0.attention.query: expected one style in the model's own plan, got "
+                "\"colwise\" and \"rowwise\""));
+  EXPECT_THAT(with({"norm", "colwise"}), HasSubstr("norm: expected a linear for \"colwise\""));
+  EXPECT_EQ(with({"encoder.0.attention.query", "colwise"}), "");
+  Model heads = encoder(kStyles);
+  heads.facts.heads = 3;
+  EXPECT_THAT(error_of(by_names(), heads),
+              HasSubstr("attention.query: expected a number of heads"));
+}
+
 }  // namespace
 }  // namespace equigrad::parallel
