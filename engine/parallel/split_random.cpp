@@ -212,8 +212,8 @@ bool RandomWatch::has_drawn() const {
   });
 }
 
-void RandomWatch::check_same(const Group& group) const {
-  if (size_of(group) == 1) return;
+bool RandomWatch::check_same(const Group& group) const {
+  if (size_of(group) == 1) return has_drawn();
   std::vector<int64_t> words = {has_drawn() ? 1 : 0};
   for (const auto& start : starts_) {
     const auto state = start.generator.get_state();
@@ -228,7 +228,8 @@ void RandomWatch::check_same(const Group& group) const {
     all.push_back(group->name_of(rank));
     if (!states[rank].equal(states[0])) other.push_back(group->name_of(rank));
   }
-  if (other.empty() || !said.select(1, 0).any().item<bool>()) return;
+  const bool has_any_drawn = said.select(1, 0).any().item<bool>();
+  if (other.empty() || !has_any_drawn) return has_any_drawn;
   throw Error(
       "engine.forward",
       fmt::format("expected one state of torch's random numbers on ranks {}, which are one tensor "

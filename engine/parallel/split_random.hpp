@@ -79,9 +79,9 @@ class RandomWatch {
   explicit RandomWatch(c10::Device device);
   // Whether anything was drawn but by tensor regions.
   bool has_drawn() const;
-  // Throws on all ranks, and names those that differ from the first, if anything was drawn and not
-  // all had the same generators in the beginning. Collective.
-  void check_same(const Group& group) const;
+  // Whether any rank has drawn; if so and not all had the same generators in the beginning, an
+  // error on all ranks that names those that differ from the first. Collective.
+  bool check_same(const Group& group) const;
 
  private:
   struct Start {

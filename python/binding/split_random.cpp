@@ -28,7 +28,7 @@ void bind_split_random(py::module_& module) {
       .def(py::init<c10::Device>(), arg("device"))
       .def_property_readonly("has_drawn", &RandomWatch::has_drawn)
       .def("check_same", &RandomWatch::check_same, group, py::call_guard<py::gil_scoped_release>(),
-           "An error if ranks drew by other states. Collective.");
+           "Whether any rank has drawn; an error if ranks did by other states. Collective.");
 }
 
 }  // namespace equigrad::python

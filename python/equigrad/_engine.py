@@ -15,7 +15,7 @@ from equigrad import _checkpoint, _core, _deepspeed_api, _export
 from equigrad._first_step import FirstStep
 from equigrad._handles import hold, let_go
 from equigrad._optimizer import Optimizer, Scheduler
-from equigrad._split_random import split_random_of_sequence
+from equigrad._split_random import split_random_of_sequence, watch_random
 from equigrad._transformers_attention import Attached
 
 
@@ -57,8 +57,9 @@ class Engine(torch.nn.Module):
         self._autocast_hooks: tuple[RemovableHandle, ...] = self._watch_forward() if core.config.autocast else ()
         group = ranks.tensor
         self._first_step = None if group is None else FirstStep(model, group, self._ranks.rank - group.rank)
-        sequence = ranks.sequence  # its hooks lie around all others
-        self._random_hooks = [] if sequence is None else split_random_of_sequence(model, sequence)
+        self._random_hooks = [] if group is None else watch_random(model, group)
+        if ranks.sequence is not None:
+            self._random_hooks += split_random_of_sequence(model, ranks.sequence)  # around the others
         for name, parameter in names.items():
             hold(self, name, parameter, parameter.numel() <= core.config.persistent_numel)
 

@@ -1,5 +1,5 @@
-"""What the ranks of a tensor group must have in common, checked once: the data of the first forward pass, the random numbers of the
-first one in training, and the gradients of what each of them has whole at the first step."""
+"""What the ranks of a tensor group must have in common, checked once: the data of the first forward pass, and the gradients of
+what each of them has whole at the first step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ class FirstStep:
             if parameter.requires_grad and _core.split_of(parameter) is None:
                 self._digests[name] = 0
                 self._hooks.append(on_gradient(parameter, self._noting(name)))
-        self._watch: _core.RandomWatch | None = None
-        self._random_hooks = [
-            model.register_forward_pre_hook(self._begin_watch, prepend=True),
-            model.register_forward_hook(self._end_watch),
-        ]
 
     def _noting(self, name: str) -> Any:
         def note(gradient: torch.Tensor) -> None:
@@ -50,20 +45,8 @@ class FirstStep:
                 "data ranks: engine.dp_world_size of them, the rank among them being engine.data_parallel_rank."
             )
 
-    def _begin_watch(self, model: torch.nn.Module, *_: Any) -> None:
-        if model.training:
-            self._watch = _core.RandomWatch(self._device)
-
-    def _end_watch(self, *_: Any) -> None:
-        if self._watch is None:
-            return
-        watch, self._watch = self._watch, None
-        for hook in self._random_hooks:
-            hook.remove()
-        watch.check_same(self._group)
-
     def let_go(self) -> None:
-        for hook in (*self._hooks, *self._random_hooks):
+        for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 

@@ -111,6 +111,24 @@ def _leaver(name: str) -> Any:
     return leave
 
 
+def watch_random(model: torch.nn.Module, group: _core.Communicator) -> list[RemovableHandle]:
+    """That the ranks of a tensor group draw the same for what each of them has whole: at every forward pass in training, if the
+    first of them drew anything for it. Collective over the group."""
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    watches: list[_core.RandomWatch] = []
+
+    def begin(module: torch.nn.Module, *_: Any) -> None:
+        watches[:] = [_core.RandomWatch(device)] if module.training else []
+
+    def end(*_: Any) -> None:
+        if watches and not watches.pop().check_same(group):
+            for hook in hooks:
+                hook.remove()
+
+    hooks = [model.register_forward_pre_hook(begin, prepend=True), model.register_forward_hook(end)]
+    return hooks
+
+
 # ---- A sequence group ------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import dropout_models as models
 import equigrad
 import random_twin
 import ranks
+import tensor_models
 import twin
 from equigrad import _core
 from tensor_runs import configuration, digest, errors_of, whole
@@ -216,6 +217,46 @@ def test_ranks_of_other_seeds_are_named() -> None:
         assert f"got another one on rank {first + 1} than on {first}" in text and "data_parallel_rank" in text
     assert ranks.run(4, seeded, 2, 0.0, 0.25) == [""] * 4, "nothing is drawn for what all have"
     assert ranks.run(4, seeded, 2, 0.0, 0.0) == [""] * 4
+
+
+class BehindTheHead(tensor_models.Decoder):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return F.dropout(super().forward(tokens), 0.25, self.training)
+
+
+def behind_the_head() -> torch.Tensor:
+    section = {"vocab_parallel_lm_head": True}
+    engine = equigrad.initialize(model=BehindTheHead(), config=configuration(2, section=section))[0]
+    assert "lm_head  column" in engine.tensor_parallel_plan
+    torch.manual_seed(SEED)
+    return engine(tensor_models.tokens(0, 0, 0)).detach()
+
+
+def test_what_is_gathered_has_one_mask() -> None:
+    first, second = ranks.run(2, behind_the_head)
+    assert torch.equal(first, second) and int((first == 0).sum()) > 0
+
+
+def drifted(whole_rate: float) -> list[str]:
+    """Rank 1 draws by itself between two passes."""
+    model = models.Own()
+    model.set_rates(whole_rate, 0.25)
+    engine = equigrad.initialize(model=model, config=configuration(2, gradient_accumulation_steps=1))[0]
+    torch.manual_seed(SEED)
+    said = []
+    for step in range(3):
+        said += errors_of(lambda step=step: engine.backward(models.loss_of("own", engine, step, 0, 0)))
+        if not said[-1]:
+            engine.step()
+        if engine.global_rank == step == 1:
+            torch.rand(1)
+    return said
+
+
+def test_a_rank_that_draws_alone_is_named_at_the_next_pass() -> None:
+    for said in ranks.run(2, drifted, 0.25):
+        assert said[:2] == ["", ""] and "got another one on rank 1 than on 0" in said[2]
+    assert ranks.run(2, drifted, 0.0) == [["", "", ""]] * 2, "nothing is drawn for what all have"
 
 
 class TwoRows(nn.Module):

@@ -297,8 +297,11 @@ TEST(RandomWatch, SeesDrawsButThoseOfRegions) {
       drawn();
     }
     EXPECT_FALSE(watch.has_drawn());
+    EXPECT_FALSE(watch.check_same(group));
     drawn();
     EXPECT_TRUE(watch.has_drawn());
+    EXPECT_TRUE(watch.check_same(group));
+    EXPECT_TRUE(watch.check_same(nullptr));
   });
 }
 
