@@ -147,18 +147,23 @@ void bind_plan(py::module_& module) {
   module.def(
       "plan_tensor_parallel",
       [](const EngineConfig& config, const std::string& type, int64_t heads,
-         int64_t key_value_heads, const std::vector<Given>& given) {
+         int64_t key_value_heads,
+         const std::vector<std::pair<std::string, std::string>>& plan_of_model,
+         const std::vector<Given>& given) {
         std::vector<Candidate> candidates;
         for (const auto& [name, kind, shape, has_bias, weight] : given)
           candidates.push_back(
               {name, kind, shape, has_bias, reinterpret_cast<const void*>(weight)});
-        const auto plan = parallel::plan_tensor_parallel(
-            config.tensor_parallel,
-            {.type = type, .heads = heads, .key_value_heads = key_value_heads}, candidates);
+        const auto plan = parallel::plan_tensor_parallel(config.tensor_parallel,
+                                                         {.type = type,
+                                                          .heads = heads,
+                                                          .key_value_heads = key_value_heads,
+                                                          .plan = plan_of_model},
+                                                         candidates);
         return std::pair(plan.modules, parallel::describe(plan));
       },
       py::arg("config"), py::arg("model_type"), py::arg("heads"), py::arg("key_value_heads"),
-      py::arg("candidates"), "By module, and a line for each.");
+      py::arg("plan_of_model"), py::arg("candidates"), "By module, and a line for each.");
 }
 
 }  // namespace

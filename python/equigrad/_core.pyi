@@ -176,6 +176,7 @@ def plan_tensor_parallel(
     model_type: str,
     heads: int,
     key_value_heads: int,
+    plan_of_model: list[tuple[str, str]],
     candidates: list[tuple[str, ModuleKind, list[int], bool, int]],
 ) -> tuple[dict[str, ModulePlan], str]: ...
 def scatter_heads(

@@ -229,13 +229,26 @@ def _candidate(name: str, module: torch.nn.Module) -> tuple[str, _core.ModuleKin
     return name, kind_of(module), list(weight.shape), module._parameters.get("bias") is not None, id(weight)
 
 
-def _facts_of(model: torch.nn.Module) -> tuple[str, int, int]:
+def _facts_of(model: torch.nn.Module) -> tuple[str, int, int, list[tuple[str, str]]]:
     config = getattr(model, "config", None)
     counts = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
     if counts[1] is None:
         counts[1] = getattr(config, "num_kv_heads", None)
     heads, key_value_heads = (count if isinstance(count, int) else 0 for count in counts)
-    return str(getattr(config, "model_type", None) or ""), heads, key_value_heads
+    return str(getattr(config, "model_type", None) or ""), heads, key_value_heads, _plan_of(model)
+
+
+def _plan_of(model: torch.nn.Module) -> list[tuple[str, str]]:
+    """What a model of transformers says of itself: its configuration, its class, and the model, which may have been given another."""
+    said = [
+        getattr(getattr(model, "config", None), "base_model_tp_plan", None),
+        getattr(type(model), "_tp_plan", None),
+        model.__dict__.get("_tp_plan"),
+    ]
+    merged: dict[str, str] = {}
+    for one in said:
+        merged.update({str(pattern): str(style) for pattern, style in one.items()} if isinstance(one, dict) else {})
+    return list(merged.items())
 
 
 def _check_can_be_cut(model: torch.nn.Module, modules: dict[str, torch.nn.Module]) -> None:
