@@ -174,3 +174,8 @@ def other_data() -> list[str]:
 def test_a_group_of_a_whole_model_needs_the_same_data_too() -> None:
     for (said,) in ranks.run(2, other_data):
         assert "on ranks 0 and 1" in said
+
+
+def test_an_engine_of_inference_is_refused_by_name() -> None:
+    with pytest.raises(deepspeed.NotSupportedError, match=r'\[init_inference\] .*Train with initialize\(\) and "tensor_parallel"'):
+        deepspeed.init_inference(torch.nn.Linear(2, 2), tensor_parallel={"tp_size": 2})

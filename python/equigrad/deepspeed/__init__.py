@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as comm
@@ -44,6 +44,7 @@ __all__ = [
     "checkpoint",
     "comm",
     "init_distributed",
+    "init_inference",
     "initialize",
     "runtime",
     "sequence",
@@ -171,6 +172,14 @@ def _is_managed(text: str) -> bool:
             "overlap_comm only with ZeRO stage 2 there: leave it out; equigrad.initialize takes it, and it changes nothing."
         )
     return False
+
+
+def init_inference(*_: Any, **__: Any) -> NoReturn:
+    """DeepSpeed's engine of inference, which splits a model by another API than that of training."""
+    raise NotSupportedError(
+        "[init_inference] expected a model to train, got a call for an engine of inference. Train with initialize() and "
+        '"tensor_parallel"; for inference call the model itself, or give what engine.save_16bit_model() wrote to another program.'
+    )
 
 
 def take_over(package: Any) -> None:
