@@ -64,7 +64,7 @@ class Own(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(2))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
         hidden = self.dropout(self.embed_tokens(input_ids))
         for layer in self.layers:
             hidden = layer(hidden)

@@ -17,9 +17,11 @@ import torch.nn.functional as F
 import tensor_twin
 from tensor_twin import Cut, Joined, Parts
 
+Call = Callable[[], Any]
 TENSOR, SEQUENCE = 0x9D3A6B << 40, 0x9D3A6C << 40
 _WORD, _HALF = (1 << 64) - 1, (1 << 32) - 1
 _dropout, _attention = F.dropout, F.scaled_dot_product_attention
+_lock = threading.RLock()  # of the default generator, in whose place each stream draws
 
 
 def seed(drawn: int, rank: int, kind: int) -> int:
@@ -35,20 +37,22 @@ def seed(drawn: int, rank: int, kind: int) -> int:
 
 class Streams:
     """One for each of `size` ranks, while they are open; behind them the default generator has given one number, or none at all if
-    none of them has."""
+    none of them has. within: where the default generator is another stream."""
 
-    def __init__(self, size: int, kind: int) -> None:
-        self.size, self._kind = size, kind
+    def __init__(self, size: int, kind: int, within: Callable[[Call], Any] = lambda call: call()) -> None:
+        self.size, self._kind, self._within = size, kind, within
         self._states: list[torch.Tensor] = []
-        self._lock = threading.Lock()
 
     @property
     def are_open(self) -> bool:
         return bool(self._states)
 
     def open(self) -> None:
-        if self.are_open:
-            return
+        with _lock:
+            if not self.are_open:
+                self._within(self._open)
+
+    def _open(self) -> None:
         self._before, self._has_given = torch.get_rng_state(), False
         drawn = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) & _WORD
         self._behind = torch.get_rng_state()
@@ -58,12 +62,13 @@ class Streams:
         torch.set_rng_state(self._before)
 
     def close(self) -> None:
-        if self.are_open:
-            torch.set_rng_state(self._behind if self._has_given else self._before)
-            self._states.clear()
+        with _lock:
+            if self.are_open:
+                self._states.clear()
+                self._within(lambda: torch.set_rng_state(self._behind if self._has_given else self._before))
 
-    def of(self, rank: int, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        with self._lock:
+    def of(self, rank: int, call: Call) -> Any:
+        with _lock:
             torch.set_rng_state(self._states[rank])
             result = call()
             self._has_given |= not torch.equal(self._states[rank], torch.get_rng_state())
@@ -87,9 +92,9 @@ class Group(tensor_twin.Group):
     """Its columns open the streams, and its rows close them. What is between has heads at dimension 1 of four, or is cut along the
     last."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, within: Callable[[Call], Any] = lambda call: call()) -> None:
         super().__init__(size)
-        self.streams = Streams(size, TENSOR)
+        self.streams = Streams(size, TENSOR, within)
 
     def column(self, module: torch.nn.Module, cut: Cut) -> None:
         super().column(module, cut)
@@ -112,24 +117,24 @@ class Group(tensor_twin.Group):
 
         module.forward = forward
 
+    def by_rank(self, call: Callable[..., torch.Tensor], *wholes: torch.Tensor) -> torch.Tensor:
+        cut = Cut(1 if wholes[0].dim() == 4 else -1)
+        parts = zip(*(Parts.apply(whole, cut, self.size) for whole in wholes), strict=True)
+        every = [self.streams.of(rank, lambda own=own: call(*own)) for rank, own in enumerate(parts)]
+        return Joined.apply(cut, *every)
+
     def dropping(self) -> Any:
         """While it is entered torch's dropout and attention draw from the streams that are open."""
-
-        def by_rank(call: Callable[..., torch.Tensor], *wholes: torch.Tensor) -> torch.Tensor:
-            cut = Cut(1 if wholes[0].dim() == 4 else -1)
-            parts = zip(*(Parts.apply(whole, cut, self.size) for whole in wholes), strict=True)
-            every = [self.streams.of(rank, lambda own=own: call(*own)) for rank, own in enumerate(parts)]
-            return Joined.apply(cut, *every)
 
         def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
             if not self.streams.are_open or not training or p == 0:
                 return _dropout(input, p, training, inplace)
-            return by_rank(lambda part: _dropout(part, p, training), input)
+            return self.by_rank(lambda part: _dropout(part, p, training), input)
 
         def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> Any:
             if not self.streams.are_open or dropout_p == 0:
                 return _attention(query, key, value, attn_mask, dropout_p, **more)
-            return by_rank(lambda *heads: _attention(*heads, attn_mask, dropout_p, **more), query, key, value)
+            return self.by_rank(lambda *heads: _attention(*heads, attn_mask, dropout_p, **more), query, key, value)
 
         return _in_the_place_of_torchs(dropout, attention)
 
@@ -138,37 +143,51 @@ class Group(tensor_twin.Group):
 
 
 class Sequence:
-    """Each part runs in a thread of its own (sequence_twin.py), and draws from its stream."""
+    """Each part runs in a thread of its own (sequence_twin.py), and draws from its stream; of a model that a tensor group has, too,
+    from the streams of that part's group while they are open."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, tensor: int = 1) -> None:
         self.streams = Streams(ranks, SEQUENCE)
-        self._part = threading.local()
+        self.groups = [Group(tensor, lambda call, part=part: self.streams.of(part, call)) for part in range(ranks)]
+        self._here = threading.local()  # part: whose stream; rank: in its tensor group, of attention
         self._calls = 0
 
-    def run(self, part: int, call: Callable[[], Any]) -> Any:
-        before, self._part.rank = getattr(self._part, "rank", None), part
+    def run(self, part: int, call: Call, rank: int | None = None) -> Any:
+        before = self._here.__dict__.copy()
+        self._here.part, self._here.rank = part, rank
         try:
             return call()
         finally:
-            self._part.rank = before
+            self._here.__dict__.clear()
+            self._here.__dict__.update(before)
 
     def by_heads(self, local: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """Of attention, which one thread computes for all ranks, one after the other."""
+        """Of attention, which one thread computes for all ranks, one after the other: sequence ranks within tensor ranks."""
+        parts, size = self.streams.size, self.groups[0].size
 
         def attend(*given: Any) -> torch.Tensor:
-            rank, self._calls = self._calls % self.streams.size, self._calls + 1
-            return self.run(rank, lambda: local(*given))
+            at, self._calls = self._calls % (parts * size), self._calls + 1
+            return self.run(at % parts, lambda: local(*given), at // parts)
 
         return attend
 
     @contextmanager
     def dropping(self) -> Iterator[None]:
-        def drawing(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-            return lambda *given, **more: self.streams.of(self._part.rank, lambda: call(*given, **more))
+        def drawn(call: Callable[..., torch.Tensor], *wholes: torch.Tensor) -> torch.Tensor:
+            group, rank = self.groups[self._here.part], self._here.rank
+            if not group.streams.are_open:
+                return self.streams.of(self._here.part, lambda: call(*wholes))
+            return group.by_rank(call, *wholes) if rank is None else group.streams.of(rank, lambda: call(*wholes))
+
+        def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+            return drawn(lambda part: _dropout(part, p, training), input)
+
+        def attention(query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
+            return drawn(lambda *heads: _attention(*heads, *more, **named), query, key, value)
 
         self.streams.open()
         try:
-            with _in_the_place_of_torchs(drawing(_dropout), drawing(_attention)):
+            with _in_the_place_of_torchs(dropout, attention):
                 yield
         finally:
             self.streams.close()

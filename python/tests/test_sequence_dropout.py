@@ -4,6 +4,7 @@ same numbers, bit for bit; also where activations are computed again and where a
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import ranks
 import sequence_twin
 import twin
 from equigrad import _core
+from tensor_runs import whole
 
 STEPS, PASSES, LR, SEED, LENGTH = 2, 2, 0.05, 100, 16
 Attend = Callable[..., torch.Tensor]
@@ -77,6 +79,8 @@ def configuration(stage: int, sequence: int) -> dict[str, Any]:
 
 
 def engine_of(kind: str, sequence: int, stage: int, how: str) -> equigrad.Engine:
+    if kind == "grid":
+        return grid_engine(models.Own(), stage, how)
     if kind == "own":
         mesh = equigrad.parallel.mesh(sequence=sequence)
         model: Any = Gpt(equigrad.parallel.DistributedAttention(local_attention, mesh))
@@ -106,15 +110,19 @@ def played(kind: str, sequence: int, stage: int, how: str, folder: str = "") -> 
             engine.backward(equigrad.parallel.cross_entropy(logits, part["shift_labels"], engine))
             if k == PASSES - 1:
                 read = equigrad.utils.safe_get_full_grad
-                history.append({name: read(one) for name, one in engine.module.named_parameters()})
+                history.append({n: whole(engine, one, read(one)) for n, one in engine.module.named_parameters()})
             engine.step()
     return history, torch.get_rng_state()
 
 
 def twin_of(kind: str, data: int, sequence: int, stage: int) -> tuple[list, torch.Tensor]:
     torch.set_num_threads(1)
-    model: Any = Gpt(None) if kind == "own" else models.make(kind)
-    put, local = _own_attention() if kind == "own" else _hugging_faces_attention(model)
+    model: Any = Gpt(None) if kind == "own" else models.make("own" if kind == "grid" else kind)
+    streams = random_twin.Sequence(sequence, 2 if kind == "grid" else 1)
+    if kind in ("own", "grid"):
+        put, local = (_own_attention if kind == "own" else _own_layers)(streams)
+    else:
+        put, local = _hugging_faces_attention(model)
     states, history = [], []
     for rank in range(data):
         torch.manual_seed(SEED + rank)
@@ -124,7 +132,7 @@ def twin_of(kind: str, data: int, sequence: int, stage: int) -> tuple[list, torc
         for k in range(PASSES):
             for rank in range(data):
                 torch.set_rng_state(states[rank])
-                gradients = _gradients(model, sequence, put, local, labels_of(step, rank, k))
+                gradients = _gradients(model, streams, put, local, labels_of(step, rank, k))
                 states[rank] = torch.get_rng_state()
                 for at, one in enumerate(gradients):
                     by_rank[rank * sequence + at].append(one)
@@ -133,24 +141,39 @@ def twin_of(kind: str, data: int, sequence: int, stage: int) -> tuple[list, torc
     return history, states[0]
 
 
-def _gradients(model: nn.Module, sequence: int, put: Any, local: Attend, batch: tuple[torch.Tensor, torch.Tensor]) -> list:
+def _gradients(
+    model: nn.Module, streams: random_twin.Sequence, put: Any, local: Attend, batch: tuple[torch.Tensor, torch.Tensor]
+) -> list:
+    sequence = streams.streams.size
     tokens, places = batch[0].chunk(sequence, 1), torch.arange(LENGTH).unsqueeze(0).chunk(sequence, 1)
     shifted = torch.cat([batch[1][:, 1:], torch.full_like(batch[1][:, :1], sequence_twin.IGNORED)], 1)
-    streams = random_twin.Sequence(sequence)
 
     def logits_of(one: nn.Module, part: int) -> torch.Tensor:
         return streams.run(part, lambda: one(tokens[part], position_ids=places[part]).logits)
 
     with streams.dropping():
-        return sequence_twin.gradients(model, sequence, streams.by_heads(local), put, logits_of, shifted)[1]
+        attend, tensor = streams.by_heads(local), streams.groups[0].size
+        return sequence_twin.gradients(model, sequence, attend, put, logits_of, shifted, tensor)[1]
 
 
-def _own_attention() -> tuple[Any, Attend]:
+def _own_attention(_: random_twin.Sequence) -> tuple[Any, Attend]:
     def put(model: Any, attend: Attend) -> None:
         def by_sequence(*given: Any) -> torch.Tensor:
             return attend(*(one.transpose(1, 2) for one in given[:3]), given[3]).transpose(1, 2)
 
         model.attention = by_sequence
+
+    return put, models.attend
+
+
+def _own_layers(streams: random_twin.Sequence) -> tuple[Any, Attend]:
+    """Split over a tensor group, too."""
+    parts = itertools.cycle(streams.groups)
+
+    def put(model: Any, attend: Attend) -> None:
+        models.split("own", model, next(parts))
+        for layer in model.layers:
+            layer.attend = attend
 
     return put, models.attend
 
@@ -215,15 +238,23 @@ def not_put_back() -> None:
     _core.abandon_split_random = lambda _: False
 
 
-def played_planted(plant: Callable[[], None]) -> tuple[list, torch.Tensor]:
+def one_mask_on_a_tensor_group() -> None:
+    own = _core.enter_split_random
+    _core.enter_split_random = lambda *of: of[-1] == _core.RandomParts.Sequence and own(*of)
+
+
+def played_planted(plant: Callable[[], None], kind: str) -> tuple[list, torch.Tensor]:
     plant()
-    return played("own", 2, 2, "")
+    return played(kind, 2, 1, "")
 
 
-@pytest.mark.parametrize("plant", [one_mask_for_all_parts, not_put_back])
-def test_planted_faults_are_seen(plant: Any) -> None:
+@pytest.mark.parametrize(
+    ("plant", "kind", "world"),
+    [(one_mask_for_all_parts, "own", 2), (not_put_back, "own", 2), (one_mask_on_a_tensor_group, "grid", 4)],
+)
+def test_planted_faults_are_seen(plant: Any, kind: str, world: int) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
-        assert_same(ranks.run(2, played_planted, plant), wanted("own", 1, 2, 2))
+        assert_same(ranks.run(world, played_planted, plant, kind), wanted(kind, 1, 2, 1))
 
 
 def effects() -> dict[str, torch.Tensor]:
@@ -277,26 +308,30 @@ class Recorded(nn.Module):
         return given * mask
 
 
-def masks_of_a_grid(how: str) -> dict[str, list[torch.Tensor]]:
-    model = models.Own()
+def grid_engine(model: models.Own, stage: int, how: str) -> equigrad.Engine:
     mesh = equigrad.parallel.mesh(sequence=2, tensor=2)
-    of_whole, of_parts = [model], []
     for layer in model.layers:
         layer.attend = equigrad.parallel.DistributedAttention(models.attend, mesh, 1, 2)
+        layer.recomputes = how if how in ("recomputed", "reentrant") else ""
+    config = {**configuration(stage, 2), "tensor_parallel": {"autotp_size": 2}}
+    return equigrad.initialize(model=model, config=config)[0]
+
+
+def masks_of_a_grid(how: str) -> dict[str, list[torch.Tensor]]:
+    model = models.Own()
+    of_whole, of_parts = [model], []
+    for layer in model.layers:
         layer.inner_dropout = Recorded(layer.inner_dropout)
-        layer.recomputes = how
         of_parts.append(layer.inner_dropout)
         of_whole.append(layer)
     for module in of_whole:
         module.dropout = Recorded(module.dropout)
-    config = {**configuration(1, 2), "tensor_parallel": {"autotp_size": 2}}
-    engine = equigrad.initialize(model=model, config=config)[0]
+    engine = grid_engine(model, 1, how)
     torch.manual_seed(SEED)
     tokens, labels = labels_of(0, 0, 0)
     part = equigrad.parallel.split_batch({"input_ids": tokens, "labels": labels}, engine)
     logits = engine(part["input_ids"]).logits
     engine.backward(equigrad.parallel.cross_entropy(logits, part["shift_labels"], engine))
-    assert engine.module is model
     whole_masks = [mask for module in of_whole for mask in module.dropout.masks]
     return {"whole": whole_masks, "parts": [mask for module in of_parts for mask in module.masks]}
 
@@ -315,3 +350,9 @@ def test_a_tensor_group_within_a_sequence(how: str) -> None:
     if how != "":  # layer by layer: all masks of the forward pass, then again
         for one in got:
             assert torch.equal(one["parts"][0], one["parts"][1]) and torch.equal(one["parts"][2], one["parts"][3])
+
+
+@pytest.mark.parametrize("how", ["", "recomputed", "resumed"])
+def test_a_tensor_group_within_a_sequence_draws_as_one_process(how: str, tmp_path: Any) -> None:
+    got = ranks.run(4, played, "grid", 2, 1, how, str(tmp_path))
+    assert_same(got, wanted("grid", 1, 2, 1))
