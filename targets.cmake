@@ -671,7 +671,7 @@ function(equigrad_python_test file label)
   set(name ${name} PARENT_SCOPE)
 endfunction()
 
-# A Python test of what DeepSpeed itself does: with the Python of its environment, which the fixture peers.environment makes.
+# A Python test of what DeepSpeed or transformers does itself: with the Python that has them, whose environment a fixture makes.
 function(equigrad_peers_test file)
   set(EQUIGRAD_PYTHON "${EQUIGRAD_PEERS}/bin/python")
   equigrad_python_test(${file} peers ${ARGN})

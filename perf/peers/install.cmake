@@ -1,5 +1,5 @@
-# The peers' virtual environment: DeepSpeed from the package index beside the very torch that the build uses, so that all
-# contestants of a race run the same kernels, and tests of what DeepSpeed itself does have one. Called by the target `peers`
+# The peers' virtual environment: DeepSpeed and transformers from the package index beside the very torch that the build uses,
+# so that all contestants of a race, and tests of what those do themselves, run the same kernels. Called by the target `peers`
 # and by the fixture of the tests that need it, peers.environment; nothing else needs it.
 #
 #   -D PYTHON=  the Python that torch was installed for     -D SITE=  the folder that torch lies in
@@ -18,8 +18,8 @@ if(EXISTS "${mark}")
   endif()
 endif()
 if(DEFINED INSTALL AND NOT INSTALL)
-  message(FATAL_ERROR "Peers: expected DeepSpeed in ${VENV}, beside the torch in ${SITE}, got none, and EQUIGRAD_SETUP=OFF installs "
-                      "nothing. `cmake --build --preset peers` installs it.")
+  message(FATAL_ERROR "Peers: expected DeepSpeed and transformers in ${VENV}, beside the torch in ${SITE}, got none, and "
+                      "EQUIGRAD_SETUP=OFF installs nothing. `cmake --build --preset peers` installs them.")
 endif()
 
 execute_process(COMMAND "${PYTHON}" -m venv --clear "${VENV}" RESULT_VARIABLE failed)
@@ -35,6 +35,7 @@ execute_process(COMMAND "${CMAKE_COMMAND}" -E env DS_BUILD_OPS=0
 if(NOT failed EQUAL 0)
   string(REGEX REPLACE "#[^\n]*\n" "" names "${wanted}")
   string(STRIP "${names}" names)
+  string(REPLACE "\n" ", " names "${names}")
   message(FATAL_ERROR "Peers: expected pip to install ${names}, got an error; the lines above say which. See that "
                       "the machine reaches a Python package index (pip's usual settings, such as PIP_INDEX_URL or a proxy, are "
                       "honoured), and give the same command again.")
