@@ -5,8 +5,8 @@
 //   kill       the same for processes that are killed
 //   signal     real ranks, killed with kill -9 in their save: one, and all
 //   refuse     every operation of every rank refused, by a full disk or one that fails
-//   flip       every bit of a small checkpoint, and others of a larger one; files cut to every
-//              length and made longer
+//   flip       every bit of a small checkpoint, and others of a larger one and of one of a tensor
+//              group; files cut to every length and made longer
 //   careless   savers and readers with a mistake, which the points above must see
 //
 // Invariants: the checkpoint that `latest` names loads whole after each loss, and is the old one or

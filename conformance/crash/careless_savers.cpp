@@ -61,6 +61,16 @@ void fail_syncs(Ground& ground, const std::string& name, reports::CarelessSaver&
   }
 }
 
+// What is wrong with it needs no loss.
+void load_parts(Ground& ground, const std::string& name, reports::CarelessSaver& saver) {
+  const Setting setting{.stage = 1, .world = 2, .precision = "fp32", .tensor = 2};
+  const auto scene = record_scene(ground, setting, {.careless = name, .interrupt = nullptr});
+  const Point whole{.setting = setting, .cut = first_of(scene.log, operations_of(scene.log))};
+  load_losses(ground, scene, {whole}, [&](const Point& point, const Judged& judged) {
+    return note(saver, point, judged.wrong);
+  });
+}
+
 void flip_unseen(Ground& ground, reports::CarelessSaver& saver) {
   record_scene(ground, settings_of_careless().back(),
                {.careless = {}, .interrupt = nullptr, .tiny = true});
@@ -85,6 +95,8 @@ void be_careless(Ground& ground, reports::Losses& losses) {
     reports::CarelessSaver saver{.name = one.name, .what = one.what, .point = {}, .message = {}};
     if (one.of_reader)
       flip_unseen(ground, saver);
+    else if (one.of_parts)
+      load_parts(ground, one.name, saver);
     else if (one.needs_error)
       fail_syncs(ground, one.name, saver);
     else

@@ -16,14 +16,28 @@
 namespace equigrad::conformance::crash {
 namespace {
 
-constexpr std::int64_t kOfLarge = 10'000;  // flips, at random
-constexpr int kOfEngines = 12;             // flips that engines are to refuse
-
-const Setting kSmall{.stage = 1, .world = 1, .precision = "fp32", .same_tag = true};
+constexpr std::int64_t kAtRandom = 10'000;
+constexpr int kOfEngines = 12;  // flips that engines are to refuse
 constexpr int kWorldOfLarge = 4;
 
-Point flip_of(const std::string& file, std::int64_t bit, bool large) {
-  return {.kind = Point::Kind::Flip, .setting = {}, .at = bit, .large = large, .file = file};
+Setting setting_of(const Ground& ground, Flipped of) {
+  if (of == Flipped::Small) return {.stage = 1, .world = 1, .precision = "fp32", .same_tag = true};
+  if (of == Flipped::Parts)
+    return {.stage = 1, .world = 2, .precision = "bf16", .same_tag = true, .tensor = 2};
+  const auto& worlds = ground.options().worlds;
+  const int world = std::min(kWorldOfLarge, *std::max_element(worlds.begin(), worlds.end()));
+  return {.stage = 2, .world = world, .same_tag = true};
+}
+
+// Saved to the ground's "scene".
+Scene scene_of(Ground& ground, Flipped of) {
+  ground.progress("flip: bits of a checkpoint of " + to_text(setting_of(ground, of)));
+  return record_scene(ground, setting_of(ground, of),
+                      {.careless = {}, .interrupt = nullptr, .tiny = of == Flipped::Small});
+}
+
+Point flip_of(Flipped of, const std::string& file, std::int64_t bit) {
+  return {.kind = Point::Kind::Flip, .setting = {}, .at = bit, .of = of, .file = file};
 }
 
 void flip(const std::string& file, std::int64_t bit) {
@@ -77,27 +91,30 @@ namespace {
 
 // Every bit of every file; and every length, and a byte more.
 void flip_all(Ground& ground, Tally& flips, Tally& lengths) {
-  record_scene(ground, kSmall, {.careless = {}, .interrupt = nullptr, .tiny = true});
+  constexpr auto of = Flipped::Small;
+  scene_of(ground, of);
   const auto directory = ground.folder("scene");
   for (const auto& [part, file] : files_by_part(directory)) {
     const auto whole = read_bytes(directory + "/" + file);
     const auto bits = static_cast<std::int64_t>(whole.size()) * 8;
     ground.progress("flip: " + std::to_string(bits) + " bits of " + file);
     for (std::int64_t bit = 0; bit < bits && ranks::interrupted() == 0; ++bit)
-      flips.add(flip_of(part, bit, false), Tally::Left::Refused,
+      flips.add(flip_of(of, part, bit), Tally::Left::Refused,
                 wrong_with_flip(directory, file, bit, Reader::Careful));
     for (std::size_t length = 0; length <= whole.size() && ranks::interrupted() == 0; ++length) {
       const auto bytes = length == whole.size() ? whole + "\n" : whole.substr(0, length);
       // A file of the tag alone may be written by hand: the digest is not asked for.
       if (part == "latest" && length >= 3 && length <= 4) continue;
-      lengths.add(flip_of(part, static_cast<std::int64_t>(length) * 8, false), Tally::Left::Refused,
+      lengths.add(flip_of(of, part, static_cast<std::int64_t>(length) * 8), Tally::Left::Refused,
                   wrong_with_length(directory, file, bytes));
     }
   }
 }
 
+using Files = std::map<std::string, std::string>;
+
 // A bit of a file that is chosen by its bytes.
-Point some_flip(const std::map<std::string, std::string>& files, const std::string& directory,
+Point some_flip(Flipped of, const Files& files, const std::string& directory,
                 std::mt19937_64& random) {
   std::int64_t whole = 0;
   std::map<std::string, std::int64_t> bits;
@@ -105,10 +122,10 @@ Point some_flip(const std::map<std::string, std::string>& files, const std::stri
     whole += bits[part] = static_cast<std::int64_t>(read_bytes(directory + "/" + file).size()) * 8;
   auto at = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(whole));
   for (const auto& [part, count] : bits) {
-    if (at < count) return flip_of(part, at, true);
+    if (at < count) return flip_of(of, part, at);
     at -= count;
   }
-  return flip_of("manifest", 0, true);
+  return flip_of(of, "manifest", 0);
 }
 
 // Engines on all ranks refuse it, and stay what they were.
@@ -136,18 +153,14 @@ void flip_for_engines(Ground& ground, const Scene& scene, const std::vector<Poin
   }
 }
 
-void flip_some(Ground& ground, Tally& tally) {
-  const auto& options = ground.options();
-  const int world =
-      std::min(kWorldOfLarge, *std::max_element(options.worlds.begin(), options.worlds.end()));
-  const auto scene = record_scene(ground, {.stage = 2, .world = world, .same_tag = true});
+void flip_some(Ground& ground, Flipped of, Tally& tally) {
+  const auto scene = scene_of(ground, of);
   const auto directory = ground.folder("scene");
   const auto files = files_by_part(directory);
-  std::mt19937_64 random(options.seed);
+  std::mt19937_64 random(ground.options().seed);
   std::vector<Point> for_engines;
-  ground.progress("flip: " + std::to_string(kOfLarge) + " bits of a larger checkpoint");
-  for (std::int64_t i = 0; i < kOfLarge && ranks::interrupted() == 0; ++i) {
-    const auto point = some_flip(files, directory, random);
+  for (std::int64_t i = 0; i < kAtRandom && ranks::interrupted() == 0; ++i) {
+    const auto point = some_flip(of, files, directory, random);
     if (i < kOfEngines) for_engines.push_back(point);
     tally.add(point, Tally::Left::Refused,
               wrong_with_flip(directory, files.at(point.file), point.at, Reader::Careful));
@@ -156,9 +169,7 @@ void flip_some(Ground& ground, Tally& tally) {
 }
 
 void flip_one(Ground& ground, const Point& only, Tally& tally) {
-  const Setting large{.stage = 2, .world = kWorldOfLarge, .same_tag = true};
-  record_scene(ground, only.large ? large : kSmall,
-               {.careless = {}, .interrupt = nullptr, .tiny = !only.large});
+  scene_of(ground, only.of);
   const auto directory = ground.folder("scene");
   const auto files = files_by_part(directory);
   const auto file = files.find(only.file);
@@ -173,15 +184,16 @@ void flip_one(Ground& ground, const Point& only, Tally& tally) {
 
 void flip_bits(Ground& ground, reports::Losses& losses, const Point* only) {
   Tally flips(ground, "flip",
-              "one bit of a file is another: all of a small checkpoint, and 10,000 "
-              "of a larger one");
+              "one bit of a file is another: all of a small checkpoint, and 10,000 each of a "
+              "larger one and of one of a tensor group");
   Tally lengths(ground, "length",
                 "a file of a small checkpoint is cut, to every length, or longer");
   if (only) {
     flip_one(ground, *only, flips);
   } else {
     flip_all(ground, flips, lengths);
-    flip_some(ground, flips);
+    for (const auto of : {Flipped::Large, Flipped::Parts})
+      if (ranks::interrupted() == 0) flip_some(ground, of, flips);
   }
   flips.put_into(losses);
   if (!only) lengths.put_into(losses);

@@ -9,6 +9,9 @@
 #include "engine/checkpoint/digest.hpp"
 #include "engine/comm/communication_error.hpp"
 #include "engine/config/config.hpp"
+#include "engine/parallel/layers.hpp"
+#include "engine/parallel/sequence.hpp"
+#include "engine/parallel/split_marks.hpp"
 
 namespace equigrad::conformance::crash {
 namespace {
@@ -30,10 +33,16 @@ class Counted final : public comm::Pending {
   std::int64_t call_;
 };
 
+comm::MeshSizes sizes_of(const Setting& setting) {
+  return comm::mesh_sizes(setting.world, setting.sequence, setting.tensor);
+}
+
 EngineConfig config_of(const Setting& setting) {
   EngineConfig config;
   config.gradient_accumulation_steps = 2;
-  config.train_batch_size = 2 * setting.world;
+  config.train_batch_size = 2 * sizes_of(setting).data;
+  config.sequence_parallel_size = setting.sequence;
+  if (setting.tensor > 1) config.tensor_parallel.autotp_size = setting.tensor;
   config.zero.stage = setting.stage;
   config.zero.reduce_bucket_size = 2000;
   config.zero.stage3_param_persistence_threshold = 10;
@@ -65,13 +74,47 @@ struct Sizes {
 
 Sizes sizes_of(Size size) { return size == Size::Tiny ? Sizes{3, 2, 1, 1} : Sizes{40, 96, 5, 7}; }
 
-std::vector<std::pair<std::string, std::vector<int64_t>>> shapes_of(const Sizes& sizes) {
-  return {{"w1", {sizes.hidden, sizes.inputs}},
-          {"b1", {sizes.hidden}},
-          {"w2", {sizes.outputs, sizes.hidden}},
-          {"b2", {sizes.outputs}},
-          {"unused", {sizes.unused}},
-          {"frozen", {sizes.outputs}}};
+// A parameter of the whole network, and how a tensor group splits it.
+struct Whole {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::optional<parallel::Split> split = {};
+};
+
+std::vector<Whole> wholes(const Sizes& sizes, bool on_tensor_group) {
+  const auto [inputs, hidden, outputs, unused] = sizes;
+  const auto packed =
+      hidden % 4 == 0 ? std::vector{hidden / 4, hidden * 3 / 4} : std::vector{hidden};
+  const auto split = [&packed](int64_t dimension, std::vector<int64_t> shape) {
+    return parallel::Split{dimension, packed, std::move(shape)};
+  };
+  std::vector<Whole> all = {{"w1", {hidden, inputs}, split(0, {hidden, inputs})},
+                            {"b1", {hidden}, split(0, {hidden})},
+                            {"w2", {outputs, hidden}, split(1, {outputs, hidden})},
+                            {"b2", {outputs}},
+                            {"unused", {unused}},
+                            {"frozen", {outputs}}};
+  if (on_tensor_group) all.push_back({"frozen_part", {hidden}, split(0, {hidden})});
+  return all;
+}
+
+comm::Mesh mesh_of(ranks::RankContext& context, const Setting& setting,
+                   std::shared_ptr<CallCounter>& calls) {
+  const auto connect = [&](const std::string& name, int rank,
+                           int size) -> std::shared_ptr<comm::Communicator> {
+    if (name != "world") return context.group(name, rank, size);
+    calls = std::make_shared<CallCounter>(context.group(size));
+    return calls;
+  };
+  return comm::make_mesh(context.rank(), sizes_of(setting), connect);
+}
+
+// This rank's part of a value.
+at::Tensor own_part(const Whole& whole, const at::Tensor& value, const parallel::Group& tensor) {
+  if (!tensor || !whole.split) return value;
+  const auto part = parallel::part_of(value, *whole.split, tensor->rank(), tensor->world_size());
+  parallel::mark_split(part, *whole.split, tensor->world_size());
+  return part;
 }
 
 void add(checkpoint::Digester& digester, const std::string& name, const at::Tensor& tensor) {
@@ -133,23 +176,27 @@ comm::PendingPtr CallCounter::broadcast(const at::Tensor& tensor, int root) {
 }
 
 Training::Training(ranks::RankContext& context, const Setting& setting, Weights weights, Size size)
-    : rank_(context.rank()),
-      beside_(setting.beside),
+    : beside_(setting.beside),
       inputs_(sizes_of(size).inputs),
       dtype_(dtype_of(setting)),
-      calls_(std::make_shared<CallCounter>(context.group(setting.world))),
+      mesh_(mesh_of(context, setting, calls_)),
       mean_(at::zeros({sizes_of(size).outputs})) {
   const double begin = weights == Weights::AsRun ? 0 : 1000;
-  const auto shapes = shapes_of(sizes_of(size));
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const auto& [name, shape] = shapes[i];
-    const auto numel = c10::multiply_integers(shape);
+  const auto all = wholes(sizes_of(size), mesh_.tensor() != nullptr);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto numel = c10::multiply_integers(all[i].shape);
     const auto flat = at::sin(at::arange(numel) * 0.7 + begin + static_cast<double>(i));
-    parameters_.push_back({name, flat.view(shape) * 0.3});
-    parameters_.back().tensor.requires_grad_(name != "frozen");
+    const auto value = own_part(all[i], flat.view(all[i].shape) * 0.3, mesh_.tensor());
+    parameters_.push_back({all[i].name, value});
+    parameters_.back().tensor.requires_grad_(!all[i].name.starts_with("frozen"));
   }
-  at::manual_seed(static_cast<std::uint64_t>(begin) + static_cast<std::uint64_t>(rank_));
-  engine_ = initialize({ParameterGroup{parameters_, {}, {}}}, config_of(setting), calls_);
+  at::manual_seed(static_cast<std::uint64_t>(begin) + static_cast<std::uint64_t>(data_rank()));
+  engine_ = initialize({ParameterGroup{parameters_, {}, {}}}, config_of(setting), mesh_);
+}
+
+// Those that share a model, or sequences, have one batch.
+int Training::data_rank() const {
+  return comm::place_of(mesh_.world()->rank(), mesh_.sizes()).data;
 }
 
 const at::Tensor& Training::tensor(const std::string& name) const {
@@ -158,14 +205,25 @@ const at::Tensor& Training::tensor(const std::string& name) const {
   return found->tensor;
 }
 
+at::Tensor Training::output(const at::Tensor& input) const {
+  const auto& group = mesh_.tensor();
+  auto hidden = parallel::column_linear(input, tensor("w1"), tensor("b1"), group);
+  if (group) hidden = hidden + tensor("frozen_part");
+  return parallel::row_linear(at::tanh(hidden), tensor("w2"), tensor("b2"), group) +
+         tensor("frozen");
+}
+
 at::Tensor Training::loss() {
-  const auto at = static_cast<double>(10 * engine_->counters().micro_steps + rank_);
+  const auto at = static_cast<double>(10 * engine_->counters().micro_steps + data_rank());
   const auto data = at::cos(at::arange(4 * inputs_) + at).view({4, inputs_});
   const auto input = (data + at::rand({4, inputs_})).to(dtype_);
-  const auto hidden = at::tanh(at::linear(input, tensor("w1"), tensor("b1")));
-  const auto output = at::linear(hidden, tensor("w2"), tensor("b2")) + tensor("frozen");
-  mean_.mul_(0.9).add_(output.detach().to(at::kFloat).mean(0), 0.1);
-  return output.to(at::kFloat).square().mean();
+  const auto& sequence = mesh_.sequence();
+  const auto wide = output(parallel::sequence_part(input, 0, sequence)).to(at::kFloat);
+  const double own = mesh_.world()->rank();  // a rank's means are no other's
+  mean_.mul_(0.9).add_(wide.detach().mean(0) + own, 0.1);
+  if (!sequence) return wide.square().mean();
+  return parallel::sequence_mean(wide.square().sum(), at::full({}, wide.numel(), at::kLong),
+                                 sequence);
 }
 
 void Training::step() {

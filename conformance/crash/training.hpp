@@ -3,6 +3,9 @@
 //   w1 [96, 40]  b1 [96]  w2 [5, 96]  b2 [5]  unused [7]  frozen [5]  and a buffer, mean [5]
 //   tiny: w1 [2, 3]  b1 [2]  w2 [1, 2] ...
 //
+// On a tensor group w1 and b1 are a column's, w2 a row's, all packed as two matrices, and there is
+// frozen_part [96], which is split as b1 is; on a sequence group each rank has some rows of a batch.
+//
 // Every step draws from the rank's generator and takes data by the engine's own counters: who
 // loads a checkpoint and goes on needs nothing else. Adam's states, a warm-up of the rate, and
 // in fp16 a loss scale that moves in every other step.
@@ -10,7 +13,8 @@
 // Invariants: two runs of one setting are equal in every bit.
 // Shapes: what a rank saves is several pages of 4 KiB.
 // Errors: those of the engine.
-// Depends on: engine, conformance/faults/forwarding_communicator, ranks, setting.
+// Depends on: engine, engine/parallel in the source, conformance/faults/forwarding_communicator,
+// ranks, setting.
 #pragma once
 
 #include <atomic>
@@ -28,7 +32,7 @@
 
 namespace equigrad::conformance::crash {
 
-// Counts the collective calls that this rank has entered and left since begin().
+// Counts the collective calls of all ranks that this one has entered and left since begin().
 class CallCounter : public faults::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -76,13 +80,15 @@ class Training {
 
  private:
   at::Tensor loss();
+  at::Tensor output(const at::Tensor& input) const;
+  int data_rank() const;
   const at::Tensor& tensor(const std::string& name) const;
 
-  int rank_;
   bool beside_;
   int64_t inputs_;
   at::ScalarType dtype_;
-  std::shared_ptr<CallCounter> calls_;
+  std::shared_ptr<CallCounter> calls_;  // of the world's
+  comm::Mesh mesh_;
   std::vector<NamedParameter> parameters_;
   at::Tensor mean_;
   std::unique_ptr<Engine> engine_;

@@ -36,19 +36,21 @@ TEST_F(CrashCommandTest, AShortCampaignHoldsAndItsRecordHasEveryPoint) {
   }
 }
 
-// Each mistake that a saver can make, and one of who loads.
+// Each mistake that a saver can make, some of tensors in parts, and one of who loads.
 TEST_F(CrashCommandTest, CarelessSaversAreSeen) {
   const auto result = say({"careless", "--report", folder_, "-q"});
   EXPECT_EQ(result.code, kHeld) << result.out << result.err;
   const auto json = nlohmann::json::parse(text_of(folder_ + "/crash.json"));
-  EXPECT_GE(json.at("careless").size(), 15u);
+  EXPECT_GE(json.at("careless").size(), 18u);
   for (const auto& one : json.at("careless")) EXPECT_TRUE(one.at("caught")) << one;
 }
 
 TEST_F(CrashCommandTest, OnePointIsTriedAgain) {
-  for (const std::string point : {"zero2.w2.fp32.same.power.2-3.s17", "zero1.w1.fp16.new.EIO.r0.o2",
-                                  "zero0.w2.bf16.new.signal-4.r1.o3",
-                                  "zero1.w2.fp32.new.call.r1.o6", "flip.small.latest.9"}) {
+  for (const std::string point :
+       {"zero2.w2.fp32.same.power.2-3.s17", "zero1.w1.fp16.new.EIO.r0.o2",
+        "zero0.w2.bf16.new.signal-4.r1.o3", "zero1.w2.fp32.new.call.r1.o6", "flip.small.latest.9",
+        "zero2.w4t2.fp32.same.power.2-2-2-2.s17", "flip.parts.rank1.9",
+        "zero3.w2s2.fp16.new-beside.signal-1.r1.o3"}) {
     const auto result = say({"--replay", point, "--report", folder_, "-q"});
     EXPECT_EQ(result.code, kHeld) << point << "\n" << result.out << result.err;
     const auto json = nlohmann::json::parse(text_of(folder_ + "/crash.json"));

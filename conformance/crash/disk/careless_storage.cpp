@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "conformance/crash/disk/folder_image.hpp"
 #include "engine/checkpoint/manifest.hpp"
@@ -164,31 +165,41 @@ class RemovesFirst final : public ForwardingStorage {
   std::string id_;
 };
 
-// A manifest whose text is known when it is synced, and which then says other names.
-class OtherNames final : public ForwardingFile {
+using checkpoint::Manifest;
+using checkpoint::Piece;
+using checkpoint::TensorEntry;
+
+// A manifest whose text is known when it is synced, and which then says something else.
+class OtherManifest final : public ForwardingFile {
  public:
-  using ForwardingFile::ForwardingFile;
+  OtherManifest(std::shared_ptr<OutputFile> file, std::function<void(Manifest&)> change)
+      : ForwardingFile(std::move(file)), change_(std::move(change)) {}
   void append(const void* data, std::size_t bytes) override {
     text_.append(static_cast<const char*>(data), bytes);
   }
   void sync() override {
     auto manifest = checkpoint::read_manifest(text_, "crash.careless");
-    for (auto& file : manifest.files) file.name = without_id(file.name);
+    change_(manifest);
     const auto text = checkpoint::write_manifest(manifest);
     file_->append(text.data(), text.size());
     file_->sync();
   }
 
  private:
+  std::function<void(Manifest&)> change_;
   std::string text_;
 };
+
+void forget_ids(Manifest& manifest) {
+  for (auto& file : manifest.files) file.name = without_id(file.name);
+}
 
 class NamesWithoutId final : public ForwardingStorage {
  public:
   using ForwardingStorage::ForwardingStorage;
   std::unique_ptr<OutputFile> create(const Path& file) override {
     if (is_named(file, kManifest + kSaving))
-      return std::make_unique<OtherNames>(storage_->create(file));
+      return std::make_unique<OtherManifest>(storage_->create(file), forget_ids);
     if (!is_rank_file(file)) return storage_->create(file);
     const Path other(without_id(file.string()));
     storage_->remove(other);
@@ -202,6 +213,44 @@ class NamesWithoutId final : public ForwardingStorage {
     if (!is_rank_file(file)) storage_->remove(file);  // to the engine they are of no manifest
   }
 };
+
+// Of every tensor that is saved in parts the manifest says something else.
+class OtherParts final : public ForwardingStorage {
+ public:
+  OtherParts(std::shared_ptr<Storage> storage, void (*change)(TensorEntry& entry))
+      : ForwardingStorage(std::move(storage)), change_(change) {}
+  std::unique_ptr<OutputFile> create(const Path& file) override {
+    if (!is_named(file, kManifest + kSaving)) return storage_->create(file);
+    return std::make_unique<OtherManifest>(storage_->create(file),
+                                           [change = change_](Manifest& manifest) {
+                                             for (auto& entry : manifest.tensors)
+                                               if (entry.cut) change(entry);
+                                           });
+  }
+
+ private:
+  void (*change_)(TensorEntry& entry);
+};
+
+void exchange_parts(TensorEntry& entry) {
+  for (auto& piece : entry.pieces) piece.part = entry.cut->parts - 1 - piece.part;
+  std::stable_sort(entry.pieces.begin(), entry.pieces.end(),
+                   [](const Piece& a, const Piece& b) { return a.part < b.part; });
+}
+
+void forget_cut(TensorEntry& entry) {
+  const auto each = checkpoint::numel_of(entry.shape) / entry.cut->parts;
+  for (auto& piece : entry.pieces) {
+    const auto part = std::exchange(piece.part, 0);
+    piece.begin += part * each;
+    piece.end += part * each;
+  }
+  entry.cut.reset();
+}
+
+void forget_packing(TensorEntry& entry) {
+  entry.cut->segments = {entry.shape[static_cast<std::size_t>(entry.cut->dimension)]};
+}
 
 using Made = std::shared_ptr<Storage>;
 
@@ -253,6 +302,18 @@ const std::vector<Row>& rows() {
       {{"names_without_id", "a rank's file has the name that it had in the save before"},
        [](Made to, const std::string&) { return made<NamesWithoutId>(to); }},
       {{"new_folder_not_synced", "the name of a new folder is not synced"}, as_it_is},
+      {{.name = "parts_in_each_others_place",
+        .what = "parts of a split tensor are told in the order of the ranks from behind",
+        .of_parts = true},
+       [](Made to, const std::string&) { return made<OtherParts>(to, exchange_parts); }},
+      {{.name = "cut_not_told",
+        .what = "parts of a split tensor stand behind each other as if they were rows of it",
+        .of_parts = true},
+       [](Made to, const std::string&) { return made<OtherParts>(to, forget_cut); }},
+      {{.name = "packing_not_told",
+        .what = "a split tensor is told to be one matrix, whatever is packed in it",
+        .of_parts = true},
+       [](Made to, const std::string&) { return made<OtherParts>(to, forget_packing); }},
       {{.name = "error_of_sync_ignored",
         .what = "a sync that fails is taken for one that did not",
         .needs_error = true},

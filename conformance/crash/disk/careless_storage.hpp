@@ -2,7 +2,7 @@
 // or in another way. Each must be found by the points that are tried, or they would not find it in
 // the engine either.
 //
-// Invariants: without a loss of power nobody sees a difference.
+// Invariants: without a loss of power nobody sees a difference, but of parts: who loads them does.
 // Units: none.
 // Errors: equigrad::Error for a name that is none.
 // Depends on: forwarding_storage, operation; engine/checkpoint/manifest, in the source.
@@ -22,6 +22,7 @@ struct Carelessness {
   std::string what;
   bool needs_error = false;  // shows only where a sync fails
   bool of_reader = false;    // of who loads: nothing is done to the storage
+  bool of_parts = false;  // shows only where a tensor group saves parts, to engines that load them
 };
 
 const std::vector<Carelessness>& carelessnesses();

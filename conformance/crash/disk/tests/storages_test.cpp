@@ -249,8 +249,56 @@ TEST_F(CarelessSave, AnErrorOfASyncIsIgnored) {
   EXPECT_EQ(broken->operations(), 18);
 }
 
+class CarelessOfParts : public CarelessSave {
+ protected:
+  // A tensor of two parts, of a rank each, as the manifest tells it.
+  checkpoint::TensorEntry told_by(const std::string& name) {
+    const auto storage = careless(name, real_disk(), folder_);
+    storage->make_directories(at("tag"));
+    checkpoint::Manifest manifest;
+    manifest.id = "aaaaaaaa";
+    manifest.world_size = 2;
+    std::vector<checkpoint::RankFile> files;
+    for (const int part : {0, 1}) {
+      checkpoint::RankWriter writer(*storage,
+                                    at("tag/" + checkpoint::rank_file_name(part, 2, manifest.id)),
+                                    {{.name = "t",
+                                      .type = checkpoint::ElementType::U8,
+                                      .shape = {2, 8},
+                                      .begin = 0,
+                                      .end = 8,
+                                      .cut = checkpoint::Cut{1, {2, 6}, 2},
+                                      .part = part}});
+      writer.write("abcdefgh", 8);
+      files.push_back(writer.finish());
+    }
+    checkpoint::merge(manifest, files);
+    checkpoint::replace_file(*storage, at("tag/manifest.json"),
+                             checkpoint::write_manifest(manifest));
+    const auto text = read_bytes(folder_ + "/tag/manifest.json");
+    return *checkpoint::read_manifest(text, "it").find("t");
+  }
+};
+
+TEST_F(CarelessOfParts, EachTellsWhatItSays) {
+  const auto right = told_by("");
+  auto exchanged = told_by("parts_in_each_others_place");
+  EXPECT_EQ(exchanged.pieces.at(0).file, 1u);
+  EXPECT_EQ(exchanged.pieces.at(0).part, 0);
+  std::swap(exchanged.pieces.at(0).file, exchanged.pieces.at(1).file);
+  EXPECT_EQ(exchanged, right);
+  const auto uncut = told_by("cut_not_told");
+  EXPECT_FALSE(uncut.cut.has_value());
+  EXPECT_EQ(uncut.pieces.at(1).begin, 8);
+  EXPECT_EQ(uncut.pieces.at(1).end, 16);
+  auto unpacked = told_by("packing_not_told");
+  EXPECT_EQ(unpacked.cut->segments, (std::vector<std::int64_t>{8}));
+  unpacked.cut = right.cut;
+  EXPECT_EQ(unpacked, right);
+}
+
 TEST(Careless, ThereAreEnoughAndEachHasAName) {
-  EXPECT_GE(carelessnesses().size(), 15u);
+  EXPECT_GE(carelessnesses().size(), 18u);
   for (const auto& one : carelessnesses()) {
     EXPECT_EQ(carelessness(one.name).what, one.what);
     EXPECT_FALSE(one.what.empty());
