@@ -105,7 +105,9 @@ def beyond(what: str, got: Tensors, balls: dict[str, Ball]) -> list[str]:
         assert bool(ball.mid.isfinite().all()) and bool(ball.rad.isfinite().all()), f"{what} {name}: no bound is known"
         wrong = int((~ball.holds(got[name])).sum())
         if wrong:
-            found.append(f"{what} {name}: {wrong} of {ball.mid.numel()} elements beyond the bound, {share(got[name], ball):.3g} of it")
+            found.append(
+                f"{what} {name}: {wrong} of {ball.mid.numel()} elements beyond the bound, {share(got[name], ball):.3g} of it"
+            )
     return found
 
 
@@ -113,4 +115,3 @@ def share(got: torch.Tensor, ball: Ball) -> float:
     """The largest error, as a share of its bound."""
     errors = (got.double() - ball.mid).abs()
     return float(torch.where(errors == 0, 0.0, errors / ball.rad).max())
-

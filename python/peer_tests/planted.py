@@ -80,12 +80,18 @@ def _buffers_of_one(right: Any) -> Any:
 ONE, TWO, THREE = Case(1, "fp32"), Case(2, "fp32"), Case(3, "fp32")
 BF16, FP16, FP16_LATER = Case(2, "bf16"), Case(2, "fp16"), Case(1, "fp16")
 MISTAKES = {
-    "ranks in another order": Mistake(_import_deepspeed, "_by_rank", lambda right: lambda *args: right(*args)[::-1], ONE, "loaded master"),
-    "padding taken for elements": Mistake(_Tensors, "_of_stage_3", lambda _: _by_size_without_padding, THREE, "loaded master"),
+    "ranks in another order": Mistake(
+        _import_deepspeed, "_by_rank", lambda right: lambda *args: right(*args)[::-1], ONE, "loaded master"
+    ),
+    "padding taken for elements": Mistake(
+        _Tensors, "_of_stage_3", lambda _: _by_size_without_padding, THREE, "loaded master"
+    ),
     "averages exchanged": Mistake(_Tensors, "_trained", _exchanged, TWO, "loaded exp_avg"),
     "masters of the model's type": Mistake(_Tensors, "_trained", _of_the_model, BF16, "loaded master"),
     "updates not counted": Mistake(_Tensors, "_steps_of", lambda _: lambda *args: 0, TWO, "updated master"),
-    "one update too many": Mistake(_Tensors, "_steps_of", lambda right: lambda *args: right(*args) + 1, FP16, "updated master"),
+    "one update too many": Mistake(
+        _Tensors, "_steps_of", lambda right: lambda *args: right(*args) + 1, FP16, "updated master"
+    ),
     "rate of another group": Mistake(_Tensors, "_options", _without_first_rates, BF16, "loaded rates"),
     "decay dropped": Mistake(_Tensors, "_options", _changed(weight_decay=0.0), THREE, "updated master"),
     "betas in the other order": Mistake(

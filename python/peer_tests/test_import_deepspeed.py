@@ -103,7 +103,9 @@ def of_the_step(theirs: Seen, ours: Seen, averages: dict[str, due.Ball], job: Jo
     scale = theirs["saved"]["scale"]
     found = due.beyond("gradient", {name: one * scale for name, one in ours["gradients"].items()}, averages)
     if due.adds_alike(job.case, job.stage):
-        found += due.differing("gradient", ours["gradients"], {name: one / scale for name, one in theirs["gradients"].items()})
+        found += due.differing(
+            "gradient", ours["gradients"], {name: one / scale for name, one in theirs["gradients"].items()}
+        )
     for key, wanted in due.updated(job.case, theirs["saved"], ours["gradients"]).items():
         found += due.beyond(f"updated {key}", ours["after"][key], wanted)
     return found
