@@ -81,9 +81,14 @@ def _places(modules: dict[str, torch.nn.Module], plans: dict[str, _core.ModulePl
     return _Places(columns, rows, sorted({block(name) for name in columns} | {""}))
 
 
-def _begin(module: torch.nn.Module, *_: Any) -> None:
+def _leave_what_is_left() -> None:
+    """Of a column that was called by itself."""
     if not _calls.running:
-        _core.abandon_split_random(_TENSOR)  # of a column that was called by itself
+        _core.abandon_split_random(_TENSOR)
+
+
+def _begin(module: torch.nn.Module, *_: Any) -> None:
+    _leave_what_is_left()
     _calls.running.append(_Call(module, has_entered=False))
 
 
@@ -118,6 +123,7 @@ def watch_random(model: torch.nn.Module, group: _core.Communicator) -> list[Remo
     watches: list[_core.RandomWatch] = []
 
     def begin(module: torch.nn.Module, *_: Any) -> None:
+        _leave_what_is_left()
         watches[:] = [_core.RandomWatch(device)] if module.training else []
 
     def end(*_: Any) -> None:
@@ -138,6 +144,7 @@ def split_random_of_sequence(model: torch.nn.Module, group: _core.Communicator) 
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
 
     def begin(module: torch.nn.Module, *_: Any) -> None:
+        _leave_what_is_left()
         calls.running.append(_Call(module, _core.enter_split_random(group, device, _SEQUENCE)))
 
     def end(module: torch.nn.Module, *_: Any) -> None:
