@@ -109,7 +109,8 @@ std::optional<Task> GeneratedRun::next(std::size_t slot) {
   auto& state = states_[slot];
   if (is_over()) return std::nullopt;
   if (state.next == kExecutions) {
-    state = {.workload = workloads_++,
+    const auto number = workloads_++;
+    state = {.workload = options_.only_meshes ? mesh_workload(number) : number,
              .next = 0,
              .has_twin = false,
              .twin = slots_.directory() + "/generated." + std::to_string(slot)};
@@ -175,7 +176,7 @@ void GeneratedRun::draw_and_run() {
   slots_.run([this](std::size_t slot) { return next(slot); },
              [&] {
                progress.update(told_.cases, static_cast<int64_t>(failures_.size()),
-                               generated_id(options_.seed, workloads_, 0));
+                               generated_id(options_.seed, states_[0].workload, 0));
              });
   progress.finish();
   for (const auto& state : states_)

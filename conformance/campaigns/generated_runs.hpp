@@ -33,6 +33,7 @@ struct GeneratedOptions {
   uint64_t seed = 1;
   int64_t count = 0;               // cases that compare something; 0: no limit
   double seconds = 0;              // 0: no limit; one of the two must be there
+  bool only_meshes = false;        // workloads whose ranks share a model or a sequence
   double shrink_s = 30;            // for each of the first failures
   std::size_t most_failures = 20;  // after them no case is begun: there is enough to look at
   std::string keep = {};           // folder of the failures; empty: none is kept

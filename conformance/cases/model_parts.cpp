@@ -26,6 +26,15 @@ struct SumOfParts : torch::autograd::Function<SumOfParts> {
 
 }  // namespace
 
+at::Tensor PartwiseModel::own(const at::Tensor& parameter, int64_t part) const {
+  const bool is_own = part_ < 0 || part_ == part;
+  return is_own || !parameter.defined() ? parameter : parameter.detach();
+}
+
+void take_part(reference::Model& model, int64_t part) {
+  if (auto* of_sequences = dynamic_cast<PartwiseModel*>(&model)) of_sequences->take_part(part);
+}
+
 at::Tensor tree_sum(const std::vector<at::Tensor>& parts) {
   PartList level;
   for (const at::Tensor& part : parts) level.push_back(reference::widen(part));

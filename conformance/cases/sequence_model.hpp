@@ -19,24 +19,23 @@
 // Its bytes are those of the text, two sequences of 16 in a batch, whose target is labels that are
 // not shifted; a different number of them counts in every part.
 //
-// Invariants: parameters depend on the seed alone. After take_part(s) gradients are those of part
-// s's own use of a parameter, as a rank has them; else of all. In fp64 all of it is fp64.
+// Invariants: parameters depend on the seed alone; gradients are of one part or of all, as
+// model_parts.hpp says. In fp64 all of it is fp64.
 // Shapes: input and target [2, 16] int64, kUncounted where a label does not count.
 // Errors: none of its own.
-// Depends on: reference/models/model.hpp, reference/models/data.hpp; model_parts.hpp and torch's
-// autograd functions in the source. Nothing of the engine's.
+// Depends on: model_parts.hpp, reference/models/model.hpp, reference/models/data.hpp;
+// sequence_parts.hpp in the source. Nothing of the engine's.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "conformance/cases/model_parts.hpp"
 #include "reference/models/data.hpp"
 #include "reference/models/model.hpp"
 
 namespace equigrad::conformance {
-
-constexpr int64_t kUncounted = -100;
 
 bool is_sequence(const std::string& model);
 // S of a model's name: 4 of ulysses4, 1 of every model whose sequences are whole.
@@ -44,7 +43,5 @@ int sequence_parts_of(const std::string& model);
 
 std::shared_ptr<reference::Model> make_sequence(int parts, uint64_t seed);
 reference::Batch sequence_batch(const reference::Data& data, const reference::Draw& draw);
-// From now on a pass is part `part`'s; other models have none.
-void take_part(reference::Model& model, int64_t part);
 
 }  // namespace equigrad::conformance

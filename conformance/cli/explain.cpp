@@ -201,12 +201,21 @@ Words words_of(const contract::Spec& spec) {
   return words;
 }
 
+// Nothing where every rank has a model and batches of its own.
+std::string mesh_words(const Workload& workload) {
+  if (!workload.core) return {};
+  return ": data x sequence x tensor " + std::to_string(workload.data_ranks()) + " x " +
+         std::to_string(workload.sequence_ranks()) + " x " +
+         std::to_string(workload.tensor_ranks());
+}
+
 Words words_of(const GeneratedCase& one) {
   const auto& [workload, execution, id] = one;
   return {{"what", "a case drawn at random from three numbers: seed, workload, execution"},
-          {"model", std::to_string(workload.tensors.size()) + " tensors of its own"},
+          {"model", std::to_string(workload.tensors.size()) + " tensors of its own" +
+                        (workload.core ? ", and a network that ranks share" : "")},
           {"stage", stage_words(execution.stage)},
-          {"ranks", std::to_string(workload.world)},
+          {"ranks", std::to_string(workload.world) + mesh_words(workload)},
           {"micro-batches", std::to_string(workload.accumulation) + " a step and rank, " +
                                 std::to_string(workload.steps) + " steps"},
           {"configuration", engine_config(one, 1).dump()},

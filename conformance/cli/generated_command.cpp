@@ -21,6 +21,7 @@ namespace equigrad::conformance::cli {
 namespace {
 
 constexpr const char* kUsual = "25s";
+constexpr const char* kMeshes = "Generated.meshes";
 
 struct Amount {
   int64_t count = 0;
@@ -101,12 +102,14 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
   const auto amount = amount_of(is_asked ? command.generate : kUsual);
   if (!amount || (amount->count == 0 && amount->seconds == 0)) return std::nullopt;
   const auto program = shell_word(command.program) + " run";
+  const auto& filters = command.selection.filters;
   const auto fault = command.fault.starts_with("Contract") ? "" : command.fault;
   const auto replay_suffix = (fault.empty() ? "" : " --fault " + fault) + " --report " +
                              shell_word(command.report + "-replay");
   return GeneratedOptions{.seed = command.generate_seed ? *command.generate_seed : fresh_seed(),
                           .count = amount->count,
                           .seconds = amount->seconds,
+                          .only_meshes = std::count(filters.begin(), filters.end(), kMeshes) > 0,
                           .shrink_s = command.shrinks ? 30.0 : 0.0,
                           .most_failures = command.fail_fast ? std::size_t{1} : std::size_t{20},
                           .keep = command.report + "/fail",
@@ -118,8 +121,9 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
                           .quiet = command.quiet};
 }
 
-// All of them: none of the others.
-bool is_family(const std::string& filter) { return filter == "Generated"; }
+// All of them, or those of meshes: none of the others.
+bool is_of_meshes(const std::string& filter) { return filter == kMeshes; }
+bool is_family(const std::string& filter) { return filter == "Generated" || is_of_meshes(filter); }
 
 bool names_generated_cases(const RunCommand& command) {
   const auto& filters = command.selection.filters;
@@ -133,7 +137,8 @@ int run_generated_command(const RunCommand& command) {
   const auto& filters = command.selection.filters;
   const bool draws = filters.size() == 1 && is_family(filters[0]) && command.case_file.empty();
   if (!draws && !std::all_of(filters.begin(), filters.end(), is_generated_id)) {
-    std::cerr << "equigrad: expected ids of generated cases alone, or \"Generated\" alone, got "
+    std::cerr << "equigrad: expected ids of generated cases alone, or \"Generated\" or "
+                 "\"Generated.meshes\" alone, got "
                  "other filters beside them. Run the others by a command of their own.\n";
     return kUsage;
   }

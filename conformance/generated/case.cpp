@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "conformance/generated/core.hpp"
 #include "conformance/generated/rank_model.hpp"
 #include "conformance/generated/second_reading.hpp"
 #include "conformance/on_rank/run.hpp"
@@ -29,7 +30,8 @@ SumOrder order_at(const reference::Recipe& recipe, int stage) {
 reference::Recipe recipe_of(const Workload& workload, double threshold, SumOrder order) {
   auto recipe = read_again(readable(workload));
   recipe.seed = workload.seed;
-  recipe.world = workload.world;
+  recipe.world = workload.zero_ranks();
+  recipe.sequence = workload.sequence_ranks();
   recipe.accumulation_steps = workload.accumulation;
   recipe.steps = workload.steps;
   recipe.gradient_clipping = threshold;
@@ -112,14 +114,16 @@ nlohmann::json serve_generated(const nlohmann::json& request, ranks::RankContext
   const auto one = generated_case(request.at("case"));
   const auto& workload = one.workload;
   const auto order = order_at(read_again(readable(workload)), one.execution.stage);
-  Twin twin(request.at("twin"), order);
+  const auto place = tensor_place_of(workload, context.rank());
+  Twin twin(request.at("twin"), order, place);
   const double threshold = twin.threshold();
   CaseFacts facts{.stage = one.execution.stage,
                   .recipe = recipe_of(workload, threshold, order),
                   .keep = request.value("keep", ""),
                   .context = context,
                   .make_model = generated_case_model(workload),
-                  .twin = std::move(twin)};
+                  .twin = std::move(twin),
+                  .tensor_rank = place};
   add_model(facts, *std::make_shared<GeneratedModel>(workload, true));
   const auto& recipe = facts.recipe;
   const PassTypes types{

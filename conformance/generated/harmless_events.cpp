@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "conformance/generated/core.hpp"
 #include "engine/error.hpp"
 #include "reference/models/data.hpp"
 
@@ -86,12 +87,13 @@ void HarmlessEvents::cancel(Engine& engine, const Pass& pass) {
   engine.zero_grad();
 }
 
-// On one rank alone: where gradients are sent in every pass the others run it too, and are told.
-// Elsewhere that rank just runs it once more.
+// On one rank alone, or on those that share one's model and sequence, which would wait for it for
+// ever: where gradients are sent in every pass the others run it too, and are told. Elsewhere those
+// just run it once more.
 void HarmlessEvents::throw_midway(Engine& engine, const Pass& pass, bool is_alone) {
   const auto dice = reference::hash(one_.execution.seed + static_cast<uint64_t>(pass.step));
-  const int bad = static_cast<int>(dice % static_cast<uint64_t>(one_.workload.world));
-  const bool is_bad = !is_alone || pass.rank == bad;
+  const int bad = static_cast<int>(dice % static_cast<uint64_t>(one_.workload.data_ranks()));
+  const bool is_bad = !is_alone || data_rank_of(one_.workload, pass) == bad;
   if (!is_bad && one_.execution.stage < 2) return;
   // At the first term, which comes last, or before all of them.
   bool is_planted = reference::hash(one_.execution.seed) % 2 != 0;
@@ -110,9 +112,10 @@ void HarmlessEvents::throw_midway(Engine& engine, const Pass& pass, bool is_alon
     if (is_expected(error.what())) return;
     throw;
   }
-  throw HarmlessEventFailed("a pass that throws on " +
-                            (is_alone ? "rank " + std::to_string(bad) : std::string("every rank")) +
-                            " ended without an exception");
+  throw HarmlessEventFailed(
+      "a pass that throws on " +
+      (is_alone ? "data rank " + std::to_string(bad) : std::string("every rank")) +
+      " ended without an exception");
 }
 
 void HarmlessEvents::ask(Engine& engine, const Pass& pass) {

@@ -11,7 +11,9 @@
 #include <limits>
 #include <utility>
 
+#include "conformance/cases/model_parts.hpp"
 #include "conformance/contract/players/reentrant.hpp"
+#include "conformance/generated/core.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -129,11 +131,14 @@ bool is_of(const PassEvent& event, const char* what, const Pass& pass) {
 
 }  // namespace
 
-GeneratedModel::GeneratedModel(const Workload& workload, bool is_twins)
-    : reference::Model("GeneratedModel"), workload_(workload) {
+GeneratedModel::GeneratedModel(const Workload& workload, bool is_twins,
+                               std::shared_ptr<reference::Model> core)
+    : reference::Model("GeneratedModel"), workload_(workload), core_(std::move(core)) {
   // Torch's own layers draw their weights as they are made: the generator stays as it was.
   auto of_torch = at::detail::getDefaultCPUGenerator();
   const auto state = of_torch.get_state();
+  if (workload_.core && !core_) core_ = make_gated(sizes_of(*workload_.core), workload_.seed);
+  if (core_) register_module(kCore, core_);
   for (const auto& tensor : workload_.tensors) add(tensor, is_twins);
   of_torch.set_state(state);
 }
@@ -187,6 +192,10 @@ std::vector<std::vector<std::pair<std::string, at::Tensor>>> GeneratedModel::all
   for (std::size_t i = 0; i < tensors_.size(); ++i)
     group_of[tensors_[i].unsafeGetTensorImpl()] =
         is_trained(workload_.tensors[i]) ? static_cast<std::size_t>(workload_.tensors[i].group) : 0;
+  if (core_)  // norms and biases are in the last group
+    for (const auto& [name, tensor] : reference::unique_parameters(*core_))
+      group_of[tensor.unsafeGetTensorImpl()] =
+          tensor.requires_grad() && tensor.dim() < 2 ? workload_.groups.size() - 1 : 0;
   std::vector<std::vector<std::pair<std::string, at::Tensor>>> groups(workload_.groups.size());
   for (const auto& entry : reference::unique_parameters(*this))
     groups.at(group_of.at(entry.second.unsafeGetTensorImpl())).push_back(entry);
@@ -216,6 +225,14 @@ at::Generator GeneratedModel::batch_of(const Pass& pass, std::size_t index) cons
   return generator_of(seed);
 }
 
+// Undefined: there is no core.
+at::Tensor GeneratedModel::core_term(const Pass& pass) const {
+  if (!core_) return {};
+  const Pass of_data{pass.step, data_rank_of(workload_, pass), pass.micro_batch};
+  take_part(*core_, sequence_part_of(workload_, pass));
+  return core_->loss(core_batch(*workload_.core, batch_of(of_data, workload_.tensors.size())));
+}
+
 at::Tensor GeneratedModel::chain_term(const Pass& pass, at::ScalarType dtype) const {
   at::Tensor hidden;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -236,8 +253,9 @@ at::Tensor GeneratedModel::term_of(std::size_t index, const Pass& pass,
   const auto& parameter = tensors_[index];
   const auto layer = modules_.find(split(tensor.name).first);
   if (role == "linear" || role == "bias" || role == "buffer" || role == "unused") return {};
-  if (role == "sometimes" && (pass.step + pass.rank + pass.micro_batch) % 2 != 0) return {};
-  if (role == "one_rank" && pass.rank != workload_.world - 1) return {};
+  const int data = data_rank_of(workload_, pass);
+  if (role == "sometimes" && (pass.step + data + pass.micro_batch) % 2 != 0) return {};
+  if (role == "one_rank" && data != workload_.data_ranks() - 1) return {};
   if (role == "convolution") {
     const auto image = drawn({2, tensor.sizes.at(1), 5, 5}, batch_of(pass, index)).to(dtype);
     const auto& convolution = *std::dynamic_pointer_cast<torch::nn::Conv2dImpl>(layer->second);
@@ -265,14 +283,17 @@ at::Tensor GeneratedModel::loss_of(const Pass& pass, at::ScalarType dtype,
     loss = loss.defined() ? loss + term : term;
     if (after_term) after_term(loss);
   };
+  add(core_term(pass));
   add(chain_term(pass, dtype));
   for (std::size_t i = 0; i < tensors_.size(); ++i) add(term_of(i, pass, dtype));
   for (const auto& event : workload_.passes) {
     if (!is_of(event, "overflow", pass)) continue;
     // 0, but for a gradient of 2^200, which fp32 does not hold.
     const auto element =
-        reference::widen(tensors_.at(static_cast<std::size_t>(event.tensor)).flatten())
-            .select(0, event.element);
+        event.tensor < 0
+            ? loss
+            : reference::widen(tensors_.at(static_cast<std::size_t>(event.tensor)).flatten())
+                  .select(0, event.element);
     add((element - element.detach()) * 0x1p100 * 0x1p100);
   }
   return loss;

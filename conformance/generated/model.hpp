@@ -3,14 +3,16 @@
 // The loss is a sum of terms, one for each tensor that takes part (generator/workload.hpp),
 // computed in fp32: of a chain of linear layers, the mean of squares behind them; of any other
 // tensor p, the mean of sin(p c), with coefficients c of the pass. No term is linear in its
-// parameter, so a gradient depends on the weights and on the batch.
+// parameter, so a gradient depends on the weights and on the batch. Before them comes the loss of the
+// core, where there is one (core.hpp): whoever makes the model says what it has of that.
 //
 // Invariants: weights depend on the workload alone, what a pass reads on the workload, step, rank
 // and micro-batch alone; torch's generator is not used. What is no dense tensor gets the strides
 // that torch::empty_like gives it, as an engine promises; others keep their own.
 // Shapes: those of the workload.   Units: steps, ranks and micro-batches count from 0.
 // Errors: those of torch for a workload whose roles do not fit its sizes.
-// Depends on: generator/workload.hpp, cases/case_model.hpp, reference/models/model.hpp.
+// Depends on: generator/workload.hpp, cases/case_model.hpp, reference/models/model.hpp; core.hpp in
+// the source.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,8 +33,10 @@ namespace equigrad::conformance {
 
 class GeneratedModel final : public reference::Model {
  public:
-  // `is_twins`: with the strides that an engine gives what is not dense.
-  GeneratedModel(const Workload& workload, bool is_twins);
+  // `is_twins`: with the strides that an engine gives what is not dense. `core`: this rank's part of
+  // it; null: the whole one, which computes all parts, if the workload has one.
+  GeneratedModel(const Workload& workload, bool is_twins,
+                 std::shared_ptr<reference::Model> core = nullptr);
 
   // Scalar; `dtype` of the coefficients. `after_term` sees the sum as it grows.
   using Watch = std::function<void(const at::Tensor& sum)>;
@@ -50,11 +54,13 @@ class GeneratedModel final : public reference::Model {
   void add(const WorkloadTensor& tensor, bool is_twins);
   torch::nn::Module& module_at(const std::string& path);
   void register_as(const std::string& name, const at::Tensor& tensor, bool is_buffer);
+  at::Tensor core_term(const Pass& pass) const;
   at::Tensor chain_term(const Pass& pass, at::ScalarType dtype) const;
   at::Tensor term_of(std::size_t index, const Pass& pass, at::ScalarType dtype) const;
   at::Generator batch_of(const Pass& pass, std::size_t index) const;
 
   const Workload workload_;
+  std::shared_ptr<reference::Model> core_;
   std::map<std::string, std::shared_ptr<torch::nn::Module>> modules_;
   std::vector<at::Tensor> tensors_;
 };

@@ -3,14 +3,16 @@
 #include <ATen/ATen.h>
 #include <torch/types.h>
 
-#include <set>
+#include <optional>
 #include <utility>
 
 #include "conformance/cases/model_groups.hpp"
+#include "conformance/generated/core.hpp"
 #include "conformance/generated/harmless_events.hpp"
 #include "conformance/generated/user_hooks.hpp"
 #include "conformance/on_rank/backward.hpp"
 #include "conformance/on_rank/caller_state.hpp"
+#include "conformance/on_rank/split_model.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/error.hpp"
 
@@ -33,26 +35,27 @@ std::vector<at::Tensor> empty_like(const std::vector<at::Tensor>& tensors) {
 
 class GeneratedRankModel : public RankModel {
  public:
-  GeneratedRankModel(const GeneratedCase& one, const PassTypes& types)
-      : one_(one),
-        types_(types),
-        model_(std::make_shared<GeneratedModel>(one.workload, false)),
-        as_made_(empty_like(model_->tensors())),
-        hooks_(one.workload, *model_),
-        events_(one, first_names(*model_), types.is_scaled,
-                [this](Engine& engine, const Pass& pass, const GeneratedModel::Watch& watch) {
-                  return forward(engine, pass, watch);
-                }) {}
+  GeneratedRankModel(const GeneratedCase& one, const PassTypes& types) : one_(one), types_(types) {
+    take(std::make_shared<GeneratedModel>(one.workload, false));
+  }
 
+  void join(const comm::Mesh& ranks) override {
+    const auto& workload = one_.workload;
+    if (!workload.core) return;
+    take(std::make_shared<GeneratedModel>(
+        workload, false,
+        split_model(sizes_of(*workload.core), workload.seed, ranks.tensor(), ranks.sequence())));
+  }
   std::vector<NamedTensors> groups() override { return model_->all_groups(); }
   std::unique_ptr<Engine> make_engine(const std::string& config, comm::Mesh ranks) override;
   at::Tensor run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) override;
   void renew() override;
-  void end() override { events_.end(); }
+  void end() override { events_->end(); }
   // At stage 3 its parameters have no values then.
-  void without_engine() override { hooks_.judge_without_engine(one_.execution.stage < 3); }
+  void without_engine() override { hooks_->judge_without_engine(one_.execution.stage < 3); }
 
  private:
+  void take(std::shared_ptr<GeneratedModel> model);
   Style style_of(const Pass& pass, int use) const;
   at::Tensor forward(Engine& engine, const Pass& pass, const GeneratedModel::Watch& watch = {});
   void backward(Engine& engine, const at::Tensor& loss, Style style, bool retain_graph);
@@ -61,14 +64,27 @@ class GeneratedRankModel : public RankModel {
   const GeneratedCase one_;
   const PassTypes types_;
   std::shared_ptr<GeneratedModel> model_;
-  const std::vector<at::Tensor> as_made_;  // their types, sizes and strides; of model_->tensors()
-  UserHooks hooks_;
-  HarmlessEvents events_;
+  std::vector<at::Tensor> parameters_, as_made_;  // the latter their types, sizes and strides
+  std::optional<UserHooks> hooks_;
+  std::optional<HarmlessEvents> events_;
 };
+
+void GeneratedRankModel::take(std::shared_ptr<GeneratedModel> model) {
+  model_ = std::move(model);
+  parameters_.clear();
+  for (const auto& [name, tensor] : reference::unique_parameters(*model_))
+    parameters_.push_back(tensor);
+  as_made_ = empty_like(parameters_);
+  hooks_.emplace(one_.workload, *model_);
+  events_.emplace(one_, first_names(*model_), types_.is_scaled,
+                  [this](Engine& engine, const Pass& pass, const GeneratedModel::Watch& watch) {
+                    return forward(engine, pass, watch);
+                  });
+}
 
 std::unique_ptr<Engine> GeneratedRankModel::make_engine(const std::string& config,
                                                         comm::Mesh ranks) {
-  events_.begin(ranks.world());
+  events_->begin(ranks.world());
   if (one_.execution.way_in == "module") return initialize(*model_, config, std::move(ranks));
   const auto types = module_types(*model_);
   const auto& specs = model_->groups();
@@ -85,14 +101,8 @@ std::unique_ptr<Engine> GeneratedRankModel::make_engine(const std::string& confi
 
 // Buffers stay: no engine has taken their values.
 void GeneratedRankModel::renew() {
-  std::set<const void*> parameters;
-  for (const auto& parameter : model_->parameters())
-    parameters.insert(parameter.unsafeGetTensorImpl());
-  for (std::size_t i = 0; i < as_made_.size(); ++i) {
-    auto tensor = model_->tensors()[i];
-    if (parameters.contains(tensor.unsafeGetTensorImpl()))
-      tensor.set_data(at::empty_like(as_made_[i]).fill_(3));
-  }
+  for (std::size_t i = 0; i < as_made_.size(); ++i)
+    parameters_[i].set_data(at::empty_like(as_made_[i]).fill_(3));
 }
 
 Style GeneratedRankModel::style_of(const Pass& pass, int use) const {
@@ -131,26 +141,27 @@ void GeneratedRankModel::backward(Engine& engine, const at::Tensor& loss, Style 
 }
 
 void GeneratedRankModel::before(Engine& engine, const Pass& pass, CallerWatch& caller) {
-  for (const auto& event : events_.of(pass))
+  for (const auto& event : events_->of(pass))
     caller.around(event, {Share::Generator, Share::Callback},
-                  [&] { events_.happen(engine, event, pass); });
+                  [&] { events_->happen(engine, event, pass); });
   for (const auto& rate : one_.workload.rates)
     if (rate.step == pass.step && pass.micro_batch == 0) {
       caller.around("set_lr()", {}, [&] { engine.set_lr(rate.lr); });
       types_.rates->assign(one_.workload.groups.size(), rate.lr);
     }
-  hooks_.judge_kept();
+  hooks_->judge_kept();
 }
 
 // The forward pass alone runs code that may draw, of torch's. Another engine's term comes first on
-// odd ranks, so that ranks reach the engines in different orders.
+// odd data ranks, so that ranks reach the engines in different orders; those that share a core reach
+// it in one.
 at::Tensor GeneratedRankModel::run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) {
   before(engine, pass, caller);
-  const bool is_odd = pass.rank % 2 == 1;
-  auto other = is_odd ? events_.beside(pass) : at::Tensor();
+  const bool is_odd = data_rank_of(one_.workload, pass) % 2 == 1;
+  auto other = is_odd ? events_->beside(pass) : at::Tensor();
   const auto loss =
       caller.around("a forward pass and its autocast()", {}, [&] { return forward(engine, pass); });
-  if (!is_odd) other = events_.beside(pass);
+  if (!is_odd) other = events_->beside(pass);
   const auto whole = other.defined() ? loss + other : loss;
   const auto uses = uses_of(one_.workload, pass);
   for (int use = 1; use <= uses; ++use)
@@ -160,8 +171,8 @@ at::Tensor GeneratedRankModel::run_pass(Engine& engine, const Pass& pass, Caller
       else
         backward(engine, whole, style_of(pass, use), use < uses);
     });
-  if (other.defined()) caller.around("another engine's step", {}, [&] { events_.taken(uses); });
-  hooks_.judge_kept();
+  if (other.defined()) caller.around("another engine's step", {}, [&] { events_->taken(uses); });
+  hooks_->judge_kept();
   return Forward{loss}.loss();
 }
 

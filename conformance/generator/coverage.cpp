@@ -73,6 +73,33 @@ void add_tensors(const Workload& workload, Facts& facts) {
   }
 }
 
+// Of a mesh: how many ranks share what, and the network that they share.
+void add_core(const Workload& workload, Facts& facts) {
+  facts.emplace("data x sequence x tensor ranks", std::to_string(workload.data_ranks()) + " x " +
+                                                      std::to_string(workload.sequence_ranks()) +
+                                                      " x " +
+                                                      std::to_string(workload.tensor_ranks()));
+  if (!workload.core) return;
+  const auto& core = *workload.core;
+  const auto keys = core.key_heads / core.tensor;
+  const auto yes = [](bool is_so) { return is_so ? "yes" : "no"; };
+  facts.emplace("core layers", std::to_string(core.layers));
+  facts.emplace("core query heads of a key/value head",
+                std::to_string(core.heads / core.key_heads));
+  facts.emplace("core ranks of a key/value head",
+                std::to_string(std::max<int64_t>(1, core.sequence / keys)));
+  facts.emplace("core features", power_of_two(core.features));
+  facts.emplace("core positions of a rank", power_of_two(core.context / core.sequence));
+  facts.emplace("core entries of a rank", power_of_two(core.vocabulary / core.tensor));
+  facts.emplace("core head tied", yes(core.is_tied));
+  facts.emplace("core padding", yes(core.has_padding));
+  facts.emplace("core unused column", yes(core.has_spare));
+  facts.emplace("core bias of packed heads", yes(core.has_qkv_bias));
+  facts.emplace("core loss", core.loss);
+  facts.emplace("core labels", core.labels);
+  facts.emplace("core frozen", core.frozen);
+}
+
 Facts facts_of(const GeneratedCase& one) {
   const auto& what = one.workload;
   const auto& how = one.execution;
@@ -87,6 +114,7 @@ Facts facts_of(const GeneratedCase& one) {
                  {"rate set", what.rates.empty() ? "no" : "yes"},
                  {"saved and loaded", how.resumed_before < 0 ? "no" : "yes"}};
   add_tensors(what, facts);
+  add_core(what, facts);
   for (const auto& event : what.passes) facts.emplace("pass", event.what);
   for (const auto& event : how.events) facts.emplace("harmless event", event.what);
   const auto config = engine_config(one, 1.0);
@@ -107,6 +135,19 @@ const std::map<std::string, std::vector<std::string>>& known_numbers() {
       {"steps", {"1", "2^1", "2^2", "2^3", "2^4", "2^5", "2^6", "2^7"}},
       {"tensors", {"1", "2^1", "2^2", "2^3", "2^5", "2^6", "2^7", "2^8"}},
       {"groups", {"1", "2", "3"}},
+      {"data x sequence x tensor ranks",
+       {"1 x 1 x 1", "2 x 1 x 1", "3 x 1 x 1", "4 x 1 x 1", "1 x 1 x 2", "1 x 1 x 4", "2 x 1 x 2",
+        "1 x 2 x 1", "1 x 4 x 1", "2 x 2 x 1", "1 x 2 x 2"}},
+      {"core layers", {"1", "2", "3"}},
+      {"core query heads of a key/value head", {"1", "2", "3", "4"}},
+      {"core ranks of a key/value head", {"1", "2", "4"}},
+      {"core features", {"2^1", "2^2", "2^3", "2^4"}},
+      {"core positions of a rank", {"1", "2^1", "2^2"}},
+      {"core entries of a rank", {"2^1", "2^2", "2^3"}},
+      {"core head tied", {"no", "yes"}},
+      {"core padding", {"no", "yes"}},
+      {"core unused column", {"no", "yes"}},
+      {"core bias of packed heads", {"no", "yes"}},
       {"communicator", {"plain", "late"}},
       {"rate set", {"no", "yes"}},
       {"saved and loaded", {"no", "yes"}},

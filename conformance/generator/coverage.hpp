@@ -3,8 +3,8 @@
 //   Coverage coverage;  coverage.add(one);  coverage.axes()
 //
 // An axis is a key of the configuration's table, or a property of a case: stage, ranks, number and
-// sizes of tensors by power of two, roles, layouts, types, hooks, events. `never` are the values
-// that are known and that no case had.
+// sizes of tensors by power of two, roles, layouts, types, hooks, events, ranks of a mesh by axis,
+// what the core that they share is. `never` are the values that are known and that no case had.
 //
 // Invariants: every key of the table that is not a section is an axis, whether it was drawn or not.
 // Units: counts of cases.   Errors: none.

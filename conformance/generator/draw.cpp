@@ -8,6 +8,8 @@
 namespace equigrad::conformance {
 namespace {
 
+using nlohmann::json;
+
 constexpr const char* kFamily = "Generated.";
 
 // Whether a step whose gradient is infinite is skipped, and whether the scale can bear it.
@@ -22,7 +24,7 @@ void draw_passes(Dice& dice, Workload& workload) {
   const auto any_pass = [&](const char* what) {
     return PassEvent{.what = what,
                      .step = static_cast<int>(dice.below(workload.steps)),
-                     .rank = dice.coin() ? -1 : static_cast<int>(dice.below(workload.world)),
+                     .rank = dice.coin() ? -1 : static_cast<int>(dice.below(workload.zero_ranks())),
                      .micro_batch = static_cast<int>(dice.below(workload.accumulation))};
   };
   if (dice.one_in(5)) {  // on every rank alike: passes are counted
@@ -36,6 +38,13 @@ void draw_passes(Dice& dice, Workload& workload) {
     workload.passes.push_back(event);
   }
   if (!may_overflow(workload.config) || !dice.one_in(3)) return;
+  if (workload.tensors.empty() || (workload.core && dice.coin())) {
+    auto event = any_pass("overflow");
+    event.rank = static_cast<int>(dice.below(workload.zero_ranks()));
+    event.tensor = -1;
+    workload.passes.push_back(event);
+    return;
+  }
   for (int tries = 0; tries < 8; ++tries) {
     const auto number = dice.below(static_cast<int64_t>(workload.tensors.size()));
     const auto& tensor = workload.tensors[static_cast<std::size_t>(number)];
@@ -43,7 +52,7 @@ void draw_passes(Dice& dice, Workload& workload) {
     for (const int64_t size : tensor.sizes) numel *= size;
     if ((tensor.role != "term" && tensor.role != "penalty") || numel == 0) continue;
     auto event = any_pass("overflow");
-    event.rank = static_cast<int>(dice.below(workload.world));
+    event.rank = static_cast<int>(dice.below(workload.zero_ranks()));
     event.tensor = static_cast<int>(number);
     event.element = dice.below(numel);
     workload.passes.push_back(event);
@@ -72,19 +81,37 @@ void keep_nan_in_fp32(Workload& workload) {
   }
 }
 
-Workload draw_workload(Dice& dice) {
-  Workload workload;
-  workload.seed = 1 + static_cast<uint64_t>(dice.below(1'000'000'000));
+void draw_ranks(Dice& dice, Workload& workload) {
   workload.world = dice.pick<int>({1, 1, 2, 2, 2, 2, 3, 3, 4, 4});
   if (dice.one_in(40)) workload.world = static_cast<int>(dice.between(5, 8));
+}
+
+// What a configuration says of it.
+void tell_mesh(Dice& dice, Workload& workload) {
+  auto& config = workload.config;
+  const auto& core = *workload.core;
+  if (core.sequence > 1 || dice.one_in(4)) config["sequence_parallel_size"] = core.sequence;
+  if (core.tensor == 1 && !dice.one_in(4)) return;
+  config["tensor_parallel"]["autotp_size"] = core.tensor;
+  if (dice.one_in(4)) config["tensor_parallel"]["tp"]["tp_size"] = core.tensor;
+}
+
+Workload draw_workload(Dice& dice, bool has_core) {
+  Workload workload;
+  workload.seed = 1 + static_cast<uint64_t>(dice.below(1'000'000'000));
+  if (has_core)
+    draw_core(dice, workload);
+  else
+    draw_ranks(dice, workload);
   workload.accumulation = dice.pick<int>({1, 1, 1, 2, 2, 3, 4, 5});
   if (dice.one_in(40)) workload.accumulation = static_cast<int>(dice.between(6, 16));
   draw_model(dice, workload);
-  const bool is_small = workload.tensors.size() < 12 && workload.accumulation < 4;
+  const bool is_small = workload.tensors.size() < 12 && workload.accumulation < 4 && !has_core;
   workload.steps = static_cast<int>(dice.between(1, 5));
   if (is_small && dice.one_in(30)) workload.steps = static_cast<int>(dice.log_uniform(6, 200));
   workload.config =
-      draw_config(dice, workload.world, workload.accumulation, workload.groups.size());
+      draw_config(dice, workload.data_ranks(), workload.accumulation, workload.groups.size());
+  if (has_core) tell_mesh(dice, workload);
   keep_nan_in_fp32(workload);
   draw_passes(dice, workload);
   draw_rates(dice, workload);
@@ -118,15 +145,20 @@ void keep_windows_whole(Execution& execution) {
 
 }  // namespace
 
+bool is_of_mesh(int64_t workload) { return workload % kMeshEvery == kMeshEvery - 1; }
+
+int64_t mesh_workload(int64_t n) { return n * kMeshEvery + kMeshEvery - 1; }
+
 GeneratedCase draw_case(uint64_t seed, int64_t workload, int execution) {
   GeneratedCase one;
   one.id = generated_id(seed, workload, execution);
   Dice of_workload(seed, 2 * static_cast<uint64_t>(workload));
-  one.workload = draw_workload(of_workload);
+  one.workload = draw_workload(of_workload, is_of_mesh(workload));
   Dice dice(seed ^ (static_cast<uint64_t>(execution + 1) << 32),
             2 * static_cast<uint64_t>(workload) + 1);
   auto& how = one.execution;
-  how.stage = static_cast<int>(dice.between(least_stage(one.workload.config), 3));
+  const int most = one.workload.tensor_ranks() > 1 ? 2 : 3;
+  how.stage = static_cast<int>(dice.between(least_stage(one.workload.config), most));
   how.seed = static_cast<uint64_t>(dice.below(1'000'000'000));
   how.adversary = dice.one_in(4) ? 1 + static_cast<uint64_t>(dice.below(1'000'000)) : 0;
   const bool is_plain = one.workload.groups.size() == 1;

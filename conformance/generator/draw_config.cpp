@@ -251,9 +251,9 @@ void clipping(Dice& dice, json& config) {
 }
 
 // Any two of the three, or one of the sizes.
-void batch(Dice& dice, int world, int accumulation, json& config) {
+void batch(Dice& dice, int data, int accumulation, json& config) {
   const int64_t micro = dice.between(1, 3);
-  const int64_t train = micro * accumulation * world;
+  const int64_t train = micro * accumulation * data;
   const auto kind = dice.below(4);
   if (kind != 0) config["train_micro_batch_size_per_gpu"] = micro;
   if (kind != 1) config["train_batch_size"] = train;
@@ -267,9 +267,9 @@ void batch(Dice& dice, int world, int accumulation, json& config) {
 
 }  // namespace
 
-nlohmann::json draw_config(Dice& dice, int world, int accumulation, std::size_t groups) {
+nlohmann::json draw_config(Dice& dice, int data, int accumulation, std::size_t groups) {
   json config = json::object();
-  batch(dice, world, accumulation, config);
+  batch(dice, data, accumulation, config);
   config["optimizer"] = optimizer(dice);
   const bool is_sgd = config["optimizer"]["type"] == "SGD";
   if (dice.one_in(3)) config["scheduler"] = scheduler(dice, groups, is_sgd);

@@ -123,7 +123,7 @@ nlohmann::json draw_knobs(Dice& dice, const Workload& workload, const Execution&
     knobs["managed_gradient_accumulation"] = dice.coin();
   profiler(dice, knobs);
   of_checkpoints(dice, knobs);
-  of_tensor_groups(dice, knobs);
+  if (!workload.core) of_tensor_groups(dice, knobs);
   add_idle_keys(dice, workload.config, knobs);
   // Both names, of what only save_16bit_model() asks for.
   if (dice.one_in(6))

@@ -127,8 +127,8 @@ void draw_model(Dice& dice, Workload& workload) {
     if (dice.coin()) group.lr = dice.pick<double>({0, 1e-4, 0.01, 0.05});
     if (dice.coin()) group.weight_decay = dice.pick<double>({0, 0.01, 0.3});
   }
-  add_modules(dice, workload);
-  const bool is_large = dice.one_in(150), is_long = dice.one_in(60);
+  if (!workload.core || dice.coin()) add_modules(dice, workload);
+  const bool is_large = dice.one_in(150) && !workload.core, is_long = dice.one_in(60);
   const auto more = is_long ? dice.log_uniform(30, dice.one_in(20) ? 5000 : 300) : dice.below(6);
   for (int64_t i = 0; i < more; ++i)
     workload.tensors.push_back(any_tensor(dice, workload, static_cast<int>(i), is_large && i == 0));
@@ -137,6 +137,7 @@ void draw_model(Dice& dice, Workload& workload) {
            tensor.role == "penalty";
   };
   const bool has_one =
+      workload.core ||
       std::any_of(workload.tensors.begin(), workload.tensors.end(), [&](const auto& tensor) {
         return is_trained(tensor) &&
                std::find(tensor.sizes.begin(), tensor.sizes.end(), 0) == tensor.sizes.end();

@@ -2,8 +2,8 @@
 // whoever shrinks a failure.
 //
 // Invariants: none of them is the case itself; following them ends, since each has less of
-// something: ranks, steps, micro-batches, tensors, elements, events, keys, or values that are not
-// the usual ones. Some are no legal case: the caller finds out, and leaves them.
+// something: ranks of an axis, steps, micro-batches, tensors, elements, sizes of the core, events,
+// keys, or values that are not the usual ones. Some are no legal case: the caller finds out, and leaves them.
 // Units: none.   Errors: none.   Depends on: workload.hpp. No torch.
 #pragma once
 

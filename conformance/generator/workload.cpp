@@ -8,6 +8,9 @@ namespace equigrad::conformance {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkloadTensor, name, sizes, role, layout, dtype, values, hook,
                                    second_name, group)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkloadCore, tensor, sequence, batch, vocabulary, context,
+                                   features, hidden, heads, key_heads, width, layers, is_tied,
+                                   has_qkv_bias, has_padding, has_spare, loss, labels, frozen)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkloadGroup, lr, weight_decay)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PassEvent, what, step, rank, micro_batch, tensor, element)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RateEvent, step, lr)
@@ -23,6 +26,9 @@ const std::map<std::string, std::vector<std::string>>& case_words() {
       {"tensor type", {"float", "int64", "uint8"}},
       {"tensor values", {"usual", "zeros", "negative_zeros", "subnormal", "nan"}},
       {"hook", {"none", "observes", "halves", "keeps", "keeps_alias", "replaces"}},
+      {"core loss", {"split", "whole"}},
+      {"core labels", {"all", "some", "late"}},
+      {"core frozen", {"none", "position", "norm", "qkv", "token", "block0"}},
       {"pass", {"twice", "undivided", "overflow"}},
       {"harmless event",
        {"cancelled", "evaluated", "thrown", "thrown_alone", "asked", "read", "bystander",
@@ -31,8 +37,10 @@ const std::map<std::string, std::vector<std::string>>& case_words() {
 }
 
 nlohmann::json to_json(const Workload& workload) {
+  const auto& core = workload.core;
   return {{"seed", workload.seed},
           {"world", workload.world},
+          {"core", core ? nlohmann::json(*core) : nlohmann::json()},
           {"accumulation", workload.accumulation},
           {"steps", workload.steps},
           {"tensors", workload.tensors},
@@ -70,9 +78,34 @@ void expect_whole(const GeneratedCase& one) {
   expect_between(1, kGeneratedRanks, one.workload.world, "ranks");
   expect_between(1, kMany, one.workload.accumulation, "micro-batches");
   expect_between(1, kMany, one.workload.steps, "steps");
-  expect_between(1, kMany, static_cast<int64_t>(one.workload.tensors.size()), "tensors");
-  expect_between(0, 3, one.execution.stage, "a stage");
+  const bool has_core = one.workload.core.has_value();
+  expect_between(has_core ? 0 : 1, kMany, static_cast<int64_t>(one.workload.tensors.size()),
+                 "tensors");
+  expect_between(0, one.workload.tensor_ranks() > 1 ? 2 : 3, one.execution.stage, "a stage");
   expect_between(-1, one.workload.steps - 1, one.execution.resumed_before, "a step, or -1,");
+}
+
+void expect_divided(int64_t size, int64_t by, const char* what) {
+  if (size >= 1 && by >= 1 && size % by == 0) return;
+  throw Error("generated case", std::string("expected ") + what + " that " + std::to_string(by) +
+                                    " divides, got " + std::to_string(size) +
+                                    ". Take a file that a run has written.");
+}
+
+void expect_core(const WorkloadCore& core, int world) {
+  const int64_t tensor = core.tensor, sequence = core.sequence;
+  expect_divided(world, tensor * sequence, "ranks");
+  expect_divided(core.vocabulary, tensor, "entries of a vocabulary");
+  expect_divided(core.hidden, tensor, "hidden features");
+  expect_divided(core.key_heads, tensor, "key/value heads");
+  expect_divided(core.heads, core.key_heads, "query heads");
+  expect_divided(core.heads / tensor, sequence, "query heads of a tensor rank");
+  expect_divided(core.context, sequence, "positions");
+  const int64_t keys = core.key_heads / tensor;
+  expect_divided(std::max(keys, sequence), std::min(keys, sequence), "key/value heads or ranks");
+  for (const int64_t size : {core.batch, core.features, core.width, core.layers})
+    expect_between(1, int64_t{1} << 30, size, "a size of the core");
+  expect_between(2, int64_t{1} << 30, core.context, "positions");
 }
 
 void expect_word(const std::string& of, const std::string& got) {
@@ -93,6 +126,12 @@ void expect_known(const GeneratedCase& one) {
     expect_word("tensor values", tensor.values);
     expect_word("hook", tensor.hook);
     expect_between(0, static_cast<int64_t>(what.groups.size()) - 1, tensor.group, "a group");
+  }
+  if (what.core) {
+    expect_core(*what.core, what.world);
+    expect_word("core loss", what.core->loss);
+    expect_word("core labels", what.core->labels);
+    expect_word("core frozen", what.core->frozen);
   }
   for (const auto& event : what.passes) expect_word("pass", event.what);
   for (const auto& event : one.execution.events) expect_word("harmless event", event.what);
@@ -122,6 +161,8 @@ GeneratedCase generated_case(const nlohmann::json& file) {
                      .resumed_before = how.value("resumed_before", -1),
                      .events = how.at("events"),
                      .knobs = how.at("knobs")};
+    if (const auto core = what.value("core", nlohmann::json()); !core.is_null())
+      one.workload.core = core.get<WorkloadCore>();
     expect_whole(one);
     expect_known(one);
     return one;

@@ -12,19 +12,24 @@
 //   embedding    weight of a torch::nn::Embedding; a term of the loss
 //   term         any shape: a term of the loss, sin of it times the pass's own coefficients
 //   penalty      as term, but of the parameter alone
-//   sometimes    as term, in every second pass of a rank
-//   one_rank     as term, on one rank
+//   sometimes    as term, in every second pass of a data rank
+//   one_rank     as term, on one data rank
 //   recomputed   two terms, each in a reentrant checkpoint: its gradient comes in two parts
 //   unused       in no pass
 //   frozen       as term, without a gradient
 //   buffer       no parameter; read by no pass
+//
+// Beside them there may be a core, the gated network of cases/gated_model.hpp under the name "core",
+// whose ranks make up a mesh: so many share the model, so many the sequence. Those use the same
+// parameters in every pass.
 //
 // Invariants: names are unique; what cannot be trained (int64, uint8) is frozen or unused; groups
 // hold trainable tensors only. `config` and `knobs` are DeepSpeed's keys; knobs change no number.
 // Where config has "gradient_clipping": "half", it is half of the norm of the first step applied.
 // Units: sizes count elements; steps, micro-batches and ranks count from 0.
 // Errors: equigrad::Error for a file that is none, has a word that no case has, no ranks, passes,
-// steps or tensors, too many ranks, or a tensor of a group that is not there.
+// steps or tensors, too many ranks, a tensor of a group that is not there, or a core that its ranks
+// do not divide.
 // Depends on: nlohmann-json. No torch.
 #pragma once
 
@@ -57,12 +62,23 @@ struct WorkloadGroup {
   nlohmann::json lr = nullptr, weight_decay = nullptr;
 };
 
-// Of one pass, on one rank, or on all: rank -1.
+// What is split over a mesh, and how; sizes are those of cases/gated_sizes.hpp.
+struct WorkloadCore {
+  int tensor = 1, sequence = 1;  // ranks that share a model, and a sequence
+  int64_t batch = 1, vocabulary = 4, context = 2, features = 2, hidden = 2;
+  int64_t heads = 1, key_heads = 1, width = 1, layers = 1;
+  bool is_tied = true, has_qkv_bias = true, has_padding = false, has_spare = false;
+  std::string loss = "split";   // whole: of logits that are put together first
+  std::string labels = "all";   // some: of many none counts; late: none of the first part does
+  std::string frozen = "none";  // or a word that names of parameters have
+};
+
+// Of one pass, on one rank, or on all: rank -1. Ranks are those that ZeRO shards over.
 struct PassEvent {
   std::string what;  // twice: the graph is kept and used again; undivided: scale_wrt_gas false;
                      // overflow: the gradient of one element of a tensor is infinite
   int step = 0, rank = -1, micro_batch = 0;
-  int tensor = 0;       // of overflow, its place in the list
+  int tensor = 0;       // of overflow, its place in the list; -1: the loss itself
   int64_t element = 0;  // of it
 };
 
@@ -74,11 +90,17 @@ struct RateEvent {  // set_lr before a step
 struct Workload {
   uint64_t seed = 1;  // of weights and batches
   int world = 1, accumulation = 1, steps = 3;
+  std::optional<WorkloadCore> core = {};
   std::vector<WorkloadTensor> tensors;
   std::vector<WorkloadGroup> groups;
   std::vector<PassEvent> passes;
   std::vector<RateEvent> rates;
   nlohmann::json config = nlohmann::json::object();
+
+  int tensor_ranks() const { return core ? core->tensor : 1; }
+  int sequence_ranks() const { return core ? core->sequence : 1; }
+  int zero_ranks() const { return world / tensor_ranks(); }
+  int data_ranks() const { return zero_ranks() / sequence_ranks(); }
 };
 
 // Something that must change nothing, in the pass before which it comes.

@@ -14,6 +14,16 @@
 #include "engine/comm/communication_error.hpp"
 
 namespace equigrad::conformance {
+namespace {
+
+// One set of ranks may be of several meshes, whose groups have other ranks.
+std::string group_name(const std::string& of_mesh, const comm::MeshSizes& sizes) {
+  if (of_mesh == "world") return of_mesh;
+  return std::to_string(sizes.data) + "x" + std::to_string(sizes.sequence) + "x" +
+         std::to_string(sizes.tensor) + "/" + of_mesh;
+}
+
+}  // namespace
 
 void keep_config(const nlohmann::json& request, const ranks::RankContext& context,
                  const std::string& config) {
@@ -78,10 +88,11 @@ void RankCase::make_engine() {
     fault_ = std::make_unique<faults::Planted>(
         options_.fault, facts_.zero_rank(), static_cast<int>(facts_.recipe.world), moment_, names);
   }
+  const bool has_groups = facts_.sizes.sequence * facts_.sizes.tensor > 1;
   ranks_ = comm::make_mesh(
       context.rank(), facts_.sizes, [&](const std::string& name, int rank, int size) {
-        const auto group = faults::adversarial(context.group(name, rank, size), options_.adversary,
-                                               facts_.sizes.sequence * facts_.sizes.tensor > 1);
+        const auto real = context.group(group_name(name, facts_.sizes), rank, size);
+        const auto group = faults::adversarial(real, options_.adversary, has_groups);
         return fault_ ? fault_->wrap(group) : group;
       });
   model_->join(ranks_);

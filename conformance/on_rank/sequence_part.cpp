@@ -5,11 +5,10 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/types.h>
 
-#include <cmath>
-#include <limits>
 #include <utility>
 
 #include "conformance/cases/linear_model.hpp"
+#include "conformance/on_rank/local_attention.hpp"
 #include "engine/parallel/distributed_attention.hpp"
 #include "engine/parallel/sequence.hpp"
 
@@ -20,28 +19,6 @@ namespace layers = torch::nn;
 
 constexpr int64_t kSymbols = 64, kPositions = 16, kChannels = 16;
 constexpr int64_t kAsking = 8, kPerHead = 4;  // heads of queries, and the width of each
-
-// Of whole sequences and this rank's heads.   [B, C, heads, width], mask [B, 1, C, C]
-at::Tensor local_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                           const at::Tensor& mask) {
-  constexpr auto kNever = -std::numeric_limits<double>::infinity();
-  const auto heads_of = [&](const at::Tensor& shared) {
-    return shared.transpose(1, 2).repeat_interleave(query.size(2) / shared.size(2), 1);
-  };
-  auto scores = at::matmul(query.transpose(1, 2), heads_of(key).transpose(-2, -1));
-  scores = scores / std::sqrt(static_cast<double>(kPerHead));
-  const auto weights = at::softmax(scores.masked_fill(mask, kNever), -1);
-  return at::matmul(weights, heads_of(value)).transpose(1, 2);
-}
-
-// Of the whole sequence, not of a part: later tokens are hidden, and every fourth byte from all
-// but itself.
-at::Tensor mask_of(const at::Tensor& tokens) {
-  const auto place = at::arange(tokens.size(1));
-  const auto asking = place.unsqueeze(1), asked = place.unsqueeze(0);
-  const auto is_padding = tokens.remainder(4).eq(0).unsqueeze(1);  // [B, 1, C]
-  return asked.gt(asking).logical_or(is_padding.logical_and(asked.ne(asking))).unsqueeze(1);
-}
 
 struct TiedHead : layers::Module {
   explicit TiedHead(const at::Tensor& given) : weight(register_parameter("weight", given)) {}
@@ -84,7 +61,7 @@ class SequencePart : public reference::Model {
 
   at::Tensor output(const reference::Batch& batch) override {
     const auto part = part_of(batch);
-    const auto mask = mask_of(batch.input);
+    const auto mask = mask_of(batch.input, /*has_padding=*/true);
     const auto x = token_(part.tokens) + place_(part.positions);
     return at::linear(norm_(second_->forward(first_->forward(x, mask), mask)), head_->weight);
   }

@@ -3,12 +3,15 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/types.h>
 
-#include <cmath>
-#include <limits>
 #include <utility>
+#include <vector>
 
+#include "conformance/cases/gated_model.hpp"
 #include "conformance/cases/linear_model.hpp"
+#include "conformance/on_rank/local_attention.hpp"
+#include "engine/parallel/distributed_attention.hpp"
 #include "engine/parallel/layers.hpp"
+#include "engine/parallel/sequence.hpp"
 #include "engine/parallel/split_marks.hpp"
 
 namespace equigrad::conformance {
@@ -16,9 +19,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr int64_t kEntries = 64, kPlaces = 8, kFeatures = 16, kInner = 24;
-constexpr int64_t kQueryHeads = 8, kValueHeads = 4, kHeadWidth = 4;
-constexpr int64_t kQueries = kQueryHeads * kHeadWidth, kValues = kValueHeads * kHeadWidth;
 constexpr double kEpsilon = 1e-5;
 
 // A weight under a name of its own, or one that another module has too.
@@ -27,94 +27,140 @@ struct Held : nn::Module {
   at::Tensor weight;
 };
 
+nn::LayerNorm norm_of_features(const GatedSizes& of) {
+  return nn::LayerNorm(nn::LayerNormOptions({of.features}));
+}
+
+parallel::ColumnLinear packed_queries(const GatedSizes& of, const parallel::Group& group) {
+  const int64_t queries = of.heads * of.width, keys = of.key_heads * of.width;
+  return parallel::ColumnLinear(of.features, queries + 2 * keys, group, of.has_qkv_bias,
+                                parallel::Segments{queries, keys, keys});
+}
+
+struct SplitBlock : nn::Module {
+  SplitBlock(const GatedSizes& of, const parallel::Group& tensor, const parallel::Group& sequence)
+      : attention_norm(register_module("attention_norm", norm_of_features(of))),
+        qkv(register_module("qkv", packed_queries(of, tensor))),
+        projection(register_module("projection",
+                                   parallel::RowLinear(of.heads * of.width, of.features, tensor))),
+        mlp_norm(register_module("mlp_norm", std::make_shared<Held>(at::empty({of.features})))),
+        gate_up(register_module("gate_up",
+                                parallel::ColumnLinear(of.features, 2 * of.hidden, tensor, false,
+                                                       parallel::Segments{of.hidden, of.hidden}))),
+        down(register_module("down", parallel::RowLinear(of.hidden, of.features, tensor))),
+        attention(local_attention, sequence) {}
+
+  at::Tensor attended(const at::Tensor& x, const at::Tensor& mask, const GatedSizes& of) {
+    const int64_t ranks = of.tensor, keys = of.key_heads * of.width / ranks;
+    const auto pieces = qkv(attention_norm(x))
+                            .split_with_sizes({of.heads * of.width / ranks, keys, keys}, /*dim=*/2);
+    const auto by_head = [&](const at::Tensor& piece) {
+      return piece.unflatten(2, {-1, of.width});
+    };
+    const auto mixed = attention(by_head(pieces[0]), by_head(pieces[1]), by_head(pieces[2]), mask);
+    return x + projection(mixed.flatten(2));
+  }
+
+  at::Tensor gated(const at::Tensor& x) {
+    const auto scaled = x * at::rsqrt(x.square().mean(-1, true) + kEpsilon) * mlp_norm->weight;
+    const auto halves = gate_up(scaled).chunk(2, -1);
+    return x + down(at::silu(halves[0]) * halves[1]);
+  }
+
+  nn::LayerNorm attention_norm;
+  parallel::ColumnLinear qkv;
+  parallel::RowLinear projection;
+  std::shared_ptr<Held> mlp_norm;
+  parallel::ColumnLinear gate_up;
+  parallel::RowLinear down;
+  parallel::DistributedAttention<decltype(&local_attention)> attention;
+};
+
 class SplitModel : public reference::Model {
  public:
-  explicit SplitModel(parallel::Group group)
-      : group_(std::move(group)),
-        token_(register_module("token", parallel::Embedding(kEntries, kFeatures, group_))),
-        position_(register_parameter("position", at::empty({kPlaces, kFeatures}))),
-        attention_norm_(register_module("attention_norm", norm_of_features())),
-        qkv_(register_module(
-            "qkv", parallel::ColumnLinear(kFeatures, kQueries + 2 * kValues, group_, true,
-                                          parallel::Segments{kQueries, kValues, kValues}))),
-        projection_(
-            register_module("projection", parallel::RowLinear(kQueries, kFeatures, group_))),
-        mlp_norm_(register_module("mlp_norm", std::make_shared<Held>(at::empty({kFeatures})))),
-        gate_up_(
-            register_module("gate_up", parallel::ColumnLinear(kFeatures, 2 * kInner, group_, false,
-                                                              parallel::Segments{kInner, kInner}))),
-        down_(register_module("down", parallel::RowLinear(kInner, kFeatures, group_))),
-        norm_(register_module("norm", norm_of_features())),
-        head_(register_module("head", std::make_shared<Held>(token_->weight))) {
-    constexpr auto kNever = -std::numeric_limits<float>::infinity();
-    future_ = register_buffer("mask", at::full({kPlaces, kPlaces}, kNever).triu(1));
+  SplitModel(const GatedSizes& sizes, parallel::Group tensor, parallel::Group sequence)
+      : sizes_(sizes),
+        tensor_(std::move(tensor)),
+        sequence_(std::move(sequence)),
+        token_(register_module("token",
+                               parallel::Embedding(sizes.vocabulary, sizes.features, tensor_))),
+        position_(register_parameter("position", at::empty({sizes.context, sizes.features}))) {
+    for (int64_t i = 0; i < sizes.layers; ++i)
+      blocks_.push_back(register_module("block" + std::to_string(i),
+                                        std::make_shared<SplitBlock>(sizes, tensor_, sequence_)));
+    norm_ = register_module("norm", norm_of_features(sizes));
+    if (sizes.is_tied)
+      head_ = register_module("head", std::make_shared<Held>(token_->weight))->weight;
+    else
+      head_ = register_module("head", parallel::ColumnLinear(sizes.features, sizes.vocabulary,
+                                                             tensor_, /*with_bias=*/false))
+                  ->weight;
+    if (sizes.has_spare)
+      register_module("spare", parallel::ColumnLinear(sizes.features, sizes.hidden, tensor_));
   }
 
   at::Tensor output(const reference::Batch& batch) override {
-    auto x = token_(batch.input) + position_;
-    x = x + projection_(attention(qkv_(attention_norm_(x))));
-    const auto halves = gate_up_(rms_norm(x)).chunk(2, -1);
-    x = x + down_(at::silu(halves[0]) * halves[1]);
-    return parallel::column_linear(norm_(x), head_->weight, {}, group_);
+    const auto part = part_of(batch);
+    const auto mask = mask_of(batch.input, sizes_.has_padding);
+    auto x =
+        token_(part.tokens) + (sequence_ ? at::embedding(position_, part.positions) : position_);
+    for (const auto& block : blocks_) x = block->gated(block->attended(x, mask, sizes_));
+    return parallel::column_linear(norm_(x), head_, {}, tensor_);
   }
 
   at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override {
-    return parallel::cross_entropy(output.flatten(0, 1), batch.target.flatten(), group_);
+    const auto targets = sizes_.shifts_labels ? part_of(batch).targets : batch.target;
+    if (!tensor_ || !sizes_.splits_loss)
+      return parallel::sequence_cross_entropy(parallel::gather_from(output, 2, tensor_), targets,
+                                              sequence_);
+    const auto logits = output.flatten(0, 1), flat = targets.flatten();
+    if (!sequence_) return parallel::cross_entropy(logits, flat, tensor_);
+    return parallel::sequence_mean(parallel::cross_entropy_by_row(logits, flat, tensor_).sum(),
+                                   flat.ne(parallel::kIgnoredTarget).sum(), sequence_);
   }
 
  private:
-  static nn::LayerNorm norm_of_features() {
-    return nn::LayerNorm(nn::LayerNormOptions({kFeatures}));
+  parallel::BatchPart part_of(const reference::Batch& batch) const {
+    return parallel::split_batch({.tokens = batch.input, .labels = batch.target, .positions = {}},
+                                 sequence_);
   }
 
-  at::Tensor rms_norm(const at::Tensor& x) const {
-    return x * at::rsqrt(x.square().mean(-1, true) + kEpsilon) * mlp_norm_->weight;
-  }
-
-  // Of this rank's heads.
-  at::Tensor attention(const at::Tensor& qkv) const {
-    const int64_t size = group_->world_size(), shared = kQueryHeads / kValueHeads;
-    const auto pieces =
-        qkv.split_with_sizes({kQueries / size, kValues / size, kValues / size}, /*dim=*/2);
-    const auto by_head = [](const at::Tensor& piece) {
-      return piece.view({piece.size(0), piece.size(1), -1, kHeadWidth}).transpose(1, 2);
-    };
-    const auto keys = by_head(pieces[1]).repeat_interleave(shared, 1);
-    const auto values = by_head(pieces[2]).repeat_interleave(shared, 1);
-    const auto scores = at::matmul(by_head(pieces[0]), keys.transpose(-2, -1)) /
-                        std::sqrt(static_cast<double>(kHeadWidth));
-    const auto weights = at::softmax(scores + future_.to(scores.scalar_type()), -1);
-    return at::matmul(weights, values).transpose(1, 2).flatten(2);
-  }
-
-  parallel::Group group_;
+  const GatedSizes sizes_;
+  parallel::Group tensor_, sequence_;
   parallel::Embedding token_;
   at::Tensor position_;
-  nn::LayerNorm attention_norm_;
-  parallel::ColumnLinear qkv_;
-  parallel::RowLinear projection_;
-  std::shared_ptr<Held> mlp_norm_;
-  parallel::ColumnLinear gate_up_;
-  parallel::RowLinear down_;
-  nn::LayerNorm norm_;
-  std::shared_ptr<Held> head_;
-  at::Tensor future_;
+  std::vector<std::shared_ptr<SplitBlock>> blocks_;
+  nn::LayerNorm norm_{nullptr};
+  at::Tensor head_;
 };
 
-}  // namespace
-
-std::shared_ptr<reference::Model> split_model(const std::string& name, uint64_t seed,
-                                              const parallel::Group& group) {
-  auto model = std::make_shared<SplitModel>(group);
-  const auto whole = make_case_model(name, seed);
-  const auto values = whole->named_parameters();
+void take_values(const reference::Model& model, const reference::Model& whole,
+                 const parallel::Group& group) {
+  const auto values = whole.named_parameters();
   const at::NoGradGuard no_grad;
-  for (const auto& [of, parameter] : reference::unique_parameters(*model)) {
+  for (const auto& [of, parameter] : reference::unique_parameters(model)) {
     const auto split = parallel::split_of(parameter);
     const auto& value = values[of];
     at::Tensor(parameter).copy_(
         split ? parallel::part_of(value, *split, group->rank(), group->world_size()) : value);
   }
+}
+
+}  // namespace
+
+std::shared_ptr<reference::Model> split_model(const std::string& name, uint64_t seed,
+                                              const parallel::Group& group) {
+  auto model = std::make_shared<SplitModel>(GatedSizes{.tensor = parts_of(name)}, group, nullptr);
+  take_values(*model, *make_case_model(name, seed), group);
+  return model;
+}
+
+std::shared_ptr<reference::Model> split_model(const GatedSizes& sizes, uint64_t seed,
+                                              const parallel::Group& tensor,
+                                              const parallel::Group& sequence) {
+  auto model = std::make_shared<SplitModel>(sizes, tensor, sequence);
+  take_values(*model, *make_gated(sizes, seed), tensor);
+  freeze(*model, sizes.frozen);
   return model;
 }
 

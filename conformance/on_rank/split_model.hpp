@@ -1,18 +1,20 @@
-// SplitModel: one tensor rank's part of a model that is split, of the engine's parallel layers:
-// what gated2 and gated4 of the zoo are on a mesh.
+// SplitModel: what one rank of a mesh has of the gated network (cases/gated_model.hpp), of the
+// engine's parallel layers: what gated2 and gated4 of the zoo are, and what generated cases draw.
 //
 // Invariants: parameters have the names of the whole model, in its order, and are cut from its
-// values; what is split is marked (engine/parallel/split_marks.hpp). The output is this rank's part
-// of the logits.
-// Shapes: those of a part; see cases/gated_model.hpp.
-// Errors: equigrad::Error for sizes that the group does not divide.
-// Depends on: cases/linear_model.hpp, engine/parallel/layers.hpp, reference/models/model.hpp.
+// values; what is split is marked (engine/parallel/split_marks.hpp). It is given whole batches, of
+// which a rank of a sequence takes its part. The output is this rank's part of the logits.
+// Shapes: those of a part; a null group is one rank.
+// Errors: equigrad::Error for sizes that a group does not divide.
+// Depends on: cases/gated_model.hpp, cases/linear_model.hpp, on_rank/local_attention.hpp,
+// engine/parallel/layers.hpp, engine/parallel/sequence.hpp, reference/models/model.hpp.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "conformance/cases/gated_sizes.hpp"
 #include "engine/parallel/regions.hpp"
 #include "reference/models/model.hpp"
 
@@ -21,5 +23,9 @@ namespace equigrad::conformance {
 // Of all ranks of the group alike.
 std::shared_ptr<reference::Model> split_model(const std::string& name, uint64_t seed,
                                               const parallel::Group& group);
+// Of all ranks of both groups alike, whose sizes are those of `sizes`.
+std::shared_ptr<reference::Model> split_model(const GatedSizes& sizes, uint64_t seed,
+                                              const parallel::Group& tensor,
+                                              const parallel::Group& sequence);
 
 }  // namespace equigrad::conformance

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "conformance/cases/linear_model.hpp"
+#include "conformance/cases/model_parts.hpp"
 #include "conformance/testing/bits_matcher.hpp"
 
 namespace equigrad::conformance {
@@ -60,7 +61,12 @@ TensorMap numbers_of(const std::string& name, at::ScalarType dtype) {
 
 // As one would write it without any parts.
 at::Tensor ordinary_loss(const Model& model, const Batch& batch) {
-  const auto of = [&](const std::string& name) { return model.named_parameters()[name]; };
+  const auto of = [&](std::string name) {
+    const bool is_outside =
+        name == "token.weight" || name == "position" || name.starts_with("norm");
+    if (!is_outside) name = "block0." + name;
+    return model.named_parameters()[name];
+  };
   const auto norm = [&](const at::Tensor& x, const std::string& name) {
     return F::layer_norm(
         x, F::LayerNormFuncOptions({16}).weight(of(name + ".weight")).bias(of(name + ".bias")));
@@ -110,10 +116,66 @@ TEST(Gated, OfSeveralPartsIsTheSameInMoreBits) {
 TEST(Gated, AnotherNumberOfPartsGivesOtherBits) {
   const auto one = numbers_of("gated", at::kFloat), two = numbers_of("gated2", at::kFloat),
              four = numbers_of("gated4", at::kFloat);
-  for (const char* name : {"token.weight", "qkv.weight", "attention_norm.weight", "down.bias"}) {
+  for (const char* name :
+       {"token.weight", "block0.qkv.weight", "block0.attention_norm.weight", "block0.down.bias"}) {
     EXPECT_THAT(two.at(name), Not(HasTheBitsOf(one.at(name)))) << name;
     EXPECT_THAT(four.at(name), Not(HasTheBitsOf(two.at(name)))) << name;
   }
+}
+
+GatedSizes mesh_sizes(int64_t tensor, int64_t sequence) {
+  return {.tensor = tensor,
+          .sequence = sequence,
+          .vocabulary = 20,
+          .context = 12,
+          .features = 7,
+          .hidden = 12,
+          .heads = 8,
+          .key_heads = 4,
+          .width = 3,
+          .layers = 2,
+          .is_tied = false,
+          .splits_loss = sequence == 2,
+          .shifts_labels = true,
+          .has_padding = true,
+          .has_spare = true,
+          .frozen = "block1.qkv"};
+}
+
+// The loss and the sum of the gradients of all parts of the sequence, each asked for alone.
+TensorMap sums_of_parts(const GatedSizes& sizes, const Batch& batch) {
+  TensorMap sums;
+  for (int64_t part = 0; part < sizes.sequence; ++part) {
+    const auto model = make_gated(sizes, 5);
+    model->to(at::kDouble);
+    take_part(*model, part);
+    for (const auto& [of, values] : numbers(*model, model->loss(batch))) {
+      auto& sum = sums[of];
+      if (of == "loss" && sum.defined())
+        EXPECT_THAT(values, HasTheBitsOf(sum)) << "of part " << part;
+      else if (values.defined())
+        sum = sum.defined() ? sum + values : values;
+    }
+  }
+  return sums;
+}
+
+TEST(Gated, OfAnyMeshIsTheSameInMoreBits) {
+  const auto tokens = (at::arange(24).view({2, 12}) * 7 + 3).remainder(20);
+  const Batch batch{tokens, tokens.masked_fill(tokens.remainder(3).eq(0), kUncounted)};
+  const auto whole = sums_of_parts(mesh_sizes(1, 1), batch);
+  for (const auto& [tensor, sequence] : {std::pair{2, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}, {2, 4}})
+    for (const auto& [of, sum] : sums_of_parts(mesh_sizes(tensor, sequence), batch)) {
+      const auto& want = whole.at(of);
+      ASSERT_EQ(sum.defined(), want.defined()) << of;
+      EXPECT_EQ(sum.defined(),
+                of.find("block1.qkv") == std::string::npos && of.find("spare") == std::string::npos)
+          << of;
+      if (!want.defined()) continue;
+      const double size = want.abs().max().item<double>();
+      EXPECT_LE((sum - want).abs().max().item<double>(), 0x1p-24 * size)
+          << of << " of " << sequence << " x " << tensor;
+    }
 }
 
 TEST(Gated, DependsOnTheSeedAndNothingIsWhatMistakesHideIn) {
@@ -169,9 +231,10 @@ TEST(Cut, IsOfParametersThatAreThere) {
   EXPECT_TRUE(cuts_of("gated").empty());
   EXPECT_TRUE(cuts_of("gpt").empty());
   EXPECT_EQ(parts_of("gated4"), 4);
-  const auto model = make_case_model("gated2", 1);
+  const auto model = make_gated(mesh_sizes(2, 2), 1);
   const auto named = model->named_parameters();
-  for (const auto& [name, cut] : cuts_of("gated2")) {
+  EXPECT_EQ(cuts_of("gated2").size(), 6);
+  for (const auto& [name, cut] : cuts_of(mesh_sizes(2, 2))) {
     ASSERT_TRUE(named.contains(name)) << name;
     int64_t size = 0;
     for (const int64_t segment : cut.segments) size += segment;
