@@ -1,6 +1,7 @@
 #include <map>
 #include <sstream>
 
+#include "reports/causes.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
@@ -30,12 +31,21 @@ std::string cdata(const std::string& text) {
   return "<![CDATA[" + safe + "]]>";
 }
 
+// Those that the root may have, too: it has no `skipped`.
 std::string attributes(Tally& tally) {
   int64_t tests = 0;
   for (const auto& [element, cases] : tally) tests += cases;
   return " tests=\"" + std::to_string(tests) + "\" failures=\"" + std::to_string(tally["failure"]) +
-         "\" errors=\"" + std::to_string(tally["error"]) + "\" skipped=\"" +
-         std::to_string(tally["skipped"]) + "\"";
+         "\" errors=\"" + std::to_string(tally["error"]) + "\"";
+}
+
+// Three decimals at most: readers take no more.
+std::string time_of(double seconds) { return " time=\"" + formatted("%.3f", seconds) + "\""; }
+
+// The cause of what went wrong; why a case was skipped.
+std::string said_of(const Case& one) {
+  const auto cause = went_wrong(one.verdict) && !vacuous(one) ? cause_of(one) : "";
+  return cause.empty() ? first_line(message_of(one)) : cause;
 }
 
 // What a case has in it; nothing where it held.
@@ -45,14 +55,14 @@ std::string_view element_of(const Case& one) {
   return passed(one.verdict) ? "" : "skipped";
 }
 
+// `folder` stands before the names of kept files.
 void write_case(std::ostringstream& out, const Case& one, const std::string& name,
-                const std::string& suite) {
+                const std::string& suite, const std::string& folder) {
   const std::string_view element = element_of(one);
   out << "    <testcase name=\"" << escape_xml(name) << "\" classname=\"equigrad."
-      << escape_xml(suite) << "\" time=\"" << shortest(one.seconds)
-      << (element.empty() ? "\"/>\n" : "\">\n");
+      << escape_xml(suite) << "\"" << time_of(one.seconds) << (element.empty() ? "/>\n" : ">\n");
   if (element.empty()) return;
-  out << "      <" << element << " message=\"" << escape_xml(first_line(message_of(one))) << "\"";
+  out << "      <" << element << " message=\"" << escape_xml(said_of(one)) << "\"";
   if (element == "skipped") {
     out << "/>\n    </testcase>\n";
     return;
@@ -60,21 +70,27 @@ void write_case(std::ostringstream& out, const Case& one, const std::string& nam
   out << " type=\"" << (vacuous(one) ? "empty" : word(one.verdict)) << "\">"
       << cdata(message_with_replay(one)) << "</" << element << ">\n";
   std::string attachments;
-  for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + file + "]]\n";
+  for (const std::string& file : one.files) attachments += "[[ATTACHMENT|" + folder + file + "]]\n";
   if (!attachments.empty()) out << "      <system-out>" << cdata(attachments) << "</system-out>\n";
   out << "    </testcase>\n";
 }
 
-// `time`: an attribute, or nothing.
-void write_suite(std::ostringstream& out, Tally& all, const std::string& suite,
-                 const std::vector<Case>& cases, const std::string& time, UniqueNames& unique) {
+struct Suite {
+  std::string name;
+  std::vector<Case> cases;
+  std::string time;  // an attribute, or nothing
+};
+
+void write_suite(std::ostringstream& out, Tally& all, const Suite& suite, UniqueNames& unique,
+                 const std::string& folder) {
   std::ostringstream body;
   Tally tally;
-  for (const Case& one : cases) {
-    write_case(body, one, unique(clean(one.id)), suite);
+  for (const Case& one : suite.cases) {
+    write_case(body, one, unique(clean(one.id)), suite.name, folder);
     ++tally[element_of(one)], ++all[element_of(one)];
   }
-  out << "  <testsuite name=\"" << escape_xml(suite) << "\"" << attributes(tally) << time << ">\n"
+  out << "  <testsuite name=\"" << escape_xml(suite.name) << "\"" << attributes(tally)
+      << " skipped=\"" << tally["skipped"] << "\"" << suite.time << ">\n"
       << body.str() << "  </testsuite>\n";
 }
 
@@ -110,27 +126,27 @@ std::vector<Case> self_checks(const Run& run) {
 
 }  // namespace
 
-std::string to_junit(const Run& run) {
+std::string to_junit(const Run& run, const std::string& folder) {
   std::ostringstream suites;
   Tally all;
   UniqueNames unique;
-  write_suite(suites, all, "self_check", self_checks(run), "", unique);
+  const std::string before = folder.empty() ? "" : folder + "/";
+  write_suite(suites, all, {"self_check", self_checks(run), ""}, unique, before);
   for (const PartRange& range : part_ranges(run)) {
     Run part;
     part.cases.assign(run.cases.begin() + static_cast<std::ptrdiff_t>(range.begin),
                       run.cases.begin() + static_cast<std::ptrdiff_t>(range.end));
     for (const Group& group : group_by(part, {"stage", "precision", "ranks"})) {
-      std::vector<Case> cases;
-      for (const Case* one : group.cases) cases.push_back(*one);
-      write_suite(suites, all,
-                  (range.name.empty() ? "" : range.name + ".") + "zero" + group.key[0] + "." +
-                      group.key[1] + ".w" + group.key[2],
-                  cases, " time=\"" + shortest(group.seconds) + "\"", unique);
+      Suite suite{.name = (range.name.empty() ? "" : range.name + ".") + "zero" + group.key[0] +
+                          "." + group.key[1] + ".w" + group.key[2],
+                  .cases = {},
+                  .time = time_of(group.seconds)};
+      for (const Case* one : group.cases) suite.cases.push_back(*one);
+      write_suite(suites, all, suite, unique, before);
     }
   }
   return "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"equigrad\"" +
-         attributes(all) + " time=\"" + shortest(run.wall_s) + "\">\n" + suites.str() +
-         "</testsuites>\n";
+         attributes(all) + time_of(run.wall_s) + ">\n" + suites.str() + "</testsuites>\n";
 }
 
 }  // namespace equigrad::reports

@@ -86,8 +86,13 @@ std::string contract_lines(const Run& run) {
   out << "#\n# contract: cases that held, of those run, at stage";
   for (const std::string& stage : stages) out << " " << clean(stage);
   out << "\n";
+  int64_t others = 0;
   for (const ContractRow& row : rows) {
     if (!row.statement->name.empty()) continue;
+    if (row.sum.total() == 0) {
+      ++others;
+      continue;
+    }
     out << "  "
         << (all_hold(row.sum)         ? "held   "
             : row.sum.executed() == 0 ? "not run"
@@ -98,6 +103,8 @@ std::string contract_lines(const Run& run) {
     }
     out << "   " << clean(row.statement->section) << ". " << clean(row.statement->sentence) << "\n";
   }
+  if (others > 0)
+    out << "  " << count_of(others, "other line") << " of it: no case was asked for\n";
   return out.str();
 }
 

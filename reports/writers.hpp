@@ -1,13 +1,14 @@
 // Writers: a run as a table for a terminal, as JUnit, HTML, Markdown and annotations; json.hpp has
 // run.json.
 //
-// Terminal: settings and seed, planted faults, a row for each stage, precision and number of ranks,
-//   what went wrong with its message, what was not run, the verdict and the line that repeats it.
-//   Plain ASCII without colour, but for what messages bring along; lines that are no results start
-//   with '#'.
+// Terminal: settings and seed, planted faults (one line where all are caught), a row for each
+//   stage, precision and number of ranks, what went wrong with its message, what was not run, the
+//   verdict and the line that repeats it. Plain ASCII without colour, but for what messages bring
+//   along; lines that are no results start with '#'.
 // JUnit: a suite for each stage, precision and number of ranks, and one for the planted faults.
 //   Failed comparisons are <failure>; crashes and time-outs are <error>, so that a broken machine
-//   is not mistaken for a wrong gradient; skipped and not run are <skipped>. Test names are unique.
+//   is not mistaken for a wrong gradient; skipped and not run are <skipped>; their `message` is the
+//   cause. Test names are unique. It is as Jenkins' junit-10.xsd asks.
 // HTML: one page that opens from disk, under kPageBytes, without network or other files. Everything
 //   is said in text; a script only adds sorting, filtering and the opening of folded groups. Every
 //   section, group and case has an id to link to. What does not fit is counted, and left to
@@ -34,12 +35,14 @@ namespace equigrad::reports {
 struct TerminalOptions {
   bool colour = false;
   size_t messages = 20;  // failures shown in full; the others are counted
+  size_t columns = 0;    // what does not fit of the table is left out and named; 0: all fits
 };
 inline constexpr size_t kPageBytes = 1'500'000;
 inline constexpr size_t kAnnotations = 10;
 
 std::string to_terminal(const Run& run, const TerminalOptions& options = {});
-std::string to_junit(const Run& run);
+// `folder`: the report's, as a reader of the XML is to find kept files in it.
+std::string to_junit(const Run& run, const std::string& folder = "");
 std::string to_html(const Run& run, const Surroundings& around = {});
 std::string to_markdown(const Run& run, size_t max_bytes = 900 * 1024);
 std::string to_annotations(const Run& run);

@@ -5,6 +5,7 @@
 #include "conformance/campaigns/progress.hpp"
 #include "conformance/cases/filter.hpp"
 #include "conformance/contract/known_mistakes.hpp"
+#include "conformance/ranks/interrupt.hpp"
 #include "conformance/verdict/contract_judge.hpp"
 
 namespace equigrad::conformance::contract {
@@ -101,9 +102,12 @@ std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessS
     };
     return Task{spec.world, request, kCaseTimeout_s, finish};
   };
-  Progress progress(static_cast<int64_t>(records.size()), options.quiet);
-  slots.run(next_task, [&] { progress.update(done, failed, now); });
-  progress.finish();
+  const auto all = static_cast<int64_t>(records.size());
+  const auto progress =
+      options.progress ? options.progress : std::make_shared<Progress>(all, options.quiet);
+  slots.run(next_task, [&] { progress->update(done, failed, now); });
+  progress->end_part(done, failed);
+  progress->finish();
   if (options.fail_fast && failed > 0 && ranks::interrupted() == 0)
     for (std::size_t i = next; i < records.size(); ++i) records[i].message = kNotAfterAFailure;
   return records;

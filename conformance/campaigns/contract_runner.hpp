@@ -8,11 +8,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "conformance/campaigns/alone.hpp"
 #include "conformance/campaigns/process_slots.hpp"
+#include "conformance/campaigns/progress.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/on_rank/program.hpp"
@@ -28,10 +30,11 @@ struct ContractOptions {
   std::string replay_suffix;
   double timeout_scale = 1;
   bool quiet = false;
-  bool fail_fast = false;  // after a case that fails no other is begun
-  int slots = 0;           // 0: one a core and one more, if memory allows
-  bool fault = false;      // every program plays its wrong way
-  std::string plant;       // a fault of the catalogue, for every case; empty: none
+  bool fail_fast = false;                   // after a case that fails no other is begun
+  int slots = 0;                            // 0: one a core and one more, if memory allows
+  bool fault = false;                       // every program plays its wrong way
+  std::string plant;                        // a fault of the catalogue, for every case; empty: none
+  std::shared_ptr<Progress> progress = {};  // of all parts; null: one of its own
 };
 
 // Of the default selection, or of all.

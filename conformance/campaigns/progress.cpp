@@ -1,5 +1,6 @@
 #include "conformance/campaigns/progress.hpp"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,13 @@
 
 namespace equigrad::conformance {
 namespace {
+
+// Of the terminal that stderr is.
+std::size_t columns() {
+  winsize size{};
+  const bool is_known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return is_known ? size.ws_col : 80;
+}
 
 std::string whole(double seconds) { return std::to_string(std::llround(seconds)) + " s"; }
 
@@ -42,7 +50,14 @@ std::optional<double> Progress::left(int64_t done, double elapsed_s) const {
   return left_s;
 }
 
+void Progress::end_part(int64_t done, int64_t count) {
+  done_before_ += done;
+  count_before_ += count;
+}
+
 void Progress::update(int64_t done, int64_t count, const std::string& now) {
+  done += done_before_;
+  count += count_before_;
   const auto time = Clock::now();
   const auto pause = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10'000);
   if (quiet_ || time - last_ < pause) return;
@@ -52,8 +67,8 @@ void Progress::update(int64_t done, int64_t count, const std::string& now) {
   if (total_ > 0) line += "/" + std::to_string(total_);
   line += " " + noun_ + ", " + std::to_string(count) + " " + counted_ + ", " + whole(elapsed_s);
   if (const auto left_s = left(done, elapsed_s)) line += ", about " + whole(*left_s) + " left";
-  std::fprintf(stderr, "%s%s  %s%s", terminal_ ? "\r\x1b[2K" : "", line.c_str(),
-               terminal_ ? now.substr(0, 40).c_str() : "", terminal_ ? "" : "\n");
+  if (terminal_) line = (line + "  " + now.substr(0, 40)).substr(0, columns() - 1);
+  std::fprintf(stderr, "%s%s%s", terminal_ ? "\r\x1b[2K" : "", line.c_str(), terminal_ ? "" : "\n");
   std::fflush(stderr);
 }
 

@@ -193,7 +193,9 @@ void MatrixRun::run_until(std::size_t end) {
   const auto open = std::count_if(
       judged_.begin(), judged_.begin() + static_cast<std::ptrdiff_t>(end),
       [](const Judged& one) { return one.record.verdict == reports::Verdict::NotRun; });
-  Progress progress(open, options_.quiet);
+  const auto progress =
+      options_.progress ? options_.progress : std::make_shared<Progress>(open, options_.quiet);
+  const auto failed_before = failed_;
   std::string now;
   slots_.run(
       [&](std::size_t) {
@@ -201,8 +203,9 @@ void MatrixRun::run_until(std::size_t end) {
         if (task) now = task->request.at("id");
         return task;
       },
-      [&] { progress.update(done_, failed_, now); });
-  progress.finish();
+      [&] { progress->update(done_, failed_ - failed_before, now); });
+  progress->end_part(done_, failed_ - failed_before);
+  progress->finish();
 }
 
 reports::Run MatrixRun::so_far(std::size_t count) const {

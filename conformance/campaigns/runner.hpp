@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "conformance/campaigns/alone.hpp"
 #include "conformance/campaigns/kept_failures.hpp"
 #include "conformance/campaigns/process_slots.hpp"
+#include "conformance/campaigns/progress.hpp"
 #include "conformance/campaigns/run_rows.hpp"
 #include "conformance/cases/matrix.hpp"
 #include "conformance/on_rank/program.hpp"
@@ -44,6 +46,7 @@ struct RunOptions {
   int slots = 0;           // 0: as campaigns/slots.hpp says
   std::string fault;       // planted into every case; for trying the failure path
   nlohmann::json knobs = nlohmann::json::object();  // on_rank/run.hpp
+  std::shared_ptr<Progress> progress = {};          // of all parts; null: each has one of its own
   ranks::Handler serve = conformance::serve;        // what the ranks run
 };
 

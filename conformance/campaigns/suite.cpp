@@ -4,6 +4,7 @@
 #include <chrono>
 #include <iterator>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include "conformance/campaigns/covering_selection.hpp"
@@ -71,6 +72,9 @@ Suite::Suite(SuiteOptions options)
               .serve = options_.matrix.serve}),
       alone_(alone_of(options_.matrix)) {
   if (!options_.one_process.empty()) options_.matrix.quiet = options_.contract.quiet = true;
+  const auto all = options_.matrix.cases.size() + options_.contract.specs.size();
+  options_.matrix.progress = options_.contract.progress =
+      std::make_shared<Progress>(static_cast<int64_t>(all), options_.matrix.quiet);
 }
 
 void Suite::add_contract(std::size_t begin, std::size_t end, const MatrixRun& matrix) {

@@ -12,6 +12,7 @@
 #include "conformance/cases/filter.hpp"
 #include "conformance/cli/completion.hpp"
 #include "conformance/cli/explain.hpp"
+#include "conformance/cli/knobs.hpp"
 #include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
@@ -58,11 +59,6 @@ void add_selection(CLI::App& app, RunCommand& command) {
       ->check(shard_problem);
 }
 
-std::string knobs_problem(const std::string& text) {
-  const auto knobs = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return knobs.is_object() ? "" : "expected a JSON object, got \"" + text + "\"";
-}
-
 template <class Command>
 void add_surroundings(CLI::App& app, Command& command) {
   app.add_option("--data-dir", command.data_dir, "Folder with plays.txt and Fashion-MNIST");
@@ -95,14 +91,15 @@ void add_run(CLI::App& app, RunCommand& command) {
       ->excludes("--model")
       ->excludes("--slots");
   app.add_option("--fault", command.fault, fault_help())->check(fault_problem);
-  app.add_option("--knobs", command.knobs,
-                 "A JSON object of keys that must change nothing, merged into every engine's "
-                 "configuration, such as '{\"zero_optimization\": {\"reduce_bucket_size\": 7}}'")
+  app.add_option(
+         "--knobs", command.knobs,
+         "A JSON object of keys that must change nothing, merged into the configuration of "
+         "every case of the matrix, such as '{\"zero_optimization\": {\"reduce_bucket_size\": 7}}'")
       ->check(knobs_problem);
   app.add_option("--generate", command.generate,
                  "Cases drawn at random, after the others: a number (2000), or a time (90s, 10m, "
                  "2h); 0: none. By default 25s behind a whole run, none behind a part of one; "
-                 "the filter Generated runs them alone")
+                 "the filters Generated and Generated.meshes run them alone")
       ->check(generate_problem);
   app.add_option("--generate-seed", command.generate_seed, "Of those cases; by default a fresh one")
       ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 53));
@@ -433,7 +430,9 @@ std::string hint(const CLI::App& app, const std::string& complaint, int argc,
     return "A FILTER stands before such a list, or behind --: its values are one word, 2,3 or "
            "fp32,bf16.\n";
   const auto nearest = meant(app, argc, argv);
-  return nearest.empty() ? "" : "equigrad:" + nearest + "\n";
+  if (!nearest.empty()) return "equigrad:" + nearest + "\n";
+  const auto other = no_command(app, argc, argv);
+  return other.empty() ? "" : "equigrad: " + other + "\n";
 }
 
 }  // namespace
@@ -443,6 +442,9 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
   app.name("equigrad");
   app.set_version_flag("--version", version_text());
   app.option_defaults()->always_capture_default();  // help shows them
+  app.footer(
+      "Exit codes: 0 held, 1 something failed or shows nothing, 2 wrong words or a wrong file, 3 a "
+      "rank died or hung, 4 nothing was compared, 130 and 143 interrupted.");
   app.require_subcommand(1);
   Commands all;
   add_commands(app, all);

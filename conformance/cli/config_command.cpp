@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "conformance/cli/cli.hpp"
+#include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/terminal_text.hpp"
 #include "conformance/diagnosis/explain.hpp"
 #include "engine/config/config.hpp"
@@ -250,6 +250,7 @@ int config_check_command(const ConfigCommand& command) {
   const auto all = sized(command, effective.config, options);
   const auto held = rates(effective.config, options);
   const bool pure = command.json == "-";
+  check_writable(command.json);
   if (command.memory_bytes > 0 && !all)
     throw ConfigError(
         "config check",
@@ -261,14 +262,8 @@ int config_check_command(const ConfigCommand& command) {
                                  << fit_text(command, most);
   const int code = command.memory_bytes == 0 || fits(command, most) ? kHeld : kFailed;
   if (command.json.empty()) return code;
-  const auto record = record_of(command, effective, held, all).dump(2) + "\n";
-  if (pure) {
-    std::cout << record;
-    return code;
-  }
-  if (std::ofstream(command.json) << record << std::flush) return code;
-  throw Error("config check", "expected a file that can be written, got \"" + command.json +
-                                  "\". Name another with --json.");
+  write_file(command.json, record_of(command, effective, held, all).dump(2) + "\n");
+  return code;
 }
 
 int config_keys_command() {

@@ -1,5 +1,6 @@
 #include "conformance/cli/option_checks.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -77,6 +78,22 @@ CLI::Validator counted(int64_t most) {
         return std::string();
       },
       "such as 7e9 or 7B");
+}
+
+std::string no_command(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc; ++i) {
+    const auto names = command_names(*at);
+    if (names.empty() || argv[i][0] == '-') return "";
+    if (std::find(names.begin(), names.end(), argv[i]) != names.end()) {
+      at = at->get_subcommand(argv[i]);
+      continue;
+    }
+    std::string all;
+    for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
+    return "expected a command, got \"" + std::string(argv[i]) + "\": " + all + ".";
+  }
+  return "";
 }
 
 std::string meant(const CLI::App& app, int argc, const char* const* argv) {

@@ -18,6 +18,10 @@ CLI::Validator above_zero();
 // Whole numbers up to `most`, also as 7e9 or 7B; --option->transform(counted(...)).
 CLI::Validator counted(int64_t most);
 
+// Of a word where a command is expected, and none of `app` is called so: "expected a command, got
+// "bogus": run, list, ..."; else empty.
+std::string no_command(const CLI::App& app, int argc, const char* const* argv);
+
 // " Did you mean ...?" for the first of the words that no command or option of `app` is called;
 // empty where nothing is near.
 std::string meant(const CLI::App& app, int argc, const char* const* argv);

@@ -15,6 +15,7 @@
 #include "conformance/cases/matrix.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/contract/contract_case.hpp"
+#include "engine/config/config.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance::cli {
@@ -35,13 +36,14 @@ void make_directory(const std::string& path) {
   for (std::size_t at = path.find('/', 1);; at = path.find('/', at + 1)) {
     const std::string part = path.substr(0, at);
     if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST)
-      throw Error("report", "expected to make the folder " + part +
-                                ", got: " + std::strerror(errno) + ". Choose another place.");
+      throw ConfigError("report", {"expected to make the folder " + part +
+                                   ", got: " + std::strerror(errno) + ". Choose another place."});
     if (at == std::string::npos) break;
   }
   struct stat found {};
   if (stat(path.c_str(), &found) != 0 || !S_ISDIR(found.st_mode))
-    throw Error("report", "expected a folder, got the file " + path + ". Choose another place.");
+    throw ConfigError("report",
+                      {"expected a folder, got the file " + path + ". Choose another place."});
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -60,8 +62,8 @@ void write_file(const std::string& path, const std::string& text) {
 void check_writable(const std::string& path) {
   if (path.empty() || path == "-") return;
   if (!std::ofstream(path, std::ios::binary | std::ios::app))
-    throw Error("report", "expected to write " + path + ", got: " + std::strerror(errno) +
-                              ". Choose another place.");
+    throw ConfigError("report", {"expected to write " + path + ", got: " + std::strerror(errno) +
+                                 ". Choose another place."});
 }
 
 bool was_written(const std::function<void()>& write) {

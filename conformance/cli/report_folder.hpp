@@ -7,8 +7,9 @@
 // Invariants: clearing removes these and nothing else: a file or folder of another name stays, and
 // so does the folder that it is in.
 // Units: none.
-// Errors: equigrad::Error where a folder or a file cannot be written.
-// Depends on: POSIX, matrix.hpp, engine/error.hpp (sources only).
+// Errors: equigrad::Error where a file cannot be written; ConfigError, a wrong word of the command,
+// where a folder cannot be made or a check says so.
+// Depends on: POSIX, matrix.hpp, engine/config/config.hpp, engine/error.hpp (sources only).
 #pragma once
 
 #include <functional>

@@ -17,6 +17,7 @@
 #include "conformance/generated/program.hpp"
 #include "reports/merge.hpp"
 #include "reports/parts.hpp"
+#include "reports/text.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -113,6 +114,18 @@ void write_failures(const RunCommand& command, const RunOptions& options, report
   }
 }
 
+constexpr const char* kWithoutKnobs = "the keys of --knobs go into cases of the matrix";
+
+// What cannot have the keys is left out.
+void keep_those_with_knobs(const std::string& knobs, SelectedCases& cases,
+                           std::map<std::string, int64_t>& not_run) {
+  const auto others = static_cast<int64_t>(cases.contract.size() + cases.generated.size());
+  if (knobs.empty() || others == 0) return;
+  cases.contract.clear();
+  cases.generated.clear();
+  not_run[kWithoutKnobs] = others;
+}
+
 // A fault is planted into the matrix or, where nothing of it is selected, into
 // the contract; what cannot have it is left out.
 void keep_those_with(const std::string& fault, SelectedCases& cases,
@@ -130,6 +143,27 @@ void keep_those_with(const std::string& fault, SelectedCases& cases,
   }
   const auto without = static_cast<int64_t>(before - cases.size());
   if (without > 0) not_run["the fault is planted into the others"] = without;
+}
+
+int refuse_knobs() {
+  std::cerr << "equigrad: 0 of the selected cases can have --knobs: " << kWithoutKnobs
+            << ". Choose some of them.\n";
+  return kUsage;
+}
+
+// What cannot have the fault or the keys is left out; where nothing is left, that is said.
+bool keep_what_can_have_them(const RunCommand& command, SelectedCases& cases,
+                             std::map<std::string, int64_t>& not_run) {
+  keep_those_with_knobs(command.knobs, cases, not_run);
+  if (cases.size() == 0) {
+    refuse_knobs();
+    return false;
+  }
+  keep_those_with(command.fault, cases, not_run);
+  if (cases.size() > 0) return true;
+  std::cerr << "equigrad: 0 of the selected cases can have the fault \"" << command.fault
+            << "\". equigrad list --faults says which can.\n";
+  return false;
 }
 
 std::vector<std::string> ids_of(const std::vector<GeneratedCase>& cases) {
@@ -158,7 +192,8 @@ std::string again(const RunCommand& command, const RunOptions& options) {
 }  // namespace
 
 int run_command(const RunCommand& command) {
-  if (command.only.empty() && names_generated_cases(command)) return run_generated_command(command);
+  if (command.only.empty() && names_generated_cases(command))
+    return command.knobs.empty() ? run_generated_command(command) : refuse_knobs();
   auto cases = command.one_process ? cases_in_order(command) : selected_cases(command);
   if (cases.size() == 0) return kUsage;
   if (cases.listed() == 0) {
@@ -169,12 +204,7 @@ int run_command(const RunCommand& command) {
   }
   if (!has_one_document(command)) return kUsage;
   auto not_run = left_out(command, cases);
-  keep_those_with(command.fault, cases, not_run);
-  if (cases.size() == 0) {
-    std::cerr << "equigrad: 0 of the selected cases can have the fault \"" << command.fault
-              << "\". equigrad list --faults says which can.\n";
-    return kUsage;
-  }
+  if (!keep_what_can_have_them(command, cases, not_run)) return kUsage;
   auto options = options_of(command, std::move(cases.matrix));
   if (options.data.images.empty()) {
     const auto end = std::remove_if(options.cases.begin(), options.cases.end(), needs_images);
@@ -183,10 +213,10 @@ int run_command(const RunCommand& command) {
     options.cases.erase(end, options.cases.end());
   }
   prepare_reports(command);
-  const bool is_whole_run = !is_narrowed(command) && command.fault.empty();
+  const bool is_whole_run = !is_narrowed(command) && command.fault.empty() && command.knobs.empty();
+  const auto count = options.cases.size() + cases.contract.size() + cases.generated.size();
   if (!command.quiet)
-    std::cerr << options.cases.size() + cases.contract.size() + cases.generated.size()
-              << " cases, seed " << command.seed << "\n";
+    std::cerr << reports::count_of(count, "case") << ", seed " << command.seed << "\n";
   const auto environment = environment_here();
   std::ostream& out = words_of(command);
   auto generating = command;

@@ -8,6 +8,7 @@
 
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/terminal_text.hpp"
 #include "reports/json.hpp"
 #include "reports/writers.hpp"
 
@@ -25,6 +26,14 @@ reports::Surroundings surroundings_of(const std::string& folder) {
   return around;
 }
 
+// The report's folder as CI looks for attachments: Jenkins anywhere, GitLab below its own.
+std::string attached_in(const std::string& report) {
+  const std::string whole = absolute(report);
+  const char* project = std::getenv("CI_PROJECT_DIR");
+  const std::string root = project == nullptr ? "" : absolute(project) + "/";
+  return !root.empty() && whole.starts_with(root) ? whole.substr(root.size()) : whole;
+}
+
 }  // namespace
 
 bool has_one_document(const RunCommand& command) {
@@ -36,9 +45,9 @@ bool has_one_document(const RunCommand& command) {
 
 void prepare_reports(const RunCommand& command) {
   make_directory(command.report);
-  clear_report_folder(command.report);
   check_writable(command.json);
   check_writable(command.junit);
+  clear_report_folder(command.report);
 }
 
 std::ostream& words_of(const RunCommand& command) {
@@ -50,7 +59,10 @@ void say_run(const RunCommand& command, const reports::Run& run) {
     for (const auto& one : run.cases)
       std::cerr << reports::word(one.verdict) << "  " << one.seconds << " s  " << one.id << "\n";
   const int descriptor = is_pure(command) ? STDERR_FILENO : STDOUT_FILENO;
-  words_of(command) << reports::to_terminal(run, {use_colour(command.color, descriptor), 20})
+  const bool is_limited = isatty(descriptor) == 1 || std::getenv("COLUMNS") != nullptr;
+  words_of(command) << reports::to_terminal(run,
+                                            {.colour = use_colour(command.color, descriptor),
+                                             .columns = is_limited ? columns_of(descriptor) : 0})
                     << std::flush;
 }
 
@@ -61,9 +73,10 @@ void write_run_reports(const RunCommand& command, const reports::Run& run) {
   around.earlier.push_back(reports::past_run(run));
   write_file(history, reports::history_lines(around.earlier));
   write_file(command.report + "/run.json", reports::to_json(run));
-  write_file(command.report + "/junit.xml", reports::to_junit(run));
+  const auto junit = reports::to_junit(run, attached_in(command.report));
+  write_file(command.report + "/junit.xml", junit);
   if (!command.json.empty()) write_file(command.json, reports::to_json(run));
-  if (!command.junit.empty()) write_file(command.junit, reports::to_junit(run));
+  if (!command.junit.empty()) write_file(command.junit, junit);
   const char* actions = std::getenv("GITHUB_ACTIONS");
   if (actions == nullptr || std::string(actions) != "true") return;
   std::cerr << reports::to_annotations(run);

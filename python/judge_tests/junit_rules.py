@@ -1,8 +1,13 @@
-"""What Jenkins' junit-10.xsd (xunit plugin) asks of a file, as rules: elements, their attributes, what may be within, and texts."""
+"""What Jenkins' junit-10.xsd (xunit plugin) asks of a file, as rules: elements, their attributes, what may be within, and texts.
+
+usage: python3 junit_rules.py FILE   a line for each problem
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 CHILDREN = {
@@ -63,3 +68,7 @@ def _of(element: ElementTree.Element) -> list[str]:
     if kind in ("testsuites", "testsuite") and not TIME.fullmatch(element.get("time", "")):
         found.append(f"time of {kind} is {element.get('time')}")
     return found
+
+
+if __name__ == "__main__":
+    print("".join(f"{one}\n" for one in problems(Path(sys.argv[1]).read_text())), end="")

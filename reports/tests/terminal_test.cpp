@@ -1,6 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/golden.hpp"
 #include "reports/tests/large_run.hpp"
@@ -43,6 +47,37 @@ TEST(Terminal, OneRowForEachStagePrecisionAndNumberOfRanks) {
   for (size_t at = 0; (at = text.find("\n      ", at)) != std::string::npos; ++at) ++rows;
   EXPECT_EQ(rows, 4u * 2 * 4);
   EXPECT_THAT(text, HasSubstr("\nHELD  Every case that ran held"));
+}
+
+std::size_t widest_line(const std::string& text) {
+  std::size_t widest = 0, begin = 0;
+  for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    if (text[begin] == ' ' || text.compare(begin, 7, "# stage") == 0)
+      widest = std::max(widest, end - begin);
+  return widest;
+}
+
+TEST(Terminal, ColumnsThatDoNotFitAreLeftOutAndNamed) {
+  const reports::Run run = large_run(512, 0);
+  const std::string whole = reports::to_terminal(run);
+  EXPECT_THAT(whole, Not(HasSubstr("# too wide")));
+  EXPECT_EQ(reports::to_terminal(run, {.columns = 200}), whole);
+  ASSERT_GT(widest_line(whole), 80u);
+  const std::string narrow = reports::to_terminal(run, {.columns = 80});
+  EXPECT_LE(widest_line(narrow), 80u);
+  EXPECT_THAT(narrow, HasSubstr("\n# too wide, in run.json: time, bounded"));
+  EXPECT_THAT(narrow, HasSubstr("\n# stage  precision  ranks  cases"));
+  EXPECT_THAT(narrow, HasSubstr("verdict\n"));
+  EXPECT_THAT(reports::to_terminal(run, {.columns = 40}),
+              HasSubstr("# too wide, in run.json: time, bounded, margin, cross, compared\n"));
+}
+
+TEST(Terminal, FaultsThatAreAllCaughtAreOneLine) {
+  reports::Run run = large_run(8, 0);
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("\n# planted: 3 faults, all caught\n"));
+  EXPECT_THAT(reports::to_terminal(run), Not(HasSubstr("->")));
+  run.self_checks.pop_back();  // too few make a run void
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("once more -> caught by exact lane"));
 }
 
 TEST(Terminal, FailuresBeyondTheLimitAreCounted) {

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +28,7 @@ using ::testing::Not;
 
 // What `work` writes to stderr where that is a terminal. A process of its own reads it meanwhile: a
 // thread must not be there when ranks are forked, and a terminal that nobody reads is full soon.
-std::string on_a_terminal(const std::function<void()>& work) {
+std::string on_a_terminal(const std::function<void()>& work, unsigned short columns = 200) {
   std::string path = testing::TempDir() + "terminal-XXXXXX";
   const int file = mkstemp(path.data());
   const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -44,6 +45,8 @@ std::string on_a_terminal(const std::function<void()>& work) {
     }
   }
   const int terminal = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+  EXPECT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
   const int before = dup(STDERR_FILENO);
   dup2(terminal, STDERR_FILENO);
   close(terminal);
@@ -88,6 +91,31 @@ TEST(Progress, ThatEndsWithTheTimeSaysWhatIsLeftOfIt) {
   });
   EXPECT_THAT(text, AllOf(HasSubstr("289 cases, 0 failed, 0 s, about 5000 s left"),
                           HasSubstr("7 tried, 0 failed, 0 s  "), HasSubstr("about 3000 s left")));
+}
+
+// A longer line would begin a second row, of which the next line leaves the first.
+TEST(Progress, TheLineIsShorterThanTheTerminalIsWide) {
+  const auto text = on_a_terminal(
+      [] {
+        Progress cases(5872, false);
+        wait_for_the_next_line();
+        cases.update(3000, 12, std::string(60, 'x'));
+      },
+      60);
+  const std::string clear = "\r\x1b[2K";
+  ASSERT_TRUE(text.starts_with(clear));
+  EXPECT_EQ(text.size() - clear.size(), 59u) << text;
+  EXPECT_THAT(text, HasSubstr("3000/5872 cases, 12 failed, "));
+}
+
+TEST(Progress, PartsThatFollowOneAnotherAreCountedOn) {
+  const auto text = on_a_terminal([] {
+    Progress cases(10, false);
+    cases.end_part(4, 1);
+    wait_for_the_next_line();
+    cases.update(2, 1, "");
+  });
+  EXPECT_THAT(text, HasSubstr("6/10 cases, 2 failed, "));
 }
 
 // The second fault takes long enough for a line after the first.

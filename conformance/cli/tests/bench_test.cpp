@@ -67,8 +67,18 @@ TEST(Bench, ExitCodesAreThoseOfTheProgram) {
   const auto wrong = bench("rase");
   EXPECT_EQ(wrong.code, kUsage);
   EXPECT_THAT(wrong.output, HasSubstr("equigrad bench: Did you mean \"race\"?"));
+  EXPECT_THAT(bench("bogus").output,
+              HasSubstr("equigrad bench: expected a command, got \"bogus\": race, "));
   EXPECT_EQ(bench("scale --gpt 1,8,2,8,16 --ranks 4 --stages 0").code, kHeld);
   EXPECT_EQ(bench("race --suite smoke --no-peers --worker /bin/false").code, kInfrastructure);
+}
+
+// One pair is fewer than any confidence needs.
+TEST(Bench, TimesThatStayOpenAreExitCodeFour) {
+  const auto worker = std::filesystem::path(program()).parent_path() / "perf_worker";
+  const auto open = bench("gate --pairs 1 --lives 1 --steps 1 --old '" + worker.string() + "'");
+  EXPECT_EQ(open.code, kInconclusive) << open.output;
+  EXPECT_THAT(open.output, HasSubstr("inconclusive"));
 }
 
 TEST(Bench, AProgramThatIsMissingIsNamedWithHowToBuildIt) {
@@ -113,16 +123,16 @@ class BenchSignal : public InAFolder {
 };
 
 TEST_F(BenchSignal, EndsItAndLeavesNothing) {
-  EXPECT_EQ(ended_by({"noise"}, "rank1.log", SIGTERM), 143);
-  EXPECT_THAT(text_of(folder_ + "/err"), HasSubstr("equigrad bench: stopped by signal 15"));
+  EXPECT_EQ(ended_by({"noise"}, "rank1.log", SIGINT), 130);
+  EXPECT_THAT(text_of(folder_ + "/err"), HasSubstr("equigrad bench: stopped by signal 2"));
   EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/tmp"));
 }
 
 TEST_F(BenchSignal, ARaceTellsTheGroupsThatItHadRun) {
   EXPECT_EQ(ended_by({"race", "--suite", "smoke", "--no-peers", "--no-proof", "--rounds", "1",
                       "--report", folder_ + "/report"},
-                     "race.html", SIGINT),
-            130);
+                     "race.html", SIGTERM),
+            143);
   EXPECT_THAT(text_of(folder_ + "/out"),
               AllOf(HasSubstr("| Equigrad stage 3 | "), HasSubstr("# small\n"),
                     ::testing::Not(HasSubstr("# 100 tensors\n"))));

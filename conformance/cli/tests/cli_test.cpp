@@ -128,7 +128,7 @@ TEST_F(Cli, OptionsThatContradictEachOtherAreUsageErrors) {
 // Before the work, where that can be known; after it the verdict is still said.
 TEST_F(Cli, AReportThatCannotBeWrittenTakesNoVerdictAway) {
   const auto early = say({"run", kCase, "--report", folder_, "--json", folder_ + "/no/such.json"});
-  EXPECT_EQ(early.code, kInfrastructure);
+  EXPECT_EQ(early.code, kUsage);
   EXPECT_EQ(early.out, "");
   EXPECT_THAT(early.err, HasSubstr("expected to write"));
   ASSERT_EQ(mkdir((folder_ + "/index.html").c_str(), 0700), 0);
@@ -432,7 +432,7 @@ TEST_F(Cli, ConfigCheckRefusesSizesThatNoModelHas) {
   EXPECT_EQ(check({"--parameters", "5", "--numels", "5"}), kUsage);
   EXPECT_EQ(check({"--device", "tpu"}), kUsage);
   EXPECT_EQ(check({"--parameters", "1000000000000000"}), kHeld);
-  EXPECT_EQ(check({"--json", folder_ + "/no/such/folder"}), kInfrastructure);
+  EXPECT_EQ(check({"--json", folder_ + "/no/such/folder"}), kUsage);
 }
 
 TEST_F(Cli, AFaultThatNobodyCanPlantIsAUsageErrorWithTheNearestName) {

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "conformance/cli/knobs.hpp"
 #include "conformance/cli/tests/command_result.hpp"
 
 namespace equigrad::conformance::cli {
@@ -30,6 +31,64 @@ TEST_F(Words, AMisspeltWordGetsTheOneThatIsNear) {
               Not(HasSubstr("Did you mean")));
   EXPECT_THAT(result_of_words({"run", "--xyzzyxyzzy"}).err, Not(HasSubstr("Did you mean")));
   EXPECT_THAT(result_of_words({"run", "--stages", "7"}).err, Not(HasSubstr("Did you mean")));
+}
+
+TEST_F(Words, AWordThatIsNoCommandIsNamedWithThoseThatThereAre) {
+  const auto said = result_of_words({"bogus"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_THAT(said.err, HasSubstr("expected a command, got \"bogus\": run, list, repro, "));
+  EXPECT_THAT(result_of_words({"config", "xyzzy"}).err,
+              HasSubstr("expected a command, got \"xyzzy\": check, keys, schema.\n"));
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {}, {"config"}, {"--xyzzyxyzzy"}, {"rum"}, {"run", "--xyzzyxyzzy"}})
+    EXPECT_THAT(result_of_words(words).err, Not(HasSubstr("expected a command, got")))
+        << words.size();
+}
+
+TEST_F(Words, KeysOfKnobsThatAreNoneAreRefusedBeforeAnythingIsRun) {
+  const auto with = [&](const std::string& filter, const std::string& knobs) {
+    return result_of_words({"run", filter, "-q", "--report", folder_ + "/it", "--knobs", knobs});
+  };
+  const auto said = with(kCase, R"({"zero_optimization": {"reduce_bukcet_size": 7}})");
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_THAT(said.err, HasSubstr("Did you mean \"reduce_bucket_size\"?"));
+  EXPECT_THAT(said.out, Not(HasSubstr("FAILED")));
+  EXPECT_EQ(with(kCase, R"({"gradient_clipping": "much"})").code, kUsage);
+  EXPECT_EQ(with(kCase, "7").code, kUsage);
+  // Keys that go with one stage or one precision only are for the cases to say.
+  for (const char* some : {R"({"zero_optimization": {"stage3_max_live_parameters": 7}})",
+                           R"({"fp16": {"hysteresis": 3}})", R"({"bf16": {"enabled": true}})"})
+    EXPECT_EQ(knobs_problem(some), "") << some;
+}
+
+TEST_F(Words, KnobsGoIntoCasesOfTheMatrixAlone) {
+  const std::string of_contract = "Contract.1.loss_backward.zero0.fp32.w2.accumulation1";
+  for (const std::string& other : {of_contract, std::string("Generated")}) {
+    const auto said = result_of_words(
+        {"run", other, "-q", "--report", folder_ + "/it", "--knobs", R"({"steps_per_print": 7})"});
+    EXPECT_EQ(said.code, kUsage) << other;
+    EXPECT_THAT(said.err, HasSubstr("0 of the selected cases can have --knobs"));
+  }
+  const auto both = result_of_words({"run", kCase, of_contract, "-q", "--report", folder_ + "/it",
+                                     "--knobs", R"({"steps_per_print": 7})"});
+  EXPECT_EQ(both.code, kHeld) << both.err;
+  EXPECT_THAT(both.out, HasSubstr("the keys of --knobs go into cases of the matrix"));
+  EXPECT_THAT(both.out, Not(HasSubstr("# contract")));
+}
+
+TEST_F(Words, PlacesThatCannotBeWrittenAreRefusedBeforeAnythingIsRun) {
+  for (const auto& place :
+       std::vector<std::vector<std::string>>{{"--junit", folder_ + "/none/a.xml"},
+                                             {"--json", folder_ + "/none/a.json"},
+                                             {"--report", "/dev/null/report"}}) {
+    std::vector<std::string> words = {"run", kCase, "-q", "--report", folder_ + "/it"};
+    words.insert(words.end(), place.begin(), place.end());
+    if (place[0] == "--report") words.erase(words.begin() + 3, words.begin() + 5);
+    const auto said = result_of_words(words);
+    EXPECT_EQ(said.code, kUsage) << said.err;
+    EXPECT_THAT(said.err, HasSubstr("Choose another place."));
+    EXPECT_EQ(said.out, "");
+  }
 }
 
 TEST_F(Words, AListThatTookAFilterSaysWhereItStands) {

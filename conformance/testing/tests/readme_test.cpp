@@ -60,11 +60,12 @@ struct Ended {
   int code = -1;
 };
 
-// The program of this build that ctest names so, with these words behind it.
-Ended run(const char* program, const std::string& words) {
+// The program of this build that ctest names so, with these words behind it, in that folder.
+Ended run(const char* program, const std::string& words, const std::string& folder = ".") {
   const char* path = std::getenv(program);
   if (path == nullptr) return {"run this test through ctest, which sets " + std::string(program)};
-  FILE* pipe = popen((std::string(path) + " " + words + " 2>&1").c_str(), "r");
+  const std::string command = "cd '" + folder + "' && " + path + " " + words + " 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return {"no pipe"};
   std::array<char, 256> buffer{};
   Ended ended;
@@ -245,6 +246,67 @@ TEST(Readme, TheCommandsThatDocumentsGiveExist) {
             << document << " gives equigrad " << name << " the option " << flag;
     }
   EXPECT_GE(count, 60u);
+}
+
+struct CommandRow {
+  std::string words;               // behind `equigrad`
+  int code = -1;                   // with which it ends
+  std::vector<std::string> parts;  // of what it prints
+};
+
+// Rows of tables whose head says so: what was met, the command, its exit code, what it says.
+std::vector<CommandRow> command_rows(const std::string& page) {
+  static const std::regex row(R"(^\|[^|]*\| `([^`]+)` \| (\d+) \|([^|]*)\|$)"), part("`([^`]+)`");
+  std::vector<CommandRow> rows;
+  bool is_within = false;
+  for (const auto& line : lines_of(page)) {
+    if (line == "| what was met | `equigrad` ... | code | it says |") is_within = true;
+    if (line.empty()) is_within = false;
+    std::smatch cells;
+    if (!is_within || !std::regex_match(line, cells, row)) continue;
+    rows.push_back({cells[1].str(), std::stoi(cells[2].str()), {}});
+    const std::string said = cells[3].str();
+    for (std::sregex_iterator it(said.begin(), said.end(), part), end; it != end; ++it)
+      rows.back().parts.push_back((*it)[1].str());
+  }
+  return rows;
+}
+
+// Empty where the command ends and says as its row does.
+std::string other_than_in(const CommandRow& row, const std::string& folder) {
+  const auto ended = run("EQUIGRAD_BINARY", row.words, folder);
+  std::string problem;
+  if (ended.code != row.code) problem = "ends with " + std::to_string(ended.code) + "\n";
+  for (const auto& part : row.parts)
+    if (ended.output.find(part) == std::string::npos) problem += "does not say " + part + "\n";
+  return problem.empty() ? "" : "equigrad " + row.words + ": " + problem + ended.output;
+}
+
+TEST(FirstUse, ItsCommandsEndAndSayWhatThePageSays) {
+  const auto page = read("docs/first-use.md");
+  std::string folder = ::testing::TempDir() + "first-use-XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  for (const std::string name : {"ds_config.json", "old_form.json"}) {
+    const auto text = between(page, "```json " + name + "\n", "```");
+    ASSERT_FALSE(text.empty()) << name;
+    std::ofstream(folder + "/" + name) << text;
+  }
+  const auto rows = command_rows(page);
+  EXPECT_GE(rows.size(), 28u);
+  for (const auto& row : rows) EXPECT_EQ(other_than_in(row, folder), "");
+  std::filesystem::remove_all(folder);
+}
+
+TEST(FirstUse, ARowThatIsNotSoIsSeen) {
+  const auto rows = command_rows(
+      "| what was met | `equigrad` ... | code | it says |\n|---|---|--:|---|\n"
+      "| a | `run --seed -1` | 0 | `at least 0` |\n| b | `--version` | 0 | `torch`, `no such` |\n"
+      "\n| c | `bogus` | 2 | |\n");
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_THAT(other_than_in(rows[0], "."),
+              ::testing::StartsWith("equigrad run --seed -1: ends with 2\n"));
+  EXPECT_THAT(other_than_in(rows[1], "."),
+              ::testing::StartsWith("equigrad --version: does not say no such\n"));
 }
 
 // What a user types; the program that measures is found by `equigrad bench`.

@@ -1,0 +1,58 @@
+#include "conformance/cli/knobs.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "engine/config/config.hpp"
+
+namespace equigrad::conformance::cli {
+namespace {
+
+using nlohmann::json;
+
+// What keys of cases are like: some knobs go with one stage or precision only.
+std::vector<json> settings() {
+  std::vector<json> all;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const char* precision : {"", "bf16", "fp16"}) {
+      json config = {{"train_micro_batch_size_per_gpu", 1},
+                     {"optimizer", {{"type", "AdamW"}}},
+                     {"zero_optimization", {{"stage", stage}}}};
+      if (*precision != '\0') config[precision] = {{"enabled", true}};
+      all.push_back(std::move(config));
+    }
+  return all;
+}
+
+std::vector<std::string> problems_of(json config, const json& knobs) {
+  config.merge_patch(knobs);
+  try {
+    static_cast<void>(parse_config(config.dump(), 1));
+    return {};
+  } catch (const ConfigError& error) {
+    return error.problems();
+  }
+}
+
+}  // namespace
+
+std::string knobs_problem(const std::string& text) {
+  const auto knobs = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!knobs.is_object()) return "expected a JSON object, got \"" + text + "\"";
+  std::vector<std::string> always;
+  bool is_first = true;
+  for (const auto& setting : settings()) {
+    const auto found = problems_of(setting, knobs);
+    if (is_first) always = found;
+    is_first = false;
+    std::erase_if(always, [&](const std::string& one) {
+      return std::find(found.begin(), found.end(), one) == found.end();
+    });
+  }
+  std::string words;
+  for (const auto& one : always) words += (words.empty() ? "" : "\n") + one;
+  return words;
+}
+
+}  // namespace equigrad::conformance::cli
