@@ -445,7 +445,11 @@ int run_commands(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (app.exit(error) == 0) return 0;
     const auto nearest = conformance::cli::meant(app, argc, argv);
-    if (!nearest.empty()) std::fprintf(stderr, "%s:%s\n", name.c_str(), nearest.c_str());
+    const auto other = conformance::cli::no_command(app, argc, argv);
+    if (!nearest.empty())
+      std::fprintf(stderr, "%s:%s\n", name.c_str(), nearest.c_str());
+    else if (!other.empty())
+      std::fprintf(stderr, "%s: %s\n", name.c_str(), other.c_str());
     return 2;
   }
   try {
