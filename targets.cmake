@@ -625,7 +625,7 @@ function(equigrad_test file)
       target_link_libraries(${name} PRIVATE equigrad_warnings GTest::gmock_main)
       target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
       target_compile_definitions(${name} PRIVATE EQUIGRAD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-      equigrad_add_test(${name} architecture 120)
+      equigrad_add_test(${name} architecture 300)  # the readme test starts the program for each command of the pages
     else()
       equigrad_test_program(${name} equigrad_precompiled_tests_without_torch ${file})
       target_compile_definitions(${name} PRIVATE EQUIGRAD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
