@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "conformance/cases/recipe.hpp"
+#include "conformance/cases/unsplit_model.hpp"
 #include "reference/stepper.hpp"
 
 namespace equigrad::conformance {
@@ -161,6 +162,22 @@ void take_buffers(const oracle::TensorFile& file, const TwinPlan& plan, int step
   }
 }
 
+// The contributions of data ranks that share nothing, in the engine's types and in more bits.
+void add_unsplit_runs(oracle::TensorFile& file, const TwinPlan& plan, int step,
+                      const reference::Recipe& plain) {
+  TwinPlan whole = plan;
+  whole.make_model = plan.unsplit->make_model;
+  const auto run = [&](reference::Recipe recipe, const std::string& name) {
+    recipe.world = plan.unsplit->world;
+    recipe.sequence = 1;
+    recipe.absolute_sums = false;
+    add_map(file, name + "/" + std::to_string(step) + "/gradient",
+            PlanTrainer(whole, recipe, step).train_step().gradients);
+  };
+  run(plain, "unsplit");
+  run(precise_recipe(plan), "unsplit_precise");
+}
+
 // Of the first step that is applied: until then the weights are as they were made. Gives the more
 // precise gradient.
 reference::TensorMap add_bounded_runs(oracle::TensorFile& file, const TwinPlan& plan, int step,
@@ -177,6 +194,7 @@ reference::TensorMap add_bounded_runs(oracle::TensorFile& file, const TwinPlan& 
   add_map(file, "plain" + number + "/gradient", plain.gradients);
   add_map(file, "plain" + number + "/absolute_sum", plain.absolute_sum);
   add_map(file, "precise" + number + "/gradient", precise.gradients);
+  if (plan.unsplit) add_unsplit_runs(file, plan, step, recipe);
   return precise.gradients;
 }
 
@@ -253,6 +271,8 @@ TwinPlan plan_of(const CaseSpec& spec, uint64_t seed, const reference::Data& dat
       .needs_bounds = true};
   if (spec.clip == Clip::Off) plan.threshold = 0;
   if (spec.clip == Clip::Below) plan.threshold = 1e6;
+  if (!unsplit_name(spec).empty())
+    plan.unsplit = UnsplitPlan{unsplit_model(spec, seed, data), spec.data()};
   return plan;
 }
 

@@ -8,7 +8,9 @@
 //   <order>         first_applied, a step; -1: none is
 //   plain/<first_applied>/gradient|absolute_sum/<name>  in the engine's precision, summed exactly
 //   precise/<first_applied>/gradient/<name>             in fp64 for plain fp32, else in fp32
-//   unbounded       why these two runs are not there; empty: they are
+//   unsplit, unsplit_precise/<first_applied>/gradient/<name>   both again, of the unsplit model that
+//                   each data rank would have alone, where ranks share one
+//   unbounded       why these runs are not there; empty: they are
 //
 // Invariants: one file serves all stages and styles of a tuple; a gradient that is absent was used
 // by nobody. Both orders of addition are there unless they agree (one micro-batch), or exact_grid
@@ -17,7 +19,7 @@
 // along a tensor group a twin gives that rank's parts, of all but parameters, which are whole.
 // Errors: std::runtime_error for a file that is not a twin; c10::Error from the reference.
 // Depends on: case_model.hpp, gated_model.hpp, recipe.hpp, oracle/tensor_file.hpp,
-// oracle/underflow.hpp.
+// oracle/underflow.hpp; unsplit_model.hpp in the source.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,6 +39,12 @@
 
 namespace equigrad::conformance {
 
+// A model that ranks share, as so many data ranks would have it, each for itself.
+struct UnsplitPlan {
+  MakeCaseModel make_model;
+  int64_t world = 1;
+};
+
 // What a twin is made of.
 struct TwinPlan {
   MakeCaseModel make_model;
@@ -51,6 +59,7 @@ struct TwinPlan {
   // What the groups' rates, and first betas, are from this step on, after so many updates that were
   // applied; empty lists change nothing.
   std::function<reference::Rates(int step, int64_t applied)> rates = {};
+  std::optional<UnsplitPlan> unsplit = std::nullopt;  // nothing: ranks share nothing
 };
 TwinPlan plan_of(const CaseSpec& spec, uint64_t seed, const reference::Data& data);
 // What the stages of a tuple add in; with one micro-batch there is one order only.

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "conformance/oracle/digest.hpp"
+#include "conformance/oracle/unsplit_bound.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -121,6 +122,14 @@ void TwinComparison::bound_gradient(int step, const LocalShard& shard, const std
   lanes_.bounded.add_pass_or_fail(
       where + " (against higher precision)", shard.begin,
       oracle::check_gradient(got, plain, part("precise", "gradient"), sums, reduction));
+  const auto unsplit = facts_.twin.other("unsplit", "gradient", shard.name);
+  if (!unsplit.defined()) return;
+  const double room =
+      oracle::room_of(unsplit, facts_.twin.other("unsplit_precise", "gradient", shard.name));
+  lanes_.compared["bound"] += got.numel();
+  lanes_.bounded.add_pass_or_fail(
+      where + " (against the unsplit model)", shard.begin,
+      oracle::check_unsplit(got, part("unsplit_precise", "gradient"), room, sums, reduction));
 }
 
 void TwinComparison::check_scale(int step, const std::string& what) {

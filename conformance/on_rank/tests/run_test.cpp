@@ -13,6 +13,7 @@
 
 #include "conformance/faults/seams.hpp"
 #include "conformance/on_rank/program.hpp"
+#include "conformance/oracle/tensor_file.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/memory/ledger.hpp"
@@ -37,8 +38,11 @@ CaseSpec spec_of(int stage) {
           .model = "irregular"};
 }
 
+using ChangeTwin = std::function<void(oracle::TensorFile&)>;
+
 // The answer of this rank. `request` is added to the case's.
-json answer_of(RankContext& context, const CaseSpec& spec, json request = json::object()) {
+json answer_of(RankContext& context, const CaseSpec& spec, json request = json::object(),
+               const ChangeTwin& change = {}) {
   static const auto data = to_json(find_data("", false));
   const std::string twin = context.directory() + "/twin.safetensors";
   const json all = {{"id", spec.id()}, {"seed", 1}, {"data", data}};
@@ -46,6 +50,9 @@ json answer_of(RankContext& context, const CaseSpec& spec, json request = json::
     json make = all;
     make.update({{"do", "twin"}, {"path", twin}});
     serve(make, context);
+    auto file = oracle::read_tensors(twin);
+    if (change) change(file);
+    oracle::write_tensors(twin, file.tensors, file.metadata);
   }
   auto made = at::zeros({1});
   context.group()->all_reduce_sum(made)->wait();
@@ -106,6 +113,33 @@ TEST(Run, APartOfASequenceHoldsOnEveryRankOfIt) {
         held += row.at(2).get<int64_t>() - row.at(1).get<int64_t>();
       EXPECT_EQ(held, stage == 0 ? 4200 : 4200 / 2);
       EXPECT_EQ(answer.at("bounded").at("differing"), 0);
+    }
+  });
+}
+
+// Of what ranks share, gradients are beside those of the unsplit model too, in every precision: an
+// engine and a twin that make one mistake together, such as a division by the tensor ranks, have
+// equal bits.
+TEST(Run, WhatRanksShareIsBesideTheUnsplitModel) {
+  on_two_ranks([](RankContext& context) {
+    for (const auto precision : {Precision::Fp32, Precision::Bf16}) {
+      for (const std::string model : {"gated2", "ulysses2"}) {
+        auto spec = spec_of(1);
+        spec.model = model;
+        spec.precision = precision;
+        const auto right = answer_of(context, spec);
+        EXPECT_EQ(right.at("bounded").at("differing"), 0) << right.at("bounded").at("first");
+        const auto answer = answer_of(context, spec, json::object(), [](oracle::TensorFile& file) {
+          for (auto& [name, tensor] : file.tensors)
+            if (name.starts_with("unsplit") && name.ends_with("qkv.weight")) tensor.neg_();
+        });
+        EXPECT_EQ(first_finding(answer), "");
+        EXPECT_GT(answer.at("bounded").at("differing"), 0);
+        EXPECT_THAT(answer.at("bounded").at("first").get<std::string>(),
+                    ::testing::ContainsRegex(
+                        "^step 1 gradient .*qkv.weight \\(against the unsplit model\\): "));
+        EXPECT_EQ(answer.at("compared").at("bound"), right.at("compared").at("bound"));
+      }
     }
   });
 }
