@@ -253,6 +253,7 @@ class CarelessOfParts : public CarelessSave {
  protected:
   // A tensor of two parts, of a rank each, as the manifest tells it.
   checkpoint::TensorEntry told_by(const std::string& name) {
+    remove_folder(folder_ + "/tag");
     const auto storage = careless(name, real_disk(), folder_);
     storage->make_directories(at("tag"));
     checkpoint::Manifest manifest;
