@@ -179,13 +179,18 @@ void check_styles(const ModelFacts& model) {
                                    "\". " + kWriteSpecs);
 }
 
+bool mean_the_same(const Style& a, const Style& b) {
+  return a.placement == b.placement && a.gathers_output == b.gathers_output &&
+         a.takes_whole_input == b.takes_whole_input && a.sums_gradient == b.sums_gradient;
+}
+
 // Of the model's own plan: what it says of a module; null: nothing.
 const Style* own_style(const ModelFacts& model, const Candidate& candidate) {
   const Style* found = nullptr;
   for (const auto& [pattern, name] : model.plan) {
     if (!is_named_by(pattern, candidate.name)) continue;
     const Style* style = style_of(name);
-    if (found != nullptr && found != style)
+    if (found != nullptr && !mean_the_same(*found, *style))
       throw Error(kTensorPlan, candidate.name +
                                    ": expected one style in the model's own plan, got \"" +
                                    found->name + "\" and \"" + style->name + "\". " + kWriteSpecs);

@@ -239,6 +239,7 @@ TEST(ModelsPlan, WhatItDoesNotKnowIsRefusedByName) {
                 "\"colwise\" and \"rowwise\""));
   EXPECT_THAT(with({"norm", "colwise"}), HasSubstr("norm: expected a linear for \"colwise\""));
   EXPECT_EQ(with({"encoder.0.attention.query", "colwise"}), "");
+  EXPECT_EQ(with({"head", "colwise_rep"}), "") << "another name of its style";
   Model heads = encoder(kStyles);
   heads.facts.heads = 3;
   EXPECT_THAT(error_of(by_names(), heads),
