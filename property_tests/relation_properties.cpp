@@ -2,7 +2,8 @@
 //
 //   EQUIGRAD_TRIALS=200 relation_properties          that many random settings; 4 without it
 //   EQUIGRAD_FAULTS=word_lost,clip.twice relation_properties --gtest_filter='*Which*'
-//                                                    prints which relations catch these faults
+//                                                    prints which relations catch these faults,
+//                                                    or which of EQUIGRAD_RELATIONS=39,30
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -108,15 +109,23 @@ TEST(Relations, EachCatchesItsFaults) {
           << relation.number << " (" << relation.name << ") does not see " << fault;
 }
 
+std::vector<std::string> words_of(const char* variable) {
+  const char* given = std::getenv(variable);
+  std::stringstream all(given == nullptr ? "" : given);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(all, word, ',');) words.push_back(word);
+  return words;
+}
+
 TEST(Relations, WhichCatchTheFaultsThatAreAskedFor) {
-  const char* asked = std::getenv("EQUIGRAD_FAULTS");
-  if (asked == nullptr) return;
   const auto all = grid();  // of which four have every stage and type
-  std::stringstream names(asked);
-  for (std::string fault; std::getline(names, fault, ',');) {
+  std::set<int> asked;
+  for (const auto& word : words_of("EQUIGRAD_RELATIONS")) asked.insert(std::stoi(word));
+  for (const auto& fault : words_of("EQUIGRAD_FAULTS")) {
     std::printf("%s:", fault.c_str());
     for (const auto& relation : table())
-      if (sees(relation, fault, {all[0], all[5], all[7], all[10]}))
+      if ((asked.empty() || asked.contains(relation.number)) &&
+          sees(relation, fault, {all[0], all[5], all[7], all[10]}))
         std::printf(" %d", relation.number);
     std::printf("\n");
     std::fflush(stdout);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <bit>
+#include <cmath>
 
 #include "conformance/oracle/digest.hpp"
 
@@ -13,6 +14,19 @@ std::vector<std::string> names_of(const ProbeNetwork& network) {
   std::vector<std::string> names;
   for (const auto& parameter : network.parameters) names.push_back(parameter.name);
   return names;
+}
+
+// Dealt out in turn; each later one has half the rate and decay of the one before.
+std::vector<ParameterGroup> groups_of(const ProbeNetwork& network, const json& one,
+                                      const OptimizerConfig& optimizer) {
+  std::vector<ParameterGroup> groups(one.value("groups", std::size_t{1}));
+  for (std::size_t i = 0; i < network.parameters.size(); ++i)
+    groups[i % groups.size()].parameters.push_back(network.parameters[i]);
+  for (std::size_t i = 1; i < groups.size(); ++i) {
+    groups[i].lr = std::ldexp(optimizer.lr, -static_cast<int>(i));
+    groups[i].weight_decay = std::ldexp(optimizer.weight_decay, -static_cast<int>(i));
+  }
+  return groups;
 }
 
 }  // namespace
@@ -32,8 +46,8 @@ Session::Session(const json& one, RankContext& context, const Way& way)
     const at::NoGradGuard no_grad;
     for (const auto& [name, value] : way.start) at::Tensor(network[name]).copy_(value);
   }
-  engine = initialize({ParameterGroup{network.parameters, {}, {}}}, config_of(one, world_),
-                      communicator);
+  const auto config = config_of(one, world_);
+  engine = initialize(groups_of(network, one, config.optimizer), config, communicator);
   begin({0, rank_, 0});
 }
 

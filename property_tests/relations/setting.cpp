@@ -14,7 +14,7 @@ PrecisionConfig precision_of(const json& one) {
   precision.loss_scale.policy = LossScaleConfig::Policy::DeepSpeed;
   precision.loss_scale.initial_scale_power = one.value("scale_power", 8);
   precision.loss_scale.loss_scale_window = 1;
-  precision.loss_scale.hysteresis = 1;
+  precision.loss_scale.hysteresis = one.value("hysteresis", 1);
   return precision;
 }
 
@@ -36,6 +36,9 @@ EngineConfig config_of(const json& one, int world) {
   config.offload_optimizer.pin_memory = false;
   config.flops_profiler.enabled = one.value("profiler", false);
   config.flops_profiler.output_file = "/dev/null";
+  if (one.contains("warmup")) config.scheduler.emplace().warmup_num_steps = one.at("warmup");
+  config.progressive_layer_drop.enabled = one.value("layer_drop", false);
+  config.progressive_layer_drop.gamma = 0.1;
   config.communication_timeout_s = 30;
   return config;
 }

@@ -1,7 +1,8 @@
 // Setting: the configuration in which relations are tried, as JSON: drawn once, read by all ranks.
 //
 //   world stage accumulation  dtype (0 fp32, 1 bf16, 2 fp16)  wide_sums  model (probe_network.hpp)
-//   rows rule (0 SGD, 1 Adam, 2 AdamW)  clip  decay  momentum  schedule [6]  seed  fault (optional)
+//   rows rule (0 SGD, 1 Adam, 2 AdamW)  clip  decay  momentum  schedule [6]  seed
+//   optional: fault  groups (of parameters)  warmup (steps)  layer_drop  hysteresis ...
 //
 // Invariants: equal settings give equal configurations. fp16 starts at a scale of 2^8, which
 // every overflow halves.

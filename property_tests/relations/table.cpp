@@ -9,9 +9,9 @@ namespace equigrad::property_tests::relations {
 const std::vector<Relation>& table() {
   static const std::vector<Relation> all = [] {
     std::vector<Relation> rows;
-    for (const auto group :
-         {loss_relations, pass_relations, bounded_relations, reduction_relations, gather_relations,
-          lattice_relations, fingerprint_relations, station_relations, step_relations}) {
+    for (const auto group : {loss_relations, pass_relations, bounded_relations, reduction_relations,
+                             gather_relations, lattice_relations, fingerprint_relations,
+                             station_relations, step_relations, checkpoint_relations}) {
       auto some = group();
       std::move(some.begin(), some.end(), std::back_inserter(rows));
     }

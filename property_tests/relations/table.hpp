@@ -1,7 +1,6 @@
 // Table: all relations, and the settings in which they are tried.
 //
-// Invariants: every relation is there once, by a number that stays its own. Open, and in
-// no row: 39 (save, kill, resume: the engine writes no checkpoint files).
+// Invariants: every relation is there once, by a number that stays its own.
 // Units, errors: those of relation.hpp.   Depends on: relation.hpp.
 #pragma once
 
@@ -25,5 +24,6 @@ std::vector<Relation> gather_relations();
 std::vector<Relation> fingerprint_relations();  // fingerprint.cpp
 std::vector<Relation> station_relations();      // step_relations.cpp
 std::vector<Relation> step_relations();
+std::vector<Relation> checkpoint_relations();
 
 }  // namespace equigrad::property_tests::relations
