@@ -38,7 +38,7 @@ void change_heads(FaultContext& context,
   seams().scatter_heads = [&context, change](const Attended& parts, const Group& group,
                                              AttentionDimensions at) {
     auto scattered = through::scatter_heads(parts, group, at);
-    if (!context.has_begun()) return scattered;
+    if (!group || !context.has_begun()) return scattered;
     change(scattered, group, at);
     context.acted();
     return scattered;
@@ -52,7 +52,7 @@ void change_output(FaultContext& context,
   seams().gather_heads = [&context, change](const at::Tensor& output, const Attended& scattered,
                                             const Group& group, AttentionDimensions at) {
     const auto right = through::gather_heads(output, scattered, group, at);
-    if (!context.has_begun()) return right;
+    if (!group || !context.has_begun()) return right;
     const auto wrong = change(right, group->world_size(), at);
     if (!same_bits(wrong.detach(), right.detach())) context.acted();
     return wrong;
@@ -79,7 +79,7 @@ void average_averages(FaultContext& context) {
   seams().sequence_cross_entropy = [&context](const at::Tensor& logits, const at::Tensor& targets,
                                               const Group& group, int64_t ignored) {
     const auto right = through::sequence_cross_entropy(logits, targets, group, ignored);
-    if (!context.has_begun()) return right;
+    if (!group || !context.has_begun()) return right;
     const auto mean = at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), targets.flatten(),
                                              {}, at::Reduction::Mean, ignored);
     const auto wrong = through::reduce_from(mean, group) / static_cast<double>(group->world_size());
@@ -92,7 +92,7 @@ void average_averages(FaultContext& context) {
 void repeat_loss_gradient(FaultContext& context) {
   seams().sequence_cross_entropy = [&context](const at::Tensor& logits, const at::Tensor& targets,
                                               const Group& group, int64_t ignored) {
-    const auto factor = static_cast<double>(group->world_size());
+    const auto factor = static_cast<double>(parallel::size_of(group));
     return with_gradient(context, through::sequence_cross_entropy(logits, targets, group, ignored),
                          [factor](const at::Tensor& right) { return right * factor; });
   };
@@ -108,7 +108,7 @@ std::shared_ptr<const SequencePlace> watch_sequence() {
   auto place = std::make_shared<SequencePlace>();
   seams().scatter_heads = [place](const Attended& parts, const Group& group,
                                   AttentionDimensions at) {
-    *place = {group->rank(), group->world_size()};
+    if (group) *place = {group->rank(), group->world_size()};
     return through::scatter_heads(parts, group, at);
   };
   return place;
@@ -139,6 +139,7 @@ void keep_own_part_of_gradient(FaultContext& context) {
   seams().scatter_heads = [&context](const Attended& parts, const Group& group,
                                      AttentionDimensions at) {
     auto heads = through::scatter_heads(parts, group, at);
+    if (!group) return heads;
     heads.key = with_gradient(context, heads.key, [group, at](const at::Tensor& right) {
       const int64_t part = right.size(at.sequence) / group->world_size();
       const int64_t from = group->rank() * part;
@@ -215,7 +216,7 @@ std::vector<Fault> faults_of_attention() {
                [](FaultContext& s) {
                  seams().scatter_heads = [&s](const Attended& parts, const Group& group,
                                               AttentionDimensions at) {
-                   const bool is_shared = parts.key.size(at.heads) < group->world_size();
+                   const bool is_shared = parts.key.size(at.heads) < parallel::size_of(group);
                    if (!is_shared) return through::scatter_heads(parts, group, at);
                    const ChangeGradient twice = [](const at::Tensor& right) { return right * 2; };
                    return through::scatter_heads({parts.query, with_gradient(s, parts.key, twice),
