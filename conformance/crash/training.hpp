@@ -4,7 +4,8 @@
 //   tiny: w1 [2, 3]  b1 [2]  w2 [1, 2] ...
 //
 // On a tensor group w1 and b1 are a column's, w2 a row's, all packed as two matrices, and there is
-// frozen_part [96], which is split as b1 is; on a sequence group each rank has some rows of a batch.
+// frozen_part [96], which is split as b1 is; on a sequence group each rank has some rows of a
+// batch.
 //
 // Every step draws from the rank's generator and takes data by the engine's own counters: who
 // loads a checkpoint and goes on needs nothing else. Adam's states, a warm-up of the rate, and
