@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -276,18 +277,67 @@ class TwoRows(nn.Module):
         return output + layer["down_proj"](F.dropout(inner, self.rate, self.training))
 
 
-def two_rows() -> list[str]:
-    engine = equigrad.initialize(model=TwoRows(), config=configuration(2))[0]
+class Within(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.body(hidden)
+
+
+def two_rows(is_within: bool) -> list[str]:
+    body = TwoRows()
+    engine = equigrad.initialize(model=Within(body) if is_within else body, config=configuration(2))[0]
     torch.manual_seed(1)
     said = errors_of(lambda: engine(torch.ones(2, 8)))
-    engine.module.rate = 0.0
+    body.rate = 0.0
     return [*said, *errors_of(lambda: engine(torch.ones(2, 8)))]
 
 
-def test_draws_between_two_rows_are_refused() -> None:
-    for said in ranks.run(2, two_rows):
+@pytest.mark.parametrize("is_within", [False, True])
+def test_draws_between_two_rows_are_refused(is_within: bool) -> None:
+    for said in ranks.run(2, two_rows, is_within):
         assert "layers.0.down_proj: expected random numbers to be drawn between a column and the row behind it" in said[0]
         assert said[1] == ""
+
+
+def behind_a_lone_column(is_called: bool) -> list[torch.Tensor]:
+    engine = engine_of("own", 2, 1, "")
+    torch.manual_seed(SEED)
+    if is_called:
+        engine.module.layers[0].up_proj(torch.ones(1, models.WIDTH))
+    return [models.loss_of("own", engine, 0, 0, 0).detach(), torch.get_rng_state()]
+
+
+def test_a_column_that_is_called_by_itself_leaves_no_region() -> None:
+    alone, plain = (ranks.run(2, behind_a_lone_column, is_called) for is_called in (True, False))
+    assert [digest(one) for one in alone] == [digest(one) for one in plain]
+
+
+class Gathered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.proj = SimpleNamespace(model_type="own"), nn.Linear(8, 8)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.proj(hidden), 0.5, self.training)
+
+
+def gathered() -> torch.Tensor:
+    spec = {"patterns": ["proj.weight"], "partition_type": "column", "gather_output": True}
+    section = {"partition_config": {"use_default_specs": False, "layer_specs": [spec]}}
+    engine = equigrad.initialize(model=Gathered(), config=configuration(2, 0, section))[0]
+    assert list(engine.module.proj.weight.shape) == [4, 8]
+    torch.manual_seed(SEED)
+    return engine(torch.ones(4, 8)) == 0
+
+
+def test_what_a_column_gathers_is_whole() -> None:
+    torch.manual_seed(SEED)
+    want = F.dropout(torch.ones(4, 8), 0.5) == 0
+    for got in ranks.run(2, gathered):
+        assert torch.equal(got, want)
 
 
 class Partly(nn.Module):

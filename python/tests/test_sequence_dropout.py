@@ -279,8 +279,15 @@ def effects() -> dict[str, torch.Tensor]:
     run("trained", part["input_ids"], part["position_ids"])
     hook = engine.module.norm.register_forward_pre_hook(lambda *_: torch.ones(1)[2])
     run("after an exception", part["input_ids"], part["position_ids"])
-    hook.remove()
     engine.destroy()
+    torch.manual_seed(SEED)
+    with pytest.raises(IndexError):
+        engine.module(part["input_ids"], part["position_ids"])
+    states["destroyed"] = torch.get_rng_state()
+    hook.remove()
+    torch.manual_seed(SEED)
+    engine.module.dropout(torch.ones(*part["input_ids"].shape, models.WIDTH))
+    states["a mask"] = torch.get_rng_state()
     return states
 
 
@@ -290,6 +297,7 @@ def test_what_a_forward_pass_leaves_behind() -> None:
         assert torch.equal(states["evaluated"], states["before"])
         assert not torch.equal(states["trained"], states["before"]), "one number was drawn"
         assert torch.equal(states["after an exception"], states["trained"])
+        assert torch.equal(states["destroyed"], states["a mask"]), "a model without its engine draws by itself"
 
 
 # ---- Beside a tensor group -------------------------------------------------------------------------------------------

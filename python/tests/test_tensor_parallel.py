@@ -124,6 +124,37 @@ def test_specs_of_the_caller_and_a_split_vocabulary() -> None:
     assert_same(ranks.run(2, play_specs, 1)[0], ranks.alone(twin_specs, 1))
 
 
+class WordScaledWordEmbedding(torch.nn.Embedding):
+    """As those of transformers of such a name."""
+
+    __module__ = "transformers.models.word.modeling_word"
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_ids) * 3.0
+
+
+class Words(models.Lattice):
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.embed.weight
+        self.embed = WordScaledWordEmbedding(models.VOCABULARY, 8)
+        self.embed.weight = weight
+
+
+def play_scaled(partition: str, placement: str) -> dict[str, Any]:
+    spec = {"patterns": ["embed.weight"], "partition_type": partition, "gather_output": partition == "column"}
+    section = {"partition_config": {"use_default_specs": False, "layer_specs": [spec]}}
+    engine = equigrad.initialize(model=disturbed(Words()), config=configuration(2, 1, section))[0]
+    assert f"embed  {placement}" in engine.tensor_parallel_plan
+    return trained(engine, models.lattice_loss, 1)
+
+
+@pytest.mark.parametrize(("partition", "placement"), [("row", "vocabulary"), ("column", "column")])
+def test_an_embedding_that_scales_what_it_looks_up(partition: str, placement: str) -> None:
+    want = ranks.alone(twin.train, Words, models.lattice_loss, 1, 1, 1, PASSES, LR)
+    assert_same(ranks.run(2, play_scaled, partition, placement)[0], want)
+
+
 # ---- The norm --------------------------------------------------------------------------------------------------------
 
 
