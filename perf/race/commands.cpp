@@ -17,6 +17,7 @@
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/comm/launch.hpp"
 #include "engine/error.hpp"
+#include "perf/race/activations.hpp"
 #include "perf/race/gate.hpp"
 #include "perf/race/memory.hpp"
 #include "perf/race/rank_processes.hpp"
@@ -124,11 +125,23 @@ int race_command(RaceCommand command, const std::string& line) {
 }
 
 int memory_command(const std::string& worker) {
+  constexpr int64_t kBatch = 4;
+  const std::vector<comm::MeshSizes> meshes = {
+      {.data = 2}, {.tensor = 2}, {.data = 2, .tensor = 2}, {.sequence = 2}};
   for (const auto& model : {gpt(4, 256, 8, 128, 4096), gpt(8, 512, 8, 128, 4096)}) {
-    const Scratch scratch;
-    std::printf("GPT, dim %d\n\n%s\n", model.at("dim").get<int>(),
-                memory_table(measure_memory(worker, scratch.path(), model, 4)).c_str());
-    std::fflush(stdout);
+    for (const auto& ranks : meshes) {
+      const Scratch scratch;
+      const auto rows = measure_memory(worker, scratch.path(), model, kBatch, ranks);
+      const auto formula = activation_bytes(model, kBatch, ranks);
+      std::printf("GPT, dim %d, data %d x sequence %d x tensor %d\n\n%s\n",
+                  model.at("dim").get<int>(), ranks.data, ranks.sequence, ranks.tensor,
+                  memory_table(rows).c_str());
+      std::printf(
+          "Activations that forward leaves: %ld bytes; by formula %ld (%ld divided, %ld "
+          "whole).\n\n",
+          rows.at(0).left_bytes, formula.total(), formula.divided, formula.whole);
+      std::fflush(stdout);
+    }
   }
   return 0;
 }

@@ -17,8 +17,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kWorld = 2;
-
 int64_t sum_of(const PhaseBytes& phase) {
   return std::accumulate(phase.held_bytes.begin(), phase.held_bytes.end(), int64_t{0});
 }
@@ -62,6 +60,34 @@ std::vector<PhaseBytes> phases_of(const json& said) {
   return phases;
 }
 
+// What is there when the backward pass begins, beyond what is there between steps.
+int64_t left_by_forward(const json& said) {
+  for (const auto& moment : said)
+    if (moment.at("begins") == "backward")
+      return moment.at("start_bytes").get<int64_t>() - said.at(0).at("start_bytes").get<int64_t>();
+  return 0;
+}
+
+// Of the parts that a tensor rank has (perf/worker/shared_gpt.hpp).
+std::vector<int64_t> numels_of(const json& model, int tensor) {
+  std::vector<int64_t> numels;
+  for (const auto& [name, tensor_of] : Model(model).parameters()) {
+    const auto ends = [&, of = name](const char* end) { return of.ends_with(end); };
+    const bool is_cut = ends("qkv.weight") || ends("qkv.bias") || ends("projection.weight") ||
+                        ends("up.weight") || ends("up.bias") || ends("down.weight");
+    numels.push_back(tensor_of.numel() / (is_cut ? tensor : 1));
+  }
+  return numels;
+}
+
+// The keys of a mesh in the engine's configuration.
+json keys_of(const comm::MeshSizes& ranks) {
+  json keys = json::object();
+  if (ranks.tensor > 1) keys["tensor_parallel"]["autotp_size"] = ranks.tensor;
+  if (ranks.sequence > 1) keys["sequence_parallel_size"] = ranks.sequence;
+  return keys;
+}
+
 std::string megabytes(int64_t bytes) {
   return bytes == 0 ? "" : fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6);
 }
@@ -75,32 +101,43 @@ int64_t MemoryRow::peak_bytes() const {
 }
 
 std::vector<MemoryRow> measure_memory(const std::string& worker, const std::string& scratch,
-                                      const json& model, int64_t batch) {
-  const Workload workload(model, kWorld, batch, 1, scratch);
-  const auto measure = [&](const std::string& name, const json& settings) {
-    RankProcesses ranks(name, {worker}, kWorld, scratch + "/memory");
-    json request = {{"do", "start"},     {"model", model},
-                    {"batch", batch},    {"weights", workload.weights()},
-                    {"bf16", false},     {"batches", workload.batches()},
-                    {"accumulation", 1}, {"counted", true}};
+                                      const json& model, int64_t batch,
+                                      const comm::MeshSizes& ranks) {
+  const int world = ranks.world_size(), shards = ranks.data * ranks.sequence;
+  const bool is_shared = ranks.sequence * ranks.tensor > 1;
+  const Workload workload(model, ranks.data, batch, 1, scratch);
+  int lives = 0;  // whose files are theirs alone
+  const auto measure = [&](const std::string& name, int processes, const json& settings) {
+    const std::string folder = scratch + "/memory" + std::to_string(lives++);
+    RankProcesses all(name, {worker}, processes, folder);
+    json request = {{"do", "start"},
+                    {"model", model},
+                    {"batch", batch},
+                    {"weights", workload.weights()},
+                    {"bf16", false},
+                    {"batches", workload.batches()},
+                    {"accumulation", 1},
+                    {"counted", true},
+                    {"sequence", ranks.sequence},
+                    {"tensor", ranks.tensor}};
     request.update(settings);
-    ranks.ask(request);
-    ranks.ask({{"do", "block"}, {"warm", 2}, {"steps", 0}});
-    return ranks.ask({{"do", "memory"}})[0];
+    all.ask(request);
+    all.ask({{"do", "block"}, {"warm", 2}, {"steps", 0}});
+    return all.ask({{"do", "memory"}})[0];
   };
-  const json alone = measure("LibTorch alone", {{"work", "libtorch"}});
+  const json alone = measure("LibTorch alone", is_shared ? 1 : world,
+                             {{"work", "libtorch"}, {"empty", is_shared}});
   std::vector<Moment> moments;
   for (const auto& moment : alone) moments.push_back(moment_of(moment));
-  std::vector<int64_t> numels;
-  for (const auto& [name, tensor] : Model(model).parameters()) numels.push_back(tensor.numel());
-  std::vector<MemoryRow> rows = {{"LibTorch alone", phases_of(alone)}};
-  for (int stage = 0; stage <= 3; ++stage) {
+  const auto numels = numels_of(model, ranks.tensor);
+  std::vector<MemoryRow> rows = {{"LibTorch alone", phases_of(alone), 0, left_by_forward(alone)}};
+  for (int stage = 0; stage <= (ranks.tensor > 1 ? 2 : 3); ++stage) {
     const std::string name = fmt::format("Equigrad stage {}", stage);
-    const std::string config = engine_config(stage, batch, 1, json::object()).dump();
+    const std::string config = engine_config(stage, batch, 1, keys_of(ranks)).dump();
     const int64_t forecast_bytes =
-        forecast_peak_bytes(numels, parse_config(config, kWorld), kWorld, moments);
-    rows.push_back(
-        {name, phases_of(measure(name, {{"work", "engine"}, {"config", config}})), forecast_bytes});
+        forecast_peak_bytes(numels, parse_config(config, world), shards, moments);
+    const json said = measure(name, world, {{"work", "engine"}, {"config", config}});
+    rows.push_back({name, phases_of(said), forecast_bytes, left_by_forward(said)});
   }
   return rows;
 }

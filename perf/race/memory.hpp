@@ -8,10 +8,12 @@
 //   activations  in forward and backward, beyond that: what operators save, their temporaries, and
 //                gradients on their way to the buckets
 //
-// The forecast of the highest moment is made before the engine runs (memory_forecast.hpp).
+// The forecast of the highest moment is made before the engine runs (memory_forecast.hpp). Where
+// ranks share a model, or a sequence, its moments are those of plain LibTorch on one of them, whose
+// groups carry nothing: what is divided is divided, what is replicated whole.
 //
 // Invariants: columns of a row add up to its sum.   Units: bytes, of rank 0; a step of accumulation
-// 1.   Errors: std::runtime_error when a rank fails.   Depends on: rank_processes.
+// 1.   Errors: std::runtime_error when a rank fails.   Depends on: rank_processes, comm/mesh.
 #pragma once
 
 #include <array>
@@ -19,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/comm/mesh.hpp"
 #include "engine/memory/ledger.hpp"
 
 namespace equigrad::perf {
@@ -34,13 +37,16 @@ struct MemoryRow {
   std::string contestant;
   std::vector<PhaseBytes> phases;
   int64_t forecast_bytes = 0;  // of the highest moment, at most; 0: none
+  int64_t left_bytes = 0;      // by forward, for the backward pass that begins
 
   int64_t peak_bytes() const;
 };
 
-// Plain LibTorch first, then the engine's stages 0 to 3, two ranks, fp32.
+// Plain LibTorch first, then the engine's stages, fp32: 0 to 3, on a tensor group 0 to 2. Of ZeRO's
+// ranks, data x sequence, there are two at most, as in memory_forecast.hpp.
 std::vector<MemoryRow> measure_memory(const std::string& worker, const std::string& scratch,
-                                      const nlohmann::json& model, int64_t batch);
+                                      const nlohmann::json& model, int64_t batch,
+                                      const comm::MeshSizes& ranks);
 std::string memory_table(const std::vector<MemoryRow>& rows);
 
 }  // namespace equigrad::perf

@@ -1,7 +1,8 @@
 // One rank of the engine, or of plain LibTorch: does what the controller (perf/race/) says over a
 // socket. perf/peers/worker.py is a peer's; both speak the same:
 //
-//   start      model, weights, batches, configuration            -> parameters, base_bytes
+//   start      model, weights, batches, configuration; of a mesh its sizes; "empty": groups that
+//              carry nothing                                     -> parameters, base_bytes
 //   gradients  the first step's averaged gradients into a file   (next after start, or never)
 //   block      a barrier, `warm` steps, `steps` timed   -> seconds, cpu_seconds, growth_bytes
 //   counts     `steps`: collectives, bytes sent, allocations, what has grown; calls, if recorded
@@ -47,6 +48,7 @@ class Worker {
  public:
   Worker(int rank, int world, const std::string& rendezvous)
       : rank_(rank),
+        rendezvous_(rendezvous),
         communicator_(comm::connect_gloo(rank, world, rendezvous, std::chrono::minutes(10))) {}
 
   json serve(const json& request) {
@@ -90,9 +92,20 @@ class Worker {
     barrier();
     forget_peak();
     base_bytes_ = status_bytes("VmRSS");
-    work_ = make_work(request, communicator);
+    work_ = make_work(request, mesh_of(request, communicator));
     forget_peak();  // what the weights' file took is not training's
     return {{"base_bytes", base_bytes_}, {"versions", {{"torch", TORCH_VERSION}}}};
+  }
+
+  comm::Mesh mesh_of(const json& request, const std::shared_ptr<comm::Communicator>& all) const {
+    const int sequence = request.value("sequence", 1), tensor = request.value("tensor", 1);
+    if (request.value("empty", false))  // the first rank of them
+      return comm::make_mesh(
+          0, {.sequence = sequence, .tensor = tensor},
+          [](const std::string&, int, int size) { return std::make_shared<EmptyWire>(size); });
+    if (sequence * tensor == 1) return all;
+    const auto sizes = comm::mesh_sizes(all->world_size(), sequence, tensor);
+    return comm::connect_gloo_mesh(rank_, sizes, rendezvous_ + ".mesh", std::chrono::minutes(10));
   }
 
   // Both ranks send at once, and each takes what the other sends.
@@ -206,6 +219,7 @@ class Worker {
   void barrier() { comm::exchange(*communicator_, at::zeros({1}, at::kLong)); }
 
   int rank_;
+  std::string rendezvous_;
   std::shared_ptr<comm::Communicator> communicator_;
   std::shared_ptr<RacedWire> raced_wire_;
   std::shared_ptr<RecordedWire> recorded_wire_;

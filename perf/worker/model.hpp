@@ -24,6 +24,7 @@ namespace equigrad::perf {
 class Model {
  public:
   explicit Model(const nlohmann::json& settings);
+  explicit Model(std::shared_ptr<reference::Model> gpt) : gpt_(std::move(gpt)) {}
 
   void read_weights(const std::string& path);
   torch::nn::Module& module();

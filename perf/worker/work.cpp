@@ -12,6 +12,7 @@
 #include "engine/engine.hpp"
 #include "engine/memory/ledger.hpp"
 #include "perf/worker/model.hpp"
+#include "perf/worker/shared_gpt.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -52,30 +53,43 @@ class StepObserver final : public autograd::OperatorListener {
   autograd::Observation observation_;
 };
 
-Model read_model(const json& request) {
-  Model model(request.at("model"));
-  model.read_weights(request.at("weights"));
-  return model;
+Model read_model(const json& request, const comm::Mesh& ranks) {
+  const json& settings = request.at("model");
+  if (!ranks.tensor() && !ranks.sequence()) {
+    Model model(settings);
+    model.read_weights(request.at("weights"));
+    return model;
+  }
+  const auto gpt = make_shared_gpt({settings.at("layers"), settings.at("dim"), settings.at("heads"),
+                                    settings.at("context"), settings.at("vocabulary")},
+                                   ranks);
+  const std::string weights = request.at("weights");
+  read_part(*gpt, conformance::oracle::read_tensors(weights).tensors, ranks);
+  return Model(gpt);
 }
 
 class Batches {
  public:
-  Batches(const json& request, int rank)
+  Batches(const json& request, const comm::Mesh& ranks)
       : all_(conformance::oracle::read_tensors(request.at("batches"))
-                 .tensors.at("rank" + std::to_string(rank))
+                 .tensors.at("rank" + std::to_string(data_rank(ranks)))
                  .clone()) {}
   at::Tensor next() { return all_[next_++ % all_.size(0)]; }
 
  private:
+  static int data_rank(const comm::Mesh& ranks) {
+    return comm::place_of(ranks.world()->rank(), ranks.sizes()).data;
+  }
+
   at::Tensor all_;
   int64_t next_ = 0;
 };
 
 class OnEngine final : public Work {
  public:
-  OnEngine(const json& request, const std::shared_ptr<comm::Communicator>& communicator)
-      : model_(read_model(request)), batches_(request, communicator->rank()) {
-    engine_ = initialize(model_.module(), request.at("config").get<std::string>(), communicator);
+  OnEngine(const json& request, const comm::Mesh& ranks)
+      : model_(read_model(request, ranks)), batches_(request, ranks) {
+    engine_ = initialize(model_.module(), request.at("config").get<std::string>(), ranks);
     dtype_ = request.at("bf16").get<bool>() ? at::kBFloat16 : at::kFloat;
   }
 
@@ -135,9 +149,9 @@ class OnEngine final : public Work {
 
 class Libtorch final : public Work {
  public:
-  Libtorch(const json& request, int rank)
-      : model_(read_model(request)),
-        batches_(request, rank),
+  Libtorch(const json& request, const comm::Mesh& ranks)
+      : model_(read_model(request, ranks)),
+        batches_(request, ranks),
         accumulation_(request.at("accumulation")) {
     if (request.at("bf16").get<bool>()) model_.module().to(at::kBFloat16);
     dtype_ = request.at("bf16").get<bool>() ? at::kBFloat16 : at::kFloat;
@@ -208,11 +222,9 @@ class Libtorch final : public Work {
 
 }  // namespace
 
-std::unique_ptr<Work> make_work(const json& request,
-                                const std::shared_ptr<comm::Communicator>& communicator) {
-  if (request.at("work") == "engine") return std::make_unique<OnEngine>(request, communicator);
-  if (request.at("work") == "libtorch")
-    return std::make_unique<Libtorch>(request, communicator->rank());
+std::unique_ptr<Work> make_work(const json& request, const comm::Mesh& ranks) {
+  if (request.at("work") == "engine") return std::make_unique<OnEngine>(request, ranks);
+  if (request.at("work") == "libtorch") return std::make_unique<Libtorch>(request, ranks);
   throw std::runtime_error("[perf] expected the work engine or libtorch, got " +
                            request.at("work").dump() + ".");
 }

@@ -3,12 +3,13 @@
 //   engine     equigrad::initialize with the request's configuration, as a user calls it
 //   libtorch   forward, backward, ATen's fused AdamW; no communication: what a step costs alone
 //
-// Models: "gpt" is the reference's; "dots" has many small parameters, loss = (sum of p . x)^2.
+// Models: "gpt" is the reference's, or where ranks share it shared_gpt.hpp; "dots" has many small
+// parameters, loss = (sum of p . x)^2.
 // Invariants: weights and batches come from the request's files; step i takes the batches that
 //   follow those of step i - 1, round and round.
 // Shapes: batches [count, batch, context + 1] int64 for gpt, [count, width] float for dots.
 // Errors: std::runtime_error, equigrad::Error.
-// Depends on: engine.hpp, parameter/operator_observer, reference/models/model.hpp.
+// Depends on: engine.hpp, comm/mesh.hpp, parameter/operator_observer, reference/models/model.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/comm/communicator.hpp"
+#include "engine/comm/mesh.hpp"
 
 namespace equigrad::perf {
 
@@ -44,7 +45,7 @@ class Work {
   virtual nlohmann::json held() const = 0;
 };
 
-std::unique_ptr<Work> make_work(const nlohmann::json& request,
-                                const std::shared_ptr<comm::Communicator>& communicator);
+// Ranks that share a model, or a sequence, take the same batches.
+std::unique_ptr<Work> make_work(const nlohmann::json& request, const comm::Mesh& ranks);
 
 }  // namespace equigrad::perf
