@@ -260,6 +260,8 @@ def outputs() -> Any:
         lambda: split + torch.ones(VOCABULARY),
         lambda: split[..., 0],
         lambda: split[0, 0, 3],
+        lambda: split[..., :5],
+        lambda: torch.softmax(input=split, dim=-1),
         lambda: split.__setitem__((..., 3), 0.0),
         lambda: split.register_hook(print),
         lambda: split.backward(plain),
@@ -269,6 +271,10 @@ def outputs() -> Any:
         lambda: split.tolist(),
         lambda: engine(**{**batch, "labels": torch.full_like(batch["tokens"], VOCABULARY)}),
     )
+    for labels in ({}, {"labels": None}):
+        whole = engine(batch["tokens"], **labels).logits
+        assert type(whole) is torch.Tensor, "without labels, behind a pass that raised"
+        twin.assert_same_bits(whole, plain, "whole")
     equigrad.parallel.whole_logits(split).sum().backward()
     return errors, repr(split), digest([one.grad for one in engine.module.parameters()])
 
@@ -279,6 +285,8 @@ REFUSED = [
     "add",
     "__getitem__",
     "__getitem__",
+    "__getitem__",
+    "softmax",
     "__setitem__",
     "register_hook",
     "backward",
@@ -293,6 +301,66 @@ def test_logits_beside_a_loss_are_parts_and_say_so() -> None:
             assert f"expected whole logits for {name}, got" in said and "whole_logits(output.logits)" in said, said
         assert "from 0 to 15, or -100 for one that is ignored, got 16" in errors[-1]
         assert shown.endswith(f"the entries {8 * rank} to {8 * rank + 7})"), shown
+
+
+ASKED: list[dict[str, Any]] = [
+    {"ignore_index": 5},
+    {"ignore_index": 5, "reduction": "sum"},
+    {"ignore_index": 5, "reduction": "none"},
+    {"label_smoothing": 0.25},
+]
+
+
+class Asking(WholeNumbers):
+    asked: dict[str, Any]
+
+    def loss_function(self, logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:  # type: ignore[override]
+        return F.cross_entropy(logits.view(-1, VOCABULARY), labels.view(-1), **self.asked)
+
+
+def asked() -> None:
+    engine = equigrad.initialize(model=disturbed(Asking()), config=configuration(2, 0, HEAD))[0]
+    batch = batch_of(0, 0, 0)
+    plain, labels = engine(batch["tokens"]).logits, batch["tokens"].clone()
+    labels[1, 1:3] = 5
+    for one in ASKED:
+        engine.module.asked = one
+        output = engine(batch["tokens"], labels=labels)
+        want = F.cross_entropy(plain.view(-1, VOCABULARY), labels.view(-1), **one)
+        assert isinstance(output.logits, SplitLogits)
+        twin.assert_same_bits(output.loss + 0.0, want + 0.0, str(one))  # a loss of 0 has no sign
+    got, want = (equigrad.parallel.cross_entropy(logits, labels, None, 5) for logits in (output.logits, plain))
+    twin.assert_same_bits(got, want, "over a sequence")
+
+
+def test_a_loss_has_what_it_is_asked_for() -> None:
+    ranks.run(2, asked)
+
+
+class Around(torch.nn.Module):
+    """Computes the loss itself, of what a model that has labels, too, gives without them."""
+
+    loss_function = staticmethod(causal_loss)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Causal()
+        self.config = self.inner.config
+
+    def forward(self, tokens: torch.Tensor, labels: Any = None) -> Any:
+        logits = self.inner(tokens).logits
+        loss = None if labels is None else self.loss_function(logits, labels, VOCABULARY)
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+def around() -> list[type]:
+    engine = equigrad.initialize(model=Around(), config=configuration(2, 0, HEAD))[0]
+    batch = batch_of(0, 0, 0)
+    return [type(engine(**batch).logits), type(engine(batch["tokens"]).logits)]
+
+
+def test_the_model_around_may_have_the_labels() -> None:
+    assert ranks.run(2, around) == [[SplitLogits, torch.Tensor]] * 2
 
 
 class InPlace(Causal):
