@@ -14,6 +14,8 @@
 #include <random>
 #include <set>
 
+#include "conformance/faults/adversary.hpp"
+#include "engine/comm/mesh.hpp"
 #include "property_tests/programs/engine_player.hpp"
 #include "property_tests/programs/listing.hpp"
 #include "property_tests/programs/reference_player.hpp"
@@ -38,6 +40,20 @@ const bool kProgramsAreSet = [] {
   return setenv("RC_PARAMS", (most + " " + (given != nullptr ? given : "")).c_str(), 1) == 0;
 }();
 
+// One set of ranks plays on several meshes, whose groups of one name have other ranks; one of three
+// communicators does everything as late as it may.
+comm::Mesh mesh_of_ranks(const json& setting, RankContext& context) {
+  const auto sizes = mesh_of(setting);
+  const auto grid = std::to_string(sizes.data) + "x" + std::to_string(sizes.sequence) + "x" +
+                    std::to_string(sizes.tensor) + "/";
+  const bool has_groups = sizes.sequence * sizes.tensor > 1;
+  return comm::make_mesh(context.rank(), sizes, [&](const std::string& name, int rank, int size) {
+    const auto real = context.group(name == "world" ? name : grid + name, rank, size);
+    return conformance::faults::adversarial(real, setting.value("adversary", uint64_t{0}),
+                                            has_groups);
+  });
+}
+
 // The reference is played to its end before there is an engine.
 json play(const json& request, RankContext& context) {
   const auto& setting = request.at("setting");
@@ -46,7 +62,7 @@ json play(const json& request, RankContext& context) {
   std::vector<Seen> seen;
   for (const auto& call : request.at("calls")) seen.push_back(reference.play(call));
   context.note("initialize");
-  EnginePlayer engine(setting, context.rank(), context.group());
+  EnginePlayer engine(setting, context.rank(), mesh_of_ranks(setting, context));
   std::string wrong;
   for (std::size_t i = 0; i < seen.size(); ++i) {
     const auto& call = request.at("calls")[i];
@@ -94,11 +110,29 @@ int below(int end) { return *full_size(rc::gen::inRange(0, end)); }
 
 constexpr int kPrecisions = 3;  // fp32, bf16, fp16
 
+struct Grid {
+  int sequence = 1, tensor = 1;
+};
+
+// Of two programs one is of data ranks alone.
+Grid any_grid() {
+  const int drawn = below(6);
+  if (drawn < 3) return {};
+  return drawn == 3 ? Grid{2, 1} : drawn == 4 ? Grid{1, 2} : Grid{2, 2};
+}
+
 json any_setting() {
   const int precision = below(kPrecisions);
   const int rule = below(3);
-  return {{"world", 1 + below(4)},
-          {"stage", below(4)},
+  const auto [sequence, tensor] = any_grid();
+  const int shared = sequence * tensor;  // features are split over all of them
+  // No checkpoint within a pass holds several parts.
+  const int extras = below(256) & ~(shared > 1 ? kNests : 0);
+  return {{"world", shared * (1 + below(4 / shared))},
+          {"sequence", sequence},
+          {"tensor", tensor},
+          {"adversary", below(3) == 0 ? 1 + below(1000) : 0},
+          {"stage", below(tensor > 1 ? 3 : 4)},
           {"precision", precision},
           {"narrow_sums", precision != 0 && below(2) == 1},
           {"scale_window", 1 + below(3)},
@@ -109,8 +143,9 @@ json any_setting() {
           {"rule", rule},
           {"momentum", rule == 2 && below(2) == 1 ? 0.9 : 0.0},
           {"clip", *rc::gen::element(0.0, 0.05, 1e6)},
-          {"widths", json::array({1 + below(4), 1 + below(4), 1 + below(3)})},
-          {"extras", below(256)},
+          {"widths", json::array({1 + below(4), shared * (1 + below(shared > 1 ? 2 : 4)),
+                                  shared * (1 + below(shared > 1 ? 2 : 3))})},
+          {"extras", extras},
           {"persistent", *rc::gen::element(0, 4)},
           {"reuse", *rc::gen::element(1000, 0, 10)},
           {"seed", *rc::gen::noShrink(rc::gen::inRange(0, 1 << 30))}};

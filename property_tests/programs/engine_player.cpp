@@ -20,16 +20,20 @@ at::Tensor plain(const at::Tensor& tensor) {
 
 }  // namespace
 
-EnginePlayer::EnginePlayer(const json& setting, int rank,
-                           const std::shared_ptr<comm::Communicator>& group)
-    : setting_(setting), rank_(rank), network_(setting), observed_(network_.models().size()) {
+EnginePlayer::EnginePlayer(const json& setting, int rank, const comm::Mesh& mesh)
+    : setting_(setting),
+      place_(comm::place_of(rank, mesh.sizes())),
+      tensor_{place_.tensor, mesh.sizes().tensor},
+      parts_(parts_of_rank(mesh)),
+      network_(setting, tensor_),
+      observed_(network_.models().size()) {
   for (const auto& model : network_.models()) {
     const auto i = engines_.size();
-    engines_.push_back(initialize(*model, config_of(setting).dump(), group));
+    engines_.push_back(initialize(*model, config_of(setting).dump(), mesh));
     engines_[i]->on_step([this, i](const std::vector<LocalShard>& shards) {
       ++observed_[i];
       for (const auto& shard : shards)
-        expect("gradient " + shard.name + of(i), shard.gradient, shard);
+        expect("gradient " + shard.name + of(i), shard.gradient, shard.name, shard);
     });
   }
   if (setting.at("precision") == 2 && engines_.size() == 2)
@@ -39,7 +43,7 @@ EnginePlayer::EnginePlayer(const json& setting, int rank,
 std::string EnginePlayer::play(const json& call, const Seen& want) {
   want_ = &want;
   const std::string name = call.at("call");
-  if (name == "forward") kept_[call.at("slot")] = run(call, branch_of(call, rank_));
+  if (name == "forward") kept_[call.at("slot")] = run(call, branch_of(call, place_.data));
   if (name == "backward") backward(call);
   if (name == "throw") throwing(call);
   if (name == "twice") twice(call);
@@ -49,15 +53,16 @@ std::string EnginePlayer::play(const json& call, const Seen& want) {
   if (name == "set") set(call);
   if (name == "look") look(call);
   if (name == "grad") {
-    const auto kept = network_.run(batch(call), 1, Throw::None, false);
-    expect("grad", torch::autograd::grad({kept.loss}, {network_.weight()})[0]);
+    const auto kept = network_.run(*parts_, batch(call), 1, Throw::None, false);
+    expect("grad", torch::autograd::grad({kept.loss}, {network_.weight()})[0], "first.weight");
   }
   if (name == "refuse") refuse(call.at("what"));
   if (name == "end") {
     guards_.clear();
     for (std::size_t i = 0; i < engines_.size(); ++i)
       for (const auto& parameter : trained(setting_))
-        expect("so far " + parameter + of(i), engines_[i]->access().full_gradient(parameter));
+        expect("so far " + parameter + of(i), engines_[i]->access().full_gradient(parameter),
+               parameter);
     expect_everything();
   }
   expect_numbers();
@@ -76,7 +81,7 @@ void EnginePlayer::window(const json& call) {
   if (name == "no_sync") each_engine([&](Engine& engine) { guards_.push_back(engine.no_sync()); });
   if (name == "end_no_sync") guards_.clear();
   if (name == "batch_size") {
-    const auto size = call["accumulation"].get<int64_t>() * 2 * setting_.at("world").get<int64_t>();
+    const auto size = call["accumulation"].get<int64_t>() * 2 * mesh_of(setting_).data;
     each_engine([&](Engine& engine) { engine.set_train_batch_size(size); });
   }
 }
@@ -84,7 +89,7 @@ void EnginePlayer::window(const json& call) {
 void EnginePlayer::backward(const json& call) {
   Roots roots;
   for (const int slot : call.at("slots")) roots.push_back(kept_.at(slot));
-  const auto options = pass_options(call, setting_, rank_);
+  const auto options = pass_options(call, setting_, zero_rank());
   const auto returned = differentiate(roots, options, engines_[options.engine].get());
   if (options.style == 0) expect("returned", returned);
   for (const auto& model : network_.models())
@@ -94,10 +99,10 @@ void EnginePlayer::backward(const json& call) {
 // The ranks that do not throw get an error where they are told, and count the pass where not.
 void EnginePlayer::throwing(const json& call) {
   const auto& one = call.at("rank");
-  const bool throws = one.is_null() || one == rank_, counts = call.at("counts");
+  const bool throws = one.is_null() || one == place_.data, counts = call.at("counts");
   constexpr std::array kPlaces = {Throw::Midway, Throw::Top, Throw::Late};
   const auto where = throws ? kPlaces[call.at("place").get<std::size_t>()] : Throw::None;
-  const auto options = pass_options(call, setting_, rank_);
+  const auto options = pass_options(call, setting_, zero_rank());
   const auto pass = [&](Throw at_place) {
     differentiate({run(call, 1, at_place)}, options, engines_[options.engine].get());
   };
@@ -117,7 +122,7 @@ void EnginePlayer::throwing(const json& call) {
 
 void EnginePlayer::twice(const json& call) {
   const Roots roots = {run(call, call.at("branch"))};
-  const auto options = pass_options(call, setting_, rank_);
+  const auto options = pass_options(call, setting_, zero_rank());
   differentiate(roots, options, engines_[options.engine].get());
   fails({"second time", "got an exception on rank"},
         [&] { differentiate(roots, options, engines_[options.engine].get()); });
@@ -138,24 +143,29 @@ void EnginePlayer::step(const json& call) {
 }
 
 void EnginePlayer::look(const json& call) {
-  if (call.at("alone") && rank_ != 0) return;
+  if (call.at("alone") && place_.data != 0) return;
   const at::NoGradGuard no_grad;
   expect("output", run(call, 3).outputs[0]);
 }
 
 at::Tensor EnginePlayer::batch(const json& call) {
-  return batch_of(setting_, rank_, call.at("batch"));
+  return batch_of(setting_, place_.data, call.at("batch"));
 }
 
 Kept EnginePlayer::run(const json& call, int branch, Throw where) {
-  return network_.run(batch(call), branch, where);
+  return network_.run(*parts_, batch(call), branch, where);
 }
 void EnginePlayer::note(const std::string& what) {
   if (wrong_.empty()) wrong_ = what;
 }
-void EnginePlayer::expect(const std::string& what, const at::Tensor& got, const LocalShard& part) {
+int EnginePlayer::zero_rank() const {
+  return place_.data * static_cast<int>(parts_->sequence()) + place_.sequence;
+}
+void EnginePlayer::expect(const std::string& what, const at::Tensor& got, const std::string& name,
+                          const LocalShard& part) {
   const auto found = want_->find(what);
-  const at::Tensor none, &want = found == want_->end() ? none : found->second;
+  const bool has_one = found != want_->end() && found->second.defined();
+  const auto want = has_one ? part_of(name, found->second, tensor_) : at::Tensor();
   if (got.defined() != want.defined())
     return note(what + (want.defined() ? ": the engine has none" : ": the reference has none"));
   if (!want.defined()) return;
@@ -179,7 +189,7 @@ void EnginePlayer::fails(std::initializer_list<const char*> fragments, const Act
 }
 
 // This rank's slice; a copy of everything, since only its bounds are used.
-LocalShard EnginePlayer::part_of(const std::string& name, std::size_t which) const {
+LocalShard EnginePlayer::shard_of(const std::string& name, std::size_t which) const {
   const auto shards = engines_[which]->local_shards();
   return *std::find_if(shards.begin(), shards.end(),
                        [&](const LocalShard& shard) { return shard.name == name; });
@@ -198,7 +208,7 @@ void EnginePlayer::get(const json& call) {
   if (what != "gradient" && what != "master")
     got =
         local ? access.local_optimizer_state(name, what) : access.full_optimizer_state(name, what);
-  expect("value", got, local ? part_of(name, which) : LocalShard());
+  expect("value", got, name, local ? shard_of(name, which) : LocalShard());
 }
 
 void EnginePlayer::set(const json& call) {
@@ -206,10 +216,11 @@ void EnginePlayer::set(const json& call) {
   auto& access = engines_[which]->access();
   const std::string what = call.at("what"), name = call.at("name");
   const auto parameter = network_.models()[which]->named_parameters()[name];
-  auto value = value_for(at::empty(parameter.sizes()), call.at("value"));
+  const auto whole = at::empty(whole_sizes(name, parameter.sizes(), tensor_));
+  auto value = part_of(name, value_for(whole, call.at("value")), tensor_);
   const bool local = call.at("local");
   if (local) {
-    const auto part = part_of(name, which);
+    const auto part = shard_of(name, which);
     value = value.flatten().slice(0, part.begin, part.end);
   }
   if (what == "gradient")
@@ -228,10 +239,10 @@ void EnginePlayer::expect_everything() {
     const auto shards = engines_[i]->local_shards();
     if (shards.size() != trained(setting_).size()) note("local_shards: not one for each parameter");
     for (const auto& shard : shards) {
-      expect("master " + shard.name + of(i), shard.master, shard);
+      expect("master " + shard.name + of(i), shard.master, shard.name, shard);
       if (shard.state.size() != state_names(setting_).size()) note("not as many states");
       for (const auto& [state, value] : shard.state)
-        expect(state + " " + shard.name + of(i), value, shard);
+        expect(state + " " + shard.name + of(i), value, shard.name, shard);
     }
     for (const auto& [name, parameter] : reference::unique_parameters(*network_.models()[i]))
       expect("parameter " + name + of(i), engines_[i]->full_parameter(name));
@@ -257,7 +268,7 @@ void EnginePlayer::refuse(const std::string& what) {
   auto& engine = *engines_[0];
   auto& access = engine.access();
   const json call = {{"batch", 0}};
-  const auto world = setting_.at("world").get<int64_t>();
+  const int64_t data = mesh_of(setting_).data;
   struct Row {
     const char* fragment;
     Act act;
@@ -268,9 +279,9 @@ void EnginePlayer::refuse(const std::string& what) {
       {"nested no_sync", {"cannot be nested", [&] { (void)engine.no_sync(); }}},
       {"no_sync at this stage", {"expected ZeRO stage 0 or 1", [&] { (void)engine.no_sync(); }}},
       {"batch size in a window",
-       {"expected to be between windows", [&] { engine.set_train_batch_size(2 * world); }}},
+       {"expected to be between windows", [&] { engine.set_train_batch_size(2 * data); }}},
       {"batch size that is no multiple",
-       {"expected a multiple of", [&] { engine.set_train_batch_size(2 * world + 1); }}},
+       {"expected a multiple of", [&] { engine.set_train_batch_size(2 * data + 1); }}},
       {"backward of an output",
        {"expected a scalar loss", [&] { engine.backward(run(call, 0).outputs[0]); }}},
       {"unscaled loss", {"engine.scale(loss).backward()", [&] { run(call, 1).loss.backward(); }}},
@@ -297,11 +308,11 @@ void EnginePlayer::refuse(const std::string& what) {
        {"expected the same values",
         [&] {
           access.set_full_master("first.weight",
-                                 at::full(network_.weight().sizes(), rank_, at::kFloat));
+                                 at::full(network_.weight().sizes(), zero_rank(), at::kFloat));
         }}},
       {"another call on rank 0", {"expected every rank at the same place", [&] {
-                                    rank_ == 0 ? access.full_master("first.weight")
-                                               : access.full_gradient("first.weight");
+                                    zero_rank() == 0 ? access.full_master("first.weight")
+                                                     : access.full_gradient("first.weight");
                                   }}}};
   const auto& row = rows.at(what);
   fails({row.fragment}, row.act);

@@ -22,7 +22,7 @@ namespace equigrad::property_tests::programs {
 
 class EnginePlayer {
  public:
-  EnginePlayer(const json& setting, int rank, const std::shared_ptr<comm::Communicator>& group);
+  EnginePlayer(const json& setting, int rank, const comm::Mesh& mesh);
 
   // The first thing that is wrong, or nothing.
   std::string play(const json& call, const Seen& want);
@@ -30,7 +30,9 @@ class EnginePlayer {
  private:
   using Act = std::function<void()>;
   void note(const std::string& what);
-  void expect(const std::string& what, const at::Tensor& got, const LocalShard& part = {});
+  // `name`: of the parameter of which it is this tensor rank's part; empty: it is whole.
+  void expect(const std::string& what, const at::Tensor& got, const std::string& name = "",
+              const LocalShard& part = {});
   void expect_everything();
   void expect_numbers();
   void fails(std::initializer_list<const char*> fragments, const Act& act);
@@ -41,7 +43,8 @@ class EnginePlayer {
   void each_engine(Visit visit) {
     for (auto& engine : engines_) visit(*engine);
   }
-  LocalShard part_of(const std::string& name, std::size_t which) const;
+  int zero_rank() const;  // of those that ZeRO shards over
+  LocalShard shard_of(const std::string& name, std::size_t which) const;
 
   void backward(const json& call);
   void throwing(const json& call);
@@ -54,7 +57,9 @@ class EnginePlayer {
   void refuse(const std::string& what);
 
   const json& setting_;
-  int rank_;
+  comm::MeshPlace place_;
+  TensorRank tensor_;
+  std::unique_ptr<Parts> parts_;
   Network network_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::map<int, Kept> kept_;

@@ -7,23 +7,29 @@
 //   branch 0: y   1: y left   2: y + right   3: y left + right scalar, penalty   4: weights alone
 //          5: no parameter at all
 //
+// On a mesh first is a column of a tensor group and second a row, sin is of the whole sequence, and
+// the input's rows are a sequence (parts.hpp); the loss is of all of them.
+//
 //   "pair" 0: input -> first
 //          1: input -> first -> second, chained     2: input -> first, input -> second, one loss
 //
-// Invariants: weights and batches depend on the setting alone, a batch on its rank and number too.
+// Invariants: weights and batches depend on the setting alone, a batch on its data rank and number
+// too.
 // Every forward reaches the second model. What throws is in the first model, but at the top, where
 // it is before all parameters of both.
 // Shapes: above. "extras" is a set of bits: see kHeads and the others.
 // Errors: std::runtime_error("planted ...") from the backward of a pass that is to throw.
-// Depends on: script.hpp, reference/models/model.hpp.
+// Depends on: parts.hpp, script.hpp, reference/models/model.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "property_tests/programs/parts.hpp"
 #include "property_tests/programs/script.hpp"
 #include "reference/models/model.hpp"
 
@@ -33,15 +39,23 @@ namespace equigrad::property_tests::programs {
 enum class Throw { None, Midway, Top, Late };
 
 struct Outcome {
-  at::Tensor output, loss;
+  Pieces outputs;  // by part of the sequence
+  at::Tensor loss;
+};
+
+// Whole parameters, or a tensor rank's part of them.
+struct TensorRank {
+  int64_t rank = 0, size = 1;
 };
 
 class SmallModel final : public reference::Model {
  public:
-  explicit SmallModel(const json& setting);
+  SmallModel(const json& setting, const TensorRank& of);
 
-  // `may_nest`: activation checkpointing by a backward inside of the backward, if it is set.
-  Outcome run(const at::Tensor& input, int branch, Throw where = Throw::None, bool may_nest = true);
+  // Of rows by part of the sequence. `may_nest`: activation checkpointing by a backward inside of
+  // the backward, if it is set.
+  Outcome run(const Parts& parts, const Pieces& input, int branch, Throw where = Throw::None,
+              bool may_nest = true);
   const at::Tensor& weight() const { return first_->weight; }
   int64_t width() const { return first_->weight.size(1); }
 
@@ -49,11 +63,14 @@ class SmallModel final : public reference::Model {
   at::Tensor criterion(const at::Tensor& output, const reference::Batch&) override;
 
  private:
-  at::Tensor through(const at::Tensor& input, int branch, Throw where, bool may_nest);
-  at::Tensor apart(const at::Tensor& input, int branch);
+  void take_part(const TensorRank& of);
+  Pieces through(const Parts& parts, const Pieces& input, int branch, Throw where, bool may_nest);
+  at::Tensor behind(const Parts& parts, at::Tensor y, int branch, std::size_t part) const;
+  at::Tensor apart(const Parts& parts, const at::Tensor& input, int branch) const;
 
   torch::nn::Linear first_{nullptr}, second_{nullptr};
   at::Tensor left_, right_, scalar_, empty_, frozen_;
+  int64_t numel_ = 0;  // of the first weight, whole
   bool nests_;
 };
 
@@ -65,11 +82,12 @@ struct Kept {
 
 class Network {
  public:
-  explicit Network(const json& setting);
+  explicit Network(const json& setting, const TensorRank& of = {});
 
   const std::vector<std::shared_ptr<SmallModel>>& models() const { return models_; }
   const at::Tensor& weight() const { return models_[0]->weight(); }
-  Kept run(const at::Tensor& input, int branch, Throw where = Throw::None, bool may_nest = true);
+  Kept run(const Parts& parts, const at::Tensor& input, int branch, Throw where = Throw::None,
+           bool may_nest = true);
 
  private:
   int pair_;
@@ -77,7 +95,12 @@ class Network {
 };
 
 at::ScalarType dtype_of(const json& setting);
-at::Tensor batch_of(const json& setting, int rank, int number);
+at::Tensor batch_of(const json& setting, int data_rank, int number);
+// Of a whole parameter's values, a tensor rank's.
+at::Tensor part_of(const std::string& name, const at::Tensor& whole, const TensorRank& of);
+// Of the whole parameter, of which a tensor rank has a part of these sizes.
+std::vector<int64_t> whole_sizes(const std::string& name, at::IntArrayRef part,
+                                 const TensorRank& of);
 // An uneven gradient for output.backward(gradient); in fp32 for engine.scale(output).
 at::Tensor gradient_for(const at::Tensor& output, bool scaled);
 // What a setter is given: the same on every rank; a state may not be negative.

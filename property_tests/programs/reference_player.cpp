@@ -15,8 +15,10 @@ at::Tensor number(double value) { return at::full({}, value, at::kDouble); }
 
 ReferencePlayer::ReferencePlayer(const json& setting, int rank)
     : setting_(setting),
-      rank_(rank),
-      world_(setting.at("world")),
+      rank_(rank / mesh_of(setting).tensor),
+      world_(mesh_of(setting).data * mesh_of(setting).sequence),
+      tensor_(mesh_of(setting).tensor),
+      sequence_(mesh_of(setting).sequence),
       accumulation_(setting.at("accumulation")),
       network_(setting),
       kept_(static_cast<std::size_t>(world_)),
@@ -83,7 +85,7 @@ void ReferencePlayer::backward(const json& call) {
 void ReferencePlayer::throwing(const json& call) {
   if (!call.at("counts").get<bool>()) return;
   each_rank([&](int rank) {
-    if (rank != call.at("rank") || call.at("again").get<bool>())
+    if (rank / sequence_ != call.at("rank") || call.at("again").get<bool>())
       pass(rank, {run(call, rank, 1)}, pass_options(call, setting_, rank));
   });
   seen_.clear();
@@ -126,12 +128,15 @@ void ReferencePlayer::step_of(std::size_t which) {
     seen_["gradient " + name + of(which)] = gradient;
 }
 
-Kept ReferencePlayer::run(const json& call, int rank, int branch) {
-  return network_.run(batch_of(setting_, rank, call.at("batch")), branch);
+Kept ReferencePlayer::run(const json& call, int rank, int branch, bool may_nest) {
+  const auto parts = parts_of_all(tensor_, sequence_, static_cast<std::size_t>(rank % sequence_));
+  return network_.run(*parts, batch_of(setting_, rank / sequence_, call.at("batch")), branch,
+                      Throw::None, may_nest);
 }
 void ReferencePlayer::forward(const json& call) {
   each_rank([&](int rank) {
-    kept_[static_cast<std::size_t>(rank)][call.at("slot")] = run(call, rank, branch_of(call, rank));
+    kept_[static_cast<std::size_t>(rank)][call.at("slot")] =
+        run(call, rank, branch_of(call, rank / sequence_));
   });
 }
 
@@ -162,8 +167,7 @@ void ReferencePlayer::look(const json& call) {
 }
 
 void ReferencePlayer::grad(const json& call) {
-  const auto kept =
-      network_.run(batch_of(setting_, rank_, call.at("batch")), 1, Throw::None, false);
+  const auto kept = run(call, rank_, 1, /*may_nest=*/false);
   seen_["grad"] = torch::autograd::grad({kept.loss}, {network_.weight()})[0].clone();
 }
 

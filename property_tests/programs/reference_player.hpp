@@ -1,7 +1,8 @@
 // ReferencePlayer: a program for every rank in one process, in plain torch calls on a Stepper, and
 // what each call must leave behind.
 //
-// Invariants: a call is played for rank 0, then 1, ...; a pass that throws gives nothing.
+// Invariants: a call is played for rank 0, then 1, ... of those that ZeRO shards over, each of which
+// computes the parts of all its tensor ranks; a pass that throws gives nothing.
 // Shapes: Seen holds whole parameters, numbers as [] doubles; undefined is a value too.
 // Errors: those of the reference for a program that is not legal; std::logic_error for a graph that
 // can be used twice where it should not.
@@ -41,7 +42,7 @@ class ReferencePlayer {
     std::optional<double> norm;
   };
 
-  Kept run(const json& call, int rank, int branch);
+  Kept run(const json& call, int rank, int branch, bool may_nest = true);
   template <class Visit>
   void each_rank(Visit visit) {
     for (int rank = 0; rank < world_; ++rank) visit(rank);
@@ -64,7 +65,8 @@ class ReferencePlayer {
   void see_numbers();
 
   const json& setting_;
-  int rank_, world_;
+  int rank_, world_;  // of those that ZeRO shards over
+  int tensor_, sequence_;
   int64_t accumulation_;
   Network network_;
   std::vector<std::unique_ptr<reference::Stepper>> steppers_;

@@ -34,7 +34,9 @@ int branch_of(const json& call, int rank) {
 }
 
 Script::Script(const json& setting)
-    : rules_{.world = setting.at("world"),
+    : rules_{.data = setting.at("world").get<int>() / setting.value("tensor", 1) /
+                     setting.value("sequence", 1),
+             .zero = setting.at("world").get<int>() / setting.value("tensor", 1),
              .stage = setting.at("stage"),
              .fp16 = setting.at("precision") == 2,
              .pair = setting.at("pair") != 0,
@@ -155,15 +157,15 @@ void Script::batch_size(const CommandSeed& drawn) {
   emit({{"call", "batch_size"}, {"accumulation", accumulation_}});
 }
 
-// a: on which rank, b: where, c: in which style, d: what comes of it.
+// a: on which data rank, b: where, c: in which style, d: what comes of it.
 void Script::throwing(const CommandSeed& drawn) {
-  const bool one = rules_.world > 1 && drawn.a % 3 != 0, top = drawn.b % 3 == 1;
+  const bool one = rules_.data > 1 && drawn.a % 3 != 0, top = drawn.b % 3 == 1;
   // Where gradients are sent in every pass the others are told, once this rank's pass has begun. A
   // plain call that throws before it reaches a parameter has not: the others wait for it.
   const bool counts = one && (rules_.stage < 2 || (top && drawn.c % 4 != 0));
   const bool again = counts && (rules_.stage >= 2 || drawn.d % 2 == 0);
   emit({{"call", "throw"},
-        {"rank", one ? json(drawn.a % rules_.world) : json()},
+        {"rank", one ? json(drawn.a % rules_.data) : json()},
         {"place", drawn.b % 3},
         {"style", drawn.c % 4},
         {"counts", counts},
@@ -201,7 +203,7 @@ void Script::misuse(const CommandSeed& drawn) {
                                     "keyword without a scheduler"};
   if (rules_.frozen) kinds.push_back("frozen name");
   if (rules_.fp16) kinds.insert(kinds.end(), {"unscaled loss", "loss scaled twice"});
-  if (rules_.world > 1) kinds.insert(kinds.end(), {"values that differ", "another call on rank 0"});
+  if (rules_.zero > 1) kinds.insert(kinds.end(), {"values that differ", "another call on rank 0"});
   refuse(kinds[static_cast<std::size_t>(drawn.a) % kinds.size()]);
 }
 

@@ -71,7 +71,7 @@ inline constexpr std::array kKinds = {
 // Parameters that are trained and not empty.
 std::vector<std::string> trained(const json& setting);
 std::vector<std::string> state_names(const json& setting);
-// The way through the model that a forward takes on this rank.
+// The way through the model that a forward takes on this data rank.
 int branch_of(const json& call, int rank);
 
 class Script {
@@ -85,7 +85,7 @@ class Script {
  private:
   // What of the setting decides which calls are legal.
   struct Rules {
-    int world, stage;
+    int data, zero, stage;  // ranks with batches of their own, and those that ZeRO shards over
     bool fp16, pair, frozen;
     std::vector<std::string> names, states;
   };

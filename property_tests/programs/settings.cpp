@@ -10,6 +10,11 @@ constexpr double kLr = 0.02, kDecay = 0.1;
 
 }  // namespace
 
+comm::MeshSizes mesh_of(const json& setting) {
+  return comm::mesh_sizes(setting.at("world"), setting.value("sequence", 1),
+                          setting.value("tensor", 1));
+}
+
 json config_of(const json& setting) {
   json config = {{"train_micro_batch_size_per_gpu", 2},
                  {"gradient_accumulation_steps", setting.at("accumulation")}};
@@ -44,12 +49,17 @@ json config_of(const json& setting) {
     zero["stage3_prefetch_bucket_size"] = bucket;
   }
   config["zero_optimization"] = zero;
+  const auto sizes = mesh_of(setting);
+  if (sizes.tensor > 1) config["tensor_parallel"]["autotp_size"] = sizes.tensor;
+  if (sizes.sequence > 1) config["sequence_parallel_size"] = sizes.sequence;
   return config;
 }
 
 reference::Recipe recipe_of(const json& setting) {
   reference::Recipe recipe;
-  recipe.world = setting.at("world");
+  const auto sizes = mesh_of(setting);
+  recipe.world = sizes.data * sizes.sequence;
+  recipe.sequence = sizes.sequence;
   recipe.accumulation_steps = setting.at("accumulation");
   const int rule = setting.at("rule");
   recipe.optimizer.rule = rule == 2   ? reference::Rule::Sgd

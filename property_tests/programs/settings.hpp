@@ -8,11 +8,13 @@
 // Depends on: network.hpp, reference/stepper.hpp, nlohmann-json.
 #pragma once
 
+#include "engine/comm/mesh.hpp"
 #include "property_tests/programs/network.hpp"
 #include "reference/stepper.hpp"
 
 namespace equigrad::property_tests::programs {
 
+comm::MeshSizes mesh_of(const json& setting);
 json config_of(const json& setting);
 reference::Recipe recipe_of(const json& setting);
 

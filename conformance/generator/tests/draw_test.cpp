@@ -39,6 +39,31 @@ TEST(Draw, ACaseIsItsIdAndItsFileIsIt) {
   EXPECT_NE(to_json(draw_case(7, 12, 3)), to_json(one));
 }
 
+TEST(Draw, AMeshesRanksDivideItsCore) {
+  EXPECT_FALSE(draw_case(5, 0, 0).workload.core);
+  for (int64_t n = 0; n < 400; ++n) {
+    const auto one = draw_case(5, mesh_workload(n), static_cast<int>(n % kExecutions));
+    ASSERT_TRUE(one.workload.core) << one.id;
+    EXPECT_GT(one.workload.sequence_ranks() * one.workload.tensor_ranks(), 1) << one.id;
+    EXPECT_NO_THROW(generated_case(to_json(one))) << one.id;
+  }
+}
+
+TEST(Draw, ACoreThatItsRanksDoNotDivideIsRefused) {
+  const auto whole = to_json(draw_case(5, mesh_workload(0), 0));
+  for (const char* size : {"tensor", "vocabulary", "hidden", "key_heads", "heads", "context"}) {
+    auto file = whole;
+    auto& core = file["workload"]["core"];
+    core["tensor"] = core["sequence"] = core["key_heads"] = core["heads"] = 2;
+    core["vocabulary"] = core["hidden"] = core["context"] = file["workload"]["world"] = 4;
+    core["heads"] = 4;
+    file["execution"]["stage"] = 1;
+    EXPECT_NO_THROW(generated_case(file));
+    core[size] = 3;
+    EXPECT_THROW(generated_case(file), Error) << size;
+  }
+}
+
 TEST(Draw, ExecutionsOfAWorkloadHaveItsNumbers) {
   for (int64_t workload = 0; workload < 200; ++workload) {
     std::set<std::string> workloads, executions;
