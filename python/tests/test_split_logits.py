@@ -363,6 +363,17 @@ def test_the_model_around_may_have_the_labels() -> None:
     assert ranks.run(2, around) == [[SplitLogits, torch.Tensor]] * 2
 
 
+def compiled() -> type:
+    engine = equigrad.initialize(model=disturbed(Causal()), config=configuration(2, 0, HEAD))[0]
+    engine.module.compile(backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        return type(engine(**batch_of(0, 0, 0)).logits)
+
+
+def test_a_compiled_model_has_whole_logits_also_where_its_compiler_is_off() -> None:
+    assert ranks.run(2, compiled) == [torch.Tensor] * 2
+
+
 class InPlace(Causal):
     """Writes to its logits, which would be lost in a copy."""
 
