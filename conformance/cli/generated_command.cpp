@@ -136,7 +136,10 @@ bool names_generated_cases(const RunCommand& command) {
 int run_generated_command(const RunCommand& command) {
   const auto& filters = command.selection.filters;
   const bool draws = filters.size() == 1 && is_family(filters[0]) && command.case_file.empty();
-  if (!draws && !std::all_of(filters.begin(), filters.end(), is_generated_id)) {
+  const auto is_id = [](const std::string& filter) {
+    return is_generated_id(filter) && !is_family(filter);
+  };
+  if (!draws && !std::all_of(filters.begin(), filters.end(), is_id)) {
     std::cerr << "equigrad: expected ids of generated cases alone, or \"Generated\" or "
                  "\"Generated.meshes\" alone, got "
                  "other filters beside them. Run the others by a command of their own.\n";

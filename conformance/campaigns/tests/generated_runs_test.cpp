@@ -55,6 +55,16 @@ TEST(GeneratedRuns, AFaultIsFoundAndItsCaseIsShrunkToAFileThatFailsAlike) {
   EXPECT_LE(smaller.workload.tensors.size(), 2);
 }
 
+TEST(GeneratedRuns, OfMeshesAloneRanksShareAModelOrASequence) {
+  const auto run = run_of({.seed = 4, .count = 12, .only_meshes = true, .quiet = true});
+  ASSERT_TRUE(run.generated);
+  EXPECT_EQ(run.generated->failed, 0) << (run.cases.empty() ? "" : run.cases[0].message);
+  for (const auto& axis : run.generated->axes)
+    if (axis.name == "data x sequence x tensor ranks")
+      for (const auto& [value, cases] : axis.cases)
+        EXPECT_FALSE(value.ends_with("x 1 x 1")) << value;
+}
+
 TEST(GeneratedRuns, TheEndOfTimeEndsThem) {
   const auto run = run_of({.seed = 3, .seconds = 0.5, .quiet = true});
   ASSERT_TRUE(run.generated);

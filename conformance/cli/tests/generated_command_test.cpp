@@ -118,7 +118,7 @@ TEST_F(GeneratedCommand, AWrongFileIsAUsageErrorThatSaysWhatIsWrong) {
 
 TEST_F(GeneratedCommand, TheirIdsAreGivenAlone) {
   for (const auto& words : std::vector<std::vector<std::string>>{
-           {kId, "zero2"}, {kId, "Generated"}, {"Generated", "zero2"}}) {
+           {kId, "zero2"}, {kId, "Generated"}, {"Generated", "zero2"}, {"Generated.meshes", kId}}) {
     const auto refused = run(words, "it");
     EXPECT_EQ(refused.code, kUsage) << words[1];
     EXPECT_THAT(refused.err, HasSubstr("expected ids of generated cases alone"));

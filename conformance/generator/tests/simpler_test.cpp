@@ -33,6 +33,22 @@ TEST(Simpler, FollowingThemEndsAtTheSmallestCase) {
   EXPECT_EQ(one.execution.resumed_before, -1);
 }
 
+TEST(Simpler, RanksOfAMeshStillDivideItsCoreAndEndAtOne) {
+  for (const int64_t n : {0, 1, 2, 3}) {
+    const auto one = draw_case(5, mesh_workload(n), 1);
+    for (const auto& simpler : simpler_than(one))
+      if (simpler.workload.core)
+        EXPECT_NO_THROW(generated_case(to_json(simpler))) << one.id << " " << to_json(simpler);
+  }
+  auto one = draw_case(5, mesh_workload(0), 0);
+  int steps = 0;
+  for (auto next = simpler_than(one); !next.empty(); next = simpler_than(one)) {
+    one = next.back();
+    ASSERT_LT(++steps, 4000);
+  }
+  EXPECT_EQ(one.workload.world, 1);
+}
+
 // An overflow stays with its tensor, or goes with it.
 TEST(Simpler, EventsFollowTheTensorsTheyAreOf) {
   GeneratedCase one;
