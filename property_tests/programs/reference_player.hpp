@@ -1,8 +1,8 @@
 // ReferencePlayer: a program for every rank in one process, in plain torch calls on a Stepper, and
 // what each call must leave behind.
 //
-// Invariants: a call is played for rank 0, then 1, ... of those that ZeRO shards over, each of which
-// computes the parts of all its tensor ranks; a pass that throws gives nothing.
+// Invariants: a call is played for rank 0, then 1, ... of those that ZeRO shards over, each of
+// which computes the parts of all its tensor ranks; a pass that throws gives nothing.
 // Shapes: Seen holds whole parameters, numbers as [] doubles; undefined is a value too.
 // Errors: those of the reference for a program that is not legal; std::logic_error for a graph that
 // can be used twice where it should not.
