@@ -2,8 +2,8 @@
 // nothing (HarmlessEvent in generator/workload.hpp).
 //
 // Invariants: events depend on the execution alone. They are the same on every rank, but for a pass
-// that throws on one data rank: where ranks tell each other of a pass, the others run it too and get
-// an error.
+// that throws on one data rank: where ranks tell each other of a pass, the others run it too and
+// get an error.
 // Shapes: those of the workload.   Units: steps and micro-batches count from 0.
 // Errors: whatever the engine throws; HarmlessEventFailed where an event did not do what it should;
 // Error for an event of another version.

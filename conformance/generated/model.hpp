@@ -3,8 +3,8 @@
 // The loss is a sum of terms, one for each tensor that takes part (generator/workload.hpp),
 // computed in fp32: of a chain of linear layers, the mean of squares behind them; of any other
 // tensor p, the mean of sin(p c), with coefficients c of the pass. No term is linear in its
-// parameter, so a gradient depends on the weights and on the batch. Before them comes the loss of the
-// core, where there is one (core.hpp): whoever makes the model says what it has of that.
+// parameter, so a gradient depends on the weights and on the batch. Before them comes the loss of
+// the core, where there is one (core.hpp): whoever makes the model says what it has of that.
 //
 // Invariants: weights depend on the workload alone, what a pass reads on the workload, step, rank
 // and micro-batch alone; torch's generator is not used. What is no dense tensor gets the strides
@@ -33,8 +33,8 @@ namespace equigrad::conformance {
 
 class GeneratedModel final : public reference::Model {
  public:
-  // `is_twins`: with the strides that an engine gives what is not dense. `core`: this rank's part of
-  // it; null: the whole one, which computes all parts, if the workload has one.
+  // `is_twins`: with the strides that an engine gives what is not dense. `core`: this rank's part
+  // of it; null: the whole one, which computes all parts, if the workload has one.
   GeneratedModel(const Workload& workload, bool is_twins,
                  std::shared_ptr<reference::Model> core = nullptr);
 

@@ -153,8 +153,8 @@ void GeneratedRankModel::before(Engine& engine, const Pass& pass, CallerWatch& c
 }
 
 // The forward pass alone runs code that may draw, of torch's. Another engine's term comes first on
-// odd data ranks, so that ranks reach the engines in different orders; those that share a core reach
-// it in one.
+// odd data ranks, so that ranks reach the engines in different orders; those that share a core
+// reach it in one.
 at::Tensor GeneratedRankModel::run_pass(Engine& engine, const Pass& pass, CallerWatch& caller) {
   before(engine, pass, caller);
   const bool is_odd = data_rank_of(one_.workload, pass) % 2 == 1;

@@ -3,7 +3,8 @@
 //
 // Invariants: none of them is the case itself; following them ends, since each has less of
 // something: ranks of an axis, steps, micro-batches, tensors, elements, sizes of the core, events,
-// keys, or values that are not the usual ones. Some are no legal case: the caller finds out, and leaves them.
+// keys, or values that are not the usual ones. Some are no legal case: the caller finds out, and
+// leaves them.
 // Units: none.   Errors: none.   Depends on: workload.hpp. No torch.
 #pragma once
 

@@ -19,9 +19,9 @@
 //   frozen       as term, without a gradient
 //   buffer       no parameter; read by no pass
 //
-// Beside them there may be a core, the gated network of cases/gated_model.hpp under the name "core",
-// whose ranks make up a mesh: so many share the model, so many the sequence. Those use the same
-// parameters in every pass.
+// Beside them there may be a core, the gated network of cases/gated_model.hpp under the name
+// "core", whose ranks make up a mesh: so many share the model, so many the sequence. Those use the
+// same parameters in every pass.
 //
 // Invariants: names are unique; what cannot be trained (int64, uint8) is frozen or unused; groups
 // hold trainable tensors only. `config` and `knobs` are DeepSpeed's keys; knobs change no number.

@@ -6,8 +6,9 @@
 // logits, the loss that of the whole sequence.
 // Shapes: batches as in cases/sequence_model.hpp; the output [B, C / S, 64].
 // Errors: equigrad::Error for a number of ranks that does not divide.
-// Depends on: cases/linear_model.hpp, on_rank/local_attention.hpp, engine/parallel/distributed_attention.hpp,
-// engine/parallel/sequence.hpp, reference/models/model.hpp.
+// Depends on: cases/linear_model.hpp, on_rank/local_attention.hpp,
+// engine/parallel/distributed_attention.hpp, engine/parallel/sequence.hpp,
+// reference/models/model.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Cases of meshes on ranks, small ones: without a fault they hold, on one set of ranks one after the
-// other; each fault of what ranks share is seen by some of them.
+// Cases of meshes on ranks, small ones: without a fault they hold, on one set of ranks one after
+// the other; each fault of what ranks share is seen by some of them.
 #include "conformance/generated/case.hpp"
 
 #include <ATen/ATen.h>
