@@ -8,8 +8,8 @@
 //   <order>         first_applied, a step; -1: none is
 //   plain/<first_applied>/gradient|absolute_sum/<name>  in the engine's precision, summed exactly
 //   precise/<first_applied>/gradient/<name>             in fp64 for plain fp32, else in fp32
-//   unsplit, unsplit_precise/<first_applied>/gradient/<name>   both again, of the unsplit model that
-//                   each data rank would have alone, where ranks share one
+//   unsplit, unsplit_precise/<first_applied>/gradient/<name>   both again, of the unsplit model
+//                   that each data rank would have alone, where ranks share one
 //   unbounded       why these runs are not there; empty: they are
 //
 // Invariants: one file serves all stages and styles of a tuple; a gradient that is absent was used

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -226,9 +227,14 @@ void add_export(CLI::App& app, CheckpointCommand& command) {
                "Parameters in the type that the model computes in, all else in its own")
       ->excludes(fp32)
       ->excludes(sixteen);
-  app.add_option("--file-size", command.file_bytes,
-                 "Bytes of a file at most, such as 500MB or 5GiB; a file has at least one tensor")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  auto* size = app.add_option(
+      "--file-size", command.file_bytes,
+      "Bytes of a file at most, such as 500MB or 5GiB; a file has at least one tensor");
+  size->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  app.add_flag_callback(
+         "--consolidate", [&command] { command.file_bytes = std::numeric_limits<uint64_t>::max(); },
+         "One model.safetensors, however large")
+      ->excludes(size);
   app.add_flag("--exclude-frozen", command.exclude_frozen, "Without parameters that are frozen");
 }
 

@@ -38,8 +38,8 @@ at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const 
 
 constexpr int64_t kIgnoredTarget = -100;  // as torch
 
-// -log softmax of each row's target, in fp32 [rows]: log(sum of exp(x - largest)) less (the target's
-// x - largest), as torch rounds it; 0 where the target is ignored.
+// -log softmax of each row's target, in fp32 [rows]: log(sum of exp(x - largest)) less (the
+// target's x - largest), as torch rounds it; 0 where the target is ignored.
 at::Tensor cross_entropy_by_row(const at::Tensor& logits, const at::Tensor& targets,
                                 const Group& group, int64_t ignored = kIgnoredTarget);
 // Their mean over the targets that are not ignored.

@@ -1,10 +1,11 @@
-// Plan decisions: which rule names which module, and what it says of it: the caller's specs, then a
-// preset's rules, then, without either, the heuristics, then the model's own plan (tensor_plan.hpp).
+// Plan decisions: which rule names which module, and what it says of it: the caller's specs, then
+// a preset's rules, then, without either, the heuristics, then the model's own plan
+// (tensor_plan.hpp).
 //
 // Invariants: one decision for each candidate, in their order; without a reason no rule names it.
 // Errors: equigrad::Error for a pattern that names nothing, two specs of the caller that disagree,
-// a preset that is unknown or names nothing, a model type that the heuristics are not for, a style of
-// the model's plan that is unknown or that its module cannot have, two of one module, a linear
+// a preset that is unknown or names nothing, a model type that the heuristics are not for, a style
+// of the model's plan that is unknown or that its module cannot have, two of one module, a linear
 // without a rule in strict mode.
 // Depends on: engine/parallel/tensor_plan.hpp, engine/parallel/plan_rules.hpp.
 #pragma once

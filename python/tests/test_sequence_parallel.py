@@ -420,6 +420,28 @@ def test_deepspeeds_names(stage: int) -> None:
     expect_the_same(ranks.run(2, train_drop_in, stage), want, 2)
 
 
+def initialize_without_registration(has: str) -> str:
+    """What initialize() says of a model whose configuration names its attention as transformers' models do."""
+    from types import SimpleNamespace
+
+    from equigrad import deepspeed
+
+    deepspeed.init_distributed("gloo")
+    model = torch.nn.Linear(2, 2)
+    model.config = SimpleNamespace(_attn_implementation=has)  # type: ignore[assignment]
+    try:
+        deepspeed.initialize(model=model, config=configuration(1, 2))
+    except equigrad.Error as error:
+        return str(error)
+    return ""
+
+
+def test_attention_that_nobody_registered_is_refused() -> None:
+    for said in ranks.run(2, initialize_without_registration, "sdpa"):
+        assert 'got "sdpa" of transformers' in said and "register_with_transformers(model" in said
+    assert ranks.run(2, initialize_without_registration, "the user's own") == ["", ""]
+
+
 def train_deepspeeds_attention() -> tuple[list, list]:
     from equigrad import deepspeed
 

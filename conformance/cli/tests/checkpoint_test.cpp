@@ -193,7 +193,8 @@ TEST_F(Checkpoint, ExportWritesOneModelInTheTypeThatIsAsked) {
       {{"--fp32"}, {"F32", "F32"}},
       {{"--16bit", "bf16"}, {"BF16", "BF16"}},
       {{"--16bit", "fp16"}, {"F16", "F16"}},
-      {{"--as-computed"}, {"BF16", "BF16"}}};
+      {{"--as-computed"}, {"BF16", "BF16"}},
+      {{"--consolidate"}, {"F32", "F32"}}};
   int count = 0;
   for (const auto& [options, types] : kinds) {
     const auto out = folder_ + "/out" + std::to_string(++count);
@@ -233,6 +234,7 @@ TEST_F(Checkpoint, OptionsThatContradictEachOtherAreUsageErrors) {
                                              {"--16bit", "fp8"},
                                              {"--fp32", "--as-computed"},
                                              {"--16bit", "bf16", "--as-computed"},
+                                             {"--file-size", "20B", "--consolidate"},
                                              {"--file-size", "much"}}) {
     std::vector<std::string> words = {"export", saved, folder_ + "/out"};
     words.insert(words.end(), options.begin(), options.end());

@@ -16,9 +16,10 @@ at::Tensor doubles(std::vector<double> values) { return at::tensor(values, at::k
 TEST(UnsplitBound, ARoomIsTheLargestErrorTimesWhatASampleOfItsSizeNeeds) {
   const auto truth = at::zeros({100}, at::kDouble);
   EXPECT_EQ(room_of(truth + 0.5, truth), 0.5 * kLeastFactor) << "10^(9/100) is less";
-  EXPECT_DOUBLE_EQ(room_of(doubles({0.5, 0.25, 0.01}), at::zeros({3})), 0.5 / std::sqrt(kChance))
+  EXPECT_EQ(room_of(doubles({0.5, 0.25, 0.01}), at::zeros({3})), 0.5 * std::pow(kChance, -0.5))
       << "0.01 is not comparable";
-  EXPECT_DOUBLE_EQ(room_of(doubles({0.5}), at::zeros({1})), 0.5 / kChance) << "nothing is known";
+  EXPECT_EQ(room_of(doubles({0.5}), at::zeros({1})), 0.5 * std::pow(kChance, -1.0))
+      << "nothing is known";
   EXPECT_EQ(room_of(truth, truth), 0) << "nothing was rounded";
   EXPECT_EQ(room_of(at::zeros({0}), at::zeros({0})), 0);
 }

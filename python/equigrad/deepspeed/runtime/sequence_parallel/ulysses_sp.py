@@ -14,12 +14,20 @@ from equigrad.deepspeed.runtime.sequence_parallel import parallel_state_sp
 
 # The implementation of attention whose models initialize() attaches.
 registered: str | None = None
+# Attention of transformers' own, which knows nothing of other ranks; what else a model names is its user's.
+_OF_TRANSFORMERS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 
 def attach(engine: Engine) -> list[_transformers_attention.Attached]:
     """Losses stay the caller's, as with DeepSpeed: equigrad.parallel.cross_entropy is that of a whole sequence."""
-    config = getattr(engine.module, "config", None)
-    if registered is None or getattr(config, "_attn_implementation", None) != registered:
+    has = getattr(getattr(engine.module, "config", None), "_attn_implementation", None)
+    if registered is None or has != registered:
+        if engine._mesh.sequence is not None and has in _OF_TRANSFORMERS:
+            raise NotSupportedError(
+                f'[initialize] expected attention that sees whole sequences, got "{has}" of transformers, of which each rank of a sequence '
+                f'would see its part alone. Call UlyssesSPAttentionHF.register_with_transformers(model, "{has}", ...) before, or take '
+                "equigrad.initialize, which does it itself."
+            )
         return []
     return _transformers_attention.attach(engine.module, engine._mesh.sequence, replaces_loss=False)
 
