@@ -18,6 +18,11 @@ from equigrad._optimizer import Optimizer, Scheduler
 from equigrad._split_random import split_random_of_sequence, watch_random
 from equigrad._transformers_attention import Attached
 
+# Calls that need the parameters as they train.
+_READ_PARAMETERS = frozenset(
+    "backward forward full_parameter load_checkpoint load_module_state_dict save_checkpoint state_dict step".split()
+)
+
 
 class Engine(torch.nn.Module):
     """What `equigrad.initialize` returns first. Attributes that it has not are the model's, then DeepSpeed's
@@ -54,6 +59,7 @@ class Engine(torch.nn.Module):
         self.training_dataloader: DataLoader[Any] | None = None
         self.attached_attention: list[Attached] = []
         self._acted = False  # whether the last step() was at a boundary
+        self._open_wholes = 0  # scopes in which parameters that a tensor group splits are whole
         self._autocast_hooks: tuple[RemovableHandle, ...] = self._watch_forward() if core.config.autocast else ()
         group = ranks.tensor
         self._first_step = None if group is None else FirstStep(model, group, self._ranks.rank - group.rank)
@@ -399,4 +405,9 @@ class Engine(torch.nn.Module):
     def _living(self, where: str) -> _core.Engine:
         if self._core is None:
             raise _core.Error(f"[engine.{where}] expected an engine, got one that was destroyed. Make a new one.")
+        if self._open_wholes and where in _READ_PARAMETERS:
+            raise _core.Error(
+                f"[engine.{where}] expected no scope of zero.GatheredParameters, got {self._open_wholes} that are open, in which split "
+                "parameters are whole. End them first."
+            )
         return self._core

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from equigrad._engine import Engine
 
 _ids = itertools.count()
+# At a parameter that a tensor group splits, while zero.GatheredParameters has it whole.
+OPEN_MARK = "_equigrad_whole"
 
 
 class Handle(NamedTuple):

@@ -14,6 +14,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from equigrad import _core
+from equigrad._handles import OPEN_MARK
 from equigrad._split_logits import SplitLogits
 
 # Attributes of a module of attention that count heads, and those that are as wide as all of them.
@@ -42,6 +43,11 @@ class _Part(torch.nn.Module):
 
     def _matrix(self) -> torch.Tensor:
         """[outputs, inputs]."""
+        if OPEN_MARK in self.weight.__dict__:
+            raise _core.Error(
+                f'[zero.GatheredParameters] expected no pass of the model while parameters of "{self._equigrad_how.name}" are whole, got '
+                "one. End the scope first."
+            )
         self._equigrad_how.calls[:] = [None]
         return self.weight.t() if kind_of(self) == _core.ModuleKind.Conv1D else self.weight
 

@@ -10,6 +10,7 @@ import torch
 
 from equigrad import _core, _ranks
 from equigrad._handles import ZeroParamStatus, engine_of, is_here, marked
+from equigrad._whole_parameters import WholeParameters
 
 if TYPE_CHECKING:
     from equigrad._engine import Engine
@@ -63,7 +64,8 @@ class GatheredParameters:
                 model.head.weight.data.fill_(0.5)
 
     params: a parameter, or several: of an engine, or of zero.Init before there is one. All others are whole anyway.
-    modifier_rank: whose values become every rank's; without it nothing may be written. Collective.
+    modifier_rank: whose values become every rank's; without it nothing may be written. Collective. Of a tensor group parameters have
+    the shape and the packing of the whole while it is open, and the model does not run.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class GatheredParameters:
         given = [params] if isinstance(params, torch.Tensor) else list(params)
         self._parameters = given if enabled else []
         self._modifier_rank = modifier_rank
-        self._open: list[_core.Gathered | _Early] = []
+        self._open: list[_core.Gathered | _Early | WholeParameters] = []
 
     def __enter__(self) -> None:
         by_engine: dict[int, tuple[Engine, list[torch.Tensor]]] = {}
@@ -88,11 +90,9 @@ class GatheredParameters:
                 by_engine.setdefault(id(found[0]), (found[0], []))[1].append(parameter)
         for engine, parameters in by_engine.values():
             if engine._mesh.tensor is not None:
-                raise _core.Error(
-                    "[zero.GatheredParameters] expected an engine whose ranks have whole parameters, got a tensor group, whose parts it does "
-                    "not gather. Read engine.full_parameter(name), and write with engine.load_module_state_dict(), strict=False."
-                )
-            self._open.append(engine._living("gather").gather(parameters, self._modifier_rank))
+                self._open.append(WholeParameters(engine, parameters, self._modifier_rank))
+            else:
+                self._open.append(engine._living("gather").gather(parameters, self._modifier_rank))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         opened, self._open = self._open, []

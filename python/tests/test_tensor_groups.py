@@ -295,7 +295,6 @@ def exported(folder: str) -> Any:
     errors = errors_of(
         lambda: engine.load_module_state_dict({"module": engine.module.state_dict()}),
         lambda: engine.module_state_dict(keep_vars=True),
-        lambda: equigrad.zero.GatheredParameters([engine.module.norm.weight], modifier_rank=0).__enter__(),
     )
     return dict(before), dict(again), errors, repr(engine.module), [n for n, _ in engine.module.named_parameters()]
 
@@ -311,7 +310,98 @@ def test_whole_tensors_go_out_and_come_in(tmp_path: Any) -> None:
         for name, value in model.state_dict().items():
             for got in (before[name], again[name], saved[name]):
                 twin.assert_same_bits(got, value, name)
-        wanted = ["of shape", "keep_vars", "GatheredParameters"]
+        wanted = ["of shape", "keep_vars"]
         assert all(word in text for word, text in zip(wanted, errors, strict=True)), errors
     header = (tmp_path / "model.safetensors").read_bytes()[8:4000].decode(errors="replace")
     assert '"layers.0.self_attn.qkv_proj.weight":{"dtype":"F32","shape":[64,24]' in header
+
+
+# ---- Whole parameters for a while ------------------------------------------------------------------------------------
+
+PACKED = "layers.0.self_attn.qkv_proj.weight"
+
+
+def written(precision: str, modifier: int) -> Any:
+    """What a scope shows, and what the model and its masters are after it and after a step."""
+    more = {} if precision == "fp32" else {precision: {"enabled": True}}
+    engine = equigrad.initialize(model=disturbed(models.Decoder()), config=configuration(2, 1, **more))[0]
+    trained(engine, models.decoder_loss, 1)  # so masters are no longer what the model's type has room for
+    names = [PACKED, "norm.weight", "scale"]
+    parameters = [engine.module.get_parameter(name) for name in names]
+    parts = [one.shape for one in parameters]
+    before = {name: value.clone() for name, value in engine.module_state_dict().items()}
+    masters = [equigrad.utils.safe_get_full_fp32_param(one) for one in parameters[:2]]
+    with equigrad.zero.GatheredParameters(parameters, modifier_rank=modifier), torch.no_grad():
+        shown = [one.clone() for one in parameters]
+        refused = errors_of(engine.step, lambda: engine.module(torch.zeros(1, 4, dtype=torch.int64)))
+        if engine.global_rank == modifier:
+            parameters[0][3] = 0.5  # one row of a packed weight
+            parameters[2].mul_(2)
+    assert [one.shape for one in parameters] == parts
+    after = dict(engine.module_state_dict())
+    changed = [equigrad.utils.safe_get_full_fp32_param(one) for one in parameters[:2]]
+    same = [int(twin_bits(a).eq(twin_bits(b)).sum()) for a, b in zip(masters, changed, strict=True)]
+    sizes = [one.numel() for one in masters]
+    trained(engine, models.decoder_loss, 1)
+    return before, after, shown, refused, same, sizes
+
+
+def twin_bits(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous().view(torch.int32)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_whole_parameters_are_read_and_written(precision: str) -> None:
+    outcomes = ranks.run(4, written, precision, 3)
+    changed = 0
+    for before, after, shown, refused, same, sizes in outcomes:
+        for name, got in zip([PACKED, "norm.weight", "scale"], shown, strict=True):
+            twin.assert_same_bits(got, before[name], name)
+        assert "open, in which split" in refused[0] and "End the scope first" in refused[1], refused
+        want = {name: value.clone() for name, value in before.items()}
+        want[PACKED][3] = 0.5
+        want["scale"] *= 2
+        for name, value in want.items():
+            twin.assert_same_bits(after[name], value, name)
+        assert same[1] == sizes[1]  # nobody wrote it, so its master keeps every bit
+        changed += sizes[0] - same[0]
+    assert changed == 2 * models.WIDTH  # one row, on one tensor rank of each of two data ranks, some of its elements on each
+
+
+def wrong_scopes() -> list[str]:
+    engine = equigrad.initialize(model=disturbed(models.Decoder()), config=configuration(2, 1))[0]
+    weight = engine.module.get_parameter(PACKED)
+    before = weight.detach().clone()
+
+    def scope(modifier: int | None, writer: int | None, raises: bool = False) -> None:
+        with equigrad.zero.GatheredParameters([weight], modifier_rank=modifier), torch.no_grad():
+            if engine.global_rank == writer:
+                weight.add_(1)
+            if raises:
+                raise equigrad.Error("the caller's own")
+
+    said = errors_of(
+        lambda: scope(None, 1),
+        lambda: scope(0, 1),
+        lambda: scope(0, 0, raises=True),
+        lambda: scope(9, 0),
+        lambda: scope(engine.global_rank, None),
+    )
+    with equigrad.zero.GatheredParameters(weight):
+        said += errors_of(lambda: scope(0, None))
+    twin.assert_same_bits(weight, before, "after scopes that keep nothing")
+    trained(engine, models.decoder_loss, 1)
+    return said
+
+
+def test_wrong_scopes_of_whole_parameters_keep_nothing() -> None:
+    wanted = [
+        f'got a write to "{PACKED}" on rank 1',
+        "expected writes on rank 0 only",
+        "the caller's own",
+        "from 0 to 1, got 9",
+        "the same parameters and modifier rank",
+        "that no scope holds",
+    ]
+    for said in ranks.run(2, wrong_scopes):
+        assert all(text in one for text, one in zip(wanted, said, strict=True)), said
