@@ -20,7 +20,7 @@ from equigrad._transformers_attention import Attached
 
 # Calls that need the parameters as they train.
 _READ_PARAMETERS = frozenset(
-    "backward forward full_parameter load_checkpoint load_module_state_dict save_checkpoint state_dict step".split()
+    ("backward", "forward", "full_parameter", "load_checkpoint", "load_module_state_dict", "save_checkpoint", "state_dict", "step")
 )
 
 

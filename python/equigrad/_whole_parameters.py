@@ -42,7 +42,9 @@ class WholeParameters:
             )
         for parameter in parameters:
             if OPEN_MARK in parameter.__dict__:
-                raise _core.Error(f"[{_WHERE}] expected a parameter that no scope holds, got one of another. End that one first.")
+                raise _core.Error(
+                    f"[{_WHERE}] expected a parameter that no scope holds, got one of another. End that one first."
+                )
         self._engine, self._modifier_rank = engine, modifier_rank
         unique = {id(one): one for one in parameters}.values()
         asked = repr((modifier_rank, [self._name_of(one) for one in unique]))
@@ -67,7 +69,11 @@ class WholeParameters:
         by_rank = self._said_by_all(wrote)
         others = [rank for rank, said in enumerate(by_rank) if rank != self._modifier_rank and said.any()]
         if others:
-            may = "no writes without modifier_rank" if self._modifier_rank is None else f"writes on rank {self._modifier_rank} only"
+            may = (
+                "no writes without modifier_rank"
+                if self._modifier_rank is None
+                else f"writes on rank {self._modifier_rank} only"
+            )
             index = int(by_rank[others[0]].nonzero()[0])
             raise _core.Error(
                 f'[{_WHERE}] expected {may}, got a write to "{self._name_of(self._opened[index].parameter)}" on rank {others[0]}. '
