@@ -6,7 +6,8 @@
 // else what torch makes of it.
 // Shapes: tensors are those of engine.hpp, by torch's own casters.
 // Errors: those of the calls.
-// Depends on: engine.hpp, comm/launch, parallel/layers, parallel/tensor_plan, parameter/early_shards, pybind11 as torch ships it.
+// Depends on: engine.hpp, comm/launch, parallel/layers, parallel/tensor_plan,
+// parameter/early_shards, pybind11 as torch ships it.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -16,6 +17,9 @@ class Engine;
 }
 
 namespace equigrad::python {
+
+// All that both modules have, _core and the harness's.
+void bind_core(py::module_& module);
 
 void bind_errors(py::module_& module);
 void bind_ranks(py::module_& module);
