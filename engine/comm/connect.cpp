@@ -191,6 +191,21 @@ c10::intrusive_ptr<c10d::Store> store_of(const LaunchEnvironment& launch,
   return meet(launch, connections++, timeout);
 }
 
+// Rank 0 may be who serves the store, and it is not of every group that others still connect.
+void rank_0_leaves_last(c10d::Store& store, int rank, int world_size) {
+  const auto made = [](int of) { return "equigrad/made/" + std::to_string(of); };
+  try {
+    store.set(made(rank), "1");
+    for (int of = 0; rank == 0 && of < world_size; ++of) store.get(made(of));
+  } catch (const c10::Error& error) {
+    throw CommunicationError(
+        fmt::format("rank {}/{}] [comm.connect", rank, world_size),
+        fmt::format("expected {} ranks that have connected all groups of the mesh, got: {}. See "
+                    "that every rank still runs; communication_timeout_s is the time they have.",
+                    world_size, error.what_without_backtrace()));
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> connect(const LaunchEnvironment& launch, c10::DeviceType device,
@@ -228,13 +243,15 @@ Mesh connect_part(const LaunchEnvironment& launch, c10::DeviceType device,
 
 Mesh mesh_over(const c10::intrusive_ptr<c10d::Store>& store, int rank, const MeshSizes& sizes,
                std::optional<int> device_index, std::chrono::milliseconds timeout) {
-  return make_mesh(
-      rank, sizes,
-      [&](const std::string& group, int of, int size) -> std::shared_ptr<Communicator> {
-        const auto place = c10::make_intrusive<c10d::PrefixStore>(group, store);
-        if (device_index) return nccl_over(place, of, size, *device_index, timeout);
-        return gloo_over(place, of, size, timeout);
-      });
+  auto mesh =
+      make_mesh(rank, sizes,
+                [&](const std::string& group, int of, int size) -> std::shared_ptr<Communicator> {
+                  const auto place = c10::make_intrusive<c10d::PrefixStore>(group, store);
+                  if (device_index) return nccl_over(place, of, size, *device_index, timeout);
+                  return gloo_over(place, of, size, timeout);
+                });
+  rank_0_leaves_last(*store, rank, sizes.world_size());
+  return mesh;
 }
 
 Mesh connect_gloo_mesh(int rank, const MeshSizes& sizes, const std::string& rendezvous,

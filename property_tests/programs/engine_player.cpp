@@ -283,7 +283,10 @@ void EnginePlayer::refuse(const std::string& what) {
       {"batch size that is no multiple",
        {"expected a multiple of", [&] { engine.set_train_batch_size(2 * data + 1); }}},
       {"backward of an output",
-       {"expected a scalar loss", [&] { engine.backward(run(call, 0).outputs[0]); }}},
+       {"expected a scalar loss",
+        [&] {
+          engine.backward(run(call, 0).outputs[0].expand({2, -1, -1}));  // of a part it may be one
+        }}},
       {"unscaled loss", {"engine.scale(loss).backward()", [&] { run(call, 1).loss.backward(); }}},
       {"loss scaled twice",
        {"scaled more than once", [&] { engine.backward(engine.scale(run(call, 1).loss)); }}},

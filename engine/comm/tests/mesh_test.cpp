@@ -3,12 +3,16 @@
 
 #include <ATen/ops/full.h>
 
+#include <atomic>
 #include <filesystem>
 #include <set>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "conformance/testing/error_of.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/scratch_folder.hpp"
+#include "engine/comm/backend.hpp"
 
 namespace equigrad::comm {
 namespace {
@@ -122,6 +126,46 @@ TEST(Mesh, AnErrorInAGroupNamesRanksOfTheWorld) {
                        EXPECT_THAT(text, HasSubstr("Look for rank 3"));
                      }),
             "");
+}
+
+// A store whose server goes with rank 0, and in which a group without rank 0 connects late.
+class ServedByRank0 final : public c10d::HashStore {
+ public:
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (key.starts_with("zero/1")) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    expect_served(key);
+    c10d::HashStore::set(key, value);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    expect_served(key);
+    return c10d::HashStore::get(key);
+  }
+  void end() { has_ended_ = true; }
+
+ private:
+  void expect_served(const std::string& key) const {
+    if (has_ended_) throw std::runtime_error("rank 0 has left before " + key);
+  }
+  std::atomic<bool> has_ended_ = false;
+};
+
+TEST(Mesh, Rank0StaysUntilGroupsWithoutItAreConnected) {
+  const auto alone = [](RankContext&) {
+    const auto store = c10::make_intrusive<ServedByRank0>();
+    std::string failed;
+    std::thread other([&] {
+      try {
+        mesh_over(store, 1, {.tensor = 2}, std::nullopt, std::chrono::minutes(1));
+      } catch (const std::exception& error) {
+        failed = error.what();
+      }
+    });
+    mesh_over(store, 0, {.tensor = 2}, std::nullopt, std::chrono::minutes(1));
+    store->end();
+    other.join();
+    EXPECT_EQ(failed, "");
+  };
+  EXPECT_EQ(on_ranks(1, alone), "");
 }
 
 TEST(Mesh, OneCommunicatorIsAMeshOfDataAndNoneIsEmpty) {
