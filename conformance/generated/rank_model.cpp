@@ -84,7 +84,7 @@ void GeneratedRankModel::take(std::shared_ptr<GeneratedModel> model) {
 
 std::unique_ptr<Engine> GeneratedRankModel::make_engine(const std::string& config,
                                                         comm::Mesh ranks) {
-  events_->begin(ranks.world());
+  events_->begin(ranks.zero());  // engines under one loss have one group
   if (one_.execution.way_in == "module") return initialize(*model_, config, std::move(ranks));
   const auto types = module_types(*model_);
   const auto& specs = model_->groups();
