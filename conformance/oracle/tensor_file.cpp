@@ -84,23 +84,46 @@ std::shared_ptr<Mapping> map_file(const std::string& path) {
   return mapping;
 }
 
+// The outermost names, as often as they come.
+class OuterNames {
+ public:
+  std::vector<std::string> names;
+
+  bool start_object(std::size_t) { return ++depth_ > 0; }
+  bool start_array(std::size_t) { return ++depth_ > 0; }
+  bool end_object() { return --depth_ >= 0; }
+  bool end_array() { return --depth_ >= 0; }
+  bool key(std::string& name) {
+    if (depth_ == 1) names.push_back(name);
+    return true;
+  }
+  bool null() { return true; }
+  bool boolean(bool) { return true; }
+  bool number_integer(json::number_integer_t) { return true; }
+  bool number_unsigned(json::number_unsigned_t) { return true; }
+  bool number_float(json::number_float_t, const std::string&) { return true; }
+  bool string(std::string&) { return true; }
+  bool binary(json::binary_t&) { return true; }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) { return false; }
+
+ private:
+  int depth_ = 0;
+};
+
 // The header as JSON; a name that comes twice is refused, which json::parse alone would not do.
 json parse_header(const std::string& path, const char* text, uint64_t bytes) {
-  std::set<std::string> seen;
-  const auto once = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::key && depth == 1 &&
-        !seen.insert(parsed.get<std::string>()).second) {
-      fail(path, "names \"" + parsed.get<std::string>() + "\" twice");
-    }
-    return true;
-  };
+  OuterNames outer;
   json header;
   try {
-    header = json::parse(text, text + bytes, once);
+    header = json::parse(text, text + bytes);
+    json::sax_parse(text, text + bytes, &outer);
   } catch (const json::exception& error) {
     fail(path, std::string("the header is not JSON: ") + error.what());
   }
   if (!header.is_object()) fail(path, "the header is not a JSON object");
+  std::set<std::string> seen;
+  for (const auto& name : outer.names)
+    if (!seen.insert(name).second) fail(path, "names \"" + name + "\" twice");
   return header;
 }
 

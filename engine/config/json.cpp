@@ -1,35 +1,37 @@
 #include "engine/config/json.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <stdexcept>
 
 namespace equigrad {
 namespace {
 
-constexpr int kMostLevels = 32;
+constexpr std::size_t kMostLevels = 32;
 
-// Follows the parser to know where it is: one frame for each open object or array.
+// Follows the parser to know where it is: one frame for each open object or array. (A callback of
+// Json::parse could do the same, in a time that grows with the square of an object's entries.)
 class PathTracker {
  public:
   explicit PathTracker(std::vector<std::string>& problems) : problems_(problems) {}
 
-  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start || event == Event::array_start) {
-      if (depth >= kMostLevels)
-        throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
-                                " levels, got more. Flatten the file.");
-      frames_.emplace_back();
-    } else if (event == Event::object_end || event == Event::array_end) {
-      frames_.pop_back();
-    } else if (event == Event::key) {
-      frames_.back().key = parsed.get<std::string>();
-      if (!frames_.back().seen.insert(frames_.back().key).second)
-        problems_.push_back(path() + ": expected every key once, got it twice. Drop one of them.");
-    }
+  bool start_object(std::size_t) { return start(); }
+  bool start_array(std::size_t) { return start(); }
+  bool end_object() { return end(); }
+  bool end_array() { return end(); }
+  bool key(std::string& name) {
+    frames_.back().key = name;
+    if (!frames_.back().seen.insert(name).second)
+      problems_.push_back(path() + ": expected every key once, got it twice. Drop one of them.");
     return true;
   }
+  bool null() { return true; }
+  bool boolean(bool) { return true; }
+  bool number_integer(Json::number_integer_t) { return true; }
+  bool number_unsigned(Json::number_unsigned_t) { return true; }
+  bool number_float(Json::number_float_t, const std::string&) { return true; }
+  bool string(std::string&) { return true; }
+  bool binary(Json::binary_t&) { return true; }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) { return false; }
 
   std::string path() const {
     std::string joined;
@@ -43,6 +45,17 @@ class PathTracker {
     std::string key;  // empty in an array
     std::set<std::string> seen;
   };
+  bool start() {
+    if (frames_.size() >= kMostLevels)
+      throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
+                              " levels, got more. Flatten the file.");
+    frames_.emplace_back();
+    return true;
+  }
+  bool end() {
+    frames_.pop_back();
+    return true;
+  }
   std::vector<Frame> frames_;
   std::vector<std::string>& problems_;
 };
@@ -64,7 +77,8 @@ JsonDocument parse_json(const std::string& text) {
   }
   PathTracker tracker(document.problems);
   try {
-    document.root = Json::parse(text, std::ref(tracker), true, true);
+    Json::sax_parse(text, &tracker, Json::input_format_t::json, true, true);
+    document.root = Json::parse(text, nullptr, true, true);
     if (!document.root.is_object())
       document.problems.push_back("the file: expected a JSON object, got " +
                                   std::string(document.root.type_name()) + ". Begin it with {.");
