@@ -10,6 +10,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <cstdlib>
+#include <iostream>
 #include <ostream>
 #include <random>
 #include <set>
@@ -92,6 +93,8 @@ class Ranks {
       const auto answer = outcomes[rank].answer.get<std::string>();
       if (!answer.empty()) text = "rank " + std::to_string(rank) + ": " + answer;
     }
+    // What fails once and never again is not in the report of a shrunk program.
+    if (!failed_ && !text.empty()) std::cout << "first failure: " << text << std::endl;
     failed_ = failed_ || !text.empty();
     return text;
   }

@@ -46,6 +46,8 @@ struct LoadOptions {
   bool lr_scheduler_states = true;        // if false the schedule stays where it is
   bool module_only = false;               // weights and buffers; nothing else changes but masters
   std::vector<NamedTensor> buffers = {};  // to be written; see SaveOptions
+  // Of the tensors that are read. Those of the manifest and of the headers are always checked.
+  bool check_digests = true;
   // Called with the saved client_state before anything is written; what it throws on any rank is an
   // error on all, and nothing is loaded.
   std::function<void(const std::string& client_state)> check = {};

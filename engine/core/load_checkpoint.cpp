@@ -54,6 +54,7 @@ class Load {
   void load_trained(std::size_t parameter);
   void load_whole(std::size_t parameter);
   void load_frozen(std::size_t parameter);
+  void load_written_past(std::size_t parameter);
   void load_state(std::size_t parameter);
   void load_state_of_client(std::size_t parameter);
   void load_of_rank();
@@ -116,6 +117,14 @@ void Load::load_frozen(std::size_t parameter) {
     whole.copy_(flat.view(entry.shape));
   }
   parts().parameters->unpin(parameter, /*keep=*/true);
+}
+
+// As the model had it, until the next update takes it from its master.
+void Load::load_written_past(std::size_t parameter) {
+  const auto tensor = parts().model.tensors[parameter].detach();
+  const auto flat = at::empty({tensor.numel()}, tensor.options().device(at::kCPU));
+  read_into(source_.saved, source_.name_written_past(parameter), of_this_rank(parameter), flat);
+  tensor.copy_(flat.view(tensor.sizes()));
 }
 
 void Load::load_state(std::size_t parameter) {
@@ -222,6 +231,8 @@ void Load::run() {
   load_of_rank();
   if (!source_.options.module_only) load_progress();
   if (!reads_whole_) parts().parameters->publish();
+  for (std::size_t i = 0; i < table.size(); ++i)
+    if (!source_.name_written_past(i).empty()) load_written_past(i);
 }
 
 }  // namespace
@@ -247,7 +258,8 @@ std::optional<LoadedCheckpoint> load_checkpoint(TrainingEngine& engine,
                 {"module_strict", options.module_strict},
                 {"optimizer_states", options.optimizer_states},
                 {"lr_scheduler_states", options.lr_scheduler_states},
-                {"module_only", options.module_only}}
+                {"module_only", options.module_only},
+                {"check_digests", options.check_digests}}
         .dump(-1, ' ', false, json::error_handler_t::replace);
   });
   for (std::size_t rank = 1; rank < said.size(); ++rank) {

@@ -25,8 +25,18 @@ std::vector<std::string> LoadSource::states_of(std::size_t parameter) const {
 std::string LoadSource::name_in_file(std::size_t parameter) const {
   const auto* found = from.find(parts.model.table[parameter].name);
   if (found == nullptr) return {};
-  const auto name = found->trainable ? master_name(found->name) : frozen_name(found->name);
+  const auto name = found->trainable ? master_name(found->name) : parameter_name(found->name);
   return saved.has(name) ? name : std::string();
+}
+
+std::string LoadSource::name_written_past(std::size_t parameter) const {
+  const auto& entry = parts.model.table[parameter];
+  const auto* found = from.find(entry.name);
+  if (found == nullptr || !found->trainable || !entry.trainable || entry.numel == 0) return {};
+  const auto name = parameter_name(found->name);
+  const auto type = parts.model.tensors[parameter].scalar_type();
+  if (!saved.has(name) || scalar_type_of(saved.entry(name).type) != type) return {};
+  return name;
 }
 
 bool LoadSource::is_same_mesh() const {

@@ -33,6 +33,9 @@ struct LoadSource {
   bool loads_optimizer() const { return options.optimizer_states && !options.module_only; }
   // Where the values of a parameter are: of one that was trained its master; empty: nowhere.
   std::string name_in_file(std::size_t parameter) const;
+  // Where a trained parameter is as the model had it, which was not what its master says; empty:
+  // nowhere, or in another type than this model's.
+  std::string name_written_past(std::size_t parameter) const;
   // Of the optimizer, as large as the parameter, by name.
   std::vector<std::string> states_of(std::size_t parameter) const;
   bool is_same_mesh() const;

@@ -50,14 +50,45 @@ void check_can_be_saved(Parts& parts) {
   }
 }
 
+// This rank's part to write of a trained parameter, as the model has it. Where parameters are
+// sharded nobody writes into one but through the engine.
+at::Tensor as_computed(const Parts& parts, std::size_t parameter) {
+  const auto range = written_part(parts, parameter).range;
+  return parts.model.tensors[parameter].detach().reshape({-1}).narrow(0, range.begin,
+                                                                      range.numel());
+}
+
+// Whether its bits are others than those that the masters say.
+bool is_written_past(const Parts& parts, std::size_t parameter) {
+  const auto& entry = parts.model.table[parameter];
+  const auto part = written_part(parts, parameter);
+  if (!entry.trainable || parts.stage().parameters_sharded || part.range.numel() == 0) return false;
+  const auto master = parts.optimizer.masters().narrow(0, part.begin, part.range.numel());
+  const auto held = as_computed(parts, parameter);
+  const auto seen =
+      parts.parameters->as_seen(master.to(held.device()), entry.lower_precision).contiguous();
+  return !held.contiguous().view(at::kByte).equal(seen.view(at::kByte));
+}
+
+// Names, of this rank's parts.
+json written_past(const Parts& parts) {
+  json names = json::array();
+  for (std::size_t i = 0; i < parts.model.table.size(); ++i)
+    if (is_written_past(parts, i)) names.push_back(parts.model.table[i].name);
+  return names;
+}
+
 // What this rank writes of an engine.
 class Pieces {
  public:
   Pieces(TrainingEngine& engine, const SaveOptions& options)
       : engine_(engine), parts_(engine.parts()), options_(options) {}
-  std::vector<PieceSource> all() const;
+  // `written_past`: the trained parameters that are saved as the model has them, too.
+  std::vector<PieceSource> all(const std::set<std::string>& written_past) const;
 
  private:
+  void add(std::vector<PieceSource>& all, std::size_t parameter, const std::string& name,
+           const at::Tensor& flat) const;
   void add_trained(std::vector<PieceSource>& all, std::size_t parameter) const;
   void add_frozen(std::vector<PieceSource>& all, std::size_t parameter) const;
   void add_of_rank(std::vector<PieceSource>& all) const;
@@ -67,27 +98,32 @@ class Pieces {
   const SaveOptions& options_;
 };
 
+// Of this rank's part of a trained parameter.
+void Pieces::add(std::vector<PieceSource>& all, std::size_t parameter, const std::string& name,
+                 const at::Tensor& flat) const {
+  const auto range = written_part(parts_, parameter).range;
+  const auto whole = whole_tensor(parts_, parameter);
+  all.push_back({{.name = name,
+                  .type = element_type_of(flat.scalar_type(), name),
+                  .shape = whole.shape,
+                  .begin = range.begin,
+                  .end = range.end,
+                  .cut = whole.cut,
+                  .part = whole.part},
+                 [flat] { return flat; }});
+}
+
 void Pieces::add_trained(std::vector<PieceSource>& all, std::size_t parameter) const {
-  const auto& entry = parts_.model.table[parameter];
+  const auto& name = parts_.model.table[parameter].name;
   const auto part = written_part(parts_, parameter);
   if (part.range.numel() == 0) return;
-  const auto whole = whole_tensor(parts_, parameter);
-  const auto add = [&](const std::string& name, const at::Tensor& flat) {
-    all.push_back({{.name = name,
-                    .type = element_type_of(flat.scalar_type(), name),
-                    .shape = whole.shape,
-                    .begin = part.range.begin,
-                    .end = part.range.end,
-                    .cut = whole.cut,
-                    .part = whole.part},
-                   [flat] { return flat; }});
-  };
   auto& optimizer = parts_.optimizer;
-  add(master_name(entry.name), optimizer.masters().narrow(0, part.begin, part.range.numel()));
-  const auto names = optimizer.state_names(parameter);
+  add(all, parameter, master_name(name),
+      optimizer.masters().narrow(0, part.begin, part.range.numel()));
+  const auto states = optimizer.state_names(parameter);
   const auto skipped = part.begin - kept_part(parts_, parameter).begin;  // of the whole, stage 0
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    add(state_name(names[i], entry.name),
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    add(all, parameter, state_name(states[i], name),
         optimizer.state(parameter, i).narrow(0, skipped, part.range.numel()));
   }
 }
@@ -98,17 +134,16 @@ void Pieces::add_frozen(std::vector<PieceSource>& all, std::size_t parameter) co
   const auto shape = whole_tensor(parts_, parameter).shape;
   const auto range =
       layout::Partition(checkpoint::numel_of(shape), ranks.world_size()).range(ranks.rank());
-  const auto name = frozen_name(entry.name);
+  const auto name = parameter_name(entry.name);
   all.push_back(
       {{.name = name,
         .type = element_type_of(parts_.model.tensors[parameter].scalar_type(), entry.name),
         .shape = shape,
         .begin = range.begin,
         .end = range.end},
-       [&engine = engine_, range, parameter_name = entry.name] {
-         return engine.full_parameter(parameter_name)
-             .reshape({-1})
-             .narrow(0, range.begin, range.numel());
+       [&engine = engine_, range, parameter = entry.name] {
+         return engine.full_parameter(parameter).reshape({-1}).narrow(0, range.begin,
+                                                                      range.numel());
        }});
 }
 
@@ -133,7 +168,7 @@ void Pieces::add_of_rank(std::vector<PieceSource>& all) const {
 }
 
 // Larger elements first, so that each lies where its type may be read in place.
-std::vector<PieceSource> Pieces::all() const {
+std::vector<PieceSource> Pieces::all(const std::set<std::string>& written_past) const {
   std::vector<PieceSource> all;
   const auto& table = parts_.model.table;
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -142,6 +177,8 @@ std::vector<PieceSource> Pieces::all() const {
       add_trained(all, i);
     else if (!options_.exclude_frozen_parameters)
       add_frozen(all, i);
+    if (written_past.contains(table[i].name) && written_part(parts_, i).range.numel() > 0)
+      add(all, i, parameter_name(table[i].name), as_computed(parts_, i));
   }
   add_of_rank(all);
   std::stable_sort(all.begin(), all.end(), [](const PieceSource& a, const PieceSource& b) {
@@ -171,13 +208,15 @@ json steps_of(Parts& parts) {
   return steps;
 }
 
-// Said by every rank, and the same on all but for the id, which is rank 0's.
+// Said by every rank, and the same on all but for the id, which is rank 0's, and what has been
+// written past the engine, which is of each rank's parts.
 SaveAgreement agreed(const std::vector<std::string>& said) {
   const auto first = json::parse(said.front());
   for (std::size_t rank = 1; rank < said.size(); ++rank) {
     auto other = json::parse(said[rank]);
     check_steps(other["steps"], first["steps"], static_cast<int>(rank));
     other["id"] = first["id"];
+    other["written_past"] = first["written_past"];
     if (other == first) continue;
     throw Error(kSaveCheckpoint,
                 fmt::format("expected the same directory, tag and options on every rank, "
@@ -189,6 +228,16 @@ SaveAgreement agreed(const std::vector<std::string>& said) {
           .tag = first["tag"],
           .id = first["id"],
           .save_latest = first["save_latest"]};
+}
+
+// By any rank.
+std::set<std::string> all_written_past(const std::vector<std::string>& said) {
+  std::set<std::string> names;
+  for (const auto& one : said) {
+    const auto words = json::parse(one);
+    for (const auto& name : words["written_past"]) names.insert(name);
+  }
+  return names;
 }
 
 std::shared_ptr<checkpoint::Storage> storage_of(const SaveOptions& options) {
@@ -253,24 +302,26 @@ void save_checkpoint(TrainingEngine& engine, const std::string& directory, const
   parts.group.participant.meet(agreement::SaveCheckpoint{});
   finish_checkpoint(engine);
   json client_state;
-  std::vector<PieceSource> pieces;
   const auto said = together(communicator, kSaveCheckpoint, [&] {
     check_idle(parts, kSaveCheckpoint);
     checkpoint::check_tag(name, kSaveCheckpoint);
     check_can_be_saved(parts);
     client_state = parsed_client_state(options.client_state);
-    pieces = Pieces(engine, options).all();
+    static_cast<void>(Pieces(engine, options).all({}));  // types that no file has, names that clash
     return json{{"directory", directory},
                 {"tag", name},
                 {"save_latest", options.save_latest},
                 {"exclude_frozen_parameters", options.exclude_frozen_parameters},
                 {"asynchronous", options.asynchronous},
                 {"steps", parts.group.mesh.tensor() ? steps_of(parts) : json::object()},
+                {"written_past", written_past(parts)},
                 {"id", communicator.rank() == 0 ? random_id() : std::string()}}
         .dump(-1, ' ', false, json::error_handler_t::replace);
   });
+  const auto agreement = agreed(said);
+  const auto pieces = Pieces(engine, options).all(all_written_past(said));
   auto save = std::make_unique<PendingSave>(
-      communicator, storage_of(options), agreed(said),
+      communicator, storage_of(options), agreement,
       SaveWords{.engine = to_json(saved_engine(parts)), .client_state = std::move(client_state)});
   if (options.asynchronous) {
     save->write_beside(pieces);

@@ -289,7 +289,7 @@ std::string master_name(const std::string& parameter) { return "master/" + param
 std::string state_name(const std::string& state, const std::string& parameter) {
   return state + "/" + parameter;
 }
-std::string frozen_name(const std::string& parameter) { return "parameter/" + parameter; }
+std::string parameter_name(const std::string& parameter) { return "parameter/" + parameter; }
 std::string buffer_name(int rank, const std::string& buffer) {
   return fmt::format("rank{}/buffer/{}", rank, buffer);
 }

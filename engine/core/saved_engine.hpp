@@ -87,7 +87,9 @@ at::ScalarType scalar_type_of(checkpoint::ElementType type);
 // Names of tensors.
 std::string master_name(const std::string& parameter);
 std::string state_name(const std::string& state, const std::string& parameter);
-std::string frozen_name(const std::string& parameter);
+// As the model computes with it: of one that is not trained; of a trained one where it has been
+// written past the engine, and is not what its master says.
+std::string parameter_name(const std::string& parameter);
 std::string buffer_name(int rank, const std::string& buffer);
 std::string rng_name(int rank, const std::string& device);
 // Whether an optimizer's state of this name would look like one of the others.

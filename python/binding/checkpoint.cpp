@@ -36,12 +36,13 @@ SaveOptions save_options(std::string client_state, bool save_latest, bool exclud
 
 LoadOptions load_options(bool module_strict, bool optimizer_states, bool lr_scheduler_states,
                          bool module_only, const Named& buffers,
-                         std::function<void(const std::string&)> check) {
+                         std::function<void(const std::string&)> check, bool check_digests) {
   return {.module_strict = module_strict,
           .optimizer_states = optimizer_states,
           .lr_scheduler_states = lr_scheduler_states,
           .module_only = module_only,
           .buffers = named(buffers),
+          .check_digests = check_digests,
           .check = std::move(check)};
 }
 
@@ -107,7 +108,7 @@ void bind_checkpoint(py::module_& module, py::class_<Engine>& engine) {
   py::class_<LoadOptions>(module, "LoadOptions")
       .def(py::init(&load_options), py::arg("module_strict"), py::arg("optimizer_states"),
            py::arg("lr_scheduler_states"), py::arg("module_only"), py::arg("buffers"),
-           py::arg("check"));
+           py::arg("check"), py::arg("check_digests"));
   py::class_<LoadedCheckpoint>(module, "LoadedCheckpoint")
       .def_readonly("path", &LoadedCheckpoint::path)
       .def_readonly("client_state", &LoadedCheckpoint::client_state, "JSON.");

@@ -84,6 +84,7 @@ def load(
     optimizer_states: bool,
     lr_scheduler_states: bool,
     module_only: bool,
+    check_digests: bool,
 ) -> tuple[str, dict[str, Any]] | tuple[None, None]:
     where = "engine.load_checkpoint"
     core = engine._living("load_checkpoint")
@@ -95,6 +96,7 @@ def load(
         module_only=module_only,
         buffers=buffers(engine),
         check=saved.check,
+        check_digests=check_digests,
     )
     folder = _folder(load_dir, where)
     loaded = core.load_checkpoint(folder, _tag(tag, where), options)

@@ -344,6 +344,7 @@ class LoadOptions:
         module_only: bool,
         buffers: list[tuple[str, torch.Tensor]],
         check: Callable[[str], None],
+        check_digests: bool,
     ) -> None: ...
 
 class LoadedCheckpoint:

@@ -276,11 +276,13 @@ class Engine(torch.nn.Module):
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
         custom_load_fn: Callable[..., Any] | None = None,
+        *,
+        check_digests: bool = True,
     ) -> tuple[str, dict[str, Any]] | tuple[None, None]:
         """(LOAD_DIR/TAG, client_state): the run goes on as if it had not been interrupted. Collective.
 
         Without a tag the one that LOAD_DIR/latest names; (None, None) and a warning where there is no such file. An error on any rank
-        is one on all, and changes nothing.
+        is one on all, and changes nothing. check_digests=False loads tensors without looking whether a byte of them has changed.
         """
         if custom_load_fn is not None:
             raise _deepspeed_api.NotSupportedError(
@@ -295,6 +297,7 @@ class Engine(torch.nn.Module):
             optimizer_states=load_optimizer_states,
             lr_scheduler_states=load_lr_scheduler_states,
             module_only=load_module_only,
+            check_digests=check_digests,
         )
 
     def save_16bit_model(

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/ops/rand.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -197,6 +198,109 @@ TEST(Checkpoints, WhatIsRefusedChangesNothing) {
     EXPECT_THAT(load(it), HasSubstr("bytes that were saved"));
     expect_equal(it.all(), before, "what is refused changes nothing");
     it.train(2);
+  });
+}
+
+// A folder that this user may not write in: root has no such folders.
+TEST(Checkpoints, AFolderThatMayOnlyBeReadIsNamedAndTrainingGoesOn) {
+  constexpr uid_t kNobody = 65534;
+  const ScratchFolder folder;
+  const auto path = folder.path("closed");
+  fs::create_directories(path);
+  for (const auto& one : {folder.path(), path})
+    fs::permissions(one, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read |
+                             fs::perms::others_exec);
+  at_every_stage(2, [&path](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage}), other(context, {.stage = stage});
+    it.train(0);
+    other.train(0);
+    const bool is_root = ::geteuid() == 0;
+    if (is_root) ASSERT_EQ(::seteuid(kNobody), 0);
+    const auto said = error_of([&] { it.engine->save_checkpoint(path, "a"); });
+    if (is_root) ASSERT_EQ(::seteuid(0), 0);
+    EXPECT_THAT(said, AllOf(HasSubstr(path), HasSubstr("Permission denied")));
+    EXPECT_TRUE(fs::is_empty(path));
+    it.train(1);
+    other.train(1);
+    expect_equal(it.all(), other.all(), "training goes on");
+  });
+  for (const auto& one : {folder.path(), path}) fs::permissions(one, fs::perms::owner_all);
+}
+
+// Whether the checkpoint has the parameter beside its master.
+bool has_written_past(const std::string& folder, const std::string& parameter) {
+  return checkpoint::SavedCheckpoint::open(folder, "here").has("parameter/" + parameter);
+}
+
+// What a user writes into a parameter, and not into its master, counts until the next update: in a
+// run that was interrupted too.
+TEST(Checkpoints, ParametersThatWereWrittenPastTheEngineComeBack) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    for (const bool bf16 : {false, true}) {
+      const SmallOptions options{.stage = stage, .bf16 = bf16};
+      const auto path = folder.path(std::to_string(stage) + (bf16 ? "bf16" : "fp32"));
+      SmallRun first(context, options), second(context, options);
+      first.train(0);
+      first.engine->save_checkpoint(path + "/usual", "here");
+      for (const auto* name : {"w1", "b1", "w2", "b2", "unused"})
+        EXPECT_FALSE(has_written_past(path + "/usual", name)) << name;
+      if (stage == 3) continue;  // no parameter is whole outside of gather()
+      {
+        const at::NoGradGuard no_grad;
+        first["w1"].add_(0.125);
+        first["b2"][2] += 1;  // of what rank 1 writes
+      }
+      first.engine->save_checkpoint(path, "here");
+      for (const auto* name : {"w1", "b2"}) EXPECT_TRUE(has_written_past(path, name)) << name;
+      EXPECT_FALSE(has_written_past(path, "w2"));
+      second.engine->load_checkpoint(path);
+      expect_same_engine(second, first, "after the load");
+      EXPECT_THAT(second["w1"], conformance::oracle::HasTheBitsOf(first["w1"]));
+      for (const int at : {1, 2}) {
+        first.train(at);
+        second.train(at);
+        expect_same_engine(second, first, "step " + std::to_string(at));
+      }
+      SmallRun sharded(context, {.stage = 3, .bf16 = bf16});
+      const auto before = sharded.all();
+      EXPECT_THAT(error_of([&] { sharded.engine->load_checkpoint(path); }),
+                  AllOf(HasSubstr("\"w1\""), HasSubstr("past the engine")));
+      expect_equal(sharded.all(), before, "what is refused changes nothing");
+    }
+  });
+}
+
+// Of tensors; the manifest and the headers keep theirs.
+TEST(Checkpoints, DigestsOfTensorsAreCheckedUnlessNobodyWantsIt) {
+  const ScratchFolder folder;
+  at_every_stage(2, [&folder](RankContext& context, int stage) {
+    SmallRun it(context, {.stage = stage});
+    const auto path = folder.path("stage" + std::to_string(stage));
+    it.engine->save_checkpoint(path, "a");
+    const auto flip = [&](int64_t place, std::ios::seekdir from) {
+      if (context.rank() == 0) {
+        const auto name =
+            checkpoint::SavedCheckpoint::open(path, "a").manifest().files.front().name;
+        std::fstream file(fs::path(path) / "a" / name,
+                          std::ios::in | std::ios::out | std::ios::binary);
+        file.seekg(place, from);
+        const auto byte = static_cast<char>(file.get() ^ 1);
+        file.seekp(place, from);
+        file.put(byte);
+      }
+      it.group->broadcast(at::zeros({1}), 0)->wait();
+    };
+    const auto load = [&](bool checks) {
+      return error_of([&] { it.engine->load_checkpoint(path, "a", {.check_digests = checks}); });
+    };
+    flip(-1, std::ios::end);
+    EXPECT_THAT(load(true), HasSubstr("bytes that were saved"));
+    EXPECT_EQ(load(false), "");
+    flip(-1, std::ios::end);
+    EXPECT_EQ(load(true), "");
+    flip(20, std::ios::beg);
+    EXPECT_THAT(load(false), HasSubstr("the header that was saved"));
   });
 }
 
