@@ -1,12 +1,16 @@
 // What a save and a load hold beside what a rank keeps: a page and a copy of it, at every stage,
 // and of a model that zero::Init has cut as it was made.
 #include <c10/core/CPUAllocator.h>
+#include <malloc.h>
+#include <sys/resource.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
 #include <atomic>
+#include <fstream>
 #include <unordered_map>
 
+#include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/scratch_folder.hpp"
 #include "engine/engine.hpp"
@@ -132,6 +136,83 @@ TEST(CheckpointMemory, ASaveAndALoadHoldOneTensorMore) {
                        for (const int stage : {0, 1, 2, 3})
                          stays_small(context, counted, stage,
                                      folder.path("stage" + std::to_string(stage)));
+                     }),
+            "");
+}
+
+// 96 MiB of weights.
+struct LargeTower : torch::nn::Module {
+  static constexpr int64_t kWide = 512, kDeep = 96, kModelBytes = kDeep * kWide * kWide * 4;
+  LargeTower() {
+    const at::NoGradGuard no_grad;
+    for (int64_t i = 0; i < kDeep; ++i) {
+      layers.push_back(
+          register_module("layer" + std::to_string(i),
+                          torch::nn::Linear(torch::nn::LinearOptions(kWide, kWide).bias(false))));
+      layers.back()->weight.fill_(static_cast<double>(i));
+    }
+  }
+  at::Tensor loss() {
+    auto x = at::ones({2, kWide});
+    for (auto& layer : layers) x = at::tanh(layer->forward(x));
+    return x.square().mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+// What the kernel counts of this process as its own memory; from here on that may grow by `bytes`.
+void limit_memory(int64_t bytes) {
+  ::setenv("EQUIGRAD_KEEP_MEMORY", "0", 1);
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 16);  // what is freed is the kernel's again
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  while (status >> word && word != "VmData:") continue;
+  int64_t now_kib = 0;
+  ASSERT_TRUE(status >> now_kib);
+  const auto most = static_cast<rlim_t>(now_kib * 1024 + bytes);
+  const rlimit limit{most, most};
+  ASSERT_EQ(::setrlimit(RLIMIT_DATA, &limit), 0);
+}
+
+std::unique_ptr<Engine> engine_of(std::shared_ptr<LargeTower>& model, RankContext& context) {
+  const std::string config = R"({"train_micro_batch_size_per_gpu": 1,
+      "optimizer": {"type": "SGD", "params": {"lr": 0.001}},
+      "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0,
+                            "reduce_bucket_size": 300000, "stage3_max_live_parameters": 600000,
+                            "stage3_prefetch_bucket_size": 300000}})";
+  zero::Init init(config, context.group());
+  model = std::make_shared<LargeTower>();
+  init.finish();
+  return initialize(*model, config, context.group());
+}
+
+// Two thirds of the model's weights are all the memory that a rank gets.
+TEST(CheckpointMemory, AModelThatIsLargerThanARanksMemoryTrainsIsSavedAndLoaded) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext&) {
+                       limit_memory(LargeTower::kModelBytes * 2 / 3);
+                       EXPECT_THROW(LargeTower(), c10::Error) << "the limit limits nothing";
+                     }),
+            "");
+  const ScratchFolder folder;
+  EXPECT_EQ(on_ranks(4,
+                     [&folder](RankContext& context) {
+                       context.group()->broadcast(at::zeros({1}), 0)->wait();  // its threads exist
+                       limit_memory(LargeTower::kModelBytes * 2 / 3);
+                       std::shared_ptr<LargeTower> model;
+                       auto engine = engine_of(model, context);
+                       engine->backward(model->loss());
+                       engine->step();
+                       engine->save_checkpoint(folder.path("large"));
+                       const auto want = engine->full_parameter("layer95.weight");
+                       engine.reset();
+                       model.reset();
+                       engine = engine_of(model, context);
+                       ASSERT_TRUE(engine->load_checkpoint(folder.path("large")).has_value());
+                       EXPECT_THAT(engine->full_parameter("layer95.weight"),
+                                   conformance::oracle::HasTheBitsOf(want));
+                       engine->backward(model->loss());
+                       engine->step();
                      }),
             "");
 }
