@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <random>
 #include <set>
@@ -64,10 +65,12 @@ bool is_written_past(const Parts& parts, std::size_t parameter) {
   const auto part = written_part(parts, parameter);
   if (!entry.trainable || parts.stage().parameters_sharded || part.range.numel() == 0) return false;
   const auto master = parts.optimizer.masters().narrow(0, part.begin, part.range.numel());
-  const auto held = as_computed(parts, parameter);
+  const auto held = as_computed(parts, parameter).contiguous();
   const auto seen =
       parts.parameters->as_seen(master.to(held.device()), entry.lower_precision).contiguous();
-  return !held.contiguous().view(at::kByte).equal(seen.view(at::kByte));
+  if (held.is_cpu())  // a tenth of at::equal()'s time
+    return std::memcmp(held.const_data_ptr(), seen.const_data_ptr(), held.nbytes()) != 0;
+  return !held.view(at::kByte).equal(seen.view(at::kByte));
 }
 
 // Names, of this rank's parts.

@@ -619,6 +619,30 @@ def test_a_part_of_it_may_be_loaded(tmp_path: Path) -> None:
 # ---- The whole model -------------------------------------------------------------------------------------------------
 
 
+def written_past(folder: str) -> list[torch.Tensor]:
+    seen = []
+    for stage in range(3):
+        engine, other = make(stage, "bf16"), make(stage, "bf16", seed=4)
+        train(engine, 0, 1)
+        with torch.no_grad():
+            engine.module.head.weight.add_(0.5)  # the next step takes it from its master
+        engine.save_checkpoint(f"{folder}/{stage}")
+        other.load_checkpoint(f"{folder}/{stage}", check_digests=stage == 1)
+        for one in (engine, other):
+            seen.append(one.module.head.weight.detach().clone())
+            train(one, 1, 1)
+            seen.append(one.module.head.weight.detach().clone())
+    return seen
+
+
+def test_a_parameter_that_was_written_past_the_engine_comes_back(tmp_path: Path) -> None:
+    for seen in ranks.run(2, written_past, str(tmp_path)):
+        for stage in range(3):
+            before, after, before_again, after_again = seen[4 * stage : 4 * stage + 4]
+            assert torch.equal(before, before_again) and torch.equal(after, after_again)
+            assert not torch.equal(before, after)
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
