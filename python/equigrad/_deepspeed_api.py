@@ -385,7 +385,8 @@ DIFFERENT: dict[str, str] = {
     "forward": "an error of a gather at stage 3 is raised here",
     "get_global_grad_norm": "NaN where the gradient was not finite",
     "gradient_clipping": "0, off, where the configuration names none",
-    "load_checkpoint": "safetensors, with digests that are checked; any number of ranks and any stage; custom_load_fn is refused",
+    "load_checkpoint": "safetensors, with digests that are checked (check_digests=False: not those of tensors); any number of ranks "
+    "and any stage; custom_load_fn is refused",
     "load_module_state_dict": "masters follow; the same state dict on every rank; custom_load_fn runs on rank 0",
     "module_state_dict": "at stage 3 whole copies on the CPU of every rank, where DeepSpeed's are empty; collective there",
     "save_16bit_model": "safetensors by the name of the file; written beside it, and renamed",
