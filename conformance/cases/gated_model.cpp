@@ -216,14 +216,20 @@ class Gated : public PartwiseModel {
 }  // namespace
 
 bool is_gated(const std::string& model) {
-  return model == "gated" || model == "gated2" || model == "gated4";
+  return model == "gated" || model == "gated2" || model == "gated4" || model == "gated2x2";
 }
 
-int parts_of(const std::string& model) {
-  return is_gated(model) && model != "gated" ? model.back() - '0' : 1;
+GatedSizes gated_sizes(const std::string& model) {
+  GatedSizes sizes;
+  if (model == "gated4") sizes.tensor = 4;
+  if (model == "gated2" || model == "gated2x2") sizes.tensor = 2;
+  if (model == "gated2x2") sizes.sequence = 2;
+  return sizes;
 }
 
-Cuts cuts_of(const std::string& model) { return cuts_of(GatedSizes{.tensor = parts_of(model)}); }
+int parts_of(const std::string& model) { return static_cast<int>(gated_sizes(model).tensor); }
+
+Cuts cuts_of(const std::string& model) { return cuts_of(gated_sizes(model)); }
 
 Cuts cuts_of(const GatedSizes& sizes) {
   if (sizes.tensor == 1) return {};
@@ -240,10 +246,6 @@ Cuts cuts_of(const GatedSizes& sizes) {
   if (!sizes.has_spare) return cuts;
   cuts["spare.weight"] = cuts["spare.bias"] = hidden_cut(sizes);
   return cuts;
-}
-
-std::shared_ptr<reference::Model> make_gated(int parts, uint64_t seed) {
-  return make_gated(GatedSizes{.tensor = parts}, seed);
 }
 
 std::shared_ptr<reference::Model> make_gated(const GatedSizes& sizes, uint64_t seed) {

@@ -8,7 +8,8 @@
 //   logits = LayerNorm(x) by the weight of token again, or by one of its own, [B, C, V]
 //
 // In the matrix: gated, gated2 and gated4 are T = 1, 2 and 4 of the sizes that GatedSizes begins
-// with; bytes of the text, modulo 64, two sequences of 8 in a batch. Generated cases draw sizes.
+// with, gated2x2 is T = 2 and S = 2; bytes of the text, modulo 64, two sequences of 8 in a batch.
+// Generated cases draw sizes.
 //
 // Of T parts every one is a module of its own (tensor_parts.hpp):
 //
@@ -42,12 +43,13 @@
 namespace equigrad::conformance {
 
 bool is_gated(const std::string& model);
+// Of a model of the matrix; one rank of every model that is none.
+GatedSizes gated_sizes(const std::string& model);
 // T of a model's name: 4 of gated4, 1 of every model that is not cut.
 int parts_of(const std::string& model);
 Cuts cuts_of(const std::string& model);
 Cuts cuts_of(const GatedSizes& sizes);
 
-std::shared_ptr<reference::Model> make_gated(int parts, uint64_t seed);
 std::shared_ptr<reference::Model> make_gated(const GatedSizes& sizes, uint64_t seed);
 reference::Batch gated_batch(const reference::Data& data, const reference::Draw& draw);
 // Those whose names have `word` are not trained from now on; an empty word is in none.

@@ -1,5 +1,5 @@
 // GatedSizes: what the gated network has of everything, and how many ranks compute it; what is not
-// said otherwise is that of gated, gated2 and gated4 of the matrix.
+// said otherwise is that of gated, gated2, gated4 and gated2x2 of the matrix.
 //
 // Invariants: T divides vocabulary, hidden and key_heads; key_heads divides heads; S divides
 // context and heads / T, and of S and key_heads / T one divides the other.

@@ -51,7 +51,7 @@ class Linear : public reference::Model {
 
 std::shared_ptr<reference::Model> make_case_model(const std::string& name, uint64_t seed) {
   if (const int64_t count = linear_size(name)) return std::make_shared<Linear>(count, seed);
-  if (is_gated(name)) return make_gated(parts_of(name), seed);
+  if (is_gated(name)) return make_gated(gated_sizes(name), seed);
   if (is_sequence(name)) return make_sequence(sequence_parts_of(name), seed);
   return reference::make_model(name, seed);
 }

@@ -1,5 +1,6 @@
 #include "conformance/cases/unsplit_model.hpp"
 
+#include "conformance/cases/gated_model.hpp"
 #include "conformance/cases/linear_model.hpp"
 
 namespace equigrad::conformance {
@@ -30,7 +31,8 @@ class UnsplitModel : public CaseModel {
 
 std::string unsplit_name(const CaseSpec& spec) {
   const bool is_shared = spec.tensor() * spec.sequence() > 1;
-  return is_shared ? spec.model.substr(0, spec.model.size() - 1) : "";
+  if (!is_shared) return "";
+  return is_gated(spec.model) ? "gated" : "ulysses";
 }
 
 MakeCaseModel unsplit_model(const CaseSpec& spec, uint64_t seed, const reference::Data& data) {

@@ -101,7 +101,7 @@ const char* const kFault = R"text(  auto moment = std::make_shared<faults::Momen
 const char* const kLoop =
     R"text(  const auto mesh = comm::make_mesh(context.rank(), sizes, connect);
   auto model = std::make_shared<OverflowingModel>(
-      mesh.tensor()     ? split_model("@MODEL@", kSeed, mesh.tensor())
+      mesh.tensor()     ? split_model("@MODEL@", kSeed, mesh.tensor(), mesh.sequence())
       : mesh.sequence() ? sequence_part_model("@MODEL@", kSeed, mesh.sequence())
                         : make_case_model("@MODEL@", kSeed));
   if (zero_rank != 0) {  // every rank takes over the first one's weights

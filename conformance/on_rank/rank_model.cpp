@@ -71,7 +71,7 @@ class ZooRankModel : public RankModel {
   // Or this rank's part.
   std::shared_ptr<OverflowingModel> made(uint64_t seed) const {
     return std::make_shared<OverflowingModel>(
-        tensor_     ? split_model(spec_.model, seed, tensor_)
+        tensor_     ? split_model(spec_.model, seed, tensor_, sequence_)
         : sequence_ ? sequence_part_model(spec_.model, seed, sequence_)
                     : make_case_model(spec_.model, seed));
   }

@@ -109,7 +109,9 @@ class SplitModel : public reference::Model {
   }
 
   at::Tensor criterion(const at::Tensor& output, const reference::Batch& batch) override {
-    const auto targets = sizes_.shifts_labels ? part_of(batch).targets : batch.target;
+    const auto targets = sizes_.shifts_labels
+                             ? part_of(batch).targets
+                             : parallel::sequence_part(batch.target, -1, sequence_);
     if (!tensor_ || !sizes_.splits_loss)
       return parallel::sequence_cross_entropy(parallel::gather_from(output, 2, tensor_), targets,
                                               sequence_);
@@ -149,10 +151,9 @@ void take_values(const reference::Model& model, const reference::Model& whole,
 }  // namespace
 
 std::shared_ptr<reference::Model> split_model(const std::string& name, uint64_t seed,
-                                              const parallel::Group& group) {
-  auto model = std::make_shared<SplitModel>(GatedSizes{.tensor = parts_of(name)}, group, nullptr);
-  take_values(*model, *make_case_model(name, seed), group);
-  return model;
+                                              const parallel::Group& tensor,
+                                              const parallel::Group& sequence) {
+  return split_model(gated_sizes(name), seed, tensor, sequence);
 }
 
 std::shared_ptr<reference::Model> split_model(const GatedSizes& sizes, uint64_t seed,

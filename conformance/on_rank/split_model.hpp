@@ -1,5 +1,5 @@
 // SplitModel: what one rank of a mesh has of the gated network (cases/gated_model.hpp), of the
-// engine's parallel layers: what gated2 and gated4 of the zoo are, and what generated cases draw.
+// engine's parallel layers: what gated2, gated4 and gated2x2 of the zoo are, and what generated cases draw.
 //
 // Invariants: parameters have the names of the whole model, in its order, and are cut from its
 // values; what is split is marked (engine/parallel/split_marks.hpp). It is given whole batches, of
@@ -20,9 +20,10 @@
 
 namespace equigrad::conformance {
 
-// Of all ranks of the group alike.
+// A model of the matrix (gated_model.hpp), of all ranks of both groups alike.
 std::shared_ptr<reference::Model> split_model(const std::string& name, uint64_t seed,
-                                              const parallel::Group& group);
+                                              const parallel::Group& tensor,
+                                              const parallel::Group& sequence);
 // Of all ranks of both groups alike, whose sizes are those of `sizes`.
 std::shared_ptr<reference::Model> split_model(const GatedSizes& sizes, uint64_t seed,
                                               const parallel::Group& tensor,

@@ -101,7 +101,7 @@ TEST(Gated, OfOnePartIsTheOrdinaryComputation) {
 // What parts change is roundings of fp64, far below one of fp32.
 TEST(Gated, OfSeveralPartsIsTheSameInMoreBits) {
   const auto whole = numbers_of("gated", at::kDouble);
-  for (const char* name : {"gated2", "gated4"}) {
+  for (const char* name : {"gated2", "gated4", "gated2x2"}) {
     const auto parts = numbers_of(name, at::kDouble);
     ASSERT_EQ(parts.size(), whole.size());
     for (const auto& [of, want] : whole) {
@@ -192,7 +192,7 @@ TEST(Gated, DependsOnTheSeedAndNothingIsWhatMistakesHideIn) {
 }
 
 TEST(Gated, ThroughTheOutputGradientsAreThoseOfTheLoss) {
-  for (const char* name : {"gated", "gated2", "gated4"}) {
+  for (const char* name : {"gated", "gated2", "gated4", "gated2x2"}) {
     const auto model = model_of(name, at::kFloat);
     const auto batch = make_case_batch(sample_data(), name, kDraw);
     const auto output = model->output(batch);
