@@ -4,9 +4,11 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/types.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "conformance/cases/dropped_out.hpp"
 #include "conformance/cases/model_parts.hpp"
 #include "conformance/cases/sequence_parts.hpp"
 
@@ -86,6 +88,8 @@ class Gated : public PartwiseModel {
   }
 
   at::Tensor output(const Batch& batch) override {
+    std::optional<DrawsOfBatch> draws;
+    if (sizes_.drops_out) draws.emplace(batch.input);
     const at::Tensor mask = hidden_from(batch.input, sizes_.has_padding);
     Tensors x = embedded(batch.input), logits;
     for (const auto& block : blocks_) {
@@ -149,6 +153,10 @@ class Gated : public PartwiseModel {
     return sum + bias.to(sum.scalar_type());
   }
 
+  at::Tensor dropped(const at::Tensor& whole) const {
+    return sizes_.drops_out ? dropped_out(whole) : whole;
+  }
+
   at::Tensor normed(const at::Tensor& x, const nn::LayerNormImpl& norm, size_t part) const {
     const auto of = static_cast<int64_t>(part);
     return at::layer_norm(x, {sizes_.features}, own(norm.weight, of), own(norm.bias, of),
@@ -188,8 +196,8 @@ class Gated : public PartwiseModel {
     }
     Tensors sums;
     for (size_t part = 0; part < x.size(); ++part)
-      sums.push_back(x[part] +
-                     row(mixed[part], *block.projection, part, sizes_.heads * sizes_.width));
+      sums.push_back(x[part] + dropped(row(mixed[part], *block.projection, part,
+                                           sizes_.heads * sizes_.width)));
     return sums;
   }
 
@@ -202,7 +210,8 @@ class Gated : public PartwiseModel {
       const auto halves = one.chunk(2, -1);
       gated.push_back(at::silu(halves[0]) * halves[1]);
     }
-    return x + row(gated, *block.down, part, sizes_.hidden);
+    if (sizes_.drops_out) gated = dropped_out_in_parts(gated);
+    return x + dropped(row(gated, *block.down, part, sizes_.hidden));
   }
 
   const GatedSizes sizes_;
@@ -216,13 +225,15 @@ class Gated : public PartwiseModel {
 }  // namespace
 
 bool is_gated(const std::string& model) {
-  return model == "gated" || model == "gated2" || model == "gated4" || model == "gated2x2";
+  return model == "gated" || model == "gated2" || model == "gated4" || model == "gated2x2" ||
+         model == "dropout2";
 }
 
 GatedSizes gated_sizes(const std::string& model) {
   GatedSizes sizes;
   if (model == "gated4") sizes.tensor = 4;
-  if (model == "gated2" || model == "gated2x2") sizes.tensor = 2;
+  if (model == "gated2" || model == "gated2x2" || model == "dropout2") sizes.tensor = 2;
+  sizes.drops_out = model == "dropout2";
   if (model == "gated2x2") sizes.sequence = 2;
   return sizes;
 }

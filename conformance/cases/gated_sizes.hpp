@@ -1,5 +1,5 @@
 // GatedSizes: what the gated network has of everything, and how many ranks compute it; what is not
-// said otherwise is that of gated, gated2, gated4 and gated2x2 of the matrix.
+// said otherwise is that of gated, gated2, gated4, gated2x2 and dropout2 of the matrix.
 //
 // Invariants: T divides vocabulary, hidden and key_heads; key_heads divides heads; S divides
 // context and heads / T, and of S and key_heads / T one divides the other.
@@ -21,6 +21,7 @@ struct GatedSizes {
   bool shifts_labels = false;  // targets are labels, each of its own token
   bool has_padding = false;    // every fourth token, which no other sees
   bool has_spare = false;      // a column that is used by no pass
+  bool drops_out = false;      // half of what is in parts, and of what rows give; S is 1
   std::string frozen = {};     // what the names of parameters have that are; empty: none is
 };
 

@@ -20,7 +20,8 @@ constexpr std::array kAccumulations = {1, 3, 4};
 constexpr std::array kClips = {Clip::Off, Clip::Below, Clip::Above, Clip::AboveInf};
 constexpr std::array kRules = {Rule::Sgd, Rule::AdamW};
 constexpr std::array kModels = {"gpt", "irregular", "vision", "conv"};
-constexpr std::array kSplitModels = {"gated2", "gated4", "ulysses2", "ulysses4", "gated2x2"};
+constexpr std::array kSplitModels = {"gated2",   "gated4",   "ulysses2",
+                                     "ulysses4", "dropout2", "gated2x2"};
 
 template <class T, std::size_t n>
 T pick(const std::array<T, n>& values, int index) {
@@ -223,7 +224,6 @@ void add_split_models(std::vector<CaseSpec>& cases) {
                     .clip = pick(kClips, p + 2 * m),
                     .optimizer = pick(kRules, p / 2 + m),
                     .model = pick(kSplitModels, m)};
-      spec.world = std::max(spec.world, spec.tensor() * spec.sequence());
       for (int style = (p + m) % 2; style < static_cast<int>(kStyles.size()); style += 2) {
         spec.stage = stage_of_split(spec, style, p, m);
         spec.style = pick(kStyles, style);

@@ -5,8 +5,8 @@
 //                           accumulation      optimizer
 //
 // Of a model that ends in a number, so many ranks are a group: gated2 and gated4 are split over
-// tensor ranks, of ulysses2 and ulysses4 every rank has a part of the sequence, and gated2x2 is
-// both. The others of w are data ranks.
+// tensor ranks, of ulysses2 and ulysses4 every rank has a part of the sequence, gated2x2 is
+// both, and dropout2 is gated2 with dropouts. The others of w are data ranks.
 //
 // full_matrix() is every combination. default_matrix() has every precision at every stage in every
 // style with every number of ranks and micro-batches; clip, optimizer and model step through their
@@ -68,7 +68,7 @@ std::string word(Rule rule);  // sgd, adamw
 CaseSpec parse_id(const std::string& id);
 
 std::vector<CaseSpec> full_matrix();     // 171,360
-std::vector<CaseSpec> default_matrix();  // 3,730
+std::vector<CaseSpec> default_matrix();  // 3,772
 
 struct Selection {
   std::vector<std::string> filters;  // globs (* ? [ ]) of parts of ids; a case needs one of them

@@ -31,7 +31,8 @@ class UnsplitModel : public CaseModel {
 
 std::string unsplit_name(const CaseSpec& spec) {
   const bool is_shared = spec.tensor() * spec.sequence() > 1;
-  if (!is_shared) return "";
+  // Parts drop out other units than the whole.
+  if (!is_shared || (is_gated(spec.model) && gated_sizes(spec.model).drops_out)) return "";
   return is_gated(spec.model) ? "gated" : "ulysses";
 }
 

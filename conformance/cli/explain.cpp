@@ -270,10 +270,11 @@ std::string model_words(const std::string& model) {
       {"gated",
        "a small transformer with grouped keys and a gated layer, cut "
        "over tensor ranks"},
+      {"dropout", "the same with a dropout of what each has in parts, and of what all have whole"},
       {"ulysses", "a small transformer of which every rank has a part of the sequence"}};
   for (const auto& [name, says] : words) {
     const auto rest = model.starts_with(name) ? model.substr(name.size()) : "none";
-    if (rest.find_first_not_of("0123456789") == std::string::npos) return says;
+    if (rest.find_first_not_of("0123456789x") == std::string::npos) return says;
   }
   return {};
 }

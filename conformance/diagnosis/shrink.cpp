@@ -39,8 +39,8 @@ std::vector<int> counts(int first, int last) {
 // By parameters: 1, 2, 3 and 4 of a few elements, and those of the zoo; then what is split.
 const std::vector<std::string>& models() {
   static const std::vector<std::string> names = {
-      "linear1", "linear2", "linear3", "linear4", "irregular", "vision",   "conv",    "gpt",
-      "gated",   "gated2",  "gated4",  "ulysses", "ulysses2",  "ulysses4", "gated2x2"};
+      "linear1", "linear2", "linear3", "linear4", "irregular", "vision",   "conv",     "gpt",
+      "gated",   "gated2",  "gated4",  "ulysses", "ulysses2",  "ulysses4", "gated2x2", "dropout2"};
   return names;
 }
 

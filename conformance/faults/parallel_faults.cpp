@@ -1,5 +1,6 @@
 // Faults of tensor groups: how a model is cut, what its ranks add up, and what is repeated on them.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include <functional>
 #include <utility>
@@ -53,6 +54,33 @@ void add_bias_on_every_rank(FaultContext& context) {
     if (!bias->defined()) return through::reduce_from(part, group);
     context.acted();
     return through::reduce_from(part + bias->to(part.scalar_type()), group);
+  };
+}
+
+at::Generator generator() { return at::globalContext().defaultGenerator(at::kCPU); }
+
+void drop_out_the_same_of_every_part(FaultContext& context) {
+  seams().enter_random = [&context](const Group& group, c10::Device device,
+                                    parallel::RandomParts of) {
+    const auto before = generator().get_state();
+    const uint64_t drawn = generator().get<at::CPUGeneratorImpl>()->random64();
+    generator().set_state(before);
+    const bool has_entered = through::enter_random(group, device, of);
+    if (!has_entered || group->rank() == 0) return has_entered;
+    generator().set_current_seed(parallel::split_seed(drawn, 0, of));
+    context.acted();
+    return has_entered;
+  };
+}
+
+void draw_on_in_a_region(FaultContext& context) {
+  seams().leave_random = [&context](parallel::RandomParts of) {
+    const auto within = generator().get_state();
+    const bool has_left = through::leave_random(of);
+    if (!has_left) return has_left;
+    generator().set_state(within);
+    context.acted();
+    return has_left;
   };
 }
 
@@ -201,6 +229,12 @@ std::vector<Fault> parallel_faults() {
       at_seams("parallel.put_together_across_the_packing",
                "a packed weight is put together as if it were one matrix", {}, "parameter",
                put_together_across_the_packing),
+      at_seams("parallel.parts_drop_out_the_same",
+               "a dropout of parts has one seed on all ranks of a tensor group", {}, "forward",
+               drop_out_the_same_of_every_part),
+      at_seams("parallel.whole_dropped_out_by_part",
+               "behind a dropout of parts the numbers of each rank go on, for what all have whole",
+               {}, "forward", draw_on_in_a_region),
       at_seams("parallel.bias_on_every_rank",
                "the bias of a row-parallel layer is added on every rank", {}, "forward",
                add_bias_on_every_rank),

@@ -37,6 +37,7 @@
 #include "engine/parallel/distributed_attention.hpp"
 #include "engine/parallel/layers.hpp"
 #include "engine/parallel/sequence.hpp"
+#include "engine/parallel/split_random.hpp"
 #include "engine/parameter/page_table.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/shard/gradient_shard.hpp"

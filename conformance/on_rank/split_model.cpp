@@ -3,9 +3,11 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/types.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "conformance/cases/dropped_out.hpp"
 #include "conformance/cases/gated_model.hpp"
 #include "conformance/cases/linear_model.hpp"
 #include "conformance/on_rank/local_attention.hpp"
@@ -13,6 +15,7 @@
 #include "engine/parallel/layers.hpp"
 #include "engine/parallel/sequence.hpp"
 #include "engine/parallel/split_marks.hpp"
+#include "engine/parallel/split_random.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -58,13 +61,22 @@ struct SplitBlock : nn::Module {
       return piece.unflatten(2, {-1, of.width});
     };
     const auto mixed = attention(by_head(pieces[0]), by_head(pieces[1]), by_head(pieces[2]), mask);
-    return x + projection(mixed.flatten(2));
+    return x + dropped(projection(mixed.flatten(2)), of);
   }
 
-  at::Tensor gated(const at::Tensor& x) {
+  static at::Tensor dropped(const at::Tensor& x, const GatedSizes& of) {
+    return of.drops_out ? dropped_out(x) : x;
+  }
+
+  at::Tensor gated(const at::Tensor& x, const GatedSizes& of, const parallel::Group& tensor) {
     const auto scaled = x * at::rsqrt(x.square().mean(-1, true) + kEpsilon) * mlp_norm->weight;
     const auto halves = gate_up(scaled).chunk(2, -1);
-    return x + down(at::silu(halves[0]) * halves[1]);
+    auto part = at::silu(halves[0]) * halves[1];
+    if (of.drops_out) {
+      const parallel::SplitRandom random(tensor);
+      part = dropped_out(part);
+    }
+    return x + dropped(down(part), of);
   }
 
   nn::LayerNorm attention_norm;
@@ -100,11 +112,14 @@ class SplitModel : public reference::Model {
   }
 
   at::Tensor output(const reference::Batch& batch) override {
+    std::optional<DrawsOfBatch> draws;
+    if (sizes_.drops_out) draws.emplace(batch.input);
     const auto part = part_of(batch);
     const auto mask = mask_of(batch.input, sizes_.has_padding);
     auto x =
         token_(part.tokens) + (sequence_ ? at::embedding(position_, part.positions) : position_);
-    for (const auto& block : blocks_) x = block->gated(block->attended(x, mask, sizes_));
+    for (const auto& block : blocks_)
+      x = block->gated(block->attended(x, mask, sizes_), sizes_, tensor_);
     return parallel::column_linear(norm_(x), head_, {}, tensor_);
   }
 

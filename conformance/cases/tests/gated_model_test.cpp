@@ -192,7 +192,7 @@ TEST(Gated, DependsOnTheSeedAndNothingIsWhatMistakesHideIn) {
 }
 
 TEST(Gated, ThroughTheOutputGradientsAreThoseOfTheLoss) {
-  for (const char* name : {"gated", "gated2", "gated4", "gated2x2"}) {
+  for (const char* name : {"gated", "gated2", "gated4", "gated2x2", "dropout2"}) {
     const auto model = model_of(name, at::kFloat);
     const auto batch = make_case_batch(sample_data(), name, kDraw);
     const auto output = model->output(batch);
