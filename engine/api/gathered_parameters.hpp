@@ -12,6 +12,9 @@
 // bit, replaces parameter and master weight on every rank; optimizer state and gradients stay. It
 // is a transaction: one that ends by an exception on any rank, or is refused, leaves every value as
 // it was. Views and pointers must not be kept beyond it.
+// Of a parameter that a tensor group splits all ranks of the mesh have the whole while it lives, in
+// its shape and packing, and the layers of engine/parallel refuse to compute with it; what was
+// written is cut again. The modifier rank is one of the engine's ranks, on a mesh of all of them.
 // Shapes: parameters keep theirs, in the type that the model computes in.
 // Errors: equigrad::Error on all ranks if one wrote that is not the modifier (without a modifier:
 // any), if a rank made another call, or threw in its scope; for step() and setters of these

@@ -10,7 +10,6 @@
 #include "engine/core/checkpoints.hpp"
 #include "engine/core/set_lr.hpp"
 #include "engine/core/training_engine.hpp"
-#include "engine/parallel/split_marks.hpp"
 
 namespace equigrad {
 
@@ -87,13 +86,7 @@ Access& Engine::access() {
 GatheredParameters Engine::gather(const std::vector<at::Tensor>& parameters,
                                   std::optional<int> modifier_rank) {
   engine_->rethrow_failure();
-  auto& parts = engine_->parts();
-  for (const auto& parameter : parameters)
-    if (parts.group.mesh.tensor() && parallel::split_of(parameter))
-      throw Error("engine.gather",
-                  "expected parameters that every rank has whole, got one that a tensor group "
-                  "splits. Read it with full_parameter().");
-  return parts.inspection.gathering.open(parameters, modifier_rank);
+  return engine_->parts().inspection.gathering.open(parameters, modifier_rank);
 }
 void Engine::on_step(std::function<void(const std::vector<LocalShard>&)> observer) {
   engine_->parts().inspection.observer = std::move(observer);

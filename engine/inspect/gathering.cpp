@@ -1,6 +1,8 @@
 #include "engine/inspect/gathering.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <fmt/format.h>
 
@@ -9,6 +11,7 @@
 #include <utility>
 
 #include "engine/error.hpp"
+#include "engine/parallel/regions.hpp"
 
 namespace equigrad {
 namespace {
@@ -74,8 +77,18 @@ void GatheredParameters::end() {
   if (scope_) scope_->end();
 }
 
-Gathering::Gathering(Stations& stations, const std::vector<at::Tensor>& tensors)
-    : at_(stations), tensors_(tensors), open_(std::make_shared<int>(0)) {}
+Gathering::Gathering(Stations& stations, const std::vector<at::Tensor>& tensors,
+                     const std::vector<std::optional<parallel::Split>>& splits,
+                     const comm::Mesh& mesh)
+    : at_(stations),
+      tensors_(tensors),
+      splits_(splits),
+      mesh_(mesh),
+      open_(std::make_shared<int>(0)) {}
+
+comm::Communicator& Gathering::ranks() const {
+  return mesh_.tensor() ? *mesh_.world() : at_.communicator;
+}
 
 std::size_t Gathering::index_of(const at::Tensor& tensor) const {
   for (std::size_t i = 0; i < tensors_.size(); ++i)
@@ -88,7 +101,7 @@ std::size_t Gathering::index_of(const at::Tensor& tensor) const {
 
 std::vector<std::size_t> Gathering::checked(const std::vector<at::Tensor>& parameters,
                                             std::optional<int> modifier_rank) const {
-  const int world = at_.communicator.world_size();
+  const int world = ranks().world_size();
   if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= world)) {
     throw Error("engine.gather", fmt::format("expected a modifier rank from 0 to {}, got {}. Give "
                                              "none to read only.",
@@ -113,7 +126,13 @@ void Gathering::meet_to_open(const std::vector<std::size_t>& parameters,
   const std::string_view bytes(reinterpret_cast<const char*>(asked.data()),
                                asked.size() * sizeof(asked[0]));
   const auto met = at_.participant.meet(agreement::GatherBegins{.digest = digest(bytes)});
-  if (met.least_flag == met.greatest_flag) return;
+  bool is_same = met.least_flag == met.greatest_flag;
+  if (mesh_.tensor()) {
+    const auto said =
+        comm::exchange(ranks(), at::full({1}, digest(bytes), at::TensorOptions().dtype(at::kLong)));
+    is_same = is_same && said.eq(said[0]).all().item<bool>();
+  }
+  if (is_same) return;
   throw Error("engine.gather",
               "expected the same parameters and modifier rank on every rank, got others on some. "
               "Make the same call on every rank.");
@@ -126,17 +145,38 @@ GatheredParameters Gathering::open(const std::vector<at::Tensor>& parameters,
   meet_to_open(indices, modifier_rank);
   std::vector<Opened> opened;
   try {
-    for (const auto index : indices) {
-      at_.parameters.pin(index);
-      opened.push_back({index, 0});
-      opened.back().digest = digest_of(index);
-    }
+    for (const auto index : indices) open_one(index, opened);
     at_.participant.meet(agreement::GatherStands{});  // who had a page served those who had not
   } catch (...) {
+    put_parts_back(opened);
     for (const auto& one : opened) at_.parameters.unpin(one.parameter, /*keep=*/false);
     throw;
   }
   return GatheredParameters(std::make_unique<Scope>(*this, std::move(opened), modifier_rank));
+}
+
+void Gathering::open_one(std::size_t parameter, std::vector<Opened>& opened) {
+  at_.parameters.pin(parameter);
+  opened.push_back({parameter, {}, 0});
+  if (const auto& split = splits_[parameter]; split && mesh_.tensor()) {
+    auto tensor = tensors_[parameter];
+    opened.back().part = tensor.variable_data();
+    tensor.set_data(parallel::whole_over(opened.back().part, *split, *mesh_.tensor()));
+  }
+  opened.back().digest = digest_of(parameter);
+}
+
+void Gathering::put_parts_back(const std::vector<Opened>& opened) {
+  for (const auto& one : opened)
+    if (one.part.defined()) at::Tensor(tensors_[one.parameter]).set_data(one.part);
+}
+
+// What the whole has now, into this rank's part of it.
+void Gathering::take_parts(const Opened& one) {
+  const auto whole = tensors_[one.parameter].detach();
+  const auto& group = *mesh_.tensor();
+  one.part.copy_(
+      parallel::part_of(whole, *splits_[one.parameter], group.rank(), group.world_size()));
 }
 
 int64_t Gathering::digest_of(std::size_t parameter) const {
@@ -152,11 +192,10 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
     written[one.parameter] = digest_of(one.parameter) != one.digest;
     wrote = wrote || written[one.parameter];
   }
-  const bool may_write = modifier_rank == at_.communicator.rank();
+  const bool may_write = modifier_rank == ranks().rank();
   try {
-    const auto met =
-        at_.participant.meet(agreement::GatherEnds{.has_written = wrote && !may_write}, written);
-    if (met.greatest_flag != 0) {
+    const auto met = meet_to_close(written, wrote && !may_write);
+    if (met.is_wrong) {
       const auto first = std::find(met.marks.begin(), met.marks.end(), true) - met.marks.begin();
       throw Error("engine.gather",
                   fmt::format("expected {}, got a write to \"{}\" on another rank. Nothing was "
@@ -170,19 +209,66 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
       if (!met.marks[one.parameter]) continue;
       const auto whole = tensors_[one.parameter].detach();
       const auto flat = whole.contiguous();  // the same, but for a parameter of other strides
-      at_.communicator.broadcast(flat.view({-1}), *modifier_rank)->wait();
+      ranks().broadcast(flat.view({-1}), *modifier_rank)->wait();
       if (!flat.is_same(whole)) whole.copy_(flat);
     }
+    for (const auto& one : opened)
+      if (met.marks[one.parameter] && one.part.defined()) take_parts(one);
+    put_parts_back(opened);
     for (const auto& one : opened)
       if (met.marks[one.parameter]) take_over(one.parameter);
     written = met.marks;
   } catch (...) {
+    put_parts_back(opened);
     unpin(opened, {});
     throw;
   }
   unpin(opened, written);
   for (const auto& one : opened)
     if (written[one.parameter]) at_.parameters.publish(one.parameter);
+}
+
+namespace {
+
+// What ranks of a mesh say at the end of a scope.
+constexpr int64_t kIsRight = 0, kIsWrong = 1, kHasThrown = 2;
+
+}  // namespace
+
+// Those of other tensor ranks have met by themselves.
+Gathering::Ended Gathering::hear_the_mesh(const std::vector<bool>& written, int64_t what) {
+  std::vector<int64_t> mine{what};
+  mine.insert(mine.end(), written.begin(), written.end());
+  const auto said = comm::exchange(ranks(), at::tensor(mine, at::kLong));
+  const auto most = std::get<0>(said.max(0));
+  const auto words = most.accessor<int64_t, 1>();
+  if (what != kHasThrown && words[0] == kHasThrown) {
+    const auto thrown = said.select(1, 0).argmax().item<int64_t>();
+    throw Error("engine.gather",
+                fmt::format("expected every rank to end its scope, got an exception on rank {} or "
+                            "on those that share its part of the model. Nothing was kept; do it "
+                            "again, or leave it out, on all of them.",
+                            thrown));
+  }
+  Ended ended{words[0] == kIsWrong, std::vector<bool>(written.size())};
+  for (std::size_t i = 0; i < written.size(); ++i)
+    ended.marks[i] = words[static_cast<int64_t>(i) + 1] != 0;
+  return ended;
+}
+
+Gathering::Ended Gathering::meet_to_close(const std::vector<bool>& written, bool is_wrong) {
+  const agreement::GatherEnds end{.has_written = is_wrong};
+  if (!mesh_.tensor()) {
+    const auto met = at_.participant.meet(end, written);
+    return {met.greatest_flag != 0, met.marks};
+  }
+  try {
+    at_.participant.meet(end, written);
+  } catch (...) {
+    hear_the_mesh(written, kHasThrown);
+    throw;
+  }
+  return hear_the_mesh(written, is_wrong ? kIsWrong : kIsRight);
 }
 
 // Where no bit was written the master keeps those that the model's type has no room for.
@@ -202,7 +288,7 @@ void Gathering::take_over(std::size_t parameter) {
 
 void Gathering::unpin(const std::vector<Opened>& opened, const std::vector<bool>& written) {
   for (const auto& one : opened) {
-    const bool was_written = digest_of(one.parameter) != one.digest;
+    const bool was_written = one.part.defined() || digest_of(one.parameter) != one.digest;
     at_.parameters.unpin(one.parameter,
                          !was_written || (!written.empty() && written[one.parameter]));
   }
@@ -212,9 +298,11 @@ void Gathering::unpin(const std::vector<Opened>& opened, const std::vector<bool>
 void Gathering::close_by_exception(const std::vector<Opened>& opened) noexcept {
   try {
     const at::NoGradGuard no_grad;
+    put_parts_back(opened);
     unpin(opened, {});
     at_.participant.begin_pass();
     at_.participant.abandon();
+    if (mesh_.tensor()) hear_the_mesh(std::vector<bool>(at_.table.size()), kHasThrown);
   } catch (...) {
   }
 }

@@ -35,6 +35,16 @@ void mark(const at::Tensor& part, const Split& split, const Group& group) {
   if (size_of(group) > 1) mark_split(part, split, group->world_size());
 }
 
+// A scope of gather() may have made it whole.
+void check_is_part(const at::Tensor& weight, const Group& group) {
+  if (size_of(group) == 1) return;
+  const auto split = split_of(weight);
+  if (split && weight.sizes().vec() == split->shape)
+    throw Error("parallel.layers",
+                "expected this rank's part of a weight, got the whole, which a scope of gather() "
+                "holds. End the scope first.");
+}
+
 // Which entries this rank has: indices as its own, and where they are another's.
 struct Owned {
   at::Tensor local, is_foreign;
@@ -95,12 +105,14 @@ void check_targets(const at::Tensor& targets, int64_t entries, int64_t ignored) 
 
 at::Tensor column_linear(const at::Tensor& whole, const at::Tensor& weight, const at::Tensor& bias,
                          const Group& group) {
+  check_is_part(weight, group);
   return at::linear(copy_to(whole, group), weight, bias);
 }
 
 at::Tensor row_linear(const at::Tensor& part, const at::Tensor& weight, const at::Tensor& bias,
                       const Group& group) {
   if (size_of(group) == 1) return at::linear(part, weight, bias);
+  check_is_part(weight, group);
   const auto sum = reduce_from(at::linear(part, weight), group);
   return bias.defined() ? sum + bias.to(sum.scalar_type()) : sum;
 }
@@ -109,6 +121,7 @@ at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const 
                      std::optional<int64_t> padding) {
   constexpr int64_t kNoPadding = -1;
   if (size_of(group) == 1) return at::embedding(weight, indices, padding.value_or(kNoPadding));
+  check_is_part(weight, group);
   const auto [local, is_foreign] = owned(indices, weight.size(0), group);
   const int64_t begin = group->rank() * weight.size(0);
   const bool is_own = padding && *padding >= begin && *padding < begin + weight.size(0);

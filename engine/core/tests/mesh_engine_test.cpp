@@ -8,6 +8,8 @@
 
 #include <filesystem>
 #include <limits>
+#include <map>
+#include <optional>
 
 #include "conformance/testing/bits_matcher.hpp"
 #include "conformance/testing/error_of.hpp"
@@ -74,13 +76,14 @@ struct Settings {
   double clipping = 0;
   int tensor = 1;
   int accumulation = 1;
+  bool bf16 = false;
   std::string text() const {
     return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
         "gradient_clipping": {}, "prescale_gradients": {},
         "zero_optimization": {{"stage": {}, "reduce_bucket_size": 20}},
         "optimizer": {{"type": "SGD", "params": {{"lr": 0.03125}}}},
-        "tensor_parallel": {{"autotp_size": {}}}}})",
-                       accumulation, clipping, stage == 1, stage, tensor);
+        "tensor_parallel": {{"autotp_size": {}}}, "bf16": {{"enabled": {}}}}})",
+                       accumulation, clipping, stage == 1, stage, tensor, bf16);
   }
 };
 
@@ -191,6 +194,172 @@ TEST(MeshEngine, AnObserverThatThrowsOnOneRankStopsAll) {
             "");
 }
 
+// ---- gather() -----------------------------------------------------------------------------------
+
+struct Held {
+  comm::Mesh mesh;
+  Network network;
+  std::unique_ptr<Engine> engine;
+  std::map<std::string, at::Tensor> before;  // whole
+
+  Held(RankContext& context, const MeshSizes& sizes, const Settings& settings,
+       const std::string& file)
+      : mesh(mesh_of(context.rank(), sizes, file)),
+        network(mesh.tensor()),
+        engine(initialize(network, settings.text(), mesh)) {
+    note();
+  }
+  void note() {
+    for (const auto& item : network.named_parameters())
+      before[item.key()] = engine->full_parameter(item.key());
+  }
+  std::vector<at::Tensor> all() {
+    std::vector<at::Tensor> tensors;
+    for (const auto& item : network.named_parameters()) tensors.push_back(item.value());
+    return tensors;
+  }
+  void expect_as_before() {
+    for (const auto& item : network.named_parameters()) {
+      EXPECT_THAT(engine->full_parameter(item.key()), HasTheBitsOf(before.at(item.key())));
+      const auto split = parallel::split_of(item.value());
+      if (split) EXPECT_NE(item.value().sizes(), at::IntArrayRef(split->shape)) << item.key();
+    }
+  }
+};
+
+// On every mesh, at every stage that it may have.
+template <class Call>
+void on_meshes(const ScratchFolder& folder, const Call& call) {
+  std::filesystem::create_directories(folder.path());
+  for (const auto& sizes : {MeshSizes{.tensor = 2}, MeshSizes{.data = 2, .tensor = 2}})
+    EXPECT_EQ(on_ranks(sizes.world_size(),
+                       [&](RankContext& context) {
+                         for (const int stage : {0, 1, 2}) {
+                           const Settings settings{.stage = stage, .tensor = sizes.tensor};
+                           const auto file = folder.path(fmt::format("{}-{}", sizes.data, stage));
+                           call(context, sizes, settings, file);
+                         }
+                       }),
+              "");
+}
+
+TEST(MeshGather, HasTheWholeOfWhatIsSplitAndLayersRefuseToComputeWithIt) {
+  const ScratchFolder folder;
+  on_meshes(folder, [](RankContext& context, const MeshSizes& sizes, const Settings& settings,
+                       const std::string& file) {
+    Held it(context, sizes, settings, file);
+    auto scope = it.engine->gather(it.all());
+    for (const auto& item : it.network.named_parameters())
+      EXPECT_THAT(item.value().detach(), HasTheBitsOf(it.before.at(item.key()))) << item.key();
+    EXPECT_THAT(error_of([&] { it.network.forward(tokens(0, 0)); }),
+                HasSubstr("a scope of gather() holds"));
+    EXPECT_THAT(error_of([&] { it.engine->step(); }), HasSubstr("gather"));
+    scope.end();
+    it.expect_as_before();
+    pass(*it.engine, it.network, 0, 0);
+  });
+}
+
+// What one rank writes is cut for all, and the run goes on as that of the unsplit model.
+TEST(MeshGather, WhatTheModifierWroteIsCutAndTrainingGoesOnAsTheUnsplitModels) {
+  const ScratchFolder folder;
+  const auto write = [](Network& network) {
+    const at::NoGradGuard no_grad;
+    network.up->weight.select(0, 5).fill_(3);
+    network.up->weight.select(0, 0).fill_(-2);
+    network.down->weight.select(1, 6).add_(1);
+    network.shift.select(0, 1).fill_(7);
+  };
+  on_meshes(folder, [&](RankContext& context, const MeshSizes& sizes, const Settings& settings,
+                        const std::string& file) {
+    Held it(context, sizes, settings, file);
+    const int modifier = sizes.world_size() - 1;
+    {
+      const auto scope = it.engine->gather(it.all(), modifier);
+      if (context.rank() == modifier) write(it.network);
+    }
+    Network whole(nullptr);
+    const auto alone =
+        initialize(whole, Settings{.accumulation = static_cast<int>(sizes.data)}.text(),
+                   Mesh(comm::connect_gloo(0, 1, file + fmt::format("-alone{}", context.rank()),
+                                           std::chrono::seconds(30))));
+    {
+      const auto scope = alone->gather({whole.up->weight, whole.down->weight, whole.shift}, 0);
+      write(whole);
+    }
+    for (int step = 0; step < 2; ++step) {
+      pass(*it.engine, it.network, comm::place_of(context.rank(), sizes).data, step);
+      for (int of = 0; of < sizes.data; ++of) pass(*alone, whole, of, step);
+    }
+    for (const auto& item : whole.named_parameters())
+      EXPECT_THAT(it.engine->full_parameter(item.key()),
+                  HasTheBitsOf(alone->full_parameter(item.key())))
+          << item.key();
+  });
+}
+
+// Masters of bf16 weights have bits that the weights have not.
+TEST(MeshGather, OnlyTheBitsThatWereWrittenReplaceMasters) {
+  const ScratchFolder folder;
+  on_meshes(folder, [](RankContext& context, const MeshSizes& sizes, Settings settings,
+                       const std::string& file) {
+    settings.bf16 = true;
+    Held it(context, sizes, settings, file);
+    for (int step = 0; step < 2; ++step) {
+      it.network.forward(tokens(0, step))
+          .backward(whole_numbers({kTokens, kWidth}, step).to(at::kBFloat16));
+      it.engine->step();
+    }
+    auto want = it.engine->access().full_master("up.weight").clone();  // of this rank's part
+    {
+      const auto scope = it.engine->gather({it.network.up->weight}, 0);
+      const at::NoGradGuard no_grad;
+      if (context.rank() == 0) it.network.up->weight.index_put_({7, 2}, at::full({}, 5.0));
+    }
+    const auto rows = want.size(0);
+    if (it.mesh.tensor()->rank() == 7 / rows) want.index_put_({7 % rows, 2}, at::full({}, 5.0));
+    EXPECT_THAT(it.engine->access().full_master("up.weight"), HasTheBitsOf(want));
+  });
+}
+
+TEST(MeshGather, AWriteElsewhereAnExceptionAndCallsThatDifferAreErrorsOfAll) {
+  const ScratchFolder folder;
+  on_meshes(folder, [](RankContext& context, const MeshSizes& sizes, const Settings& settings,
+                       const std::string& file) {
+    Held it(context, sizes, settings, file);
+    const int last = sizes.world_size() - 1;
+    const auto tried = [&](std::optional<int> modifier, const auto& inside) {
+      return error_of([&] {
+        auto scope = it.engine->gather(it.all(), modifier);
+        inside();
+        scope.end();
+      });
+    };
+    const auto writes = [&](int rank) {
+      return [&, rank] {
+        const at::NoGradGuard no_grad;
+        if (context.rank() == rank) it.network.down->weight.add_(1);
+      };
+    };
+    EXPECT_THAT(tried(0, writes(last)), HasSubstr("expected writes on rank 0 only"));
+    it.expect_as_before();
+    EXPECT_THAT(tried({}, writes(last)), HasSubstr("no writes without a modifier rank"));
+    it.expect_as_before();
+    const auto thrown = tried(0, [&] {
+      writes(0)();
+      if (context.rank() == last) throw Error("test", "of this rank alone");
+    });
+    EXPECT_THAT(thrown, HasSubstr(context.rank() == last ? "of this rank alone" : "exception"));
+    it.expect_as_before();
+    EXPECT_THAT(tried(context.rank() == last ? 0 : 1, [] {}),
+                HasSubstr("the same parameters and modifier rank on every rank"));
+    it.expect_as_before();
+    EXPECT_THAT(tried(last + 1, [] {}), HasSubstr("a modifier rank from 0 to"));
+    EXPECT_EQ(tried(last, [] {}), "");
+    it.expect_as_before();
+  });
+}
+
 TEST(MeshEngine, WhatDoesNotFitIsRefusedByName) {
   const ScratchFolder folder;
   std::filesystem::create_directories(folder.path());
@@ -209,10 +378,6 @@ TEST(MeshEngine, WhatDoesNotFitIsRefusedByName) {
                                initialize(network, Settings{.stage = 3, .tensor = 2}.text(), mesh);
                              }),
                              HasSubstr("stage"));
-                 const auto engine = initialize(network, Settings{.tensor = 2}.text(), mesh);
-                 EXPECT_THAT(
-                     error_of([&] { const auto gathered = engine->gather({network.up->weight}); }),
-                     HasSubstr("a tensor group splits"));
                }),
       "");
 }
