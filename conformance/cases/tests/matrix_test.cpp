@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "conformance/cases/unsplit_model.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -74,6 +75,21 @@ TEST(Matrix, SplitModelsAreThereInEveryPrecisionAndInEveryStyleAtTheirStages) {
   EXPECT_EQ(data,
             (std::set<std::string>{"dropout21", "dropout22", "gated21", "gated22", "gated2x21",
                                    "gated41", "ulysses21", "ulysses22", "ulysses41"}));
+}
+
+TEST(Matrix, EverySplitModelButDropoutsIsComparedWithTheUnsplitOne) {
+  std::map<std::string, std::string> names;
+  for (const auto& spec : default_matrix()) names[spec.model] = unsplit_name(spec);
+  EXPECT_EQ(names, (std::map<std::string, std::string>{{"conv", ""},
+                                                       {"dropout2", ""},
+                                                       {"gated2", "gated"},
+                                                       {"gated2x2", "gated"},
+                                                       {"gated4", "gated"},
+                                                       {"gpt", ""},
+                                                       {"irregular", ""},
+                                                       {"ulysses2", "ulysses"},
+                                                       {"ulysses4", "ulysses"},
+                                                       {"vision", ""}}));
 }
 
 TEST(Matrix, AnIdOfASplitModelThatIsNotPossibleIsAnError) {

@@ -77,7 +77,7 @@ TEST(Recipe, EveryModelMeetsBothSizesOfBucketsAtEveryStage) {
     if (spec.optimizer == Rule::Sgd)
       with_momentum.insert({is_small, config.optimizer.momentum != 0});
   }
-  EXPECT_EQ(sizes.size(), 30u);
+  EXPECT_EQ(sizes.size(), 36u);
   for (const auto& [at, seen] : sizes) EXPECT_EQ(seen.size(), 2u) << at.first << at.second;
   EXPECT_EQ(with_momentum.size(), 4u);
 }

@@ -159,6 +159,7 @@ TEST_F(TensorFileTest, HostileFilesAreRefusedWithAReason) {
       {entry(f32, "[1]", "[0,4]"), 8, "no tensor names"},
       {R"({"v":)" + good + R"(,"w":)" + good + "}", 4, "overlaps"},
       {R"({"w":)" + good + R"(,"w":)" + good + "}", 4, "twice"},
+      {R"({"__metadata__":{},"w":)" + good + R"(,"__metadata__":{}})", 4, "twice"},
       {R"({"__metadata__":3})", 0, "__metadata__ is not an object"},
       {R"({"__metadata__":{"a":3}})", 0, "is not a text"},
   };

@@ -128,11 +128,13 @@ TEST(Mesh, AnErrorInAGroupNamesRanksOfTheWorld) {
             "");
 }
 
-// A store whose server goes with rank 0, and in which a group without rank 0 connects late.
+// A store whose server goes with rank 0. A group without it connects late, and so does the last rank.
 class ServedByRank0 final : public c10d::HashStore {
  public:
+  explicit ServedByRank0(int last) : of_last_(std::to_string(last)) {}
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    if (key.starts_with("zero/1")) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (key.starts_with("zero/1") || key.ends_with("/" + of_last_))
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
     expect_served(key);
     c10d::HashStore::set(key, value);
   }
@@ -146,24 +148,37 @@ class ServedByRank0 final : public c10d::HashStore {
   void expect_served(const std::string& key) const {
     if (has_ended_) throw std::runtime_error("rank 0 has left before " + key);
   }
+  const std::string of_last_;
   std::atomic<bool> has_ended_ = false;
 };
 
-TEST(Mesh, Rank0StaysUntilGroupsWithoutItAreConnected) {
-  const auto alone = [](RankContext&) {
-    const auto store = c10::make_intrusive<ServedByRank0>();
-    std::string failed;
-    std::thread other([&] {
+// What went wrong on the others, which are threads.
+std::string without_rank_0(const MeshSizes& sizes) {
+  const int world = sizes.world_size();
+  const auto store = c10::make_intrusive<ServedByRank0>(world - 1);
+  std::vector<std::string> failed(static_cast<std::size_t>(world));
+  std::vector<std::thread> others;
+  for (int rank = 1; rank < world; ++rank)
+    others.emplace_back([&, rank] {
       try {
-        mesh_over(store, 1, {.tensor = 2}, std::nullopt, std::chrono::minutes(1));
+        mesh_over(store, rank, sizes, std::nullopt, std::chrono::minutes(1));
       } catch (const std::exception& error) {
-        failed = error.what();
+        failed[static_cast<std::size_t>(rank)] = error.what();
       }
     });
-    mesh_over(store, 0, {.tensor = 2}, std::nullopt, std::chrono::minutes(1));
-    store->end();
-    other.join();
-    EXPECT_EQ(failed, "");
+  mesh_over(store, 0, sizes, std::nullopt, std::chrono::minutes(1));
+  store->end();
+  for (auto& one : others) one.join();
+  std::string all;
+  for (const auto& one : failed) all += one;
+  return all;
+}
+
+TEST(Mesh, Rank0StaysUntilGroupsWithoutItAreConnected) {
+  const auto alone = [](RankContext&) {
+    for (const auto& sizes : {MeshSizes{.tensor = 2}, MeshSizes{.sequence = 2, .tensor = 2},
+                              MeshSizes{.data = 2, .sequence = 2}})
+      EXPECT_EQ(without_rank_0(sizes), "");
   };
   EXPECT_EQ(on_ranks(1, alone), "");
 }

@@ -26,6 +26,11 @@ TEST(ParseJson, FindsEveryDoubledKeyWithItsPath) {
               ElementsAre(StartsWith("a.b: "), StartsWith("c.d: "), StartsWith("a: ")));
 }
 
+TEST(ParseJson, FindsADoubledKeyBehindComments) {
+  EXPECT_THAT(parse_json("{// one\n\"a\": 1, /* two */ \"b\": {\"c\": 1, \"c\": 2}}").problems,
+              ElementsAre(StartsWith("b.c: ")));
+}
+
 TEST(ParseJson, TheSameKeyInTwoObjectsIsNotDoubled) {
   EXPECT_THAT(parse_json(R"({"a": {"x": 1}, "b": {"x": 1}, "c": [{"x": 1}, {"x": 2}]})").problems,
               IsEmpty());

@@ -144,6 +144,7 @@ struct Trained {
     network.kind = kind;
     at::manual_seed(static_cast<uint64_t>(100 * seed + 10 * place.data + place.sequence));
   }
+  at::ScalarType dtype() const { return network.named_parameters()["shared"].scalar_type(); }
   void train(int64_t step, const std::string& without = "") {
     const auto own = kMicroBatches / network.mesh.sizes().data;
     for (int64_t k = 0; k < own; ++k) {
@@ -233,6 +234,59 @@ TEST(MeshCheckpoint, AResumedRunIsTheOneThatWasNeverInterrupted) {
                          [&](RankContext& context) {
                            save_and_go_on(context, trial, path, Gradients::Drawn);
                            resume(context, trial, path, Gradients::Drawn);
+                         }),
+                "");
+      expect_equal_tags(path, "here", "again", true);
+      expect_equal_tags(path, "never", "resumed", true);
+    }
+  }
+}
+
+// Into parts and wholes alike, as all ranks that have them would.
+void write_past(Trained& it) {
+  const at::NoGradGuard no_grad;
+  for (const auto& one : it.network.all)
+    if (one.is_trained && one.name != "wide")
+      it.network.named_parameters()[one.name].add_(
+          it.network.part(one, whole_numbers(one.shape, 40) * 0.25).to(it.dtype()));
+}
+
+void save_what_was_written(RankContext& context, const Trial& run, const std::string& folder) {
+  const auto mesh = mesh_at(context.rank(), run.sizes, folder + "-first");
+  Trained it(mesh, run, 1, Gradients::Drawn);
+  it.train(0);
+  write_past(it);
+  it.engine->save_checkpoint(folder, "here");
+  const auto saved = SavedCheckpoint::open(folder, "here");
+  EXPECT_FALSE(saved.has("parameter/wide"));
+  for (const auto* name : {"packed", "bias", "rows", "deep", "shared"}) {
+    const auto want = it.engine->full_parameter(name);
+    auto got = at::empty(want.sizes(), want.scalar_type());
+    saved.read(std::string("parameter/") + name, 0, got.numel(), got.mutable_data_ptr());
+    EXPECT_THAT(got, HasTheBitsOf(want)) << name;
+  }
+  it.train(1);
+  it.engine->save_checkpoint(folder, "never", {.save_latest = false});
+}
+
+TEST(MeshCheckpoint, WhatWasWrittenPastTheEngineComesBackInItsParts) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder.path());
+  for (const std::string mode : {"", R"(, "bf16": {"enabled": true})"}) {
+    for (const auto& trial :
+         {Trial{{.tensor = 2}, 0, mode}, Trial{{.data = 2, .tensor = 2}, 1, mode},
+          Trial{{.sequence = 2, .tensor = 2}, 2, mode}}) {
+      SCOPED_TRACE(trial.name());
+      const auto path = folder.path(fmt::format("{}-{}", trial.stage, mode.empty()));
+      EXPECT_EQ(on_ranks(trial.sizes.world_size(),
+                         [&](RankContext& context) {
+                           save_what_was_written(context, trial, path);
+                           const auto mesh = mesh_at(context.rank(), trial.sizes, path + "-second");
+                           Trained it(mesh, trial, 50, Gradients::Drawn);
+                           ASSERT_TRUE(it.engine->load_checkpoint(path).has_value());
+                           it.engine->save_checkpoint(path, "again", {.save_latest = false});
+                           it.train(1);
+                           it.engine->save_checkpoint(path, "resumed", {.save_latest = false});
                          }),
                 "");
       expect_equal_tags(path, "here", "again", true);

@@ -11,6 +11,7 @@
 #include <ATen/ops/randn.h>
 #include <torch/utils.h>
 
+#include <filesystem>
 #include <set>
 #include <stdexcept>
 
@@ -19,6 +20,8 @@
 #include "conformance/testing/group_test.hpp"
 #include "conformance/testing/rank_test.hpp"
 #include "conformance/testing/sample.hpp"
+#include "conformance/testing/scratch_folder.hpp"
+#include "engine/comm/mesh.hpp"
 #include "engine/parallel/layers.hpp"
 
 namespace equigrad::parallel {
@@ -100,6 +103,23 @@ TEST(SplitRandom, ARegionWithoutDrawsLeavesNoTrace) {
       at::randn({3});
     }
     EXPECT_THAT(at::randn({3}), Not(HasTheBitsOf(next)));
+  });
+}
+
+// So many numbers are one filling of the generator's table, which looks as if none was taken.
+TEST(SplitRandom, ARegionOfAWholeTableOfDrawsHasDrawn) {
+  on_groups([](const Group& group) {
+    torch::manual_seed(3);
+    draw();
+    const auto behind = state();
+    for (const int64_t draws : {1, 623, 624, 625, 1248}) {
+      torch::manual_seed(3);
+      {
+        const SplitRandom random(group);
+        at::rand({draws});
+      }
+      EXPECT_THAT(state(), HasTheBitsOf(behind)) << draws;
+    }
   });
 }
 
@@ -329,6 +349,24 @@ TEST(RandomWatch, RanksOfOtherStatesAreNamedIfTheyDrew) {
                                    HasSubstr("got another one on ranks 1, 3 than on 0"));
                        EXPECT_THAT(said(rank / 3, context.rank() == 0, false),
                                    HasSubstr("got another one on rank 3 than on 0"));
+                     }),
+            "");
+}
+
+TEST(RandomWatch, RanksAreNamedByTheirNumbersAmongAll) {
+  const conformance::ScratchFolder folder;
+  std::filesystem::create_directories(folder.path());
+  EXPECT_EQ(on_ranks(4,
+                     [&folder](RankContext& context) {
+                       const auto mesh =
+                           comm::connect_gloo_mesh(context.rank(), {.data = 2, .tensor = 2},
+                                                   folder.path("mesh"), std::chrono::seconds(60));
+                       torch::manual_seed(static_cast<uint64_t>(context.rank()));
+                       const RandomWatch watch(c10::kCPU);
+                       drawn();
+                       EXPECT_THAT(error_of([&] { watch.check_same(mesh.tensor()); }),
+                                   HasSubstr(context.rank() < 2 ? "on rank 1 than on 0"
+                                                                : "on rank 3 than on 2"));
                      }),
             "");
 }
