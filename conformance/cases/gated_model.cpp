@@ -269,7 +269,9 @@ std::shared_ptr<reference::Model> make_gated(const GatedSizes& sizes, uint64_t s
 reference::Batch gated_batch(const reference::Data& data, const reference::Draw& draw) {
   const GatedSizes sizes;
   const auto bytes = data.text_batch(2, sizes.context, draw);
-  return {bytes.input.remainder(sizes.vocabulary), bytes.target.remainder(sizes.vocabulary)};
+  const auto target = bytes.target.remainder(sizes.vocabulary);
+  return {bytes.input.remainder(sizes.vocabulary),
+          target.masked_fill(bytes.input.remainder(7).eq(3), kUncounted)};
 }
 
 void freeze(const reference::Model& model, const std::string& word) {

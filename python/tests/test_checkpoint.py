@@ -643,6 +643,26 @@ def test_a_parameter_that_was_written_past_the_engine_comes_back(tmp_path: Path)
             assert not torch.equal(before, after)
 
 
+def changed(folder: str) -> list[str]:
+    engine = make(1)
+    engine.save_checkpoint(folder, "a", client_state={"at": 3})
+    if engine.global_rank == 0:
+        for file in Path(folder, "a").glob("*.safetensors"):
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+    engine.save_checkpoint(folder, "b")  # no rank reads before the files are changed
+    said = [told(lambda only=only: engine.load_checkpoint(folder, "a", load_module_only=only)) for only in (False, True)]
+    _, client_state = engine.load_checkpoint(folder, "a", check_digests=False)
+    return [*said, repr(client_state)]
+
+
+def test_digests_are_checked_unless_nobody_wants_it(tmp_path: Path) -> None:
+    for whole, module_only, client_state in ranks.run(2, changed, str(tmp_path)):
+        assert "bytes that were saved" in whole and "bytes that were saved" in module_only
+        assert client_state == "{'at': 3}"
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
