@@ -1,5 +1,5 @@
-// Dropped out: dropouts of a half, of what every rank of a tensor group has whole and of what it has
-// in parts, all of them on one device, in plain torch.
+// Dropped out: dropouts of a half, of what every rank of a tensor group has whole and of what it
+// has in parts, all of them on one device, in plain torch.
 //
 //   whole   by torch's generator, once: all ranks of the group have the same
 //   parts   one number k of torch's generator; part t by a generator that begins with a seed of k

@@ -8,8 +8,8 @@
 //   logits = LayerNorm(x) by the weight of token again, or by one of its own, [B, C, V]
 //
 // In the matrix: gated, gated2 and gated4 are T = 1, 2 and 4 of the sizes that GatedSizes begins
-// with, gated2x2 is T = 2 and S = 2, dropout2 is T = 2 with dropouts; bytes of the text, modulo 64, two sequences of 8 in a batch.
-// Generated cases draw sizes. Some targets do not count.
+// with, gated2x2 is T = 2 and S = 2, dropout2 is T = 2 with dropouts; bytes of the text, modulo 64,
+// two sequences of 8 in a batch. Some targets do not count. Generated cases draw sizes.
 //
 // Dropouts of a half: of the gated hidden units, in T parts, and of what both rows give, whole
 // (dropped_out.hpp).

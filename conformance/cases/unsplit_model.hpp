@@ -1,5 +1,6 @@
 // UnsplitModel: what ranks that share a model, or a sequence, compute together, as each data rank
-// would alone: gated for gated2, gated4 and gated2x2 (dropout2 has none), ulysses for ulysses2 and ulysses4.
+// would alone: gated for gated2, gated4 and gated2x2, ulysses for ulysses2 and ulysses4; dropout2
+// has none, whose parts drop out other units.
 //
 // Invariants: the values and the batches of the shared model; no loss overflows.
 // Shapes: those of the model.   Units: a Pass's rank is a data rank.

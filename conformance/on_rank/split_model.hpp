@@ -1,5 +1,6 @@
 // SplitModel: what one rank of a mesh has of the gated network (cases/gated_model.hpp), of the
-// engine's parallel layers: what gated2, gated4 and gated2x2 of the zoo are, and what generated cases draw.
+// engine's parallel layers: what gated2, gated4, gated2x2 and dropout2 of the zoo are, and what
+// generated cases draw.
 //
 // Invariants: parameters have the names of the whole model, in its order, and are cut from its
 // values; what is split is marked (engine/parallel/split_marks.hpp). It is given whole batches, of

@@ -85,28 +85,29 @@ std::shared_ptr<Mapping> map_file(const std::string& path) {
 }
 
 // The outermost names, as often as they come.
-class OuterNames {
+class OuterNames final : public json::json_sax_t {
  public:
   std::vector<std::string> names;
 
-  bool start_object(std::size_t) { return ++depth_ > 0; }
-  bool start_array(std::size_t) { return ++depth_ > 0; }
-  bool end_object() { return --depth_ >= 0; }
-  bool end_array() { return --depth_ >= 0; }
-  bool key(std::string& name) {
+ private:
+  bool start_object(std::size_t) override { return ++depth_ > 0; }
+  bool start_array(std::size_t) override { return ++depth_ > 0; }
+  bool end_object() override { return --depth_ >= 0; }
+  bool end_array() override { return --depth_ >= 0; }
+  bool key(std::string& name) override {
     if (depth_ == 1) names.push_back(name);
     return true;
   }
-  bool null() { return true; }
-  bool boolean(bool) { return true; }
-  bool number_integer(json::number_integer_t) { return true; }
-  bool number_unsigned(json::number_unsigned_t) { return true; }
-  bool number_float(json::number_float_t, const std::string&) { return true; }
-  bool string(std::string&) { return true; }
-  bool binary(json::binary_t&) { return true; }
-  bool parse_error(std::size_t, const std::string&, const json::exception&) { return false; }
-
- private:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(json::number_integer_t) override { return true; }
+  bool number_unsigned(json::number_unsigned_t) override { return true; }
+  bool number_float(json::number_float_t, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(json::binary_t&) override { return true; }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) override {
+    return false;
+  }
   int depth_ = 0;
 };
 
@@ -116,7 +117,7 @@ json parse_header(const std::string& path, const char* text, uint64_t bytes) {
   json header;
   try {
     header = json::parse(text, text + bytes);
-    json::sax_parse(text, text + bytes, &outer);
+    json::sax_parse(text, text + bytes, static_cast<json::json_sax_t*>(&outer));
   } catch (const json::exception& error) {
     fail(path, std::string("the header is not JSON: ") + error.what());
   }

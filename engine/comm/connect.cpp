@@ -236,9 +236,11 @@ Mesh connect_part(const LaunchEnvironment& launch, c10::DeviceType device,
                             launch.world_size, first, end - 1, launch.rank));
   std::optional<int> device_index;
   if (device == c10::kCUDA) device_index = device_index_of(launch);
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("part/{}", first),
-                                                            store_of(launch, timeout));
-  return mesh_over(store, rank, sizes, device_index, timeout);
+  const auto all = store_of(launch, timeout);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("part/{}", first), all);
+  auto mesh = mesh_over(store, rank, sizes, device_index, timeout);
+  rank_0_leaves_last(*all, launch.rank, launch.world_size);
+  return mesh;
 }
 
 Mesh mesh_over(const c10::intrusive_ptr<c10d::Store>& store, int rank, const MeshSizes& sizes,

@@ -10,28 +10,9 @@ constexpr std::size_t kMostLevels = 32;
 
 // Follows the parser to know where it is: one frame for each open object or array. (A callback of
 // Json::parse could do the same, in a time that grows with the square of an object's entries.)
-class PathTracker {
+class PathTracker final : public Json::json_sax_t {
  public:
   explicit PathTracker(std::vector<std::string>& problems) : problems_(problems) {}
-
-  bool start_object(std::size_t) { return start(); }
-  bool start_array(std::size_t) { return start(); }
-  bool end_object() { return end(); }
-  bool end_array() { return end(); }
-  bool key(std::string& name) {
-    frames_.back().key = name;
-    if (!frames_.back().seen.insert(name).second)
-      problems_.push_back(path() + ": expected every key once, got it twice. Drop one of them.");
-    return true;
-  }
-  bool null() { return true; }
-  bool boolean(bool) { return true; }
-  bool number_integer(Json::number_integer_t) { return true; }
-  bool number_unsigned(Json::number_unsigned_t) { return true; }
-  bool number_float(Json::number_float_t, const std::string&) { return true; }
-  bool string(std::string&) { return true; }
-  bool binary(Json::binary_t&) { return true; }
-  bool parse_error(std::size_t, const std::string&, const Json::exception&) { return false; }
 
   std::string path() const {
     std::string joined;
@@ -45,6 +26,26 @@ class PathTracker {
     std::string key;  // empty in an array
     std::set<std::string> seen;
   };
+  bool start_object(std::size_t) override { return start(); }
+  bool start_array(std::size_t) override { return start(); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool key(std::string& name) override {
+    frames_.back().key = name;
+    if (!frames_.back().seen.insert(name).second)
+      problems_.push_back(path() + ": expected every key once, got it twice. Drop one of them.");
+    return true;
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(Json::number_integer_t) override { return true; }
+  bool number_unsigned(Json::number_unsigned_t) override { return true; }
+  bool number_float(Json::number_float_t, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return true; }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) override {
+    return false;
+  }
   bool start() {
     if (frames_.size() >= kMostLevels)
       throw std::length_error(path() + ": expected at most " + std::to_string(kMostLevels) +
@@ -77,7 +78,8 @@ JsonDocument parse_json(const std::string& text) {
   }
   PathTracker tracker(document.problems);
   try {
-    Json::sax_parse(text, &tracker, Json::input_format_t::json, true, true);
+    Json::sax_parse(text, static_cast<Json::json_sax_t*>(&tracker), Json::input_format_t::json,
+                    true, true);
     document.root = Json::parse(text, nullptr, true, true);
     if (!document.root.is_object())
       document.problems.push_back("the file: expected a JSON object, got " +

@@ -122,7 +122,8 @@ inline std::string why_not_torch(const std::string& path, const std::string& tar
                                  const std::vector<Room>& rooms) {
   const std::string from = room_of(path, rooms);
   if (target.starts_with("torch/csrc/distributed") &&
-      !(from == "engine/comm" && path.ends_with(".cpp"))) {
+      !((from == "engine/comm" || path.starts_with("engine/comm/tests/")) &&
+        path.ends_with(".cpp"))) {
     return "only the sources of engine/comm may include c10d";
   }
   if (target.starts_with("torch/csrc/autograd") && path.starts_with("engine/") &&

@@ -128,7 +128,8 @@ TEST(Mesh, AnErrorInAGroupNamesRanksOfTheWorld) {
             "");
 }
 
-// A store whose server goes with rank 0. A group without it connects late, and so does the last rank.
+// A store whose server goes with rank 0. A group without it connects late, and so does the last
+// rank.
 class ServedByRank0 final : public c10d::HashStore {
  public:
   explicit ServedByRank0(int last) : of_last_(std::to_string(last)) {}
