@@ -41,9 +41,9 @@ TEST(Covering, ItIsAPartOfTheMatrixWithoutARefusedCase) {
   }
 }
 
-// The two largest dimensions have 21 and 8 values, so that no selection has fewer than 168 cases.
+// The two largest dimensions have 21 and 10 values, so that no selection has fewer than 210 cases.
 TEST(Covering, ItIsNearlyAsSmallAsAnyCanBe) {
-  EXPECT_LE(covering_of(default_matrix()).size(), 186u);
+  EXPECT_LE(covering_of(default_matrix()).size(), 225u);
 }
 
 void expect_nothing_superfluous(const std::vector<CaseSpec>& matrix) {
