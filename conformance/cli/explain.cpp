@@ -274,7 +274,7 @@ std::string model_words(const std::string& model) {
       {"ulysses", "a small transformer of which every rank has a part of the sequence"}};
   for (const auto& [name, says] : words) {
     const auto rest = model.starts_with(name) ? model.substr(name.size()) : "none";
-    if (rest.find_first_not_of("0123456789x") == std::string::npos) return says;
+    if (rest.find_first_not_of("0123456789x") == std::string::npos && rest != "x") return says;
   }
   return {};
 }

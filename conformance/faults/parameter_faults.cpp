@@ -17,7 +17,9 @@ class Keeper : public Parameters {
   Keeper(std::unique_ptr<Parameters> real, at::Tensor masters, Publish publish)
       : real_(std::move(real)), masters_(std::move(masters)), publish_(std::move(publish)) {}
   void publish() override { publish_(*real_, masters_); }
-  void publish(std::size_t parameter) override { real_->publish(parameter); }
+  void publish(std::size_t parameter, const at::Tensor& slice) override {
+    real_->publish(parameter, slice);
+  }
   at::Tensor whole(std::size_t parameter) override { return real_->whole(parameter); }
   void pin(std::size_t parameter) override { real_->pin(parameter); }
   void unpin(std::size_t parameter, bool keep) override { real_->unpin(parameter, keep); }

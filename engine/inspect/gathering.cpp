@@ -225,7 +225,7 @@ void Gathering::close(const std::vector<Opened>& opened, std::optional<int> modi
   }
   unpin(opened, written);
   for (const auto& one : opened)
-    if (written[one.parameter]) at_.parameters.publish(one.parameter);
+    if (written[one.parameter]) at_.parameters.publish(one.parameter, {});
 }
 
 namespace {

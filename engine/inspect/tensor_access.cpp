@@ -123,8 +123,7 @@ void write_master(Stations& at, std::size_t parameter, const at::Tensor& slice) 
     throw Error("engine.access", "expected a parameter that gather() has not pinned, got \"" +
                                      at.table[parameter].name + "\". End its scope first.");
   }
-  slice_of(at, at.optimizer.masters(), parameter).copy_(slice);
-  at.parameters.publish(parameter);
+  at.parameters.publish(parameter, slice);
 }
 
 void write_state(Stations& at, std::size_t parameter, std::size_t state, const at::Tensor& slice) {

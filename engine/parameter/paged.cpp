@@ -52,13 +52,17 @@ void Pages::publish() {
   renew(all);
 }
 
-void Pages::publish(std::size_t parameter) {
+void Pages::publish(std::size_t parameter, const at::Tensor& slice) {
   const auto at = context_.plan.slot_of(parameter);
   if (!at) return;
   const std::lock_guard lock(mutex_);
   const autograd::Silence silence;
   const auto& slot = context_.plan.slot(*at);
-  table_.refresh(context_.plan.buckets()[at->bucket].offset + slot.offset, slot.shard_numel);
+  const auto begin = context_.plan.buckets()[at->bucket].offset + slot.offset;
+  // A gather ahead of its operator may read the shard, which may be the master itself.
+  pages_[*table_.page_of(parameter)].arrive(context_.ledger);
+  if (slice.defined()) context_.masters.narrow(0, begin, slot.shard_numel).copy_(slice);
+  table_.refresh(begin, slot.shard_numel);
   renew({*table_.page_of(parameter)});
 }
 

@@ -33,7 +33,7 @@ class Pages final : public Parameters, public autograd::OperatorListener {
   ~Pages() override { observation_.reset(); }
 
   void publish() override;
-  void publish(std::size_t parameter) override;
+  void publish(std::size_t parameter, const at::Tensor& slice) override;
   at::Tensor whole(std::size_t parameter) override;
   void pin(std::size_t parameter) override;
   void unpin(std::size_t parameter, bool keep) override;

@@ -90,11 +90,13 @@ class Replicas final : public Parameters {
   }
 
   void publish() override { publish(gathers_); }
-  void publish(std::size_t parameter) override {
+  void publish(std::size_t parameter, const at::Tensor& slice) override {
     const auto at = context_.plan.slot_of(parameter);
     if (!at) return;
     const auto& bucket = context_.plan.buckets()[at->bucket];
     const auto& slot = context_.plan.slot(*at);
+    if (slice.defined())
+      context_.masters.narrow(0, bucket.offset + slot.offset, slot.shard_numel).copy_(slice);
     Gather gather{goes_in_place(context_, bucket, slot), bucket.lower_precision, {}, 0};
     gather.add(part_of(bucket, slot));
     publish({gather});

@@ -64,9 +64,10 @@ struct Traffic {
 class Parameters {
  public:
   virtual ~Parameters() = default;
-  // Masters into parameters, after an update; or into one of them. Collective.
+  // Masters into parameters, after an update; or into one of them, whose master becomes `slice`
+  // first, if it is given: nothing that is on its way reads it meanwhile. Collective.
   virtual void publish() = 0;
-  virtual void publish(std::size_t parameter) = 0;
+  virtual void publish(std::size_t parameter, const at::Tensor& slice) = 0;
   // A parameter as the model sees it, a copy. Collective where parameters are sharded.
   virtual at::Tensor whole(std::size_t parameter) = 0;
   // The model's tensor is whole until it is unpinned, once at a time. Collective where parameters

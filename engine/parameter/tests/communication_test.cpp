@@ -85,7 +85,7 @@ TEST(ParameterCommunicationDtype, TheModelSeesWeightsRoundedToIt) {
                              it.expect(1.01, communication_dtype);
                              it.masters.mul_(2.0);
                              for (std::size_t i = 0; i < kNumels.size(); ++i) {
-                               it.keeper->publish(i);
+                               it.keeper->publish(i, {});
                              }
                              it.expect(1.01, communication_dtype, 2.0);
                              EXPECT_EQ(it.ledger.bytes(memory::Category::Gathered), 0);

@@ -140,7 +140,7 @@ TEST(Replicas, ALargeParameterIsGatheredInItsOwnMemory) {
                            EXPECT_LT(it.ledger.peak_bytes(memory::Category::Gathered), block);
                            it.masters.mul_(0.5);
                            for (const std::size_t i : std::vector<std::size_t>{0, 1, 3, 4, 5})
-                             it.keeper->publish(i);
+                             it.keeper->publish(i, {});
                            check(0.625);
                          }
                        }),
