@@ -68,7 +68,8 @@ bool is_written_past(const Parts& parts, std::size_t parameter) {
   const auto held = as_computed(parts, parameter).contiguous();
   const auto seen =
       parts.parameters->as_seen(master.to(held.device()), entry.lower_precision).contiguous();
-  if (held.is_cpu())  // a tenth of at::equal()'s time
+  if (held.scalar_type() != seen.scalar_type()) return true;  // the caller has put another there
+  if (held.is_cpu())                                          // a tenth of at::equal()'s time
     return std::memcmp(held.const_data_ptr(), seen.const_data_ptr(), held.nbytes()) != 0;
   return !held.view(at::kByte).equal(seen.view(at::kByte));
 }
