@@ -6,21 +6,22 @@ namespace equigrad::reference {
 
 namespace autocast = at::autocast;
 
-AutocastGuard::AutocastGuard(const std::optional<AutocastSpec>& spec)
-    : active_(spec.has_value()),
-      enabled_before_(autocast::is_autocast_enabled(at::kCPU)),
-      dtype_before_(autocast::get_autocast_dtype(at::kCPU)) {
+AutocastGuard::AutocastGuard(const std::optional<AutocastSpec>& spec, at::DeviceType device)
+    : device_(device),
+      active_(spec.has_value()),
+      enabled_before_(autocast::is_autocast_enabled(device_)),
+      dtype_before_(autocast::get_autocast_dtype(device_)) {
   if (!active_) return;
   autocast::clear_cache();
   autocast::increment_nesting();  // a scope inside of this one then leaves the cache alone
-  autocast::set_autocast_enabled(at::kCPU, true);
-  autocast::set_autocast_dtype(at::kCPU, spec->dtype);
+  autocast::set_autocast_enabled(device_, true);
+  autocast::set_autocast_dtype(device_, spec->dtype);
 }
 
 AutocastGuard::~AutocastGuard() {
   if (!active_) return;
-  autocast::set_autocast_dtype(at::kCPU, dtype_before_);
-  autocast::set_autocast_enabled(at::kCPU, enabled_before_);
+  autocast::set_autocast_dtype(device_, dtype_before_);
+  autocast::set_autocast_enabled(device_, enabled_before_);
   autocast::decrement_nesting();
   autocast::clear_cache();
 }

@@ -1,4 +1,4 @@
-// Autocast: a forward under torch's automatic casting on the CPU, and whose weights it rounds.
+// Autocast: a forward under torch's automatic casting on a device, and whose weights it rounds.
 //
 // Invariants: while a guard of a spec lives, operators of torch's lower-precision list compute in
 //   its dtype, and each fp32 leaf is cast once. No cast outlives the guard, none from before is
@@ -22,11 +22,12 @@ namespace equigrad::reference {
 
 class AutocastGuard {
  public:
-  explicit AutocastGuard(const std::optional<AutocastSpec>& spec);
+  AutocastGuard(const std::optional<AutocastSpec>& spec, at::DeviceType device);
   ~AutocastGuard();
   AutocastGuard(const AutocastGuard&) = delete;
 
  private:
+  const at::DeviceType device_;
   const bool active_, enabled_before_;
   const at::ScalarType dtype_before_;
 };

@@ -19,7 +19,7 @@ class Take final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit Take(std::shared_ptr<std::vector<at::Tensor>> to) : to_(std::move(to)) {}
   void operator()(const at::Tensor& leaf) override {
-    to_->push_back(std::exchange(leaf.mutable_grad(), {}).detach());
+    to_->push_back(std::exchange(leaf.mutable_grad(), {}).detach().cpu());
   }
 
  private:
@@ -94,10 +94,9 @@ void Stepper::make_slots() {
     convert(slot);
     slot.passes.resize(weights_.size());
     slot.arrived = std::make_shared<Parts>();
-    if (parameter.requires_grad()) {
+    if (parameter.requires_grad())
       torch::autograd::impl::set_post_acc_grad_hooks(slot.parameter,
                                                      std::make_unique<Take>(slot.arrived));
-    }
     slots_.push_back(std::move(slot));
   }
   if (recipe_.compute_dtype != at::kDouble) return;
@@ -115,8 +114,8 @@ void Stepper::convert(Slot& slot) {
   if (!slot.parameter.requires_grad() || slot.parameter.numel() == 0) return;
   const at::ScalarType master = oracle ? compute : recipe_.precision.master_dtype;
   const at::ScalarType state = oracle ? compute : recipe_.precision.state_dtype;
-  const bool own = master == compute && !slot.safe;
-  slot.master = own ? slot.parameter.detach() : given.to(master, false, /*copy=*/true);
+  const bool own = master == compute && !slot.safe && given.is_cpu();
+  slot.master = own ? slot.parameter.detach() : given.to(at::kCPU, master, false, /*copy=*/true);
   for (const std::string& name : state_names(spec_of(slot))) {
     slot.state[name] = at::zeros_like(slot.master, state);
   }
@@ -254,7 +253,7 @@ void Stepper::average(const Slot& slot, StepRecord& record) const {
       auto& ranks = contributions.emplace_back();
       for (const auto& rank : slot.passes) {
         const bool there = part < rank[pass].size();
-        ranks.push_back(there ? rank[pass][part] : at::zeros_like(slot.parameter));
+        ranks.push_back(there ? rank[pass][part] : at::zeros_like(slot.parameter).cpu());
         absolute += ranks.back().abs().to(at::kDouble) * weights.back();
       }
     }
@@ -312,7 +311,7 @@ void Stepper::apply(Slot& slot, const at::Tensor& gradient) {
 
 void Stepper::copy_weights(StepRecord& record) const {
   for (const Slot& slot : slots_) {
-    record.parameters[slot.name] = slot.parameter.detach().clone();
+    record.parameters[slot.name] = slot.parameter.detach().cpu().clone();
     if (!slot.master.defined()) continue;
     record.masters[slot.name] = slot.master.clone();
     record.step_count[slot.name] = slot.step_count;

@@ -16,6 +16,8 @@
 //   too; otherwise buffers keep their dtype.
 //   The scale of steppers that share it changes when none of them holds passes and one has stepped
 //   since it last could: once, an overflow if any of them overflowed.
+//   A model on another device has its passes there; contributions, masters and all that is recorded
+//   are on the CPU.
 // Shapes: every recorded tensor has its parameter's shape and is a copy.
 // Errors: c10::Error for a recipe that cannot be run, for a trainable parameter that is not in
 //   exactly one group, for rates that are not one for each group, for ranks with different numbers
@@ -76,7 +78,7 @@ class Stepper {
   // From now on both follow one scale, this stepper's. The other one must not share with others.
   void share_loss_scale(Stepper& other);
   // To hold during a forward of the model.
-  AutocastGuard autocast() const { return AutocastGuard(recipe_.precision.autocast); }
+  AutocastGuard autocast() const { return {recipe_.precision.autocast, device()}; }
 
   // As of a stepper that is made of these masters now, between windows: states and their counts,
   // and the scale.
@@ -121,6 +123,7 @@ class Stepper {
     bool stepped = false, overflow = false;
   };
 
+  at::DeviceType device() const { return slots_.at(0).parameter.device().type(); }
   std::map<std::string, size_t> make_groups();
   void make_slots();
   void convert(Slot& slot);

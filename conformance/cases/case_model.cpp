@@ -47,10 +47,10 @@ class ZooModel : public CaseModel {
 
 at::Tensor Forward::loss() const {
   const auto value = output.detach();
-  if (!gradient.defined()) return value.to(at::kFloat, false, /*copy=*/true).reshape({1});
+  if (!gradient.defined()) return value.to(at::kCPU, at::kFloat, false, /*copy=*/true).reshape({1});
   return (value.to(at::kDouble) * gradient.detach().to(at::kDouble))
       .sum()
-      .to(at::kFloat)
+      .to(at::kCPU, at::kFloat)
       .reshape({1});
 }
 

@@ -165,7 +165,7 @@ class Gated : public PartwiseModel {
 
   Tensors embedded(const at::Tensor& tokens) const {
     if (sizes_.sequence == 1) return {at::embedding(token_->weight, tokens) + position_};
-    const auto places = at::arange(sizes_.context).unsqueeze(0);
+    const auto places = at::arange(sizes_.context, tokens.device()).unsqueeze(0);
     Tensors x;
     for (int64_t part = 0; part < sizes_.sequence; ++part)
       x.push_back(

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/cases/gated_model.hpp"
 #include "conformance/cases/sequence_model.hpp"
 
@@ -47,20 +48,24 @@ class Linear : public reference::Model {
   std::vector<at::Tensor> dots_;
 };
 
-}  // namespace
-
-std::shared_ptr<reference::Model> make_case_model(const std::string& name, uint64_t seed) {
+std::shared_ptr<reference::Model> made(const std::string& name, uint64_t seed) {
   if (const int64_t count = linear_size(name)) return std::make_shared<Linear>(count, seed);
   if (is_gated(name)) return make_gated(gated_sizes(name), seed);
   if (is_sequence(name)) return make_sequence(sequence_parts_of(name), seed);
   return reference::make_model(name, seed);
 }
 
+}  // namespace
+
+std::shared_ptr<reference::Model> make_case_model(const std::string& name, uint64_t seed) {
+  return on_device(made(name, seed));
+}
+
 reference::Batch make_case_batch(const reference::Data& data, const std::string& model,
                                  const reference::Draw& draw) {
-  if (is_gated(model)) return gated_batch(data, draw);
-  if (is_sequence(model)) return sequence_batch(data, draw);
-  return data.make_batch(linear_size(model) > 0 ? "irregular" : model, draw);
+  if (is_gated(model)) return on_device(gated_batch(data, draw));
+  if (is_sequence(model)) return on_device(sequence_batch(data, draw));
+  return on_device(data.make_batch(linear_size(model) > 0 ? "irregular" : model, draw));
 }
 
 }  // namespace equigrad::conformance

@@ -90,7 +90,7 @@ class Sequence : public PartwiseModel {
   }
 
   TensorList embedded(const at::Tensor& input) const {
-    const auto places = at::arange(kLength).unsqueeze(0);
+    const auto places = at::arange(kLength, input.device()).unsqueeze(0);
     TensorList x;
     for (int64_t part = 0; part < parts_; ++part)
       x.push_back(at::embedding(own(token_->weight, part), piece_of(input, part, parts_)) +

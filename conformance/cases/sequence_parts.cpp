@@ -58,10 +58,11 @@ at::Tensor piece_of(const at::Tensor& whole, int64_t part, int64_t parts) {
 
 at::Tensor hidden_from(const at::Tensor& tokens, bool has_padding) {
   const int64_t length = tokens.size(1);
-  const at::Tensor later = at::ones({length, length}, at::kBool).triu(1);
+  const auto booleans = tokens.options().dtype(at::kBool);
+  const at::Tensor later = at::ones({length, length}, booleans).triu(1);
   if (!has_padding) return later.expand({tokens.size(0), 1, length, length});
   const at::Tensor padding = tokens.remainder(4).eq(0).unsqueeze(1);
-  const at::Tensor others = at::eye(length, at::kBool).logical_not();
+  const at::Tensor others = at::eye(length, booleans).logical_not();
   return (padding.logical_and(others)).logical_or(later).unsqueeze(1);
 }
 

@@ -248,7 +248,8 @@ void add_step(oracle::TensorFile& file, const std::string& prefix,
   add_map(file, prefix + "/parameter", record.parameters);
   for (const auto& [state, tensors] : record.state) add_map(file, prefix + "/" + state, tensors);
   std::vector<at::Tensor> losses;
-  for (const auto& loss : record.losses) losses.push_back(loss.to(at::kFloat).reshape({1}));
+  for (const auto& loss : record.losses)
+    losses.push_back(loss.to(at::kCPU, at::kFloat).reshape({1}));
   file.tensors[prefix + "/losses"] = at::cat(losses);
   file.metadata[prefix + "/grad_norm"] = hexadecimal(record.grad_norm);
   file.metadata[prefix + "/skipped"] = record.skipped ? "1" : "0";

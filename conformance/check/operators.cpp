@@ -16,15 +16,18 @@ namespace {
 thread_local std::vector<OperatorTrace::Result>* trace = nullptr;
 
 bool writes_its_result(std::string_view name) {
-  constexpr std::array kOthers = {"aten::empty",      "aten::empty_like", "aten::empty_strided",
-                                  "aten::new_empty",  "aten::resize_",    "aten::resize_as_",
-                                  "aten::as_strided", "aten::view",       "aten::_unsafe_view",
-                                  "aten::slice",      "aten::select",     "aten::narrow",
-                                  "aten::detach",     "aten::detach_",    "aten::set_",
-                                  "aten::transpose",  "aten::permute",    "aten::expand",
-                                  "aten::unsqueeze",  "aten::squeeze",    "aten::t",
-                                  "aten::split",      "aten::chunk",      "aten::_reshape_alias",
-                                  "aten::alias",      "aten::unbind",     "aten::numpy_T"};
+  constexpr std::array kOthers = {"aten::empty",        "aten::empty_like",  "aten::empty_strided",
+                                  "aten::new_empty",    "aten::resize_",     "aten::resize_as_",
+                                  "aten::as_strided",   "aten::view",        "aten::_unsafe_view",
+                                  "aten::slice",        "aten::select",      "aten::narrow",
+                                  "aten::detach",       "aten::detach_",     "aten::set_",
+                                  "aten::transpose",    "aten::permute",     "aten::expand",
+                                  "aten::unsqueeze",    "aten::squeeze",     "aten::t",
+                                  "aten::split",        "aten::chunk",       "aten::_reshape_alias",
+                                  "aten::alias",        "aten::unbind",      "aten::numpy_T",
+                                  "aten::resolve_conj", "aten::resolve_neg", "aten::copy_",
+                                  "aten::to",           "aten::_to_copy",    "aten::clone",
+                                  "aten::contiguous",   "aten::lift_fresh"};
   return name.starts_with("aten::") &&
          std::find(kOthers.begin(), kOthers.end(), name) == kOthers.end();
 }

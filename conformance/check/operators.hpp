@@ -5,8 +5,8 @@
 //   OperatorTrace second(...);
 //   first_difference(first, second)  -> "aten::bernoulli_"
 //
-// Invariants: operators that give memory without writing it, or another view of it, are left out:
-// what they show is nobody's result. Nothing of the run is changed.
+// Invariants: operators that give memory without writing it, another view of it or a copy are left
+// out: what they show is no result of theirs. Nothing of the run is changed.
 // Units: none.   Errors: what the run throws.
 // Depends on: ATen's RecordFunction, oracle/digest.hpp.
 #pragma once

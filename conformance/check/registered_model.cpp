@@ -24,9 +24,15 @@ UserModel load_model(const std::string& path) {
   char resolved[PATH_MAX];  // dlopen looks for a name without a slash elsewhere
   struct stat found {};
   if (realpath(path.c_str(), resolved) == nullptr || stat(resolved, &found) != 0 ||
-      !S_ISREG(found.st_mode))
-    throw CheckRefused(
-        "model", "expected the file of a shared library, got \"" + path + "\". Correct the path.");
+      !S_ISREG(found.st_mode)) {
+    const bool is_python =
+        path.find(':') != std::string::npos && path.find('/') == std::string::npos;
+    throw CheckRefused("model",
+                       "expected the file of a shared library, got \"" + path + "\". " +
+                           (is_python ? "MODULE:FACTORY is taken by the equigrad of the Python "
+                                        "package: pip install . in a checkout."
+                                      : "Correct the path."));
+  }
   // At once, so that a symbol that is missing is named here and not in a rank. Of a library that
   // does not load so the stamp says more, if it is of another torch.
   void* library = dlopen(resolved, RTLD_NOW | RTLD_LOCAL);

@@ -20,9 +20,10 @@ namespace {
 
 using Begin = std::function<PendingPtr(const at::Tensor& output, const at::Tensor& input)>;
 
-// A tensor of one element may have any stride, which view(kByte) would not take.
+// A tensor of one element may have any stride, which view(kByte) would not take. Of rows that lie
+// apart, or are one and the same: of a copy.
 at::Tensor bytes_of(const at::Tensor& tensor) {
-  return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte);
+  return tensor.contiguous().as_strided({tensor.numel()}, {1}).view(at::kByte);
 }
 
 // Only this process's adversary still holds its memory.

@@ -27,7 +27,8 @@ class Keeper : public Parameters {
     return real_->as_seen(masters, lower_precision);
   }
   bool is_pinned(std::size_t parameter) const override { return real_->is_pinned(parameter); }
-  void end_of_pass() noexcept override { real_->end_of_pass(); }
+  void settle() override { real_->settle(); }
+  parameter::Traffic end_of_pass() noexcept override { return real_->end_of_pass(); }
   void rethrow_failure() override { real_->rethrow_failure(); }
 
  private:

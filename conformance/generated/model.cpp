@@ -129,6 +129,11 @@ bool is_of(const PassEvent& event, const char* what, const Pass& pass) {
          (event.rank < 0 || event.rank == pass.rank);
 }
 
+bool shares_data(const Workload& workload, const PassEvent& event, const Pass& pass) {
+  return event.rank < 0 || data_rank_of(workload, {event.step, event.rank, event.micro_batch}) ==
+                               data_rank_of(workload, pass);
+}
+
 }  // namespace
 
 GeneratedModel::GeneratedModel(const Workload& workload, bool is_twins,
@@ -287,14 +292,19 @@ at::Tensor GeneratedModel::loss_of(const Pass& pass, at::ScalarType dtype,
   add(chain_term(pass, dtype));
   for (std::size_t i = 0; i < tensors_.size(); ++i) add(term_of(i, pass, dtype));
   for (const auto& event : workload_.passes) {
-    if (!is_of(event, "overflow", pass)) continue;
-    // 0, but for a gradient of 2^200, which fp32 does not hold.
+    auto of_anyone = event;
+    of_anyone.rank = -1;
+    if (!is_of(of_anyone, "overflow", pass) || !shares_data(workload_, event, pass)) continue;
+    // 0, but for a gradient of 2^200, which fp32 does not hold. Ranks that share a sequence use the
+    // same parameters, and have one loss.
     const auto element =
         event.tensor < 0
             ? loss
             : reference::widen(tensors_.at(static_cast<std::size_t>(event.tensor)).flatten())
                   .select(0, event.element);
-    add((element - element.detach()) * 0x1p100 * 0x1p100);
+    const bool is_infinite = is_of(event, "overflow", pass) || event.tensor < 0;
+    const double size = is_infinite ? 0x1p100 : 0;
+    add((element - element.detach()) * size * size);
   }
   return loss;
 }

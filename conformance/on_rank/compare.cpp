@@ -5,6 +5,7 @@
 
 #include <chrono>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/verdict/lane_tally.hpp"
 #include "engine/comm/communicator.hpp"
 #include "engine/engine.hpp"
@@ -34,7 +35,8 @@ class Learner {
         context_(context) {
     const auto group = context.group();
     before_bytes_ = process_peak_bytes();
-    model_ = text_ ? reference::make_gpt(gpt_, seed_) : reference::make_model("conv", seed_);
+    model_ =
+        on_device(text_ ? reference::make_gpt(gpt_, seed_) : reference::make_model("conv", seed_));
     for (const auto& [name, tensor] : reference::unique_parameters(*model_))
       parameters_ += tensor.numel();
     engine_ = initialize(*model_, request.at("config").get<std::string>(), group);
@@ -95,7 +97,7 @@ class Learner {
         text_ ? data_.text_batch(config.train_micro_batch_size_per_gpu, gpt_.context, draw)
               : data_.make_batch("conv", draw);
     const auto guard = engine_->autocast();
-    return model_->loss(reference::to_dtype(batch, torch_dtype(config.precision.param)));
+    return model_->loss(on_device(reference::to_dtype(batch, torch_dtype(config.precision.param))));
   }
 
   bool text_;

@@ -13,6 +13,19 @@ namespace {
 
 oracle::Weights weights_of(const LocalShard& shard) { return {shard.master, shard.state}; }
 
+// The engine's shards where they are compared.
+std::vector<LocalShard> on_cpu(std::vector<LocalShard> shards) {
+  const auto move = [](at::Tensor& tensor) {
+    if (tensor.defined()) tensor = tensor.cpu();
+  };
+  for (auto& shard : shards) {
+    move(shard.master);
+    move(shard.gradient);
+    for (auto& [name, state] : shard.state) move(state);
+  }
+  return shards;
+}
+
 oracle::Averaging averaging_of(reference::Averaging averaging) {
   using reference::Averaging;
   return averaging == Averaging::BeforeSum ? oracle::Averaging::BeforeSum
@@ -23,7 +36,8 @@ oracle::Averaging averaging_of(reference::Averaging averaging) {
 
 }  // namespace
 
-bool TwinComparison::check(const Site& site, const at::Tensor& got, const at::Tensor& want) {
+bool TwinComparison::check(const Site& site, const at::Tensor& of_engine, const at::Tensor& want) {
+  const auto got = of_engine.cpu();
   const bool held = lanes_.compare(site, got, want);
   if (!held) failures_.note(site, got, want);
   return held;
@@ -43,7 +57,7 @@ void TwinComparison::observe(int step, const std::vector<LocalShard>& shards) {
       {.phase = Phase::Norm, .step = step, .what = "norm of the gradient"},
       at::full({1}, norm, at::kDouble), at::full({1}, facts_.twin.grad_norm(step), at::kDouble));
   std::vector<Failure> seen;
-  for (const auto& shard : shards) {
+  for (const auto& shard : on_cpu(shards)) {
     if (auto gradient = check_gradient(step, shard)) seen.push_back(std::move(*gradient));
     auto& copy = before_[shard.name] = shard;
     copy.master = shard.master.clone();
@@ -170,14 +184,15 @@ void TwinComparison::check_boundary(int step) {
 
 void TwinComparison::after_step(int step) {
   check_boundary(step);
-  for (const auto& shard : engine_->local_shards()) {
+  const auto shards = on_cpu(engine_->local_shards());
+  for (const auto& shard : shards) {
     const auto seen = before_.find(shard.name);
     if (facts_.twin.skipped(step)) break;
     if (seen == before_.end() || seen->second.begin != shard.begin || seen->second.end != shard.end)
       finding({.phase = Phase::Update, .step = step, .what = "shard", .parameter = shard.name},
               "on_step did not show it");
   }
-  for (const auto& shard : engine_->local_shards()) {
+  for (const auto& shard : shards) {
     check_shard(step, shard);
     check_update(step, shard);
   }
@@ -263,7 +278,7 @@ void TwinComparison::check_update(int step, const LocalShard& shard) {
 void TwinComparison::check_parameters(int step) {
   facts_.context.note(at_step(step, "full parameters"));
   for (const auto& [name, shape] : facts_.whole_shapes) {
-    const auto got = engine_->full_parameter(name);
+    const auto got = engine_->full_parameter(name).cpu();
     const auto want = facts_.twin.tensor(step, "parameter", name);
     const Site site{
         .phase = Phase::Parameter, .step = step, .what = "parameter", .parameter = name};

@@ -33,7 +33,7 @@ class TwinComparison {
         gradients_(static_cast<std::size_t>(steps)) {}
 
   // Compares, and a difference is placed; whether it held.
-  bool check(const Site& site, const at::Tensor& got, const at::Tensor& want);
+  bool check(const Site& site, const at::Tensor& of_engine, const at::Tensor& want);
   void finding(const Site& site, const std::string& what);
   void check_scale(int step, const std::string& what);
   // Gradients, as on_step shows them.

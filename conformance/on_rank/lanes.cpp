@@ -24,7 +24,8 @@ std::string where_of(const Site& site) {
   return at_step(site.step, site.what + (site.parameter.empty() ? "" : " " + site.parameter));
 }
 
-bool Lanes::compare(const Site& site, const at::Tensor& got, const at::Tensor& want) {
+bool Lanes::compare(const Site& site, const at::Tensor& of_engine, const at::Tensor& of_twin) {
+  const auto got = of_engine.cpu(), want = of_twin.cpu();  // which hold the same bits there
   const auto where = where_of(site);
   const auto report = oracle::compare(got, want);
   if (with_other_rules && !report.equal()) see(other_rules, where, got, want);

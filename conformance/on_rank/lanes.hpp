@@ -35,7 +35,7 @@ struct Lanes {
   std::map<std::string, int64_t> compared = {};  // elements by kind: loss, gradient, master, ...
 
   // In the exact lane; whether it held.
-  bool compare(const Site& site, const at::Tensor& got, const at::Tensor& want);
+  bool compare(const Site& site, const at::Tensor& of_engine, const at::Tensor& of_twin);
 };
 
 }  // namespace equigrad::conformance

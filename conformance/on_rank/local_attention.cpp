@@ -20,7 +20,7 @@ at::Tensor local_attention(const at::Tensor& query, const at::Tensor& key, const
 }
 
 at::Tensor mask_of(const at::Tensor& tokens, bool has_padding) {
-  const auto place = at::arange(tokens.size(1));
+  const auto place = at::arange(tokens.size(1), tokens.device());
   const auto asking = place.unsqueeze(1), asked = place.unsqueeze(0);
   const auto is_later = asked.gt(asking);
   if (!has_padding) return is_later.unsqueeze(0).unsqueeze(0);

@@ -7,6 +7,7 @@
 
 #include <map>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/cases/twin.hpp"
 #include "conformance/on_rank/answer.hpp"
 #include "conformance/on_rank/compare.hpp"
@@ -42,9 +43,10 @@ const reference::Data& data_of(const nlohmann::json& files) {
 }
 
 nlohmann::json hello(ranks::RankContext& context) {
-  auto sum = at::full({1}, context.rank() + 1, at::kFloat);
+  auto sum = at::full({1}, context.rank() + 1, at::device(conformance::device()).dtype(at::kFloat));
   context.group()->all_reduce_sum(sum)->wait();
   return {{"torch", TORCH_VERSION},
+          {"device", conformance::device().str()},
           {"threads", at::get_num_threads()},
           {"process", getpid()},
           {"sum", sum.item<float>()}};
@@ -74,6 +76,7 @@ DataFiles find_data(const std::string& directory, bool all_text) {
 }
 
 nlohmann::json serve(const nlohmann::json& request, ranks::RankContext& context) {
+  device() = c10::Device(context.device().name);
   const std::string what = request.value("do", "");
   if (what == "hello") return hello(context);
   if (what == "train") return serve_train(request, context, data_of(request.at("data")));

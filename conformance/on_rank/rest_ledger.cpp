@@ -1,5 +1,6 @@
 #include "conformance/on_rank/rest_ledger.hpp"
 
+#include "conformance/cases/device.hpp"
 #include "engine/memory/ledger.hpp"
 
 namespace equigrad::conformance {
@@ -33,6 +34,7 @@ RestLedger::RestLedger(const CaseFacts& facts, const std::vector<NamedTensors>& 
       knows_gathered_(engine->config().zero.stage < 3 || knows_pages(*engine, groups)) {
   MemoryOptions options;
   options.world_size = static_cast<int>(facts.recipe.world);
+  options.on_cuda = !device().is_cpu();
   forecast_ =
       forecast(layout::ParameterTable(registrations_of(facts, groups)), engine->config(), options);
 }

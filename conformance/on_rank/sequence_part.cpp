@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/cases/linear_model.hpp"
 #include "conformance/on_rank/local_attention.hpp"
 #include "engine/parallel/distributed_attention.hpp"
@@ -93,7 +94,7 @@ std::shared_ptr<reference::Model> sequence_part_model(const std::string& name, u
   const at::NoGradGuard no_grad;
   for (const auto& [of, parameter] : reference::unique_parameters(*model))
     at::Tensor(parameter).copy_(values[of]);
-  return model;
+  return on_device(model);
 }
 
 }  // namespace equigrad::conformance

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/cases/dropped_out.hpp"
 #include "conformance/cases/gated_model.hpp"
 #include "conformance/cases/linear_model.hpp"
@@ -177,7 +178,7 @@ std::shared_ptr<reference::Model> split_model(const GatedSizes& sizes, uint64_t 
   auto model = std::make_shared<SplitModel>(sizes, tensor, sequence);
   take_values(*model, *make_gated(sizes, seed), tensor);
   freeze(*model, sizes.frozen);
-  return model;
+  return on_device(model);
 }
 
 }  // namespace equigrad::conformance

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/cases/model_groups.hpp"
 #include "conformance/cases/recipe.hpp"
 #include "conformance/cases/twin.hpp"
@@ -26,6 +27,10 @@ reference::Recipe recipe_of_options(const nlohmann::json& options) {
   recipe.order = order_of(options.at("stage"));
   recipe.absolute_sums = false;
   return recipe;
+}
+
+at::Tensor copy_of(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 struct Job {
@@ -58,11 +63,12 @@ struct Job {
   }
 
   std::shared_ptr<reference::Model> model() const {
-    return data == "text" ? reference::make_gpt(gpt, seed) : reference::make_model("conv", seed);
+    return on_device(data == "text" ? reference::make_gpt(gpt, seed)
+                                    : reference::make_model("conv", seed));
   }
   reference::Batch batch(const reference::Data& from, const reference::Draw& draw) const {
-    return data == "text" ? from.text_batch(micro_batch_size, gpt.context, draw)
-                          : from.make_batch("conv", draw);
+    return on_device(data == "text" ? from.text_batch(micro_batch_size, gpt.context, draw)
+                                    : from.make_batch("conv", draw));
   }
 };
 
@@ -110,7 +116,7 @@ class EngineSession : public Session {
     engine_ = initialize({all}, load_config(config, job.world), context.group());
     engine_->on_step([this](const std::vector<LocalShard>& shards) {
       for (const auto& shard : shards)
-        gradients_[shard.name] = shard.gradient.defined() ? shard.gradient.clone() : at::Tensor();
+        gradients_[shard.name] = shard.gradient.defined() ? copy_of(shard.gradient) : at::Tensor();
     });
   }
 
@@ -127,7 +133,7 @@ class EngineSession : public Session {
       guard.reset();
       engine_->backward(loss);
       engine_->step();
-      losses_.push_back(loss.detach().to(at::kFloat));
+      losses_.push_back(loss.detach().to(at::kCPU, at::kFloat));
       sum += losses_.back().item<double>();
     }
     ++step_;
@@ -151,7 +157,7 @@ class EngineSession : public Session {
     }
     for (const auto& [name, tensor] : reference::unique_parameters(*model_))
       tally.add("parameter " + name, 0,
-                oracle::compare(engine_->full_parameter(name).flatten(),
+                oracle::compare(engine_->full_parameter(name).cpu().flatten(),
                                 twin.tensor(0, "parameter", name)));
     auto answer = tally.to_json();
     answer["cover"] = cover_rows(numels_, *engine_);
@@ -180,7 +186,7 @@ class EngineSession : public Session {
       return tally.add_finding(where, got.defined() ? "the twin has none" : "the engine has none");
     if (got.defined())
       tally.add(where, shard.begin,
-                oracle::compare(got.flatten(), want.slice(0, shard.begin, shard.end)));
+                oracle::compare(got.cpu().flatten(), want.slice(0, shard.begin, shard.end)));
   }
 
   void check_states(LaneTally& tally, const Twin& twin, const LocalShard& shard) const {

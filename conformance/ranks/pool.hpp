@@ -65,6 +65,7 @@ struct Options {
   std::chrono::milliseconds timeout{60'000};
   std::chrono::milliseconds grace{2'000};  // for the others, once one rank of a set has failed
   bool keep_stderr = false;                // false: kept in a file, its end told when a rank dies
+  TakeDevice device = nullptr;             // in each rank when it starts; null: the CPU
 };
 
 class Pool {

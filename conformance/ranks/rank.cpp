@@ -70,8 +70,15 @@ void Pool::serve(int slot, int socket) {
   setenv("OMP_NUM_THREADS", "1", 1);
   setenv("MKL_NUM_THREADS", "1", 1);
   use_one_thread();
+  RankDevice device;
+  std::string problem;  // why there is none
+  try {
+    if (options_.device != nullptr) device = options_.device(slot, size());
+  } catch (const std::exception& error) {
+    problem = without_backtrace(error.what());
+  }
   RankContext context(slot, directory_, notes_ + kNoteBytes * static_cast<std::size_t>(slot),
-                      kNoteBytes);
+                      kNoteBytes, device);
   for (;;) {
     const std::string line = read_line(socket);
     if (line.empty()) _exit(0);
@@ -80,7 +87,10 @@ void Pool::serve(int slot, int socket) {
       const auto envelope = nlohmann::json::parse(line);
       context.enter(envelope["rank"], envelope["members"],
                     std::chrono::milliseconds(envelope["timeout_ms"].get<long long>()));
-      answer["ok"] = handler_(envelope["request"], context);
+      if (problem.empty())
+        answer["ok"] = handler_(envelope["request"], context);
+      else
+        answer["error"] = problem;
     } catch (const comm::CommunicationError& error) {
       answer = {{"error", without_backtrace(error.what())}, {"lost_peer", true}};
       if (error.lost_rank()) answer["lost_rank"] = *error.lost_rank();
@@ -94,11 +104,13 @@ void Pool::serve(int slot, int socket) {
   }
 }
 
-RankContext::RankContext(int slot, std::string directory, char* note_text, std::size_t note_bytes)
+RankContext::RankContext(int slot, std::string directory, char* note_text, std::size_t note_bytes,
+                         RankDevice device)
     : slot_(slot),
       directory_(std::move(directory)),
       note_text_(note_text),
-      note_bytes_(note_bytes) {}
+      note_bytes_(note_bytes),
+      device_(device) {}
 
 void RankContext::enter(int rank, std::vector<std::string> members,
                         std::chrono::milliseconds timeout) {
@@ -124,7 +136,8 @@ bool is_infrastructure_error(const Outcome& outcome) {
   const auto& text = outcome.text;
   const bool memory = text.find("bad_alloc") != std::string::npos ||
                       text.find("can't allocate memory") != std::string::npos;
-  return outcome.lost_peer || memory;
+  const bool of_harness = text.starts_with("[ranks.");  // such as no device
+  return outcome.lost_peer || memory || of_harness;
 }
 
 std::string failures(const std::vector<Outcome>& outcomes) {

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,18 @@ class Communicator;
 
 namespace equigrad::conformance::ranks {
 
+struct RankDevice {
+  std::string name = "cpu";  // as torch has it, such as "cuda:0"
+  bool is_shared = false;    // with other ranks: groups are Gloo's by way of the CPU, not NCCL's
+};
+// What rank `slot` of `ranks` makes its own.
+using TakeDevice = RankDevice (*)(int slot, int ranks);
+
 class RankContext {
  public:
   // `note_text` is shared with the controller, which reads it when this rank hangs or dies.
-  RankContext(int slot, std::string directory, char* note_text, std::size_t note_bytes);
+  RankContext(int slot, std::string directory, char* note_text, std::size_t note_bytes,
+              RankDevice device = {});
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(members_.size()); }
@@ -31,6 +40,9 @@ class RankContext {
 
   // Names this set of rank processes: no other that is at work has a process of it.
   const std::string& set() const { return members_.front(); }
+
+  // Where its tensors belong.
+  const RankDevice& device() const { return device_; }
 
   // Gloo over the first `world` ranks of the request's set (0: all of it). Those ranks, and no
   // others, call it. Made at the first call, kept for later requests.
@@ -48,6 +60,8 @@ class RankContext {
 
  private:
   std::shared_ptr<comm::Communicator> connected(const std::string& name, int rank, int size);
+  std::shared_ptr<comm::Communicator> reached(const std::string& rendezvous, int rank,
+                                              int size) const;
 
   int slot_;
   int rank_ = 0;
@@ -56,10 +70,14 @@ class RankContext {
   std::string directory_;
   char* note_text_;
   std::size_t note_bytes_;
+  RankDevice device_;
   std::map<std::string, std::shared_ptr<comm::Communicator>> groups_;
 };
 
 // One thread for every torch operation of this process.
 void use_one_thread();
+// Makes CUDA device slot % devices this process's, with deterministic algorithms and no TF32.
+// equigrad::Error where torch sees no device.
+RankDevice take_cuda_device(int slot, int ranks);
 
 }  // namespace equigrad::conformance::ranks

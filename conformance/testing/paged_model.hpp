@@ -38,6 +38,7 @@ struct PagedModel {
   std::vector<at::Tensor> tensors;
   at::Tensor masters;
   std::unique_ptr<Parameters> keeper;
+  Traffic traffic;  // of the last cycle()
 
   explicit PagedModel(conformance::ranks::RankContext& context,
                       const ZeroConfig& settings = none_persistent(),
@@ -77,7 +78,7 @@ struct PagedModel {
   at::Tensor cycle() {
     auto input = conformance::sample(kDim, 50).view({1, kDim}).requires_grad_();
     forward(input).backward();
-    keeper->end_of_pass();
+    traffic = keeper->end_of_pass();
     return input.grad();
   }
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <utility>
 
 #include "conformance/verdict/divergence_judge.hpp"
@@ -128,11 +129,11 @@ void sum_up(Judged& judged, const std::vector<Outcome>& outcomes) {
     const auto& answer = outcomes[rank].answer;
     judged.digest += answer.at("digest").get<uint64_t>();
     judged.digested += answer.at("digested").get<int64_t>();
-    for (const auto& row : answer.at("memory")) {
-      auto& [bytes, peak] = judged.memory[row.at(0)];
-      bytes = std::max(bytes, row.at(1).get<int64_t>());
-      peak = std::max(peak, row.at(2).get<int64_t>());
-    }
+    HeldMemory memory;
+    for (const auto& row : answer.at("memory"))
+      memory[row.at(0)] = {row.at(1).get<int64_t>(), row.at(2).get<int64_t>()};
+    if (judged.memory.empty() || total_bytes(memory) > total_bytes(judged.memory))
+      judged.memory = std::move(memory);
     for (const auto& file : answer.value("files", nlohmann::json::array()))
       judged.record.files.push_back("fail/" + judged.record.id + "/" + file.get<std::string>());
   }
@@ -207,6 +208,13 @@ std::string problem_of_cover(int stage, const std::vector<Outcome>& outcomes) {
 }
 
 }  // namespace
+
+int64_t total_bytes(const HeldMemory& memory) {
+  const auto total = memory.find("total");
+  if (total != memory.end()) return total->second.first;
+  return std::accumulate(memory.begin(), memory.end(), int64_t{0},
+                         [](int64_t sum, const auto& row) { return sum + row.second.first; });
+}
 
 Verdict verdict_of_failure(const std::vector<Outcome>& outcomes) {
   const auto any = [&](Outcome::Kind kind) {

@@ -21,6 +21,12 @@
 
 namespace equigrad::conformance {
 
+// Kind -> bytes at the end of a step, and their peak: of one rank.
+using HeldMemory = std::map<std::string, std::pair<int64_t, int64_t>>;
+
+// The row "total", or the sum where there is none.
+int64_t total_bytes(const HeldMemory& memory);
+
 struct Judged {
   reports::Case record;
   std::optional<FirstDivergence>
@@ -29,7 +35,7 @@ struct Judged {
   bool only_empty = false;  // all that is wrong: there was nothing to compare, as of the twin
   uint64_t digest = 0;      // of everything the case computed, over all ranks
   int64_t digested = 0;     // elements in it
-  std::map<std::string, std::pair<int64_t, int64_t>> memory;  // bytes, peak: of the largest rank
+  HeldMemory memory;        // of the rank that holds most
 };
 
 // An empty record of the case, not run yet.

@@ -39,27 +39,27 @@ TEST(Autocast, ComputesInItsDtypeWhileItLives) {
   const at::Tensor x = uneven({3, 4}), weight = uneven({5, 4});
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     {
-      const AutocastGuard guard(spec_of(dtype));
+      const AutocastGuard guard(spec_of(dtype), at::kCPU);
       EXPECT_TRUE(same_bits(at::linear(x, weight), at::linear(x.to(dtype), weight.to(dtype))));
     }
     EXPECT_EQ(at::linear(x, weight).scalar_type(), at::kFloat);
   }
-  const AutocastGuard none(std::nullopt);
+  const AutocastGuard none(std::nullopt, at::kCPU);
   EXPECT_FALSE(enabled());
 }
 
 TEST(Autocast, LeavesEverythingAsItWas) {
   const at::ScalarType before = autocast::get_autocast_dtype(at::kCPU);
   const auto throws = [] {
-    const AutocastGuard guard(spec_of(at::kHalf));
+    const AutocastGuard guard(spec_of(at::kHalf), at::kCPU);
     throw std::runtime_error("planted");
   };
   EXPECT_THROW(throws(), std::runtime_error);
   EXPECT_FALSE(enabled());
   EXPECT_EQ(autocast::get_autocast_dtype(at::kCPU), before);
   {
-    const AutocastGuard outer(spec_of(at::kBFloat16));
-    { const AutocastGuard inner(spec_of(at::kHalf)); }
+    const AutocastGuard outer(spec_of(at::kBFloat16), at::kCPU);
+    { const AutocastGuard inner(spec_of(at::kHalf), at::kCPU); }
     EXPECT_TRUE(enabled());
     EXPECT_EQ(autocast::get_autocast_dtype(at::kCPU), at::kBFloat16);
   }
@@ -76,7 +76,7 @@ TEST(Autocast, KeepsNoCastFromBeforeAndLeavesNone) {
     leaf.fill_(number);
   };
   {
-    const AutocastGuard guard(spec_of(at::kBFloat16));
+    const AutocastGuard guard(spec_of(at::kBFloat16), at::kCPU);
     EXPECT_EQ(value(), 2);
     set(3);
     EXPECT_EQ(value(), 2) << "a leaf is cast once";
@@ -87,7 +87,7 @@ TEST(Autocast, KeepsNoCastFromBeforeAndLeavesNone) {
   EXPECT_EQ(value(), 3) << "no cast outlives the guard";
   set(4);
   {
-    const AutocastGuard guard(spec_of(at::kBFloat16));
+    const AutocastGuard guard(spec_of(at::kBFloat16), at::kCPU);
     EXPECT_EQ(value(), 4) << "no cast from before is used";
   }
   autocast::set_autocast_enabled(at::kCPU, false);

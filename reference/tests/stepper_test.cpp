@@ -66,6 +66,23 @@ TEST(Stepper, APassThatThrowsGivesNothing) {
   EXPECT_TRUE(same_bits(after_a_failure(true), after_a_failure(false)));
 }
 
+TEST(Stepper, WhatAStepRecordedStaysAsItWas) {
+  Ranks run(recipe(1));
+  const auto copied = [](const TensorMap& tensors) {
+    TensorMap copies;
+    for (const auto& [name, tensor] : tensors) copies[name] = tensor.clone();
+    return copies;
+  };
+  run.pass(0, 0);
+  const auto record = run.stepper.step();
+  const auto parameters = copied(record.parameters), masters = copied(record.masters);
+  run.pass(0, 1);
+  const auto later = run.stepper.step();
+  EXPECT_FALSE(same_bits(later.parameters, parameters));
+  EXPECT_TRUE(same_bits(record.parameters, parameters));
+  EXPECT_TRUE(same_bits(record.masters, masters));
+}
+
 TEST(Stepper, DiscardForgetsOneRanksPasses) {
   Ranks run(recipe(2)), plain(recipe(2));
   for (const int64_t rank : {0, 1}) {

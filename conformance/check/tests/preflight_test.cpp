@@ -59,6 +59,14 @@ TEST(Preflight, AModelThatDrawsFromElsewhereIsRefusedWithTheOperator) {
                     HasSubstr("aten::mul")));
 }
 
+TEST(Preflight, AModelThatCountsItsCallsIsRefusedWithTheOperator) {
+  double calls = 1;
+  const auto loss = [&calls](torch::nn::LinearImpl& model, const Which& which) {
+    return (model.forward(drawn(which, {4, 5})) * (calls += 1)).matmul(at::ones({3, 2})).mean();
+  };
+  EXPECT_THAT(refusal(linear, loss), HasSubstr("another result is aten::mul."));
+}
+
 // The loss is the same, its gradient is not.
 TEST(Preflight, AGradientThatIsNotDeterministicIsRefusedWithItsParameter) {
   struct Noisy : torch::autograd::Function<Noisy> {

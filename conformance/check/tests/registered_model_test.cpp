@@ -65,6 +65,7 @@ TEST_F(RegisteredModelTest, WhatIsNoLibraryIsRefused) {
               AllOf(HasSubstr("[model] expected the file of a shared library"),
                     HasSubstr("libno.so\". Correct the path")));
   EXPECT_THAT(refusal(folder_), HasSubstr("expected the file of a shared library"));
+  EXPECT_THAT(refusal("my_module:factory"), HasSubstr("equigrad of the Python package"));
   const auto text = write("text.so", "no library");
   EXPECT_THAT(refusal(text), AllOf(HasSubstr("a shared library that loads, got: "),
                                    HasSubstr("text.so: file too short")));

@@ -135,7 +135,16 @@ TEST(Detection, AnAverageThatIsNotDividedByTheScaleIsSeen) {
 TEST(Detection, DividingByTheScaleThatGrewAfterTheStepIsSeen) {
   expect_seen("updated_scale",
               {scaled_case(0, 3), scaled_case(1, 3), scaled_case(2, 3), scaled_case(3, 3)},
-              "step 2");
+              "divided by the loss scale of the next step or averaged twice over 2 ranks, though");
+}
+
+// Every side is clipped by its own norm; no clipping factor is blamed for what clipping undoes.
+TEST(Detection, AWrongGradientThatIsClippedIsNoWrongClipping) {
+  CaseSpec spec = scaled_case(3, 3);
+  spec.precision = Precision::Fp32;
+  spec.world = 1;
+  spec.clip = Clip::Above;
+  expect_seen("updated_scale", {spec}, "-> halved");
 }
 
 TEST(Detection, AnOverflowThatNoRankSeesIsSeen) {

@@ -31,8 +31,8 @@ inline const std::set<std::string> kMirrors = {
     // deepspeed.utils' safe_get_* and safe_set_*
     "Access",
     // c10d::Backend
-    "Communicator", "BackendCommunicator", "ForwardingCommunicator", "CountingCommunicator",
-    "RecordedWire", "EmptyWire"};
+    "Communicator", "BackendCommunicator", "StagedCommunicator", "ForwardingCommunicator",
+    "CountingCommunicator", "RecordedWire", "EmptyWire"};
 
 inline std::string over(const std::string& what, std::size_t count, std::size_t limit) {
   return std::to_string(count) + " " + what + ", at most " + std::to_string(limit);

@@ -112,6 +112,22 @@ TEST(Judge, APassHasNoMessage) {
   EXPECT_EQ(record.message, "");
 }
 
+TEST(Judge, MemoryIsThatOfTheRankThatHoldsMost) {
+  const json held = {{"w", true, "0.5"}};
+  auto first = answer(0, held, held), second = answer(1, held, held);
+  first.answer["memory"] = {{"master", 5, 6}, {"buckets", 3, 9}, {"total", 8, 12}};
+  second.answer["memory"] = {{"master", 2, 3}, {"buckets", 7, 7}, {"total", 9, 10}};
+  const HeldMemory want = {{"master", {2, 3}}, {"buckets", {7, 7}}, {"total", {9, 10}}};
+  EXPECT_EQ(judge(kCase, "", {first, second}).memory, want);
+  EXPECT_EQ(judge(kCase, "", {second, first}).memory, want);
+}
+
+TEST(Judge, WithoutATotalKindsAreAddedUp) {
+  EXPECT_EQ(total_bytes({{"master", {2, 3}}, {"buckets", {7, 7}}}), 9);
+  EXPECT_EQ(total_bytes({{"master", {2, 3}}, {"total", {20, 30}}}), 20);
+  EXPECT_EQ(total_bytes({}), 0);
+}
+
 // Of a tensor group each rank has its own parts, whole.
 TEST(Judge, TheShardsOfEveryPlaceAlongTensorCoverItsParts) {
   const json held = {{"w", true, "0.5"}};
