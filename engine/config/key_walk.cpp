@@ -64,7 +64,9 @@ void Walk::unknown(const std::string& section, const std::string& key) {
     if (section_of(row.path) == section) neighbours.push_back(last_part(row.path));
     if (elsewhere.empty() && (last_part(row.path) == key || row.path == key)) elsewhere = row.path;
   }
-  std::string hint = did_you_mean(key, neighbours);
+  std::string hint;
+  if (elsewhere.empty() || !nearest_name(key, neighbours).empty())
+    hint = did_you_mean(key, neighbours);
   if (hint.empty() && !elsewhere.empty()) hint = " It belongs at \"" + elsewhere + "\".";
   if (hint.empty()) hint = " Drop it, or correct its name.";
   const std::string prefix = section.empty() ? "" : section + ".";

@@ -21,7 +21,7 @@ std::string suggestion(const std::string& given, const Choice& choice) {
   if (choice.any_case)
     for (std::string& name : names) name = lower(name);
   const auto nearest =
-      index_of(nearest_name(choice.any_case ? lower(given) : given, names), choice.names, true);
+      index_of(likely_name(choice.any_case ? lower(given) : given, names), choice.names, true);
   if (!nearest) return choice.otherwise;
   const Words& shown = choice.suggested.empty() ? choice.names : choice.suggested;
   return " Did you mean \"" + std::string(shown[*nearest]) + "\"?";

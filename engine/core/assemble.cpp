@@ -119,7 +119,6 @@ class SafeModules {
 
 Assembly assemble(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
                   const comm::Mesh& mesh) {
-  zero::rethrow_init_failure();
   std::vector<layout::Registration> registrations;
   std::vector<optimizer::GroupOverride> overrides;
   const SafeModules safe(groups, config.precision.autocast);

@@ -10,12 +10,14 @@
 
 #include "engine/comm/launch.hpp"
 #include "engine/config/load_for_client.hpp"
+#include "engine/core/same_start.hpp"
 #include "engine/core/training_engine.hpp"
 #include "engine/leaf_modules.hpp"
 #include "engine/memory/malloc_policy.hpp"
 #include "engine/optimizer/client_optimizer.hpp"
 #include "engine/parameter/leaf_parameters.hpp"
 #include "engine/profile/flops_profiler.hpp"
+#include "engine/zero_init.hpp"
 
 namespace equigrad {
 namespace {
@@ -87,6 +89,8 @@ std::unique_ptr<Engine> make_engine(const std::vector<ParameterGroup>& groups,
     throw Error("initialize", "expected \"reduction\": \"pinned\" or \"native\" on " +
                                   device.str() + ", got \"exact\", which sums on the CPU only.");
   agreement::coordinator_of(*mesh.zero()).meet_to_initialize();
+  zero::rethrow_init_failure();  // it says more than that the models differ
+  core::require_same_start(groups, config, mesh);
   auto assembly = assemble(groups, config, mesh);
   if (modules.empty()) {
     std::vector<std::pair<std::string, const void*>> named;

@@ -218,6 +218,7 @@ void Load::load_progress() {
 
 void Load::run() {
   const auto& table = parts().model.table;
+  parts().parameters->settle();
   for (std::size_t i = 0; i < table.size(); ++i) {
     if (source_.name_in_file(i).empty() || table[i].numel == 0) continue;
     if (!table[i].trainable) {

@@ -221,8 +221,7 @@ void TrainingEngine::end_pass() {
   // From here on the pass counts, on all ranks.
   parts_.loss.scaler->hold(this);
   parts_.schedules.micro_batches.end_pass();
-  parts_.parameters->end_of_pass();
-  const auto traffic = parts_.parameters->traffic();
+  const auto traffic = parts_.parameters->end_of_pass();
   parts_.outcome.counters.gathering = {traffic.gathered_numel, traffic.planned_numel,
                                        traffic.least_numel};
 }
@@ -448,6 +447,7 @@ void TrainingEngine::update(const agreement::Agreement& agreement) {
     shard::clip_(gradient, measure.norm, config.gradient_clipping);
   }
   observe(gradient, agreement);
+  parts_.parameters->settle();  // a forward that has no backward yet may gather ahead
   {
     RECORD_USER_SCOPE("optimizer.update");
     update_masters(gradient, agreement);

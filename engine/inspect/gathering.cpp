@@ -157,13 +157,14 @@ GatheredParameters Gathering::open(const std::vector<at::Tensor>& parameters,
 
 void Gathering::open_one(std::size_t parameter, std::vector<Opened>& opened) {
   at_.parameters.pin(parameter);
-  opened.push_back({parameter, {}, 0});
+  const int64_t before = digest_of(parameter);
+  opened.push_back({parameter, {}, before, before});
   if (const auto& split = splits_[parameter]; split && mesh_.tensor()) {
     auto tensor = tensors_[parameter];
     opened.back().part = tensor.variable_data();
     tensor.set_data(parallel::whole_over(opened.back().part, *split, *mesh_.tensor()));
+    opened.back().digest = digest_of(parameter);
   }
-  opened.back().digest = digest_of(parameter);
 }
 
 void Gathering::put_parts_back(const std::vector<Opened>& opened) {
@@ -286,9 +287,11 @@ void Gathering::take_over(std::size_t parameter) {
   master.copy_(at::where(same, master, now.to(master.options())));
 }
 
+// What has the bits that it had is left alone: a graph of before the scope may yet need it, and
+// would take a copy of equal values for a write. Parts are back by now.
 void Gathering::unpin(const std::vector<Opened>& opened, const std::vector<bool>& written) {
   for (const auto& one : opened) {
-    const bool was_written = one.part.defined() || digest_of(one.parameter) != one.digest;
+    const bool was_written = digest_of(one.parameter) != one.before;
     at_.parameters.unpin(one.parameter,
                          !was_written || (!written.empty() && written[one.parameter]));
   }

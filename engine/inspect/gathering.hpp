@@ -43,8 +43,8 @@ class Gathering {
   class Scope;
   struct Opened {
     std::size_t parameter;
-    at::Tensor part;  // this rank's data, of a parameter that is split
-    int64_t digest;   // of its bytes
+    at::Tensor part;         // this rank's data, of a parameter that is split
+    int64_t before, digest;  // of the bytes of the rank's own tensor, and of the whole
   };
   struct Ended {
     bool is_wrong;            // somebody wrote who may not

@@ -132,7 +132,14 @@ void Pages::unpin(std::size_t parameter, bool keep) {
   if (!keep) page.tensor.variable_data().copy_(before);  // a write was counted when it happened
 }
 
-void Pages::end_of_pass() noexcept {
+// A gather ahead of its operator may read the shard, which may be the master itself.
+void Pages::settle() {
+  const std::lock_guard lock(mutex_);
+  const autograd::Silence silence;
+  for (auto& page : pages_) page.arrive(context_.ledger);
+}
+
+Traffic Pages::end_of_pass() noexcept {
   const std::lock_guard lock(mutex_);
   const autograd::Silence silence;
   for (std::size_t i = 0; i < pages_.size(); ++i) {
@@ -146,8 +153,8 @@ void Pages::end_of_pass() noexcept {
   release_all();
   leaves_.end_cycle();
   trace_->end_cycle();
-  traffic_ = {std::exchange(gathered_numel_, 0), trace_->plan().gathered_numel,
-              trace_->plan().least_numel};
+  return {std::exchange(gathered_numel_, 0), trace_->plan().gathered_numel,
+          trace_->plan().least_numel};
 }
 
 void Pages::rethrow_failure() {

@@ -40,9 +40,9 @@ class Pages final : public Parameters, public autograd::OperatorListener {
   at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
     return context_.as_seen(masters, lower_precision);
   }
-  void end_of_pass() noexcept override;
+  void settle() override;
+  Traffic end_of_pass() noexcept override;
   void rethrow_failure() override;
-  Traffic traffic() const override { return traffic_; }
 
  private:
   void before(const std::vector<std::size_t>& pages) noexcept override;
@@ -69,7 +69,6 @@ class Pages final : public Parameters, public autograd::OperatorListener {
   int64_t clock_ = 0;
   int64_t live_numel_ = 0;
   int64_t gathered_numel_ = 0;  // for operators, in this cycle
-  Traffic traffic_;
   std::exception_ptr failure_;
   std::unique_ptr<autograd::Observation> observation_;
 };

@@ -117,7 +117,8 @@ class Replicas final : public Parameters {
   at::Tensor as_seen(const at::Tensor& masters, bool lower_precision) const override {
     return context_.as_seen(masters, lower_precision);
   }
-  void end_of_pass() noexcept override {}
+  void settle() override {}
+  Traffic end_of_pass() noexcept override { return {}; }
   void rethrow_failure() override {}
 
  private:

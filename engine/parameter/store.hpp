@@ -79,13 +79,13 @@ class Parameters {
   // What the model sees of these masters.
   virtual at::Tensor as_seen(const at::Tensor& values, bool lower_precision) const = 0;
   virtual bool is_pinned(std::size_t parameter) const { return pinned_.contains(parameter); }
+  // Nothing that is on its way reads masters any more: they change next.
+  virtual void settle() = 0;
   // A backward pass ended, or threw: nothing needs a whole parameter until the next forward. The
-  // pass counts by now: what fails is thrown by rethrow_failure().
-  virtual void end_of_pass() noexcept = 0;
+  // pass counts by now: what fails is thrown by rethrow_failure(). Of the cycle that ends.
+  virtual Traffic end_of_pass() noexcept = 0;
   // Throws what an operator could not: a gather that failed inside one.
   virtual void rethrow_failure() = 0;
-  // Of the last cycle that ended.
-  virtual Traffic traffic() const { return {}; }
 
  protected:
   std::map<std::size_t, at::Tensor> pinned_;  // what they were, where it is not kept elsewhere

@@ -14,16 +14,18 @@ using Tensor = TensorParallelConfig;
 template <auto kMember>
 constexpr Field tensor = field<&EngineConfig::tensor_parallel, kMember>;
 
+// A function: g++ 12 breaks off at value_or() in a lambda of a variable template.
+PartitionConfig specs_of(const EngineConfig& config) {
+  return config.tensor_parallel.partition_config.value_or(PartitionConfig{});
+}
+
 // A field of the specs of the caller, which are there once a key of theirs is.
 template <auto kMember>
-constexpr Field specs{
-    [](const EngineConfig& config) {
-      return json_of(config.tensor_parallel.partition_config.value_or(PartitionConfig{}).*kMember);
-    },
-    [](EngineConfig& config, const Json& value) {
-      auto& partition = config.tensor_parallel.partition_config;
-      assign((partition ? *partition : partition.emplace()).*kMember, value);
-    }};
+constexpr Field specs{[](const EngineConfig& config) { return json_of(specs_of(config).*kMember); },
+                      [](EngineConfig& config, const Json& value) {
+                        auto& partition = config.tensor_parallel.partition_config;
+                        assign((partition ? *partition : partition.emplace()).*kMember, value);
+                      }};
 
 constexpr Field kListOfSpecs{
     [](const EngineConfig& config) {

@@ -27,6 +27,19 @@ TEST(DidYouMean, SuggestsTheRestOfABeginning) {
   EXPECT_EQ(nearest_name("reduce_bucket", {"stage", "reduce_bucket_size"}), "reduce_bucket_size");
 }
 
+TEST(DidYouMean, KnowsWhatIsShortForWhat) {
+  EXPECT_EQ(likely_name("warmup_steps", {"warmup_type", "warmup_num_steps"}), "warmup_num_steps");
+  EXPECT_EQ(likely_name("learning_rate", {"eps", "lr"}), "lr");
+  EXPECT_EQ(likely_name("wd", {"lr", "weight_decay"}), "weight_decay");
+  EXPECT_EQ(likely_name("fusedadam", {"sgd", "adam", "adamw"}), "adam");
+  EXPECT_EQ(likely_name("fusedadamw", {"sgd", "adam", "adamw"}), "adamw");
+  EXPECT_EQ(likely_name("lin", {"log", "linear"}), "linear");
+  EXPECT_EQ(likely_name("___", {"abcdefgh", "a_bcdefgh"}), "") << "which has no words";
+  EXPECT_EQ(likely_name("num_training_steps", {"lr", "eps"}), "") << "eps is no word of it";
+  EXPECT_EQ(likely_name("my_stage", {"stage"}), "stage");
+  EXPECT_EQ(likely_name("cat", {"bat", "hat"}), "bat") << "as nearest_name()";
+}
+
 TEST(DidYouMean, IsSilentWhenNothingIsNear) {
   EXPECT_EQ(did_you_mean("momentum", {"lr", "eps"}), "");
   EXPECT_EQ(did_you_mean("a", {}), "");

@@ -76,14 +76,15 @@ struct Settings {
   double clipping = 0;
   int tensor = 1;
   int accumulation = 1;
-  bool bf16 = false;
+  bool bf16 = false, fp16 = false;
   std::string text() const {
     return fmt::format(R"({{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": {},
         "gradient_clipping": {}, "prescale_gradients": {},
         "zero_optimization": {{"stage": {}, "reduce_bucket_size": 20}},
         "optimizer": {{"type": "SGD", "params": {{"lr": 0.03125}}}},
-        "tensor_parallel": {{"autotp_size": {}}}, "bf16": {{"enabled": {}}}}})",
-                       accumulation, clipping, stage == 1, stage, tensor, bf16);
+        "tensor_parallel": {{"autotp_size": {}}}, "bf16": {{"enabled": {}}},
+        "fp16": {{"enabled": {}, "initial_scale_power": 4, "hysteresis": 1}}}})",
+                       accumulation, clipping, stage == 1, stage, tensor, bf16, fp16);
   }
 };
 
@@ -167,6 +168,34 @@ TEST(MeshEngine, AnOverflowInOnePartIsOneOfAll) {
                        EXPECT_THAT(error_of([&] { engine->step(); }), HasSubstr("up.weight"));
                      }),
             "");
+}
+
+TEST(MeshEngine, UnderALossScaleAnOverflowInOnePartSkipsTheStepOfAll) {
+  const ScratchFolder folder;
+  std::filesystem::create_directories(folder.path());
+  for (const int stage : {0, 1, 2}) {
+    EXPECT_EQ(on_ranks(4,
+                       [&](RankContext& context) {
+                         const auto mesh = mesh_of(context.rank(), {.data = 2, .tensor = 2},
+                                                   folder.path("scaled" + std::to_string(stage)));
+                         Network network(mesh.tensor());
+                         if (context.rank() == 3)
+                           network.up->weight.register_hook([](const at::Tensor& gradient) {
+                             return gradient * std::numeric_limits<float>::infinity();
+                           });
+                         const auto engine = initialize(
+                             network, Settings{.stage = stage, .tensor = 2, .fp16 = true}.text(),
+                             mesh);
+                         const auto before = engine->full_parameter("shift");
+                         const auto out = network.forward(tokens(0, 0));
+                         engine->backward((out * out).mean());
+                         engine->step();
+                         EXPECT_FALSE(engine->was_step_applied());
+                         EXPECT_EQ(engine->loss_scale(), 8);
+                         EXPECT_THAT(engine->full_parameter("shift"), HasTheBitsOf(before));
+                       }),
+              "");
+  }
 }
 
 // An observer of one rank throws: every rank of every group hears it at once, nobody steps, and the
@@ -261,6 +290,25 @@ TEST(MeshGather, HasTheWholeOfWhatIsSplitAndLayersRefuseToComputeWithIt) {
                   HasSubstr("a scope of gather() holds"));
     }
     pass(*it.engine, it.network, 0, 0);
+  });
+}
+
+// Scopes that only read, or are left by an exception of every rank, between a pass's two halves.
+TEST(MeshGather, AGraphOfBeforeAScopeThatWritesNothingIsAsGoodAsBefore) {
+  const ScratchFolder folder;
+  on_meshes(folder, [](RankContext& context, const MeshSizes& sizes, const Settings& settings,
+                       const std::string& file) {
+    Held it(context, sizes, settings, file);
+    const auto output = it.network.forward(tokens(0, 0));
+    { const auto scope = it.engine->gather(it.all()); }
+    const auto throwing = [&] {
+      const auto scope = it.engine->gather(it.all(), 0);
+      throw Error("test", "mine");
+    };
+    EXPECT_THAT(error_of(throwing), HasSubstr("mine"));
+    output.backward(whole_numbers({kTokens, kWidth}, 0));
+    it.engine->step();
+    EXPECT_EQ(it.engine->counters().global_steps, 1);
   });
 }
 

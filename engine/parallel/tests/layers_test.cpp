@@ -63,6 +63,29 @@ TEST(Layers, BeginAsTheUnsplitOnesOfTheFirstRank) {
   });
 }
 
+// By slices of this test's own.
+TEST(Layers, APackedColumnIsCutByItsMatricesAndSoIsItsBias) {
+  on_groups([](const Group& group) {
+    const std::vector<int64_t> segments = {16, 4, 4};
+    torch::manual_seed(5);
+    const torch::nn::Linear linear(6, 24);
+    torch::manual_seed(5);
+    const ColumnLinear column(6, 24, group, /*with_bias=*/true, segments);
+    const auto own = [&](const at::Tensor& whole) {
+      std::vector<at::Tensor> parts;
+      int64_t begin = 0;
+      for (const int64_t outputs : segments) {
+        const int64_t mine = outputs / group->world_size();
+        parts.push_back(whole.narrow(0, begin + group->rank() * mine, mine));
+        begin += outputs;
+      }
+      return at::cat(parts);
+    };
+    EXPECT_THAT(column->weight, HasTheBitsOf(own(linear->weight)));
+    EXPECT_THAT(column->bias, HasTheBitsOf(own(linear->bias)));
+  });
+}
+
 // The twin of a row: parts of all ranks on one process, added in the tree, the bias once.
 TEST(Layers, ARowAddsThePartsInTheTreeAndItsBiasOnce) {
   on_groups([](const Group& group) {
