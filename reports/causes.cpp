@@ -120,6 +120,11 @@ std::string cause_of(const Case& one) {
   return other.empty() ? first : other;
 }
 
+std::string headline(const Case& one) {
+  const auto cause = clean(cause_of(one));
+  return spoken(one.verdict) + "  " + clean(one.id) + (cause.empty() ? "" : ": " + cause);
+}
+
 std::vector<Cause> causes(const Run& run) {
   std::vector<const Case*> executed;
   for (const Case& one : run.cases)

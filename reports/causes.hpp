@@ -43,6 +43,8 @@ struct Cause {
 
 // Of a case that went wrong, in words.
 std::string cause_of(const Case& one);
+// "failed  zero2.bf16...: averaged twice over 2 ranks"
+std::string headline(const Case& one);
 std::vector<Cause> causes(const Run& run);
 // "4 cases, only with stage 2, 3; ranks 4. No such case held."
 std::string where_text(const Cause& cause);

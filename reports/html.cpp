@@ -3,6 +3,7 @@
 #include <set>
 
 #include "reports/document.hpp"
+#include "reports/merge.hpp"
 #include "reports/page.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
@@ -49,21 +50,15 @@ std::string self_check_line(const Run& run) {
   return "<a href=\"#self-checks\">" + caught_text(run) + "</a> caught in this run.";
 }
 
-int64_t outside_of(const Run& run) {
-  int64_t outside = 0;
-  for (const auto& [reason, count] : run.not_run) outside += count;
-  return outside;
-}
-
 // What was selected, and how much of all there is that was.
-std::string selection_line(const Run& run, const Counts& sum) {
-  const int64_t outside = outside_of(run), selected = sum.total() - outside;
-  std::string out = "Selected: " + count_of(selected, "case");
+std::string selection_line(const Run& run, const Counts& selected) {
+  const int64_t outside = counts(run).total() - selected.total();
+  std::string out = "Selected: " + count_of(selected.total(), "case");
   if (outside > 0) out += "; <a href=\"#not-run\">" + grouped(outside) + " more</a> were not";
   return out + ". <code>" + shown(run.command, 1000) + "</code>";
 }
 
-std::string tiles(const Counts& sum, int64_t outside) {
+std::string tiles(const Counts& sum) {
   std::string out = "<dl class=\"tiles\">\n" + tile(grouped(sum.executed()), "cases ran", "") +
                     tile(grouped(sum.equal), "equal, bit for bit", "");
   if (sum.within > 0) out += tile(grouped(sum.within), "within their bound", "");
@@ -72,22 +67,18 @@ std::string tiles(const Counts& sum, int64_t outside) {
   if (sum.timed_out > 0) out += tile(grouped(sum.timed_out), "timed out", "alarm");
   if (sum.vacuous > 0) out += tile(grouped(sum.vacuous), "compared nothing", "alarm");
   if (sum.skipped > 0) out += tile(grouped(sum.skipped), "skipped", "");
-  if (sum.not_run > outside)
-    out += tile(grouped(sum.not_run - outside), "<a href=\"#not-run\">not run</a>", "");
+  if (sum.not_run > 0) out += tile(grouped(sum.not_run), "<a href=\"#not-run\">not run</a>", "");
   return out + tile(grouped(sum.compared), "elements compared", "") +
          tile(grouped(sum.differing), "differ where none may", tone_of(sum.differing)) + "</dl>\n";
 }
 
 std::string page_banner(const Run& run) {
-  Counts sum = counts(run);
-  const int64_t outside = outside_of(run);
+  const Counts sum = counts_of_selected(run);
   std::string out = paragraph(escape_xml(outcome_text(run))) + cause_list(run);
-  out += tiles(sum, outside);
-  sum.not_run -= outside;
-  out += proportions(sum);
+  out += tiles(sum) + proportions(sum);
   for (const std::string& line : part_lines(run)) out += paragraph(escape_xml(line));
-  return out + "<p class=\"note\">" + selection_line(run, counts(run)) +
-         "</p>\n<p class=\"note\">" + self_check_line(run) + "</p>\n";
+  return out + "<p class=\"note\">" + selection_line(run, sum) + "</p>\n<p class=\"note\">" +
+         self_check_line(run) + "</p>\n";
 }
 
 std::string page_not_run(const Run& run) {
@@ -124,28 +115,27 @@ std::string to_html(const Run& run, const Surroundings& around) {
       listed_bytes < kPageBytes / 2 - kFailureBytes ? kPageBytes / 2 - listed_bytes : kFailureBytes;
   constexpr size_t kMarginBytes = 10'000;  // closing tags and the lines that say what was left out
   const Outcome end = outcome(run);
-  Counts selected = counts(run);
-  selected.not_run -= outside_of(run);
-  Document page{.origin = {run.environment, run.command, run.seed, run.wall_s},
-                .brand = "Equigrad conformance run",
-                .outcome = word(end),
-                .title = "Equigrad: " + std::string(word(end)) + ", " + counts_text(selected),
-                .banner_html = page_banner(run),
-                .links = {{"causes", "Causes"},
-                          {"matrix", "Matrix"},
-                          {"cases", "Cases"},
-                          {"contract", "Contract"},
-                          {"claims", "Claims"},
-                          {"self-checks", "Self-checks"},
-                          {"memory", "Memory"},
-                          {"underflow", "Underflow"},
-                          {"generated", "Generated"},
-                          {"not-run", "Not run"},
-                          {"environment", "Environment"},
-                          {"definitions", "Definitions"}},
-                .end_html = folded_section("definitions", "Definitions", "words of this page",
-                                           filled("definitions.html")),
-                .data_file = "run.json"};
+  Document page{
+      .origin = {run.environment, run.command, run.seed, run.wall_s},
+      .brand = "Equigrad conformance run",
+      .outcome = word(end),
+      .title = "Equigrad: " + std::string(word(end)) + ", " + counts_text(counts_of_selected(run)),
+      .banner_html = page_banner(run),
+      .links = {{"causes", "Causes"},
+                {"matrix", "Matrix"},
+                {"cases", "Cases"},
+                {"contract", "Contract"},
+                {"claims", "Claims"},
+                {"self-checks", "Self-checks"},
+                {"memory", "Memory"},
+                {"underflow", "Underflow"},
+                {"generated", "Generated"},
+                {"not-run", "Not run"},
+                {"environment", "Environment"},
+                {"definitions", "Definitions"}},
+      .end_html = folded_section("definitions", "Definitions", "words of this page",
+                                 filled("definitions.html")),
+      .data_file = "run.json"};
   std::set<const Case*> shown;
   const std::string top = page_causes(run, failure_bytes, shown) + page_matrix(run);
   const std::string rest = page_contract(run) + page_claims(run) + page_self_checks(run) +

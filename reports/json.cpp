@@ -68,7 +68,8 @@ inline constexpr auto kFields<MemoryRow> = std::tuple(Field{"stage", &MemoryRow:
                                                       Field{"ranks", &MemoryRow::ranks},
                                                       Field{"category", &MemoryRow::category},
                                                       Field{"bytes", &MemoryRow::bytes},
-                                                      Field{"peak_bytes", &MemoryRow::peak_bytes});
+                                                      Field{"peak_bytes", &MemoryRow::peak_bytes},
+                                                      Field{"model", &MemoryRow::model, true});
 
 template <>
 inline constexpr auto kFields<UnderflowRow> = std::tuple(
@@ -103,9 +104,10 @@ inline constexpr auto kFields<Run> = std::tuple(
     Field{"wall_s", &Run::wall_s}, Field{"self_checks", &Run::self_checks},
     Field{"not_run", &Run::not_run}, Field{"memory", &Run::memory}, Field{"cases", &Run::cases},
     Field{"failure", &Run::failure, true}, Field{"engine_failure", &Run::engine_failure, true},
-    Field{"signal", &Run::signal, true}, Field{"shard", &Run::shard, true},
-    Field{"underflow", &Run::underflow, true}, Field{"parts", &Run::parts, true},
-    Field{"statements", &Run::statements, true}, Field{"generated", &Run::generated, true});
+    Field{"merged_commands", &Run::merged_commands, true}, Field{"signal", &Run::signal, true},
+    Field{"shard", &Run::shard, true}, Field{"underflow", &Run::underflow, true},
+    Field{"parts", &Run::parts, true}, Field{"statements", &Run::statements, true},
+    Field{"generated", &Run::generated, true});
 
 void to_json(Json& json, Verdict verdict) { json = word(verdict); }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "reports/merge.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
 #include "reports/text.hpp"
@@ -34,7 +35,7 @@ void write_table(std::ostringstream& out, const Run& run) {
 }
 
 void write_front(std::ostringstream& out, const Run& run) {
-  const Counts sum = counts(run);
+  const Counts sum = counts_of_selected(run);
   out << "## Equigrad: " << word(outcome(run)) << "\n\n"
       << escape_markdown(outcome_text(run)) << "\n\n"
       << counts_text(sum) << "; " << elements_text(sum, run.wall_s) << ".\n\n";

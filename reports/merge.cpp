@@ -1,6 +1,8 @@
 #include "reports/merge.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <tuple>
@@ -113,11 +115,6 @@ class MergedCases {
   bool has_parts_ = true;
 };
 
-bool is_left_to_others(const std::string& reason) {
-  return reason == kNotSelected || reason == kOnlyWithFull || reason == kNotInCovering ||
-         reason == kInOtherShards;
-}
-
 int64_t count_of_reason(const Run& run, const std::string& reason) {
   const auto found = run.not_run.find(reason);
   return found == run.not_run.end() ? 0 : found->second;
@@ -201,20 +198,34 @@ void add_self_checks(Run& to, const NamedRun& from) {
        .by = ""});
 }
 
+using MemoryKey = std::tuple<int, std::string, int, std::string>;
+
+MemoryKey case_of(const MemoryRow& row) { return {row.stage, row.precision, row.ranks, row.model}; }
+
+std::map<MemoryKey, int64_t> memory_totals(const Run& run) {
+  std::map<MemoryKey, int64_t> sums, totals;
+  for (const auto& row : run.memory)
+    (row.category == "total" ? totals : sums)[case_of(row)] += row.bytes;
+  totals.merge(sums);
+  return totals;
+}
+
+// Of each stage, precision, number of ranks and model the rows of the one case that holds most.
+void add_memory(Run& to, const Run& from) {
+  const auto known = memory_totals(to), added = memory_totals(from);
+  const auto wins = [&](const MemoryRow& row) {
+    const auto theirs = known.find(case_of(row));
+    return theirs == known.end() || added.at(case_of(row)) > theirs->second;
+  };
+  std::erase_if(to.memory, [&](const MemoryRow& row) {
+    const auto other = added.find(case_of(row));
+    return other != added.end() && other->second > known.at(case_of(row));
+  });
+  std::copy_if(from.memory.begin(), from.memory.end(), std::back_inserter(to.memory), wins);
+}
+
 void add_rows(Run& to, const Run& from) {
-  for (const auto& row : from.memory) {
-    const auto key = [](const MemoryRow& one) {
-      return std::tuple(one.stage, one.precision, one.ranks, one.category);
-    };
-    const auto known = std::find_if(to.memory.begin(), to.memory.end(),
-                                    [&](const MemoryRow& one) { return key(one) == key(row); });
-    if (known == to.memory.end()) {
-      to.memory.push_back(row);
-      continue;
-    }
-    known->bytes = std::max(known->bytes, row.bytes);
-    known->peak_bytes = std::max(known->peak_bytes, row.peak_bytes);
-  }
+  add_memory(to, from);
   for (const auto& row : from.underflow) {
     const auto key = [](const UnderflowRow& one) {
       return std::tuple(one.precision, one.model, one.scale);
@@ -295,6 +306,18 @@ void add_not_run(Run& to, const std::vector<NamedRun>& records) {
 
 }  // namespace
 
+bool is_left_to_others(const std::string& reason) {
+  return reason == kNotSelected || reason == kOnlyWithFull || reason == kNotInCovering ||
+         reason == kInOtherShards;
+}
+
+Counts counts_of_selected(const Run& run) {
+  Counts sum = counts(run);
+  for (const auto& [reason, count] : run.not_run)
+    if (is_left_to_others(reason)) sum.not_run -= count;
+  return sum;
+}
+
 Run merged(const std::vector<NamedRun>& records) {
   if (records.empty()) refuse_merge("expected a record or more, got none. Name files or folders.");
   const auto missing = missing_shards(records);
@@ -311,6 +334,9 @@ Run merged(const std::vector<NamedRun>& records) {
     add_environment(run.environment, record.run.environment);
     add_end(run, record);
     add_generated(run, record, owner);
+    const auto& of_parts = record.run.merged_commands;
+    if (of_parts.empty()) run.merged_commands.push_back(record.run.command);
+    run.merged_commands.insert(run.merged_commands.end(), of_parts.begin(), of_parts.end());
   }
   cases.give(run);
   add_word(run.failure, missing, "\n");

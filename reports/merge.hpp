@@ -25,6 +25,10 @@ inline constexpr const char* kOnlyWithFull = "only with --full";
 inline constexpr const char* kNotInCovering = "not in the covering selection";
 inline constexpr const char* kInOtherShards = "in the other shards";
 
+bool is_left_to_others(const std::string& reason);
+// counts() without what was left to other runs: of what this one was asked for.
+Counts counts_of_selected(const Run& run);
+
 struct NamedRun {
   std::string name;  // as it is called in errors
   Run run;

@@ -22,7 +22,8 @@ struct Bar {
   int64_t peak_bytes = 0;
 };
 
-using BarKey = std::tuple<size_t, int, int>;  // place of the precision, ranks, stage
+// Place of the precision, ranks, model, stage.
+using BarKey = std::tuple<size_t, int, std::string, int>;
 
 // The names in one column of the ledger, each once, in order of first appearance.
 std::vector<std::string> names_of(const Run& run, std::string MemoryRow::*column) {
@@ -39,13 +40,13 @@ std::map<BarKey, Bar> bars_of(const Run& run, const std::vector<std::string>& pr
   std::map<BarKey, Bar> bars;
   for (const MemoryRow& row : run.memory) {
     const auto place = std::find(precisions.begin(), precisions.end(), row.precision);
-    Bar& bar = bars[{static_cast<size_t>(place - precisions.begin()), row.ranks, row.stage}];
+    Bar& bar =
+        bars[{static_cast<size_t>(place - precisions.begin()), row.ranks, row.model, row.stage}];
     if (row.category == "total") {
       bar.total = &row;
       continue;
     }
-    int64_t& bytes = bar.bytes[row.category];
-    bytes = std::max(bytes, row.bytes);
+    bar.bytes[row.category] += row.bytes;
     bar.peak_bytes += row.peak_bytes;
   }
   for (auto& [key, bar] : bars) {
@@ -88,8 +89,8 @@ std::string memory_head(const std::vector<std::string>& categories) {
 
 std::string memory_row(const BarKey& key, const Bar& bar, const std::map<BarKey, Bar>& bars,
                        const std::vector<std::string>& categories, int64_t most_bytes) {
-  const auto& [precision, ranks, stage] = key;
-  const auto whole_model = bars.find({precision, ranks, 0});
+  const auto& [precision, ranks, model, stage] = key;
+  const auto whole_model = bars.find({precision, ranks, model, 0});
   std::string ratio = "–";
   if (whole_model != bars.end() && whole_model->second.total_bytes > 0) {
     ratio = grouped(std::llround(100 * static_cast<double>(bar.total_bytes) /
@@ -118,8 +119,9 @@ std::string page_memory(const Run& run) {
   for (const auto& [key, bar] : bars) most_bytes = std::max(most_bytes, bar.total_bytes);
   std::string rows, title;
   for (const auto& [key, bar] : bars) {
-    const auto& [precision, ranks, stage] = key;
-    const std::string next = escape_xml(precisions[precision]) + ", " + count_of(ranks, "rank");
+    const auto& [precision, ranks, model, stage] = key;
+    const std::string next = escape_xml(precisions[precision]) + ", " + count_of(ranks, "rank") +
+                             (model.empty() ? "" : ", " + shown(model, 60));
     if (next != title) rows += subtitle(5 + categories.size(), next, title.empty());
     title = next;
     rows += memory_row(key, bar, bars, categories, most_bytes);
@@ -127,7 +129,8 @@ std::string page_memory(const Run& run) {
   return folded_section(
       "memory", "Memory", "bytes that the largest rank holds",
       table(
-          "Bytes that the largest rank holds at the end of a step, from the engine&#39;s ledger; "
+          "Bytes that the largest rank holds at the end of a step, from the engine&#39;s ledger, "
+          "each row of one case, of the model that holds most; "
           "peak is the most it held at one moment of the step, or the sum of the parts&#39; peaks "
           "where only those were recorded",
           memory_head(categories), rows, "bars"));

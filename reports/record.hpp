@@ -131,13 +131,16 @@ struct Part {
 };
 
 // Bytes that one rank (the largest) holds in one category of the engine's ledger.
+// Of one case, the one that holds most of its stage, precision, number of ranks and model: rows of
+// kinds add up to the row "total".
 struct MemoryRow {
   int stage = 0;
   std::string precision;
   int ranks = 0;
   std::string category;  // parameters, gradients, master, optimizer, buckets, ...
-  int64_t bytes = 0;     // at the end of a step
+  int64_t bytes = 0;     // of the rank that holds most, at the end of a step
   int64_t peak_bytes = 0;
+  std::string model;  // empty in older records
 };
 
 // What the loss scale of a precision loses of a model's gradients in fp16: elements of the first
@@ -173,6 +176,7 @@ struct Run {
   Environment environment;
   uint64_t seed = 0;
   std::string command;
+  std::vector<std::string> merged_commands;  // of a merged record: the commands of its parts
   std::string shard;  // "2/5": the second of five parts of what was selected; empty: all of it
   std::vector<SelfCheck> self_checks;
   std::vector<Case> cases;

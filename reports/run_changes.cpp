@@ -219,6 +219,24 @@ bool holds_no_more(const RunChanges& changes) {
   return outcome(*changes.before) == Outcome::Held && outcome(*changes.after) != Outcome::Held;
 }
 
+std::size_t wrong_of(const std::vector<const Case*>& cases) {
+  return static_cast<std::size_t>(std::count_if(
+      cases.begin(), cases.end(), [](const Case* one) { return went_wrong(one->verdict); }));
+}
+
+// What "not worse" says nothing about: cases that only one of the two has.
+std::string limits_of(const RunChanges& changes, const std::string& before,
+                      const std::string& after) {
+  const auto lost = wrong_of(changes.only_before), fresh = wrong_of(changes.only_after);
+  if (changes.only_before.empty() && fresh == 0) return "";
+  std::string text = "  of the " + count_of(changes.both_have, "case") + " that both have";
+  if (!changes.only_before.empty())
+    text += "; " + grouped(changes.only_before.size()) + " of " + clean(before) + " are not in " +
+            clean(after) + (lost > 0 ? ", " + grouped(lost) + " of which went wrong" : "");
+  if (fresh > 0) text += "; " + grouped(fresh) + " that only " + clean(after) + " has went wrong";
+  return text;
+}
+
 }  // namespace
 
 bool has_same_numbers(const CasePair& pair) {
@@ -242,6 +260,7 @@ RunChanges changes(const Run& before, const Run& after) {
       continue;
     }
     add_pair(found, {same->second, &one});
+    ++found.both_have;
     known.erase(same);
   }
   for (const Case& one : before.cases)
@@ -272,7 +291,9 @@ std::string to_text(const RunChanges& changes, const std::string& before,
       text += "  and " + grouped(changes.numbers.size() - kListed) + " more: --json - has all\n";
   }
   add_times(text, changes);
-  if (!changes.is_worse()) return text + "NOT WORSE\n";
+  if (!changes.is_worse() && changes.both_have == 0)
+    return text + "NOTHING COMPARED  no case is in both\n";
+  if (!changes.is_worse()) return text + "NOT WORSE" + limits_of(changes, before, after) + "\n";
   return text + "WORSE  " + count_of(changes.newly_failing.size(), "case") + " newly failing, " +
          grouped(changes.lost.size()) + " that say less" +
          (holds_no_more(changes) ? "; the run held and does not any more" : "") + "\n";
@@ -282,6 +303,7 @@ std::string to_json(const RunChanges& changes, const std::string& before,
                     const std::string& after) {
   return document_lines({{"schema_version", 1},
                          {"worse", changes.is_worse()},
+                         {"in_both", changes.both_have},
                          {"before", side_json(*changes.before, before)},
                          {"after", side_json(*changes.after, after)},
                          {"newly_failing", changes_json(changes.newly_failing)},

@@ -32,6 +32,7 @@ struct RunChanges {
       numbers;                  // one verdict; what was counted or the worst element's bits differ
   std::vector<CasePair> timed;  // both were run and passed
   std::vector<const Case*> only_before, only_after;
+  std::size_t both_have = 0;  // cases; where it is 0 nothing was compared
 
   bool is_worse() const;
 };

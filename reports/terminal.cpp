@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "reports/causes.hpp"
+#include "reports/merge.hpp"
 #include "reports/page.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
@@ -25,12 +27,26 @@ std::string painted(const std::string& text, const char* colour, const TerminalO
   return options.colour ? colour + text + "\x1b[0m" : text;
 }
 
-void write_environment(std::ostringstream& out, const Run& run) {
+// Every line of the text; what goes on in the next begins there as it began, further in.
+std::string fitted(const std::string& text, const TerminalOptions& options) {
+  if (options.columns == 0) return text;
+  std::string lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    const auto begin = std::min(line.find_first_not_of("# "), line.size());
+    lines += wrapped(line, options.columns, line.substr(0, begin) + "    ");
+  }
+  return lines;
+}
+
+void write_environment(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
   const Environment& env = run.environment;
-  out << "# equigrad " << env.version << "   commit " << env.commit << "   torch " << env.torch
-      << "   " << env.compiler << "   " << env.device << "   " << env.cpu << " x" << env.cores
-      << "   " << count_of(env.threads_per_rank, "thread") << " a rank   seed " << run.seed << "\n"
-      << "# " << clean(run.command) << "\n";
+  const std::string text = "# equigrad " + env.version + "   commit " + env.commit + "   torch " +
+                           env.torch + "   " + env.compiler + "   " + env.device + "   " + env.cpu +
+                           " x" + std::to_string(env.cores) + "   " +
+                           count_of(env.threads_per_rank, "thread") + " a rank   seed " +
+                           std::to_string(run.seed);
+  out << fitted(text + "\n", options) << "# " << clean(run.command) << "\n";
 }
 
 // The page and run.json tell all of them.
@@ -135,21 +151,32 @@ void write_table(std::ostringstream& out, const Run& run, const TerminalOptions&
   if (!left_out.empty()) out << "# too wide, in run.json: " << joined(left_out, ", ") << "\n";
 }
 
-void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
-  const std::vector<const Case*> wrong = wrong_cases(run);
-  for (size_t i = 0; i < std::min(wrong.size(), options.messages); ++i) {
-    const Case& one = *wrong[i];
-    const std::string state = passed(one.verdict) ? "empty" : spoken(one.verdict);
-    const std::string message = clean(message_of(one));
-    out << "\n" << painted(state, colour_of(Verdict::Failed), options) << "  " << clean(one.id);
-    std::istringstream lines(message);
-    for (std::string line; std::getline(lines, line);) out << "\n  " << line;
-    const bool told = message.find(clean(one.replay)) != std::string::npos;
-    out << (told ? "" : "\n  replay: " + clean(one.replay)) << "\n";
+// A line to paste stays one line.
+void write_message(std::ostringstream& out, const Case& one, const TerminalOptions& options) {
+  const std::string message = clean(message_of(one)), replay = clean(one.replay);
+  std::istringstream lines(message);
+  for (std::string line; std::getline(lines, line);) {
+    const bool is_to_paste = line.find(clean(one.id)) != std::string::npos;
+    out << (is_to_paste ? "  " + line + "\n" : fitted("  " + line + "\n", options));
   }
-  if (wrong.size() > options.messages) {
-    out << "\nand " << grouped(wrong.size() - options.messages)
-        << " more; run.json lists them all\n";
+  if (message.find(replay) == std::string::npos) out << "  replay: " << replay << "\n";
+}
+
+// Each cause once: its worst case in full, and where else it was.
+void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
+  const std::vector<Cause> found = causes(run);
+  for (size_t i = 0; i < std::min(found.size(), options.messages); ++i) {
+    const Case& one = *found[i].cases.front();
+    const std::string state = passed(one.verdict) ? "empty" : spoken(one.verdict);
+    out << "\n"
+        << painted(state, colour_of(Verdict::Failed), options) << "  " << clean(one.id) << "\n";
+    write_message(out, one, options);
+    if (found[i].cases.size() > 1)
+      out << fitted("  this cause: " + where_text(found[i]) + "\n", options);
+  }
+  if (found.size() > options.messages) {
+    out << "\nand " << count_of(static_cast<int64_t>(found.size() - options.messages), "more cause")
+        << "; the report and run.json have them all\n";
   }
 }
 
@@ -157,24 +184,26 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
 
 std::string to_terminal(const Run& run, const TerminalOptions& options) {
   std::ostringstream out;
-  const Counts sum = counts(run);
+  const Counts sum = counts_of_selected(run);
   const Outcome end = outcome(run);
-  write_environment(out, run);
+  write_environment(out, run, options);
   write_self_checks(out, run, options);
   write_table(out, run, options);
-  out << contract_lines(run) << underflow_lines(run);
+  out << fitted(contract_lines(run) + underflow_lines(run), options);
   write_wrong(out, run, options);
   out << "\n";
+  std::string notes;
   for (const Reason& reason : reasons(run))
-    out << "# " << spoken(reason.verdict) << ": " << count_of(reason.cases, "case") << ", "
-        << clean(reason.text) << "\n";
-  for (const std::string& line : part_lines(run)) out << "# " << line << "\n";
+    notes += "# " + spoken(reason.verdict) + ": " + count_of(reason.cases, "case") + ", " +
+             clean(reason.text) + "\n";
+  for (const std::string& line : part_lines(run)) notes += "# " + line + "\n";
+  notes += "# " + counts_text(sum) + "; " + elements_text(sum, run.wall_s) + "\n";
   const Verdict tone = end == Outcome::Held                             ? Verdict::Equal
                        : end == Outcome::Failed || end == Outcome::Void ? Verdict::Failed
                                                                         : Verdict::NotRun;
-  out << "# " << counts_text(sum) << "; " << elements_text(sum, run.wall_s) << "\n"
-      << painted(upper_case(word(end)), colour_of(tone), options) << "  " << outcome_text(run)
-      << "\n";
+  const std::string state = upper_case(word(end));
+  out << fitted(notes, options) << painted(state, colour_of(tone), options)
+      << fitted(state + "  " + outcome_text(run) + "\n", options).substr(state.size());
   const std::vector<const Case*> wrong = wrong_cases(run);
   const std::string replay =
       wrong.empty() || wrong[0]->replay.empty() ? run.command : wrong[0]->replay;

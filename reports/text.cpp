@@ -37,6 +37,22 @@ bool is_control(std::string_view sequence) {
   return first == 0xC2 && static_cast<unsigned char>(sequence[1]) < 0xA0;
 }
 
+bool begins_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U; }
+
+bool is_digit(char byte) { return byte >= '0' && byte <= '9'; }
+
+// How many bytes of `text` a line of so many columns takes, with the space that ends it.
+std::size_t bytes_of_line(const std::string& text, std::size_t columns) {
+  std::size_t behind_break = 0, width = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (begins_character(text[i]) && width++ == columns)
+      return text[i] == ' ' ? i + 1 : behind_break != 0 ? behind_break : i;
+    const bool in_number = i + 1 < text.size() && is_digit(text[i + 1]);
+    if (text[i] == ' ' || (text[i] == ',' && !in_number)) behind_break = i + 1;
+  }
+  return text.size();
+}
+
 std::string nonfinite(double value) {
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
@@ -173,6 +189,24 @@ std::string upper_case(std::string_view word) {
   std::string out(word);
   for (char& c : out) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   return out;
+}
+
+std::size_t width_of(const std::string& text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_character));
+}
+
+std::string wrapped(const std::string& line, std::size_t columns, const std::string& front) {
+  const auto first_word = std::min(line.find_first_not_of(' '), line.size());
+  std::string lines, start = line.substr(0, first_word), rest = line.substr(first_word);
+  do {
+    const auto bytes =
+        bytes_of_line(rest, columns > start.size() ? columns - start.size() : std::size_t{1});
+    const std::string full = start + rest.substr(0, bytes);
+    lines += full.substr(0, full.find_last_not_of(' ') + 1) + "\n";
+    rest.erase(0, bytes);
+    start = front;
+  } while (!rest.empty());
+  return lines;
 }
 
 std::string dimension(const Case& one, const std::string& key) {

@@ -57,6 +57,11 @@ std::string spoken(Verdict verdict);  // "timed out": for people; word() is for 
 
 std::string upper_case(std::string_view word);  // ASCII
 
+std::size_t width_of(const std::string& text);  // characters of UTF-8, each taken to be one wide
+// In lines of at most so many columns, broken behind a space or a comma that is not in a number, or
+// where there is none in the middle; all but the first begin with `front`. Ends in a newline.
+std::string wrapped(const std::string& line, std::size_t columns, const std::string& front);
+
 // "-" where the case does not have this dimension.
 std::string dimension(const Case& one, const std::string& key);
 

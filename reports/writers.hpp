@@ -2,9 +2,10 @@
 // run.json.
 //
 // Terminal: settings and seed, planted faults (one line where all are caught), a row for each
-//   stage, precision and number of ranks, what went wrong with its message, what was not run, the
-//   verdict and the line that repeats it. Plain ASCII without colour, but for what messages bring
-//   along; lines that are no results start with '#'.
+//   stage, precision and number of ranks, each cause of what went wrong once, with the message of
+//   its worst case and where else it was, what was not run, the verdict and the line that repeats
+//   it. Plain ASCII without colour, but for what messages bring along; lines that are no results
+//   start with '#'.
 // JUnit: a suite for each stage, precision and number of ranks, and one for the planted faults.
 //   Failed comparisons are <failure>; crashes and time-outs are <error>, so that a broken machine
 //   is not mistaken for a wrong gradient; skipped and not run are <skipped>; their `message` is the
@@ -34,8 +35,10 @@ namespace equigrad::reports {
 
 struct TerminalOptions {
   bool colour = false;
-  size_t messages = 20;  // failures shown in full; the others are counted
-  size_t columns = 0;    // what does not fit of the table is left out and named; 0: all fits
+  size_t messages = 20;  // causes that are shown; the others are counted
+  // What does not fit of the table is left out and named, sentences go on in the next line, lines
+  // to paste stay whole; 0: all fits.
+  size_t columns = 0;
 };
 inline constexpr size_t kPageBytes = 1'500'000;
 inline constexpr size_t kAnnotations = 10;

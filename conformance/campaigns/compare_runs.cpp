@@ -129,7 +129,8 @@ bool Comparing::train(int configuration, uint64_t seed) {
   ProcessSlots slots({.slots = 1,
                       .widest = options_.world,
                       .timeout_scale = options_.timeout_scale,
-                      .serve = serve_});
+                      .serve = serve_,
+                      .device = options_.device});
   json request = {{"do", "compare"},
                   {"verb", "start"},
                   {"kind", options_.data},

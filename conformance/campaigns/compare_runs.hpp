@@ -26,6 +26,7 @@ struct CompareOptions {
   std::string data_dir;
   double timeout_scale = 1;
   bool quiet = false;
+  ranks::TakeDevice device = nullptr;  // null: the CPU
 };
 
 // Prints a line for each run. `comparison` comes with its settings and gets all the rest.

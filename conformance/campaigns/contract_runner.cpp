@@ -7,6 +7,7 @@
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/verdict/contract_judge.hpp"
+#include "reports/causes.hpp"
 
 namespace equigrad::conformance::contract {
 namespace {
@@ -77,6 +78,9 @@ std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessS
   std::size_t next = 0;
   int64_t done = 0, failed = 0;
   std::string now;
+  const auto all = static_cast<int64_t>(records.size());
+  const auto progress =
+      options.progress ? options.progress : std::make_shared<Progress>(all, options.quiet);
   const auto next_task = [&](std::size_t) -> std::optional<Task> {
     if (next == records.size() || (options.fail_fast && failed > 0)) return std::nullopt;
     auto& record = records[next];
@@ -93,6 +97,7 @@ std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessS
       record.seconds = seconds;
       ++done;
       if (!reports::passed(record.verdict)) ++failed;
+      if (reports::went_wrong(record.verdict)) progress->name_wrong(reports::headline(record));
       if (alone != nullptr && reports::went_wrong(record.verdict))
         alone->add({.id = record.id,
                     .world = spec.world,
@@ -102,9 +107,6 @@ std::vector<reports::Case> run_contract(const ContractOptions& options, ProcessS
     };
     return Task{spec.world, request, kCaseTimeout_s, finish};
   };
-  const auto all = static_cast<int64_t>(records.size());
-  const auto progress =
-      options.progress ? options.progress : std::make_shared<Progress>(all, options.quiet);
   slots.run(next_task, [&] { progress->update(done, failed, now); });
   progress->end_part(done, failed);
   progress->finish();

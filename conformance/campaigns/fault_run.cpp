@@ -81,7 +81,8 @@ FaultRun::FaultRun(const FaultOptions& options)
       slots_({.slots = options.slots,
               .widest = options.clean > 0 ? kGeneratedRanks : SlotOptions().widest,
               .timeout_scale = options.timeout_scale,
-              .serve = options.serve}),
+              .serve = options.serve,
+              .device = options.device}),
       clean_s_(options.panel.size(), 0) {
   matrix_.seed = options.seed;
   matrix_.full = options.full;

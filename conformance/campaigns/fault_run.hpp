@@ -42,6 +42,7 @@ struct FaultOptions {
   bool quiet = false;
   int slots = 0;
   ranks::Handler serve = conformance::serve;
+  ranks::TakeDevice device = nullptr;  // null: the CPU
 };
 
 // Fills in all but the environment and the command.

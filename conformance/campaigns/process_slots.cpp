@@ -17,10 +17,14 @@ std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<long long>(1e3 * seconds));
 }
 
+// The contexts of processes on one CUDA device take turns.
+constexpr std::size_t kMostOnCuda = 4;
+
 std::size_t slot_count(const SlotOptions& options) {
-  const auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
-                                        : slots_for(std::thread::hardware_concurrency(),
-                                                    available_memory_bytes(), options.widest);
+  auto wanted = options.slots > 0 ? static_cast<std::size_t>(options.slots)
+                                  : slots_for(std::thread::hardware_concurrency(),
+                                              available_memory_bytes(), options.widest);
+  if (options.slots == 0 && options.device != nullptr) wanted = std::min(wanted, kMostOnCuda);
   return std::clamp<std::size_t>(options.most, 1, wanted);
 }
 
@@ -31,7 +35,7 @@ ProcessSlots::ProcessSlots(const SlotOptions& options)
       timeout_scale_(options.timeout_scale),
       slots_(slot_count(options)),
       pool_(static_cast<int>(slots_.size()) * widest_, options.serve,
-            {milliseconds_of(kCaseTimeout_s * timeout_scale_), kGrace, false}),
+            {milliseconds_of(kCaseTimeout_s * timeout_scale_), kGrace, false, options.device}),
       served_by_(static_cast<std::size_t>(pool_.size())) {}
 
 void ProcessSlots::start(std::size_t slot, Task task) {

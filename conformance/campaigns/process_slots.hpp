@@ -41,11 +41,12 @@ struct Task {
 };
 
 struct SlotOptions {
-  int slots = 0;   // 0: one more than there are cores, if their ranks fit into memory
+  int slots = 0;   // 0: one more than there are cores, if their ranks fit into memory; on CUDA 4
   int widest = 4;  // ranks of a slot
   std::size_t most = std::numeric_limits<std::size_t>::max();  // that have anything to do
   double timeout_scale = 1;
   ranks::Handler serve;
+  ranks::TakeDevice device = nullptr;  // null: the CPU
 };
 
 class ProcessSlots {

@@ -40,9 +40,9 @@ void Progress::ends_after(double seconds) { limit_s_ = seconds; }
 // Whichever comes first, the last case or the time; nothing where neither is known.
 std::optional<double> Progress::left(int64_t done, double elapsed_s) const {
   std::optional<double> left_s;
-  if (total_ > 0)
+  if (total_ > 0 && done > 0)
     left_s =
-        done == 0 ? 0 : elapsed_s / static_cast<double>(done) * static_cast<double>(total_ - done);
+        (elapsed_s - before_s_) / static_cast<double>(done) * static_cast<double>(total_ - done);
   if (limit_s_ > 0) {
     const double of_time_s = std::max(0.0, limit_s_ - elapsed_s);
     left_s = left_s ? std::min(*left_s, of_time_s) : of_time_s;
@@ -59,6 +59,7 @@ void Progress::update(int64_t done, int64_t count, const std::string& now) {
   done += done_before_;
   count += count_before_;
   const auto time = Clock::now();
+  if (done == 0) before_s_ = std::chrono::duration<double>(time - start_).count();
   const auto pause = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10'000);
   if (quiet_ || time - last_ < pause) return;
   last_ = time;
@@ -70,6 +71,12 @@ void Progress::update(int64_t done, int64_t count, const std::string& now) {
   if (terminal_) line = (line + "  " + now.substr(0, 40)).substr(0, columns() - 1);
   std::fprintf(stderr, "%s%s%s", terminal_ ? "\r\x1b[2K" : "", line.c_str(), terminal_ ? "" : "\n");
   std::fflush(stderr);
+}
+
+void Progress::name_wrong(const std::string& words) {
+  if (quiet_ || ++named_ > kNamed + 1) return;
+  clear();
+  std::fprintf(stderr, "%s\n", named_ <= kNamed ? words.c_str() : "more at the end");
 }
 
 void Progress::finish() { clear(); }

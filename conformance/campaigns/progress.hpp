@@ -1,5 +1,6 @@
 // Progress: one line on stderr that says how far a run is, updated in place on a terminal and
-// repeated every ten seconds elsewhere. Of several parts that follow one another it counts on.
+// repeated every ten seconds elsewhere. Of several parts that follow one another it counts on. What
+// goes wrong is named when it does.
 //
 // Invariants: writes nothing when quiet; leaves the line empty when done; on a terminal the line is
 // shorter than it is wide, so that writing over it leaves nothing behind.
@@ -15,6 +16,7 @@ namespace equigrad::conformance {
 
 class Progress {
  public:
+  static constexpr int64_t kNamed = 20;
   // `total` is 0 where nobody knows it. `noun` are what is done, `counted` those of them that the
   // line counts beside.
   Progress(int64_t total, bool quiet, std::string noun = "cases", std::string counted = "failed");
@@ -22,6 +24,8 @@ class Progress {
   // Both of this part.
   void update(int64_t done, int64_t count, const std::string& now);
   void end_part(int64_t done, int64_t count);
+  // What went wrong, in a line of its own as soon as it is known; the first kNamed of a run.
+  void name_wrong(const std::string& words);
   void clear() const;  // before a line of something else
   void finish();
 
@@ -30,7 +34,9 @@ class Progress {
   std::optional<double> left(int64_t done, double elapsed_s) const;
 
   int64_t total_, done_before_ = 0, count_before_ = 0;  // in earlier parts
+  int64_t named_ = 0;
   double limit_s_ = 0;
+  double before_s_ = 0;  // until nothing was done for the last time: what precedes the first case
   std::string noun_, counted_;
   bool quiet_;
   bool terminal_;

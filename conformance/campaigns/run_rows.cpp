@@ -3,19 +3,21 @@
 #include <algorithm>
 
 namespace equigrad::conformance {
+namespace {
+
+using Stages = std::map<int, HeldMemory>;
+
+int64_t most_bytes(const Stages& stages) {
+  int64_t most = 0;
+  for (const auto& [stage, memory] : stages) most = std::max(most, total_bytes(memory));
+  return most;
+}
+
+}  // namespace
 
 void RunRows::add_memory(const CaseSpec& spec, const Judged& judged) {
-  for (const auto& [category, bytes] : judged.memory) {
-    const std::string key =
-        std::to_string(spec.stage) + word(spec.precision) + std::to_string(spec.world) + category;
-    auto& row = memory_[key];
-    row = {spec.stage,
-           word(spec.precision),
-           spec.world,
-           category,
-           std::max(row.bytes, bytes.first),
-           std::max(row.peak_bytes, bytes.second)};
-  }
+  auto& held = memory_[{word(spec.precision), spec.world}][spec.model][spec.stage];
+  if (held.empty() || total_bytes(judged.memory) > total_bytes(held)) held = judged.memory;
 }
 
 void RunRows::add_underflow(const CaseSpec& spec, const nlohmann::json& answer) {
@@ -36,7 +38,15 @@ void RunRows::add_underflow(const CaseSpec& spec, const nlohmann::json& answer) 
 }
 
 void RunRows::give(reports::Run& run) const {
-  for (const auto& [key, row] : memory_) run.memory.push_back(row);
+  for (const auto& [key, models] : memory_) {
+    const auto largest = std::max_element(
+        models.begin(), models.end(),
+        [](const auto& a, const auto& b) { return most_bytes(a.second) < most_bytes(b.second); });
+    for (const auto& [stage, memory] : largest->second)
+      for (const auto& [category, bytes] : memory)
+        run.memory.push_back(
+            {stage, key.first, key.second, category, bytes.first, bytes.second, largest->first});
+  }
   for (const auto& [key, row] : underflow_) run.underflow.push_back(row);
 }
 

@@ -1,7 +1,8 @@
 // RunRows: what a run's record says beside its cases: memory, and what loss scales lose.
 //
-// Invariants: one row of memory for each stage, precision, number of ranks and category, of the
-// largest rank of any case; one of underflow for each precision, model and scale, over its twins.
+// Invariants: memory is of one model for each precision and number of ranks, the one whose case
+// holds most, at every stage that ran; all rows of a stage are of one rank of one case, so that
+// kinds add up. One row of underflow for each precision, model and scale, over its twins.
 // Units: bytes; elements.
 // Errors: nlohmann::json::exception for an answer of another form.
 // Depends on: judge.hpp, reports/record.hpp, nlohmann-json. No torch.
@@ -24,7 +25,8 @@ class RunRows {
   void give(reports::Run& run) const;
 
  private:
-  std::map<std::string, reports::MemoryRow> memory_;
+  // By precision and ranks, model, stage.
+  std::map<std::pair<std::string, int>, std::map<std::string, std::map<int, HeldMemory>>> memory_;
   std::map<std::string, reports::UnderflowRow> underflow_;
 };
 

@@ -9,6 +9,7 @@
 #include "conformance/campaigns/self_check.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/error.hpp"
+#include "reports/causes.hpp"
 
 namespace equigrad::conformance {
 namespace {
@@ -49,6 +50,7 @@ void MatrixRun::check_itself() {
   Progress progress(static_cast<int64_t>(options_.cases.size()), options_.quiet);
   progress.update(0, 0, "planted faults");
   try {
+    require_a_device();
     self_check(
         slots_, [this](const char* what, const std::string& id) { return request(what, id); },
         run_);
@@ -59,11 +61,18 @@ void MatrixRun::check_itself() {
   progress.finish();
 }
 
+// Before a planted fault is told to have been missed.
+void MatrixRun::require_a_device() {
+  if (options_.device == nullptr) return;
+  const auto outcomes = slots_.ask(kSelfCheckRanks, {{"do", "hello"}});
+  if (outcomes && !ranks::all_ok(*outcomes))
+    throw Error("run", "expected ranks on a CUDA device, got: " + ranks::failures(*outcomes));
+}
+
 // What the self-check found out so far is told, and that no case was begun.
 void MatrixRun::give_up(const std::string& reason) {
   run_.failure = reason;
-  for (auto& judged : judged_)
-    judged.record.message = "not begun: the planted faults got no answer";
+  for (auto& judged : judged_) judged.record.message = "not begun: " + reason;
 }
 
 void MatrixRun::make_tuples() {
@@ -155,7 +164,10 @@ void MatrixRun::finish_case(Tuple& tuple, std::size_t number, const Outcomes& ou
   kept_.ended(judged.record);
   ++done_;
   if (!reports::passed(judged.record.verdict)) ++failed_;
-  if (reports::went_wrong(judged.record.verdict)) suspect(number);
+  if (reports::went_wrong(judged.record.verdict)) {
+    progress_->name_wrong(reports::headline(judged.record));
+    suspect(number);
+  }
   if (--tuple.left == 0) finish_tuple(tuple);
 }
 
@@ -172,6 +184,7 @@ void MatrixRun::finish_twin(Tuple& tuple, const Outcomes& outcomes) {
     auto& message = judged_[number].record.message;
     message = "the twin could not be made: " + message;
     ++done_, ++failed_;
+    progress_->name_wrong(reports::headline(judged_[number].record));
   }
 }
 
@@ -193,7 +206,7 @@ void MatrixRun::run_until(std::size_t end) {
   const auto open = std::count_if(
       judged_.begin(), judged_.begin() + static_cast<std::ptrdiff_t>(end),
       [](const Judged& one) { return one.record.verdict == reports::Verdict::NotRun; });
-  const auto progress =
+  progress_ =
       options_.progress ? options_.progress : std::make_shared<Progress>(open, options_.quiet);
   const auto failed_before = failed_;
   std::string now;
@@ -203,9 +216,9 @@ void MatrixRun::run_until(std::size_t end) {
         if (task) now = task->request.at("id");
         return task;
       },
-      [&] { progress->update(done_, failed_ - failed_before, now); });
-  progress->end_part(done_, failed_ - failed_before);
-  progress->finish();
+      [&] { progress_->update(done_, failed_ - failed_before, now); });
+  progress_->end_part(done_, failed_ - failed_before);
+  progress_->finish();
 }
 
 reports::Run MatrixRun::so_far(std::size_t count) const {
@@ -239,7 +252,8 @@ reports::Run run_matrix(const RunOptions& options) {
                       .widest = widest(options),
                       .most = options.cases.size() + 1,
                       .timeout_scale = options.timeout_scale,
-                      .serve = options.serve});
+                      .serve = options.serve,
+                      .device = options.device});
   Alone alone = alone_of(options);
   MatrixRun matrix(options, slots, &alone);
   matrix.check_itself();

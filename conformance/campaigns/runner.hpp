@@ -48,6 +48,7 @@ struct RunOptions {
   nlohmann::json knobs = nlohmann::json::object();  // on_rank/run.hpp
   std::shared_ptr<Progress> progress = {};          // of all parts; null: each has one of its own
   ranks::Handler serve = conformance::serve;        // what the ranks run
+  ranks::TakeDevice device = nullptr;               // null: the CPU
 };
 
 class MatrixRun {
@@ -78,6 +79,7 @@ class MatrixRun {
   };
   nlohmann::json request(const char* what, const std::string& id) const;
   std::string replay(const std::string& id) const;
+  void require_a_device();
   void give_up(const std::string& reason);
   void make_tuples();
   bool has_a_case(const Tuple& tuple) const;
@@ -99,6 +101,7 @@ class MatrixRun {
   std::vector<Judged> judged_;
   RunRows rows_;
   reports::Run run_;
+  std::shared_ptr<Progress> progress_;
   std::size_t end_ = 0;  // cases from here on are not begun yet
   int64_t done_ = 0, failed_ = 0;
 };

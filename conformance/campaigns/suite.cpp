@@ -69,7 +69,8 @@ Suite::Suite(SuiteOptions options)
                           ? std::numeric_limits<std::size_t>::max()
                           : options_.matrix.cases.size() + options_.contract.specs.size() + 1,
               .timeout_scale = options_.matrix.timeout_scale,
-              .serve = options_.matrix.serve}),
+              .serve = options_.matrix.serve,
+              .device = options_.matrix.device}),
       alone_(alone_of(options_.matrix)) {
   if (!options_.one_process.empty()) options_.matrix.quiet = options_.contract.quiet = true;
   const auto all = options_.matrix.cases.size() + options_.contract.specs.size();

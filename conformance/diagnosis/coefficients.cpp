@@ -175,8 +175,8 @@ Matrix nearest_simple(const Matrix& fitted) {
   return result;
 }
 
-std::vector<std::pair<double, std::string>> named_factors(int64_t world,
-                                                          int64_t accumulation_steps) {
+std::vector<std::pair<double, std::string>> named_factors(int64_t world, int64_t accumulation_steps,
+                                                          const std::string& of_averages) {
   const auto w = static_cast<double>(world), steps = static_cast<double>(accumulation_steps);
   const std::string ranks = std::to_string(world) + " ranks",
                     micro_batches = std::to_string(accumulation_steps) + " micro-batches";
@@ -187,13 +187,13 @@ std::vector<std::pair<double, std::string>> named_factors(int64_t world,
       if (known == factor) return void(causes += " or " + cause);
     all.emplace_back(factor, cause);
   };
-  add(1 / w, "averaged twice over " + ranks);
-  add(w, "not averaged over " + ranks);
-  add(1 / steps, "averaged twice over " + micro_batches);
-  add(steps, "summed, not averaged over " + micro_batches);
+  add(1 / w, "averaged twice over " + ranks + of_averages);
+  add(w, "not averaged over " + ranks + of_averages);
+  add(1 / steps, "averaged twice over " + micro_batches + of_averages);
+  add(steps, "summed, not averaged over " + micro_batches + of_averages);
   if (world > 1 && accumulation_steps > 1) {
-    add(1 / (w * steps), "averaged twice over " + ranks + " and " + micro_batches);
-    add(w * steps, "a sum, not averaged at all");
+    add(1 / (w * steps), "averaged twice over " + ranks + " and " + micro_batches + of_averages);
+    add(w * steps, "a sum, not averaged at all" + of_averages);
   }
   add(0, "lost: no contribution arrived");
   add(-1, "the sign is flipped");

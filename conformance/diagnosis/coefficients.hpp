@@ -39,9 +39,10 @@ Matrix nearest_simple(const Matrix& fitted);
 std::string in_words(const Matrix& matrix);
 // "rank 0: 1/6 1/6 1/6, rank 1: 1/6 0 1/6": C itself, where `divisor` makes a right average.
 std::string matrix_text(const Matrix& matrix, int64_t divisor);
-// What a number in front of the right gradient says; the same number may say two things.
-std::vector<std::pair<double, std::string>> named_factors(int64_t world,
-                                                          int64_t accumulation_steps);
+// What a number in front of the right gradient says, averages with `of_averages` behind; the same
+// number may say two things.
+std::vector<std::pair<double, std::string>> named_factors(int64_t world, int64_t accumulation_steps,
+                                                          const std::string& of_averages = {});
 
 // The only wrong micro-batch or rank, or the first wrong micro-batch where not all are wrong alike;
 // -1: it cannot be told.

@@ -75,6 +75,8 @@ class Diagnostician {
     evidence.is_gradient = evidence.what == "gradient";
     evidence.got = failure.got;
     evidence.want = failure.want;
+    for (int step = 0; step < site.step; ++step)
+      if (!input_.twin.skipped(step)) ++evidence.held_steps;
     evidence.world = input_.recipe.world;
     evidence.accumulation_steps = input_.recipe.accumulation_steps;
     evidence.shards = input_.stage == 0 ? 1 : input_.recipe.world;
@@ -118,6 +120,7 @@ class Diagnostician {
     if (evidence.previous.defined())
       evidence.previous =
           evidence.previous.to(at::kDouble) / clip_factor(twin.grad_norm(at - 1), twin.threshold());
+    evidence.clip_factor = 1;
     // The factor, the product and what undoes it here, on both sides.
     constexpr int kRoundings = 6;
     const double u = oracle::unit_roundoff(*evidence.rounding);

@@ -55,7 +55,8 @@ struct Evidence {
   bool is_number = false;                    // one value of the run: of no place, no shard
   std::vector<Prediction> predictions;
   double loss_scale = 1, previous_loss_scale = 1, next_loss_scale = 1;
-  double clip_factor = 1;                  // of the right gradient
+  double clip_factor = 1;                  // of the right gradient; 1: none, or undone
+  int64_t held_steps = 0;                  // before this one, taken and right
   int64_t divisor = 0;                     // of an average; 0: world accumulation_steps
   std::optional<at::ScalarType> rounding;  // the narrowest type on the way, whose ulp count
   double roundings = 0;                    // of got and want, beside those of a hypothesis

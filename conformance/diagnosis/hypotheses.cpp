@@ -26,6 +26,13 @@ Values combined(Values x, const Values& y, double factor) {
 // A factor proves nothing on fewer elements that differ from one another.
 constexpr int kFactorElements = 3;
 
+bool is_uniform(const Matrix& matrix) {
+  const auto all_are_first = [&](const auto& row) {
+    return std::all_of(row.begin(), row.end(), [&](double c) { return c == matrix[0][0]; });
+  };
+  return std::all_of(matrix.begin(), matrix.end(), all_are_first);
+}
+
 bool is_power_of_two(double factor) {
   int exponent = 0;
   return std::fabs(std::frexp(factor, &exponent)) == 0.5;
@@ -67,16 +74,29 @@ class GradientSearch {
          .sizes = prediction.sizes.defined() ? search_.pick(prediction.sizes.abs()) : Values{}});
   }
 
-  void try_factors() {
-    std::vector<std::pair<double, std::string>> named;
-    if (evidence_.is_gradient) named = named_factors(evidence_.world, evidence_.accumulation_steps);
-    if (!evidence_.is_gradient) named = {{0, "lost: zeros"}, {-1, "the sign is flipped"}};
+  using Factors = std::vector<std::pair<double, std::string>>;
+
+  // What is wrong in every step from the first on, where steps before were right.
+  std::string though_held() const {
+    const int64_t steps = evidence_.held_steps;
+    return steps == 0   ? ""
+           : steps == 1 ? ", though the step before held"
+                        : ", though the " + std::to_string(steps) + " steps before held";
+  }
+
+  // Those that change from step to step come first, where the steps before were right.
+  Factors all_factors() const {
+    if (!evidence_.is_gradient) return {{0, "lost: zeros"}, {-1, "the sign is flipped"}};
+    Factors of_every_step =
+        named_factors(evidence_.world, evidence_.accumulation_steps, though_held());
+    Factors named;
     const auto add = [&](double factor, const std::string& cause) {
       if (factor == 1 || !std::isfinite(factor)) return;
       for (auto& [known, causes] : named)
         if (known == factor) return void(causes += " or " + cause);
       named.emplace_back(factor, cause);
     };
+    if (evidence_.held_steps == 0) named.swap(of_every_step);
     const double scale = evidence_.loss_scale, clip = evidence_.clip_factor;
     add(scale, "the loss scale was not removed");
     add(1 / scale, "the loss scale was removed twice");
@@ -84,8 +104,16 @@ class GradientSearch {
     add(scale / evidence_.previous_loss_scale, "divided by the loss scale of the step before");
     add(clip, "clipped twice");
     add(1 / clip, "not clipped");
+    for (const auto& [factor, cause] : of_every_step) add(factor, cause);
+    const auto is_half = [](const auto& one) { return one.first == 0.5; };
+    if (std::none_of(named.begin(), named.end(), is_half)) add(0.5, "halved");
+    return named;
+  }
+
+  void try_factors() {
+    const double clip = evidence_.clip_factor;
     bool is_named = false;
-    for (const auto& [factor, cause] : named) {
+    for (const auto& [factor, cause] : all_factors()) {
       const auto wrong = search_.wrong().size();
       const bool is_lost = factor == 0 && wrong * 2 <= static_cast<size_t>(evidence_.want.numel());
       const bool held = try_factor(factor,
@@ -281,7 +309,8 @@ class GradientSearch {
     const Matrix simple = nearest_simple(*fitted);
     const int terms = static_cast<int>(world * steps);
     if (!in_words(simple).empty())
-      try_matrix(simple, in_words(simple), Handicap::kContribution, terms);
+      try_matrix(simple, in_words(simple) + (is_uniform(simple) ? though_held() : ""),
+                 Handicap::kContribution, terms);
     try_matrix(*fitted, "coefficients of another kind", Handicap::kMatrix, terms);
   }
 

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include "conformance/cases/device.hpp"
 #include "reference/autocast.hpp"
 
 namespace equigrad::conformance {
@@ -11,7 +12,7 @@ Rerun::Rerun(const DiagnosisInput& input) : input_(input), model_(input.make_mod
     at::Tensor(parameter).set_data(parameter.detach().to(input.recipe.compute_dtype));
     parameters_[name] = parameter;
     const auto lowered = input.communication_dtypes.find(name);
-    auto made = parameter.detach().clone();
+    auto made = parameter.detach().to(at::kCPU, parameter.scalar_type(), false, /*copy=*/true);
     if (lowered != input.communication_dtypes.end())
       made = made.to(lowered->second).to(made.scalar_type());
     made_[name] = made.flatten();
@@ -34,7 +35,7 @@ void Rerun::set_all(int step) {
 }
 
 Forward Rerun::forward(const Pass& pass) {
-  const reference::AutocastGuard autocast(input_.recipe.precision.autocast);
+  const reference::AutocastGuard autocast(input_.recipe.precision.autocast, device().type());
   return model_->forward(pass, input_.recipe.compute_dtype);
 }
 
@@ -68,7 +69,7 @@ void Rerun::run(int step) {
         const auto gradient =
             parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter);
         contributions_[name].back().push_back(
-            input_.tensor_rank.own(name, gradient.detach().to(at::kFloat).div(scale)));
+            input_.tensor_rank.own(name, gradient.detach().to(at::kCPU, at::kFloat).div(scale)));
       }
     }
   }

@@ -129,10 +129,10 @@ inline reports::Run example_run() {
     one.lanes.clear();
   }
   run.not_run = {{"stage 3 on CUDA: no device", 12}};
-  run.memory = {{0, "bf16", 4, "parameters", 118354, 118354},
-                {0, "bf16", 4, "optimizer", 473416, 473416},
-                {3, "bf16", 4, "parameters", 29590, 61014},
-                {3, "bf16", 4, "optimizer", 118360, 118360}};
+  run.memory = {{0, "bf16", 4, "parameters", 118354, 118354, "gpt"},
+                {0, "bf16", 4, "optimizer", 473416, 473416, "gpt"},
+                {3, "bf16", 4, "parameters", 29590, 61014, "gpt"},
+                {3, "bf16", 4, "optimizer", 118360, 118360, "gpt"}};
   return run;
 }
 

@@ -4,6 +4,7 @@
 #include <regex>
 #include <set>
 
+#include "reports/merge.hpp"
 #include "reports/summary.hpp"
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/large_run.hpp"
@@ -158,11 +159,13 @@ TEST(Html, HostileTextIsShownNotObeyed) {
 }
 
 TEST(Html, TheBannerSaysTheOutcomeAndWhatWasNotRun) {
-  const std::string page = reports::to_html(example_run());
+  reports::Run run = example_run();
+  run.not_run[reports::kNotSelected] = 40;
+  const std::string page = reports::to_html(run);
   EXPECT_TRUE(shows(page, "<header class=\"failed\">"));
   EXPECT_TRUE(shows(page, "</span> Failed</h1>\n<p>1 case of 5 failed; 2 more crashed or"));
-  EXPECT_TRUE(shows(page, "<a href=\"#not-run\">not run</a></dt><dd>1</dd>"));
-  EXPECT_TRUE(shows(page, "Selected: 7 cases; <a href=\"#not-run\">12 more</a> were not."));
+  EXPECT_TRUE(shows(page, "<a href=\"#not-run\">not run</a></dt><dd>13</dd>"));
+  EXPECT_TRUE(shows(page, "Selected: 19 cases; <a href=\"#not-run\">40 more</a> were not."));
   EXPECT_TRUE(shows(page, "3 of 3 planted faults</a> caught"));
 }
 

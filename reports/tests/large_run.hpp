@@ -42,7 +42,8 @@ inline reports::Run large_run(int cases, int wrong_every) {
           const bool sharded =
               (c >= 2 && c <= 3 && stage >= 1) || (c == 1 && stage >= 2) || (c == 0 && stage == 3);
           const int64_t bytes = (c == 4 ? 65536 : c == 3 ? 473416 : 236708) / (sharded ? ranks : 1);
-          run.memory.push_back({stage, precision, ranks, kCategories[c], bytes, bytes * 5 / 4});
+          run.memory.push_back(
+              {stage, precision, ranks, kCategories[c], bytes, bytes * 5 / 4, "gpt"});
         }
       }
     }

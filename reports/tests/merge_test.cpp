@@ -26,12 +26,16 @@ NamedRun shard(int index, int count) {
   Record run;
   run.environment = example_environment();
   run.seed = 7;
+  run.command = "equigrad run --shard " + std::to_string(index);
   run.shard = std::to_string(index) + "/" + std::to_string(count);
   run.self_checks = example_self_checks();
   run.cases = {one_case(index)};
   run.not_run = {{kInOtherShards, count - 1}, {kOnlyWithFull, 10 - count}};
   run.wall_s = 2;
-  run.memory = {{index, "fp32", 2, "buckets", 10, 20}, {0, "fp32", 2, "master", index, 30}};
+  run.memory = {{index, "fp32", 2, "buckets", 10, 20, "conv"},
+                {0, "fp32", 2, "master", index, 30, "gpt"},
+                {0, "fp32", 2, "buckets", 10 - index, 40 + index, "gpt"},
+                {0, "fp32", 2, "total", 10 + index, 90, "gpt"}};
   return {"shard-" + std::to_string(index), run};
 }
 
@@ -52,11 +56,24 @@ TEST(Merge, ShardsAreOneRun) {
   EXPECT_EQ(run.shard, "") << "it is a whole run";
   EXPECT_THAT(run.not_run, ElementsAre(Pair(kOnlyWithFull, 7)));
   EXPECT_EQ(run.wall_s, 6);
+  EXPECT_THAT(run.merged_commands, ElementsAre("equigrad run --shard 2", "equigrad run --shard 1",
+                                               "equigrad run --shard 3"));
   EXPECT_EQ(run.self_checks.size(), 3u);
-  EXPECT_EQ(run.memory.size(), 4u);
-  EXPECT_EQ(run.memory[1].bytes, 3) << "the largest";
+  ASSERT_EQ(run.memory.size(), 6u);
+  int64_t kinds = 0;
+  for (const auto& row : run.memory)
+    if (row.model == "gpt" && row.category != "total") kinds += row.bytes;
+  EXPECT_EQ(kinds, 10) << "of one case: those that are largest by kind make 12";
+  EXPECT_EQ(run.memory[3].bytes, 3) << "of shard 3, whose total is the largest";
+  EXPECT_EQ(run.memory[4].bytes, 7);
   EXPECT_EQ(to_json(from_json(to_json(run))), to_json(run));
   EXPECT_EQ(from_json(to_json(shard(2, 3).run)).shard, "2/3");
+}
+
+TEST(Merge, OfCasesThatHoldAsMuchOneIsShown) {
+  auto one = shard(1, 2), other = shard(2, 2);
+  other.run.memory = one.run.memory;
+  EXPECT_EQ(merged({one, other}).memory.size(), one.run.memory.size());
 }
 
 TEST(Merge, AShardThatIsMissingIsNotGreen) {

@@ -14,6 +14,7 @@ using conformance::example_case;
 using conformance::example_environment;
 using conformance::example_self_checks;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -82,9 +83,25 @@ TEST(RunChanges, CasesInOneAloneAreNamed) {
   EXPECT_EQ(found.only_before[0], &a.cases[0]);
   ASSERT_EQ(found.only_after.size(), 1u);
   EXPECT_EQ(found.only_after[0], &b.cases[0]);
-  EXPECT_THAT(to_text(found, "A", "B"),
-              AllOf(HasSubstr("only in A: 1 case\n  " + a.cases[0].id),
-                    HasSubstr("only in B: 1 case\n  " + b.cases[0].id), HasSubstr("\nNOT WORSE")));
+  EXPECT_THAT(to_text(found, "A", "B"), AllOf(HasSubstr("only in A: 1 case\n  " + a.cases[0].id),
+                                              HasSubstr("only in B: 1 case\n  " + b.cases[0].id),
+                                              HasSubstr("\nNOTHING COMPARED")));
+}
+
+TEST(RunChanges, WhatNotWorseSaysNothingAboutIsSaid) {
+  const auto a = run_of({kFailed, kFailed, kEqual}), both = run_of({kFailed, kFailed, kEqual});
+  auto b = a, fresh = a;
+  b.cases.erase(b.cases.begin());
+  EXPECT_THAT(to_text(changes(a, b), "A", "B"),
+              EndsWith("\nNOT WORSE  of the 2 cases that both have; 1 of A are not in B, 1 of "
+                       "which went wrong\n"));
+  EXPECT_THAT(to_text(changes(b, a), "B", "A"),
+              EndsWith("\nNOT WORSE  of the 2 cases that both have; 1 that only A has went "
+                       "wrong\n"));
+  EXPECT_THAT(to_text(changes(a, both), "A", "B"), EndsWith("\nNOT WORSE\n"));
+  fresh.cases.resize(1);
+  EXPECT_THAT(to_text(changes(fresh, b), "A", "B"),
+              EndsWith("NOTHING COMPARED  no case is in both\n"));
 }
 
 TEST(RunChanges, BitsOfTheWorstElementAndCountsAreCompared) {

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <sstream>
 #include <string>
 
+#include "reports/merge.hpp"
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/golden.hpp"
 #include "reports/tests/large_run.hpp"
@@ -80,10 +82,66 @@ TEST(Terminal, FaultsThatAreAllCaughtAreOneLine) {
   EXPECT_THAT(reports::to_terminal(run), HasSubstr("once more -> caught by exact lane"));
 }
 
-TEST(Terminal, FailuresBeyondTheLimitAreCounted) {
-  const std::string text = reports::to_terminal(large_run(100, 10), {.messages = 3});
-  EXPECT_THAT(text, HasSubstr("\nand 7 more;"));
-  EXPECT_THAT(reports::to_terminal(large_run(100, 10)), Not(HasSubstr(" more;")));
+std::size_t number_of(const std::string& what, const std::string& text) {
+  std::size_t number = 0;
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; ++at) ++number;
+  return number;
+}
+
+TEST(Terminal, ACauseIsShownOnceAndSaysWhereItIs) {
+  const reports::Run run = large_run(100, 10);
+  const std::string text = reports::to_terminal(run);
+  EXPECT_EQ(number_of("\nfailed  Required.", text), 1u);
+  EXPECT_THAT(text, HasSubstr("\n  this cause: 10 cases of 100"));
+  EXPECT_THAT(text, Not(HasSubstr(" more cause")));
+}
+
+TEST(Terminal, ACauseIsShownByItsWorstCase) {
+  reports::Run run = large_run(40, 10);
+  auto& worst = run.cases[29];
+  for (std::size_t i = 9; i < run.cases.size(); i += 10)
+    for (auto& lane : run.cases[i].lanes) lane.margin = 2;
+  for (auto& lane : worst.lanes) lane.margin = 5;
+  EXPECT_THAT(reports::to_terminal(run), HasSubstr("\nfailed  " + worst.id));
+}
+
+TEST(Terminal, CausesBeyondTheLimitAreCounted) {
+  reports::Run run = large_run(100, 10);
+  for (size_t i = 9; i < run.cases.size(); i += 10)
+    run.cases[i].message = "cause " + std::string(i, 'x');
+  const std::string text = reports::to_terminal(run, {.messages = 3});
+  EXPECT_EQ(number_of("\nfailed  Required.", text), 3u);
+  EXPECT_THAT(text, HasSubstr("\nand 7 more causes; the report"));
+  EXPECT_EQ(number_of("\nfailed  Required.", reports::to_terminal(run)), 10u);
+}
+
+TEST(Terminal, OnlyWhatWasAskedForIsCounted) {
+  reports::Run run = large_run(8, 0);
+  run.not_run = {{reports::kNotSelected, 5000}, {"no device", 2}};
+  const std::string text = reports::to_terminal(run);
+  EXPECT_THAT(text, HasSubstr("# 10 cases: 4 equal, 4 within bounds, 0 failed"));
+  EXPECT_THAT(text, HasSubstr(" 2 not run;"));
+  EXPECT_THAT(text, HasSubstr("# not run: 5,000 cases, not selected\n"));
+}
+
+// All but those to paste, each of which has its own colon or is an id.
+TEST(Terminal, SentencesGoOnInTheNextLineAndLinesToPasteStayWhole) {
+  reports::Run run = example_run();
+  run.cases[3].message = "rank 1 of 2 died of a signal, and says so in a sentence " +
+                         std::string("that is longer than eighty columns of a terminal are wide");
+  const std::string whole = reports::to_terminal(run);
+  const std::string text = reports::to_terminal(run, {.columns = 80});
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("      3  fp32")) continue;  // a row of the table
+    if (line.find("equigrad run ") != std::string::npos ||
+        line.find("Required.") != std::string::npos)
+      EXPECT_THAT(whole, HasSubstr("\n" + line + "\n"));
+    else
+      EXPECT_LE(line.size(), 80u) << line;
+  }
+  EXPECT_THAT(text, HasSubstr("in a sentence that is longer than\n      eighty columns"));
+  EXPECT_THAT(text, HasSubstr("\n#     skipped, 13 not run; 414,239 elements"));
 }
 
 TEST(Terminal, AMissedFaultIsShownAsMissed) {

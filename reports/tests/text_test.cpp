@@ -32,6 +32,25 @@ TEST(Text, ControlCharactersAndBrokenUtf8BecomeTheReplacementCharacter) {
   EXPECT_EQ(reports::clean("a\r\nb"), "a\nb");
 }
 
+TEST(Text, IsWrappedBehindSpacesAndCommasOrWhereItMust) {
+  EXPECT_EQ(reports::wrapped("one two three", 100, "  "), "one two three\n");
+  EXPECT_EQ(reports::wrapped("one two three", 8, "  "), "one two\n  three\n");
+  EXPECT_EQ(reports::wrapped("  key  [\"a\",\"bb\",\"c\"]", 14, "    "),
+            "  key  [\"a\",\n    \"bb\",\"c\"]\n");
+  EXPECT_EQ(reports::wrapped("abcdefgh", 3, " "), "abc\n de\n fg\n h\n");
+  EXPECT_EQ(reports::wrapped("", 3, " "), "\n");
+  EXPECT_EQ(reports::wrapped("one, two", 4, ""), "one,\ntwo\n");
+  EXPECT_EQ(reports::wrapped("one two six", 7, "# "), "one two\n# six\n") << "it fits";
+  EXPECT_EQ(reports::wrapped("of 1,234,567 cases", 8, "# "), "of\n# 1,234,\n# 567\n# cases\n")
+      << "a number that is too wide";
+  EXPECT_EQ(reports::wrapped("of 1,234 cases", 9, "# "), "of 1,234\n# cases\n");
+}
+
+TEST(Text, ALineIsCountedInCharactersAndNoneIsCut) {
+  EXPECT_EQ(reports::wrapped("\u00e9\u00e9\u00e9\u00e9", 4, ""), "\u00e9\u00e9\u00e9\u00e9\n");
+  EXPECT_EQ(reports::wrapped("\u00e9\u00e9\u00e9\u00e9", 3, ""), "\u00e9\u00e9\u00e9\n\u00e9\n");
+}
+
 TEST(Text, MarkupIsEscaped) {
   EXPECT_EQ(reports::escape_xml("<a href=\"x\">'&'</a>"),
             "&lt;a href=&quot;x&quot;&gt;&#39;&amp;&#39;&lt;/a&gt;");

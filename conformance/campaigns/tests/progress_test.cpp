@@ -67,6 +67,40 @@ std::string on_a_terminal(const std::function<void()>& work, unsigned short colu
 
 void wait_for_the_next_line() { std::this_thread::sleep_for(std::chrono::milliseconds(120)); }
 
+TEST(Progress, WhatGoesWrongIsNamedAtOnceUpToALimit) {
+  const auto text = on_a_terminal([] {
+    Progress cases(1'000, false);
+    for (int i = 0; i < 30; ++i) cases.name_wrong("failed  case" + std::to_string(i));
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("\x1b[2Kfailed  case0\r\n"), HasSubstr("failed  case19\r\n"),
+                          Not(HasSubstr("case20")), HasSubstr("more at the end")));
+  EXPECT_EQ(text.find("more at the end"), text.rfind("more at the end"));
+  const auto quiet = on_a_terminal([] {
+    Progress cases(1'000, true);
+    cases.name_wrong("failed  case0");
+    std::fprintf(stderr, "end");
+  });
+  EXPECT_EQ(quiet, "end");
+}
+
+// What comes before the first case takes no part in it.
+TEST(Progress, TimeLeftIsThatOfCases) {
+  const auto before = on_a_terminal([] {
+    Progress cases(1'000, false);
+    wait_for_the_next_line();
+    cases.update(0, 0, "");
+  });
+  EXPECT_THAT(before, AllOf(HasSubstr("0/1000 cases"), Not(HasSubstr("left"))));
+  const auto after = on_a_terminal([] {
+    Progress cases(1'000, false);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    cases.update(0, 0, "");
+    wait_for_the_next_line();
+    cases.update(500, 0, "");  // so many in a tenth of a second
+  });
+  EXPECT_THAT(after, HasSubstr("500/1000 cases, 0 failed, 2 s, about 0 s left"));
+}
+
 TEST(Progress, SaysWhatItCounts) {
   const auto text = on_a_terminal([] {
     Progress cases(4, false), faults(5, false, "faults", "caught"), quiet(7, true);

@@ -50,19 +50,32 @@ TEST(RunRows, OneTwinWithoutALosslessScaleMeansThereIsNone) {
   }
 }
 
-TEST(RunRows, MemoryIsThatOfTheLargestCase) {
+TEST(RunRows, MemoryIsThatOfTheLargestCaseOfTheLargestModel) {
   RunRows rows;
-  Judged small, large;
-  small.memory["master"] = {10, 90};
-  large.memory["master"] = {30, 40};
-  rows.add_memory(spec_of(Precision::Fp16, "gpt"), small);
-  rows.add_memory(spec_of(Precision::Fp16, "conv"), large);
+  const auto add = [&](int stage, const std::string& model, int64_t master, int64_t buckets) {
+    Judged judged;
+    judged.memory = {{"master", {master, master}},
+                     {"buckets", {buckets, 99}},
+                     {"total", {master + buckets, 100}}};
+    auto spec = spec_of(Precision::Fp16, model);
+    spec.stage = stage;
+    rows.add_memory(spec, judged);
+  };
+  add(0, "gpt", 10, 90);
+  add(0, "conv", 30, 80);
+  add(0, "conv", 60, 5);
+  add(3, "gpt", 50, 50);
+  add(3, "conv", 1, 2);
   reports::Run run;
   rows.give(run);
-  ASSERT_EQ(run.memory.size(), 1u);
-  EXPECT_EQ(run.memory[0].precision, "fp16");
-  EXPECT_EQ(run.memory[0].bytes, 30);
-  EXPECT_EQ(run.memory[0].peak_bytes, 90);
+  ASSERT_EQ(run.memory.size(), 6u);
+  for (std::size_t i = 0; i < 6; i += 3) {
+    EXPECT_EQ(run.memory[i].model, "conv");
+    EXPECT_EQ(run.memory[i].precision, "fp16");
+    EXPECT_EQ(run.memory[i].bytes + run.memory[i + 1].bytes, run.memory[i + 2].bytes);
+  }
+  EXPECT_EQ(run.memory[0].bytes, 80) << "buckets of the case that holds 110, at stage 0";
+  EXPECT_EQ(run.memory[3].bytes, 2) << "and at stage 3 of the same model, though gpt holds more";
 }
 
 }  // namespace

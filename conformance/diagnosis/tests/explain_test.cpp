@@ -79,6 +79,28 @@ TEST_F(ExplainTest, NamesEveryWrongFactor) {
   }
 }
 
+TEST_F(ExplainTest, WhatWouldHaveBeenWrongBeforeSaysThatItWasRight) {
+  evidence_.held_steps = 1;
+  evidence_.got = evidence_.want * 0.5;
+  EXPECT_EQ(cause(), "averaged twice over 2 ranks, though the step before held");
+  evidence_.held_steps = 2;
+  EXPECT_EQ(cause(), "averaged twice over 2 ranks, though the 2 steps before held");
+  evidence_.next_loss_scale = 2;
+  EXPECT_EQ(cause(),
+            "divided by the loss scale of the next step or averaged twice over 2 ranks, though the "
+            "2 steps before held");
+  evidence_.got = evidence_.want * 0;
+  EXPECT_EQ(cause(), "lost: no contribution arrived");
+  evidence_.got = average({1, 1, 1, 1, 1, 0, 1, 1});
+  EXPECT_EQ(cause(), "micro-batch 2 of rank 1 is missing");
+}
+
+TEST_F(ExplainTest, OneRankHasNothingToAverageOver) {
+  evidence_.world = 1;
+  evidence_.got = evidence_.want * 0.5;
+  EXPECT_EQ(cause_without_contributions(), "halved");
+}
+
 TEST_F(ExplainTest, TextSaysCountWorstPlaceAndCause) {
   evidence_.got.flatten().slice(0, 300, 600) *= 0.5;
   const auto result = explain(evidence_);
