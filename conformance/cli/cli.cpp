@@ -83,6 +83,7 @@ void add_run(CLI::App& app, RunCommand& command) {
   add_surroundings(app, command);
   app.add_option("--slots", command.slots, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
+  add_device(app, command.device);
   app.add_flag(
          "--one-process", command.one_process,
          "Every FILTER is the id of a case; they run one after the other in this order, in the "
@@ -169,6 +170,7 @@ void add_train(CLI::App& app, TrainCommand& command) {
   add_text_model(app, command);
   app.add_option("--seed", command.seed, "Of weights and data")->check(at_least(0));
   app.add_option("--json", command.json, "Also write the record here; - is stdout");
+  add_device(app, command.device);
   add_surroundings(app, command);
 }
 
@@ -191,6 +193,7 @@ void add_compare(CLI::App& app, CompareCommand& command) {
   add_text_model(app, command);
   app.add_option("--seed", command.seed, "The first; of weights and data")->check(at_least(0));
   app.add_option("--report", command.report, "Folder for compare.html, compare.json, compare.md");
+  add_device(app, command.device);
   add_surroundings(app, command);
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
@@ -417,28 +420,13 @@ void add_commands(CLI::App& app, Commands& all) {
   }).add_option("--data-dir", all.data_dir, "Folder with plays.txt and Fashion-MNIST");
 }
 
-// Whether a FILTER stands behind the values of a list, which takes it for one of them.
-bool list_takes_a_filter(const std::string& complaint, int argc, const char* const* argv) {
-  for (int i = 2; i < argc; ++i) {
-    const std::string word = argv[i];
-    const bool is_list = word == "--stages" || word == "--dtypes" || word == "--world";
-    if (!is_list || !complaint.starts_with(word + ": ")) continue;
-    return i + 2 < argc && argv[i + 1][0] != '-' && argv[i + 2][0] != '-';
-  }
-  return false;
-}
-
-// What is said behind a complaint about the words of the command line.
-std::string hint(const CLI::App& app, const std::string& complaint, int argc,
-                 const char* const* argv) {
-  const std::string command = argc > 1 ? argv[1] : "";
-  if ((command == "run" || command == "list") && list_takes_a_filter(complaint, argc, argv))
-    return "A FILTER stands before such a list, or behind --: its values are one word, 2,3 or "
-           "fp32,bf16.\n";
-  const auto nearest = meant(app, argc, argv);
-  if (!nearest.empty()) return "equigrad:" + nearest + "\n";
-  const auto other = no_command(app, argc, argv);
-  return other.empty() ? "" : "equigrad: " + other + "\n";
+// GitHub shows no other line of a job that ends before anything has run.
+int annotated(int code) {
+  if (code == kUsage && std::getenv("GITHUB_ACTIONS") != nullptr)
+    std::cerr
+        << "::error title=equigrad::Wrong words or a wrong file, exit code 2: the lines above "
+           "say which.\n";
+  return code;
 }
 
 }  // namespace
@@ -455,13 +443,14 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
   Commands all;
   add_commands(app, all);
   try {
-    app.parse(argc, argv);
+    // Help that is asked of a command which there is not would be everything's.
+    app.parse(names_a_command(app, argc, argv) ? argc : 2, argv);
   } catch (const CLI::ParseError& error) {
     std::ostringstream complaint;  // quotes the words that were typed
     const int code = app.exit(error, std::cout, complaint);
-    if (code != 0) complaint << hint(app, error.what(), argc, argv);
+    if (code != 0) complaint << hint(app, "equigrad", error.what(), argc, argv);
     std::cerr << valid_utf8(complaint.str());
-    return code == 0 ? kHeld : kUsage;
+    return code == 0 ? kHeld : annotated(kUsage);
   }
   all.run.program = all.repro.program = argv[0];
   all.run.load_model = load_model;
@@ -469,7 +458,7 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
   all.compare.line = all.faults.line = all.crash.line = all.run.line;
   all.faults.program = all.crash.program = all.run.program;
   all.records.merge.out.line = all.run.line;
-  all.records.explain.program = all.run.program;
+  all.records.explain.program = all.records.merge.out.program = all.run.program;
   all.run.seed_is_stated = app.get_subcommand("run")->count("--seed") > 0;
   all.compare.margin_is_stated = app.get_subcommand("compare")->count("--margin") > 0;
   for (const char* name : {"run", "repro", "train", "compare", "faults", "crash"}) {
@@ -478,12 +467,12 @@ int run_cli(int argc, const char* const* argv, const LoadModel& load_model) {
       comm::expect_one_process(std::string("equigrad ") + name, std::getenv);
     } catch (const Error& error) {
       std::cerr << "equigrad: " << error.what() << "\n";
-      return kUsage;
+      return annotated(kUsage);
     }
   }
   // What reads or writes a checkpoint can be ended at any time: it leaves no half of a file behind.
   if (!app.got_subcommand("checkpoint")) ranks::watch_interrupts();
-  return guarded(all.chosen);
+  return annotated(guarded(all.chosen));
 }
 
 std::string version_text() {

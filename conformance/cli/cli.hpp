@@ -71,9 +71,10 @@ struct RunCommand {
   std::string data_dir;
   double timeout_scale = 1;
   int slots = 0;
-  std::string fault, knobs;  // knobs: a JSON object
-  std::string generate;      // generated cases after the others: 2000, 90s, 10m, 2h, 0; empty: 25s
-                             // behind a whole run, none behind a part of one
+  ranks::TakeDevice device = nullptr;  // null: the CPU
+  std::string fault, knobs;            // knobs: a JSON object
+  std::string generate;  // generated cases after the others: 2000, 90s, 10m, 2h, 0; empty: 25s
+                         // behind a whole run, none behind a part of one
   std::optional<uint64_t> generate_seed;  // nothing: a fresh one
   bool shrinks = true;                    // the first generated cases that fail
   std::string case_file;                  // of one generated case
@@ -130,7 +131,8 @@ struct TrainCommand {
   double lr = 1e-3;
   std::string data_dir;
   double timeout_scale = 1;
-  std::string json;  // file, or "-" for stdout
+  std::string json;                    // file, or "-" for stdout
+  ranks::TakeDevice device = nullptr;  // null: the CPU
 };
 // `serve` is what the ranks run.
 int train_command(const TrainCommand& command, const ranks::Handler& serve = conformance::serve);
@@ -161,9 +163,12 @@ struct FaultsCommand {
   std::string data_dir;
   double timeout_scale = 1;
   int slots = 0;
+  ranks::TakeDevice device = nullptr;  // null: the CPU
   bool quiet = false;
   std::string program = "equigrad", line;
 };
+// Of commands whose ranks may be on a CUDA device.
+void add_device(CLI::App& app, ranks::TakeDevice& device);
 void add_faults(CLI::App& app, FaultsCommand& command);
 int faults_command(const FaultsCommand& command);
 

@@ -47,7 +47,7 @@ void check(const CompareCommand& command) {
 
 reports::Comparison planned(const CompareCommand& command, const DataFiles& files) {
   reports::Comparison to;
-  to.environment = environment_here();
+  to.environment = environment_here(command.device != nullptr);
   to.command = command.line;
   for (std::size_t i = 0; i < 2; ++i)
     to.configurations[i] = {stem(command.configs[i]), read_file(command.configs[i])};

@@ -14,6 +14,7 @@
 #include "engine/config/config.hpp"
 #include "engine/config/documents.hpp"
 #include "engine/memory/forecast.hpp"
+#include "reports/text.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -85,8 +86,8 @@ std::string row_of(const Setting& setting, std::size_t width, std::size_t column
   std::string whole = name + setting.value;
   if (!note.empty()) whole += "  " + note;
   if (whole.size() <= columns) return whole + "\n";
-  return wrapped(name + setting.value, columns, 6) +
-         (note.empty() ? "" : wrapped("      " + note, columns, 7));
+  return reports::wrapped(name + setting.value, columns, std::string(6, ' ')) +
+         (note.empty() ? "" : reports::wrapped("      " + note, columns, std::string(7, ' ')));
 }
 
 // The keys that a reader of the file asks about; the others are counted, or all are shown.
@@ -166,19 +167,20 @@ std::string places_text(const ConfigCommand& command, const EngineConfig& config
 std::string memory_text(const ConfigCommand& command, const EngineConfig& config,
                         const MemoryRates& rates, const std::optional<Sized>& all,
                         std::size_t columns) {
-  std::string text = wrapped("What a rank of " + std::to_string(command.world) + " holds, " +
-                                 places_text(command, config) + ":",
-                             columns, 2) +
+  std::string text = reports::wrapped("What a rank of " + std::to_string(command.world) +
+                                          " holds, " + places_text(command, config) + ":",
+                                      columns, "  ") +
                      rates_text(rates);
   if (all) text += "\n" + sizes_text(*all);
   if (config.precision.autocast.enabled)
-    text += "\n" + wrapped("Every parameter is taken to be one of lower_precision_safe_modules.",
-                           columns, 0);
+    text += "\n" +
+            reports::wrapped("Every parameter is taken to be one of lower_precision_safe_modules.",
+                             columns, "");
   return "\n" + text + "\n" +
-         wrapped(
+         reports::wrapped(
              "Not in it: activations, the memory that collectives receive into, the allocator. "
              "Categories do not all peak at one time.",
-             columns, 0);
+             columns, "");
 }
 
 // The most that a rank holds on its device, and beside it on the CPU.

@@ -145,16 +145,18 @@ std::string joined_lines(const std::vector<std::string>& lines) {
 
 Words words_of(const CaseSpec& spec) {
   const auto recipe = recipe_of(spec, 1, 0, order_of(spec));
-  Words words = {{"what", "a case of the matrix: " + std::to_string(kSteps) +
-                              " optimizer steps, looked at after every pass and step"},
-                 {"model", spec.model + ": " + model_words(spec.model)},
-                 {"stage", stage_words(spec.stage)},
-                 {"precision", types_of(spec, recipe)},
-                 {"ranks", ranks_words(spec, recipe)},
-                 {"micro-batches", std::to_string(spec.accumulation) + " a step and rank"},
-                 {"clipping", clip_words(spec.clip)},
-                 {"optimizer", spec.optimizer == Rule::Sgd ? "SGD" : "AdamW"},
-                 {"call style", style_words(spec.style)}};
+  const auto model = model_words(spec.model);
+  Words words = {
+      {"what", "a case of the matrix: " + std::to_string(kSteps) +
+                   " optimizer steps, looked at after every pass and step"},
+      {"model", spec.model + ": " + (model.empty() ? "one of your own, of --model" : model)},
+      {"stage", stage_words(spec.stage)},
+      {"precision", types_of(spec, recipe)},
+      {"ranks", ranks_words(spec, recipe)},
+      {"micro-batches", std::to_string(spec.accumulation) + " a step and rank"},
+      {"clipping", clip_words(spec.clip)},
+      {"optimizer", spec.optimizer == Rule::Sgd ? "SGD" : "AdamW"},
+      {"call style", style_words(spec.style)}};
   if (spec.is_refused()) {
     words.emplace_back("compared",
                        "nothing: this precision is not defined at this stage, and the "
@@ -237,22 +239,27 @@ std::vector<std::string> all_ids() {
   return ids;
 }
 
-// What the last report has of it; a report that is not there or cannot be read
-// is said so.
-std::string last_report(const ExplainCommand& command) {
-  if (access(command.report.c_str(), R_OK) != 0) return "none in " + command.report;
+struct LastReport {
+  std::string text;    // what became of the case
+  std::string replay;  // the line that repeats it as that run made it; empty: the report has none
+};
+
+// A report that is not there or cannot be read is said so.
+LastReport last_report(const ExplainCommand& command) {
+  if (access(command.report.c_str(), R_OK) != 0) return {"none in " + command.report, ""};
   try {
     const auto record = read_record(command.report);
     for (const auto& one : record.run.cases) {
       if (one.id != command.id) continue;
       auto text = reports::spoken(one.verdict) + " in " + command.report + ", of commit " +
                   record.run.environment.commit + ", " + record.run.environment.time;
-      const auto message = reports::clean(reports::message_of(one));
-      return reports::passed(one.verdict) && !reports::vacuous(one) ? text : text + "\n" + message;
+      if (!reports::passed(one.verdict) || reports::vacuous(one))
+        text += "\n" + reports::clean(reports::message_of(one));
+      return {text, reports::clean(one.replay)};
     }
-    return command.report + " does not have it";
+    return {command.report + " does not have it", ""};
   } catch (const ConfigError& error) {
-    return error.what();
+    return {error.what(), ""};
   }
 }
 
@@ -279,9 +286,10 @@ std::string model_words(const std::string& model) {
   return {};
 }
 
-std::string explanation(const std::string& id, const std::string& program) {
+std::string explanation(const std::string& id, const std::string& program,
+                        const std::string& replay) {
   auto words = words_of(id);
-  words.emplace_back("runs alone", program + " run " + id);
+  words.emplace_back("runs alone", replay.empty() ? program + " run " + id : replay);
   return id + "\n" + rows_of(words);
 }
 
@@ -292,14 +300,15 @@ void add_explain(CLI::App& app, ExplainCommand& command) {
 }
 
 int explain_command(const ExplainCommand& command) {
+  const auto last = last_report(command);
   try {
-    std::cout << explanation(command.id, shell_word(command.program));
+    std::cout << explanation(command.id, shell_word(command.program), last.replay);
   } catch (const Error& error) {
     std::cerr << "equigrad: " << error.what() << "\n";
     say_what_is_near("cases", command.id, all_ids(), "equigrad list has all ids.");
     return kUsage;
   }
-  std::cout << rows_of({{"last report", last_report(command)}});
+  std::cout << rows_of({{"last report", last.text}});
   return kHeld;
 }
 

@@ -27,7 +27,9 @@ void add_explain(CLI::App& app, ExplainCommand& command);
 int explain_command(const ExplainCommand& command);
 
 // Without the report.
-std::string explanation(const std::string& id, const std::string& program);
+// `replay`: of a report that has the case; it has the run's seed, fault and model.
+std::string explanation(const std::string& id, const std::string& program,
+                        const std::string& replay = "");
 // Empty where it has none.
 std::string model_words(const std::string& model);
 

@@ -1,33 +1,47 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 
 #include "conformance/cases/filter.hpp"
+#include "conformance/cases/matrix.hpp"
+#include "conformance/cli/made_with.hpp"
 #include "conformance/cli/records.hpp"
+#include "conformance/cli/report_folder.hpp"
 #include "engine/config/config.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
 
-bool is_to_repeat(const reports::Case& one) {
-  return reports::went_wrong(one.verdict) || one.verdict == reports::Verdict::NotRun;
+// Without what the run was made with other cases would hold. A model's place may be written in
+// another way.
+void require_the_same(const reports::Run& run, const RunCommand& command) {
+  for (const auto& made : made_with(run)) {
+    MadeWith given{command.fault, command.knobs, command.model};
+    if (!made.model.empty() && !given.model.empty()) given.model = made.model;
+    if (given == made) continue;
+    const auto words = words_of(made);
+    throw ConfigError(
+        "run", {"expected" + (words.empty() ? " neither --fault, --knobs nor --model" : words) +
+                " beside --failed, as the run had it: " + run.command + ", got \"" +
+                words_of(given) + "\". Give the same, or name the cases without --failed."});
+  }
 }
 
-// What the run was made with, and this one would leave out: then other cases
-// would hold.
-void require_the_same(const std::string& line, const RunCommand& command) {
-  const auto require = [&](const std::string& option, bool is_given) {
-    const bool was_given = (line + " ").find(" " + option + " ") != std::string::npos ||
-                           line.find(" " + option + "=") != std::string::npos;
-    if (was_given && !is_given)
-      throw ConfigError("run", {"expected " + option + " beside --failed, for the run had it: " +
-                                line + ". Give it again, or name the cases."});
+// Whether the options beside --failed leave one of them out; a case that does not say where it
+// belongs is left out by any.
+bool leaves_out(const Selection& selection, const std::vector<const reports::Case*>& cases) {
+  const auto number = [](const reports::Case& one, const char* dimension) {
+    const auto text = reports::dimension(one, dimension);
+    const bool is_number = text.find_first_not_of("0123456789") == std::string::npos;
+    return is_number && !text.empty() && text.size() < 10 ? std::stoi(text) : -1;
   };
-  require("--fault", !command.fault.empty());
-  require("--knobs", !command.knobs.empty());
-  require("--model", !command.model.empty());
+  return !std::all_of(cases.begin(), cases.end(), [&](const reports::Case* one) {
+    return selects(selection, number(*one, "stage"), reports::dimension(*one, "precision"),
+                   number(*one, "ranks"), one->id);
+  });
 }
 
 }  // namespace
@@ -58,17 +72,28 @@ int run_failed_command(const RunCommand& command) {
                               "behind --failed, got \"" +
                               place + "\". A FILTER stands before --failed."});
   const auto run = read_record(place).run;
-  require_the_same(run.command, command);
+  require_the_same(run, command);
   auto again = command;
   again.failed = false;
   if (!command.seed_is_stated) again.seed = run.seed;
-  for (const auto& one : run.cases)
-    if (is_to_repeat(one)) again.only.push_back(one.id);
+  std::vector<const reports::Case*> cases;
+  for (const auto& one : run.cases) {
+    if (!is_to_repeat(one)) continue;
+    cases.push_back(&one);
+    again.only.push_back(one.id);
+  }
   if (again.only.empty()) {
     std::cout << "# nothing to repeat: no case of " << place
               << " failed or was not reached; the verdict is that run's\n"
               << reports::upper_case(reports::word(reports::outcome(run))) << "\n";
     return reports::exit_code(run);
+  }
+  if (leaves_out(command.selection, cases) && !command.list &&
+      absolute(folder_of_record(place)) == absolute(command.report)) {
+    again.report += "-replay";
+    if (!command.quiet)
+      std::cerr << "a part of what went wrong: " << command.report << " stays, the report goes to "
+                << again.report << "\n";
   }
   if (!command.model.empty()) {
     const Filters filters(command.selection.filters);

@@ -64,10 +64,16 @@ FaultOptions options_of(const FaultsCommand& command) {
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.slots = command.slots;
-  for (const auto& spec : fault_panel())
-    if (!options.data.images.empty() || !needs_images(spec)) options.panel.push_back(spec);
-  const auto without = static_cast<int64_t>(fault_panel().size() - options.panel.size());
-  if (without > 0) options.not_run[kNoImages] = without;
+  options.device = command.device;
+  for (const auto& spec : fault_panel()) {
+    const auto reason = options.data.images.empty() && needs_images(spec) ? kNoImages
+                        : command.device != nullptr                       ? why_not_on_cuda(spec)
+                                                                          : "";
+    if (*reason == 0)
+      options.panel.push_back(spec);
+    else
+      ++options.not_run[reason];
+  }
   return options;
 }
 
@@ -99,6 +105,18 @@ std::string fault_help() {
          "Contract.2.two_losses_on_one_forward; equigrad list --faults has all";
 }
 
+void add_device(CLI::App& app, ranks::TakeDevice& device) {
+  app.add_option_function<std::string>(
+         "--device",
+         [&device](const std::string& word) {
+           device = word == "cuda" ? ranks::take_cuda_device : nullptr;
+         },
+         "cpu or cuda: where models, engines and twins' passes are. Ranks that share a device meet "
+         "over Gloo, by way of the CPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->default_str("cpu");
+}
+
 void add_faults(CLI::App& app, FaultsCommand& command) {
   app.add_option("FILTER", command.filters,
                  "Part of a fault's name, or a glob, also with and, or, not; several FILTERs mean "
@@ -126,6 +144,7 @@ void add_faults(CLI::App& app, FaultsCommand& command) {
       ->check(above_zero());
   app.add_option("--slots", command.slots, "Cases at the same time (0: cores + 1 if they fit)")
       ->check(CLI::Range(0, 64));
+  add_device(app, command.device);
   app.add_flag("-q,--quiet", command.quiet, "No progress");
 }
 
@@ -140,7 +159,7 @@ int faults_command(const FaultsCommand& command) {
     if (!command.quiet)
       std::cerr << cases << " cases of the panel are left out: " << reason << "\n";
   check_writable(command.json);
-  const auto environment = environment_here();
+  const auto environment = environment_here(command.device != nullptr);
   auto matrix = run_faults(options);
   matrix.environment = environment;
   matrix.command = command.line;

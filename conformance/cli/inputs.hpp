@@ -17,6 +17,8 @@ bool needs_images(const CaseSpec& spec);
 // Why cases that need them are not run.
 inline constexpr const char* kNoImages =
     "no images: install dataset-fashion-mnist or give --data-dir";
+// Why a case has nothing to do on a CUDA device; empty: it has.
+const char* why_not_on_cuda(const CaseSpec& spec);
 // For cases: plays, and images where they are there.
 DataFiles case_data(const std::string& directory);
 // For training: all plays, and images where `data` is "images".

@@ -35,11 +35,32 @@ std::vector<std::string> problems_of(json config, const json& knobs) {
   }
 }
 
+// What cases differ in: with another value a case would not be what its name says.
+std::string owned_by_cases(const json& knobs) {
+  std::string words;
+  for (const char* path :
+       {"/zero_optimization/stage", "/bf16/enabled", "/fp16/enabled", "/amp/enabled",
+        "/torch_autocast/enabled", "/gradient_accumulation_steps", "/gradient_clipping",
+        "/train_batch_size", "/train_micro_batch_size_per_gpu", "/optimizer/type",
+        "/optimizer/params/lr", "/tensor_parallel/autotp_size", "/sequence_parallel_size"}) {
+    const json::json_pointer at(path);
+    if (!knobs.contains(at)) continue;
+    std::string key = at.to_string().substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    words += (words.empty() ? "" : "\n") + key + ": expected a key that changes nothing, got " +
+             knobs[at].dump() +
+             " for what cases differ in. Choose cases by a filter, --stages or " +
+             "--dtypes, or train with a file: equigrad train --config.";
+  }
+  return words;
+}
+
 }  // namespace
 
 std::string knobs_problem(const std::string& text) {
   const auto knobs = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!knobs.is_object()) return "expected a JSON object, got \"" + text + "\"";
+  if (const auto owned = owned_by_cases(knobs); !owned.empty()) return owned;
   std::vector<std::string> always;
   bool is_first = true;
   for (const auto& setting : settings()) {

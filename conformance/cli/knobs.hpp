@@ -2,7 +2,7 @@
 // matrix.
 //
 // Invariants: what is refused is refused in every case, whatever its stage and precision: an
-// unknown key, a value of another type or out of its range.
+// unknown key, a value of another type or out of its range, what cases differ in.
 // Units: none.
 // Errors: none are thrown; the words are what is wrong, empty where nothing is.
 // Depends on: engine/config/config.hpp, nlohmann-json (sources only). No torch.

@@ -1,5 +1,6 @@
 #include "conformance/cli/machine.hpp"
 
+#include <glob.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -27,6 +28,16 @@ std::string look_up(const std::string& path, const std::string& key, char separa
   return "unknown";
 }
 
+// As the driver says, without a context on the device.
+std::string cuda_name() {
+  glob_t found{};
+  std::string name = "unknown";
+  if (glob("/proc/driver/nvidia/gpus/*/information", 0, nullptr, &found) == 0)
+    name = std::to_string(found.gl_pathc) + " x " + look_up(found.gl_pathv[0], "Model", ':');
+  globfree(&found);
+  return name;
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -43,13 +54,13 @@ bool set(const char* variable) {
 
 }  // namespace
 
-reports::Environment environment_here() {
+reports::Environment environment_here(bool on_cuda) {
   reports::Environment environment;
   environment.version = build_info::version();
   environment.commit = build_info::commit();
   environment.torch = build_info::torch_version();
   environment.compiler = build_info::compiler();
-  environment.device = "cpu, Gloo";
+  environment.device = on_cuda ? "cuda: " + cuda_name() : "cpu, Gloo";
   environment.cpu = look_up("/proc/cpuinfo", "model name", ':');
   environment.cores = static_cast<int>(std::thread::hardware_concurrency());
   environment.threads_per_rank = 1;

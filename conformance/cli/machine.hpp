@@ -12,7 +12,7 @@
 
 namespace equigrad::conformance::cli {
 
-reports::Environment environment_here();
+reports::Environment environment_here(bool on_cuda = false);
 int64_t free_bytes(const std::string& directory);
 
 // Whether stdout or stderr takes colour: --color, NO_COLOR, FORCE_COLOR, TERM, a terminal.

@@ -36,6 +36,52 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
+std::string no_command(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc; ++i) {
+    const auto names = command_names(*at);
+    if (names.empty() || argv[i][0] == '-') return "";
+    if (std::find(names.begin(), names.end(), argv[i]) != names.end()) {
+      at = at->get_subcommand(argv[i]);
+      continue;
+    }
+    if (at == &app && std::string(argv[i]) == "check")
+      return "a model of your own is checked by equigrad run --model libmine.so, or by "
+             "equigrad.check in Python: docs/check.md.";
+    std::string all;
+    for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
+    return "expected a command, got \"" + std::string(argv[i]) + "\": " + all + ".";
+  }
+  return "";
+}
+
+std::string meant(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    if (word.starts_with("--") && word.size() > 2) {
+      const auto names = option_names(*at);
+      if (at->get_option_no_throw(word) == nullptr) return did_you_mean(word, names);
+    } else if (const auto names = command_names(*at); !names.empty()) {
+      if (std::find(names.begin(), names.end(), word) == names.end())
+        return did_you_mean(word, names);
+      at = at->get_subcommand(word);
+    }
+  }
+  return "";
+}
+
+// Whether a FILTER stands behind the values of a list, which takes it for one of them.
+bool list_takes_a_filter(const std::string& complaint, int argc, const char* const* argv) {
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool is_list = word == "--stages" || word == "--dtypes" || word == "--world";
+    if (!is_list || !complaint.starts_with(word + ": ")) continue;
+    return i + 2 < argc && argv[i + 1][0] != '-' && argv[i + 2][0] != '-';
+  }
+  return false;
+}
+
 }  // namespace
 
 CLI::Validator at_least(int64_t least) {
@@ -80,36 +126,23 @@ CLI::Validator counted(int64_t most) {
       "such as 7e9 or 7B");
 }
 
-std::string no_command(const CLI::App& app, int argc, const char* const* argv) {
-  const CLI::App* at = &app;
-  for (int i = 1; i < argc; ++i) {
-    const auto names = command_names(*at);
-    if (names.empty() || argv[i][0] == '-') return "";
-    if (std::find(names.begin(), names.end(), argv[i]) != names.end()) {
-      at = at->get_subcommand(argv[i]);
-      continue;
-    }
-    std::string all;
-    for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
-    return "expected a command, got \"" + std::string(argv[i]) + "\": " + all + ".";
-  }
-  return "";
+bool names_a_command(const CLI::App& app, int argc, const char* const* argv) {
+  if (argc < 2 || argv[1][0] == '-') return true;
+  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+  return std::any_of(commands.begin(), commands.end(),
+                     [&](const CLI::App* one) { return one->check_name(argv[1]); });
 }
 
-std::string meant(const CLI::App& app, int argc, const char* const* argv) {
-  const CLI::App* at = &app;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
-    if (word.starts_with("--") && word.size() > 2) {
-      const auto names = option_names(*at);
-      if (at->get_option_no_throw(word) == nullptr) return did_you_mean(word, names);
-    } else if (const auto names = command_names(*at); !names.empty()) {
-      if (std::find(names.begin(), names.end(), word) == names.end())
-        return did_you_mean(word, names);
-      at = at->get_subcommand(word);
-    }
-  }
-  return "";
+std::string hint(const CLI::App& app, const std::string& name, const std::string& complaint,
+                 int argc, const char* const* argv) {
+  const std::string command = argc > 1 ? argv[1] : "";
+  if ((command == "run" || command == "list") && list_takes_a_filter(complaint, argc, argv))
+    return "A FILTER stands before such a list, or behind --: its values are one word, 2,3 or "
+           "fp32,bf16.\n";
+  const auto nearest = command == "check" ? "" : meant(app, argc, argv);
+  if (!nearest.empty()) return name + ":" + nearest + "\n";
+  const auto other = no_command(app, argc, argv);
+  return other.empty() ? "" : name + ": " + other + "\n";
 }
 
 }  // namespace equigrad::conformance::cli

@@ -18,12 +18,13 @@ CLI::Validator above_zero();
 // Whole numbers up to `most`, also as 7e9 or 7B; --option->transform(counted(...)).
 CLI::Validator counted(int64_t most);
 
-// Of a word where a command is expected, and none of `app` is called so: "expected a command, got
-// "bogus": run, list, ..."; else empty.
-std::string no_command(const CLI::App& app, int argc, const char* const* argv);
+// Whether the first word is a command of `app`, an option, or not there.
+bool names_a_command(const CLI::App& app, int argc, const char* const* argv);
 
-// " Did you mean ...?" for the first of the words that no command or option of `app` is called;
-// empty where nothing is near.
-std::string meant(const CLI::App& app, int argc, const char* const* argv);
+// What the program called `name` says behind a complaint about words of its command line: the
+// command or option that was meant, the commands that there are, where a FILTER stands; empty:
+// nothing.
+std::string hint(const CLI::App& app, const std::string& name, const std::string& complaint,
+                 int argc, const char* const* argv);
 
 }  // namespace equigrad::conformance::cli

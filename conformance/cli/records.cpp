@@ -8,6 +8,7 @@
 #include <map>
 
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/made_with.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"
 #include "engine/config/config.hpp"
@@ -76,7 +77,28 @@ void copy_files(reports::Run& run, const std::string& folder, const Sources& sou
   }
 }
 
+// Under one verdict the cases of both would read as if all were of the first.
+void require_made_alike(const std::vector<reports::NamedRun>& records) {
+  const auto first = made_with(records.front().run).front();
+  for (const auto& record : records)
+    for (const auto& made : made_with(record.run))
+      if (made != first)
+        throw ConfigError(
+            "report merge",
+            {"expected records made with the same --fault, --knobs and --model, got \"" +
+             words_of(first) + "\" of " + records.front().name + " and \"" + words_of(made) +
+             "\" of " + record.name + ". Merge those that are alike."});
+}
+
 }  // namespace
+
+bool is_to_repeat(const reports::Case& one) {
+  return reports::went_wrong(one.verdict) || one.verdict == reports::Verdict::NotRun;
+}
+
+bool has_to_repeat(const reports::Run& run) {
+  return std::any_of(run.cases.begin(), run.cases.end(), is_to_repeat);
+}
 
 std::string folder_of_record(const std::string& place) {
   if (is_folder(place)) return place;
@@ -121,6 +143,7 @@ int merge_command(const MergeCommand& command) {
     name_files(records.back(), folder, sources);
   }
   if (!has_one_document(out)) return kUsage;
+  require_made_alike(records);
   reports::Run run;
   try {
     run = reports::merged(records);
@@ -135,6 +158,10 @@ int merge_command(const MergeCommand& command) {
   say_run(out, run);
   is_whole = was_written([&] { write_run_reports(out, run); }) && is_whole;
   if (is_whole) words_of(out) << "# report: " << absolute(out.report + "/index.html") << "\n";
+  if (is_whole && has_to_repeat(run))
+    words_of(out) << "# again:  " << shell_word(out.program) << " run"
+                  << words_of(made_with(run).front()) << " --report " << shell_word(out.report)
+                  << " --failed\n";
   const int code = reports::exit_code(run);
   return code == kHeld && !is_whole ? kInfrastructure : code;
 }
@@ -153,7 +180,8 @@ int diff_command(const DiffCommand& command) {
       << reports::to_text(changes, before.name, after.name) << std::flush;
   if (!command.json.empty())
     write_file(command.json, reports::to_json(changes, before.name, after.name));
-  return changes.is_worse() ? kFailed : kHeld;
+  if (changes.is_worse()) return kFailed;
+  return changes.both_have > 0 ? kHeld : kInconclusive;
 }
 
 }  // namespace equigrad::conformance::cli

@@ -38,9 +38,11 @@ void add_diff(CLI::App& app, DiffCommand& command);
 // 1 where a verdict is worse.
 int diff_command(const DiffCommand& command);
 
+bool is_to_repeat(const reports::Case& one);  // it went wrong, or was not reached
+bool has_to_repeat(const reports::Run& run);
 void add_failed(CLI::App& app, RunCommand& command);
-// Repeats what went wrong, or was not reached, in the record of
-// RunCommand::failed_of.
+// Repeats those of the record of RunCommand::failed_of, made as they were made. Of a part of them
+// the report goes beside the record's, which keeps what this run leaves out.
 int run_failed_command(const RunCommand& command);
 
 }  // namespace equigrad::conformance::cli

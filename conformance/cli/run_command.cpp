@@ -9,6 +9,7 @@
 #include "conformance/cli/generated_options.hpp"
 #include "conformance/cli/inputs.hpp"
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"
 #include "conformance/cli/selected_cases.hpp"
@@ -64,12 +65,14 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
     options.knobs = nlohmann::json::parse(command.knobs);
     options.replay_suffix += " --knobs " + shell_word(options.knobs.dump());
   }
+  if (command.device != nullptr) options.replay_suffix += " --device cuda";
   // A replay that is pasted must not clear the report that it stands in.
   options.replay_suffix += kReplayReport + shell_word(command.report + "-replay");
   options.timeout_scale = command.timeout_scale;
   options.quiet = command.quiet;
   options.fail_fast = command.fail_fast;
   options.slots = command.slots;
+  options.device = command.device;
   if (!command.fault.starts_with("Contract")) options.fault = command.fault;
   options.serve = serve_with_generated;
   return options;
@@ -126,6 +129,29 @@ void keep_those_with_knobs(const std::string& knobs, SelectedCases& cases,
   not_run[kWithoutKnobs] = others;
 }
 
+// The contract and what is drawn are about the engine on the CPU.
+// Gives the reasons.
+std::string keep_those_on(ranks::TakeDevice device, SelectedCases& cases,
+                          std::map<std::string, int64_t>& not_run) {
+  if (device == nullptr) return "";
+  std::string reasons;
+  const auto leave_out = [&](const std::string& reason, std::size_t count) {
+    if (count == 0) return;
+    if (!not_run.contains(reason)) reasons += (reasons.empty() ? "" : "; ") + reason;
+    not_run[reason] += static_cast<int64_t>(count);
+  };
+  leave_out("the contract and generated cases are of the CPU",
+            cases.contract.size() + cases.generated.size());
+  cases.contract.clear();
+  cases.generated.clear();
+  std::erase_if(cases.matrix, [&](const CaseSpec& spec) {
+    const std::string reason = why_not_on_cuda(spec);
+    leave_out(reason, reason.empty() ? 0 : 1);
+    return !reason.empty();
+  });
+  return reasons;
+}
+
 // A fault is planted into the matrix or, where nothing of it is selected, into
 // the contract; what cannot have it is left out.
 void keep_those_with(const std::string& fault, SelectedCases& cases,
@@ -159,6 +185,12 @@ bool keep_what_can_have_them(const RunCommand& command, SelectedCases& cases,
     refuse_knobs();
     return false;
   }
+  const auto reasons = keep_those_on(command.device, cases, not_run);
+  if (cases.size() == 0) {
+    std::cerr << "equigrad: 0 of the selected cases run on CUDA: " << reasons
+              << ". Choose others.\n";
+    return false;
+  }
   keep_those_with(command.fault, cases, not_run);
   if (cases.size() > 0) return true;
   std::cerr << "equigrad: 0 of the selected cases can have the fault \"" << command.fault
@@ -172,15 +204,20 @@ std::vector<std::string> ids_of(const std::vector<GeneratedCase>& cases) {
   return ids;
 }
 
+bool asks_for_drawn_on_cuda(const RunCommand& command) {
+  return command.device != nullptr &&
+         (names_generated_cases(command) || (!command.generate.empty() && command.generate != "0"));
+}
+
+int refuse_drawn_on_cuda() {
+  std::cerr << "equigrad: expected cases of the matrix behind --device cuda, got generated ones, "
+               "which are of the CPU. Leave --device or the generated cases out.\n";
+  return kUsage;
+}
+
 // Of several shards the first one draws.
 bool draws_generated(const RunCommand& command) {
   return command.shard.empty() || shard_of(command.shard).index == 1;
-}
-
-bool has_to_repeat(const reports::Run& run) {
-  return std::any_of(run.cases.begin(), run.cases.end(), [](const reports::Case& one) {
-    return reports::went_wrong(one.verdict) || one.verdict == reports::Verdict::NotRun;
-  });
 }
 
 // The line that repeats what went wrong; it writes where this run wrote.
@@ -192,6 +229,7 @@ std::string again(const RunCommand& command, const RunOptions& options) {
 }  // namespace
 
 int run_command(const RunCommand& command) {
+  if (command.only.empty() && asks_for_drawn_on_cuda(command)) return refuse_drawn_on_cuda();
   if (command.only.empty() && names_generated_cases(command))
     return command.knobs.empty() ? run_generated_command(command) : refuse_knobs();
   auto cases = command.one_process ? cases_in_order(command) : selected_cases(command);
@@ -217,7 +255,7 @@ int run_command(const RunCommand& command) {
   const auto count = options.cases.size() + cases.contract.size() + cases.generated.size();
   if (!command.quiet)
     std::cerr << reports::count_of(count, "case") << ", seed " << command.seed << "\n";
-  const auto environment = environment_here();
+  const auto environment = environment_here(command.device != nullptr);
   std::ostream& out = words_of(command);
   auto generating = command;
   if (!cases.generated.empty()) generating.generate = "1";
@@ -226,7 +264,9 @@ int run_command(const RunCommand& command) {
   auto run = run_suite(
       {.matrix = options,
        .contract = contract_options(options, std::move(cases.contract), command.fault),
-       .generated = generated_options(generating, is_whole_run && draws_generated(command)),
+       .generated = command.device != nullptr
+                        ? std::nullopt
+                        : generated_options(generating, is_whole_run && draws_generated(command)),
        .generated_cases = cases.generated,
        .in_parts = is_whole_run,
        .one_process = order,

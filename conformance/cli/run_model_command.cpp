@@ -7,6 +7,7 @@
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"
 #include "engine/config/config.hpp"
@@ -117,6 +118,11 @@ int run(const RunCommand& command) {
   is_whole = was_written([&] { write_run_reports(command, run); }) && is_whole;
   if (is_whole)
     words_of(command) << "# report: " << absolute(command.report + "/index.html") << "\n";
+  if (is_whole && has_to_repeat(run))
+    words_of(command) << "# again:  "
+                      << replay(command, shell_word(command.program), shell_word(command.model),
+                                shell_word(command.report))
+                      << " --failed\n";
   const int code = reports::exit_code(run);
   return code == kHeld && !is_whole ? kInfrastructure : code;
 }

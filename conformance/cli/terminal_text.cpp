@@ -8,27 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "reports/text.hpp"
+
 namespace equigrad::conformance::cli {
 namespace {
 
 constexpr std::size_t kLeastColumns = 40, kUsualColumns = 100;
-
-bool begins_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) != 0x80U; }
-
-std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_character));
-}
-
-// How many bytes of `text` a line of so many columns takes.
-std::size_t bytes_of_line(const std::string& text, std::size_t columns) {
-  std::size_t behind_break = 0, width = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (begins_character(text[i]) && width++ == columns)
-      return behind_break != 0 ? behind_break : i;
-    if (text[i] == ' ' || text[i] == ',') behind_break = i + 1;
-  }
-  return text.size();
-}
 
 std::string without_ending_spaces(const std::string& line) {
   return line.substr(0, line.find_last_not_of(' ') + 1);
@@ -65,30 +50,18 @@ std::size_t columns_of(int descriptor) {
   return std::max(columns, kLeastColumns);
 }
 
-std::string wrapped(const std::string& text, std::size_t columns, std::size_t indent) {
-  const auto first_word = std::min(text.find_first_not_of(' '), text.size());
-  std::string lines, start = text.substr(0, first_word), rest = text.substr(first_word);
-  do {
-    const auto bytes =
-        bytes_of_line(rest, columns > start.size() ? columns - start.size() : std::size_t{1});
-    lines += without_ending_spaces(start + rest.substr(0, bytes)) + "\n";
-    rest.erase(0, bytes);
-    start = std::string(indent, ' ');
-  } while (!rest.empty());
-  return lines;
-}
-
 std::string aligned(const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+    for (std::size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], reports::width_of(row[i]));
   }
   std::string text;
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string spaces(widths[i] - width_of(row[i]), ' ');
+      const std::string spaces(widths[i] - reports::width_of(row[i]), ' ');
       line += i == 0 ? row[i] + spaces : "  " + spaces + row[i];
     }
     text += without_ending_spaces(line) + "\n";

@@ -1,10 +1,10 @@
-// Terminal text: rows that are no wider than a terminal, tables, and a drawing of numbers.
+// Terminal text: how wide a terminal is, tables, and a drawing of numbers.
 //
 // Invariants: nothing here writes; texts have no escape sequences, so that they are the same in a
 // terminal and in a file.
 // Units: columns are characters of UTF-8, each taken to be one wide.
 // Errors: none.
-// Depends on: POSIX (sources only), the C++ standard library.
+// Depends on: POSIX and reports/text.hpp (sources only), the C++ standard library.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,6 @@ namespace equigrad::conformance::cli {
 
 // Of the terminal that the descriptor is; else what COLUMNS says, or 100. At least 40.
 std::size_t columns_of(int descriptor);
-
-// In lines of at most so many columns, broken behind a space or a comma, or where there is none in
-// the middle; all but the first begin with so many spaces. Ends in a newline.
-std::string wrapped(const std::string& text, std::size_t columns, std::size_t indent);
 
 // The first column to the left and the others to the right, two spaces apart.
 std::string aligned(const std::vector<std::vector<std::string>>& rows);

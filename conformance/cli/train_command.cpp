@@ -59,7 +59,7 @@ Training::Training(const TrainCommand& command, const std::string& config,
     : command_(command),
       pool_(command.world + 1, serve,
             {std::chrono::milliseconds(static_cast<long long>(300'000 * command.timeout_scale)),
-             std::chrono::milliseconds(2'000), false}),
+             std::chrono::milliseconds(2'000), false, command.device}),
       twin_rank_{command.world} {
   for (int rank = 0; rank < command.world; ++rank) engine_ranks_.push_back(rank);
   start_ = {{"do", "train"},
@@ -212,6 +212,7 @@ int Training::run() {
 // A vision encoder and a language model in two engines.
 int captions_command(const TrainCommand& command) {
   std::vector<std::string> problems;
+  if (command.device != nullptr) problems.push_back("--device cuda goes with text and images");
   if (!command.config.empty())
     problems.push_back(
         "captions have two engines, whose configurations --stage, --dtype and "

@@ -86,14 +86,22 @@ TEST_F(Explain, TheLastReportSaysWhatBecameOfIt) {
   run.environment.commit = "abc";
   run.cases = {{.id = kCase,
                 .verdict = reports::Verdict::Failed,
-                .message = "looks like a thing\nmore of it"}};
+                .message = "looks like a thing\nmore of it",
+                .replay = "equigrad run " + kCase + " --fault twice --seed 3"}};
   std::ofstream(folder_ + "/run.json") << reports::to_json(run);
   const auto failed = result_of_words({"explain", kCase, "--report", folder_});
   EXPECT_THAT(failed.out, ContainsRegex("last report +failed in .*, of commit abc"));
+  EXPECT_THAT(failed.out, ContainsRegex("runs alone +equigrad run .* --fault twice --seed 3\n"));
   EXPECT_THAT(failed.out, ContainsRegex("\n +looks like a thing\n +more of it\n"));
   const auto other = result_of_words(
       {"explain", "Contract.1.loss_backward.zero0.fp32.w2.accumulation1", "--report", folder_});
   EXPECT_THAT(other.out, HasSubstr("does not have it"));
+}
+
+TEST_F(Explain, ACaseOfAModelOfOnesOwnSaysSo) {
+  const auto text = explanation(
+      "Required.grad.zero2.bf16.w2.accumulation1.clip-off.sgd.mine.engine_backward", "equigrad");
+  EXPECT_THAT(text, ContainsRegex("model +mine: one of your own, of --model\n"));
 }
 
 TEST_F(Explain, AnIdThatNoCaseHasGetsWhatIsNear) {

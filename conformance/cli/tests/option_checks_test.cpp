@@ -33,10 +33,31 @@ TEST_F(Words, AMisspeltWordGetsTheOneThatIsNear) {
   EXPECT_THAT(result_of_words({"run", "--stages", "7"}).err, Not(HasSubstr("Did you mean")));
 }
 
+TEST_F(Words, HelpOfACommandThatThereIsNotIsRefused) {
+  const auto said = result_of_words({"check", "--help"});
+  EXPECT_EQ(said.code, kUsage);
+  EXPECT_EQ(said.out, "");
+  EXPECT_THAT(said.err, HasSubstr("a model of your own is checked by equigrad run --model"));
+  EXPECT_THAT(result_of_words({"rum", "--help"}).err, HasSubstr("Did you mean \"run\"?"));
+}
+
+TEST_F(Words, WrongOnesAreAnAnnotationOfAJob) {
+  setenv("GITHUB_ACTIONS", "true", 1);
+  const auto words = result_of_words({"run", "--bogus"});
+  const auto file = result_of_words({"diff", "/no/such", "/no/such"});
+  const auto help = result_of_words({"run", "--help"});
+  unsetenv("GITHUB_ACTIONS");
+  EXPECT_THAT(words.err, HasSubstr("::error title=equigrad::Wrong words"));
+  EXPECT_THAT(file.err, HasSubstr("::error title=equigrad::Wrong words"));
+  EXPECT_EQ(help.err, "");
+}
+
 TEST_F(Words, AWordThatIsNoCommandIsNamedWithThoseThatThereAre) {
   const auto said = result_of_words({"bogus"});
   EXPECT_EQ(said.code, kUsage);
   EXPECT_THAT(said.err, HasSubstr("expected a command, got \"bogus\": run, list, repro, "));
+  EXPECT_THAT(result_of_words({"check", "libmine.so"}).err,
+              HasSubstr("checked by equigrad run --model libmine.so"));
   EXPECT_THAT(result_of_words({"config", "xyzzy"}).err,
               HasSubstr("expected a command, got \"xyzzy\": check, keys, schema.\n"));
   for (const auto& words : std::vector<std::vector<std::string>>{
@@ -56,9 +77,22 @@ TEST_F(Words, KeysOfKnobsThatAreNoneAreRefusedBeforeAnythingIsRun) {
   EXPECT_EQ(with(kCase, R"({"gradient_clipping": "much"})").code, kUsage);
   EXPECT_EQ(with(kCase, "7").code, kUsage);
   // Keys that go with one stage or one precision only are for the cases to say.
-  for (const char* some : {R"({"zero_optimization": {"stage3_max_live_parameters": 7}})",
-                           R"({"fp16": {"hysteresis": 3}})", R"({"bf16": {"enabled": true}})"})
+  for (const char* some :
+       {R"({"zero_optimization": {"stage3_max_live_parameters": 7}})",
+        R"({"fp16": {"hysteresis": 3}})", R"({"bf16": {"check_grad_overflow": true}})"})
     EXPECT_EQ(knobs_problem(some), "") << some;
+}
+
+TEST_F(Words, KnobsThatCasesDifferInAreRefused) {
+  for (const auto& [knobs, key] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"zero_optimization": {"stage": 3}})", "zero_optimization.stage"},
+           {R"({"bf16": {"enabled": true}})", "bf16.enabled"},
+           {R"({"gradient_accumulation_steps": 2})", "gradient_accumulation_steps"},
+           {R"({"optimizer": {"params": {"lr": 1}}})", "optimizer.params.lr"}}) {
+    const auto said = result_of_words({"run", kCase, "-q", "--report", folder_, "--knobs", knobs});
+    EXPECT_EQ(said.code, kUsage) << knobs;
+    EXPECT_THAT(said.err, HasSubstr(key + ": expected a key that changes nothing, got "));
+  }
 }
 
 TEST_F(Words, KnobsGoIntoCasesOfTheMatrixAlone) {

@@ -31,13 +31,22 @@ class Records : public InAFolder {
   }
   // A record of two cases, one of which went wrong.
   std::string write(const std::string& name, reports::Verdict of_case, reports::Verdict of_other) {
+    return write(name, {{kCase, of_case}, {kOther, of_other}}, "equigrad run");
+  }
+  std::string write(const std::string& name,
+                    const std::vector<std::pair<std::string, reports::Verdict>>& cases,
+                    const std::string& command) {
     reports::Run run;
     run.seed = 7;
     run.environment.commit = "abc";
-    run.command = "equigrad run";
+    run.command = command;
     for (const char* fault : {"a", "b", "c"}) run.self_checks.push_back({fault, "", true, ""});
-    for (const auto& [id, verdict] : {std::pair(kCase, of_case), {kOther, of_other}}) {
+    for (const auto& [id, verdict] : cases) {
+      const auto spec = parse_id(id);
       run.cases.push_back({.id = id, .verdict = verdict, .message = "its message"});
+      run.cases.back().dimensions = {{"stage", std::to_string(spec.stage)},
+                                     {"precision", word(spec.precision)},
+                                     {"ranks", std::to_string(spec.world)}};
       run.cases.back().lanes = {{"exact", verdict, 10, 0, 0, {}}};
     }
     make_directory(place(name));
@@ -110,7 +119,10 @@ TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
                                  place("red") + " --failed\n"));
   const auto without = run({"--failed"}, "red");
   EXPECT_EQ(without.code, kUsage);
-  EXPECT_THAT(without.err, HasSubstr("expected --fault beside --failed"));
+  EXPECT_THAT(without.err, HasSubstr("expected --fault averaged_twice beside --failed"));
+  const auto another = run({"--failed", "--fault", "clip.twice"}, "red");
+  EXPECT_EQ(another.code, kUsage);
+  EXPECT_THAT(another.err, HasSubstr("got \" --fault clip.twice\""));
   const auto with = run({"--failed", "--fault", "averaged_twice"}, "red");
   EXPECT_EQ(with.code, kFailed) << with.err;
   for (const auto& words : std::vector<std::vector<std::string>>{{"--failed", place("none")},
@@ -119,6 +131,86 @@ TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
                                                                  {"--failed", "--shard", "1/2"}})
     EXPECT_EQ(run(words, "red").code, kUsage) << words.back();
   EXPECT_THAT(run({"--failed", "zero3"}, "red").err, HasSubstr("A FILTER stands before --failed"));
+}
+
+// What was made with a fault holds without it.
+TEST_F(Records, AMergedRecordIsRepeatedAsItsPartsWereMade) {
+  for (const char* shard : {"1/2", "2/2"})
+    run({kCase, kContract, "--fault", "averaged_twice", "--shard", shard},
+        std::string("shard") + shard[0]);
+  const auto merge = [&](const std::string& second) {
+    return result_of_words({"report", "merge", place("shard1"), place(second), "--report",
+                            place("all"), "--color", "never"});
+  };
+  const auto merged = merge("shard2");
+  EXPECT_EQ(merged.code, kFailed) << merged.err;
+  EXPECT_THAT(merged.out, HasSubstr("# again:  equigrad run --fault averaged_twice --report " +
+                                    place("all") + " --failed\n"));
+  EXPECT_THAT(run({"--failed"}, "all").err, HasSubstr("expected --fault averaged_twice beside"));
+  run({kCase, kContract, "--shard", "2/2"}, "plain");
+  const auto refused = merge("plain");
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("made with the same --fault, --knobs and --model"));
+}
+
+TEST_F(Records, APartOfWhatFailedLeavesTheRecordAsItIs) {
+  write("red", kWrong, kWrong);
+  const auto before = text_of(place("red") + "/run.json");
+  const auto one = run({"zero1", "--failed"}, "red");
+  EXPECT_EQ(one.code, kHeld) << one.err;
+  EXPECT_EQ(text_of(place("red") + "/run.json"), before);
+  EXPECT_EQ(record("red-replay").cases.size(), 1u);
+  EXPECT_THAT(one.out, HasSubstr("red-replay/index.html"));
+  EXPECT_EQ(run({"--stages", "1,2", "--world", "2", "--dtypes", "fp32", "--failed"}, "red").code,
+            kHeld);
+  EXPECT_NE(text_of(place("red") + "/run.json"), before) << "which leaves nothing out";
+  EXPECT_EQ(record("red").cases.size(), 2u);
+}
+
+TEST_F(Records, AnyOptionMayLeaveOutAPart) {
+  const std::string other =
+      "Required.grad.zero1.bf16.w3.accumulation3.clip-off.sgd.irregular.loss_backward";
+  const std::vector<std::vector<std::string>> parts = {
+      {"--stages", "2"}, {"--dtypes", "fp32"}, {"--world", "2"}, {"zero2"}};
+  for (auto words : parts) {
+    write("red", {{kCase, kWrong}, {other, kWrong}}, "equigrad run");
+    const auto before = text_of(place("red") + "/run.json");
+    words.push_back("--failed");
+    EXPECT_EQ(run(words, "red").code, kHeld) << words[0];
+    EXPECT_EQ(text_of(place("red") + "/run.json"), before) << words[0];
+  }
+}
+
+TEST_F(Records, PartsThatWereMadeInOtherWaysAreNotMerged) {
+  write("plain", {{kCase, kEqual}}, "equigrad run");
+  write("fault", {{kOther, kEqual}}, "equigrad run --fault twice");
+  write("knobs", {{kOther, kEqual}}, "equigrad run --knobs k.json");
+  write("model", {{kOther, kEqual}}, "equigrad run --model mine.so");
+  write("alike", {{kOther, kEqual}}, "python3 train.py --model gpt2");
+  const auto merge = [&](const std::vector<std::string>& parts) {
+    std::vector<std::string> words = {"report", "merge", "--report", place("all")};
+    for (const auto& part : parts) words.push_back(place(part));
+    return result_of_words(words);
+  };
+  for (const char* other : {"fault", "knobs", "model"})
+    EXPECT_EQ(merge({"plain", other}).code, kUsage) << other;
+  EXPECT_EQ(merge({"plain", "alike"}).code, kHeld) << "the option is another program's";
+}
+
+TEST_F(Records, APartThatIsMergedItselfKeepsHowItsPartsWereMade) {
+  const std::string third =
+      "Required.grad.zero3.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
+  const std::string line = "equigrad run --fault twice";
+  write("a", {{kCase, kWrong}}, line);
+  write("b", {{kOther, kWrong}}, line);
+  write("c", {{third, kWrong}}, line);
+  const auto merge = [&](const std::string& one, const std::string& other, const std::string& to) {
+    return result_of_words({"report", "merge", place(one), place(other), "--report", place(to)});
+  };
+  EXPECT_EQ(merge("a", "b", "ab").code, kFailed);
+  const auto all = merge("ab", "c", "abc");
+  EXPECT_EQ(all.code, kFailed) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("# again:  equigrad run --fault twice --report "));
 }
 
 TEST_F(Records, ShardsAreMergedIntoOneReportWithItsVerdict) {
@@ -150,7 +242,9 @@ TEST_F(Records, ShardsAreMergedIntoOneReportWithItsVerdict) {
 
 TEST_F(Records, AFailuresFilesComeWithTheMergedReport) {
   EXPECT_EQ(run({kCase, "--fault", "averaged_twice"}, "red").code, kFailed);
-  EXPECT_EQ(run({kContract}, "green").code, kHeld);
+  const std::string alone =
+      "Required.grad.zero2.fp32.w1.accumulation3.clip-off.sgd.irregular.loss_backward";
+  EXPECT_EQ(run({alone, "--fault", "averaged_twice"}, "green").code, kHeld);
   const auto merged = result_of_words(
       {"report", "merge", place("green"), place("red"), "--report", place("all"), "--junit", "-"});
   EXPECT_EQ(merged.code, kFailed) << merged.err;

@@ -82,6 +82,21 @@ TEST_F(RunModel, AFindingEndsWithOneAndIsRepeatedByItsReplay) {
   EXPECT_EQ(record().at("cases").size(), 3u);  // the first report is still there
 }
 
+TEST_F(RunModel, TheLineBelowRepeatsAllThatFailedInItsPlace) {
+  const std::vector<std::string> fault = {"--fault", "averaged_twice", "--world", "2"};
+  auto words = fault;
+  words.insert(words.end(), {"--stages", "2", "--dtypes", "fp32"});
+  const auto said = run(words);
+  EXPECT_THAT(said.out, HasSubstr(" --world 2 --fault averaged_twice --report " + folder_ +
+                                  "/report --failed\n"));
+  words = fault;
+  words.push_back("--failed");
+  const auto again = run(words);
+  EXPECT_EQ(again.code, kFailed) << again.err;
+  EXPECT_THAT(again.err, Not(HasSubstr("a part of what went wrong")));
+  EXPECT_EQ(text_of(folder_ + "/report-replay/run.json"), "");
+}
+
 TEST_F(RunModel, AFailuresFolderRepeatsItByTheProgram) {
   ASSERT_EQ(run(small_with({"-q", "--fault", "averaged_twice"})).code, kFailed);
   const std::string id = record().at("cases").at(0).at("id");

@@ -26,19 +26,6 @@ TEST(TerminalText, AWidthIsTheTerminalsOrWhatColumnsSays) {
   close(ends[1]);
 }
 
-TEST(TerminalText, IsWrappedBehindSpacesAndCommasOrWhereItMust) {
-  EXPECT_EQ(wrapped("one two three", 100, 2), "one two three\n");
-  EXPECT_EQ(wrapped("one two three", 8, 2), "one two\n  three\n");
-  EXPECT_EQ(wrapped("  key  [\"a\",\"bb\",\"c\"]", 14, 4), "  key  [\"a\",\n    \"bb\",\"c\"]\n");
-  EXPECT_EQ(wrapped("abcdefgh", 3, 1), "abc\n de\n fg\n h\n");
-  EXPECT_EQ(wrapped("", 3, 1), "\n");
-}
-
-TEST(TerminalText, ALineIsCountedInCharactersAndNoneIsCut) {
-  EXPECT_EQ(wrapped("\u00e9\u00e9\u00e9\u00e9", 4, 0), "\u00e9\u00e9\u00e9\u00e9\n");
-  EXPECT_EQ(wrapped("\u00e9\u00e9\u00e9\u00e9", 3, 0), "\u00e9\u00e9\u00e9\n\u00e9\n");
-}
-
 TEST(TerminalText, ATableHasItsFirstColumnToTheLeft) {
   EXPECT_EQ(aligned({{"name", "bytes", "most"}, {"a", "1 000"}, {"long name", "2", "3"}}),
             "name       bytes  most\n"
