@@ -146,6 +146,7 @@ json any_setting() {
           {"rule", rule},
           {"momentum", rule == 2 && below(2) == 1 ? 0.9 : 0.0},
           {"clip", *rc::gen::element(0.0, 0.05, 1e6)},
+          {"prescale", below(4) == 0},
           {"widths", json::array({1 + below(4), shared * (1 + below(shared > 1 ? 2 : 4)),
                                   shared * (1 + below(shared > 1 ? 2 : 3))})},
           {"extras", extras},
@@ -190,6 +191,7 @@ TEST(Programs, WishesBecomeEveryCall) {
                                      "end",
                                      "end_no_sync",
                                      "forward",
+                                     "gather",
                                      "get",
                                      "grad",
                                      "look",
@@ -215,7 +217,8 @@ TEST(Programs, WishesBecomeEveryCall) {
                                      "refuseunknown name",
                                      "refuseunscaled loss",
                                      "refuseunknown state",
-                                     "refusevalues that differ"};
+                                     "refusevalues that differ",
+                                     "refusewrite of another rank"};
   EXPECT_EQ(found, all);
 }
 

@@ -51,6 +51,7 @@ std::string EnginePlayer::play(const json& call, const Seen& want) {
   if (name == "step") step(call);
   if (name == "get") get(call);
   if (name == "set") set(call);
+  if (name == "gather") gather(call);
   if (name == "look") look(call);
   if (name == "grad") {
     const auto kept = network_.run(*parts_, batch(call), 1, Throw::None, false);
@@ -161,6 +162,9 @@ void EnginePlayer::note(const std::string& what) {
 int EnginePlayer::zero_rank() const {
   return place_.data * static_cast<int>(parts_->sequence()) + place_.sequence;
 }
+int EnginePlayer::world_rank() const {
+  return zero_rank() * static_cast<int>(tensor_.size) + place_.tensor;
+}
 void EnginePlayer::expect(const std::string& what, const at::Tensor& got, const std::string& name,
                           const LocalShard& part) {
   const auto found = want_->find(what);
@@ -217,7 +221,7 @@ void EnginePlayer::set(const json& call) {
   const std::string what = call.at("what"), name = call.at("name");
   const auto parameter = network_.models()[which]->named_parameters()[name];
   const auto whole = at::empty(whole_sizes(name, parameter.sizes(), tensor_));
-  auto value = part_of(name, value_for(whole, call.at("value")), tensor_);
+  auto value = part_of(name, value_for(whole, call), tensor_);
   const bool local = call.at("local");
   if (local) {
     const auto part = shard_of(name, which);
@@ -232,6 +236,23 @@ void EnginePlayer::set(const json& call) {
           : access.set_full_optimizer_state(name, what, value);
   if (what == "master")
     expect("parameter " + name + of(which), engines_[which]->full_parameter(name));
+}
+
+// While it is open the model's own tensor is the whole.
+void EnginePlayer::gather(const json& call) {
+  const std::size_t which = call.at("engine");
+  const std::string name = call.at("name");
+  const auto& writer = call.at("writer");
+  const auto parameter = network_.models()[which]->named_parameters()[name];
+  auto scope = engines_[which]->gather(
+      {parameter}, writer.is_null() ? std::nullopt : std::optional<int>(writer.get<int>()));
+  expect("whole", parameter.detach());
+  if (writer == world_rank()) {
+    const at::NoGradGuard no_grad;
+    at::Tensor(parameter).copy_(value_for(parameter, call));
+  }
+  scope.end();
+  expect("parameter " + name + of(which), engines_[which]->full_parameter(name));
 }
 
 void EnginePlayer::expect_everything() {
@@ -296,6 +317,17 @@ void EnginePlayer::refuse(const std::string& what) {
        {"expected no lr_kwargs",
         [&] {
           engine.step({{"epoch", 1.0}});
+        }}},
+      {"write of another rank",
+       {"expected writes on rank 0 only",
+        [&] {
+          const auto parameter = network_.weight();
+          auto scope = engine.gather({parameter}, 0);
+          if (world_rank() > 0) {
+            const at::NoGradGuard no_grad;
+            at::Tensor(parameter).add_(1);
+          }
+          scope.end();
         }}},
       {"unknown name", {"got \"nobody\"", [&] { access.full_master("nobody"); }}},
       {"frozen name", {"which is frozen", [&] { access.full_gradient("frozen"); }}},

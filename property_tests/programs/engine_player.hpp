@@ -44,6 +44,7 @@ class EnginePlayer {
     for (auto& engine : engines_) visit(*engine);
   }
   int zero_rank() const;  // of those that ZeRO shards over
+  int world_rank() const;
   LocalShard shard_of(const std::string& name, std::size_t which) const;
 
   void backward(const json& call);
@@ -53,6 +54,7 @@ class EnginePlayer {
   void step(const json& call);
   void get(const json& call);
   void set(const json& call);
+  void gather(const json& call);
   void look(const json& call);
   void refuse(const std::string& what);
 

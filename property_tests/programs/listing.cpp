@@ -21,6 +21,9 @@ std::string misuse_text(const std::string& what) {
       {"loss scaled twice", "engine->backward(engine->scale(network.run(batch(0), 1).loss));"},
       {"scale without a graph", "(void)engine->scale(at::ones({}));"},
       {"keyword without a scheduler", "engine->step({{\"epoch\", 1.0}});"},
+      {"write of another rank",
+       "auto scope = engine->gather({network.weight()}, 0); if (rank > 0) "
+       "{ const at::NoGradGuard no_grad; network.weight().add_(1); } scope.end();"},
       {"unknown name", access + "full_master(\"nobody\");"},
       {"frozen name", access + "full_gradient(\"frozen\");"},
       {"unknown state", access + "full_optimizer_state(\"first.weight\", \"exp_average\");"},
@@ -92,6 +95,11 @@ std::string throw_text(const json& call) {
   return text;
 }
 
+std::string written_text(const json& call) {
+  const json written = {{"value", call.at("value")}, {"infinite", call.value("infinite", false)}};
+  return "R\"(" + written.dump() + ")\"_json";
+}
+
 std::string access_text(const json& call) {
   const std::string what = call.at("what"), name = "\"" + call.at("name").get<std::string>() + "\"";
   if (what == "parameter") return engine_text(call) + "->full_parameter(" + name + ");";
@@ -103,10 +111,22 @@ std::string access_text(const json& call) {
   if (state) text += ", \"" + what + "\"";
   if (call.at("call") == "set") {
     const std::string of = std::to_string(call.value("engine", 0)) + ", " + name;
-    const std::string value = "value(" + call.at("value").dump() + ", " + of + ")";
+    const std::string value = "value(" + written_text(call) + ", " + of + ")";
     text += call.at("local").get<bool>() ? ", mine(" + of + ", " + value + ")" : ", " + value;
   }
   return text + ");";
+}
+
+std::string gather_text(const json& call) {
+  const std::string of =
+      std::to_string(call.value("engine", 0)) + ", \"" + call.at("name").get<std::string>() + "\"";
+  const auto& writer = call.at("writer");
+  const std::string open =
+      "{ auto scope = " + engine_text(call) + "->gather({parameter(" + of + ")}";
+  if (writer.is_null()) return open + "); }";
+  return open + ", " + writer.dump() + "); if (rank == " + writer.dump() +
+         ") { const at::NoGradGuard no_grad; parameter(" + of + ").copy_(value(" +
+         written_text(call) + ", " + of + ")); } }";
 }
 
 }  // namespace
@@ -135,6 +155,7 @@ std::string text_of(const json& call) {
     return each + "engine->set_train_batch_size(" + call.at("accumulation").dump() +
            " * 2 * world);";
   if (name == "get" || name == "set") return access_text(call);
+  if (name == "gather") return gather_text(call);
   if (name == "look")
     return std::string(call.at("alone").get<bool>() ? "if (rank == 0) " : "") +
            "{ const at::NoGradGuard no_grad; " + run_text(call, "3") + "; }";
@@ -160,8 +181,10 @@ std::string listing(const json& setting, const json& config, const json& calls) 
       "const int rank = context.rank(), world = context.world_size();\n"
       "const auto batch = [&](int n) { return batch_of(setting, rank, n); };\n"
       "std::map<int, Kept> kept;\nstd::vector<std::shared_ptr<void>> guards;\n"
-      "const auto value = [&](int n, std::size_t of, const std::string& name) {\n"
-      "  return value_for(engines[of]->access().full_master(name), n);\n};\n"
+      "const auto value = [&](const json& call, std::size_t of, const std::string& name) {\n"
+      "  return value_for(engines[of]->access().full_master(name), call);\n};\n"
+      "const auto parameter = [&](std::size_t of, const std::string& name) {\n"
+      "  return network.models()[of]->named_parameters()[name];\n};\n"
       "const auto mine = [&](std::size_t of, const std::string& name, at::Tensor whole) {\n"
       "  for (const auto& shard : engines[of]->local_shards())\n"
       "    if (shard.name == name)\n"

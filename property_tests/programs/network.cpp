@@ -216,8 +216,12 @@ at::Tensor gradient_for(const at::Tensor& output, bool scaled) {
   return scaled ? gradient : gradient.to(output.scalar_type());
 }
 
-at::Tensor value_for(const at::Tensor& like, int number) {
-  return uniform(77, static_cast<uint64_t>(number), like.numel(), 0.5F).abs().view(like.sizes());
+at::Tensor value_for(const at::Tensor& like, const json& call) {
+  const uint64_t number = call.at("value");
+  const auto values = uniform(77, number, like.numel(), 0.5F).abs();
+  if (call.value("infinite", false))
+    values[static_cast<int64_t>(number) % like.numel()] = std::numeric_limits<float>::infinity();
+  return values.view(like.sizes());
 }
 
 }  // namespace equigrad::property_tests::programs

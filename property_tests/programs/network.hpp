@@ -103,7 +103,8 @@ std::vector<int64_t> whole_sizes(const std::string& name, at::IntArrayRef part,
                                  const TensorRank& of);
 // An uneven gradient for output.backward(gradient); in fp32 for engine.scale(output).
 at::Tensor gradient_for(const at::Tensor& output, bool scaled);
-// What a setter is given: the same on every rank; a state may not be negative.
-at::Tensor value_for(const at::Tensor& like, int number);
+// What a call writes: the same on every rank; a state may not be negative, and one element of a
+// gradient may be infinite.
+at::Tensor value_for(const at::Tensor& like, const json& call);
 
 }  // namespace equigrad::property_tests::programs

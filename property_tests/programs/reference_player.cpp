@@ -49,6 +49,7 @@ Seen ReferencePlayer::play(const json& call) {
     seen_["value"] =
         steppers_[call.at("engine").get<std::size_t>()]->get(call.at("what"), call.at("name"));
   if (name == "set") set(call);
+  if (name == "gather") gather(call);
   if (name == "look") look(call);
   if (name == "grad") grad(call);
   if (name == "end") end();
@@ -157,8 +158,24 @@ void ReferencePlayer::set(const json& call) {
   const std::string what = call.at("what"), name = call.at("name");
   const std::size_t which = call.at("engine");
   const auto like = steppers_[which]->get("master", name);
-  steppers_[which]->set(what, name, value_for(like, call.at("value")));
+  steppers_[which]->set(what, name, value_for(like, call));
   if (what == "master") see_parameter(name, which);
+}
+
+// What is written is the parameter, in its own type; its master follows where a bit of it differs.
+void ReferencePlayer::gather(const json& call) {
+  const std::string name = call.at("name");
+  const std::size_t which = call.at("engine");
+  see_parameter(name, which);
+  seen_["whole"] = seen_.at("parameter " + name + of(which));
+  if (call.at("writer").is_null()) return;
+  const auto like = steppers_[which]->get("master", name);
+  const auto in_its_type = [&](const at::Tensor& values) {
+    return values.to(dtype_of(setting_)).to(like.scalar_type());
+  };
+  const auto written = in_its_type(value_for(like, call));
+  steppers_[which]->set("master", name, at::where(in_its_type(like).eq(written), like, written));
+  see_parameter(name, which);
 }
 
 void ReferencePlayer::look(const json& call) {

@@ -58,6 +58,7 @@ class ReferencePlayer {
   void step_of(std::size_t which);
   void end();
   void set(const json& call);
+  void gather(const json& call);
   void look(const json& call);
   void grad(const json& call);
   void see_parameter(const std::string& name, std::size_t which);

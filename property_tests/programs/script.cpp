@@ -34,7 +34,8 @@ int branch_of(const json& call, int rank) {
 }
 
 Script::Script(const json& setting)
-    : rules_{.data = setting.at("world").get<int>() / setting.value("tensor", 1) /
+    : rules_{.world = setting.at("world"),
+             .data = setting.at("world").get<int>() / setting.value("tensor", 1) /
                      setting.value("sequence", 1),
              .zero = setting.at("world").get<int>() / setting.value("tensor", 1),
              .stage = setting.at("stage"),
@@ -75,6 +76,8 @@ void Script::add(const CommandSeed& drawn) {
       return look(drawn);
     case Kind::Grad:
       return emit({{"call", "grad"}, {"batch", batches_++}});
+    case Kind::Gather:
+      return gather(drawn);
   }
 }
 
@@ -189,8 +192,21 @@ void Script::access(const std::string& call, const CommandSeed& drawn) {
               {"local", local},
               {"engine", engine(drawn.d)}};
   if (call == "set") one["value"] = values_++;
+  if (call == "set" && what == "gradient") one["infinite"] = drawn.c / 2 % 4 == 3;
   emit(std::move(one));
   if (call == "set" && what == "master") slots_ = {};
+}
+
+// c: whether anybody writes, d: who.
+void Script::gather(const CommandSeed& drawn) {
+  const bool writes = drawn.c % 3 != 0;
+  json one = {{"call", "gather"},
+              {"name", rules_.names[static_cast<std::size_t>(drawn.b) % rules_.names.size()]},
+              {"writer", writes ? json(drawn.d % rules_.world) : json()},
+              {"engine", engine(drawn.a)}};
+  if (writes) one["value"] = values_++;
+  emit(std::move(one));
+  if (writes) slots_ = {};
 }
 
 void Script::misuse(const CommandSeed& drawn) {
@@ -203,8 +219,11 @@ void Script::misuse(const CommandSeed& drawn) {
                                     "keyword without a scheduler"};
   if (rules_.frozen) kinds.push_back("frozen name");
   if (rules_.fp16) kinds.insert(kinds.end(), {"unscaled loss", "loss scaled twice"});
+  if (rules_.world > 1) kinds.push_back("write of another rank");
   if (rules_.zero > 1) kinds.insert(kinds.end(), {"values that differ", "another call on rank 0"});
-  refuse(kinds[static_cast<std::size_t>(drawn.a) % kinds.size()]);
+  const auto& kind = kinds[static_cast<std::size_t>(drawn.a) % kinds.size()];
+  refuse(kind);
+  if (kind == "write of another rank") slots_ = {};  // it was written, and is put back
 }
 
 void Script::end_no_sync() {

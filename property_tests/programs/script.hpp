@@ -51,7 +51,8 @@ enum class Kind {
   Twice,
   Misuse,
   Look,
-  Grad
+  Grad,
+  Gather
 };
 
 struct CommandSeed {
@@ -66,7 +67,7 @@ inline constexpr std::array kKinds = {
     Kind::Forward,  Kind::ZeroGrad, Kind::Boundary, Kind::Get,       Kind::Get,      Kind::Set,
     Kind::Set,      Kind::NoSync,   Kind::NoSync,   Kind::BatchSize, Kind::Throw,    Kind::Throw,
     Kind::Throw,    Kind::Throw,    Kind::Set,      Kind::Twice,     Kind::Misuse,   Kind::Misuse,
-    Kind::Look,     Kind::Grad};
+    Kind::Look,     Kind::Grad,     Kind::Gather,   Kind::Gather};
 
 // Parameters that are trained and not empty.
 std::vector<std::string> trained(const json& setting);
@@ -85,7 +86,7 @@ class Script {
  private:
   // What of the setting decides which calls are legal.
   struct Rules {
-    int data, zero, stage;  // ranks with batches of their own, and those that ZeRO shards over
+    int world, data, zero, stage;  // data: with batches of their own; zero: that ZeRO shards over
     bool fp16, pair, frozen;
     std::vector<std::string> names, states;
   };
@@ -115,6 +116,7 @@ class Script {
   void twice(const CommandSeed& drawn);
   void look(const CommandSeed& drawn);
   void access(const std::string& call, const CommandSeed& drawn);
+  void gather(const CommandSeed& drawn);
   void misuse(const CommandSeed& drawn);
 
   Rules rules_;

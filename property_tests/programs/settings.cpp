@@ -19,6 +19,7 @@ json config_of(const json& setting) {
   json config = {{"train_micro_batch_size_per_gpu", 2},
                  {"gradient_accumulation_steps", setting.at("accumulation")}};
   if (setting.at("clip") != 0.0) config["gradient_clipping"] = setting.at("clip");
+  if (setting.value("prescale", false)) config["prescale_gradients"] = true;
   const int rule = setting.at("rule");
   json params = {{"lr", kLr}, {"weight_decay", kDecay}};
   if (rule == 2) params["momentum"] = setting.at("momentum");
@@ -71,6 +72,8 @@ reference::Recipe recipe_of(const json& setting) {
   recipe.gradient_clipping = setting.at("clip");
   recipe.compute_dtype = dtype_of(setting);
   recipe.accumulate_dtype = setting.at("narrow_sums") ? recipe.compute_dtype : at::kFloat;
+  if (setting.value("prescale", false))
+    recipe.precision.averaging = reference::Averaging::BeforeSum;
   if (setting.at("precision") == 2) {
     auto& scale = recipe.precision.loss_scale;
     scale.policy = reference::LossScaleSpec::Policy::DeepSpeed;
