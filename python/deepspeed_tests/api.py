@@ -40,6 +40,17 @@ with DeepSpeed. The page is made by `python/deepspeed_tests/api.py`; a test call
 """
 
 
+ATTRIBUTES_HEAD = """
+## Its attributes
+
+What an instance of DeepSpeed's engine has beside its methods. **missing**: `hasattr` is false, and reading it raises `equigrad.NotSupportedError`,
+which is an `AttributeError` here, with these words.
+
+| attribute | here | |
+| --- | --- | --- |
+"""
+
+
 class Method(NamedTuple):
     name: str
     parameters: str  # as they are called, without self; "property" for one
@@ -98,7 +109,13 @@ def page() -> str:
     rows = [(method, *kind_of(method)) for method in sorted(methods)]
     counts = {kind: sum(row[1] == kind for row in rows) for kind in ("same", "differs", "answers", "refused")}
     lines = [f"| `{method.shown.replace('|', chr(92) + '|')}` | {kind} | {words} |" for method, kind, words in rows]
-    return HEAD.format(commit=commit, **counts) + "\n".join(lines) + "\n"
+    return HEAD.format(commit=commit, **counts) + "\n".join(lines) + "\n" + attributes()
+
+
+def attributes() -> str:
+    rows = [(name, "answers", one.words) for name, one in api.ATTRIBUTES.items()]
+    rows += [(name, "missing", words) for name, words in api.MISSING.items()]
+    return ATTRIBUTES_HEAD + "\n".join(f"| `{name}` | {kind} | {words} |" for name, kind, words in sorted(rows)) + "\n"
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ requirements, pytest and transformers in the environment. A test that fails runs
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import signal
@@ -31,11 +32,18 @@ COMMIT = "edaa7221267243c7be7fb49c5d5f5c4fb97b4641"
 HERE = Path(__file__).resolve().parent
 # A set whose ranks do not end a test together is ended this long after the first of them has.
 APART_S = 20.0
+# What DeepSpeed compiles on a CPU where it is first used: as it connects, and for its optimizers.
+BUILD = "import sys; from deepspeed.accelerator import get_accelerator as one; [one().create_op_builder(of).load() for of in sys.argv[1:]]"
+BUILDERS = {"equigrad": ["ShareMemCommBuilder"], "deepspeed": ["ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder"]}
+
+
+def cache_of_user() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equigrad"
 
 
 def fetch() -> Path:
     """The repository at COMMIT in the user's cache; git checks the hash of every object of it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equigrad" / f"deepspeed-{COMMIT[:12]}"
+    cache = cache_of_user() / f"deepspeed-{COMMIT[:12]}"
     git = ["git", "-C", str(cache)]
     if not (cache / ".git").exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -77,6 +85,19 @@ class Tests:
         self.engine = engine
         self.limit_s = limit_s
         self.rounds = 0
+        self.extensions = cache_of_user() / f"deepspeed-{COMMIT[:12]}-extensions"
+
+    def build(self) -> None:
+        """What DeepSpeed would compile within the first test. A process that is ended while it builds, or loads what is built,
+        leaves a lock for which torch waits for ever; none is left here."""
+        self.extensions.mkdir(parents=True, exist_ok=True)
+        with open(self.extensions / "in-use", "w") as own, tempfile.TemporaryDirectory() as name:
+            fcntl.flock(own, fcntl.LOCK_EX)
+            for lock in self.extensions.glob("*/lock"):
+                lock.unlink(missing_ok=True)
+            if self.rounds == 0:
+                builders = BUILDERS[self.engine]
+                subprocess.run([sys.executable, "-c", BUILD, *builders], check=True, env=self.environment(Path(name)))
 
     def environment(self, folder: Path) -> dict[str, str]:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -93,6 +114,7 @@ class Tests:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": "cpu",
+            "TORCH_EXTENSIONS_DIR": str(self.extensions),
             "CONNECTED": "0",
             "HF_HUB_OFFLINE": "1",  # nothing is asked of a hub
         }
@@ -127,6 +149,7 @@ class Tests:
         """Tells of outcomes by test, set by set: {"outcome", "reason", "seconds", "reached"}."""
         left = tests[:]
         while left:
+            self.build()
             with tempfile.TemporaryDirectory() as name:
                 ended = self.one_set(left, ranks, connected, environment, Path(name), log)
             if not ended:

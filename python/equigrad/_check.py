@@ -94,13 +94,13 @@ def check(
     if batches is None:
         raise _core.Error("[check] expected batches, got None. Give a list, or a function batches(step, rank, micro_batch).")
     options = {
-        "ranks": list(ranks),
-        "stages": list(stages or ()),
-        "precisions": list(precisions or ()),
-        "styles": list(styles or ()),
-        "accumulation": list(accumulation),
-        "clips": list(clips),
-        "optimizers": list(optimizers),
+        "ranks": _listed("ranks", ranks),
+        "stages": _listed("stages", stages),
+        "precisions": _listed("precisions", precisions),
+        "styles": _listed("styles", styles),
+        "accumulation": _listed("accumulation", accumulation),
+        "clips": _listed("clips", clips),
+        "optimizers": _listed("optimizers", optimizers),
         "config": "" if config is None else _ranks.config_text([config], "check"),
         "steps": steps,
         "seed": seed,
@@ -115,6 +115,15 @@ def check(
     }
     answer = _in_process(_pickled((make_model, loss_fn, batches)), options)
     return CheckReport(answer["held"], answer["compared"], answer["notes"], answer["text"], json.loads(answer["run"]))
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """A text is a sequence, too, of its letters: it is refused."""
+    if values is None:
+        return []
+    if isinstance(values, (str, int)):
+        raise _core.Error(f"[check] expected a list for {name}, got {values!r}. Write {name}=[{values!r}].")
+    return list(values)
 
 
 def _pickled(functions: tuple[Any, ...]) -> bytes:

@@ -7,6 +7,7 @@ what the engine cannot do raises NotSupportedError with the remedy. docs/deepspe
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 class NotSupportedError(Error, NotImplementedError):
     """A call of DeepSpeed's that this engine does not support. The text says what to do instead."""
+
+
+class MissingAttributeError(NotSupportedError, AttributeError):
+    """An attribute of DeepSpeed's engine that this engine does not have: hasattr() is false. The text says what there is instead."""
 
 
 class Answer(NamedTuple):
@@ -298,6 +303,82 @@ ANSWERED: dict[str, Answer] = {
     "aio_config": _idle("aio", {}),
 }
 
+# ---- Attributes ------------------------------------------------------------------------------------------------------
+
+
+def _local_rank(engine: Engine) -> int:
+    return int(os.environ.get("LOCAL_RANK", engine.global_rank))
+
+
+def _sequence_size(engine: Engine) -> int:
+    group = engine._mesh.sequence
+    return 1 if group is None else group.world_size
+
+
+def _client(engine: Engine) -> Any:
+    return engine.optimizer.client
+
+
+# Of instances of DeepSpeed's engine, which no class shows.
+ATTRIBUTES: dict[str, Answer] = {
+    "local_rank": Answer("`LOCAL_RANK`, or the rank", _local_rank),
+    "config": Answer("the configuration as it was given, as a dict", lambda e: e._given_config),
+    "client_optimizer": Answer("the optimizer that initialize() was given, or None", _client),
+    "basic_optimizer": Answer("the optimizer that initialize() was given, or None", _client),
+    "param_names": Answer("the name of each parameter", lambda e: {value: name for name, value in e.module.named_parameters()}),
+    "dist_backend": Answer("`gloo` or `nccl`", lambda e: "gloo" if e.device.type == "cpu" else "nccl"),
+    "gradient_average": Answer("`True`: gradients are averages", lambda e: True),
+    "sequence_parallel_size": Answer("the same", _sequence_size),
+    "seq_dp_world_size": Answer(
+        "ranks that add up gradients of a parameter", lambda e: e.dp_world_size * _sequence_size(e)
+    ),
+    "has_moe_layers": Answer("`False`: there is no expert parallelism", lambda e: False),
+    "num_experts": Answer("`[]`: there is no expert parallelism", lambda e: []),
+    "moe_layers": Answer("`[]`: there is no expert parallelism", lambda e: []),
+    "gate_modules": Answer("`[]`: there is no expert parallelism", lambda e: []),
+    "zenflow": Answer("`False`: it is refused in the configuration", lambda e: False),
+    "optimized_linear_lora_enabled": Answer("`False`: there are no optimized linear layers", lambda e: False),
+    "optimized_linear_base_weight_sharding": Answer("`False`: there are no optimized linear layers", lambda e: False),
+}
+
+_TIMERS = "No timers are kept. Use torch.profiler; every phase has a span."
+_INSIDE = "It is inside of DeepSpeed's engine. Open an issue that says what it is needed for."
+# Attributes that are not here, and what there is instead.
+MISSING: dict[str, str] = {
+    "client_lr_scheduler": "engine.lr_scheduler is the scheduler that runs.",
+    "training_data": "engine.training_dataloader is made of it.",
+    "collate_fn": "engine.training_dataloader has it.",
+    "mpu": "Sizes and places are get_data_parallel_rank() and its like; equigrad.parallel has groups.",
+    "monitor": "Monitors are refused in the configuration. Log get_global_grad_norm(), get_lr() and the loss yourself.",
+    "losses": "engine.backward() returns the loss divided by the number of micro-batches.",
+    "scale_wrt_gas": "engine.backward(loss, scale_wrt_gas=...) takes it, call by call.",
+    "checkpoint_engine": "engine.save_checkpoint() and load_checkpoint() are all there is.",
+    "save_zero_checkpoint": "engine.save_checkpoint() writes shards on every rank.",
+    "save_non_zero_checkpoint": "engine.save_checkpoint() writes shards on every rank.",
+    "timers": _TIMERS,
+    "tput_timer": _TIMERS,
+    "engine_timers": _TIMERS,
+    "engine_timers_cache": _TIMERS,
+    "flatten": "Parameters stay the tensors that they are; no flat one holds them.",
+    "unflatten": "Parameters stay the tensors that they are; no flat one holds them.",
+    "dont_change_device": _INSIDE,
+    "all_to_all_group": _INSIDE,
+    "local_all_to_all_group": _INSIDE,
+    "seq_data_parallel_group": _INSIDE,
+    "expert_parallel_group": "There is no expert parallelism.",
+    "expert_data_parallel_group": "There is no expert parallelism.",
+    "enable_backward_allreduce": "no_sync() leaves reductions out, at stages 0 and 1.",
+    "warn_unscaled_loss": "A backward pass of a loss that needs a scale and has none is an error.",
+    "loaded_checkpoint_mp_world_size": "`equigrad checkpoint inspect` says what wrote a checkpoint.",
+    "loaded_checkpoint_dp_world_size": "`equigrad checkpoint inspect` says what wrote a checkpoint.",
+    "use_ds_comm": _INSIDE,
+    "mesh_device": _INSIDE,
+    "module_forward_pre_hook": _INSIDE,
+    "module_forward_post_hook": _INSIDE,
+    "torch_autocast_z0_gradscaler": "engine.cur_scale is the loss scale.",
+}
+
+
 # ---- What is refused -------------------------------------------------------------------------------------------------
 
 _REDUCE = (
@@ -314,7 +395,6 @@ _OFFLOAD = (
     'Set "offload_optimizer": {"device": "cpu"} (stages 1-3) or "offload_param": {"device": "cpu"} (stage 3): what is offloaded stays '
     "on the CPU between its uses."
 )
-_TIMERS = "No timers are kept. Use torch.profiler; every phase has a span."
 
 REFUSED: dict[str, str] = {
     "load_moe_state_dict": "There is no expert parallelism: every rank's model has all experts, and load_checkpoint() loads them.",
@@ -405,13 +485,17 @@ def _refuse(name: str, *_: Any, **__: Any) -> NoReturn:
 
 
 def knows(name: str) -> bool:
-    """Whether the table has the name: of a method that no class here has."""
-    return name in ANSWERED or name in REFUSED
+    """Whether a table has the name: of what no class here has."""
+    return name in ANSWERED or name in REFUSED or name in ATTRIBUTES or name in MISSING
 
 
 def attribute(engine: Engine, name: str) -> Any:
     """What `engine.name` is, of a name that is known here."""
     if name in REFUSED:
         return partial(_refuse, name)
+    if name in MISSING:
+        raise MissingAttributeError(f"[engine.{name}] expected an attribute that this engine has, got {name}. {MISSING[name]}")
+    if name in ATTRIBUTES:
+        return ATTRIBUTES[name].of(engine)
     answer = ANSWERED[name]
     return answer.of(engine) if answer.is_property else partial(answer.of, engine)

@@ -55,6 +55,7 @@ class Engine(torch.nn.Module):
         self._parameters_held = names
         self.optimizer = Optimizer(core, groups, model, client)
         self.lr_scheduler: Any = Scheduler(core) if core.config.has_scheduler else None
+        self._given_config: dict[str, Any] = {}
         self._settings: dict[str, str] = {}  # the configuration as it holds: by the path of a key, the value as JSON
         self.training_dataloader: DataLoader[Any] | None = None
         self.attached_attention: list[Attached] = []
@@ -80,7 +81,14 @@ class Engine(torch.nn.Module):
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """Runs the backward pass of a scalar loss; returns loss / accumulation steps (the loss, if not scale_wrt_gas)."""
-        return self._living("backward").backward(loss, retain_graph, scale_wrt_gas)
+        core = self._living("backward")
+        if not isinstance(loss, torch.Tensor):
+            got = "None" if loss is None else f"a {type(loss).__name__}"
+            raise _core.Error(
+                f"[engine.backward] expected a loss, a tensor of one element, got {got}. A model of transformers gives one "
+                "as output.loss, if it is called with labels."
+            )
+        return core.backward(loss, retain_graph, scale_wrt_gas)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The tensor to call backward() on; of the same value where the precision needs no loss scale."""

@@ -106,6 +106,7 @@ def initialize(
     engine.tensor_parallel_plan = plan
     if engine_class.splits_sequences:
         engine.attached_attention = _transformers_attention.attach(model, mesh.sequence)
+    engine._given_config = _ranks.config_object(text) or {}
     engine._settings = _core.settings(text, mesh.world.world_size, client is not None)
     if lr_scheduler is not None:
         stepped = engine.optimizer if client is None else client

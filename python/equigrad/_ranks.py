@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -58,12 +59,27 @@ def config_text(given: Iterable[Config | None], where: str) -> str:
         )
     if not isinstance(present[0], dict):
         return os.fspath(present[0])
+    config = present[0]
+    if config.get("steps_per_print") == float("inf"):  # how accelerate says never
+        config = {**config, "steps_per_print": "inf"}
+    _require_finite(config, "", where)
     try:
-        return json.dumps(_with_full_names(present[0]), allow_nan=False)
+        return json.dumps(_with_full_names(config), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise _core.Error(
             f"[{where}] expected a configuration of numbers, texts, lists and dicts, got one that is no JSON: {error}."
         ) from error
+
+
+def _require_finite(value: Any, path: str, where: str) -> None:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            _require_finite(one, f"{path}.{key}" if path else str(key), where)
+    elif isinstance(value, (list, tuple)):
+        for index, one in enumerate(value):
+            _require_finite(one, f"{path}[{index}]", where)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise _core.Error(f"[{where}] {path}: expected a number that is finite, got {value}. JSON has no other.")
 
 
 def config_without(text_or_path: str, keys: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ import torch
 from torch.utils import _pytree
 
 from equigrad import _core, _initialize, utils
+
+
+# Models of this process.
+_made: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 class Subject:
@@ -27,6 +32,12 @@ class Subject:
             raise _core.Error(
                 f"[check] expected a torch.nn.Module of make_model, got {_kind(model)}. Give a function that makes the model."
             )
+        if model in _made:
+            raise _core.Error(
+                "[check] expected a new model of every call of make_model, got one object twice, which a run would train further. "
+                "Make it within the function."
+            )
+        _made.add(model)
         self._model = model
         self._loss_fn = loss_of_model if loss_fn is None else loss_fn
         self._batches = batches

@@ -507,6 +507,7 @@ def test_the_verdict_and_its_exit_code(cells: list[Cell], partial: str, word: st
     outcome = summarise(replace(board, run=replace(board.run, partial=partial))).outcome
     assert (outcome.word, outcome.exit_code) == (word, code)
     assert partial in outcome.sentence or word == "PARTIAL"
+    assert ("crashed, hung" in outcome.sentence) == any(one.verdict in ("crashed", "hung", "void") for one in cells)
 
 
 @pytest.mark.parametrize(

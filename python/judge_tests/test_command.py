@@ -77,6 +77,10 @@ WRONG = {
     "a file in no folder": (("ddp", "--junit", "/no/such/folder/a.xml"), "that can be written after --junit"),
     "a report below a file": (("ddp", "--report", "/dev/null/x"), "a folder that can be made after --report"),
     "both on stdout": (("ddp", "--json", "-", "--junit", "-"), "expected one of --json and --junit"),
+    "no baseline, a report in folders that are not there": (
+        ("ddp", "--baseline", "/no/such.json", "--report", "a/../b/c"),
+        "/no/such.json",
+    ),
     "no baseline": (("ddp", "--baseline", "/no/such.json"), "/no/such.json"),
     "no board to merge": (("merge", "/no/such.json"), "/no/such.json"),
     "no board to run again": (("rerun", "/no/such.json"), "/no/such.json"),
@@ -295,3 +299,31 @@ def _verdicts(board: Board) -> dict[str, str]:
 
 def test_a_watcher_knows_its_own_processes_only() -> None:
     assert orphans.processes_of("/no/such/folder") == []
+
+
+def test_a_launcher_would_start_one_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused = judge("ddp", *SMALL)
+    assert refused.returncode == command.USAGE
+    assert "expected one process of equigrad judge" in refused.stderr and "got WORLD_SIZE=2" in refused.stderr
+    assert judge("ddp", "--list", *SMALL).returncode == command.HELD  # nothing is started
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    command._expect_one_process()
+
+
+def test_a_report_where_no_folder_can_be_made_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in ("/proc/report", str(tmp_path / "file"), str(tmp_path / "file" / "below")):
+        refused = judge("ddp", *SMALL, "--report", path, timeout_s=60)
+        assert refused.returncode == command.USAGE, refused.stderr
+        assert "after --report" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_reader_that_leaves_misses_the_rest() -> None:
+    listed = subprocess.Popen([sys.executable, "-c", PROGRAM, "ddp", "--list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert listed.stdout is not None and listed.stderr is not None
+    listed.stdout.close()
+    complaint = listed.stderr.read().decode()
+    assert listed.wait(60) == command.HELD and complaint == ""

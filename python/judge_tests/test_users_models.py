@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from equigrad.judge import board as boards
 from equigrad.judge import cases, users
 from equigrad.judge.environments import UsageError
-from equigrad.judge.on_rank import tensors
+from equigrad.judge.on_rank import loop, tensors
 from equigrad.judge.on_rank.protocol import Case, Model, ProtocolError, batch_key
 
 MODULE = """
@@ -74,6 +75,15 @@ def test_what_cannot_be_judged_is_refused() -> None:
     with pytest.raises(UsageError, match="no_such"):
         users.model_of("stranger:no_such", 1)
     assert isinstance(users.model_of("stranger:drawn", 1), Model)
+
+
+@pytest.mark.parametrize("options", [{}, {"record": True}, {"engines": 2}])
+def test_a_model_may_be_called_by_position_in_every_cell(options: dict[str, object]) -> None:
+    training = object.__new__(loop._Training)
+    training._case = SimpleNamespace(options=options)
+    given = loop.Record if "record" in options else lambda value: value
+    training.engines = {str(number): SimpleNamespace(module=given) for number in range(2 if "engines" in options else 1)}
+    assert training.called()(3) == (6 if "engines" in options else 3)
 
 
 def test_a_board_of_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import example_boards as examples
@@ -17,8 +18,10 @@ import pytest
 
 from equigrad.judge import compare, pivot, writers
 from equigrad.judge.board import WRONG, Board, Cell
-from equigrad.judge.summary import GLYPHS, MEANINGS, Summary, summarise
+from equigrad.judge.summary import GLYPHS, MEANINGS, Box, Summary, counted, summarise
 
+ROOT = Path(__file__).parents[2]
+SHARED, OWN = ROOT / "reports" / "templates", ROOT / "python" / "equigrad" / "judge" / "templates"
 VOID = {"meta", "link", "br", "col", "wbr", "input", "img", "hr"}
 
 
@@ -83,6 +86,54 @@ def classes(page: Page, within: str) -> Counter[str]:
 # ---- HTML
 
 
+def skeleton() -> str:
+    """A pattern of the pages of all reports: each {{key}} is a group of that name."""
+    pieces = re.split(r"\{\{(\w+)\}\}", (SHARED / "page.html").read_text())
+    return "".join(f"(?P<{piece}>.*)" if at % 2 else re.escape(piece) for at, piece in enumerate(pieces))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_page_has_the_frame_style_and_script_of_all_reports(name: str) -> None:
+    found = re.fullmatch(skeleton(), html_of(name), re.DOTALL)
+    assert found, "expected the frame of reports/templates/page.html"
+    for key, file in (("style", "page.css"), ("script", "page.js")):
+        own = (OWN / f"judge.{file.rpartition('.')[2]}").read_text()
+        assert found[key] == (SHARED / file).read_text() + own, f"expected reports/templates/{file}, then the judge's own"
+    assert found["tone"] in ("held", "failed", "broken", "inconclusive") and found["data_file"] == "board.json"
+
+
+def test_the_judge_has_no_style_frame_or_colour_of_its_own() -> None:
+    """A file of the same name would be a copy."""
+    assert not {one.name for one in OWN.iterdir()} & {one.name for one in SHARED.iterdir()}
+    style = (OWN / "judge.css").read_text()
+    assert not re.search(r"#[0-9a-f]{3,8}\b|\brgb|\bhsl|:root|prefers-color-scheme|--[\w]+:", style)
+    assert "<html" not in "".join(one.read_text() for one in OWN.glob("*.html"))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_class_has_a_rule(name: str) -> None:
+    page = Page(html_of(name))
+    style = next(data for tag, data in page.texts if tag == "style")
+    assert [one for one in classes(page, "body") if not re.search(rf"\.{one}(?![\w-])", style)] == []
+
+
+def test_colours_tell_verdicts_apart() -> None:
+    judged = [writers.CLASSES[one] for one in ("held", *WRONG)]
+    assert len(set(judged)) == len(judged) and set(writers.CLASSES) == set(GLYPHS)
+
+
+@pytest.mark.parametrize(
+    ("counts", "parts"),
+    [
+        ({}, []),
+        ({"held": 3, "red": 1}, [("red", 0, 25), ("held", 25, 75)]),
+        ({"absent": 9999, "hung": 1}, [("hung", 0, 0.5), ("absent", 0.5, 99.5)]),
+    ],
+)
+def test_a_bar_shows_what_went_wrong_however_little(counts: dict[str, int], parts: list[tuple[str, float, float]]) -> None:
+    assert writers.proportions(Box(counts)) == parts
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_page_is_whole_and_needs_nothing_else(name: str) -> None:
     text = html_of(name)
@@ -120,12 +171,12 @@ def test_a_page_can_be_read_aloud(name: str) -> None:
 
 def test_every_cell_is_a_square_of_its_verdict() -> None:
     page = Page(html_of("mixed"))
-    squares = Counter(
-        given["class"]
+    squares = [
+        (given["title"].rpartition(": ")[2], given["class"])
         for tag, given, above in page.elements
         if tag in ("a", "span") and above[-1:] == ("td",) and ": " in given.get("title", "")
-    )
-    assert squares == Counter(cell.verdict for cell in MIXED.board.cells)
+    ]
+    assert Counter(squares) == Counter((cell.verdict, writers.CLASSES[cell.verdict]) for cell in MIXED.board.cells)
     links = [given for tag, given, above in page.elements if tag == "a" and above[-1:] == ("td",)]
     assert len(links) == sum(cell.verdict in WRONG for cell in MIXED.board.cells)
     for cell in MIXED.board.cells:
@@ -169,8 +220,8 @@ def test_a_green_board_looks_green() -> None:
     page = Page(html_of("green"))
     colours = classes(page, "body")
     legends = sum(given.get("aria-label") == "Legend" for given in page.of("ul"))
-    assert all(colours[one] == legends for one in ("red", "crashed", "hung", "void"))
-    assert colours["held"] > 100 and page.of("header") == [{"class": "held"}]
+    assert all(colours[writers.CLASSES[one]] == legends for one in ("red", "crashed", "hung", "void"))
+    assert colours[writers.CLASSES["held"]] > 100 and not colours["alarm"] and page.of("header") == [{"class": "held"}]
     assert "HELD" in page.text() and not page.of("article")
 
 
@@ -196,11 +247,11 @@ def test_a_comparison_is_in_the_page() -> None:
     text = page.text()
     for one in GATED.comparisons:
         for words, changes in writers.comparison_lists(one):
-            assert (f"{len(changes):,} cell" in text and words in text) == bool(changes) or words in text
+            assert (f"{words.capitalize()} {counted(len(changes), 'cell')}" in text) == bool(changes)
             assert all(change.case in text for change in changes)
     assert "new" in [data for tag, data in page.texts if tag == "b"]
     same = Page(writers.to_html(summary_of(examples.mixed(), examples.mixed()))).text()
-    assert "still wrong, for the same cause" in same and "HELD" in same
+    assert "Still wrong, for the same cause" in same and "HELD" in same
 
 
 def test_a_pivot_has_every_cell_once() -> None:

@@ -126,6 +126,16 @@ def test_the_programs_race(python: Path, tmp_path: Path) -> None:
         assert wrong.returncode == 2 and f"{' '.join(words)}: Did you mean \"race\"?" in wrong.stderr, wrong.stderr
 
 
+def test_the_judge_writes_a_page_of_the_templates_of_all_reports(python: Path, tmp_path: Path) -> None:
+    program = (
+        "from equigrad.judge import board, summary, writers\n"
+        "print(writers.to_html(summary.summarise(board.Board((), {}, ()))))"
+    )
+    text = run(python, "-c", program, cwd=tmp_path)
+    for name in ("page.css", "page.js"):
+        assert (ROOT / "reports" / "templates" / name).read_text() in text, name
+
+
 def test_nothing_of_the_tree_is_needed_once_it_is_installed(python: Path, tmp_path: Path) -> None:
     package = Path(run(python, "-c", "import equigrad; print(equigrad.__file__)", cwd=tmp_path).strip()).parent
     tree = f"{ROOT}/".encode()  # with what ends a folder's name: a header of torch's is called cloneable.h

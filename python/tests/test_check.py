@@ -208,12 +208,11 @@ def test_other_generators_than_torchs_are_seeded():
 
 def test_a_model_that_is_not_deterministic_is_refused_with_its_operator():
     def noisy(model, batch):
-        # Enters torch by a copy.
         noise = torch.frombuffer(bytearray(os.urandom(30)), dtype=torch.uint8).float().view(6, 5)
         return torch.mul(model(batch), noise).mean()
 
     said = refusal(Net, noisy, batches)
-    assert "expected the same numbers of the same pass, run twice under one seed" in said and "aten::copy_" in said
+    assert "expected the same numbers of the same pass, run twice under one seed" in said and "aten::mul" in said
 
 
 @pytest.mark.parametrize(
@@ -238,6 +237,18 @@ def test_a_model_that_is_not_deterministic_is_refused_with_its_operator():
 )
 def test_what_cannot_be_compared_is_refused(loss_fn, of, expected):
     assert expected in refusal(Net, loss_fn, of)
+
+
+def test_one_model_for_all_calls_is_refused():
+    model = Net()
+    assert "expected a new model of every call of make_model, got one object twice" in refusal(lambda: model, loss, batches)
+
+
+def test_a_text_is_no_list():
+    with pytest.raises(equigrad.Error, match=r"expected a list for precisions, got 'bf16'. Write precisions=\['bf16'\]"):
+        equigrad.check(Net, loss, batches, precisions="bf16")
+    with pytest.raises(equigrad.Error, match="expected a list for ranks, got 2"):
+        equigrad.check(Net, loss, batches, ranks=2)
 
 
 def test_what_a_function_raises_comes_with_its_traceback():

@@ -172,6 +172,54 @@ def test_every_row_holds_on_a_living_engine() -> None:
         assert (scale["init_scale"], scale["scale_window"], scale["min_scale"]) == (65536, 1000, 1.0)
 
 
+def attributes_of_living_engines() -> list[Any]:
+    plain, drop_in = (make(initialize, 1) for initialize in (equigrad.initialize, deepspeed.initialize))
+    for engine in (plain, drop_in):
+        seen = {name: getattr(engine, name) for name in tables.ATTRIBUTES}
+        assert seen["config"] == configuration(1) and seen["local_rank"] == 0 and seen["client_optimizer"] is None
+        assert sorted(seen["param_names"].values()) == sorted(name for name, _ in engine.module.named_parameters())
+        assert (seen["dist_backend"], seen["sequence_parallel_size"], seen["seq_dp_world_size"]) == ("gloo", 1, 1)
+        for name in tables.MISSING:
+            assert not hasattr(engine, name), name
+    try:
+        drop_in.monitor  # noqa: B018
+    except AttributeError as error:
+        return [str(error), isinstance(error, equigrad.NotSupportedError)]
+    return []
+
+
+def test_attributes_of_deepspeeds_engine_are_answered_or_say_what_there_is_instead() -> None:
+    text, is_named = ranks.alone(attributes_of_living_engines)
+    assert is_named and text == f"[engine.monitor] expected an attribute that this engine has, got monitor. {tables.MISSING['monitor']}"
+    rows = [*tables.ATTRIBUTES, *tables.MISSING]
+    assert len(rows) == len(set(rows)) > 40
+    assert set(rows) & {*tables.ANSWERED, *tables.REFUSED, *tables.DIFFERENT} == set()
+    assert [name for name in rows if hasattr(equigrad.Engine, name)] == []
+
+
+def numbers_without_an_end() -> list[str]:
+    engine = make(steps_per_print=float("inf"))  # as accelerate writes it
+    said = [engine.steps_per_print()]
+    mine = configuration(0, steps_per_print=float("inf"))
+    deepspeed.initialize(model=small(), config=mine)
+    said.append(str(mine["steps_per_print"] == float("inf")))  # the caller's dict is left alone
+    for more in ({"gradient_clipping": float("inf")}, {"scheduler": {"params": {"a": [1.0, float("nan")]}}}):
+        try:
+            make(**more)
+        except equigrad.Error as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_number_without_an_end_is_named_by_its_key() -> None:
+    assert ranks.alone(numbers_without_an_end) == [
+        "inf",
+        "True",
+        "[initialize] gradient_clipping: expected a number that is finite, got inf. JSON has no other.",
+        "[initialize] scheduler.params.a[1]: expected a number that is finite, got nan. JSON has no other.",
+    ]
+
+
 def other_configurations(folder: str) -> dict[str, Any]:
     """The configuration as a file with a comment, beside a client's optimizer; and one in which most is on."""
     path = Path(folder) / "config.json"

@@ -108,6 +108,59 @@ def test_four_ranks_of_a_tensor_group() -> None:
     assert_same(ranks.run(4, played, "own", 4, 2, ""), wanted("own", 1, 4, 2))
 
 
+# ---- 16 bits ---------------------------------------------------------------------------------------------------------
+
+NARROW = {"bf16": {"enabled": True}, "fp16": {"enabled": True, "loss_scale": 1}}
+
+
+def played_narrow(kind: str, tensor: int, dtype: str) -> list[dict[str, Any]]:
+    more = {dtype: NARROW[dtype], "data_types": {"grad_accum_dtype": "fp32"}}
+    engine = equigrad.initialize(model=models.make(kind), config=configuration(tensor, 2, **more))[0]
+    torch.manual_seed(SEED)
+    for k in range(PASSES):
+        engine.backward(models.loss_of(kind, engine, 0, 0, k))
+        if k < PASSES - 1:
+            engine.step()
+    read = equigrad.utils.safe_get_full_grad
+    return [{n: whole(engine, p, read(p)) for n, p in engine.module.named_parameters()}]
+
+
+def twin_narrow(kind: str, tensor: int, dtype: str) -> list[Any]:
+    group = random_twin.Group(tensor)
+    model = models.make(kind)
+    for parameter in model.parameters():  # buffers, as a rotary embedding's frequencies, keep their type
+        parameter.data = parameter.to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+    models.split(kind, model, group)
+    torch.manual_seed(SEED)
+    passes = []
+    for k in range(PASSES):
+        with group.dropping():
+            loss = models.loss_of(kind, model, 0, 0, k)
+        passes.append(twin.local_gradients(model, loss))
+    in_fp32 = [{n: None if g is None else g.float() for n, g in one.items()} for one in passes]
+    return [twin.averaged([in_fp32], 2)]
+
+
+def assert_same_narrow(got: list[dict[str, Any]], want: list[Any]) -> None:
+    compared = 0
+    for name, value in want[0].items():
+        if value is not None:
+            twin.assert_same_bits(got[0][name].float(), value, name)
+            compared += value.numel()
+    assert compared > 0
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_a_tensor_group_draws_as_one_process_in_16_bits(kind: str, dtype: str) -> None:
+    models.require(kind)
+    got = ranks.run(2, played_narrow, kind, 2, dtype)
+    assert_same_narrow(got[0], ranks.alone(twin_narrow, kind, 2, dtype))
+    other = ranks.alone(twin_narrow, kind, 1, dtype)  # its masks are other ones
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_same_narrow(got[0], other)
+
+
 # ---- Planted faults --------------------------------------------------------------------------------------------------
 
 

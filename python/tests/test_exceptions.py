@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 
 import pytest
@@ -39,6 +40,46 @@ def configuration(stage: int) -> dict:
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
     }
+
+
+def other_on_rank_1(what: str) -> str:
+    config, model = configuration(1), models.Mixed()
+    if os.environ["RANK"] == "1":
+        if what == "rate":
+            config["optimizer"]["params"]["lr"] = 0.2
+        else:
+            model.first.weight.requires_grad_(False)
+    try:
+        equigrad.initialize(model=model, config=config)
+    except equigrad.Error as error:
+        return str(error)
+    return ""
+
+
+def test_what_one_rank_was_given_otherwise_is_named_on_all() -> None:
+    """Replicas would part without an error, and every loss curve look fine."""
+    for said in ranks.run(WORLD, other_on_rank_1, "rate"):
+        assert "expected one configuration on all ranks, got optimizer.params.lr 0.1 on rank 0 and" in said
+        assert "optimizer.params.lr 0.2 on rank 1" in said
+    for said in ranks.run(WORLD, other_on_rank_1, "frozen"):
+        assert "expected one model on all ranks" in said and 'parameter "first.weight"' in said and "frozen on rank 1" in said
+
+
+def no_loss() -> list[str]:
+    said = []
+    engine = equigrad.initialize(model=models.Mixed(), config=configuration(1))[0]
+    for loss in (None, {"loss": 1}):
+        try:
+            engine.backward(loss)
+        except equigrad.Error as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_loss_that_is_none_is_told_from_labels_that_were_forgotten() -> None:
+    first, second = ranks.alone(no_loss)
+    assert first.startswith("[engine.backward] expected a loss, a tensor of one element, got None. A model of transformers gives")
+    assert "got a dict." in second
 
 
 def in_backward(engine: equigrad.Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from .cases import Axes, Planned
 from .configured import Fixed
 from .environments import ADAPTERS, Target, UsageError
 from .on_rank.protocol import STYLES, Model
-from .outputs import Outputs, read_board
+from .outputs import Outputs, read_board, say
 
 HELD, USAGE = 0, 2
 _TAKE_CONFIG = ("deepspeed", "accelerate-deepspeed", "equigrad", "")
@@ -66,11 +67,28 @@ def _judge(arguments: Sequence[str]) -> int:
     given = _judge_parser().parsed(arguments)
     plans = _plans(given)
     if given.list:
-        print("\n".join(dict.fromkeys(cell.id for _, cells in plans for cell in cells)))
+        say(sys.stdout, "".join(f"{name}\n" for name in dict.fromkeys(cell.id for _, cells in plans for cell in cells)))
         return HELD
+    _expect_one_process()
     outputs = Outputs.of(given)
     baseline = read_board(given.baseline) if given.baseline else None
     return _run(plans, given, shlex.join(["equigrad", "judge", *arguments]), _concluding(outputs, baseline))
+
+
+def _expect_one_process() -> None:
+    """A launcher would start a judge a rank. Raises UsageError."""
+    for rank, size in (
+        ("RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("PMI_RANK", "PMI_SIZE"),
+    ):
+        count = os.environ.get(size, "")
+        if os.environ.get(rank) is not None and count.isdecimal() and int(count) > 1:
+            raise UsageError(
+                f"[judge] expected one process of equigrad judge, which starts its own ranks, got {size}={count}. Start it without "
+                "a launcher, or unset the variable if none runs it; --world says how many ranks there are."
+            )
 
 
 def _rerun(arguments: Sequence[str]) -> int:
@@ -89,6 +107,7 @@ def _rerun(arguments: Sequence[str]) -> int:
         print("judge: nothing went wrong in that report", file=sys.stderr)
         return outputs.write(board, baseline)
     given.quiet = again.quiet
+    _expect_one_process()
     return _run(plans, given, board.run.command, _concluding(outputs, baseline, lambda newer: compare.renewed(board, newer)))
 
 

@@ -10,6 +10,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from . import board as boards
 from . import compare, known, writers
@@ -71,7 +72,7 @@ class Outputs:
             self._write_report(summary)
         for path, text in ((self.json, boards.dumps(board)), (self.junit, writers.to_junit(summary))):
             if path == "-":
-                sys.stdout.write(text)
+                say(sys.stdout, text)
             elif path:
                 Path(path).write_text(text, encoding="utf-8")
         if self.write_baseline:
@@ -106,16 +107,24 @@ class Outputs:
         stream = sys.stderr if "-" in (self.json, self.junit) else sys.stdout
         colour = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-        stream.write(writers.to_text(summary, width, colour))
+        say(stream, writers.to_text(summary, width, colour))
         if self.report:
-            print(f"report: {Path(self.report, 'index.html')}", file=stream)
+            say(stream, f"report: {Path(self.report, 'index.html')}\n")
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            stream.write(writers.to_annotations(summary))
+            say(stream, writers.to_annotations(summary))
             step_summary = os.environ.get("GITHUB_STEP_SUMMARY")
             if step_summary:
                 with open(step_summary, "a", encoding="utf-8") as file:
                     file.write(writers.to_markdown(summary))
+
+
+def say(stream: TextIO, text: str) -> None:
+    """A reader that has gone, as `head` goes, misses the rest: that changes no verdict and no exit code."""
+    try:
+        stream.write(text)
         stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def read_board(path: str) -> Board:
@@ -139,8 +148,16 @@ def _check_file(option: str, path: Path) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    nearest = path.resolve()
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UsageError(f"[judge] expected a folder that can be made after --report, got {path}. Give another.")
+    """Makes the folder and takes it away: some refuse what os.access() grants, and a run that is refused leaves nothing."""
+    folder = path.resolve()
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"[judge] expected a folder that can be made after --report, got {path}: {error.strerror}. Give another."
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"[judge] expected a folder that can be written after --report, got {path}. Give another.")
+    for one in missing:
+        one.rmdir()

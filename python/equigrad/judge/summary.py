@@ -370,7 +370,8 @@ def _outcome(board: Board, causes: Sequence[Cause], baseline: Comparison | None)
         return _against(board, baseline, tail)
     if causes:
         text = f"{counted(len(causes), 'cause')} in {listed(engines)}: {counted(box.of('red'), 'cell')} of {box.judged:,} judged went red."
-        return Outcome("RED", text + tail, 1)
+        more = f" {counted(broken, 'cell')} more crashed, hung or could not be judged." if broken else ""
+        return Outcome("RED", text + more + tail, 1)
     if broken:
         rest = "In the others every number is right." if box.of("held") else "No other was judged."
         text = f"{counted(broken, 'cell')} of {box.judged:,} crashed, hung or could not be judged. {rest}"

@@ -13,24 +13,65 @@ import markupsafe
 
 from .board import VERDICTS, WRONG, Board, Cell, Finding
 from .compare import Change, Comparison
+from .environments import own_version
 from .pivot import pivots
-from .summary import GLYPHS, MEANINGS, Cause, EngineSummary, Summary, counted, label_of, listed
+from .summary import GLYPHS, MEANINGS, Box, Cause, EngineSummary, Summary, counted, label_of, listed
 
 ANNOTATIONS = 10
 """GitHub shows so many of a step, and drops the others without a word."""
 TONES = {"HELD": "held", "RED": "red", "BROKEN": "crashed", "INCONCLUSIVE": "void", "PARTIAL": "void"}
-_TEMPLATES = Path(__file__).with_name("templates")
+"""The verdict whose glyph and colour a run's outcome has."""
+CLASSES = {
+    "held": "m0",
+    "red": "bad",
+    "crashed": "crash",
+    "hung": "late",
+    "void": "m4",
+    "refused": "skip-c",
+    "absent": "skip-c",
+    "": "skip-c",
+}
+"""Of a verdict, in page.css of all reports; "" is a place without cells."""
+_HEADERS = {"held": "held", "red": "failed", "crashed": "broken", "void": "inconclusive"}
+_ORDER = ("red", "crashed", "hung", "void", "held", "refused", "absent")
+"""Of counts in a line: what went wrong, what did not, what was not judged."""
+_NUMBERS = ("Got", "Want", "Radius", "Wrong", "Cells", "Elements compared", "Bit for bit")
+"""Heads of columns of numbers."""
+_PACKAGE = Path(__file__).parents[1]
+_TEMPLATES = (
+    _PACKAGE / "reports" / "templates",
+    _PACKAGE.parents[1] / "reports" / "templates",  # where the judge runs from the tree
+    Path(__file__).with_name("templates"),
+)
+"""The first two have what the pages of all reports are made of: page.html, page.css, page.js."""
 
 
 def to_html(summary: Summary) -> str:
     """One page that needs nothing else, neither a network nor a script."""
+    board, tone = summary.board, TONES[summary.outcome.word]
+    given = {
+        "summary": summary,
+        "board": board,
+        "pivots": [(one, pivots(board, one.engine.key)) for one in summary.engines],
+        "verdicts": VERDICTS,
+        "lists": comparison_lists,
+    }
+    parts = {
+        place: markupsafe.Markup(_template(f"{name}.html").render(given))
+        for place, name in (("summary", "banner"), ("navigation", "navigation"), ("main", "main"))
+    }
+    mark = markupsafe.Markup('<span aria-hidden="true">{}</span> {}')
     return _template("page.html").render(
-        summary=summary,
-        board=summary.board,
-        tone=TONES[summary.outcome.word],
-        pivots=[(one, pivots(summary.board, one.engine.key)) for one in summary.engines],
-        verdicts=VERDICTS,
-        lists=comparison_lists,
+        parts,
+        title=f"{summary.outcome.word}: {listed([label_of(one.engine) for one in summary.engines])}",
+        style=markupsafe.Markup(_text("page.css") + _text("judge.css")),
+        tone=_HEADERS[tone],
+        brand="Equigrad judge",
+        time=board.run.started or "at a time that was not recorded",
+        heading=mark.format(GLYPHS[tone], summary.outcome.word),
+        version=own_version() or "from its tree",
+        data_file="board.json",
+        script=markupsafe.Markup(_text("page.js") + _text("judge.js")),
     )
 
 
@@ -134,6 +175,21 @@ def place(finding: Finding) -> str:
     return text + (f", rank {finding.rank}" if finding.rank >= 0 else "")
 
 
+def proportions(box: Box) -> list[tuple[str, float, float]]:
+    """Verdict, left edge and width of the parts of a bar that is 100 wide. What went wrong is seen, however little it is."""
+    parts, left = [], 0.0
+    for verdict in filter(box.of, _ORDER):
+        width = min(100 - left, max(100 * box.of(verdict) / box.total, 0.5 if verdict in WRONG else 0))
+        parts.append((verdict, left, width))
+        left += width
+    return parts
+
+
+def _text(name: str) -> str:
+    """A file that goes into a page as it is."""
+    return next(folder / name for folder in _TEMPLATES if (folder / name).exists()).read_text(encoding="utf-8")
+
+
 @functools.cache
 def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
@@ -145,10 +201,12 @@ def _template(name: str) -> jinja2.Template:
         keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
-    functions = (counted, listed, where_of, number, duration, place)
+    functions = (counted, listed, where_of, number, duration, place, proportions)
     environment.filters.update({one.__name__: one for one in functions})
     environment.filters.update(label=label_of, cell=table_text, fence=_fence, breakable=_breakable)
-    environment.globals.update(GLYPHS=GLYPHS, MEANINGS=MEANINGS, is_new=_is_new)
+    environment.globals.update(
+        GLYPHS=GLYPHS, MEANINGS=MEANINGS, CLASSES=CLASSES, ORDER=_ORDER, NUMBERS=_NUMBERS, is_new=_is_new
+    )
     return environment.get_template(name)
 
 

@@ -276,10 +276,10 @@ class _Training:
     def called(self) -> Any:
         """What the loss function calls."""
         if len(self.engines) == 1 and self._case.options.get("record"):
-            return lambda **inputs: self.first.module(**inputs).value
+            return lambda *values, **inputs: self.first.module(*values, **inputs).value
         if len(self.engines) == 1:
             return self.first.module
-        return lambda **inputs: sum(engine.module(**inputs) for engine in self.engines.values())
+        return lambda *values, **inputs: sum(engine.module(*values, **inputs) for engine in self.engines.values())
 
     def backward(self, place: Place, batch: Named, rank: int) -> float:
         """Forward and backward of one place; its loss."""
