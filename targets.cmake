@@ -487,6 +487,14 @@ function(equigrad_python_programs)
   add_dependencies(equigrad_python_wheel ${ARGN})
 endfunction()
 
+# A file of the tree becomes one of the package in the build's python/; its copy is added to the list `copies`.
+macro(equigrad_python_copy file place)
+  set(copy "${PROJECT_BINARY_DIR}/python/${place}")
+  add_custom_command(OUTPUT "${copy}" DEPENDS "${file}" VERBATIM
+    COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/${file}" "${copy}")
+  list(APPEND copies "${copy}")
+endmacro()
+
 # python/binding becomes equigrad/_core beside the modules of python/equigrad, in the build's python/. Its libraries are those
 # that `import torch` has loaded before, so it has no path of them.
 function(equigrad_python_package folder library)
@@ -514,10 +522,12 @@ torch_version = "@EQUIGRAD_TORCH_VERSION@"
   install(FILES "${PROJECT_BINARY_DIR}/python/equigrad/_built_for.py" DESTINATION . COMPONENT python EXCLUDE_FROM_ALL)
   set(copies)
   foreach(module IN LISTS modules)
-    set(copy "${PROJECT_BINARY_DIR}/python/${module}")
-    add_custom_command(OUTPUT "${copy}" DEPENDS "${folder}/${module}" VERBATIM
-      COMMAND "${CMAKE_COMMAND}" -E copy "${PROJECT_SOURCE_DIR}/${folder}/${module}" "${copy}")
-    list(APPEND copies "${copy}")
+    equigrad_python_copy(${folder}/${module} ${module})
+  endforeach()
+  # What the pages of all reports are made of, that of the judge too: in the package under the path that it has in the tree.
+  foreach(file IN ITEMS reports/templates/page.css reports/templates/page.html reports/templates/page.js)
+    equigrad_python_copy(${file} equigrad/${file})
+    install(FILES ${file} DESTINATION reports/templates COMPONENT python EXCLUDE_FROM_ALL)
   endforeach()
   add_custom_target(equigrad_python_modules ALL DEPENDS ${copies})
   add_dependencies(equigrad_python equigrad_python_modules)

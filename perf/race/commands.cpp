@@ -457,12 +457,7 @@ int run_commands(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (app.exit(error) == 0) return 0;
-    const auto nearest = conformance::cli::meant(app, argc, argv);
-    const auto other = conformance::cli::no_command(app, argc, argv);
-    if (!nearest.empty())
-      std::fprintf(stderr, "%s:%s\n", name.c_str(), nearest.c_str());
-    else if (!other.empty())
-      std::fprintf(stderr, "%s: %s\n", name.c_str(), other.c_str());
+    std::fputs(conformance::cli::hint(app, name, error.what(), argc, argv).c_str(), stderr);
     return 2;
   }
   try {

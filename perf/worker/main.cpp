@@ -184,6 +184,7 @@ class Worker {
     };
     const auto enter = [&](const std::string& what, const std::vector<std::size_t>& parameters) {
       unwatch();
+      if (what == "backward") let_go();
       moments.push_back({{"begins", what},
                          {"parameters", parameters},
                          {"start_bytes", allocations().live_bytes}});
@@ -206,9 +207,13 @@ class Worker {
     if (leak_bytes_ > 0) leaked_.push_back(at::zeros({leak_bytes_}, at::kByte));
   }
 
-  // Threads of the backend let go of a collective's tensors a little after it is over.
   void settle() {
     barrier();
+    let_go();
+  }
+
+  // Threads of the backend let go of a collective's tensors a little after it is over.
+  void let_go() const {
     for (int i = 0, still = 0; counting_ && i < 200 && still < 5; ++i) {
       const int64_t live_bytes = allocations().live_bytes;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));

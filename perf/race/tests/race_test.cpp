@@ -15,6 +15,7 @@ namespace equigrad::perf {
 namespace {
 
 using nlohmann::json;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
@@ -101,7 +102,7 @@ TEST(RunGroup, WithoutItsBaseAContestantHasTimesAndNoRatio) {
   auto gone = libtorch("alone");
   gone.command = {"/bin/false"};
   const auto found = raced(group({gone, engine("two", 2)}));
-  EXPECT_THAT(found.rows[0].trouble, HasSubstr("alone, rank 0"));
+  EXPECT_THAT(found.rows[0].trouble, ContainsRegex("alone, rank [01]: "));  // whoever is seen first
   EXPECT_THAT(found.rows[0].round_s, IsEmpty());
   EXPECT_THAT(found.rows[1].round_s, SizeIs(3));
   EXPECT_GT(found.rows[1].step_s.median, 0);
