@@ -46,6 +46,12 @@ std::string limits_text(const RaceGroupResult& group) {
                                  : ".");
 }
 
+// 7 lives of 4 rounds of 3 steps
+std::string rounds_text(const RaceGroupResult& group) {
+  const auto lives = group.lives > 1 ? std::to_string(group.lives) + " lives of " : std::string();
+  return lives + count_of(group.rounds, "round") + " of " + count_of(group.steps_per_round, "step");
+}
+
 std::string machine_text(const Race& race) {
   return "Load of the machine before " + formatted("%.2g", race.load_before) + ", after " +
          formatted("%.2g", race.load_after) + "; " +
@@ -78,8 +84,7 @@ void write_group(std::ostringstream& out, const RaceGroupResult& group) {
   out << "\n### " << escape_markdown(group.name) << "\n\n"
       << escape_markdown(group.model) << ": " << grouped(group.parameters) << " parameters; "
       << count_of(group.ranks, "rank") << ", accumulation " << group.accumulation << ", "
-      << grouped(group.tokens_per_step) << " tokens a step; " << count_of(group.rounds, "round")
-      << " of " << count_of(group.steps_per_round, "step") << "."
+      << grouped(group.tokens_per_step) << " tokens a step; " << rounds_text(group) << "."
       << escape_markdown(limits_text(group)) << "\n\n| contestant | step, ms | / "
       << escape_markdown(group.base) << " | best, ms | CPU, ms | CPU / "
       << escape_markdown(group.base)
@@ -111,9 +116,8 @@ std::string group_of(const RaceGroupResult& group) {
   return "<h3>" + shown(group.name, 200) + "</h3>\n<p>" + escape_xml(group.model) + ": " +
          grouped(group.parameters) + " parameters, " + count_of(group.ranks, "rank") +
          ", accumulation " + std::to_string(group.accumulation) + ", " +
-         grouped(group.tokens_per_step) + " tokens a step, " + count_of(group.rounds, "round") +
-         " of " + count_of(group.steps_per_round, "step") + "." + escape_xml(limits_text(group)) +
-         "</p>\n" + ratio_drawing(group) +
+         grouped(group.tokens_per_step) + " tokens a step, " + rounds_text(group) + "." +
+         escape_xml(limits_text(group)) + "</p>\n" + ratio_drawing(group) +
          table("Step times, bytes and proofs by contestant",
                heads({"Contestant"}) +
                    number_heads({"Step, ms", "/ " + base, "Best, ms", "CPU / " + base, "Tokens/s",
@@ -158,9 +162,10 @@ std::string to_markdown(const Race& race) {
     out << ", " << escape_markdown(name) << " " << escape_markdown(version);
   out << ". " << machine_text(race) << "\n\n"
       << "A time is the median over interleaved rounds [its 95 % interval; of fewer than six "
-         "rounds "
+         "values "
          "the least and the largest], the slowest rank's; a ratio is of two times of one round. "
-         "`CPU` is the time of all threads of all ranks, which "
+         "Where there are several lives, all are started anew for each, and a life is one value, "
+         "the median of its rounds. `CPU` is the time of all threads of all ranks, which "
          "other work on the machine hardly changes. `sent` and `collectives`: a rank's, of one "
          "step.\n";
   for (const RaceGroupResult& group : race.groups) write_group(out, group);
@@ -171,8 +176,9 @@ std::string to_html(const Race& race) {
   std::string out =
       "<p class=\"lead\">Times are medians over interleaved rounds with their 95 % interval (of "
       "fewer "
-      "than six rounds the least and the largest), the slowest rank&#39;s; a ratio is of two times "
-      "of one round. Bytes and collectives are a "
+      "than six values the least and the largest), the slowest rank&#39;s; a ratio is of two times "
+      "of one round. Where there are several lives, all are started anew for each, and a life is "
+      "one value, the median of its rounds. Bytes and collectives are a "
       "rank&#39;s, of one step. " +
       machine_text(race) + "</p>\n";
   for (const auto& [title, along, points] : scaling_series(race))

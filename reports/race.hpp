@@ -5,7 +5,8 @@
 //
 // A group is the contestants of one model, number of ranks and accumulation. Ratios are of two
 // times of one round, so what the machine does meanwhile meets both. Intervals are of the median,
-// by order statistics: they assume nothing of how times are distributed.
+// by order statistics: they assume nothing of how times are distributed. With several lives the
+// processes are started anew for each, and a life is one value: the median of its rounds.
 //
 // Invariants: statistics and verdicts are given by whoever raced, never by a writer. A contestant
 // that could not run says why in `trouble` and has no rounds.
@@ -31,7 +32,7 @@ struct MedianEstimate {
 struct RaceRow {
   std::string contestant;  // "engine stage 2", "DDP"
   std::string trouble;
-  std::vector<double> round_s;  // the mean step of each round's block
+  std::vector<double> round_s;  // the mean step of each round's block, life by life
   MedianEstimate step_s, to_base;
   double best_step_s = 0;  // the fastest step: what the machine can do when nothing else runs
   MedianEstimate cpu_s, cpu_to_base;  // of all threads of all ranks; other work hardly changes it
@@ -55,7 +56,7 @@ struct RaceGroupResult {
   std::string model;  // gpt: 4 layers, ...
   int64_t parameters = 0, tokens_per_step = 0;
   int ranks = 0;
-  int64_t accumulation = 1, rounds = 0, steps_per_round = 0;
+  int64_t accumulation = 1, lives = 1, rounds = 0, steps_per_round = 0;  // rounds of a life
   std::string base;
   double compute_limit_s = 0;  // one rank's step without communication, all ranks at it at once
   double wire_limit_s = 0;     // what the base sends / measured bandwidth

@@ -37,6 +37,7 @@ void to_json(Json& json, const RaceGroupResult& group) {
           {"tokens_per_step", group.tokens_per_step},
           {"ranks", group.ranks},
           {"accumulation", group.accumulation},
+          {"lives", group.lives},
           {"rounds", group.rounds},
           {"steps_per_round", group.steps_per_round},
           {"base", clean(group.base)},

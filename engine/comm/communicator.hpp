@@ -111,7 +111,8 @@ class Exchange {
 };
 
 // Ranks on one machine or several that can see the file `rendezvous` (a c10d FileStore), over Gloo
-// on the CPU.
+// on the CPU. SIGPIPE is ignored from then on, unless the process has chosen what it does: a write
+// to a rank that is gone shall be an error, not this rank's end.
 std::shared_ptr<Communicator> connect_gloo(int rank, int world_size, const std::string& rendezvous,
                                            std::chrono::milliseconds timeout);
 // The same over NCCL, one CUDA device a rank.

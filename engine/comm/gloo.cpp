@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -50,6 +51,15 @@ class BatchThreads {
   }
   bool chosen_;
 };
+
+// Gloo writes to a connection that its peer may just have closed; by default the system then ends
+// the process instead of failing the write. Where the user has chosen an action, it stands.
+void ignore_broken_pipes() {
+  struct sigaction chosen {};
+  if (sigaction(SIGPIPE, nullptr, &chosen) != 0) return;
+  const bool is_default = (chosen.sa_flags & SA_SIGINFO) == 0 && chosen.sa_handler == SIG_DFL;
+  if (is_default) std::signal(SIGPIPE, SIG_IGN);
+}
 
 // Who serves the store; empty: it is no TCP store.
 std::string host_of(c10d::Store& store) {
@@ -108,6 +118,7 @@ std::shared_ptr<gloo::transport::Device> make_device(c10d::Store& store, int wor
 
 std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                         int world_size, std::chrono::milliseconds timeout) {
+  ignore_broken_pipes();
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(make_device(*store, world_size));
   const auto key = [](int of) { return "equigrad/process/" + std::to_string(of); };

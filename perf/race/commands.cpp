@@ -116,6 +116,7 @@ int race_command(RaceCommand command, const std::string& line) {
     race.load_after = load();
     // After every group, so that what is done is kept.
     if (!command.report.empty()) write_reports(command.report, race);
+    if (conformance::ranks::interrupted() != 0) break;
   }
   std::fputs(reports::to_markdown(race).c_str(), stdout);
   for (const auto& group : race.groups)
@@ -386,7 +387,13 @@ void add_race(CLI::App& app, RaceCommand& race) {
   racing->add_option("--suite", race.suite, "Which models and settings")
       ->check(CLI::IsMember(suite_names()));
   racing->add_option("--report", race.report, "Folder for race.json, race.md, race.html");
-  racing->add_option("--rounds", race.options.rounds, "Turns of each (default: the suite's own)")
+  racing
+      ->add_option("--rounds", race.options.rounds,
+                   "Turns of each in a life (default: the suite's own)")
+      ->check(conformance::cli::at_least(1));
+  racing
+      ->add_option("--lives", race.options.lives,
+                   "Starts of every contestant; a life is one value (default: the suite's own)")
       ->check(conformance::cli::at_least(1));
   racing->add_option("--filter", race.options.filter, "Groups whose name contains this");
   racing->add_option("--worker", race.programs.worker, "perf_worker of some build")

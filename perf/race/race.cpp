@@ -57,9 +57,12 @@ class Running {
   void prove_all();
   static void keep(RaceRow& row, const Proof& proof);
   void count(const Contestant& contestant, RaceRow& row);
+  std::vector<std::vector<std::size_t>> parts() const;
+  void live(int life);
+  void run_part(std::size_t part, int life);
   void race(std::vector<Runner>& runners);
   void block(Runner& runner);
-  void run_part(const std::vector<std::size_t>& part);
+  void keep_whole_rounds();
   void conclude();
 
   const RaceGroup& group_;
@@ -67,8 +70,8 @@ class Running {
   Workload workload_;
   RaceGroupResult found_;
   int serial_ = 0;
-  std::vector<RaceRow> base_rows_;  // the base's, part by part
-  std::map<std::string, std::size_t> part_of_;
+  std::vector<std::vector<std::size_t>> parts_;  // contestants, the base first where there is one
+  std::vector<RaceRow> base_rows_;               // the base's, part by part
   std::map<std::string, std::vector<std::string>> contributions_;  // files, by contestant
 };
 
@@ -82,6 +85,7 @@ Running::Running(const RaceGroup& group, const RaceOptions& options)
   found_.tokens_per_step = workload_.tokens_per_step();
   found_.ranks = group.world;
   found_.accumulation = group.accumulation;
+  found_.lives = group.lives;
   found_.rounds = group.rounds;
   found_.steps_per_round = group.steps;
   found_.base = group.base;
@@ -166,8 +170,7 @@ void Running::count(const Contestant& contestant, RaceRow& row) {
 }
 
 void Running::block(Runner& runner) {
-  const auto answers =
-      runner.ranks->ask({{"do", "block"}, {"warm", group_.warm}, {"steps", group_.steps}});
+  const auto answers = runner.ranks->ask({{"do", "block"}, {"warm", 1}, {"steps", group_.steps}});
   double slowest_s = 0, cpu_s = 0;
   std::vector<double> slowest_steps_s(static_cast<std::size_t>(group_.steps));
   for (const auto& answer : answers) {
@@ -191,15 +194,19 @@ void Running::block(Runner& runner) {
   }
 }
 
+// The first of a life is not kept.
 void Running::race(std::vector<Runner>& runners) {
-  for (int round = -1; round < group_.rounds; ++round) {  // the first is not kept
+  std::vector<RaceRow> before;
+  for (const auto& runner : runners) before.push_back(*runner.row);
+  for (int round = -1; round < group_.rounds; ++round) {
     for (std::size_t turn = 0; turn < runners.size(); ++turn) {
-      auto& runner =
-          runners[(turn + static_cast<std::size_t>(std::max(round, 0))) % runners.size()];
+      const std::size_t which =
+          (turn + static_cast<std::size_t>(std::max(round, 0))) % runners.size();
+      auto& runner = runners[which];
       if (!runner.ranks) continue;
       try {
         block(runner);
-        if (round < 0) forget(*runner.row);
+        if (round < 0) *runner.row = before[which];
       } catch (const std::exception& error) {
         runner.row->trouble = error.what();
         forget(*runner.row);
@@ -209,43 +216,79 @@ void Running::race(std::vector<Runner>& runners) {
   }
 }
 
-void Running::run_part(const std::vector<std::size_t>& part) {
+void Running::run_part(std::size_t part, int life) {
   std::vector<Runner> runners;
-  RaceRow base_row;  // of the base in a part where its own row is not
-  for (const std::size_t index : part) {
+  for (const std::size_t index : parts_[part]) {
     const auto& contestant = group_.contestants[index];
-    auto* row = &found_.rows[index];
-    if (contestant.name == group_.base && !row->round_s.empty()) row = &base_row;
-    if (!row->trouble.empty()) continue;
-    std::printf("#   %s: %s\n", group_.name.c_str(), contestant.name.c_str());
+    const bool is_base = contestant.name == group_.base, is_counted = !is_base || part == 0;
+    auto& row = is_base ? base_rows_[part] : found_.rows[index];
+    if (is_base && life == 0) row = found_.rows[index];
+    if (!row.trouble.empty()) continue;
+    if (life == 0) std::printf("#   %s: %s\n", group_.name.c_str(), contestant.name.c_str());
     std::fflush(stdout);
-    part_of_[contestant.name] = base_rows_.size();
     try {
-      if (row != &base_row) count(contestant, *row);
-      runners.push_back({&contestant, row, start(contestant, json::object())});
+      if (life == 0 && is_counted) count(contestant, row);
+      runners.push_back({&contestant, &row, start(contestant, json::object())});
     } catch (const std::exception& error) {
-      row->trouble = error.what();
+      row.trouble = error.what();
+      forget(row);
       std::printf("#   %s\n", error.what());
     }
   }
   race(runners);
-  for (const auto& runner : runners)
-    if (runner.contestant->name == group_.base) base_row = *runner.row;
-  base_rows_.push_back(base_row);
+}
+
+// One value a life, or each round where there is one life.
+std::vector<double> by_life(const std::vector<double>& rounds, int64_t lives) {
+  if (lives <= 1) return rounds;
+  std::vector<double> medians;
+  const auto each = static_cast<std::ptrdiff_t>(rounds.size()) / lives;
+  for (auto at = rounds.begin(); at != rounds.begin() + each * lives; at += each)
+    medians.push_back(median_interval({at, at + each}, 0.5).median);
+  return medians;
 }
 
 void Running::conclude() {
-  for (auto& row : found_.rows) {
-    if (row.round_s.empty()) continue;
-    row.step_s = median_interval(row.round_s, options_.confidence);
-    row.tokens_per_s = static_cast<double>(found_.tokens_per_step) / row.step_s.median;
-    row.cpu_s = median_interval(row.round_cpu_s, options_.confidence);
-    const auto& base = row.contestant == group_.base ? row : base_rows_[part_of_[row.contestant]];
-    if (base.round_s.empty()) continue;
-    row.to_base = median_interval(ratios_of(row.round_s, base.round_s), options_.confidence);
-    row.cpu_to_base =
-        median_interval(ratios_of(row.round_cpu_s, base.round_cpu_s), options_.confidence);
+  const auto estimate = [&](const std::vector<double>& rounds) {
+    return median_interval(by_life(rounds, found_.lives), options_.confidence);
+  };
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
+    const auto& base = base_rows_[part];
+    for (const std::size_t index : parts_[part]) {
+      auto& row = found_.rows[index];
+      if (row.contestant == group_.base && part == 0) row = base;
+      if (row.round_s.empty() || (row.contestant == group_.base && part > 0)) continue;
+      row.step_s = estimate(row.round_s);
+      row.tokens_per_s = static_cast<double>(found_.tokens_per_step) / row.step_s.median;
+      row.cpu_s = estimate(row.round_cpu_s);
+      if (base.round_s.empty()) continue;
+      row.to_base = estimate(ratios_of(row.round_s, base.round_s));
+      row.cpu_to_base = estimate(ratios_of(row.round_cpu_s, base.round_cpu_s));
+    }
   }
+}
+
+// After an interrupt: rounds that all have had, and lives that are whole; of the first life what
+// there is of it.
+void Running::keep_whole_rounds() {
+  std::size_t least =
+      static_cast<std::size_t>(group_.rounds) * static_cast<std::size_t>(group_.lives);
+  const auto each = [&](const auto& function) {
+    for (auto& row : base_rows_)
+      if (row.trouble.empty()) function(row);
+    for (auto& row : found_.rows)
+      if (row.trouble.empty() && row.contestant != group_.base) function(row);
+  };
+  each([&](const RaceRow& row) { least = std::min(least, row.round_s.size()); });
+  if (least == 0) throw Interrupted{};
+  const auto rounds = static_cast<std::size_t>(group_.rounds);
+  if (least >= rounds) least -= least % rounds;
+  each([&](RaceRow& row) {
+    row.round_s.resize(least);
+    row.round_cpu_s.resize(least);
+  });
+  found_.lives = static_cast<int64_t>(std::max<std::size_t>(least / rounds, 1));
+  found_.rounds = static_cast<int64_t>(std::min(least, rounds));
 }
 
 // In the order of the field: those that are alone come first, others compare with them.
@@ -259,23 +302,35 @@ void Running::prove_all() {
     }
 }
 
+// Of at most at_once contestants each, the base in all of them.
+std::vector<std::vector<std::size_t>> Running::parts() const {
+  std::vector<std::size_t> base, rest;
+  for (std::size_t i = 0; i < group_.contestants.size(); ++i)
+    (group_.contestants[i].name == group_.base ? base : rest).push_back(i);
+  const std::size_t room = std::max<std::size_t>(group_.at_once, 2) - base.size();
+  std::vector<std::vector<std::size_t>> parts;
+  for (std::size_t begin = 0; begin < rest.size() || begin == 0; begin += room) {
+    parts.push_back(base);
+    for (std::size_t i = begin; i < std::min(begin + room, rest.size()); ++i)
+      parts.back().push_back(rest[i]);
+  }
+  return parts;
+}
+
+void Running::live(int life) {
+  if (group_.lives > 1)
+    std::printf("#   %s: life %d of %d\n", group_.name.c_str(), life + 1, group_.lives);
+  for (std::size_t part = 0; part < parts_.size(); ++part) run_part(part, life);
+}
+
 RaceGroupResult Running::run() {
   prove_all();
-  std::vector<std::size_t> rest;
-  std::size_t base = group_.contestants.size();
-  for (std::size_t i = 0; i < group_.contestants.size(); ++i)
-    if (group_.contestants[i].name == group_.base)
-      base = i;
-    else
-      rest.push_back(i);
-  const bool has_base = base < group_.contestants.size();
-  const std::size_t room = std::max<std::size_t>(group_.at_once, 2) - (has_base ? 1 : 0);
-  for (std::size_t begin = 0; begin < rest.size() || begin == 0; begin += room) {
-    std::vector<std::size_t> part;
-    if (has_base) part.push_back(base);
-    for (std::size_t i = begin; i < std::min(begin + room, rest.size()); ++i)
-      part.push_back(rest[i]);
-    run_part(part);
+  parts_ = parts();
+  base_rows_.resize(parts_.size());
+  try {
+    for (int life = 0; life < group_.lives; ++life) live(life);
+  } catch (const Interrupted&) {
+    keep_whole_rounds();
   }
   conclude();
   return found_;

@@ -1,11 +1,14 @@
 // RaceRun: contestants on the same work, proven first, then timed in one interleaved run.
 //
 // Invariants: all contestants of a group read the same two files (workload.hpp), have one thread a
-// rank, and live through all rounds in processes of their own; only one computes at a time. Where
+// rank, and live through the rounds in processes of their own; only one computes at a time. Where
 // memory does not allow all at once, a group is run in parts, each with the base in it, and ratios
-// are within a part.
+// are within a part. How a process's memory lies stays with it, so a group may have several lives:
+// all are started anew for each, and a life counts as one value, the median of its rounds.
 // Units: see reports/race.hpp.
-// Errors: a contestant that fails has its trouble in its row; std::runtime_error for anything else.
+// Errors: a contestant that fails has its trouble in its row; std::runtime_error for anything else;
+// Interrupted before every contestant has had a round. Later, a group ends with what it has: the
+// caller asks conformance::ranks::interrupted().
 // Depends on: workload.hpp, rank_processes.hpp, reports/race.hpp.
 #pragma once
 
@@ -35,8 +38,8 @@ struct RaceGroup {
   int world = 2;
   int64_t batch = 4, accumulation = 1;
   bool bf16 = false;
-  int rounds = 11, steps = 5, warm = 1;
-  std::size_t at_once = 100;  // contestants alive at the same time
+  int rounds = 11, steps = 5, lives = 1;  // rounds of a life
+  std::size_t at_once = 100;              // contestants alive at the same time
   std::string base;
   std::vector<Contestant> contestants;
 };

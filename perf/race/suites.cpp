@@ -26,9 +26,12 @@ class Field {
     if (!programs_.peers.empty()) peer(kPyTorch, {{"peer", "plain"}}).is_alone = true;
     if (group_.base.empty()) group_.base = programs_.peers.empty() ? kAlone : kDdp;
   }
+  void ddp() {
+    if (!programs_.peers.empty()) peer(kDdp, {{"peer", "ddp"}});
+  }
   void peers(bool with_deepspeed = true) {
     if (programs_.peers.empty()) return;
-    peer(kDdp, {{"peer", "ddp"}});
+    ddp();
     peer("FSDP2", {{"peer", "fsdp2"}});
     for (int stage = 0; with_deepspeed && stage <= 3; ++stage)
       peer("DeepSpeed stage " + std::to_string(stage), {{"peer", "deepspeed"}, {"stage", stage}});
@@ -198,6 +201,22 @@ std::vector<RaceGroup> scaling(const Programs& programs) {
   return groups;
 }
 
+// Few contestants, so that several lives are affordable.
+std::vector<RaceGroup> step(const Programs& programs) {
+  std::vector<RaceGroup> groups = {group_of("5.3 M", gpt(4, 256, 8, 128, 4096), 5, 3),
+                                   group_of("29.5 M", gpt(8, 512, 8, 128, 4096), 4, 2),
+                                   group_of("5.3 M, 4 ranks", gpt(4, 256, 8, 128, 4096), 4, 3)};
+  groups[2].world = 4;
+  for (auto& group : groups) {
+    group.lives = 7;
+    Field field(programs, group);
+    field.alone();
+    field.ddp();
+    field.engine_stages();
+  }
+  return groups;
+}
+
 std::vector<RaceGroup> python(const Programs& programs) {
   std::vector<RaceGroup> groups;
   const auto add = [&](const std::string& name, const json& model, int rounds, int steps) {
@@ -250,8 +269,8 @@ Contestant engine_contestant(const std::string& name, const Programs& programs,
 }
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names = {"all",     "targets", "modes",
-                                                 "scaling", "smoke",   "python"};
+  static const std::vector<std::string> names = {"all",   "targets", "modes", "scaling",
+                                                 "smoke", "python",  "step"};
   return names;
 }
 
@@ -259,7 +278,8 @@ std::vector<RaceGroup> make_suite(const std::string& name, const Programs& progr
                                   const SuiteOptions& options) {
   std::vector<RaceGroup> all;
   const auto add = [&](const std::string& suite, std::vector<RaceGroup> groups) {
-    if (name == suite || (name == "all" && suite != "smoke" && suite != "python"))
+    const bool is_of_all = suite == "targets" || suite == "modes" || suite == "scaling";
+    if (name == suite || (name == "all" && is_of_all))
       all.insert(all.end(), groups.begin(), groups.end());
   };
   add("targets", targets(programs));
@@ -267,12 +287,14 @@ std::vector<RaceGroup> make_suite(const std::string& name, const Programs& progr
   add("scaling", scaling(programs));
   add("smoke", smoke(programs));
   add("python", python(programs));
+  add("step", step(programs));
   if (all.empty())
-    throw std::runtime_error("[race] expected all, targets, modes, scaling, smoke or python, got " +
-                             name + ".");
+    throw std::runtime_error(
+        "[race] expected all, targets, modes, scaling, smoke, python or step, got " + name + ".");
   std::vector<RaceGroup> wanted;
   for (auto& group : all) {
     if (options.rounds > 0) group.rounds = options.rounds;
+    if (options.lives > 0) group.lives = options.lives;
     if (group.name.find(options.filter) != std::string::npos) wanted.push_back(group);
   }
   return wanted;

@@ -98,11 +98,13 @@ def differing(what: str, got: Tensors, want: Tensors) -> list[str]:
 
 
 def beyond(what: str, got: Tensors, balls: dict[str, Ball]) -> list[str]:
-    """Each tensor with elements beyond their bounds."""
+    """Each tensor with elements beyond their bounds, or with none: what follows from infinite gradients is bounded by nothing."""
     assert got.keys() == balls.keys(), f"{what}: {sorted(got)}, not {sorted(balls)}"
     found = []
     for name, ball in balls.items():
-        assert bool(ball.mid.isfinite().all()) and bool(ball.rad.isfinite().all()), f"{what} {name}: no bound is known"
+        if not bool(ball.mid.isfinite().all()) or not bool(ball.rad.isfinite().all()):
+            found.append(f"{what} {name}: no bound is known")
+            continue
         wrong = int((~ball.holds(got[name])).sum())
         if wrong:
             found.append(

@@ -16,6 +16,7 @@ namespace equigrad::conformance::cli {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 struct Ended {
@@ -137,6 +138,17 @@ TEST_F(BenchSignal, ARaceTellsTheGroupsThatItHadRun) {
               AllOf(HasSubstr("| Equigrad stage 3 | "), HasSubstr("# small\n"),
                     ::testing::Not(HasSubstr("# 100 tensors\n"))));
   EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/tmp"));
+}
+
+// Five contestants are counted and started in the first life, started again in each other one.
+TEST_F(BenchSignal, ARaceTellsTheLivesThatItsGroupHadRun) {
+  EXPECT_EQ(ended_by({"race", "--suite", "smoke", "--no-peers", "--no-proof", "--rounds", "1",
+                      "--lives", "100", "--filter", "100 tensors", "--report", folder_ + "/report"},
+                     "contestant16", SIGTERM),
+            143);
+  EXPECT_TRUE(is_there("race.html"));
+  EXPECT_THAT(text_of(folder_ + "/out"), AllOf(HasSubstr("| Equigrad stage 3 | "),
+                                               ContainsRegex("[2-9] lives of 1 round of 2 steps")));
 }
 
 }  // namespace

@@ -1,6 +1,10 @@
 // The communicator's collectives, and what the others hear when a rank is lost.
 #include "engine/comm/backend.hpp"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -261,6 +265,39 @@ TEST(Communicator, ALostPeerIsAnErrorOfItsOwnTypeThatNamesIt) {
                  }),
         "");
   }
+}
+
+// What the system does with a write whose reader is gone: its number, if it is an error.
+int error_of_a_broken_pipe() {
+  int ends[2];
+  if (pipe(ends) != 0) return -1;
+  close(ends[0]);
+  const bool is_error = write(ends[1], "x", 1) < 0;
+  const int number = is_error ? errno : 0;
+  close(ends[1]);
+  return number;
+}
+
+TEST(Communicator, AWriteToALostPeerIsAnErrorAndEndsNoProcess) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext& context) {
+                       std::signal(SIGPIPE, SIG_DFL);
+                       connect_gloo(0, 1, context.directory() + "/pipe", std::chrono::seconds(6));
+                       EXPECT_EQ(error_of_a_broken_pipe(), EPIPE);
+                     }),
+            "");
+}
+
+TEST(Communicator, WhatAUserDoesAboutBrokenPipesStands) {
+  EXPECT_EQ(on_ranks(1,
+                     [](RankContext& context) {
+                       static volatile std::sig_atomic_t told = 0;
+                       std::signal(SIGPIPE, [](int) { told = 1; });
+                       connect_gloo(0, 1, context.directory() + "/own", std::chrono::seconds(6));
+                       EXPECT_EQ(error_of_a_broken_pipe(), EPIPE);
+                       EXPECT_EQ(told, 1);
+                     }),
+            "");
 }
 
 TEST(Communicator, ARankThatIsGoneIsAnErrorAtOnce) {

@@ -129,5 +129,26 @@ TEST(RunGroup, InPartsEachRatioIsOfItsOwnPart) {
   EXPECT_NE(found.rows[2].to_base.median, ratio_to_first_part(found.rows[2]));
 }
 
+// Processes are new in each life; its one value is the median of its own rounds.
+TEST(RunGroup, OfSeveralLivesEachIsOneValue) {
+  auto few = group({libtorch("alone"), engine("two", 2)});
+  few.lives = 2;
+  const auto found = raced(few);
+  EXPECT_EQ(found.lives, 2);
+  ASSERT_THAT(found.rows[0].round_s, SizeIs(6));
+  ASSERT_THAT(found.rows[1].round_s, SizeIs(6)) << found.rows[1].trouble;
+  std::vector<double> lives;
+  for (const std::size_t first : {0, 3}) {
+    std::vector<double> ratios;
+    for (std::size_t i = first; i < first + 3; ++i)
+      ratios.push_back(found.rows[1].round_s[i] / found.rows[0].round_s[i]);
+    std::sort(ratios.begin(), ratios.end());
+    lives.push_back(ratios[1]);
+  }
+  EXPECT_EQ(found.rows[1].to_base.low, std::min(lives[0], lives[1]));
+  EXPECT_EQ(found.rows[1].to_base.high, std::max(lives[0], lives[1]));
+  EXPECT_EQ(found.rows[1].to_base.median, (lives[0] + lives[1]) / 2);
+}
+
 }  // namespace
 }  // namespace equigrad::perf
