@@ -14,6 +14,7 @@
 
 #include "engine/comm/communication_error.hpp"
 #include "engine/comm/relay.hpp"
+#include "engine/comm/shared_rings.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::comm {
@@ -63,8 +64,9 @@ std::vector<int> waited_for(const Caller& caller, const std::vector<int>& silent
 }
 
 // c10d tells an address at most.
-[[noreturn]] void fail(const Caller& caller, const char* reason) {
-  auto lost = lost_rank(caller);
+[[noreturn]] void fail(const Caller& caller, const char* reason,
+                       std::optional<int> known = std::nullopt) {
+  auto lost = known ? known : lost_rank(caller);
   std::string whom = lost ? joined(caller, {*lost}) + ", which ended, threw, or made" : "";
   if (!lost && caller.world_size > 2) {
     const auto silent = caller.peers->roll_call().silent();
@@ -92,6 +94,8 @@ template <class Function>
 auto with_context(const Caller& caller, Function&& function) {
   try {
     return function();
+  } catch (const LostRank& error) {
+    fail(caller, error.what(), error.rank());
   } catch (const c10::Error& error) {
     fail(caller, error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -114,16 +118,34 @@ class BackendPending final : public Pending {
   Workspace::Block sent_;  // copies under way
 };
 
+class RingsPending final : public Pending {
+ public:
+  RingsPending(std::shared_ptr<SharedRings> rings, Caller caller, std::vector<Row> rows)
+      : rings_(std::move(rings)),
+        caller_(std::move(caller)),
+        exchange_(rings_->post(std::move(rows))) {}
+  void wait() override {
+    with_context(caller_, [&] { rings_->wait(*exchange_); });
+  }
+
+ private:
+  std::shared_ptr<SharedRings> rings_;
+  Caller caller_;
+  std::shared_ptr<SharedRings::Exchange> exchange_;
+};
+
 class BackendCommunicator final : public Communicator {
  public:
   BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, c10::Device device,
-                      GatherBy gather_by, Peers peers, std::shared_ptr<Communicator> words)
+                      GatherBy gather_by, Beside beside)
       : backend_(std::move(backend)),
         device_(device),
         gather_by_(gather_by),
-        peers_(std::make_shared<const Peers>(std::move(peers))),
-        words_(std::move(words)) {
-    if (gather_by != GatherBy::AllToAll || world_size() <= Relay::kDirectRanks) return;
+        peers_(std::move(beside.peers)),
+        words_(std::move(beside.words)),
+        rings_(std::move(beside.rings)) {
+    const bool has_few = rings_ || world_size() <= Relay::kDirectRanks;
+    if (gather_by != GatherBy::AllToAll || has_few) return;
     words_relay_ = std::make_unique<Relay>(*this, Relay::kWordsTag);
     small_relay_ = std::make_unique<Relay>(*this, Relay::kSmallTag);
   }
@@ -193,15 +215,16 @@ class BackendCommunicator final : public Communicator {
 
  private:
   PendingPtr send_rows(const char* collective, const at::Tensor& output, const at::Tensor& input) {
-    if (trades())
-      return trade_rows(collective, output.view({2, output.numel() / 2}),
-                        input.view({2, input.numel() / 2}));
+    const int64_t w = world_size();
+    if (trades() || rings_)
+      return trade_rows(collective, output.view({w, output.numel() / w}),
+                        input.view({w, input.numel() / w}));
     Workspace::Block copies;
     if (!input.is_contiguous()) {
       copies = workspace().take(input.numel(), input.options());
       copies.tensor().view(input.sizes()).copy_(input);
     }
-    const Caller caller{collective, rank(), world_size(), peers_, names()};
+    const Caller caller = caller_of(collective);
     auto work = with_context(caller, [&] {
       at::Tensor to = output;
       at::Tensor from = copies.tensor().defined() ? copies.tensor() : input.view({-1});
@@ -213,11 +236,24 @@ class BackendCommunicator final : public Communicator {
 
   PendingPtr trade_rows(const char* collective, const at::Tensor& output, const at::Tensor& input) {
     output[rank()].copy_(input[rank()]);
-    return trade(collective, output[1 - rank()], input[1 - rank()]);
+    if (!rings_) return trade(collective, output[1 - rank()], input[1 - rank()]);
+    // Each begins with the next one, so that not all write to one rank.
+    std::vector<Row> rows;
+    for (int step = 1; step < world_size(); ++step) {
+      const int peer = (rank() + step) % world_size();
+      rows.push_back({peer, input[peer], output[peer]});
+    }
+    return std::make_unique<RingsPending>(rings_, caller_of(collective), std::move(rows));
+  }
+  Caller caller_of(const char* collective) const {
+    return {collective, rank(), world_size(), peers_, names()};
   }
 
   // Each of two ranks sends one message, from where it lies.
   PendingPtr trade(const char* collective, const at::Tensor& output, const at::Tensor& input) {
+    if (rings_)
+      return std::make_unique<RingsPending>(rings_, caller_of(collective),
+                                            std::vector<Row>{{1 - rank(), input, output}});
     return start(collective, [&] {
       at::Tensor to = output;
       at::Tensor from = input;
@@ -230,7 +266,7 @@ class BackendCommunicator final : public Communicator {
 
   template <class Function>
   PendingPtr start(const char* collective, Function&& function) {
-    return start(Caller{collective, rank(), world_size(), peers_, names()}, function);
+    return start(caller_of(collective), function);
   }
   template <class Function>
   PendingPtr start(const Caller& caller, Function&& function) {
@@ -242,6 +278,7 @@ class BackendCommunicator final : public Communicator {
   GatherBy gather_by_;
   std::shared_ptr<const Peers> peers_;
   std::shared_ptr<Communicator> words_;
+  std::shared_ptr<SharedRings> rings_;
   // Of many ranks: what is small is passed on. Last: their threads use the others.
   std::unique_ptr<Relay> words_relay_, small_relay_;
 };
@@ -249,10 +286,8 @@ class BackendCommunicator final : public Communicator {
 }  // namespace
 
 std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                   c10::Device device, GatherBy gather_by, Peers peers,
-                                   std::shared_ptr<Communicator> words) {
-  return std::make_shared<BackendCommunicator>(backend, device, gather_by, std::move(peers),
-                                               std::move(words));
+                                   c10::Device device, GatherBy gather_by, Beside beside) {
+  return std::make_shared<BackendCommunicator>(backend, device, gather_by, std::move(beside));
 }
 
 PendingPtr Communicator::trade(const at::Tensor&, const at::Tensor&) {

@@ -16,6 +16,7 @@
 #include "engine/comm/communicator.hpp"
 #include "engine/comm/mesh.hpp"
 #include "engine/comm/peers.hpp"
+#include "engine/comm/shared_rings.hpp"
 
 namespace c10d {
 class Backend;
@@ -29,10 +30,14 @@ namespace equigrad::comm {
 // ranks on 2 cores: 0.9 ms against 2.0 ms).
 enum class GatherBy { AllGather, AllToAll };
 
-// `words` carries small messages, if it is given.
+// What a communicator has beside its backend.
+struct Beside {
+  std::shared_ptr<const Peers> peers = std::make_shared<const Peers>();
+  std::shared_ptr<Communicator> words = nullptr;  // carries small messages, if it is given
+  std::shared_ptr<SharedRings> rings = nullptr;   // carries rows, if it is given
+};
 std::shared_ptr<Communicator> wrap(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                   c10::Device device, GatherBy gather_by, Peers peers = {},
-                                   std::shared_ptr<Communicator> words = nullptr);
+                                   c10::Device device, GatherBy gather_by, Beside beside = {});
 
 std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                         int world_size, std::chrono::milliseconds timeout);

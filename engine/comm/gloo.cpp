@@ -114,6 +114,17 @@ std::shared_ptr<gloo::transport::Device> make_device(c10d::Store& store, int wor
   return ProcessGroupGloo::createDefaultDevice();
 }
 
+// Its thread is to disturb as little as Gloo's.
+std::shared_ptr<SharedRings> make_rings(c10d::Store& store, int rank, int world_size,
+                                        const std::shared_ptr<const Peers>& peers,
+                                        std::chrono::milliseconds timeout) {
+  const BatchThreads its_thread;
+  const SharedRings::Board board{
+      [&store](const std::string& key, const std::string& value) { store.set(key, value); },
+      [&store](const std::string& key) { return store.get_to_str(key); }};
+  return SharedRings::connect(board, rank, world_size, peers, timeout);
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& store, int rank,
@@ -131,13 +142,15 @@ std::shared_ptr<Communicator> gloo_over(const c10::intrusive_ptr<c10d::Store>& s
     std::vector<std::string> introductions;
     for (int of = 0; of < world_size; ++of) introductions.push_back(store->get_to_str(key(of)));
     // Rank 0 may be who serves the store, so it leaves last.
-    store->set(done(rank), "1");
-    for (int of = 0; rank == 0 && of < world_size; ++of) store->get(done(of));
-    const std::chrono::milliseconds most(10'000);
     const Board board{[store](const std::string& name) { store->set(name, "1"); },
                       [store](const std::string& name) { return store->check({name}); }};
-    Peers peers(introductions, {board, rank, world_size, std::min(timeout / 2, most)});
-    return wrap(group, c10::Device(c10::kCPU), GatherBy::AllToAll, std::move(peers));
+    const std::chrono::milliseconds most(10'000);
+    const auto peers = std::make_shared<const Peers>(
+        introductions, RollCall{board, rank, world_size, std::min(timeout / 2, most)});
+    auto rings = make_rings(*store, rank, world_size, peers, timeout);
+    store->set(done(rank), "1");
+    for (int of = 0; rank == 0 && of < world_size; ++of) store->get(done(of));
+    return wrap(group, c10::Device(c10::kCPU), GatherBy::AllToAll, {peers, nullptr, rings});
   } catch (const c10::Error& error) {
     not_connected(rank, world_size, timeout, error.what_without_backtrace());
   } catch (const std::exception& error) {

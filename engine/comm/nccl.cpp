@@ -26,7 +26,7 @@ std::shared_ptr<Communicator> nccl_over(const c10::intrusive_ptr<c10d::Store>& s
   if (world_size > 1)
     words = gloo_over(c10::make_intrusive<c10d::PrefixStore>("words", store), rank, world_size,
                       timeout);
-  return wrap(group, device, GatherBy::AllGather, {}, std::move(words));
+  return wrap(group, device, GatherBy::AllGather, {.words = std::move(words)});
 }
 
 std::shared_ptr<Communicator> connect_nccl(int rank, int world_size, int device_index,

@@ -66,6 +66,13 @@ int Peers::local_ranks(int world_size) const {
   return local == 0 || world != machines.size() * local ? world_size : static_cast<int>(local);
 }
 
+bool Peers::are_here(int world_size) const {
+  const auto here = this_machine();
+  return !here.empty() && processes_.size() == static_cast<std::size_t>(world_size) &&
+         std::all_of(processes_.begin(), processes_.end(),
+                     [&](const auto& one) { return one.starts_with(here + " "); });
+}
+
 std::vector<int> Peers::ended() const {
   const auto here = this_machine();
   std::vector<int> ranks;

@@ -31,6 +31,7 @@ class Peers {
   std::vector<int> ended() const;
   // As Communicator has them; the space of process numbers is taken for the host.
   int local_ranks(int world_size) const;
+  bool are_here(int world_size) const;  // all of them on this machine, as far as is known
   const RollCall& roll_call() const { return roll_call_; }  // of those that cannot be looked at
 
  private:

@@ -185,8 +185,8 @@ int scale_command(const ScaleCommand& command, const std::string& worker) {
 struct GateCommand {
   std::string worker = default_programs().worker, older = worker, baseline, planted = "{}";
   bool write = false;
-  int runs = 20, pairs = 40, lives = 8, steps = 5, stage = 2;
-  double margin = 0.05, confidence = 0.999;
+  int runs = 20, stage = 2;
+  TimesPlan plan;  // how long, and when it is enough
 };
 
 nlohmann::json read_json(const std::string& path) {
@@ -242,27 +242,26 @@ int leaks_command(const GateCommand& command) {
 
 TimesPlan plan_of(const GateCommand& command, const std::string& older) {
   Programs programs = default_programs();
-  TimesPlan plan;
-  plan.model = gpt(2, 24, 2, 16, 64);
+  TimesPlan plan = command.plan;
+  plan.model = gpt(4, 128, 4, 64, 1024);
   const auto config = engine_config(command.stage, plan.batch, 1, nlohmann::json::object());
   programs.worker = older;
   plan.older = engine_contestant("older", programs, config);
   programs.worker = command.worker;
   plan.newer = engine_contestant("newer", programs, config);
   plan.newer.settings["faults"] = nlohmann::json::parse(command.planted);
-  plan.pairs = command.pairs;
-  plan.lives = command.lives;
-  plan.steps = command.steps;
-  plan.margin = command.margin;
-  plan.confidence = command.confidence;
   return plan;
 }
 
+std::string lives_text(int lives) {
+  return std::to_string(lives) + (lives == 1 ? " life" : " lives");
+}
+
 void print(const TimesResult& result) {
-  std::printf("new / old %.4f [%.4f, %.4f], CPU %.4f [%.4f, %.4f], %zu pairs: %s\n",
+  std::printf("new / old %.4f [%.4f, %.4f], CPU %.4f [%.4f, %.4f], %s, %zu pairs: %s\n",
               result.ratio.median, result.ratio.low, result.ratio.high, result.cpu_ratio.median,
-              result.cpu_ratio.low, result.cpu_ratio.high, result.ratios.size(),
-              word(result.verdict));
+              result.cpu_ratio.low, result.cpu_ratio.high, lives_text(result.lives).c_str(),
+              result.ratios.size(), word(result.verdict));
   std::fflush(stdout);
 }
 
@@ -326,14 +325,16 @@ void add_gates(CLI::App& app, GateCommand& gate) {
     command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge")
         ->check(CLI::ExistingFile);
   for (auto* command : {times, noise}) {
-    command->add_option("--pairs", gate.pairs, "Of one life of the two programs")
+    command->add_option("--pairs", gate.plan.pairs, "Of one life of the two programs")
         ->check(conformance::cli::at_least(1));
-    command->add_option("--lives", gate.lives, "Starts of the programs at most, while it is open")
+    command
+        ->add_option("--lives", gate.plan.lives, "Starts of the programs at most, while it is open")
         ->check(conformance::cli::at_least(1));
-    command->add_option("--steps", gate.steps, "Of each half of a pair")
+    command->add_option("--steps", gate.plan.steps, "Of each half of a pair")
         ->check(conformance::cli::at_least(1));
     command->add_option("--stage", gate.stage, "ZeRO stage")->check(CLI::Range(0, 3));
-    command->add_option("--margin", gate.margin, "Slower by at most so much is equivalent: 0.05")
+    command
+        ->add_option("--margin", gate.plan.margin, "Slower by at most so much is equivalent: 0.02")
         ->check(CLI::Range(0.0, 1.0));
   }
 }

@@ -169,23 +169,31 @@ LeakReport find_leaks(const std::string& worker, const std::string& scratch, int
   return report;
 }
 
+// With more questions each has less of 1 - confidence, and needs more lives.
+Looks looks_of(const TimesPlan& plan) {
+  for (std::size_t questions = 1;; ++questions) {
+    // Wall clock and CPU time are asked.
+    Looks looks{{}, 1 - (1 - plan.confidence) / (2 * static_cast<double>(questions))};
+    for (int lives = values_for(looks.confidence); lives < plan.lives; lives += (lives + 1) / 2)
+      looks.lives.push_back(lives);
+    looks.lives.push_back(plan.lives);
+    if (looks.lives.size() <= questions || plan.lives == 1) return looks;
+  }
+}
+
 TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
   const Workload workload(plan.model, plan.world, plan.batch, 1, scratch);
   TimesResult result;
-  int looks = 0;
-  for (int lives = 2; lives < 2 * plan.lives; lives *= 2) ++looks;
-  // Wall clock and CPU time are asked.
-  const double confidence = 1 - (1 - plan.confidence) / (2 * std::max(looks, 1));
-  for (int life = 1; life <= plan.lives; ++life) {
-    live(plan, workload, scratch, life, result);
-    const bool is_look = life > 1 && (life & (life - 1)) == 0;
-    if (!is_look && life < plan.lives) continue;
-    result.ratio = median_interval(result.ratios, confidence);
-    result.cpu_ratio = median_interval(result.cpu_ratios, confidence);
+  const auto looks = looks_of(plan);
+  for (const int next : looks.lives) {
+    while (result.lives < next) live(plan, workload, scratch, ++result.lives, result);
+    const auto ratios = by_life(result.ratios, result.lives);
+    result.ratio = median_interval(ratios, looks.confidence);
+    result.cpu_ratio = median_interval(by_life(result.cpu_ratios, result.lives), looks.confidence);
     const bool costs_cpu = judge(result.cpu_ratio, plan.margin) == Verdict::Regressed;
     result.verdict = costs_cpu ? Verdict::Regressed : judge(result.ratio, plan.margin);
-    const auto needed = static_cast<std::size_t>(pairs_for(confidence));
-    if (result.ratios.size() < needed) result.verdict = Verdict::Inconclusive;
+    if (ratios.size() < static_cast<std::size_t>(values_for(looks.confidence)))
+      result.verdict = Verdict::Inconclusive;
     if (result.verdict != Verdict::Inconclusive) break;
   }
   return result;

@@ -44,22 +44,30 @@ struct LeakReport {
 LeakReport find_leaks(const std::string& worker, const std::string& scratch, int stage,
                       const nlohmann::json& faults = nlohmann::json::object());
 
-// Both programs are started again after `pairs` pairs: where a process's memory lies changes its
-// speed for its whole life. The verdict is asked for after 2, 4, 8, ... lives, and given once there
-// is one; every question has its share of 1 - confidence.
+// Both programs are started again after `pairs` pairs, and a life is one value (medians.hpp). The
+// verdict is asked for after as many lives as its confidence needs, then after half as many more,
+// and so on, and given once there is one; every question has its share of 1 - confidence. Of one
+// life the pairs are the values.
 struct TimesPlan {
   Contestant older, newer;
   nlohmann::json model;
   int world = 2;
   int64_t batch = 4;
-  int pairs = 40, steps = 5, lives = 8;
-  double margin = 0.05, confidence = 0.999;
+  int pairs = 8, steps = 3, lives = 64;
+  double margin = 0.02, confidence = 0.99;
 };
 struct TimesResult {
-  std::vector<double> ratios, cpu_ratios;  // by pair
+  std::vector<double> ratios, cpu_ratios;  // by pair, life by life
+  int lives = 0;
   reports::MedianEstimate ratio, cpu_ratio;
   Verdict verdict = Verdict::Inconclusive;
 };
+// After how many lives a verdict is asked for, and the confidence of one question.
+struct Looks {
+  std::vector<int> lives;
+  double confidence = 0;
+};
+Looks looks_of(const TimesPlan& plan);
 TimesResult compare_times(const TimesPlan& plan, const std::string& scratch);
 
 // What a time depends on besides the program; times of another machine are not compared.

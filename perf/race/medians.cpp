@@ -24,12 +24,25 @@ reports::MedianEstimate median_interval(std::vector<double> values, double confi
   return {(values[(n - 1) / 2] + values[n / 2]) / 2, values[k - 1], values[n - k]};
 }
 
-int pairs_for(double confidence) {
+int values_for(double confidence) {
   if (!(confidence > 0 && confidence < 1))
     throw std::runtime_error("[medians] expected a confidence between 0 and 1.");
   int n = 1;
   while (rank_of_bound(static_cast<std::size_t>(n), confidence) == 0) ++n;
   return n;
+}
+
+std::vector<double> by_life(const std::vector<double>& values, int64_t lives) {
+  if (lives <= 1) return values;
+  const auto each = static_cast<std::ptrdiff_t>(values.size()) / lives;
+  std::vector<double> medians;
+  for (auto at = values.begin(); at != values.begin() + each * lives; at += each) {
+    std::vector<double> life(at, at + each);
+    std::sort(life.begin(), life.end());
+    const std::size_t n = life.size();
+    medians.push_back((life[(n - 1) / 2] + life[n / 2]) / 2);
+  }
+  return medians;
 }
 
 const char* word(Verdict verdict) {

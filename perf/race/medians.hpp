@@ -9,7 +9,8 @@
 //   inconclusive  neither: the interval holds 1 + margin
 //
 // Invariants: two variants that are the same are called regressed with a probability below
-// (1 - confidence) / 2, whatever the machine does, if the pairs are independent.
+// (1 - confidence) / 2, whatever the machine does, if the values are independent. Pairs of one life
+// are not: how a process's memory lies makes it fast or slow for all of them. Lives are.
 // Units: ratios are time of the new / time of the old.
 // Errors: std::runtime_error for no values, or a confidence that is not between 0 and 1.
 // Depends on: reports/race.hpp.
@@ -23,8 +24,11 @@ namespace equigrad::perf {
 
 // With fewer values than the confidence needs, the interval is from the least to the largest.
 reports::MedianEstimate median_interval(std::vector<double> values, double confidence);
-// The fewest pairs whose interval can have this confidence.
-int pairs_for(double confidence);
+// The fewest values whose interval can have this confidence.
+int values_for(double confidence);
+// One value a life: the median of its part of `values`, which follow each other life by life. Of
+// one life all of them.
+std::vector<double> by_life(const std::vector<double>& values, int64_t lives);
 
 enum class Verdict { Regressed, Equivalent, Inconclusive };
 const char* word(Verdict verdict);

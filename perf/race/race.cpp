@@ -154,9 +154,12 @@ void Running::keep(RaceRow& row, const Proof& proof) {
                              conformance::oracle::describe(proof.report));
 }
 
-// Collectives and allocations in a run of its own: a counted run is slower.
+// Collectives and allocations in a run of its own: a counted run is slower. What is sent is counted
+// where the kernel sees it.
 void Running::count(const Contestant& contestant, RaceRow& row) {
-  const auto ranks = start(contestant, {{"counted", true}});
+  auto over_tcp = contestant;
+  over_tcp.command.insert(over_tcp.command.begin(), {"env", "EQUIGRAD_SHARED_MEMORY=0"});
+  const auto ranks = start(over_tcp, {{"counted", true}});
   ranks->ask({{"do", "block"}, {"warm", 2}, {"steps", 0}});
   const auto answers = ranks->ask({{"do", "counts"}});
   row.wire_bytes = largest(answers, "wire_bytes");
@@ -236,16 +239,6 @@ void Running::run_part(std::size_t part, int life) {
     }
   }
   race(runners);
-}
-
-// One value a life, or each round where there is one life.
-std::vector<double> by_life(const std::vector<double>& rounds, int64_t lives) {
-  if (lives <= 1) return rounds;
-  std::vector<double> medians;
-  const auto each = static_cast<std::ptrdiff_t>(rounds.size()) / lives;
-  for (auto at = rounds.begin(); at != rounds.begin() + each * lives; at += each)
-    medians.push_back(median_interval({at, at + each}, 0.5).median);
-  return medians;
 }
 
 void Running::conclude() {

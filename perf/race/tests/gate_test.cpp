@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <equigrad_build_info.hpp>
 #include <fstream>
@@ -107,18 +108,42 @@ TEST_F(Gate, TimesOfASlowerOneAreRegressedAndOfAFasterOneAreNot) {
   EXPECT_LT(faster.ratio.high, 1);
 }
 
-// However clear they look; of two lives it may end after the second, and has their pairs.
+// However clear they look.
 TEST_F(Gate, TimesOfFewerPairsThanTheConfidenceNeedsAreInconclusive) {
   auto few = plan(0, 100'000);
-  few.pairs = 11;  // 12 are needed
+  few.pairs = values_for(looks_of(few).confidence) - 1;
   const auto found = compare_times(few, scratch());
-  EXPECT_EQ(found.ratios.size(), 11u);
+  EXPECT_EQ(found.ratios.size(), static_cast<std::size_t>(few.pairs));
   EXPECT_EQ(found.verdict, Verdict::Inconclusive);
-  few.pairs = 6;
-  few.lives = 4;
-  const auto more = compare_times(few, scratch());
-  EXPECT_EQ(more.ratios.size(), 24u) << "12 after two lives: too few for the second question";
-  EXPECT_EQ(more.verdict, Verdict::Regressed);
+}
+
+// Pairs of one life are fast or slow together, so a life is one value.
+TEST_F(Gate, OfSeveralLivesAVerdictComesAfterAsManyAsItNeeds) {
+  auto many = plan(0, 50'000);
+  many.pairs = 2;
+  many.lives = 40;
+  many.confidence = 0.75;
+  const auto looks = looks_of(many);
+  const auto found = compare_times(many, scratch());
+  EXPECT_EQ(found.verdict, Verdict::Regressed);
+  EXPECT_THAT(looks.lives, testing::Contains(found.lives));
+  EXPECT_EQ(found.ratios.size(), 2u * static_cast<std::size_t>(found.lives));
+  many.lives = 3;
+  many.confidence = 0.99;
+  EXPECT_EQ(compare_times(many, scratch()).verdict, Verdict::Inconclusive) << "with 6 pairs";
+}
+
+// All questions together are wrong no more often than was said.
+TEST(Looks, ShareWhatTheConfidenceLeaves) {
+  TimesPlan plan;
+  const auto looks = looks_of(plan);
+  EXPECT_GE(looks.lives.front(), values_for(looks.confidence));
+  EXPECT_TRUE(std::is_sorted(looks.lives.begin(), looks.lives.end()));
+  EXPECT_EQ(looks.lives.back(), plan.lives);
+  EXPECT_LE(2 * static_cast<double>(looks.lives.size()) * (1 - looks.confidence),
+            1 - plan.confidence + 1e-12);
+  plan.lives = 1;
+  EXPECT_THAT(looks_of(plan).lives, testing::ElementsAre(1));
 }
 
 TEST(Differences, NamesEachPlace) {

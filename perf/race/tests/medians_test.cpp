@@ -1,6 +1,6 @@
 #include "perf/race/medians.hpp"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <random>
 #include <stdexcept>
@@ -36,9 +36,9 @@ TEST(MedianInterval, HoldsTheMedianAsOftenAsItSays) {
 
 TEST(MedianInterval, NeedsValuesAndAConfidence) {
   EXPECT_THROW(median_interval({}, 0.9), std::runtime_error);
-  EXPECT_THROW(pairs_for(1), std::runtime_error);
-  EXPECT_EQ(pairs_for(0.95), 6);    // 2 / 2^6 = 0.031
-  EXPECT_EQ(pairs_for(0.999), 11);  // 2 / 2^11 = 0.00098
+  EXPECT_THROW(values_for(1), std::runtime_error);
+  EXPECT_EQ(values_for(0.95), 6);    // 2 / 2^6 = 0.031
+  EXPECT_EQ(values_for(0.999), 11);  // 2 / 2^11 = 0.00098
 }
 
 TEST(Judge, HasThreeVerdicts) {
@@ -46,6 +46,13 @@ TEST(Judge, HasThreeVerdicts) {
   EXPECT_EQ(judge({1.02, 0.98, 1.09}, 0.1), Verdict::Equivalent);
   EXPECT_EQ(judge({0.5, 0.4, 0.6}, 0.1), Verdict::Equivalent);  // faster is no finding
   EXPECT_EQ(judge({1.08, 1.01, 1.12}, 0.1), Verdict::Inconclusive);
+}
+
+TEST(ByLife, ALifeIsTheMedianOfItsOwnValues) {
+  using testing::ElementsAre;
+  EXPECT_THAT(by_life({3, 1, 2, 9, 7, 8}, 2), ElementsAre(2, 8));
+  EXPECT_THAT(by_life({1, 2, 3, 4}, 1), ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(by_life({1, 2, 5, 8}, 2), ElementsAre(1.5, 6.5));
 }
 
 }  // namespace
