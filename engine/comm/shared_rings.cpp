@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
-#include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -20,13 +20,26 @@ constexpr std::size_t kChunkBytes = std::size_t{1} << 18;
 constexpr std::size_t kPageBytes = 4096;
 constexpr const char* kNowhere = "nowhere";
 
+// States of a segment: its rank has left, has given up, or has, for it has lost rank state - kLost.
+constexpr std::uint32_t kLeft = 1, kGaveUp = 2, kLost = 3;
+
+std::uint32_t state_after(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const LostRank& lost) {
+    return kLost + static_cast<std::uint32_t>(lost.rank());
+  } catch (...) {
+    return kGaveUp;
+  }
+}
+
 struct Header {
   std::uint64_t number = 0, bytes = 0;
 };
 
 SegmentSizes sizes_of(int world_size) {
   const std::size_t each = SharedRings::kRingsBytes / static_cast<std::size_t>(world_size - 1);
-  return {world_size, each / kPageBytes * kPageBytes};
+  return {world_size, (each / kPageBytes + 1) * kPageBytes};
 }
 
 bool is_wanted() {
@@ -51,7 +64,9 @@ struct SharedRings::Way {
   std::deque<Message> sends, receives;
   std::uint64_t sent = 0, received = 0;  // messages
   Header arrived;
+  std::exception_ptr error;  // it is lost
 
+  bool is_open() const { return !sends.empty() || !receives.empty(); }
   bool send_some();
   bool receive_some();
   std::size_t end_first(std::deque<Message>& messages);
@@ -120,16 +135,22 @@ std::shared_ptr<SharedRings> SharedRings::connect(const Board& board, int rank, 
                                                   std::chrono::milliseconds timeout) {
   if (world_size == 1 || world_size > kMostRanks) return nullptr;
   std::shared_ptr<SharedRings> rings(new SharedRings(std::move(peers), timeout));
-  const bool is_mapped = rings->map_all(board, rank, world_size);
+  const bool is_mapped = rings->map_all(board, rank, world_size) && rings->start_helper();
   const auto mapped = [](int of) { return "equigrad/mapped/" + std::to_string(of); };
   board.set(mapped(rank), is_mapped ? "1" : "0");
   bool are_mapped = is_mapped;
   for (int of = 0; of < world_size; ++of) are_mapped &= board.get(mapped(of)) == "1";
   if (!are_mapped) return nullptr;
   rings->mine_->hide();
-  rings->helper_ = std::make_unique<Helper>();
-  rings->helper_->thread = std::thread([&lent = *rings] { lent.help(); });
   return rings;
+}
+
+bool SharedRings::start_helper() try {
+  helper_ = std::make_unique<Helper>();
+  helper_->thread = std::thread([this] { help(); });
+  return true;
+} catch (const std::system_error&) {  // no more threads
+  return false;
 }
 
 bool SharedRings::map_all(const Board& board, int rank, int world_size) {
@@ -153,28 +174,61 @@ bool SharedRings::map_all(const Board& board, int rank, int world_size) {
   return is_mapped;
 }
 
-// In a process that was forked from this one the memory is its parent's, and the thread is not.
+// In a process that was forked from this one the memory is its parent's, and there is no thread.
 SharedRings::~SharedRings() {
   if (process_ != getpid()) {
-    if (helper_) helper_->thread.detach();
     static_cast<void>(helper_.release());
     return;
   }
-  if (!helper_) return;
+  if (!helper_ || !helper_->thread.joinable()) return;
+  send_rest();
   {
     const std::lock_guard lock(mutex_);
     helper_->is_stopping = true;
   }
   helper_->has_work.notify_one();
   helper_->thread.join();
-  mine_->close();
+  mine_->close(kLeft);
   for (const auto& way : ways_) way->theirs->ring_bell();
 }
 
+// Others may wait for what this rank has posted and did not wait for.
+void SharedRings::send_rest() {
+  const auto has_more = [](const auto& way) { return !way->sends.empty(); };
+  auto end = Clock::now() + kFarewell;
+  std::unique_lock lock(mutex_);
+  while (!error_ && std::any_of(ways_.begin(), ways_.end(), has_more) && Clock::now() < end) {
+    const auto since = mine_->bell();
+    if (move()) {
+      end = Clock::now() + kFarewell;
+      continue;
+    }
+    lock.unlock();
+    mine_->sleep(since, kLook);
+    const auto ended = peers_->ended();
+    lock.lock();
+    if (!move()) look_for_ended(ended);
+  }
+}
+
+void SharedRings::require_own_process() const {
+  if (process_ != getpid())
+    throw std::runtime_error("this process was forked from the rank that made these rings");
+}
+
 std::shared_ptr<SharedRings::Exchange> SharedRings::post(std::vector<Row> rows) {
-  auto exchange = std::make_shared<Exchange>(Exchange{std::move(rows), 0});
+  require_own_process();
+  for (const auto& row : rows)
+    if (!row.send.is_contiguous() || !row.receive.is_contiguous())
+      throw std::runtime_error("rows are contiguous");
+  auto exchange = std::make_shared<Exchange>(Exchange{std::move(rows), 0, nullptr});
   std::vector<std::shared_ptr<Exchange>> through;  // let go behind the lock
   const std::lock_guard lock(mutex_);
+  through = take_through();
+  exchange->error = error_;
+  for (const auto& way : ways_)
+    if (way->error) exchange->error = way->error;
+  if (exchange->error) return exchange;
   for (const auto& row : exchange->rows) {
     const auto way = std::find_if(ways_.begin(), ways_.end(),
                                   [&](const auto& one) { return one->peer == row.peer; });
@@ -187,16 +241,14 @@ std::shared_ptr<SharedRings::Exchange> SharedRings::post(std::vector<Row> rows) 
                            static_cast<std::byte*>(row.receive.mutable_data_ptr()),
                            {++to.received, row.receive.nbytes()}});
   }
-  through = take_through();
   posted_.push_back(exchange);
-  if (error_) return exchange;
-  while (move_or_fail()) {
+  while (move()) {
   }
   if (open_ > 0 && helper_->is_parked) helper_->has_work.notify_one();
   return exchange;
 }
 
-// For the thread that posts and waits.
+// For the thread that posts and waits. In order, so that what is behind one that is open stays.
 std::vector<std::shared_ptr<SharedRings::Exchange>> SharedRings::take_through() {
   std::vector<std::shared_ptr<Exchange>> through;
   for (; !posted_.empty() && posted_.front()->open == 0; posted_.pop_front())
@@ -205,69 +257,103 @@ std::vector<std::shared_ptr<SharedRings::Exchange>> SharedRings::take_through() 
 }
 
 void SharedRings::wait(Exchange& exchange) {
-  const auto end = Clock::now() + timeout_;
+  require_own_process();
+  auto end = Clock::now() + timeout_;
   std::vector<std::shared_ptr<Exchange>> through;  // let go behind the lock
   std::unique_lock lock(mutex_);
-  while (exchange.open > 0) {
-    if (error_) std::rethrow_exception(error_);
+  while (exchange.open > 0 && !exchange.error) {
     const auto since = mine_->bell();
-    if (move_or_fail()) continue;
-    if (error_) std::rethrow_exception(error_);
+    if (move()) {
+      end = Clock::now() + timeout_;
+      continue;
+    }
+    if (exchange.open == 0 || exchange.error) break;
     lock.unlock();
     mine_->sleep(since, kLook);
     const bool has_rung = mine_->bell() != since;
+    const auto ended = has_rung ? std::vector<int>{} : peers_->ended();
     lock.lock();
-    if (has_rung || exchange.open == 0) continue;
-    for (const int rank : peers_->ended())
-      fail(std::make_exception_ptr(LostRank(rank, "its process has ended")));
-    if (!error_ && Clock::now() >= end)
-      fail(std::make_exception_ptr(std::runtime_error(
+    if (has_rung || move()) {
+      end = Clock::now() + timeout_;
+      continue;
+    }
+    look_for_ended(ended);  // who had ended before there was nothing left of it
+    if (Clock::now() >= end)
+      give_up(std::make_exception_ptr(std::runtime_error(
           fmt::format("Timed out waiting {}ms for rows of other ranks", timeout_.count()))));
+  }
+  if (const auto error = exchange.error) {
+    give_up(error);
+    std::rethrow_exception(error);
   }
   through = take_through();
   lock.unlock();
   exchange.rows.clear();
 }
 
-// Whether anything was there to do. A rank that has closed its memory may have written before.
+void SharedRings::look_for_ended(const std::vector<int>& ended) {
+  for (const auto& way : ways_)
+    if (way->is_open() && std::find(ended.begin(), ended.end(), way->peer) != ended.end())
+      lose(*way, std::make_exception_ptr(LostRank(way->peer, "its process has ended")));
+}
+
+// Whether anything was there to do.
 bool SharedRings::move() {
   bool has_moved = false;
   for (const auto& way : ways_) {
-    if (way->sends.empty() && way->receives.empty()) continue;
-    const bool was_closed = way->theirs->is_closed();
-    bool is_busy = false;
-    if (!way->sends.empty()) {
-      is_busy |= way->send_some();
-      open_ -= way->end_first(way->sends);
+    if (!way->is_open()) continue;
+    try {
+      has_moved |= move_way(*way);
+    } catch (...) {
+      give_up(std::current_exception());
     }
-    if (!way->receives.empty()) {
-      is_busy |= way->receive_some();
-      open_ -= way->end_first(way->receives);
-    }
-    if (is_busy) way->theirs->ring_bell();
-    if (!is_busy && was_closed) throw LostRank(way->peer, "it has left");
-    has_moved |= is_busy;
   }
   return has_moved;
 }
 
-bool SharedRings::move_or_fail() {
-  try {
-    return move();
-  } catch (...) {
-    fail(std::current_exception());
-    return false;
+// A rank that has closed its memory may have written before.
+bool SharedRings::move_way(Way& way) {
+  const auto state = way.theirs->state();
+  bool has_moved = false;
+  if (!way.sends.empty()) {
+    has_moved |= way.send_some();
+    open_ -= way.end_first(way.sends);
+  }
+  if (!way.receives.empty()) {
+    has_moved |= way.receive_some();
+    open_ -= way.end_first(way.receives);
+  }
+  if (has_moved) {
+    way.theirs->ring_bell();
+  } else if (state == kGaveUp) {
+    throw std::runtime_error(fmt::format("rank {} has given up", way.peer));
+  } else if (state >= kLost) {
+    throw LostRank(static_cast<int>(state - kLost), "it has left");
+  } else if (state == kLeft) {
+    lose(way, std::make_exception_ptr(LostRank(way.peer, "it has left")));
+  }
+  return has_moved;
+}
+
+// Exchanges with messages on it fail; earlier ones may be through without it.
+void SharedRings::lose(Way& way, const std::exception_ptr& error) {
+  way.error = error;
+  for (auto* messages : {&way.sends, &way.receives}) {
+    for (auto& message : *messages) {
+      --message.of->open;
+      message.of->error = error;
+    }
+    open_ -= messages->size();
+    messages->clear();
   }
 }
 
-// What is posted stays open, and is read no more.
-void SharedRings::fail(std::exception_ptr error) {
-  if (!error_) error_ = std::move(error);
-  for (const auto& way : ways_) {
-    way->sends.clear();
-    way->receives.clear();
-  }
-  open_ = 0;
+void SharedRings::give_up(const std::exception_ptr& error) {
+  if (error_) return;
+  error_ = error;
+  for (const auto& way : ways_) lose(*way, error);
+  mine_->close(state_after(error));
+  for (const auto& way : ways_) way->theirs->ring_bell();
 }
 
 void SharedRings::help() {
@@ -277,7 +363,11 @@ void SharedRings::help() {
   const auto stops = [&] { return helper_->is_stopping; };
   while (!stops()) {
     idle = open_ > 0 ? 0 : idle + 1;
-    if (open_ > 0) move_or_fail();
+    while (open_ > 0 && !stops() && move()) {  // who waits comes first
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    }
     if (idle < kIdleLooks) {
       helper_->has_work.wait_for(lock, kLazily, stops);
       continue;

@@ -12,12 +12,13 @@
 // for, so that a rank that waits elsewhere keeps no other one waiting.
 //
 // Invariants: all ranks post the same exchanges in the same order, from one thread; each message is
-// headed by its number and length, so that another call than this one is an error and no wrong
-// bits. What is posted is read until it is done, whether or not it is waited for. Rings exist on
-// all ranks or on none.
+// headed by its number and length, so that a call of another length is an error and no wrong bits.
+// What is posted is read until it is done, whether or not it is waited for; who leaves sends first
+// what it has posted. Rings exist on all ranks or on none.
 // Units: bytes. A rank's memory is (W - 1) rings; pages that no message reached are not there.
-// Errors: LostRank where a rank has ended or has let its rings go; std::runtime_error for a time-
-// out and for another call. All that is posted behind one of them fails likewise.
+// Errors: LostRank where a rank has ended or left, or another one says so; std::runtime_error for a
+// time without any progress, for a call of another length, and where another rank has given up. Who
+// meets one says so to the others, and all that it posts behind it fails likewise.
 // Depends on: comm/peers; Linux's memfd and futex.
 #pragma once
 
@@ -58,9 +59,11 @@ struct Row {
 class SharedRings {
  public:
   static constexpr int kMostRanks = 16;
-  // Of all that one rank receives from; a ring has its part.
+  // Of all that one rank receives from: a ring has its part, and a page for what heads messages.
   static constexpr std::size_t kRingsBytes = std::size_t{4} << 20;
-  static constexpr std::chrono::milliseconds kLazily{2}, kLook{50};
+  // Between two looks of the thread; of who waits and is not rung for; for peers to take what a
+  // rank that leaves still has for them, without any progress.
+  static constexpr std::chrono::milliseconds kLazily{2}, kLook{50}, kFarewell{10'000};
 
   // What the ranks tell each other before they have rings: by key, through their store.
   struct Board {
@@ -80,6 +83,7 @@ class SharedRings {
   struct Exchange {
     std::vector<Row> rows;
     std::size_t open = 0;  // messages that are not through
+    std::exception_ptr error;
   };
   std::shared_ptr<Exchange> post(std::vector<Row> rows);
   void wait(Exchange& exchange);
@@ -89,9 +93,14 @@ class SharedRings {
   struct Helper;  // the thread
   SharedRings(std::shared_ptr<const Peers> peers, std::chrono::milliseconds timeout);
   bool map_all(const Board& board, int rank, int world_size);
+  bool start_helper();
+  void require_own_process() const;
   bool move();
-  bool move_or_fail();
-  void fail(std::exception_ptr error);
+  bool move_way(Way& way);
+  void lose(Way& way, const std::exception_ptr& error);
+  void give_up(const std::exception_ptr& error);
+  void look_for_ended(const std::vector<int>& ended);
+  void send_rest();
   std::vector<std::shared_ptr<Exchange>> take_through();
   void help();
 
@@ -102,8 +111,8 @@ class SharedRings {
   std::unique_ptr<SharedSegment> mine_;
   // What helps may end last references to nothing: it would wait for an interpreter's lock.
   std::deque<std::shared_ptr<Exchange>> posted_;
-  std::size_t open_ = 0;  // messages that are not through
-  std::exception_ptr error_;
+  std::size_t open_ = 0;      // messages that are not through
+  std::exception_ptr error_;  // that all fail with from now on
   std::mutex mutex_;
   std::unique_ptr<Helper> helper_;
 };

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +13,8 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <random>
+#include <sstream>
 
 namespace equigrad::comm {
 namespace {
@@ -34,7 +37,8 @@ struct Ring::Counts {
 };
 
 struct SharedSegment::Head {
-  alignas(kLine) std::atomic<std::uint32_t> bell, sleepers, closed;
+  std::uint64_t nonce;
+  alignas(kLine) std::atomic<std::uint32_t> bell, sleepers, state;
 };
 
 namespace {
@@ -42,6 +46,17 @@ namespace {
 std::size_t stride_of(const SegmentSizes& sizes) { return kPage + sizes.ring_bytes; }
 std::size_t bytes_of(const SegmentSizes& sizes) {
   return kPage + static_cast<std::size_t>(sizes.writers) * stride_of(sizes);
+}
+
+// A file beyond its limit is a signal, not an error.
+bool may_have(std::size_t bytes) {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= bytes;
+}
+
+std::uint64_t drawn() {
+  std::random_device device;
+  return (static_cast<std::uint64_t>(device()) << 32) | device() | 1;
 }
 
 }  // namespace
@@ -74,13 +89,16 @@ SharedSegment::SharedSegment(int descriptor, void* memory, const SegmentSizes& s
     : descriptor_(descriptor), memory_(memory), sizes_(sizes) {}
 
 std::unique_ptr<SharedSegment> SharedSegment::make(const SegmentSizes& sizes) {
-  const int descriptor = memfd_create("equigrad", MFD_CLOEXEC);
-  if (descriptor < 0) return nullptr;
   const auto bytes = bytes_of(sizes);
+  const int descriptor = may_have(bytes) ? memfd_create("equigrad", MFD_CLOEXEC) : -1;
+  if (descriptor < 0) return nullptr;
   if (ftruncate(descriptor, static_cast<off_t>(bytes)) == 0) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    if (memory != MAP_FAILED)  // of zeros
-      return std::unique_ptr<SharedSegment>(new SharedSegment(descriptor, memory, sizes));
+    if (memory != MAP_FAILED) {  // of zeros
+      std::unique_ptr<SharedSegment> made(new SharedSegment(descriptor, memory, sizes));
+      made->head().nonce = drawn();
+      return made;
+    }
   }
   ::close(descriptor);
   return nullptr;
@@ -88,7 +106,11 @@ std::unique_ptr<SharedSegment> SharedSegment::make(const SegmentSizes& sizes) {
 
 std::unique_ptr<SharedSegment> SharedSegment::map(const std::string& place,
                                                   const SegmentSizes& sizes) {
-  const int descriptor = open(place.c_str(), O_RDWR | O_CLOEXEC);
+  std::istringstream words(place);
+  std::string path;
+  std::uint64_t nonce = 0;
+  words >> path >> nonce;
+  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return nullptr;
   const auto bytes = bytes_of(sizes);
   void* memory = MAP_FAILED;
@@ -96,7 +118,8 @@ std::unique_ptr<SharedSegment> SharedSegment::map(const std::string& place,
     memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   ::close(descriptor);
   if (memory == MAP_FAILED) return nullptr;
-  return std::unique_ptr<SharedSegment>(new SharedSegment(-1, memory, sizes));
+  std::unique_ptr<SharedSegment> mapped(new SharedSegment(-1, memory, sizes));
+  return mapped->head().nonce == nonce ? std::move(mapped) : nullptr;
 }
 
 SharedSegment::~SharedSegment() {
@@ -105,7 +128,8 @@ SharedSegment::~SharedSegment() {
 }
 
 std::string SharedSegment::place() const {
-  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(descriptor_);
+  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(descriptor_) + " " +
+         std::to_string(head().nonce);
 }
 
 void SharedSegment::hide() {
@@ -133,7 +157,10 @@ void SharedSegment::sleep(std::uint32_t since, std::chrono::milliseconds most) {
   head().sleepers.fetch_sub(1);
 }
 
-void SharedSegment::close() { head().closed.store(1); }
-bool SharedSegment::is_closed() const { return head().closed.load() != 0; }
+std::uint32_t SharedSegment::state() const { return head().state.load(); }
+void SharedSegment::close(std::uint32_t state) {
+  std::uint32_t open = 0;
+  head().state.compare_exchange_strong(open, state);
+}
 
 }  // namespace equigrad::comm

@@ -1,6 +1,6 @@
 // Shared segment: memory of one rank that others of its machine write into and read from.
 //
-//   | bell, sleepers, closed | ring of writer 0 | ring of writer 1 | ...
+//   | nonce, bell, sleepers, state | ring of writer 0 | ring of writer 1 | ...
 //
 // A ring carries a stream of bytes from one writer to the segment's owner. The bell is a futex: who
 // has moved something rings it, and who found nothing to do sleeps until it rings.
@@ -9,7 +9,8 @@
 // counted as written. Memory lives until the last one who has mapped it lets it go, so what a rank
 // had written before it ended can still be read.
 // Units: bytes.
-// Errors: none: null where the system gives no such memory, or not to this process.
+// Errors: none: null where the system gives no such memory, or not to this process, or where what a
+// place names is another's (cloned machines have the same numbers of processes).
 // Depends on: Linux (memfd_create, futex, /proc/PID/fd).
 #pragma once
 
@@ -59,8 +60,9 @@ class SharedSegment {
   void ring_bell();
   // Until it has rung since, or `most` has passed.
   void sleep(std::uint32_t since, std::chrono::milliseconds most);
-  void close();  // its owner reads and writes no more
-  bool is_closed() const;
+  // 0, or why its owner reads and writes no more; the first one stands.
+  std::uint32_t state() const;
+  void close(std::uint32_t state);
 
  private:
   struct Head;

@@ -31,6 +31,17 @@ using std::chrono::steady_clock;
 using testing::AllOf;
 using testing::HasSubstr;
 
+// The text of whatever it throws.
+template <class Function>
+std::string thrown_by(Function&& function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
 at::Tensor row_of(int from, int to, int64_t numel, int call) {
   return sample(numel, static_cast<uint64_t>(from * 100 + to * 10 + call) + 1);
 }
@@ -74,9 +85,10 @@ TEST(SharedRings, EveryRowArrivesWholeWhateverItsLength) {
                    for (std::size_t call = numels.size(); call-- > 0;) {
                      rings->wait(*posted[call]);
                      for (const auto& row : all[call])
-                       EXPECT_THAT(row.receive, HasTheBitsOf(row_of(row.peer, me, numels[call],
-                                                                    static_cast<int>(call))))
-                           << call;
+                       if (numels[call] > 0)
+                         EXPECT_THAT(row.receive, HasTheBitsOf(row_of(row.peer, me, numels[call],
+                                                                      static_cast<int>(call))))
+                             << call;
                    }
                  }),
         "");
@@ -139,37 +151,150 @@ TEST(SharedRings, AnotherCallThanThisOneIsAnErrorThatSaysSo) {
       "");
 }
 
-// What it had written before can still be read; what it owes cannot.
-TEST(SharedRings, ARankThatLeavesIsNamedAtOnceAndWhatItSentIsThere) {
+// After an error nothing is sent and nothing is written, whatever comes.
+TEST(SharedRings, WhatIsPostedBehindAnErrorIsNotBegun) {
+  EXPECT_EQ(
+      on_ranks(2,
+               [](RankContext& context) {
+                 const int me = context.rank();
+                 const auto rings = rings_of(context, milliseconds(me == 0 ? 300 : 20'000));
+                 ASSERT_NE(rings, nullptr);
+                 const auto flag = context.directory() + "/posted";
+                 const auto end = steady_clock::now() + seconds(20);
+                 while (me == 1 && steady_clock::now() < end && !std::filesystem::exists(flag))
+                   std::this_thread::sleep_for(milliseconds(10));
+                 const auto first = rings->post({{1 - me, at::ones({4}), at::empty({4})}});
+                 if (me == 1) {
+                   EXPECT_THAT(
+                       thrown_by([&] {
+                         rings->wait(*first);
+                         rings->wait(*rings->post({{0, at::full({4}, 2.0F), at::empty({4})}}));
+                       }),
+                       HasSubstr("rank 0 has given up"));
+                   return;
+                 }
+                 EXPECT_THAT(thrown_by([&] { rings->wait(*first); }), HasSubstr("Timed out"));
+                 const auto output = at::zeros({4});
+                 const auto second = rings->post({{1, at::full({4}, 3.0F), output}});
+                 std::ofstream(flag) << "posted";
+                 std::this_thread::sleep_for(milliseconds(500));
+                 EXPECT_THAT(thrown_by([&] { rings->wait(*second); }), HasSubstr("Timed out"));
+                 EXPECT_THAT(output, HasTheBitsOf(at::zeros({4})));
+               }),
+      "");
+}
+
+// Rank 1 leaves; rank 0 sees it, says so and leaves, before rank 2 looks: it hears of rank 1.
+TEST(SharedRings, WhoLeavesBecauseOfALostRankNamesIt) {
   EXPECT_EQ(on_ranks(3,
                      [](RankContext& context) {
                        auto rings = rings_of(context, seconds(50));
                        ASSERT_NE(rings, nullptr);
                        const int me = context.rank();
-                       const auto all_rows = [&] {
-                         std::vector<Row> rows;
-                         for (const int step : {1, 2})
-                           rows.push_back({(me + step) % 3, at::full({8}, me, at::kFloat), at::empty({8})});
-                         return rows;
+                       const auto lost_of = [&](int peer) {
+                         try {
+                           rings->wait(*rings->post({{peer, at::ones({8}), at::empty({8})}}));
+                         } catch (const LostRank& error) {
+                           return error.rank();
+                         }
+                         return -1;
                        };
-                       const auto first = all_rows();
-                       rings->wait(*rings->post(first));
-                       for (const auto& row : first)
-                         EXPECT_EQ(row.receive[7].item<float>(), static_cast<float>(row.peer));
+                       const auto flag = context.directory() + "/left";
                        if (me == 1) return rings.reset();
-                       const auto start = steady_clock::now();
-                       int lost = -1;
-                       try {
-                         rings->wait(*rings->post(all_rows()));
-                       } catch (const LostRank& error) {
-                         lost = error.rank();
+                       if (me == 0) {
+                         EXPECT_EQ(lost_of(1), 1);
+                         rings.reset();
+                         std::ofstream(flag) << "left";
+                         return;
                        }
-                       EXPECT_EQ(lost, 1);
-                       EXPECT_LT(steady_clock::now() - start, seconds(20));
-                       EXPECT_NE(error_of([&] { rings->wait(*rings->post(all_rows())); }), "");
-                       std::this_thread::sleep_for(milliseconds(300));  // the other one hears of 1
+                       const auto end = steady_clock::now() + seconds(20);
+                       while (steady_clock::now() < end && !std::filesystem::exists(flag))
+                         std::this_thread::sleep_for(milliseconds(10));
+                       EXPECT_EQ(lost_of(0), 1);
                      }),
             "");
+}
+
+// Rank 0 posts more than a ring holds, waits for nothing and leaves.
+TEST(SharedRings, WhoLeavesSendsFirstWhatItHasPosted) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const int me = context.rank();
+                       const int64_t numel = 5 << 20;
+                       auto rings = rings_of(context, seconds(30));
+                       ASSERT_NE(rings, nullptr);
+                       const auto got = at::empty({numel});
+                       const auto sent = row_of(me, 1 - me, numel, 7);
+                       auto exchange = rings->post({{1 - me, sent, got}});
+                       if (me == 0) return rings.reset();
+                       std::this_thread::sleep_for(milliseconds(100));
+                       rings->wait(*exchange);
+                       EXPECT_THAT(got, HasTheBitsOf(row_of(0, 1, numel, 7)));
+                     }),
+            "");
+}
+
+// Rank 1 has ended its part of the first exchange and owes the second; rank 2 is late with the
+// first one, which rank 0 gets all the same.
+TEST(SharedRings, ALostRankSpoilsNothingThatItHasDone) {
+  EXPECT_EQ(
+      on_ranks(
+          3,
+          [](RankContext& context) {
+            auto rings = rings_of(context, seconds(30));
+            ASSERT_NE(rings, nullptr);
+            const int me = context.rank();
+            const auto rows = [&] {
+              std::vector<Row> all;
+              for (const int step : {1, 2})
+                all.push_back({(me + step) % 3, at::full({8}, me, at::kFloat), at::empty({8})});
+              return all;
+            };
+            if (me == 2) std::this_thread::sleep_for(milliseconds(400));
+            const auto mine = rows();
+            auto first = rings->post(mine);
+            if (me == 1) return rings.reset();
+            if (me == 0) rings->post(rows());
+            rings->wait(*first);
+            for (const auto& row : mine)
+              EXPECT_EQ(row.receive[0].item<float>(), static_cast<float>(row.peer));
+          }),
+      "");
+}
+
+// What it had written before can still be read; what it owes cannot.
+TEST(SharedRings, ARankThatLeavesIsNamedAtOnceAndWhatItSentIsThere) {
+  EXPECT_EQ(
+      on_ranks(
+          3,
+          [](RankContext& context) {
+            auto rings = rings_of(context, seconds(50));
+            ASSERT_NE(rings, nullptr);
+            const int me = context.rank();
+            const auto all_rows = [&] {
+              std::vector<Row> rows;
+              for (const int step : {1, 2})
+                rows.push_back({(me + step) % 3, at::full({8}, me, at::kFloat), at::empty({8})});
+              return rows;
+            };
+            const auto first = all_rows();
+            rings->wait(*rings->post(first));
+            for (const auto& row : first)
+              EXPECT_EQ(row.receive[7].item<float>(), static_cast<float>(row.peer));
+            if (me == 1) return rings.reset();
+            const auto start = steady_clock::now();
+            int lost = -1;
+            try {
+              rings->wait(*rings->post(all_rows()));
+            } catch (const LostRank& error) {
+              lost = error.rank();
+            }
+            EXPECT_EQ(lost, 1);
+            EXPECT_LT(steady_clock::now() - start, seconds(20));
+            EXPECT_NE(thrown_by([&] { rings->wait(*rings->post(all_rows())); }), "");
+            std::this_thread::sleep_for(milliseconds(300));  // the other one hears of 1
+          }),
+      "");
 }
 
 TEST(SharedRings, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
@@ -184,7 +309,7 @@ TEST(SharedRings, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
                          std::this_thread::sleep_for(milliseconds(10));
                        if (context.rank() == 1) return;
                        EXPECT_THAT(
-                           error_of([&] {
+                           thrown_by([&] {
                              rings->wait(*rings->post({{1, at::ones({4}), at::empty({4})}}));
                            }),
                            HasSubstr("Timed out waiting 600ms"));
@@ -208,25 +333,27 @@ TEST(SharedRings, ThereAreNoneWhereOneRankDoesNotWantThem) {
 }
 
 TEST(SharedRings, AProcessThatIsForkedLeavesThemToItsParent) {
-  EXPECT_EQ(
-      on_ranks(
-          2,
-          [](RankContext& context) {
-            auto rings = rings_of(context, seconds(30));
-            ASSERT_NE(rings, nullptr);
-            const pid_t child = fork();
-            if (child == 0) {
-              rings.reset();
-              _exit(0);
-            }
-            int status = -1;
-            waitpid(child, &status, 0);
-            EXPECT_EQ(status, 0);
-            const auto got = at::empty({1});
-            rings->wait(*rings->post({{1 - context.rank(), at::full({1}, context.rank(), at::kFloat), got}}));
-            EXPECT_EQ(got.item<float>(), 1.0F - static_cast<float>(context.rank()));
-          }),
-      "");
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       auto rings = rings_of(context, seconds(30));
+                       ASSERT_NE(rings, nullptr);
+                       const pid_t child = fork();
+                       if (child == 0) {
+                         const auto error = thrown_by([&] {
+                           rings->post({{1 - context.rank(), at::ones({1}), at::empty({1})}});
+                         });
+                         rings.reset();
+                         _exit(error.find("forked") == std::string::npos ? 1 : 0);
+                       }
+                       int status = -1;
+                       waitpid(child, &status, 0);
+                       EXPECT_EQ(status, 0);
+                       const auto got = at::empty({1});
+                       rings->wait(*rings->post(
+                           {{1 - context.rank(), at::full({1}, context.rank(), at::kFloat), got}}));
+                       EXPECT_EQ(got.item<float>(), 1.0F - static_cast<float>(context.rank()));
+                     }),
+            "");
 }
 
 }  // namespace

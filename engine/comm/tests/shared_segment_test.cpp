@@ -76,10 +76,13 @@ TEST(SharedSegment, WhatIsClosedOrHiddenIsSo) {
   ASSERT_NE(owner, nullptr);
   const auto place = owner->place();
   const auto other = SharedSegment::map(place, kSizes);
-  EXPECT_FALSE(other->is_closed());
-  owner->close();
-  EXPECT_TRUE(other->is_closed());
+  EXPECT_EQ(other->state(), 0u);
+  owner->close(7);
+  owner->close(8);
+  EXPECT_EQ(other->state(), 7u) << "the first one stands";
   EXPECT_EQ(SharedSegment::map(place, {2, 8192}), nullptr) << "of another size";
+  EXPECT_EQ(SharedSegment::map(place + "1", kSizes), nullptr) << "of another nonce";
+  EXPECT_EQ(SharedSegment::map("nowhere", kSizes), nullptr);
   owner->hide();
   EXPECT_EQ(SharedSegment::map(place, kSizes), nullptr);
 }

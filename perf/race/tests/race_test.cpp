@@ -138,7 +138,7 @@ TEST(RunGroup, OfSeveralLivesEachIsOneValue) {
   ASSERT_THAT(found.rows[0].round_s, SizeIs(6));
   ASSERT_THAT(found.rows[1].round_s, SizeIs(6)) << found.rows[1].trouble;
   std::vector<double> lives;
-  for (const std::size_t first : {0, 3}) {
+  for (const std::size_t first : {std::size_t{0}, std::size_t{3}}) {
     std::vector<double> ratios;
     for (std::size_t i = first; i < first + 3; ++i)
       ratios.push_back(found.rows[1].round_s[i] / found.rows[0].round_s[i]);
