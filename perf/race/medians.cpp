@@ -32,6 +32,11 @@ int values_for(double confidence) {
   return n;
 }
 
+Lives whole_lives(std::size_t had, std::size_t rounds) {
+  const std::size_t lives = std::max<std::size_t>(had / rounds, 1);
+  return {static_cast<std::int64_t>(lives), static_cast<std::int64_t>(std::min(had, rounds))};
+}
+
 std::vector<double> by_life(const std::vector<double>& values, int64_t lives) {
   if (lives <= 1) return values;
   const auto each = static_cast<std::ptrdiff_t>(values.size()) / lives;

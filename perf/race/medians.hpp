@@ -16,6 +16,8 @@
 // Depends on: reports/race.hpp.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "reports/race.hpp"
@@ -26,6 +28,11 @@ namespace equigrad::perf {
 reports::MedianEstimate median_interval(std::vector<double> values, double confidence);
 // The fewest values whose interval can have this confidence.
 int values_for(double confidence);
+struct Lives {
+  std::int64_t lives = 0, rounds = 0;
+};
+// What is whole of `had` rounds in lives of `rounds`: the first life as far as it went, else lives.
+Lives whole_lives(std::size_t had, std::size_t rounds);
 // One value a life: the median of its part of `values`, which follow each other life by life. Of
 // one life all of them.
 std::vector<double> by_life(const std::vector<double>& values, int64_t lives);

@@ -274,14 +274,13 @@ void Running::keep_whole_rounds() {
   };
   each([&](const RaceRow& row) { least = std::min(least, row.round_s.size()); });
   if (least == 0) throw Interrupted{};
-  const auto rounds = static_cast<std::size_t>(group_.rounds);
-  if (least >= rounds) least -= least % rounds;
+  const auto whole = whole_lives(least, static_cast<std::size_t>(group_.rounds));
   each([&](RaceRow& row) {
-    row.round_s.resize(least);
-    row.round_cpu_s.resize(least);
+    row.round_s.resize(static_cast<std::size_t>(whole.lives * whole.rounds));
+    row.round_cpu_s.resize(row.round_s.size());
   });
-  found_.lives = static_cast<int64_t>(std::max<std::size_t>(least / rounds, 1));
-  found_.rounds = static_cast<int64_t>(std::min(least, rounds));
+  found_.lives = whole.lives;
+  found_.rounds = whole.rounds;
 }
 
 // In the order of the field: those that are alone come first, others compare with them.

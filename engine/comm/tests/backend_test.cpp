@@ -267,6 +267,20 @@ TEST(Communicator, ALostPeerIsAnErrorOfItsOwnTypeThatNamesIt) {
   }
 }
 
+// In a group that is a part of all ranks, by its number among these.
+TEST(Communicator, ALostPeerOfAPartIsNamedByItsNumberAmongAll) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       auto group = connect_gloo(context.rank(), 2, context.directory() + "/part",
+                                                 std::chrono::seconds(20));
+                       group->call_ranks({4, 9});
+                       exchange(*group, at::zeros({1}, at::kLong));
+                       if (context.rank() == 1) return group.reset();
+                       EXPECT_EQ(lost_in([&] { exchange(*group, at::zeros({1}, at::kLong)); }), 9);
+                     }),
+            "");
+}
+
 // What the system does with a write whose reader is gone: its number, if it is an error.
 int error_of_a_broken_pipe() {
   int ends[2];

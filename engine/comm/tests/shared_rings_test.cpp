@@ -94,7 +94,8 @@ TEST(SharedRings, EveryRowArrivesWholeWhateverItsLength) {
         "");
 }
 
-// Rank 0 waits for a broadcast of rank 1, which first waits for the whole of rank 0's rows.
+// Rank 0 waits for a broadcast of rank 1, which first waits for the whole of rank 0's rows; the
+// helping thread has been idle so long that it sleeps.
 TEST(SharedRings, WhatNobodyWaitsForGoesOn) {
   EXPECT_EQ(
       on_ranks(2,
@@ -104,6 +105,7 @@ TEST(SharedRings, WhatNobodyWaitsForGoesOn) {
                      connect_gloo(context.rank(), 2, context.directory() + "/lazy", seconds(20));
                  const auto input = row_of(context.rank(), 0, 2 * numel, 0);
                  const auto output = at::empty({2 * numel}), word = at::ones({1});
+                 std::this_thread::sleep_for(milliseconds(500));
                  auto rows = group->all_to_all(output, input);
                  if (context.rank() == 1) rows->wait();
                  group->broadcast(word, 1)->wait();
@@ -230,6 +232,36 @@ TEST(SharedRings, WhoLeavesSendsFirstWhatItHasPosted) {
                        std::this_thread::sleep_for(milliseconds(100));
                        rings->wait(*exchange);
                        EXPECT_THAT(got, HasTheBitsOf(row_of(0, 1, numel, 7)));
+                     }),
+            "");
+}
+
+// Its process lives on.
+TEST(SharedRings, WhoLeavesWithMoreToReceiveHasLeft) {
+  EXPECT_EQ(on_ranks(2,
+                     [](RankContext& context) {
+                       const int me = context.rank();
+                       auto rings = rings_of(context, seconds(50));
+                       ASSERT_NE(rings, nullptr);
+                       const auto flag = context.directory() + "/heard";
+                       if (me == 1) {
+                         rings->post({{0, at::ones({4}), at::empty({4})}});
+                         rings.reset();
+                         const auto end = steady_clock::now() + seconds(40);
+                         while (steady_clock::now() < end && !std::filesystem::exists(flag))
+                           std::this_thread::sleep_for(milliseconds(10));
+                         return;
+                       }
+                       std::this_thread::sleep_for(milliseconds(200));
+                       const auto start = steady_clock::now();
+                       rings->wait(*rings->post({{1, at::ones({4}), at::empty({4})}}));
+                       EXPECT_THAT(
+                           thrown_by([&] {
+                             rings->wait(*rings->post({{1, at::ones({4}), at::empty({4})}}));
+                           }),
+                           HasSubstr("it has left"));
+                       EXPECT_LT(steady_clock::now() - start, seconds(20));
+                       std::ofstream(flag) << "heard";
                      }),
             "");
 }

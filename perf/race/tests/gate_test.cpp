@@ -128,6 +128,11 @@ TEST_F(Gate, OfSeveralLivesAVerdictComesAfterAsManyAsItNeeds) {
   EXPECT_EQ(found.verdict, Verdict::Regressed);
   EXPECT_THAT(looks.lives, testing::Contains(found.lives));
   EXPECT_EQ(found.ratios.size(), 2u * static_cast<std::size_t>(found.lives));
+  const auto high = [&](const std::vector<double>& values) {
+    return median_interval(by_life(values, found.lives), looks.confidence).high;
+  };
+  EXPECT_EQ(found.ratio.high, high(found.ratios));
+  EXPECT_EQ(found.cpu_ratio.high, high(found.cpu_ratios));
   many.lives = 3;
   many.confidence = 0.99;
   EXPECT_EQ(compare_times(many, scratch()).verdict, Verdict::Inconclusive) << "with 6 pairs";

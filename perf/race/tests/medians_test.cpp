@@ -48,6 +48,20 @@ TEST(Judge, HasThreeVerdicts) {
   EXPECT_EQ(judge({1.08, 1.01, 1.12}, 0.1), Verdict::Inconclusive);
 }
 
+TEST(WholeLives, OfAnInterruptedRaceAreThoseThatEndedOrTheFirstAsFarAsItWent) {
+  const auto is = [](std::size_t had, std::int64_t lives, std::int64_t rounds) {
+    const auto found = whole_lives(had, 4);
+    EXPECT_EQ(found.lives, lives) << had;
+    EXPECT_EQ(found.rounds, rounds) << had;
+  };
+  is(1, 1, 1);
+  is(3, 1, 3);
+  is(4, 1, 4);
+  is(7, 1, 4);
+  is(8, 2, 4);
+  is(11, 2, 4);
+}
+
 TEST(ByLife, ALifeIsTheMedianOfItsOwnValues) {
   using testing::ElementsAre;
   EXPECT_THAT(by_life({3, 1, 2, 9, 7, 8}, 2), ElementsAre(2, 8));
