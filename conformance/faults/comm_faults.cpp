@@ -80,7 +80,8 @@ class GatherStale : public FaultyCommunicator {
     now_.push_back(input.clone());
     const std::size_t call = now_.size() - 1;
     const bool stale = rank() == 1 && context_.step() == 1 && call < last_.size() &&
-                       last_[call].sizes() == input.sizes();
+                       last_[call].sizes() == input.sizes() &&
+                       last_[call].scalar_type() == input.scalar_type();
     const at::Tensor sent = stale ? last_[call] : input;
     if (!sent.equal(input)) context_.acted();
     return std::make_unique<Altered>(real_->all_gather(output, sent), sent, nullptr);

@@ -364,6 +364,20 @@ TEST(SharedRings, ThereAreNoneWhereOneRankDoesNotWantThem) {
             "");
 }
 
+// More than eight then pass on what is small (comm/relay.hpp).
+TEST(SharedRings, WithoutThemNineRanksRelayTheirWords) {
+  EXPECT_EQ(on_ranks(9,
+                     [](RankContext& context) {
+                       setenv("EQUIGRAD_SHARED_MEMORY", "0", 1);
+                       auto group = connect_gloo(context.rank(), 9, context.directory() + "/nine",
+                                                 seconds(60));
+                       const auto said =
+                           exchange(*group, at::full({2}, 10 * context.rank(), at::kLong));
+                       EXPECT_THAT(said.select(1, 1), HasTheBitsOf(at::arange(9) * 10));
+                     }),
+            "");
+}
+
 TEST(SharedRings, AProcessThatIsForkedLeavesThemToItsParent) {
   EXPECT_EQ(on_ranks(2,
                      [](RankContext& context) {
