@@ -357,7 +357,7 @@ void SharedRings::give_up(const std::exception_ptr& error) {
 }
 
 void SharedRings::help() {
-  constexpr int kIdleLooks = 100;
+  constexpr int kIdleLooks = 10;
   int idle = 0;
   std::unique_lock lock(mutex_);
   const auto stops = [&] { return helper_->is_stopping; };
@@ -369,7 +369,7 @@ void SharedRings::help() {
       lock.lock();
     }
     if (idle < kIdleLooks) {
-      helper_->has_work.wait_for(lock, kLazily, stops);
+      helper_->has_work.wait_for(lock, open_ > 0 ? kLazily : kIdle, stops);
       continue;
     }
     helper_->is_parked = true;

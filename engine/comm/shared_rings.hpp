@@ -61,9 +61,10 @@ class SharedRings {
   static constexpr int kMostRanks = 16;
   // Of all that one rank receives from: a ring has its part, and a page for what heads messages.
   static constexpr std::size_t kRingsBytes = std::size_t{4} << 20;
-  // Between two looks of the thread; of who waits and is not rung for; for peers to take what a
-  // rank that leaves still has for them, without any progress.
-  static constexpr std::chrono::milliseconds kLazily{2}, kLook{50}, kFarewell{10'000};
+  // Between two looks of the thread while something is open, and while nothing is; of who waits
+  // and is not rung for; for peers to take what a rank that leaves still has for them, without any
+  // progress.
+  static constexpr std::chrono::milliseconds kLazily{2}, kIdle{20}, kLook{50}, kFarewell{10'000};
 
   // What the ranks tell each other before they have rings: by key, through their store.
   struct Board {
