@@ -69,7 +69,9 @@ def make_hosts(names: list[str]) -> None:
 
 def start(host: str | None, command: list, environment: dict | None = None) -> subprocess.Popen:
     prefix = ["ip", "netns", "exec", host] if host else []
-    kept = {"env": {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}, "text": True}
+    # Hosts that are namespaces of one machine could share memory, which others cannot.
+    apart = {"EQUIGRAD_SHARED_MEMORY": "0"} if host else {}
+    kept = {"env": {**os.environ, "OMP_NUM_THREADS": "1", **apart, **(environment or {})}, "text": True}
     return subprocess.Popen(
         [*prefix, sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kept
     )

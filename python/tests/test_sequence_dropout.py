@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,9 @@ import sequence_twin
 import twin
 from equigrad import _core
 from tensor_runs import whole
+
+# On some processors MKL's products of matrices have other last bits where there are more of them in one call, as in the twin.
+os.environ["MKL_CBWR"] = "COMPATIBLE"
 
 STEPS, PASSES, LR, SEED, LENGTH = 2, 2, 0.05, 100, 16
 Attend = Callable[..., torch.Tensor]
