@@ -79,7 +79,7 @@ struct Paths {
 
 // A graph task. It lives in a callback of autograd's and dies with it.
 struct Pass {
-  NodePtr root;
+  NodePtr root;                  // until the last node has run
   std::shared_ptr<Pass> outer;   // if it runs inside of a node of another one
   const Node* within = nullptr;  // that node
   std::mutex mutex;
@@ -121,7 +121,8 @@ void see(int task, const NodePtr& node) {
       pass->outer = find_pass(running.back().task);
       pass->within = running.back().node;
     }
-    torch::autograd::Engine::get_default_engine().queue_callback([pass] {});
+    // A thread of autograd's may hold a graph task after its caller went on, and would hold this.
+    torch::autograd::Engine::get_default_engine().queue_callback([pass] { pass->root = nullptr; });
     const std::lock_guard lock(shared().mutex);
     std::erase_if(shared().passes, [](const auto& entry) { return entry.second.expired(); });
     shared().passes[task] = pass;

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include "engine/autograd/tests/watched_engine.hpp"
 
@@ -221,6 +222,27 @@ TEST_F(ScaledGraph, TheScalingIsDifferentiatedToo) {
   const auto plain_penalty = loss_of(torch::autograd::grad({loss}, {p0}, {}, true, true)[0]);
   const auto want = torch::autograd::grad({loss + plain_penalty}, {p0})[0];
   EXPECT_THAT(engine.gradients[0], HasTheBitsOf(want * 1024));
+}
+
+// How often a loss' node is held when the last node of its pass has run.
+long holders_at_the_end_of_a_pass() {
+  const auto parameter = sample(1, 7).requires_grad_();
+  const auto loss = (parameter * parameter).sum();
+  long holders = 0;
+  parameter.register_hook([&](const at::Tensor&) {
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [&] { holders = loss.grad_fn().use_count(); });
+  });
+  loss.backward();
+  return holders;
+}
+
+// A thread of autograd's may hold a graph task when its caller has gone on.
+TEST(ScaledGraphAlone, NoGraphIsHeldByAPassThatHasEnded) {
+  const auto without = holders_at_the_end_of_a_pass();
+  EXPECT_GT(without, 0);
+  const auto watching = scaler_of(10);
+  EXPECT_EQ(holders_at_the_end_of_a_pass(), without);
 }
 
 }  // namespace
