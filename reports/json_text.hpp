@@ -72,6 +72,9 @@ void read(const Json& json, Value& value) {
 }
 void read(const Json& json, double& value);
 
+void to_json(Json& json, Verdict verdict);
+void from_json(const Json& json, Verdict& read);
+
 std::runtime_error no_whole_number(uint64_t largest, const Json& got);
 
 // Whole numbers from 0 to the type's largest; nlohmann's own reading cuts off what is more.

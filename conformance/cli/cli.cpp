@@ -114,6 +114,7 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_flag("--fail-fast", command.fail_fast, "After a case that fails no other is begun")
       ->excludes("--model");
   app.add_flag("--list", command.list, "Print the ids only");
+  add_baseline(app, command);
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
   app.add_option("--color", command.color, "auto, always or never")
@@ -264,6 +265,7 @@ int guarded(const std::function<int()>& command) {
 struct RecordCommands {
   MergeCommand merge;
   DiffCommand diff;
+  BaselineCommand baseline;
   ExplainCommand explain;
   std::string shell;  // for which words are completed
 };
@@ -365,6 +367,14 @@ void add_records(CLI::App& app, Commands& all) {
                        "a verdict is worse",
                        [&records] { return diff_command(records.diff); }),
            records.diff);
+  auto& baseline = *app.add_subcommand("baseline", "What is known to be wrong, for run --baseline");
+  baseline.require_subcommand(1);
+  add_baseline(add_command(baseline, all, "show", "Print the cases, and why they were accepted",
+                           [&records] { return baseline_show_command(records.baseline); }),
+               add_command(baseline, all, "update",
+                           "Take in what went wrong in a record, and out what holds again",
+                           [&records] { return baseline_update_command(records.baseline); }),
+               records.baseline);
   add_explain(add_command(app, all, "explain", "Print what a case is, in plain words",
                           [&records] { return explain_command(records.explain); }),
               records.explain);
@@ -418,15 +428,6 @@ void add_commands(CLI::App& app, Commands& all) {
   add_command(app, all, "doctor", "Look at this machine", [&all] {
     return doctor_command(all.data_dir);
   }).add_option("--data-dir", all.data_dir, "Folder with plays.txt and Fashion-MNIST");
-}
-
-// GitHub shows no other line of a job that ends before anything has run.
-int annotated(int code) {
-  if (code == kUsage && std::getenv("GITHUB_ACTIONS") != nullptr)
-    std::cerr
-        << "::error title=equigrad::Wrong words or a wrong file, exit code 2: the lines above "
-           "say which.\n";
-  return code;
 }
 
 }  // namespace

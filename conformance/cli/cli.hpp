@@ -7,6 +7,8 @@
 //   equigrad run --model LIBRARY  a user's model in place of the project's own
 //   equigrad run --failed         what went wrong or was not reached in the last report
 //   equigrad run --shard 2/5      a part of the cases; equigrad report merge A B --report OUT
+//   equigrad run --baseline FILE  only what is newly wrong fails
+//   equigrad baseline update      takes what went wrong into that file, with a reason
 //   equigrad diff A B             two records: what is worse, better, only in one
 //   equigrad explain CASE         what a case is, in words
 //   equigrad completion bash      a script for a shell
@@ -49,6 +51,9 @@ class App;
 namespace equigrad::conformance {
 class Subject;
 }
+namespace equigrad::reports {
+struct Baseline;
+}
 
 namespace equigrad::conformance::cli {
 
@@ -81,7 +86,9 @@ struct RunCommand {
   std::string shard;                      // "2/5": that part of the cases (shard.hpp)
   bool failed = false;                    // repeat what went wrong (records.hpp)
   std::string failed_of;                  // in this record; empty: in that of the report's folder
-  std::vector<std::string> only;          // ids of cases, beside which nothing is selected
+  std::string baseline_file;              // --baseline
+  std::shared_ptr<const reports::Baseline> baseline;  // what it says; null: none
+  std::vector<std::string> only;  // ids of cases, beside which nothing is selected
   bool seed_is_stated = false;
   bool quiet = false, verbose = false, fail_fast = false;
   std::string color = "auto";

@@ -19,14 +19,16 @@ namespace {
 // another way.
 void require_the_same(const reports::Run& run, const RunCommand& command) {
   for (const auto& made : made_with(run)) {
-    MadeWith given{command.fault, command.knobs, command.model};
+    MadeWith given{command.fault, command.knobs, command.model,
+                   command.device != nullptr ? "cuda" : ""};
     if (!made.model.empty() && !given.model.empty()) given.model = made.model;
     if (given == made) continue;
     const auto words = words_of(made);
     throw ConfigError(
-        "run", {"expected" + (words.empty() ? " neither --fault, --knobs nor --model" : words) +
-                " beside --failed, as the run had it: " + run.command + ", got \"" +
-                words_of(given) + "\". Give the same, or name the cases without --failed."});
+        "run",
+        {"expected" + (words.empty() ? " none of --fault, --knobs, --model and --device" : words) +
+         " beside --failed, as the run had it: " + run.command + ", got \"" + words_of(given) +
+         "\". Give the same, or name the cases without --failed."});
   }
 }
 

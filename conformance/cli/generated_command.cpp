@@ -160,13 +160,7 @@ int run_generated_command(const RunCommand& command) {
     return kUsage;
   }
   prepare_reports(command);
-  const auto run = checked_run(command, cases);
-  say_run(command, run);
-  const bool is_whole = was_written([&] { write_run_reports(command, run); });
-  if (is_whole)
-    words_of(command) << "# report: " << absolute(command.report + "/index.html") << "\n";
-  const int code = reports::exit_code(run);
-  return code == kHeld && !is_whole ? kInfrastructure : code;
+  return end_run(command, checked_run(command, cases), {});
 }
 
 }  // namespace equigrad::conformance::cli

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <vector>
 
+#include "conformance/cases/mode_columns.hpp"
 #include "engine/config/config.hpp"
 
 namespace equigrad::conformance::cli {
@@ -35,23 +38,50 @@ std::vector<std::string> problems_of(json config, const json& knobs) {
   }
 }
 
+using Pointer = json::json_pointer;
+
 // What cases differ in: with another value a case would not be what its name says.
-std::string owned_by_cases(const json& knobs) {
-  std::string words;
-  for (const char* path :
-       {"/zero_optimization/stage", "/bf16/enabled", "/fp16/enabled", "/amp/enabled",
-        "/torch_autocast/enabled", "/gradient_accumulation_steps", "/gradient_clipping",
-        "/train_batch_size", "/train_micro_batch_size_per_gpu", "/optimizer/type",
-        "/optimizer/params/lr", "/tensor_parallel/autotp_size", "/sequence_parallel_size"}) {
-    const json::json_pointer at(path);
-    if (!knobs.contains(at)) continue;
-    std::string key = at.to_string().substr(1);
+std::vector<Pointer> owned_by_cases() {
+  std::set<std::string> paths = {"/zero_optimization/stage",
+                                 "/bfloat16/enabled",  // as bf16.enabled
+                                 "/gradient_accumulation_steps",
+                                 "/gradient_clipping",
+                                 "/train_batch_size",
+                                 "/train_micro_batch_size_per_gpu",
+                                 "/optimizer/type",
+                                 "/optimizer/params/lr",
+                                 "/tensor_parallel/autotp_size",
+                                 "/sequence_parallel_size"};
+  for (const auto precision : precisions())
+    for (const int accumulation : {1, 3, 4}) {
+      const auto keys = engine_keys(precision, accumulation).flatten();
+      for (const auto& [path, value] : keys.items())
+        if (!path.empty()) paths.insert(path);  // which is all there is of no keys
+    }
+  return {paths.begin(), paths.end()};
+}
+
+// The key that changes it; null takes a section away, with all that is in it.
+std::optional<Pointer> changed_by(const json& knobs, Pointer at) {
+  if (knobs.contains(at)) return at;
+  for (at.pop_back(); !at.empty(); at.pop_back())
+    if (knobs.contains(at)) return knobs[at].is_null() ? std::optional(at) : std::nullopt;
+  return std::nullopt;
+}
+
+std::string what_is_owned(const json& knobs) {
+  std::set<std::string> said;
+  for (const auto& owned : owned_by_cases()) {
+    const auto at = changed_by(knobs, owned);
+    if (!at) continue;
+    std::string key = at->to_string().substr(1);
     std::replace(key.begin(), key.end(), '/', '.');
-    words += (words.empty() ? "" : "\n") + key + ": expected a key that changes nothing, got " +
-             knobs[at].dump() +
-             " for what cases differ in. Choose cases by a filter, --stages or " +
-             "--dtypes, or train with a file: equigrad train --config.";
+    said.insert(key + ": expected a key that changes nothing, got " + knobs[*at].dump() +
+                " for what cases differ in. Choose cases by a filter, --stages or --dtypes, or " +
+                "train with a file: equigrad train --config.");
   }
+  std::string words;
+  for (const auto& one : said) words += (words.empty() ? "" : "\n") + one;
   return words;
 }
 
@@ -60,7 +90,7 @@ std::string owned_by_cases(const json& knobs) {
 std::string knobs_problem(const std::string& text) {
   const auto knobs = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!knobs.is_object()) return "expected a JSON object, got \"" + text + "\"";
-  if (const auto owned = owned_by_cases(knobs); !owned.empty()) return owned;
+  if (const auto owned = what_is_owned(knobs); !owned.empty()) return owned;
   std::vector<std::string> always;
   bool is_first = true;
   for (const auto& setting : settings()) {

@@ -1,5 +1,7 @@
 #include "conformance/cli/made_with.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include "conformance/cli/report_folder.hpp"
 
 namespace equigrad::conformance::cli {
@@ -35,12 +37,26 @@ std::string value_of(const std::vector<std::string>& words, const std::string& o
   return {};
 }
 
+bool is_same_json(const std::string& a, const std::string& b) {
+  const auto parsed = [](const std::string& text) {
+    return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  };
+  return a == b || (!parsed(a).is_discarded() && parsed(a) == parsed(b));
+}
+
 }  // namespace
+
+bool MadeWith::operator==(const MadeWith& other) const {
+  return fault == other.fault && model == other.model && device == other.device &&
+         is_same_json(knobs, other.knobs);
+}
 
 MadeWith made_with(const std::string& line) {
   const auto words = words_of_line(line);
   if (words.size() < 2 || words[1] != "run") return {};
-  return {value_of(words, "--fault"), value_of(words, "--knobs"), value_of(words, "--model")};
+  const auto device = value_of(words, "--device");
+  return {value_of(words, "--fault"), value_of(words, "--knobs"), value_of(words, "--model"),
+          device == "cpu" ? "" : device};
 }
 
 std::vector<MadeWith> made_with(const reports::Run& run) {
@@ -55,6 +71,7 @@ std::string words_of(const MadeWith& made) {
   if (!made.fault.empty()) words += " --fault " + shell_word(made.fault);
   if (!made.knobs.empty()) words += " --knobs " + shell_word(made.knobs);
   if (!made.model.empty()) words += " --model " + shell_word(made.model);
+  if (!made.device.empty()) words += " --device " + made.device;
   return words;
 }
 

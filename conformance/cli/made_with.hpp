@@ -17,7 +17,9 @@ namespace equigrad::conformance::cli {
 
 struct MadeWith {
   std::string fault, knobs, model;
-  bool operator==(const MadeWith&) const = default;
+  std::string device;  // empty: the CPU
+  // Knobs are the same where their JSON is, however it is written.
+  bool operator==(const MadeWith& other) const;
 };
 
 MadeWith made_with(const std::string& line);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iostream>
 #include <map>
 #include <vector>
 
@@ -143,6 +144,14 @@ std::string hint(const CLI::App& app, const std::string& name, const std::string
   if (!nearest.empty()) return name + ":" + nearest + "\n";
   const auto other = no_command(app, argc, argv);
   return other.empty() ? "" : name + ": " + other + "\n";
+}
+
+int annotated(int code) {
+  if (code == 2 && std::getenv("GITHUB_ACTIONS") != nullptr)
+    std::cerr
+        << "::error title=equigrad::Wrong words or a wrong file, exit code 2: the lines above "
+           "say which.\n";
+  return code;
 }
 
 }  // namespace equigrad::conformance::cli

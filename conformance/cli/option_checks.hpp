@@ -27,4 +27,8 @@ bool names_a_command(const CLI::App& app, int argc, const char* const* argv);
 std::string hint(const CLI::App& app, const std::string& name, const std::string& complaint,
                  int argc, const char* const* argv);
 
+// The exit code; where it is 2 and the job is GitHub's, with an annotation: of a job that ends
+// before anything has run it shows no other line.
+int annotated(int code);
+
 }  // namespace equigrad::conformance::cli

@@ -85,7 +85,7 @@ void require_made_alike(const std::vector<reports::NamedRun>& records) {
       if (made != first)
         throw ConfigError(
             "report merge",
-            {"expected records made with the same --fault, --knobs and --model, got \"" +
+            {"expected records made with the same --fault, --knobs, --model and --device, got \"" +
              words_of(first) + "\" of " + records.front().name + " and \"" + words_of(made) +
              "\" of " + record.name + ". Merge those that are alike."});
 }
@@ -153,17 +153,10 @@ int merge_command(const MergeCommand& command) {
   }
   run.command = out.line;
   prepare_reports(out);
-  bool is_whole = was_written([&] { copy_files(run, out.report, sources); });
-  if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
-  say_run(out, run);
-  is_whole = was_written([&] { write_run_reports(out, run); }) && is_whole;
-  if (is_whole) words_of(out) << "# report: " << absolute(out.report + "/index.html") << "\n";
-  if (is_whole && has_to_repeat(run))
-    words_of(out) << "# again:  " << shell_word(out.program) << " run"
-                  << words_of(made_with(run).front()) << " --report " << shell_word(out.report)
-                  << " --failed\n";
-  const int code = reports::exit_code(run);
-  return code == kHeld && !is_whole ? kInfrastructure : code;
+  const bool is_whole = was_written([&] { copy_files(run, out.report, sources); });
+  const auto again = shell_word(out.program) + " run" + words_of(made_with(run).front()) +
+                     " --report " + shell_word(out.report) + " --failed";
+  return end_run(out, run, {.again = again, .is_whole = is_whole});
 }
 
 void add_diff(CLI::App& app, DiffCommand& command) {

@@ -2,7 +2,7 @@
 // that put them together and beside each other.
 //
 //   equigrad report merge A B --report OUT     equigrad diff A B     equigrad
-//   run --failed [A]
+//   run --failed [A]     equigrad baseline update --reason "..."
 //
 // Invariants: a place is a run.json or the folder that has one. What is read is
 // never written. Units: none. Errors: ConfigError for a place without a record,
@@ -35,8 +35,20 @@ struct DiffCommand {
   std::string json;           // file, or "-" for stdout
 };
 void add_diff(CLI::App& app, DiffCommand& command);
-// 1 where a verdict is worse.
+// 1 where a verdict is worse, 4 where no case is in both.
 int diff_command(const DiffCommand& command);
+
+// What is known to be wrong, for run --baseline (reports/baseline.hpp).
+struct BaselineCommand {
+  std::string place = "equigrad-report";  // of the record to accept
+  std::string file = "equigrad-baseline.json";
+  std::string reason;
+};
+void add_baseline(CLI::App& show, CLI::App& update, BaselineCommand& command);
+int baseline_show_command(const BaselineCommand& command);
+int baseline_update_command(const BaselineCommand& command);
+// The option of `run`: the file is read where the words are.
+void add_baseline(CLI::App& run, RunCommand& command);
 
 bool is_to_repeat(const reports::Case& one);  // it went wrong, or was not reached
 bool has_to_repeat(const reports::Run& run);

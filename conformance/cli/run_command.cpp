@@ -277,14 +277,8 @@ int run_command(const RunCommand& command) {
   run.command = command.line;
   run.not_run = not_run;
   run.shard = command.shard;
-  bool is_whole = was_written([&] { write_failures(command, options, run); });
-  if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
-  say_run(command, run);
-  is_whole = was_written([&] { write_run_reports(command, run); }) && is_whole;
-  if (is_whole) out << "# report: " << absolute(command.report + "/index.html") << "\n";
-  if (is_whole && has_to_repeat(run)) out << "# again:  " << again(command, options) << "\n";
-  const int code = reports::exit_code(run);
-  return code == kHeld && !is_whole ? kInfrastructure : code;
+  const bool is_whole = was_written([&] { write_failures(command, options, run); });
+  return end_run(command, run, {.again = again(command, options), .is_whole = is_whole});
 }
 
 int list_command(const RunCommand& command) {

@@ -27,6 +27,9 @@ std::string problem(const RunCommand& command) {
   if (command.covering) return of_others("--covering", "the project's own models");
   if (!command.shard.empty()) return of_others("--shard", "the project's own models");
   if (!command.knobs.empty()) return of_others("--knobs", "the project's own models");
+  if (command.device != nullptr)
+    return of_others("--device cuda",
+                     "the project's own models: one of yours is checked on the CPU");
   if (!command.data_dir.empty()) return of_others("--data-dir", "the project's own data");
   if (command.fault.starts_with("Contract"))
     return of_others("--fault " + command.fault, "the contract");
@@ -111,20 +114,11 @@ int run(const RunCommand& command) {
   auto& run = report.run;
   run.environment = environment_here();
   run.command = command.line;
-  bool is_whole = was_written([&] { write_failures(command, run); });
-  if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
-  say_run(command, run);
-  for (const auto& note : report.notes) words_of(command) << "# note: " << note << "\n";
-  is_whole = was_written([&] { write_run_reports(command, run); }) && is_whole;
-  if (is_whole)
-    words_of(command) << "# report: " << absolute(command.report + "/index.html") << "\n";
-  if (is_whole && has_to_repeat(run))
-    words_of(command) << "# again:  "
-                      << replay(command, shell_word(command.program), shell_word(command.model),
-                                shell_word(command.report))
-                      << " --failed\n";
-  const int code = reports::exit_code(run);
-  return code == kHeld && !is_whole ? kInfrastructure : code;
+  const bool is_whole = was_written([&] { write_failures(command, run); });
+  const auto again = replay(command, shell_word(command.program), shell_word(command.model),
+                            shell_word(command.report)) +
+                     " --failed";
+  return end_run(command, run, {.notes = report.notes, .again = again, .is_whole = is_whole});
 }
 
 }  // namespace

@@ -7,8 +7,10 @@
 #include <iostream>
 
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/terminal_text.hpp"
+#include "reports/baseline.hpp"
 #include "reports/json.hpp"
 #include "reports/writers.hpp"
 
@@ -73,16 +75,34 @@ void write_run_reports(const RunCommand& command, const reports::Run& run) {
   around.earlier.push_back(reports::past_run(run));
   write_file(history, reports::history_lines(around.earlier));
   write_file(command.report + "/run.json", reports::to_json(run));
-  const auto junit = reports::to_junit(run, attached_in(command.report));
+  const auto seen = command.baseline ? reports::with_known(run, *command.baseline) : run;
+  const auto junit = reports::to_junit(seen, attached_in(command.report));
   write_file(command.report + "/junit.xml", junit);
   if (!command.json.empty()) write_file(command.json, reports::to_json(run));
   if (!command.junit.empty()) write_file(command.junit, junit);
   const char* actions = std::getenv("GITHUB_ACTIONS");
   if (actions == nullptr || std::string(actions) != "true") return;
-  std::cerr << reports::to_annotations(run);
+  std::cerr << reports::to_annotations(seen);
   const char* summary = std::getenv("GITHUB_STEP_SUMMARY");  // other steps' lines stay
-  if (summary != nullptr && !(std::ofstream(summary, std::ios::app) << reports::to_markdown(run)))
+  if (summary != nullptr && !(std::ofstream(summary, std::ios::app) << reports::to_markdown(seen)))
     std::cerr << "equigrad: cannot write GITHUB_STEP_SUMMARY, " << summary << "\n";
+}
+
+int end_run(const RunCommand& command, const reports::Run& run, const Ending& ending) {
+  std::ostream& out = words_of(command);
+  if (!run.failure.empty()) std::cerr << "equigrad: " << run.failure << "\n";
+  say_run(command, run);
+  for (const auto& note : ending.notes) out << "# note: " << note << "\n";
+  const bool is_whole = was_written([&] { write_run_reports(command, run); }) && ending.is_whole;
+  if (is_whole) out << "# report: " << absolute(command.report + "/index.html") << "\n";
+  if (is_whole && !ending.again.empty() && has_to_repeat(run))
+    out << "# again:  " << ending.again << "\n";
+  int code = reports::exit_code(run);
+  if (command.baseline) {
+    code = reports::exit_code(reports::with_known(run, *command.baseline));
+    out << reports::to_text(reports::beside(*command.baseline, run), command.baseline_file);
+  }
+  return code == kHeld && !is_whole ? kInfrastructure : code;
 }
 
 }  // namespace equigrad::conformance::cli

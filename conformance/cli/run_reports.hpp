@@ -7,6 +7,8 @@
 #pragma once
 
 #include <iosfwd>
+#include <string>
+#include <vector>
 
 #include "conformance/cli/cli.hpp"
 #include "reports/record.hpp"
@@ -21,5 +23,14 @@ std::ostream& words_of(const RunCommand& command);  // where the words go
 void say_run(const RunCommand& command, const reports::Run& run);
 // index.html, run.json, junit.xml; --json, --junit; what GitHub shows.
 void write_run_reports(const RunCommand& command, const reports::Run& run);
+
+// What a command has to say at the end of its run.
+struct Ending {
+  std::vector<std::string> notes;
+  std::string again;     // the line that repeats what went wrong; empty: none
+  bool is_whole = true;  // all files of failures were written
+};
+// The verdict, the reports and where they are, what the baseline says. Returns the exit code.
+int end_run(const RunCommand& command, const reports::Run& run, const Ending& ending);
 
 }  // namespace equigrad::conformance::cli

@@ -435,9 +435,7 @@ int guarded(const std::string& name, const std::function<int()>& command) {
   return signal != 0 ? 128 + signal : code;
 }
 
-}  // namespace
-
-int run_commands(int argc, char** argv) {
+int run(int argc, char** argv) {
   at::set_num_threads(1);  // the proof adds as the ranks do
   CLI::App app(
       "How fast and how lean the engine is. All of it runs on this machine; ratios are of one run, "
@@ -484,5 +482,9 @@ int run_commands(int argc, char** argv) {
     return race_command(race, joined(argc, argv));
   });
 }
+
+}  // namespace
+
+int run_commands(int argc, char** argv) { return conformance::cli::annotated(run(argc, argv)); }
 
 }  // namespace equigrad::perf

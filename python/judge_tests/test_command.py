@@ -101,6 +101,29 @@ def test_wrong_input_ends_with_2_and_says_what_to_do(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_on_github_wrong_input_is_an_annotation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for on_github in ("true", None):
+        monkeypatch.setenv("GITHUB_ACTIONS", "true") if on_github else monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+        assert command.main(["ddp", "--stages", "7"]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        annotations = [line for line in lines if line.startswith("::error title=equigrad judge::[judge] expected --stages of 0, 1")]
+        assert len(annotations) == (1 if on_github else 0), lines
+        assert len(lines) == len(annotations) + 1
+
+
+def test_a_quick_board_says_of_how_many_cells_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    only = ("--only", "zero0")  # 77 of 228
+    counts = []
+    for words in (("--quick",), ()):
+        assert command.main(["ddp", *only, *words, "--list"]) == 0
+        counts.append(len(capsys.readouterr().out.splitlines()))
+    assert command.main(["ddp", *only, "--quick", "--report", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert 0 < counts[0] < counts[1]
+    assert f"--quick: {counts[0]} of {counts[1]} cells of ddp" in said.out, said
+    assert f"{counts[0]} of {counts[1]} cells of ddp" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
 def test_a_misspelt_baseline_is_found_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "base.json").write_text('{"format": 99}')
     assert command.main(["ddp", "--baseline", str(tmp_path / "base.json"), "--report", str(tmp_path / "r")]) == 2

@@ -74,6 +74,17 @@ TEST(Bench, ExitCodesAreThoseOfTheProgram) {
   EXPECT_EQ(bench("race --suite smoke --no-peers --worker /bin/false").code, kInfrastructure);
 }
 
+TEST(Bench, WrongWordsAreAnAnnotationOfAJob) {
+  const std::string annotation = "::error title=equigrad::Wrong words";
+  EXPECT_THAT(bench("rase").output, Not(HasSubstr(annotation)));
+  setenv("GITHUB_ACTIONS", "true", 1);
+  const auto words = bench("rase"), file = bench("gate --old /no/such"), help = bench("--help");
+  unsetenv("GITHUB_ACTIONS");
+  EXPECT_THAT(words.output, HasSubstr(annotation));
+  EXPECT_THAT(file.output, HasSubstr(annotation));
+  EXPECT_THAT(help.output, Not(HasSubstr(annotation)));
+}
+
 // One pair is fewer than any confidence needs.
 TEST(Bench, TimesThatStayOpenAreExitCodeFour) {
   const auto worker = std::filesystem::path(program()).parent_path() / "perf_worker";

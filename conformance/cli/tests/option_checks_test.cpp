@@ -79,7 +79,7 @@ TEST_F(Words, KeysOfKnobsThatAreNoneAreRefusedBeforeAnythingIsRun) {
   // Keys that go with one stage or one precision only are for the cases to say.
   for (const char* some :
        {R"({"zero_optimization": {"stage3_max_live_parameters": 7}})",
-        R"({"fp16": {"hysteresis": 3}})", R"({"bf16": {"check_grad_overflow": true}})"})
+        R"({"fp16": {"min_loss_scale": 1}})", R"({"bf16": {"check_grad_overflow": true}})"})
     EXPECT_EQ(knobs_problem(some), "") << some;
 }
 
@@ -87,6 +87,14 @@ TEST_F(Words, KnobsThatCasesDifferInAreRefused) {
   for (const auto& [knobs, key] : std::vector<std::pair<std::string, std::string>>{
            {R"({"zero_optimization": {"stage": 3}})", "zero_optimization.stage"},
            {R"({"bf16": {"enabled": true}})", "bf16.enabled"},
+           {R"({"bfloat16": {"enabled": true}})", "bfloat16.enabled"},
+           {R"({"bf16": {"bf16_optimizer_states": true}})", "bf16.bf16_optimizer_states"},
+           {R"({"fp16": {"hysteresis": 3}})", "fp16.hysteresis"},
+           {R"({"bf16": null})", "bf16"},
+           {R"({"zero_optimization": null})", "zero_optimization"},
+           {R"({"zero_optimization": {"offload_optimizer": null}})",
+            "zero_optimization.offload_optimizer"},
+           {R"({"prescale_gradients": true})", "prescale_gradients"},
            {R"({"gradient_accumulation_steps": 2})", "gradient_accumulation_steps"},
            {R"({"optimizer": {"params": {"lr": 1}}})", "optimizer.params.lr"}}) {
     const auto said = result_of_words({"run", kCase, "-q", "--report", folder_, "--knobs", knobs});

@@ -150,7 +150,7 @@ TEST_F(Records, AMergedRecordIsRepeatedAsItsPartsWereMade) {
   run({kCase, kContract, "--shard", "2/2"}, "plain");
   const auto refused = merge("plain");
   EXPECT_EQ(refused.code, kUsage);
-  EXPECT_THAT(refused.err, HasSubstr("made with the same --fault, --knobs and --model"));
+  EXPECT_THAT(refused.err, HasSubstr("made with the same --fault, --knobs, --model and --device"));
 }
 
 TEST_F(Records, APartOfWhatFailedLeavesTheRecordAsItIs) {
@@ -186,15 +186,40 @@ TEST_F(Records, PartsThatWereMadeInOtherWaysAreNotMerged) {
   write("fault", {{kOther, kEqual}}, "equigrad run --fault twice");
   write("knobs", {{kOther, kEqual}}, "equigrad run --knobs k.json");
   write("model", {{kOther, kEqual}}, "equigrad run --model mine.so");
+  write("device", {{kOther, kEqual}}, "equigrad run --device cuda");
   write("alike", {{kOther, kEqual}}, "python3 train.py --model gpt2");
   const auto merge = [&](const std::vector<std::string>& parts) {
     std::vector<std::string> words = {"report", "merge", "--report", place("all")};
     for (const auto& part : parts) words.push_back(place(part));
     return result_of_words(words);
   };
-  for (const char* other : {"fault", "knobs", "model"})
+  for (const char* other : {"fault", "knobs", "model", "device"})
     EXPECT_EQ(merge({"plain", other}).code, kUsage) << other;
   EXPECT_EQ(merge({"plain", "alike"}).code, kHeld) << "the option is another program's";
+}
+
+// The line that a run prints has its keys in another order, and no blanks.
+TEST_F(Records, KnobsAreTheSameHoweverTheyAreWritten) {
+  const std::string knobs =
+      R"({"zero_optimization": {"reduce_bucket_size": 7}, "steps_per_print": 1})";
+  write("red", {{kCase, kWrong}}, "equigrad run --knobs '" + knobs + "'");
+  const auto again = [&](const std::string& given) {
+    return run({"--knobs", given, "--failed", "--list"}, "red");
+  };
+  EXPECT_EQ(again(R"({"steps_per_print":1,"zero_optimization":{"reduce_bucket_size":7}})").code,
+            kHeld);
+  EXPECT_EQ(again(R"({"steps_per_print":1,"zero_optimization":{"reduce_bucket_size":8}})").code,
+            kUsage);
+}
+
+TEST_F(Records, WhatWentWrongOnADeviceIsNotRepeatedOnAnother) {
+  write("red", {{kCase, kWrong}}, "equigrad run --device cuda");
+  const auto refused = run({"--failed"}, "red");
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr("expected --device cuda beside --failed"));
+  EXPECT_EQ(run({"--device", "cuda", "--failed", "--list"}, "red").code, kHeld);
+  write("cpu", {{kCase, kWrong}}, "equigrad run --device cpu");
+  EXPECT_EQ(run({"--failed", "--list"}, "cpu").code, kHeld);
 }
 
 TEST_F(Records, APartThatIsMergedItselfKeepsHowItsPartsWereMade) {

@@ -187,6 +187,7 @@ TEST_F(RunModel, WhatSaysNothingAboutTheModelIsRefused) {
                                                                  {"--shard", "1/2"},
                                                                  {"--knobs", "{}"},
                                                                  {"--data-dir", "."},
+                                                                 {"--device", "cuda"},
                                                                  {"--fault", "Contract"}}) {
     const auto said = run(words);
     EXPECT_EQ(said.code, kUsage) << words.front();

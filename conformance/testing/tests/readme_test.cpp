@@ -207,7 +207,7 @@ TEST(Readme, ItIsShort) {
 // "run --fault --report" of every command `equigrad ...` in the code of `text`: blocks and spans.
 std::set<std::string> commands_in(const std::string& text) {
   static const std::regex command(
-      R"((?:^|`|\$ |&& |/)equigrad ((?:(?:config|checkpoint|bench|report) )?[a-z]+))"
+      R"((?:^|`|\$ |&& |/)equigrad ((?:(?:config|checkpoint|bench|report|baseline) )?[a-z]+))"
       R"((?=[ `\n]|$)([^`#|&\n]*))");
   static const std::regex flag(R"(\s(--[a-z0-9-]+))");
   std::set<std::string> commands;

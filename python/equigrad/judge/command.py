@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 import sys
@@ -60,19 +61,33 @@ def main(arguments: Sequence[str]) -> int:
         return _judge(arguments)
     except (UsageError, BoardError) as error:
         print(error, file=sys.stderr)
+        if os.environ.get("GITHUB_ACTIONS") == "true":  # which shows no other line of a job that ends here
+            text = str(error).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+            print(f"::error title=equigrad judge::{text}", file=sys.stderr)
         return USAGE
 
 
 def _judge(arguments: Sequence[str]) -> int:
     given = _judge_parser().parsed(arguments)
-    plans = _plans(given)
+    axes = _axes(given)
+    plans = _plans(given, axes)
     if given.list:
         say(sys.stdout, "".join(f"{name}\n" for name in dict.fromkeys(cell.id for _, cells in plans for cell in cells)))
         return HELD
     _expect_one_process()
     outputs = Outputs.of(given)
     baseline = read_board(given.baseline) if given.baseline else None
-    return _run(plans, given, shlex.join(["equigrad", "judge", *arguments]), _concluding(outputs, baseline))
+    command = shlex.join(["equigrad", "judge", *arguments])
+    return _run(plans, given, command, _concluding(outputs, baseline), _of_quick(plans, axes))
+
+
+def _of_quick(plans: Sequence[tuple[Target, Sequence[Planned]]], axes: Axes) -> list[str]:
+    """How much of an engine's cells --quick selects."""
+    if not axes.quick:
+        return []
+    whole = dataclasses.replace(axes, quick=False)
+    counts = {target.text: (len(cells), len(cases.plan(target.adapter, whole))) for target, cells in plans}
+    return [f"--quick: {some} of {every} cells of {name}" for name, (some, every) in counts.items()]
 
 
 def _expect_one_process() -> None:
@@ -99,7 +114,7 @@ def _rerun(arguments: Sequence[str]) -> int:
     board = read_board(again.board)
     given = _judge_parser().parsed(shlex.split(board.run.command)[2:])
     wrong = {(cell.engine, cell.case) for cell in board.cells if cell.verdict in WRONG}
-    plans = [(target, [cell for cell in cells if (target.text, cell.id) in wrong]) for target, cells in _plans(given)]
+    plans = [(target, [cell for cell in cells if (target.text, cell.id) in wrong]) for target, cells in _plans(given, _axes(given))]
     again.report = again.report or (again.board if not again.board.endswith(".json") else "")
     outputs = Outputs.of(again)
     baseline = read_board(again.baseline) if again.baseline else None
@@ -164,14 +179,13 @@ def _judge_parser() -> _Parser:
     return parser
 
 
-def _plans(given: argparse.Namespace) -> list[tuple[Target, list[Planned]]]:
+def _plans(given: argparse.Namespace, axes: Axes) -> list[tuple[Target, list[Planned]]]:
     """The cells of each engine. Raises UsageError for whatever is not as it should be."""
     if not given.engines:
         raise UsageError(f"[judge] expected one engine or more, got none. Name some of {', '.join(ADAPTERS)}, or a command.")
     targets = [environments.parse_target(text) for text in given.engines]
     if len({target.text for target in targets}) < len(targets):
         raise UsageError(f"[judge] expected every engine once, got {', '.join(given.engines)}. Take the second away.")
-    axes = _axes(given)
     if given.config and any(target.adapter not in _TAKE_CONFIG for target in targets):
         raise UsageError(
             f"[judge] expected engines that take a DeepSpeed configuration ({', '.join(filter(None, _TAKE_CONFIG))}, a command), got "
@@ -244,7 +258,11 @@ def _concluding(
 
 
 def _run(
-    plans: Sequence[tuple[Target, Sequence[Planned]]], given: argparse.Namespace, command: str, conclude: Callable[[Board], int]
+    plans: Sequence[tuple[Target, Sequence[Planned]]],
+    given: argparse.Namespace,
+    command: str,
+    conclude: Callable[[Board], int],
+    about: Sequence[str] = (),
 ) -> int:
     from .progress import Progress  # here: what follows imports torch
     from .run import Job, Settings, run
@@ -258,7 +276,7 @@ def _run(
             environments.check_engine(target, python)
             jobs.append(Job(target, python, cells))
     fixed = configured.read(given.config) if given.config else Fixed()
-    notes = [f"not in the cells, though {given.config} sets it: {name}" for name in fixed.left_out]
+    notes = [*about, *(f"not in the cells, though {given.config} sets it: {name}" for name in fixed.left_out)]
     for note in notes:
         progress.say(f"judge: {note}")
     settings = Settings(
