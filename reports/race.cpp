@@ -55,7 +55,8 @@ std::string rounds_text(const RaceGroupResult& group) {
 std::string machine_text(const Race& race) {
   return "Load of the machine before " + formatted("%.2g", race.load_before) + ", after " +
          formatted("%.2g", race.load_after) + "; " +
-         formatted("%.3g", race.bandwidth_bytes_per_s / 1e9) + " GB/s one way between two ranks.";
+         formatted("%.3g", race.bandwidth_bytes_per_s / 1e9) +
+         " GB/s one way between two ranks over TCP.";
 }
 
 std::string collectives(const RaceRow& row) {

@@ -157,8 +157,8 @@ GatheredParameters Gathering::open(const std::vector<at::Tensor>& parameters,
 
 void Gathering::open_one(std::size_t parameter, std::vector<Opened>& opened) {
   at_.parameters.pin(parameter);
-  const int64_t before = digest_of(parameter);
-  opened.push_back({parameter, {}, before, before});
+  opened.push_back({parameter, {}, 0, 0});  // whatever follows may throw: it is unpinned
+  opened.back().before = opened.back().digest = digest_of(parameter);
   if (const auto& split = splits_[parameter]; split && mesh_.tensor()) {
     auto tensor = tensors_[parameter];
     opened.back().part = tensor.variable_data();

@@ -144,9 +144,12 @@ TEST_F(GpuKernels, ConversionsHaveTheBitsOfTheCpu) {
     const auto wide = numbers(1'000'003, 5);
     EXPECT_THAT(wide.cuda().to(dtype).cpu(), HasTheBitsOf(wide.to(dtype)));
     // Half way between two neighbours, and one bit beside it.
-    const auto middles = (narrow.to(at::kFloat) * (1 + 0x1p-9F)).masked_fill_(narrow.eq(0), 0);
-    for (const auto& near : {middles, middles * (1 + 0x1p-23F), middles * (1 - 0x1p-24F)})
+    const int half = dtype == at::kBFloat16 ? 0x8000 : 0x1000;
+    const auto bits = narrow.to(at::kFloat).view(at::kInt).bitwise_and(~(2 * half - 1));
+    for (const int beside : {-1, 0, 1}) {
+      const auto near = (bits + half + beside).view(at::kFloat);
       EXPECT_THAT(near.cuda().to(dtype).cpu(), HasTheBitsOf(near.to(dtype)));
+    }
   }
 }
 
