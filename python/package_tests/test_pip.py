@@ -30,7 +30,7 @@ def run(*command: str | Path, **more) -> str:
     clean = own_environment()
     clean["CXX"] = shutil.which("clang++") or "c++"  # a third of the time that g++ takes
     done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False, env=clean, timeout=1500, **more
+        [str(part) for part in command], capture_output=True, text=True, check=False, env=clean, timeout=3000, **more
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout + done.stderr

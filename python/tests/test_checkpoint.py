@@ -291,7 +291,7 @@ def test_a_program_that_is_killed_goes_on(tmp_path: Path) -> None:
     first = killed(tmp_path / "killed", "saved step 8")
     second = killed(tmp_path / "killed", "saved step 16")
     third = killed(tmp_path / "killed", "")
-    assert "from the beginning" in first and "step 8\n" in second and "saved step 4" not in second, second
+    assert "from the beginning" in first and re.search(r"step (8|12)\n", second) and "saved step 4" not in second, second
     assert re.search(r"step (16|20)\n", third), third
     assert third.splitlines()[-1] == whole.splitlines()[-1], (third, whole)
     assert (tmp_path / "killed" / "model.safetensors").read_bytes() == (

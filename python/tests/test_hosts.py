@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ranks import reserved_port
 
 TRAIN = """
 import json, sys
@@ -151,20 +152,18 @@ def test_ranks_of_one_host_and_of_two_load_the_same(tmp_path: Path, precision: s
     program.write_text(RESUME)
     after = []
     for is_elsewhere in (False, True):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        ranks = []
-        for rank in range(2):
-            prefix = other if rank and is_elsewhere else []
-            environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            command = [*prefix, sys.executable, str(program), str(tmp_path / f"saved{is_elsewhere}"), precision]
-            kept = {"env": {**os.environ, "OMP_NUM_THREADS": "1", **environment}, "text": True}
-            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kept))
-        for one in ranks:
-            out, error = one.communicate(timeout=120)
-            assert one.returncode == 0, error
-            after.append(out)
+        with reserved_port() as port:
+            ranks = []
+            for rank in range(2):
+                prefix = other if rank and is_elsewhere else []
+                environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                command = [*prefix, sys.executable, str(program), str(tmp_path / f"saved{is_elsewhere}"), precision]
+                kept = {"env": {**os.environ, "OMP_NUM_THREADS": "1", **environment}, "text": True}
+                ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kept))
+            for one in ranks:
+                out, error = one.communicate(timeout=120)
+                assert one.returncode == 0, error
+                after.append(out)
     assert len(set(after)) == 1
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -297,7 +298,8 @@ def test_a_campaign_tells_who_saw_which(tree: Path, monkeypatch: pytest.MonkeyPa
     records = campaign_of(tree, chosen, ["by number", "never", "late"]).by_key
     assert records[chosen[1].key]["judged"].keys() == {"by number"}, "it was seen already"
     late = records[chosen[3].key]
-    assert (late["killed_by"], late["how"], late["first_line"]) == ("late", "timed out", "not ended after 2 s")
+    assert (late["killed_by"], late["how"]) == ("late", "timed out")
+    assert re.fullmatch(r"not ended after \d+ s", late["first_line"])  # 2, and some for a slow machine
 
 
 def slip_patch(tree: Path, row: str) -> Path:

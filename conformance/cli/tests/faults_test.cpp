@@ -100,7 +100,7 @@ FaultOptions options(std::vector<std::string> faults, std::size_t cases) {
   FaultOptions chosen;
   chosen.faults = std::move(faults);
   for (std::size_t i = 0; i < cases; ++i) chosen.panel.push_back(parse_id(kCases[i]));
-  chosen.minutes = 0.4;
+  chosen.minutes = 10;
   chosen.data = find_data("", false);
   chosen.quiet = true;
   chosen.slots = 2;
@@ -118,7 +118,6 @@ nlohmann::json without_contract(const nlohmann::json& request, ranks::RankContex
 // In the panel's first case nothing overflows.
 TEST(FaultRun, AFaultThatDoesNotActIsNotAPass) {
   auto few = options({"overflow_unseen"}, 1);
-  few.minutes = 0.2;  // the contract's cases are many
   few.serve = without_contract;
   const auto matrix = run_faults(few);
   ASSERT_EQ(matrix.faults.size(), 1u);

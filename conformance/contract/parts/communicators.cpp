@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -311,10 +313,12 @@ void check_roll_call(Play& play) {
                            [](const std::string&) { return true; }};
   play.check("a board that breaks is no answer",
              !comm::RollCall(broken, 0, 3, milliseconds(50)).silent());
-  const comm::Board mute{[](const std::string&) { std::this_thread::sleep_for(milliseconds(80)); },
+  const auto over = std::make_shared<std::promise<void>>();
+  const comm::Board mute{[done = over->get_future().share()](const std::string&) { done.wait(); },
                          [](const std::string&) { return true; }};
   play.check("nor is one that does not answer",
              !comm::RollCall(mute, 0, 3, milliseconds(10)).silent());
+  over->set_value();
   play.check("without a board nobody is asked", comm::RollCall().silent() == std::vector<int>() &&
                                                     !comm::RollCall() &&
                                                     comm::RollCall(full, 0, 3, milliseconds(1)));

@@ -219,7 +219,7 @@ TEST(Communicator, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
                      [](RankContext& context) {
                        const std::string done = context.directory() + "/done";
                        const auto group = connect_gloo(
-                           context.rank(), 2, context.directory() + "/late", milliseconds(1500));
+                           context.rank(), 2, context.directory() + "/late", milliseconds(5'000));
                        if (context.rank() == 1) {
                          EXPECT_TRUE(wait_for_file(done));
                          return;
@@ -230,7 +230,7 @@ TEST(Communicator, ARankThatDoesNotComeIsAnErrorWithinTheTimeOut) {
                            error_of([&] { group->all_to_all(output, at::zeros({2}))->wait(); }),
                            AllOf(HasSubstr("rank 0/2"), HasSubstr("comm.all_to_all"),
                                  HasSubstr("2 ranks")));
-                       EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(15));
+                       EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(30));
                        std::ofstream(done) << "done";
                      }),
             "");

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -40,8 +41,14 @@ TEST(RollCall, RanksWithoutAWordAreNamed) {
   const auto of = [&](int rank, int patience_ms) {
     return RollCall(board, rank, 4, milliseconds(patience_ms)).silent();
   };
-  EXPECT_THAT(of(2, 30), Optional(ElementsAre(0, 1, 3)));
-  EXPECT_THAT(of(0, 30), Optional(ElementsAre(1, 3)));
+  // Its patience doubles until the board has answered in time, on a machine that is busy.
+  const auto silent_of = [&](int rank) {
+    for (int patience = 30; patience < 4'000; patience *= 2)
+      if (auto silent = of(rank, patience)) return silent;
+    return std::optional<std::vector<int>>();
+  };
+  EXPECT_THAT(silent_of(2), Optional(ElementsAre(0, 1, 3)));
+  EXPECT_THAT(silent_of(0), Optional(ElementsAre(1, 3)));
   std::thread late([&] {
     std::this_thread::sleep_for(milliseconds(100));
     of(3, 0);

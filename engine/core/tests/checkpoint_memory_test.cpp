@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <mutex>
 #include <unordered_map>
 
 #include "conformance/testing/bits_matcher.hpp"
@@ -23,13 +24,15 @@ using conformance::ScratchFolder;
 using conformance::ranks::on_ranks;
 using conformance::ranks::RankContext;
 
-// Bytes of tensors on the CPU since it was made, and the most of them. One thread allocates.
+// Bytes of tensors on the CPU since it was made, and the most of them. Threads of a
+// communicator free some.
 class Counted final : public c10::Allocator {
  public:
   Counted() : plain_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/100); }
 
   c10::DataPtr allocate(std::size_t bytes) override {
     void* block = plain_->raw_allocate(bytes);
+    const std::lock_guard lock(mutex());
     sizes()[block] = static_cast<int64_t>(bytes);
     live_bytes += static_cast<int64_t>(bytes);
     most_bytes = std::max(most_bytes, live_bytes);
@@ -42,9 +45,12 @@ class Counted final : public c10::Allocator {
   // The most that `call` holds beside what is there before it.
   template <class Call>
   int64_t most_of(Call call) {
-    most_bytes = live_bytes;
-    const auto before = live_bytes;
+    const auto before = [] {
+      const std::lock_guard lock(mutex());
+      return most_bytes = live_bytes;
+    }();
     call();
+    const std::lock_guard lock(mutex());
     return most_bytes - before;
   }
 
@@ -55,7 +61,12 @@ class Counted final : public c10::Allocator {
     static std::unordered_map<void*, int64_t> all;
     return all;
   }
+  static std::mutex& mutex() {
+    static std::mutex all;
+    return all;
+  }
   static void give_back(void* block) {
+    const std::lock_guard lock(mutex());
     const auto found = sizes().find(block);
     if (found != sizes().end()) {
       live_bytes -= found->second;
