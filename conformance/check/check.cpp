@@ -23,10 +23,13 @@
 #include "conformance/check/own_faults.hpp"
 #include "conformance/check/preflight.hpp"
 #include "conformance/check/subject.hpp"
+#include "conformance/faults/fault.hpp"
 #include "conformance/on_rank/answer.hpp"
+#include "engine/config/suggest.hpp"
 #include "engine/error.hpp"
 #include "equigrad_build_info.hpp"
 #include "reports/json.hpp"
+#include "reports/text.hpp"
 #include "reports/writers.hpp"
 
 namespace equigrad {
@@ -62,19 +65,6 @@ nlohmann::json serve_preflight(const MakeSubject& make, const std::vector<CheckC
   return to_json(found);
 }
 
-// "[rank 0] [check] expected ..." -> what an Error is made of.
-[[noreturn]] void throw_again(const ranks::Outcome& outcome) {
-  const std::string mark = "[check] ";
-  const auto text = outcome.text.substr(0, outcome.text.find("\nException raised from "));
-  const auto at = text.find(mark);
-  if (at != std::string::npos) throw CheckRefused("check", text.substr(at + mark.size()));
-  const auto what = "expected the model to run by plain autograd, got: " + text +
-                    (outcome.doing.empty() ? "" : " (" + outcome.doing + ")") +
-                    ". Mend it before its engine is checked.";
-  if (outcome.kind == ranks::Outcome::Kind::Error) throw CheckRefused("check", what);
-  throw Error("check", what);
-}
-
 Preflight preflight(const MakeSubject& make, const CheckOptions& options,
                     const std::vector<CheckCase>& cases) {
   ProcessSlots slots({.slots = 1,
@@ -86,7 +76,7 @@ Preflight preflight(const MakeSubject& make, const CheckOptions& options,
                       }});
   const auto outcomes = slots.ask(1, nullptr, kPreflightTimeout_s);
   if (!outcomes) throw Error("check", "expected an answer, got an interrupt. Run it again.");
-  if (!ranks::all_ok(*outcomes)) throw_again(outcomes->front());
+  if (!ranks::all_ok(*outcomes)) refuse_model(outcomes->front());
   const auto found = preflight_of(outcomes->front().answer);
   require_memory(found, available_memory_bytes());
   return found;
@@ -230,8 +220,12 @@ std::set<std::string> not_compared(const reports::Run& run) {
   return lines;
 }
 
-void add_notes(CheckReport& report, const CheckCases& cases, const Preflight& found) {
-  report.notes = cases.notes;
+void add_notes(CheckReport& report, const CheckCases& cases, const Preflight& found,
+               const std::string& fault) {
+  if (!fault.empty())
+    report.notes.push_back("planted into every case, which is to fail where it acts: " + fault +
+                           " (" + faults::fault_named(fault).what + ")");
+  report.notes.insert(report.notes.end(), cases.notes.begin(), cases.notes.end());
   if (!found.unused.empty())
     report.notes.push_back("never got a gradient, and stayed as they were made: " +
                            listed(found.unused));
@@ -245,7 +239,16 @@ struct Planned {
   Preflight found;
 };
 
+void require_fault(const std::string& name) {
+  const auto known = faults::fault_names();
+  if (name.empty() || std::find(known.begin(), known.end(), name) != known.end()) return;
+  throw CheckRefused("check", "expected a fault that can be planted, got \"" + name + "\"." +
+                                  did_you_mean(name, known) +
+                                  " equigrad list --faults has them all.");
+}
+
 Planned plan(const MakeSubject& make, const CheckOptions& options) {
+  require_fault(options.fault);
   if (!options.report.empty()) make_folder(options.report);  // before ranks are forked
   Planned planned{cases_without_styles(options), {}};
   keep_possible(planned.cases, options.filters);
@@ -265,7 +268,7 @@ CheckReport run_check(const MakeSubject& make, const CheckOptions& options) {
     std::cerr << cases.cases.size() << " cases, seed " << options.seed << std::endl;
   CheckReport report;
   report.run = run_cases(options, make, cases, found);
-  add_notes(report, cases, found);
+  add_notes(report, cases, found, options.fault);
   report.held = reports::outcome(report.run) == reports::Outcome::Held;
   report.compared = reports::counts(report.run).compared;
   return report;
@@ -282,6 +285,14 @@ std::vector<std::string> check_ids(const MakeSubject& make, const CheckOptions& 
 std::string CheckReport::text() const {
   std::string text = reports::to_terminal(run);
   for (const auto& note : notes) text += "# note: " + note + "\n";
+  return text;
+}
+
+std::string CheckReport::summary() const {
+  const auto sum = reports::counts(run);
+  std::string text = "equigrad: " + reports::counts_text(sum) + "; " +
+                     reports::elements_text(sum, run.wall_s) + "\n";
+  for (const auto& note : notes) text += "equigrad: note: " + note + "\n";
   return text;
 }
 

@@ -27,6 +27,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -79,6 +80,7 @@ struct CheckReport {
   std::vector<std::string> notes;  // what was not compared, and what is worth to know
   reports::Run run;                // for the writers of reports
   std::string text() const;        // as `equigrad run` says it
+  std::string summary() const;     // a line, and the notes
 };
 
 namespace conformance {
@@ -106,9 +108,11 @@ requires std::is_invocable_v<Factory> CheckReport check(Factory factory, Loss lo
 
 }  // namespace equigrad
 
-// Of GoogleTest: fails with the whole text of a report that did not hold.
-#define EXPECT_GRADIENTS_EQUAL(...)                              \
-  do {                                                           \
-    const ::equigrad::CheckReport equigrad_report = __VA_ARGS__; \
-    EXPECT_TRUE(equigrad_report.held) << equigrad_report.text(); \
+// Of GoogleTest: fails with the whole text of a report that did not hold; says the summary of one
+// that did.
+#define EXPECT_GRADIENTS_EQUAL(...)                                                 \
+  do {                                                                              \
+    const ::equigrad::CheckReport equigrad_report = __VA_ARGS__;                    \
+    EXPECT_TRUE(equigrad_report.held) << equigrad_report.text();                    \
+    if (equigrad_report.held) std::cout << equigrad_report.summary() << std::flush; \
   } while (false)

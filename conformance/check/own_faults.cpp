@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "conformance/check/preflight.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/verdict/judge.hpp"
 #include "engine/error.hpp"
@@ -44,14 +45,10 @@ std::vector<reports::SelfCheck> plant_own_faults(
   auto twin = ask("twin");
   twin["path"] = path;
   const auto made = answers(slots, 1, twin);
+  if (!ranks::all_ok(made)) refuse_model(made.front());  // beyond its first passes
   for (const auto& name : own_faults()) {
     if (checks.size() == kOwnFaults) break;
     reports::SelfCheck check{.fault = name, .what = faults::fault_named(name).what};
-    if (!ranks::all_ok(made)) {
-      check.by = "nothing: no twin: " + ranks::failures(made);
-      checks.push_back(check);
-      continue;
-    }
     auto request = ask("case");
     request["twin"] = path;
     request["fault"] = name;

@@ -173,8 +173,9 @@ void require_determinism(Looker& first, Looker& second) {
   refuse("the same numbers of the same pass, run twice under one seed",
          differing + " in two ways; the first operator that gave another result is " +
              (name.empty() ? "none of torch's" : name),
-         "Draw random numbers from torch's generator, not from another library's, and take "
-         "operators that are deterministic.");
+         "Draw random numbers from torch's own generator, or from one that you seed with step, "
+         "rank and micro-batch, never with a clock, random_device or a count; and take operators "
+         "that are deterministic.");
 }
 
 // Digests by [rank][micro_batch].
@@ -310,6 +311,19 @@ Preflight preflight_of(const nlohmann::json& json) {
           .most_bytes = json.at("most_bytes"),
           .most_in = json.at("most_in"),
           .all_bytes = json.at("all_bytes")};
+}
+
+// "[rank 0] [check] expected ..." -> what an Error is made of.
+void refuse_model(const ranks::Outcome& outcome) {
+  const std::string mark = "[check] ";
+  const auto text = outcome.text.substr(0, outcome.text.find("\nException raised from "));
+  const auto at = text.find(mark);
+  if (at != std::string::npos) throw CheckRefused("check", text.substr(at + mark.size()));
+  const auto what = "expected the model to run by plain autograd, got: " + text +
+                    (outcome.doing.empty() ? "" : " (" + outcome.doing + ")") +
+                    ". Mend it before its engine is checked.";
+  if (outcome.kind == ranks::Outcome::Kind::Error) throw CheckRefused("check", what);
+  throw Error("check", what);
 }
 
 }  // namespace equigrad::conformance

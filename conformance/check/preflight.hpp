@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "conformance/check/check_case.hpp"
+#include "conformance/ranks/pool.hpp"
 
 namespace equigrad::conformance {
 
@@ -37,6 +38,9 @@ Preflight preflight_of(const nlohmann::json& json);
 Preflight look_at(const MakeSubject& make, const CheckCase& widest);
 // Refuses a precision in whose dtype the model's forward pass does not run.
 void require_precisions(const MakeSubject& make, const std::vector<CheckCase>& cases);
+// Of a process in which the model did not run: CheckRefused for what it threw, Error for how it
+// ended.
+[[noreturn]] void refuse_model(const ranks::Outcome& outcome);
 // Adds what the ranks of the cases need.
 void add_memory(Preflight& preflight, Subject& subject, const std::vector<CheckCase>& cases);
 

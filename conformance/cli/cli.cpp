@@ -201,7 +201,10 @@ void add_compare(CLI::App& app, CompareCommand& command) {
 
 void add_config_check(CLI::App& app, ConfigCommand& command) {
   app.add_option("FILE", command.file)->required()->check(CLI::ExistingFile);
-  app.add_option("--world", command.world, "Ranks")->check(at_least(1));
+  app.add_option("--world", command.world,
+                 "Ranks (default: as many as the file's three batch sizes say, else 1)")
+      ->check(at_least(1))
+      ->default_str("");
   auto* parameters =
       app.add_option("--parameters", command.parameters, "Elements of the model, for its bytes")
           ->transform(counted(1'000'000'000'000'000));

@@ -196,7 +196,7 @@ int crash_command(const CrashCommand& command);
 
 struct ConfigCommand {
   std::string file;
-  int world = 1;
+  int world = 0;                // 0: as many as the file's batch sizes say, else 1
   int64_t parameters = 0;       // elements in all; 0: as many as you like
   std::vector<int64_t> numels;  // or one by one
   std::string device = "cpu";

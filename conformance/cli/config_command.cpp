@@ -13,6 +13,7 @@
 #include "conformance/diagnosis/explain.hpp"
 #include "engine/config/config.hpp"
 #include "engine/config/documents.hpp"
+#include "engine/config/load_for_client.hpp"
 #include "engine/memory/forecast.hpp"
 #include "reports/text.hpp"
 
@@ -244,10 +245,40 @@ json record_of(const ConfigCommand& command, const EffectiveConfig& effective,
   return record;
 }
 
+json parsed(const std::string& file) {
+  return json::parse(read_file(file), nullptr, /*allow_exceptions=*/false, /*comments=*/true);
+}
+
+// 0: its batch sizes do not say.
+int ranks_of(const json& file) {
+  const auto number = [&](const char* key) {
+    const auto found = file.find(key);
+    return found != file.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
+  };
+  const auto all = number("train_batch_size"), micro = number("train_micro_batch_size_per_gpu"),
+             steps = number("gradient_accumulation_steps");
+  constexpr uint64_t kMost = uint64_t{1} << 20;
+  if (all == 0 || micro == 0 || steps == 0 || micro > kMost || steps > kMost) return 0;
+  const auto world = all / (micro * steps);
+  return all % (micro * steps) == 0 && world <= kMost ? static_cast<int>(world) : 0;
+}
+
 }  // namespace
 
-int config_check_command(const ConfigCommand& command) {
-  const auto effective = explain_config(command.file, command.world);
+int config_check_command(const ConfigCommand& given) {
+  auto command = given;
+  const auto file = parsed(given.file);
+  std::string notes;
+  if (given.world == 0) {
+    const int said = file.is_object() ? ranks_of(file) : 0;
+    command.world = std::max(said, 1);
+    if (said > 1) notes = "For " + std::to_string(said) + " ranks, as the three batch sizes say.\n";
+  }
+  const bool brings_none = file.is_object() && !file.contains("optimizer");
+  if (brings_none)
+    notes += "No optimizer in the file: initialize() is to be given one, or add \"optimizer\".\n";
+  const auto effective = brings_none ? explain_config_for_client(command.file, command.world)
+                                     : explain_config(command.file, command.world);
   const MemoryOptions options{command.world, command.device == "cuda", {}};
   const auto all = sized(command, effective.config, options);
   const auto held = rates(effective.config, options);
@@ -259,7 +290,8 @@ int config_check_command(const ConfigCommand& command) {
         {"expected a model's size with --memory, got none. Give --parameters or --numels."});
   const auto most = all ? most_of(command, effective.config, *all) : Most{};
   const auto columns = columns_of(pure ? STDERR_FILENO : STDOUT_FILENO);
-  (pure ? std::cerr : std::cout) << settings_text(effective, command.all, columns)
+  (pure ? std::cerr : std::cout) << notes << (notes.empty() ? "" : "\n")
+                                 << settings_text(effective, command.all, columns)
                                  << memory_text(command, effective.config, held, all, columns)
                                  << fit_text(command, most);
   const int code = command.memory_bytes == 0 || fits(command, most) ? kHeld : kFailed;

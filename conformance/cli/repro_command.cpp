@@ -223,7 +223,8 @@ CaseSpec spec_of(const ReproCommand& command) {
       problems.push_back("expected a rank, a micro-batch and a stage up to 3, got " + command.id);
     if (!is_model(spec.model))
       problems.push_back("expected a model of the matrix or linear1 to linear7, got \"" +
-                         spec.model + "\" in " + command.id);
+                         spec.model + "\" in " + command.id +
+                         ". A case of a model of your own is repeated by equigrad run --model");
   } catch (const Error& error) {
     problems.emplace_back(error.what());
     for (const auto& id : near_matches(default_matrix(), command.id, 3))

@@ -36,6 +36,15 @@ std::string attached_in(const std::string& report) {
   return !root.empty() && whole.starts_with(root) ? whole.substr(root.size()) : whole;
 }
 
+// Of a run that failed nothing is left, but by intention: --failed repeats it.
+void say_what_is_replaced(const RunCommand& command) {
+  if (!command.only.empty()) return;
+  const auto record = read_file(command.report + "/run.json").substr(0, 1000);
+  if (record.find("\"outcome\": \"failed\"") != std::string::npos)
+    std::cerr << "equigrad: " << command.report
+              << " had a run that failed; this one takes its place (--report keeps both)\n";
+}
+
 }  // namespace
 
 bool has_one_document(const RunCommand& command) {
@@ -49,6 +58,7 @@ void prepare_reports(const RunCommand& command) {
   make_directory(command.report);
   check_writable(command.json);
   check_writable(command.junit);
+  say_what_is_replaced(command);
   clear_report_folder(command.report);
 }
 

@@ -39,7 +39,9 @@ void require_one_thread() {
   if (threads_here() != 1)
     throw Error("ranks.Pool", "expected one thread where ranks are forked, got " +
                                   std::to_string(threads_here()) +
-                                  ". Make the pool before anything starts a thread (torch does).");
+                                  ". torch starts threads when it first runs: do this before, in a "
+                                  "process of its own, or with OMP_NUM_THREADS=1 in the "
+                                  "environment.");
 }
 
 bool write_all(int socket, const std::string& text) {

@@ -30,6 +30,7 @@ struct ParameterGroup {
   std::vector<NamedParameter> parameters;
   std::optional<double> lr;
   std::optional<double> weight_decay;
+  std::string settings = {};  // of an optimizer of the caller's, in words; ranks have the same
 };
 
 // What this rank owns of one trainable parameter: flat elements [begin, end) of the whole, padding

@@ -1,6 +1,7 @@
 #include "engine/checkpoint/saved_checkpoint.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "engine/checkpoint/copy.hpp"
@@ -39,6 +40,14 @@ void for_each_place(const TensorEntry& entry, std::int64_t begin, std::int64_t e
 }
 
 std::string quoted(const Path& path) { return "\"" + path.string() + "\""; }
+
+// mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00_optim_states.pt, ...
+bool is_of_deepspeed(const Path& folder) {
+  std::error_code gone;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, gone))
+    if (entry.path().filename().string().ends_with("_states.pt")) return true;
+  return false;
+}
 
 }  // namespace
 
@@ -94,6 +103,14 @@ SavedCheckpoint SavedCheckpoint::open(const Path& directory, const std::string& 
   if (!is_there(saved.folder_)) {
     throw Error("load_checkpoint", "expected a checkpoint at " + quoted(saved.folder_) +
                                        ", got no such folder. Look for the folder and the tag.");
+  }
+  if (!is_there(file) && is_of_deepspeed(saved.folder_)) {
+    throw Error(
+        "load_checkpoint",
+        "expected a checkpoint of this engine at " + quoted(saved.folder_) +
+            ", got one of DeepSpeed. Turn it into one of this engine, in another folder, by "
+            "equigrad.import_deepspeed(FROM, None, TO) in Python, once and without ranks, "
+            "and load TO.");
   }
   if (!is_there(file)) {
     throw Error("load_checkpoint", "expected " + quoted(file) +

@@ -31,8 +31,11 @@ Lines lines_of(const std::vector<ParameterGroup>& groups) {
     const auto word = [](const std::optional<double>& value) {
       return value ? fmt::format("{}", *value) : "the configured";
     };
-    lines.push_back(fmt::format("parameter group {} with learning rate {}, weight decay {}", group,
-                                word(groups[group].lr), word(groups[group].weight_decay)));
+    if (const auto& settings = groups[group].settings; !settings.empty())
+      lines.push_back(fmt::format("parameter group {} with {}", group, settings));
+    else
+      lines.push_back(fmt::format("parameter group {} with learning rate {}, weight decay {}",
+                                  group, word(groups[group].lr), word(groups[group].weight_decay)));
     for (const auto& [name, tensor, module_type] : groups[group].parameters) {
       if (!tensor.defined()) continue;  // refused as what it is
       lines.push_back(fmt::format(
@@ -87,7 +90,7 @@ void require_same(comm::Communicator& ranks, const std::string& what, const Line
 void require_same_start(const std::vector<ParameterGroup>& groups, const EngineConfig& config,
                         const comm::Mesh& mesh) {
   require_same(*mesh.world(), "configuration", values_of(config));
-  require_same(*mesh.zero(), "model", lines_of(groups));
+  require_same(*mesh.zero(), "model and optimizer", lines_of(groups));
 }
 
 }  // namespace equigrad::core

@@ -34,6 +34,7 @@ struct Group {
   std::vector<Named> parameters;
   std::optional<double> lr;
   std::optional<double> weight_decay;
+  std::string settings;
 };
 
 // A module of the model: its name, its type, its own parameters.
@@ -115,7 +116,7 @@ std::unique_ptr<Engine> make_engine(const std::vector<Group>& groups,
   const py::gil_scoped_release no_gil;
   std::vector<ParameterGroup> all;
   for (const auto& group : groups) {
-    all.push_back({{}, group.lr, group.weight_decay});
+    all.push_back({{}, group.lr, group.weight_decay, group.settings});
     for (const auto& [name, tensor, type] : group.parameters)
       all.back().parameters.push_back({name, tensor, type});
   }
@@ -257,8 +258,9 @@ void bind_values(py::module_& module) {
       .def_readwrite("dampening", &OptimizerConfig::dampening)
       .def_readwrite("nesterov", &OptimizerConfig::nesterov);
   py::class_<Group>(module, "ParameterGroup")
-      .def(py::init<std::vector<Named>, std::optional<double>, std::optional<double>>(),
-           py::arg("parameters"), py::arg("lr"), py::arg("weight_decay"));
+      .def(
+          py::init<std::vector<Named>, std::optional<double>, std::optional<double>, std::string>(),
+          py::arg("parameters"), py::arg("lr"), py::arg("weight_decay"), py::arg("settings") = "");
   py::class_<Counters>(module, "Counters")
       .def_readonly("micro_steps", &Counters::micro_steps)
       .def_readonly("global_steps", &Counters::global_steps)

@@ -50,6 +50,23 @@ def make_optimizer(given: Any, parameters: Iterable[Any]) -> torch.optim.Optimiz
     return made
 
 
+def settings_of(optimizer: torch.optim.Optimizer) -> list[str]:
+    """What each group is set to, in words, for ranks to compare: "torch.optim.adamw.AdamW lr=0.001 betas=(0.9, 0.999)"."""
+
+    def word(value: Any) -> str:
+        return repr(value.tolist() if isinstance(value, torch.Tensor) else value)
+
+    def is_plain(value: Any) -> bool:  # a function's words have its address
+        if isinstance(value, (tuple, list)):
+            return all(is_plain(one) for one in value)
+        return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
+
+    return [
+        " ".join([class_of(optimizer), *(f"{key}={word(group[key])}" for key in group if key != "params" and is_plain(group[key]))])
+        for group in optimizer.param_groups
+    ]
+
+
 def check_element_wise(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Steps a probe, whole and cut in two, with the optimizer's own code and options: every bit must be the same."""
     devices = [device] if device.type == "cuda" else []

@@ -286,7 +286,11 @@ class HyperParameters:
 
 class ParameterGroup:
     def __init__(
-        self, parameters: list[tuple[str, torch.Tensor, str]], lr: float | None, weight_decay: float | None
+        self,
+        parameters: list[tuple[str, torch.Tensor, str]],
+        lr: float | None,
+        weight_decay: float | None,
+        settings: str = ...,
     ) -> None: ...
 
 class Counters:

@@ -95,6 +95,11 @@ def import_deepspeed(
     memory. The configuration of the engine that loads it must name the optimizer that DeepSpeed had: Adam, AdamW or SGD.
     """
     source = Path(source_dir)
+    if source.resolve() == Path(out_dir).resolve():
+        raise Error(
+            f'[{_WHERE}] expected another folder than {source} to write to, got the same. Its "latest" is what DeepSpeed resumes from: '
+            "give a new folder."
+        )
     found = _tag_of(source) if tag is None else str(tag)
     saved = _Source(source / found)
     tensors = _Tensors(saved)
@@ -120,9 +125,12 @@ def import_deepspeed(
 
 def _tag_of(source: Path) -> str:
     try:
-        return (source / "latest").read_text().strip()
+        text = (source / "latest").read_text().strip()
     except OSError as error:
-        raise Error(f'[{_WHERE}] expected a file "latest" in {source}, got {error}. Give the tag.') from error
+        raise Error(f'[{_WHERE}] expected a file "latest" in {source}, got {error}. Give the folder above the tag\'s.') from error
+    if "\n" in text:
+        raise Error(f"[{_WHERE}] expected a folder of DeepSpeed's, got {source}, which is this engine's already. Load it as it is.")
+    return text
 
 
 def _load(path: Path) -> dict[str, Any]:

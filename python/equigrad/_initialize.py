@@ -89,10 +89,11 @@ def initialize(
     if lr_scheduler is not None:
         _client.check_scheduler(lr_scheduler, client)
     broadcast_buffers(model, mesh.world)
+    settings = [""] * len(groups) if client is None else _client.settings_of(client)
     core = _core.initialize(
         [
-            _core.ParameterGroup(group["named"] + more, group["values"].get("lr"), group["values"].get("weight_decay"))
-            for group, more in zip(groups, [frozen] + [[]] * (len(groups) - 1), strict=True)
+            _core.ParameterGroup(group["named"] + more, group["values"].get("lr"), group["values"].get("weight_decay"), words)
+            for group, more, words in zip(groups, [frozen] + [[]] * (len(groups) - 1), settings, strict=True)
         ],
         module_entries(model),
         checked,

@@ -14,7 +14,7 @@ from simulated import Choices, Prepared, prepared, split_linear
 
 from equigrad.judge import cases, truth
 from equigrad.judge.causes import cause_of
-from equigrad.judge.gradient_causes import GradientFaults
+from equigrad.judge.gradient_causes import GradientFaults, Place
 from equigrad.judge.on_rank.protocol import Case, Clip, LossScale, Model, Optimizer, Precision
 from equigrad.judge.scales import rule_of
 from equigrad.judge.seen import Layout
@@ -184,6 +184,23 @@ def test_a_branch_has_a_partner_only_where_one_other_is_of_its_shape(prepare: Pr
         partners = GradientFaults(dataclasses.replace(seen, kinds={"conditional": names}), layout)._partners()
         assert bool((partners[layout.of("branch.weight")] >= 0).all()) == known
         assert not bool((partners[layout.of("first.weight")] >= 0).any())
+
+
+def test_what_is_nearly_zero_is_not_any_small_factor(prepare: Prepare) -> None:
+    """Bounds may be as wide as half of the value; a gradient of the other sign is none that was divided."""
+    here = prepare("odd-bf16")
+    seen = here.verdict(here.engine()).seen
+    layout = Layout({name: one.shape for name, one in seen.steps[0].right_gradient.items()})
+    right = layout.flat(seen.steps[0].right_gradient)
+    index = right.nonzero().flatten()
+    right = right[index]
+    place = Place(0, 0, index, -0.2 * right, right)
+    claims = {claim.says: claim for claim in GradientFaults(seen, layout)._factors(place, right.abs() * 0.5)}
+    small = [says for says in claims if "divided by" in says]
+    assert len(small) >= 3, list(claims)
+    for says in small:
+        fits = (place.got - claims[says].values).abs() <= claims[says].room
+        assert not fits.any(), says
 
 
 def test_bits_are_compared_where_the_lattice_allows(prepare: Prepare) -> None:

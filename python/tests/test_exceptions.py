@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 
 import pytest
@@ -44,13 +45,17 @@ def configuration(stage: int) -> dict:
 
 def other_on_rank_1(what: str) -> str:
     config, model = configuration(1), models.Mixed()
-    if os.environ["RANK"] == "1":
+    own = None
+    if what == "own optimizer":
+        del config["optimizer"]
+        own = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.5 if os.environ["RANK"] == "1" else 0.75))
+    elif os.environ["RANK"] == "1":
         if what == "rate":
             config["optimizer"]["params"]["lr"] = 0.2
         else:
             model.first.weight.requires_grad_(False)
     try:
-        equigrad.initialize(model=model, config=config)
+        equigrad.initialize(model=model, config=config, optimizer=own)
     except equigrad.Error as error:
         return str(error)
     return ""
@@ -62,7 +67,9 @@ def test_what_one_rank_was_given_otherwise_is_named_on_all() -> None:
         assert "expected one configuration on all ranks, got optimizer.params.lr 0.1 on rank 0 and" in said
         assert "optimizer.params.lr 0.2 on rank 1" in said
     for said in ranks.run(WORLD, other_on_rank_1, "frozen"):
-        assert "expected one model on all ranks" in said and 'parameter "first.weight"' in said and "frozen on rank 1" in said
+        assert "expected one model and optimizer on all ranks" in said and 'parameter "first.weight"' in said and "frozen on rank 1" in said
+    for said in ranks.run(WORLD, other_on_rank_1, "own optimizer"):
+        assert re.search(r"AdamW lr=0.1 betas=\(0.9, 0.75\).* on rank 0 and .*AdamW lr=0.1 betas=\(0.9, 0.5\).* on rank 1", said), said
 
 
 def no_loss() -> list[str]:

@@ -77,6 +77,19 @@ def test_files_are_taken_by_the_number_of_their_rank_and_padding_is_left_out(tmp
     assert ranks.alone(read, str(tmp_path / "ours")) == ([0, 1, 2], [0, 1, 2], [0, 0], [1, 1], [0.1], 4)
 
 
+def test_what_deepspeed_resumes_from_is_not_written_over(tmp_path: Path) -> None:
+    theirs = of_twelve_ranks(tmp_path / "theirs")
+    before = (theirs / "latest").read_bytes()
+    with pytest.raises(equigrad.Error, match="expected another folder"):
+        equigrad.import_deepspeed(theirs, None, tmp_path / "elsewhere" / ".." / "theirs")
+    assert (theirs / "latest").read_bytes() == before
+    equigrad.import_deepspeed(theirs, None, tmp_path / "ours")
+    with pytest.raises(equigrad.Error, match="this engine's already"):
+        equigrad.import_deepspeed(tmp_path / "ours", None, tmp_path / "again")
+    with pytest.raises(equigrad.Error, match="the folder above the tag"):
+        equigrad.import_deepspeed(theirs / "tag", None, tmp_path / "again")
+
+
 class ZeroStageEnum(enum.IntEnum):
     """As DeepSpeed's, whose module has another name."""
 

@@ -5,11 +5,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <fstream>
+#include <future>
 #include <iterator>
+#include <stdexcept>
+#include <thread>
 
 #include "conformance/check/check_case.hpp"
 #include "conformance/check/tests/other_models.hpp"
+#include "conformance/testing/error_of.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -133,10 +138,42 @@ TEST(Check, AFaultInTheEngineIsSeenAndNamed) {
         {.ranks = {2}, .stages = {2}, .styles = kOneStyle, .accumulation = {3}, .fault = fault});
     EXPECT_FALSE(report.held) << fault;
     EXPECT_THAT(report.text(), HasSubstr(cause)) << fault;
+    EXPECT_THAT(report.text(), HasSubstr("# note: planted into every case, which is to fail where "
+                                         "it acts: " +
+                                         fault))
+        << fault;
   };
   seen("averaged_twice", "averaged twice");
   seen("micro_batch_dropped", "micro-batch 2 of rank 1 is missing");
   seen("gather_stale", "parameter");
+}
+
+// In its second step, where the first passes have been looked at already.
+TEST(Check, AModelThatDiesOrThrowsLaterIsSaidToBeTheModel) {
+  const auto told = [](bool dies) {
+    const auto loss = [dies](ConvNet& model, const Which& which) {
+      if (which.step == 2 && dies) raise(SIGABRT);
+      if (which.step == 2) throw std::runtime_error("of the model");
+      return conv_loss(model, which);
+    };
+    return error_of(
+        [&] { equigrad::check(make<ConvNet>, loss, {.stages = {1}, .styles = kOneStyle}); });
+  };
+  EXPECT_THAT(told(true), AllOf(HasSubstr("expected the model to run by plain autograd"),
+                                HasSubstr("died: signal 6")));
+  EXPECT_THAT(told(false), AllOf(HasSubstr("expected the model to run by plain autograd"),
+                                 HasSubstr("of the model")));
+}
+
+TEST(Check, AProcessThatHasThreadsIsToldWhatToDo) {
+  std::promise<void> over;
+  std::thread other([&] { over.get_future().wait(); });
+  const auto said = error_of(
+      [&] { equigrad::check(make<ConvNet>, conv_loss, {.stages = {1}, .styles = kOneStyle}); });
+  over.set_value();
+  other.join();
+  EXPECT_THAT(said, AllOf(HasSubstr("expected one thread where ranks are forked, got 2"),
+                          HasSubstr("OMP_NUM_THREADS=1")));
 }
 
 // What only the processes of the engine do, the twin does not.
@@ -171,6 +208,11 @@ TEST(Check, WhatWasNotComparedIsNamed) {
   EXPECT_THAT(report.notes,
               Contains(AllOf(HasSubstr("not compared  bound: "), HasSubstr("more bits"))));
   EXPECT_THAT(report.text(), HasSubstr("# note: not compared  bound"));
+  testing::internal::CaptureStdout();
+  EXPECT_GRADIENTS_EQUAL(report);
+  EXPECT_THAT(testing::internal::GetCapturedStdout(),
+              AllOf(HasSubstr("equigrad: 4 cases: 4 equal"),
+                    HasSubstr("equigrad: note: not compared  bound: ")));
 }
 
 TEST(Check, ReportsLieInTheirFolder) {
@@ -224,6 +266,9 @@ TEST(Check, OptionsThatMeanNothingAreRefused) {
   EXPECT_THAT(refused({.precisions = {"fp8"}}),
               AllOf(HasSubstr("fp32, bf16"), HasSubstr("got \"fp8\"")));
   EXPECT_THAT(refused({.styles = {"backward"}}), HasSubstr("engine_backward, scale_backward"));
+  EXPECT_THAT(refused({.fault = "averaged_twise"}),
+              AllOf(HasSubstr("expected a fault that can be planted, got \"averaged_twise\""),
+                    HasSubstr("Did you mean \"averaged_twice\"?")));
   EXPECT_THAT(refused({.name = "a.b"}), HasSubstr("a name of letters"));
   EXPECT_THAT(refused({.config = "nowhere.json"}), HasSubstr("nowhere.json"));
   EXPECT_THAT(refused({.config = R"({"zero_optimization": {"stage": 5}})"}), HasSubstr("stage"));

@@ -194,6 +194,31 @@ TEST_F(Words, ParametersAreCountedAsPeopleWriteThem) {
     EXPECT_EQ(result_of_words({"config", "check", file, "--parameters", one}).code, kUsage) << one;
 }
 
+TEST_F(Words, AConfigurationIsCheckedForTheRanksThatItsBatchSizesSay) {
+  const auto file = folder_ + "/three.json";
+  const auto check = [&](const std::string& all, const std::string& optimizer,
+                         const std::vector<std::string>& more) {
+    std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps":
+        4, "train_batch_size": )" << all
+                        << optimizer << "}";
+    std::vector<std::string> words = {"config", "check", file};
+    words.insert(words.end(), more.begin(), more.end());
+    return result_of_words(words);
+  };
+  const std::string adam = R"(, "optimizer": {"type": "AdamW"})";
+  const auto two = check("32", adam, {});
+  EXPECT_EQ(two.code, kHeld) << two.err;
+  EXPECT_THAT(two.out, AllOf(StartsWith("For 2 ranks, as the three batch sizes say.\n\n"),
+                             HasSubstr("What a rank of 2 holds")));
+  EXPECT_THAT(check("16", adam, {}).out, StartsWith("The file sets"));
+  EXPECT_THAT(check("32", adam, {"--world", "4"}).err,
+              HasSubstr("or start 2 ranks, with which they agree."));
+  EXPECT_EQ(check("33", adam, {}).code, kUsage);
+  const auto without = check("16", "", {});
+  EXPECT_EQ(without.code, kHeld) << without.err;
+  EXPECT_THAT(without.out, StartsWith("No optimizer in the file: initialize() is to be given one"));
+}
+
 TEST_F(Words, AConfigurationIsShownAsFarAsItWasWritten) {
   const auto file = folder_ + "/zero3.json";
   std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 4, "steps_per_print": 10,

@@ -83,6 +83,18 @@ TEST_F(Records, WhatFailedOrWasNotReachedIsRepeatedWithItsSeed) {
   EXPECT_THAT(nothing.out, AllOf(HasSubstr("# nothing to repeat"), HasSubstr("\nHELD\n")));
 }
 
+TEST_F(Records, ARunThatTakesTheFoldersPlaceOfOneThatFailedSaysSo) {
+  const auto says = [&](const std::vector<std::string>& words) {
+    const auto said = run(words, "red").err;
+    return said.find("red had a run that failed; this one takes its place") != std::string::npos;
+  };
+  write("red", kWrong, kEqual);
+  EXPECT_FALSE(says({"--failed"})) << "it repeats it";
+  EXPECT_FALSE(says({kContract})) << "that one held";
+  write("red", kWrong, kEqual);
+  EXPECT_TRUE(says({kContract}));
+}
+
 TEST_F(Records, WithNothingToRepeatTheVerdictIsThatOfTheRecord) {
   write("void", kEqual, kEqual);
   auto run_of = record("void");

@@ -19,6 +19,7 @@ using conformance::saved_tensor;
 using conformance::ScratchFolder;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 std::vector<float> numbers() {
   std::vector<float> all(10);
@@ -147,6 +148,10 @@ TEST(SavedCheckpoint, WhatIsNotThereIsSaid) {
   EXPECT_THAT(open(folder.path(), "tag"), AllOf(HasSubstr("open"), HasSubstr("rank-00000")));
   ::unlink((saved.folder() / kManifestName).c_str());
   EXPECT_THAT(open(folder.path(), "tag"), HasSubstr("did not come to its end"));
+  std::ofstream(saved.folder() / "mp_rank_00_model_states.pt") << "x";
+  EXPECT_THAT(open(folder.path(), "tag"),
+              AllOf(HasSubstr("got one of DeepSpeed"), HasSubstr("import_deepspeed(FROM, None, TO)"),
+                    Not(HasSubstr("did not come to its end"))));
 }
 
 TEST(SavedCheckpoint, EveryFlippedBitIsFound) {

@@ -107,6 +107,21 @@ void read(Reading& reading) {
   reading.config.train_batch_size = train.value_or(known);
 }
 
+// The number of ranks with which the three keys agree; empty: there is none.
+std::string ranks_that_fit(const EngineConfig& config, int world_size) {
+  std::int64_t product = 0, world = 0;
+  const std::int64_t of_data = config.data_parallel_size(world_size);
+  if (of_data < 1 || !multiply(config.train_micro_batch_size_per_gpu,
+                               config.gradient_accumulation_steps, 1, product))
+    return "";
+  const std::int64_t data = product > 0 ? config.train_batch_size / product : 0;
+  if (data < 1 || config.train_batch_size % product != 0 ||
+      !multiply(data, world_size / of_data, 1, world))
+    return "";
+  return ", or start " + std::to_string(world) + (world == 1 ? " rank" : " ranks") +
+         ", with which they agree";
+}
+
 void check(const EngineConfig& config, Checks& checks) {
   const std::int64_t micro = config.train_micro_batch_size_per_gpu;
   const std::int64_t accumulation = config.gradient_accumulation_steps;
@@ -119,7 +134,8 @@ void check(const EngineConfig& config, Checks& checks) {
                              product_text(micro, accumulation) + " x " + std::to_string(ranks) +
                              " = " + (fits ? std::to_string(product) : "more than 64 bits hold") +
                              ", got " + std::to_string(config.train_batch_size) +
-                             ". Drop one of the three keys to have it derived.");
+                             ". Drop one of the three keys to have it derived" +
+                             ranks_that_fit(config, checks.world_size) + ".");
 }
 
 }  // namespace

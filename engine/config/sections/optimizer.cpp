@@ -110,7 +110,8 @@ void read(Reading& reading) {
   if (!is_known && reading.needs_optimizer && !is_bad)
     reading.reader.problem("optimizer.type",
                            "expected SGD, Adam or AdamW, got no optimizer. Add \"optimizer\": "
-                           "{\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}.");
+                           "{\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}, or give "
+                           "initialize() an optimizer of yours.");
   if (!reading.needs_optimizer && reading.has("optimizer"))
     reading.reader.problem("optimizer",
                            "expected no optimizer beside the one that initialize() is given, got "

@@ -85,7 +85,12 @@ TEST(BatchTriangle, AContradictionShowsItsArithmetic) {
                        "gradient_accumulation_steps": 2)"),
                3),
       ElementsAre("train_batch_size: expected micro x accumulation x world = 4 x 2 x 3 = 24, got "
-                  "32. Drop one of the three keys to have it derived."));
+                  "32. Drop one of the three keys to have it derived, or start 4 ranks, with which "
+                  "they agree."));
+  EXPECT_THAT(problems(with(R"("train_batch_size": 12, "train_micro_batch_size_per_gpu": 4,
+                       "gradient_accumulation_steps": 2)"),
+                       3),
+              ElementsAre(testing::EndsWith("Drop one of the three keys to have it derived.")));
   EXPECT_THAT(problems(with(R"("train_batch_size": 32, "train_micro_batch_size_per_gpu": 4)"), 3),
               ElementsAre(HasSubstr("a multiple of micro x world = 4 x 3 = 12, got 32")));
   EXPECT_THAT(problems(with(R"("train_batch_size": 7, "gradient_accumulation_steps": 2)"), 2),

@@ -76,6 +76,8 @@ TEST(SameStart, EveryPartOfAModelIsCompared) {
          "parameter \"w\" of Float [3, 2], frozen on rank 1");
   expect([](Given& given) { given.groups[0].lr = 0.25; }, "learning rate 0.25");
   expect([](Given& given) { given.groups[0].weight_decay = 0.5; }, "weight decay 0.5");
+  expect([](Given& given) { given.groups[0].settings = "torch.optim.SGD lr=0.5"; },
+         "parameter group 0 with torch.optim.SGD lr=0.5 on rank 1");
 }
 
 // Parts of a split parameter need not be alike; a rate must be.

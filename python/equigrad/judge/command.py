@@ -148,8 +148,8 @@ def _adapters(arguments: Sequence[str]) -> int:
         if missing:
             remedy = "ENGINE==VERSION makes an environment" if name in environments.PACKAGES else "--python PATH of one with both"
             here = f"not installed; {remedy}"
-        print(f"{name:20} {about} ({here})")
-    print('"COMMAND"            any program that speaks docs/judge-protocol.md')
+        say(sys.stdout, f"{name:20} {about} ({here})\n")
+    say(sys.stdout, '"COMMAND"            any program that speaks docs/judge-protocol.md\n')
     return HELD
 
 

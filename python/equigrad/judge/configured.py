@@ -164,6 +164,8 @@ class _Reader:
                 found.append(name)
             elif isinstance(value, dict) and _READ[name]:
                 found += [f"{name}.{inner}" for inner in value if inner not in _READ[name]]
+        if self._block("zero_optimization.offload_optimizer").get("device") == "nvme":
+            found.append("zero_optimization.offload_optimizer.device nvme (judged as cpu)")
         return found
 
     def _block(self, path: str) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from equigrad.judge.proof import Claim
-from equigrad.judge.seen import CaseSeen, Layout, Tensors, unit_roundoff
+from equigrad.judge.seen import CaseSeen, Layout, Tensors, least_number, unit_roundoff
 
 Matrix = list[list[float]]
 """[rank][micro-batch], relative to a right average: 1 is right, 0 is missing."""
@@ -43,6 +43,7 @@ class GradientFaults:
         self._world, self._micro = seen.case.world, seen.case.accumulation
         self._owners = {how: layout.owner(self._world, how) for how in ("rows", "elements", "all")}
         self._unit = unit_roundoff(seen.case)
+        self._least = least_number(seen.case)
         self._parts: dict[int, torch.Tensor] = {}
         self._scale: dict[int, float] = {}
         self._elsewhere: dict[tuple[int, str], torch.Tensor] = {}
@@ -88,12 +89,16 @@ class GradientFaults:
     def _factors(self, place: Place, room: torch.Tensor) -> Iterator[Claim]:
         for factor, kind, says in self.named_factors(place.step):
             exact = factor in (0.0, -1.0)
-            yield Claim(kind, says, place.right * factor, torch.zeros_like(room) if exact else room * max(factor, 1), NAMED)
+            yield Claim(kind, says, place.right * factor, torch.zeros_like(room) if exact else self._room_of(room, factor), NAMED)
         ratios = (place.got / place.right)[(place.right != 0)]
         if ratios.numel():
             factor = float(ratios.median())
             says = f"is multiplied by {factor:.6g}: a scale, or a factor of clipping?"
-            yield Claim("other-factor", says, place.right * factor, room * max(abs(factor), 1), FITTED, fitted=1)
+            yield Claim("other-factor", says, place.right * factor, self._room_of(room, factor), FITTED, fitted=1)
+
+    def _room_of(self, room: torch.Tensor, factor: float) -> torch.Tensor:
+        """What is wrong by a factor is off by so much of the right one's room, and by a rounding to what is next to zero."""
+        return room * abs(factor) + self._least
 
     def named_factors(self, step: int) -> list[tuple[float, str, str]]:
         """(factor, kind, words) of faults that multiply a gradient."""

@@ -144,6 +144,14 @@ class Layout:
 
 
 _WIDTHS = {"fp64": 53, "fp32": 24, "fp16": 11, "bf16": 8}
+_LEAST = {"fp64": 2.0**-1074, "fp32": 2.0**-149, "fp16": 2.0**-24, "bf16": 2.0**-133}
+
+
+def least_number(case: Case) -> float:
+    """Above zero, of the narrowest type that a right engine uses: less is rounded to zero, or to this."""
+    precision = case.precision
+    types = [precision.model, precision.autocast, precision.accumulation, precision.communication]
+    return max(_LEAST[one] for one in types if one)
 
 
 def unit_roundoff(case: Case) -> float:
