@@ -33,8 +33,12 @@ namespace {
 
 constexpr std::size_t kListed = 20;
 
+// Where no cause is known, all of the place that was wrong first: what is wrong elsewhere is new.
 KnownCase known_of(const Case& one) {
-  return {one.id, one.verdict, without_numbers(clean(cause_of(one)))};
+  const auto message = message_of(one);
+  const bool has_cause = !cause_in(message).empty() || one.verdict != Verdict::Failed;
+  return {one.id, one.verdict,
+          has_cause ? without_numbers(clean(cause_of(one))) : clean(first_line(message))};
 }
 
 bool is_as_accepted(const KnownCase& known, const Case& one) {

@@ -35,6 +35,12 @@ std::string first_wrong(const std::string& line) {
   auto rest = trimmed(line.substr(std::string_view("first ").size()));
   if (rest.starts_with("step "))
     rest = trimmed(rest.substr(std::min(rest.find(", ") + 2, rest.size())));
+  // "4 of 8 parameters, the first clipped gradient of ..." -> "clipped gradient"
+  const auto count = rest.find_first_not_of("0123456789");
+  const auto kind = rest.find(", the first ");
+  if (count != 0 && count != std::string::npos && kind != std::string::npos &&
+      rest.compare(count, 4, " of ") == 0)
+    rest = rest.substr(kind + std::string_view(", the first ").size());
   if (rest.starts_with("all "))
     rest = trimmed(rest.substr(std::min(rest.find(' ', 4), rest.size())));
   rest = rest.substr(0, std::min({rest.find(','), rest.find(" of "), rest.find(" on "),

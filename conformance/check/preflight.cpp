@@ -71,8 +71,11 @@ void require_trainable(Subject& subject) {
     if (!tensor.requires_grad()) continue;
     has_any = true;
     if (tensor.scalar_type() != at::kFloat)
-      refuse("parameters that train in fp32, which the engine converts",
-             name + " of " + shape_text(tensor), "Leave the conversion to the configuration.");
+      refuse(
+          "parameters that train in fp32, which the engine converts",
+          name + " of " + shape_text(tensor),
+          "Convert the model first (in Python: model.float()); precisions or the configuration say "
+          "what it is trained in.");
   }
   if (!has_any)
     refuse("a parameter that trains", "a model of which none requires a gradient",

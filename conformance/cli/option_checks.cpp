@@ -149,8 +149,8 @@ std::string hint(const CLI::App& app, const std::string& name, const std::string
 int annotated(int code) {
   if (code == 2 && std::getenv("GITHUB_ACTIONS") != nullptr)
     std::cerr
-        << "::error title=equigrad::Wrong words or a wrong file, exit code 2: the lines above "
-           "say which.\n";
+        << "::error title=equigrad::Wrong words, a wrong file or a model that cannot be checked, "
+           "exit code 2: the lines above say which.\n";
   return code;
 }
 

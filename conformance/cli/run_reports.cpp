@@ -94,7 +94,14 @@ void write_run_reports(const RunCommand& command, const reports::Run& run) {
   if (actions == nullptr || std::string(actions) != "true") return;
   std::cerr << reports::to_annotations(seen);
   const char* summary = std::getenv("GITHUB_STEP_SUMMARY");  // other steps' lines stay
-  if (summary != nullptr && !(std::ofstream(summary, std::ios::app) << reports::to_markdown(seen)))
+  std::string page = reports::to_markdown(run);
+  if (command.baseline) {
+    const auto found = reports::beside(*command.baseline, run);
+    page = std::string("## Equigrad: ") +
+           (found.fresh.empty() ? "nothing newly wrong" : "newly wrong") + "\n\n```text\n" +
+           reports::to_text(found, command.baseline_file) + "```\n\n" + page;
+  }
+  if (summary != nullptr && !(std::ofstream(summary, std::ios::app) << page))
     std::cerr << "equigrad: cannot write GITHUB_STEP_SUMMARY, " << summary << "\n";
 }
 

@@ -66,8 +66,9 @@ void check(const NamedParameter& parameter, const EngineConfig& config) {
   throw Error("initialize",
               "expected dtype Float for parameter \"" + parameter.name + "\", got " +
                   c10::toString(dtype) +
-                  ". Convert the model with to(torch::kFloat) first; the engine makes the "
-                  "16-bit copy itself.");
+                  ", which the configuration does not ask for. Convert the model first (in Python: "
+                  "model.float(), or from_pretrained(..., dtype=torch.float32)); to train in 16 "
+                  "bits, configure bf16 or fp16: the engine makes that copy itself.");
 }
 
 // Every rank takes rank 0's values, so that replicas are equal from the start.

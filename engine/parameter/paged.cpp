@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -162,6 +163,22 @@ void Pages::rethrow_failure() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
+// At once: a program that ends behind what it read makes no next call.
+void Pages::say_failure() const {
+  try {
+    std::rethrow_exception(failure_);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr,
+                 "equigrad: a parameter was read that could not be gathered, and reads as NaN; the "
+                 "engine's next call throws this: %s\n"
+                 "At stage 3 every rank reads together: engine.gather(), module_state_dict() and "
+                 "save_16bit_model() are for that.\n",
+                 error.what());
+  } catch (...) {
+    std::fputs("equigrad: a parameter was read that could not be gathered: it is NaN\n", stderr);
+  }
+}
+
 void Pages::before(const std::vector<std::size_t>& read) noexcept {
   const std::lock_guard lock(mutex_);
   const autograd::Silence silence;
@@ -174,7 +191,10 @@ void Pages::before(const std::vector<std::size_t>& read) noexcept {
   } catch (...) {
     // The operator runs in any case. It must not read a null pointer: it reads NaN, and the next
     // call of the engine throws.
-    if (!failure_) failure_ = std::current_exception();
+    if (!failure_) {
+      failure_ = std::current_exception();
+      say_failure();
+    }
     spoil(pages);
   }
 }

@@ -53,6 +53,7 @@ class Pages final : public Parameters, public autograd::OperatorListener {
   void start_gather(const std::vector<std::size_t>& pages);
   void renew(const std::vector<std::size_t>& pages);
   void spoil(const std::vector<std::size_t>& pages);
+  void say_failure() const;
   void release(Page& page);
   void release_far(std::size_t page);
   void release_idle();

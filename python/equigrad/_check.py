@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from equigrad import _core, _ranks
 
 _PROCESS = Path(__file__).with_name("_check_process.py")
@@ -91,6 +93,11 @@ def check(
     The functions go to a process of their own, by cloudpickle. Raises Error for a model or options that cannot be checked. A
     difference is no error: look at `held`, or assert the report.
     """
+    if isinstance(make_model, torch.nn.Module) or not callable(make_model):
+        raise _core.Error(
+            f"[check] expected make_model to be a function that makes the model, got a {type(make_model).__name__}. Write "
+            "lambda: MyModel(), or a def: every rank calls it."
+        )
     if batches is None:
         raise _core.Error("[check] expected batches, got None. Give a list, or a function batches(step, rank, micro_batch).")
     options = {

@@ -19,7 +19,7 @@ def subject_maker(harness: ModuleType, target: str) -> Callable[[], Any]:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
         raise harness.Error(
-            f"[model] expected {target} to be a module and its factory, got: {error}. Call it where the module can be imported "
+            f"[model] expected MODULE:FACTORY, such as my_module:factory without .py, got {target}, got: {error}. Call it where the module can be imported "
             "from (the current folder, PYTHONPATH)."
         ) from error
     given = factory()

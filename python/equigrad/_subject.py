@@ -102,7 +102,8 @@ def _output(given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         return given[0], given[1]
     raise _core.Error(
         f"[check] expected a loss, an output that has `.loss`, or (output, gradient), got {_kind(given)}. Return the loss of "
-        "the batch from loss_fn(model, batch)."
+        "the batch from loss_fn(model, batch); without one the output's `.loss` is taken, which transformers gives where the batch has "
+        '"labels".'
     )
 
 

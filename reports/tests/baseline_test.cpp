@@ -70,6 +70,17 @@ TEST(Baseline, AnotherCauseAnotherVerdictAndAnotherCaseAreNew) {
   EXPECT_EQ(exit_code(with_known(died, baseline)), 3);
 }
 
+TEST(Baseline, WithoutAKnownCauseAnotherPlaceIsNew) {
+  const auto at = [](const std::string& place) {
+    return "  first   " + place + "\n    looks like  no known fault explains this\n";
+  };
+  const auto place = at("step 2, loss on rank 0");
+  const auto baseline = updated({}, run_of({{kFailed, place}, {kFailed, place}}), "#7");
+  const auto other = run_of({{kFailed, place}, {kFailed, at("step 1, loss on rank 0")}});
+  EXPECT_THAT(beside(baseline, other).known, ElementsAre(kId("0")));
+  EXPECT_THAT(beside(baseline, other).fresh, ElementsAre(kId("1")));
+}
+
 TEST(Baseline, ARunChangesWhatItRan) {
   auto baseline =
       updated({}, run_of({{kFailed, kTwice}, {kTimedOut, "no answer"}, {kFailed, kTwice}}), "#7");

@@ -32,6 +32,10 @@ TEST(Causes, AreReadFromTheMessage) {
                 "  first   step 1, all 29 gradients, the first head.weight [0, 3072) on rank 0\n"
                 "    looks like  no known fault explains this\n")),
             "no known fault explains this; first wrong: gradient");
+  EXPECT_EQ(reports::cause_of(failed_with(
+                "  first   step 2, 4 of 8 parameters, the first clipped gradient of head.bias on "
+                "rank 0\n    looks like  no known fault explains this\n")),
+            "no known fault explains this; first wrong: clipped gradient");
   EXPECT_EQ(
       reports::cause_of(failed_with(
           "  first   step 2, gradient of head.weight [0, 3) on rank 0\n"

@@ -13,6 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 const std::string kCase =
     "Required.grad.zero2.fp32.w2.accumulation3.clip-off.sgd.irregular.loss_backward";
@@ -56,6 +57,15 @@ TEST_F(Baselines, OnlyWhatIsNewlyWrongFailsARun) {
               AllOf(HasSubstr("known to be wrong (#7, by Ada)"), Not(HasSubstr("<failure"))));
   EXPECT_THAT(text_of(place("red") + "/run.json"), HasSubstr("\"failed\": 1"));
   EXPECT_THAT(update("red", "again").out, HasSubstr("stays: "));
+  setenv("GITHUB_ACTIONS", "true", 1);
+  setenv("GITHUB_STEP_SUMMARY", place("summary.md").c_str(), 1);
+  const auto job = run("averaged_twice", {kCase, against[0], against[1]});
+  unsetenv("GITHUB_ACTIONS");
+  unsetenv("GITHUB_STEP_SUMMARY");
+  EXPECT_THAT(job.err, Not(HasSubstr("::error"))) << "what is known is no annotation";
+  EXPECT_THAT(text_of(place("summary.md")),
+              AllOf(StartsWith("## Equigrad: nothing newly wrong\n"),
+                    HasSubstr("\n## Equigrad: failed"), Not(HasSubstr("held\n"))));
 
   const auto more = run("averaged_twice", {kCase, kOther, against[0], against[1]});
   EXPECT_EQ(more.code, kFailed);

@@ -80,8 +80,8 @@ void read(Reading& reading) {
   if (reader.is_bad(kTrain) || reader.is_bad(kMicro) || reader.is_bad(kAccumulation)) return;
   if (!train && !micro)
     return reader.problem(kTrain, std::string("expected it or ") + kMicro +
-                                      ", got neither. Give any two of " + kTrain + ", " + kMicro +
-                                      " and " + kAccumulation + ".");
+                                      ", got neither. Add \"" + kMicro +
+                                      "\": 4, say; the others follow from it.");
   // Absent ones count as 1 until they are derived.
   std::int64_t m = micro.value_or(1);
   std::int64_t k = accumulation.value_or(1);

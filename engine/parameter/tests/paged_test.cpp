@@ -252,7 +252,13 @@ TEST(Pages, AGatherThatFailsIsReadAsNanAndToldAtTheNextCall) {
                      [](RankContext& context) {
                        Model it(context);
                        it.communicator.cut = true;
+                       testing::internal::CaptureStderr();
                        const auto read = at::mul(it.tensors[0].detach(), 2);
+                       at::mul(it.tensors[0].detach(), 2);
+                       const auto said = testing::internal::GetCapturedStderr();
+                       EXPECT_THAT(said, testing::HasSubstr("reads as NaN"));
+                       EXPECT_THAT(said, testing::HasSubstr("[test] communication is cut"));
+                       EXPECT_EQ(said.find("equigrad: "), said.rfind("equigrad: ")) << "once";
                        EXPECT_TRUE(read.isnan().all().item<bool>());
                        EXPECT_EQ(error_of([&] { it.keeper->rethrow_failure(); }),
                                  "[test] communication is cut");
