@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from equigrad.judge import board as boards
-from equigrad.judge import command, environments, orphans
+from equigrad.judge import cases, command, environments, orphans
 from equigrad.judge.board import Board
 from equigrad.judge.environments import UsageError
 
@@ -122,6 +122,14 @@ def test_a_quick_board_says_of_how_many_cells_it_is(tmp_path: Path, capsys: pyte
     assert 0 < counts[0] < counts[1]
     assert f"--quick: {counts[0]} of {counts[1]} cells of ddp" in said.out, said
     assert f"{counts[0]} of {counts[1]} cells of ddp" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_each_engine_has_its_own_count_of_a_quick_selection() -> None:
+    axes = cases.Axes(quick=True)
+    targets = [environments.parse_target(text) for text in ("deepspeed==0.18.2", "deepspeed")]
+    said = command._of_quick([(target, cases.plan(target.adapter, axes)) for target in targets], axes)
+    assert [line.partition(" cells of ")[2] for line in said] == ["deepspeed==0.18.2", "deepspeed"]
+    assert command._of_quick([], cases.Axes()) == []
 
 
 def test_a_misspelt_baseline_is_found_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import equigrad
 import models
 import ranks
 import twin
+from equigrad import _client
 
 WORLD = 2
 
@@ -70,6 +71,15 @@ def test_what_one_rank_was_given_otherwise_is_named_on_all() -> None:
         assert "expected one model and optimizer on all ranks" in said and 'parameter "first.weight"' in said and "frozen on rank 1" in said
     for said in ranks.run(WORLD, other_on_rank_1, "own optimizer"):
         assert re.search(r"AdamW lr=0.1 betas=\(0.9, 0.75\).* on rank 0 and .*AdamW lr=0.1 betas=\(0.9, 0.5\).* on rank 1", said), said
+
+
+def test_settings_have_every_digit_of_a_rate_that_is_a_tensor() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    words = [_client.settings_of(torch.optim.AdamW([weight], lr=torch.tensor(rate)))[0] for rate in (0.001, 0.00100001)]
+    assert words[0] != words[1] and "tensor(" not in words[0], words
+    own = torch.optim.AdamW([weight], lr=0.1)
+    own.param_groups[0]["schedule"] = lambda step: 1.0  # whose words have an address
+    assert "schedule" not in _client.settings_of(own)[0]
 
 
 def no_loss() -> list[str]:

@@ -66,6 +66,7 @@ TEST(Baseline, AnotherCauseAnotherVerdictAndAnotherCaseAreNew) {
   const auto worse = run_of({{kFailed, kDropped}, {kCrashed, "rank 1 ended"}, {kFailed, kTwice}});
   EXPECT_THAT(beside(baseline, worse).fresh, ElementsAre(kId("0"), kId("1"), kId("2")));
   EXPECT_EQ(exit_code(with_known(worse, baseline)), 1);
+  EXPECT_EQ(exit_code(with_known(worse, updated(baseline, worse, "#8"))), 0);
   const auto died = run_of({{kFailed, kTwice}, {kCrashed, "rank 1 ended"}, {kEqual, ""}});
   EXPECT_EQ(exit_code(with_known(died, baseline)), 3);
 }
@@ -93,6 +94,9 @@ TEST(Baseline, ARunChangesWhatItRan) {
   EXPECT_EQ(baseline.accepted[1].taken_out, 1);
   EXPECT_EQ(baseline.accepted[1].reason, "#8");
   EXPECT_EQ(baseline.accepted[1].commit, example_environment().commit);
+  EXPECT_THAT(
+      with_known(run_of({{kEqual, ""}, {kTimedOut, "no answer"}}), baseline).cases[1].message,
+      StartsWith("known to be wrong (#8): "));
   const auto again = updated(baseline, run_of({{kEqual, ""}, {kTimedOut, "no answer"}}), "#9");
   EXPECT_EQ(again.accepted.back().taken_in + again.accepted.back().taken_out, 0);
 }
@@ -109,6 +113,7 @@ TEST(Baseline, WhatHoldsNowIsNamedAndFailsNothing) {
   auto empty = run_of({{kEqual, ""}});
   for (auto& lane : empty.cases[0].lanes) lane.compared = 0;
   EXPECT_THAT(beside(baseline, empty).mended, SizeIs(0));  // it shows nothing
+  EXPECT_THAT(updated(baseline, empty, "#8").cases, SizeIs(2));
 }
 
 TEST(Baseline, ItExcusesCasesAlone) {

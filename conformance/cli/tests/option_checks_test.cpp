@@ -46,6 +46,8 @@ TEST_F(Words, WrongOnesAreAnAnnotationOfAJob) {
   const auto words = result_of_words({"run", "--bogus"});
   const auto file = result_of_words({"diff", "/no/such", "/no/such"});
   const auto help = result_of_words({"run", "--help"});
+  for (const int other : {0, 1, 3, 4, 130})
+    EXPECT_EQ(result_of([&] { return annotated(other); }).err, "") << other;
   unsetenv("GITHUB_ACTIONS");
   EXPECT_THAT(words.err, HasSubstr("::error title=equigrad::Wrong words"));
   EXPECT_THAT(file.err, HasSubstr("::error title=equigrad::Wrong words"));
@@ -78,7 +80,7 @@ TEST_F(Words, KeysOfKnobsThatAreNoneAreRefusedBeforeAnythingIsRun) {
   EXPECT_EQ(with(kCase, "7").code, kUsage);
   // Keys that go with one stage or one precision only are for the cases to say.
   for (const char* some :
-       {R"({"zero_optimization": {"stage3_max_live_parameters": 7}})",
+       {R"({"zero_optimization": {"stage3_max_live_parameters": 7}})", R"({"optimizer": {}})",
         R"({"fp16": {"min_loss_scale": 1}})", R"({"bf16": {"check_grad_overflow": true}})"})
     EXPECT_EQ(knobs_problem(some), "") << some;
 }
@@ -95,6 +97,7 @@ TEST_F(Words, KnobsThatCasesDifferInAreRefused) {
            {R"({"zero_optimization": {"offload_optimizer": null}})",
             "zero_optimization.offload_optimizer"},
            {R"({"prescale_gradients": true})", "prescale_gradients"},
+           {R"({"data_types": {"grad_accum_dtype": "fp32"}})", "data_types.grad_accum_dtype"},
            {R"({"gradient_accumulation_steps": 2})", "gradient_accumulation_steps"},
            {R"({"optimizer": {"params": {"lr": 1}}})", "optimizer.params.lr"}}) {
     const auto said = result_of_words({"run", kCase, "-q", "--report", folder_, "--knobs", knobs});
@@ -199,8 +202,8 @@ TEST_F(Words, AConfigurationIsCheckedForTheRanksThatItsBatchSizesSay) {
   const auto check = [&](const std::string& all, const std::string& optimizer,
                          const std::vector<std::string>& more) {
     std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps":
-        4, "train_batch_size": )" << all
-                        << optimizer << "}";
+        4, "train_batch_size": )"
+                        << all << optimizer << "}";
     std::vector<std::string> words = {"config", "check", file};
     words.insert(words.end(), more.begin(), more.end());
     return result_of_words(words);

@@ -78,6 +78,13 @@ TEST(SameStart, EveryPartOfAModelIsCompared) {
   expect([](Given& given) { given.groups[0].weight_decay = 0.5; }, "weight decay 0.5");
   expect([](Given& given) { given.groups[0].settings = "torch.optim.SGD lr=0.5"; },
          "parameter group 0 with torch.optim.SGD lr=0.5 on rank 1");
+  const auto error = on_ranks(2, [&](RankContext& context) {
+    Given given;
+    given.groups[0].settings = "torch.optim.SGD lr=0.5";
+    if (context.rank() == 1) given.groups[0].parameters[0].name = "v";
+    require_same_start(given.groups, given.config, context.group());
+  });
+  EXPECT_THAT(error, HasSubstr("parameter \"v\" of Float [3, 2] on rank 1"));
 }
 
 // Parts of a split parameter need not be alike; a rate must be.
