@@ -1,6 +1,6 @@
 // Same start: that the ranks of one engine were given one configuration and one model.
 //
-// What a caller's optimizer is set to is compared as its group's settings say it; Python gives them.
+// What a caller's optimizer is set to is compared as its group's settings say it: Python's are.
 //
 // Other numbers on one rank are no error of any collective: replicas part, or shards follow other
 // rates, and every loss curve looks fine.

@@ -149,9 +149,9 @@ TEST(SavedCheckpoint, WhatIsNotThereIsSaid) {
   ::unlink((saved.folder() / kManifestName).c_str());
   EXPECT_THAT(open(folder.path(), "tag"), HasSubstr("did not come to its end"));
   std::ofstream(saved.folder() / "mp_rank_00_model_states.pt") << "x";
-  EXPECT_THAT(open(folder.path(), "tag"),
-              AllOf(HasSubstr("got one of DeepSpeed"), HasSubstr("import_deepspeed(FROM, None, TO)"),
-                    Not(HasSubstr("did not come to its end"))));
+  EXPECT_THAT(open(folder.path(), "tag"), AllOf(HasSubstr("got one of DeepSpeed"),
+                                                HasSubstr("import_deepspeed(FROM, None, TO)"),
+                                                Not(HasSubstr("did not come to its end"))));
 }
 
 TEST(SavedCheckpoint, EveryFlippedBitIsFound) {
