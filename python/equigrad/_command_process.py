@@ -19,8 +19,8 @@ def subject_maker(harness: ModuleType, target: str) -> Callable[[], Any]:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
         raise harness.Error(
-            f"[model] expected MODULE:FACTORY, such as my_module:factory without .py, got {target}, got: {error}. Call it where the module can be imported "
-            "from (the current folder, PYTHONPATH)."
+            f"[model] expected {target} to be MODULE:FACTORY, such as my_module:factory without .py, got: {error}. "
+            "Call it where the module can be imported from (the current folder, PYTHONPATH)."
         ) from error
     given = factory()
     if not (isinstance(given, tuple) and len(given) == 3):

@@ -61,7 +61,7 @@ def test_a_failure_is_repeated_by_its_replay(equigrad) -> None:
     [
         (
             "mine:nothing",
-            "expected mine:nothing to be a module and its factory, got: module 'mine' has no attribute 'nothing'",
+            "expected mine:nothing to be MODULE:FACTORY, such as my_module:factory without .py, got: module 'mine' has no attribute 'nothing'",
         ),
         ("nowhere:factory", "No module named 'nowhere'"),
         ("mine:other", "to give (make_model, loss_fn, batches), got a Linear"),

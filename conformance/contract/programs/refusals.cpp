@@ -38,8 +38,10 @@ void refuse_tensors(Play& play) {
          {{"a", leaf}, {"b.c", leaf * 2}});
   refuse("every element of parameter \"c\" in memory of its own, got one that overlaps itself",
          {{"c", at::ones({1}).expand({3}).requires_grad_()}});
-  refuse("dtype Float for parameter \"d\", got Double. Convert the model with to(torch::kFloat)",
-         {{"a", leaf}, {"d", at::ones({2}, at::kDouble).requires_grad_()}});
+  refuse(
+      "dtype Float for parameter \"d\", got Double, which the configuration does not ask for. "
+      "Convert the model first",
+      {{"a", leaf}, {"d", at::ones({2}, at::kDouble).requires_grad_()}});
   refuse("dtype Float for parameter \"e\", got BFloat16.",
          {{"e", at::ones({2}, at::kBFloat16).requires_grad_()}});
   refuse("dtype Float for parameter \"f\", got Double.", {{"f", at::ones({2}, at::kDouble)}});

@@ -27,8 +27,8 @@ void check_batches(Play& play) {
     return std::vector<std::string>{train + ": expected " + problem};
   };
   const auto neither = of_train(
-      "it or train_micro_batch_size_per_gpu, got neither. Give any two of train_batch_size, "
-      "train_micro_batch_size_per_gpu and gradient_accumulation_steps.");
+      "it or train_micro_batch_size_per_gpu, got neither. Add "
+      "\"train_micro_batch_size_per_gpu\": 4, say; the others follow from it.");
   refused("", neither);
   refused(steps + "4", neither);
   refused(train + "=" + number(6 * world + 1) + " " + micro + "3",
