@@ -42,7 +42,7 @@ void refuse_tensors(Play& play) {
       "dtype Float for parameter \"d\", got Double, which the configuration does not ask for. "
       "Convert the model first",
       {{"a", leaf}, {"d", at::ones({2}, at::kDouble).requires_grad_()}});
-  refuse("dtype Float for parameter \"e\", got BFloat16.",
+  refuse("dtype Float for parameter \"e\", got BFloat16, which the",
          {{"e", at::ones({2}, at::kBFloat16).requires_grad_()}});
   refuse("dtype Float for parameter \"f\", got Double.", {{"f", at::ones({2}, at::kDouble)}});
   refuse("at least one parameter, got a model with none. Did the model call register_module", {});
