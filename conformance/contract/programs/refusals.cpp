@@ -44,7 +44,8 @@ void refuse_tensors(Play& play) {
       {{"a", leaf}, {"d", at::ones({2}, at::kDouble).requires_grad_()}});
   refuse("dtype Float for parameter \"e\", got BFloat16, which the",
          {{"e", at::ones({2}, at::kBFloat16).requires_grad_()}});
-  refuse("dtype Float for parameter \"f\", got Double.", {{"f", at::ones({2}, at::kDouble)}});
+  refuse("dtype Float for parameter \"f\", got Double, which the",
+         {{"f", at::ones({2}, at::kDouble)}});
   refuse("at least one parameter, got a model with none. Did the model call register_module", {});
   const std::vector<NamedParameter> twice = {{"a", leaf}, {"a", weights({2})}};
   play.refuse("expected every name once, got \"a\" twice. Rename one of the parameters.", [&] {
