@@ -120,8 +120,8 @@ def test_a_quick_board_says_of_how_many_cells_it_is(tmp_path: Path, capsys: pyte
     assert command.main(["ddp", *only, "--quick", "--report", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert 0 < counts[0] < counts[1]
-    assert f"--quick: {counts[0]} of {counts[1]} cells of ddp" in said.out, said
-    assert f"{counts[0]} of {counts[1]} cells of ddp" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert f"note: --quick: {counts[0]} of {counts[1]} cells of ddp" in said.out, said
+    assert f"{counts[0]} of {counts[1]} cells of ddp" in (tmp_path / "board.json").read_text(encoding="utf-8")
 
 
 def test_each_engine_has_its_own_count_of_a_quick_selection() -> None:
