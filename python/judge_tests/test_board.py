@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from equigrad.judge import board as boards
-from equigrad.judge import cases, compare, known
+from equigrad.judge import cases, compare, known, writers
 from equigrad.judge.board import VERDICTS, WRONG, Board, BoardError, Cell, Finding, Repro
 from equigrad.judge.cases import Axes
 from equigrad.judge.summary import Cause, summarise
@@ -508,6 +508,13 @@ def test_the_verdict_and_its_exit_code(cells: list[Cell], partial: str, word: st
     assert (outcome.word, outcome.exit_code) == (word, code)
     assert partial in outcome.sentence or word == "PARTIAL"
     assert ("crashed, hung" in outcome.sentence) == any(one.verdict in ("crashed", "hung", "void") for one in cells)
+
+
+def test_notes_stand_in_the_text() -> None:
+    board = of_cells()
+    noted = replace(board, run=replace(board.run, notes=("what is not in it",)))
+    assert "\nnote: what is not in it\n" in writers.to_text(summarise(noted))
+    assert "note:" not in writers.to_text(summarise(board))
 
 
 @pytest.mark.parametrize(

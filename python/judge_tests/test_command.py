@@ -111,17 +111,15 @@ def test_on_github_wrong_input_is_an_annotation(monkeypatch: pytest.MonkeyPatch,
         assert len(lines) == len(annotations) + 1
 
 
-def test_a_quick_board_says_of_how_many_cells_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    only = ("--only", "zero0")  # 77 of 228
+def test_a_quick_board_says_of_how_many_cells_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     counts = []
     for words in (("--quick",), ()):
-        assert command.main(["ddp", *only, *words, "--list"]) == 0
+        assert command.main(["ddp", "--only", "zero0", *words, "--list"]) == 0
         counts.append(len(capsys.readouterr().out.splitlines()))
-    assert command.main(["ddp", *only, "--quick", "--report", str(tmp_path)]) == 0
-    said = capsys.readouterr()
     assert 0 < counts[0] < counts[1]
-    assert f"note: --quick: {counts[0]} of {counts[1]} cells of ddp" in said.out, said
-    assert f"{counts[0]} of {counts[1]} cells of ddp" in (tmp_path / "board.json").read_text(encoding="utf-8")
+    axes = cases.Axes(only=("zero0",), quick=True)
+    said = command._of_quick([(environments.parse_target("ddp"), cases.plan("ddp", axes))], axes)
+    assert said == [f"--quick: {counts[0]} of {counts[1]} cells of ddp"]
 
 
 def test_each_engine_has_its_own_count_of_a_quick_selection() -> None:
