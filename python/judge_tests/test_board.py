@@ -511,8 +511,8 @@ def test_the_verdict_and_its_exit_code(cells: list[Cell], partial: str, word: st
 
 
 def test_notes_stand_in_the_text() -> None:
-    board = of_cells()
-    noted = replace(board, run=replace(board.run, notes=("what is not in it",)))
+    board = examples.green()
+    noted = replace(board, notes=("what is not in it",))
     assert "\nnote: what is not in it\n" in writers.to_text(summarise(noted))
     assert "note:" not in writers.to_text(summarise(board))
 

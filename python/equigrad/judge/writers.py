@@ -98,7 +98,7 @@ def to_text(summary: Summary, width: int = 80, colour: bool = False) -> str:
         lines += ["", *_wrapped(f"{one.after} against {one.before}", width, "", "  ")]
         for words, changes in comparison_lists(one):
             lines += _wrapped(f"{counted(len(changes), 'cell')} {words}", width, "  ", "    ") if changes else []
-    for note in summary.board.run.notes:
+    for note in summary.board.notes:
         lines += ["", *_wrapped(f"note: {note}", width, "", " " * 2)]
     lines += ["", *_wrapped(f"{summary.outcome.word}  {summary.outcome.sentence}", width, "", " " * 2)]
     lines[-1:] = [paint(lines[-1], TONES[summary.outcome.word])] if len(lines[-1]) else []
