@@ -57,32 +57,74 @@ std::string looks_like(const std::string& line) {
   return text.substr(0, text.find("   "));
 }
 
-std::set<std::string> values_of(const std::vector<const Case*>& cases, const char* name) {
-  std::set<std::string> found;
-  for (const Case* one : cases) found.insert(dimension(*one, name));
-  return found;
-}
-
-bool meets(const Case& one, const std::vector<Condition>& conditions) {
-  return std::all_of(conditions.begin(), conditions.end(), [&](const Condition& condition) {
-    return std::find(condition.values.begin(), condition.values.end(),
-                     dimension(one, condition.dimension)) != condition.values.end();
-  });
-}
-
-void limit(Cause& cause, const Run& run, const std::vector<const Case*>& executed) {
-  for (const char* name : kCauseDimensions) {
-    const auto wrong = values_of(cause.cases, name);
-    if (wrong.contains("-") || wrong.size() == values_of(executed, name).size()) continue;
-    Condition condition{name, {}};
-    for (const auto& value : values(run, name))
-      if (wrong.contains(value)) condition.values.push_back(value);
-    cause.conditions.push_back(std::move(condition));
+// Of the dimensions that a cause may be limited to, what the cases that ran have, as numbers: a run
+// may have thousands of causes.
+class Ground {
+ public:
+  Ground(const Run& run, const std::vector<const Case*>& executed) {
+    for (std::size_t at = 0; at < kCauseDimensions.size(); ++at) {
+      values_[at] = values(run, kCauseDimensions[at]);
+      for (std::size_t i = 0; i < values_[at].size(); ++i)
+        if (values_[at][i] != "-") places_[at][values_[at][i]] = i;
+    }
+    for (const Case* one : executed)
+      rows_.push_back({row_of(*one), passed(one->verdict) && !vacuous(*one)});
+    for (std::size_t at = 0; at < kCauseDimensions.size(); ++at) {
+      std::set<std::size_t> ran;
+      for (const auto& row : rows_) ran.insert(row.places[at]);
+      ran_[at] = ran.size();
+    }
   }
-  cause.executed = static_cast<int64_t>(executed.size());
-  for (const Case* one : executed)
-    if (passed(one->verdict) && !vacuous(*one) && meets(*one, cause.conditions)) ++cause.alike_held;
-}
+
+  void limit(Cause& cause) const {
+    std::array<std::vector<bool>, kCauseDimensions.size()> wanted;  // by place; empty: no condition
+    for (std::size_t at = 0; at < kCauseDimensions.size(); ++at) {
+      std::set<std::size_t> wrong;
+      for (const Case* one : cause.cases) wrong.insert(place_of(*one, at));
+      if (wrong.contains(kNone) || wrong.size() == ran_[at]) continue;
+      wanted[at].resize(values_[at].size());
+      Condition condition{kCauseDimensions[at], {}};
+      for (const auto place : wrong) {
+        wanted[at][place] = true;
+        condition.values.push_back(values_[at][place]);
+      }
+      cause.conditions.push_back(std::move(condition));
+    }
+    cause.executed = static_cast<int64_t>(rows_.size());
+    for (const auto& row : rows_)
+      if (row.held && meets(row, wanted)) ++cause.alike_held;
+  }
+
+ private:
+  using Places = std::array<std::size_t, kCauseDimensions.size()>;
+  static constexpr std::size_t kNone = std::size_t(-1);
+  struct Row {
+    Places places;
+    bool held;
+  };
+
+  std::size_t place_of(const Case& one, std::size_t at) const {
+    const auto found = places_[at].find(dimension(one, kCauseDimensions[at]));
+    return found == places_[at].end() ? kNone : found->second;
+  }
+  Places row_of(const Case& one) const {
+    Places row;
+    for (std::size_t at = 0; at < row.size(); ++at) row[at] = place_of(one, at);
+    return row;
+  }
+  static bool meets(const Row& row, const std::array<std::vector<bool>, Places().size()>& wanted) {
+    for (std::size_t at = 0; at < wanted.size(); ++at) {
+      if (wanted[at].empty()) continue;
+      if (row.places[at] == kNone || !wanted[at][row.places[at]]) return false;
+    }
+    return true;
+  }
+
+  std::array<std::vector<std::string>, kCauseDimensions.size()> values_;  // in their order
+  std::array<std::map<std::string, std::size_t>, kCauseDimensions.size()> places_;
+  std::array<std::size_t, kCauseDimensions.size()> ran_{};  // values that ran, absence one of them
+  std::vector<Row> rows_;
+};
 
 size_t place_of(Verdict verdict) {
   return static_cast<size_t>(std::find(kVerdicts.begin(), kVerdicts.end(), verdict) -
@@ -146,7 +188,8 @@ std::vector<Cause> causes(const Run& run) {
     if (cause.text != text) cause.text = replaced(key, {{'#', "N"}});
     cause.cases.push_back(one);
   }
-  for (Cause& cause : found) limit(cause, run, executed);
+  const Ground ground(run, executed);
+  for (Cause& cause : found) ground.limit(cause);
   std::stable_sort(found.begin(), found.end(), [](const Cause& a, const Cause& b) {
     const auto first = place_of(a.verdict), second = place_of(b.verdict);
     return first != second ? first < second : a.cases.size() > b.cases.size();

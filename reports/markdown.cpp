@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "reports/causes.hpp"
 #include "reports/merge.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
@@ -9,6 +10,8 @@
 
 namespace equigrad::reports {
 namespace {
+
+constexpr std::size_t kMostNamed = 20;  // cases of a cause, beside the one that is told
 
 // A fence one backtick longer than any run of backticks inside.
 std::string fenced(const std::string& text) {
@@ -55,9 +58,21 @@ void write_front(std::ostringstream& out, const Run& run) {
   }
 }
 
-std::string section(const Case& one) {
-  return "\n### " + glyph(one.verdict) + " " + escape_markdown(one.id) + "\n\n" +
-         fenced(clean(message_with_replay(one)));
+// The worst of a cause is told in full, the others by name.
+std::string section(const Cause& cause) {
+  const auto cases = worst_first(cause.cases);
+  std::string text = "\n### " + glyph(cause.verdict) + " " + escape_markdown(cause.text) + "\n\n" +
+                     escape_markdown(where_text(cause)) + "\n\n" +
+                     escape_markdown(cases.front()->id) + "\n\n" +
+                     fenced(clean(message_with_replay(*cases.front())));
+  if (cases.size() == 1) return text;
+  text += "\n<details><summary>" + grouped(static_cast<int64_t>(cases.size() - 1)) +
+          " more</summary>\n\n";
+  const auto named = std::min(cases.size(), kMostNamed + 1);
+  for (std::size_t i = 1; i < named; ++i) text += "- " + escape_markdown(cases[i]->id) + "\n";
+  if (named < cases.size())
+    text += "- and " + grouped(static_cast<int64_t>(cases.size() - named)) + " others\n";
+  return text + "\n</details>\n";
 }
 
 }  // namespace
@@ -74,10 +89,10 @@ std::string to_markdown(const Run& run, size_t max_bytes) {
     out.resize(end == std::string::npos ? 0 : end + 1);
   }
   int64_t left_out = 0;
-  for (const Case* one : worst_first(wrong_cases(run))) {
-    const std::string next = section(*one);
+  for (const Cause& cause : causes(run)) {
+    const std::string next = section(cause);
     if (out.size() + next.size() > room) {
-      ++left_out;
+      left_out += static_cast<int64_t>(cause.cases.size());
     } else {
       out += next;
     }

@@ -19,6 +19,7 @@
 #include "conformance/campaigns/process_slots.hpp"
 #include "conformance/campaigns/runner.hpp"
 #include "conformance/campaigns/slots.hpp"
+#include "conformance/cases/device.hpp"
 #include "conformance/check/check_cases.hpp"
 #include "conformance/check/own_faults.hpp"
 #include "conformance/check/preflight.hpp"
@@ -46,6 +47,7 @@ struct Serving {
 
 nlohmann::json serve(const Serving& serving, const nlohmann::json& request,
                      ranks::RankContext& context) {
+  device() = at::Device(context.device().name);
   const std::string id = request.at("id");
   auto one = serving.cases.at(id);
   one.may_overflow = request.value("may_overflow", true);
@@ -58,6 +60,7 @@ nlohmann::json serve(const Serving& serving, const nlohmann::json& request,
 // In a process of its own: what is refused comes back as words, not as a process that ended.
 nlohmann::json serve_preflight(const MakeSubject& make, const std::vector<CheckCase>& cases,
                                ranks::RankContext& context) {
+  device() = at::Device(context.device().name);
   context.note("the first passes of the model, by plain autograd");
   auto found = look_at(make, widest_of(cases));
   require_precisions(make, cases);
@@ -66,19 +69,20 @@ nlohmann::json serve_preflight(const MakeSubject& make, const std::vector<CheckC
 }
 
 Preflight preflight(const MakeSubject& make, const CheckOptions& options,
-                    const std::vector<CheckCase>& cases) {
-  ProcessSlots slots({.slots = 1,
-                      .widest = 1,
-                      .most = 1,
-                      .timeout_scale = options.timeout_scale,
-                      .serve = [&](const nlohmann::json&, ranks::RankContext& context) {
-                        return serve_preflight(make, cases, context);
-                      }});
+                    const std::vector<CheckCase>& cases, ranks::TakeDevice device) {
+  ProcessSlots slots(
+      {.slots = 1,
+       .widest = 1,
+       .most = 1,
+       .timeout_scale = options.timeout_scale,
+       .serve = [&](const nlohmann::json&,
+                    ranks::RankContext& context) { return serve_preflight(make, cases, context); },
+       .device = device});
   const auto outcomes = slots.ask(1, nullptr, kPreflightTimeout_s);
   if (!outcomes) throw Error("check", "expected an answer, got an interrupt. Run it again.");
   if (!ranks::all_ok(*outcomes)) refuse_model(outcomes->front());
   const auto found = preflight_of(outcomes->front().answer);
-  require_memory(found, available_memory_bytes());
+  if (device == nullptr) require_memory(found, available_memory_bytes());
   return found;
 }
 
@@ -90,13 +94,13 @@ std::string command_line() {
   return line;
 }
 
-reports::Environment environment_here() {
+reports::Environment environment_here(const std::string& device) {
   reports::Environment here;
   here.version = build_info::version();
   here.commit = build_info::commit();
   here.torch = build_info::torch_version();
   here.compiler = build_info::compiler();
-  here.device = "cpu";
+  here.device = device;
   here.cpu = "unknown";
   here.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   here.threads_per_rank = 1;
@@ -174,7 +178,7 @@ const CheckCase& ground_of(const std::vector<CheckCase>& cases) {
 }
 
 reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
-                       const CheckCases& cases, const Preflight& found) {
+                       const CheckCases& cases, const Preflight& found, ranks::TakeDevice device) {
   const auto start = std::chrono::steady_clock::now();
   Serving serving{make, {}};
   for (const auto& one : cases.cases) serving.cases[one.spec.id()] = one;
@@ -183,7 +187,8 @@ reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
                       .widest = widest_of(cases.cases).spec.world,
                       .most = cases.cases.size() + 1,
                       .timeout_scale = options.timeout_scale,
-                      .serve = run_of.serve});
+                      .serve = run_of.serve,
+                      .device = device});
   const auto& ground = ground_of(cases.cases);
   const auto checks = plant_own_faults(slots, ground, [&](const char* what) {
     // A fault that acts in a step that is skipped changes nothing.
@@ -194,7 +199,7 @@ reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
   auto run = matrix.take();
   run.self_checks = checks;
   run.not_run = cases.not_run;
-  run.environment = environment_here();
+  run.environment = environment_here(options.device);
   run.command = options.command.empty() ? command_line() : options.command;
   if (options.replay.empty())
     for (auto& record : run.cases)
@@ -247,12 +252,16 @@ void require_fault(const std::string& name) {
                                   " equigrad list --faults has them all.");
 }
 
-Planned plan(const MakeSubject& make, const CheckOptions& options) {
+ranks::TakeDevice device_of(const CheckOptions& options) {
+  return options.device == "cuda" ? ranks::take_cuda_device : nullptr;
+}
+
+Planned plan(const MakeSubject& make, const CheckOptions& options, ranks::TakeDevice device) {
   require_fault(options.fault);
   if (!options.report.empty()) make_folder(options.report);  // before ranks are forked
   Planned planned{cases_without_styles(options), {}};
   keep_possible(planned.cases, options.filters);
-  planned.found = preflight(make, options, planned.cases.cases);
+  planned.found = preflight(make, options, planned.cases.cases, device);
   add_styles(planned.cases, options, planned.found.gives_loss);
   keep_selected(planned.cases, options.filters);
   const char* only = std::getenv("EQUIGRAD_CHECK_ONLY");
@@ -262,12 +271,14 @@ Planned plan(const MakeSubject& make, const CheckOptions& options) {
 
 }  // namespace
 
-CheckReport run_check(const MakeSubject& make, const CheckOptions& options) {
-  const auto [cases, found] = plan(make, options);
+CheckReport run_check(const MakeSubject& make, const CheckOptions& options,
+                      ranks::TakeDevice device) {
+  if (device == nullptr) device = device_of(options);
+  const auto [cases, found] = plan(make, options, device);
   if (options.progress)
     std::cerr << cases.cases.size() << " cases, seed " << options.seed << std::endl;
   CheckReport report;
-  report.run = run_cases(options, make, cases, found);
+  report.run = run_cases(options, make, cases, found, device);
   add_notes(report, cases, found, options.fault);
   report.held = reports::outcome(report.run) == reports::Outcome::Held;
   report.compared = reports::counts(report.run).compared;
@@ -276,7 +287,8 @@ CheckReport run_check(const MakeSubject& make, const CheckOptions& options) {
 
 std::vector<std::string> check_ids(const MakeSubject& make, const CheckOptions& options) {
   std::vector<std::string> ids;
-  for (const auto& one : plan(make, options).cases.cases) ids.push_back(one.spec.id());
+  for (const auto& one : plan(make, options, device_of(options)).cases.cases)
+    ids.push_back(one.spec.id());
   return ids;
 }
 

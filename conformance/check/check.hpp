@@ -69,9 +69,10 @@ struct CheckOptions {
   std::string replay = {};   // what repeats a case where its name and its seed follow; empty: the
                              // command, with EQUIGRAD_CHECK_ONLY
   double timeout_scale = 1;
-  int slots = 0;           // cases at the same time; 0: as cores and memory allow
-  std::string fault = {};  // planted into every case; for trying the check itself
-  bool progress = false;   // on stderr
+  int slots = 0;               // cases at the same time; 0: as cores and memory allow
+  std::string device = "cpu";  // or cuda: where models, engines and the twin's passes are
+  std::string fault = {};      // planted into every case; for trying the check itself
+  bool progress = false;       // on stderr
 };
 
 struct CheckReport {
@@ -87,8 +88,14 @@ namespace conformance {
 
 class Subject;  // subject.hpp
 using MakeSubject = std::function<std::unique_ptr<Subject>()>;
-// As check(), less index.html, run.json, junit.xml and check.txt.
-CheckReport run_check(const MakeSubject& make, const CheckOptions& options);
+namespace ranks {
+struct RankDevice;
+using TakeDevice = RankDevice (*)(int slot, int ranks);  // rank_context.hpp
+}  // namespace ranks
+// As check(), less index.html, run.json, junit.xml and check.txt. `device`, if any, is taken in
+// place of that of the options.
+CheckReport run_check(const MakeSubject& make, const CheckOptions& options,
+                      ranks::TakeDevice device = nullptr);
 // The names of the cases.
 std::vector<std::string> check_ids(const MakeSubject& make, const CheckOptions& options);
 

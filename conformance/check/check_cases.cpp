@@ -5,7 +5,9 @@
 #include <fstream>
 #include <iterator>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/cases/filter.hpp"
+#include "conformance/cases/precision_modes.hpp"
 #include "engine/error.hpp"
 
 namespace equigrad::conformance {
@@ -48,6 +50,9 @@ void require_options(const CheckOptions& options) {
   require_positive("accumulation", options.accumulation, 1, 1024);
   require_positive("steps", {options.steps}, 1, 1000);
   if (!options.stages.empty()) require_positive("stages", options.stages, 0, 3);
+  if (options.device != "cpu" && options.device != "cuda")
+    throw CheckRefused("check", "expected the device cpu or cuda, got \"" + options.device +
+                                    "\". CUDA_VISIBLE_DEVICES says which ones of CUDA.");
   const bool is_plain =
       !options.name.empty() && options.name.find_first_not_of(
                                    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -64,6 +69,10 @@ void add(CheckCases& to, const CheckOptions& options, CheckCase one) {
   if (one.spec.is_refused()) {
     ++to.not_run[word(one.spec.precision) + " is not defined at stage " +
                  std::to_string(one.spec.stage)];
+    return;
+  }
+  if (options.device == "cuda" && sums_exactly(one.spec.precision)) {
+    ++to.not_run[kNoExactSumsOnCuda];
     return;
   }
   to.cases.push_back(std::move(one));

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/check/check.hpp"
 #include "conformance/check/operators.hpp"
 #include "conformance/oracle/digest.hpp"
@@ -20,6 +21,10 @@ namespace equigrad::conformance {
 namespace {
 
 using Digests = std::map<std::string, uint64_t>;
+
+uint64_t digest_of(const at::Tensor& tensor) {
+  return oracle::digest("", 0, 0, tensor.detach().cpu());
+}
 
 [[noreturn]] void refuse(const std::string& expected, const std::string& got,
                          const std::string& remedy) {
@@ -57,8 +62,7 @@ void require_same_model(Subject& first, Subject& second) {
       refuse("the same model of every call of the factory",
              a[i].name + " of " + shape_text(a[i].tensor) + ", then of " + shape_text(b[i].tensor),
              remedy);
-    if (oracle::digest("", 0, 0, a[i].tensor.detach()) !=
-        oracle::digest("", 0, 0, b[i].tensor.detach()))
+    if (digest_of(a[i].tensor) != digest_of(b[i].tensor))
       refuse("the same weights of every call of the factory, whose seed is set before it",
              "other values in " + a[i].name,
              "Draw initial weights from torch's generator, or from a seed of your own.");
@@ -123,16 +127,17 @@ class Looker {
                       .micro_batch = pass.micro_batch,
                       .world = setting_.world,
                       .dtype = at::kFloat,
-                      .seed = setting_.seed};
+                      .seed = setting_.seed,
+                      .device = device()};
     set_generator(which.seed);
     const auto forward = subject_->forward(which);
     require_loss(forward);
     gives_loss_ = !forward.gradient.defined();
     plain_backward(forward, 1);
-    Digests digests = {{"", oracle::digest("", 0, 0, forward.loss())}};
+    Digests digests = {{"", digest_of(forward.loss())}};
     for (const auto& parameter : parameters_) {
       const auto& gradient = parameter.tensor.grad();
-      if (gradient.defined()) digests[parameter.name] = oracle::digest("", 0, 0, gradient.detach());
+      if (gradient.defined()) digests[parameter.name] = digest_of(gradient);
     }
     return digests;
   }
@@ -282,6 +287,7 @@ void add_memory(Preflight& preflight, Subject& subject, const std::vector<CheckC
     const auto config = parse_config(config_text(one, 1, subject), one.spec.world);
     MemoryOptions options;
     options.world_size = one.spec.world;
+    options.on_cuda = !device().is_cpu();
     const auto bytes = forecast(table, config, options).most_bytes();
     if (bytes * one.spec.world <= preflight.all_bytes) continue;
     preflight.most_bytes = bytes;
@@ -321,6 +327,7 @@ void refuse_model(const ranks::Outcome& outcome) {
   const std::string mark = "[check] ";
   const auto text = outcome.text.substr(0, outcome.text.find("\nException raised from "));
   const auto at = text.find(mark);
+  if (text.starts_with("[ranks.")) throw Error("check", text.substr(text.find(' ') + 1));
   if (at != std::string::npos) throw CheckRefused("check", text.substr(at + mark.size()));
   const auto what = "expected the model to run by plain autograd, got: " + text +
                     (outcome.doing.empty() ? "" : " (" + outcome.doing + ")") +

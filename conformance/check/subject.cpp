@@ -1,11 +1,12 @@
 #include "conformance/check/subject.hpp"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <torch/types.h>
 
 #include <map>
 #include <mutex>
 
+#include "conformance/cases/device.hpp"
 #include "engine/comm/communicator.hpp"
 
 namespace equigrad {
@@ -25,6 +26,8 @@ class ModuleSubject : public Subject {
  public:
   ModuleSubject(std::shared_ptr<torch::nn::Module> module, ModuleForward forward)
       : module_(std::move(module)), forward_(std::move(forward)) {}
+
+  void move_to(at::Device device) override { module_->to(device); }
 
   std::vector<NamedParameter> parameters() override {
     std::vector<NamedParameter> all;
@@ -82,14 +85,18 @@ MakeSubject subject_maker(UserModel model) {
 }
 
 void set_generator(uint64_t seed) {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(seed);
+  for (const auto& of : {at::Device(at::kCPU), device()}) {
+    auto generator = at::globalContext().defaultGenerator(of);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(seed);
+  }
 }
 
 std::unique_ptr<Subject> make_seeded(const MakeSubject& make, uint64_t seed) {
   set_generator(seed);
-  return make();
+  auto subject = make();
+  if (!device().is_cpu()) subject->move_to(device());
+  return subject;
 }
 
 }  // namespace conformance

@@ -7,7 +7,8 @@
 //
 // Invariants: parameters() and modules() are the same before and after an engine is made of them;
 // forward() reads its batch from Which alone, so that equal passes of equal weights, buffers and
-// generators give equal numbers. Torch's CPU generator has been set to Which::seed before it.
+// generators give equal numbers. Torch's generators, the CPU's and that of Which::device, have been
+// set to Which::seed before it.
 // Shapes: those of the model.   Units: steps, ranks and micro-batches count from 0.
 // Errors: those of the model.
 // Depends on: engine/engine.hpp, user_model.hpp, cases/case_model.hpp.
@@ -35,6 +36,8 @@ namespace conformance {
 class Subject {
  public:
   virtual ~Subject() = default;
+  // Moves parameters and buffers there; parameters stay the same tensors.
+  virtual void move_to(at::Device device) = 0;
   // In order of registration, a tied one under every name that it has.
   virtual std::vector<NamedParameter> parameters() = 0;
   // As initialize() takes them; none: those that the parameters' names tell of.
@@ -55,7 +58,7 @@ std::unique_ptr<Subject> subject_of(std::shared_ptr<torch::nn::Module> module,
                                     ModuleForward forward);
 MakeSubject subject_maker(UserModel model);
 
-// Sets torch's CPU generator, and makes the subject.
+// Sets torch's generators, makes the subject, and moves it to where this process has its models.
 std::unique_ptr<Subject> make_seeded(const MakeSubject& make, uint64_t seed);
 void set_generator(uint64_t seed);
 

@@ -179,7 +179,8 @@ Forward seeded_forward(Subject& subject, const PassSetting& setting, const Pass&
                     .micro_batch = pass.micro_batch,
                     .world = setting.world,
                     .dtype = dtype,
-                    .seed = seed_of(setting, pass)};
+                    .seed = seed_of(setting, pass),
+                    .device = device()};
   set_generator(which.seed);
   auto forward = subject.forward(which);
   const OverflowingBatch now{pass.step, pass.rank, pass.micro_batch};

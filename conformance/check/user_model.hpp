@@ -28,10 +28,11 @@ struct Which {
   int world = 1;
   at::ScalarType dtype = at::kFloat;  // that the parameters have
   uint64_t seed = 0;                  // of every generator
+  at::Device device = at::kCPU;       // where the parameters are
 
-  // Floats in `dtype`, everything else as it is.
+  // On `device`; floats in `dtype`, everything else in its own.
   at::Tensor cast(const at::Tensor& tensor) const {
-    return tensor.is_floating_point() ? tensor.to(dtype) : tensor;
+    return tensor.to(device, tensor.is_floating_point() ? dtype : tensor.scalar_type());
   }
 };
 

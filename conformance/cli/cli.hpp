@@ -86,6 +86,7 @@ struct RunCommand {
   std::string shard;                      // "2/5": that part of the cases (shard.hpp)
   bool failed = false;                    // repeat what went wrong (records.hpp)
   std::string failed_of;                  // in this record; empty: in that of the report's folder
+  std::string repeats;                    // folder of the record whose failures these are
   std::string baseline_file;              // --baseline
   std::shared_ptr<const reports::Baseline> baseline;  // what it says; null: none
   std::vector<std::string> only;  // ids of cases, beside which nothing is selected

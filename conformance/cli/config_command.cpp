@@ -249,18 +249,32 @@ json parsed(const std::string& file) {
   return json::parse(read_file(file), nullptr, /*allow_exceptions=*/false, /*comments=*/true);
 }
 
+// 0: it is not there.
+uint64_t number_at(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
+}
+
+// Ranks that share samples.
+uint64_t group_of(const json& file) {
+  const auto tensor = file.find("tensor_parallel");
+  const auto parts = tensor == file.end() || !tensor->is_object()
+                         ? uint64_t{0}
+                         : number_at(*tensor, "autotp_size");
+  return std::max<uint64_t>(parts, 1) *
+         std::max<uint64_t>(number_at(file, "sequence_parallel_size"), 1);
+}
+
 // 0: its batch sizes do not say.
 int ranks_of(const json& file) {
-  const auto number = [&](const char* key) {
-    const auto found = file.find(key);
-    return found != file.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
-  };
-  const auto all = number("train_batch_size"), micro = number("train_micro_batch_size_per_gpu"),
-             steps = number("gradient_accumulation_steps");
+  const auto all = number_at(file, "train_batch_size"),
+             micro = number_at(file, "train_micro_batch_size_per_gpu"),
+             steps = number_at(file, "gradient_accumulation_steps"), group = group_of(file);
   constexpr uint64_t kMost = uint64_t{1} << 20;
-  if (all == 0 || micro == 0 || steps == 0 || micro > kMost || steps > kMost) return 0;
-  const auto world = all / (micro * steps);
-  return all % (micro * steps) == 0 && world <= kMost ? static_cast<int>(world) : 0;
+  if (all == 0 || micro == 0 || steps == 0 || std::max({micro, steps, group}) > kMost) return 0;
+  const auto samples = all / (micro * steps);
+  const bool is_whole = all % (micro * steps) == 0 && samples <= kMost / group;
+  return is_whole ? static_cast<int>(samples * group) : 0;
 }
 
 }  // namespace
@@ -272,7 +286,9 @@ int config_check_command(const ConfigCommand& given) {
   if (given.world == 0) {
     const int said = file.is_object() ? ranks_of(file) : 0;
     command.world = std::max(said, 1);
-    if (said > 1) notes = "For " + std::to_string(said) + " ranks, as the three batch sizes say.\n";
+    if (said > 1)
+      notes = "For " + std::to_string(said) + " ranks, as the three batch sizes" +
+              (group_of(file) > 1 ? " and the sizes of groups" : "") + " say.\n";
   }
   const bool brings_none = file.is_object() && !file.contains("optimizer");
   if (brings_none)

@@ -77,6 +77,7 @@ int run_failed_command(const RunCommand& command) {
   require_the_same(run, command);
   auto again = command;
   again.failed = false;
+  again.repeats = absolute(folder_of_record(place));
   if (!command.seed_is_stated) again.seed = run.seed;
   std::vector<const reports::Case*> cases;
   for (const auto& one : run.cases) {
@@ -91,7 +92,7 @@ int run_failed_command(const RunCommand& command) {
     return reports::exit_code(run);
   }
   if (leaves_out(command.selection, cases) && !command.list &&
-      absolute(folder_of_record(place)) == absolute(command.report)) {
+      again.repeats == absolute(command.report)) {
     again.report += "-replay";
     if (!command.quiet)
       std::cerr << "a part of what went wrong: " << command.report << " stays, the report goes to "

@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "conformance/cases/device.hpp"
 #include "conformance/cases/precision_modes.hpp"
 #include "engine/config/config.hpp"
 
@@ -22,7 +23,7 @@ ConfigError no_file(const std::string& where, const std::string& what,
 bool needs_images(const CaseSpec& spec) { return spec.model == "conv" || spec.model == "vision"; }
 
 const char* why_not_on_cuda(const CaseSpec& spec) {
-  if (sums_exactly(spec.precision)) return "sums are pinned on CUDA, not exact";
+  if (sums_exactly(spec.precision)) return kNoExactSumsOnCuda;
   if (spec.model == "dropout2") return "their twin knows the CPU's random numbers, not CUDA's";
   return "";
 }

@@ -66,6 +66,7 @@ RunOptions options_of(const RunCommand& command, std::vector<CaseSpec> cases) {
     options.replay_suffix += " --knobs " + shell_word(options.knobs.dump());
   }
   if (command.device != nullptr) options.replay_suffix += " --device cuda";
+  options.replay_suffix += timeout_words(command);
   // A replay that is pasted must not clear the report that it stands in.
   options.replay_suffix += kReplayReport + shell_word(command.report + "-replay");
   options.timeout_scale = command.timeout_scale;

@@ -27,9 +27,6 @@ std::string problem(const RunCommand& command) {
   if (command.covering) return of_others("--covering", "the project's own models");
   if (!command.shard.empty()) return of_others("--shard", "the project's own models");
   if (!command.knobs.empty()) return of_others("--knobs", "the project's own models");
-  if (command.device != nullptr)
-    return of_others("--device cuda",
-                     "the project's own models: one of yours is checked on the CPU");
   if (!command.data_dir.empty()) return of_others("--data-dir", "the project's own data");
   if (command.fault.starts_with("Contract"))
     return of_others("--fault " + command.fault, "the contract");
@@ -47,6 +44,8 @@ std::string replay(const RunCommand& command, const std::string& program, const 
     worlds += (worlds.empty() ? "" : ",") + std::to_string(world);
   if (!worlds.empty()) line += " --world " + worlds;
   if (!command.fault.empty()) line += " --fault " + command.fault;
+  if (command.device != nullptr) line += " --device cuda";
+  line += timeout_words(command);
   return line + " --report " + report;
 }
 
@@ -70,6 +69,7 @@ CheckOptions options_of(const RunCommand& command) {
   options.timeout_scale = command.timeout_scale;
   options.slots = command.slots;
   options.fault = command.fault;
+  if (command.device != nullptr) options.device = "cuda";
   options.progress = !command.quiet;
   options.replay = replay(command, shell_word(command.program), shell_word(command.model),
                           shell_word(command.report + "-replay"));
@@ -112,7 +112,7 @@ int run(const RunCommand& command) {
   options.report = command.report;
   auto report = run_check(make, options);
   auto& run = report.run;
-  run.environment = environment_here();
+  run.environment = environment_here(command.device != nullptr);
   run.command = command.line;
   const bool is_whole = was_written([&] { write_failures(command, run); });
   const auto again = replay(command, shell_word(command.program), shell_word(command.model),

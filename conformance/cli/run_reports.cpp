@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/records.hpp"
@@ -38,7 +39,7 @@ std::string attached_in(const std::string& report) {
 
 // Of a run that failed nothing is left, but by intention: --failed repeats it.
 void say_what_is_replaced(const RunCommand& command) {
-  if (!command.only.empty()) return;
+  if (command.repeats == absolute(command.report)) return;
   const auto record = read_file(command.report + "/run.json").substr(0, 1000);
   if (record.find("\"outcome\": \"failed\"") != std::string::npos)
     std::cerr << "equigrad: " << command.report
@@ -64,6 +65,12 @@ void prepare_reports(const RunCommand& command) {
 
 std::ostream& words_of(const RunCommand& command) {
   return is_pure(command) ? std::cerr : std::cout;
+}
+
+std::string timeout_words(const RunCommand& command) {
+  return command.timeout_scale == 1
+             ? ""
+             : " --timeout-scale " + nlohmann::json(command.timeout_scale).dump();
 }
 
 void say_run(const RunCommand& command, const reports::Run& run) {
@@ -113,7 +120,8 @@ int end_run(const RunCommand& command, const reports::Run& run, const Ending& en
   const bool is_whole = was_written([&] { write_run_reports(command, run); }) && ending.is_whole;
   if (is_whole) out << "# report: " << absolute(command.report + "/index.html") << "\n";
   if (is_whole && !ending.again.empty() && has_to_repeat(run))
-    out << "# again:  " << ending.again << "\n";
+    out << "# again:  " << ending.again
+        << (command.baseline ? " --baseline " + shell_word(command.baseline_file) : "") << "\n";
   int code = reports::exit_code(run);
   if (command.baseline) {
     code = reports::exit_code(reports::with_known(run, *command.baseline));

@@ -19,7 +19,8 @@ namespace equigrad::conformance::cli {
 bool has_one_document(const RunCommand& command);
 // The folder, with nothing of an earlier run, and the files, before the work.
 void prepare_reports(const RunCommand& command);
-std::ostream& words_of(const RunCommand& command);  // where the words go
+std::ostream& words_of(const RunCommand& command);     // where the words go
+std::string timeout_words(const RunCommand& command);  // of a replay: " --timeout-scale 3", or none
 void say_run(const RunCommand& command, const reports::Run& run);
 // index.html, run.json, junit.xml; --json, --junit; what GitHub shows.
 void write_run_reports(const RunCommand& command, const reports::Run& run);

@@ -10,6 +10,7 @@
 // Depends on: ATen, torch/library.h. Method: torch's own tests of devices out of its tree.
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -50,8 +51,10 @@ struct HostDeviceHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  // Which its operators, the CPU's, do not draw from.
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
-    return at::globalContext().defaultGenerator(at::kCPU);
+    static const at::Generator own = at::detail::createCPUGenerator();
+    return own;
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto grown = storage.allocator()->allocate(bytes);

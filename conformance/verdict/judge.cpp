@@ -172,9 +172,14 @@ void cross_check_class(const std::vector<CaseSpec>& specs, const std::vector<Jud
   if (cases.size() < 2) return;
   std::map<uint64_t, std::vector<Judged*>> groups;
   for (Judged* one : cases) groups[one->digest].push_back(one);
+  // A result that passed in the other lanes weighs more than any number of others that are alike.
+  const auto weight = [](const std::vector<Judged*>& alike) {
+    const auto passed = [](const Judged* one) { return reports::passed(one->record.verdict); };
+    return std::pair(std::count_if(alike.begin(), alike.end(), passed), alike.size());
+  };
   const auto majority = std::max_element(
       groups.begin(), groups.end(),
-      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+      [&](const auto& a, const auto& b) { return weight(a.second) < weight(b.second); });
   for (Judged* one : cases) {
     Lane lane{"cross", Verdict::Equal, one->digested, 0, 0, std::nullopt};
     if (one->digest != majority->first) {

@@ -185,7 +185,7 @@ int scale_command(const ScaleCommand& command, const std::string& worker) {
 struct GateCommand {
   std::string worker = default_programs().worker, older = worker, baseline, planted = "{}";
   bool write = false;
-  int runs = 20, stage = 2;
+  int runs = 20, drawn = 0, stage = 2;
   TimesPlan plan;  // how long, and when it is enough
 };
 
@@ -272,23 +272,40 @@ int times_command(const GateCommand& command) {
   return result.verdict == Verdict::Regressed ? 1 : result.verdict == Verdict::Inconclusive ? 4 : 0;
 }
 
-// The same program against itself: how far apart two that are equal can look.
-int noise_command(const GateCommand& command) {
-  const Scratch scratch;
-  int alarms = 0, open = 0;
+// What runs of a program against itself came to.
+struct Noise {
+  int runs = 0, alarms = 0, open = 0;
   double widest = 0;
-  for (int run = 0; run < command.runs; ++run) {
-    const auto result = compare_times(plan_of(command, command.worker), scratch.path());
-    print(result);
+  void add(const TimesResult& result) {
+    ++runs;
     alarms += result.verdict == Verdict::Regressed ? 1 : 0;
     open += result.verdict == Verdict::Inconclusive ? 1 : 0;
     widest = std::max(widest, std::max(result.ratio.median, 1 / result.ratio.median) - 1);
   }
-  std::printf(
-      "%d runs of a program against itself on %s: %d false alarms, %d inconclusive; the "
-      "median ratio is off by at most %.2f %%\n",
-      command.runs, machine_key().c_str(), alarms, open, 100 * widest);
-  return alarms == 0 ? 0 : 1;
+  void print(const std::string& of) const {
+    std::printf(
+        "%d runs of %s: %d false alarms, %d inconclusive; the median ratio is off by at most "
+        "%.2f %%\n",
+        runs, of.c_str(), alarms, open, 100 * widest);
+  }
+};
+
+// The same program against itself: how far apart two that are equal can look.
+int noise_command(const GateCommand& command) {
+  const Scratch scratch;
+  const auto plan = plan_of(command, command.worker);
+  Noise run, drawn;
+  std::vector<LifeTimes> lives;
+  while (run.runs < command.runs) {
+    const auto result = compare_times(plan, scratch.path());
+    print(result);
+    run.add(result);
+    for (auto& life : lives_of(result)) lives.push_back(std::move(life));
+  }
+  for (const auto& result : judge_drawn(plan, lives, command.drawn)) drawn.add(result);
+  run.print("a program against itself on " + machine_key());
+  if (command.drawn > 0) drawn.print("lives drawn from those " + std::to_string(lives.size()));
+  return run.alarms + drawn.alarms == 0 ? 0 : 1;
 }
 
 void add_gates(CLI::App& app, GateCommand& gate) {
@@ -321,6 +338,11 @@ void add_gates(CLI::App& app, GateCommand& gate) {
       "How far off gate can be on this machine: this build beside itself, --runs times; "
       "false alarms are counted, 0 is right. As long as so many runs of gate");
   noise->add_option("--runs", gate.runs, "Of gate")->check(conformance::cli::at_least(1));
+  noise
+      ->add_option("--drawn", gate.drawn,
+                   "So many runs more, of lives drawn from those that were measured, each of them "
+                   "as often as it comes: what gate makes of this noise")
+      ->check(conformance::cli::at_least(1));
   for (auto* command : {counts, leaks, times, noise})
     command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge")
         ->check(CLI::ExistingFile);

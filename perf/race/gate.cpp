@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <random>
 
 #include "conformance/cli/machine.hpp"
 #include "perf/race/rank_processes.hpp"
@@ -92,9 +93,8 @@ BlockTimes time_block(RankProcesses& ranks, int steps) {
   return {times.wall_s / steps, times.cpu_s / steps};
 }
 
-// One life of both programs.
-void live(const TimesPlan& plan, const Workload& workload, const std::string& scratch, int life,
-          TimesResult& result) {
+LifeTimes live(const TimesPlan& plan, const Workload& workload, const std::string& scratch,
+               int life) {
   std::vector<std::unique_ptr<RankProcesses>> both;
   for (const auto* contestant : {&plan.older, &plan.newer}) {
     both.push_back(std::make_unique<RankProcesses>(contestant->name, contestant->command,
@@ -104,15 +104,21 @@ void live(const TimesPlan& plan, const Workload& workload, const std::string& sc
                                    contestant->settings.value("faults", json::object())));
     time_block(*both.back(), 3);
   }
+  LifeTimes found;
   for (int pair = 0; pair < plan.pairs; ++pair) {
     BlockTimes times[2];
     for (const int turn : {0, 1}) {
       const int which = (pair + life + turn) % 2;
       times[which] = time_block(*both[static_cast<std::size_t>(which)], plan.steps);
     }
-    result.ratios.push_back(times[1].wall_s / times[0].wall_s);
-    result.cpu_ratios.push_back(times[1].cpu_s / times[0].cpu_s);
+    found.ratios.push_back(times[1].wall_s / times[0].wall_s);
+    found.cpu_ratios.push_back(times[1].cpu_s / times[0].cpu_s);
   }
+  return found;
+}
+
+void append(std::vector<double>& to, const std::vector<double>& values) {
+  to.insert(to.end(), values.begin(), values.end());
 }
 
 }  // namespace
@@ -183,10 +189,28 @@ Looks looks_of(const TimesPlan& plan) {
 
 TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
   const Workload workload(plan.model, plan.world, plan.batch, 1, scratch);
+  return judge_lives(plan, [&](int life) { return live(plan, workload, scratch, life); });
+}
+
+std::vector<LifeTimes> lives_of(const TimesResult& result) {
+  std::vector<LifeTimes> all(static_cast<std::size_t>(result.lives));
+  const auto pairs = result.ratios.size() / std::max<std::size_t>(all.size(), 1);
+  for (std::size_t i = 0; i < all.size() * pairs; ++i) {
+    all[i / pairs].ratios.push_back(result.ratios[i]);
+    all[i / pairs].cpu_ratios.push_back(result.cpu_ratios[i]);
+  }
+  return all;
+}
+
+TimesResult judge_lives(const TimesPlan& plan, const std::function<LifeTimes(int life)>& live) {
   TimesResult result;
   const auto looks = looks_of(plan);
   for (const int next : looks.lives) {
-    while (result.lives < next) live(plan, workload, scratch, ++result.lives, result);
+    while (result.lives < next) {
+      const auto times = live(++result.lives);
+      append(result.ratios, times.ratios);
+      append(result.cpu_ratios, times.cpu_ratios);
+    }
     const auto ratios = by_life(result.ratios, result.lives);
     result.ratio = median_interval(ratios, looks.confidence);
     result.cpu_ratio = median_interval(by_life(result.cpu_ratios, result.lives), looks.confidence);
@@ -197,6 +221,15 @@ TimesResult compare_times(const TimesPlan& plan, const std::string& scratch) {
     if (result.verdict != Verdict::Inconclusive) break;
   }
   return result;
+}
+
+std::vector<TimesResult> judge_drawn(const TimesPlan& plan, const std::vector<LifeTimes>& lives,
+                                     int runs) {
+  std::mt19937_64 draw(1);
+  std::vector<TimesResult> all;
+  for (int run = 0; run < runs; ++run)
+    all.push_back(judge_lives(plan, [&](int) { return lives.at(draw() % lives.size()); }));
+  return all;
 }
 
 std::string machine_key() {

@@ -16,6 +16,7 @@
 // Depends on: race.hpp, medians.hpp.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -69,6 +70,17 @@ struct Looks {
 };
 Looks looks_of(const TimesPlan& plan);
 TimesResult compare_times(const TimesPlan& plan, const std::string& scratch);
+
+// By pair, of one life of both programs.
+struct LifeTimes {
+  std::vector<double> ratios, cpu_ratios;
+};
+// What compare_times() makes of lives: `live` is asked for one after the other, from 1.
+TimesResult judge_lives(const TimesPlan& plan, const std::function<LifeTimes(int life)>& live);
+std::vector<LifeTimes> lives_of(const TimesResult& result);
+// So many runs of lives that are drawn from these, each as often as it comes; always the same ones.
+std::vector<TimesResult> judge_drawn(const TimesPlan& plan, const std::vector<LifeTimes>& lives,
+                                     int runs);
 
 // What a time depends on besides the program; times of another machine are not compared.
 std::string machine_key();

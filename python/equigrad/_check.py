@@ -66,6 +66,7 @@ def check(
     name: str = "model",
     timeout_scale: float = 1.0,
     slots: int = 0,
+    device: str = "cpu",
     only: str = "",
     fault: str = "",
     progress: bool | None = None,
@@ -85,6 +86,7 @@ def check(
     styles: "engine_backward", "scale_backward", "loss_backward", "tensor_backward"; without it all that the loss allows.
     accumulation, clips, optimizers: not read with a configuration. clips: "clip-off", "clip-below", "clip-above",
         "clip-above-inf"; optimizers: "adamw", "sgd".
+    device: "cpu", or "cuda", where models, batches, engines and plain autograd's passes are; CUDA_VISIBLE_DEVICES says which.
     report: a folder for index.html, run.json, junit.xml and the failures.
     only: the case to run again, by its name; the text of a failure says it.
     fault: planted into every case, to see the check fail.
@@ -115,6 +117,7 @@ def check(
         "name": name,
         "timeout_scale": timeout_scale,
         "slots": slots,
+        "device": device,
         "fault": fault,
         "command": shlex.join(sys.orig_argv),
         "filters": [only] if only else [],

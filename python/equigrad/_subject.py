@@ -42,6 +42,12 @@ class Subject:
         self._loss_fn = loss_of_model if loss_fn is None else loss_fn
         self._batches = batches
         self._accumulation = accumulation
+        self._device = torch.device("cpu")
+
+    def move_to(self, device: str) -> None:
+        """The model, and the batches of its passes."""
+        self._device = torch.device(device)
+        self._model.to(self._device)
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter, str]]:
         return _initialize.named_parameters(self._model)
@@ -60,7 +66,7 @@ class Subject:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         batch = self._batch(step, rank, micro_batch, world)
         seed_all(seed)
-        return _output(self._loss_fn(self._model, cast(batch, dtype)))
+        return _output(self._loss_fn(self._model, cast(batch, dtype, self._device)))
 
     def _batch(self, step: int, rank: int, micro_batch: int, world: int) -> Any:
         if callable(self._batches):
@@ -82,9 +88,11 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def cast(batch: Any, dtype: torch.dtype) -> Any:
-    """A batch of the same structure, whose floats have the dtype of the parameters."""
-    return _pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+def cast(batch: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A batch of the same structure on the device of the parameters, whose floats have their dtype."""
+    return _pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype), batch
+    )
 
 
 def loss_of_model(model: torch.nn.Module, batch: Any) -> Any:

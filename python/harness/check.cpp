@@ -48,6 +48,10 @@ class PythonSubject : public conformance::Subject {
  public:
   explicit PythonSubject(Kept subject) : subject_(std::move(subject)) {}
 
+  void move_to(at::Device device) override {
+    in_python([&] { subject_->attr("move_to")(device.str()); });
+  }
+
   std::vector<NamedParameter> parameters() override {
     return in_python([&] {
       std::vector<NamedParameter> all;
@@ -150,6 +154,7 @@ CheckOptions options_of(const py::dict& given) {
   take("name", options.name);
   take("timeout_scale", options.timeout_scale);
   take("slots", options.slots);
+  take("device", options.device);
   take("fault", options.fault);
   take("command", options.command);
   take("filters", options.filters);

@@ -1,6 +1,6 @@
 // Check: conformance/check for models that Python makes.
 //
-// A subject is a Python object with parameters(), modules(), leaf_modules(), buffers() and
+// A subject is a Python object with move_to(device), parameters(), modules(), leaf_modules(), buffers() and
 // forward(step, rank, micro_batch, world, dtype, seed), as python/equigrad/_subject.py has it.
 //
 // Invariants: the calling process is forked, so it has one thread and has run nothing of torch; forks

@@ -337,3 +337,48 @@ def test_an_interrupt_ends_it_soon(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode != 0 and "KeyboardInterrupt" in error
+
+
+# In a process of its own: the device stays.
+ON_ANOTHER_DEVICE = """
+import os, torch, types
+torch.ops.load_library(os.environ["EQUIGRAD_HOST_DEVICE"])
+host = types.ModuleType("torch.host")  # what torch asks of a device in Python
+host._lazy_init = lambda: None
+torch._register_device_module("host", host)
+from equigrad._subject import Subject
+def batches(step, rank, micro_batch):
+    return {"x": torch.ones(2, 3), "index": torch.tensor([step, rank])}
+def loss(model, batch):
+    assert {part.device.type for part in batch.values()} == {"host"} and batch["index"].dtype == torch.int64
+    assert batch["x"].dtype == torch.bfloat16
+    return model(batch["x"].float()).square().mean()
+def make():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+there, here = Subject(make, loss, batches, 1), Subject(make, lambda model, batch: model(batch["x"].float()).square().mean(), batches, 1)
+before = [tensor for _, tensor, _ in there.parameters()]
+there.move_to("host:0")
+assert [one is other for one, (_, other, _) in zip(before, there.parameters(), strict=True)] == [True] * 4
+assert {tensor.device.type for _, tensor in there.buffers()} == {"host"}
+losses = [subject.forward(0, 1, 0, 2, torch.bfloat16, 1)[0] for subject in (there, here)]
+for one in losses:
+    one.backward()
+assert losses[0].device.type == "host"
+for (_, one, _), (_, other, _) in zip(there.parameters(), here.parameters(), strict=True):
+    assert torch.equal(one.grad.cpu(), other.grad)
+"""
+
+
+def test_a_model_and_its_batches_are_where_they_are_moved_to():
+    done = subprocess.run([sys.executable, "-c", ON_ANOTHER_DEVICE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_cuda_is_an_error():
+    assert "[check] expected a CUDA device, got none that torch sees" in refusal(Net, loss, batches, device="cuda")
+
+
+def test_a_device_that_is_none_is_refused():
+    assert 'expected the device cpu or cuda, got "gpu"' in refusal(Net, loss, batches, device="gpu")

@@ -22,7 +22,10 @@ TEST(Markdown, TheSummaryIsTheOneAgreedOn) {
 }
 
 TEST(Markdown, ASummaryThatIsTooLongIsCutAndSaysSo) {
-  const reports::Run run = large_run(10000, 2);
+  reports::Run run = large_run(10000, 2);
+  for (std::size_t i = 1; i < run.cases.size(); i += 2)  // each a cause of its own
+    run.cases[i].message = std::string(i / 1000 + 1, 'a') + std::string(i / 10 % 100 + 1, 'b') +
+                           std::string(i % 10, 'c') + "\n" + std::string(400, 'd');
   const std::string text = reports::to_markdown(run);
   EXPECT_LE(text.size(), 900u * 1024);
   EXPECT_GE(text.size(), 890u * 1024);
@@ -31,6 +34,24 @@ TEST(Markdown, ASummaryThatIsTooLongIsCutAndSaysSo) {
   size_t shown = 0;
   for (size_t at = 0; (at = text.find("\n### ", at)) != std::string::npos; ++at) ++shown;
   EXPECT_EQ(match[1].str(), reports::grouped(static_cast<int64_t>(5000 - shown)));
+}
+
+TEST(Markdown, ACauseIsOneSectionWithItsCasesByName) {
+  const auto sections = [](const std::string& text) {
+    size_t count = 0;
+    for (size_t at = 0; (at = text.find("\n### ", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  const auto few = large_run(20, 2), many = large_run(200, 2);
+  const std::string text = reports::to_markdown(few);
+  EXPECT_EQ(sections(text), 1u);
+  EXPECT_THAT(text, HasSubstr("<details><summary>9 more</summary>\n\n- "));
+  for (std::size_t i = 1; i < few.cases.size(); i += 2)
+    EXPECT_THAT(text, HasSubstr("\n" + std::string(i == 1 ? "" : "- ") +
+                                reports::escape_markdown(few.cases[i].id) + "\n"));
+  EXPECT_EQ(sections(reports::to_markdown(many)), 1u);
+  EXPECT_THAT(reports::to_markdown(many), HasSubstr("\n- and 79 others\n"));
+  EXPECT_THAT(reports::to_markdown(many, 5000), EndsWith("\nand 100 more, see run.json\n"));
 }
 
 TEST(Markdown, EvenAHopelesslySmallLimitIsKept) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 
@@ -46,6 +47,23 @@ RunOptions options(int cases) {
   chosen.replay_suffix = " --report R";
   chosen.serve = serve_spoiled;
   return chosen;
+}
+
+TEST(Alone, ARankThatWasKilledMayHaveBeenKilledFromOutside) {
+  auto chosen = options(3);
+  chosen.serve = [last = chosen.cases[2].id()](const nlohmann::json& request,
+                                               ranks::RankContext& context) {
+    static int served = 0;  // of each process
+    if (request.value("id", "") == last && served > 0) kill(getpid(), SIGKILL);
+    if (request.value("do", "") == "case") ++served;
+    return serve(request, context);
+  };
+  const auto run = run_matrix(chosen);
+  EXPECT_EQ(run.cases[2].verdict, Verdict::Crashed) << run.cases[2].message;
+  EXPECT_THAT(run.cases[2].message,
+              EndsWith("  alone   passes alone: it was ended from outside, such as for want of "
+                       "memory, or needs the cases before it in its ranks: " +
+                       chosen.cases[0].id() + ", " + chosen.cases[1].id() + "\n"));
 }
 
 TEST(Alone, AFailureThatNeedsTheCasesBeforeItSaysWhich) {
@@ -153,6 +171,12 @@ TEST(Alone, ManyCasesBeforeItAreInAFile) {
   std::vector<std::string> written;
   for (std::string id; file >> id;) written.push_back(id);
   EXPECT_EQ(written, before);
+  for (const auto verdict : {Verdict::Crashed, Verdict::TimedOut}) {
+    cases[0].message = "it ended";
+    cases[0].verdict = verdict;
+    alone.repeat(slots, cases);
+    EXPECT_THAT(cases[0].message, HasSubstr("passes alone: it was ended from outside"));
+  }
 }
 
 }  // namespace

@@ -72,8 +72,12 @@ TEST_F(Baselines, OnlyWhatIsNewlyWrongFailsARun) {
               AllOf(StartsWith("## Equigrad: nothing newly wrong\n"),
                     HasSubstr("\n## Equigrad: failed"), Not(HasSubstr("## Equigrad: held"))));
 
-  const auto more = run("averaged_twice", {kCase, kOther, against[0], against[1]});
+  const auto more =
+      run("averaged_twice", {kCase, kOther, against[0], against[1], "--timeout-scale", "1.5"});
+  EXPECT_THAT(more.out, HasSubstr("# again:  equigrad run --fault averaged_twice --timeout-scale "
+                                  "1.5 --report "));
   EXPECT_EQ(more.code, kFailed);
+  EXPECT_THAT(more.out, HasSubstr(" --failed --baseline " + place("base.json") + "\n"));
   EXPECT_THAT(more.out, HasSubstr("newly wrong: 1 case\n  failed  " + kOther + ": averaged twice"));
   const auto otherwise = run("micro_batch_dropped", {kCase, against[0], against[1]});
   EXPECT_EQ(otherwise.code, kFailed);

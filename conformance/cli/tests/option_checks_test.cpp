@@ -217,6 +217,14 @@ TEST_F(Words, AConfigurationIsCheckedForTheRanksThatItsBatchSizesSay) {
   EXPECT_THAT(check("32", adam, {"--world", "4"}).err,
               HasSubstr("or start 2 ranks, with which they agree."));
   EXPECT_EQ(check("33", adam, {}).code, kUsage);
+  const auto split = check("32", adam + R"(, "sequence_parallel_size": 3)", {});
+  EXPECT_EQ(split.code, kHeld) << split.err;
+  EXPECT_THAT(split.out,
+              StartsWith("For 6 ranks, as the three batch sizes and the sizes of groups say.\n"));
+  const std::string tensor = R"(, "tensor_parallel": {"autotp_size": 2})";
+  EXPECT_THAT(check("16", adam + tensor, {}).out, StartsWith("For 2 ranks, as"));
+  EXPECT_THAT(check("32", adam + tensor + R"(, "sequence_parallel_size": 2)", {}).out,
+              StartsWith("For 8 ranks, as"));
   const auto without = check("16", "", {});
   EXPECT_EQ(without.code, kHeld) << without.err;
   EXPECT_THAT(without.out, StartsWith("No optimizer in the file: initialize() is to be given one"));

@@ -93,6 +93,9 @@ TEST_F(Records, ARunThatTakesTheFoldersPlaceOfOneThatFailedSaysSo) {
   EXPECT_FALSE(says({kContract})) << "that one held";
   write("red", kWrong, kEqual);
   EXPECT_TRUE(says({kContract}));
+  write("red", kWrong, kEqual);
+  write("another", kWrong, kEqual);
+  EXPECT_TRUE(says({"--failed", place("another")})) << "it repeats another one";
 }
 
 TEST_F(Records, WithNothingToRepeatTheVerdictIsThatOfTheRecord) {
@@ -173,6 +176,8 @@ TEST_F(Records, APartOfWhatFailedLeavesTheRecordAsItIs) {
   EXPECT_EQ(text_of(place("red") + "/run.json"), before);
   EXPECT_EQ(record("red-replay").cases.size(), 1u);
   EXPECT_THAT(one.out, HasSubstr("red-replay/index.html"));
+  EXPECT_EQ(run({"zero1", "--failed", place("red") + "/run.json"}, "red").code, kHeld);
+  EXPECT_EQ(text_of(place("red") + "/run.json"), before) << "whichever way it is named";
   EXPECT_EQ(run({"--stages", "1,2", "--world", "2", "--dtypes", "fp32", "--failed"}, "red").code,
             kHeld);
   EXPECT_NE(text_of(place("red") + "/run.json"), before) << "which leaves nothing out";

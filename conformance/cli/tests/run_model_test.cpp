@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -61,10 +62,11 @@ TEST_F(RunModel, AModelThatHoldsEndsWithZeroAndAReport) {
 }
 
 TEST_F(RunModel, AFindingEndsWithOneAndIsRepeatedByItsReplay) {
-  const auto said =
-      run(small_with({"-q", "--full", "--fault", "averaged_twice", "accumulation3.clip-off.sgd"}));
+  const auto said = run(small_with({"-q", "--full", "--fault", "averaged_twice",
+                                    "accumulation3.clip-off.sgd", "--timeout-scale", "2.5"}));
   EXPECT_EQ(said.code, kFailed) << said.out << said.err;
   EXPECT_EQ(said.err, "");
+  EXPECT_THAT(said.out, HasSubstr(" --timeout-scale 2.5 --report "));
   EXPECT_THAT(said.out, AllOf(HasSubstr("averaged twice"), HasSubstr("folder  " + folder_)));
   const auto one = record().at("cases").at(1);
   const std::string id = one.at("id"), replay = one.at("replay");
@@ -75,6 +77,8 @@ TEST_F(RunModel, AFindingEndsWithOneAndIsRepeatedByItsReplay) {
   ASSERT_EQ(words.front(), "equigrad");
   const auto again = result_of_words({words.begin() + 1, words.end()});
   EXPECT_EQ(again.code, kFailed) << again.out << again.err;
+  words = small_with({"-q", "--full", "--fault", "averaged_twice", "--failed"});
+  EXPECT_THAT(run(words).err, Not(HasSubstr("takes its place"))) << "it repeats it";
   const auto repeated = record("report-replay").at("cases");
   ASSERT_THAT(repeated, SizeIs(1));
   EXPECT_EQ(repeated.at(0).at("id"), id);
@@ -187,7 +191,6 @@ TEST_F(RunModel, WhatSaysNothingAboutTheModelIsRefused) {
                                                                  {"--shard", "1/2"},
                                                                  {"--knobs", "{}"},
                                                                  {"--data-dir", "."},
-                                                                 {"--device", "cuda"},
                                                                  {"--fault", "Contract"}}) {
     const auto said = run(words);
     EXPECT_EQ(said.code, kUsage) << words.front();
@@ -197,6 +200,14 @@ TEST_F(RunModel, WhatSaysNothingAboutTheModelIsRefused) {
   const auto undefined = run({"--stages", "0", "--dtypes", "offload"});
   EXPECT_EQ(undefined.code, kUsage);
   EXPECT_THAT(undefined.err, HasSubstr("offload is not defined at stage 0"));
+}
+
+TEST_F(RunModel, OnCudaWithoutADeviceItIsBrokenAndSaysSo) {
+  if (std::filesystem::exists("/proc/driver/nvidia/gpus")) return;
+  const auto said = run(small_with({"--device", "cuda"}));
+  EXPECT_EQ(said.code, kInfrastructure);
+  EXPECT_THAT(said.err, AllOf(HasSubstr("[check] expected a CUDA device, got none"),
+                              HasSubstr("leave --device cuda out")));
 }
 
 TEST_F(RunModel, WhatIsNoModelEndsWithTwo) {

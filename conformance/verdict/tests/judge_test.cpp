@@ -141,6 +141,40 @@ TEST(Judge, TheShardsOfEveryPlaceAlongTensorCoverItsParts) {
               HasSubstr("w is covered up to element 3 of 4"));
 }
 
+// However many are wrong in the same way.
+TEST(Judge, ACaseThatPassedByItselfIsNotAccusedByOthersThatDidNot) {
+  const auto judged = [](int stage, uint64_t digest, Verdict verdict) {
+    Judged one;
+    one.record.id = "stage" + std::to_string(stage);
+    one.record.verdict = verdict;
+    one.answered = true;
+    one.digest = digest;
+    return one;
+  };
+  const auto specs = [] {
+    std::vector<CaseSpec> all(3, kCase);
+    for (int stage = 0; stage < 3; ++stage) all[static_cast<std::size_t>(stage)].stage = stage;
+    return all;
+  }();
+  auto right = judged(0, 1, Verdict::Equal);
+  auto wrong = judged(1, 2, Verdict::Failed), alike = judged(2, 2, Verdict::Failed);
+  cross_check(specs, {&right, &wrong, &alike});
+  EXPECT_EQ(right.record.verdict, Verdict::Equal);
+  EXPECT_THAT(wrong.record.message, HasSubstr("differ from those of 1 cases, such as stage0"));
+  auto lucky = judged(2, 2, Verdict::Equal), second = judged(0, 1, Verdict::Equal);
+  right.record.verdict = Verdict::Equal;
+  wrong.record.verdict = alike.record.verdict = Verdict::Failed;
+  const std::vector<CaseSpec> five(5, kCase);
+  cross_check(five, {&right, &second, &wrong, &alike, &lucky});
+  EXPECT_EQ(right.record.verdict, Verdict::Equal) << "two that passed beside one";
+  EXPECT_EQ(lucky.record.verdict, Verdict::Failed);
+  auto first = judged(0, 1, Verdict::Equal);
+  auto other = judged(1, 2, Verdict::Equal), third = judged(2, 2, Verdict::Equal);
+  cross_check(specs, {&first, &other, &third});
+  EXPECT_EQ(first.record.verdict, Verdict::Failed) << "of those that passed most are right";
+  EXPECT_EQ(other.record.verdict, Verdict::Equal);
+}
+
 // Of a refused case there is the exact lane alone, and nothing that stages share.
 TEST(Judge, ARefusedCaseHasOneLaneAndNoPartners) {
   CaseSpec spec = kCase;

@@ -60,6 +60,15 @@ TEST(PerfCommands, ScaleDrawsEveryStageOfManyRanksBesideOthers) {
   EXPECT_GT(rows.at(2).at("all").at("messages").get<int>(), 0);
 }
 
+TEST(PerfCommands, NoiseDrawsRunsFromTheLivesThatItMeasured) {
+  const auto said = say({"noise", "--worker", worker(), "--runs", "1", "--pairs", "1", "--steps",
+                         "1", "--lives", "2", "--drawn", "7"});
+  EXPECT_EQ(said.code, 0) << said.err;
+  EXPECT_THAT(said.out, HasSubstr("\n1 runs of a program against itself on "));
+  EXPECT_THAT(said.out, HasSubstr("\n7 runs of lives drawn from those 2: 0 false "
+                                  "alarms, 7 inconclusive;"));
+}
+
 TEST(PerfCommands, AWrongCommandIsTwo) {
   EXPECT_EQ(say({}).code, 2);
   EXPECT_EQ(say({"rase"}).code, 2);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <equigrad_build_info.hpp>
 #include <fstream>
+#include <set>
 
 #include "perf/race/scratch.hpp"
 #include "perf/race/suites.hpp"
@@ -136,6 +137,65 @@ TEST_F(Gate, OfSeveralLivesAVerdictComesAfterAsManyAsItNeeds) {
   many.lives = 3;
   many.confidence = 0.99;
   EXPECT_EQ(compare_times(many, scratch()).verdict, Verdict::Inconclusive) << "with 6 pairs";
+}
+
+LifeTimes life_of(double ratio, double cpu_ratio) {
+  return {{ratio * 0.5, ratio, ratio * 2}, {cpu_ratio, cpu_ratio, cpu_ratio}};
+}
+
+// Whoever measured them.
+TEST(JudgeLives, AsksForNoMoreLivesThanAVerdictNeeds) {
+  TimesPlan plan;
+  plan.pairs = 3;
+  std::vector<int> asked;
+  const auto of = [&](double ratio, double cpu_ratio) {
+    asked.clear();
+    return judge_lives(plan, [&](int life) {
+      asked.push_back(life);
+      return life_of(ratio, cpu_ratio);
+    });
+  };
+  const auto first = static_cast<std::size_t>(looks_of(plan).lives.front());
+  EXPECT_EQ(of(1.001, 1).verdict, Verdict::Equivalent);
+  EXPECT_EQ(asked.size(), first);
+  EXPECT_EQ(asked.front(), 1);
+  EXPECT_EQ(of(1.03, 1).verdict, Verdict::Regressed);
+  EXPECT_EQ(of(1, 1.03).verdict, Verdict::Regressed) << "in CPU time alone";
+  const auto open = judge_lives(plan, [](int life) { return life_of(life % 2 ? 1 : 1.1, 1); });
+  EXPECT_EQ(open.verdict, Verdict::Inconclusive);
+  EXPECT_EQ(open.lives, plan.lives);
+}
+
+TEST(JudgeLives, GivesItsLivesBack) {
+  TimesPlan plan;
+  plan.pairs = 3;
+  const auto result =
+      judge_lives(plan, [](int life) { return life_of(1 + 0.001 * life, 2 + 0.001 * life); });
+  const auto lives = lives_of(result);
+  ASSERT_EQ(lives.size(), static_cast<std::size_t>(result.lives));
+  for (std::size_t i = 0; i < lives.size(); ++i) {
+    const auto number = static_cast<double>(i + 1);
+    EXPECT_EQ(lives[i].ratios, life_of(1 + 0.001 * number, 1).ratios);
+    EXPECT_EQ(lives[i].cpu_ratios, life_of(1, 2 + 0.001 * number).cpu_ratios);
+  }
+}
+
+TEST(JudgeLives, DrawsOtherLivesForEveryRunAndAllOfThem) {
+  TimesPlan plan;
+  plan.pairs = 3;
+  std::vector<LifeTimes> lives;
+  for (int i = 0; i < 9; ++i) lives.push_back(life_of(1 + 0.001 * i, 1));
+  const auto runs = judge_drawn(plan, lives, 20), again = judge_drawn(plan, lives, 20);
+  ASSERT_EQ(runs.size(), 20u);
+  std::set<std::vector<double>> kinds;
+  std::set<double> drawn;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    kinds.insert(runs[i].ratios);
+    drawn.insert(runs[i].ratios.begin(), runs[i].ratios.end());
+    EXPECT_EQ(runs[i].ratios, again[i].ratios);
+  }
+  EXPECT_EQ(kinds.size(), runs.size());
+  EXPECT_EQ(drawn.size(), 9u * 3u);
 }
 
 // All questions together are wrong no more often than was said.
