@@ -69,6 +69,7 @@ WRONG = {
     "no shard": (("ddp", "--shard", "x"), "Write it like 1/4."),
     "a negative seed": (("ddp", "--seed", "-1"), "expected 0 to 2147483647, got -1"),
     "no time": (("ddp", "--timeout", "0"), "expected 1 to 86400 seconds, got 0"),
+    "a device that is none": (("ddp", "--device", "tpu"), "--device: invalid choice: 'tpu'"),
     "a version of torch's": (("ddp==2.11",), "ddp's version is that of torch"),
     "no version": (("deepspeed==",), "expected a version after deepspeed=="),
     "a command that is none": (("./no_such_adapter",), "expected an engine or a command"),

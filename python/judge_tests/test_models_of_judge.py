@@ -80,7 +80,7 @@ def test_activations_are_computed_again_where_they_are_to_be(model: Model, tmp_p
     for name, layer in built.module.named_modules():
         if not list(layer.children()):
             layer.register_forward_hook(lambda *_, name=name: called.append(name))
-    batch = loop.batch_of(loop.read_batches(case, 0), loop.Place(0, 0, 0, True, True), 0, torch.float32, torch.device("cpu"))
+    batch = loop.batch_of(loop.read_batches(case, 0), loop.Place(0, 0, 0, True, True), 0, torch.float32)
     for checkpointed in (False, True):
         if checkpointed:
             assert models.checkpoint_activations(built.module)
@@ -116,11 +116,11 @@ def test_the_document_has_every_parameter_and_its_shape() -> None:
 @pytest.mark.parametrize("model", ALL_MODELS, ids=id_of)
 def test_a_loss_is_in_fp32_at_least(model: Model, tmp_path: Path) -> None:
     case = small_case(tmp_path, model)
-    place, cpu = loop.Place(0, 0, 0, True, True), torch.device("cpu")
+    place = loop.Place(0, 0, 0, True, True)
     for name, want in (("bf16", torch.float32), ("fp16", torch.float32), ("fp32", torch.float32), ("fp64", torch.float64)):
         dtype = loop.DTYPES[name]
         built = loop.plain_module(case)
-        batch = loop.batch_of(loop.read_batches(case, 0), place, 0, dtype, cpu)
+        batch = loop.batch_of(loop.read_batches(case, 0), place, 0, dtype)
         loss, output, gradient = built.loss(built.module.to(dtype), batch, 1)
         assert (loss.dtype, output.dtype, gradient.dtype) == (want, dtype, dtype)
 

@@ -142,6 +142,8 @@ class Run:
     """"2/4" for the second of four; "" where it was not divided."""
     partial: str = ""
     """Why this is not all that was asked for: "interrupted", "shard 3/4 is missing"; "" where it is."""
+    device: str = "cpu"
+    """That models and engines were on: "cpu" or "cuda"."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from . import cases, compare, configured, environments
 from .board import WRONG, Board, BoardError
 from .cases import Axes, Planned
 from .configured import Fixed
-from .environments import ADAPTERS, Target, UsageError
+from .environments import ADAPTERS, DeviceError, Target, UsageError
 from .on_rank.protocol import STYLES, Model
 from .outputs import Outputs, read_board, say
+from .processes import DEVICES
 
-HELD, USAGE = 0, 2
+HELD, USAGE, BROKEN = 0, 2, 3
 _TAKE_CONFIG = ("deepspeed", "accelerate-deepspeed", "equigrad", "")
 
 _ABOUT = """\
@@ -32,7 +33,10 @@ Says whether an engine trains right, without any tolerance: its gradients, norms
   equigrad judge rerun DIR                    what went wrong in a report, once more
   equigrad judge adapters                     the engines, and whether each is here
 """
-_CODES = "exit codes: 0 held, 1 red (with --baseline: newly), 2 usage, 3 crashed, hung or void, 4 nothing compared, 130/143 interrupted"
+_CODES = (
+    "exit codes: 0 held, 1 red (with --baseline: newly), 2 usage, 3 crashed, hung, void or no such device, 4 nothing compared, "
+    "130/143 interrupted"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,12 +63,12 @@ def main(arguments: Sequence[str]) -> int:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
         return _judge(arguments)
-    except (UsageError, BoardError) as error:
+    except (UsageError, BoardError, DeviceError) as error:
         print(error, file=sys.stderr)
         if os.environ.get("GITHUB_ACTIONS") == "true":  # which shows no other line of a job that ends here
             text = str(error).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
             print(f"::error title=equigrad judge::{text}", file=sys.stderr)
-        return USAGE
+        return BROKEN if isinstance(error, DeviceError) else USAGE
 
 
 def _judge(arguments: Sequence[str]) -> int:
@@ -172,6 +176,7 @@ def _judge_parser() -> _Parser:
     what.add_argument("--list", action="store_true", help="print the ids of the cells only")
     how = parser.add_argument_group("how")
     how.add_argument("--python", default=sys.executable, metavar="PATH", help="whose torch and engines are judged (this one)")
+    how.add_argument("--device", choices=tuple(DEVICES), default="cpu", help="that models and engines are on (%(default)s)")
     how.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="for one cell (%(default)s)")
     how.add_argument("--seed", type=_seed, default=1, help="of weights and batches (%(default)s)")
     how.add_argument("--fail-fast", action="store_true", help="end at the first cell that goes wrong")
@@ -267,6 +272,7 @@ def _run(
     from .progress import Progress  # here: what follows imports torch
     from .run import Job, Settings, run
 
+    devices = _of_devices(given, max((cell.case.world for _, cells in plans for cell in cells), default=1))
     planned = {target.text: len(cells) for target, cells in plans if cells}
     progress = Progress(planned, given.quiet)
     jobs = []
@@ -276,7 +282,7 @@ def _run(
             environments.check_engine(target, python)
             jobs.append(Job(target, python, cells))
     fixed = configured.read(given.config) if given.config else Fixed()
-    notes = [*about, *(f"not in the cells, though {given.config} sets it: {name}" for name in fixed.left_out)]
+    notes = [*about, *devices, *(f"not in the cells, though {given.config} sets it: {name}" for name in fixed.left_out)]
     for note in notes:
         progress.say(f"judge: {note}")
     settings = Settings(
@@ -286,11 +292,21 @@ def _run(
         command=command,
         shard=given.shard,
         made_by=environments.own_version(),
+        device=given.device,
         notes=tuple(notes),
     )
     outcome = run(jobs, settings, progress)
     code = conclude(outcome.board)
     return 128 + outcome.signal if outcome.signal else code
+
+
+def _of_devices(given: argparse.Namespace, ranks: int) -> list[str]:
+    """Which devices at most so many ranks are on, where they are not on the CPU. Raises DeviceError where there is none."""
+    if given.device == "cpu":
+        return []
+    names = environments.devices_of(given.python)
+    shared = "; where there are more ranks, they share these, over Gloo" if ranks > len(names) else ""
+    return [f"--device {given.device}: {', '.join(names)}{shared}"]
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -65,6 +65,7 @@ def merged(boards: Sequence[Board]) -> Board:
             raise BoardError(
                 f"[judge] expected shards of one seed, got {first.run.seed} and {one.run.seed}. Give every shard the same --seed."
             )
+    _expect_one_device(boards)
     return replace(
         first,
         engines=_engines(boards),
@@ -77,7 +78,8 @@ def merged(boards: Sequence[Board]) -> Board:
 
 
 def renewed(board: Board, again: Board) -> Board:
-    """The board with the cells that were run again in place of the old ones. Raises BoardError where versions differ."""
+    """The board with cells that were run again in place of the old ones. Raises BoardError where versions or devices differ."""
+    _expect_one_device([board, again])
     newer = {(cell.engine, cell.case): cell for cell in again.cells}
     old = {(cell.engine, cell.case) for cell in board.cells}
     return replace(
@@ -91,12 +93,14 @@ def renewed(board: Board, again: Board) -> Board:
 
 
 def against_baseline(baseline: Board, board: Board) -> Comparison:
-    """What changed since the baseline. An engine is the same one in another version, where each side has it once."""
+    """What changed since the baseline. An engine is the same one in another version, where each side has it once. A baseline of
+    another device is named so."""
     pairs = _same_engines(baseline, board)
     changes = []
     for later, earlier in pairs:
         changes += _changes(_by_case(baseline, earlier), _by_case(board, later), later or earlier)
-    return _sorted("the baseline", "this run", changes)
+    where = f", on {baseline.run.device}" if baseline.run.device != board.run.device else ""
+    return _sorted(f"the baseline{where}", "this run", changes)
 
 
 def beside(board: Board, before: str, after: str) -> Comparison:
@@ -144,6 +148,12 @@ def _engines(boards: Sequence[Board]) -> tuple[Engine, ...]:
         if not other.torch:
             found[one.key] = one
     return tuple(found.values())
+
+
+def _expect_one_device(boards: Sequence[Board]) -> None:
+    devices = list(dict.fromkeys(one.run.device for one in boards))
+    if len(devices) > 1:
+        raise BoardError(f"[judge] expected boards of one device, got {' and '.join(devices)}. Give all the same --device.")
 
 
 def _agree(one: str, other: str) -> bool:

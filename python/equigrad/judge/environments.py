@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from .processes import Program
+from .processes import DEVICES, Program
 
 ADAPTERS = {
     "plain": "plain PyTorch, gradients averaged by hand",
@@ -43,6 +43,10 @@ ASK_S = 300
 
 class UsageError(Exception):
     """Something that a person gave is not as it should be. Its text says what was expected, what was got, and the remedy."""
+
+
+class DeviceError(Exception):
+    """The machine has not the device that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +94,21 @@ def _command(text: str) -> Target:
     raise UsageError(f"[judge] expected an engine or a command, got {text!r}.{meant}")
 
 
-def program_of(target: Target, python: str) -> Program:
+def program_of(target: Target, python: str, device: str = "cpu") -> Program:
     """What is started for the target on each rank, in that Python."""
     if not target.adapter:
-        return Program(target.text, target.command)
+        return Program(target.text, target.command, device=device)
     environment = {}
     if target.adapter == "equigrad":
         package = str(Path(__file__).resolve().parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH", "")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return Program(target.text, (python, str(ON_RANK), target.adapter), environment)
+    return Program(target.text, (python, str(ON_RANK), target.adapter), environment, device)
 
 
-def reference_of(python: str) -> Program:
+def reference_of(python: str, device: str = "cpu") -> Program:
     """The process of plain autograd, in that Python."""
-    return Program("reference", (python, str(ON_RANK), "--reference"))
+    return Program("reference", (python, str(ON_RANK), "--reference"), device=device)
 
 
 def python_of(target: Target, python: str, say: Callable[[str], None]) -> str:
@@ -152,6 +156,22 @@ def torch_of(python: str) -> tuple[str, str]:
         )
     site, version = done.stdout.split("\n")[-3:-1]
     return site, version
+
+
+def devices_of(python: str) -> list[str]:
+    """The CUDA devices that a Python's torch sees, by name. Raises DeviceError where it sees none, UsageError without a torch."""
+    torch_of(python)
+    code = "import torch; print(*map(torch.cuda.get_device_name, range(torch.cuda.device_count())), sep='\\n')"
+    variables = {**os.environ, **DEVICES["cuda"]}
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ASK_S, check=False, env=variables)
+    names = done.stdout.split("\n")[:-1] if done.returncode == 0 else []
+    if not any(names):
+        said = f": {done.stderr.strip().splitlines()[-1]}" if done.returncode and done.stderr.strip() else ""
+        raise DeviceError(
+            f"[judge] expected a CUDA device, got none that torch of {python} sees{said}. Look at nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or leave --device cuda out."
+        )
+    return names
 
 
 def version_of(python: str, package: str) -> str:

@@ -15,12 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import orphans
+from .on_rank.protocol import DEVICE
 
 LOG_LINES = 60
 """Of what a process wrote, in a text for a person."""
 _DIED = "Fatal Python error:"
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHERS_BEGIN = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
+DEVICES = {
+    "cpu": {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", DEVICE: "cpu"},
+    "cuda": {"DS_ACCELERATOR": "cuda", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", DEVICE: "cuda"},
+}
+"""What a process may be judged on, and its environment there."""
 
 
 class Fault(Exception):
@@ -70,11 +76,12 @@ class Room:
 
 @dataclass(frozen=True)
 class Program:
-    """What is started once per rank. `engine`: as the person named it."""
+    """What is started once per rank. `engine`: as the person named it; `device`: of DEVICES."""
 
     engine: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ class Place:
 
 
 def environment_of(program: Program, place: Place) -> dict[str, str]:
-    """What torchrun sets, one thread, no GPU unless the program asks for one, and nothing of another launcher."""
+    """What torchrun sets, one thread, the program's device and no other, and nothing of another launcher."""
     kept = {
         name: value for name, value in os.environ.items() if name not in LAUNCHERS and not name.startswith(LAUNCHERS_BEGIN)
     }
@@ -97,8 +104,6 @@ def environment_of(program: Program, place: Place) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONFAULTHANDLER": "1",  # SIGABRT makes a Python write where it stands
         "PYTHONUNBUFFERED": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "DS_ACCELERATOR": "cpu",
     }
     if os.path.exists("/sys/class/net/lo"):
         kept.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host whose own name cannot be looked up has no other
@@ -110,7 +115,8 @@ def environment_of(program: Program, place: Place) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(place.port),
     }
-    return {**kept, **one, **quiet, **program.environment, **launcher, orphans.CHANNEL: str(place.channel)}
+    own = {**DEVICES[program.device], **program.environment, **launcher, orphans.CHANNEL: str(place.channel)}
+    return {**kept, **one, **quiet, **own}
 
 
 class Process:

@@ -29,6 +29,7 @@ from .repro import Subject
 
 TEXT_LINES = 80
 """Of what a crashed or refusing engine said, in a cell."""
+NO_SCRIPT = "No script: those that show a fault without the judge are written for the CPU only."
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Settings:
     command: str = ""
     shard: str = ""
     made_by: str = ""
+    device: str = "cpu"
     notes: tuple[str, ...] = ()
 
 
@@ -104,6 +106,7 @@ def run(jobs: Sequence[Job], settings: Settings, progress: Progress) -> Outcome:
             started=started,
             seconds=round(time.monotonic() - begun, 3),
             machine=machine(),
+            device=settings.device,
             made_by=settings.made_by,
             shard=settings.shard,
             partial=partial,
@@ -145,8 +148,8 @@ class _EngineRun:
     pools: dict[int, Pool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.program = environments.program_of(self.job.target, self.job.python)
-        self.bench = Bench(self.room, environments.reference_of(self.job.python), self.settings.seed)
+        self.program = environments.program_of(self.job.target, self.job.python, self.settings.device)
+        self.bench = Bench(self.room, environments.reference_of(self.job.python, self.settings.device), self.settings.seed)
         self.about = Engine(self.job.key, self.job.target.adapter or self.job.key, self.job.target.version, "", "")
 
     def cell(self, planned: Planned) -> Cell:
@@ -241,12 +244,15 @@ class _EngineRun:
         self._pool(planned.case.world).stop()
         again = self._judged(planned)
         if again.verdict == "red":
-            return first
+            misses_one = self.job.target.adapter and self.settings.device != "cpu"
+            return dataclasses.replace(first, text=NO_SCRIPT) if misses_one else first
         text = f"[judge] expected the cell to be red again in new processes, got {again.verdict}. {again.text}\n{first.cause}"
         return dataclasses.replace(first, verdict="void", text=text)
 
     def _script(self, planned: Planned, judged: Judged) -> Repro | None:
-        """None where no script can be written."""
+        """None where no script can be written: on another device than the CPU none can."""
+        if self.settings.device != "cpu":
+            return None
         subject = Subject(self.job.target.adapter, self.about.version, self.about.torch)
         try:
             return self.bench.repro(subject, planned.case, judged, self.job.python)

@@ -146,6 +146,12 @@ def where_of(cause: Cause) -> str:
     return text + "."
 
 
+def again_of(board: Board, cell: Cell) -> str:
+    """The options that judge a cell again alone."""
+    device = "" if board.run.device == "cpu" else f"--device {board.run.device} "
+    return f"{device}--only {cell.case}"
+
+
 def comparison_lists(one: Comparison) -> tuple[tuple[str, tuple[Change, ...]], ...]:
     """Its lists with their words, what matters most first."""
     return (
@@ -207,7 +213,7 @@ def _template(name: str) -> jinja2.Template:
     environment.filters.update({one.__name__: one for one in functions})
     environment.filters.update(label=label_of, cell=table_text, fence=_fence, breakable=_breakable)
     environment.globals.update(
-        GLYPHS=GLYPHS, MEANINGS=MEANINGS, CLASSES=CLASSES, ORDER=_ORDER, NUMBERS=_NUMBERS, is_new=_is_new
+        GLYPHS=GLYPHS, MEANINGS=MEANINGS, CLASSES=CLASSES, ORDER=_ORDER, NUMBERS=_NUMBERS, is_new=_is_new, again_of=again_of
     )
     return environment.get_template(name)
 
@@ -290,7 +296,9 @@ def _cause_lines(board: Board, cause: Cause, width: int, paint: functools.partia
     lines += [f"  known: {one.link}" for one in cause.known]
     if cause.repro and cause.repro.path:
         lines.append(f"  script: {cause.repro.path}")
-    return [*lines, f"  again: --only {cause.example.case}"]
+    if cause.verdict == "red" and cause.example.text:
+        lines += _wrapped(cause.example.text, width, "  ", "    ")
+    return [*lines, f"  again: {again_of(board, cause.example)}"]
 
 
 # ---- JUnit
@@ -303,7 +311,7 @@ def _suite(summary: Summary, one: EngineSummary) -> ElementTree.Element:
         name = f"{cell.case} ({cell.engine})"  # GitLab takes one of those that have the same name
         case = ElementTree.SubElement(suite, "testcase", name=clean(name), classname=clean(f"judge.{cell.engine}"))
         case.set("time", _time(cell.seconds))
-        _add_result(case, cell)
+        _add_result(case, cell, again_of(summary.board, cell))
     suite.set("time", _time(sum(cell.seconds for cell in cells)))
     return _tallied(suite)
 
@@ -315,9 +323,9 @@ def _tallied(suite: ElementTree.Element) -> ElementTree.Element:
     return suite
 
 
-def _add_result(case: ElementTree.Element, cell: Cell) -> None:
+def _add_result(case: ElementTree.Element, cell: Cell, again: str) -> None:
     if cell.verdict == "red":
-        _put(case, "failure", cell.cause, "red", report_of(cell))
+        _put(case, "failure", cell.cause, "red", report_of(cell, again))
     elif cell.verdict in WRONG:
         _put(case, "error", cell.headline, cell.verdict, cell.text)
     elif cell.verdict != "held":
@@ -326,14 +334,14 @@ def _add_result(case: ElementTree.Element, cell: Cell) -> None:
         ElementTree.SubElement(case, "system-out").text = clean(cell.repro.script)
 
 
-def report_of(cell: Cell) -> str:
-    """A red cell as plain text: cause, findings, links."""
+def report_of(cell: Cell, again: str) -> str:
+    """A red cell as plain text: cause, findings, links, what else is known of it, and how it is judged again."""
     lines = [cell.cause]
     for one in cell.findings:
         lines += [f"{place(one)}: {one.wrong:,} of {counted(one.of, 'element')} wrong"]
         lines += [f"  got {number(one.got)}  want {number(one.want)}  radius {number(one.radius)}"]
     lines += [f"known: {one.link} {one.words}" for one in cell.known]
-    return "\n".join(lines)
+    return "\n".join([*lines, *filter(None, [cell.text]), f"again: {again}"])
 
 
 def _put(case: ElementTree.Element, element: str, message: str, kind: str, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import models, tensors
+from . import device, models, tensors
 from .protocol import Absent, Answer, Case, Precision, Refused, StepAnswer, batch_key, tensor_key
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -67,11 +67,11 @@ class Engine(abc.ABC):
     """Whether it divides by the accumulation itself; else this loop divides the loss (and a tensor's gradient)."""
     autocasts = False
     """Whether it runs the forward in autocast itself; else this loop does, where the case says so."""
-    device = torch.device("cpu")
 
     def __init__(self, module: Any) -> None:
         """module: what is called for a forward."""
         self.module = module
+        self.device = device.here()
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[None]:
@@ -133,7 +133,7 @@ class Adapter(abc.ABC):
 
     @abc.abstractmethod
     def make(self, case: Case, module: nn.Module) -> Engine:
-        """An engine around this plain fp32 module, whose values are the case's weights."""
+        """An engine around this plain fp32 module on the device, whose values are the case's weights."""
 
     def check(self, case: Case) -> None:
         """Raises Absent for a case that this engine has no feature for, before anything is made."""
@@ -169,10 +169,11 @@ def run_case(adapter: Adapter, case: Case, rank: int, folder: str) -> tuple[Answ
 
 
 def plain_module(case: Case, offset: float = 0.0) -> models.Built:
-    """The case's model in fp32 with its weights, plus an offset (for a model that a checkpoint is loaded over)."""
+    """The case's model in fp32, on the device, with its weights plus an offset (for a model that a checkpoint is loaded over)."""
     torch.manual_seed(0)
     built = models.build(case.model)
     load_weights(built.module, tensors.read(case.weights), offset)
+    built.module.to(device.here())
     return built
 
 
@@ -186,11 +187,11 @@ def load_weights(module: nn.Module, weights: Named, offset: float = 0.0) -> None
                 buffer.copy_(weights[name])
 
 
-def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def autocast(precision: Precision) -> contextlib.AbstractContextManager[Any]:
     """What the forward and the loss run in."""
     if not precision.autocast:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, DTYPES[precision.autocast])
+    return torch.autocast(device.here().type, DTYPES[precision.autocast])
 
 
 def read_batches(case: Case, rank: int) -> Named:
@@ -199,10 +200,10 @@ def read_batches(case: Case, rank: int) -> Named:
     return tensors.read(case.batches, lambda name: part in name[: name.index(".m") + 1])
 
 
-def batch_of(batches: Named, place: Place, rank: int, dtype: torch.dtype, device: torch.device) -> Named:
-    """The batch of a place: inputs of floating types in the model's, what the loss takes as it is."""
+def batch_of(batches: Named, place: Place, rank: int, dtype: torch.dtype) -> Named:
+    """The batch of a place, on the device: inputs of floating types in the model's, what the loss takes as it is."""
     prefix = batch_key(place.step, rank, place.micro, place.backward, "")
-    batch = {name[len(prefix) :]: tensor.to(device) for name, tensor in batches.items() if name.startswith(prefix)}
+    batch = {name[len(prefix) :]: tensor.to(device.here()) for name, tensor in batches.items() if name.startswith(prefix)}
     return {
         key: tensor.to(dtype) if tensor.is_floating_point() and key not in models.OF_LOSS else tensor
         for key, tensor in batch.items()
@@ -230,7 +231,7 @@ def seed_of(place: Place, rank: int) -> int:
 
 
 def _signed(adapter: Adapter, case: Case, answer: Answer) -> Answer:
-    version, notes = adapter.version(), adapter.notes(case)
+    version, notes = adapter.version(), (*device.notes(), *adapter.notes(case))
     return dataclasses.replace(answer, engine=adapter.name, version=version, torch=torch.__version__, notes=notes)
 
 
@@ -288,7 +289,7 @@ class _Training:
         with contextlib.ExitStack() as stack:
             for engine in self.engines.values():
                 stack.enter_context(engine.at(place))
-            with contextlib.nullcontext() if first.autocasts else autocast(case.precision, first.device):
+            with contextlib.nullcontext() if first.autocasts else autocast(case.precision):
                 loss, output, gradient = self.built.loss(self.called(), batch, case.model.factor)
             if overflows(case, place, rank):
                 loss, gradient = loss * float("inf"), gradient * float("inf")
@@ -345,7 +346,7 @@ def _train(adapter: Adapter, case: Case, rank: int, folder: str) -> tuple[tuple[
     for step in range(case.steps):
         losses = []
         for place in places(case, step):
-            batch = batch_of(batches, place, rank, dtype, training.first.device)
+            batch = batch_of(batches, place, rank, dtype)
             losses.append(training.backward(place, batch, rank))
         steps.append(training.finish_step(step, losses, named))
         if case.options.get("save_after") == step:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 PROTOCOL = 1
 CHANNEL = "EQUIGRAD_JUDGE_CHANNEL"
 """The environment variable that holds the path of the judge's Unix socket."""
+DEVICE = "EQUIGRAD_JUDGE_DEVICE"
+"""That which holds the device: "cpu" or "cuda"."""
 STYLES = ("engine_backward", "loss_backward", "scale_backward", "tensor_backward")
 DTYPES = ("fp32", "fp64", "bf16", "fp16")
 

@@ -1,4 +1,5 @@
-"""Local gradients by plain autograd in one process: what every rank's every micro-batch gives before anything is averaged."""
+"""Local gradients by plain autograd in one process, on the device of the ranks: what every rank's every micro-batch gives before
+anything is averaged."""
 
 from __future__ import annotations
 
@@ -7,13 +8,12 @@ from collections.abc import Iterator
 
 import torch
 
-from . import models
+from . import device, models
 from .loop import DTYPES, Named, Place, autocast, batch_of, load_weights, overflows, places, read_batches, seed_of
 from .protocol import Case, local_key
 
 Losses = dict[str, list[float]]
 """By "r{rank}.m{micro}", one per backward; the set in fp64 has "fp64/" before it."""
-_CPU = torch.device("cpu")
 
 
 def local(case: Case, step: int, parameters: Named, scale: float = 1.0) -> tuple[Losses, Named]:
@@ -28,6 +28,7 @@ def local(case: Case, step: int, parameters: Named, scale: float = 1.0) -> tuple
     built = models.build(case.model)
     built.module.to(DTYPES[case.precision.model])  # before the values: those of an fp64 model do not fit into fp32
     load_weights(built.module, parameters)
+    built.module.to(device.here())
     if case.options.get("activation_checkpointing"):
         models.checkpoint_activations(built.module)
     low = built
@@ -68,12 +69,12 @@ def _micro_batch(
     for place in micro:
         before = _gradients(built, scale) if place is micro[-1] else before
         torch.manual_seed(seed_of(place, rank))
-        batch = batch_of(of[0], place, rank, dtype, _CPU)
+        batch = batch_of(of[0], place, rank, dtype)
         if exact:
             batch = {key: one.double() if one.is_floating_point() else one for key, one in batch.items()}
             loss, output, gradient = built.loss(built.module, batch, case.model.factor)
         else:
-            with autocast(case.precision, _CPU):
+            with autocast(case.precision):
                 loss, output, gradient = built.loss(built.module, batch, case.model.factor)
         if overflows(case, place, rank):
             loss, gradient = loss * float("inf"), gradient * float("inf")

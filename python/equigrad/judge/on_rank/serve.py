@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from . import adapters, tensors
+from . import adapters, device, tensors
 from .loop import run_case
 from .protocol import CHANNEL, PROTOCOL, Channel, Hello, read_case, to_json
 from .reference import local
@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     torch.set_num_threads(1)
+    device.here()
     channel = Channel.connect(os.environ[CHANNEL])
     try:
         return _serve_reference(channel) if arguments[0] == "--reference" else _serve(channel, arguments[0])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from . import device
 from .loop import DTYPES, Adapter, Engine, Named, Stepped
 from .protocol import Absent, Case
 
@@ -22,7 +23,7 @@ class TorchAdapter(Adapter):
         return torch.__version__
 
     def start(self) -> None:
-        start_gloo()
+        start_group()
 
     def check(self, case: Case) -> None:
         check_torch_case(case)
@@ -31,10 +32,10 @@ class TorchAdapter(Adapter):
         return super().refuses(error) or str(error).startswith(_REFUSALS)
 
 
-def start_gloo() -> None:
+def start_group() -> None:
     """The process group of torchrun's environment, once per process."""
     if not distributed.is_initialized():
-        distributed.init_process_group("gloo")
+        distributed.init_process_group(device.backend())
 
 
 def check_torch_case(case: Case) -> None:
@@ -129,7 +130,7 @@ class TorchEngine(Engine):
             distributed.barrier()
 
     def load(self, folder: str) -> None:
-        state = torch.load(os.path.join(folder, "state.pt"), weights_only=True)
+        state = torch.load(os.path.join(folder, "state.pt"), map_location=self.device, weights_only=True)
         with torch.no_grad():
             for name, one in self._named.items():
                 one.copy_(state["values"][name])

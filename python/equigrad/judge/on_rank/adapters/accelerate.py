@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate on the CPU, over DistributedDataParallel."""
+"""Hugging Face Accelerate, over DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from .. import models
+from .. import device, models
 from ..loop import Adapter, Engine, Named, Place, Stepped
 from ..protocol import Absent, Case
-from ..torch_engine import in_type_of, schedule_of, start_gloo, torch_optimizer
+from ..torch_engine import in_type_of, schedule_of, start_group, torch_optimizer
 from .ddp import leaves_unused
 
 accelerate: Any = importlib.import_module("accelerate")
@@ -120,16 +120,20 @@ class _Accelerate(Adapter):
         return str(accelerate.__version__)
 
     def start(self) -> None:
-        start_gloo()
+        start_group()
 
     def check(self, case: Case) -> None:
         check_style(case)
         precision = case.precision
         if case.stage:
-            raise Absent("it makes FSDP on accelerators only; on the CPU it takes the plugin and trains with DDP")
+            raise Absent(
+                "it makes FSDP on accelerators only, and there the adapter drives it over DDP; on the CPU it takes the plugin "
+                "and trains with DDP"
+            )
         if "fp16" in (precision.model, precision.autocast):
             raise Absent(
-                'it scales losses on accelerators only; on the CPU it takes mixed_precision="fp16" and trains in fp32'
+                "it scales losses on accelerators only, and there the adapter sets no scale; on the CPU it takes "
+                'mixed_precision="fp16" and trains in fp32'
             )
         if precision.accumulation not in ("", precision.model):
             raise Absent(f"gradients are accumulated in the parameters' type, {precision.model}")
@@ -151,7 +155,7 @@ class _Accelerate(Adapter):
         )
         every = given.get("no_sync") is False
         accelerator = accelerate.Accelerator(
-            cpu=True,
+            cpu=device.here().type == "cpu",
             mixed_precision="bf16" if precision.autocast else "no",
             gradient_accumulation_plugin=utils.GradientAccumulationPlugin(
                 num_steps=case.accumulation, sync_each_batch=every

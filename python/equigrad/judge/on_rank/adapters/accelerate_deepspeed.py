@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from .. import models
+from .. import device, models
 from ..loop import Adapter, Engine, Place, Stepped
 from ..protocol import Absent, Case
-from ..torch_engine import schedule_of, start_gloo, torch_optimizer
+from ..torch_engine import schedule_of, start_group, torch_optimizer
 from . import deepspeed as plain
 from .accelerate import Accumulation, accelerate, check_style, forget_state, utils
 
@@ -78,7 +78,7 @@ class _AccelerateDeepSpeed(Adapter):
     def start(self) -> None:
         plain.compile_nothing()
         self._opened = plain.open_gate()
-        start_gloo()
+        start_group()
 
     def check(self, case: Case) -> None:
         check_style(case)
@@ -101,7 +101,7 @@ class _AccelerateDeepSpeed(Adapter):
             mixed_precision=low,
             gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=case.accumulation),
             deepspeed_plugin=utils.DeepSpeedPlugin(hf_ds_config=plain.config_of(case)),
-            kwargs_handlers=[utils.InitProcessGroupKwargs(backend="gloo")],
+            kwargs_handlers=[utils.InitProcessGroupKwargs(backend=device.backend())],
         )
         return _Run(case, accelerator, module)
 

@@ -1,4 +1,4 @@
-"""DeepSpeed, of any release from 0.16 on, on the CPU: no operation of its own is compiled, optimizers are torch's."""
+"""DeepSpeed, of any release from 0.16 on: no operation of its own is compiled, optimizers are torch's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import models
+from .. import device, models
 from ..loop import Adapter, Engine, Named, Place, Stepped
 from ..protocol import Absent, Case, LossScale
-from ..torch_engine import schedule_of, start_gloo, torch_optimizer
+from ..torch_engine import schedule_of, start_group, torch_optimizer
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("DS_ACCELERATOR", device.here().type)
 os.environ.setdefault("DS_BUILD_OPS", "0")
 deepspeed: Any = importlib.import_module("deepspeed")  # after the two above, which it reads
 DeepSpeedEngine = deepspeed.runtime.engine.DeepSpeedEngine
@@ -293,7 +293,7 @@ def compile_nothing() -> None:
 def open_gate() -> bool:
     """Lets DeepSpeed compute in fp16 on a CPU that it finds too slow for it. Whether that had to be done."""
     accelerator = deepspeed.accelerator.get_accelerator()
-    if accelerator.is_fp16_supported():
+    if device.here().type != "cpu" or accelerator.is_fp16_supported():
         return False
     accelerator.is_fp16_supported = lambda: True
     return True
@@ -307,7 +307,7 @@ def version() -> str:
 def step_needs_no_grad() -> bool:
     """Whether step() of this release assigns into views that autograd watches, where torch is of today and the device a CPU."""
     release = tuple(int(part) for part in re.findall(r"\d+", version())[:3])
-    return (0, 18, 7) <= release < (0, 19, 0)
+    return device.here().type == "cpu" and (0, 18, 7) <= release < (0, 19, 0)
 
 
 def refuses(error: Exception) -> bool:
@@ -326,8 +326,8 @@ class _DeepSpeed(Adapter):
     def start(self) -> None:
         compile_nothing()
         self._opened = open_gate()
-        start_gloo()
-        deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+        start_group()
+        deepspeed.init_distributed(device.backend(), auto_mpi_discovery=False, verbose=False)
 
     def check(self, case: Case) -> None:
         check_case(case)

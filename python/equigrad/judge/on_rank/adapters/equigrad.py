@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .. import models
+from .. import device, models
 from ..loop import DTYPES, Adapter, Engine, Named, Place, Stepped
 from ..protocol import Absent, Case, LossScale
 from ..torch_engine import schedule_of
@@ -153,6 +153,8 @@ class _Equigrad(Adapter):
 
     def check(self, case: Case) -> None:
         scale = case.precision.loss_scale
+        if device.is_shared():
+            raise Absent("its ranks speak over NCCL, which takes one device a rank; here are fewer devices")
         if case.options.get("offload", "optimizer") != "optimizer":
             raise Absent(f"the adapter does not know how to offload {case.options['offload']}")
         if "scale_wrt_gas" in case.options and case.style != "engine_backward":

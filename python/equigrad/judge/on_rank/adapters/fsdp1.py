@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from .. import device
 from ..loop import DTYPES, Engine, Named, Place
 from ..protocol import Absent, Case
 from ..sharded_engine import SHARDED, ShardedAdapter, ShardedEngine, computes_low, shards_of
@@ -75,7 +75,7 @@ class _Fsdp1(ShardedAdapter):
             "sharding_strategy": _STRATEGIES[case.stage],
             "mixed_precision": types,
             "use_orig_params": True,  # gradients and groups of single parameters
-            "device_id": torch.device("cpu"),
+            "device_id": device.here(),
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of NO_SHARD

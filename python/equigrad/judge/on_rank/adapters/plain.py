@@ -25,7 +25,7 @@ class _PlainEngine(TorchEngine):
     @staticmethod
     def _average(parameter: nn.Parameter) -> None:
         """A parameter that some ranks did not use counts as zeros there; one that no rank used stays without gradient."""
-        used = torch.tensor(float(parameter.grad is not None))
+        used = torch.tensor(float(parameter.grad is not None), device=parameter.device)
         distributed.all_reduce(used)
         if used.item() == 0:
             return
