@@ -272,28 +272,13 @@ int times_command(const GateCommand& command) {
   return result.verdict == Verdict::Regressed ? 1 : result.verdict == Verdict::Inconclusive ? 4 : 0;
 }
 
-// What runs of a program against itself came to.
-struct Noise {
-  int runs = 0, alarms = 0, open = 0;
-  double widest = 0;
-  void add(const TimesResult& result) {
-    ++runs;
-    alarms += result.verdict == Verdict::Regressed ? 1 : 0;
-    open += result.verdict == Verdict::Inconclusive ? 1 : 0;
-    widest = std::max(widest, std::max(result.ratio.median, 1 / result.ratio.median) - 1);
-  }
-  void print(const std::string& of) const {
-    std::printf(
-        "%d runs of %s: %d false alarms, %d inconclusive; the median ratio is off by at most "
-        "%.2f %%\n",
-        runs, of.c_str(), alarms, open, 100 * widest);
-  }
-};
-
 // The same program against itself: how far apart two that are equal can look.
 int noise_command(const GateCommand& command) {
   const Scratch scratch;
   const auto plan = plan_of(command, command.worker);
+  const auto say = [](const std::string& of, const Noise& noise) {
+    std::printf("%s\n", noise.text(of).c_str());
+  };
   Noise run, drawn;
   std::vector<LifeTimes> lives;
   while (run.runs < command.runs) {
@@ -303,8 +288,8 @@ int noise_command(const GateCommand& command) {
     for (auto& life : lives_of(result)) lives.push_back(std::move(life));
   }
   for (const auto& result : judge_drawn(plan, lives, command.drawn)) drawn.add(result);
-  run.print("a program against itself on " + machine_key());
-  if (command.drawn > 0) drawn.print("lives drawn from those " + std::to_string(lives.size()));
+  say("a program against itself on " + machine_key(), run);
+  if (command.drawn > 0) say("lives drawn from those " + std::to_string(lives.size()), drawn);
   return run.alarms + drawn.alarms == 0 ? 0 : 1;
 }
 

@@ -1,6 +1,7 @@
 #include "perf/race/gate.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -230,6 +231,21 @@ std::vector<TimesResult> judge_drawn(const TimesPlan& plan, const std::vector<Li
   for (int run = 0; run < runs; ++run)
     all.push_back(judge_lives(plan, [&](int) { return lives.at(draw() % lives.size()); }));
   return all;
+}
+
+void Noise::add(const TimesResult& result) {
+  ++runs;
+  alarms += result.verdict == Verdict::Regressed ? 1 : 0;
+  open += result.verdict == Verdict::Inconclusive ? 1 : 0;
+  widest = std::max(widest, std::max(result.ratio.median, 1 / result.ratio.median) - 1);
+}
+
+std::string Noise::text(const std::string& of) const {
+  std::string text = std::to_string(runs) + " runs of " + of + ": " + std::to_string(alarms) +
+                     " false alarms, " + std::to_string(open) + " inconclusive; the median ratio";
+  char off[64];
+  std::snprintf(off, sizeof off, " is off by at most %.2f %%", 100 * widest);
+  return text + off;
 }
 
 std::string machine_key() {

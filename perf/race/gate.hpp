@@ -82,6 +82,14 @@ std::vector<LifeTimes> lives_of(const TimesResult& result);
 std::vector<TimesResult> judge_drawn(const TimesPlan& plan, const std::vector<LifeTimes>& lives,
                                      int runs);
 
+// What runs of a program against itself came to.
+struct Noise {
+  int runs = 0, alarms = 0, open = 0;
+  double widest = 0;  // how far a median ratio is from 1
+  void add(const TimesResult& result);
+  std::string text(const std::string& of) const;  // "5 runs of ...: 0 false alarms, ..."
+};
+
 // What a time depends on besides the program; times of another machine are not compared.
 std::string machine_key();
 
