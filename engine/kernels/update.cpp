@@ -13,12 +13,9 @@ namespace {
 constexpr int64_t kBlockNumel = 1024;  // four blocks in fp32 are half of a first-level cache
 constexpr int64_t kLanes = 64;         // of the widest vectors several
 
-// The beginning of the block behind this one: a processor that reads ahead by itself stops at the
-// end of a page, of which every block is the last part in fp32.
-inline void read_ahead(const char* next) {
-  constexpr int kLines = 4, kLineBytes = 64;
-  for (int line = 0; line < kLines; ++line) __builtin_prefetch(next + line * kLineBytes);
-}
+// The first line of the block behind this one: a processor that reads ahead by itself stops at the
+// end of a page, of which every block in fp32 is a whole one. More lines than that are slower.
+inline void read_ahead(const char* next) { __builtin_prefetch(next); }
 
 // One block of an array in fp32: the array's own memory where that will do, else a copy.
 class Block {
