@@ -704,7 +704,7 @@ endfunction()
 function(equigrad_peers_test file)
   set(EQUIGRAD_PYTHON "${EQUIGRAD_PEERS}/bin/python")
   equigrad_python_test(${file} peers ${ARGN})
-  set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED peers)
+  set_tests_properties(${name} PROPERTIES FIXTURES_REQUIRED peers COST 100)
 endfunction()
 
 function(equigrad_property_test file)

@@ -65,14 +65,15 @@ void Alone::tell(const Suspect& suspect, reports::Case& record) const {
   const bool is_long = named.size() > kMostNamed;
   if (is_long) named.erase(named.begin(), named.end() - kMostNamed);
   if (!record.message.ends_with('\n') && !record.message.empty()) record.message += "\n";
-  using reports::Verdict;
-  const bool ended = record.verdict == Verdict::Crashed || record.verdict == Verdict::TimedOut;
-  record.message +=
-      std::string("  alone   passes alone: it ") +
-      (ended ? "was ended from outside, such as for want of memory, or needs" : "needs") +
-      " the cases before it in its ranks: " +
-      (is_long ? std::to_string(suspect.before.size() - kMostNamed) + " and " : "") +
-      reports::joined(named, ", ") + "\n";
+  const char* what = record.verdict == reports::Verdict::Crashed
+                         ? "was ended from outside, such as for want of memory, or needs"
+                     : record.verdict == reports::Verdict::TimedOut
+                         ? "had too little time, such as on a busy machine, or needs"
+                         : "needs";
+  record.message += std::string("  alone   passes alone: it ") + what +
+                    " the cases before it in its ranks: " +
+                    (is_long ? std::to_string(suspect.before.size() - kMostNamed) + " and " : "") +
+                    reports::joined(named, ", ") + "\n";
   std::string before = written(suspect);
   if (before.empty()) before = reports::joined(suspect.before, " ");
   record.replay = begin_ + " " + before + " " + suspect.id + " --one-process" + end_;

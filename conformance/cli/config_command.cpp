@@ -255,14 +255,16 @@ uint64_t number_at(const json& object, const char* key) {
   return found != object.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
 }
 
-// Ranks that share samples.
+constexpr uint64_t kMostRanks = uint64_t{1} << 20;
+
+// Ranks that share samples; each size as far as kMostRanks, above which nothing is derived.
 uint64_t group_of(const json& file) {
+  const auto size = [](const json& object, const char* key) {
+    return std::clamp<uint64_t>(number_at(object, key), 1, kMostRanks);
+  };
   const auto tensor = file.find("tensor_parallel");
-  const auto parts = tensor == file.end() || !tensor->is_object()
-                         ? uint64_t{0}
-                         : number_at(*tensor, "autotp_size");
-  return std::max<uint64_t>(parts, 1) *
-         std::max<uint64_t>(number_at(file, "sequence_parallel_size"), 1);
+  const bool has_tensor = tensor != file.end() && tensor->is_object();
+  return (has_tensor ? size(*tensor, "autotp_size") : 1) * size(file, "sequence_parallel_size");
 }
 
 // 0: its batch sizes do not say.
@@ -270,10 +272,10 @@ int ranks_of(const json& file) {
   const auto all = number_at(file, "train_batch_size"),
              micro = number_at(file, "train_micro_batch_size_per_gpu"),
              steps = number_at(file, "gradient_accumulation_steps"), group = group_of(file);
-  constexpr uint64_t kMost = uint64_t{1} << 20;
-  if (all == 0 || micro == 0 || steps == 0 || std::max({micro, steps, group}) > kMost) return 0;
+  if (all == 0 || micro == 0 || steps == 0) return 0;
+  if (std::max({micro, steps, group}) >= kMostRanks) return 0;
   const auto samples = all / (micro * steps);
-  const bool is_whole = all % (micro * steps) == 0 && samples <= kMost / group;
+  const bool is_whole = all % (micro * steps) == 0 && samples <= kMostRanks / group;
   return is_whole ? static_cast<int>(samples * group) : 0;
 }
 

@@ -108,6 +108,8 @@ int run(const RunCommand& command) {
     for (const auto& id : check_ids(make, options)) std::cout << id << "\n";
     return kHeld;
   }
+  // What cannot be checked takes no record's place.
+  if (!read_file(command.report + "/run.json").empty()) check_ids(make, options);
   prepare_reports(command);
   options.report = command.report;
   auto report = run_check(make, options);

@@ -225,6 +225,13 @@ TEST_F(Words, AConfigurationIsCheckedForTheRanksThatItsBatchSizesSay) {
   EXPECT_THAT(check("16", adam + tensor, {}).out, StartsWith("For 2 ranks, as"));
   EXPECT_THAT(check("32", adam + tensor + R"(, "sequence_parallel_size": 2)", {}).out,
               StartsWith("For 8 ranks, as"));
+  const std::string huge = "4611686018427387904";  // whose product is 0 in 64 bits
+  const auto beyond = check("32",
+                            adam + R"(, "tensor_parallel": {"autotp_size": )" + huge +
+                                R"(}, "sequence_parallel_size": )" + huge,
+                            {});
+  EXPECT_EQ(beyond.code, kUsage);
+  EXPECT_THAT(beyond.err, HasSubstr(huge));
   const auto without = check("16", "", {});
   EXPECT_EQ(without.code, kHeld) << without.err;
   EXPECT_THAT(without.out, StartsWith("No optimizer in the file: initialize() is to be given one"));

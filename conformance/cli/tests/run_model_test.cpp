@@ -204,8 +204,11 @@ TEST_F(RunModel, WhatSaysNothingAboutTheModelIsRefused) {
 
 TEST_F(RunModel, OnCudaWithoutADeviceItIsBrokenAndSaysSo) {
   if (std::filesystem::exists("/proc/driver/nvidia/gpus")) return;
+  ASSERT_EQ(run(small_with({"-q"})).code, kHeld);
+  const auto before = text_of(folder_ + "/report/run.json");
   const auto said = run(small_with({"--device", "cuda"}));
   EXPECT_EQ(said.code, kInfrastructure);
+  EXPECT_EQ(text_of(folder_ + "/report/run.json"), before) << "nothing has taken its place";
   EXPECT_THAT(said.err, AllOf(HasSubstr("[check] expected a CUDA device, got none"),
                               HasSubstr("leave --device cuda out")));
 }
