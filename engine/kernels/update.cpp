@@ -14,7 +14,7 @@ constexpr int64_t kBlockNumel = 1024;  // four blocks in fp32 are half of a firs
 constexpr int64_t kLanes = 64;         // of the widest vectors several
 
 // The first line of the block behind this one: a processor that reads ahead by itself stops at the
-// end of a page, of which every block in fp32 is a whole one. More lines than that are slower.
+// end of a page, and a block in fp32 is as long as one. More lines than that are slower.
 inline void read_ahead(const char* next) { __builtin_prefetch(next); }
 
 // One block of an array in fp32: the array's own memory where that will do, else a copy.
