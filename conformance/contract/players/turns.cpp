@@ -1,5 +1,7 @@
 #include "conformance/contract/players/turns.hpp"
 
+#include <ATen/Parallel.h>
+
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -13,6 +15,7 @@ void Turns::run(const std::function<void(int)>& play) {
   for (int rank = 0; rank < ranks_; ++rank)
     threads.emplace_back([this, rank, &play] {
       try {
+        at::init_num_threads();  // oneDNN asks OpenMP, whose setting is each thread's own
         wait_for(rank);
         play(rank);
         arrive(rank, "the end", nullptr);
