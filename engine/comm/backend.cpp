@@ -193,6 +193,7 @@ class BackendCommunicator final : public Communicator {
     });
   }
   PendingPtr broadcast(const at::Tensor& tensor, int root) override {
+    if (rings_) return broadcast_rows(tensor, root);
     return start("broadcast", [&] {
       std::vector<at::Tensor> tensors{tensor};
       c10d::BroadcastOptions options;
@@ -244,6 +245,16 @@ class BackendCommunicator final : public Communicator {
       rows.push_back({peer, input[peer], output[peer]});
     }
     return std::make_unique<RingsPending>(rings_, caller_of(collective), std::move(rows));
+  }
+  PendingPtr broadcast_rows(const at::Tensor& tensor, int root) {
+    const auto nothing = at::empty({0}, tensor.options());
+    std::vector<Row> rows;
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank()) continue;
+      if (root == rank()) rows.push_back({peer, tensor, nothing});
+      if (root == peer) rows.push_back({peer, nothing, tensor});
+    }
+    return std::make_unique<RingsPending>(rings_, caller_of("broadcast"), std::move(rows));
   }
   Caller caller_of(const char* collective) const {
     return {collective, rank(), world_size(), peers_, names()};

@@ -2,7 +2,7 @@
 //
 // Over loopback TCP a byte is copied into the kernel and out of it, with packets, wake-ups and a
 // thread of Gloo's in between; here it is copied into a ring and out of the ring. Gloo still
-// connects the ranks, and carries what is no row of an all-to-all.
+// connects the ranks, and carries what is no row from one rank to another.
 //
 //   rank a                                     rank b's memory (a memfd, which a has mapped)
 //   post(): rows are copied in as they fit --> ring of a, some MiB

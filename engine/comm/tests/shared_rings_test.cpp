@@ -94,7 +94,7 @@ TEST(SharedRings, EveryRowArrivesWholeWhateverItsLength) {
         "");
 }
 
-// Rank 0 waits for a broadcast of rank 1, which first waits for the whole of rank 0's rows; the
+// Rank 0 waits for a sum by Gloo with rank 1, which first waits for the whole of rank 0's rows; the
 // helping thread has been idle so long that it sleeps.
 TEST(SharedRings, WhatNobodyWaitsForGoesOn) {
   EXPECT_EQ(
@@ -108,7 +108,7 @@ TEST(SharedRings, WhatNobodyWaitsForGoesOn) {
                  std::this_thread::sleep_for(milliseconds(500));
                  auto rows = group->all_to_all(output, input);
                  if (context.rank() == 1) rows->wait();
-                 group->broadcast(word, 1)->wait();
+                 group->all_reduce_sum(word)->wait();
                  if (context.rank() == 0) rows->wait();
                  for (const int from : {0, 1})
                    EXPECT_THAT(
