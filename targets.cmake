@@ -301,8 +301,16 @@ endfunction()
 # Several files compiled as one take less than half of the time: what their headers and templates need is compiled once.
 # Not for the engine's rooms beside the harness: one file of theirs is compiled again in seconds. Files of engine/config and
 # engine/autograd have names of their own in common, and so have those of engine/checkpoint.
+# Of two rooms more than six have such names, too.
+set(EQUIGRAD_GROUP 6 CACHE STRING "Files that are compiled as one, of rooms that are compiled so; 0: all of a room")
 function(equigrad_in_groups)
-  set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  foreach(target IN LISTS ARGN)
+    set(files ${EQUIGRAD_GROUP})
+    if(target MATCHES "^equigrad_(reports|conformance_contract_programs)$")
+      set(files 6)
+    endif()
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
+  endforeach()
 endfunction()
 
 # Headers are a file set, so that the preset `headers` can compile each of them alone. Without the harness the rooms of
@@ -564,9 +572,33 @@ function(equigrad_cpu_kernels room)
   set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
+# A call within one object needs no linker, which then leads it nowhere: files that define stations of `list` are compiled
+# alone, in rooms whose others are compiled as one (equigrad_in_groups). What is defined at the beginning of a line counts.
+function(equigrad_stations_alone list)
+  file(STRINGS ${list} rows REGEX "^EQUIGRAD_SEAM")
+  file(GLOB_RECURSE sources engine/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/tests/")
+  foreach(row IN LISTS rows)
+    string(REGEX MATCH "([A-Za-z_]+::)?[A-Za-z_]+\\)$" station "${row}")
+    string(REGEX REPLACE "^[a-z]+::|\\)$" "" station "${station}")  # of a namespace: its name is not repeated
+    set(found FALSE)
+    foreach(source IN LISTS sources)
+      file(STRINGS "${source}" definitions REGEX "^[A-Za-z].*[ &*]${station}\\(" LIMIT_COUNT 1)
+      if(definitions)
+        set(found TRUE)
+        set_source_files_properties("${source}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+      endif()
+    endforeach()
+    if(NOT found)
+      message(FATAL_ERROR "${list}: expected the definition of ${station} at the beginning of a line of engine/, got none.")
+    endif()
+  endforeach()
+endfunction()
+
 # The linker leads the calls between stations that faults can take the place of through wrappers (faults/seams.cpp). What
 # it calls them is read from what the compiler makes of seam_table.cpp, so a row that no station fits stops the build.
 function(equigrad_seams target list)
+  equigrad_stations_alone(${list})
   get_filename_component(folder "${list}" DIRECTORY)
   set(generated "${PROJECT_BINARY_DIR}/generated/seams")
   set(header "${generated}/equigrad_seam_symbols.hpp")

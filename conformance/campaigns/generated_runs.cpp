@@ -11,6 +11,7 @@
 
 #include "conformance/campaigns/kept_failures.hpp"
 #include "conformance/campaigns/progress.hpp"
+#include "conformance/campaigns/seconds.hpp"
 #include "conformance/generator/coverage.hpp"
 #include "conformance/generator/draw.hpp"
 #include "conformance/generator/simpler.hpp"
@@ -27,10 +28,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kShrunk = 3;  // failures, the first ones
 constexpr double kCandidateTimeout_s = 20;
 constexpr int64_t kReplaced = 100;  // cases, beside half of those that are asked for
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 reports::Case record_of(const GeneratedCase& one, const GeneratedOptions& options) {
   reports::Case record;

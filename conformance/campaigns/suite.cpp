@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "conformance/campaigns/covering_selection.hpp"
+#include "conformance/campaigns/seconds.hpp"
 #include "conformance/campaigns/self_check.hpp"
 #include "reports/parts.hpp"
 
@@ -15,10 +16,6 @@ namespace equigrad::conformance {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Moves those of the covering selection to the front, and counts them.
 template <class Spec>

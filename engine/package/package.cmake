@@ -127,11 +127,12 @@ function(equigrad_package_test)
     -P "${PROJECT_SOURCE_DIR}/engine/package/tests/package_test.cmake")
   set_tests_properties(package.installed PROPERTIES LABELS package TIMEOUT 600 ENVIRONMENT OMP_NUM_THREADS=1)
   equigrad_forks_ranks(package.installed)
-  # The engine alone, as a user has it whose compiler is g++, and not optimised: what that compiler does not take is seen.
+  # The engine alone, as a user has it whose compiler is g++, and no code of it: what that compiler does not take is seen.
   find_program(EQUIGRAD_GXX g++)
   if(EQUIGRAD_GXX)
     add_test(NAME package.gcc COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/gcc"
       --build-generator "${CMAKE_GENERATOR}" --build-noclean --build-options -D EQUIGRAD_HARNESS=OFF -D EQUIGRAD_SETUP=OFF
+      -D EQUIGRAD_GROUP=0 "-DCMAKE_CXX_COMPILER_LAUNCHER=${PROJECT_SOURCE_DIR}/engine/package/tests/syntax_only.sh"
       -D CMAKE_BUILD_TYPE=None -D CMAKE_CXX_FLAGS=-O0 "-DCMAKE_CXX_COMPILER=${EQUIGRAD_GXX}" "-DEQUIGRAD_PYTHON=${EQUIGRAD_PYTHON}")
     set_tests_properties(package.gcc PROPERTIES LABELS package TIMEOUT 1500 COST 500 ENVIRONMENT CMAKE_BUILD_PARALLEL_LEVEL=1)
   endif()

@@ -46,7 +46,7 @@ def python(tmp_path_factory) -> Path:
     (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     pip = (interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check")
     # Optimised, it would take three times as long; `cmake --preset dev` compiles the same files with it.
-    options = (f"build-dir={folder}/build", "cmake.build-type=None")
+    options = (f"build-dir={folder}/build", "cmake.build-type=None", "cmake.define.EQUIGRAD_GROUP=0")
     run(*pip, *(f"--config-settings={option}" for option in options), ROOT)
     run(*pip, "--no-compile", "transformers", "numpy", "pytest")
     return interpreter
@@ -67,13 +67,15 @@ def test_its_types_are_found_where_it_is_installed(python: Path, tmp_path: Path)
     assert "every bit equal" in run(python, EXAMPLES / "typed.py", cwd=tmp_path)
 
 
-def test_the_lines_of_the_readme_run_under_torchrun(python: Path, tmp_path: Path) -> None:
+def test_the_lines_of_the_readme_run_alone_and_under_torchrun(python: Path, tmp_path: Path) -> None:
     lines = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    (tmp_path / "readme.py").write_text(lines)
-    text = run(python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "readme.py", cwd=tmp_path)
-    shown = re.findall(r"rank (\d) of 2: loss ([\d.]+)", text)
-    assert sorted(rank for rank, _ in shown) == ["0", "1"], text
-    assert all(0 < float(loss) < 6 for _, loss in shown), text  # ln 256 = 5.5 for who knows nothing
+    (tmp_path / "train.py").write_text(lines)
+    launch = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    for command, ranks in (((python,), ["0 of 1"]), (launch, ["0 of 2", "1 of 2"])):
+        text = run(*command, "train.py", cwd=tmp_path)
+        shown = re.findall(r"rank (\d of \d): loss ([\d.]+)", text)
+        assert sorted(rank for rank, _ in shown) == ranks, text
+        assert all(0 < float(loss) < 6 for _, loss in shown), text  # ln 256 = 5.5 for who knows nothing
 
 
 def losses(text: str) -> list[float]:
@@ -106,6 +108,9 @@ def test_the_check_runs_as_a_fixture_of_pytest(python: Path, tmp_path: Path) -> 
         "loss = lambda model, batch: model(batch).square().mean()\n"
         "report = equigrad.check(lambda: torch.nn.Linear(3, 2), loss, batches, stages=[2], fault='averaged_twice')\n"
         "assert not report and 'averaged twice' in report.text\n"
+        # Of the second, who calls and who is called are in one room.
+        "report = equigrad.check(lambda: torch.nn.Linear(3, 2), loss, batches, stages=[2], fault='optimizer.step_restarts')\n"
+        "assert not report, report.text\n"
     )
     run(python, "task.py", cwd=tmp_path)
 
