@@ -24,6 +24,9 @@ using reports::Fate;
 
 // Ranks may hang, which is found out by waiting: so long, or longer where the case takes long.
 constexpr double kFaultyTimeout_s = 6, kFaultyTimes = 10;
+// Most faults are caught by the panel's first cases: so many are held first, the others when a fault
+// comes to them.
+constexpr std::size_t kHeldFirst = 16;
 
 // A fault on its way through the cases.
 struct Chase {
@@ -41,9 +44,11 @@ class FaultRun {
 
  private:
   void make_rows();
-  void hold_panel();
+  void hold_panel(std::size_t end);
   void hold(std::size_t number, const Outcomes& outcomes, double seconds);
   void chase_through_panel(std::size_t catches);
+  void chase_through_held(std::size_t catches);
+  bool is_enough(std::size_t catches) const;
   void chase_through_contract(std::size_t cases, std::size_t catches);
   void count_catches();
   Task planted(std::size_t fault, std::size_t number);
@@ -72,6 +77,7 @@ class FaultRun {
   Clock::time_point start_ = Clock::now();
   ProcessSlots slots_;
   std::vector<double> clean_s_;  // of the panel
+  std::size_t held_ = 0;         // of the panel, its first ones: without a fault
   std::vector<Chase> chases_;
   reports::KillMatrix matrix_;
 };
@@ -113,14 +119,15 @@ void FaultRun::make_rows() {
   }
 }
 
-// Twins, and the panel without a fault: what fails then proves nothing.
-void FaultRun::hold_panel() {
+// Twins, and the panel up to `end` without a fault: what fails then proves nothing.
+void FaultRun::hold_panel(std::size_t end) {
   std::vector<std::optional<std::size_t>> has_twin(slots_.size());  // by slot: whose case is next
-  std::size_t next = 0;
+  const std::size_t begin = held_;
+  std::size_t next = begin;
   const auto next_task = [&](std::size_t slot) -> std::optional<Task> {
     if (!matrix_.failure.empty()) return std::nullopt;
     const bool is_case = has_twin[slot].has_value();
-    if (!is_case && next == options_.panel.size()) return std::nullopt;
+    if (!is_case && next == end) return std::nullopt;
     const std::size_t number = is_case ? *has_twin[slot] : next++;
     const auto& spec = options_.panel[number];
     auto asked = request(is_case ? "case" : "twin", spec.id());
@@ -139,9 +146,11 @@ void FaultRun::hold_panel() {
                                       ranks::failures(outcomes);
                 }};
   };
-  Progress progress(static_cast<int64_t>(options_.panel.size()), options_.quiet, "panel cases");
-  slots_.run(next_task, [&] { progress.update(static_cast<int64_t>(next), 0, "without a fault"); });
+  Progress progress(static_cast<int64_t>(end - begin), options_.quiet, "panel cases");
+  slots_.run(next_task,
+             [&] { progress.update(static_cast<int64_t>(next - begin), 0, "without a fault"); });
   progress.finish();
+  held_ = end;
 }
 
 void FaultRun::hold(std::size_t number, const Outcomes& outcomes, double seconds) {
@@ -202,11 +211,28 @@ void FaultRun::take(std::size_t fault, const FaultVerdict& verdict, bool coverin
   }
 }
 
+bool FaultRun::is_enough(std::size_t catches) const {
+  for (std::size_t i = 0; i < chases_.size(); ++i)
+    if (options_.full || !is_caught(i, catches)) return false;
+  return true;
+}
+
+// Cases that no fault comes to are not held.
+void FaultRun::chase_through_panel(std::size_t catches) {
+  const std::size_t all = options_.panel.size();
+  if (held_ == 0) hold_panel(std::min(kHeldFirst, all));
+  while (matrix_.failure.empty()) {
+    chase_through_held(catches);
+    if (held_ == all || is_late() || is_enough(catches)) return;
+    hold_panel(all);
+  }
+}
+
 // A fault takes the panel's cases one after the other, so that the first that catches it is the
 // earliest; different faults run side by side.
-void FaultRun::chase_through_panel(std::size_t catches) {
+void FaultRun::chase_through_held(std::size_t catches) {
   const auto is_done = [this, catches](std::size_t i) {
-    return chases_[i].next == options_.panel.size() || (is_caught(i, catches) && !options_.full);
+    return chases_[i].next == held_ || (is_caught(i, catches) && !options_.full);
   };
   const auto next_task = [&](std::size_t) -> std::optional<Task> {
     if (is_late()) return std::nullopt;
@@ -311,9 +337,8 @@ void FaultRun::run_clean() {
 }
 
 reports::KillMatrix FaultRun::run() {
-  hold_panel();
+  chase_through_panel(1);
   if (matrix_.failure.empty()) {
-    chase_through_panel(1);
     chase_through_contract(contract_panel_.covering, 1);
     matrix_.faults_s = seconds();
     run_clean();

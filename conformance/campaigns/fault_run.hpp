@@ -1,14 +1,15 @@
 // FaultRun: the suite against every fault of the catalogue, as one kill matrix.
 //
-//   the panel without a fault -> every fault through the panel, until it is caught (full: through
-//   all of it) -> generated cases without a fault -> survivors through the contract -> (thin) the
-//   caught ones on through the panel and the covering selection, until three cases have caught each
+//   the panel's first cases without a fault -> every fault through them, until it is caught (full:
+//   through all) -> where one is not, the same of the others -> generated cases without a fault ->
+//   survivors through the contract -> (thin) the caught ones on through the panel and the covering
+//   selection, until three cases have caught each
 //
 // The panel and the first of the contract's cases are the covering selection: what they catch is
 // what `equigrad run --covering` alone would.
 //
-// Invariants: nothing counts unless every case of the panel holds without a fault; every fault that
-// is given is in the matrix once, in the order given; what was not run says so.
+// Invariants: nothing counts unless every case that a fault comes to holds without one; every fault that
+// that is given is in the matrix once, in the order given; what was not run says so.
 // Units: minutes and time-outs are wall clock.
 // Errors: equigrad::Error when the pool cannot start.
 // Depends on: fault_panel.hpp, program.hpp, reports/kill_matrix.hpp. No torch.

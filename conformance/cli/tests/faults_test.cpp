@@ -52,6 +52,7 @@ TEST_F(FaultsCommandTest, ItPrintsTheMatrixAndWritesThreeReports) {
   }
   EXPECT_THAT(text_of(folder_ + "/faults.html"), StartsWith("<!DOCTYPE html>"));
   EXPECT_THAT(text_of(folder_ + "/faults.md"), HasSubstr("| averaged\\_twice |"));
+  EXPECT_THAT(text_of(folder_ + "/index.html"), HasSubstr("<a href=\"faults.html\">"));
 }
 
 // And with `--json -` the record alone goes to stdout.
@@ -217,6 +218,30 @@ TEST(FaultRun, WithoutTimeForThemGeneratedCasesAreNotAllRun) {
   EXPECT_LT(matrix.clean.run, 1000);
   EXPECT_EQ(matrix.clean.asked, 1000);
   EXPECT_EQ(reports::outcome(matrix), reports::Outcome::Inconclusive);
+}
+
+// Without a fault: a byte of `file` for each case.
+FaultOptions held_cases(const std::string& file) {
+  auto counted = options({"averaged_twice"}, 3);
+  for (int again = 0; again < 5; ++again)
+    for (const char* id : kCases) counted.panel.push_back(parse_id(id));
+  counted.serve = [file](const nlohmann::json& request, ranks::RankContext& context) {
+    if (request.at("do") == "case" && !request.contains("fault") && context.rank() == 0)
+      std::ofstream(file, std::ios::app) << '.';
+    return serve(request, context);
+  };
+  return counted;
+}
+
+// Of 18 the first 16, where the first one catches the only fault.
+TEST_F(FaultsCommandTest, CasesThatNoFaultComesToAreNotRunWithoutOne) {
+  auto some = held_cases(folder_ + "/some");
+  EXPECT_EQ(run_faults(some).faults[0].cases, 1);
+  EXPECT_EQ(text_of(folder_ + "/some").size(), 16u);
+  auto all = held_cases(folder_ + "/all");
+  all.full = true;
+  EXPECT_EQ(run_faults(all).faults[0].cases, 18);
+  EXPECT_EQ(text_of(folder_ + "/all").size(), 18u);
 }
 
 // What is wrong without a fault proves nothing about faults.
