@@ -803,6 +803,26 @@ function(equigrad_perf_test file)
   equigrad_forks_ranks(perf.${name})
 endfunction()
 
+# Pages of every kind, which a browser looks at where EQUIGRAD_AXE_PYTHON has axe-playwright-python and there is a Chromium;
+# elsewhere that test is skipped.
+function(equigrad_reports_in_a_browser_test)
+  set(EQUIGRAD_AXE_PYTHON "" CACHE FILEPATH "A Python with axe-playwright-python, for the pages of reports; empty: EQUIGRAD_PYTHON")
+  set(looks "${EQUIGRAD_PYTHON}")
+  if(EQUIGRAD_AXE_PYTHON)
+    set(looks "${EQUIGRAD_AXE_PYTHON}")
+  endif()
+  set(scripts "${PROJECT_SOURCE_DIR}/reports/tests")
+  set(pages "${PROJECT_BINARY_DIR}/pages")
+  add_test(NAME reports.made COMMAND "${EQUIGRAD_PYTHON}" "${scripts}/make_pages.py" "${pages}"
+    --examples $<TARGET_FILE:reports_pages_test> --equigrad $<TARGET_FILE:equigrad>)
+  set_tests_properties(reports.made PROPERTIES LABELS reports TIMEOUT 600 FIXTURES_SETUP pages_of_reports
+    ENVIRONMENT "OMP_NUM_THREADS=1;PYTHONDONTWRITEBYTECODE=1;PYTHONPATH=${PROJECT_BINARY_DIR}/python")
+  equigrad_forks_ranks(reports.made ranks)
+  add_test(NAME reports.in_a_browser COMMAND "${looks}" "${scripts}/axe_pages.py" --quick "${pages}")
+  set_tests_properties(reports.in_a_browser PROPERTIES LABELS reports TIMEOUT 600 FIXTURES_REQUIRED pages_of_reports
+    SKIP_RETURN_CODE 77 ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
+endfunction()
+
 function(equigrad_format_test)
   find_program(clang_format clang-format REQUIRED NO_CACHE)
   execute_process(COMMAND ${clang_format} --version OUTPUT_VARIABLE version OUTPUT_STRIP_TRAILING_WHITESPACE)

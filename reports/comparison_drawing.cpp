@@ -60,8 +60,8 @@ std::string axes(const Frame& frame, const std::string& name) {
          "</text>\n";
 }
 
-// The interval as an area, the mean as a line; a gap where there is no finite number. `estimate`:
-// of a point.
+// The interval as an area, as far as it is inside of the frame, the mean as a line; a gap where
+// there is no finite number. `estimate`: of a point.
 std::string series(const Frame& frame, const std::vector<CurvePoint>& curve, const auto& estimate,
                    const char* colour, const char* dash) {
   std::string means, above, below;
@@ -71,8 +71,9 @@ std::string series(const Frame& frame, const std::vector<CurvePoint>& curve, con
     const std::string x = at(frame.x(static_cast<double>(point.step)));
     means += x + "," + at(frame.y(value.mean)) + " ";
     if (!std::isfinite(value.low) || !std::isfinite(value.high)) continue;
-    above += x + "," + at(frame.y(value.high)) + " ";
-    below = x + "," + at(frame.y(value.low)) + " " + below;
+    const auto y = [&](double end) { return at(frame.y(std::clamp(end, frame.low, frame.high))); };
+    above += x + "," + y(value.high) + " ";
+    below = x + "," + y(value.low) + " " + below;
   }
   return "<polygon points=\"" + above + below + "\" fill=\"" + colour +
          "\" fill-opacity=\".2\"/>\n" +

@@ -82,6 +82,7 @@ std::string to_html(const Document& of) {
                                                        : of.title)},
                  {"style", filled("page.css")},
                  {"tone", tone_of(of.outcome)},
+                 {"reports", of.reports_html},
                  {"brand", of.brand},
                  {"time", escape_xml(env.time)},
                  {"heading", heading_of(of)},

@@ -8,7 +8,7 @@
 //   are; all others are foreign text, which is escaped.
 // Units: limits in bytes.
 // Errors: std::logic_error for a template that is not there, or a {{key}} without a value.
-// Depends on: reports/record.hpp, reports/text.hpp.
+// Depends on: reports/record.hpp, reports/folder_index.hpp.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "reports/folder_index.hpp"
 #include "reports/record.hpp"
 
 namespace equigrad::reports {
@@ -40,6 +41,7 @@ struct Document {
   std::string brand;  // Equigrad compare
   std::string_view
       outcome;  // held, equivalent, ...: gives colour, mark, heading, title; or nothing
+  std::string reports_html = link_to_index();
   std::string heading = {};      // of a page without an outcome
   std::string title = {};        // of the window; empty: brand and outcome
   std::string banner_html = {};  // below the heading

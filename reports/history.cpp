@@ -1,7 +1,9 @@
 #include "reports/history.hpp"
 
 #include <algorithm>
+#include <array>
 #include <sstream>
+#include <string_view>
 
 #include "reports/document.hpp"
 #include "reports/json_text.hpp"
@@ -71,6 +73,10 @@ std::string history_table(const std::vector<PastRun>& runs) {
                rows);
 }
 
+std::string others_text(std::size_t others) {
+  return others == 0 ? "" : count_of(others, "run") + " of other selections in history.jsonl.";
+}
+
 }  // namespace
 
 PastRun past_run(const Run& run) {
@@ -108,22 +114,44 @@ std::string history_lines(const std::vector<PastRun>& runs) {
   return out;
 }
 
-std::string page_history(const Run& run, const Surroundings& around) {
-  std::string links;
-  for (const std::string& page : around.pages)
-    if (is_plain_path(page))
-      links += (links.empty() ? "" : ", ") + ("<a href=\"" + page + "\">" + page + "</a>");
-  std::string out =
-      links.empty() ? "" : empty_section("folder", "Other reports of this folder", links);
-  if (around.earlier.empty()) return out;
-  std::vector<PastRun> runs = around.earlier;
+std::string selecting_words(const std::string& command) {
+  constexpr std::array<std::string_view, 5> kPlaces = {"--report", "--json", "--junit", "--color",
+                                                       "--baseline"};
+  constexpr std::array<std::string_view, 4> kManners = {"-q", "--quiet", "-v", "--verbose"};
+  const auto is_one_of = [](const auto& words, std::string_view word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  std::istringstream in(command);
+  std::string out, word;
+  in >> word;  // the program
+  while (in >> word) {
+    if (is_one_of(kPlaces, word)) {
+      in >> word;
+    } else if (!is_one_of(kManners, word) && !is_one_of(kPlaces, word.substr(0, word.find('=')))) {
+      out += (out.empty() ? "" : " ") + word;
+    }
+  }
+  return out;
+}
+
+std::string page_history(const Run& run, const std::vector<PastRun>& earlier) {
+  const std::string words = selecting_words(run.command);
+  std::vector<PastRun> runs;
+  for (const PastRun& one : earlier)
+    if (selecting_words(one.command) == words) runs.push_back(one);
+  const std::string others = others_text(earlier.size() - runs.size());
+  if (runs.empty())
+    return others.empty()
+               ? ""
+               : empty_section("history", "Earlier runs", "None of the same selection. " + others);
   runs.push_back(past_run(run));
   const auto held = std::count_if(runs.begin(), runs.end(),
                                   [](const PastRun& one) { return one.outcome == "held"; });
-  return out + folded_section(
-                   "history", "Earlier runs",
-                   grouped(held) + " of " + grouped(runs.size()) + " held, this one among them",
-                   trend_drawing(runs) + history_table(runs));
+  return folded_section(
+      "history", "Earlier runs",
+      grouped(held) + " of " + grouped(runs.size()) +
+          " runs of the same selection held, this one counted",
+      trend_drawing(runs) + history_table(runs) + (others.empty() ? "" : paragraph(others)));
 }
 
 }  // namespace equigrad::reports

@@ -1,5 +1,4 @@
-// History: what earlier runs of the same folder found, a line of history.jsonl each, and the other
-// pages that lie there.
+// History: what earlier runs of the same folder found, a line of history.jsonl each.
 //
 // Invariants: a line that cannot be read is left out; at most kMostPastRuns are kept, the latest.
 // Units: seconds of wall clock.
@@ -29,13 +28,11 @@ PastRun past_run(const Run& run);
 std::vector<PastRun> read_history(const std::string& lines);
 std::string history_lines(const std::vector<PastRun>& runs);
 
-// What is in a report's folder beside the run's own files.
-struct Surroundings {
-  std::vector<PastRun> earlier;    // without this run
-  std::vector<std::string> pages;  // faults.html, ...
-};
+// The words of a command that say what is run: neither the program nor where its results go.
+std::string selecting_words(const std::string& command);
 
-// Sections of the run's page; empty where there is nothing.
-std::string page_history(const Run& run, const Surroundings& around);
+// A section of the run's page: this run among the earlier ones that ran the same, others counted;
+// empty where there is none.
+std::string page_history(const Run& run, const std::vector<PastRun>& earlier);
 
 }  // namespace equigrad::reports

@@ -119,6 +119,7 @@ std::string to_html(const Run& run, const Surroundings& around) {
       .origin = {run.environment, run.command, run.seed, run.wall_s},
       .brand = "Equigrad conformance run",
       .outcome = word(end),
+      .reports_html = links_html(around.pages),
       .title = "Equigrad: " + std::string(word(end)) + ", " + counts_text(counts_of_selected(run)),
       .banner_html = page_banner(run),
       .links = {{"causes", "Causes"},
@@ -140,7 +141,7 @@ std::string to_html(const Run& run, const Surroundings& around) {
   const std::string top = page_causes(run, failure_bytes, shown) + page_matrix(run);
   const std::string rest = page_contract(run) + page_claims(run) + page_self_checks(run) +
                            page_memory(run) + page_underflow(run) + page_generated(run) +
-                           page_not_run(run) + page_history(run, around);
+                           page_not_run(run) + page_history(run, around.earlier);
   page.html = top + rest;
   const size_t used = to_html(page).size() + kMarginBytes;
   page.html = top + page_cases(run, used < kPageBytes ? kPageBytes - used : 0, shown) + rest;

@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "reports/table.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -63,7 +64,9 @@ std::string thin_line(const KillMatrix& matrix) {
   return out;
 }
 
-constexpr std::size_t kChecksShown = 3;
+// Of checks, in a row that fits and in one that would not.
+constexpr std::size_t kChecksShown = 3, kFewChecks = 1;
+constexpr const char* kChecks = "checks that caught it";
 
 std::string steps_text(int64_t steps) { return steps < 0 ? "?" : "+" + std::to_string(steps); }
 
@@ -74,45 +77,85 @@ std::string marks(const FaultRow& row) {
   return out;
 }
 
-std::string first_checks(const Found& found) {
+std::string first_checks(const Found& found, std::size_t most) {
   std::vector<std::string> checks = found.checks;
-  if (checks.size() <= kChecksShown) return joined(checks, " ");
-  checks.resize(kChecksShown);
-  return joined(checks, " ") + " and " + std::to_string(found.checks.size() - kChecksShown) +
-         " more";
+  if (checks.size() <= most) return joined(checks, " ");
+  checks.resize(most);
+  return joined(checks, " ") + " and " + std::to_string(found.checks.size() - most) + " more";
 }
 
-void write_line(std::ostringstream& out, const FaultRow& row, int width) {
+bool has_catch(const FaultRow& row) { return row.fate == Fate::Caught && !row.found.empty(); }
+
+// Of a fault that was not caught the first cells; what there is to say of it stands behind them.
+TableRow cells_of(const FaultRow& row, std::size_t checks) {
+  TableRow cells = {row.name, std::string(word(row.fate)), row.seam};
+  if (!has_catch(row)) return cells;
+  const Found& found = row.found.front();
+  for (const std::string& cell :
+       {steps_text(found.after_steps), std::string(found.located ? "yes" : "no"),
+        std::string(is_covered(row) ? "yes" : "no"), catches_text(row), marks(row),
+        formatted("%.2f", row.seconds), first_checks(found, checks)})
+    cells.push_back(cell);
+  return cells;
+}
+
+std::string words_behind(const FaultRow& row) {
+  if (has_catch(row)) return "";
+  if (row.fate == Fate::Equivalent) return "  " + clean(row.proof);
+  return "  " + count_of(row.cases, "case") + ", acted " + grouped(row.acted_times) + " times";
+}
+
+std::vector<TableRow> rows_of(const KillMatrix& matrix, std::size_t checks) {
+  std::vector<TableRow> rows = {
+      {"# fault", "fate", "seam", "step", "loc", "cov", "by", "else", "s", kChecks}};
+  for (const auto& row : matrix.faults) rows.push_back(cells_of(row, checks));
+  return rows;
+}
+
+void write_faults(std::ostringstream& out, const KillMatrix& matrix, std::size_t columns) {
+  auto rows = rows_of(matrix, kChecksShown);
+  if (columns > 0 && line_width(rows) > columns) rows = rows_of(matrix, kFewChecks);
+  const auto left_out = narrow(rows, columns, {"s", "else", "seam", "loc", "cov", "by", "step"});
+  const auto lines = aligned_lines(rows, {"fate", "seam", "loc", "cov", "else", kChecks});
+  out << fitted(lines[0] + "\n", columns);
+  for (std::size_t i = 1; i < lines.size(); ++i)
+    out << fitted(lines[i] + words_behind(matrix.faults[i - 1]) + "\n", columns);
+  out << "#\n";
+  if (!left_out.empty())
+    out << fitted("# too wide, in faults.json: " + joined(left_out, ", ") + "\n", columns);
+}
+
+// What the heads of columns mean, and which check saw how much.
+void write_checks(std::ostringstream& out, const KillMatrix& matrix, std::size_t columns) {
+  out << fitted(
+      "# step: optimizer steps from the one in which it acted; loc: located on the first line\n"
+      "# cov: caught by a case of the covering selection; by: cases that caught it, +: not all "
+      "were tried\n# else: " +
+          joined({kRuleNames.begin(), kRuleNames.end()}, ", ") + "; x: would have seen it\n",
+      columns);
+  out << "#\n# check that saw it: faults it saw, and saw first\n";
   char line[256];
-  const bool caught = row.fate == Fate::Caught && !row.found.empty();
-  std::snprintf(line, sizeof line, "%-*s  %-11s  %-12s", width, row.name.c_str(),
-                std::string(word(row.fate)).c_str(), row.seam.c_str());
-  out << line;
-  if (caught) {
-    const Found& found = row.found.front();
-    std::snprintf(line, sizeof line, "  %4s  %s  %s  %3s  %s  %6.2f",
-                  steps_text(found.after_steps).c_str(), found.located ? "yes" : "no ",
-                  is_covered(row) ? "yes" : "no ", catches_text(row).c_str(), marks(row).c_str(),
-                  row.seconds);
-    out << line << "  " << first_checks(found) << "\n";
-  } else if (row.fate == Fate::Equivalent) {
-    out << "  " << clean(row.proof) << "\n";
-  } else {
-    out << "  " << count_of(row.cases, "case") << ", acted " << grouped(row.acted_times)
-        << " times\n";
+  for (const auto& check : checks_of(matrix)) {
+    std::snprintf(line, sizeof line, "#   %-24s %5lld %5lld\n", check.check.c_str(),
+                  static_cast<long long>(check.all), static_cast<long long>(check.first));
+    out << line;
   }
+  out << "#\n";
 }
 
-void write_worst(std::ostringstream& out, const KillMatrix& matrix) {
+void write_worst(std::ostringstream& out, const KillMatrix& matrix, std::size_t columns) {
+  std::string text;
   for (const auto& row : matrix.faults)
     if (row.fate == Fate::Survived || row.fate == Fate::DidNotAct)
-      out << (row.fate == Fate::Survived ? "SURVIVED  " : "DID NOT ACT  ") << row.name << ": "
-          << clean(row.what) << "\n";
+      text += (row.fate == Fate::Survived ? "SURVIVED  " : "DID NOT ACT  ") + row.name + ": " +
+              clean(row.what) + "\n";
   for (const auto& row : matrix.faults)
-    if (is_thin(row)) out << "THIN  " << thin_text(row) << ": " << clean(row.what) << "\n";
+    if (is_thin(row)) text += "THIN  " + thin_text(row) + ": " + clean(row.what) + "\n";
+  out << fitted(text, columns);
   for (const auto& alarm : matrix.clean.alarms)
     out << "FALSE ALARM  " << alarm.id << "\n"
-        << clean(alarm.message) << (alarm.message.ends_with('\n') ? "" : "\n")
+        << fitted(clean(alarm.message) + (alarm.message.ends_with('\n') ? "" : "\n"), columns,
+                  clean(alarm.id))
         << replay_line(alarm.replay);
 }
 
@@ -277,35 +320,18 @@ std::vector<std::string> summary_lines(const KillMatrix& matrix) {
   return lines;
 }
 
-std::string to_terminal(const KillMatrix& matrix) {
+std::string to_terminal(const KillMatrix& matrix, std::size_t columns) {
   std::ostringstream out;
-  std::size_t width = 5;
-  for (const auto& row : matrix.faults) width = std::max(width, row.name.size());
-  char line[256];
-  std::snprintf(line, sizeof line, "# %-*s  %-11s  %-12s  %4s  %s  %s  %3s  %s  %6s  %s\n",
-                static_cast<int>(width) - 2, "fault", "fate", "seam", "step", "loc", "cov", "by",
-                "else", "s", "checks that caught it");
-  out << line;
-  for (const auto& row : matrix.faults) write_line(out, row, static_cast<int>(width));
-  out << "#\n# step: optimizer steps from the one in which it acted; loc: located on the first "
-         "line\n# cov: caught by a case of the covering selection; by: cases that caught it, +: "
-         "not "
-         "all were tried\n# else: ";
-  out << joined({kRuleNames.begin(), kRuleNames.end()}, ", ")
-      << "; x: would have seen it\n#\n# check that saw it: faults it saw, and saw first\n";
-  for (const auto& check : checks_of(matrix)) {
-    std::snprintf(line, sizeof line, "#   %-24s %5lld %5lld\n", check.check.c_str(),
-                  static_cast<long long>(check.all), static_cast<long long>(check.first));
-    out << line;
-  }
-  out << "#\n";
-  for (const auto& text : summary_lines(matrix)) out << "# " << text << "\n";
-  std::snprintf(line, sizeof line, "# %.1f minutes for the faults, %.1f in all\n",
-                matrix.faults_s / 60, matrix.wall_s / 60);
-  out << line;
-  write_worst(out, matrix);
+  write_faults(out, matrix, columns);
+  write_checks(out, matrix, columns);
+  std::string summary;
+  for (const auto& text : summary_lines(matrix)) summary += "# " + text + "\n";
+  summary += "# " + formatted("%.1f", matrix.faults_s / 60) + " minutes for the faults, " +
+             formatted("%.1f", matrix.wall_s / 60) + " in all\n";
+  out << fitted(summary, columns);
+  write_worst(out, matrix, columns);
   const auto& alarms = matrix.clean.alarms;
-  out << upper_case(word(outcome(matrix))) << "  " << verdict(matrix) << "\n"
+  out << fitted(upper_case(word(outcome(matrix))) + "  " + verdict(matrix) + "\n", columns)
       << replay_line(alarms.empty() ? matrix.command : alarms[0].replay);
   return out.str();
 }

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -139,7 +140,9 @@ int exit_code(const KillMatrix& matrix);  // 0, 1, 3, 4 where something was not 
 std::vector<std::string> summary_lines(const KillMatrix& matrix);
 
 std::string to_json(const KillMatrix& matrix);  // faults.schema.json
-std::string to_terminal(const KillMatrix& matrix);
+// In lines of at most so many columns, but for lines to paste; what does not fit of the table is
+// left out and named. 0: every line fits.
+std::string to_terminal(const KillMatrix& matrix, std::size_t columns = 0);
 std::string to_markdown(const KillMatrix& matrix);
 std::string to_html(const KillMatrix& matrix);           // one page; needs no other file
 std::string page_kill_matrix(const KillMatrix& matrix);  // its sections

@@ -45,11 +45,16 @@ std::string rules_of(const FaultRow& row) {
   return names.empty() ? "none" : joined(names, ", ");
 }
 
+// A narrow column breaks a name behind its words.
+std::string name_of(const FaultRow& row) {
+  return replaced(shown(row.name, 120), {{'_', "_<wbr/>"}, {'.', ".<wbr/>"}});
+}
+
 std::string fault_row(const FaultRow& row) {
   const bool caught = !row.found.empty();
   std::string out = "<tr id=\"" + anchor(row.name) + "\"><th scope=\"row\"><a href=\"#" +
-                    anchor(row.name) + "\" title=\"" + shown(row.what, 300) + "\">" +
-                    shown(row.name, 120) + "</a></th>" + fate_cell(row.fate);
+                    anchor(row.name) + "\" title=\"" + shown(row.what, 300) + "\">" + name_of(row) +
+                    "</a></th>" + fate_cell(row.fate);
   const int64_t steps = caught ? row.found[0].after_steps : -1;
   out += number_cells({!caught || steps < 0 ? "–" : std::to_string(steps)});
   for (const bool holds : {caught && row.found[0].located, is_covered(row)})

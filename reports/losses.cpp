@@ -1,10 +1,10 @@
 #include "reports/losses.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <sstream>
 
 #include "reports/json_text.hpp"
+#include "reports/table.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -48,33 +48,41 @@ int64_t uncaught(const Losses& losses) {
                        [](const auto& one) { return !one.caught; });
 }
 
-void write_parts(std::ostringstream& out, const Losses& losses) {
-  char line[256];
-  std::snprintf(line, sizeof line, "# %-10s %9s %8s %8s %8s %8s %6s %8s  %s\n", "part", "points",
-                "engines", "old", "new", "refused", "WRONG", "s", "what");
-  out << line;
-  for (const auto& part : losses.parts) {
-    const auto text = [](int64_t count) { return grouped(count); };
-    std::snprintf(line, sizeof line, "  %-10s %9s %8s %8s %8s %8s %6s %8.1f  ", part.name.c_str(),
-                  text(part.points).c_str(), text(part.by_engines).c_str(),
-                  text(part.old_left).c_str(), text(part.new_left).c_str(),
-                  text(part.refused).c_str(), text(part.wrong).c_str(), part.seconds);
-    out << line << part.what << "\n";
+// Where they do not fit beside the numbers, the words of a part stand below.
+void write_parts(std::ostringstream& out, const Losses& losses, std::size_t columns) {
+  constexpr std::size_t kFront = 2;  // "# "
+  std::vector<TableRow> rows = {
+      {"part", "points", "engines", "old", "new", "refused", "WRONG", "s", "what"}};
+  for (const auto& part : losses.parts)
+    rows.push_back({part.name, grouped(part.points), grouped(part.by_engines),
+                    grouped(part.old_left), grouped(part.new_left), grouped(part.refused),
+                    grouped(part.wrong), formatted("%.1f", part.seconds), part.what});
+  const bool has_words = columns == 0 || line_width(rows) + kFront <= columns;
+  std::vector<std::string> left_out;
+  if (!has_words) {
+    for (auto& row : rows) row.pop_back();
+    left_out = narrow(rows, columns - kFront, {"s", "engines", "refused"});
   }
+  const auto lines = aligned_lines(rows, {"what"});
+  for (std::size_t i = 0; i < lines.size(); ++i) out << (i == 0 ? "# " : "  ") << lines[i] << "\n";
+  if (!left_out.empty()) out << "# too wide, in crash.json: " << joined(left_out, ", ") << "\n";
+  if (has_words) return;
+  for (const auto& part : losses.parts)
+    out << fitted("# " + part.name + ": " + part.what + "\n", columns);
 }
 
-void write_careless(std::ostringstream& out, const Losses& losses) {
+void write_careless(std::ostringstream& out, const Losses& losses, std::size_t columns) {
   if (losses.careless.empty()) return;
   std::size_t width = 0;
   for (const auto& one : losses.careless) width = std::max(width, one.name.size());
   out << "# careless savers, which must be seen\n";
   for (const auto& one : losses.careless) {
     const std::string fill(width - one.name.size(), ' ');
-    out << "  " << (one.caught ? "caught  " : "UNSEEN  ") << one.name << fill << "  ";
-    if (one.caught)
-      out << one.point << ", of " << count_of(one.points, "point") << "\n";
-    else
-      out << count_of(one.points, "point") << ": " << one.what << "\n";
+    const std::string points = count_of(one.points, "point"),
+                      words = one.caught ? one.point + ", of " + points : points + ": " + one.what;
+    out << fitted(
+        (one.caught ? "  caught  " : "  UNSEEN  ") + one.name + fill + "  " + words + "\n",
+        columns);
   }
 }
 
@@ -130,15 +138,15 @@ std::string to_json(const Losses& losses) {
                          {"careless", losses.careless}});
 }
 
-std::string to_terminal(const Losses& losses) {
+std::string to_terminal(const Losses& losses, std::size_t columns) {
   std::ostringstream out;
-  write_parts(out, losses);
-  write_careless(out, losses);
+  write_parts(out, losses, columns);
+  write_careless(out, losses, columns);
   out << "# " << seconds_text(losses.wall_s) << " in all\n";
   for (const auto& failure : losses.failures)
-    out << "WRONG  " << clean(failure.point) << "\n  " << clean(failure.message) << "\n"
-        << replay_line(failure.replay);
-  out << upper_case(word(outcome(losses))) << "  " << verdict_text(losses) << "\n"
+    out << "WRONG  " << clean(failure.point) << "\n"
+        << fitted("  " + clean(failure.message) + "\n", columns) << replay_line(failure.replay);
+  out << fitted(upper_case(word(outcome(losses))) + "  " + verdict_text(losses) + "\n", columns)
       << replay_line(losses.failures.empty() ? losses.command : losses.failures[0].replay);
   return out.str();
 }

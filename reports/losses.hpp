@@ -10,6 +10,7 @@
 // Depends on: reports/record.hpp (Environment).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -66,6 +67,7 @@ std::string verdict_text(const Losses& losses);  // one sentence
 
 std::string to_json(const Losses& losses);  // crash.schema.json
 std::string to_html(const Losses& losses);  // one page; needs no other file
-std::string to_terminal(const Losses& losses);
+// In lines of at most so many columns, but for lines to paste; 0: every line fits.
+std::string to_terminal(const Losses& losses, std::size_t columns = 0);
 
 }  // namespace equigrad::reports

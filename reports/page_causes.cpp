@@ -59,8 +59,8 @@ std::string lanes_table(const Case& one) {
 
 // What one case says by itself; the pictures of a cause are its first case's.
 std::string details_of(const Case& one, bool with_picture) {
-  return "<pre>" + shown(message_of(one), kMessageBytes) + "</pre>\n" +
-         (with_picture && one.picture ? page_picture(*one.picture) : "") + replay_html(one.replay) +
+  return (with_picture && one.picture ? page_picture(*one.picture) : "") + "<pre>" +
+         shown(message_of(one), kMessageBytes) + "</pre>\n" + replay_html(one.replay) +
          lanes_table(one) + files_of(one);
 }
 

@@ -1,19 +1,15 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <tuple>
 
+#include "reports/bars.hpp"
 #include "reports/document.hpp"
 #include "reports/page.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
 namespace {
-
-// Okabe and Ito's palette, told apart with every common colour blindness, on light and on dark.
-constexpr std::array<const char*, 7> kColours = {"#0072b2", "#e69f00", "#009e73", "#cc79a7",
-                                                 "#56b4e9", "#d55e00", "#999999"};
 
 struct Bar {
   std::map<std::string, int64_t> bytes;  // category -> bytes
@@ -57,33 +53,20 @@ std::map<BarKey, Bar> bars_of(const Run& run, const std::vector<std::string>& pr
   return bars;
 }
 
-const char* colour(size_t category) { return kColours[std::min(category, kColours.size() - 1)]; }
-
 std::string drawn(const Bar& bar, const std::vector<std::string>& categories, int64_t most_bytes) {
-  std::string out =
-      "<td class=\"bar-cell\"><svg viewBox=\"0 0 100 1\" preserveAspectRatio=\"none\" "
-      "aria-hidden=\"true\">";
-  double at = 0;
-  for (size_t i = 0; i < categories.size(); ++i) {
-    const auto found = bar.bytes.find(categories[i]);
-    if (found == bar.bytes.end() || most_bytes == 0) continue;
-    const double width =
-        std::round(1e5 * static_cast<double>(found->second) / static_cast<double>(most_bytes)) /
-        1e3;
-    out += drawn_bar(at, width, colour(i));
-    at += width;
+  std::vector<int64_t> pieces;
+  for (const std::string& category : categories) {
+    const auto found = bar.bytes.find(category);
+    pieces.push_back(found == bar.bytes.end() ? 0 : found->second);
   }
-  return out + "</svg></td>";
+  return bar_cell(pieces, most_bytes);
 }
 
 std::string memory_head(const std::vector<std::string>& categories) {
   std::string out =
       heads({"Stage", "Share of the largest"}) + number_heads({"Total", "Of stage 0", "Peak"});
   for (size_t i = 0; i < categories.size(); ++i)
-    out += number_heads({std::string("<svg class=\"swatch\" viewBox=\"0 0 1 1\" width=\"11\" "
-                                     "height=\"11\" aria-hidden=\"true\"><rect width=\"1\" "
-                                     "height=\"1\" fill=\"") +
-                         colour(i) + "\"/></svg>" + shown(categories[i], 60)});
+    out += number_heads({swatch(i) + shown(categories[i], 60)});
   return out;
 }
 

@@ -215,13 +215,13 @@ std::string map_of(const Picture& picture) {
 }  // namespace
 
 std::string page_picture(const Picture& picture) {
-  const std::string figures =
-      scatter(picture) + strip(picture) + histogram(picture) + map_of(picture);
-  if (figures.empty()) return {};
+  const std::string maps = strip(picture) + map_of(picture);
+  const std::string charts = scatter(picture) + histogram(picture);
+  if (maps.empty() && charts.empty()) return {};
   return "<p class=\"note\">Drawn: " + shown(picture.what, 100) + " of <code>" +
          shown(picture.tensor, 200) + "</code> in step " + grouped(picture.step) + ", of rank " +
-         grouped(picture.rank) + "; the wrong is red.</p>\n<div class=\"pictures\">\n" + figures +
-         "</div>\n";
+         grouped(picture.rank) + "; the wrong is red.</p>\n<div class=\"pictures\">\n" +
+         (maps.empty() ? "" : "<div>\n" + maps + "</div>\n") + charts + "</div>\n";
 }
 
 }  // namespace equigrad::reports

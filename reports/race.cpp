@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "reports/document.hpp"
+#include "reports/table.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -81,18 +82,59 @@ void write_row(std::ostringstream& out, const RaceRow& row) {
         << "\n";
 }
 
+// GPT, 2 layers: 1,600 parameters; 2 ranks, accumulation 1, 8 tokens a step; 3 rounds of 2 steps.
+std::string group_text(const RaceGroupResult& group) {
+  return group.model + ": " + grouped(group.parameters) + " parameters; " +
+         count_of(group.ranks, "rank") + ", accumulation " + std::to_string(group.accumulation) +
+         ", " + grouped(group.tokens_per_step) + " tokens a step; " + rounds_text(group) + "." +
+         limits_text(group);
+}
+
 void write_group(std::ostringstream& out, const RaceGroupResult& group) {
   out << "\n### " << escape_markdown(group.name) << "\n\n"
-      << escape_markdown(group.model) << ": " << grouped(group.parameters) << " parameters; "
-      << count_of(group.ranks, "rank") << ", accumulation " << group.accumulation << ", "
-      << grouped(group.tokens_per_step) << " tokens a step; " << rounds_text(group) << "."
-      << escape_markdown(limits_text(group)) << "\n\n| contestant | step, ms | / "
+      << escape_markdown(group_text(group)) << "\n\n| contestant | step, ms | / "
       << escape_markdown(group.base) << " | best, ms | CPU, ms | CPU / "
       << escape_markdown(group.base)
       << " | tokens/s | peak over base, MB | ledger's peak, MB | sent, MB | collectives | "
          "gathered / least, elements | allocations | first gradients |\n"
       << "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|:--|--:|--:|:--|\n";
   for (const RaceRow& row : group.rows) write_row(out, row);
+}
+
+constexpr const char* kProof = "of bound";
+
+// Of one that fell the name alone.
+std::vector<TableRow> terminal_rows(const RaceGroupResult& group, bool has_intervals) {
+  std::vector<TableRow> rows = {
+      {"contestant", "step, ms", "/ " + first_line(clean(group.base)), kProof}};
+  for (const RaceRow& of : group.rows) {
+    TableRow& row = rows.emplace_back(TableRow{first_line(clean(of.contestant))});
+    if (of.round_s.empty()) continue;
+    row.push_back(has_intervals ? milliseconds_text(of.step_s)
+                                : milliseconds_text(of.step_s.median));
+    row.push_back(has_intervals || !(of.to_base.median > 0) ? ratio_text(of.to_base)
+                                                            : formatted("%.2f", of.to_base.median));
+    row.push_back(proof_text(of, ""));
+  }
+  return rows;
+}
+
+void write_terminal(std::ostringstream& out, const RaceGroupResult& group, std::size_t columns) {
+  auto rows = terminal_rows(group, true);
+  const bool has_intervals = line_width(rows) <= columns;
+  if (!has_intervals) rows = terminal_rows(group, false);
+  auto left_out = narrow(rows, columns, {kProof, "step, ms"});
+  if (!has_intervals) left_out.insert(left_out.begin(), "intervals");
+  out << "#\n" << fitted("# " + clean(group.name + ": " + group_text(group)) + "\n", columns);
+  const auto lines = aligned_lines(rows);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const bool has_fallen = i > 0 && group.rows[i - 1].round_s.empty();
+    const std::string trouble =
+        has_fallen ? "  " + first_line(clean(group.rows[i - 1].trouble)) : "";
+    out << wrapped(lines[i] + trouble, columns, "    ");
+  }
+  if (!left_out.empty())
+    out << fitted("# too wide, in race.md: " + joined(left_out, ", ") + "\n", columns);
 }
 
 std::string row_of(const RaceRow& of) {
@@ -170,6 +212,21 @@ std::string to_markdown(const Race& race) {
          "other work on the machine hardly changes. `sent` and `collectives`: a rank's, of one "
          "step.\n";
   for (const RaceGroupResult& group : race.groups) write_group(out, group);
+  return out.str();
+}
+
+std::string to_terminal(const Race& race, std::size_t columns) {
+  std::ostringstream out;
+  const Environment& env = race.environment;
+  out << fitted(
+      "# equigrad " + clean(env.version) + "   commit " + clean(env.commit) + "   " +
+          clean(env.cpu) + " x" + std::to_string(env.cores) + "   " + seconds_text(race.wall_s) +
+          "\n# " + machine_text(race) +
+          "\n# Medians over interleaved rounds [95 % intervals; of fewer than six values "
+          "the range]; a ratio is of two times of one round, below 1 is faster; of bound: "
+          "how far the first gradients are off, of what they may be.\n",
+      columns);
+  for (const RaceGroupResult& group : race.groups) write_terminal(out, group, columns);
   return out.str();
 }
 

@@ -15,6 +15,7 @@
 // Depends on: reports/record.hpp (Environment).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -76,6 +77,9 @@ struct Race {
 
 std::string to_json(const Race& race);
 std::string to_markdown(const Race& race);
+// What a person compares: step, ratio and proof of each contestant. What does not fit into so many
+// columns is left out and named.
+std::string to_terminal(const Race& race, std::size_t columns);
 std::string to_html(const Race& race);  // one page; needs no other file
 std::string ratio_drawing(const RaceGroupResult& group);
 // How the cost grows along groups whose names differ in a last number: "ranks 2", "ranks 4".

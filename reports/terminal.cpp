@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -9,13 +8,13 @@
 #include "reports/page.hpp"
 #include "reports/parts.hpp"
 #include "reports/summary.hpp"
+#include "reports/table.hpp"
 #include "reports/text.hpp"
 #include "reports/writers.hpp"
 
 namespace equigrad::reports {
 namespace {
 
-using Cells = std::vector<std::string>;
 constexpr size_t kMostRows = 48;  // more groups are shown by precision alone
 
 const char* colour_of(Verdict verdict) {
@@ -27,18 +26,6 @@ std::string painted(const std::string& text, const char* colour, const TerminalO
   return options.colour ? colour + text + "\x1b[0m" : text;
 }
 
-// Every line of the text; what goes on in the next begins there as it began, further in.
-std::string fitted(const std::string& text, const TerminalOptions& options) {
-  if (options.columns == 0) return text;
-  std::string lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) {
-    const auto begin = std::min(line.find_first_not_of("# "), line.size());
-    lines += wrapped(line, options.columns, line.substr(0, begin) + "    ");
-  }
-  return lines;
-}
-
 void write_environment(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
   const Environment& env = run.environment;
   const std::string text = "# equigrad " + env.version + "   commit " + env.commit + "   torch " +
@@ -46,7 +33,7 @@ void write_environment(std::ostringstream& out, const Run& run, const TerminalOp
                            " x" + std::to_string(env.cores) + "   " +
                            count_of(env.threads_per_rank, "thread") + " a rank   seed " +
                            std::to_string(run.seed);
-  out << fitted(text + "\n", options) << "# " << clean(run.command) << "\n";
+  out << fitted(text + "\n", options.columns) << "# " << clean(run.command) << "\n";
 }
 
 // The page and run.json tell all of them.
@@ -69,7 +56,7 @@ void write_self_checks(std::ostringstream& out, const Run& run, const TerminalOp
     out << "# planted: no fault\n";
 }
 
-Cells row_of(const Group& group) {
+TableRow row_of(const Group& group) {
   const LaneTotal* bounded = group.lane("bounded");
   const Verdict verdict = group.verdict();
   std::string state = spoken(verdict);
@@ -96,51 +83,32 @@ Cells row_of(const Group& group) {
           state};
 }
 
-void write_row(std::ostringstream& out, const Cells& cells, const std::vector<size_t>& widths,
+void write_row(std::ostringstream& out, const TableRow& cells, const std::vector<size_t>& widths,
                const std::string& front) {
   std::string line = front;
   for (size_t i = 0; i < cells.size(); ++i) {
-    const std::string padding(widths[i] - std::min(widths[i], cells[i].size()), ' ');
+    const std::string padding(widths[i] - std::min(widths[i], width_of(cells[i])), ' ');
     const bool left = i == 1 || i + 1 == cells.size();  // words: precision and verdict
     line += (i == 0 ? "" : "  ") + (left ? cells[i] + padding : padding + cells[i]);
   }
   out << line.substr(0, line.find_last_not_of(' ') + 1) << "\n";
 }
 
-std::vector<size_t> widths_of(const std::vector<Cells>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const Cells& row : rows)
-    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  return widths;
-}
-
-// Leaves columns out until the rows fit; their names.
-std::vector<std::string> narrow(std::vector<Cells>& rows, size_t columns) {
-  std::vector<std::string> left_out;
-  for (const std::string name : {"time", "bounded", "margin", "cross", "compared"}) {
-    const auto widths = widths_of(rows);
-    const size_t all = std::accumulate(widths.begin(), widths.end(), 2 * widths.size());
-    if (columns == 0 || all <= columns) break;
-    const auto at = std::find(rows[0].begin(), rows[0].end(), name) - rows[0].begin();
-    for (Cells& row : rows) row.erase(row.begin() + at);
-    left_out.push_back(name);
-  }
-  return left_out;
-}
-
 void write_table(std::ostringstream& out, const Run& run, const TerminalOptions& options) {
-  const Cells head = {"stage", "precision", "ranks",  "cases", "compared", "exact",
-                      "cross", "bounded",   "margin", "time",  "verdict"};
-  const Cells units = {"",      "",           "", "", "(elements)", "(differing)", "(differing)",
-                       "(ulp)", "(of bound)", "", ""};
+  const TableRow head = {"stage", "precision", "ranks",  "cases", "compared", "exact",
+                         "cross", "bounded",   "margin", "time",  "verdict"};
+  const TableRow units = {"",      "",           "", "", "(elements)", "(differing)", "(differing)",
+                          "(ulp)", "(of bound)", "", ""};
   std::vector<Group> groups = group_by(run, {"stage", "precision", "ranks"});
   if (groups.size() > kMostRows) {
     groups = group_by(run, {"precision"});
     for (Group& group : groups) group.key = {"all", group.key[0], "all"};
   }
-  std::vector<Cells> rows = {head, units};
+  std::vector<TableRow> rows = {head, units};
   for (const Group& group : groups) rows.push_back(row_of(group));
-  const auto left_out = narrow(rows, options.columns);
+  constexpr size_t kFront = 2;  // "# "
+  const auto left_out = narrow(rows, options.columns - std::min(options.columns, kFront),
+                               {"time", "bounded", "margin", "cross", "compared"});
   const auto widths = widths_of(rows);
   out << "#\n";
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -155,10 +123,8 @@ void write_table(std::ostringstream& out, const Run& run, const TerminalOptions&
 void write_message(std::ostringstream& out, const Case& one, const TerminalOptions& options) {
   const std::string message = clean(message_of(one)), replay = clean(one.replay);
   std::istringstream lines(message);
-  for (std::string line; std::getline(lines, line);) {
-    const bool is_to_paste = line.find(clean(one.id)) != std::string::npos;
-    out << (is_to_paste ? "  " + line + "\n" : fitted("  " + line + "\n", options));
-  }
+  for (std::string line; std::getline(lines, line);)
+    out << fitted("  " + line + "\n", options.columns, clean(one.id));
   if (message.find(replay) == std::string::npos) out << "  replay: " << replay << "\n";
 }
 
@@ -172,7 +138,7 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
         << painted(state, colour_of(Verdict::Failed), options) << "  " << clean(one.id) << "\n";
     write_message(out, one, options);
     if (found[i].cases.size() > 1)
-      out << fitted("  this cause: " + where_text(found[i]) + "\n", options);
+      out << fitted("  this cause: " + where_text(found[i]) + "\n", options.columns);
   }
   if (found.size() > options.messages) {
     out << "\nand " << count_of(static_cast<int64_t>(found.size() - options.messages), "more cause")
@@ -189,7 +155,7 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   write_environment(out, run, options);
   write_self_checks(out, run, options);
   write_table(out, run, options);
-  out << fitted(contract_lines(run) + underflow_lines(run), options);
+  out << fitted(contract_lines(run) + underflow_lines(run), options.columns);
   write_wrong(out, run, options);
   out << "\n";
   std::string notes;
@@ -202,8 +168,8 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
                        : end == Outcome::Failed || end == Outcome::Void ? Verdict::Failed
                                                                         : Verdict::NotRun;
   const std::string state = upper_case(word(end));
-  out << fitted(notes, options) << painted(state, colour_of(tone), options)
-      << fitted(state + "  " + outcome_text(run) + "\n", options).substr(state.size());
+  out << fitted(notes, options.columns) << painted(state, colour_of(tone), options)
+      << fitted(state + "  " + outcome_text(run) + "\n", options.columns).substr(state.size());
   const std::vector<const Case*> wrong = wrong_cases(run);
   const std::string replay =
       wrong.empty() || wrong[0]->replay.empty() ? run.command : wrong[0]->replay;

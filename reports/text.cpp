@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <sstream>
 
 namespace equigrad::reports {
 namespace {
@@ -206,6 +207,18 @@ std::string wrapped(const std::string& line, std::size_t columns, const std::str
     rest.erase(0, bytes);
     start = front;
   } while (!rest.empty());
+  return lines;
+}
+
+std::string fitted(const std::string& text, std::size_t columns, const std::string& whole) {
+  if (columns == 0) return text;
+  std::string lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    const bool stays = !whole.empty() && line.find(whole) != std::string::npos;
+    const auto begin = std::min(line.find_first_not_of("# "), line.size());
+    lines += stays ? line + "\n" : wrapped(line, columns, line.substr(0, begin) + "    ");
+  }
   return lines;
 }
 

@@ -61,6 +61,10 @@ std::size_t width_of(const std::string& text);  // characters of UTF-8, each tak
 // In lines of at most so many columns, broken behind a space or a comma that is not in a number, or
 // where there is none in the middle; all but the first begin with `front`. Ends in a newline.
 std::string wrapped(const std::string& line, std::size_t columns, const std::string& front);
+// Every line of the text so; what goes on in the next begins there as it began, four spaces further
+// in. 0: every line fits. Lines that have `whole`, if that is not empty, are to be pasted: they
+// stay.
+std::string fitted(const std::string& text, std::size_t columns, const std::string& whole = "");
 
 // "-" where the case does not have this dimension.
 std::string dimension(const Case& one, const std::string& key);

@@ -23,12 +23,12 @@
 //   starts no command.
 // Units: bytes; times in JUnit are in seconds.
 // Errors: none; annotations of a run in which nothing went wrong are an empty string.
-// Depends on: reports/record.hpp, reports/history.hpp.
+// Depends on: reports/record.hpp, reports/folder_index.hpp.
 #pragma once
 
 #include <string>
 
-#include "reports/history.hpp"
+#include "reports/folder_index.hpp"
 #include "reports/record.hpp"
 
 namespace equigrad::reports {

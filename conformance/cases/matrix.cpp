@@ -68,22 +68,40 @@ void add_every_stage_and_style(std::vector<CaseSpec>& cases, CaseSpec spec) {
     }
 }
 
-// The least number of edits that turn `pattern` into some substring of `text` (Sellers 1980).
-std::size_t distance_to_substring(const std::string& pattern, const std::string& text) {
-  std::vector<std::size_t> row(pattern.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  std::size_t best = pattern.size();
-  for (const char c : text) {
-    std::size_t diagonal = row[0];  // row[0] stays 0: a match may start anywhere
-    for (std::size_t i = 1; i <= pattern.size(); ++i) {
-      const std::size_t change = diagonal + (pattern[i - 1] == c ? 0 : 1);
-      diagonal = row[i];
-      row[i] = std::min({change, row[i] + 1, row[i - 1] + 1});
-    }
-    best = std::min(best, row.back());
+// The least number of edits that turn `pattern` into some substring of a text (Sellers 1980). Of
+// two texts one after the other, rows for the beginning that they share are made once.
+class DistanceToSubstring {
+ public:
+  explicit DistanceToSubstring(const std::string& pattern)
+      : pattern_(pattern), rows_(1, Row(pattern.size() + 1)), best_{pattern.size()} {
+    std::iota(rows_[0].begin(), rows_[0].end(), std::size_t{0});
   }
-  return best;
-}
+  std::size_t of(const std::string& text) {
+    const auto shared = std::mismatch(text.begin(), text.end(), text_.begin(), text_.end()).first;
+    rows_.resize(std::max(rows_.size(), text.size() + 1), Row(pattern_.size() + 1));
+    best_.resize(rows_.size());
+    for (auto at = static_cast<std::size_t>(shared - text.begin()); at < text.size(); ++at)
+      add_row(at, text[at]);
+    text_ = text;
+    return best_[text.size()];
+  }
+
+ private:
+  using Row = std::vector<std::size_t>;
+  void add_row(std::size_t at, char c) {
+    const Row& above = rows_[at];
+    Row& row = rows_[at + 1];  // whose first number stays 0: a match may start anywhere
+    for (std::size_t i = 1; i < row.size(); ++i)
+      row[i] =
+          std::min({above[i - 1] + (pattern_[i - 1] == c ? 0 : 1), above[i] + 1, row[i - 1] + 1});
+    best_[at + 1] = std::min(best_[at], row.back());
+  }
+
+  const std::string& pattern_;
+  std::string text_;
+  std::vector<Row> rows_;          // of so many characters of text_
+  std::vector<std::size_t> best_;  // of the rows up to this one
+};
 
 template <class T>
 bool holds(const std::vector<T>& wanted, const T& value) {
@@ -292,13 +310,18 @@ std::vector<std::string> near_matches(const std::vector<CaseSpec>& cases, const 
 
 std::vector<std::string> near_matches(const std::vector<std::string>& ids,
                                       const std::string& filter, std::size_t count) {
-  std::vector<std::pair<std::size_t, std::string>> ranked;
-  for (const auto& id : ids) ranked.emplace_back(distance_to_substring(filter, id), id);
+  auto sorted = ids;
+  std::sort(sorted.begin(), sorted.end());
+  DistanceToSubstring distance(filter);
+  std::vector<std::pair<std::size_t, const std::string*>> ranked;
+  for (const auto& id : sorted) ranked.emplace_back(distance.of(id), &id);
   count = std::min(count, ranked.size());
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count),
-                    ranked.end());
+                    ranked.end(), [](const auto& a, const auto& b) {
+                      return a.first != b.first ? a.first < b.first : *a.second < *b.second;
+                    });
   std::vector<std::string> nearest;
-  for (std::size_t i = 0; i < count; ++i) nearest.push_back(ranked[i].second);
+  for (std::size_t i = 0; i < count; ++i) nearest.push_back(*ranked[i].second);
   return nearest;
 }
 

@@ -131,7 +131,10 @@ void write(const std::string& path, const std::string& text) {
 
 void write_reports(const std::string& folder, const CheckReport& report) {
   if (folder.empty()) return;
-  write(folder + "/index.html", reports::to_html(report.run));
+  auto around = reports::surroundings_of(folder);
+  write(folder + "/index.html", reports::to_html(report.run, around));
+  around.earlier.push_back(reports::past_run(report.run));
+  write(folder + "/history.jsonl", reports::history_lines(around.earlier));
   write(folder + "/run.json", reports::to_json(report.run));
   write(folder + "/junit.xml", reports::to_junit(report.run));
   write(folder + "/check.txt", report.text());

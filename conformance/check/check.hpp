@@ -62,7 +62,8 @@ struct CheckOptions {
   uint64_t seed = 1;
   std::vector<std::string> filters = {};  // parts of cases' names, or globs; a case needs one of
                                           // them
-  std::string report = {};                // folder for index.html, run.json, junit.xml and failures
+  std::string report = {};                // folder for index.html, run.json, junit.xml, failures;
+                                          // history.jsonl there keeps a line of each check
   bool keep_tensors = true;               // of cases that fail, there
   std::string name = "model";             // in the names of cases: letters, digits, - and _
   std::string command = {};  // that the check was started with; empty: that of this process

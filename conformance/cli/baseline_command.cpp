@@ -55,20 +55,19 @@ void add_baseline(CLI::App& show, CLI::App& update, BaselineCommand& command) {
       });
 }
 
-void add_baseline(CLI::App& run, RunCommand& command) {
-  run.add_option_function<std::string>(
-         "--baseline",
-         [&command](const std::string& file) {
-           command.baseline_file = file;
-           try {
-             command.baseline = std::make_shared<const reports::Baseline>(read_baseline(file));
-           } catch (const ConfigError& error) {
-             throw CLI::ValidationError("--baseline", error.what());
-           }
-         },
-         "Cases that this file knows to be wrong in the same way do not fail the run: equigrad "
-         "baseline update writes it")
-      ->excludes("--list");
+CLI::Option* add_baseline(CLI::App& app, RunCommand& command) {
+  return app.add_option_function<std::string>(
+      "--baseline",
+      [&command](const std::string& file) {
+        command.baseline_file = file;
+        try {
+          command.baseline = std::make_shared<const reports::Baseline>(read_baseline(file));
+        } catch (const ConfigError& error) {
+          throw CLI::ValidationError("--baseline", error.what());
+        }
+      },
+      "Cases that this file knows to be wrong in the same way do not fail the run: equigrad "
+      "baseline update writes it");
 }
 
 int baseline_show_command(const BaselineCommand& command) {

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "conformance/cases/filter.hpp"
-#include "conformance/cli/completion.hpp"
+#include "conformance/cli/completed_words.hpp"
 #include "conformance/cli/explain.hpp"
 #include "conformance/cli/knobs.hpp"
 #include "conformance/cli/option_checks.hpp"
@@ -104,7 +104,7 @@ void add_run(CLI::App& app, RunCommand& command) {
                  "the filters Generated and Generated.meshes run them alone")
       ->check(generate_problem);
   app.add_option("--generate-seed", command.generate_seed, "Of those cases; by default a fresh one")
-      ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 53));
+      ->check(between(0, kMostSeed));
   app.add_flag("--no-shrink{false}", command.shrinks,
                "Generated cases that fail are not made smaller");
   app.add_option("--case", command.case_file,
@@ -114,7 +114,7 @@ void add_run(CLI::App& app, RunCommand& command) {
   app.add_flag("--fail-fast", command.fail_fast, "After a case that fails no other is begun")
       ->excludes("--model");
   app.add_flag("--list", command.list, "Print the ids only");
-  add_baseline(app, command);
+  add_baseline(app, command)->excludes("--list");
   app.add_flag("-q,--quiet", command.quiet, "No progress");
   app.add_flag("-v,--verbose", command.verbose, "One line a case on stderr");
   app.add_option("--color", command.color, "auto, always or never")
@@ -122,7 +122,9 @@ void add_run(CLI::App& app, RunCommand& command) {
 }
 
 void add_repro(CLI::App& app, ReproCommand& command) {
-  app.add_option("CASE", command.id, "The id of a case of the matrix, or of an earlier repro")
+  app.add_option(
+         "CASE", command.id,
+         "The id of a case of the matrix, or words that one case alone has; of an earlier repro")
       ->required();
   app.add_option("--steps", command.steps, "Optimizer steps")->check(CLI::Range(1, 3));
   app.add_option("--seed", command.seed, "Of weights and data")->check(at_least(0));
@@ -212,11 +214,13 @@ void add_config_check(CLI::App& app, ConfigCommand& command) {
                  "Elements of every parameter in the order of registration, such as 100,20")
       ->delimiter(',')
       ->excludes(parameters);
-  app.add_option("--device", command.device, "cpu or cuda; they differ for offloaded state")
+  app.add_option("--device", command.device,
+                 "cpu or cuda: where the model is; they differ for offloaded state (default: cuda "
+                 "with --fits, else cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--memory,--fits", command.memory_bytes,
-                 "Whether what a rank holds on its device fits into so much, such as 80GB or "
-                 "24GiB; exit code 1 if not")
+                 "Whether what a rank holds on its device, a GPU unless --device says cpu, fits "
+                 "into so much, such as 80GB or 24GiB; exit code 1 if not")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->check(at_least(1));
   app.add_flag("--all", command.all, "Every key, those that have their defaults, too");
@@ -383,7 +387,7 @@ void add_records(CLI::App& app, Commands& all) {
               records.explain);
   add_command(app, all, "completion", "Print a script that completes these words in a shell",
               [&app, &records] {
-                std::cout << completion(app, records.shell);
+                std::cout << completion_of_all(app, records.shell);
                 return kHeld;
               })
       .add_option("SHELL", records.shell, "bash, zsh or fish")

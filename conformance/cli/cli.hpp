@@ -200,7 +200,7 @@ struct ConfigCommand {
   int world = 0;                // 0: as many as the file's batch sizes say, else 1
   int64_t parameters = 0;       // elements in all; 0: as many as you like
   std::vector<int64_t> numels;  // or one by one
-  std::string device = "cpu";
+  std::string device;         // cpu or cuda; empty: cuda where memory_bytes is asked for, else cpu
   std::string json;           // file, or "-" for stdout
   bool all = false;           // every key, not only those of the file and what follows
   uint64_t memory_bytes = 0;  // of a rank's device, whether it fits; 0: not asked

@@ -8,6 +8,7 @@
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "engine/config/config.hpp"
+#include "reports/folder_index.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -83,6 +84,7 @@ int compare_command(const CompareCommand& command, const ranks::Handler& serve) 
     write_file(at("html"), reports::to_html(comparison));
     write_file(at("json"), reports::to_json(comparison));
     write_file(at("md"), reports::to_markdown(comparison));
+    reports::link_pages(command.report);
   });
   if (is_whole) std::cout << "# report: " << absolute(at("html")) << "\n";
   const int code = reports::exit_code(comparison);

@@ -57,31 +57,41 @@ Strings values_of(const std::string& type) {
   return values;
 }
 
-KnownOption known(const CLI::Option& option) {
+// Of an option by this path: what its checks list, or what is given.
+Strings values_at(const CLI::Option& option, const std::string& path, const OtherWords& others) {
+  const auto listed = values_of(option.get_type_name());
+  const auto given = others.values.find(path);
+  return listed.empty() && given != others.values.end() ? given->second : listed;
+}
+
+KnownOption known(const CLI::Option& option, const std::string& path, const OtherWords& others) {
   KnownOption known{.takes = option.get_items_expected_max() > 0,
                     .is_list = option.get_delimiter() == ',',
                     .words = option.get_description()};
   for (const auto& name : option.get_lnames()) known.names.push_back("--" + name);
   for (const auto& name : option.get_snames()) known.names.push_back("-" + name);
-  if (known.takes) known.values = values_of(option.get_type_name());
+  if (known.takes) known.values = values_at(option, path + " " + known.names.at(0), others);
   return known;
 }
 
 // The command and all below it.
-void add_known(const CLI::App& app, const std::string& path, std::vector<KnownCommand>& all) {
-  KnownCommand command{.path = path, .words = app.get_description()};
+void add_known(const CLI::App& tree, const std::string& path, const OtherWords& others,
+               std::vector<KnownCommand>& all) {
+  const auto other = others.programs.find(path);
+  const CLI::App& app = other == others.programs.end() ? tree : *other->second;
+  KnownCommand command{.path = path, .words = tree.get_description()};
   for (const auto* option : app.get_options()) {
     if (!option->get_positional()) {
-      command.options.push_back(known(*option));
+      command.options.push_back(known(*option, path, others));
       continue;
     }
-    const auto values = values_of(option->get_type_name());
+    const auto values = values_at(*option, path + " " + option->get_name(true), others);
     command.values.insert(command.values.end(), values.begin(), values.end());
   }
   command.commands = app.get_subcommands([](const CLI::App*) { return true; });
   const auto below = command.commands;
   all.push_back(std::move(command));
-  for (const auto* one : below) add_known(*one, path + " " + one->get_name(), all);
+  for (const auto* one : below) add_known(*one, path + " " + one->get_name(), others, all);
 }
 
 // 'it' for a shell.
@@ -215,6 +225,8 @@ std::string for_fish(const std::vector<KnownCommand>& all) {
     for (const auto* one : command.commands)
       text += line + " -f -a " + shell_quoted(one->get_name()) + " -d " +
               shell_quoted(one->get_description()) + "\n";
+    if (!command.values.empty())
+      text += line + " -f -a " + shell_quoted(joined_by(command.values, " ")) + "\n";
     for (const auto& option : command.options) {
       text += line;
       for (const auto& name : option.names)
@@ -229,9 +241,9 @@ std::string for_fish(const std::vector<KnownCommand>& all) {
 
 }  // namespace
 
-std::string completion(const CLI::App& app, const std::string& shell) {
+std::string completion(const CLI::App& app, const std::string& shell, const OtherWords& others) {
   std::vector<KnownCommand> all;
-  add_known(app, "", all);
+  add_known(app, "", others, all);
   if (shell == "bash") return for_bash(all);
   if (shell == "zsh") return for_zsh(all);
   if (shell == "fish") return for_fish(all);

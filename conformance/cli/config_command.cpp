@@ -15,6 +15,7 @@
 #include "engine/config/documents.hpp"
 #include "engine/config/load_for_client.hpp"
 #include "engine/memory/forecast.hpp"
+#include "reports/table.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::conformance::cli {
@@ -79,16 +80,20 @@ constexpr Group kGroups[] = {
     {"All other keys, which have their defaults",
      [](const Setting& one) { return is_default(one) && !names_deepspeed(one); }, true}};
 
-// What is in its way goes to lines of its own.
+// Values stand under each other: a key that reaches into their column has a line of its own, and so
+// has what does not fit into the column.
 std::string row_of(const Setting& setting, std::size_t width, std::size_t columns) {
-  const std::size_t size = setting.key.size();
-  const std::string name = "  " + setting.key + std::string(std::max(width, size) - size + 2, ' '),
-                    note = setting.note.empty() ? "" : "(" + setting.note + ")";
-  std::string whole = name + setting.value;
-  if (!note.empty()) whole += "  " + note;
-  if (whole.size() <= columns) return whole + "\n";
-  return reports::wrapped(name + setting.value, columns, std::string(6, ' ')) +
-         (note.empty() ? "" : reports::wrapped("      " + note, columns, std::string(7, ' ')));
+  const std::string& value = setting.value;
+  const std::string room(width + 4, ' '),
+      name = "  " + setting.key, note = setting.note.empty() ? "" : "(" + setting.note + ")";
+  const std::string front =
+      name + (setting.key.size() <= width ? room.substr(name.size()) : "\n" + room);
+  const std::string all = value + (note.empty() ? "" : "  " + note);
+  if (room.size() + all.size() <= columns) return front + all + "\n";
+  const std::string below =
+      note.empty() ? "" : reports::wrapped("      " + note, columns, std::string(7, ' '));
+  if (room.size() + value.size() <= columns) return front + value + "\n" + below;
+  return name + "\n" + reports::wrapped("      " + value, columns, std::string(6, ' ')) + below;
 }
 
 // The keys that a reader of the file asks about; the others are counted, or all are shown.
@@ -131,7 +136,7 @@ std::string rates_text(const MemoryRates& rates) {
                     rate.constant == 0 ? "" : with_thousands(rate.constant)});
   }
   rows.push_back({"total", rate_text(total.idle)});
-  return aligned(rows);
+  return reports::aligned(rows);
 }
 
 std::string sizes_text(const Sized& all) {
@@ -147,7 +152,7 @@ std::string sizes_text(const Sized& all) {
                   with_thousands(all.forecast.most_bytes())});
   return with_thousands(all.numel) + " parameters in " +
          with_thousands(static_cast<int64_t>(count)) + (count == 1 ? " tensor" : " tensors") +
-         ", padding included:\n" + aligned(rows);
+         ", padding included:\n" + reports::aligned(rows);
 }
 
 // Whether it is on the CPU though the model is on another device.
@@ -283,6 +288,7 @@ int ranks_of(const json& file) {
 
 int config_check_command(const ConfigCommand& given) {
   auto command = given;
+  if (given.device.empty()) command.device = given.memory_bytes > 0 ? "cuda" : "cpu";
   const auto file = parsed(given.file);
   std::string notes;
   if (given.world == 0) {

@@ -7,8 +7,10 @@
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/terminal_text.hpp"
 #include "conformance/crash/campaign.hpp"
 #include "engine/error.hpp"
+#include "reports/folder_index.hpp"
 #include "reports/losses.hpp"
 
 namespace equigrad::conformance::cli {
@@ -25,7 +27,7 @@ void add_crash(CLI::App& app, CrashCommand& command) {
   app.add_option("--world", command.worlds, "Numbers of ranks, such as 2,4")
       ->delimiter(',')
       ->check(CLI::Range(1, 4));
-  app.add_option("--seed", command.seed, "Of the losses");
+  app.add_option("--seed", command.seed, "Of the losses")->check(between(0, kMostSeed));
   app.add_option("--replay", command.replay,
                  "One point alone, by its name in a report, such as "
                  "zero2.w3.fp16.new.power.7-4-4.s12");
@@ -64,12 +66,14 @@ int crash_command(const CrashCommand& command) {
   losses.environment = environment;
   losses.command = command.line;
   std::ostream& out = command.json == "-" ? std::cerr : std::cout;
-  out << reports::to_terminal(losses) << std::flush;
+  const int descriptor = command.json == "-" ? STDERR_FILENO : STDOUT_FILENO;
+  out << reports::to_terminal(losses, limit_of_columns(descriptor)) << std::flush;
   const bool is_written = was_written([&] {
     const auto json = reports::to_json(losses);
     write_file(report, json);
     write_file(page, reports::to_html(losses));
     if (!command.json.empty()) write_file(command.json, json);
+    reports::link_pages(command.report);
   });
   if (is_written) out << "# report: " << absolute(page) << "\n";
   const int code = reports::exit_code(losses);

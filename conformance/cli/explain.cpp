@@ -4,13 +4,15 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "conformance/cases/recipe.hpp"
-#include "conformance/cli/inputs.hpp"
 #include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/selected_cases.hpp"
+#include "conformance/cli/terminal_text.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/contract/known_mistakes.hpp"
 #include "conformance/generator/draw.hpp"
@@ -24,15 +26,17 @@ namespace {
 
 using Words = std::vector<std::pair<std::string, std::string>>;
 
-// A row each, the second column below itself.
-std::string rows_of(const Words& words) {
-  constexpr std::size_t kFirst = 15;
+// A row each, the second column below itself. Lines that have the id are to be pasted: they stay.
+std::string rows_of(const Words& words, std::size_t columns, const std::string& id) {
+  const std::string below(17, ' ');
   std::string text;
   for (const auto& [what, says] : words) {
-    text += "  " + what + std::string(kFirst - std::min(kFirst - 1, what.size()), ' ');
-    for (const char c : says)
-      text += c == '\n' ? "\n" + std::string(kFirst + 2, ' ') : std::string(1, c);
-    text += "\n";
+    std::string front = "  " + what;
+    front += below.substr(std::min(front.size(), below.size() - 1));
+    std::istringstream lines(says);
+    for (std::string line; std::getline(lines, line); front = below)
+      text += line.find(id) != std::string::npos ? front + line + "\n"
+                                                 : reports::wrapped(front + line, columns, below);
   }
   return text;
 }
@@ -136,7 +140,7 @@ std::string bound_words(const CaseSpec& spec, const reference::Recipe& recipe) {
          " on the way, each of at most " +
          reports::formatted("%.3g", oracle::unit_roundoff(recipe.accumulate_dtype)) +
          " (unit roundoff of " + type_word(recipe.accumulate_dtype) +
-         ");\ncomputed for each case, never chosen: conformance/oracle/bound.hpp";
+         "); computed for each case, never chosen: conformance/oracle/bound.hpp";
 }
 
 std::string joined_lines(const std::vector<std::string>& lines) {
@@ -165,13 +169,12 @@ Words words_of(const CaseSpec& spec) {
     return words;
   }
   words.emplace_back("exact",
-                     joined_lines({"losses, gradients, norm, loss scale, masters, optimizer "
-                                   "states and parameters, bit for",
-                                   "bit, with the twin: plain autograd on one device, in this "
-                                   "precision and the engine's",
-                                   "order of additions. 0 differing bits are allowed"}));
+                     "losses, gradients, norm, loss scale, masters, optimizer states and "
+                     "parameters, bit for bit, with the twin: plain autograd on one device, in "
+                     "this precision and the engine's order of additions. 0 differing bits are "
+                     "allowed");
   words.emplace_back("bounded",
-                     "the first gradient that is applied is\n" + bound_words(spec, recipe));
+                     "the first gradient that is applied is " + bound_words(spec, recipe));
   words.emplace_back("cross", "bits of the other stages and call styles of " + spec.tuple() +
                                   ", where the run has them");
   return words;
@@ -232,32 +235,25 @@ Words words_of(const std::string& id) {
   return words_of(parse_id(id));
 }
 
-std::vector<std::string> all_ids() {
-  std::vector<std::string> ids;
-  for (const auto& spec : default_matrix()) ids.push_back(spec.id());
-  for (const auto& spec : contract::default_specs()) ids.push_back(spec.id());
-  return ids;
-}
-
 struct LastReport {
   std::string text;    // what became of the case
   std::string replay;  // the line that repeats it as that run made it; empty: the report has none
 };
 
 // A report that is not there or cannot be read is said so.
-LastReport last_report(const ExplainCommand& command) {
-  if (access(command.report.c_str(), R_OK) != 0) return {"none in " + command.report, ""};
+LastReport last_report(const std::string& report, const std::string& id) {
+  if (access(report.c_str(), R_OK) != 0) return {"none in " + report, ""};
   try {
-    const auto record = read_record(command.report);
+    const auto record = read_record(report);
     for (const auto& one : record.run.cases) {
-      if (one.id != command.id) continue;
-      auto text = reports::spoken(one.verdict) + " in " + command.report + ", of commit " +
+      if (one.id != id) continue;
+      auto text = reports::spoken(one.verdict) + " in " + report + ", of commit " +
                   record.run.environment.commit + ", " + record.run.environment.time;
       if (!reports::passed(one.verdict) || reports::vacuous(one))
         text += "\n" + reports::clean(reports::message_of(one));
       return {text, reports::clean(one.replay)};
     }
-    return {command.report + " does not have it", ""};
+    return {report + " does not have it", ""};
   } catch (const ConfigError& error) {
     return {error.what(), ""};
   }
@@ -287,28 +283,31 @@ std::string model_words(const std::string& model) {
 }
 
 std::string explanation(const std::string& id, const std::string& program,
-                        const std::string& replay) {
+                        const std::string& replay, std::size_t columns) {
   auto words = words_of(id);
   words.emplace_back("runs alone", replay.empty() ? program + " run " + id : replay);
-  return id + "\n" + rows_of(words);
+  return id + "\n" + rows_of(words, columns, id);
 }
 
 void add_explain(CLI::App& app, ExplainCommand& command) {
-  app.add_option("CASE", command.id, "The id of a case: equigrad list")->required();
+  app.add_option("CASE", command.id,
+                 "The id of a case, or words that one case alone has: equigrad list")
+      ->required();
   app.add_option("--report", command.report,
                  "A run.json, or the folder that has it, to say what became of the case");
 }
 
 int explain_command(const ExplainCommand& command) {
-  const auto last = last_report(command);
-  try {
-    std::cout << explanation(command.id, shell_word(command.program), last.replay);
-  } catch (const Error& error) {
-    std::cerr << "equigrad: " << error.what() << "\n";
-    say_what_is_near("cases", command.id, all_ids(), "equigrad list has all ids.");
+  const auto [id, problem, near] = one_case(command.id);
+  if (!problem.empty()) {
+    std::cerr << "equigrad: " << problem << "\n" << (near.empty() ? "" : "near it are\n");
+    for (const auto& other : near) std::cerr << "  " << other << "\n";
     return kUsage;
   }
-  std::cout << rows_of({{"last report", last.text}});
+  const auto last = last_report(command.report, id);
+  const auto columns = columns_of(STDOUT_FILENO);
+  std::cout << explanation(id, shell_word(command.program), last.replay, columns)
+            << rows_of({{"last report", last.text}}, columns, id);
   return kHeld;
 }
 

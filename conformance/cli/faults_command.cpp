@@ -12,11 +12,13 @@
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/terminal_text.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "conformance/faults/fault.hpp"
 #include "conformance/faults/planted_faults.hpp"
 #include "conformance/generated/program.hpp"
 #include "engine/config/suggest.hpp"
+#include "reports/folder_index.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -132,7 +134,7 @@ void add_faults(CLI::App& app, FaultsCommand& command) {
                "faults that fewer catch");
   app.add_option("--minutes", command.minutes,
                  "Stop after so long, 0: never (default: 10, with --full or --thin 0)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   app.add_option("--clean", command.clean,
                  "Generated cases without a fault (default: 5000, with a FILTER or --covering 0)")
       ->check(at_least(0));
@@ -164,13 +166,15 @@ int faults_command(const FaultsCommand& command) {
   matrix.environment = environment;
   matrix.command = command.line;
   std::ostream& out = command.json == "-" ? std::cerr : std::cout;
-  out << reports::to_terminal(matrix) << std::flush;
+  const int descriptor = command.json == "-" ? STDERR_FILENO : STDOUT_FILENO;
+  out << reports::to_terminal(matrix, limit_of_columns(descriptor)) << std::flush;
   const bool is_whole = was_written([&] {
     const auto json = reports::to_json(matrix);
     write_file(at("html"), reports::to_html(matrix));
     write_file(at("md"), reports::to_markdown(matrix));
     write_file(at("json"), json);
     if (!command.json.empty()) write_file(command.json, json);
+    reports::link_pages(command.report);
   });
   if (is_whole) out << "# report: " << absolute(at("html")) << "\n";
   const int code = reports::exit_code(matrix);

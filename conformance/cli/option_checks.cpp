@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "engine/config/suggest.hpp"
@@ -21,6 +22,13 @@ std::size_t read_number(const std::string& text, double& value) {
   char* end = nullptr;
   value = std::strtod(text.c_str(), &end);
   return std::isfinite(value) ? static_cast<std::size_t>(end - text.c_str()) : 0;
+}
+
+// Of a text that is a number and nothing else.
+std::optional<double> number_in(const std::string& text) {
+  double value = 0;
+  const bool is_number = !text.empty() && read_number(text, value) == text.size();
+  return is_number ? std::optional(value) : std::nullopt;
 }
 
 std::vector<std::string> option_names(const CLI::App& app) {
@@ -96,14 +104,35 @@ CLI::Validator at_least(int64_t least) {
       words);
 }
 
+CLI::Validator between(int64_t least, int64_t most) {
+  const auto words = std::to_string(least) + " to " + std::to_string(most);
+  return CLI::Validator(
+      [=](std::string& text) {
+        int64_t value = 0;
+        const bool is_number = CLI::detail::lexical_cast(text, value);
+        return is_number && value >= least && value <= most
+                   ? ""
+                   : wanted("a whole number from " + words, text);
+      },
+      words);
+}
+
 CLI::Validator above_zero() {
   return CLI::Validator(
       [](std::string& text) {
-        double value = 0;
-        const bool is_number = !text.empty() && read_number(text, value) == text.size();
-        return is_number && value > 0 ? "" : wanted("a number above 0", text);
+        const auto value = number_in(text);
+        return value && *value > 0 ? "" : wanted("a number above 0", text);
       },
       "above 0");
+}
+
+CLI::Validator not_negative() {
+  return CLI::Validator(
+      [](std::string& text) {
+        const auto value = number_in(text);
+        return value && *value >= 0 ? "" : wanted("a number of at least 0", text);
+      },
+      "at least 0");
 }
 
 CLI::Validator counted(int64_t most) {

@@ -14,7 +14,11 @@
 namespace equigrad::conformance::cli {
 
 CLI::Validator at_least(int64_t least);
+CLI::Validator between(int64_t least, int64_t most);  // both of them, too
 CLI::Validator above_zero();
+CLI::Validator not_negative();
+// The most that a seed may be where a record has it as a number of JSON: doubles have all up to it.
+constexpr int64_t kMostSeed = int64_t{1} << 53;
 // Whole numbers up to `most`, also as 7e9 or 7B; --option->transform(counted(...)).
 CLI::Validator counted(int64_t most);
 

@@ -122,9 +122,11 @@ reports::NamedRun read_record(const std::string& place) {
 void add_merge(CLI::App& app, MergeCommand& command) {
   app.add_option("RECORD", command.places, "run.json files, or folders that have one")->required();
   app.add_option("--report", command.out.report, "Folder for index.html, run.json, junit.xml")
-      ->required();
+      ->required()
+      ->default_str("");
   app.add_option("--json", command.out.json, "Also write the record here; - is stdout");
   app.add_option("--junit", command.out.junit, "Also write JUnit XML here; - is stdout");
+  add_baseline(app, command.out);
   app.add_option("--color", command.out.color, "auto, always or never")
       ->check(CLI::IsMember({"auto", "always", "never"}));
 }

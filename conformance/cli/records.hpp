@@ -16,6 +16,10 @@
 #include "conformance/cli/cli.hpp"
 #include "reports/merge.hpp"
 
+namespace CLI {
+class Option;
+}
+
 namespace equigrad::conformance::cli {
 
 // The name is the place.
@@ -24,7 +28,7 @@ std::string folder_of_record(const std::string& place);
 
 struct MergeCommand {
   std::vector<std::string> places;
-  RunCommand out;  // --report, --json, --junit, --color; line
+  RunCommand out;  // --report, --json, --junit, --baseline, --color; line
 };
 void add_merge(CLI::App& app, MergeCommand& command);
 // The merged record's exit code.
@@ -47,8 +51,8 @@ struct BaselineCommand {
 void add_baseline(CLI::App& show, CLI::App& update, BaselineCommand& command);
 int baseline_show_command(const BaselineCommand& command);
 int baseline_update_command(const BaselineCommand& command);
-// The option of `run`: the file is read where the words are.
-void add_baseline(CLI::App& run, RunCommand& command);
+// The option of `run` and of `report merge`: the file is read where the words are.
+CLI::Option* add_baseline(CLI::App& app, RunCommand& command);
 
 bool is_to_repeat(const reports::Case& one);  // it went wrong, or was not reached
 bool has_to_repeat(const reports::Run& run);

@@ -3,6 +3,7 @@
 //
 //   index.html  run.json  junit.xml  fail/<case>/: failure_folder.hpp
 //   history.jsonl: a line for each run (reports/history.hpp); stays
+//   faults.html  crash.html  compare.html  race.html: index.html links them (folder_index.hpp)
 //
 // Invariants: clearing removes these and nothing else: a file or folder of another name stays, and
 // so does the folder that it is in.

@@ -13,7 +13,9 @@
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/inputs.hpp"
 #include "conformance/cli/report_folder.hpp"
+#include "conformance/cli/selected_cases.hpp"
 #include "conformance/diagnosis/shrink.hpp"
+#include "conformance/generator/draw.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "conformance/verdict/failure_kind.hpp"
 #include "engine/config/config.hpp"
@@ -210,25 +212,34 @@ bool is_somebody_elses(const std::string& folder) {
   return !names.empty() && std::find(names.begin(), names.end(), "repro.sh") == names.end();
 }
 
-CaseSpec spec_of(const ReproCommand& command) {
-  if (command.id.starts_with("Contract."))
-    throw ConfigError("repro", {"a case of the contract is a program of its own and cannot be "
-                                "shrunk. equigrad run " +
-                                command.id + " repeats it"});
-  CaseSpec spec;
+// Why a case cannot be repeated and shrunk; empty: it can.
+std::vector<std::string> problems_of(const OneCase& one) {
   std::vector<std::string> problems;
-  try {
-    spec = parse_id(command.id);
+  if (!one.problem.empty()) problems.push_back(one.problem);
+  for (const auto& id : one.near) problems.push_back("near it is " + id);
+  if (one.id.starts_with("Contract."))
+    problems.push_back(
+        "a case of the contract is a program of its own and cannot be shrunk. equigrad run " +
+        one.id + " repeats it");
+  else if (is_generated_id(one.id))
+    problems.push_back(
+        "a case that is drawn is shrunk by the run in which it fails. equigrad run " + one.id +
+        " repeats it");
+  return problems;
+}
+
+CaseSpec spec_of(const ReproCommand& command) {
+  const auto one = one_case(command.id);
+  auto problems = problems_of(one);
+  CaseSpec spec;
+  if (problems.empty()) {
+    spec = parse_id(one.id);
     if (spec.world < 1 || spec.accumulation < 1 || spec.stage > 3)
-      problems.push_back("expected a rank, a micro-batch and a stage up to 3, got " + command.id);
+      problems.push_back("expected a rank, a micro-batch and a stage up to 3, got " + one.id);
     if (!is_model(spec.model))
       problems.push_back("expected a model of the matrix or linear1 to linear7, got \"" +
-                         spec.model + "\" in " + command.id +
+                         spec.model + "\" in " + one.id +
                          ". A case of a model of your own is repeated by equigrad run --model");
-  } catch (const Error& error) {
-    problems.emplace_back(error.what());
-    for (const auto& id : near_matches(default_matrix(), command.id, 3))
-      problems.push_back("near it is " + id);
   }
   if (command.fault.starts_with("Contract"))
     problems.push_back("the fault " + command.fault + " is one of the contract's cases");

@@ -20,15 +20,6 @@ namespace {
 
 bool is_pure(const RunCommand& command) { return command.json == "-" || command.junit == "-"; }
 
-// The pages of other commands there, and what earlier runs found.
-reports::Surroundings surroundings_of(const std::string& folder) {
-  reports::Surroundings around;
-  around.earlier = reports::read_history(read_file(folder + "/history.jsonl"));
-  for (const char* page : {"faults.html", "compare.html", "race.html", "crash.html"})
-    if (access((folder + "/" + page).c_str(), R_OK) == 0) around.pages.emplace_back(page);
-  return around;
-}
-
 // The report's folder as CI looks for attachments: Jenkins anywhere, GitLab below its own.
 std::string attached_in(const std::string& report) {
   const std::string whole = absolute(report);
@@ -78,16 +69,14 @@ void say_run(const RunCommand& command, const reports::Run& run) {
     for (const auto& one : run.cases)
       std::cerr << reports::word(one.verdict) << "  " << one.seconds << " s  " << one.id << "\n";
   const int descriptor = is_pure(command) ? STDERR_FILENO : STDOUT_FILENO;
-  const bool is_limited = isatty(descriptor) == 1 || std::getenv("COLUMNS") != nullptr;
-  words_of(command) << reports::to_terminal(run,
-                                            {.colour = use_colour(command.color, descriptor),
-                                             .columns = is_limited ? columns_of(descriptor) : 0})
+  words_of(command) << reports::to_terminal(run, {.colour = use_colour(command.color, descriptor),
+                                                  .columns = limit_of_columns(descriptor)})
                     << std::flush;
 }
 
 void write_run_reports(const RunCommand& command, const reports::Run& run) {
   const std::string history = command.report + "/history.jsonl";
-  auto around = surroundings_of(command.report);
+  auto around = reports::surroundings_of(command.report);
   write_file(command.report + "/index.html", reports::to_html(run, around));
   around.earlier.push_back(reports::past_run(run));
   write_file(history, reports::history_lines(around.earlier));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <set>
+#include <sstream>
 
 #include "conformance/campaigns/contract_runner.hpp"
 #include "conformance/campaigns/covering_selection.hpp"
@@ -92,6 +93,21 @@ SelectedCases cases_by_filters(const RunCommand& command) {
   return cases;
 }
 
+// Why the words are no case's id; empty: they are one.
+std::string id_problem(const std::string& words) {
+  try {
+    if (is_generated_id(words))
+      static_cast<void>(case_of_id(words));
+    else if (words.starts_with("Contract."))
+      static_cast<void>(contract::parse_contract_id(words));
+    else
+      static_cast<void>(parse_id(words));
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 // Adds a case by its id, if the options select it.
 void add_named(SelectedCases& cases, const std::string& id, const Selection& selection) {
   const auto add = [&](auto& list, auto one, int stage, const std::string& dtype, int world) {
@@ -175,6 +191,40 @@ bool is_narrowed(const RunCommand& command) {
   const auto& selection = command.selection;
   return !command.only.empty() || !selection.filters.empty() || !selection.stages.empty() ||
          !selection.dtypes.empty() || !selection.worlds.empty();
+}
+
+OneCase one_case(const std::string& words) {
+  OneCase one;
+  if (one.problem = id_problem(words); one.problem.empty()) return {words, "", {}};
+  const auto wrong = filter_problem(words);
+  auto cases = SelectedCases{};
+  RunCommand command;
+  command.selection.filters = {words};
+  if (wrong.empty()) cases = catalogue_cases(command, /*full=*/false);
+  if (wrong.empty() && cases.size() == 0) cases = catalogue_cases(command, /*full=*/true);
+  if (cases.size() == 1)
+    return {cases.matrix.empty() ? cases.contract[0].id() : cases.matrix[0].id(), "", {}};
+  if (cases.size() > 1) {
+    one.problem = "expected the id of a case, or words that one case alone has, got \"" + words +
+                  "\", which " + std::to_string(cases.size()) +
+                  " cases have. equigrad list prints them.";
+    return one;
+  }
+  if (!wrong.empty()) one.problem = wrong;
+  std::vector<std::string> ids;
+  for (const auto& spec : full_matrix()) ids.push_back(spec.id());
+  for (const auto& spec : contract::full_specs()) ids.push_back(spec.id());
+  one.near = near_matches(ids, words, 3);
+  return one;
+}
+
+std::vector<std::string> filter_words() {
+  std::set<std::string> words = {"Contract", "Generated", "Generated.meshes"};
+  for (const auto& spec : default_matrix()) {
+    std::istringstream parts(spec.id());
+    for (std::string part; std::getline(parts, part, '.');) words.insert(part);
+  }
+  return {words.begin(), words.end()};
 }
 
 }  // namespace equigrad::conformance::cli

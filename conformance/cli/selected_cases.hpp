@@ -34,4 +34,15 @@ SelectedCases selected_cases(const RunCommand& command);
 SelectedCases cases_in_order(const RunCommand& command);
 bool is_narrowed(const RunCommand& command);
 
+struct OneCase {
+  std::string id;
+  std::string problem;            // why it is none; empty: it is one
+  std::vector<std::string> near;  // ids of all cases, where the words select none
+};
+// The case whose id the words are, also one that no selection has; or which they alone select, as a
+// filter of `equigrad run` does: of the default selection, and of all where that has none.
+OneCase one_case(const std::string& words);
+// What ids of the matrix are made of, and what selects the other cases: for filters.
+std::vector<std::string> filter_words();
+
 }  // namespace equigrad::conformance::cli

@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "reports/text.hpp"
-
 namespace equigrad::conformance::cli {
 namespace {
 
@@ -50,23 +48,9 @@ std::size_t columns_of(int descriptor) {
   return std::max(columns, kLeastColumns);
 }
 
-std::string aligned(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t i = 0; i < row.size(); ++i)
-      widths[i] = std::max(widths[i], reports::width_of(row[i]));
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string spaces(widths[i] - reports::width_of(row[i]), ' ');
-      line += i == 0 ? row[i] + spaces : "  " + spaces + row[i];
-    }
-    text += without_ending_spaces(line) + "\n";
-  }
-  return text;
+std::size_t limit_of_columns(int descriptor) {
+  const bool is_limited = isatty(descriptor) == 1 || std::getenv("COLUMNS") != nullptr;
+  return is_limited ? columns_of(descriptor) : 0;
 }
 
 std::string drawn(const std::vector<double>& values, std::size_t width, std::size_t height) {

@@ -1,6 +1,8 @@
 #include "perf/race/commands.hpp"
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -12,8 +14,10 @@
 #include <fstream>
 #include <functional>
 
+#include "conformance/cli/bench_options.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/cli/option_checks.hpp"
+#include "conformance/cli/terminal_text.hpp"
 #include "conformance/ranks/interrupt.hpp"
 #include "engine/comm/launch.hpp"
 #include "engine/error.hpp"
@@ -24,11 +28,17 @@
 #include "perf/race/scratch.hpp"
 #include "perf/race/suites.hpp"
 #include "perf/scale/scale.hpp"
+#include "reports/folder_index.hpp"
+#include "reports/memory.hpp"
 
 namespace equigrad::perf {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using conformance::cli::BenchGateOptions;
+using conformance::cli::BenchOptions;
+using conformance::cli::BenchRaceOptions;
+using conformance::cli::BenchScaleOptions;
 
 double load() {
   double loads[1] = {0};
@@ -52,12 +62,28 @@ Programs default_programs() {
   return programs;
 }
 
-struct RaceCommand {
-  std::string suite = "smoke", report;
+BenchOptions default_options() {
+  const Programs programs = default_programs();
+  const TimesPlan plan;
+  BenchOptions options;
+  options.race.worker = options.gate.worker = options.gate.older = programs.worker;
+  options.race.peers = programs.peers;
+  options.race.python = programs.python;
+  options.gate.pairs = plan.pairs;
+  options.gate.lives = plan.lives;
+  options.gate.steps = plan.steps;
+  options.gate.margin = plan.margin;
+  return options;
+}
+
+Programs programs_of(const BenchRaceOptions& race) {
   Programs programs = default_programs();
-  SuiteOptions options;
-  bool no_peers = false, no_proof = false;
-};
+  programs.worker = race.worker;
+  programs.older = race.older;
+  programs.peers = race.no_peers ? "" : race.peers;
+  programs.python = race.python;
+  return programs;
+}
 
 const reports::RaceRow* row_of(const reports::RaceGroupResult& group, const std::string& name) {
   for (const auto& row : group.rows)
@@ -77,6 +103,7 @@ void write_reports(const std::string& folder, const reports::Race& race) {
   write(folder + "/race.json", reports::to_json(race));
   write(folder + "/race.md", reports::to_markdown(race));
   write(folder + "/race.html", reports::to_html(race));
+  reports::link_pages(folder);
 }
 
 // Words of the command line that are wrong; the message ends with what is right.
@@ -85,26 +112,39 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-[[noreturn]] void refuse_filter(const RaceCommand& command) {
+[[noreturn]] void refuse_filter(const BenchRaceOptions& command) {
   std::string names;
-  for (const auto& group : make_suite(command.suite, command.programs, {}))
+  for (const auto& group : make_suite(command.suite, programs_of(command), {}))
     names += (names.empty() ? "" : "; ") + group.name;
   throw UsageError("[race] expected a part of the name of a group of the suite " + command.suite +
-                   ", got --filter " + command.options.filter + ". It has: " + names + ".");
+                   ", or words with and, or, not that mean one, got --filter " + command.filter +
+                   ". It has: " + names + ".");
 }
 
-int race_command(RaceCommand command, const std::string& line) {
-  if (command.no_peers) command.programs.peers.clear();
+// On a terminal what a person compares; elsewhere all of it.
+void print(const reports::Race& race, const std::string& report) {
+  const auto columns = conformance::cli::limit_of_columns(STDOUT_FILENO);
+  if (columns == 0) {
+    std::fputs(reports::to_markdown(race).c_str(), stdout);
+    return;
+  }
+  const std::string where = report.empty() ? "# --report DIR keeps all columns, in race.md"
+                                           : "# all columns: " + report + "/race.md";
+  std::printf("%s%s\n", reports::to_terminal(race, columns).c_str(), where.c_str());
+}
+
+int race_command(const BenchRaceOptions& command, const std::string& line) {
   const auto begin = Clock::now();
   reports::Race race;
   race.environment = conformance::cli::environment_here();
   race.command = line;
   race.load_before = load();
   race.versions["torch"] = build_info::torch_version();
-  const auto groups = make_suite(command.suite, command.programs, command.options);
+  const auto groups = make_suite(command.suite, programs_of(command),
+                                 {command.rounds, command.lives, command.filter});
   if (groups.empty()) refuse_filter(command);
   const Scratch scratch;
-  race.bandwidth_bytes_per_s = measure_bandwidth(command.programs.worker, scratch.path());
+  race.bandwidth_bytes_per_s = measure_bandwidth(command.worker, scratch.path());
   for (const auto& group : groups) {
     try {
       race.groups.push_back(run_group(group, {scratch.path(), 0.95, !command.no_proof}));
@@ -118,30 +158,68 @@ int race_command(RaceCommand command, const std::string& line) {
     if (!command.report.empty()) write_reports(command.report, race);
     if (conformance::ranks::interrupted() != 0) break;
   }
-  std::fputs(reports::to_markdown(race).c_str(), stdout);
+  print(race, command.report);
   for (const auto& group : race.groups)
     for (const auto& row : group.rows)
       if (row.round_s.empty()) return 1;
   return 0;
 }
 
-int memory_command(const std::string& worker) {
+// The ledger's kinds, and the two beside them.
+reports::MemoryHolder holder_of(const MemoryRow& row) {
+  reports::MemoryHolder holder{row.contestant, {}, row.forecast_bytes};
+  for (const auto& phase : row.phases) {
+    auto& moment = holder.moments.emplace_back();
+    moment.phase = phase.phase;
+    moment.bytes.assign(phase.held_bytes.begin(), phase.held_bytes.end());
+    moment.bytes.push_back(phase.activation_bytes);
+    moment.bytes.push_back(phase.other_bytes);
+  }
+  return holder;
+}
+
+void write_reports(const std::string& folder, const reports::Memory& memory) {
+  std::filesystem::create_directories(folder);
+  write(folder + "/memory.json", reports::to_json(memory));
+  write(folder + "/memory.html", reports::to_html(memory));
+  reports::link_pages(folder);
+}
+
+// Printed as it comes, and kept.
+void add_group(reports::Memory& memory, const std::string& worker, const nlohmann::json& model,
+               const comm::MeshSizes& ranks) {
   constexpr int64_t kBatch = 4;
+  const Scratch scratch;
+  const auto rows = measure_memory(worker, scratch.path(), model, kBatch, ranks);
+  const auto formula = activation_bytes(model, kBatch, ranks);
+  auto& group = memory.groups.emplace_back();
+  group.name = fmt::format("GPT, dim {}, data {} x sequence {} x tensor {}",
+                           model.at("dim").get<int>(), ranks.data, ranks.sequence, ranks.tensor);
+  group.left_bytes = rows.at(0).left_bytes;
+  group.formula_bytes = formula.total();
+  for (const auto& row : rows) group.holders.push_back(holder_of(row));
+  std::printf("%s\n\n%s\n", group.name.c_str(), memory_table(rows).c_str());
+  std::printf(
+      "Activations that forward leaves: %ld bytes; by formula %ld (%ld divided, %ld whole).\n\n",
+      group.left_bytes, formula.total(), formula.divided, formula.whole);
+  std::fflush(stdout);
+}
+
+int memory_command(const BenchOptions& options, const std::string& line) {
+  const auto begin = Clock::now();
+  reports::Memory memory;
+  memory.environment = conformance::cli::environment_here();
+  memory.command = line;
+  for (const char* category : memory::kCategoryNames) memory.kinds.emplace_back(category);
+  memory.kinds.insert(memory.kinds.end(), {"activations", "other"});
   const std::vector<comm::MeshSizes> meshes = {
       {.data = 2}, {.tensor = 2}, {.data = 2, .tensor = 2}, {.sequence = 2}};
   for (const auto& model : {gpt(4, 256, 8, 128, 4096), gpt(8, 512, 8, 128, 4096)}) {
     for (const auto& ranks : meshes) {
-      const Scratch scratch;
-      const auto rows = measure_memory(worker, scratch.path(), model, kBatch, ranks);
-      const auto formula = activation_bytes(model, kBatch, ranks);
-      std::printf("GPT, dim %d, data %d x sequence %d x tensor %d\n\n%s\n",
-                  model.at("dim").get<int>(), ranks.data, ranks.sequence, ranks.tensor,
-                  memory_table(rows).c_str());
-      std::printf(
-          "Activations that forward leaves: %ld bytes; by formula %ld (%ld divided, %ld "
-          "whole).\n\n",
-          rows.at(0).left_bytes, formula.total(), formula.divided, formula.whole);
-      std::fflush(stdout);
+      add_group(memory, options.gate.worker, model, ranks);
+      memory.wall_s = std::chrono::duration<double>(Clock::now() - begin).count();
+      // After every group, so that what is done is kept.
+      if (!options.memory_report.empty()) write_reports(options.memory_report, memory);
     }
   }
   return 0;
@@ -152,14 +230,7 @@ nlohmann::json model_of(const std::vector<int>& sizes) {
   return gpt(sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3), sizes.at(4));
 }
 
-struct ScaleCommand {
-  std::vector<int> worlds{8, 64, 512, 4096}, stages{0, 1, 2, 3}, gpt{8, 512, 8, 128, 4096};
-  int accumulation = 1, ranks_per_host = 8;
-  double compute_ms = 0, within_us = 5, within_gb = 100, between_us = 20, between_gb = 50;
-  bool as_json = false;
-};
-
-int scale_command(const ScaleCommand& command, const std::string& worker) {
+int scale_command(const BenchScaleOptions& command, const std::string& worker) {
   ScaleOptions options;
   options.model = model_of(command.gpt);
   options.worlds = command.worlds;
@@ -182,13 +253,6 @@ int scale_command(const ScaleCommand& command, const std::string& worker) {
   return 0;
 }
 
-struct GateCommand {
-  std::string worker = default_programs().worker, older = worker, baseline, planted = "{}";
-  bool write = false;
-  int runs = 20, drawn = 0, stage = 2;
-  TimesPlan plan;  // how long, and when it is enough
-};
-
 nlohmann::json read_json(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("[gate] cannot read " + path + ".");
@@ -206,7 +270,7 @@ void print_gathering(const nlohmann::json& counts) {
   }
 }
 
-int counts_command(const GateCommand& command) {
+int counts_command(const BenchGateOptions& command) {
   const Scratch scratch;
   const nlohmann::json got = {{"torch", build_info::torch_version()},
                               {"counts", count_steps(command.worker, scratch.path())}};
@@ -226,7 +290,7 @@ int counts_command(const GateCommand& command) {
   return found.empty() ? 0 : 1;
 }
 
-int leaks_command(const GateCommand& command) {
+int leaks_command(const BenchGateOptions& command) {
   const Scratch scratch;
   int leaks = 0;
   for (int stage = 0; stage <= 3; ++stage) {
@@ -240,9 +304,13 @@ int leaks_command(const GateCommand& command) {
   return leaks == 0 ? 0 : 1;
 }
 
-TimesPlan plan_of(const GateCommand& command, const std::string& older) {
+TimesPlan plan_of(const BenchGateOptions& command, const std::string& older) {
   Programs programs = default_programs();
-  TimesPlan plan = command.plan;
+  TimesPlan plan;
+  plan.pairs = command.pairs;
+  plan.lives = command.lives;
+  plan.steps = command.steps;
+  plan.margin = command.margin;
   plan.model = gpt(4, 128, 4, 64, 1024);
   const auto config = engine_config(command.stage, plan.batch, 1, nlohmann::json::object());
   programs.worker = older;
@@ -265,7 +333,7 @@ void print(const TimesResult& result) {
   std::fflush(stdout);
 }
 
-int times_command(const GateCommand& command) {
+int times_command(const BenchGateOptions& command) {
   const Scratch scratch;
   const auto result = compare_times(plan_of(command, command.older), scratch.path());
   print(result);
@@ -273,7 +341,7 @@ int times_command(const GateCommand& command) {
 }
 
 // The same program against itself: how far apart two that are equal can look.
-int noise_command(const GateCommand& command) {
+int noise_command(const BenchGateOptions& command) {
   const Scratch scratch;
   const auto plan = plan_of(command, command.worker);
   const auto say = [](const std::string& of, const Noise& noise) {
@@ -293,90 +361,6 @@ int noise_command(const GateCommand& command) {
   return run.alarms + drawn.alarms == 0 ? 0 : 1;
 }
 
-void add_gates(CLI::App& app, GateCommand& gate) {
-  auto* counts = app.add_subcommand(
-      "counts",
-      "Collectives, bytes and allocations of a step, counted exactly, beside those of a file: any "
-      "difference is a finding. The machine and its load do not matter. Under a minute");
-  counts->add_option("--baseline", gate.baseline, "JSON, such as perf/baselines/counts.json")
-      ->required();
-  counts->add_flag("--write", gate.write, "Write that file instead");
-  auto* leaks = app.add_subcommand(
-      "leaks",
-      "Bytes that are held after many steps and were not before, at stages 0 to 3: 0 is "
-      "right. One to three minutes");
-  auto* times = app.add_subcommand(
-      "gate",
-      "Whether this build became slower than another one (--old): the time of a step, new / old, "
-      "in interleaved pairs; below 1 is faster. Some minutes, until regressed or equivalent is "
-      "sure; exit code 4 if it stays open");
-  times->alias("times");
-  times->add_option("--old", gate.older, "perf_worker of the other build")
-      ->required()
-      ->check(CLI::ExistingFile);
-  times->add_option("--plant", gate.planted,
-                    "Slow the new one down, to see it caught: {\"step_sleep_us\": 300}, "
-                    "{\"sleep_us\": 100}, {\"waits\": true}, {\"copies\": true}, "
-                    "{\"one_more\": true}");
-  auto* noise = app.add_subcommand(
-      "noise",
-      "How far off gate can be on this machine: this build beside itself, --runs times; "
-      "false alarms are counted, 0 is right. As long as so many runs of gate");
-  noise->add_option("--runs", gate.runs, "Of gate")->check(conformance::cli::at_least(1));
-  noise
-      ->add_option("--drawn", gate.drawn,
-                   "So many runs more, of lives drawn from those that were measured, each of them "
-                   "as often as it comes: what gate makes of this noise")
-      ->check(conformance::cli::at_least(1));
-  for (auto* command : {counts, leaks, times, noise})
-    command->add_option("--worker,--new", gate.worker, "perf_worker of the build to judge")
-        ->check(CLI::ExistingFile);
-  for (auto* command : {times, noise}) {
-    command->add_option("--pairs", gate.plan.pairs, "Of one life of the two programs")
-        ->check(conformance::cli::at_least(1));
-    command
-        ->add_option("--lives", gate.plan.lives, "Starts of the programs at most, while it is open")
-        ->check(conformance::cli::at_least(1));
-    command->add_option("--steps", gate.plan.steps, "Of each half of a pair")
-        ->check(conformance::cli::at_least(1));
-    command->add_option("--stage", gate.stage, "ZeRO stage")->check(CLI::Range(0, 3));
-    command
-        ->add_option("--margin", gate.plan.margin, "Slower by at most so much is equivalent: 0.02")
-        ->check(CLI::Range(0.0, 1.0));
-  }
-}
-
-void add_scale(CLI::App& app, ScaleCommand& scale, GateCommand& gate) {
-  using conformance::cli::at_least;
-  auto* command = app.add_subcommand(
-      "scale",
-      "Messages and bytes of a step of 8 to 4,096 ranks, and its seconds in a network that the "
-      "options describe: one process plays a rank, beside formulas of a ring (DDP) and of "
-      "DeepSpeed; lower is better. Some seconds a row");
-  command->add_option("--ranks", scale.worlds, "such as 8,64,512,4096")
-      ->delimiter(',')
-      ->check(at_least(2));
-  command->add_option("--stages", scale.stages)->delimiter(',')->check(CLI::Range(0, 3));
-  command->add_option("--gpt", scale.gpt, "layers,dim,heads,context,vocabulary")
-      ->delimiter(',')
-      ->expected(5)
-      ->check(at_least(1));
-  command->add_option("--accumulation", scale.accumulation)->check(at_least(1));
-  command->add_option("--ranks-per-host", scale.ranks_per_host)->check(at_least(1));
-  command->add_option("--compute-ms", scale.compute_ms, "of a step")->check(CLI::NonNegativeNumber);
-  command->add_option("--within-us", scale.within_us, "latency within a host")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--within-gb", scale.within_gb, "GB/s of a rank within a host")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--between-us", scale.between_us, "latency between hosts")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--between-gb", scale.between_gb, "GB/s of a host to others")
-      ->check(CLI::PositiveNumber);
-  command->add_flag("--json", scale.as_json);
-  command->add_option("--worker", gate.worker, "perf_worker of some build")
-      ->check(CLI::ExistingFile);
-}
-
 // As it was called: a path, or "equigrad bench".
 std::string name_of(const char* called) { return std::filesystem::path(called).filename(); }
 
@@ -384,40 +368,6 @@ std::string joined(int argc, char** argv) {
   std::string line = name_of(argv[0]);
   for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];
   return line;
-}
-
-void add_race(CLI::App& app, RaceCommand& race) {
-  auto* racing = app.add_subcommand(
-      "race",
-      "Time of a training step beside plain LibTorch, and beside DDP, FSDP2 and DeepSpeed where "
-      "there is a Python with them, in turns, after a proof that all compute the same gradients: "
-      "engine / DDP, below 1 is faster. The suite smoke takes a minute, all an hour");
-  racing->add_option("--suite", race.suite, "Which models and settings")
-      ->check(CLI::IsMember(suite_names()));
-  racing->add_option("--report", race.report, "Folder for race.json, race.md, race.html");
-  racing
-      ->add_option("--rounds", race.options.rounds,
-                   "Turns of each in a life (default: the suite's own)")
-      ->check(conformance::cli::at_least(1));
-  racing
-      ->add_option("--lives", race.options.lives,
-                   "Starts of every contestant; a life is one value (default: the suite's own)")
-      ->check(conformance::cli::at_least(1));
-  racing->add_option("--filter", race.options.filter, "Groups whose name contains this");
-  racing->add_option("--worker", race.programs.worker, "perf_worker of some build")
-      ->check(CLI::ExistingFile);
-  racing
-      ->add_option("--old", race.programs.older,
-                   "perf_worker of another build, which races beside this one")
-      ->check(CLI::ExistingFile);
-  racing->add_option("--peers", race.programs.peers, "A Python with torch and DeepSpeed")
-      ->envname("EQUIGRAD_PERF_PEERS");
-  racing
-      ->add_option("--python", race.programs.python,
-                   "A Python with this torch, for the engine from Python")
-      ->envname("EQUIGRAD_PERF_PYTHON");
-  racing->add_flag("--no-peers", race.no_peers, "The engine and LibTorch alone");
-  racing->add_flag("--no-proof", race.no_proof, "Times without proof are no result");
 }
 
 // An interrupt wins over whatever it made fail.
@@ -454,18 +404,8 @@ int run(int argc, char** argv) {
       "Exit codes: 0, 1 for a finding, 2 for wrong words, 3 where something broke, 4 "
       "inconclusive.");
   app.require_subcommand(1);
-  RaceCommand race;
-  add_race(app, race);
-  GateCommand gate;
-  add_gates(app, gate);
-  ScaleCommand scale;
-  add_scale(app, scale, gate);
-  auto* memory = app.add_subcommand(
-      "memory",
-      "Bytes that a rank holds of two models, by phase and by what they are for, at stages 0 to 3, "
-      "and its peak with activations beside the forecast; lower is better. Under ten minutes");
-  memory->add_option("--worker", gate.worker, "perf_worker of some build")
-      ->check(CLI::ExistingFile);
+  BenchOptions options = default_options();
+  conformance::cli::add_bench(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -480,13 +420,13 @@ int run(int argc, char** argv) {
     return 2;
   }
   return guarded(name, [&] {
-    if (app.got_subcommand("counts")) return counts_command(gate);
-    if (app.got_subcommand("leaks")) return leaks_command(gate);
-    if (app.got_subcommand("gate")) return times_command(gate);
-    if (app.got_subcommand("noise")) return noise_command(gate);
-    if (app.got_subcommand("memory")) return memory_command(gate.worker);
-    if (app.got_subcommand("scale")) return scale_command(scale, gate.worker);
-    return race_command(race, joined(argc, argv));
+    if (app.got_subcommand("counts")) return counts_command(options.gate);
+    if (app.got_subcommand("leaks")) return leaks_command(options.gate);
+    if (app.got_subcommand("gate")) return times_command(options.gate);
+    if (app.got_subcommand("noise")) return noise_command(options.gate);
+    if (app.got_subcommand("memory")) return memory_command(options, joined(argc, argv));
+    if (app.got_subcommand("scale")) return scale_command(options.scale, options.gate.worker);
+    return race_command(options.race, joined(argc, argv));
   });
 }
 

@@ -1,6 +1,10 @@
 #include "perf/race/suites.hpp"
 
+#include <algorithm>
+#include <functional>
 #include <stdexcept>
+
+#include "conformance/cases/filter.hpp"
 
 namespace equigrad::perf {
 namespace {
@@ -239,6 +243,20 @@ std::vector<RaceGroup> smoke(const Programs& programs) {
   return groups;
 }
 
+// A part of a name has commas and spaces, so it goes first.
+std::vector<RaceGroup> filtered(std::vector<RaceGroup> groups, const std::string& filter) {
+  const auto has_it = [&](const RaceGroup& group) {
+    return group.name.find(filter) != std::string::npos;
+  };
+  if (std::any_of(groups.begin(), groups.end(), has_it))
+    std::erase_if(groups, std::not_fn(has_it));
+  else
+    std::erase_if(groups, [words = conformance::Filter(filter)](const RaceGroup& group) {
+      return !words.matches({group.name});
+    });
+  return groups;
+}
+
 }  // namespace
 
 json gpt(int layers, int dim, int heads, int context, int vocabulary) {
@@ -268,12 +286,6 @@ Contestant engine_contestant(const std::string& name, const Programs& programs,
           /*is_alone=*/false};
 }
 
-const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names = {"all",   "targets", "modes", "scaling",
-                                                 "smoke", "python",  "step"};
-  return names;
-}
-
 std::vector<RaceGroup> make_suite(const std::string& name, const Programs& programs,
                                   const SuiteOptions& options) {
   std::vector<RaceGroup> all;
@@ -291,13 +303,11 @@ std::vector<RaceGroup> make_suite(const std::string& name, const Programs& progr
   if (all.empty())
     throw std::runtime_error(
         "[race] expected all, targets, modes, scaling, smoke, python or step, got " + name + ".");
-  std::vector<RaceGroup> wanted;
   for (auto& group : all) {
     if (options.rounds > 0) group.rounds = options.rounds;
     if (options.lives > 0) group.lives = options.lives;
-    if (group.name.find(options.filter) != std::string::npos) wanted.push_back(group);
   }
-  return wanted;
+  return filtered(std::move(all), options.filter);
 }
 
 }  // namespace equigrad::perf

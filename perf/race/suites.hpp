@@ -9,8 +9,8 @@
 //   python    the engine from Python beside itself from C++, stage by stage; in no other suite
 //
 // Invariants: without `peers` (a Python with DeepSpeed) a suite holds the engine and LibTorch only.
-// Errors: std::runtime_error for an unknown suite.
-// Depends on: race.hpp.
+// Errors: std::runtime_error for an unknown suite; equigrad::Error for a filter that is none.
+// Depends on: race.hpp; cases/filter.hpp (source only).
 #pragma once
 
 #include <string>
@@ -31,12 +31,11 @@ struct Programs {
 
 struct SuiteOptions {
   int rounds = 0, lives = 0;  // 0: the suite's own
-  std::string filter;         // groups whose name contains it
+  std::string filter;         // groups whose name contains it; where none does, cases/filter.hpp
 };
 
 std::vector<RaceGroup> make_suite(const std::string& name, const Programs& programs,
                                   const SuiteOptions& options);
-const std::vector<std::string>& suite_names();
 
 // The engine with a configuration: "zero_optimization" and top-level keys over the usual ones.
 nlohmann::json engine_config(int stage, int64_t batch, int64_t accumulation,

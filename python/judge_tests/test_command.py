@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,6 +19,9 @@ from equigrad.judge import board as boards
 from equigrad.judge import cases, command, environments, orphans
 from equigrad.judge.board import Board
 from equigrad.judge.environments import UsageError
+from equigrad.judge.on_rank.protocol import STYLES
+from equigrad.judge.outputs import Outputs
+from equigrad.judge.processes import DEVICES
 
 HERE = Path(__file__).parent
 PROGRAM = f"""
@@ -64,6 +69,7 @@ WRONG = {
     "a misspelt precision": (("ddp", "--precisions", "fp23"), "Did you mean fp32?"),
     "a misspelt style": (("ddp", "--styles", "loss_backwards"), "Did you mean loss_backward?"),
     "a pattern of nothing": (("ddp", "--only", "zero0/clipp"), "Did you mean clip?"),
+    "micro-batches of no step": (("ddp", "--accumulation", "65"), "expected --accumulation of 1 to 64, got 65"),
     "ranks that no cell has": (("ddp", "--world", "17"), "expected --world of 1, 2, 3, 4, got 17"),
     "a shard too many": (("ddp", "--shard", "3/2"), "expected --shard I/N with 1 <= I <= N, got 3/2"),
     "no shard": (("ddp", "--shard", "x"), "Write it like 1/4."),
@@ -145,6 +151,12 @@ def test_list_prints_ids(capsys: pytest.CaptureFixture[str]) -> None:
         "zero2/bf16/engine_backward/accumulation3/clip",
         "zero3/bf16/engine_backward/accumulation3/clip",
     ]
+
+
+def test_accumulation_chooses_the_micro_batches_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    cell = "zero0/fp32/loss_backward/accumulation"
+    assert command.main(["ddp", "--list", "--only", "zero0/fp32/loss_backward", "--accumulation", "1,5"]) == 0
+    assert capsys.readouterr().out.splitlines() == [cell + "1", cell + "5"]
 
 
 def test_python_is_the_one_at_hand_where_path_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,3 +369,28 @@ def test_a_reader_that_leaves_misses_the_rest() -> None:
     listed.stdout.close()
     complaint = listed.stderr.read().decode()
     assert listed.wait(60) == command.HELD and complaint == ""
+
+
+def test_a_shell_completes_the_words_that_are_taken() -> None:
+    """The harness has them as a list of its own (conformance/cli/completed_words.cpp)."""
+    asked = [sys.executable, "-m", "equigrad", "completion", "bash"]
+    script = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    def offered(path: str) -> list[str]:
+        found = re.search(rf"^    ' {re.escape(path)}'\) COMPREPLY=\(\$\(compgen -W '([^']*)'", script, re.MULTILINE)
+        assert found is not None, path
+        return found[1].split()
+
+    def options(parser: argparse.ArgumentParser) -> set[str]:
+        return {name for action in parser._actions for name in action.option_strings}
+
+    with_outputs = argparse.ArgumentParser()
+    Outputs.add_to(with_outputs, "")
+    commands = {"merge", "rerun", "adapters"}
+    assert set(offered("judge")) == options(command._judge_parser()) | commands | set(environments.ADAPTERS)
+    assert set(offered("judge merge")) == set(offered("judge rerun")) == options(with_outputs)
+    assert set(offered("judge adapters")) == {"-h", "--help", "--python"}
+    assert offered("judge --precisions") == list(cases.PRECISIONS)
+    assert offered("judge --styles") == list(STYLES)
+    assert offered("judge --device") == list(DEVICES)
+    assert offered("judge --stages") == ["0", "1", "2", "3"]

@@ -18,6 +18,7 @@ import pytest
 
 from equigrad.judge import compare, pivot, writers
 from equigrad.judge.board import WRONG, Board, Cell
+from equigrad.judge.outputs import Outputs
 from equigrad.judge.summary import GLYPHS, MEANINGS, Box, Summary, counted, summarise
 
 ROOT = Path(__file__).parents[2]
@@ -252,6 +253,32 @@ def test_a_comparison_is_in_the_page() -> None:
     assert "new" in [data for tag, data in page.texts if tag == "b"]
     same = Page(writers.to_html(summary_of(examples.mixed(), examples.mixed()))).text()
     assert "Still wrong, for the same cause" in same and "HELD" in same
+
+
+def test_the_page_and_that_of_the_runs_beside_it_lead_to_each_other(tmp_path: Path) -> None:
+    runs, report = tmp_path / "equigrad-report" / "index.html", tmp_path / "judge-report"
+    outputs = Outputs(report=str(report))
+    outputs.write(examples.green(), None)
+    assert not runs.exists()
+    alone = Page((report / "index.html").read_text())
+    assert "All reports" not in alone.text()
+    assert [one for one in alone.of("nav") if one["aria-label"] == "Reports"][0]["hidden"] == ""
+    runs.parent.mkdir()
+    begin, end = "<h1>Held</h1>", "<nav>sections</nav>"
+    named = "<span>Reports:</span>"
+    runs.write_text(f'{begin}<nav class="reports" aria-label="Reports" hidden>{named}</nav>\n{end}')
+    faults = '<a href="faults.html">Faults</a>'
+    for board, said in ((examples.green(), "✓ HELD"), (examples.mixed(), "✗ RED")):
+        outputs.write(board, None)
+        link = f'<a href="../judge-report/index.html">Judge <span>{said}</span></a>'
+        all_links = named + (link if said == "✓ HELD" else faults + link)
+        assert runs.read_text() == f'{begin}<nav class="reports" aria-label="Reports">{all_links}</nav>\n{end}'
+        runs.write_text(runs.read_text().replace(link, faults + link))
+    links = [given["href"] for given in Page((report / "index.html").read_text()).of("a")]
+    assert [(report / one).resolve() for one in links if "equigrad-report" in one] == [runs]
+    runs.write_text("somebody's own")
+    outputs.write(examples.green(), None)
+    assert runs.read_text() == "somebody's own"
 
 
 def test_a_pivot_has_every_cell_once() -> None:

@@ -14,14 +14,18 @@ th.setAttribute('aria-sort',up?'ascending':'descending');
 all('tr',body).map(function(r,k){return{r:r,k:k,v:value(r,i)};}).sort(function(a,b){
 var x=a.v,y=b.v,d=typeof x===typeof y?(x<y?-1:x>y?1:0):typeof x==='number'?-1:1;
 return(up?d:-d)||a.k-b.k;}).forEach(function(o){body.appendChild(o.r);});};});});
-// A table that is wider than its place becomes a list of its rows.
+// A table that is wider than its place is set tighter, and where that is not enough becomes a list
+// of its rows.
 var reach=function(box){var c=box.querySelector('caption');if(box.scrollWidth<=box.clientWidth+1)return;
 box.tabIndex=0;box.setAttribute('role','region');box.setAttribute('aria-label',c?c.textContent:'Table');};
 var fit=function(box){var t=box.querySelector('table');
 if(!t||!t.tHead||box.closest('details:not([open])'))return;
 if(t.classList.contains('x')){reach(box);return;}
-t.classList.remove('stacked');
+t.classList.remove('stacked','tight');
 if(box.scrollWidth<=box.clientWidth+1)return;
+t.classList.add('tight');
+if(box.scrollWidth<=box.clientWidth+1)return;
+t.classList.remove('tight');
 if(!t.dataset.labels){t.dataset.labels=1;
 var names=all('th',t.tHead.rows[0]).map(function(h){return h.textContent;});
 t.setAttribute('role','table');

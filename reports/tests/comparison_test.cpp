@@ -187,8 +187,20 @@ TEST(Comparison, CurvesAreDrawnAsTheyFall) {
   }
   EXPECT_EQ(numbers(areas[0]).size(), 16u);  // above and back below
   const auto a = numbers(areas[0]), b = numbers(areas[1]);
-  EXPECT_GT(a[1], b[1]);          // B's interval is wider: higher above ...
+  EXPECT_GT(a[3], b[3]);          // B's interval is wider: higher above ...
   EXPECT_LT(a.back(), b.back());  // ... and lower below
+}
+
+// Few pairs have intervals that are wider than all means.
+TEST(Comparison, AnIntervalIsDrawnInsideOfItsFrame) {
+  auto wide = example();
+  for (auto& point : wide.curve) point.each[0].low = -100, point.each[0].high = 100;
+  const auto area = numbers(all(read_xml(loss_drawing(wide)), "polygon")[0]);
+  ASSERT_EQ(area.size(), 16u);
+  for (std::size_t i = 1; i < area.size(); i += 2) {
+    EXPECT_GE(area[i], 14);
+    EXPECT_LE(area[i], 260);
+  }
 }
 
 TEST(Comparison, APageWithoutCurvesOrFiniteNumbersIsStillAPage) {

@@ -39,19 +39,47 @@ TEST(History, LeavesOutWhatIsNoRunAndTheOldest) {
   EXPECT_THAT(reports::read_history(""), IsEmpty());
 }
 
-TEST(History, ThePageShowsEarlierRunsAndOtherPagesAndIsInert) {
-  reports::Surroundings around;
-  around.earlier = {reports::past_run(example_run()), reports::past_run(large_run(32, 0))};
-  around.earlier[0].commit = around.earlier[0].command = kHostile;
-  around.pages = {"faults.html", "javascript:alert(1)"};
-  const auto page = reports::to_html(large_run(32, 0), around);
-  EXPECT_THAT(page, AllOf(HasSubstr("2 of 3 held, this one among them"),
-                          HasSubstr("<a href=\"faults.html\">faults.html</a>"),
+TEST(History, TheWordsThatSelectAreThoseOfTheCommandWithoutPlacesAndManners) {
+  for (const char* same :
+       {"equigrad run zero2 --world 2", "build/dev/equigrad run zero2 --world 2 -q",
+        "equigrad run --report out zero2 --json - --world 2 --verbose",
+        "equigrad run zero2 --report=out --world 2 --baseline known.json --color never"})
+    EXPECT_EQ(reports::selecting_words(same), "run zero2 --world 2") << same;
+  EXPECT_EQ(reports::selecting_words("equigrad run zero2 --fault averaged_twice"),
+            "run zero2 --fault averaged_twice");
+  EXPECT_EQ(reports::selecting_words(""), "");
+}
+
+// Of four earlier runs two had other cases: neither is drawn, and both are counted.
+TEST(History, ThePageComparesARunWithThoseOfTheSameSelection) {
+  const auto run = large_run(32, 0);
+  auto red = reports::past_run(example_run());
+  red.command = run.command + " --report elsewhere -q";
+  auto other = red;
+  other.command = run.command + " zero2";
+  const auto page =
+      reports::to_html(run, {.earlier = {other, red, other, reports::past_run(run)}, .pages = {}});
+  EXPECT_THAT(page, AllOf(HasSubstr("2 of 3 runs of the same selection held, this one counted"),
                           HasSubstr("Time of the last 3 runs, 2 of which held"),
-                          Not(HasSubstr("javascript:alert"))));
-  EXPECT_THAT(page, Not(HasSubstr("<script>alert")));
+                          HasSubstr("2 runs of other selections in history.jsonl.")));
+  const auto alone = reports::to_html(run, {.earlier = {other}, .pages = {}});
+  EXPECT_THAT(alone, AllOf(HasSubstr("None of the same selection. 1 run of other selections in"),
+                           Not(HasSubstr("Time of the last"))));
+}
+
+TEST(History, ThePageShowsEarlierRunsAndOtherPagesAndIsInert) {
+  auto run = large_run(32, 0);
+  run.command += kHostile;
+  reports::Surroundings around;
+  around.earlier = {reports::past_run(run), reports::past_run(run)};
+  around.earlier[0].commit = around.earlier[0].time = kHostile;
+  around.pages = {{"faults.html", "Faults", "✓ Held"}, {"javascript:alert(1)", "Mine", ""}};
+  const auto page = reports::to_html(run, around);
+  EXPECT_THAT(page, AllOf(HasSubstr("3 of 3 runs of the same selection held"),
+                          HasSubstr("<a href=\"faults.html\">Faults <span>✓ Held</span></a>"),
+                          Not(HasSubstr("javascript:alert")), Not(HasSubstr("<script>alert"))));
   EXPECT_THAT(reports::to_html(large_run(32, 0)),
-              AllOf(Not(HasSubstr("Earlier runs")), Not(HasSubstr("id=\"folder\""))));
+              AllOf(Not(HasSubstr("Earlier runs")), HasSubstr("aria-label=\"Reports\" hidden>")));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "reports/tests/schema.hpp"
 #include "reports/tests/xml.hpp"
@@ -160,6 +161,28 @@ TEST(KillMatrix, CasesThatThePanelLacksAreNamedInEveryFormat) {
   EXPECT_EQ(nlohmann::json::parse(to_json(matrix)).at("not_run").at("no images: give --data-dir"),
             5);
   EXPECT_THAT(to_terminal(example()), Not(HasSubstr("not run")));
+}
+
+TEST(KillMatrix, RowsFitTheTerminalAndWhatIsLeftOutIsNamed) {
+  auto matrix = example();
+  matrix.command = "equigrad faults " + std::string(200, 'x');
+  matrix.faults[0].name = std::string(40, 'n');
+  matrix.faults[0].found[0].checks = {"exact/gradient", "exact/master", "exact/norm", "exact/loss"};
+  matrix.faults[1].fate = Fate::Survived;
+  matrix.faults[1].what = "nothing that is said of it in fewer than " + std::string(9, 'w') +
+                          " eighty columns of a terminal";
+  for (const std::size_t columns : {60U, 80U, 100U, 132U}) {
+    std::istringstream lines(to_terminal(matrix, columns));
+    for (std::string line; std::getline(lines, line);)
+      if (!line.starts_with("# replay: ")) EXPECT_LE(line.size(), columns) << line;
+  }
+  const auto whole = to_terminal(matrix), narrow = to_terminal(matrix, 100);
+  EXPECT_THAT(whole, HasSubstr("  exact/gradient exact/master exact/norm and 1 more\n"));
+  EXPECT_THAT(whole, Not(HasSubstr("too wide")));
+  EXPECT_THAT(narrow, HasSubstr("\n# too wide, in faults.json: s, else, seam\n"));
+  EXPECT_THAT(narrow,
+              ContainsRegex("\nn+  caught +[+]0  yes  no +1[+]  exact/gradient and 3 more\n"));
+  EXPECT_THAT(narrow, HasSubstr("\n# replay: " + matrix.command + "\n")) << "a line to paste";
 }
 
 // What held, and how to see it again: the report's place follows, which the command knows.

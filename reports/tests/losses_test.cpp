@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "reports/tests/example_run.hpp"
 #include "reports/tests/schema.hpp"
@@ -76,6 +77,20 @@ TEST(Losses, TheTerminalHasEveryPartAndEndsWithTheVerdictAndItsReplay) {
   auto unseen = example();
   unseen.careless[0].caught = false;
   EXPECT_THAT(to_terminal(unseen), HasSubstr("UNSEEN  latest_first  17 points: latest comes"));
+}
+
+TEST(Losses, RowsFitTheTerminalAndWordsThatDoNotStandBelow) {
+  for (const std::size_t columns : {50U, 60U, 80U, 132U}) {
+    std::istringstream lines(to_terminal(failing(), columns));
+    for (std::string line; std::getline(lines, line);)
+      if (!line.starts_with("# replay: ")) EXPECT_LE(line.size(), columns) << line;
+  }
+  EXPECT_EQ(to_terminal(example(), 80).substr(0, 200), to_terminal(example()).substr(0, 200));
+  const auto narrow = to_terminal(example(), 60);
+  EXPECT_THAT(narrow, ContainsRegex("power +1,200 +40 +1,000 +200 +0 +0 +1.5\n"));
+  EXPECT_THAT(narrow, HasSubstr("\n# power: power is lost\n"));
+  EXPECT_THAT(narrow, Not(HasSubstr("too wide")));
+  EXPECT_THAT(to_terminal(example(), 50), HasSubstr("\n# too wide, in crash.json: s, engines\n"));
 }
 
 TEST(Losses, WhatIsWrittenKeepsToThePublishedSchemaWhichRefusesTheRest) {

@@ -2,11 +2,14 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 namespace equigrad::reports {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -70,6 +73,32 @@ TEST(RaceMarkdown, HasARowForEachContestant) {
   EXPECT_THAT(text, HasSubstr("every bit"));
   EXPECT_THAT(text, HasSubstr("it \\| broke"));  // no more cells than the head has
   EXPECT_THAT(text, Not(HasSubstr("afterwards")));
+}
+
+std::size_t widest_line(const std::string& text) {
+  std::size_t widest = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) widest = std::max(widest, line.size());
+  return widest;
+}
+
+TEST(RaceTerminal, ARowHasStepRatioAndProofAndFits) {
+  const std::string text = to_terminal(race(), 80);
+  EXPECT_THAT(text, ContainsRegex("\nEquigrad stage 2 +300 \\[270, 330\\] +0.75 \\[0.68, 0.83\\] "
+                                  "+every bit\n"));
+  EXPECT_THAT(text, ContainsRegex("\ncontestant +step, ms +/ DDP +of bound\n"));
+  EXPECT_THAT(text, HasSubstr("\nDeepSpeed <3>  it | broke\n"));
+  for (const char* not_there : {"afterwards", "all_gather", "\\_", "too wide"})
+    EXPECT_THAT(text, Not(HasSubstr(not_there)));
+  for (const std::size_t columns : {45U, 80U, 132U})
+    EXPECT_LE(widest_line(to_terminal(race(), columns)), columns);
+}
+
+TEST(RaceTerminal, WhatDoesNotFitIsLeftOutAndNamed) {
+  const std::string narrow = to_terminal(race(), 45);
+  EXPECT_THAT(narrow, ContainsRegex("\nEquigrad stage 2 +300 +0.75 +every bit\n"));
+  EXPECT_THAT(narrow, HasSubstr("\n# too wide, in race.md: intervals\n"));
+  EXPECT_THAT(to_terminal(race(), 40), ContainsRegex("\nEquigrad stage 2 +300 +0.75\n"));
 }
 
 // Its time is what the others' are divided by, and its bytes are one of the limits.

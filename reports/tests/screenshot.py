@@ -1,4 +1,5 @@
-"""The picture of a caught bug that the README shows: the first screen of the report of a run with a planted fault.
+"""The picture of a caught bug that the README shows: the report of a run with a planted fault, down to the first row of
+pictures of what failed.
 
     python3 reports/tests/screenshot.py build/dev docs/caught.png
 
@@ -18,7 +19,9 @@ from playwright.sync_api import sync_playwright
 
 CASE = "zero2.bf16.w2.accumulation3.clip-below.adamw.irregular.engine"
 """That of the README."""
-SIZE = {"width": 1000, "height": 830}
+SIZE = {"width": 1000, "height": 1400}
+BELOW = 4
+"""Pixels shown below the first row of pictures."""
 
 
 def main(build: str, picture: str) -> None:
@@ -31,9 +34,11 @@ def main(build: str, picture: str) -> None:
         with sync_playwright() as play:
             chromium = os.environ.get("EQUIGRAD_CHROMIUM") or shutil.which("chromium")
             browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport=SIZE, color_scheme="light")
+            page = browser.new_page(viewport=SIZE, color_scheme="light", device_scale_factor=1.5)
             page.goto(Path(folder, "equigrad-report", "index.html").as_uri())
-            page.screenshot(path=picture)
+            drawn = [one.bounding_box() for one in page.locator(".pictures").first.locator("> *").all()]
+            first_row = [one["y"] + one["height"] for one in drawn if one and one["y"] == drawn[0]["y"]]
+            page.screenshot(path=picture, clip={"x": 0, "y": 0, "width": SIZE["width"], "height": max(first_row) + BELOW})
             browser.close()
 
 

@@ -208,5 +208,16 @@ TEST(Matrix, AFilterThatSelectsNothingGetsNearMatches) {
   for (const auto& id : near) EXPECT_NE(id.find("zero3.bf16"), std::string::npos) << id;
 }
 
+// Rows for a beginning that two ids share are made once: the order of the ids changes nothing.
+TEST(Matrix, NearMatchesAreThoseOfTheFewestEditsWhateverIsBesideThem) {
+  const std::vector<std::string> ids = {"abcd", "abxd",   "b", "abcdefgh",
+                                        "abxy", "zzabcz", "",  "abcc"};
+  EXPECT_EQ(
+      near_matches(ids, "abcdef", 8),
+      (std::vector<std::string>{"abcdefgh", "abcd", "abcc", "abxd", "zzabcz", "abxy", "b", ""}));
+  for (const auto& id : ids)
+    EXPECT_EQ(near_matches({id, "zzzz"}, "abcdef", 1), std::vector<std::string>{id}) << id;
+}
+
 }  // namespace
 }  // namespace equigrad::conformance

@@ -231,6 +231,7 @@ TEST(Check, ReportsLieInTheirFolder) {
   EXPECT_THAT(read("junit.xml"), HasSubstr("averaged twice"));
   EXPECT_THAT(read("run.json"), HasSubstr("lstm.engine_backward"));
   EXPECT_THAT(read("index.html"), HasSubstr("<html"));
+  EXPECT_THAT(read("history.jsonl"), HasSubstr("\"outcome\":\"failed\""));
   EXPECT_EQ(read("check.txt"), report.text());
   const auto& id = report.run.cases.at(0).id;
   EXPECT_THAT(read("fail/" + id + "/message.txt"), HasSubstr("averaged twice"));

@@ -1,4 +1,4 @@
-// `equigrad baseline`, and `equigrad run --baseline` against it.
+// `equigrad baseline`, and `--baseline` of `equigrad run` and `equigrad report merge`.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -94,6 +94,41 @@ TEST_F(Baselines, WhatHoldsAgainIsTakenOut) {
                                                                 "baseline update")));
   EXPECT_THAT(update("green", "mended").out,
               AllOf(HasSubstr("0 cases known to be wrong\n"), HasSubstr("0 in, 1 out: mended")));
+}
+
+TEST_F(Baselines, OnlyWhatIsNewlyWrongFailsAMergedRecord) {
+  EXPECT_EQ(run("averaged_twice", {kCase}).code, kFailed);
+  EXPECT_EQ(update("red", "#7").code, kHeld);
+  EXPECT_EQ(result_of_words({"run", kOther, "-q", "--report", place("green")}).code, kHeld);
+  const auto merge = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"report", "merge", place("red"), place("green"), "--report",
+                               place("all"), "--color", "never"});
+    return result_of_words(more);
+  };
+  const auto refused = merge({"--baseline", place("nothing.json")});
+  EXPECT_EQ(refused.code, kUsage);
+  EXPECT_THAT(refused.err, HasSubstr(place("nothing.json")));
+  EXPECT_NE(access(place("all").c_str(), F_OK), 0) << "before anything is written";
+  const auto alone = merge({});
+  EXPECT_EQ(alone.code, kFailed) << alone.err;
+  EXPECT_THAT(alone.out, Not(HasSubstr("NEWLY WRONG")));
+  const auto known = merge({"--baseline", place("base.json")});
+  EXPECT_EQ(known.code, kHeld) << known.out << known.err;
+  EXPECT_THAT(known.out,
+              AllOf(HasSubstr("FAILED  "), HasSubstr("\nNOTHING NEWLY WRONG  0 new, 1 as accepted "
+                                                     "in " +
+                                                     place("base.json") + "\n")));
+  EXPECT_THAT(text_of(place("all") + "/junit.xml"),
+              AllOf(HasSubstr("known to be wrong (#7)"), Not(HasSubstr("<failure"))));
+  EXPECT_THAT(text_of(place("all") + "/run.json"), HasSubstr("\"failed\": 1"));
+  EXPECT_EQ(result_of_words({"baseline", "update", place("green"), "--file", place("other.json"),
+                             "--reason", "none"})
+                .code,
+            kHeld);
+  const auto fresh = merge({"--baseline", place("other.json")});
+  EXPECT_EQ(fresh.code, kFailed);
+  EXPECT_THAT(fresh.out, AllOf(HasSubstr("\nNEWLY WRONG  1 new, 0 as accepted"),
+                               HasSubstr(" --failed --baseline " + place("other.json") + "\n")));
 }
 
 TEST_F(Baselines, WhatShowsNothingIsNotAccepted) {

@@ -363,6 +363,17 @@ TEST_F(Cli, TrainTakesADeepSpeedFile) {
   EXPECT_EQ(say({"train", "--config", file, "--dtype", "bf16"}).code, kUsage);
 }
 
+TEST_F(Cli, TrainHasTheEncoderAndTheLanguageModelOnRanksOfTheirOwn) {
+  const auto result =
+      say({"train", "--data", "captions", "--two-groups", "--steps", "1", "--world", "1"});
+  EXPECT_EQ(result.code, kHeld) << result.out << result.err;
+  EXPECT_THAT(result.out, AllOf(StartsWith("# captions, two_groups.zero2_zero2.fp32.w1."),
+                                HasSubstr(", 2 processes, "), HasSubstr("HELD  1 steps")));
+  const auto of_text = say({"train", "--two-groups", "--steps", "1"});
+  EXPECT_EQ(of_text.code, kUsage);
+  EXPECT_THAT(of_text.err, HasSubstr("--two-groups goes with --data captions"));
+}
+
 TEST_F(Cli, ConfigKeysIsThePageOfTheDocumentsAndConfigSchemaHasItsKeys) {
   std::ifstream file(std::string(build_info::source_directory()) + "/docs/configuration.md");
   const std::string page{std::istreambuf_iterator<char>(file), {}};

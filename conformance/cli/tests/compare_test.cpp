@@ -93,6 +93,7 @@ TEST_F(Compare, AConfigurationBesideItselfIsEquivalentToTheLastBit) {
   EXPECT_THAT(text_of(command_.report + "/compare.html"), HasSubstr("<section id=\"compare\""));
   EXPECT_THAT(text_of(command_.report + "/compare.md"),
               HasSubstr("## Equigrad compare: equivalent"));
+  EXPECT_THAT(text_of(command_.report + "/index.html"), HasSubstr("<a href=\"compare.html\">"));
 }
 
 TEST_F(Compare, ALearningRateThatIsTooHighIsDifferent) {

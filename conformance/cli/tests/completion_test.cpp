@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "conformance/cli/selected_cases.hpp"
 #include "conformance/cli/tests/command_result.hpp"
 
 namespace equigrad::conformance::cli {
@@ -101,13 +102,48 @@ TEST_F(Completion, ValuesAreThoseThatTheParserTakes) {
   EXPECT_THAT(of({"diff", "so"}), ElementsAre("some.json"));
 }
 
+TEST_F(Completion, WordsOfOtherProgramsAreOffered) {
+  EXPECT_THAT(of({"bench", "ra"}), ElementsAre("race"));
+  EXPECT_THAT(of({"bench", "race", "--su"}), ElementsAre("--suite"));
+  EXPECT_THAT(of({"bench", "race", "--suite", "s"}), ElementsAre("scaling", "smoke", "step"));
+  EXPECT_THAT(of({"bench", "gate", "--pa"}), ElementsAre("--pairs"));
+  EXPECT_THAT(of({"judge", "dd"}), ElementsAre("ddp"));
+  EXPECT_THAT(of({"judge", "re"}), ElementsAre("rerun"));
+  EXPECT_THAT(of({"judge", "--precisions", "fp32,fp16"}),
+              ElementsAre("fp32,fp16-dynamic", "fp32,fp16-static"));
+  EXPECT_THAT(of({"judge", "merge", "--wr"}), ElementsAre("--write-baseline"));
+}
+
+TEST_F(Completion, FaultsAreThoseThatCanBePlanted) {
+  Replies faults;
+  for (const auto& [name, words] : faults_by_name()) faults.insert(name);
+  EXPECT_GT(faults.size(), 300u);
+  EXPECT_EQ(of({"run", "--fault", ""}), faults);
+  EXPECT_EQ(of({"repro", "--fault", ""}), faults);
+  EXPECT_THAT(of({"run", "--fault", "averaged_tw"}), ElementsAre("averaged_twice"));
+  EXPECT_THAT(of({"faults", "averaged_tw"}), ElementsAre("averaged_twice"));
+}
+
+TEST_F(Completion, WordsOfFiltersSelectCases) {
+  EXPECT_THAT(of({"run", "zero"}), ElementsAre("zero0", "zero1", "zero2", "zero3"));
+  EXPECT_THAT(of({"list", "ulys"}), ElementsAre("ulysses2", "ulysses4"));
+  const auto cases = default_matrix();
+  const auto words = filter_words();
+  EXPECT_THAT(words, IsSupersetOf({"Contract", "Generated", "bf16", "w4", "engine_backward"}));
+  for (const auto& word : words)
+    if (!word.starts_with("Contract") && !word.starts_with("Generated"))
+      EXPECT_FALSE(select(cases, {{word}, {}, {}, {}}).empty()) << word;
+}
+
 TEST_F(Completion, TheOtherShellsAreWrittenFromTheSameTree) {
   const auto zsh = result_of_words({"completion", "zsh"}).out;
   EXPECT_THAT(zsh, AllOf(HasSubstr("#compdef equigrad\n"), HasSubstr("' run --dtypes') compset"),
-                         HasSubstr("compadd -- merge")));
+                         HasSubstr("compadd -- merge"),
+                         HasSubstr("' bench race --suite') compadd -- all targets ")));
   const auto fish = result_of_words({"completion", "fish"}).out;
   EXPECT_THAT(fish, HasSubstr("complete -c equigrad -n '__equigrad_at '\\'' run'\\''' -l dtypes -x "
                               "-a 'fp32 bf16 "));
+  EXPECT_THAT(fish, HasSubstr("'__equigrad_at '\\'' judge'\\''' -f -a 'plain ddp "));
   EXPECT_EQ(result_of_words({"completion", "tcsh"}).code, kUsage);
 }
 

@@ -50,6 +50,26 @@ TEST_F(ConfigCheck, NoRowIsWiderThanTheTerminal) {
   unsetenv("COLUMNS");
 }
 
+// Half of 80 columns for keys; a longer one is alone in its line.
+TEST_F(ConfigCheck, ALongKeyLeavesTheColumnOfValuesWhereItIs) {
+  constexpr std::size_t kColumn = 2 + 40 + 2;
+  setenv("COLUMNS", "80", 1);
+  const auto all = check(kStage3, {"--all"}).out;
+  unsetenv("COLUMNS");
+  EXPECT_THAT(all, HasSubstr("\n  zero_optimization.stage3_max_live_parameters\n" +
+                             std::string(kColumn, ' ') + "1000000000\n"));
+  std::istringstream lines(all);
+  int beside = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const bool is_key = line.starts_with("  ") && !line.starts_with("   ");
+    const auto end = line.find(' ', 2);
+    if (!is_key || end == std::string::npos) continue;
+    EXPECT_EQ(line.find_first_not_of(' ', end), kColumn) << line;
+    ++beside;
+  }
+  EXPECT_GT(beside, 40);
+}
+
 TEST_F(ConfigCheck, AllHasEveryKeyUnderWhatItIs) {
   const auto some = check(kStage3, {}), all = check(kStage3, {"--all"});
   EXPECT_THAT(some.out, AllOf(HasSubstr("The file sets\n"), HasSubstr("What follows from it\n"),
@@ -104,6 +124,33 @@ TEST_F(ConfigCheck, WhatIsOffloadedIsNotCounted) {
   const auto asked =
       check(kOffloaded, {"--parameters", "1G", "--device", "cuda", "--memory", "8GB"});
   EXPECT_THAT(asked.out, HasSubstr("\nBeside, on the CPU: 14 000 "));
+}
+
+// "Fits in 80 GB?" is asked of a GPU; without the question bytes are those of a CPU.
+TEST_F(ConfigCheck, WhetherItFitsIsAskedOfAGpuUnlessTheDeviceIsSaid) {
+  const auto record = [&](std::vector<std::string> words) {
+    words.insert(words.end(), {"--parameters", "7B", "--world", "8", "--json", "-"});
+    const auto said = check(R"(, "zero_optimization": {"stage": 2,
+      "offload_optimizer": {"device": "cpu"}})",
+                            words);
+    auto read = nlohmann::json::parse(said.out);
+    read["code"] = said.code;
+    return read;
+  };
+  const auto plain = record({}), asked = record({"--fits", "40GB"}),
+             on_gpu = record({"--fits", "40GB", "--device", "cuda"}),
+             on_cpu = record({"--device", "cpu", "--fits", "40GB"});
+  EXPECT_EQ(plain.at("device"), "cpu");
+  EXPECT_EQ(asked.at("device"), "cuda");
+  EXPECT_EQ(asked, on_gpu);
+  EXPECT_EQ(asked.at("code"), kHeld);
+  EXPECT_EQ(asked.at("most_bytes_beside"), 10'500'000'000) << "4 + 8 bytes a parameter, of 8 ranks";
+  EXPECT_EQ(on_cpu.at("device"), "cpu");
+  EXPECT_EQ(on_cpu.at("code"), kFailed);
+  EXPECT_EQ(on_cpu.at("most_bytes_beside"), 0);
+  EXPECT_EQ(record({"--memory", "40GB"}), asked) << "the same option";
+  EXPECT_THAT(result_of_words({"config", "check", "--help"}).out,
+              HasSubstr("(default: cuda with --fits, else cpu)"));
 }
 
 }  // namespace

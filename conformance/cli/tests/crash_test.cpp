@@ -24,6 +24,8 @@ TEST_F(CrashCommandTest, AShortCampaignHoldsAndItsRecordHasEveryPoint) {
                            "--report", folder_, "-q"});
   EXPECT_EQ(result.code, kHeld) << result.out << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("HELD  "), HasSubstr("# replay: equigrad crash power")));
+  EXPECT_THAT(text_of(folder_ + "/index.html"),
+              HasSubstr("<a href=\"crash.html\">Crash <span>✓ Held</span></a>"));
   const auto json = nlohmann::json::parse(text_of(folder_ + "/crash.json"));
   EXPECT_EQ(json.at("wrong"), 0);
   std::map<std::string, nlohmann::json> parts;

@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <set>
+#include <sstream>
 
 #include "conformance/cases/matrix.hpp"
 #include "conformance/cli/tests/command_result.hpp"
 #include "conformance/contract/contract_case.hpp"
 #include "reports/json.hpp"
+#include "reports/text.hpp"
 
 namespace equigrad::conformance::cli {
 namespace {
@@ -16,13 +19,17 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 using Explain = InAFolder;
 
 const std::string kCase =
     "Required.grad.zero3.bf16.w4.accumulation3.clip-above.adamw.gpt.tensor_backward";
 
+// Sentences as they are, in lines of any width.
+std::string whole(const std::string& id) { return explanation(id, "equigrad", "", 10'000); }
+
 TEST_F(Explain, ACaseOfTheMatrixIsSaidInWords) {
-  const auto text = explanation(kCase, "equigrad");
+  const auto text = whole(kCase);
   EXPECT_THAT(text, HasSubstr(kCase + "\n"));
   EXPECT_THAT(text, ContainsRegex("model +gpt: a byte-level GPT"));
   EXPECT_THAT(text,
@@ -33,18 +40,17 @@ TEST_F(Explain, ACaseOfTheMatrixIsSaidInWords) {
   EXPECT_THAT(text, ContainsRegex("micro-batches +3 a step"));
   EXPECT_THAT(text, ContainsRegex("clipping +on, with a norm above"));
   EXPECT_THAT(text, ContainsRegex("call style +output.backward\\(gradient\\)"));
-  EXPECT_THAT(text, ContainsRegex("exact +losses, .*\n.*\n.*0 differing bits"));
-  EXPECT_THAT(text,
-              ContainsRegex("bounded +the first gradient.*\n +off by at most [0-9.e-]+ x the"));
+  EXPECT_THAT(text, ContainsRegex("exact +losses, [^\n]*0 differing bits"));
+  EXPECT_THAT(text, ContainsRegex("bounded +the first gradient that is applied is off by at most "
+                                  "[0-9.e-]+ x the"));
   EXPECT_THAT(text, HasSubstr("the roundings of 12 contributions"));
   EXPECT_THAT(text, ContainsRegex("runs alone +equigrad run " + kCase));
 }
 
 TEST_F(Explain, PrecisionsSayWhatTheyAre) {
   const auto of = [](const std::string& precision) {
-    return explanation(
-        "Required.grad.zero1." + precision + ".w2.accumulation1.clip-off.sgd.conv.engine_backward",
-        "equigrad");
+    return whole("Required.grad.zero1." + precision +
+                 ".w2.accumulation1.clip-off.sgd.conv.engine_backward");
   };
   EXPECT_THAT(of("fp16"), HasSubstr("a dynamic loss scale by DeepSpeed's rule"));
   EXPECT_THAT(of("fp16-static"), HasSubstr("a static loss scale of 2^7"));
@@ -60,21 +66,21 @@ TEST_F(Explain, EveryModelHasWordsAndEveryCaseIsExplained) {
   for (const auto& model : models) EXPECT_NE(model_words(model), "") << model;
   EXPECT_EQ(model_words("gptx"), "");
   for (const auto& spec : default_matrix()) {
-    const auto text = explanation(spec.id(), "equigrad");
+    const auto text = whole(spec.id());
     if (spec.is_refused())
       EXPECT_THAT(text, HasSubstr("passes if initialize() refuses it")) << spec.id();
     else
       EXPECT_THAT(text, HasSubstr("\n  bounded ")) << spec.id();
   }
   for (const auto& spec : contract::default_specs())
-    EXPECT_THAT(explanation(spec.id(), "equigrad"), HasSubstr(spec.of->sentence)) << spec.id();
+    EXPECT_THAT(whole(spec.id()), HasSubstr(spec.of->sentence)) << spec.id();
 }
 
 TEST_F(Explain, CasesOfTheContractAndGeneratedOnesAreToo) {
-  const auto text = explanation("Contract.1.loss_backward.zero0.fp32.w2.accumulation1", "equigrad");
+  const auto text = whole("Contract.1.loss_backward.zero0.fp32.w2.accumulation1");
   EXPECT_THAT(text, AllOf(HasSubstr("a case of the contract, line 1"), HasSubstr("it says"),
                           HasSubstr("--fault Contract.1.loss_backward")));
-  EXPECT_THAT(explanation("Generated.1.2.3", "equigrad"),
+  EXPECT_THAT(whole("Generated.1.2.3"),
               AllOf(HasSubstr("drawn at random"), HasSubstr("configuration")));
 }
 
@@ -104,11 +110,53 @@ TEST_F(Explain, ACaseOfAModelOfOnesOwnSaysSo) {
   EXPECT_THAT(text, ContainsRegex("model +mine: one of your own, of --model\n"));
 }
 
+// All but those to paste, which have the id.
+TEST_F(Explain, ItsLinesFitTheTerminal) {
+  for (const std::string& id :
+       {kCase, std::string("Contract.1.loss_backward.zero0.fp32.w2.accumulation1"),
+        std::string("Generated.1.2.3")})
+    for (const std::size_t columns : {60U, 80U, 100U}) {
+      std::istringstream lines(explanation(id, "equigrad", "", columns));
+      for (std::string line; std::getline(lines, line);)
+        if (line.find(id) == std::string::npos)
+          EXPECT_LE(reports::width_of(line), columns) << line;
+        else
+          EXPECT_THAT(whole(id), HasSubstr(line + "\n"));
+    }
+  setenv("COLUMNS", "60", 1);
+  const auto said = result_of_words({"explain", kCase, "--report", folder_});
+  unsetenv("COLUMNS");
+  EXPECT_THAT(said.out, StartsWith(explanation(kCase, "equigrad", "", 60)));
+}
+
+// Of a case that is not of the default selection.
+TEST_F(Explain, WordsThatOneCaseAloneHasAreItsId) {
+  const std::string words = "zero2.bf16.w2.accumulation3.clip-below.adamw.irregular.engine",
+                    id = "Required.grad." + words + "_backward";
+  for (const auto& spec : default_matrix()) EXPECT_NE(spec.id(), id);
+  const auto said = result_of_words({"explain", words});
+  EXPECT_EQ(said.code, kHeld) << said.err;
+  EXPECT_THAT(said.out, StartsWith(id + "\n"));
+  EXPECT_THAT(said.out, ContainsRegex("runs alone +equigrad run " + id));
+  EXPECT_EQ(result_of_words({"list", words}).out, id + "\n") << "as run selects it";
+  const auto several = result_of_words({"explain", "zero2 and bf16"});
+  EXPECT_EQ(several.code, kUsage);
+  EXPECT_EQ(several.out, "");
+  EXPECT_THAT(several.err, ContainsRegex("got \"zero2 and bf16\", which [0-9]+ cases have"));
+  const auto none = result_of_words({"explain", "(zero2"});
+  EXPECT_EQ(none.code, kUsage);
+  EXPECT_THAT(none.err, HasSubstr("expected a ) for every ("));
+}
+
 TEST_F(Explain, AnIdThatNoCaseHasGetsWhatIsNear) {
   const auto said = result_of_words({"explain", "Required.grad.zero3.bf61"});
   EXPECT_EQ(said.code, kUsage);
   EXPECT_EQ(said.out, "");
   EXPECT_THAT(said.err, HasSubstr("near it are\n  Required.grad.zero3.bf16"));
+  const std::string rest = ".w2.accumulation3.clip-below.adamw.irregular.engine_backward";
+  EXPECT_THAT(result_of_words({"explain", "Required.grad.zero2.bf61" + rest}).err,
+              HasSubstr("near it are\n  Required.grad.zero2.bf16" + rest + "\n"))
+      << "which is not of the default selection";
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 namespace equigrad::conformance::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -160,6 +161,42 @@ TEST_F(Words, NumbersThatAreNoneSayWhatIsExpected) {
               HasSubstr("expected a whole number of at least 1, got \"-5\""));
   EXPECT_THAT(result_of_words({"run", "--timeout-scale", "0"}).err,
               HasSubstr("expected a number above 0, got \"0\""));
+  for (const std::string one : {"-1", "-0.5", "nan", "inf", "1e999", "10m", ""}) {
+    const auto said = result_of_words({"faults", "--minutes", one});
+    EXPECT_EQ(said.code, kUsage) << one;
+    EXPECT_THAT(said.err, HasSubstr("expected a number of at least 0, got \"" + one + "\""));
+  }
+  const auto zero = result_of_words({"faults", "--minutes", "0", "no_such_fault"}).err;
+  EXPECT_THAT(zero, Not(HasSubstr("--minutes")));
+}
+
+// An unsigned number would take -1 for the largest one.
+TEST_F(Words, SeedsThatARecordHasAsNumbersAreAtMostWhatAllReadersHave) {
+  const std::string most = "9007199254740992";
+  for (const auto& words :
+       std::vector<std::vector<std::string>>{{"crash", "--seed"}, {"run", "--generate-seed"}})
+    for (const std::string seed : {"-1", "9007199254740993", "-18446744073709551610",
+                                   "18446744073709551615", "1.5", "all"}) {
+      const auto said = result_of_words({words[0], words[1], seed});
+      EXPECT_EQ(said.code, kUsage) << seed;
+      EXPECT_THAT(said.err, HasSubstr("expected a whole number from 0 to " + most + ", got \"" +
+                                      seed + "\""));
+    }
+  for (const auto& seed : {std::string("0"), most})
+    EXPECT_THAT(
+        result_of_words({"crash", "--seed", seed, "--replay", "zero9", "--report", folder_}).err,
+        AllOf(HasSubstr("zero2.w3.fp16.new.power.7-4-4.s12"), Not(HasSubstr("--seed"))));
+}
+
+TEST_F(Words, WhatIsRequiredShowsNoDefault) {
+  for (const auto& words : std::vector<std::vector<std::string>>{
+           {"report", "merge"}, {"compare"}, {"baseline", "update"}, {"checkpoint", "export"}}) {
+    auto help = words;
+    help.emplace_back("--help");
+    EXPECT_THAT(result_of_words(help).out,
+                AllOf(HasSubstr(" REQUIRED"), Not(ContainsRegex("=[^ ]+ REQUIRED"))))
+        << words[0];
+  }
 }
 
 TEST_F(Words, DataThatAreNotThereAreAUsageErrorThatNamesTheFolder) {

@@ -54,6 +54,20 @@ TEST_F(Repro, AFaultOfTwoRanksIsShrunkToTwoRanksAndOneOfEverythingElse) {
   EXPECT_THAT(result.err, HasSubstr("  so does "));
 }
 
+// Of a case that is not of the default selection.
+TEST_F(Repro, WordsThatOneCaseAloneHasAreItsId) {
+  const std::string words = "zero2.bf16.w2.accumulation3.clip-below.adamw.irregular.engine";
+  const auto result = say({words, "--fault", "averaged_twice", "--as-is", "-q"});
+  EXPECT_EQ(result.code, kFailed) << result.err;
+  EXPECT_THAT(result.out, StartsWith("FAIL  Required.grad." + words + "_backward --steps 3"));
+  const auto several = say({"zero2 and bf16"});
+  EXPECT_EQ(several.code, kUsage);
+  EXPECT_THAT(several.err, HasSubstr("equigrad list prints them"));
+  const std::string rest = ".w2.accumulation3.clip-below.adamw.irregular.engine_backward";
+  EXPECT_THAT(say({"Required.grad.zero2.bf61" + rest}).err,
+              HasSubstr("near it is Required.grad.zero2.bf16" + rest));
+}
+
 TEST_F(Repro, AFaultOfTheSecondMicroBatchKeepsTwoOfThem) {
   const auto result =
       say({"Required.grad.zero2.fp32.w4.accumulation3.clip-off.sgd.irregular.engine_backward",
@@ -144,6 +158,7 @@ TEST_F(Repro, WhatCannotBeRepeatedIsAUsageError) {
   const auto contract = say({"Contract.2.two_losses_on_one_forward.zero2.fp32.w2.accumulation1"});
   EXPECT_EQ(contract.code, kUsage);
   EXPECT_THAT(contract.err, HasSubstr("equigrad run Contract.2.two_losses"));
+  EXPECT_THAT(say({"Generated.1.2.3"}).err, HasSubstr("equigrad run Generated.1.2.3 repeats it"));
   const auto unknown =
       say({"Required.grad.zero3.bf61.w4.accumulation3.clip-above.adamw.irregular.loss_backward"});
   EXPECT_EQ(unknown.code, kUsage);
@@ -159,6 +174,10 @@ TEST_F(Repro, WhatCannotBeRepeatedIsAUsageError) {
   const auto foreign = say({kLarge, "--fault", "averaged_twice"});
   EXPECT_EQ(foreign.code, kUsage);
   EXPECT_THAT(foreign.err, HasSubstr("Choose another with -o"));
+  const auto in_full = result_of_words(
+      {"repro", kLarge, "--fault", "averaged_twice", "--output", folder_ + "/failure"});
+  EXPECT_EQ(in_full.code, kUsage);
+  EXPECT_EQ(in_full.err, foreign.err);
   EXPECT_TRUE(has("README.md"));
 }
 

@@ -1,4 +1,4 @@
-// Rows that fit, tables whose columns stand under each other, and a drawing that shows the course.
+// How wide a terminal is, and a drawing that shows the course.
 #include "conformance/cli/terminal_text.hpp"
 
 #include <gmock/gmock.h>
@@ -22,15 +22,12 @@ TEST(TerminalText, AWidthIsTheTerminalsOrWhatColumnsSays) {
   EXPECT_EQ(with("many"), 100U);
   EXPECT_EQ(with("-1"), 100U);
   EXPECT_EQ(with(nullptr), 100U);
+  EXPECT_EQ(limit_of_columns(ends[1]), 0U) << "a pipe takes lines of any width";
+  EXPECT_EQ(with("3"), 40U);
+  EXPECT_EQ(limit_of_columns(ends[1]), 40U);
+  unsetenv("COLUMNS");
   close(ends[0]);
   close(ends[1]);
-}
-
-TEST(TerminalText, ATableHasItsFirstColumnToTheLeft) {
-  EXPECT_EQ(aligned({{"name", "bytes", "most"}, {"a", "1 000"}, {"long name", "2", "3"}}),
-            "name       bytes  most\n"
-            "a          1 000\n"
-            "long name      2     3\n");
 }
 
 TEST(TerminalText, NumbersAreDrawnFromTheHighestToTheLowest) {

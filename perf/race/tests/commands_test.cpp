@@ -8,22 +8,29 @@
 #include <equigrad_build_info.hpp>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "conformance/cli/bench_options.hpp"
 #include "perf/race/scratch.hpp"
+#include "perf/race/suites.hpp"
 
 namespace equigrad::perf {
 namespace {
 
 using testing::ContainsRegex;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
 
 struct Said {
   int code;
   std::string out, err;
 };
 
+// Its table is a pipe's, unless COLUMNS is set.
 Said say(std::vector<std::string> words) {
   words.insert(words.begin(), "equigrad_perf");
   std::vector<char*> argv;
@@ -58,6 +65,58 @@ TEST(PerfCommands, ScaleDrawsEveryStageOfManyRanksBesideOthers) {
   EXPECT_EQ(rows.size(), 2u * 2u);
   EXPECT_EQ(rows.at(2).at("ranks"), 64);
   EXPECT_GT(rows.at(2).at("all").at("messages").get<int>(), 0);
+}
+
+// A ring's neighbours are on other hosts, and it waits for the slower of the two links.
+TEST(PerfCommands, ScaleTakesTheNetworkAndTheStepFromItsOptions) {
+  const auto ring_of = [](const std::vector<std::string>& network, int accumulation) {
+    std::vector<std::string> words{"scale", "--gpt", "1,8,2,8,16", "--worker", worker()};
+    words.insert(words.end(), {"--ranks", "8", "--stages", "0", "--json", "--ranks-per-host", "4"});
+    words.insert(words.end(), {"--accumulation", std::to_string(accumulation)});
+    words.insert(words.end(), network.begin(), network.end());
+    const auto said = say(words);
+    EXPECT_EQ(said.code, 0) << said.err;
+    auto record = nlohmann::json::parse(said.out);
+    EXPECT_EQ(record.at("accumulation"), accumulation);
+    EXPECT_EQ(record.at("ranks_per_host"), 4);
+    EXPECT_GT(record.at("rows").at(0).at("all").at("messages_between").get<int>(), 0);
+    return record.at("rows").at(1);
+  };
+  const auto seconds = [](const nlohmann::json& ring, double latency_s, double bytes_per_s) {
+    return ring.at("all").at("messages").get<double>() * latency_s +
+           ring.at("all").at("bytes").get<double>() / bytes_per_s;
+  };
+  const auto slow_between = ring_of({"--between-us", "30", "--between-gb", "0.002", "--within-us",
+                                     "0", "--within-gb", "200", "--compute-ms", "1500"},
+                                    3);
+  EXPECT_NEAR(slow_between.at("all").at("seconds").get<double>(), seconds(slow_between, 30e-6, 2e6),
+              1e-12);
+  EXPECT_NEAR(slow_between.at("step_s").get<double>(), 1.5 + seconds(slow_between, 30e-6, 2e6),
+              1e-12);
+  const auto slow_within = ring_of(
+      {"--within-us", "70", "--within-gb", "0.001", "--between-us", "0", "--between-gb", "200"}, 1);
+  EXPECT_NEAR(slow_within.at("all").at("seconds").get<double>(), seconds(slow_within, 70e-6, 1e6),
+              1e-12);
+}
+
+TEST(PerfCommands, NumbersThatAreNoneSayWhatIsExpected) {
+  for (const char* option : {"--compute-ms", "--within-us", "--between-us"}) {
+    const auto said = say({"scale", option, "-1"});
+    EXPECT_EQ(said.code, 2) << option;
+    EXPECT_THAT(said.err, HasSubstr("expected a number of at least 0, got \"-1\""));
+  }
+  for (const char* option : {"--within-gb", "--between-gb"}) {
+    const auto said = say({"scale", option, "0"});
+    EXPECT_EQ(said.code, 2) << option;
+    EXPECT_THAT(said.err, HasSubstr("expected a number above 0, got \"0\""));
+  }
+}
+
+TEST(PerfCommands, WhatIsRequiredShowsNoDefault) {
+  const auto help = say({"gate", "--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.out, HasSubstr(" REQUIRED"));
+  EXPECT_THAT(help.out, Not(ContainsRegex("=[^ ]+ REQUIRED")));
 }
 
 TEST(PerfCommands, NoiseDrawsRunsFromTheLivesThatItMeasured) {
@@ -118,6 +177,46 @@ TEST(PerfCommands, ARaceInWhichAllRunIsZero) {
   const auto race = say(smoke({"--no-peers"}));
   EXPECT_EQ(race.code, 0) << race.out << race.err;
   EXPECT_THAT(race.out, HasSubstr("| Equigrad stage 3 | "));
+}
+
+TEST(PerfCommands, ARaceOnATerminalIsATableThatFits) {
+  const Scratch scratch;
+  ASSERT_EQ(setenv("COLUMNS", "80", 1), 0);
+  const auto race = say(smoke({"--no-peers", "--report", scratch.path() + "/report"}));
+  ASSERT_EQ(unsetenv("COLUMNS"), 0);
+  EXPECT_EQ(race.code, 0) << race.out << race.err;
+  EXPECT_THAT(race.out, ContainsRegex("\nEquigrad stage 3 +[0-9.]+ \\[[^|]*\\] +[0-9.]+ \\["));
+  EXPECT_THAT(race.out, Not(HasSubstr("|")));
+  EXPECT_THAT(race.out, HasSubstr("\n# all columns: " + scratch.path() + "/report/race.md\n"));
+  std::istringstream lines(race.out);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.starts_with("# all columns: ")) EXPECT_LE(line.size(), 80U) << line;
+  EXPECT_THAT(text_of(scratch.path() + "/report/race.md"), HasSubstr("| Equigrad stage 3 | "));
+  EXPECT_THAT(text_of(scratch.path() + "/report/index.html"), HasSubstr("<a href=\"race.html\">"));
+}
+
+// Names have commas and spaces, so a part of one goes before words.
+TEST(PerfCommands, AFilterIsAPartOfANameOrWords) {
+  const auto names = [](const std::string& suite, const std::string& filter) {
+    std::vector<std::string> all;
+    for (const auto& group : make_suite(suite, {}, {.filter = filter})) all.push_back(group.name);
+    return all;
+  };
+  EXPECT_THAT(names("smoke", "100 tensors"), ElementsAre("100 tensors"));
+  EXPECT_THAT(names("modes", "ranks 1"), ElementsAre("small, fp32, ranks 1"));
+  EXPECT_THAT(names("modes", "not fp32"), ElementsAre("small, bf16, ranks 2"));
+  EXPECT_THAT(names("modes", "small and (bf16 or fp32,) and not 4"),
+              ElementsAre("small, fp32, ranks 1", "small, fp32, ranks 2", "small, bf16, ranks 2"));
+  EXPECT_THAT(names("smoke", "tensors small"), IsEmpty());
+  EXPECT_EQ(names("smoke", "").size(), 2U);
+  const auto broken = say({"race", "--filter", "small and"});
+  EXPECT_EQ(broken.code, 2);
+  EXPECT_THAT(broken.err, HasSubstr("expected a word behind \"and\""));
+}
+
+TEST(PerfCommands, EverySuiteHasGroups) {
+  for (const auto& suite : conformance::cli::race_suites())
+    EXPECT_FALSE(make_suite(suite, {}, {}).empty()) << suite;
 }
 
 // DDP, the base, is one of the peers.

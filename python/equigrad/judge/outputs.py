@@ -99,7 +99,11 @@ class Outputs:
         folder = Path(self.report)
         folder.mkdir(parents=True, exist_ok=True)
         boards.write(summary.board, folder / BOARD_FILE)
-        (folder / "index.html").write_text(writers.to_html(summary), encoding="utf-8")
+        runs = folder.resolve() / writers.RUNS
+        page = writers.to_html(summary, writers.RUNS if runs.exists() else "")
+        (folder / "index.html").write_text(page, encoding="utf-8")
+        if runs.exists() and folder.resolve().name == "judge-report" and os.access(runs, os.W_OK):
+            runs.write_text(writers.with_judge(runs.read_text(encoding="utf-8"), summary), encoding="utf-8")
         (folder / "board.md").write_text(writers.to_markdown(summary), encoding="utf-8")
         (folder / "junit.xml").write_text(writers.to_junit(summary), encoding="utf-8")
 

@@ -46,8 +46,13 @@ _TEMPLATES = (
 """The first two have what the pages of all reports are made of: page.html, page.css, page.js."""
 
 
-def to_html(summary: Summary) -> str:
-    """One page that needs nothing else, neither a network nor a script."""
+RUNS = "../equigrad-report/index.html"
+"""From the folder of a report: the page of the runs of `equigrad` beside it, by their default."""
+_REPORTS = '<nav class="reports" aria-label="Reports"{}>{}</nav>\n'
+
+
+def to_html(summary: Summary, index: str = "") -> str:
+    """One page that needs nothing else, neither a network nor a script. index: what it leads back to, if anything."""
     board, tone = summary.board, TONES[summary.outcome.word]
     given = {
         "summary": summary,
@@ -65,6 +70,10 @@ def to_html(summary: Summary) -> str:
         parts,
         title=f"{summary.outcome.word}: {listed([label_of(one.engine) for one in summary.engines])}",
         style=markupsafe.Markup(_text("page.css") + _text("judge.css")),
+        reports=markupsafe.Markup(_REPORTS).format(
+            markupsafe.Markup("" if index else " hidden"),
+            markupsafe.Markup('<a href="{}">All reports</a>').format(index) if index else "",
+        ),
         tone=_HEADERS[tone],
         brand="Equigrad judge",
         time=board.run.started or "at a time that was not recorded",
@@ -73,6 +82,17 @@ def to_html(summary: Summary) -> str:
         data_file="board.json",
         script=markupsafe.Markup(_text("page.js") + _text("judge.js")),
     )
+
+
+def with_judge(index: str, summary: Summary) -> str:
+    """The page of the runs with its link to this board, as later runs write it (reports/folder_index.hpp)."""
+    link = markupsafe.Markup('<a href="../judge-report/index.html">Judge <span>{} {}</span></a>')
+    found = re.search(_REPORTS.format("(?: hidden)?", "(.*?)"), index, re.DOTALL)
+    if not found:
+        return index
+    others = re.sub(r'<a href="\.\./judge-report/index\.html">.*?</a>', "", found[1])
+    links = others + str(link.format(GLYPHS[TONES[summary.outcome.word]], summary.outcome.word))
+    return index[: found.start()] + _REPORTS.format("", links) + index[found.end() :]
 
 
 def to_markdown(summary: Summary, max_bytes: int = 900_000) -> str:
