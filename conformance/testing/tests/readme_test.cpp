@@ -230,22 +230,63 @@ TEST(Readme, CommandsAreSeen) {
       ::testing::ElementsAre("bench race --suite", "config check --world", "list", "run --seed"));
 }
 
+// What of "run --fault --report" the program does not have; `helps` keeps what it was asked.
+std::string unknown_in(const std::string& command, std::map<std::string, Ended>& helps) {
+  const std::string name = command.substr(0, command.find(" --"));
+  if (!helps.contains(name)) helps[name] = run("EQUIGRAD_BINARY", name + " --help");
+  const auto& help = helps[name];
+  if (help.code != 0) return "the command equigrad " + name;
+  std::string unknown;
+  std::istringstream flags(command.substr(name.size()));
+  for (std::string flag; flags >> flag;)
+    if (!std::regex_search(help.output, std::regex(flag + "(?![a-z0-9-])")))
+      unknown += "the option " + flag + " of equigrad " + name + "\n";
+  return unknown;
+}
+
 TEST(Readme, TheCommandsThatDocumentsGiveExist) {
   std::size_t count = 0;
   std::map<std::string, Ended> helps;
   for (const auto& document : documents())
     for (const auto& command : commands_in(read(document))) {
       ++count;
-      const std::string name = command.substr(0, command.find(" --"));
-      if (!helps.contains(name)) helps[name] = run("EQUIGRAD_BINARY", name + " --help");
-      const auto& help = helps[name];
-      EXPECT_EQ(help.code, 0) << document << " has the command equigrad " << name;
-      std::istringstream flags(command.substr(name.size()));
-      for (std::string flag; flags >> flag;)
-        EXPECT_TRUE(std::regex_search(help.output, std::regex(flag + "(?![a-z0-9-])")))
-            << document << " gives equigrad " << name << " the option " << flag;
+      EXPECT_EQ(unknown_in(command, helps), "") << document;
     }
   EXPECT_GE(count, 60u);
+}
+
+// Every command of an example for CI on a line of its own, those of its comments too.
+std::string commands_apart(const std::string& example) {
+  return std::regex_replace(example, std::regex("[-:;=] (?=equigrad )"), "\n");
+}
+
+TEST(CiExamples, CommandsAreSeenAndWhatIsNoneIsUnknown) {
+  EXPECT_THAT(
+      commands_in(commands_apart(
+          "# Once: equigrad baseline update --reason x; equigrad diff a b\n  script:\n"
+          "    - equigrad run --covering\n      - run: A= equigrad judge merge s --quick\n")),
+      ::testing::ElementsAre("baseline update --reason", "diff", "judge --quick",
+                             "run --covering"));
+  std::map<std::string, Ended> helps;
+  EXPECT_EQ(unknown_in("list --covering", helps), "");
+  EXPECT_EQ(unknown_in("list --coverin", helps), "the option --coverin of equigrad list\n");
+  EXPECT_EQ(unknown_in("lits", helps), "the command equigrad lits");
+}
+
+// Its commands exist, and JUnit that a job hands over lies in the folder of a report.
+TEST(CiExamples, NameCommandsAndFilesThatThereAre) {
+  std::map<std::string, Ended> helps;
+  for (const std::string name : {"gitlab.yml", "judge.yml", "run.yml"}) {
+    const auto text = read("docs/ci/" + name);
+    const auto commands = commands_in(commands_apart(text));
+    EXPECT_GE(commands.size(), 3u) << name;
+    for (const auto& command : commands) EXPECT_EQ(unknown_in(command, helps), "") << name;
+    const std::regex junit(R"(junit: ([a-z-]+)/junit\.xml)");
+    for (std::sregex_iterator it(text.begin(), text.end(), junit), end; it != end; ++it)
+      EXPECT_THAT(text, ::testing::HasSubstr("--report " + (*it)[1].str() + "\n")) << name;
+  }
+  const auto of_gitlab = commands_in(commands_apart(read("docs/ci/gitlab.yml")));
+  EXPECT_TRUE(of_gitlab.contains("run --covering --report"));
 }
 
 struct CommandRow {
