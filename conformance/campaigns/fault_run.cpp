@@ -24,8 +24,8 @@ using reports::Fate;
 
 // Ranks may hang, which is found out by waiting: so long, or longer where the case takes long.
 constexpr double kFaultyTimeout_s = 6, kFaultyTimes = 10;
-// Most faults are caught by the panel's first cases: so many are held first, the others when a fault
-// comes to them.
+// Most faults are caught by the panel's first cases: so many are held first, the others when a
+// fault comes to them.
 constexpr std::size_t kHeldFirst = 16;
 
 // A fault on its way through the cases.

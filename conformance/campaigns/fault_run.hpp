@@ -8,7 +8,7 @@
 // The panel and the first of the contract's cases are the covering selection: what they catch is
 // what `equigrad run --covering` alone would.
 //
-// Invariants: nothing counts unless every case that a fault comes to holds without one; every fault that
+// Invariants: nothing counts unless every case that a fault comes to holds without one; every fault
 // that is given is in the matrix once, in the order given; what was not run says so.
 // Units: minutes and time-outs are wall clock.
 // Errors: equigrad::Error when the pool cannot start.
