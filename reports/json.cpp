@@ -49,7 +49,7 @@ inline constexpr auto kFields<Case> =
                Field{"verdict", &Case::verdict}, Field{"lanes", &Case::lanes},
                Field{"message", &Case::message}, Field{"replay", &Case::replay},
                Field{"seconds", &Case::seconds}, Field{"files", &Case::files},
-               Field{"picture", &Case::picture, true});
+               Field{"picture", &Case::picture, true}, Field{"acted", &Case::acted, true});
 
 template <>
 inline constexpr auto kFields<SelfCheck> = std::tuple(Field{"fault", &SelfCheck::fault},
@@ -107,7 +107,7 @@ inline constexpr auto kFields<Run> = std::tuple(
     Field{"merged_commands", &Run::merged_commands, true}, Field{"signal", &Run::signal, true},
     Field{"shard", &Run::shard, true}, Field{"underflow", &Run::underflow, true},
     Field{"parts", &Run::parts, true}, Field{"statements", &Run::statements, true},
-    Field{"generated", &Run::generated, true});
+    Field{"generated", &Run::generated, true}, Field{"planted", &Run::planted, true});
 
 void to_json(Json& json, Verdict verdict) { json = word(verdict); }
 

@@ -97,6 +97,7 @@ struct Case {
   double seconds = 0;
   std::vector<std::string> files;  // kept tensors, relative to the report's folder
   std::optional<Picture> picture = {};
+  std::optional<bool> acted = {};  // whether Run::planted did; nothing: none was, or it cannot say
 };
 
 // A planted fault which a run must catch before its green means anything.
@@ -179,6 +180,7 @@ struct Run {
   std::vector<std::string> merged_commands;  // of a merged record: the commands of its parts
   std::string shard;  // "2/5": the second of five parts of what was selected; empty: all of it
   std::vector<SelfCheck> self_checks;
+  std::string planted;  // the fault that who started the run had planted into every case; or empty
   std::vector<Case> cases;
   std::vector<Part> parts;  // of the cases, one after the other; empty: the run has none
   std::vector<Statement> statements;

@@ -259,7 +259,30 @@ std::string engine_text(const Run& run) {
   return "The engine failed where no fault was planted: " + clean(run.engine_failure) + ".";
 }
 
-std::string outcome_text(const Run& run) {
+std::string planted_text(const Run& run) {
+  if (run.planted.empty()) return {};
+  int64_t ran = 0, idle = 0, unseen = 0;
+  for (const Case& one : run.cases) {
+    if (!passed(one.verdict) && !went_wrong(one.verdict)) continue;
+    ++ran;
+    idle += one.acted == false;
+    unseen += one.acted == true && passed(one.verdict);
+  }
+  if (idle + unseen == 0) return {};
+  const std::string fault = "The planted fault \"" + clean(run.planted) + "\" ";
+  if (ran == 1)
+    return fault + (idle == 1 ? "never acted in this case, so it could not show it."
+                              : "acted in this case, which held: nothing there sees it.");
+  if (idle == ran) return fault + "never acted in these cases, so none of them could show it.";
+  const std::string acted =
+      fault + "acted in " + grouped(ran - idle) + " of " + count_of(ran, "case");
+  if (unseen == 0) return acted + ", each of which failed.";
+  return acted + ", of which " + grouped(unseen) + " held: nothing there sees it.";
+}
+
+namespace {
+
+std::string outcome_sentence(const Run& run) {
   const Counts sum = counts(run);
   const int64_t stopped = sum.crashed + sum.timed_out;
   switch (outcome(run)) {
@@ -287,6 +310,13 @@ std::string outcome_text(const Run& run) {
       return "The run was interrupted; this report is partial.";
   }
   return {};
+}
+
+}  // namespace
+
+std::string outcome_text(const Run& run) {
+  const std::string planted = planted_text(run);
+  return outcome_sentence(run) + (planted.empty() ? "" : " " + planted);
 }
 
 std::string message_of(const Case& one) {

@@ -83,7 +83,9 @@ std::string environment_line(const Environment& env);
 
 // That the engine failed where no fault was planted, and at what; empty where it did not.
 std::string engine_text(const Run& run);
-// One sentence or two that say what the outcome means for this run.
+// Where a fault that was asked for did not act, or acted and was not seen; empty: all failed by it.
+std::string planted_text(const Run& run);
+// Sentences that say what the outcome means for this run.
 std::string outcome_text(const Run& run);
 
 // That it compared nothing; or the case's message, or words for why it brought none.

@@ -29,6 +29,7 @@ MatrixRun::MatrixRun(const RunOptions& options, ProcessSlots& slots, Alone* alon
       kept_(options.keep, options.keep_tensors, slots.directory()),
       judged_(options.cases.size()) {
   run_.seed = options.seed;
+  run_.planted = options.fault;
   for (std::size_t i = 0; i < judged_.size(); ++i) {
     auto& record = judged_[i].record;
     record = record_of(options.cases[i], replay(options.cases[i].id()));

@@ -10,6 +10,8 @@
 #include "conformance/campaigns/covering_selection.hpp"
 #include "conformance/campaigns/seconds.hpp"
 #include "conformance/campaigns/self_check.hpp"
+#include "conformance/cases/covering.hpp"
+#include "conformance/ranks/interrupt.hpp"
 #include "reports/parts.hpp"
 
 namespace equigrad::conformance {
@@ -35,14 +37,17 @@ class Suite {
   void run_in_parts(MatrixRun& matrix);
   void run_in_order(MatrixRun& matrix);
   void add_contract(std::size_t begin, std::size_t end, const MatrixRun& matrix);
+  reports::Run first_part(const MatrixRun& matrix) const;
   reports::Run covering_part(const MatrixRun& matrix) const;
   void add_parts(reports::Run& run) const;
   void add_generated(reports::Run& run);
   bool is_over(const MatrixRun& matrix) const;
+  bool goes_on(const MatrixRun& matrix) const;
 
   Clock::time_point start_ = Clock::now();
   SuiteOptions options_;
   std::size_t cases_, specs_;  // of the covering selection
+  std::size_t first_;          // of its cases, those that have every value
   ProcessSlots slots_;
   Alone alone_;
   std::vector<reports::Case> contract_;
@@ -60,6 +65,7 @@ Suite::Suite(SuiteOptions options)
     : options_(std::move(options)),
       cases_(options_.in_parts ? covering_first(options_.matrix.cases) : 0),
       specs_(options_.in_parts ? covering_first(options_.contract.specs) : 0),
+      first_(every_value_first(options_.matrix.cases, cases_)),
       slots_({.slots = options_.one_process.empty() ? options_.matrix.slots : 1,
               .widest = widest(options_),
               .most = options_.generated
@@ -91,6 +97,16 @@ bool Suite::is_over(const MatrixRun& matrix) const {
   const auto went_wrong = [](const reports::Case& one) { return reports::went_wrong(one.verdict); };
   return matrix.is_over() ||
          (options_.matrix.fail_fast && std::any_of(contract_.begin(), contract_.end(), went_wrong));
+}
+
+bool Suite::goes_on(const MatrixRun& matrix) const {
+  return matrix.failure().empty() && !is_over(matrix) && ranks::interrupted() == 0;
+}
+
+reports::Run Suite::first_part(const MatrixRun& matrix) const {
+  reports::Run part = matrix.so_far(first_);
+  part.parts = {{"every value", static_cast<int64_t>(first_), seconds_since(start_)}};
+  return part;
 }
 
 reports::Run Suite::covering_part(const MatrixRun& matrix) const {
@@ -143,7 +159,11 @@ void Suite::run_in_order(MatrixRun& matrix) {
 }
 
 void Suite::run_in_parts(MatrixRun& matrix) {
-  matrix.run_until(cases_);
+  if (first_ > 0 && first_ < cases_) {
+    matrix.run_until(first_);
+    if (goes_on(matrix)) options_.first_ended(first_part(matrix));
+  }
+  if (!is_over(matrix)) matrix.run_until(cases_);
   add_contract(0, specs_, matrix);
   covering_s_ = seconds_since(start_);
   const bool has_rest =

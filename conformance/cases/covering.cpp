@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace equigrad::conformance {
@@ -63,6 +64,26 @@ int tells(const CaseSpec& spec) {
   return 4 * (spec.model == "irregular") + 2 * (spec.world > 1) + 2 * (spec.accumulation > 1) +
          (spec.world == 2) + (spec.clip != Clip::Off) + (spec.optimizer == Rule::AdamW) +
          (spec.stage > 0) + (spec.stage == 3);
+}
+
+std::size_t every_value_first(std::vector<CaseSpec>& cases, std::size_t end) {
+  std::set<std::pair<const std::string, std::string>> seen;
+  const auto fresh = [&](const CaseSpec& spec) {
+    const auto values = spec.dimensions();
+    return std::count_if(values.begin(), values.end(),
+                         [&](const auto& value) { return !seen.contains(value); });
+  };
+  const auto last = cases.begin() + static_cast<std::ptrdiff_t>(end);
+  auto next = cases.begin();
+  for (; next != last; ++next) {
+    const auto best = std::max_element(next, last, [&](const auto& one, const auto& other) {
+      return std::pair(fresh(one), tells(one)) < std::pair(fresh(other), tells(other));
+    });
+    if (fresh(*best) == 0) break;
+    for (const auto& value : best->dimensions()) seen.insert(value);
+    std::rotate(next, best, best + 1);
+  }
+  return static_cast<std::size_t>(next - cases.begin());
 }
 
 std::vector<CaseSpec> covering_of(const std::vector<CaseSpec>& matrix,

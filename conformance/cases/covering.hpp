@@ -11,6 +11,7 @@
 // Units: none.   Errors: none.   Depends on: matrix.hpp.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "conformance/cases/matrix.hpp"
@@ -20,6 +21,10 @@ namespace equigrad::conformance {
 // `given` are in it whatever they cover, and come first.
 std::vector<CaseSpec> covering_of(const std::vector<CaseSpec>& matrix,
                                   const std::vector<CaseSpec>& given = {});
+
+// Moves to the front, of the first `end` cases, as few as have each value of each dimension of
+// those; how many they are.
+std::size_t every_value_first(std::vector<CaseSpec>& cases, std::size_t end);
 
 // How much can go wrong in a case: several ranks, several micro-batches, parameters of irregular
 // sizes, a clip factor, optimizer state, shards, parameters that come and go.

@@ -16,12 +16,6 @@ Outcomes answers(ProcessSlots& slots, int world, const nlohmann::json& request) 
   return *std::move(outcomes);
 }
 
-bool acted(const Outcomes& outcomes) {
-  for (const auto& outcome : outcomes)
-    if (outcome.answer.contains("acted") && outcome.answer.at("acted").at("times") > 0) return true;
-  return false;
-}
-
 }  // namespace
 
 const std::vector<std::string>& own_faults() {
@@ -54,7 +48,7 @@ std::vector<reports::SelfCheck> plant_own_faults(
     request["fault"] = name;
     const auto outcomes = answers(slots, ground.spec.world, request);
     const auto judged = judge(ground.spec, "", outcomes);
-    if (judged.answered && !acted(outcomes)) continue;
+    if (judged.answered && !acted(outcomes).value_or(false)) continue;
     if (!judged.answered) {
       check.by = "nothing: the case ended early: " + judged.record.message;
     } else {

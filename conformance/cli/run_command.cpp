@@ -258,6 +258,9 @@ int run_command(const RunCommand& command) {
     std::cerr << reports::count_of(count, "case") << ", seed " << command.seed << "\n";
   const auto environment = environment_here(command.device != nullptr);
   std::ostream& out = words_of(command);
+  const auto tell = [&out](const reports::Run& part) {
+    for (const auto& line : reports::part_lines(part)) out << line << std::endl;
+  };
   auto generating = command;
   if (!cases.generated.empty()) generating.generate = "1";
   if (!draws_generated(command)) generating.generate = "0";
@@ -271,9 +274,8 @@ int run_command(const RunCommand& command) {
        .generated_cases = cases.generated,
        .in_parts = is_whole_run,
        .one_process = order,
-       .covering_ended = [&out](const reports::Run& covering) {
-         for (const auto& line : reports::part_lines(covering)) out << line << std::endl;
-       }});
+       .first_ended = tell,
+       .covering_ended = tell});
   run.environment = environment;
   run.command = command.line;
   run.not_run = not_run;

@@ -52,6 +52,7 @@ using reports::Verdict;
 
 void judge_contract(reports::Case& record, const std::vector<ranks::Outcome>& outcomes) {
   record.message.clear();
+  record.acted = acted(outcomes);
   if (!ranks::all_ok(outcomes)) {
     record.verdict = verdict_of_failure(outcomes);
     record.message = ranks::failures(outcomes);

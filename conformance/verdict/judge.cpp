@@ -276,9 +276,19 @@ std::string cover_problem(int stage, const std::vector<nlohmann::json>& cover) {
   return parameters.empty() ? "no rank holds a shard" : "";
 }
 
+std::optional<bool> acted(const std::vector<Outcome>& outcomes) {
+  std::optional<bool> any;
+  if (!ranks::all_ok(outcomes)) return any;
+  for (const auto& outcome : outcomes)
+    if (outcome.answer.contains("acted"))
+      any = any.value_or(false) || outcome.answer.at("acted").at("times") > 0;
+  return any;
+}
+
 Judged judge(const CaseSpec& spec, const std::string& replay,
              const std::vector<Outcome>& outcomes) {
   auto record = record_of(spec, replay);
+  record.acted = acted(outcomes);
   if (!spec.is_refused() || !ranks::all_ok(outcomes))
     return judge(std::move(record), spec.stage, outcomes);
   record.lanes = {sum_lane("exact", outcomes)};
@@ -293,6 +303,7 @@ Judged judge(reports::Case of_case, int stage, const std::vector<Outcome>& outco
   Judged judged;
   judged.record = std::move(of_case);
   auto& record = judged.record;
+  record.acted = acted(outcomes);
   if (!ranks::all_ok(outcomes)) {
     record.verdict = verdict_of_failure(outcomes);
     judged.first = first_failure(outcomes);

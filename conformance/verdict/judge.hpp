@@ -41,6 +41,10 @@ struct Judged {
 // An empty record of the case, not run yet.
 reports::Case record_of(const CaseSpec& spec, const std::string& replay);
 
+// Whether a planted fault acted, by what the ranks say; nothing: none was planted, or not all of
+// them answered.
+std::optional<bool> acted(const std::vector<ranks::Outcome>& outcomes);
+
 // Of outcomes that are not all answers: Failed only where the engine threw.
 reports::Verdict verdict_of_failure(const std::vector<ranks::Outcome>& outcomes);
 

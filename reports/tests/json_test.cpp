@@ -45,6 +45,9 @@ reports::Run awkward_run() {
   run.cases[2].lanes[0].worst->want = -0.0;
   run.cases[2].lanes[0].worst->ulp = std::numeric_limits<double>::infinity();
   run.cases[0].lanes[0].compared = kBeyondDouble;
+  run.planted = "micro_batch_dropped";
+  run.cases[0].acted = false;
+  run.cases[1].acted = true;
   run.cases[3].message = "quotes \" and \\ and \n and \t and ü";
   return run;
 }
@@ -106,6 +109,10 @@ TEST(Json, WhatIsWrittenReadsBackToTheSameRun) {
   EXPECT_EQ(back.signal, 15);
   EXPECT_EQ(back.failure, awkward_run().failure);
   EXPECT_EQ(back.cases[0].lanes[0].compared, kBeyondDouble);
+  EXPECT_EQ(back.planted, "micro_batch_dropped");
+  EXPECT_EQ(back.cases[0].acted, false);
+  EXPECT_EQ(back.cases[1].acted, true);
+  EXPECT_EQ(back.cases[2].acted, std::nullopt);
   EXPECT_EQ(back.cases[1].seconds, 1.0 / 3);
   EXPECT_EQ(back.cases[1].lanes[2].worst->bound, 5e-324);
   EXPECT_TRUE(std::isnan(back.cases[1].lanes[2].margin));

@@ -137,6 +137,8 @@ TEST(Merge, RecordsOfDifferentRunsAreRefusedByName) {
               HasSubstr("of one seed, got 7 in shard-1 and 8 in shard-2"));
   EXPECT_THAT(with([](Record& run) { run.environment.torch = "2.12.0"; }),
               HasSubstr("of one torch"));
+  EXPECT_THAT(with([](Record& run) { run.planted = "word_lost"; }),
+              HasSubstr("of one planted fault, got none in shard-1 and word_lost in shard-2"));
   EXPECT_THAT(with([](Record& run) { run.shard = "1/2"; }),
               HasSubstr("every shard once, got 1/2 in shard-1 and in shard-2"));
   EXPECT_THAT(with([](Record& run) { run.shard = "2/4"; }), HasSubstr("shards of one number"));

@@ -6,7 +6,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 namespace equigrad::conformance {
 namespace {
@@ -115,6 +118,38 @@ TEST(Text, EveryVerdictHasItsOwnGlyphAndWord) {
   }
   EXPECT_EQ(glyphs.size(), 7u);
   EXPECT_EQ(words.size(), 7u);
+}
+
+// A fault that was asked for and changed nothing is no proof that anything sees it.
+TEST(Text, APlantedFaultThatDidNotActOrWasNotSeenIsTold) {
+  using reports::Verdict;
+  constexpr std::nullopt_t kCannotSay = std::nullopt;
+  const auto told = [](std::vector<std::pair<Verdict, std::optional<bool>>> cases) {
+    reports::Run run;
+    run.planted = "word_lost";
+    for (const auto& [verdict, acted] : cases) {
+      run.cases.push_back({.id = "a", .verdict = verdict, .acted = acted});
+    }
+    return reports::planted_text(run);
+  };
+  EXPECT_EQ(told({{Verdict::Equal, false}}),
+            "The planted fault \"word_lost\" never acted in this case, so it could not show it.");
+  EXPECT_EQ(
+      told({{Verdict::Equal, true}}),
+      "The planted fault \"word_lost\" acted in this case, which held: nothing there sees it.");
+  EXPECT_EQ(told({{Verdict::Failed, true}, {Verdict::Crashed, kCannotSay}}), "");
+  EXPECT_EQ(
+      told({{Verdict::Within, false}, {Verdict::Failed, false}, {Verdict::NotRun, kCannotSay}}),
+      "The planted fault \"word_lost\" never acted in these cases, so none of them could show it.");
+  EXPECT_EQ(
+      told({{Verdict::Equal, false}, {Verdict::Crashed, kCannotSay}, {Verdict::Failed, true}}),
+      "The planted fault \"word_lost\" acted in 2 of 3 cases, each of which failed.");
+  EXPECT_EQ(told({{Verdict::Equal, true}, {Verdict::Equal, false}, {Verdict::Failed, true}}),
+            "The planted fault \"word_lost\" acted in 2 of 3 cases, of which 1 held: nothing there "
+            "sees it.");
+  reports::Run run;
+  run.cases = {{.id = "a", .verdict = Verdict::Equal}};
+  EXPECT_EQ(reports::planted_text(run), "");
 }
 
 }  // namespace

@@ -41,6 +41,26 @@ TEST(Covering, ItIsAPartOfTheMatrixWithoutARefusedCase) {
   }
 }
 
+// What a run tells first has each value once, and is a tenth of the selection.
+TEST(Covering, EveryValueComesFirst) {
+  const auto selection = covering_of(default_matrix());
+  auto cases = selection;
+  cases.insert(cases.end(), full_matrix().front());  // behind the end, where it stays
+  const auto first = every_value_first(cases, selection.size());
+  const auto values = [](auto begin, auto end) {
+    std::set<std::pair<std::string, std::string>> found;
+    for (; begin != end; ++begin)
+      for (const auto& value : begin->dimensions()) found.insert(value);
+    return found;
+  };
+  const auto middle = cases.begin() + static_cast<std::ptrdiff_t>(first);
+  EXPECT_EQ(values(cases.begin(), middle), values(selection.begin(), selection.end()));
+  EXPECT_LE(first, 25u) << "21 precisions need as many";
+  EXPECT_EQ(cases.back(), full_matrix().front());
+  EXPECT_TRUE(std::is_permutation(selection.begin(), selection.end(), cases.begin()));
+  EXPECT_EQ(every_value_first(cases, 0), 0u);
+}
+
 // The two largest dimensions have 21 and 10 values, so that no selection has fewer than 210 cases.
 TEST(Covering, ItIsNearlyAsSmallAsAnyCanBe) {
   EXPECT_LE(covering_of(default_matrix()).size(), 225u);

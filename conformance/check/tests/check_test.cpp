@@ -215,6 +215,15 @@ TEST(Check, WhatWasNotComparedIsNamed) {
                     HasSubstr("equigrad: note: not compared  bound: ")));
 }
 
+// That such a check holds proves nothing, and it says so.
+TEST(Check, AFaultThatNeverActsIsTold) {
+  const auto report =
+      equigrad::check(make<ConvNet>, conv_loss,
+                      {.ranks = {2}, .stages = {0}, .styles = kOneStyle, .fault = "gather_stale"});
+  EXPECT_TRUE(report.held);
+  EXPECT_THAT(report.text(), HasSubstr("The planted fault \"gather_stale\" never acted in "));
+}
+
 TEST(Check, ReportsLieInTheirFolder) {
   std::string folder = ::testing::TempDir() + "check-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
