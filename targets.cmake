@@ -299,9 +299,8 @@ function(equigrad_files_of room)
 endfunction()
 
 # Several files compiled as one take less than half of the time: what their headers and templates need is compiled once.
-# Not for the engine's rooms beside the harness: one file of theirs is compiled again in seconds. Files of engine/config and
-# engine/autograd have names of their own in common, and so have those of engine/checkpoint.
-# Of two rooms more than six have such names, too.
+# Files of engine/config have names of their own in common; of two other rooms more than six have. The kernels' files have
+# options of their own.
 set(EQUIGRAD_GROUP 6 CACHE STRING "Files that are compiled as one, of rooms that are compiled so; 0: all of a room")
 function(equigrad_in_groups)
   foreach(target IN LISTS ARGN)
@@ -326,7 +325,7 @@ function(equigrad_room room)
   if(sources)
     add_library(${target} STATIC ${sources})
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:equigrad_warnings>)
-    if(room MATCHES "^conformance/|^reports$" OR (NOT EQUIGRAD_HARNESS AND NOT room MATCHES "^engine/(config|autograd|checkpoint)$"))
+    if(NOT room MATCHES "^engine/(config|kernels)$" AND NOT (EQUIGRAD_HARNESS AND room MATCHES "^reference"))
       equigrad_in_groups(${target})
     endif()
     if(NOT EQUIGRAD_HARNESS)
@@ -641,7 +640,7 @@ function(equigrad_add_test name label timeout_s)
 endfunction()
 
 # Tests that fork ranks run one after the other; with a second argument one after the other of those with the same one, and
-# beside one of each other kind, as they leave half of two cores idle.
+# beside one of each other kind, as they leave half of two cores idle. No kind takes longer than all others together.
 function(equigrad_forks_ranks test)
   if(ARGC GREATER 1)
     set_tests_properties(${test} PROPERTIES RESOURCE_LOCK ${ARGV1} PROCESSORS 1)
@@ -685,7 +684,11 @@ function(equigrad_test file)
     equigrad_add_test(${name} unit 300)
   else()
     equigrad_add_test(${name} ranks 1800)
-    equigrad_forks_ranks(ranks.${name} ranks)
+    string(REGEX MATCH "^(engine|conformance/cli)" kind ${room})
+    if(NOT kind)
+      set(kind ranks)
+    endif()
+    equigrad_forks_ranks(ranks.${name} ${kind})
   endif()
 endfunction()
 

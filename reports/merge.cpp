@@ -51,8 +51,6 @@ void require_same(const NamedRun& a, const NamedRun& b) {
   same("version", a.run.environment.version, b.run.environment.version);
   same("torch", a.run.environment.torch, b.run.environment.torch);
   same("seed", std::to_string(a.run.seed), std::to_string(b.run.seed));
-  const auto fault_of = [](const Run& run) { return run.planted.empty() ? "none" : run.planted; };
-  same("planted fault", fault_of(a.run), fault_of(b.run));
 }
 
 bool agree(const Case& a, const Case& b) {
@@ -272,6 +270,7 @@ void add_end(Run& to, const NamedRun& from) {
   const auto named = [&](const std::string& text) {
     return text.empty() ? "" : from.name + ": " + text;
   };
+  add_word(to.planted, from.run.planted, ", ");
   add_word(to.failure, named(from.run.failure), "\n");
   add_word(to.engine_failure, named(from.run.engine_failure), "\n");
   to.interrupted = to.interrupted || from.run.interrupted;
@@ -326,7 +325,6 @@ Run merged(const std::vector<NamedRun>& records) {
   Run run;
   run.environment = records.front().run.environment;
   run.seed = records.front().run.seed;
-  run.planted = records.front().run.planted;
   MergedCases cases;
   std::string owner;
   for (const auto& record : records) {

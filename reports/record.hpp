@@ -180,7 +180,8 @@ struct Run {
   std::vector<std::string> merged_commands;  // of a merged record: the commands of its parts
   std::string shard;  // "2/5": the second of five parts of what was selected; empty: all of it
   std::vector<SelfCheck> self_checks;
-  std::string planted;  // the fault that who started the run had planted into every case; or empty
+  // What who started the run had planted into every case, "averaged_twice"; empty: nothing.
+  std::string planted;
   std::vector<Case> cases;
   std::vector<Part> parts;  // of the cases, one after the other; empty: the run has none
   std::vector<Statement> statements;

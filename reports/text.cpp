@@ -263,8 +263,7 @@ std::string planted_text(const Run& run) {
   if (run.planted.empty()) return {};
   int64_t ran = 0, idle = 0, unseen = 0;
   for (const Case& one : run.cases) {
-    if (!passed(one.verdict) && !went_wrong(one.verdict)) continue;
-    ++ran;
+    ran += one.acted.has_value() || went_wrong(one.verdict);
     idle += one.acted == false;
     unseen += one.acted == true && passed(one.verdict);
   }

@@ -161,7 +161,7 @@ void end(const at::RecordFunction& /*function*/, at::ObserverContext* context) {
   if (context != nullptr) tell(static_cast<Context*>(context)->uses, &OperatorListener::after);
 }
 
-SharedCallback& callback() {
+SharedCallback& operator_callback() {
   static SharedCallback instance(
       at::RecordFunctionCallback(start, end).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   return instance;
@@ -200,7 +200,7 @@ Observation::Observation(OperatorListener& listener, const std::vector<at::Tenso
     auto& entry = shared.entries[storages_.back()];
     gone.push_back(std::exchange(entry, {watch_, i, tensors[i]}).tensor);
   }
-  if (!storages_.empty()) use_.emplace(callback());
+  if (!storages_.empty()) use_.emplace(operator_callback());
 }
 
 Observation::~Observation() {

@@ -87,13 +87,13 @@ struct Pass {
 };
 
 // What engines of a process share.
-struct Shared {
+struct ScaledPasses {
   std::mutex mutex;
   std::map<int, std::weak_ptr<Pass>> passes;  // by graph task
 };
 
-Shared& shared() {
-  static Shared instance;
+ScaledPasses& scaled_passes() {
+  static ScaledPasses instance;
   return instance;
 }
 
@@ -105,9 +105,9 @@ thread_local std::vector<Frame> running;  // nodes that run on this thread, the 
 thread_local int last_seen = -1;          // a graph task whose pass is known
 
 std::shared_ptr<Pass> find_pass(int task) {
-  const std::lock_guard lock(shared().mutex);
-  const auto found = shared().passes.find(task);
-  return found == shared().passes.end() ? nullptr : found->second.lock();
+  const std::lock_guard lock(scaled_passes().mutex);
+  const auto found = scaled_passes().passes.find(task);
+  return found == scaled_passes().passes.end() ? nullptr : found->second.lock();
 }
 
 // The first node of a graph task is its root, or a node that leads to all of its roots.
@@ -123,9 +123,9 @@ void see(int task, const NodePtr& node) {
     }
     // A thread of autograd's may hold a graph task after its caller went on, and would hold this.
     torch::autograd::Engine::get_default_engine().queue_callback([pass] { pass->root = nullptr; });
-    const std::lock_guard lock(shared().mutex);
-    std::erase_if(shared().passes, [](const auto& entry) { return entry.second.expired(); });
-    shared().passes[task] = pass;
+    const std::lock_guard lock(scaled_passes().mutex);
+    std::erase_if(scaled_passes().passes, [](const auto& entry) { return entry.second.expired(); });
+    scaled_passes().passes[task] = pass;
   }
   last_seen = task;
 }
@@ -142,7 +142,7 @@ void node_ends(const at::RecordFunction& /*node*/, at::ObserverContext* /*contex
   running.pop_back();
 }
 
-SharedCallback& callback() {
+SharedCallback& scaling_callback() {
   static SharedCallback instance(at::RecordFunctionCallback(node_begins, node_ends)
                                      .scopes({at::RecordScope::BACKWARD_FUNCTION}));
   return instance;
@@ -150,7 +150,7 @@ SharedCallback& callback() {
 
 struct ObservedScaler {
   loss::LossScaler scaler;
-  SharedCallback::Use use{callback()};
+  SharedCallback::Use use{scaling_callback()};
   explicit ObservedScaler(const LossScaleConfig& config) : scaler(config) {}
 };
 
@@ -251,7 +251,7 @@ at::Tensor scale(const at::Tensor& tensor, const std::shared_ptr<loss::LossScale
 
 void check_pass(const loss::LossScaler* scaler, const NameOf& name_of) {
   const auto* const asked = scaler != nullptr && scaler->is_needed() ? scaler : nullptr;
-  if (asked == nullptr && !callback().is_used()) return;
+  if (asked == nullptr && !scaling_callback().is_used()) return;
   const auto pass = find_pass(torch::autograd::get_current_graph_task_id());
   if (pass == nullptr) {
     if (asked == nullptr) return;

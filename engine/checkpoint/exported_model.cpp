@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kPartNumel = std::int64_t{1} << 20;
+constexpr std::int64_t kCopiedNumel = std::int64_t{1} << 20;
 constexpr const char* kWhere = "checkpoint export";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 
@@ -146,8 +146,8 @@ void append_tensor(const SavedCheckpoint& saved, const Exported& one, OutputFile
   if (one.saved == nullptr) return;
   const std::int64_t numel = numel_of(one.saved->shape);
   for (const Piece& piece : one.saved->pieces) saved.verify(*one.saved, piece);
-  for (std::int64_t begin = 0; begin < numel; begin += kPartNumel)
-    append_part(saved, one, begin, std::min(numel, begin + kPartNumel), output);
+  for (std::int64_t begin = 0; begin < numel; begin += kCopiedNumel)
+    append_part(saved, one, begin, std::min(numel, begin + kCopiedNumel), output);
 }
 
 // Under another name until it is whole; one that an interrupted export has left is written anew.

@@ -279,7 +279,7 @@ void check(const Manifest& manifest, const Place& place) {
 
 constexpr std::string_view kFront = R"({"schema": "equigrad.checkpoint", "version": )";
 constexpr std::string_view kBeforeDigest = R"(, "xxh3_128": ")";
-constexpr std::size_t kDigits = 32;
+constexpr std::size_t kDigestDigits = 32;
 constexpr std::string_view kNoDigest = "00000000000000000000000000000000";
 
 // The text's version, and where its digest stands.
@@ -311,13 +311,13 @@ Front front_of(std::string_view text) {
 void check_digest(std::string_view text, const Front& front, const Place& place) {
   const std::string changed = ": the file has been changed, or is not whole";
   const std::string_view rest = text.substr(front.digest_begin);
-  if (front.digest_begin == 0 || rest.size() < kDigits)
+  if (front.digest_begin == 0 || rest.size() < kDigestDigits)
     place.fail("expected a digest behind the version, got " + quote(rest) + changed);
   Digester digester;
   digester.add(text.data(), front.digest_begin);
-  digester.add(kNoDigest.data(), kDigits);
-  digester.add(rest.data() + kDigits, rest.size() - kDigits);
-  const Digest expected = digest_from(rest.substr(0, kDigits), place.where);
+  digester.add(kNoDigest.data(), kDigestDigits);
+  digester.add(rest.data() + kDigestDigits, rest.size() - kDigestDigits);
+  const Digest expected = digest_from(rest.substr(0, kDigestDigits), place.where);
   if (digester.digest() != expected)
     place.fail("expected the digest " + to_text(expected) + ", which it says itself, got " +
                to_text(digester.digest()) + changed);
@@ -434,7 +434,7 @@ std::string write_manifest(const Manifest& manifest) {
           ",\n \"client_state\": " + manifest.client_state.dump() +
           ",\n \"files\": " + lines_of(manifest.files) +
           ",\n \"tensors\": " + lines_of(manifest.tensors) + "}\n";
-  return text.replace(digest_begin, kDigits, to_text(digest_of(text.data(), text.size())));
+  return text.replace(digest_begin, kDigestDigits, to_text(digest_of(text.data(), text.size())));
 }
 
 Manifest read_manifest(std::string_view text, const std::string& where) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kMostHeaderBytes = 100'000'000;  // as the library of that name has it
 constexpr std::int64_t kLengthBytes = 8;
-constexpr int kMostLevels = 3;  // the tensors, one of them, its shape
+constexpr int kHeaderLevels = 3;  // the tensors, one of them, its shape
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kRestore = ". Restore the file from another copy.";
 
@@ -35,13 +35,11 @@ constexpr std::array<TypeRow, 10> kTypes{{{"BOOL", 1},
 
 const TypeRow& row_of(ElementType type) { return kTypes.at(static_cast<std::size_t>(type)); }
 
-std::string whole(std::int64_t number) { return std::to_string(number); }
-
 std::int64_t length_in(std::span<const std::byte> file, std::int64_t file_bytes,
                        const std::string& where) {
   if (file_bytes < kLengthBytes || file.size() < kLengthBytes)
     throw Error(where, "expected a safetensors file, of at least 8 bytes, got " +
-                           whole(file_bytes) + kRestore);
+                           std::to_string(file_bytes) + kRestore);
   std::uint64_t length = 0;
   for (std::size_t i = kLengthBytes; i-- > 0;)
     length = length << 8 | static_cast<std::uint64_t>(file[i]);
@@ -78,7 +76,7 @@ TensorHeader tensor_from(const std::string& name, const Json& value, const std::
   const std::int64_t end = size_from(value["data_offsets"][1], where);
   const std::int64_t bytes = bytes_of(tensor, where);
   if (end < tensor.offset_bytes || end - tensor.offset_bytes != bytes)
-    throw Error(where, "expected data_offsets " + whole(bytes) +
+    throw Error(where, "expected data_offsets " + std::to_string(bytes) +
                            " bytes apart, as its shape has, "
                            "got " +
                            shown(value["data_offsets"]) + kRestore);
@@ -107,21 +105,22 @@ void check_cover(const SafetensorsHeader& header, const std::string& where) {
   std::int64_t end = 0;
   for (const TensorHeader* tensor : order) {
     if (tensor->offset_bytes != end)
-      throw Error(where, "expected tensor " + quote(tensor->name) + " at byte " + whole(end) +
-                             ", where the one before it ends, got byte " +
-                             whole(tensor->offset_bytes) + kRestore);
+      throw Error(where, "expected tensor " + quote(tensor->name) + " at byte " +
+                             std::to_string(end) + ", where the one before it ends, got byte " +
+                             std::to_string(tensor->offset_bytes) + kRestore);
     const std::int64_t bytes = bytes_of(*tensor);
     if (bytes > header.tensor_bytes - end)
       throw Error(where, "expected tensor " + quote(tensor->name) + " to end at or before byte " +
-                             whole(header.tensor_bytes) + ", the last one of the file, got byte " +
-                             whole(end) + " and " + whole(bytes) + " more" + kRestore);
+                             std::to_string(header.tensor_bytes) +
+                             ", the last one of the file, got byte " + std::to_string(end) +
+                             " and " + std::to_string(bytes) + " more" + kRestore);
     end += bytes;
   }
   if (end != header.tensor_bytes)
-    throw Error(where, "expected " + whole(end) +
+    throw Error(where, "expected " + std::to_string(end) +
                            " bytes behind the header, as its tensors have, "
                            "got " +
-                           whole(header.tensor_bytes) + kRestore);
+                           std::to_string(header.tensor_bytes) + kRestore);
 }
 
 void check_length(std::size_t length, const std::string& where) {
@@ -193,7 +192,8 @@ std::string make_header(SafetensorsHeader& header, const std::string& where) {
     tensor.offset_bytes = header.tensor_bytes;
     if (__builtin_add_overflow(tensor.offset_bytes, bytes_of(tensor, where), &header.tensor_bytes))
       throw Error(where, "expected a file of fewer than 2^63 bytes, got more. Split it.");
-    const std::string offsets = whole(tensor.offset_bytes) + ',' + whole(header.tensor_bytes);
+    const std::string offsets =
+        std::to_string(tensor.offset_bytes) + ',' + std::to_string(header.tensor_bytes);
     text += ',' + Json(tensor.name).dump() + R"(:{"dtype":")" + std::string(to_text(tensor.type)) +
             R"(","shape":)" + Json(tensor.shape).dump() + R"(,"data_offsets":[)" + offsets + "]}";
   }
@@ -220,7 +220,7 @@ SafetensorsHeader read_header(std::span<const std::byte> file, std::int64_t file
   if (!text.starts_with('{'))
     throw Error(where,
                 "expected a header that begins with {, got " + quote(text.substr(0, 8)) + kRestore);
-  read_members(text, where, kMostLevels, [&](const std::string& name, Json&& value) {
+  read_members(text, where, kHeaderLevels, [&](const std::string& name, Json&& value) {
     if (name == kMetadata)
       header.metadata = metadata_from(value, where);
     else

@@ -9,7 +9,7 @@
 namespace equigrad::checkpoint {
 namespace {
 
-constexpr const char* kRestore = ". Restore the file from another copy.";
+constexpr const char* kRestoreCopy = ". Restore the file from another copy.";
 
 using Take = std::function<void(const std::string&, Json&&)>;
 
@@ -23,7 +23,7 @@ class Follower {
     const bool is_start = event == Event::object_start || event == Event::array_start;
     if (is_start && depth >= most_levels_)
       throw Error(where_, "expected JSON of at most " + std::to_string(most_levels_) +
-                              " levels, got more" + kRestore);
+                              " levels, got more" + kRestoreCopy);
     if (is_start) frames_.emplace_back();
     if (event == Event::key) see(parsed.get_ref<const std::string&>());
     if (event == Event::object_end || event == Event::array_end) frames_.pop_back();
@@ -39,8 +39,8 @@ class Follower {
 
   void see(const std::string& key) {
     if (!frames_.back().seen.insert(key).second)
-      throw Error(where_,
-                  "expected every key once, got " + quote(key) + " twice in one object" + kRestore);
+      throw Error(where_, "expected every key once, got " + quote(key) + " twice in one object" +
+                              kRestoreCopy);
     frames_.back().key = key;
   }
 
@@ -63,16 +63,16 @@ Json parse(std::string_view text, const std::string& where,
   const std::size_t nul = text.find('\0');  // where the library would end
   if (nul != std::string_view::npos)
     throw Error(where,
-                "expected JSON, got a byte of zero at byte " + std::to_string(nul) + kRestore);
+                "expected JSON, got a byte of zero at byte " + std::to_string(nul) + kRestoreCopy);
   try {
     return Json::parse(text.begin(), text.end(), callback);
   } catch (const Json::exception& exception) {
-    throw Error(where, "expected JSON, got a " + told_by(exception) + kRestore);
+    throw Error(where, "expected JSON, got a " + told_by(exception) + kRestoreCopy);
   }
 }
 
 [[noreturn]] void throw_no_object(const char* type, const std::string& where) {
-  throw Error(where, std::string("expected a JSON object, got ") + type + kRestore);
+  throw Error(where, std::string("expected a JSON object, got ") + type + kRestoreCopy);
 }
 
 }  // namespace

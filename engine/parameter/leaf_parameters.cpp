@@ -35,14 +35,14 @@ std::string bare(const std::string& name) {
 
 class Search {
  public:
-  using Names = std::vector<std::string>;
+  using Path = std::vector<std::string>;
   Search(const std::vector<LeafCandidate>& candidates, std::string where)
       : candidates_(candidates), where_(std::move(where)), found_(candidates.size(), false) {}
 
   // `shown` gives what candidates could be called.
   void entry(const std::string& kind, const std::string& entry, bool must_match,
              const std::function<bool(const LeafCandidate&)>& is_one,
-             const std::function<Names(const LeafCandidate&)>& shown) {
+             const std::function<Path(const LeafCandidate&)>& shown) {
     bool any = false;
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       if (!is_one(candidates_[i])) continue;
@@ -85,10 +85,10 @@ bool is_inside(const std::string& name, const std::string& of) {
 std::vector<std::size_t> find_leaf_modules(const std::vector<LeafCandidate>& candidates,
                                            const LeafModuleConfig& config,
                                            const std::string& where) {
-  using Names = std::vector<std::string>;
+  using Path = std::vector<std::string>;
   Search search(candidates, where);
   const auto& defaults = LeafModuleConfig{}.classes;
-  const auto path = [](const LeafCandidate& one) { return Names{one.name}; };
+  const auto path = [](const LeafCandidate& one) { return Path{one.name}; };
   for (const auto& written : config.classes) {
     const std::string name = class_name(written);
     // In C++ nothing has the package of a class of Python.
@@ -100,7 +100,7 @@ std::vector<std::size_t> find_leaf_modules(const std::vector<LeafCandidate>& can
           return name == type || (is_default ? bare(name) : name) == bare(type);
         },
         [](const LeafCandidate& one) {
-          return Names{bare(class_name(one.type)), class_name(one.type)};
+          return Path{bare(class_name(one.type)), class_name(one.type)};
         });
   }
   for (const auto& name : config.names)

@@ -4,11 +4,11 @@
 
 namespace equigrad::profile {
 
-ProfiledStep::ProfiledStep(bool here, std::vector<layout::ModuleEntry> modules,
+ProfiledStep::ProfiledStep(bool is_here, std::vector<layout::ModuleEntry> modules,
                            const std::vector<at::Tensor>& parameters, FlopsProfilerConfig config,
                            ProfiledRun run)
     : config_(std::move(config)), run_(run) {
-  if (here) profiler_ = std::make_unique<FlopsProfiler>(std::move(modules), parameters);
+  if (is_here) profiler_ = std::make_unique<FlopsProfiler>(std::move(modules), parameters);
   boundary(0);
 }
 

@@ -25,7 +25,7 @@ namespace equigrad::profile {
 class ProfiledStep {
  public:
   // Nothing happens without `here`: the configuration asks for it, and this is the rank.
-  ProfiledStep(bool here, std::vector<layout::ModuleEntry> modules,
+  ProfiledStep(bool is_here, std::vector<layout::ModuleEntry> modules,
                const std::vector<at::Tensor>& parameters, FlopsProfilerConfig config,
                ProfiledRun run);
 

@@ -83,6 +83,14 @@ TEST(Merge, AShardThatIsMissingIsNotGreen) {
   EXPECT_THAT(run.not_run, ElementsAre(Pair(kOnlyWithFull, 8)));
 }
 
+TEST(Merge, FaultsThatWerePlantedAreNamed) {
+  auto one = shard(1, 2), other = shard(2, 2);
+  one.run.planted = "word_lost";
+  EXPECT_EQ(merged({one, other}).planted, "word_lost");
+  other.run.planted = "averaged_twice";
+  EXPECT_EQ(merged({one, other}).planted, "word_lost, averaged_twice");
+}
+
 TEST(Merge, WhatWasNotGreenStaysSo) {
   auto failed = shard(1, 2), caught = shard(2, 2);
   failed.run.cases[0].verdict = Verdict::Failed;
@@ -137,8 +145,6 @@ TEST(Merge, RecordsOfDifferentRunsAreRefusedByName) {
               HasSubstr("of one seed, got 7 in shard-1 and 8 in shard-2"));
   EXPECT_THAT(with([](Record& run) { run.environment.torch = "2.12.0"; }),
               HasSubstr("of one torch"));
-  EXPECT_THAT(with([](Record& run) { run.planted = "word_lost"; }),
-              HasSubstr("of one planted fault, got none in shard-1 and word_lost in shard-2"));
   EXPECT_THAT(with([](Record& run) { run.shard = "1/2"; }),
               HasSubstr("every shard once, got 1/2 in shard-1 and in shard-2"));
   EXPECT_THAT(with([](Record& run) { run.shard = "2/4"; }), HasSubstr("shards of one number"));
