@@ -104,7 +104,7 @@ class Gated : public PartwiseModel {
               ? pieces[0]
               : put_together(pieces, {.dimension = 2, .segments = {sizes_.vocabulary}}));
     }
-    return logits.size() == 1 ? logits[0] : at::stack(logits);
+    return logits.size() == 1 ? logits[0] : stack_of_parts(logits);
   }
 
   at::Tensor criterion(const at::Tensor& output, const Batch& batch) override {

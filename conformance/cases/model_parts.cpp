@@ -24,7 +24,20 @@ struct SumOfParts : torch::autograd::Function<SumOfParts> {
   }
 };
 
+struct OwnGradient : torch::autograd::Function<OwnGradient> {
+  static at::Tensor forward(AutogradContext*, const at::Tensor& part) { return part.clone(); }
+  static PartList backward(AutogradContext*, const PartList& gradients) {
+    return {gradients[0].clone()};
+  }
+};
+
 }  // namespace
+
+at::Tensor stack_of_parts(const std::vector<at::Tensor>& parts) {
+  PartList apart;
+  for (const at::Tensor& part : parts) apart.push_back(OwnGradient::apply(part));
+  return at::stack(apart);
+}
 
 at::Tensor PartwiseModel::own(const at::Tensor& parameter, int64_t part) const {
   const bool is_own = part_ < 0 || part_ == part;
@@ -48,7 +61,7 @@ at::Tensor tree_sum(const std::vector<at::Tensor>& parts) {
 }
 
 at::Tensor sum_of_parts(const std::vector<at::Tensor>& parts) {
-  return SumOfParts::apply(at::stack(parts));
+  return SumOfParts::apply(stack_of_parts(parts));
 }
 
 void set_values(const reference::Model& model, uint64_t seed) {

@@ -37,6 +37,11 @@ class PartwiseModel : public reference::Model {
 // From now on a pass is part `part`'s; other models have none.
 void take_part(reference::Model& model, int64_t part);
 
+// A stack of parts that one device computes behind one another. The gradient of each part lies in
+// memory of its own, as it does where a rank computes it: a matrix product's bits depend on the
+// alignment of its operands.
+at::Tensor stack_of_parts(const std::vector<at::Tensor>& parts);
+
 // Not differentiated.
 at::Tensor tree_sum(const std::vector<at::Tensor>& parts);
 // The same; the gradient of each part is that of the sum.

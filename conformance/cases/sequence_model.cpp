@@ -62,7 +62,7 @@ class Sequence : public PartwiseModel {
     TensorList logits;
     for (int64_t part = 0; part < parts_; ++part)
       logits.push_back(at::linear(normed(x[index(part)], *norm_, part), own(head_->weight, part)));
-    return at::stack(logits);
+    return stack_of_parts(logits);
   }
 
   at::Tensor criterion(const at::Tensor& output, const Batch& batch) override {

@@ -124,7 +124,7 @@ std::vector<at::Tensor> cut_apart(const at::Tensor& whole, const Cut& cut, int64
 }
 
 at::Tensor put_together(const std::vector<at::Tensor>& parts, const Cut& cut) {
-  return PutTogether::apply(at::stack(parts), cut);
+  return PutTogether::apply(stack_of_parts(parts), cut);
 }
 
 std::vector<at::Tensor> copies_of(const at::Tensor& whole, int64_t parts) {

@@ -6,8 +6,11 @@
 #include <torch/nn/functional.h>
 #include <torch/types.h>
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "conformance/cases/linear_model.hpp"
 #include "conformance/cases/model_parts.hpp"
@@ -214,6 +217,31 @@ TEST(Gated, HasEqualValuesInAnyNumberOfParts) {
   for (size_t i = 0; i < one.size(); ++i) {
     EXPECT_EQ(one[i].first, four[i].first);
     EXPECT_THAT(one[i].second, HasTheBitsOf(four[i].second));
+  }
+}
+
+// As on a rank that computes it alone: products of matrices of MKL have other bits where an operand
+// is aligned otherwise.
+TEST(Parts, HaveGradientsThatBeginAsATensorOfTheirOwnDoes) {
+  using Parts = std::vector<at::Tensor>;
+  constexpr std::uintptr_t kAlignment = 64;  // of c10's allocator
+  const std::vector<std::function<at::Tensor(const Parts&)>> joined = {
+      stack_of_parts, sum_of_parts,
+      [](const Parts& parts) { return put_together(parts, {.dimension = 0, .segments = {15}}); }};
+  for (std::size_t way = 0; way < joined.size(); ++way) {
+    Parts parts;
+    int seen = 0;
+    for (int i = 0; i < 3; ++i) {
+      parts.push_back(at::ones({5}).requires_grad_());
+      parts.back().register_hook([&seen, way](const at::Tensor& gradient) {
+        const auto address = reinterpret_cast<std::uintptr_t>(gradient.const_data_ptr());
+        EXPECT_EQ(address % kAlignment, 0u) << way;
+        ++seen;
+      });
+    }
+    const auto whole = joined[way](parts);
+    whole.backward(at::ones_like(whole));
+    EXPECT_EQ(seen, 3);
   }
 }
 
