@@ -99,6 +99,9 @@ TEST_F(Explain, TheLastReportSaysWhatBecameOfIt) {
   EXPECT_THAT(failed.out, ContainsRegex("last report +failed in .*, of commit abc"));
   EXPECT_THAT(failed.out, ContainsRegex("runs alone +equigrad run .* --fault twice --seed 3\n"));
   EXPECT_THAT(failed.out, ContainsRegex("\n +looks like a thing\n +more of it\n"));
+  const auto by_words = result_of_words(
+      {"explain", kCase.substr(std::string("Required.grad.").size()), "--report", folder_});
+  EXPECT_EQ(by_words.out, failed.out);
   const auto other = result_of_words(
       {"explain", "Contract.1.loss_backward.zero0.fp32.w2.accumulation1", "--report", folder_});
   EXPECT_THAT(other.out, HasSubstr("does not have it"));
@@ -139,6 +142,11 @@ TEST_F(Explain, WordsThatOneCaseAloneHasAreItsId) {
   EXPECT_THAT(said.out, StartsWith(id + "\n"));
   EXPECT_THAT(said.out, ContainsRegex("runs alone +equigrad run " + id));
   EXPECT_EQ(result_of_words({"list", words}).out, id + "\n") << "as run selects it";
+  // Of the default selection one case has these words, of all there are many.
+  const std::string of_one = "clip-above-inf and zero1.fp32.w and engine_backward";
+  const auto first = result_of_words({"explain", of_one});
+  EXPECT_EQ(first.code, kHeld) << first.err;
+  EXPECT_THAT(first.out, StartsWith(result_of_words({"list", of_one}).out));
   const auto several = result_of_words({"explain", "zero2 and bf16"});
   EXPECT_EQ(several.code, kUsage);
   EXPECT_EQ(several.out, "");

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "conformance/cli/bench_options.hpp"
 #include "conformance/cli/knobs.hpp"
 #include "conformance/cli/tests/command_result.hpp"
 
@@ -186,6 +187,22 @@ TEST_F(Words, SeedsThatARecordHasAsNumbersAreAtMostWhatAllReadersHave) {
     EXPECT_THAT(
         result_of_words({"crash", "--seed", seed, "--replay", "zero9", "--report", folder_}).err,
         AllOf(HasSubstr("zero2.w3.fp16.new.power.7-4-4.s12"), Not(HasSubstr("--seed"))));
+}
+
+TEST_F(Words, EachOptionOfScaleSetsItsOwnNumber) {
+  CLI::App app;
+  BenchOptions options;
+  add_bench(app, options);
+  app.parse(
+      "scale --ranks 2,4 --accumulation 3 --ranks-per-host 4 --compute-ms 5 --within-us 6 "
+      "--within-gb 7 --between-us 8 --between-gb 9");
+  const auto& scale = options.scale;
+  EXPECT_EQ(scale.worlds, (std::vector<int>{2, 4}));
+  EXPECT_EQ(
+      (std::vector<double>{static_cast<double>(scale.accumulation),
+                           static_cast<double>(scale.ranks_per_host), scale.compute_ms,
+                           scale.within_us, scale.within_gb, scale.between_us, scale.between_gb}),
+      (std::vector<double>{3, 4, 5, 6, 7, 8, 9}));
 }
 
 TEST_F(Words, WhatIsRequiredShowsNoDefault) {
