@@ -35,6 +35,7 @@ NOT_RUN = {
         "cmake --workflow --preset run",
         "cmake --workflow --preset check",
         "cmake --workflow --preset dev",
+        "cmake --workflow --preset nightly",
         "cmake --build --preset dev --target equigrad equigrad_perf perf_worker",
     ),
     "needs the programs of the preset fuzz": (
