@@ -76,7 +76,9 @@ TEST(ContractCases, SayWhichCallAndParameterFailedAndWhatItLooksLike) {
       {parse_contract_id("Contract.2.two_losses_on_one_forward.zero2.fp32.w2.accumulation1")},
       false);
   planted.plant = "averaged_twice";
-  const auto message = run_contract(planted).at(0).message;
+  const auto record = run_contract(planted).at(0);
+  EXPECT_EQ(record.acted, true);
+  const auto& message = record.message;
   EXPECT_THAT(message, StartsWith("  first   step 1, gradient of "));
   EXPECT_THAT(reports::first_line(message),
               AllOf(HasSubstr(" on rank "), HasSubstr(", by on_step(): got "), HasSubstr(" want "),
