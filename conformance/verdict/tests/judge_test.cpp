@@ -112,6 +112,22 @@ TEST(Judge, APassHasNoMessage) {
   EXPECT_EQ(record.message, "");
 }
 
+TEST(Judge, AFaultActedIfItDidOnOneRank) {
+  const auto ranks = [](std::vector<int> times) {
+    std::vector<Outcome> outcomes(times.size());
+    for (std::size_t i = 0; i < times.size(); ++i)
+      outcomes[i].answer = {{"acted", {{"times", times[i]}}}};
+    return outcomes;
+  };
+  EXPECT_EQ(acted(ranks({0, 3})), true);
+  EXPECT_EQ(acted(ranks({2, 0})), true);
+  EXPECT_EQ(acted(ranks({0, 0})), false);
+  EXPECT_EQ(acted({Outcome{}, Outcome{}}), std::nullopt) << "none was planted";
+  auto ended = ranks({3});
+  ended.push_back(died());
+  EXPECT_EQ(acted(ended), std::nullopt) << "not all answered";
+}
+
 TEST(Judge, MemoryIsThatOfTheRankThatHoldsMost) {
   const json held = {{"w", true, "0.5"}};
   auto first = answer(0, held, held), second = answer(1, held, held);
