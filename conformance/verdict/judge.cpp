@@ -288,9 +288,9 @@ std::optional<bool> acted(const std::vector<Outcome>& outcomes) {
 Judged judge(const CaseSpec& spec, const std::string& replay,
              const std::vector<Outcome>& outcomes) {
   auto record = record_of(spec, replay);
-  record.acted = acted(outcomes);
   if (!spec.is_refused() || !ranks::all_ok(outcomes))
     return judge(std::move(record), spec.stage, outcomes);
+  record.acted = acted(outcomes);
   record.lanes = {sum_lane("exact", outcomes)};
   record.verdict = record.lanes[0].verdict;
   if (record.verdict == Verdict::Failed) record.message = first_findings("exact", outcomes);

@@ -24,7 +24,7 @@ namespace equigrad::profile {
 
 class ProfiledStep {
  public:
-  // Nothing happens without `here`: the configuration asks for it, and this is the rank.
+  // Nothing happens without `is_here`: the configuration asks for it, and this is the rank.
   ProfiledStep(bool is_here, std::vector<layout::ModuleEntry> modules,
                const std::vector<at::Tensor>& parameters, FlopsProfilerConfig config,
                ProfiledRun run);
