@@ -14,15 +14,18 @@ constexpr int64_t kBlockNumel = 1024;  // four blocks in fp32 are half of a firs
 constexpr int64_t kLanes = 64;         // of the widest vectors several
 
 // The first line of the block behind this one: a processor that reads ahead by itself stops at the
-// end of a page, and a block in fp32 is as long as one. More lines than that are slower.
-inline void read_ahead(const char* next) { __builtin_prefetch(next); }
+// end of a page, and a block in fp32 is as long as one. More lines than that are slower, and so is
+// this one where there is AVX-512 (perf/results/targets.md).
+inline void read_ahead(const char* next, InstructionSet set) {
+  if (set != InstructionSet::Avx512) __builtin_prefetch(next);
+}
 
 // One block of an array in fp32: the array's own memory where that will do, else a copy.
 class Block {
  public:
   const float* read(StoredConst array, int64_t start, int64_t numel, InstructionSet set) {
     const auto* from = static_cast<const char*>(array.data) + start * element_bytes(array.type);
-    read_ahead(from + numel * element_bytes(array.type));
+    read_ahead(from + numel * element_bytes(array.type), set);
     if (array.type == Element::Fp32 && numel % kLanes == 0) {
       return reinterpret_cast<const float*>(from);
     }
