@@ -168,6 +168,7 @@ struct EngineConfig {
   ZeroConfig zero;
   ReductionOrder reduction = ReductionOrder::Pinned;
   double communication_timeout_s = 1800.0;
+  bool dataloader_drop_last = false;  // of the loader that Python makes
   ProgressiveLayerDropConfig progressive_layer_drop;
   FlopsProfilerConfig flops_profiler;
   TensorParallelConfig tensor_parallel;

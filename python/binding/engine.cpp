@@ -192,6 +192,7 @@ void bind_values(py::module_& module) {
       .def_readonly("gradient_accumulation_steps", &EngineConfig::gradient_accumulation_steps)
       .def_readonly("gradient_clipping", &EngineConfig::gradient_clipping)
       .def_readonly("communication_timeout_s", &EngineConfig::communication_timeout_s)
+      .def_readonly("dataloader_drop_last", &EngineConfig::dataloader_drop_last)
       .def_property_readonly("stage", [](const EngineConfig& c) { return c.zero.stage; })
       .def_property_readonly("tensor_parallel_size", &EngineConfig::tensor_parallel_size)
       .def_readonly("sequence_parallel_size", &EngineConfig::sequence_parallel_size)

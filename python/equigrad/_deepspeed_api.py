@@ -162,7 +162,7 @@ ANSWERED: dict[str, Answer] = {
     "elasticity_enabled": _refused_key("elasticity"),
     "is_elastic_model_parallel_supported": _refused_key("elasticity"),
     "managed_gradient_accumulation": _key("managed_gradient_accumulation"),
-    "dataloader_drop_last": _idle("dataloader_drop_last", False),
+    "dataloader_drop_last": _key("dataloader_drop_last"),
     "is_map_style_dataset": Answer(
         "the same", lambda e: lambda obj: hasattr(obj, "__getitem__") and hasattr(obj, "__len__"), is_property=True
     ),

@@ -222,4 +222,10 @@ def _loader(
     sampler: DistributedSampler[Any] = DistributedSampler(
         data, num_replicas=engine.dp_world_size, rank=engine.data_parallel_rank
     )
-    return DataLoader(data, batch_size=config.train_micro_batch_size_per_gpu, sampler=sampler, collate_fn=collate_fn)
+    return DataLoader(
+        data,
+        batch_size=config.train_micro_batch_size_per_gpu,
+        sampler=sampler,
+        collate_fn=collate_fn,
+        drop_last=config.dataloader_drop_last,
+    )

@@ -287,6 +287,18 @@ def test_training_data_is_split_over_the_ranks(workers: int) -> None:
     assert sorted(value for one in first + second for value in one) == [float(i) for i in range(8)]
 
 
+def sizes_of_batches(drop: bool) -> list:
+    settings = configuration(0, train_micro_batch_size_per_gpu=3, dataloader_drop_last=drop)
+    engine, _, loader, _ = equigrad.initialize(model=small(), training_data=Numbers(), config=settings)
+    assert engine.dataloader_drop_last() == drop
+    return [len(one) for one in loader]
+
+
+def test_a_last_batch_that_is_too_small_is_left_out_where_the_configuration_says_so() -> None:
+    assert ranks.run(1, sizes_of_batches, False) == [[3, 3, 2]]
+    assert ranks.run(1, sizes_of_batches, True) == [[3, 3]]
+
+
 def in_a_group(file: str) -> tuple:
     import os
 

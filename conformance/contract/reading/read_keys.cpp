@@ -46,7 +46,7 @@ Reading of_all() {
       "zero_optimization.offload_optimizer.pin_memory=false "
       "zero_optimization.offload_optimizer.ratio=1.0 gradient_clipping=0.75 "
       "gradient_norm_type=\"inf\" gradient_predivide_factor=3.0 reduction=\"native\" "
-      "communication_timeout_s=2.5 progressive_layer_drop.enabled=true "
+      "communication_timeout_s=2.5 dataloader_drop_last=true progressive_layer_drop.enabled=true "
       "progressive_layer_drop.theta=0.25 progressive_layer_drop.gamma=0.5 "
       "flops_profiler.enabled=true flops_profiler.profile_step=7 flops_profiler.module_depth=2 "
       "flops_profiler.top_modules=3 flops_profiler.detailed=false "
@@ -75,6 +75,7 @@ Reading of_all() {
                     config.averaging = {AveragingConfig::Kind::Around, 3.0};
                     config.reduction = ReductionOrder::Native;
                     config.communication_timeout_s = 2.5;
+                    config.dataloader_drop_last = true;
                     config.progressive_layer_drop = {true, 0.25, 0.5};
                     config.flops_profiler = {true, 1.5, 7, 2, 3, false, "f"};
                     config.sequence_parallel_size = 1;

@@ -193,7 +193,6 @@ void check_no_effect(Play& play) {
       {"it only changes what DeepSpeed prints",
        "steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level "
        "zero_optimization.log_trace_cache_warnings"},
-      {"the engine loads no data", "dataloader_drop_last"},
       {"nothing is offloaded to a disk", "aio"},
       {"DeepSpeed reads it beside zero_optimization = true alone; it changes no bits",
        "allgather_size"},

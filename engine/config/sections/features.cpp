@@ -59,8 +59,9 @@ constexpr Row kRows[] = {
     no_effect("memory_breakdown", "Prints how much memory is in use.", kPrints),
     no_effect("dump_state", "Prints the engine's state at the start.", kPrints),
     no_effect("log_level", "How much is logged.", kPrints),
-    no_effect("dataloader_drop_last", "A last batch that is too small is left out.",
-              "the engine loads no data"),
+    key("dataloader_drop_last", boolean(), field<&EngineConfig::dataloader_drop_last>,
+        "Whether a last batch that is too small is left out.",
+        "By the loader that Python's initialize(training_data=...) makes. In C++ nothing is loaded."),
     no_effect("aio", "Asynchronous reads and writes of a disk.", "nothing is offloaded to a disk"),
     unsupported("activation_checkpointing", "Activations are computed again in backward.", "[]",
                 "Checkpoint activations in the model."),
@@ -105,6 +106,7 @@ constexpr Row kRows[] = {
 
 void read(Reading& reading) {
   reading.store("communication_timeout_s");
+  reading.store("dataloader_drop_last");
   reading.store("progressive_layer_drop.");
   reading.store("flops_profiler.");
   reading.take("checkpoint.tag_validation");
