@@ -219,7 +219,7 @@ const std::vector<Absent>& absent() {
       {zero + "cpu_offload_param", {"false"}, "Write \"offload_param\": {\"device\": \"cpu\"}."},
       {params + "bias_correction",
        {"true"},
-       "Here they always are, and first steps are smaller for it. Drop the key."},
+       "Means are always corrected here; without it first steps would be larger. Drop the key."},
       {zero + "ignore_unused_parameters", {"true"}, "Unused parameters are left untouched."},
       {zero + "zero_hpz_partition_size", {"1"}},
       {tensor + "keep_module_on_host " + tensor + "replace_with_kernel_inject " + tensor +

@@ -71,7 +71,7 @@ constexpr Row kRows[] = {
         "Changes nothing but the default of weight_decay.")
         .noting("only the default of weight_decay depends on it"),
     unsupported(".bias_correction", "Adam: means are corrected for their start at 0.", "[true]",
-                "Here they always are, and first steps are smaller for it. Drop the key."),
+                "Means are always corrected here; without it first steps would be larger. Drop the key."),
     unsupported(".amsgrad", "Adam: the largest second moment so far counts.", "[false]"),
     unsupported(".maximize", "The objective is maximized.", "[false]"),
     unsupported(".differentiable", "Autograd goes through the step.", "[false]"),

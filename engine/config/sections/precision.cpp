@@ -38,7 +38,7 @@ constexpr Row kRows[] = {
     section("fp16", "Parameters and gradients in fp16."),
     key(".enabled", boolean(), "false", "Whether it is on."),
     key(".auto_cast", boolean(), "false", "Casts the model's inputs.",
-        "Cast them where the model is called."),
+        "true is refused where fp16 is on: cast them where the model is called."),
     key(".loss_scale", number(), "0.0", "A static loss scale; 0 is a dynamic one.",
         "A power of two.")
         .noting("dynamic"),

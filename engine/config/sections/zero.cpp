@@ -26,7 +26,7 @@ constexpr Row kRows[] = {
         "What is partitioned: 1 optimizer state, 2 gradients too, 3 parameters too."),
     key(".overlap_comm", boolean(), kept<&Zero::overlap_comm>,
         "Whether communication goes on while operators run.",
-        "Also at stages 0 and 1, for the only pass of a window."),
+        "At stages 0 and 1 only where a step has one pass."),
     key(".reduce_bucket_size", at_least(1), kept<&Zero::reduce_bucket_size>,
         "Elements of a bucket of gradients, at most.",
         "Stages 2 and 3 cut smaller ones; large parameters have their own."),
