@@ -223,14 +223,16 @@ else()
   message(STATUS "Equigrad: torch ${EQUIGRAD_TORCH_VERSION} at ${EQUIGRAD_TORCH_ROOT}; with CUDA, by ${EQUIGRAD_NVCC}")
 endif()
 
-# An object that carries a precompiled header; WITH: libraries whose headers are in it.
+# An object that carries a precompiled header; WITH: libraries whose headers are in it. A distribution's update gives headers times of
+# their own, older than the build's, which make would not see and clang would refuse: it compares their sizes alone.
+set(any_time "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
 function(equigrad_precompiled name)
   cmake_parse_arguments(PARSE_ARGV 1 header "" "" "WITH;OPTIONS;HEADERS")
   if(EQUIGRAD_PRECOMPILE)
     file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/generated/${name}.cpp" CONTENT "// Carries a precompiled header.\n")
     add_library(${name} OBJECT "${PROJECT_BINARY_DIR}/generated/${name}.cpp")
     target_link_libraries(${name} PRIVATE nlohmann_json::nlohmann_json ${header_WITH})
-    target_compile_options(${name} PRIVATE ${header_OPTIONS})
+    target_compile_options(${name} PRIVATE ${header_OPTIONS} ${any_time})
     target_precompile_headers(${name} PRIVATE ${header_HEADERS})
   endif()
 endfunction()
@@ -452,6 +454,7 @@ function(equigrad_python_binding folder include library)
   target_include_directories(equigrad_python_binding SYSTEM PUBLIC "${include}")
   target_link_libraries(equigrad_python_binding PRIVATE ${library} equigrad_warnings)
   set_target_properties(equigrad_python_binding PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  target_compile_options(equigrad_python_binding PRIVATE ${any_time})
   if(EQUIGRAD_PRECOMPILE)
     target_precompile_headers(equigrad_python_binding PRIVATE
       ${EQUIGRAD_PRECOMPILE} <torch/csrc/utils/pybind.h> <pybind11/functional.h>)
