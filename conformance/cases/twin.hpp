@@ -25,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -106,7 +107,7 @@ class Twin {
  private:
   double number(int step, const std::string& what) const;
 
-  oracle::TensorFile file_;
+  std::shared_ptr<const oracle::TensorFile> file_;  // of the Twin before, where it is the same
   std::string order_;
   TensorPlace place_;
 };

@@ -22,27 +22,6 @@ void require_numel(const at::Tensor& tensor, int64_t numel, const char* what) {
                            ".");
 }
 
-// Keeps counts and the worst element of one comparison.
-void see(BoundReport& report, int64_t index, double got, double exact, double bound) {
-  ++report.compared;
-  const double error = std::fabs(got - exact);
-  double margin = 0;
-  if (!std::isfinite(got) || !std::isfinite(exact) || !std::isfinite(bound)) {
-    if (!std::isfinite(got) || !std::isfinite(exact)) ++report.not_finite;
-    margin = kInfinity;
-  } else if (error > 0) {
-    margin = bound > 0 ? error / bound : kInfinity;
-  }
-  // Not by margin > 1: a quotient may round down to 1.
-  if (margin == kInfinity || error > bound) ++report.violations;
-  if (margin <= report.margin) return;
-  report.margin = margin;
-  report.worst_index = index;
-  report.worst_got = got;
-  report.worst_want = exact;
-  report.worst_bound = bound;
-}
-
 // bound_i of the reduction: what it may add to element i, with the rounding of the inputs of the
 // comparison themselves: `plain` was stored in its dtype, and `absolute_sum` was added up in fp64.
 at::Tensor reduction_bounds(const at::Tensor& plain, const at::Tensor& absolute_sum,
@@ -104,6 +83,26 @@ double roundings(int64_t n, double u) {
   if (n < 0) throw std::runtime_error("[oracle.roundings] expected n >= 0.");
   // expm1 and log1p are good to a few units of fp64; 16 of them cover both and the product.
   return std::expm1(static_cast<double>(n) * std::log1p(u)) * (1 + 16 * kDoubleUnit);
+}
+
+void see(BoundReport& report, int64_t index, double got, double exact, double bound) {
+  ++report.compared;
+  const double error = std::fabs(got - exact);
+  double margin = 0;
+  if (!std::isfinite(got) || !std::isfinite(exact) || !std::isfinite(bound)) {
+    if (!std::isfinite(got) || !std::isfinite(exact)) ++report.not_finite;
+    margin = kInfinity;
+  } else if (error > 0) {
+    margin = bound > 0 ? error / bound : kInfinity;
+  }
+  // Not by margin > 1: a quotient may round down to 1.
+  if (margin == kInfinity || error > bound) ++report.violations;
+  if (margin <= report.margin) return;
+  report.margin = margin;
+  report.worst_index = index;
+  report.worst_got = got;
+  report.worst_want = exact;
+  report.worst_bound = bound;
 }
 
 BoundReport check(const at::Tensor& got, const at::Tensor& exact, const at::Tensor& bound) {

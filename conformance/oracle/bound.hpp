@@ -85,6 +85,8 @@ struct BoundReport {
   bool held() const { return compared > 0 && violations == 0; }
 };
 
+// Adds one element to counts, and keeps it where it is the worst.
+void see(BoundReport& report, int64_t index, double got, double exact, double bound);
 // |got - exact| <= bound, element by element.
 BoundReport check(const at::Tensor& got, const at::Tensor& exact, const at::Tensor& bound);
 void merge(BoundReport& into, const BoundReport& more);

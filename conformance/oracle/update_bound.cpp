@@ -166,6 +166,19 @@ const at::Tensor& state_of(const Weights& weights, const std::string& name) {
   throw std::runtime_error("[oracle.check_update] expected the state \"" + name + "\", got none.");
 }
 
+// In fp32, which holds every value of what is stored.
+std::vector<at::Tensor> widened(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> wide;
+  for (const at::Tensor& tensor : tensors) wide.push_back(tensor.to(at::kFloat));
+  return wide;
+}
+
+std::vector<const float*> data_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<const float*> data;
+  for (const at::Tensor& tensor : tensors) data.push_back(tensor.const_data_ptr<float>());
+  return data;
+}
+
 template <class Rule>
 BoundReport check_with(const Rule& rule, const UpdateSpec& spec, const Weights& before,
                        const at::Tensor& gradient, const Weights& after) {
@@ -182,19 +195,9 @@ BoundReport check_with(const Rule& rule, const UpdateSpec& spec, const Weights& 
     require_dtype(inputs.back(), outputs.back(), name);
   }
   require_dtype(inputs[0], outputs[0], "the master weights");
-  std::vector<at::Tensor> exact, bound;
-  std::vector<double*> values, errors;
-  for (size_t k = 0; k < outputs.size(); ++k) {
-    exact.push_back(at::empty({numel}, at::kDouble));
-    bound.push_back(at::empty({numel}, at::kDouble));
-    values.push_back(exact[k].data_ptr<double>());
-    errors.push_back(bound[k].data_ptr<double>());
-  }
-  std::vector<const float*> in;
-  for (at::Tensor& input : inputs) {
-    input = input.to(at::kFloat);
-    in.push_back(input.const_data_ptr<float>());
-  }
+  const std::vector<at::Tensor> wide_inputs = widened(inputs), wide_outputs = widened(outputs);
+  const std::vector<const float*> in = data_of(wide_inputs), got = data_of(wide_outputs);
+  std::vector<BoundReport> reports(outputs.size());
   Element element;
   element.states.resize(names.size());
   for (int64_t i = 0; i < numel; ++i) {
@@ -204,12 +207,11 @@ BoundReport check_with(const Rule& rule, const UpdateSpec& spec, const Weights& 
     for (size_t k = 0; k < outputs.size(); ++k) {
       const Tracked result =
           stored(k == 0 ? element.master : element.states[k - 1], outputs[k].scalar_type());
-      values[k][i] = result.value;
-      errors[k][i] = result.error;
+      see(reports[k], i, static_cast<double>(got[k][i]), result.value, result.error);
     }
   }
   BoundReport report;
-  for (size_t k = 0; k < outputs.size(); ++k) merge(report, check(outputs[k], exact[k], bound[k]));
+  for (const BoundReport& of_output : reports) merge(report, of_output);
   return report;
 }
 

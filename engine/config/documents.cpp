@@ -286,7 +286,8 @@ std::string markdown_page() {
       "here. A key that is not on this page is an error. The page is what `equigrad config keys` "
       "prints; the table behind it is in `engine/config/sections/`. `equigrad config check FILE` "
       "says what a file means, and `equigrad config schema` prints a JSON Schema.\n\n"
-      "`null` stands for the default everywhere. Sizes count elements. A key \"No effect\" takes any "
+      "`null` stands for the default everywhere. Sizes count elements. A key \"No effect\" takes "
+      "any "
       "value. A key \"Not supported\" takes only the values of its column, which mean that it is "
       "off; \"off\" is false, an empty section, or one whose `enabled` is false.\n\n" +
       lines_of("");

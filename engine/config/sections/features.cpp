@@ -61,7 +61,8 @@ constexpr Row kRows[] = {
     no_effect("log_level", "How much is logged.", kPrints),
     key("dataloader_drop_last", boolean(), field<&EngineConfig::dataloader_drop_last>,
         "Whether a last batch that is too small is left out.",
-        "By the loader that Python's initialize(training_data=...) makes. In C++ nothing is loaded."),
+        "By the loader that Python's initialize(training_data=...) makes. In C++ nothing is "
+        "loaded."),
     no_effect("aio", "Asynchronous reads and writes of a disk.", "nothing is offloaded to a disk"),
     unsupported("activation_checkpointing", "Activations are computed again in backward.", "[]",
                 "Checkpoint activations in the model."),

@@ -70,8 +70,9 @@ constexpr Row kRows[] = {
     key(".torch_adam", boolean(), {"false", is_adam}, "Adam: torch's class instead of a kernel.",
         "Changes nothing but the default of weight_decay.")
         .noting("only the default of weight_decay depends on it"),
-    unsupported(".bias_correction", "Adam: means are corrected for their start at 0.", "[true]",
-                "Means are always corrected here; without it first steps would be larger. Drop the key."),
+    unsupported(
+        ".bias_correction", "Adam: means are corrected for their start at 0.", "[true]",
+        "Means are always corrected here; without it first steps would be larger. Drop the key."),
     unsupported(".amsgrad", "Adam: the largest second moment so far counts.", "[false]"),
     unsupported(".maximize", "The objective is maximized.", "[false]"),
     unsupported(".differentiable", "Autograd goes through the step.", "[false]"),
