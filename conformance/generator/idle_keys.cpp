@@ -53,6 +53,8 @@ const std::vector<IdleKey>& idle_keys() {
     std::vector<IdleKey> list;
     for (const auto& row : schema().rows()) {
       if (row.treatment == KeyTreatment::NoEffect) list.push_back({row.path, anything()});
+      if (std::string(row.path) == "dataloader_drop_last")  // of Python's loader alone
+        list.push_back({row.path, {true, false}});
       if (row.treatment != KeyTreatment::Unsupported) continue;
       IdleKey key{row.path, {}};
       for (const auto& value : json::parse(row.accepted)) key.values.push_back(value);
