@@ -157,7 +157,8 @@ std::string to_text(const BesideBaseline& found, const std::string& file) {
             listed(found.fresh, [](const Case& one) { return headline(one); });
   if (!found.mended.empty())
     text += "hold now: " + count_of(found.mended.size(), "case") +
-            "; equigrad baseline update takes them out\n" +
+            "; equigrad baseline update REPORT --file " + clean(file) +
+            " --reason \"...\" takes them out\n" +
             listed(found.mended, [](const KnownCase& one) { return clean(one.id); });
   return text + (found.fresh.empty() ? "NOTHING NEWLY WRONG  " : "NEWLY WRONG  ") +
          grouped(found.fresh.size()) + " new, " + grouped(found.known.size()) + " as accepted in " +

@@ -107,7 +107,8 @@ TEST(Baseline, WhatHoldsNowIsNamedAndFailsNothing) {
   const auto found = beside(baseline, run);
   EXPECT_THAT(found.mended, ElementsAre(Pointee(kKnown("0"))));
   EXPECT_THAT(to_text(found, "base.json"),
-              AllOf(HasSubstr("hold now: 1 case"),
+              AllOf(HasSubstr("hold now: 1 case; equigrad baseline update REPORT --file base.json "
+                              "--reason \"...\" takes them out\n"),
                     HasSubstr("NOTHING NEWLY WRONG  0 new, 1 as accepted in base.json")));
   EXPECT_EQ(exit_code(with_known(run, baseline)), 0);
   auto empty = run_of({{kEqual, ""}});
