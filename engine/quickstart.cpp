@@ -14,7 +14,7 @@ int main() {
   for (int micro_batch = 1; micro_batch <= 200; ++micro_batch) {
     const auto input = torch::randn({16, 8});
     const auto loss = (model->forward(input) - input.sum(1, true)).pow(2).mean();
-    engine->backward(loss);  // or loss.backward(), or engine->scale(loss).backward()
+    engine->backward(loss);
     engine->step();
     if (micro_batch % 100 == 0) std::cout << "loss " << loss.item<float>() << "\n";
   }
