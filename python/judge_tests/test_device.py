@@ -141,7 +141,7 @@ def test_the_device_is_in_the_record(red: tuple[Path, str, list[str]]) -> None:
 
 def test_a_red_cell_says_why_it_has_no_script_and_is_judged_again_on_its_device(red: tuple[Path, str, list[str]]) -> None:
     (cell,) = boards.read(red[0] / "board.json").cells
-    again = f"--device cuda --only {test_red.CELL}"
+    again = f"equigrad judge plain --device cuda --only {test_red.CELL}"
     assert (cell.verdict, cell.repro, cell.text) == ("red", None, NO_SCRIPT)
     assert f"{NO_SCRIPT} again: {again}" in red[1]
     assert f"{NO_SCRIPT} Again: <code>{again}</code>" in (red[0] / "index.html").read_text()
@@ -153,7 +153,7 @@ def test_no_device_is_said_of_the_cpu() -> None:
     board = examples.mixed()
     assert board.run.device == "cpu"
     text = writers.to_text(summarise(board))
-    assert "again: --only zero" in text and "--device" not in text
+    assert re.search(r"again: equigrad judge \S+ --only zero", text) and "--device" not in text
 
 
 def _on(board: Board, where: str, **run: str) -> Board:

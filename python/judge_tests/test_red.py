@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from equigrad.judge import board as boards
 from equigrad.judge import command, on_rank
-from equigrad.judge.board import Cell
+from equigrad.judge.board import Cell, Repro
+from equigrad.judge.outputs import Outputs
 
 WHERE = Path(str(on_rank.__file__)).parents[1]
 ENGINE = f"""
@@ -64,14 +66,38 @@ def test_a_baseline_knows_it(red: tuple[Path, Cell], tmp_path: Path) -> None:
     assert cell.verdict == "red"
 
 
-def test_what_is_right_holds(tmp_path: Path) -> None:
+def test_what_is_right_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert judged(tmp_path, "False", code=0).verdict == "held"
+    assert "again:" not in capsys.readouterr().out
 
 
 def test_what_is_not_red_again_is_void(tmp_path: Path) -> None:
     once = f"not os.path.exists({str(tmp_path)!r} + '/' + os.environ['RANK']) and open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w')"
     cell = judged(tmp_path, once, code=3)
     assert cell.verdict == "void" and "red again in new processes" in cell.text and "got held" in cell.text
+
+
+def test_the_lines_behind_again_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judged(tmp_path, "True", "--seed", "3", code=1)
+    said = capsys.readouterr().out.splitlines()
+    cell, whole = (line.partition("again:")[2] for line in said if line.lstrip().startswith("again:"))
+    assert said[-2:] == [f"report: {tmp_path / 'r' / 'index.html'}", f"again:{whole}"]
+    assert whole.split() == ["equigrad", "judge", "rerun", str(tmp_path / "r")]
+    assert command.main([*shlex.split(cell)[2:], "--quiet", "--report", str(tmp_path / "other")]) == 1
+    board = boards.read(tmp_path / "other" / "board.json")
+    assert [(one.case, one.verdict) for one in board.cells] == [(CELL, "red")] and board.run.seed == 3
+
+
+def test_a_script_in_a_report_names_itself(red: tuple[Path, Cell], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = boards.read(red[0] / "r" / "board.json")
+    script = "#     torchrun --nproc-per-node 2 repro.py\nprint('repro.py')\n"
+    cell = replace(red[1], engine="by hand", repro=Repro(script, True))
+    of_hand = replace(board, cells=(cell,), engines=(replace(board.engines[0], key="by hand"),))
+    assert Outputs(report=str(tmp_path)).write(of_hand, None) == 1
+    name = "zero0-fp32-loss_backward-accumulation2.py"
+    path = tmp_path / "repro" / "by-hand" / name
+    assert path.read_text() == f"#     torchrun --nproc-per-node 2 {name}\nprint('repro.py')\n"
+    assert f"  script: {path}\n" in capsys.readouterr().out
 
 
 def _of(folder: Path, tmp_path: Path) -> Path:

@@ -367,10 +367,27 @@ def test_the_terminal_says_every_cause_and_how_to_see_it_again() -> None:
     text = " ".join(writers.to_text(MIXED, 100).split())
     for cause in (*MIXED.causes, *MIXED.troubles):
         assert text.count(" ".join(writers.clean(cause.sentence).split())) == 1
-        assert f"again: --only {cause.example.case}" in text
+        assert f"again: {writers.again_of(MIXED.board, cause.example)}" in text
     assert "script: repro/one.py" in text and f"known: {examples.KNOWN.link}" in text
     assert text.endswith(f"{MIXED.outcome.word} {MIXED.outcome.sentence}")
     assert all(f"{one.box.of('held'):,}" in text for one in MIXED.engines)
+
+
+def test_again_is_a_line_to_paste_with_what_the_cell_depends_on() -> None:
+    board = examples.mixed()
+    cell = next(one for one in board.cells if one.engine == "ddp")
+    command = "equigrad judge ddp 'python my adapter.py' --config ds.json --seed=7 --quick --model m:f --only zero2 -q --report r"
+    given = replace(board, run=replace(board.run, command=command, device="cuda"))
+    assert writers.again_of(given, cell) == (
+        f"equigrad judge ddp --config ds.json --seed=7 --model m:f --device cuda --only {cell.case}"
+    )
+    of_own = writers.again_of(given, replace(cell, engine="python my adapter.py"))
+    assert of_own.startswith("equigrad judge 'python my adapter.py' --config")
+    assert writers.again_of(replace(board, run=replace(board.run, command="")), cell) == f"equigrad judge ddp --only {cell.case}"
+
+
+def test_scripts_are_named_in_the_folder_of_the_report() -> None:
+    assert "  script: /r/judge-report/repro/one.py\n" in writers.to_text(MIXED, 100, report="/r/judge-report")
 
 
 # ---- JUnit

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ class Outputs:
         path = f"repro/{_file_name(cell.engine)}/{_file_name(cell.case)}.py"
         whole = Path(self.report, path)
         whole.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_text(cell.repro.script, encoding="utf-8")
+        # Its own line that starts it names it as it is called here.
+        whole.write_text(cell.repro.script.replace(" repro.py\n", f" {whole.name}\n", 1), encoding="utf-8")
         return dataclasses.replace(cell, repro=dataclasses.replace(cell.repro, path=path))
 
     def _write_report(self, summary: Summary) -> None:
@@ -111,9 +113,12 @@ class Outputs:
         stream = sys.stderr if "-" in (self.json, self.junit) else sys.stdout
         colour = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-        say(stream, writers.to_text(summary, width, colour))
-        if self.report:
-            say(stream, f"report: {Path(self.report, 'index.html')}\n")
+        report = str(Path(self.report).resolve()) if self.report else ""
+        say(stream, writers.to_text(summary, width, colour, report))
+        if report:
+            say(stream, f"report: {Path(report, 'index.html')}\n")
+        if report and any(cell.verdict in boards.WRONG for cell in summary.board.cells):
+            say(stream, f"again:  {shlex.join(['equigrad', 'judge', 'rerun', self.report])}\n")
         if os.environ.get("GITHUB_ACTIONS") == "true":
             say(stream, writers.to_annotations(summary))
             step_summary = os.environ.get("GITHUB_STEP_SUMMARY")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from xml.etree import ElementTree
@@ -32,6 +33,8 @@ CLASSES = {
     "": "skip-c",
 }
 """Of a verdict, in page.css of all reports; "" is a place without cells."""
+_OF_A_CELL = ("--model", "--config", "--python", "--timeout", "--seed")
+"""Options of a run that what a cell gives depends on; --device is the board's."""
 _HEADERS = {"held": "held", "red": "failed", "crashed": "broken", "void": "inconclusive"}
 _ORDER = ("red", "crashed", "hung", "void", "held", "refused", "absent")
 """Of counts in a line: what went wrong, what did not, what was not judged."""
@@ -108,12 +111,12 @@ def to_markdown(summary: Summary, max_bytes: int = 900_000) -> str:
     return kept + note
 
 
-def to_text(summary: Summary, width: int = 80, colour: bool = False) -> str:
-    """For a terminal of that many columns: engines, causes, verdict."""
+def to_text(summary: Summary, width: int = 80, colour: bool = False, report: str = "") -> str:
+    """For a terminal of that many columns: engines, causes, verdict. report: the folder that scripts lie in."""
     paint = functools.partial(_painted, colour=colour)
     lines = _engine_lines(summary, width, paint)
     for cause in (*summary.causes, *summary.troubles):
-        lines += ["", *_cause_lines(summary.board, cause, width, paint)]
+        lines += ["", *_cause_lines(summary.board, cause, width, paint, report)]
     for one in summary.comparisons:
         lines += ["", *_wrapped(f"{one.after} against {one.before}", width, "", "  ")]
         for words, changes in comparison_lists(one):
@@ -167,9 +170,16 @@ def where_of(cause: Cause) -> str:
 
 
 def again_of(board: Board, cell: Cell) -> str:
-    """The options that judge a cell again alone."""
-    device = "" if board.run.device == "cpu" else f"--device {board.run.device} "
-    return f"{device}--only {cell.case}"
+    """The line that judges a cell again alone, with whatever of the run's command its numbers depend on."""
+    kept = ["equigrad", "judge", cell.engine]
+    words = shlex.split(board.run.command)
+    for i, word in enumerate(words):
+        option, equals, _ = word.partition("=")
+        if option in _OF_A_CELL:
+            kept += [word] if equals else words[i : i + 2]
+    if board.run.device != "cpu":
+        kept += ["--device", board.run.device]
+    return shlex.join([*kept, "--only", cell.case])
 
 
 def comparison_lists(one: Comparison) -> tuple[tuple[str, tuple[Change, ...]], ...]:
@@ -301,7 +311,7 @@ def _in_words(one: EngineSummary) -> str:
     return f"{GLYPHS[one.box.verdict]} {label_of(one.engine)}: {one.box.words}"
 
 
-def _cause_lines(board: Board, cause: Cause, width: int, paint: functools.partial[str]) -> list[str]:
+def _cause_lines(board: Board, cause: Cause, width: int, paint: functools.partial[str], report: str) -> list[str]:
     lines = _wrapped(
         f"{GLYPHS[cause.verdict]} {listed([_label(board, key) for key in cause.keys])}: {cause.sentence}", width, "", "  "
     )
@@ -315,7 +325,7 @@ def _cause_lines(board: Board, cause: Cause, width: int, paint: functools.partia
         )
     lines += [f"  known: {one.link}" for one in cause.known]
     if cause.repro and cause.repro.path:
-        lines.append(f"  script: {cause.repro.path}")
+        lines.append(f"  script: {Path(report, cause.repro.path)}")
     if cause.verdict == "red" and cause.example.text:
         lines += _wrapped(cause.example.text, width, "  ", "    ")
     return [*lines, f"  again: {again_of(board, cause.example)}"]
