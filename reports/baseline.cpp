@@ -143,7 +143,8 @@ Baseline updated(const Baseline& baseline, const Run& run, const std::string& re
 std::string to_text(const Baseline& baseline) {
   std::string text = count_of(baseline.cases.size(), "case") + " known to be wrong\n";
   for (const auto& one : baseline.cases)
-    text += "  " + spoken(one.verdict) + "  " + clean(one.id) + "\n    " + clean(one.cause) + "\n";
+    text += "  " + spoken(one.verdict) + "  " + clean(one.id) + "\n    " +
+            replaced(clean(one.cause), {{'#', "N"}}) + "\n";
   for (const auto& one : baseline.accepted)
     text += clean(one.time) + "  commit " + clean(one.commit) + "  " + grouped(one.taken_in) +
             " in, " + grouped(one.taken_out) + " out: " + clean(one.reason) + "\n";

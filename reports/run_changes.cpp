@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "reports/json_text.hpp"
+#include "reports/merge.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::reports {
@@ -273,7 +274,7 @@ std::string to_text(const RunChanges& changes, const std::string& before,
                     const std::string& after) {
   std::string text;
   for (const auto& [name, run] : {std::pair(before, changes.before), {after, changes.after}})
-    text += upper_case(word(outcome(*run))) + "  " + counts_text(counts(*run)) + "  " +
+    text += upper_case(word(outcome(*run))) + "  " + counts_text(counts_of_selected(*run)) + "  " +
             clean(name) + "\n";
   for (const auto& [name, a, b] : differing_settings(changes))
     text += "  " + name + ": " + a + " -> " + b + "\n";

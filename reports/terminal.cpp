@@ -146,6 +146,15 @@ void write_wrong(std::ostringstream& out, const Run& run, const TerminalOptions&
   }
 }
 
+// What was not asked for is told from its other end: 3 of 10 cases, not 7 others.
+std::string reason_line(const Run& run, const Reason& reason) {
+  if (reason.text != kNotSelected)
+    return "# " + spoken(reason.verdict) + ": " + count_of(reason.cases, "case") + ", " +
+           clean(reason.text) + "\n";
+  const auto all = counts(run).total();
+  return "# selected: " + grouped(all - reason.cases) + " of " + count_of(all, "case") + "\n";
+}
+
 }  // namespace
 
 std::string to_terminal(const Run& run, const TerminalOptions& options) {
@@ -159,9 +168,7 @@ std::string to_terminal(const Run& run, const TerminalOptions& options) {
   write_wrong(out, run, options);
   out << "\n";
   std::string notes;
-  for (const Reason& reason : reasons(run))
-    notes += "# " + spoken(reason.verdict) + ": " + count_of(reason.cases, "case") + ", " +
-             clean(reason.text) + "\n";
+  for (const Reason& reason : reasons(run)) notes += reason_line(run, reason);
   for (const std::string& line : part_lines(run)) notes += "# " + line + "\n";
   notes += "# " + counts_text(sum) + "; " + elements_text(sum, run.wall_s) + "\n";
   const Verdict tone = end == Outcome::Held                             ? Verdict::Equal

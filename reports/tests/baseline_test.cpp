@@ -150,7 +150,7 @@ TEST(Baseline, ItsFileIsReadAsItWasWrittenAndNothingElseIs) {
   EXPECT_EQ(to_json(baseline_from_json(text)), text);
   EXPECT_THAT(
       to_text(baseline_from_json(text)),
-      AllOf(HasSubstr("2 cases known to be wrong\n"), HasSubstr("averaged twice over # ranks"),
+      AllOf(HasSubstr("2 cases known to be wrong\n"), HasSubstr("averaged twice over N ranks"),
             HasSubstr("2 in, 0 out: #7"), Not(HasSubstr("it\n"))));
   const auto refused = [](const std::string& text) {
     try {

@@ -121,7 +121,7 @@ TEST(Terminal, OnlyWhatWasAskedForIsCounted) {
   const std::string text = reports::to_terminal(run);
   EXPECT_THAT(text, HasSubstr("# 10 cases: 4 equal, 4 within bounds, 0 failed"));
   EXPECT_THAT(text, HasSubstr(" 2 not run;"));
-  EXPECT_THAT(text, HasSubstr("# not run: 5,000 cases, not selected\n"));
+  EXPECT_THAT(text, HasSubstr("# selected: 10 of 5,010 cases\n"));
 }
 
 // All but those to paste, each of which has its own colon or is an id.
