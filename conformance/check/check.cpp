@@ -1,13 +1,11 @@
 #include "conformance/check/check.hpp"
 
 #include <sys/stat.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -16,6 +14,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/campaigns/process_slots.hpp"
 #include "conformance/campaigns/runner.hpp"
 #include "conformance/campaigns/slots.hpp"
@@ -28,7 +27,6 @@
 #include "conformance/on_rank/answer.hpp"
 #include "engine/config/suggest.hpp"
 #include "engine/error.hpp"
-#include "equigrad_build_info.hpp"
 #include "reports/json.hpp"
 #include "reports/text.hpp"
 #include "reports/writers.hpp"
@@ -92,25 +90,6 @@ std::string command_line() {
   std::replace(line.begin(), line.end(), '\0', ' ');
   while (line.ends_with(' ')) line.pop_back();
   return line;
-}
-
-reports::Environment environment_here(const std::string& device) {
-  reports::Environment here;
-  here.version = build_info::version();
-  here.commit = build_info::commit();
-  here.torch = build_info::torch_version();
-  here.compiler = build_info::compiler();
-  here.device = device;
-  here.cpu = "unknown";
-  here.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  here.threads_per_rank = 1;
-  utsname system{};
-  if (uname(&system) == 0) here.os = std::string(system.sysname) + " " + system.release;
-  const auto now = std::time(nullptr);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  here.time = text;
-  return here;
 }
 
 void make_folder(const std::string& path) {
@@ -202,7 +181,7 @@ reports::Run run_cases(const CheckOptions& options, const MakeSubject& make,
   auto run = matrix.take();
   run.self_checks = checks;
   run.not_run = cases.not_run;
-  run.environment = environment_here(options.device);
+  run.environment = environment_here(options.device == "cuda");
   run.command = options.command.empty() ? command_line() : options.command;
   if (options.replay.empty())
     for (auto& record : run.cases)

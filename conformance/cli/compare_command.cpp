@@ -3,9 +3,9 @@
 #include <iostream>
 
 #include "conformance/campaigns/compare_runs.hpp"
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/inputs.hpp"
-#include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "engine/config/config.hpp"
 #include "reports/folder_index.hpp"

@@ -127,7 +127,7 @@ std::string rate_text(double rate) {
 
 std::string rates_text(const MemoryRates& rates) {
   std::vector<std::vector<std::string>> rows{
-      {"bytes/parameter", "between steps", "in a window", "and bytes, by the sizes configured"}};
+      {"bytes/parameter", "between steps", "in a window", "and bytes of a large model"}};
   RateOfBytes total;
   for (std::size_t i = 0; i < rates.size(); ++i) {
     const auto& rate = rates[i];
@@ -178,6 +178,11 @@ std::string memory_text(const ConfigCommand& command, const EngineConfig& config
                                       columns, "  ") +
                      rates_text(rates);
   if (all) text += "\n" + sizes_text(*all);
+  if (!all)
+    text += "\n" + reports::wrapped(
+                       "Of a smaller model the last column holds less: --parameters 7B says what "
+                       "all of one's bytes are.",
+                       columns, "");
   if (config.precision.autocast.enabled)
     text += "\n" +
             reports::wrapped("Every parameter is taken to be one of lower_precision_safe_modules.",

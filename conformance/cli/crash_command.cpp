@@ -3,8 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/cli/cli.hpp"
-#include "conformance/cli/machine.hpp"
 #include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/terminal_text.hpp"

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <iostream>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/machine.hpp"
 #include "conformance/on_rank/program.hpp"

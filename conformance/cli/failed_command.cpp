@@ -23,12 +23,14 @@ void require_the_same(const reports::Run& run, const RunCommand& command) {
                    command.device != nullptr ? "cuda" : ""};
     if (!made.model.empty() && !given.model.empty()) given.model = made.model;
     if (given == made) continue;
-    const auto words = words_of(made);
+    const auto words = words_of(made), got = words_of(given);
+    const auto place = command.failed_of.empty() ? " --report " + shell_word(command.report) : "";
     throw ConfigError(
         "run",
         {"expected" + (words.empty() ? " none of --fault, --knobs, --model and --device" : words) +
-         " beside --failed, as the run had it: " + run.command + ", got \"" + words_of(given) +
-         "\". Give the same, or name the cases without --failed."});
+         " beside --failed, as the run had it, got" + (got.empty() ? " nothing" : got) + ": " +
+         shell_word(command.program) + " run" + words + place + " --failed" +
+         (command.failed_of.empty() ? "" : " " + shell_word(command.failed_of)) + " repeats it."});
   }
 }
 

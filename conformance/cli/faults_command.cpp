@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <iostream>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/campaigns/fault_panel.hpp"
 #include "conformance/campaigns/fault_run.hpp"
 #include "conformance/cases/filter.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/inputs.hpp"
-#include "conformance/cli/machine.hpp"
 #include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/terminal_text.hpp"

@@ -6,11 +6,11 @@
 #include <iostream>
 #include <random>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/campaigns/self_check.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/generated_options.hpp"
 #include "conformance/cli/inputs.hpp"
-#include "conformance/cli/machine.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"
 #include "conformance/generated/program.hpp"
@@ -105,7 +105,7 @@ std::optional<GeneratedOptions> generated_options(const RunCommand& command, boo
   const auto& filters = command.selection.filters;
   const auto fault = command.fault.starts_with("Contract") ? "" : command.fault;
   const auto replay_suffix = (fault.empty() ? "" : " --fault " + fault) + " --report " +
-                             shell_word(command.report + "-replay");
+                             shell_word(replay_folder(command.report));
   return GeneratedOptions{.seed = command.generate_seed ? *command.generate_seed : fresh_seed(),
                           .count = amount->count,
                           .seconds = amount->seconds,

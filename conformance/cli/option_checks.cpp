@@ -45,6 +45,12 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  std::string all;
+  for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
 std::string no_command(const CLI::App& app, int argc, const char* const* argv) {
   const CLI::App* at = &app;
   for (int i = 1; i < argc; ++i) {
@@ -57,11 +63,10 @@ std::string no_command(const CLI::App& app, int argc, const char* const* argv) {
     if (at == &app && std::string(argv[i]) == "check")
       return "a model of your own is checked by equigrad run --model libmine.so, or by "
              "equigrad.check in Python: docs/check.md.";
-    std::string all;
-    for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
-    return "expected a command, got \"" + std::string(argv[i]) + "\": " + all + ".";
+    return "expected a command, got \"" + std::string(argv[i]) + "\": " + listed(names) + ".";
   }
-  return "";
+  const auto names = command_names(*at);
+  return names.empty() ? "" : "expected a command, got none: " + listed(names) + ".";
 }
 
 std::string meant(const CLI::App& app, int argc, const char* const* argv) {

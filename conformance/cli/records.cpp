@@ -7,7 +7,6 @@
 #include <iostream>
 #include <map>
 
-#include "conformance/cli/machine.hpp"
 #include "conformance/cli/made_with.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"

@@ -103,6 +103,11 @@ std::vector<std::string> entries(const std::string& folder) {
   return names;
 }
 
+std::string replay_folder(const std::string& report) {
+  constexpr const char* kReplay = "-replay";
+  return report.ends_with(kReplay) ? report : report + kReplay;
+}
+
 std::string absolute(const std::string& path) {
   char resolved[PATH_MAX];
   return realpath(path.c_str(), resolved) == nullptr ? path : resolved;

@@ -30,6 +30,9 @@ std::string shell_word(const std::string& word);  // quoted where a shell would 
 std::string read_file(const std::string& path);   // empty if it cannot be read
 std::vector<std::string> entries(const std::string& folder);  // names, but . and ..
 std::string absolute(const std::string& path);                // as it is if nothing is there
+// Where what is repeated of a run reports: beside the run, so that pasting it clears nothing; what
+// is repeated of that, in the same folder again.
+std::string replay_folder(const std::string& report);
 // So that nothing in the folder is of another run, however this one ends.
 void clear_report_folder(const std::string& folder);
 

@@ -12,6 +12,8 @@
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
 #include "conformance/cli/inputs.hpp"
+#include "conformance/cli/made_with.hpp"
+#include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/selected_cases.hpp"
 #include "conformance/diagnosis/shrink.hpp"
@@ -182,6 +184,25 @@ int Repro::told(const Shrunk& shrunk) const {
   return found_.judged.record.verdict == reports::Verdict::Failed ? kFailed : kInfrastructure;
 }
 
+// Where the run in this folder found the case wrong, and was made with what this command was not
+// given: the line that repeats it. Empty: it is not so, or no record says.
+std::string what_its_run_had(const ReproCommand& command, const std::string& id) try {
+  const auto run = read_record(RunCommand{}.report).run;
+  const auto found = std::find_if(run.cases.begin(), run.cases.end(),
+                                  [&](const reports::Case& one) { return one.id == id; });
+  if (found == run.cases.end() || !reports::went_wrong(found->verdict)) return "";
+  const auto made = made_with(run).front();
+  if (made == MadeWith{command.fault, "", "", ""} && run.seed == command.seed) return "";
+  const auto words = words_of(made) + " --seed " + std::to_string(run.seed);
+  const bool has_its_options = made.knobs.empty() && made.model.empty() && made.device.empty();
+  return "# note: it went wrong in " + absolute(RunCommand{}.report) + ", with" + words +
+         ": another case, which this repeats:\n#   " +
+         (has_its_options ? shell_word(command.program) + " repro " + id + words : found->replay) +
+         "\n";
+} catch (const Error&) {
+  return "";
+}
+
 int Repro::run() {
   const auto first = try_one(original_, kTimeout);
   if (!first && ranks::interrupted() != 0) return kInfrastructure;
@@ -190,6 +211,7 @@ int Repro::run() {
     clear_failure(fresh());
     std::printf("HELD  %s did not fail: %lld elements equal\n", original_.name().c_str(),
                 static_cast<long long>(first->judged.record.lanes.at(0).compared));
+    std::cout << what_its_run_had(command_, original_.spec.id()) << std::flush;
     return kHeld;
   }
   if (!command_.quiet) std::cerr << original_.name() << " fails: " << first->kind << "\n";

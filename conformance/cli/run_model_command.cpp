@@ -1,12 +1,12 @@
 #include <iostream>
 #include <utility>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/check/check.hpp"
 #include "conformance/check/registered_model.hpp"
 #include "conformance/check/subject.hpp"
 #include "conformance/cli/cli.hpp"
 #include "conformance/cli/failure_folder.hpp"
-#include "conformance/cli/machine.hpp"
 #include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/run_reports.hpp"
@@ -72,7 +72,7 @@ CheckOptions options_of(const RunCommand& command) {
   if (command.device != nullptr) options.device = "cuda";
   options.progress = !command.quiet;
   options.replay = replay(command, shell_word(command.program), shell_word(command.model),
-                          shell_word(command.report + "-replay"));
+                          shell_word(replay_folder(command.report)));
   return options;
 }
 

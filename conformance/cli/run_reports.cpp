@@ -111,6 +111,7 @@ int end_run(const RunCommand& command, const reports::Run& run, const Ending& en
   if (is_whole && !ending.again.empty() && has_to_repeat(run))
     out << "# again:  " << ending.again
         << (command.baseline ? " --baseline " + shell_word(command.baseline_file) : "") << "\n";
+  for (const auto& line : ending.next) out << "# " << line << "\n";
   int code = reports::exit_code(run);
   if (command.baseline) {
     code = reports::exit_code(reports::with_known(run, *command.baseline));

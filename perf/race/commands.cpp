@@ -14,8 +14,8 @@
 #include <fstream>
 #include <functional>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/cli/bench_options.hpp"
-#include "conformance/cli/machine.hpp"
 #include "conformance/cli/option_checks.hpp"
 #include "conformance/cli/terminal_text.hpp"
 #include "conformance/ranks/interrupt.hpp"
@@ -136,7 +136,7 @@ void print(const reports::Race& race, const std::string& report) {
 int race_command(const BenchRaceOptions& command, const std::string& line) {
   const auto begin = Clock::now();
   reports::Race race;
-  race.environment = conformance::cli::environment_here();
+  race.environment = conformance::environment_here();
   race.command = line;
   race.load_before = load();
   race.versions["torch"] = build_info::torch_version();
@@ -208,7 +208,7 @@ void add_group(reports::Memory& memory, const std::string& worker, const nlohman
 int memory_command(const BenchOptions& options, const std::string& line) {
   const auto begin = Clock::now();
   reports::Memory memory;
-  memory.environment = conformance::cli::environment_here();
+  memory.environment = conformance::environment_here();
   memory.command = line;
   for (const char* category : memory::kCategoryNames) memory.kinds.emplace_back(category);
   memory.kinds.insert(memory.kinds.end(), {"activations", "other"});

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "conformance/cli/machine.hpp"
+#include "conformance/campaigns/environment.hpp"
 #include "perf/race/rank_processes.hpp"
 #include "perf/race/suites.hpp"
 #include "perf/race/workload.hpp"
@@ -249,7 +249,7 @@ std::string Noise::text(const std::string& of) const {
 }
 
 std::string machine_key() {
-  const auto here = conformance::cli::environment_here();
+  const auto here = conformance::environment_here();
   return here.cpu + " x" + std::to_string(here.cores) + ", " + here.os + ", torch " + here.torch;
 }
 

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "conformance/campaigns/environment.hpp"
 #include "conformance/check/check_case.hpp"
 #include "conformance/check/tests/other_models.hpp"
 #include "conformance/testing/error_of.hpp"
@@ -242,6 +243,8 @@ TEST(Check, ReportsLieInTheirFolder) {
   EXPECT_THAT(read("index.html"), HasSubstr("<html"));
   EXPECT_THAT(read("history.jsonl"), HasSubstr("\"outcome\":\"failed\""));
   EXPECT_EQ(read("check.txt"), report.text());
+  EXPECT_EQ(report.run.environment.cpu, environment_here().cpu);
+  EXPECT_EQ(report.run.environment.os, environment_here().os);
   const auto& id = report.run.cases.at(0).id;
   EXPECT_THAT(read("fail/" + id + "/message.txt"), HasSubstr("averaged twice"));
   EXPECT_THAT(read("fail/" + id + "/config.json"), HasSubstr("zero_optimization"));

@@ -103,6 +103,13 @@ TEST_F(ConfigCheck, MemorySaysWhetherARankFits) {
   EXPECT_THAT(unsized.err, HasSubstr("Give --parameters or --numels."));
 }
 
+TEST_F(ConfigCheck, WithoutAModelsSizeTheBucketsAreSaidToBeThoseOfALargeOne) {
+  const auto any = check("", {}), sized = check("", {"--parameters", "1M"});
+  EXPECT_THAT(any.out, AllOf(HasSubstr("and bytes of a large model\n"),
+                             HasSubstr("--parameters 7B says what")));
+  EXPECT_THAT(sized.out, Not(HasSubstr("--parameters 7B says what")));
+}
+
 // On a GPU what is on the CPU takes none of its memory.
 TEST_F(ConfigCheck, WhatIsOffloadedIsNotCounted) {
   const auto most = [&](const std::string& keys, const std::string& device) {

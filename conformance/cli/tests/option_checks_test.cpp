@@ -65,9 +65,12 @@ TEST_F(Words, AWordThatIsNoCommandIsNamedWithThoseThatThereAre) {
   EXPECT_THAT(result_of_words({"config", "xyzzy"}).err,
               HasSubstr("expected a command, got \"xyzzy\": check, keys, schema.\n"));
   for (const auto& words : std::vector<std::vector<std::string>>{
-           {}, {"config"}, {"--xyzzyxyzzy"}, {"rum"}, {"run", "--xyzzyxyzzy"}})
+           {"config", "keys"}, {"--xyzzyxyzzy"}, {"rum"}, {"run", "--xyzzyxyzzy"}})
     EXPECT_THAT(result_of_words(words).err, Not(HasSubstr("expected a command, got")))
         << words.size();
+  EXPECT_THAT(result_of_words({}).err, HasSubstr("expected a command, got none: run, list, repro"));
+  EXPECT_THAT(result_of_words({"config"}).err,
+              HasSubstr("expected a command, got none: check, keys, schema.\n"));
 }
 
 TEST_F(Words, KeysOfKnobsThatAreNoneAreRefusedBeforeAnythingIsRun) {

@@ -137,7 +137,12 @@ TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
   EXPECT_THAT(without.err, HasSubstr("expected --fault averaged_twice beside --failed"));
   const auto another = run({"--failed", "--fault", "clip.twice"}, "red");
   EXPECT_EQ(another.code, kUsage);
-  EXPECT_THAT(another.err, HasSubstr("got \" --fault clip.twice\""));
+  EXPECT_THAT(another.err, HasSubstr("got --fault clip.twice: equigrad run --fault averaged_twice "
+                                     "--report " +
+                                     place("red") + " --failed repeats it"));
+  EXPECT_THAT(run({"--failed", place("red")}, "it").err,
+              HasSubstr("got nothing: equigrad run --fault averaged_twice --failed " +
+                        place("red") + " repeats it"));
   const auto with = run({"--failed", "--fault", "averaged_twice"}, "red");
   EXPECT_EQ(with.code, kFailed) << with.err;
   for (const auto& words : std::vector<std::vector<std::string>>{{"--failed", place("none")},
@@ -146,6 +151,30 @@ TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
                                                                  {"--failed", "--shard", "1/2"}})
     EXPECT_EQ(run(words, "red").code, kUsage) << words.back();
   EXPECT_THAT(run({"--failed", "zero3"}, "red").err, HasSubstr("A FILTER stands before --failed"));
+}
+
+TEST_F(Records, ARunThatFailedSaysWhatToTypeNext) {
+  const auto red = run({kCase, "--fault", "averaged_twice", "--seed", "7"}, "red");
+  EXPECT_THAT(red.out,
+              HasSubstr("# explain: equigrad explain " + kCase + "\n# shrink: equigrad repro " +
+                        kCase + " --seed 7 --fault averaged_twice\n"));
+  const auto knobs =
+      run({kCase, "--fault", "averaged_twice", "--knobs", R"({"steps_per_print": 5})"}, "red");
+  EXPECT_THAT(knobs.out, AllOf(HasSubstr("\n# explain: "), Not(HasSubstr("# shrink: "))));
+  const auto contract = run({kContract, "--fault", "Contract"}, "red");
+  EXPECT_THAT(contract.out, AllOf(HasSubstr("\n# explain: equigrad explain " + kContract),
+                                  Not(HasSubstr("# shrink: "))));
+  EXPECT_THAT(run({kCase}, "green").out, Not(HasSubstr("# explain: ")));
+}
+
+// Which the one that it stands in does not outlive, where that one is a replay itself.
+TEST_F(Records, AReplayOfAReplayIsInItsFolder) {
+  const auto says = [&](const std::string& folder) {
+    return run({kCase, "--fault", "averaged_twice"}, folder).out;
+  };
+  const auto ends = " --report " + place("red-replay") + "\n";
+  EXPECT_THAT(says("red"), HasSubstr(ends));
+  EXPECT_THAT(says("red-replay"), HasSubstr(ends));
 }
 
 // What was made with a fault holds without it.

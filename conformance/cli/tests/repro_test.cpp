@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "conformance/cases/recipe.hpp"
@@ -15,6 +16,7 @@ namespace equigrad::conformance::cli {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -152,6 +154,26 @@ TEST_F(Repro, ATwinThatCannotBeMadeIsNoFailureOfTheCase) {
     return serve(request, context);
   };
   EXPECT_THROW(repro_command(command, no_twin), Error);
+}
+
+// As after a run in the same folder.
+TEST_F(Repro, ACaseThatHoldsWithoutWhatItsRunHadSaysWhatThatWas) {
+  const std::string id =
+      "Required.grad.zero1.fp32.w2.accumulation1.clip-off.sgd.irregular.loss_backward";
+  const std::string here = std::filesystem::current_path();
+  std::filesystem::current_path(folder_);
+  result_of_words({"run", id, "-q", "--fault", "averaged_twice", "--seed", "7"});
+  const auto held = say({id, "-q"});
+  const auto alike = say({id, "-q", "--fault", "averaged_twice", "--seed", "7"});
+  result_of_words({"run", id, "-q"});
+  const auto green = say({id, "-q", "--seed", "5"});
+  std::filesystem::current_path(here);
+  EXPECT_EQ(held.code, kHeld);
+  EXPECT_THAT(held.out, HasSubstr("/equigrad-report, with --fault averaged_twice --seed 7: "));
+  EXPECT_THAT(held.out,
+              EndsWith("\n#   equigrad repro " + id + " --fault averaged_twice --seed 7\n"));
+  EXPECT_EQ(alike.code, kFailed);
+  EXPECT_THAT(green.out, AllOf(StartsWith("HELD"), Not(HasSubstr("# note"))));
 }
 
 TEST_F(Repro, WhatCannotBeRepeatedIsAUsageError) {

@@ -165,7 +165,7 @@ TEST_F(RunModel, FiltersChooseCasesAndAWrongOneNamesANearOne) {
   EXPECT_THAT(wrong.err, AllOf(HasSubstr("got \"zero3.fp33.w1\""), HasSubstr("zero3.fp32.w1.")));
   const auto one = run(small_with({"-q", "engine_backward"}));
   EXPECT_EQ(one.code, kHeld) << one.out;
-  EXPECT_THAT(one.out, HasSubstr("# not run: 2 cases, not selected"));
+  EXPECT_THAT(one.out, HasSubstr("# selected: 1 of 3 cases\n"));
 }
 
 TEST_F(RunModel, WhatFailedIsRepeatedWithTheSameModel) {
