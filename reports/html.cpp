@@ -50,11 +50,15 @@ std::string self_check_line(const Run& run) {
   return "<a href=\"#self-checks\">" + caught_text(run) + "</a> caught in this run.";
 }
 
-// What was selected, and how much of all there is that was.
+// What was selected, and of how much.
 std::string selection_line(const Run& run, const Counts& selected) {
-  const int64_t outside = counts(run).total() - selected.total();
-  std::string out = "Selected: " + count_of(selected.total(), "case");
-  if (outside > 0) out += "; <a href=\"#not-run\">" + grouped(outside) + " more</a> were not";
+  const int64_t all = counts(run).total();
+  std::string out = "Selected: ";
+  if (all > selected.total())
+    out += "<a href=\"#not-run\">" + grouped(selected.total()) + " of " + count_of(all, "case") +
+           "</a>";
+  else
+    out += count_of(all, "case");
   return out + ". <code>" + shown(run.command, 1000) + "</code>";
 }
 
