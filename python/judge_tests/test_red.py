@@ -11,8 +11,10 @@ import pytest
 
 from equigrad.judge import board as boards
 from equigrad.judge import command, on_rank
-from equigrad.judge.board import Cell, Repro
+from equigrad.judge.board import Cell, Finding, Repro
+from equigrad.judge.judging import FINDINGS, told
 from equigrad.judge.outputs import Outputs
+from equigrad.judge.seen import Cause
 
 WHERE = Path(str(on_rank.__file__)).parents[1]
 ENGINE = f"""
@@ -59,6 +61,15 @@ def test_what_is_wrong_is_red_and_explained(red: tuple[Path, Cell]) -> None:
     assert "1/2" in cell.cause or "twice" in cell.cause or "x 2" in cell.cause or "summed" in cell.cause, cell.cause
     assert cell.findings and cell.findings[0].what == "gradient" and cell.findings[0].radius == 0
     assert cell.findings[0].got == 2 * cell.findings[0].want
+
+
+def test_what_the_cause_speaks_of_is_shown_first() -> None:
+    norm, other, gradient = (Finding(step, what, 2.0, 1.0, 0.0) for step, what in ((0, "norm"), (0, "gradient"), (1, "gradient")))
+    cause = Cause(("averaged",), "Step 2: the gradient is added twice.", "gradient", 1)
+    assert told([norm, other, gradient], cause) == (gradient, norm, other)
+    assert told([norm, other, gradient], None) == (norm, other, gradient)
+    many = [norm] * FINDINGS
+    assert told([*many, gradient], cause) == (gradient, *many[1:])
 
 
 def test_a_baseline_knows_it(red: tuple[Path, Cell], tmp_path: Path) -> None:

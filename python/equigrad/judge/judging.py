@@ -24,6 +24,7 @@ from .ranks import RankAnswer, Reference
 from .repro import Subject
 from .repro_runner import Runner
 from .scales import rule_of
+from .seen import Cause
 
 FINDINGS = 40
 """Kept of a cell; the first are what its cause explains."""
@@ -59,6 +60,13 @@ class Prepared:
     path: Path
     digest: str
     setting: truth.Setting
+
+
+def told(findings: Sequence[Finding], cause: Cause | None) -> tuple[Finding, ...]:
+    """Those that a cell shows, first what its cause speaks of: a norm that is wrong because gradients are is no example of them."""
+    if cause is None:
+        return tuple(findings[:FINDINGS])
+    return tuple(sorted(findings, key=lambda one: (one.step, one.what) != (cause.step, cause.what))[:FINDINGS])
 
 
 class Bench:
@@ -104,7 +112,7 @@ class Bench:
             verdict.exact,
             cause.sentence if cause else "No known fault explains it.",
             " or ".join(cause.kinds) if cause else "unknown",
-            findings=verdict.findings[:FINDINGS],
+            findings=told(verdict.findings, cause),
         )
 
     def repro(self, subject: Subject, case: Case, judged: Judged, python: str) -> Repro | None:
