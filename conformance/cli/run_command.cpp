@@ -18,7 +18,6 @@
 #include "conformance/generated/program.hpp"
 #include "reports/merge.hpp"
 #include "reports/parts.hpp"
-#include "reports/summary.hpp"
 #include "reports/text.hpp"
 
 namespace equigrad::conformance::cli {
@@ -222,32 +221,10 @@ bool draws_generated(const RunCommand& command) {
   return command.shard.empty() || shard_of(command.shard).index == 1;
 }
 
-std::string repro_words(const RunCommand& command) {
-  std::string words;
-  if (command.seed != ReproCommand{}.seed) words += " --seed " + std::to_string(command.seed);
-  if (!command.fault.empty()) words += " --fault " + command.fault;
-  if (!command.data_dir.empty()) words += " --data-dir " + shell_word(absolute(command.data_dir));
-  return words + timeout_words(command);
-}
-
 // The line that repeats what went wrong; it writes where this run wrote.
 std::string again(const RunCommand& command, const RunOptions& options) {
   const auto suffix = options.replay_suffix.substr(0, options.replay_suffix.rfind(kReplayReport));
   return options.replay_prefix + suffix + kReplayReport + shell_word(command.report) + " --failed";
-}
-
-// What a person types next about the case whose replay the run prints: what it is, and the smallest
-// one that fails as it does, where `repro` can have what this run was made with.
-std::vector<std::string> next(const RunCommand& command, const reports::Run& run) {
-  const auto wrong = reports::wrong_cases(run);
-  if (wrong.empty() || is_generated_id(wrong[0]->id)) return {};
-  const auto& id = wrong[0]->id;
-  const auto program = shell_word(command.program);
-  std::vector<std::string> lines{"explain: " + program + " explain " + id};
-  const bool is_of_matrix = !id.starts_with("Contract.");
-  if (is_of_matrix && command.knobs.empty() && command.device == nullptr)
-    lines.push_back("shrink: " + program + " repro " + id + repro_words(command));
-  return lines;
 }
 
 }  // namespace
@@ -304,9 +281,7 @@ int run_command(const RunCommand& command) {
   run.not_run = not_run;
   run.shard = command.shard;
   const bool is_whole = was_written([&] { write_failures(command, options, run); });
-  return end_run(
-      command, run,
-      {.again = again(command, options), .next = next(command, run), .is_whole = is_whole});
+  return end_run(command, run, {.again = again(command, options), .is_whole = is_whole});
 }
 
 int list_command(const RunCommand& command) {

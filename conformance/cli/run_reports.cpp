@@ -8,11 +8,14 @@
 #include <nlohmann/json.hpp>
 
 #include "conformance/cli/machine.hpp"
+#include "conformance/cli/made_with.hpp"
 #include "conformance/cli/records.hpp"
 #include "conformance/cli/report_folder.hpp"
 #include "conformance/cli/terminal_text.hpp"
+#include "conformance/generator/draw.hpp"
 #include "reports/baseline.hpp"
 #include "reports/json.hpp"
+#include "reports/summary.hpp"
 #include "reports/writers.hpp"
 
 namespace equigrad::conformance::cli {
@@ -35,6 +38,22 @@ void say_what_is_replaced(const RunCommand& command) {
   if (record.find("\"outcome\": \"failed\"") != std::string::npos)
     std::cerr << "equigrad: " << command.report
               << " had a run that failed; this one takes its place (--report keeps both)\n";
+}
+
+// Lines to paste about the case whose replay the run prints: what it is, and the smallest one that
+// fails as it does, where `repro` can have what the run was made with.
+void say_what_is_next(std::ostream& out, const RunCommand& command, const reports::Run& run) {
+  const auto wrong = reports::wrong_cases(run);
+  if (wrong.empty() || is_generated_id(wrong[0]->id)) return;
+  const auto& id = wrong[0]->id;
+  const auto program = shell_word(command.program);
+  out << "# explain: " << program << " explain " << id << "\n";
+  const auto made = made_with(run).front();
+  const bool is_of_matrix = made.model.empty() && !id.starts_with("Contract.");
+  if (!is_of_matrix || !made.knobs.empty() || !made.device.empty()) return;
+  out << "# shrink:  " << program << " repro " << id << " --seed " << run.seed << words_of(made);
+  if (!command.data_dir.empty()) out << " --data-dir " << shell_word(absolute(command.data_dir));
+  out << timeout_words(command) << "\n";
 }
 
 }  // namespace
@@ -111,7 +130,7 @@ int end_run(const RunCommand& command, const reports::Run& run, const Ending& en
   if (is_whole && !ending.again.empty() && has_to_repeat(run))
     out << "# again:  " << ending.again
         << (command.baseline ? " --baseline " + shell_word(command.baseline_file) : "") << "\n";
-  for (const auto& line : ending.next) out << "# " << line << "\n";
+  if (is_whole) say_what_is_next(out, command, run);
   int code = reports::exit_code(run);
   if (command.baseline) {
     code = reports::exit_code(reports::with_known(run, *command.baseline));

@@ -29,7 +29,6 @@ void write_run_reports(const RunCommand& command, const reports::Run& run);
 struct Ending {
   std::vector<std::string> notes;
   std::string again;                   // the line that repeats what went wrong; empty: none
-  std::vector<std::string> next = {};  // lines that say more of the first case that went wrong
   bool is_whole = true;                // all files of failures were written
 };
 // The verdict, the reports and where they are, what the baseline says. Returns the exit code.

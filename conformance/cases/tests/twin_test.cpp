@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <fstream>
 #include <string>
 
 #include "conformance/testing/scratch_folder.hpp"
@@ -31,6 +32,10 @@ TEST(Twin, IsReadOnceUntilItIsWrittenAnew) {
   const Twin other(path, order);
   EXPECT_FALSE(other.tensor(0, "master", name).equal(copy));
   EXPECT_TRUE(values.equal(copy));
+  const auto broken = folder.path() + "/broken";
+  std::ofstream(broken) << "no tensors";
+  EXPECT_ANY_THROW(Twin(broken, order));
+  EXPECT_ANY_THROW(Twin(broken, order)) << "the one before it is no answer";
   make_twin(spec, 1, data, path);
   EXPECT_TRUE(Twin(path, order).tensor(0, "master", name).equal(copy));
 }

@@ -156,7 +156,7 @@ TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
 TEST_F(Records, ARunThatFailedSaysWhatToTypeNext) {
   const auto red = run({kCase, "--fault", "averaged_twice", "--seed", "7"}, "red");
   EXPECT_THAT(red.out,
-              HasSubstr("# explain: equigrad explain " + kCase + "\n# shrink: equigrad repro " +
+              HasSubstr("# explain: equigrad explain " + kCase + "\n# shrink:  equigrad repro " +
                         kCase + " --seed 7 --fault averaged_twice\n"));
   const auto knobs =
       run({kCase, "--fault", "averaged_twice", "--knobs", R"({"steps_per_print": 5})"}, "red");
@@ -165,6 +165,9 @@ TEST_F(Records, ARunThatFailedSaysWhatToTypeNext) {
   EXPECT_THAT(contract.out, AllOf(HasSubstr("\n# explain: equigrad explain " + kContract),
                                   Not(HasSubstr("# shrink: "))));
   EXPECT_THAT(run({kCase}, "green").out, Not(HasSubstr("# explain: ")));
+  run({kCase, "--fault", "averaged_twice", "--seed", "7"}, "red");
+  const auto merged = result_of_words({"report", "merge", place("red"), "--report", place("all")});
+  EXPECT_THAT(merged.out, HasSubstr(" --seed 7 --fault averaged_twice\n")) << merged.err;
 }
 
 // Which the one that it stands in does not outlive, where that one is a replay itself.

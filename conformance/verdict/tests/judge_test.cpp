@@ -128,6 +128,27 @@ TEST(Judge, AFaultActedIfItDidOnOneRank) {
   EXPECT_EQ(acted(ended), std::nullopt) << "not all answered";
 }
 
+CaseSpec refused_case() {
+  auto spec = kCase;
+  for (spec.stage = 0; spec.stage < 4; ++spec.stage)
+    for (const auto precision : precisions()) {
+      spec.precision = precision;
+      if (spec.is_refused()) return spec;
+    }
+  return spec;
+}
+
+TEST(Judge, ACaseThatIsToBeRefusedSaysWhetherItsFaultActed) {
+  const auto spec = refused_case();
+  ASSERT_TRUE(spec.is_refused());
+  const json held = {{"w", true, "0"}};
+  auto first = answer(0, held, held), second = answer(1, held, held);
+  first.answer["acted"] = second.answer["acted"] = {{"times", 0}};
+  EXPECT_EQ(judge(spec, "", {first, second}).record.acted, false);
+  second.answer["acted"] = {{"times", 1}};
+  EXPECT_EQ(judge(spec, "", {first, second}).record.acted, true);
+}
+
 TEST(Judge, MemoryIsThatOfTheRankThatHoldsMost) {
   const json held = {{"w", true, "0.5"}};
   auto first = answer(0, held, held), second = answer(1, held, held);
