@@ -148,6 +148,7 @@ TEST(Baseline, ItsFileIsReadAsItWasWrittenAndNothingElseIs) {
   const auto baseline = updated({}, run_of({{kFailed, kTwice}, {kCrashed, "rank 1 ended"}}), "#7");
   const auto text = to_json(baseline);
   EXPECT_EQ(to_json(baseline_from_json(text)), text);
+  EXPECT_THAT(text, HasSubstr("averaged twice over # ranks")) << "as in files of earlier days";
   EXPECT_THAT(
       to_text(baseline_from_json(text)),
       AllOf(HasSubstr("2 cases known to be wrong\n"), HasSubstr("averaged twice over N ranks"),

@@ -74,6 +74,26 @@ TEST(Suite, TheCoveringSelectionsCasesEndBeforeTheOthersBegin) {
   EXPECT_EQ(reports::exit_code(run), 0);
 }
 
+TEST(Suite, TheCasesThatHaveEveryValueAreToldFirstWithTheirTime) {
+  auto chosen = options();
+  chosen.contract.specs.clear();
+  chosen.matrix.cases.clear();
+  for (const auto& spec : covering_selection().cases)
+    if (spec.model.ends_with("2") && spec.world == 2) chosen.matrix.cases.push_back(spec);
+  const auto cases = static_cast<int64_t>(chosen.matrix.cases.size());
+  std::vector<reports::Run> told;
+  chosen.first_ended = [&](const reports::Run& part) { told.push_back(part); };
+  const auto run = run_suite(chosen);
+  ASSERT_THAT(told, SizeIs(1));
+  const auto& part = told[0].parts.at(0);
+  EXPECT_EQ(part.name, "every value");
+  EXPECT_GT(part.cases, 0);
+  EXPECT_LT(part.cases, cases);
+  EXPECT_THAT(told[0].cases, SizeIs(static_cast<std::size_t>(part.cases)));
+  EXPECT_GT(part.wall_s, 0);
+  EXPECT_LT(part.wall_s, run.parts.at(0).wall_s);
+}
+
 TEST(Suite, EveryCaseIsAskedForOnceAndATwinServesBothParts) {
   std::string log = testing::TempDir() + "suite-XXXXXX";
   close(mkstemp(log.data()));

@@ -119,6 +119,15 @@ TEST_F(Cli, TheCoveringSelectionIsListedAndNarrowedLikeAnyOther) {
   EXPECT_THAT(others.err, HasSubstr("Leave out --covering"));
 }
 
+// Of a run in parts, each of which tells its verdict when it has ended.
+TEST_F(Cli, ADocumentOnStdoutIsAloneThere) {
+  const auto said =
+      say({"run", "--shard", "2/400", "--generate", "0", "--json", "-", "--report", folder_});
+  EXPECT_EQ(said.code, kHeld) << said.err;
+  EXPECT_TRUE(nlohmann::json::accept(said.out)) << said.out.substr(0, 200);
+  EXPECT_THAT(said.err, HasSubstr("\ncovering: "));
+}
+
 TEST_F(Cli, OptionsThatContradictEachOtherAreUsageErrors) {
   EXPECT_THAT(say({"run", kCase, "--json", "-", "--junit", "-"}).err, HasSubstr("got both"));
   EXPECT_EQ(say({"list", "--faults", "averaged"}).code, kUsage);

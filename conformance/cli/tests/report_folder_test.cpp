@@ -66,5 +66,12 @@ TEST(ReportFolder, WhatAnEarlierRunLeftIsRemovedAndNothingElse) {
   EXPECT_EQ(std::system(("rm -rf '" + folder + "'").c_str()), 0);
 }
 
+// "-replay" elsewhere in a path is somebody's name.
+TEST(ReportFolder, AReplayHasAFolderOfItsOwnAndOnlyAReplayKeepsItsOwn) {
+  EXPECT_EQ(replay_folder("report"), "report-replay");
+  EXPECT_EQ(replay_folder("report-replay"), "report-replay");
+  EXPECT_EQ(replay_folder("a-replay-of/report"), "a-replay-of/report-replay");
+}
+
 }  // namespace
 }  // namespace equigrad::conformance::cli

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -57,6 +58,20 @@ TEST(StoredUpdate, AMasterThatIsOneUlpOffIn16BitsIsSeen) {
     Weights wrong = after;
     wrong.master = (after.master.view(at::kShort) + 1).view(after.master.scalar_type());
     EXPECT_GT(check_update(spec, before, gradient, wrong).violations, kNumel / 2) << name_of(spec);
+  });
+}
+
+// A state in fp32 has no more room beside a gradient and a master in 16 bits.
+TEST(StoredUpdate, AStateIsRoundedAsItIsStoredAndNotAsTheGradientIs) {
+  for_each_stored_update([](const UpdateSpec& spec, const Weights& before,
+                            const at::Tensor& gradient, const Weights& after) {
+    for (const auto& [name, state] : after.state) {
+      if (state.scalar_type() != at::kFloat) continue;
+      Weights wrong = after;
+      wrong.state[name] = state * (1 + std::exp2(-12));
+      EXPECT_GT(check_update(spec, before, gradient, wrong).violations, kNumel / 2)
+          << name_of(spec) << " " << name;
+    }
   });
 }
 
