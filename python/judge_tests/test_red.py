@@ -82,10 +82,11 @@ def test_what_is_right_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "again:" not in capsys.readouterr().out
 
 
-def test_what_is_not_red_again_is_void(tmp_path: Path) -> None:
+def test_what_is_not_red_again_is_void(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = f"not os.path.exists({str(tmp_path)!r} + '/' + os.environ['RANK']) and open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w')"
     cell = judged(tmp_path, once, code=3)
     assert cell.verdict == "void" and "red again in new processes" in cell.text and "got held" in cell.text
+    assert "\nagain:  equigrad judge rerun " in capsys.readouterr().out, "it went wrong, though nobody's number is red"
 
 
 def test_the_lines_behind_again_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

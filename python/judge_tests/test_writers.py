@@ -386,6 +386,17 @@ def test_again_is_a_line_to_paste_with_what_the_cell_depends_on() -> None:
     assert writers.again_of(replace(board, run=replace(board.run, command="")), cell) == f"equigrad judge ddp --only {cell.case}"
 
 
+def test_an_element_is_said_to_be_the_worst_where_there_are_others() -> None:
+    one = next(cause.finding for cause in MIXED.causes if cause.finding)
+    board = examples.mixed()
+
+    def said(wrong: int) -> str:
+        finding = replace(one, wrong=wrong, of=8)
+        return writers.to_text(summarise(replace(board, cells=tuple(replace(c, findings=c.findings and (finding,)) for c in board.cells))), 200)
+
+    assert "the worst of 5 wrong elements there\n" in said(5) and "the worst of" not in said(1)
+
+
 def test_scripts_are_named_in_the_folder_of_the_report() -> None:
     assert "  script: /r/judge-report/repro/one.py\n" in writers.to_text(MIXED, 100, report="/r/judge-report")
 

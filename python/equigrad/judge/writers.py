@@ -319,7 +319,8 @@ def _cause_lines(board: Board, cause: Cause, width: int, paint: functools.partia
     lines += _wrapped(where_of(cause), width, "  ", "  ")
     if cause.finding:
         one = cause.finding
-        lines += _wrapped(place(one), width, "  ", "    ")
+        worst = f", the worst of {counted(one.wrong, 'wrong element')} there" if one.wrong > 1 else ""
+        lines += _wrapped(place(one) + worst, width, "  ", "    ")
         lines += _wrapped(
             f"got {number(one.got)}  want {number(one.want)}  radius {number(one.radius)}", width, "    ", "    "
         )
