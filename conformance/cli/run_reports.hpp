@@ -28,8 +28,8 @@ void write_run_reports(const RunCommand& command, const reports::Run& run);
 // What a command has to say at the end of its run.
 struct Ending {
   std::vector<std::string> notes;
-  std::string again;                   // the line that repeats what went wrong; empty: none
-  bool is_whole = true;                // all files of failures were written
+  std::string again;     // the line that repeats what went wrong; empty: none
+  bool is_whole = true;  // all files of failures were written
 };
 // The verdict, the reports and where they are, what the baseline says. Returns the exit code.
 int end_run(const RunCommand& command, const reports::Run& run, const Ending& ending);
