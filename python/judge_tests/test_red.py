@@ -77,6 +77,23 @@ def test_a_baseline_knows_it(red: tuple[Path, Cell], tmp_path: Path) -> None:
     assert cell.verdict == "red"
 
 
+def test_a_merged_board_is_judged_again_whichever_shard_a_cell_was_of(
+    red: tuple[Path, Cell], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = boards.read(red[0] / "r" / "board.json")
+    boards.write(replace(board, run=replace(board.run, command=f"{board.run.command} --shard 2/2")), tmp_path / "board.json")
+    assert command.main(["rerun", str(tmp_path), "--quiet"]) == 1
+    (again,) = boards.read(tmp_path / "board.json").cells
+    assert "nothing went wrong" not in capsys.readouterr().err and again.verdict == "red" and again.seconds != red[1].seconds
+
+
+def test_cells_that_the_command_does_not_have_are_no_cells_that_held(red: tuple[Path, Cell], tmp_path: Path) -> None:
+    board = boards.read(red[0] / "r" / "board.json")
+    cells = (red[1], replace(red[1], case=f"{CELL}/of-another-version"))
+    boards.write(replace(board, cells=cells, cases={one.case: {} for one in cells}), tmp_path / "board.json")
+    assert command.main(["rerun", str(tmp_path), "--quiet"]) == 2
+
+
 def test_what_is_right_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert judged(tmp_path, "False", code=0).verdict == "held"
     assert "again:" not in capsys.readouterr().out

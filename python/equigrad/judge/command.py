@@ -117,12 +117,20 @@ def _rerun(arguments: Sequence[str]) -> int:
     again = parser.parsed(arguments)
     board = read_board(again.board)
     given = _judge_parser().parsed(shlex.split(board.run.command)[2:])
+    given.shard = ""  # a merged board has the command of its first shard
     wrong = {(cell.engine, cell.case) for cell in board.cells if cell.verdict in WRONG}
     plans = [(target, [cell for cell in cells if (target.text, cell.id) in wrong]) for target, cells in _plans(given, _axes(given))]
     again.report = again.report or (again.board if not again.board.endswith(".json") else "")
     outputs = Outputs.of(again)
     baseline = read_board(again.baseline) if again.baseline else None
-    if not any(cells for _, cells in plans):
+    unknown = sorted(wrong - {(target.text, cell.id) for target, cells in plans for cell in cells})
+    if unknown:
+        engine, case = unknown[0]
+        raise UsageError(
+            f"[judge] expected a board whose cells `{board.run.command}` has, got {len(unknown)} that it does not have, such as "
+            f"{case} of {engine}. Judge them anew with that command."
+        )
+    if not wrong:
         print("judge: nothing went wrong in that report", file=sys.stderr)
         return outputs.write(board, baseline)
     given.quiet = again.quiet
