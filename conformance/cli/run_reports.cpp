@@ -47,7 +47,9 @@ void say_what_is_next(std::ostream& out, const RunCommand& command, const report
   if (wrong.empty() || is_generated_id(wrong[0]->id)) return;
   const auto& id = wrong[0]->id;
   const auto program = shell_word(command.program);
-  out << "# explain: " << program << " explain " << id << "\n";
+  out << "# explain: " << program << " explain " << id;
+  if (command.report != RunCommand{}.report) out << " --report " << shell_word(command.report);
+  out << "\n";
   const auto made = made_with(run).front();
   const bool is_of_matrix = made.model.empty() && !id.starts_with("Contract.");
   if (!is_of_matrix || !made.knobs.empty() || !made.device.empty()) return;

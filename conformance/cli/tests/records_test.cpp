@@ -155,9 +155,11 @@ TEST_F(Records, WhatTheRunHadIsAskedForAgain) {
 
 TEST_F(Records, ARunThatFailedSaysWhatToTypeNext) {
   const auto red = run({kCase, "--fault", "averaged_twice", "--seed", "7"}, "red");
-  EXPECT_THAT(red.out,
-              HasSubstr("# explain: equigrad explain " + kCase + "\n# shrink:  equigrad repro " +
-                        kCase + " --seed 7 --fault averaged_twice\n"));
+  EXPECT_THAT(red.out, HasSubstr("# explain: equigrad explain " + kCase + " --report " +
+                                 place("red") + "\n# shrink:  equigrad repro " + kCase +
+                                 " --seed 7 --fault averaged_twice\n"));
+  EXPECT_THAT(result_of_words({"explain", kCase, "--report", place("red")}).out,
+              HasSubstr("failed in "));
   const auto knobs =
       run({kCase, "--fault", "averaged_twice", "--knobs", R"({"steps_per_print": 5})"}, "red");
   EXPECT_THAT(knobs.out, AllOf(HasSubstr("\n# explain: "), Not(HasSubstr("# shrink: "))));
