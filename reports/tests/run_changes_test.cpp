@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reports/merge.hpp"
 #include "reports/tests/example_run.hpp"
 
 namespace equigrad::reports {
@@ -86,6 +87,16 @@ TEST(RunChanges, CasesInOneAloneAreNamed) {
   EXPECT_THAT(to_text(found, "A", "B"), AllOf(HasSubstr("only in A: 1 case\n  " + a.cases[0].id),
                                               HasSubstr("only in B: 1 case\n  " + b.cases[0].id),
                                               HasSubstr("\nNOTHING COMPARED")));
+}
+
+// As the run itself says.
+TEST(RunChanges, CasesThatWereLeftToOthersAreNotCounted) {
+  auto run = run_of({kEqual, kFailed});
+  run.not_run = {{kNotSelected, 5000}, {"no device", 3}};
+  const auto found = changes(run, run);
+  EXPECT_THAT(to_text(found, "a", "b"),
+              AllOf(HasSubstr("  5 cases: 1 equal, 0 within bounds, 1 failed"),
+                    HasSubstr(" 3 not run  a\n"), Not(HasSubstr("5,00"))));
 }
 
 TEST(RunChanges, WhatNotWorseSaysNothingAboutIsSaid) {
