@@ -9,13 +9,13 @@
 #include "conformance/cases/filter.hpp"
 #include "conformance/cases/precision_modes.hpp"
 #include "engine/error.hpp"
+#include "reports/merge.hpp"
 
 namespace equigrad::conformance {
 namespace {
 
 constexpr std::array kStyles = {Style::EngineBackward, Style::ScaleBackward, Style::LossBackward,
                                 Style::TensorBackward};
-constexpr const char* kNotSelected = "not selected";
 
 template <class Value, class Words>
 Value value_named(const char* option, const std::string& name, const std::vector<Value>& values,
@@ -231,7 +231,7 @@ void keep_possible(CheckCases& cases, const std::vector<std::string>& filters) {
   if (std::none_of(cases.cases.begin(), cases.cases.end(), is_possible)) return;
   const auto left_out =
       std::erase_if(cases.cases, [&](const CheckCase& one) { return !is_possible(one); });
-  if (left_out > 0) cases.not_run[kNotSelected] += static_cast<int64_t>(left_out);
+  if (left_out > 0) cases.not_run[reports::kNotSelected] += static_cast<int64_t>(left_out);
 }
 
 void keep_selected(CheckCases& cases, const std::vector<std::string>& filters) {
@@ -242,7 +242,7 @@ void keep_selected(CheckCases& cases, const std::vector<std::string>& filters) {
     throw CheckRefused("check", "expected a filter that has cases, got \"" + filter +
                                     "\", whose words have some, but not together. Correct it.");
   }
-  keep_matching(cases, filters, kNotSelected);
+  keep_matching(cases, filters, reports::kNotSelected);
 }
 
 void keep_only(CheckCases& cases, const std::string& glob) {

@@ -5,7 +5,7 @@
 // Units: none.
 // Errors: CheckRefused for a value that an option does not have; ConfigError for a configuration
 // that the engine refuses.
-// Depends on: check.hpp, check_case.hpp.
+// Depends on: check.hpp, check_case.hpp; reports/merge.hpp (sources only).
 #pragma once
 
 #include <cstdint>
