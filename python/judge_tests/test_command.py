@@ -64,6 +64,7 @@ WRONG = {
     "a misspelt engine": (("deepsped",), "Did you mean deepspeed?"),
     "an engine twice": (("ddp", "ddp"), "every engine once"),
     "an unknown option": (("ddp", "--stges", "1"), "Did you mean --stages?"),
+    "half an option": (("ddp", "--conf", "x"), "Did you mean --config?"),
     "a stage that is none": (("ddp", "--stages", "7"), "expected --stages of 0, 1, 2, 3, got 7"),
     "a stage that it has not": (("ddp", "--stages", "3"), "expected cells of ddp, got none"),
     "a misspelt precision": (("ddp", "--precisions", "fp23"), "Did you mean fp32?"),

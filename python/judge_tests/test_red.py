@@ -6,6 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,11 @@ def test_what_is_wrong_is_red_and_explained(red: tuple[Path, Cell]) -> None:
 
 
 def test_what_the_cause_speaks_of_is_shown_first() -> None:
-    norm, other, gradient = (Finding(step, what, 2.0, 1.0, 0.0) for step, what in ((0, "norm"), (0, "gradient"), (1, "gradient")))
+    norm, other, beside, gradient = (
+        Finding(step, what, 2.0, 1.0, 0.0) for step, what in ((0, "norm"), (0, "gradient"), (1, "norm"), (1, "gradient"))
+    )
     cause = Cause(("averaged",), "Step 2: the gradient is added twice.", "gradient", 1)
-    assert told([norm, other, gradient], cause) == (gradient, norm, other)
+    assert told([norm, other, beside, gradient], cause) == (gradient, norm, other, beside)
     assert told([norm, other, gradient], None) == (norm, other, gradient)
     many = [norm] * FINDINGS
     assert told([*many, gradient], cause) == (gradient, *many[1:])
@@ -87,10 +90,14 @@ def test_a_merged_board_is_judged_again_whichever_shard_a_cell_was_of(
     assert "nothing went wrong" not in capsys.readouterr().err and again.verdict == "red" and again.seconds != red[1].seconds
 
 
-def test_cells_that_the_command_does_not_have_are_no_cells_that_held(red: tuple[Path, Cell], tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [{"case": f"{CELL}/of-another-version"}, {"engine": "of another run"}])
+def test_cells_that_the_command_does_not_have_are_no_cells_that_held(
+    red: tuple[Path, Cell], tmp_path: Path, other: dict[str, Any]
+) -> None:
     board = boards.read(red[0] / "r" / "board.json")
-    cells = (red[1], replace(red[1], case=f"{CELL}/of-another-version"))
-    boards.write(replace(board, cells=cells, cases={one.case: {} for one in cells}), tmp_path / "board.json")
+    engines = (*board.engines, replace(board.engines[0], key="of another run"))
+    cells = (red[1], replace(red[1], **other))
+    boards.write(replace(board, engines=engines, cells=cells, cases={one.case: {} for one in cells}), tmp_path / "board.json")
     assert command.main(["rerun", str(tmp_path), "--quiet"]) == 2
 
 

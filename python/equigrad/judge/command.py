@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import cases, compare, configured, environments
 from .board import WRONG, Board, BoardError
@@ -40,7 +40,10 @@ _CODES = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what was expected, and what may have been meant."""
+    """Says what was expected, and what may have been meant. Options are written out: a record's command is read by others."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(allow_abbrev=False, **given)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"[judge] expected valid arguments, got: {message}. `equigrad judge --help` has all.")
@@ -128,7 +131,7 @@ def _rerun(arguments: Sequence[str]) -> int:
         engine, case = unknown[0]
         raise UsageError(
             f"[judge] expected a board whose cells `{board.run.command}` has, got {len(unknown)} that it does not have, such as "
-            f"{case} of {engine}. Judge them anew with that command."
+            f"{case} of {engine}. Judge them anew with the command that they were judged with."
         )
     if not wrong:
         print("judge: nothing went wrong in that report", file=sys.stderr)
